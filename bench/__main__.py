@@ -1,4 +1,4 @@
-"""`make bench`: run the measurements and write their results."""
+"""`make bench`: run the benchmarks and write their results."""
 
 import argparse
 import subprocess
@@ -45,23 +45,23 @@ def main() -> None:
     }
     unknown = set(options.groups) - set(groups)
     if unknown:
-        sys.exit(f"There is no group {', '.join(sorted(unknown))}: there are {', '.join(groups)}.")
-    failed: list[str] = []
+        sys.exit(f"Unknown group {', '.join(sorted(unknown))}. Use {', '.join(groups)}.")
+    failed_groups: list[str] = []
     for name in options.groups or groups:
         try:
-            measured = groups[name](1 if options.quick else options.rounds, _say)
+            measurement = groups[name](1 if options.quick else options.rounds, _say)
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-            _say(f"{name} could not be measured, and its last results stay: {error}")
-            failed.append(name)
+            _say(f"{name} could not be measured; its previous results are kept: {error}")
+            failed_groups.append(name)
             continue
         if options.quick or options.only:
-            print(tables.section(result(name, *measured)))
+            print(tables.section(result(name, *measurement)))
         else:
-            keep(name, *measured)
+            keep(name, *measurement)
     if not (options.quick or options.only):
         print(tables.write())
-    if failed:
-        sys.exit(f"Not measured: {', '.join(failed)}.")
+    if failed_groups:
+        sys.exit(f"Not measured: {', '.join(failed_groups)}.")
 
 
 def _say(note: str) -> None:
@@ -72,17 +72,18 @@ def _asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument(
         "groups",
         nargs="*",
-        help="of adapters, autonomy, growth, guard, hook, inject, journal, loop, past, proxy, scale, start, stream",
+        help="groups to measure: adapters, autonomy, growth, guard, hook, inject, journal, loop, past, proxy, scale, "
+        "start, stream",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="how often each row is measured")
-    parser.add_argument("--kept", action="store_true", help="of inject only what was played with this code before")
-    parser.add_argument("--quick", action="store_true", help="one round, with less to do; keeps nothing")
+    parser.add_argument("--rounds", type=int, default=5, help="number of measurements per row")
+    parser.add_argument("--kept", action="store_true", help="for inject, show only results cached for this code")
+    parser.add_argument("--quick", action="store_true", help="run one short round without saving results")
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         choices=[loop.HALTER, *(peer.name for peer in loop.PEERS)],
-        help="measure only this one in the loop; may be said again; keeps nothing",
+        help="measure only this contender in the loop, without saving results; repeatable",
     )
     return parser.parse_args()
 

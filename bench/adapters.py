@@ -1,8 +1,8 @@
-"""What the guard adds to agents of other frameworks: the same agent, bare and under the guard, in one interleaved run.
+"""Overhead of the guard in agents of other frameworks: the same agent, bare and guarded, in one interleaved run.
 
 A model that is a function calls a tool that adds two numbers, twenty times, and then answers. The guard writes to
-SQLite, so each request and each call is durable before it is made. Frameworks that cannot be installed beside Halter's
-own requirements run in the environments of `make frameworks`, if they are there (`bench/adapters_apart.py`).
+SQLite, so each request and each call is durable before it starts. Frameworks that conflict with Halter's requirements
+run in the environments of `make frameworks`, if these exist (`bench/adapters_apart.py`).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ Run = Callable[[], Awaitable[Any]]
 Make = Callable[[Guard | None], Run]
 
 
-def run(rounds: int, say: Callable[[str], None]) -> Measured:
+def run(rounds: int, report: Callable[[str], None]) -> Measured:
     makers: dict[str, Make] = {
         "Pydantic AI": _make_pydantic_ai,
         "LangChain": _make_langchain,
@@ -43,19 +43,19 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
         if (python := ENVIRONMENTS / folder / "bin" / "python").exists():
             measures[name] = partial(_measure_apart, python, name)
         else:
-            say(f"{name} is left out: run `make frameworks` first")
+            report(f"Skipped {name}. Run `make frameworks` first.")
     contenders = [
-        Contender(f"{name}, {kind}", name, "step", partial(taken, kind))
-        for name, taken in measures.items()
+        Contender(f"{name}, {kind}", name, "step", partial(measure_one, kind))
+        for name, measure_one in measures.items()
         for kind in ("bare", "guarded")
     ]
-    return compare(contenders, rounds, say), {"steps": STEPS, "runs": RUNS}
+    return compare(contenders, rounds, report), {"steps": STEPS, "runs": RUNS}
 
 
 def _measure_apart(python: Path, name: str, kind: str) -> Sample:
-    words = [python, "-m", "bench.adapters_apart", APART[name], kind]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ENVIRONMENTS.parent)
-    return Sample(**json.loads(done.stdout.splitlines()[-1]))
+    command = [python, "-m", "bench.adapters_apart", APART[name], kind]
+    process = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ENVIRONMENTS.parent)
+    return Sample(**json.loads(process.stdout.splitlines()[-1]))
 
 
 def measure(make: Make, kind: str) -> Sample:
@@ -93,10 +93,10 @@ def _make_pydantic_ai(guard: Guard | None) -> Run:
     from halter.adapters import pydantic_ai as adapter
 
     def answer(messages: list[Any], _: Any) -> Any:
-        done = sum(isinstance(part, ToolReturnPart) for message in messages for part in message.parts)
+        done_count = sum(isinstance(part, ToolReturnPart) for message in messages for part in message.parts)
         parts: list[Any] = [TextPart("Done.")]
-        if done < STEPS:
-            parts = [ToolCallPart("add", {"one": done, "other": 1}, tool_call_id=f"c{done}")]
+        if done_count < STEPS:
+            parts = [ToolCallPart("add", {"one": done_count, "other": 1}, tool_call_id=f"c{done_count}")]
         return ModelResponse(parts, usage=RequestUsage(input_tokens=10, output_tokens=10))
 
     agent: Any = Agent(FunctionModel(answer, model_name="bench"), tools=[add])
@@ -124,18 +124,18 @@ def _make_langchain(guard: Guard | None) -> Run:
             return self.bind(tools=tools, **kwargs)
 
         def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-            done = sum(isinstance(message, ToolMessage) for message in messages)
-            calls: Any = [{"name": "add", "args": {"one": done, "other": 1}, "id": f"c{done}"}]
+            done_count = sum(isinstance(message, ToolMessage) for message in messages)
+            calls: Any = [{"name": "add", "args": {"one": done_count, "other": 1}, "id": f"c{done_count}"}]
             usage: Any = {"input_tokens": 10, "output_tokens": 10, "total_tokens": 20}
-            said = AIMessage("Done.", tool_calls=calls if done < STEPS else [], usage_metadata=usage)
-            return ChatResult(generations=[ChatGeneration(message=said)])
+            reply = AIMessage("Done.", tool_calls=calls if done_count < STEPS else [], usage_metadata=usage)
+            return ChatResult(generations=[ChatGeneration(message=reply)])
 
         async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
             return self._generate(*args, **kwargs)
 
-    made: Any = agents
+    agents_module: Any = agents
     agent = (
-        made.create_agent(Model(), [add])
+        agents_module.create_agent(Model(), [add])
         if guard is None
         else adapter.create_agent(Model(), [add], guard=guard, tool_options=SAFE)
     )
@@ -155,18 +155,18 @@ def _make_openai_agents(guard: Guard | None) -> Run:
         model = "function:bench"
 
         async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> Any:  # noqa: A002 It is the SDK's name.
-            done = sum("output" in item for item in input if isinstance(item, dict))
+            done_count = sum("output" in item for item in input if isinstance(item, dict))
             text = ResponseOutputText(text="Done.", type="output_text", annotations=[])
-            said: Any = ResponseOutputMessage(
+            output_item: Any = ResponseOutputMessage(
                 id="m", content=[text], role="assistant", status="completed", type="message"
             )
-            if done < STEPS:
-                arguments = f'{{"one": {done}, "other": 1}}'
-                said = ResponseFunctionToolCall(
-                    arguments=arguments, call_id=f"c{done}", name="add", type="function_call"
+            if done_count < STEPS:
+                arguments = f'{{"one": {done_count}, "other": 1}}'
+                output_item = ResponseFunctionToolCall(
+                    arguments=arguments, call_id=f"c{done_count}", name="add", type="function_call"
                 )
             usage = agents.Usage(requests=1, input_tokens=10, output_tokens=10, total_tokens=20)
-            return agents.ModelResponse(output=[said], usage=usage, response_id=None)
+            return agents.ModelResponse(output=[output_item], usage=usage, response_id=None)
 
         def stream_response(self, *_: Any, **__: Any) -> Any:
             raise NotImplementedError
@@ -188,12 +188,14 @@ def _make_agent_framework(guard: Guard | None) -> Run:
         model = "bench"
 
         async def _inner_get_response(self, *, messages: Any, **_: Any) -> Any:
-            done = sum(each.type == "function_result" for message in messages for each in message.contents)
-            said = af.Content.from_text("Done.")
-            if done < STEPS:
-                said = af.Content.from_function_call(f"c{done}", "add", arguments={"one": done, "other": 1})
+            done_count = sum(each.type == "function_result" for message in messages for each in message.contents)
+            content = af.Content.from_text("Done.")
+            if done_count < STEPS:
+                content = af.Content.from_function_call(
+                    f"c{done_count}", "add", arguments={"one": done_count, "other": 1}
+                )
             usage: Any = {"input_token_count": 10, "output_token_count": 10, "total_token_count": 20}
-            return af.ChatResponse(messages=af.Message("assistant", [said]), usage_details=usage)
+            return af.ChatResponse(messages=af.Message("assistant", [content]), usage_details=usage)
 
     client = Client(function_invocation_configuration={"max_iterations": 2 * STEPS})
     agent: Any = af.Agent(client, tools=[af.tool(add)])

@@ -1,8 +1,8 @@
-"""Agents of frameworks that cannot be installed beside Halter's own requirements, each in an environment of its own.
+"""Agents of frameworks that conflict with Halter's requirements, each in its own environment.
 
     .frameworks/NAME/bin/python -m bench.adapters_apart NAME bare|guarded
 
-It prints what `bench.adapters` measures, as JSON.
+Prints the sample of `bench.adapters` as JSON.
 """
 # pyright: basic, reportMissingImports=false
 
@@ -37,12 +37,14 @@ def make_google_adk(guard: Guard | None) -> Run:
         model: str = "function:bench"
 
         async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:  # noqa: FBT001, FBT002 It is ADK's.
-            done = sum(bool(part.function_response) for each in llm_request.contents for part in each.parts)
-            said = types.Part(text="Done.")
-            if done < STEPS:
-                said = types.Part(function_call=types.FunctionCall(name="add", args={"one": done, "other": 1}))
+            done_count = sum(bool(part.function_response) for each in llm_request.contents for part in each.parts)
+            content_part = types.Part(text="Done.")
+            if done_count < STEPS:
+                content_part = types.Part(
+                    function_call=types.FunctionCall(name="add", args={"one": done_count, "other": 1})
+                )
             usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=10, candidates_token_count=10)
-            yield LlmResponse(content=types.Content(role="model", parts=[said]), usage_metadata=usage)
+            yield LlmResponse(content=types.Content(role="model", parts=[content_part]), usage_metadata=usage)
 
     runner: Any = Runner(
         app=App(name="bench", root_agent=Agent(name="bench", model=Model(), tools=[add])),
@@ -67,12 +69,16 @@ def make_claude_sdk(guard: Guard | None) -> Run:
 
     class Model(Provider):
         def next(self, body: Any) -> Any:
-            done = json.dumps(body["messages"]).count('"tool_result"')
-            return text("Done.") if done >= STEPS else calls((f"c{done}", ADD_OF_CLAUDE, {"one": done, "other": 1}))
+            done_count = json.dumps(body["messages"]).count('"tool_result"')
+            return (
+                text("Done.")
+                if done_count >= STEPS
+                else calls((f"c{done_count}", ADD_OF_CLAUDE, {"one": done_count, "other": 1}))
+            )
 
     @tool("add", "Add two numbers.", {"one": int, "other": int})
-    async def add_them(given: dict[str, Any]) -> dict[str, Any]:
-        return {"content": [{"type": "text", "text": str(add(**given))}]}
+    async def add_them(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"content": [{"type": "text", "text": str(add(**arguments))}]}
 
     home = tempfile.mkdtemp(prefix="halter-")
     quiet = ("DISABLE_AUTOUPDATER", "DISABLE_TELEMETRY", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC")
@@ -114,12 +120,12 @@ def make_crewai(guard: Guard | None) -> Run:
             return True
 
         def call(self, messages: Any, *_: Any, **__: Any) -> Any:
-            done = sum(each["role"] == "tool" for each in messages)
+            done_count = sum(each["role"] == "tool" for each in messages)
             self._track_token_usage_internal({"prompt_tokens": 10, "completion_tokens": 10, "total_tokens": 20})
-            if done >= STEPS:
+            if done_count >= STEPS:
                 return "Done."
-            given = json.dumps({"one": done, "other": 1})
-            return [SimpleNamespace(id=f"c{done}", function=SimpleNamespace(name="add", arguments=given))]
+            arguments = json.dumps({"one": done_count, "other": 1})
+            return [SimpleNamespace(id=f"c{done_count}", function=SimpleNamespace(name="add", arguments=arguments))]
 
     clerk = Agent(
         role="clerk",

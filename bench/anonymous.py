@@ -1,4 +1,4 @@
-"""Texts that an agent's prompts are made of where its people have names, and texts made to slow the search down."""
+"""Prompts with names of people, and texts designed to slow down the search for names."""
 
 import random
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ NAMES = tuple(sorted({f"{_CHANCE.choice(_FIRST)} {_surname()}" for _ in range(11
 
 
 def letter(size: int = TEXT) -> str:
-    """Write so many characters in which every hundredth word is a name."""
+    """Make a text of `size` characters in which every hundredth word is a name."""
     words: list[str] = []
     while size > 0:
         words.append(_CHANCE.choice(NAMES) if _CHANCE.random() < 1 / 100 else _CHANCE.choice(_WORDS))

@@ -1,7 +1,7 @@
-"""Agents that run by themselves: what it costs to let very many of them sleep, to wake them, and to let one look.
+"""Autonomous agents: the cost of many sleeping sessions, of waking them, and of a poll.
 
-The sleepers are real sessions of a SQLite file, each begun, claimed and put to sleep by events. A fresh process then
-runs the dispatcher over them, once on an empty store and once on the full one: the difference is theirs.
+The sleepers are real sessions in a SQLite file, each started, claimed and parked by events. A new process runs the
+dispatcher on an empty store and on the full one; the difference is the cost of the sleepers.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Lease
 from halter.core.rows import SessionRow
 from halter.dispatch.dispatcher import EmbeddedDispatcher, RunningSessions
-from halter.dispatch.heartbeat import keep_leases
+from halter.dispatch.heartbeat import renew_leases
 from halter.guard.ledger import Ledger
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine
@@ -42,7 +42,7 @@ from halter.testing.world import SeedLoop
 AGENT = "watch"
 SLEEPERS = 100_000
 TOGETHER = 5_000
-"""How many writes are on their way at once while the sleepers are made."""
+"""Number of concurrent writes while the sleepers are created."""
 DUE = 1_000
 CLAIMS = 500
 IDLE_SECONDS = 20
@@ -73,8 +73,8 @@ def opened(path: str) -> JournalStore:
 
 
 async def made(path: str, sleepers: int) -> float:
-    """Begin so many sessions and put them to sleep for a day; tell how many there were a second."""
-    store, worker, began = opened(path), WorkerId("maker"), time.perf_counter()
+    """Start sessions and park them for a day; return the rate per second."""
+    store, worker, started_at = opened(path), WorkerId("maker"), time.perf_counter()
     for first in range(0, sleepers, TOGETHER):
         numbers = range(first, min(sleepers, first + TOGETHER))
         events = [
@@ -85,12 +85,12 @@ async def made(path: str, sleepers: int) -> float:
         leases = await store.claim(worker, TOGETHER)
         await asyncio.gather(*(sleeps(store, lease, CLOCK.now() + 2 * DAY) for lease in leases))
     await store.close()
-    return sleepers / (time.perf_counter() - began)
+    return sleepers / (time.perf_counter() - started_at)
 
 
 async def sleeps(store: JournalStore, lease: Lease, wake_at: int) -> None:
-    parked = SessionParked(state="SLEEPING", wake_at=wake_at)
-    await store.commit(lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/parked", parked))
+    event = SessionParked(state="SLEEPING", wake_at=wake_at)
+    await store.commit(lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/parked", event))
 
 
 async def wakes(store: JournalStore, lease: Lease, wake_at: int) -> None:
@@ -99,7 +99,7 @@ async def wakes(store: JournalStore, lease: Lease, wake_at: int) -> None:
 
 
 class Dispatched:
-    """A dispatcher whose sessions only wake and sleep again, and note how late they were."""
+    """Handler of sessions that only wake and park again, and record their lateness."""
 
     def __init__(self, store: JournalStore) -> None:
         self.store = store
@@ -115,55 +115,57 @@ class Dispatched:
 
 
 async def dispatched(path: str, sleepers: int) -> dict[str, float]:
-    """Run a dispatcher over what sleeps in a store: memory, CPU while nothing is due, a crowd that is due at once."""
+    """Run a dispatcher on a store of sleepers: memory, CPU while idle, and a crowd that is due at the same time."""
     store, worker = opened(path), WorkerId("up")
-    dispatched = Dispatched(store)
-    async with keep_leases(store, CLOCK, worker):
-        running = asyncio.create_task(
-            EmbeddedDispatcher(RunningSessions(store, CLOCK, worker, dispatched.attend), lambda: {AGENT: None}).run()
+    dispatcher_stub = Dispatched(store)
+    async with renew_leases(store, CLOCK, worker):
+        dispatcher_task = asyncio.create_task(
+            EmbeddedDispatcher(
+                RunningSessions(store, CLOCK, worker, dispatcher_stub.attend), lambda: {AGENT: None}
+            ).run()
         )
         await asyncio.sleep(2)
         cpu, wall = time.process_time(), time.perf_counter()
         await asyncio.sleep(IDLE_SECONDS)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        found = {"rss_kb": rss_kb(), "idle_cpu_seconds_per_minute": 60 * cpu / wall}
+        figures = {"rss_kb": rss_kb(), "idle_cpu_seconds_per_minute": 60 * cpu / wall}
         if sleepers:
-            await crowd(store, dispatched)
-            late = sorted(dispatched.late)
-            found |= {"late_p50_ms": late[DUE // 2], "late_p99_ms": late[DUE * 99 // 100]}
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+            await crowd(store, dispatcher_stub)
+            late = sorted(dispatcher_stub.late)
+            figures |= {"late_p50_ms": late[DUE // 2], "late_p99_ms": late[DUE * 99 // 100]}
+        dispatcher_task.cancel()
+        await asyncio.gather(dispatcher_task, return_exceptions=True)
     if sleepers:
-        found["claims_per_second"] = await claims(store)
+        figures["claims_per_second"] = await claims(store)
     await store.close()
-    return found
+    return figures
 
 
-async def crowd(store: JournalStore, dispatched: Dispatched) -> None:
-    """Let a thousand sleepers be due at the same moment, and wait until each was woken."""
+async def crowd(store: JournalStore, dispatcher_stub: Dispatched) -> None:
+    """Make a thousand sleepers due at the same moment, and wait until all are woken."""
     leases = await taken(store, DUE)
-    dispatched.due_at = CLOCK.now() + 20 * SECOND
-    await asyncio.gather(*(wakes(store, lease, dispatched.due_at) for lease in leases))
-    if CLOCK.now() > dispatched.due_at:
-        raise RuntimeError("The crowd was not asleep before it was due: the machine is too slow for this.")
-    await dispatched.all_woken.wait()
+    dispatcher_stub.due_at = CLOCK.now() + 20 * SECOND
+    await asyncio.gather(*(wakes(store, lease, dispatcher_stub.due_at) for lease in leases))
+    if CLOCK.now() > dispatcher_stub.due_at:
+        raise RuntimeError("The crowd was not parked before it was due: the machine is too slow.")
+    await dispatcher_stub.all_woken.wait()
 
 
 async def taken(store: JournalStore, number: int) -> list[Lease]:
-    """Take the first so many sessions, whether they are due or not."""
+    """Claim the first `number` sessions, due or not."""
     maker = WorkerId("crowd")
-    return [lease for place in range(number) for lease in await store.claim(maker, 1, SessionId(f"{AGENT}-{place}"))]
+    return [lease for index in range(number) for lease in await store.claim(maker, 1, SessionId(f"{AGENT}-{index}"))]
 
 
 async def claims(store: JournalStore) -> float:
-    """Claim due sessions one by one, with all the others asleep."""
+    """Claim due sessions one by one while all others sleep; return the rate per second."""
     worker, due_at = WorkerId("claimer"), CLOCK.now()
     await asyncio.gather(*(wakes(store, lease, due_at) for lease in await taken(store, CLAIMS)))
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     for _ in range(CLAIMS):
         if len(await store.claim(worker, 1, agents={AGENT: None})) != 1:
-            raise RuntimeError("A session that is due was not claimed.")
-    return CLAIMS / (time.perf_counter() - began)
+            raise RuntimeError("A due session was not claimed.")
+    return CLAIMS / (time.perf_counter() - started_at)
 
 
 def rss_kb() -> float:
@@ -172,7 +174,7 @@ def rss_kb() -> float:
 
 
 async def looked() -> float:
-    """Take a poll through the guard, in memory, again and again; tell the CPU microseconds of each."""
+    """Measure polls through the guard, in memory; return the CPU microseconds of each."""
     async with open_desk(in_memory()) as desk:
         for number in range(20):
             await desk.look(f"warm.{number}")
@@ -183,7 +185,7 @@ async def looked() -> float:
 
 
 def resident_day(folder: Path, hours: int) -> float:
-    """Let an agent with one poll of 5 s sleep in virtual time; tell the CPU seconds of a whole day."""
+    """Run an agent with a poll every 5 s in virtual time; return the CPU seconds of a whole day."""
     home = Path(tempfile.mkdtemp(dir=folder))
     agent = home / AGENT
     agent.mkdir()
@@ -193,12 +195,12 @@ def resident_day(folder: Path, hours: int) -> float:
     open_trust(settings).trust(agent, digest_folder(agent), "bench", 0)
     loop = SeedLoop(None)
     store = JournalStore(MemoryEngine(now=loop.now, new_id=IDS.make), inline=True)
-    app = Runtime(
+    runtime = Runtime(
         settings, loop, IDS, store, cast("Any", None), Ledger(store, loop), {}, policy=use_local_policy(settings)
     )
 
     async def lives() -> int:
-        running = asyncio.create_task(Supervisor(app, lambda _, __: None, rng=random.Random(1)).run([agent]))
+        running = asyncio.create_task(Supervisor(runtime, lambda _, __: None, rng=random.Random(1)).run([agent]))
         await loop.sleep(hours * HOUR)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -210,24 +212,24 @@ def resident_day(folder: Path, hours: int) -> float:
 
 def in_a_fresh_process(path: Path, sleepers: int) -> dict[str, float]:
     command = [sys.executable, "-m", "bench.autonomy", str(path), str(sleepers)]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=True)
-    return json.loads(ended.stdout.splitlines()[-1])
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=True)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
-def run(rounds: int, say: Say, *, quick: bool = False) -> Measured:
+def run(rounds: int, report: Say, *, quick: bool = False) -> Measured:
     """Measure the rows of autonomy."""
     sleepers = SLEEPERS // 10 if quick else SLEEPERS
-    busy = os.getloadavg()[0]
+    load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd()) as folder:
-        say("an empty store")
+        report("an empty store")
         empty = in_a_fresh_process(Path(folder) / "empty.db", 0)
-        say(f"{sleepers:,} sessions are put to sleep")
+        report(f"{sleepers:,} sessions are put to sleep")
         rate = asyncio.run(made(str(Path(folder) / "full.db"), sleepers))
-        say(f"{sleepers:,} sessions sleep")
+        report(f"{sleepers:,} sessions sleep")
         full = in_a_fresh_process(Path(folder) / "full.db", sleepers)
-        say("a resident agent")
+        report("a resident agent")
         day = statistics.median(resident_day(Path(folder), 1 if quick else 24) for _ in range(rounds))
-        say("polls")
+        report("polls")
         poll = statistics.median(asyncio.run(looked()) for _ in range(rounds))
     rows = [
         Figure("memory of a sleeping agent", 1024 * (full["rss_kb"] - empty["rss_kb"]) / sleepers, "bytes"),
@@ -240,8 +242,8 @@ def run(rounds: int, say: Say, *, quick: bool = False) -> Measured:
         Figure("a resident agent with a poll every 5 s, CPU", day, "s a day"),
         Figure("a poll through the guard, in memory, CPU", poll, "µs"),
     ]
-    measured = datetime.now(UTC).date().isoformat()
-    return rows, {"sleepers": sleepers, "measured": measured, "load": [busy, os.getloadavg()[0]]}
+    measured_on = datetime.now(UTC).date().isoformat()
+    return rows, {"sleepers": sleepers, "measured": measured_on, "load": [load_before, os.getloadavg()[0]]}
 
 
 if __name__ == "__main__":

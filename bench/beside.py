@@ -1,6 +1,6 @@
-"""The loop's part of the page: everybody's figures side by side, and where others are ahead.
+"""The section about the loop: the figures of all frameworks, and the rows in which others are ahead.
 
-Whoever failed or could not be installed is named; the rest of the table stands.
+It names frameworks that failed or could not be installed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,31 +88,33 @@ AIMS: tuple[tuple[str, str, str, float, str], ...] = (
     ("1,000 durable runs at once, steps a CPU second", "durable_crowd", "steps_per_cpu_second", 2_500, ",.0f"),
 )
 BEST_SYNCED = 5
-"""How many times as many durable runs as the best peer that syncs we aim at."""
+"""Our goal: durable runs as a multiple of the best peer that syncs."""
 
 
 def told(result: dict[str, Any], *, again: bool = False) -> list[str]:
-    """Write the loop's tables, where others are ahead, and what is reached of what we aim at.
+    """Render the tables of the loop, the rows in which others are ahead, and our goals.
 
-    What is measured, and why others are ahead, is not explained `again`.
+    With `again`, leave out the explanations.
     """
     notes, rows = result["notes"], result["rows"]
-    found: Found = {(row["name"], row["workload"]): row["values"] for row in rows if row["values"]}
-    kept = {row["name"]: row["note"] for row in rows if row["workload"] == "durable"}
+    figures: Found = {(row["name"], row["workload"]): row["values"] for row in rows if row["values"]}
+    kept_notes = {row["name"]: row["note"] for row in rows if row["workload"] == "durable"}
     names = sorted({row["name"] for row in rows}, key=list(notes["versions"]).index)
     lines = [
         (AGAIN if again else LOOP).format(**notes),
         f"| in memory |{_heads(COLUMNS)}",
         "|---|" + "---:|" * len(COLUMNS),
     ]
-    lines += [f"| {_titled(name, notes)} |{_cells(found, name, COLUMNS)}" for name in names]
+    lines += [f"| {_titled(name, notes)} |{_cells(figures, name, COLUMNS)}" for name in names]
     kept_there = "kept on disk: runs of 10 steps one at a time, and 1,000 of 5 steps at once"
     lines += ["", f"| {kept_there} |{_heads(DURABLE)} what is kept, and when |"]
     lines += ["|---|" + "---:|" * len(DURABLE) + "---|"]
-    lines += [f"| {_titled(name, notes)} |{_cells(found, name, DURABLE)} {kept.get(name, '')} |" for name in names]
-    ahead = _ahead(found, names)
-    why = ["", BESIDES] if ahead and not again else []
-    return [*lines, *_unmeasured(notes["missing"], rows), *ahead, *why, *_aims(found)]
+    lines += [
+        f"| {_titled(name, notes)} |{_cells(figures, name, DURABLE)} {kept_notes.get(name, '')} |" for name in names
+    ]
+    ahead = _ahead(figures, names)
+    explanation = ["", BESIDES] if ahead and not again else []
+    return [*lines, *_unmeasured(notes["missing"], rows), *ahead, *explanation, *_aims(figures)]
 
 
 def _titled(name: str, notes: dict[str, Any]) -> str:
@@ -123,74 +125,74 @@ def _heads(columns: Sequence[Column]) -> str:
     return "".join(f" {head} |" for head, *_ in columns)
 
 
-def _cells(found: Found, name: str, columns: Sequence[Column]) -> str:
-    return "".join(f" {_cell(found, name, column)} |" for column in columns)
+def _cells(figures: Found, name: str, columns: Sequence[Column]) -> str:
+    return "".join(f" {_cell(figures, name, column)} |" for column in columns)
 
 
-def _cell(found: Found, name: str, column: Column) -> str:
-    """Write one value; what failed, and what was measured before there was such a value, is left open."""
+def _cell(figures: Found, name: str, column: Column) -> str:
+    """Render one value; empty if it failed or was not measured."""
     _, workload, key, shape = column
-    value = found.get((name, workload), {}).get(key)
+    value = figures.get((name, workload), {}).get(key)
     return "" if value is None else format(value, shape)
 
 
 def _unmeasured(missing: dict[str, str], rows: list[dict[str, Any]]) -> list[str]:
-    """Name everybody whose figures are not there, and why."""
-    told = [f"- {name}: {why}" for name, why in missing.items()]
-    told += [f"- {row['name']}, {row['workload']}: failed: {row['failed']}" for row in rows if row["failed"]]
-    return ["", "Not measured:", "", *told] if told else []
+    """List the frameworks without figures, and the reasons."""
+    lines = [f"- {name}: {why}" for name, why in missing.items()]
+    lines += [f"- {row['name']}, {row['workload']}: failed: {row['failed']}" for row in rows if row["failed"]]
+    return ["", "Not measured:", "", *lines] if lines else []
 
 
-def _ahead(found: Found, names: Sequence[str]) -> list[str]:
-    """Say plainly where others are ahead, row by row, with both figures."""
-    if not any(name == OWN for name, _ in found) or len(names) == 1:
+def _ahead(figures: Found, names: Sequence[str]) -> list[str]:
+    """List the rows in which others are ahead, with both figures."""
+    if not any(name == OWN for name, _ in figures) or len(names) == 1:
         return []
-    lines = [line for column in (*COLUMNS, *DURABLE) if (line := _behind(found, names, column))]
+    lines = [line for column in (*COLUMNS, *DURABLE) if (line := _behind(figures, names, column))]
     return ["", "### Where others are ahead", "", *(lines or ["Nowhere in these tables."])]
 
 
-def _behind(found: Found, names: Sequence[str], column: Column) -> str:
+def _behind(figures: Found, names: Sequence[str], column: Column) -> str:
     head, workload, key, shape = column
-    own = found.get((OWN, workload), {}).get(key)
-    if own is None:
+    own_value = figures.get((OWN, workload), {}).get(key)
+    if own_value is None:
         return ""
-    better = _more if key in MORE_IS_BETTER else _less
-    values = {name: found[name, workload][key] for name in names if key in found.get((name, workload), {})}
-    ahead = [name for name, value in values.items() if better(value, own)]
+    is_better = _more if key in MORE_IS_BETTER else _less
+    values = {name: figures[name, workload][key] for name in names if key in figures.get((name, workload), {})}
+    ahead = [name for name, value in values.items() if is_better(value, own_value)]
     ahead.sort(key=lambda name: values[name], reverse=key in MORE_IS_BETTER)
     others = ", ".join(f"{name} {format(values[name], shape)}{_unsynced(name, workload)}" for name in ahead)
-    return f"- {head}: {others}; Halter {format(own, shape)}." if ahead else ""
+    return f"- {head}: {others}; Halter {format(own_value, shape)}." if ahead else ""
 
 
-def _more(one: float, other: float) -> bool:
-    return one > other
+def _more(value: float, base: float) -> bool:
+    return value > base
 
 
-def _less(one: float, other: float) -> bool:
-    return one < other
+def _less(value: float, base: float) -> bool:
+    return value < base
 
 
 def _unsynced(name: str, workload: str) -> str:
     return " (which never syncs)" if workload.startswith("durable") and name not in SYNCED else ""
 
 
-def _aims(found: Found) -> list[str]:
-    """Hold our own figures against what we aim at, as far as they are there."""
-    rows = [*_reached(found)]
+def _aims(figures: Found) -> list[str]:
+    """Compare our own figures with our goals, as far as they exist."""
+    rows = [*_reached(figures)]
     table = ["| what | aim | here | reached |", "|---|---:|---:|---|"]
     return ["", "### What we aim at", "", *table, *rows] if rows else []
 
 
-def _reached(found: Found) -> Iterator[str]:
-    for what, workload, key, aim, shape in AIMS:
-        value = found.get((OWN, workload), {}).get(key)
+def _reached(figures: Found) -> Iterator[str]:
+    for title, workload, key, aim, shape in AIMS:
+        value = figures.get((OWN, workload), {}).get(key)
         if value is not None:
-            reached = value >= aim if key in MORE_IS_BETTER else value <= aim
-            yield f"| {what} | {aim:g} | {format(value, shape)} | {'yes' if reached else 'no'} |"
-    own = found.get((OWN, "durable"))
-    synced = [found[name, "durable"]["runs_per_second"] for name in SYNCED if (name, "durable") in found]
-    if own is not None and synced:
-        times = own["runs_per_second"] / max(synced)
+            is_reached = value >= aim if key in MORE_IS_BETTER else value <= aim
+            yield f"| {title} | {aim:g} | {format(value, shape)} | {'yes' if is_reached else 'no'} |"
+    own_figures = figures.get((OWN, "durable"))
+    synced_rates = [figures[name, "durable"]["runs_per_second"] for name in SYNCED if (name, "durable") in figures]
+    if own_figures is not None and synced_rates:
+        times = own_figures["runs_per_second"] / max(synced_rates)
         yield (
             f"| durable runs, against the best that syncs | {BEST_SYNCED}× | {times:.1f}× "
             f"| {'yes' if times >= BEST_SYNCED else 'no'} |"

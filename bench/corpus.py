@@ -1,6 +1,6 @@
-"""How many secrets the redactor finds, and how much harmless text it touches: `python -m bench.corpus`.
+"""Rates of secrets that the redactor misses, and of harmless text that it changes: `python -m bench.corpus`.
 
-The texts are templates in `tests/corpus`. Their secrets are made up anew from a seed, so no file holds a key.
+The texts are templates in `tests/corpus`. Their secrets are generated from a seed, so no file contains a key.
 """
 
 import random
@@ -17,10 +17,10 @@ from halter.redaction.redact import Redactor
 
 FOLDER = Path(__file__).parent.parent / "tests" / "corpus"
 PARTS = ("a", "b", "c")
-"""The three parts of the corpus, in the order in which they were written."""
+"""The three parts of the corpus."""
 
 WIDTH = 6
-"""So many characters in a row of a secret are a leak."""
+"""Number of consecutive characters of a secret that count as a leak."""
 
 _FIELD = re.compile(r"§([a-z0-9]+)(?:\.(\d+))?§")
 _SECRET = re.compile(r"«(.*?)»", re.DOTALL)
@@ -50,7 +50,7 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Sample:
-    """A text, and what in it is secret."""
+    """A text and its secrets."""
 
     family: str
     text: str
@@ -59,7 +59,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Rate:
-    """What became of one part of the corpus."""
+    """Result for one part of the corpus."""
 
     samples: int
     families: int
@@ -67,7 +67,7 @@ class Rate:
 
     @property
     def share(self) -> float:
-        """Tell which share went wrong."""
+        """Share of failed samples."""
         return len(self.missed) / self.samples
 
 
@@ -77,37 +77,37 @@ def samples(kind: str, part: str, seed: int = 1) -> list[Sample]:
 
 
 def found(part: str, redact: Callable[[str], str], seed: int = 1) -> Rate:
-    """Tell of which samples something secret is left."""
-    every = samples("found", part, seed)
-    return _rate(every, [each for each in every if left(each, redact(each.text))])
+    """Find the samples in which part of a secret remains."""
+    all_samples = samples("found", part, seed)
+    return _rate(all_samples, [each for each in all_samples if left(each, redact(each.text))])
 
 
 def touched(part: str, redact: Callable[[str], str], seed: int = 1) -> Rate:
-    """Tell which harmless samples were changed."""
-    every = samples("harmless", part, seed)
-    return _rate(every, [each for each in every if redact(each.text) != each.text])
+    """Find the harmless samples that were changed."""
+    all_samples = samples("harmless", part, seed)
+    return _rate(all_samples, [each for each in all_samples if redact(each.text) != each.text])
 
 
 def left(sample: Sample, redacted: str) -> tuple[str, ...]:
-    """List what is left of the secrets of a sample."""
-    rest = sample.text
+    """List the parts of a sample's secrets that remain."""
+    harmless_text = sample.text
     for secret in sample.secrets:
-        rest = rest.replace(secret, " ")
-    shown = _MARK.sub(" ", redacted)
+        harmless_text = harmless_text.replace(secret, " ")
+    visible = _MARK.sub(" ", redacted)
     windows = (line[at : at + WIDTH] for secret in sample.secrets for line in secret.split("\n") for at in _steps(line))
-    return tuple(window for window in windows if window in shown and window not in rest)
+    return tuple(window for window in windows if window in visible and window not in harmless_text)
 
 
 def mixed(size: int) -> str:
-    """Make a text of so many characters of all harmless samples, made up anew, with a secret in each of 1,000 lines."""
+    """Make a text of `size` characters from all harmless samples, with a secret in one of 1,000 lines."""
     chance = random.Random(7)
     lines: list[str] = []
     for seed in count(1):
-        calm = [sample.text for part in PARTS for sample in samples("harmless", part, seed)]
-        calm.append(chance.choice(samples("found", PARTS[0], seed)).text)
-        chance.shuffle(calm)
-        lines += calm
-        size -= sum(len(line) + 1 for line in calm)
+        lines_of_seed = [sample.text for part in PARTS for sample in samples("harmless", part, seed)]
+        lines_of_seed.append(chance.choice(samples("found", PARTS[0], seed)).text)
+        chance.shuffle(lines_of_seed)
+        lines += lines_of_seed
+        size -= sum(len(line) + 1 for line in lines_of_seed)
         if size <= 0:
             break
     return "\n".join(lines)
@@ -117,8 +117,8 @@ def _steps(line: str) -> range:
     return range(max(1, len(line) - WIDTH + 1)) if line.strip() else range(0)
 
 
-def _rate(every: Sequence[Sample], missed: Sequence[Sample]) -> Rate:
-    return Rate(len(every), len({sample.family for sample in every}), missed)
+def _rate(all_samples: Sequence[Sample], failed: Sequence[Sample]) -> Rate:
+    return Rate(len(all_samples), len({sample.family for sample in all_samples}), failed)
 
 
 def _read(kind: str, part: str) -> Iterator[tuple[str, str]]:
@@ -135,9 +135,9 @@ def _filled(family: str, template: str, chance: random.Random) -> Sample:
 
 def _made(kind: str, size: int, chance: random.Random) -> str:
     if kind in _ALPHABETS:
-        made = "".join(chance.choices(_ALPHABETS[kind], k=size))
+        text = "".join(chance.choices(_ALPHABETS[kind], k=size))
         # A password of letters alone is a word, and a word at its end may be a full stop of the sentence.
-        return f"{made[:2]}7{made[3:-1]}x" if kind.startswith("pw") else made
+        return f"{text[:2]}7{text[3:-1]}x" if kind.startswith("pw") else text
     return _SPECIAL[kind](size, chance)
 
 

@@ -1,7 +1,7 @@
-"""A fleet on one machine: a real PostgreSQL, real `halter worker` processes, and sessions that sleep until they wake.
+"""A fleet on one machine: a real PostgreSQL, real `halter worker` processes, and sleeping sessions.
 
-Sessions are made as the runtime makes them: begun, claimed and put to sleep by events. What anything cost is read
-from /proc, for the workers and for PostgreSQL apart, so that it is known also where the cores are the bound.
+Sessions are created as the runtime creates them: started, claimed and parked by events. CPU time is read from /proc,
+separately for the workers and PostgreSQL, so it is known even if the cores are the bottleneck.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from halter.state import lifecycle
 CLOCK = SystemClock()
 IDS = SortableIds(CLOCK.now)
 TOGETHER = 2_000
-"""How many writes are on their way at once while sleepers are made."""
+"""Number of concurrent writes while sleepers are created."""
 PATIENCE = 120.0
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -63,20 +63,20 @@ USAGE = "{input_tokens: 900, output_tokens: 40}"
 
 @dataclass(frozen=True)
 class Home:
-    """Where a fleet lives: its agents by their steps for each wake, and what its processes are told."""
+    """Folder of a fleet, and its agents by their number of steps per wake."""
 
     folder: Path
     agents: Mapping[int, Path]
 
     @property
     def environ(self) -> dict[str, str]:
-        """What a worker finds in its environment; nothing of this machine's own."""
-        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "LANG")}
-        return kept | {"HOME": str(self.folder), "HALTER_PERSON": "bench"}
+        """Environment of a worker, without Halter's variables of this machine."""
+        inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "LANG")}
+        return inherited | {"HOME": str(self.folder), "HALTER_PERSON": "bench"}
 
 
 def name_of(steps: int) -> str:
-    """Name the agent that takes so many steps in each turn."""
+    """Make the name of the agent that takes `steps` steps per turn."""
     return f"steps{steps}"
 
 
@@ -87,9 +87,10 @@ def settled(folder: Path, steps: Sequence[int]) -> Home:
     settings = read_settings(home.environ, folder)
     for number, agent in home.agents.items():
         agent.mkdir()
-        script = "".join(LOOK.format(place, USAGE) for place in range(1, number)) + SLEEP.format(USAGE)
-        written = {"agent.yaml": AGENT_FILE.format(name=name_of(number)), "script.yaml": script, "tools.py": TOOLS}
-        for name, text in written.items():
+        looks = "".join(LOOK.format(look, USAGE) for look in range(1, number))
+        script = looks + SLEEP.format(USAGE)
+        files = {"agent.yaml": AGENT_FILE.format(name=name_of(number)), "script.yaml": script, "tools.py": TOOLS}
+        for name, text in files.items():
             (agent / name).write_text(text)
         open_trust(settings).trust(agent, digest_folder(agent), "bench", 0)
     return home
@@ -101,7 +102,7 @@ def opened(url: str) -> JournalStore:
 
 
 async def begun(store: JournalStore, agent: str, numbers: Sequence[int]) -> None:
-    """Begin sessions, which are due at once."""
+    """Start sessions, which are due immediately."""
     definition = await store.put(b"{}")
     events = [
         SessionStarted(
@@ -118,7 +119,7 @@ async def begun(store: JournalStore, agent: str, numbers: Sequence[int]) -> None
 
 
 async def asleep(store: JournalStore, agent: str, wakes: Mapping[int, int]) -> None:
-    """Begin sessions and put each to sleep until its moment. Nobody else may be claiming."""
+    """Start sessions and park each until its moment. No other worker may claim meanwhile."""
     worker, numbers = WorkerId("maker"), list(wakes)
     for first in range(0, len(numbers), TOGETHER):
         await begun(store, agent, numbers[first : first + TOGETHER])
@@ -128,12 +129,12 @@ async def asleep(store: JournalStore, agent: str, wakes: Mapping[int, int]) -> N
 
 async def _sleeps(store: JournalStore, lease: Lease, wakes: Mapping[int, int]) -> None:
     wake_at = wakes[int(lease.session.rpartition("-")[2])]
-    parked = SessionParked(state="SLEEPING", wake_at=wake_at)
-    await store.commit(lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/parked", parked))
+    event = SessionParked(state="SLEEPING", wake_at=wake_at)
+    await store.commit(lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/parked", event))
 
 
 class Database:
-    """One's own look at the server: what stands in a schema, and what the server has done."""
+    """A connection that reads the content of a schema and the counters of the server."""
 
     def __init__(self, url: str, data: Path, schema: str) -> None:
         self._connection = psycopg.connect(url, autocommit=True)
@@ -143,13 +144,13 @@ class Database:
         self._connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
 
     def close(self) -> None:
-        """Leave it."""
+        """Close the connection."""
         self._connection.close()
 
     def drop(self) -> None:
-        """Take the schema away, so that the next one begins on the same ground.
+        """Drop the schema, so that the next measurement starts with an equal server.
 
-        What killed workers had asked for may still be under way, and would meet it half-way.
+        Statements of killed workers may still run, so their connections are terminated first.
         """
         others = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         self.ask(f"SELECT pg_terminate_backend(pid, 10000) {others}")
@@ -157,62 +158,62 @@ class Database:
         self.checkpoint()
 
     def ask(self, question: str, *values: object) -> list[tuple[Any, ...]]:
-        """Ask in plain SQL."""
+        """Run a query in plain SQL."""
         return self._connection.execute(question.encode(), values).fetchall()
 
     def number(self, question: str, *values: object) -> float:
-        """Ask for one number."""
+        """Run a query for one number."""
         return float(self.ask(question, *values)[0][0] or 0)
 
     def checkpoint(self) -> None:
-        """Write out what was put off, so that it is not charged to what comes next."""
+        """Write a checkpoint, so that its cost is not part of the next measurement."""
         self._connection.execute("CHECKPOINT")
 
     def vacuum(self) -> None:
-        """Do at once what the server would begin some time after so many writes, and charge to what comes next."""
+        """Vacuum now, so that an automatic vacuum is not part of the next measurement."""
         self._connection.execute("VACUUM ANALYZE")
         self.checkpoint()
 
     def counters(self) -> dict[str, float]:
-        """Tell what the server has written and committed so far."""
+        """Read the server's counters of writes and commits."""
         self.ask("SELECT pg_stat_force_next_flush()")
         [(wal, syncs)] = self.ask("SELECT wal_bytes, wal_sync FROM pg_stat_wal")
         commits = self.number("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
         return {"wal": float(wal), "syncs": float(syncs), "commits": commits, **self.sizes()}
 
     def sizes(self) -> dict[str, float]:
-        """Tell how many bytes the schema takes, with its indexes, and the events of that."""
+        """Read the size of the schema and of its events in bytes, with indexes."""
         tables = "FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace(%s)"
-        found = self.ask(f"SELECT pg_total_relation_size(oid), relname {tables}", self._schema)
-        sizes = {name: float(size) for size, name in found}
+        rows = self.ask(f"SELECT pg_total_relation_size(oid), relname {tables}", self._schema)
+        sizes = {name: float(size) for size, name in rows}
         return {"kept": sum(sizes.values()), "events_kept": sizes.get("events", 0.0)}
 
     def rows(self) -> dict[str, int]:
-        """Count the rows of the tables that hold something."""
+        """Count the rows of every table that is not empty."""
         names = self._connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [self._schema])
-        counted = {str(name): self._rows(str(name)) for (name,) in names}
-        return {name: count for name, count in sorted(counted.items()) if count}
+        counts = {str(name): self._rows(str(name)) for (name,) in names}
+        return {name: count for name, count in sorted(counts.items()) if count}
 
     def _rows(self, table: str) -> int:
-        found = self._connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchone()
-        return 0 if found is None else found[0]
+        row = self._connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchone()
+        return 0 if row is None else row[0]
 
     def connections(self) -> int:
-        """Count the connections of everybody but this one."""
+        """Count all other connections."""
         others = (
             "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         )
         return int(self.number(others))
 
     def cpu(self) -> float:
-        """Tell the CPU seconds of the server: of all its processes, and of those that are gone."""
+        """Read the CPU seconds of all server processes, including ended ones."""
         server = self._server()
         return sum(cpu_of(pid) for pid in (server, *children(server))) + cpu_of(server, gone=True)
 
     def memory_of_connections(self) -> float:
-        """Tell how many megabytes each connection takes of its own."""
-        found = self._connection.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'")
-        sizes = [private_mb(pid) for (pid,) in found]
+        """Measure the private memory per connection, in megabytes."""
+        rows = self._connection.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'")
+        sizes = [private_mb(pid) for (pid,) in rows]
         return sum(sizes) / len(sizes)
 
     def _server(self) -> int:
@@ -220,7 +221,7 @@ class Database:
 
 
 def cpu_of(pid: int, *, gone: bool = False) -> float:
-    """Tell the CPU seconds of a process so far, or of its children that are gone."""
+    """Read the CPU seconds of a process, or of its ended children."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
@@ -230,24 +231,24 @@ def cpu_of(pid: int, *, gone: bool = False) -> float:
 
 
 def children(pid: int) -> list[int]:
-    """List the processes that a process has started."""
-    return [int(found) for found in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """List the child processes of a process."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def private_mb(pid: int) -> float:
-    """Tell how much memory a process has for itself alone."""
-    told = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return sum(int(size) for size in re.findall(r"^Private_\w+:\s+(\d+) kB", told, re.MULTILINE)) / 1024
+    """Read the private memory of a process, in megabytes."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(int(size) for size in re.findall(r"^Private_\w+:\s+(\d+) kB", text, re.MULTILINE)) / 1024
 
 
 def resident_mb(pid: int) -> float:
-    """Tell how much memory a process takes."""
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    return 0.0 if found is None else int(found[1]) / 1024
+    """Read the resident memory of a process, in megabytes."""
+    match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return 0.0 if match is None else int(match[1]) / 1024
 
 
 class Workers:
-    """Some workers, each a process of its own."""
+    """A pool of worker processes."""
 
     def __init__(self, running: Sequence["subprocess.Popen[bytes]"], log: Path) -> None:
         self._running = running
@@ -255,19 +256,19 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Their processes; if one is gone, nothing can be measured any more."""
+        """Ids of the processes. Raises if a worker has exited, because the measurement is invalid then."""
         if any(worker.poll() is not None for worker in self._running):
-            raise RuntimeError(f"A worker has ended: {self._log.read_text()[-500:]}")
+            raise RuntimeError(f"A worker exited: {self._log.read_text()[-500:]}")
         return [worker.pid for worker in self._running]
 
     def cpu(self) -> float:
-        """Tell the CPU seconds of all of them so far."""
+        """Read the CPU seconds of all workers."""
         return sum(cpu_of(pid) for pid in self.pids)
 
 
 @contextmanager
 def workers(home: Home, steps: Sequence[int], database: Database, number: int) -> Generator[Workers]:
-    """Start so many workers, and return when all are known to each other; end them without ceremony."""
+    """Start `number` workers, wait until all are registered, and kill them afterwards."""
     command = [sys.executable, "-m", "halter", "worker", *(str(home.agents[each]) for each in steps)]
     log = home.folder / "workers.log"
     with log.open("ab") as output:
@@ -283,9 +284,9 @@ def workers(home: Home, steps: Sequence[int], database: Database, number: int) -
             for _ in range(number)
         ]
     try:
-        started = Workers(running, log)
-        _wait_for(started, database, number)
-        yield started
+        pool = Workers(running, log)
+        _wait_for(pool, database, number)
+        yield pool
     finally:
         for worker in running:
             worker.send_signal(signal.SIGKILL)
@@ -293,23 +294,23 @@ def workers(home: Home, steps: Sequence[int], database: Database, number: int) -
             worker.wait()
 
 
-def _wait_for(started: Workers, database: Database, number: int) -> None:
+def _wait_for(pool: Workers, database: Database, number: int) -> None:
     deadline = time.monotonic() + PATIENCE
     alive = "SELECT count(*) FROM workers WHERE about <> '' AND alive_until >= microseconds()"
-    while started.pids and time.monotonic() < deadline:
+    while pool.pids and time.monotonic() < deadline:
         if database.number("SELECT count(*) FROM pg_tables WHERE tablename = 'tickets'") and (
             database.number(alive) >= number
         ):
             return
         time.sleep(0.2)
-    raise RuntimeError(f"The workers were not there in time: {started.pids}")
+    raise RuntimeError(f"The workers did not start in time: {pool.pids}")
 
 
 def moment(seconds: float) -> int:
-    """Name the moment that is so many seconds away."""
+    """Compute the time `seconds` from now."""
     return CLOCK.now() + round(seconds * SECOND)
 
 
 async def until(at: int) -> None:
-    """Wait for a moment."""
+    """Wait until a time."""
     await asyncio.sleep(max(0, at - CLOCK.now()) / SECOND)

@@ -1,6 +1,6 @@
-"""Growth: what a step costs, and a wait, where there is little around it and where there is much.
+"""Growth: the cost of a step and of a wait with little and with much load.
 
-Each pair is the same agent twice, measured in turn: beside a small number of something, and beside a large one.
+Each pair is the same agent twice, measured in turn: with a small number of something, and with a large one.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from halter.tools.function_tool import FunctionTool
 
 STEPS = 40
 FIRST = 5
-"""Steps at the beginning of a run that are not counted: the agent's terms are worked out then."""
+"""First steps of a run, which are not counted because the agent's policy is resolved then."""
 RUNS = 5
 WAIT_SECONDS = 3
 EVENTS_OF_A_SESSION = 8
@@ -41,7 +41,7 @@ EVENTS_OF_A_SESSION = 8
 
 @dataclass(frozen=True)
 class Growth:
-    """One thing that there may be little or much of, and what takes its time beside so much of it."""
+    """One kind of load: a small and a large amount, and the measurement with a given amount."""
 
     name: str
     few: int
@@ -50,18 +50,28 @@ class Growth:
     run: Callable[[int], Sample]
 
 
-def run(rounds: int, say: Callable[[str], None], *, quick: bool = False) -> Measured:
+def run(rounds: int, report: Callable[[str], None], *, quick: bool = False) -> Measured:
     """Measure every pair, the small and the large one in turn."""
     with tempfile.TemporaryDirectory() as folder:
         homes = {count: Path(folder) / str(count) for count in (10_000, 50_000 if quick else 1_000_000)}
         for count, home in homes.items():
-            say(f"a store of {count:,} events")
+            report(f"a store of {count:,} events")
             past.fill(home, count // EVENTS_OF_A_SESSION)
-        few, many = homes
+        few_events, many_events = homes
         pairs = (
-            Growth("events in the store, on SQLite", few, many, "step", lambda count: _durable(homes[count])),
-            Growth("the same, of sessions that are over", few, many, "run", lambda count: _short(homes[count])),
-            Growth("the same, waiting for a model", few, many, "second", lambda count: _waits(homes[count])),
+            Growth(
+                "events in the store, on SQLite", few_events, many_events, "step", lambda count: _durable(homes[count])
+            ),
+            Growth(
+                "the same, of sessions that are over",
+                few_events,
+                many_events,
+                "run",
+                lambda count: _short(homes[count]),
+            ),
+            Growth(
+                "the same, waiting for a model", few_events, many_events, "second", lambda count: _waits(homes[count])
+            ),
             Growth("sessions at work in the process", 1, 1_000, "step", _beside_sessions),
             Growth("tools offered", 5, 200, "step", _beside_tools),
             Growth("standing rules, half of them of the tool", 2, 1_000, "step", _beside_rules),
@@ -72,11 +82,11 @@ def run(rounds: int, say: Callable[[str], None], *, quick: bool = False) -> Meas
             for pair in pairs
             for count in (pair.few, pair.many)
         ]
-        return compare(contenders, rounds, say), {}
+        return compare(contenders, rounds, report), {}
 
 
 def make_tools(script: Script, count: int) -> Sequence[FunctionTool]:
-    """The tool that the script calls, and others beside it."""
+    """Make the tool that the script calls, and other tools."""
     return [tool(script.tool(), level="SAFE", effect="read"), *map(_make_other, range(count - 1))]
 
 
@@ -100,14 +110,14 @@ async def opened(script: Script, tools: Sequence[FunctionTool], home: Path | Non
 
 
 async def take_steps(agent: Agent, script: Script) -> Sample:
-    """Take some long runs; the cost of a step is the median of all in their middle."""
+    """Take some long runs; the cost of a step is the median over all counted steps."""
     took: list[float] = []
     wall = time.perf_counter()
     for number in range(RUNS + 1):
         script.times.clear()
         gc.collect()
-        if (said := (await agent.run("go")).text) != DONE:
-            raise RuntimeError(f"The run ended with {said!r}.")
+        if (text := (await agent.run("go")).text) != DONE:
+            raise RuntimeError(f"The run ended with {text!r}.")
         if number:
             times = script.times[FIRST:]
             took += [after - before for before, after in pairwise(times)]
@@ -124,7 +134,7 @@ def _durable(home: Path) -> Sample:
 
 
 def _short(home: Path) -> Sample:
-    """Runs of one step: what begins and ends a run counts most."""
+    """Measure runs of one step, whose cost is mostly their start and end."""
 
     async def measure() -> Sample:
         script = Script(1)
@@ -139,7 +149,7 @@ def _short(home: Path) -> Sample:
 
 
 def _waits(home: Path) -> Sample:
-    """A model that takes its time, while the process looks for halts."""
+    """Measure waiting for a slow model, while the process polls for halts."""
 
     async def measure() -> Sample:
         script = Script(0, latency=WAIT_SECONDS)
@@ -152,7 +162,7 @@ def _waits(home: Path) -> Sample:
 
 
 def _beside_sessions(count: int) -> Sample:
-    """One session takes its steps, while the others wait for their models."""
+    """Measure one session's steps while the others wait for their models."""
 
     async def measure() -> Sample:
         gate = asyncio.Event()
@@ -179,7 +189,7 @@ def _beside_tools(count: int) -> Sample:
 
 
 def _beside_rules(count: int) -> Sample:
-    """Each call needs a person, who has said "always" to it, and to many other calls."""
+    """Measure calls that need approval and match one of many rules."""
 
     async def measure(home: Path) -> Sample:
         await _agree(home, count)
@@ -195,17 +205,17 @@ def _beside_rules(count: int) -> Sample:
 async def _agree(home: Path, count: int) -> None:
     clock = SystemClock()
     store = open_store(str(home / "halter.db"), clock=clock, ids=SortableIds(clock.now))
-    until = clock.now() + DAY
-    rules = [_make_rule("add", "add", EachArgument((AnyCondition("a"), AnyCondition("b"))), until)]
+    expires_at = clock.now() + DAY
+    rules = [_make_rule("add", "add", EachArgument((AnyCondition("a"), AnyCondition("b"))), expires_at)]
     for number in range(count - 1):
         name = "add" if number % 2 else f"other_{number}"
-        rules.append(_make_rule(f"r{number}", name, SameArguments(f"{number:064}"), until))
+        rules.append(_make_rule(f"r{number}", name, SameArguments(f"{number:064}"), expires_at))
     drafts = [Draft(rule) for rule in rules]
     await store.commit(Write(FLEET, "rules", lambda _: drafts, [(RuleRow, rule.rule) for rule in rules]))
     await store.close()
 
 
-def _make_rule(rule: str, name: str, matcher: RuleMatcher, until: int) -> RuleMade:
+def _make_rule(rule: str, name: str, matcher: RuleMatcher, expires_at: int) -> RuleMade:
     return RuleMade(
         rule=rule,
         tool=name,
@@ -214,7 +224,7 @@ def _make_rule(rule: str, name: str, matcher: RuleMatcher, until: int) -> RuleMa
         matcher=encode_matcher(matcher),
         keys=("a", "b"),
         by="ada",
-        expires_at=until,
+        expires_at=expires_at,
     )
 
 

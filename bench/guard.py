@@ -1,7 +1,7 @@
-"""The guard: what it costs to take a call or a request through its door, and how fast secrets are taken out of text.
+"""The guard: the cost of a call or request through the guard, and the speed of redaction.
 
-Every guarded row makes two commits: the intent, with its hold if the tool costs something, and the outcome. The bare
-row is the same function called by itself.
+Every guarded row makes two commits: the intent, with its hold if the tool has a cost, and the settlement. The bare row
+is the same function called directly.
 """
 
 import asyncio
@@ -64,11 +64,11 @@ TOOLS = {
 }
 
 Act = Callable[[str], Awaitable[None]]
-"""Does one thing under the id that it is given."""
+"""Causes one effect with the given id."""
 
 
 class Desk:
-    """A session with both its doors."""
+    """A session with its guard."""
 
     def __init__(self, store: JournalStore, lease: Lease, policy: ResolvedPolicy) -> None:
         self._lease = lease
@@ -87,7 +87,7 @@ class Desk:
         await self._call(name, "look_up")
 
     async def order(self, name: str) -> None:
-        """Call the tool that is CONTROLLED, audited and costs something."""
+        """Call the tool that is CONTROLLED, audited and has a cost."""
         await self._call(name, "order")
 
     async def look(self, name: str) -> None:
@@ -96,15 +96,15 @@ class Desk:
         if not isinstance(answer, Answer) or answer.outcome != "ok":
             raise TypeError(answer)
 
-    async def _call(self, name: str, called: str) -> None:
-        answer = await self._guard.call(self._lease, self._standing, Call(name, called, ARGUMENTS), TOOLS)
+    async def _call(self, name: str, tool_name: str) -> None:
+        answer = await self._guard.call(self._lease, self._standing, Call(name, tool_name, ARGUMENTS), TOOLS)
         if not isinstance(answer, Answer) or answer.outcome != "ok":
             raise TypeError(answer)
 
     async def request(self, name: str) -> None:
         """Ask the scripted model."""
-        asked = ModelRequest(id=name, prompt=PROMPT)
-        answer = await self._guard.request(self._lease, self._standing, asked, self._model)
+        model_request = ModelRequest(id=name, prompt=PROMPT)
+        answer = await self._guard.request(self._lease, self._standing, model_request, self._model)
         if not isinstance(answer, AnsweredRequest):
             raise TypeError(answer)
 
@@ -131,19 +131,19 @@ async def repeated(act: Act, name: str, times: int) -> int:
     return times
 
 
-def guarded(open_engine: Callable[[], Engine], chosen: Callable[[Desk], Act]) -> Sample:
-    """Time one kind of act of a session that was opened and warmed up before."""
+def guarded(open_engine: Callable[[], Engine], choose_act: Callable[[Desk], Act]) -> Sample:
+    """Measure one kind of effect in a session that is open and warmed up."""
     with asyncio.Runner() as runner:
-        opened = open_desk(open_engine())
-        act = chosen(runner.run(opened.__aenter__()))
+        desk_context = open_desk(open_engine())
+        act = choose_act(runner.run(desk_context.__aenter__()))
         runner.run(repeated(act, "warm", WARM))
         sample = timed(lambda: runner.run(repeated(act, "s", CALLS)))
-        runner.run(opened.__aexit__(None, None, None))
+        runner.run(desk_context.__aexit__(None, None, None))
     return sample
 
 
 def bare() -> Sample:
-    """Time the function that both tools are made of, called by itself."""
+    """Measure the function of both tools, called directly."""
 
     async def act(_: str) -> None:
         await look_up(query="status of order 4711", limit=10)
@@ -156,7 +156,7 @@ def in_memory() -> Engine:
 
 
 def redacted(text: str, times: int) -> Sample:
-    """Time the redaction of a megabyte."""
+    """Measure the redaction of a megabyte."""
     redactor = Redactor(texts.SECRETS)
     redactor.redact(text)
 
@@ -169,7 +169,7 @@ def redacted(text: str, times: int) -> Sample:
 
 
 def hidden(text: str) -> Sample:
-    """Time the anonymizing of one prompt, for an agent whose names were compiled when it was assembled."""
+    """Measure the anonymization of one prompt, with the agent's names compiled before."""
     compile_names(anonymous.NAMES)
     anonymize_prompt(Prompt(messages=(make_user_message(anonymous.letter(1000)),)), "salt", anonymous.NAMES)
 
@@ -180,7 +180,7 @@ def hidden(text: str) -> Sample:
     return timed(job)
 
 
-def run(rounds: int, say: Callable[[str], None]) -> Measured:
+def run(rounds: int, report: Callable[[str], None]) -> Measured:
     """Measure the guard rows."""
     with tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd()) as folder:
 
@@ -188,7 +188,7 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
             return SqliteEngine(str(Path(folder) / f"{IDS.make()}.db"), now=CLOCK.now, new_id=IDS.make)
 
         contenders = [Contender("bare call of the tool", "calls", "call", bare)]
-        for place, open_engine in (("in memory", in_memory), ("on SQLite", on_sqlite)):
+        for location, open_engine in (("in memory", in_memory), ("on SQLite", on_sqlite)):
             acts: list[tuple[str, str, Callable[[Desk], Act]]] = [
                 ("SAFE tool", "call", lambda desk: desk.look_up),
                 ("CONTROLLED tool with a cost", "call", lambda desk: desk.order),
@@ -196,21 +196,21 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
             ]
             contenders += [
                 Contender(
-                    f"{what}, {place}",
+                    f"{title}, {location}",
                     "calls",
                     unit,
                     lambda open_engine=open_engine, chosen=chosen: guarded(open_engine, chosen),
                 )
-                for what, unit, chosen in acts
+                for title, unit, chosen in acts
             ]
-        for group, made, times in (("usual", texts.USUAL, MEGABYTES), ("hostile", texts.HOSTILE, 1)):
+        for group, texts_by_name, times in (("usual", texts.USUAL, MEGABYTES), ("hostile", texts.HOSTILE, 1)):
             contenders += [
-                Contender(what, group, "MB", lambda make=make, times=times: redacted(make(), times))
-                for what, make in made.items()
+                Contender(title, group, "MB", lambda make=make, times=times: redacted(make(), times))
+                for title, make in texts_by_name.items()
             ]
         prompts = {"100 kB with 1,000 names": anonymous.letter(), **anonymous.HOSTILE}
         contenders += [
-            Contender(f"anonymizing: {what}", "anonymizing", "prompt", lambda text=text: hidden(text))
-            for what, text in prompts.items()
+            Contender(f"anonymizing: {title}", "anonymizing", "prompt", lambda text=text: hidden(text))
+            for title, text in prompts.items()
         ]
-        return compare(contenders, rounds, say), {}
+        return compare(contenders, rounds, report), {}

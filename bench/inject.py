@@ -1,7 +1,7 @@
-"""AgentDojo's suites over the injection brake, and what a decision costs.
+"""AgentDojo's suites with the provenance check, and the cost of its decisions.
 
-AgentDojo lives in an environment of its own under `.bench`, made when it is first needed. A process there plays each
-suite under each brake (`bench/dojo`).
+AgentDojo has its own environment under `.bench`, created on first use. A process there plays each suite with each brake
+(`bench/dojo`).
 """
 
 import hashlib
@@ -30,7 +30,7 @@ BRAKES = ("none", "every-write", "guard", "guessed", "prose")
 ADAPTIVE = frozenset(("guard", "guessed", "prose"))
 PATIENCE = 3600
 PARTS = {"workspace": 3, "travel": 1, "banking": 1, "slack": 1}
-"""In how many parts a suite is played, each by a process of its own."""
+"""Number of parts of a suite, each played by its own process."""
 
 MAIL = Declaration(
     reads="nothing",
@@ -62,40 +62,42 @@ class Suite:
     extra: dict[str, Any]
 
 
-def run(rounds: int, say: Callable[[str], None], *, quick: bool = False, kept: bool = False) -> Measured:
-    """Play the suites; with `kept`, only show those that were played with this code before."""
-    python = _installed(say)
+def run(rounds: int, report: Callable[[str], None], *, quick: bool = False, kept: bool = False) -> Measured:
+    """Play the suites; with `kept`, use only results that are cached for this code."""
+    python = _installed(report)
     costs = [cost(length, rounds) for length in LENGTHS]
-    played = [(suite, brake) for suite in SUITES for brake in BRAKES if not kept or _was_played(suite, brake)]
+    runs_to_play = [(suite, brake) for suite in SUITES for brake in BRAKES if not kept or _was_played(suite, brake)]
     with ThreadPoolExecutor(max_workers=2) as pool:
-        rows = list(pool.map(lambda one: _row(python, *one, say), [("banking", "guard")] if quick else played))
+        rows = list(pool.map(lambda one: _row(python, *one, report), [("banking", "guard")] if quick else runs_to_play))
     return rows, {"costs": costs}
 
 
-def _row(python: Path, suite: str, brake: str, say: Callable[[str], None]) -> Suite:
-    say(f"{suite} under {brake}")
+def _row(python: Path, suite: str, brake: str, report: Callable[[str], None]) -> Suite:
+    report(f"{suite} under {brake}")
     return Suite(suite, brake, _play(python, suite, brake))
 
 
-def _installed(say: Callable[[str], None]) -> Path:
+def _installed(report: Callable[[str], None]) -> Path:
     python = VENV / "bin" / "python"
     if not python.exists():
-        say(f"installing {AGENTDOJO}")
-        needed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+        report(f"installing {AGENTDOJO}")
+        dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
         subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", VENV], check=True)
         install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--system-certs"]
-        subprocess.run([*install, "--python", python, AGENTDOJO, *needed], check=True)
+        subprocess.run([*install, "--python", python, AGENTDOJO, *dependencies], check=True)
     return python
 
 
 def _play(python: Path, suite: str, brake: str) -> dict[str, Any]:
     """Play one suite under one brake, part by part."""
     parts = [_play_part(python, suite, brake, part) for part in range(PARTS[suite])]
-    found: dict[str, Any] = {"suite": suite, "brake": brake}
-    for key in (key for key in parts[0] if key not in found):
-        found[key] = [win for part in parts for win in part[key]] if key == "wins" else sum(part[key] for part in parts)
-    per_task = {key: round(found[key] / found["tasks"], 4) for key in ("staged", "by_call")}
-    return found | per_task
+    totals: dict[str, Any] = {"suite": suite, "brake": brake}
+    for key in (key for key in parts[0] if key not in totals):
+        totals[key] = (
+            [win for part in parts for win in part[key]] if key == "wins" else sum(part[key] for part in parts)
+        )
+    per_task = {key: round(totals[key] / totals["tasks"], 4) for key in ("staged", "by_call")}
+    return totals | per_task
 
 
 def _was_played(suite: str, brake: str) -> bool:
@@ -107,22 +109,24 @@ def _place(suite: str, brake: str, part: int) -> Path:
 
 
 def _play_part(python: Path, suite: str, brake: str, part: int) -> dict[str, Any]:
-    """What was played with the same code before is not played again."""
-    kept = _place(suite, brake, part)
-    if kept.exists():
-        return json.loads(kept.read_text("utf-8"))
+    """Play one part, or load its result if it is cached for the same code."""
+    cache_file = _place(suite, brake, part)
+    if cache_file.exists():
+        return json.loads(cache_file.read_text("utf-8"))
     command = [str(python), "-m", "bench.dojo", suite, brake, "--part", str(part), "--parts", str(PARTS[suite])]
     command += ["--adaptive"] if brake in ADAPTIVE else []
     command += ["--persons"] if brake == "guard" else []
     environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(ended.stdout, "utf-8")
-    return json.loads(ended.stdout)
+    process = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    cache_file.parent.mkdir(exist_ok=True)
+    cache_file.write_text(process.stdout, "utf-8")
+    return json.loads(process.stdout)
 
 
 def _digest_code() -> str:
-    """What decides about a suite's rows: the brake and the bench."""
+    """Digest the code that determines a suite's result: the brake and the benchmark."""
     guard = ROOT / "src/halter/guard"
     names = ("brake", "call_values", "choices", "provenance", "records", "sentences", "trusted_text")
     files = [guard / f"{name}.py" for name in names]
@@ -131,10 +135,9 @@ def _digest_code() -> str:
 
 
 def cost(length: int, rounds: int) -> dict[str, float]:
-    """CPU time of a decision with so many messages of history, in microseconds, beside a loop of a thousand steps.
+    """Measure the CPU time of a decision with a history of `length` messages, and of an empty loop, in microseconds.
 
-    Each figure is the median of the calmest of several runs: what else a machine does makes a decision dearer, never
-    cheaper.
+    Each figure is the lowest median of several runs: other load on the machine only increases it.
     """
     brake = Provenance()
     for number in range(length // 2):

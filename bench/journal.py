@@ -1,7 +1,7 @@
-"""The journal: durable commits and events a second, beside raw drivers that do the same work one commit each.
+"""The journal: durable commits and events per second, compared with raw drivers with one commit per event.
 
-A step is two commits: an intent with a hold in three scopes, then its outcome with the true cost. Halter also
-links each event into its chain, decides inside the transaction and fences the owner; the raw rows do none of that.
+A step is two commits: an intent with a hold in three scopes, then its settlement with the true cost. Halter also links
+each event into its chain, decides inside the transaction and checks the lease; the raw rows do none of this.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ SIZES = {1: 400, 50: 20, 1000: 4}
 
 
 class Counting:
-    """An engine that counts the transactions it really makes."""
+    """An engine that counts its transactions."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -52,7 +52,7 @@ class Counting:
 
 
 async def work(store: Store, sessions: int, steps: int) -> int:
-    """Let that many sessions take that many steps each, all at once; return the number of events."""
+    """Let concurrent sessions take `steps` steps each; return the number of events."""
     ledger = Ledger(store, CLOCK)
     worker = WorkerId(IDS.make())
     names = [IDS.make() for _ in range(sessions)]
@@ -71,8 +71,8 @@ def started(session: str) -> SessionStarted:
 async def one(ledger: Ledger, lease: Lease, steps: int) -> None:
     spender = Spender(lease.session, "bench")
     for step in range(steps):
-        held = make_legs(NO_CAP, spender, CLOCK.now(), usd=1000)
-        intent = CallStarted(call=f"{lease.session}.{step}", tool="look_up", legs=held)
+        legs = make_legs(NO_CAP, spender, CLOCK.now(), usd=1000)
+        intent = CallStarted(call=f"{lease.session}.{step}", tool="look_up", legs=legs)
         answer = await hold(ledger, lease, intent, ARGUMENTS)
         if not isinstance(answer, HoldTaken):
             raise TypeError(answer)
@@ -94,8 +94,8 @@ RAW = (
 
 
 def raw(execute: Callable[..., Any], begin: str, steps: int) -> int:
-    """Do the same statements by hand: one session, one commit for each intent and each outcome."""
-    look, move, hold, free, head, append, budget, stream = RAW
+    """Run the same statements directly: one session, one commit per intent and settlement."""
+    select, update, insert_hold, delete_hold, update_head, insert_event, budget, stream = RAW
     name = IDS.make()
     scopes = (f"session:{name}", f"agent:{name}", f"fleet:{name}")
     for scope in scopes:
@@ -109,16 +109,19 @@ def raw(execute: Callable[..., Any], begin: str, steps: int) -> int:
         now = CLOCK.now()
         execute(begin)
         for scope in scopes:
-            execute(look, (scope,)).fetchone()
-            execute(move, (1000 if intent else -1000, 0 if intent else 400, scope))
+            execute(select, (scope,)).fetchone()
+            execute(update, (1000 if intent else -1000, 0 if intent else 400, scope))
         if intent:
-            execute(hold, (f"{name}.{number}", name, now, "turn", "look_up", facts))
+            execute(insert_hold, (f"{name}.{number}", name, now, "turn", "look_up", facts))
         else:
-            execute(free, (f"{name}.{number - 1}",))
-        execute(head, (now, scopes[0]))
+            execute(delete_hold, (f"{name}.{number - 1}",))
+        execute(update_head, (now, scopes[0]))
         kind, body = ("call_started", ARGUMENTS) if intent else ("call_settled", RESULT)
         salt = secrets.token_bytes(16)
-        execute(append, (scopes[0], number + 1, kind, now, f"{name}/{number}", facts, body, salt, bytes(32), bytes(32)))
+        execute(
+            insert_event,
+            (scopes[0], number + 1, kind, now, f"{name}/{number}", facts, body, salt, bytes(32), bytes(32)),
+        )
         execute("COMMIT")
     return steps * 2
 
@@ -158,10 +161,10 @@ def halter(open_engine: Callable[[], Engine], sessions: int) -> Sample:
 
     blocks = resource.getrusage(resource.RUSAGE_SELF).ru_oublock
     sample = timed(lambda: asyncio.run(main()))
-    written = (resource.getrusage(resource.RUSAGE_SELF).ru_oublock - blocks) * 512
+    bytes_written = (resource.getrusage(resource.RUSAGE_SELF).ru_oublock - blocks) * 512
     sample.extra = {
         "commits_per_event": engine.commits / sample.done,
-        "kB_written_per_step": written / sample.done * 2 / 1000,
+        "kB_written_per_step": bytes_written / sample.done * 2 / 1000,
     }
     return sample
 
@@ -171,7 +174,7 @@ def sqlite_engine(folder: Path) -> Engine:
 
 
 def disk_of_sqlite(folder: Path, sessions: int) -> dict[str, float]:
-    """Count what SQLite really asks of the disk, by the recorder of the power-cut drill (too slow to be timed)."""
+    """Count SQLite's writes and syncs with the recorder of the power-cut drill, which is too slow for timing."""
     from halter_drills.disk import Recorder, Synced, Wrote
 
     path = folder / f"{IDS.make()}.db"
@@ -196,7 +199,7 @@ def disk_of_sqlite(folder: Path, sessions: int) -> dict[str, float]:
 
 
 def disk_of_postgres(url: str, sessions: int, open_engine: Callable[[], Engine]) -> dict[str, float]:
-    """Ask PostgreSQL what it wrote to its write-ahead log for the same work."""
+    """Read the size of PostgreSQL's write-ahead log for the same work."""
     import psycopg
 
     def counters() -> tuple[int, int]:
@@ -214,7 +217,7 @@ def disk_of_postgres(url: str, sessions: int, open_engine: Callable[[], Engine])
     }
 
 
-def run(rounds: int, say: Callable[[str], None]) -> Measured:
+def run(rounds: int, report: Callable[[str], None]) -> Measured:
     """Measure the journal rows."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd())))
@@ -231,7 +234,7 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
         notes: dict[str, Any] = {
             f"disk of SQLite, {sessions} sessions": disk_of_sqlite(folder, sessions) for sessions in SIZES
         }
-        postgres = _postgres(stack, say)
+        postgres = _postgres(stack, report)
         if postgres is not None:
             url, open_engine = postgres
             schema_url = _with_tables(url, open_engine)
@@ -249,17 +252,17 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
             ]
             for sessions in SIZES:
                 notes[f"disk of PostgreSQL, {sessions} sessions"] = disk_of_postgres(url, sessions, open_engine)
-        return compare(contenders, rounds, say), notes
+        return compare(contenders, rounds, report), notes
 
 
-def _postgres(stack: ExitStack, say: Callable[[str], None]) -> tuple[str, Callable[[], Engine]] | None:
+def _postgres(stack: ExitStack, report: Callable[[str], None]) -> tuple[str, Callable[[], Engine]] | None:
     from halter.journal.postgres import PostgresEngine
     from halter.testing.postgres import PostgresMissing, throwaway_cluster
 
     try:
         url = str(stack.enter_context(throwaway_cluster()).url)
     except PostgresMissing as missing:
-        say(f"PostgreSQL is left out: {missing}")
+        report(f"Skipped PostgreSQL. {missing}")
         return None
     return url, lambda: PostgresEngine(url, new_id=IDS.make)
 

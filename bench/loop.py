@@ -1,7 +1,7 @@
-"""The loop, beside other frameworks: the same agent, the same fake model, the same tool, each in its own process.
+"""The loop, compared with other frameworks: the same agent, fake model and tool, each in its own process.
 
-Every framework gets a virtual environment of its own, made from requirements that are pinned by hash. One that cannot
-be installed, or that fails, is said in the table, and the rest goes on.
+Every framework has its own virtual environment, from requirements that are pinned by hash. The table names a framework
+that fails or cannot be installed.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ CACHE = ROOT / ".bench"
 REQUIREMENTS = Path(__file__).parent / "peers" / "requirements"
 WORKLOADS = ("cpu", "growth", "durable", "crowd", "durable_crowd", "memory", "import")
 ONCE = ("durable_crowd",)
-"""What others do in the first round alone, since some take minutes for it."""
+"""Workloads that other frameworks run only in the first round, because some take minutes."""
 PATIENCE = 600
 IMPORT = (
     "import json, time; cpu, wall = time.process_time(), time.perf_counter(); {}; print(json.dumps({{'values': "
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Peer:
-    """A framework: the package whose version is named, its program, and what an agent written with it imports."""
+    """A framework: its package, its benchmark program, and the import statement of an agent."""
 
     name: str
     package: str
@@ -55,8 +55,8 @@ class Peer:
         return CACHE / self.program
 
     def version(self) -> str:
-        found = re.search(rf"^{self.package}(?:\[\w+\])?==(\S+)", self.requirements.read_text(), re.MULTILINE)
-        return found[1] if found else ""
+        match = re.search(rf"^{self.package}(?:\[\w+\])?==(\S+)", self.requirements.read_text(), re.MULTILINE)
+        return match[1] if match else ""
 
 
 PEERS = (
@@ -71,7 +71,7 @@ HALTER = "halter"
 
 @dataclass(frozen=True)
 class Contender:
-    """Somebody who is measured: a Python that has it, its program, and its import."""
+    """A measured framework: its Python, its program and its import statement."""
 
     name: str
     python: Path
@@ -82,7 +82,7 @@ class Contender:
 
 @dataclass
 class Figures:
-    """What one contender reached in one workload: medians of all rounds, and how far the rounds lay apart."""
+    """Figures of one contender in one workload: medians and spread of all rounds."""
 
     name: str
     workload: str
@@ -92,18 +92,18 @@ class Figures:
     failed: str = ""
 
 
-def run(rounds: int, say: Say, *, quick: bool = False, only: Sequence[str] = ()) -> Measured:
-    """Measure everybody at everything, in a new order each time, and return the figures."""
-    contenders, missing = _contenders(only, say)
-    heard: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    shuffled = random.Random(1)
+def run(rounds: int, report: Say, *, quick: bool = False, only: Sequence[str] = ()) -> Measured:
+    """Measure all contenders in all workloads, in a new order each round."""
+    contenders, missing = _contenders(only, report)
+    outputs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    rng = random.Random(1)
     for number in range(1, rounds + 1):
         for workload in WORKLOADS:
-            for each in shuffled.sample(contenders, len(contenders)):
+            for each in rng.sample(contenders, len(contenders)):
                 if workload in ONCE and number > 1 and each.name != HALTER:
                     continue
-                say(f"round {number} of {rounds}: {each.name}, {workload}")
-                heard.setdefault((each.name, workload), []).append(_measured(each, workload, quick=quick))
+                report(f"round {number} of {rounds}: {each.name}, {workload}")
+                outputs.setdefault((each.name, workload), []).append(_measured(each, workload, quick=quick))
     notes = {
         "measured": datetime.now(UTC).date().isoformat(),
         "rounds": rounds,
@@ -111,55 +111,55 @@ def run(rounds: int, say: Say, *, quick: bool = False, only: Sequence[str] = ())
         "missing": missing,
     }
     figures = [
-        _figures(each.name, workload, heard[each.name, workload]) for each in contenders for workload in WORKLOADS
+        _figures(each.name, workload, outputs[each.name, workload]) for each in contenders for workload in WORKLOADS
     ]
     return figures, notes
 
 
-def _contenders(only: Sequence[str], say: Say) -> tuple[list[Contender], dict[str, str]]:
-    """Find everybody who can be measured, and say why the others cannot."""
+def _contenders(only: Sequence[str], report: Say) -> tuple[list[Contender], dict[str, str]]:
+    """Find the contenders that can be measured, and the reasons why others cannot."""
     missing: dict[str, str] = {}
-    found: list[Contender] = []
+    contenders: list[Contender] = []
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if not only or HALTER in only:
         if loop_halter.there():
-            found.append(
+            contenders.append(
                 Contender(HALTER, Path(sys.executable), "bench.loop_halter", "from halter import Agent", os.environ)
             )
         else:
-            missing[HALTER] = "not there yet"
+            missing[HALTER] = "not available"
     for peer in PEERS:
         if only and peer.name not in only:
             continue
         try:
-            python = install(peer, say)
+            python = install(peer, report)
         except (OSError, subprocess.CalledProcessError):
             missing[peer.name] = "could not be installed"
         else:
-            found.append(Contender(peer.name, python, f"bench.peers.{peer.program}", peer.imports, bare))
-    return found, missing
+            contenders.append(Contender(peer.name, python, f"bench.peers.{peer.program}", peer.imports, bare))
+    return contenders, missing
 
 
-def install(peer: Peer, say: Say) -> Path:
-    """Make a framework's virtual environment, unless it is there with these very requirements."""
-    python, mark = peer.venv / "bin" / "python", peer.venv / ".installed"
+def install(peer: Peer, report: Say) -> Path:
+    """Create a framework's virtual environment, unless it exists with these requirements."""
+    python, digest_file = peer.venv / "bin" / "python", peer.venv / ".installed"
     digest = hashlib.sha256(peer.requirements.read_bytes()).hexdigest()
-    if mark.exists() and mark.read_text() == digest:
+    if digest_file.exists() and digest_file.read_text() == digest:
         return python
-    say(f"installing {peer.name} {peer.version()}")
+    report(f"installing {peer.name} {peer.version()}")
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", peer.venv], check=True)
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--system-certs", "--compile-bytecode"]
     subprocess.run([*install, "--python", python, "--require-hashes", "-r", peer.requirements], check=True)
-    mark.write_text(digest)
+    digest_file.write_text(digest)
     return python
 
 
 def _measured(contender: Contender, workload: str, *, quick: bool) -> dict[str, Any]:
-    """Take one measurement in a fresh process; one that fails says why."""
-    what = ["-c", IMPORT.format(contender.imports)] if workload == "import" else ["-m", contender.module, workload]
-    command = [str(contender.python), *what, *(["--quick"] if quick and workload != "import" else [])]
+    """Run one measurement in a new process; return its result or its failure."""
+    arguments = ["-c", IMPORT.format(contender.imports)] if workload == "import" else ["-m", contender.module, workload]
+    command = [str(contender.python), *arguments, *(["--quick"] if quick and workload != "import" else [])]
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             command, cwd=ROOT, env=contender.environ, capture_output=True, text=True, timeout=PATIENCE, check=True
         )
     except subprocess.TimeoutExpired:
@@ -168,20 +168,20 @@ def _measured(contender: Contender, workload: str, *, quick: bool) -> dict[str, 
         last = (error.stderr.strip().splitlines() or ["without a word"])[-1]
         return {"failed": last.replace(f"{ROOT}{os.sep}", "")}
     try:
-        return json.loads(ended.stdout.splitlines()[-1])
+        return json.loads(process.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
-        return {"failed": "said nothing that could be read"}
+        return {"failed": "no readable output"}
 
 
-def _figures(name: str, workload: str, heard: list[dict[str, Any]]) -> Figures:
-    failures = [each["failed"] for each in heard if "failed" in each]
+def _figures(name: str, workload: str, outputs: list[dict[str, Any]]) -> Figures:
+    failures = [each["failed"] for each in outputs if "failed" in each]
     if failures:
         return Figures(name, workload, failed=failures[0])
-    values = {key: [each["values"][key] for each in heard] for key in heard[0]["values"]}
+    values = {key: [each["values"][key] for each in outputs] for key in outputs[0]["values"]}
     return Figures(
         name,
         workload,
         values={key: statistics.median(each) for key, each in values.items()},
         spread={key: max(each) - min(each) for key, each in values.items()},
-        note=heard[0].get("note", ""),
+        note=outputs[0].get("note", ""),
     )

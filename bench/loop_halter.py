@@ -1,4 +1,4 @@
-"""Halter's own side of the loop's rows: the same work as bench/peers, in a process of its own."""
+"""Halter's part of the loop benchmark: the same work as bench/peers, in its own process."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -18,7 +18,7 @@ LIMITS = {"max_steps": LONG + 1}
 
 
 class Fake:
-    """Answers from the script. It counts tokens as every model does here, since the guard holds money by that."""
+    """Answers from the script. It counts tokens like every model, because the guard holds money by the count."""
 
     name = ModelName("scripted", "bench")
     base_url: None = None
@@ -31,11 +31,11 @@ class Fake:
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
-        done = len(prompt.messages) // 2
-        arguments = await self._script.answer(done)
+        done_count = len(prompt.messages) // 2
+        arguments = await self._script.answer(done_count)
         if arguments is None:
             return Reply((Text(DONE, "model", trusted=False),), "end", Usage(1, 1))
-        return Reply((ToolCall(f"call-{done}", "add", json.dumps(arguments)),), "calls", Usage(1, 1))
+        return Reply((ToolCall(f"call-{done_count}", "add", json.dumps(arguments)),), "calls", Usage(1, 1))
 
 
 @asynccontextmanager
@@ -53,7 +53,7 @@ async def opened(script: Script, folder: Path | None) -> AsyncGenerator[Run]:
 
 
 def there() -> bool:
-    """Tell whether this Halter has a loop."""
+    """Return True if this Halter has a loop."""
     try:
         from halter import Agent  # noqa: F401 - asked for only to see whether it is there
     except ImportError:

@@ -1,4 +1,4 @@
-"""How a measurement is taken: interleaved rounds, medians, wall and CPU time, as JSON and as a table."""
+"""Measurements: interleaved rounds, medians, wall and CPU time, as JSON and as a table."""
 
 import gc
 import json
@@ -17,7 +17,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 @dataclass
 class Figure:
-    """One figure: what it is, and what it comes to."""
+    """One figure: name, value and unit."""
 
     name: str
     value: float
@@ -26,7 +26,7 @@ class Figure:
 
 @dataclass
 class Sample:
-    """One round of one row: how much was done, and what it took."""
+    """One round of one row: amount of work, wall time and CPU time."""
 
     done: int
     wall: float
@@ -36,7 +36,7 @@ class Sample:
 
 @dataclass
 class Row:
-    """One line of a table: who did what, and how fast, as the median of all rounds."""
+    """One row of a table: medians of all rounds."""
 
     name: str
     group: str
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass
 class Contender:
-    """Something to be measured, again and again."""
+    """A function that is measured in every round."""
 
     name: str
     group: str
@@ -58,19 +58,19 @@ class Contender:
 
 
 def timed(job: Callable[[], int]) -> Sample:
-    """Do a job once and take its time."""
+    """Run a job once and measure it."""
     gc.collect()
     wall, cpu = time.perf_counter(), time.process_time()
-    done = job()
-    return Sample(done, time.perf_counter() - wall, time.process_time() - cpu)
+    done_count = job()
+    return Sample(done_count, time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def compare(contenders: Sequence[Contender], rounds: int, say: Callable[[str], None]) -> list[Row]:
-    """Measure all contenders in turn, round after round, so that the machine's moods hit all alike."""
+def compare(contenders: Sequence[Contender], rounds: int, report: Callable[[str], None]) -> list[Row]:
+    """Measure all contenders in turn, round after round, so that changes in the machine's load affect all equally."""
     samples: dict[str, list[Sample]] = {contender.name: [] for contender in contenders}
     for number in range(1, rounds + 1):
         for contender in contenders:
-            say(f"round {number} of {rounds}: {contender.name}")
+            report(f"round {number} of {rounds}: {contender.name}")
             samples[contender.name].append(contender.run())
     return [_row(contender, samples[contender.name]) for contender in contenders]
 
@@ -90,7 +90,7 @@ def _row(contender: Contender, samples: list[Sample]) -> Row:
 
 
 def machine() -> dict[str, Any]:
-    """Say what the figures were measured on."""
+    """Describe the machine of the measurement."""
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -100,16 +100,16 @@ def machine() -> dict[str, Any]:
 
 
 Measured = tuple[Sequence[Any], dict[str, Any]]
-"""What a group brings home: its rows, and what else there is to tell."""
+"""Result of a group: its rows and its notes."""
 
 
 def result(name: str, rows: Sequence[Any], notes: dict[str, Any]) -> dict[str, Any]:
-    """Put a group's results together, with what they were measured on."""
+    """Combine a group's results with a description of the machine."""
     return {"bench": name, "machine": machine(), "notes": notes, "rows": [asdict(row) for row in rows]}
 
 
 ON_EACH_MACHINE = ("loop",)
-"""Groups that are kept for each kind of machine, since who is ahead depends on it."""
+"""Groups whose results are saved per machine type, because the ranking depends on it."""
 
 
 def keep(name: str, rows: Sequence[Any], notes: dict[str, Any]) -> None:

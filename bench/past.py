@@ -1,7 +1,7 @@
-"""A long past: the CPU time of each command, route and page over a store with few and with many ended sessions.
+"""Large stores: CPU time of each command, route and page over a store with few and with many ended sessions.
 
-The store is made of one real session, multiplied in its tables: what is measured only reads. What is shown must not
-grow with all that ever was, so the two columns should be nearly the same.
+The store has copies of one real session: the measured commands only read. Their cost must not grow with the number of
+ended sessions, so the two columns should be nearly equal.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ PAGES = ("/", "/fleet", "/agent/shop", "/sessions", "/session/SESSION", "/budget
 
 @dataclass
 class Line:
-    """What one thing costs over few and over many sessions, and how much it answers."""
+    """Cost and answer size of one command, route or page, over few and over many sessions."""
 
     name: str
     kind: str
@@ -97,17 +97,17 @@ async def order(item: str) -> str:
     return f"{item} is ordered."
 
 
-def run(rounds: int, say: Callable[[str], None], *, quick: bool = False) -> Measured:
+def run(rounds: int, report: Callable[[str], None], *, quick: bool = False) -> Measured:
     """Measure everything over both stores."""
     many = MANY // 10 if quick else MANY
     with tempfile.TemporaryDirectory() as folder:
         homes = [Path(folder) / str(count) for count in (FEW, many)]
         for home, count in zip(homes, (FEW, many), strict=True):
-            say(f"a past of {count:,} sessions")
+            report(f"a past of {count:,} sessions")
             fill(home, count)
         lines = [_compared(name, "command", homes, rounds, _command) for name in COMMANDS]
-        with _served(homes[0]) as few, _served(homes[1]) as much:
-            servers = dict(zip(homes, (few, much), strict=True))
+        with _served(homes[0]) as few_server, _served(homes[1]) as many_server:
+            servers = dict(zip(homes, (few_server, many_server), strict=True))
 
             def get(home: Path, path: str) -> tuple[float, int]:
                 return _got(servers[home], home, path)
@@ -118,15 +118,15 @@ def run(rounds: int, say: Callable[[str], None], *, quick: bool = False) -> Meas
 
 
 def _compared(
-    name: str, kind: str, homes: list[Path], rounds: int, take: Callable[[Path, str], tuple[float, int]]
+    name: str, kind: str, homes: list[Path], rounds: int, take_sample: Callable[[Path, str], tuple[float, int]]
 ) -> Line:
-    taken = [[take(home, name) for _ in range(rounds + 1)][1:] for home in homes]
-    (few_ms, many_ms), (few, many) = ([median(one[part] for one in each) for each in taken] for part in (0, 1))
+    samples = [[take_sample(home, name) for _ in range(rounds + 1)][1:] for home in homes]
+    (few_ms, many_ms), (few, many) = ([median(one[part] for one in each) for each in samples] for part in (0, 1))
     return Line(name, kind, few_ms, many_ms, int(few), int(many))
 
 
 def fill(home: Path, count: int) -> None:
-    """Make a store with so many ended sessions of four agents, spread over two months."""
+    """Make a store with `count` ended sessions of four agents, spread over two months."""
     home.mkdir()
     store = home / "halter.db"
     asyncio.run(_one_session(store))
@@ -140,19 +140,19 @@ def fill(home: Path, count: int) -> None:
 
 
 async def _one_session(store: Path) -> None:
-    guarded = Guard(agent=AGENTS[0], tools=[order], store=str(store), environ=environ_of(store.parent))
-    async with guarded as guard, guard.session("restock") as session:
+    guard_context = Guard(agent=AGENTS[0], tools=[order], store=str(store), environ=environ_of(store.parent))
+    async with guard_context as guard, guard.session("restock") as session:
         for item in ("paper", "ink", "pens"):
             await session.call(order, item=item)
 
 
 def _multiply(connection: sqlite3.Connection, table: str, session: str, began_at: int, now: int, count: int) -> None:
-    """Copy the rows of the one session under other names and at other times."""
+    """Copy the rows of the session with other names and times."""
     cursor = connection.execute(f"SELECT * FROM {table}")
     names = [column[0] for column in cursor.description]
     rows = [row for row in cursor if any(isinstance(value, str) and session in value for value in row)]
     times = {name for name in names if name == "at" or name.endswith("_at")}
-    marks = ", ".join("?" for _ in names)
+    placeholders = ", ".join("?" for _ in names)
     columns = ", ".join(f'"{name}"' for name in names)
 
     def copies() -> Iterator[list[object]]:
@@ -164,7 +164,7 @@ def _multiply(connection: sqlite3.Connection, table: str, session: str, began_at
                     for name, value in zip(names, row, strict=True)
                 ]
 
-    connection.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", copies())
+    connection.executemany(f"INSERT INTO {table} ({columns}) VALUES ({placeholders})", copies())
 
 
 def _changed(name: str, value: object, new: str, old: str, agent: str, shift: int) -> object:
@@ -178,7 +178,7 @@ def _changed(name: str, value: object, new: str, old: str, agent: str, shift: in
 
 
 def _leave(connection: sqlite3.Connection, now: int) -> None:
-    """Let every session leave a finding and a notification, be asked about, and some be cancelled."""
+    """Add a finding, a notification and a decision for every session, and a halt for some."""
     rows: list[Row] = []
     for session, agent, began in connection.execute("SELECT session, agent, started_at FROM sessions").fetchall():
         rows += (
@@ -206,15 +206,15 @@ def _leave(connection: sqlite3.Connection, now: int) -> None:
         )
         if session.endswith("3"):
             rows.append(HaltRow(f"session:{session}", 1, began, "ann", "", 0, 1))
-    # Budgets of windows that are over: an hour's for each agent.
+    # Budgets of past windows: one per hour and agent.
     for number in range(SPREAD // HOUR):
         window = time.strftime("hour/%Y-%m-%dT%H", time.gmtime((now - number * HOUR) / 1e6))
         rows += [BudgetRow(f"agent:{agent}", window, "tokens", 100_000, spent=500) for agent in AGENTS]
     for row in rows:
         values = msgspec.structs.astuple(row)
-        marks = ", ".join("?" for _ in values)
-        # Those of the one session that was really run are there already.
-        connection.execute(f"INSERT OR IGNORE INTO {row.TABLE} VALUES ({marks})", values)
+        placeholders = ", ".join("?" for _ in values)
+        # The rows of the session that was really run exist already.
+        connection.execute(f"INSERT OR IGNORE INTO {row.TABLE} VALUES ({placeholders})", values)
 
 
 def environ_of(home: Path) -> dict[str, str]:
@@ -223,16 +223,18 @@ def environ_of(home: Path) -> dict[str, str]:
 
 def _command(home: Path, words: str) -> tuple[float, int]:
     session = (home / "session").read_text()
-    filled = [session if word == "SESSION" else str(home / "out") if word == "FILE" else word for word in words.split()]
+    arguments = [
+        session if word == "SESSION" else str(home / "out") if word == "FILE" else word for word in words.split()
+    ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-m", "halter", *filled],
+    process = subprocess.run(
+        [sys.executable, "-m", "halter", *arguments],
         env={**os.environ, **environ_of(home)},
         capture_output=True,
         check=False,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return 1000 * (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime), len(done.stdout)
+    return 1000 * (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime), len(process.stdout)
 
 
 @contextmanager
@@ -240,10 +242,10 @@ def _served(home: Path) -> Iterator[tuple[str, str, int]]:
     """Serve a store; yield its address, a token and the process."""
     environ = {**os.environ, **environ_of(home)}
     halter = [sys.executable, "-m", "halter"]
-    made = subprocess.run(
+    process = subprocess.run(
         [*halter, "tokens", "add", "bench", "--role", "admin", "--json"], env=environ, capture_output=True, check=True
     )
-    token = json.loads(made.stdout)["token"]
+    token = json.loads(process.stdout)["token"]
     with subprocess.Popen(
         [*halter, "serve", "--listen", "127.0.0.1:0"],
         env=environ,
@@ -259,23 +261,23 @@ def _served(home: Path) -> Iterator[tuple[str, str, int]]:
 
 def _address(server: "subprocess.Popen[str]") -> str:
     for line in server.stdout or ():
-        if found := re.search(r"http://[\d.]+:\d+", line):
-            return found[0]
-    raise RuntimeError("the server ended before it said where it listens")
+        if match := re.search(r"http://[\d.]+:\d+", line):
+            return match[0]
+    raise RuntimeError("The server exited before it printed its address.")
 
 
 def _cpu_ms(pid: int) -> float:
-    """How long all threads of a process have run."""
+    """Read the CPU time of all threads of a process, in milliseconds."""
     return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e6
 
 
 def _got(server: tuple[str, str, int], home: Path, path: str) -> tuple[float, int]:
     now = SystemClock().now()
-    filled = (
+    filled_path = (
         path.replace("SESSION", (home / "session").read_text())
         .replace("NOW", str(now))
         .replace("SINCE", str(now - DAY))
     )
     before = _cpu_ms(server[2])
-    answer = httpx2.get(server[0] + filled, headers={"Authorization": f"Bearer {server[1]}"}, timeout=120)
+    answer = httpx2.get(server[0] + filled_path, headers={"Authorization": f"Bearer {server[1]}"}, timeout=120)
     return _cpu_ms(server[2]) - before, len(answer.raise_for_status().content)

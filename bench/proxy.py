@@ -1,8 +1,8 @@
-"""What the proxy adds to a request: until the first byte, for each chunk, and in CPU time.
+"""Overhead of the proxy per request: until the first byte, per chunk, and in CPU time.
 
-A provider in a process of its own streams the same answer to a client that asks it past the proxy, and through it. The
-proxy is `halter proxy` on a SQLite store, with a hold and a settlement in the journal for each request. CPU time is
-that of the proxy's process. LiteLLM's proxy, in an environment of its own, passes the same requests with one worker.
+A provider in its own process streams the same answer to a client, directly and through the proxy. The proxy is `halter
+proxy` on a SQLite store, with a hold and a settlement in the journal for each request. CPU time is that of the proxy's
+process. LiteLLM's proxy, in its own environment, handles the same requests with one worker.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ TOGETHER = 20
 CHUNKS = 50
 LONG_ANSWERS, LONG_CHUNKS = 3, 10_000
 LONG_LIMIT = 60_000
-"""A request that may be answered with so many tokens gets the long answer."""
+"""`max_tokens` of requests that get the long answer."""
 START_SECONDS = 120
 LITELLM = Peer("LiteLLM", "litellm", "litellm", "litellm")
 LITELLM_KEY = "sk-made-up"
@@ -52,25 +52,25 @@ BODY: dict[str, Any] = {
 }
 
 
-def run(rounds: int, say: Callable[[str], None]) -> Measured:
-    python = install(LITELLM, say)
+def run(rounds: int, report: Callable[[str], None]) -> Measured:
+    python = install(LITELLM, report)
     contenders = [
-        Contender("past the proxy", "proxy", "request", lambda: asyncio.run(_measure(through=False))),
-        Contender("through the proxy", "proxy", "request", lambda: asyncio.run(_measure(through=True))),
+        Contender("past the proxy", "proxy", "request", lambda: asyncio.run(_measure(is_through=False))),
+        Contender("through the proxy", "proxy", "request", lambda: asyncio.run(_measure(is_through=True))),
         Contender("through LiteLLM's proxy", "proxy", "request", lambda: asyncio.run(_measure_litellm(python))),
     ]
     notes = {"requests": ONE_BY_ONE, "together": TOGETHER, "chunks": CHUNKS, "litellm": LITELLM.version()}
     notes |= {"long_chunks": LONG_CHUNKS}
-    rows = compare(contenders, rounds, say)
+    rows = compare(contenders, rounds, report)
     load = round(os.getloadavg()[0])
     return rows, notes | {"load": load, "long_load": load}
 
 
-async def _measure(*, through: bool) -> Sample:
+async def _measure(*, is_through: bool) -> Sample:
     with tempfile.TemporaryDirectory() as folder:
         async with _program(["-m", "bench.proxy"], {}, Path(folder)) as (_, line):
             url, key, pid = f"http://127.0.0.1:{line}", "made-up", 0
-            if not through:
+            if not is_through:
                 return await _ask_all(url, key, pid)
             environ = _environ(Path(folder), url)
             key = await _make_key(environ)
@@ -78,13 +78,13 @@ async def _measure(*, through: bool) -> Sample:
                 ["-m", "halter", "proxy", "--listen", "127.0.0.1:0", "--json"], environ, Path(folder)
             ) as (
                 proxy,
-                told,
+                first_line,
             ):
-                return await _ask_all(json.loads(told)["url"], key, proxy.pid)
+                return await _ask_all(json.loads(first_line)["url"], key, proxy.pid)
 
 
 async def _measure_litellm(python: Path) -> Sample:
-    """LiteLLM with one worker, one key and no database: it holds no money and keeps nothing."""
+    """Measure LiteLLM with one worker, one key and no database, so without holds and storage."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with _program(["-m", "bench.proxy"], {}, folder) as (_, line):
@@ -94,20 +94,20 @@ async def _measure_litellm(python: Path) -> Sample:
                 port = free.getsockname()[1]
             words = ["--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
             environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
-            made = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 python.with_name("litellm"), *words, env=environ, cwd=folder, stdout=DEVNULL, stderr=DEVNULL
             )
             try:
-                await _wait_until_up(port, made)
-                return await _ask_all(f"http://127.0.0.1:{port}", LITELLM_KEY, made.pid)
+                await _wait_until_up(port, process)
+                return await _ask_all(f"http://127.0.0.1:{port}", LITELLM_KEY, process.pid)
             finally:
-                made.send_signal(signal.SIGTERM)
-                await made.wait()
+                process.send_signal(signal.SIGTERM)
+                await process.wait()
 
 
-async def _wait_until_up(port: int, made: Process) -> None:
+async def _wait_until_up(port: int, process: Process) -> None:
     async with asyncio.timeout(START_SECONDS):
-        while made.returncode is None:
+        while process.returncode is None:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
@@ -115,11 +115,11 @@ async def _wait_until_up(port: int, made: Process) -> None:
                 continue
             writer.close()
             return
-    raise RuntimeError("LiteLLM's proxy ended before it served")
+    raise RuntimeError("LiteLLM's proxy exited before it accepted connections.")
 
 
 async def _ask_all(url: str, key: str, pid: int) -> Sample:
-    """Ask one by one for the delays, then several at once for the rate."""
+    """Send requests one by one for the delays, then concurrently for the rate."""
     import httpx2
 
     first: list[float] = []
@@ -131,11 +131,11 @@ async def _ask_all(url: str, key: str, pid: int) -> Sample:
         async with http.stream("POST", f"{url}/v1/messages", json=body, headers=headers) as answer:
             if not answer.is_success:
                 raise RuntimeError(f"the answer was {answer.status_code}")
-            heard, size = 0.0, 0
-            async for piece in answer.aiter_bytes():
-                heard = heard or time.perf_counter() - began
-                size += len(piece)
-        first.append(heard)
+            first_byte_at, size = 0.0, 0
+            async for chunk in answer.aiter_bytes():
+                first_byte_at = first_byte_at or time.perf_counter() - began
+                size += len(chunk)
+        first.append(first_byte_at)
         whole.append(time.perf_counter() - began)
         return size
 
@@ -153,15 +153,15 @@ async def _ask_all(url: str, key: str, pid: int) -> Sample:
             / CHUNKS
             * 1e6,
         }
-        began, cpu, done = time.perf_counter(), _read_cpu(pid), 0
+        began, cpu, done_count = time.perf_counter(), _read_cpu(pid), 0
         for _ in range(3):
             await asyncio.gather(*(ask() for _ in range(TOGETHER)))
-            done += TOGETHER
+            done_count += TOGETHER
         wall, used = time.perf_counter() - began, _read_cpu(pid) - cpu
         cpu = _read_cpu(pid)
         size = sum([await ask(LONG_LIMIT) for _ in range(LONG_ANSWERS)])
         extra["cpu_ms_per_mb"] = (_read_cpu(pid) - cpu) * 1000 / (size / 1e6)
-        return Sample(done, wall, used, extra)
+        return Sample(done_count, wall, used, extra)
 
 
 def _read_cpu(pid: int) -> float:
@@ -185,35 +185,35 @@ def _environ(folder: Path, provider: str) -> dict[str, str]:
 
 async def _make_key(environ: dict[str, str]) -> str:
     words = [sys.executable, "-m", "halter", "keys", "new", "--agent", "bench", "--json"]
-    made = await asyncio.create_subprocess_exec(*words, env={**os.environ, **environ}, stdout=PIPE)
-    said, _ = await made.communicate()
-    return json.loads(said)["key"]
+    process = await asyncio.create_subprocess_exec(*words, env={**os.environ, **environ}, stdout=PIPE)
+    output, _ = await process.communicate()
+    return json.loads(output)["key"]
 
 
 @asynccontextmanager
 async def _program(words: list[str], environ: dict[str, str], folder: Path) -> AsyncGenerator[tuple[Process, str]]:
-    """Run a program of Python; yield it with the first line that it prints."""
+    """Run a Python program; yield the process and its first line of output."""
     paths = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    made = await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         sys.executable, *words, env={**os.environ, **paths, **environ}, cwd=folder, stdout=PIPE
     )
     try:
-        if made.stdout is None:
-            raise RuntimeError("the program has no output")
-        yield made, (await made.stdout.readline()).decode().strip()
+        if process.stdout is None:
+            raise RuntimeError("The program has no output.")
+        yield process, (await process.stdout.readline()).decode().strip()
     finally:
-        made.send_signal(signal.SIGTERM)
-        await made.wait()
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
 
 
 async def _provide() -> None:
-    """Serve the same answer, in as many chunks as are measured, until ended."""
+    """Serve the same answer, in the measured number of chunks, until killed."""
     from halter_drills.provider import ListedProvider
 
     class TwoLengths(ListedProvider):
-        def _answer(self, path: str, asked: Mapping[str, Any], body: bytes) -> tuple[Sequence[bytes], object]:
-            self.texts = ("word ",) * (LONG_CHUNKS if asked["max_tokens"] >= LONG_LIMIT else CHUNKS)
-            return super()._answer(path, asked, body)
+        def _answer(self, path: str, request: Mapping[str, Any], body: bytes) -> tuple[Sequence[bytes], object]:
+            self.texts = ("word ",) * (LONG_CHUNKS if request["max_tokens"] >= LONG_LIMIT else CHUNKS)
+            return super()._answer(path, request, body)
 
     async with TwoLengths().serve() as provider:
         print(provider.port, flush=True)

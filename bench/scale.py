@@ -1,8 +1,8 @@
-"""Many machines, on one: what a step and a wake cost the workers and PostgreSQL, and what one PostgreSQL holds.
+"""Scale: the cost of a step and a wake for workers and PostgreSQL, and the capacity of one PostgreSQL.
 
-The server is a fresh one with the settings that it comes with: every commit waits for its disk. The workers are real
-processes of `halter worker`; an agent has a scripted model that answers at once, and a tool that does nothing. So all
-that is measured is the runtime's own work: a real model only adds waiting.
+The server is new and has its default settings: every commit is synced to disk. The workers are real `halter worker`
+processes; an agent has a scripted model that answers immediately, and a tool that does nothing. So the figures cover
+only the runtime's own work: a real model adds waiting time.
 """
 
 import asyncio
@@ -29,38 +29,41 @@ from halter.state import lifecycle
 
 ROUNDS = 3
 LONG, SHORT = 5, 1
-"""Steps in a turn: looking four times and sleeping, or only sleeping."""
+"""Steps per turn: four tool calls and a sleep, or only a sleep."""
 CROWD = 20_000
-"""How many sessions are due at once: more than can be served while it is measured."""
+"""Number of due sessions: more than the workers can serve during the measurement."""
 WINDOW = 12
 SLEEPERS = 100_000
 WAKES, RATE = 1_000, 20
 CLAIMERS, CLAIMED = 3, 6_000
 IDLE = 12
 LIVED, OFTEN = 60, 40
-"""So many sessions wake so often, to have a history."""
+"""Number of sessions with a history, and their number of wakes."""
 
 Say = Callable[[str], None]
 
 
-def run(rounds: int, say: Say, *, quick: bool = False) -> Measured:
+def run(rounds: int, report: Say, *, quick: bool = False) -> Measured:
     """Measure the rows of many machines."""
     from halter.testing.postgres import PostgresMissing, throwaway_cluster
 
-    busy = os.getloadavg()[0]
+    load_before = os.getloadavg()[0]
     try:
-        with tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd()) as folder, throwaway_cluster() as own:
+        with (
+            tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd()) as folder,
+            throwaway_cluster() as cluster,
+        ):
             home = settled(Path(folder), (SHORT, LONG))
-            made = _Server(own.url, own.data, home, say, quick=quick)
-            figures = {**made.throughput(min(rounds, ROUNDS)), **made.sleepers(), **made.history()}
-            version = made.version()
+            server = _Server(cluster.url, cluster.data, home, report, quick=quick)
+            figures = {**server.throughput(min(rounds, ROUNDS)), **server.sleepers(), **server.history()}
+            version = server.version()
     except PostgresMissing as missing:
-        say(f"PostgreSQL is left out: {missing}")
+        report(f"Skipped PostgreSQL. {missing}")
         figures, version = {}, ""
     notes = {
         "measured": datetime.now(UTC).date().isoformat(),
         "postgresql": version,
-        "load": [busy, os.getloadavg()[0]],
+        "load": [load_before, os.getloadavg()[0]],
         "steps_per_wake": LONG,
         "sleepers": SLEEPERS // 50 if quick else SLEEPERS,
         "wakes_per_second": RATE,
@@ -74,7 +77,7 @@ Figures = dict[tuple[str, str], float]
 
 
 class _Server:
-    """One PostgreSQL, on which one thing after the other is measured, each in a schema of its own."""
+    """One PostgreSQL with consecutive measurements, each in its own schema."""
 
     def __init__(self, url: str, data: Path, home: Home, say: Say, *, quick: bool) -> None:
         self._url, self._data, self._home, self._say = url, data, home, say
@@ -87,11 +90,11 @@ class _Server:
         self._number = 0
 
     def version(self) -> str:
-        """Name the server's version."""
+        """Read the server's version."""
         database = Database(self._url, self._data, "public")
-        told = str(database.ask("SELECT current_setting('server_version')")[0][0]).split()[0]
+        text = str(database.ask("SELECT current_setting('server_version')")[0][0]).split()[0]
         database.close()
-        return told
+        return text
 
     def _fresh(self) -> Database:
         self._number += 1
@@ -100,19 +103,19 @@ class _Server:
         return database
 
     def throughput(self, rounds: int) -> Figures:
-        """Let one, two and four workers serve more than they can, and two with short turns, round after round."""
+        """Measure one, two and four saturated workers, and two with short turns, in interleaved rounds."""
         manners = [(1, LONG), (2, LONG), (4, LONG), (2, SHORT)]
-        found: dict[tuple[int, int], list[dict[str, float]]] = {manner: [] for manner in manners}
+        samples_by_manner: dict[tuple[int, int], list[dict[str, float]]] = {manner: [] for manner in manners}
         for number in range(1, rounds + 1):
             for together, steps in manners:
                 self._say(f"round {number} of {rounds}: {together} workers, {steps} steps for each wake")
-                found[together, steps].append(asyncio.run(self._served(together, steps)))
-        told: Figures = {}
-        for (together, steps), samples in found.items():
+                samples_by_manner[together, steps].append(asyncio.run(self._served(together, steps)))
+        figures: Figures = {}
+        for (together, steps), samples in samples_by_manner.items():
             name = f"{together} workers, {steps} steps a wake"
             for key, unit in _THROUGHPUT.items():
-                told[f"{name}: {key}", unit] = statistics.median(sample[key] for sample in samples)
-        return told
+                figures[f"{name}: {key}", unit] = statistics.median(sample[key] for sample in samples)
+        return figures
 
     async def _served(self, together: int, steps: int) -> dict[str, float]:
         database, agent = self._fresh(), name_of(steps)
@@ -123,27 +126,27 @@ class _Server:
         with workers(self._home, [steps], database, together) as running:
             await _warm(database, self._crowd + together * DEFAULT_CONCURRENCY)
             connections = database.connections()
-            found = await _observed(database, running, self._window)
-            left = database.number("SELECT count(*) FROM sessions WHERE owner = '' AND due_at <= microseconds()")
-        _demand(left > 0, "all were served before the end")
-        found["connections a worker"] = connections / together
+            figures = await _observed(database, running, self._window)
+            due_count = database.number("SELECT count(*) FROM sessions WHERE owner = '' AND due_at <= microseconds()")
+        _demand(due_count > 0, "all sessions were served before the end")
+        figures["connections a worker"] = connections / together
         database.drop()
         database.close()
-        return found
+        return figures
 
     def sleepers(self) -> Figures:
-        """Let very many sleep, with few who wake; then claim and offer what is due among them."""
+        """Measure many sleepers with few wakes; then claim and offer the due sessions among them."""
         database = self._fresh()
-        found = asyncio.run(self._slept(database))
-        for verb, told in (("claim", "claimed, many at a time"), ("offer", "claimed by ticket, each for itself")):
+        figures = asyncio.run(self._slept(database))
+        for verb, title in (("claim", "claimed, many at a time"), ("offer", "claimed by ticket, each for itself")):
             self._say(f"{CLAIMERS} processes {verb}")
             rate, offering = self._taken(database, verb)
-            found[f"sessions {told}", "a second"] = rate
+            figures[f"sessions {title}", "a second"] = rate
             if offering:
-                found["sessions offered, which one process does at a time", "a second"] = self._claimed / offering
+                figures["sessions offered, which one process does at a time", "a second"] = self._claimed / offering
         database.drop()
         database.close()
-        return found
+        return figures
 
     async def _slept(self, database: Database) -> Figures:
         agent, store = name_of(LONG), opened(database.url)
@@ -152,7 +155,7 @@ class _Server:
         await asleep(store, agent, dict.fromkeys(range(self._sleepers), CLOCK.now() + 2 * DAY))
         wall, after = time.perf_counter() - wall, database.counters()
         rows = database.rows()
-        found: Figures = {
+        figures: Figures = {
             ("sessions begun and put to sleep", "a second"): self._sleepers / wall,
             ("a sleeper: kept", "bytes"): (after["kept"] - before["kept"]) / self._sleepers,
             ("a sleeper: log written", "bytes"): (after["wal"] - before["wal"]) / self._sleepers,
@@ -160,24 +163,24 @@ class _Server:
         }
         database.vacuum()
         first = moment(40)
-        dues = {self._sleepers + place: first + place * SECOND // RATE for place in range(self._wakes)}
+        dues = {self._sleepers + number: first + number * SECOND // RATE for number in range(self._wakes)}
         await asleep(store, agent, dues)
         with workers(self._home, [LONG], database, 2) as running:
-            found |= await self._idle(database, running)
+            figures |= await self._idle(database, running)
             _demand(CLOCK.now() < first, "the workers were not ready before the first was due")
             self._say(f"{self._wakes} wake by the clock, {RATE} a second")
             await until(max(dues.values()))
             await _woken(database, self._wakes)
-            found |= self._late(database, agent, dues)
+            figures |= self._late(database, agent, dues)
             self._say(f"{self._wakes} wake by a message, {RATE} a second")
-            found |= await self._told(database, store, agent)
-            found["a worker's memory, at work", "MB"] = max(fleet.resident_mb(pid) for pid in running.pids)
-            found["a connection's memory", "MB"] = database.memory_of_connections()
+            figures |= await self._told(database, store, agent)
+            figures["a worker's memory, at work", "MB"] = max(fleet.resident_mb(pid) for pid in running.pids)
+            figures["a connection's memory", "MB"] = database.memory_of_connections()
         await store.close()
-        return found
+        return figures
 
     async def _idle(self, database: Database, running: Workers) -> Figures:
-        """Let everybody sleep for a while: what a worker and the server need for nothing."""
+        """Measure the CPU time of workers and server while all sessions sleep."""
         seconds = 3 if self._sleepers < SLEEPERS else IDLE
         before = running.cpu(), database.cpu()
         await asyncio.sleep(seconds)
@@ -188,21 +191,21 @@ class _Server:
         }
 
     def _late(self, database: Database, agent: str, dues: dict[int, int]) -> Figures:
-        """See when each was woken whose moment had come."""
+        """Measure the lateness of wakes by the clock."""
         first = "SELECT split_part(stream, '-', 2)::bigint, min(at) FROM events"
-        woken = database.ask(
+        woken_rows = database.ask(
             f"{first} WHERE kind = %s AND stream LIKE %s GROUP BY 1", SessionWoken.KIND, f"session:{agent}-%"
         )
-        late = [(at - dues[int(number)]) / 1000 for number, at in woken if number in dues]
+        late = [(at - dues[int(number)]) / 1000 for number, at in woken_rows if number in dues]
         _demand(len(late) == len(dues), f"{len(dues) - len(late)} were not woken")
         return _spread("a wake by the clock", late)
 
     async def _told(self, database: Database, store: JournalStore, agent: str) -> Figures:
-        """Write to sleepers, one by one, and see when each was woken."""
+        """Send messages to sleepers one by one, and measure the lateness of their wakes."""
         began = moment(1)
-        for place in range(self._wakes):
-            await until(began + place * SECOND // RATE)
-            session = f"{agent}-{place}"
+        for number in range(self._wakes):
+            await until(began + number * SECOND // RATE)
+            session = f"{agent}-{number}"
             await store.commit(lifecycle.post_message(session, f"{session}/message", b"Look.", "bench"))
         await _woken(database, 2 * self._wakes)
         late = database.ask(
@@ -215,9 +218,9 @@ class _Server:
         return _spread("a wake by a message", [float(each) for (each,) in late])
 
     def _taken(self, database: Database, verb: str) -> tuple[float, float]:
-        """Let several processes take what is due among all the sleepers.
+        """Let several processes claim the due sessions among all sleepers.
 
-        Tell how many they took a second together, and how many seconds they spent on offering.
+        Return their total rate per second, and the seconds they spent on offering.
         """
         asyncio.run(self._due(database, verb))
         command = [sys.executable, "-m", "bench.claims", verb, database.url, name_of(LONG)]
@@ -230,22 +233,22 @@ class _Server:
             if each.stdin is not None:
                 each.stdin.write("go\n")
                 each.stdin.flush()
-        took = [json.loads(_heard(each)) for each in running]
+        results = [json.loads(_heard(each)) for each in running]
         for each in running:
             each.communicate()
-        _demand(sum(one["taken"] for one in took) >= self._claimed, "not all that was due was taken")
-        wall = max(one["ended"] for one in took) - min(one["began"] for one in took)
-        return self._claimed / wall, sum(one["offering"] for one in took)
+        _demand(sum(result["taken"] for result in results) >= self._claimed, "not all due sessions were claimed")
+        wall = max(result["ended"] for result in results) - min(result["began"] for result in results)
+        return self._claimed / wall, sum(result["offering"] for result in results)
 
     async def _due(self, database: Database, verb: str) -> None:
-        """Begin sessions that nobody attends: they are due at once."""
+        """Start sessions without a worker: they are due immediately."""
         store, base = opened(database.url), 10_000_000 if verb == "claim" else 20_000_000
         for first in range(base, base + self._claimed, fleet.TOGETHER):
             await begun(store, name_of(LONG), range(first, min(first + fleet.TOGETHER, base + self._claimed)))
         await store.close()
 
     def history(self) -> Figures:
-        """Let some wake often; then see what a wake costs a worker that has not seen them before."""
+        """Wake some sessions often; then measure a wake in a new worker, which must read their history."""
         self._say(f"{self._lived} sessions wake {OFTEN} times")
         return asyncio.run(self._remembered())
 
@@ -260,22 +263,22 @@ class _Server:
                 before = running.cpu() + database.cpu()
                 for _ in range(times):
                     await self._all_woken(database, store, agent)
-                spent = running.cpu() + database.cpu() - before
+                cpu_spent = running.cpu() + database.cpu() - before
             events = database.number("SELECT count(*) FROM events WHERE stream LIKE %s", f"session:{agent}-%")
-            costs.append((spent / self._lived / times * 1000, events / self._lived))
+            costs.append((cpu_spent / self._lived / times * 1000, events / self._lived))
         await store.close()
         database.drop()
         database.close()
-        (early, few), _, (late, many) = costs
+        (short_cost, few_events), _, (long_cost, many_events) = costs
         return {
-            ("a wake of one step without a history: CPU, both sides", "ms"): early,
-            ("a wake of one step with a long history: CPU, both sides", "ms"): late,
-            ("events in the short history", "events"): few,
-            ("events in the long history", "events"): many,
+            ("a wake of one step without a history: CPU, both sides", "ms"): short_cost,
+            ("a wake of one step with a long history: CPU, both sides", "ms"): long_cost,
+            ("events in the short history", "events"): few_events,
+            ("events in the long history", "events"): many_events,
         }
 
     async def _all_woken(self, database: Database, store: JournalStore, agent: str) -> None:
-        """Write to everybody, and wait until all sleep again."""
+        """Send a message to all sessions, and wait until all sleep again."""
         slept = "SELECT count(*) FROM events WHERE kind = %s"
         before = database.number(slept, SessionParked.KIND)
         numbers = range(self._lived)
@@ -301,12 +304,12 @@ _THROUGHPUT = {
 
 
 async def _warm(database: Database, rests: int) -> None:
-    """Wait until every place has been taken once: before, all are at the same step."""
+    """Wait until every slot was used once: before that, all sessions are at the same step."""
     await _counted(database, SessionParked.KIND, rests)
 
 
 async def _woken(database: Database, wakes: int) -> None:
-    """Wait until all that were to wake have done so, and what they do then is done."""
+    """Wait until all planned wakes have happened and their turns have ended."""
     await _counted(database, SessionWoken.KIND, wakes)
     await asyncio.sleep(3)
 
@@ -319,45 +322,45 @@ async def _counted(database: Database, kind: str, number: int) -> None:
 
 
 async def _observed(database: Database, running: Workers, seconds: float) -> dict[str, float]:
-    """Count what happens between two moments, and what it costs."""
+    """Measure events and their cost during a window of time."""
     before, from_, wall = database.counters(), CLOCK.now(), time.perf_counter()
     cpu = running.cpu(), database.cpu()
     await asyncio.sleep(seconds)
     mine, servers = running.cpu() - cpu[0], database.cpu() - cpu[1]
     wall, to, after = time.perf_counter() - wall, CLOCK.now(), database.counters()
-    counted = "SELECT count(*) FROM events WHERE kind = %s AND at >= %s AND at < %s"
-    steps = database.number(counted, RequestSettled.KIND, from_, to)
-    wakes = database.number(counted, SessionParked.KIND, from_, to)
-    _demand(steps > 0, "nothing was done")
-    grown = {name: after[name] - before[name] for name in before}
+    count_query = "SELECT count(*) FROM events WHERE kind = %s AND at >= %s AND at < %s"
+    steps = database.number(count_query, RequestSettled.KIND, from_, to)
+    wakes = database.number(count_query, SessionParked.KIND, from_, to)
+    _demand(steps > 0, "no step was made")
+    growth = {name: after[name] - before[name] for name in before}
     return {
         "steps": steps / wall,
         "wakes": wakes / wall,
         "CPU of the workers": mine / steps * 1000,
         "CPU of PostgreSQL": servers / steps * 1000,
-        "log written": grown["wal"] / steps,
-        "kept": grown["kept"] / steps,
-        "kept as events": grown["events_kept"] / steps,
-        "transactions": grown["commits"] / wall,
-        "syncs": grown["syncs"] / wall,
+        "log written": growth["wal"] / steps,
+        "kept": growth["kept"] / steps,
+        "kept as events": growth["events_kept"] / steps,
+        "transactions": growth["commits"] / wall,
+        "syncs": growth["syncs"] / wall,
         "cores used": (mine + servers) / wall,
     }
 
 
 def _spread(name: str, late: Sequence[float]) -> Figures:
-    ordered = sorted(late)
+    ordered_values = sorted(late)
     return {
-        (f"{name}, p50", "ms"): ordered[len(ordered) // 2],
-        (f"{name}, p99", "ms"): ordered[len(ordered) * 99 // 100],
+        (f"{name}, p50", "ms"): ordered_values[len(ordered_values) // 2],
+        (f"{name}, p99", "ms"): ordered_values[len(ordered_values) * 99 // 100],
     }
 
 
 def _demand(true: bool, otherwise: str) -> None:  # noqa: FBT001
     if not true:
-        raise RuntimeError(f"This could not be measured: {otherwise}. The machine may be too slow, or too busy.")
+        raise RuntimeError(f"Measurement failed: {otherwise}. The machine may be too slow or too busy.")
 
 
 def _heard(process: "subprocess.Popen[str]") -> str:
     line = process.stdout.readline() if process.stdout is not None else ""
-    _demand(bool(line), "a process that takes what is due has ended")
+    _demand(bool(line), "a claiming process has exited")
     return line

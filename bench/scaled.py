@@ -1,4 +1,4 @@
-"""The part of the page about many machines."""
+"""The section about scale of the benchmark page."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,16 +44,16 @@ Own = Mapping[str, float]
 
 
 def told(result: dict[str, Any]) -> list[str]:
-    """Write the tables of many machines."""
-    notes, own = result["notes"], figures_of(result)
-    if not own:
+    """Render the tables about scale."""
+    notes, figures = result["notes"], figures_of(result)
+    if not figures:
         return ["Not measured: there was no PostgreSQL."]
     loads = " and ".join(f"{load:.1f}" for load in notes["load"])
     lines = [SCALE.format(loads=loads, **{key: notes[key] for key in notes if key != "load"})]
     lines += [BUSY] if max(notes["load"]) > result["machine"]["cores"] else []
     lines += ["| workers |" + "".join(f" {head} |" for head, *_ in COLUMNS), "|---|" + "---:|" * len(COLUMNS)]
     for manner in MANNERS:
-        cells = "".join(f" {format(own[f'{manner}: {key}'], shape)} |" for _, key, shape in COLUMNS)
+        cells = "".join(f" {format(figures[f'{manner}: {key}'], shape)} |" for _, key, shape in COLUMNS)
         lines.append(f"| {manner.replace('1 workers', '1 worker').replace('1 steps', '1 step')} |{cells}")
     lines += ["", WAITING.format(**notes), "| what | here |", "|---|---:|"]
     rest = [row for row in result["rows"] if " workers, " not in row["name"]]

@@ -1,4 +1,4 @@
-"""The page of sizes: arithmetic on what was measured, and nothing else."""
+"""The sizing page: arithmetic on the measured figures."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from bench.scaled import MANNERS, Own, figures_of
 
 LOADED = 0.6
-"""How much of a core is planned with; the rest is for what comes in waves."""
+"""Planned load of a core; the rest is a reserve for peaks."""
 HOUR, DAY = 3_600, 86_400
 SERVER_CORES = 16
-"""A usual size of one server, to say where it ends."""
+"""A common size of one server, for its limits."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What one wake and one step come to, as it was measured."""
+    """Measured cost of one wake and one step."""
 
     worker_wake: float
     worker_step: float
@@ -31,48 +31,50 @@ class Costs:
     offers: float
 
     def worker_cpu(self, wakes: float, steps: float) -> float:
-        """How many seconds of CPU the workers need for so many wakes and steps."""
+        """Compute the CPU seconds of workers for wakes and steps."""
         return (wakes * self.worker_wake + steps * self.worker_step) / 1000
 
     def server_cpu(self, wakes: float, steps: float) -> float:
-        """How many seconds of CPU PostgreSQL needs for them."""
+        """Compute the CPU seconds of PostgreSQL for wakes and steps."""
         return (wakes * self.server_wake + steps * self.server_step) / 1000
 
 
-def costs_of(own: Own) -> Costs:
-    """Part a wake from its steps, by the turns of one step and of five."""
+def costs_of(figures: Own) -> Costs:
+    """Split the cost of a turn into its wake and its steps, from turns of one step and of five."""
     (worker_wake, worker_step), (server_wake, server_step) = (
-        parted(own[f"{MANNERS[3]}: {side}"], own[f"{MANNERS[1]}: {side}"])
+        parted(figures[f"{MANNERS[3]}: {side}"], figures[f"{MANNERS[1]}: {side}"])
         for side in ("CPU of the workers", "CPU of PostgreSQL")
     )
     long, short = "a wake of one step with a long history", "a wake of one step without a history"
-    more = own["events in the long history"] - own["events in the short history"]
+    more_events = figures["events in the long history"] - figures["events in the short history"]
     return Costs(
         worker_wake=worker_wake,
         worker_step=worker_step,
         server_wake=server_wake,
         server_step=server_step,
-        history=max(0.0, own[f"{long}: CPU, both sides"] - own[f"{short}: CPU, both sides"]) / more * 1000,
-        log=own[f"{MANNERS[1]}: log written"],
-        kept=own[f"{MANNERS[1]}: kept"],
-        sleeper=own["a sleeper: kept"],
-        rows=own["a sleeper: rows"],
-        memory=own["a worker's memory, at work"],
-        connection=own["a connection's memory"],
-        connections=max(own[f"{manner}: connections a worker"] for manner in MANNERS),
-        offers=own["sessions offered, which one process does at a time"],
+        history=max(0.0, figures[f"{long}: CPU, both sides"] - figures[f"{short}: CPU, both sides"])
+        / more_events
+        * 1000,
+        log=figures[f"{MANNERS[1]}: log written"],
+        kept=figures[f"{MANNERS[1]}: kept"],
+        sleeper=figures["a sleeper: kept"],
+        rows=figures["a sleeper: rows"],
+        memory=figures["a worker's memory, at work"],
+        connection=figures["a connection's memory"],
+        connections=max(figures[f"{manner}: connections a worker"] for manner in MANNERS),
+        offers=figures["sessions offered, which one process does at a time"],
     )
 
 
-def parted(one: float, each_of_five: float) -> tuple[float, float]:
-    """Part what a turn of one step costs, and each step of a turn of five, into a wake and a step."""
-    step = (5 * each_of_five - one) / 4
-    return (one - step, step) if 0 < step < one else (0.0, each_of_five)
+def parted(one_step_turn: float, each_of_five: float) -> tuple[float, float]:
+    """Split the costs of a turn of one step, and of each step of a turn of five, into a wake and a step."""
+    step = (5 * each_of_five - one_step_turn) / 4
+    return (one_step_turn - step, step) if 0 < step < one_step_turn else (0.0, each_of_five)
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """So many agents, each of which wakes so often and takes so many steps then."""
+    """A number of agents, the seconds between their wakes, and their steps per wake."""
 
     agents: int
     every: int
@@ -93,7 +95,7 @@ FLEETS = (
 
 
 def needs(fleet: Fleet, costs: Costs) -> list[str]:
-    """Work out what a fleet needs, row by row."""
+    """Compute the needs of a fleet, row by row."""
     wakes = fleet.agents / fleet.every
     steps = wakes * fleet.steps
     mine, servers = costs.worker_cpu(wakes, steps), costs.server_cpu(wakes, steps)
@@ -210,20 +212,20 @@ ENDS = """
 
 
 def page(result: dict[str, Any]) -> str:
-    """Write the page of sizes, or nothing where nothing was measured."""
-    own = figures_of(result)
-    if not own:
+    """Render the sizing page; empty without a measurement."""
+    figures = figures_of(result)
+    if not figures:
         return ""
-    costs, machine = costs_of(own), result["machine"]
-    named = {name: getattr(costs, name) for name in Costs.__dataclass_fields__}
-    written = SIZING.format(
+    costs, machine = costs_of(figures), result["machine"]
+    values = {name: getattr(costs, name) for name in Costs.__dataclass_fields__}
+    text = SIZING.format(
         cores=machine["cores"],
         machine=machine["machine"],
         postgresql=result["notes"]["postgresql"],
         loaded=LOADED,
-        **named,
+        **values,
     )
-    return written + "\n".join(_worked_out(costs)) + "\n" + ENDS.format(**named | _ends(costs))
+    return text + "\n".join(_worked_out(costs)) + "\n" + ENDS.format(**values | _ends(costs))
 
 
 def _worked_out(costs: Costs) -> list[str]:
@@ -236,7 +238,7 @@ def _worked_out(costs: Costs) -> list[str]:
 
 
 def _ends(costs: Costs) -> dict[str, float]:
-    """Work out what one server carries."""
+    """Compute the limits of one server."""
     of_five = costs.server_cpu(1, 5)
     wakes = SERVER_CORES * LOADED / of_five
     turn = 1000 * (of_five + costs.worker_cpu(1, 5))

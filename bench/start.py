@@ -1,6 +1,6 @@
-"""How long it takes until something stands on the screen: a fresh process for each figure.
+"""Start-up time of commands: a new process for each figure.
 
-The bare row is the interpreter itself, which no program can be quicker than.
+The bare row is the interpreter alone, the lower bound of every program.
 """
 
 import os
@@ -16,10 +16,10 @@ from pathlib import Path
 from bench.measure import Contender, Measured, Sample, compare
 
 TAB = {"_HALTER_COMPLETE": "complete_bash", "COMP_WORDS": "halter\nshow\n", "COMP_CWORD": "2"}
-"""What a shell says when somebody presses Tab after `halter show`."""
+"""Environment that a shell sets for completion after `halter show`."""
 
 
-def run(rounds: int, say: Callable[[str], None]) -> Measured:
+def run(rounds: int, report: Callable[[str], None]) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         store = {"HALTER_STORE": str(Path(folder) / "halter.db"), "HOME": folder}
         _began([sys.executable, "-m", "halter", "run", _agent(folder), "hello"], store)
@@ -35,7 +35,7 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
             Contender(name, "start", "start", partial(_began, [sys.executable, *words], environ))
             for name, (words, environ) in rows.items()
         ]
-        return compare(contenders, rounds * 3, say), {}
+        return compare(contenders, rounds * 3, report), {}
 
 
 def _agent(folder: str) -> str:

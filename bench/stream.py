@@ -1,7 +1,7 @@
-"""The news of a fleet for a hundred who listen: how late they are, and what one who stalls does to the others.
+"""Event streams to a hundred listeners: their lateness, and the effect of one stalled listener on the others.
 
-An agent takes a turn five times a second, in a server of its own process, on SQLite. Lateness is the time from the
-moment that the journal gives an event to the moment that a listener has it, over all events and all who read.
+An agent takes five turns per second, in a server in its own process, on SQLite. Lateness is the time from an event's
+timestamp in the journal until a listener has it, over all events and all reading listeners.
 """
 
 import asyncio
@@ -24,38 +24,39 @@ LISTENERS = 100
 TURNS = 40
 APART = 0.2
 SMALL = 4096
-"""The buffer of one who stalls: what is sent to it soon stands before a full pipe."""
+"""Receive buffer of a stalled listener, which fills up quickly."""
 AGENT = f"name: clerk\nmodel: reflex\nreflex: [{{say: {'All is well. ' * 150}}}]\n"
 
 
-def run(rounds: int, say: Callable[[str], None]) -> Measured:
+def run(rounds: int, report: Callable[[str], None]) -> Measured:
     rows = {"nobody listens": (0, 0), "100 listen": (LISTENERS, 0), "100 listen, and one stalls": (LISTENERS, 1)}
     contenders = [
-        Contender(name, "stream", "news", partial(_once, reading, stalled)) for name, (reading, stalled) in rows.items()
+        Contender(name, "stream", "news", partial(_once, reading, stalled_count))
+        for name, (reading, stalled_count) in rows.items()
     ]
-    return compare(contenders, rounds, say), {"listeners": LISTENERS, "turns": TURNS}
+    return compare(contenders, rounds, report), {"listeners": LISTENERS, "turns": TURNS}
 
 
-def _once(reading: int, stalled: int) -> Sample:
-    return asyncio.run(_listened(reading, stalled))
+def _once(reading: int, stalled_count: int) -> Sample:
+    return asyncio.run(_listened(reading, stalled_count))
 
 
-async def _listened(reading: int, stalled: int) -> Sample:
+async def _listened(reading: int, stalled_count: int) -> Sample:
     late: list[float] = []
     async with _server() as (server, port, token), asyncio.TaskGroup() as listening:
         readers = [await _socket(port, token) for _ in range(reading)]
-        stuck = [await _socket(port, token, small=True) for _ in range(stalled)]
+        stuck = [await _socket(port, token, small=True) for _ in range(stalled_count)]
         began, cpu = time.perf_counter(), time.process_time()
         tasks = [listening.create_task(_read(reader, late)) for reader in readers]
-        told = json.loads(await _asked(server))
+        server_figures = json.loads(await _asked(server))
         wall, cpu = time.perf_counter() - began, time.process_time() - cpu
         await asyncio.sleep(1)
         for task in tasks:
             task.cancel()
         for each in (*readers, *stuck):
             each.transport.abort()
-    turns = told["turns"]
-    extra = {"turn_p50_ms": _at(turns, 0.5), "turn_p99_ms": _at(turns, 0.99), "server_cpu_s": told["cpu"]}
+    turns = server_figures["turns"]
+    extra = {"turn_p50_ms": _at(turns, 0.5), "turn_p99_ms": _at(turns, 0.99), "server_cpu_s": server_figures["cpu"]}
     if late:
         extra |= {"p50_ms": _at(late, 0.5), "p99_ms": _at(late, 0.99)}
     return Sample(max(1, len(late)), wall, cpu, extra)
@@ -66,7 +67,7 @@ def _at(values: list[float], share: float) -> float:
 
 
 async def _asked(server: asyncio.subprocess.Process) -> bytes:
-    """Let the agent take its turns, and hear how long each took."""
+    """Run the agent's turns; return their durations as JSON."""
     _input(server).write(b"go\n")
     return await _output(server).readline()
 
@@ -82,25 +83,25 @@ def _output(server: asyncio.subprocess.Process) -> asyncio.StreamReader:
 async def _socket(port: int, token: str, *, small: bool = False) -> Any:
     from websockets.asyncio.client import connect
 
-    plain = socket.socket()
+    raw_socket = socket.socket()
     if small:
-        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
-    plain.connect(("127.0.0.1", port))
+        raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
+    raw_socket.connect(("127.0.0.1", port))
     headers = {"Authorization": f"Bearer {token}"}
-    made = await connect(
-        f"ws://127.0.0.1:{port}/api/ws", sock=plain, additional_headers=headers, max_queue=1 if small else None
+    websocket = await connect(
+        f"ws://127.0.0.1:{port}/api/ws", sock=raw_socket, additional_headers=headers, max_queue=1 if small else None
     )
-    await made.send("{}")
-    await made.recv()
-    return made
+    await websocket.send("{}")
+    await websocket.recv()
+    return websocket
 
 
 async def _read(reader: Any, late: list[float]) -> None:
     async for text in reader:
         now = time.time()
-        told = json.loads(text)
-        if "at" in told:
-            late.append(now - told["at"] / 1e6)
+        event = json.loads(text)
+        if "at" in event:
+            late.append(now - event["at"] / 1e6)
 
 
 @asynccontextmanager
@@ -117,17 +118,17 @@ async def _server() -> AsyncGenerator[tuple[asyncio.subprocess.Process, int, str
 
 
 async def _serve(folder: Path) -> None:
-    """Serve, and let an agent take turns when told to."""
+    """Serve, and run the agent's turns on request."""
     from halter.runtime.feed import Bus
     from halter.runtime.runtime import open_runtime
-    from halter.server.auth import Keyring, describe_token, make_secret
+    from halter.server.auth import Keyring, make_secret, make_token
     from halter.server.middleware import ServerLimits
     from halter.server.server import ServerExtras, bind, serve_web
     from halter.settings import read_settings
 
     secret, listening = make_secret(), bind(port=0)
     async with open_runtime(read_settings({"USER": "bench"}, folder, str(folder / "halter.db"))) as app:
-        keys = Keyring(extra=[describe_token(secret, "bench", "viewer", app.clock.now())])
+        keys = Keyring(extra=[make_token(secret, "bench", "viewer", app.clock.now())])
         extras = ServerExtras(limits=ServerLimits(streams=2 * LISTENERS), pages=False)
         serving = asyncio.create_task(serve_web(app, listening, keys, Bus(app.store, app.clock), extras))
         print(listening.getsockname()[1], secret, flush=True)
@@ -140,7 +141,7 @@ async def _serve(folder: Path) -> None:
 
 async def _turns(app: Any, folder: Path) -> list[float]:
     from halter.cli.talk import open_agent_context
-    from halter.runtime.sessions import attend_session, begin_session
+    from halter.runtime.session_start import attend_session, begin_session
 
     agent = folder / "clerk"
     agent.mkdir()

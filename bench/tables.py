@@ -39,26 +39,26 @@ on a quiet one. CPU times and memory stand.
 
 
 def write() -> str:
-    """Write the pages anew from all results, and return that of the measurements."""
+    """Write the pages from all results, and return the page of the measurements."""
     for name, page in pages().items():
         (DOCS / name).write_text(page)
     return pages()["bench.md"]
 
 
 def pages() -> dict[str, str]:
-    """Make the pages that are made of results."""
+    """Render the pages from all results, by file name."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     sizes = [sizing.page(result) for result in results if result["bench"] == "scale"]
     sections = [INTRODUCTION]
-    for place, result in enumerate(results):
-        again = place > 0 and result["bench"] == results[place - 1]["bench"]
-        sections.append(section(result, again=again))
+    for index, result in enumerate(results):
+        is_repeated = index > 0 and result["bench"] == results[index - 1]["bench"]
+        sections.append(section(result, again=is_repeated))
     page = "\n".join(sections)
     return {"bench.md": page} | ({"sizing.md": sizes[0]} if any(sizes) else {})
 
 
 def section(result: dict[str, Any], *, again: bool = False) -> str:
-    """Write one group's part of the page; `again` on another machine, without what was explained before."""
+    """Render one group's section; with `again`, on another machine and without explanations."""
     machine, title = result["machine"], TITLES[result["bench"]]
     lines = [
         f"## {title}, on {machine['machine']}" if again else f"## {title}",
@@ -103,7 +103,7 @@ BRAKES = {
 
 
 def _inject(result: dict[str, Any]) -> list[str]:
-    """Tell what the brake stops, what it asks, and what a decision costs."""
+    """Render attacks, questions and the cost of decisions."""
     lines = [
         INJECT,
         "| brake | suite | tasks done | attacks, static | adaptive | questions, staged | call by call |",
@@ -117,16 +117,16 @@ def _inject(result: dict[str, Any]) -> list[str]:
                 f"| {title} | {row['suite']} | {row['done']} of {row['tasks']} | {row['static']} of {row['pairs']} "
                 f"| {adaptive} | {row['staged']:.2f} | {row['by_call']:.2f} |"
             )
-    asked = [row["extra"] for row in result["rows"] if "wrong" in row["extra"]]
-    if asked:
-        pairs, wrong, locked = (sum(row[key] for row in asked) for key in ("pairs", "wrong", "wrong_locked"))
-        let, kept = (sum(row[key] for row in asked) for key in ("wrong_let", "wrong_locked_let"))
-        told = (
+    asked_rows = [row["extra"] for row in result["rows"] if "wrong" in row["extra"]]
+    if asked_rows:
+        pairs, wrong, locked = (sum(row[key] for row in asked_rows) for key in ("pairs", "wrong", "wrong_locked"))
+        let_count, kept_count = (sum(row[key] for row in asked_rows) for key in ("wrong_let", "wrong_locked_let"))
+        sentence = (
             f"A person who agrees wrongly to one attack question in ten lets {wrong} of {pairs} attacks through; "
-            f"{locked} if a denied question locks the session. Under attack the task's own calls all run in {let} of "
-            f"{pairs} without the lock, and in {kept} with it."
+            f"{locked} if a denied question locks the session. Under attack the task's own calls all run in "
+            f"{let_count} of {pairs} without the lock, and in {kept_count} with it."
         )
-        lines += ["", told]
+        lines += ["", sentence]
     for row in result["rows"]:
         for win in row["extra"].get("wins", ()) if row["group"] == "guard" else ():
             lines += ["", f"- {row['name']}, {win['task']} ({win['pairs']} pairs): `{win['call']}`: {win['why']}."]
@@ -144,13 +144,13 @@ def _inject(result: dict[str, Any]) -> list[str]:
 
 def _all_suites(rows: list[dict[str, Any]]) -> dict[str, Any]:
     tasks = sum(row["tasks"] for row in rows)
-    found: dict[str, Any] = {"suite": "all" if len(rows) == ALL_SUITES else "together", "tasks": tasks}
+    totals: dict[str, Any] = {"suite": "all" if len(rows) == ALL_SUITES else "together", "tasks": tasks}
     for key in ("done", "static", "pairs", "adaptive"):
         if all(key in row for row in rows):
-            found[key] = sum(row[key] for row in rows)
+            totals[key] = sum(row[key] for row in rows)
     for key in ("staged", "by_call"):
-        found[key] = sum(row[key] * row["tasks"] for row in rows) / tasks
-    return found
+        totals[key] = sum(row[key] * row["tasks"] for row in rows) / tasks
+    return totals
 
 
 PAST = """The same commands, routes and pages over a store of {few:,} ended sessions and over one of {many:,}: CPU time
@@ -160,7 +160,7 @@ report and the audit tell of the last day, in which the larger store had a hundr
 
 
 def _past(result: dict[str, Any]) -> list[str]:
-    """Tell what a long past costs whoever looks at the present."""
+    """Render the cost of reads over few and over many sessions."""
     lines = [
         PAST.format(**result["notes"]),
         "| what | | few, ms | many, ms | few, kB | many, kB |",
@@ -180,7 +180,7 @@ comes, and the model is shown 16,000 characters of it.
 
 
 def _growth(result: dict[str, Any]) -> list[str]:
-    """Tell what a step costs beside much, against beside little."""
+    """Render the cost of a step with much load against little."""
     lines = [
         GROWTH,
         "| what | little | much | CPU µs beside little | beside much | |",
@@ -197,11 +197,11 @@ START = """Each figure is that of a fresh process, from its start to its end. Th
 takes longer.
 """
 STARTS = {"import halter": 200, "halter --help": 500}
-"""What we aim at, in milliseconds."""
+"""Goals in milliseconds."""
 
 
 def _start(result: dict[str, Any]) -> list[str]:
-    """Tell how long it takes to begin, and hold it against the bare interpreter and what we aim at."""
+    """Render start-up times, against the bare interpreter and our goals."""
     bare = next(row["cpu_us"] for row in result["rows"] if row["name"] == "python")
     lines = [START, "| what | CPU ms | against python alone | aim, CPU ms |", "|---|---:|---:|---:|"]
     for row in result["rows"]:
@@ -218,7 +218,7 @@ SDK's step is that of the Python process alone: Claude Code is another, and make
 
 
 def _adapters(result: dict[str, Any]) -> list[str]:
-    """Tell what the guard adds to a step of another framework."""
+    """Render the guard's overhead per step of another framework."""
     cpu = {row["name"]: row["cpu_us"] for row in result["rows"]}
     lines = [
         ADAPTERS.format(**result["notes"]),
@@ -238,7 +238,7 @@ at p50.
 
 
 def _hook(result: dict[str, Any]) -> list[str]:
-    """Tell how long another program waits for a decision, beside an interpreter that does nothing."""
+    """Render the time of a hook's decision, against a bare interpreter."""
     lines = [
         HOOK.format(**result["notes"]),
         "| what | p50, ms | p95, ms | CPU of the hook, ms |",
@@ -259,7 +259,7 @@ cores, delays are those of a busy machine, and only CPU times compare with other
 
 
 def _proxy(result: dict[str, Any]) -> list[str]:
-    """Tell what the proxy adds to a request."""
+    """Render the proxy's overhead per request."""
     lines = [
         PROXY.format(**result["notes"]),
         "| what | first byte p50, ms | p95, ms | each chunk p50, µs | requests/s | CPU ms a request | CPU ms a MB |",
@@ -280,7 +280,7 @@ time from the journal's moment of an event until a listener has it, over all eve
 
 
 def _stream(result: dict[str, Any]) -> list[str]:
-    """Tell how late the news are, and what one who stalls changes for everybody else."""
+    """Render the lateness of events, and the effect of a stalled listener."""
     rows = {row["name"]: row["extra"] for row in result["rows"]}
     lines = [
         STREAM.format(**result["notes"]),
@@ -297,10 +297,10 @@ def _stream(result: dict[str, Any]) -> list[str]:
 
 
 def _autonomy(result: dict[str, Any]) -> list[str]:
-    """Tell the figures of sleepers, and hold them against what we aim at."""
+    """Render the figures of sleepers, against our goals."""
     notes = result["notes"]
-    own = {row["name"]: row["value"] for row in result["rows"]}
-    memory = own["memory of a sleeping agent"]
+    values = {row["name"]: row["value"] for row in result["rows"]}
+    memory = values["memory of a sleeping agent"]
     loads = " and ".join(f"{load:.1f}" for load in notes["load"])
     return [
         AUTONOMY.format(sleepers=notes["sleepers"], measured=notes["measured"], loads=loads),
@@ -328,16 +328,16 @@ def _journal(result: dict[str, Any]) -> list[str]:
     base = {row["group"]: row["per_second"] for row in reversed(result["rows"]) if row["name"].startswith("raw")}
     for row in result["rows"]:
         commits = row["extra"].get("commits_per_event")
-        shown = "1" if commits is None else f"{commits:.3f}"
+        commits_text = "1" if commits is None else f"{commits:.3f}"
         ratio = row["per_second"] / base[row["group"]]
         rate = f"{row['per_second']:,.0f} {row['unit']}s"
-        lines.append(f"| {row['name']} | {rate} | {row['cpu_us']:,.0f} | {ratio:.2f}× | {shown} |")
+        lines.append(f"| {row['name']} | {rate} | {row['cpu_us']:,.0f} | {ratio:.2f}× | {commits_text} |")
     lines += ["", "| disk | bytes written per event | syncs per event | bytes kept per event |", "|---|---:|---:|---:|"]
     for name, disk in result["notes"].items():
-        kept = f"{disk['bytes_kept_per_event']:,.0f}" if "bytes_kept_per_event" in disk else ""
+        bytes_kept = f"{disk['bytes_kept_per_event']:,.0f}" if "bytes_kept_per_event" in disk else ""
         lines.append(
             f"| {name.removeprefix('disk of ')} | {disk['bytes_written_per_event']:,.0f} "
-            f"| {disk['syncs_per_event']:.3f} | {kept} |"
+            f"| {disk['syncs_per_event']:.3f} | {bytes_kept} |"
         )
     return lines
 

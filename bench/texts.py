@@ -1,6 +1,6 @@
-"""A megabyte of each kind of text that a redactor meets: usual ones, and ones that somebody made to slow it down.
+"""A megabyte of each kind of text for a redactor: usual ones, and ones designed to slow it down.
 
-All keys here are made up while running and open nothing.
+All keys are generated at run time and are not valid anywhere.
 """
 
 import base64
@@ -44,28 +44,28 @@ _KEYS: tuple[Make, ...] = (
 )
 
 
-def _log(every: int) -> str:
-    """Write log lines with a secret in each of so many."""
-    return _whole(_line(n) if n % every else f"{_line(n)} {_CHANCE.choice(_KEYS)()}" for n in count(1))
+def _log(interval: int) -> str:
+    """Make log lines, one in `interval` with a secret."""
+    return _whole(_line(n) if n % interval else f"{_line(n)} {_CHANCE.choice(_KEYS)()}" for n in count(1))
 
 
 def _whole(lines: Iterable[str]) -> str:
-    kept: list[str] = []
+    lines_kept: list[str] = []
     size = 0
     for line in lines:
-        kept.append(line)
+        lines_kept.append(line)
         size += len(line) + 1
         if size >= SIZE:
             break
-    return "\n".join(kept)
+    return "\n".join(lines_kept)
 
 
-def _full(piece: str) -> str:
-    return piece * (SIZE // len(piece.encode()))
+def _full(text: str) -> str:
+    return text * (SIZE // len(text.encode()))
 
 
 def _sources() -> str:
-    """Take this repository's own code and pages, with a secret in each of 200 lines."""
+    """Make a text of this repository's code and pages, with a secret in one of 200 lines."""
     root = Path(__file__).parent.parent
     files = [*sorted(root.glob("src/halter/**/*.py"))[::4], *sorted(root.glob("docs/*.md"))]
     lines = "\n".join(file.read_text() for file in files).splitlines()

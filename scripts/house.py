@@ -1,4 +1,4 @@
-"""Measure the shape of the package: its size, its names, and how far a tool call travels before it is committed.
+"""Measure the structure of the package: its size, its names, and the call path of a tool call up to its commit.
 
     .venv/bin/python -m scripts.house          a table
     .venv/bin/python -m scripts.house --json   the same figures, by name
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -30,18 +30,16 @@ from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
 from halter.loop.loop import TurnLoop
 from halter.models.scripted import Scripted, call, say
+from scripts.names import CHECKS
 
 SOURCE = Path(__file__).parents[1] / "src"
 WORDS = re.compile(r"\b(?:whoever|somebody|nobody|whatever)\b", re.IGNORECASE)
-NOUNS_IN_ING = frozenset({"billing", "string", "thing", "ring", "ping", "king", "spring", "embedding"})
-"""Words that end like a gerund and are none."""
-
 RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)
-"""By these a coroutine is over; at any other instruction it only waits."""
+"""Instructions at which a coroutine ends; at any other one it is suspended."""
 
 ACT: CodeType = vars(TurnLoop)["_act"].__code__
 FOLLOWED = 2
-"""The act that is followed: the first one pays for what is made once."""
+"""Number of the act that is followed; the first one includes one-time costs."""
 
 RUNS = 3
 """How often a command runs: the least CPU time counts."""
@@ -53,8 +51,8 @@ class Text:
 
     files: int
     fullest_folder: tuple[str, int]
-    gerunds: tuple[str, ...]
-    duplicates: dict[str, int]
+    names: dict[str, list[str]]
+    """What breaks a rule for names, by the rule."""
 
 
 @dataclass
@@ -69,12 +67,12 @@ class Travel:
 
     @property
     def frames(self) -> int:
-        """How deep the call is when it is committed."""
+        """Depth of the call stack at the commit."""
         return len(self.path)
 
     @property
     def files(self) -> int:
-        """How many files a reader opens on that way."""
+        """Number of files on the call path."""
         return len({code.co_filename for code in self.path})
 
 
@@ -85,19 +83,24 @@ def modules() -> list[Path]:
 
 def text() -> Text:
     """Measure the files."""
-    found = modules()
-    folder, most = Counter(path.parent for path in found).most_common(1)[0]
+    files = modules()
+    folder, file_count = Counter(path.parent for path in files).most_common(1)[0]
     return Text(
-        files=len(found),
-        fullest_folder=(folder.relative_to(SOURCE).as_posix(), most),
-        gerunds=tuple(path.relative_to(SOURCE).as_posix() for path in found if _is_gerund(path.stem)),
-        duplicates=_duplicates(map(parse_module, found)),
+        files=len(files),
+        fullest_folder=(folder.relative_to(SOURCE).as_posix(), file_count),
+        names=check_names(),
     )
+
+
+def check_names() -> dict[str, list[str]]:
+    """List what breaks a rule for names, by the rule."""
+    parsed = {path.relative_to(SOURCE): parse_module(path) for path in modules()}
+    return {rule: list(find(parsed)) for rule, find in CHECKS.items()}
 
 
 @cache
 def parse_module(path: Path) -> ast.Module:
-    """Parse a file, once for all that look at it."""
+    """Parse a file, with a cache."""
     return ast.parse(path.read_text("utf-8"))
 
 
@@ -109,18 +112,6 @@ def count_text() -> dict[str, int]:
         "net_lines": sum(_net_lines(source, parse_module(path)) for path, source in sources.items()),
         "words": sum(len(WORDS.findall(source)) for source in sources.values()),
     }
-
-
-def _is_gerund(stem: str) -> bool:
-    return any(part.endswith("ing") and part not in NOUNS_IN_ING for part in stem.split("_"))
-
-
-def _duplicates(trees: Iterable[ast.Module]) -> dict[str, int]:
-    """Count the public classes of modules by name, and keep those that occur twice or more."""
-    names = Counter(
-        node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"
-    )
-    return {name: count for name, count in sorted(names.items()) if count > 1}
 
 
 def _net_lines(source: str, tree: ast.Module) -> int:
@@ -140,32 +131,32 @@ def travel() -> Travel:
     """Run an agent with a scripted model on SQLite, and follow one of its tool calls.
 
     A commit that runs in a callback of the event loop starts a new stack:
-    its frames count as well, since a reader follows them too.
+    its frames count as well.
     """
-    found = Travel()
+    followed_call = Travel()
     for _ in range(RUNS):
-        found = Travel()
+        followed_call = Travel()
         with tempfile.TemporaryDirectory() as folder:
-            asyncio.run(_run_agent(Path(folder) / "house.db", _Spy(found)))
-        if found.path:
+            asyncio.run(_run_agent(Path(folder) / "house.db", _Spy(followed_call)))
+        if followed_call.path:
             break
-        # Another thread was writing just then, and made the commit: a profile function sees its own thread alone.
-    return found
+        # Another thread made the commit: a profile function sees only its own thread.
+    return followed_call
 
 
 class _Spy:
-    """A profile function that looks at one act of the loop."""
+    """A profile function that records one act of the loop."""
 
-    def __init__(self, found: Travel) -> None:
-        self._found = found
+    def __init__(self, travel_record: Travel) -> None:
+        self._found = travel_record
         self._acts: list[FrameType] = []
         self._act: FrameType | None = None
         self._asked: list[CodeType] = []
         self._seen: dict[int, FrameType] = {}
-        """The frames that were counted, kept alive: a coroutine that goes on is the same call."""
+        """The counted frames, kept alive: a resumed coroutine is the same call."""
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        """Follow one event of the interpreter."""
+        """Handle one event of the interpreter."""
         code = frame.f_code
         if event == "call" and code is ACT and frame not in self._acts:
             self._acts.append(frame)
@@ -186,8 +177,8 @@ class _Spy:
             self._asked = _stack(frame)
         elif code is _code(SqliteEngine.commit) and not self._found.path:
             stack = _stack(frame)
-            joined = stack if _code(Agent.run) in stack else self._asked + stack
-            self._found.path = joined[joined.index(_code(Agent.run)) :]
+            path = stack if _code(Agent.run) in stack else self._asked + stack
+            self._found.path = path[path.index(_code(Agent.run)) :]
 
 
 def _code(function: Callable[..., Any]) -> CodeType:
@@ -201,7 +192,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _stack(frame: FrameType) -> list[CodeType]:
-    """List the functions of the package that are under way, the outermost first."""
+    """List the active functions of the package, the outermost first."""
     codes = [each.f_code for each in _frames(frame) if each.f_code.co_filename.startswith(str(SOURCE))]
     return codes[::-1]
 
@@ -222,7 +213,7 @@ async def _run_agent(store: Path, spy: _Spy | None = None) -> None:
 
 
 def cpu_seconds(command: list[str], folder: Path) -> float:
-    """Return the least CPU time of a few runs of a command."""
+    """Return the lowest CPU time of a few runs of a command."""
     return min(_cpu_seconds(command, folder) for _ in range(RUNS))
 
 
@@ -248,46 +239,46 @@ def start_times() -> dict[str, float]:
 
 def figures() -> dict[str, Any]:
     """Measure everything."""
-    made, way = text(), travel()
+    text_figures, call_travel = text(), travel()
     return {
-        **asdict(made),
+        **asdict(text_figures),
         **count_text(),
-        "frames_of_a_call": way.frames,
-        "files_of_a_call": way.files,
-        "path_of_a_call": [f"{Path(code.co_filename).stem}.{code.co_qualname}" for code in way.path],
-        "calls_of_an_act": way.calls.total(),
-        "functions_of_an_act": len(way.calls),
+        "frames_of_a_call": call_travel.frames,
+        "files_of_a_call": call_travel.files,
+        "path_of_a_call": [f"{Path(code.co_filename).stem}.{code.co_qualname}" for code in call_travel.path],
+        "calls_of_an_act": call_travel.calls.total(),
+        "functions_of_an_act": len(call_travel.calls),
         "cpu_seconds": start_times(),
     }
 
 
-def _table(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    folder, most = found["fullest_folder"]
-    yield "files", f"{found['files']:,}"
-    yield "lines", f"{found['lines']:,}"
-    yield "net code lines", f"{found['net_lines']:,}"
-    yield "files in the fullest folder", f"{most} ({folder})"
-    yield "modules named by a gerund", f"{len(found['gerunds'])}"
-    yield "public class names used twice or more", f"{len(found['duplicates'])}"
-    yield "frames from Agent.run to the commit of a call", f"{found['frames_of_a_call']}"
-    yield "files on that way", f"{found['files_of_a_call']}"
-    yield "calls of one act", f"{found['calls_of_an_act']}"
-    yield "functions of one act", f"{found['functions_of_an_act']}"
-    for name, seconds in found["cpu_seconds"].items():
+def _table(all_figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    folder, file_count = all_figures["fullest_folder"]
+    yield "files", f"{all_figures['files']:,}"
+    yield "lines", f"{all_figures['lines']:,}"
+    yield "net code lines", f"{all_figures['net_lines']:,}"
+    yield "files in the fullest folder", f"{file_count} ({folder})"
+    for rule, breaches in all_figures["names"].items():
+        yield rule, f"{len(breaches)}"
+    yield "frames from Agent.run to the commit of a call", f"{all_figures['frames_of_a_call']}"
+    yield "files on that way", f"{all_figures['files_of_a_call']}"
+    yield "calls of one act", f"{all_figures['calls_of_an_act']}"
+    yield "functions of one act", f"{all_figures['functions_of_an_act']}"
+    for name, seconds in all_figures["cpu_seconds"].items():
         yield f"CPU of `{name}`", f"{seconds * 1000:.0f} ms"
-    yield "whoever, somebody, nobody, whatever", f"{found['words']:,}"
+    yield "whoever, somebody, nobody, whatever", f"{all_figures['words']:,}"
 
 
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="python -m scripts.house", description="Measure the shape of the package.")
     parser.add_argument("--json", action="store_true", help="print every figure, with the names behind the counts")
-    asked = parser.parse_args()
-    found = figures()
-    if asked.json:
-        print(json.dumps(found, indent=2))
+    options = parser.parse_args()
+    all_figures = figures()
+    if options.json:
+        print(json.dumps(all_figures, indent=2))
         return
-    rows = list(_table(found))
+    rows = list(_table(all_figures))
     width = max(len(name) for name, _ in rows)
     for name, figure in rows:
         print(f"{name:<{width}}  {figure}")

@@ -1,7 +1,7 @@
-"""Pictures of every page of the dashboard, in both themes, on a desk and on a phone, for people to look at.
+"""Screenshots of every page of the dashboard, in both themes, in desktop and phone size.
 
-`make pictures` leaves them in `.pictures`, which git ignores. The pages are those of `halter demo`: the worst night,
-and the live agent while it asks.
+`make pictures` writes them to `.pictures`, which git ignores. The pages are those of `halter demo`: the recorded night,
+and the live agent while it waits for approval.
 """
 
 import os
@@ -39,7 +39,7 @@ SETTLE_MS: Final = 400
 
 
 def find_browser() -> str | None:
-    """Find a browser: best the one that has no window to draw, which takes half the time."""
+    """Find a browser, preferably the headless one, which takes half the time."""
     return shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 
@@ -52,14 +52,14 @@ def _run_demo(state: str) -> Iterator[str]:
         [halter, "demo", "--no-browser"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as demo:
         try:
-            found = (re.search(r"http://\S+/login#token=\S+", line) for line in demo.stdout or ())
-            yield next(address[0] for address in found if address)
+            matches = (re.search(r"http://\S+/login#token=\S+", line) for line in demo.stdout or ())
+            yield next(address[0] for address in matches if address)
         finally:
             demo.send_signal(signal.SIGINT)
 
 
 def _take(page: Any, base: str, names: Sequence[str], *, whole: bool) -> None:
-    """Load each page once, and picture it in every theme and size."""
+    """Load each page once, and take a screenshot in every theme and size."""
     for name in names:
         page.goto(f"{base}{PAGES[name]}")
         page.wait_for_function("() => window.socket && window.socket.connected")
@@ -69,20 +69,20 @@ def _take(page: Any, base: str, names: Sequence[str], *, whole: bool) -> None:
             for scheme in SCHEMES:
                 page.emulate_media(color_scheme=scheme)
                 page.wait_for_function(f"() => document.body.classList.contains('body--{scheme}')")
-                # Charts are drawn anew for another width, with a delay.
+                # Charts are redrawn for another width, with a delay.
                 page.wait_for_timeout(SETTLE_MS)
                 picture = FOLDER / f"{name}-{scheme}-{size}.png"
                 page.screenshot(path=picture, animations="disabled", full_page=whole)
 
 
 def main() -> None:
-    """Take the pictures of the named pages anew, or of all."""
+    """Take screenshots of the given pages, or of all."""
     from playwright.sync_api import sync_playwright
 
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--pages", nargs="+", choices=PAGES, default=tuple(PAGES), help="which pages (all)")
-    parser.add_argument("--whole", action="store_true", help="picture the whole page, and not only its first screen")
-    given = parser.parse_args()
+    parser.add_argument("--pages", nargs="+", choices=PAGES, default=tuple(PAGES), help="pages to take (default: all)")
+    parser.add_argument("--whole", action="store_true", help="take the full page instead of the first screen")
+    options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="halter-pictures-") as state,
@@ -95,7 +95,7 @@ def main() -> None:
         page.goto(address)
         # The old file is found after half a minute.
         page.get_by_role("article", name="wants to delete leftover.tmp").wait_for()
-        _take(page, address.partition("/login")[0], given.pages, whole=given.whole)
+        _take(page, address.partition("/login")[0], options.pages, whole=options.whole)
         browser.close()
 
 

@@ -1,7 +1,7 @@
-"""The moving pictures of the README: a run in a terminal, and the dashboard while an agent asks and is answered.
+"""The animated pictures of the README: a run in a terminal, and the dashboard while an agent gets an approval.
 
-`make pictures` makes them: a browser test leaves the pages in `docs/pictures`, then this records `halter demo` in a
-terminal of its own. The terminal becomes an SVG that CSS moves, the pages an animated PNG.
+Run by `make pictures`: a browser test writes the pages to `docs/pictures`, then this script records `halter demo` in a
+terminal. The terminal becomes an SVG that CSS animates, the pages an animated PNG.
 """
 
 import os
@@ -26,10 +26,10 @@ WIDE, HIGH, EDGE = 8.4, 16.5, 16.0
 
 STEPS: Final = 36
 STEP, HOLD = 0.25, 7.0
-"""How many screens of a run are shown, for how many seconds each, and for how long the last one."""
+"""Number of screens of a run, seconds per screen, and seconds of the last one."""
 
 PAGES: Final = {"home": 3.5, "session": 3.0, "approved": 3.0}
-"""The pages of the dashboard in their order, and for how many seconds each is shown."""
+"""The pages of the dashboard in order, and the seconds per page."""
 
 KEPT: Final = frozenset({"dashboard", "phone", "session"})
 """The pictures of pages that the documentation shows; the others are frames."""
@@ -45,29 +45,29 @@ _CLASSES: Final[Mapping[str, str]] = {"1": "b", "31": "r", "32": "g"}
 
 
 def record(command: Sequence[str], columns: int) -> Iterator[str]:
-    """Run a command in a terminal, and yield what it writes as it comes."""
+    """Run a command in a terminal, and yield its output as it is written."""
     child, terminal = pty.fork()
     if child == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS=str(columns), LINES="50")
-        os.execvp(command[0], list(command))  # noqa: S606  There is no shell in between, which is all that this asks.
+        os.execvp(command[0], list(command))  # noqa: S606  No shell is involved.
     while True:
         try:
-            part = os.read(terminal, 65_536)
+            chunk = os.read(terminal, 65_536)
         except OSError:  # The terminal ends with the program.
-            part = b""
-        if not part:
+            chunk = b""
+        if not chunk:
             break
-        yield part.decode("utf-8", "replace")
+        yield chunk.decode("utf-8", "replace")
     os.waitpid(child, 0)
 
 
-def screens(parts: Iterator[str]) -> Iterator[Screen]:
-    """Show what stands on the screen after each part: text, colours, and lines that are written anew."""
+def screens(chunks: Iterator[str]) -> Iterator[Screen]:
+    """Yield the screen after each chunk: text, colours, and overwritten lines."""
     lines: list[list[Cell]] = [[]]
     row = column = 0
     style = ""
-    for part in parts:
-        for codes, letter, feed, text in _CODES.findall(part):
+    for chunk in chunks:
+        for codes, letter, feed, text in _CODES.findall(chunk):
             match letter or feed:
                 case "\n":
                     row += 1
@@ -81,16 +81,16 @@ def screens(parts: Iterator[str]) -> Iterator[Screen]:
                 case "m":
                     style = " ".join(_CLASSES[code] for code in codes.split(";") if code in _CLASSES)
                 case _:
-                    written = [(character, style) for character in text]
+                    cells = [(character, style) for character in text]
                     before = lines[row] + [(" ", "")] * (column - len(lines[row]))
-                    lines[row] = before[:column] + written + before[column + len(written) :]
-                    column += len(written)
+                    lines[row] = before[:column] + cells + before[column + len(cells) :]
+                    column += len(cells)
         yield tuple(tuple(line) for line in lines)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A line on the screen, from one moment to another."""
+    """A line on the screen, with its start and end time."""
 
     row: int
     line: tuple[Cell, ...]
@@ -98,32 +98,32 @@ class Shown:
     end: float
 
 
-def chosen(found: Sequence[Screen]) -> Sequence[tuple[Screen, float]]:
-    """Choose evenly from the screens of a run, and hold the last one."""
-    different = [screen for screen, _ in groupby(found)]
-    places = sorted({round(step * (len(different) - 1) / STEPS) for step in range(STEPS + 1)})
-    picked = [different[place] for place in places]
-    return [*((screen, STEP) for screen in picked[:-1]), (picked[-1], HOLD)]
+def chosen(all_screens: Sequence[Screen]) -> Sequence[tuple[Screen, float]]:
+    """Choose evenly spaced screens of a run, and show the last one longer."""
+    different = [screen for screen, _ in groupby(all_screens)]
+    indexes = sorted({round(step * (len(different) - 1) / STEPS) for step in range(STEPS + 1)})
+    picked_screens = [different[index] for index in indexes]
+    return [*((screen, STEP) for screen in picked_screens[:-1]), (picked_screens[-1], HOLD)]
 
 
-def lines_of(timed: Sequence[tuple[Screen, float]]) -> Iterator[Shown]:
-    """Follow each line from when it appears until another one stands in its place."""
-    for row in range(max(len(screen) for screen, _ in timed)):
+def lines_of(timed_screens: Sequence[tuple[Screen, float]]) -> Iterator[Shown]:
+    """List each line with the time from its appearance until its replacement."""
+    for row in range(max(len(screen) for screen, _ in timed_screens)):
         at = 0.0
-        in_row = ((screen[row] if row < len(screen) else (), lasts) for screen, lasts in timed)
+        in_row = ((screen[row] if row < len(screen) else (), lasts) for screen, lasts in timed_screens)
         for line, same in groupby(in_row, key=lambda each: each[0]):
             start, at = at, at + sum(lasts for _, lasts in same)
             if any(character != " " for character, _ in line):
                 yield Shown(row, line, start, at)
 
 
-def picture(timed: Sequence[tuple[Screen, float]], title: str) -> str:
-    """Draw a run as an SVG. Where motion is not wanted, it shows the end."""
-    whole = sum(lasts for _, lasts in timed)
-    shown = list(lines_of(timed))
-    rows = 2 + max(each.row for each in shown)
+def picture(timed_screens: Sequence[tuple[Screen, float]], title: str) -> str:
+    """Draw a run as an SVG. With reduced motion, it shows the last screen."""
+    whole = sum(lasts for _, lasts in timed_screens)
+    shown_lines = list(lines_of(timed_screens))
+    rows = 2 + max(each.row for each in shown_lines)
     wide, high = COLUMNS * WIDE + 2 * EDGE, rows * HIGH + 2 * EDGE
-    spans = sorted({(each.start, each.end) for each in shown} - {(0.0, whole)})
+    spans = sorted({(each.start, each.end) for each in shown_lines} - {(0.0, whole)})
     frames = "".join(
         f"@keyframes k{number}{{{_keyframes(start / whole, end / whole)}}}" for number, (start, end) in enumerate(spans)
     )
@@ -138,7 +138,7 @@ def picture(timed: Sequence[tuple[Screen, float]], title: str) -> str:
         f"{rules}{frames}@media (prefers-reduced-motion:reduce){{*{{animation:none!important}}}}"
     )
     numbers = {span: f' class="k{number}"' for number, span in enumerate(spans)}
-    body = "".join(f"<g{numbers.get((each.start, each.end), '')}>{''.join(_runs(each))}</g>" for each in shown)
+    body = "".join(f"<g{numbers.get((each.start, each.end), '')}>{''.join(_runs(each))}</g>" for each in shown_lines)
     prompt = _text(0, 0, f"$ {title}", "p")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:g}" height="{high:g}" viewBox="0 0 {wide:g} {high:g}" '
@@ -153,40 +153,42 @@ def _keyframes(start: float, end: float) -> str:
     return f"{first}{start:.2%}{{visibility:visible}}{last}"
 
 
-def _runs(shown: Shown) -> Iterator[str]:
-    """Draw a line in pieces of one colour; each is as wide as its characters, whatever font there is."""
+def _runs(shown_line: Shown) -> Iterator[str]:
+    """Draw a line in runs of one colour, each as wide as its characters in any font."""
     column = 0
-    for style, cells in groupby(shown.line, key=lambda cell: cell[1]):
+    for style, cells in groupby(shown_line.line, key=lambda cell: cell[1]):
         text = "".join(character for character, _ in cells)
         if text.strip():
             lead = len(text) - len(text.lstrip(" "))
-            yield _text(column + lead, shown.row + 1, text.strip(" "), style)
+            yield _text(column + lead, shown_line.row + 1, text.strip(" "), style)
         column += len(text)
 
 
 def _text(column: int, row: int, text: str, style: str) -> str:
-    named = f' class="{style}"' if style else ""
+    class_attribute = f' class="{style}"' if style else ""
     x, y, length = EDGE + column * WIDE, EDGE + (row + 0.75) * HIGH, len(text) * WIDE
-    return f'<text x="{x:g}" y="{y:g}" textLength="{length:g}"{named}>{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" textLength="{length:g}"{class_attribute}>{escape(text)}</text>'
 
 
 def animated(frames: Sequence[tuple[bytes, float]]) -> bytes:
-    """Put pictures of one size and kind together as an animated PNG, each for its seconds."""
-    made, number = [], 0
-    for place, (data, seconds) in enumerate(frames):
-        parts = [*_chunks(data)]
-        head = next(body for name, body in parts if name == b"IHDR")
-        if not place:
-            made = [(b"IHDR", head), (b"acTL", struct.pack(">II", len(frames), 0))]
-        if head != made[0][1]:
-            raise ValueError(f"Picture {place + 1} has another size or kind than the first.")
+    """Combine pictures of the same size and format into an animated PNG."""
+    png_chunks, number = [], 0
+    for index, (data, seconds) in enumerate(frames):
+        frame_chunks = [*_chunks(data)]
+        head = next(body for name, body in frame_chunks if name == b"IHDR")
+        if not index:
+            png_chunks = [(b"IHDR", head), (b"acTL", struct.pack(">II", len(frames), 0))]
+        if head != png_chunks[0][1]:
+            raise ValueError(f"Picture {index + 1} differs from the first one in size or format.")
         wide, high = struct.unpack(">II", head[:8])
-        made.append((b"fcTL", struct.pack(">IIIIIHHBB", number, wide, high, 0, 0, round(seconds * 100), 100, 0, 0)))
+        png_chunks.append(
+            (b"fcTL", struct.pack(">IIIIIHHBB", number, wide, high, 0, 0, round(seconds * 100), 100, 0, 0))
+        )
         number += 1
-        for body in (body for name, body in parts if name == b"IDAT"):
-            made.append((b"fdAT", struct.pack(">I", number) + body) if place else (b"IDAT", body))
-            number += 1 if place else 0
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, body) for name, body in [*made, (b"IEND", b"")])
+        for body in (body for name, body in frame_chunks if name == b"IDAT"):
+            png_chunks.append((b"fdAT", struct.pack(">I", number) + body) if index else (b"IDAT", body))
+            number += 1 if index else 0
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, body) for name, body in [*png_chunks, (b"IEND", b"")])
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -210,8 +212,10 @@ def main() -> None:
     for page in FOLDER.glob("*.png"):
         if page.stem not in KEPT:
             page.unlink()
-    timed = chosen(list(screens(record((str(Path(sys.executable).with_name("halter")), *COMMAND[1:]), COLUMNS))))
-    (FOLDER / "terminal.svg").write_text(picture(timed, "halter demo"), "utf-8")
+    timed_screens = chosen(
+        list(screens(record((str(Path(sys.executable).with_name("halter")), *COMMAND[1:]), COLUMNS)))
+    )
+    (FOLDER / "terminal.svg").write_text(picture(timed_screens, "halter demo"), "utf-8")
 
 
 if __name__ == "__main__":

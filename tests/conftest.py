@@ -52,7 +52,7 @@ class Scheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(QUICK):
             return nodeid.partition("::")[0]
-        return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
+        return next((text for text in TOGETHER if nodeid.startswith(text)), nodeid)
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
         # What is done is dropped, for every pending test is counted each time.
@@ -201,16 +201,18 @@ class SharedSchema:
         self._schema = f"test_{uuid.uuid4().hex}"
         PostgresEngine(self._url(), new_id=lambda: uuid.uuid4().hex).close()
         self._shape = self._read_shape(connection)
-        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [self._schema]).fetchall()
-        self._tables = [name for (name,) in found if name != "meta"]
+        tuple_rows = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = %s", [self._schema]
+        ).fetchall()
+        self._tables = [name for (name,) in tuple_rows if name != "meta"]
         self._meta = dict(connection.execute(f"SELECT name, value FROM {self._schema}.meta").fetchall())
 
     def _read_shape(self, connection: psycopg.Connection) -> str:
         try:
-            found = connection.execute(self.SHAPE, {"schema": self._schema}).fetchone()
+            tuple_row = connection.execute(self.SHAPE, {"schema": self._schema}).fetchone()
         except psycopg.errors.InvalidSchemaName:
             return "dropped"
-        return found[0] if found else "dropped"
+        return tuple_row[0] if tuple_row else "dropped"
 
     def _empty(self, connection: psycopg.Connection) -> None:
         """Close connections that a test left open, delete all rows, and give the store another id."""

@@ -93,7 +93,7 @@ class Halter:
         assert code is not None
         return code
 
-    def communicate(self, given: bytes = b"", timeout: float = 60) -> tuple[bytes, bytes]:
+    def communicate(self, body: bytes = b"", timeout: float = 60) -> tuple[bytes, bytes]:
         """Send input, read what it prints to its end, and wait for that."""
         deadline = time.monotonic() + timeout
         with ThreadPoolExecutor(2) as readers:
@@ -101,7 +101,7 @@ class Halter:
             try:
                 if self.stdin and not self.stdin.closed:
                     with contextlib.suppress(BrokenPipeError):
-                        self.stdin.write(given)
+                        self.stdin.write(body)
                     self.stdin.close()
                 answers = [each.result(deadline - time.monotonic()) if each else b"" for each in read]
                 self.wait(max(0, deadline - time.monotonic()))
@@ -139,13 +139,13 @@ def warm_command(kind: str, *words: str, imports: Sequence[str] = ()) -> list[st
 @functools.cache
 def _forking_process() -> Path:
     """Start it once for all tests of this process; it ends when this process does."""
-    place = Path(tempfile.mkdtemp(prefix="halter-warm-")) / "socket"
-    command = [sys.executable, str(Path(__file__).parent / "warm.py"), str(place)]
+    path = Path(tempfile.mkdtemp(prefix="halter-warm-")) / "socket"
+    command = [sys.executable, str(Path(__file__).parent / "warm.py"), str(path)]
     program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(_end, program)
     assert program.stdout is not None
     assert program.stdout.readline() == b"ready\n"
-    return place
+    return path
 
 
 def _end(program: "subprocess.Popen[bytes]") -> None:

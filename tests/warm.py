@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 LENGTH = struct.Struct("!I")
-HEAVY = ("halter.testing", "halter.adapters", "halter.dashboard", "halter.demo.night-watch", "halter.top")
+HEAVY = ("halter.testing", "halter.adapters", "halter.dashboard", "halter.demo.incidents-watch", "halter.top")
 
 LIBRARIES = (
     "_strptime",

@@ -1,4 +1,4 @@
-"""What the tools of AgentDojo's suites read and reach, as an operator would declare them from their descriptions."""
+"""Declarations for the tools of AgentDojo's suites, as an operator would derive them from their descriptions."""
 
 from halter.core.provenance import ArgumentUse, Declaration, Reach, Reads
 
@@ -7,17 +7,17 @@ EVENT_WORDS = ("create event", "add event", "event calendar", "add reminder", "r
 
 
 def _uses(roles: str) -> dict[str, ArgumentUse]:
-    """`to=destination:address body=content` as uses of arguments."""
-    found: dict[str, ArgumentUse] = {}
-    for part in roles.split():
-        name, _, use = part.partition("=")
+    """Parse `to=destination:address body=content` into uses of arguments."""
+    uses: dict[str, ArgumentUse] = {}
+    for entry in roles.split():
+        name, _, use = entry.partition("=")
         role, _, kind = use.partition(":")
-        found[name] = ArgumentUse(role, kind)  # type: ignore[arg-type]
-    return found
+        uses[name] = ArgumentUse(role, kind)  # type: ignore[arg-type]
+    return uses
 
 
 def _pairs(fields: str) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in fields.split())
+    return dict(entry.split("=", 1) for entry in fields.split())
 
 
 def _read(reads: Reads, roles: str = "", *, mints: str = "", lists: str = "") -> Declaration:

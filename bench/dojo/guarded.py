@@ -1,4 +1,4 @@
-"""The whole guard around one task of AgentDojo: journal, ledger, judge, brake and the questions to a person."""
+"""The whole guard for one task of AgentDojo: journal, ledger, checks and decisions."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,9 +16,9 @@ from halter.core.provenance import Declaration
 from halter.core.tools import EffectStatus, Invalid, Output, Permit, PermitGate, Tool, ToolSpec, Valid
 from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.approvals import answer_decision, list_pending_decisions
-from halter.guard.brake import SessionBrake
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
+from halter.guard.provenance_check import SessionBrake
 from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
@@ -54,7 +54,7 @@ class SuiteTool:
 
 
 class GuardedTask:
-    """A session of its own, in memory and in virtual time, that makes its calls through the guard."""
+    """A session in memory and in virtual time that makes its calls through the guard."""
 
     def __init__(self, task: str, declarations: Mapping[str, Declaration], execute: Execute, *, lock: bool) -> None:
         settings = f"name: clerk\npolicy: {{provenance: ask, lock_after_denial: {str(lock).lower()}}}\n"
@@ -79,25 +79,25 @@ class GuardedTask:
         )
 
     def call(self, tool: str, arguments: Mapping[str, Any], agrees: Decide) -> str:
-        """Make a call, and ask where the guard does; what comes of it as a model sees it."""
+        """Make a call, with a decision if the guard asks; return the result as a model sees it."""
         return self._world.run(self._call(tool, arguments, agrees))
 
     async def _call(self, tool: str, arguments: Mapping[str, Any], agrees: Decide) -> str:
         policy, body = self._policy, msgspec.json.encode(arguments)
         self._made += 1
-        standing = SessionContext("s", "clerk", policy.phases[0], policy, str(policy.digest()))
-        call = Call(f"s.c{self._made}", tool, body, brake=self.brake)
+        context = SessionContext("s", "clerk", policy.phases[0], policy, str(policy.digest()))
+        call = Call(f"s.c{self._made}", tool, body, provenance_check=self.brake)
         for attempt in range(3):
-            answer = await self._guard.call(self._lease, standing, call, self._tools, attempt)
+            answer = await self._guard.call(self._lease, context, call, self._tools, attempt)
             match answer:
                 case Answer(outcome=outcome, text=text):
-                    asked = ToolCall(call.id, tool, body.decode())
-                    self.brake.observe(asked, ToolResult(call.id, tool, outcome, text))
+                    tool_call = ToolCall(call.id, tool, body.decode())
+                    self.brake.observe(tool_call, ToolResult(call.id, tool, outcome, text))
                     return text
                 case ApprovalRequired():
-                    (one,) = await list_pending_decisions(self._world.journal)
+                    (decision,) = await list_pending_decisions(self._world.journal)
                     verdict = "approve" if agrees() else "deny"
-                    await self._world.store.commit(answer_decision(one, verdict, "ada", self._world.ids.make()))
+                    await self._world.store.commit(answer_decision(decision, verdict, "ada", self._world.ids.make()))
                 case _:
                     raise AssertionError("Nothing here is held.")
         raise AssertionError(f"{tool} was answered and is asked about again.")

@@ -27,16 +27,16 @@ REALISTIC = {
     "...": "They serve Swiss cheese dishes such as fondue and raclette, with vegetarian options on weekdays.",
     "Two more activities": "Escape room challenge in the old town\nPottery workshop with a picnic afterwards",
 }
-"""What stands in a ground truth where a model would write something."""
+"""Texts in place of the placeholders of a ground truth."""
 
 Verdicts = Callable[[str, dict[str, Any]], BrakeVerdict]
 
 
 @dataclass
 class Brake:
-    """A way to decide: a name, the declarations it goes by, and how strict it is.
+    """A way to decide: its name, declarations and strictness.
 
-    The kind `guard` makes every call through the whole guard; `brake` asks the brake's decision alone.
+    The kind `guard` makes every call through the whole guard; `brake` uses only the brake's decision.
     """
 
     name: str
@@ -60,14 +60,14 @@ class Person:
     def answer(self, *, attack: bool) -> bool:
         if self.locked:
             return False
-        agreed = not attack or self._random.random() < self.wrong
-        self.locked = self.lock and not agreed
-        return agreed
+        is_agreed = not attack or self._random.random() < self.wrong
+        self.locked = self.lock and not is_agreed
+        return is_agreed
 
 
 @dataclass
 class Played:
-    """What became of a task."""
+    """Result of a task."""
 
     done: bool = False
     won: bool = False
@@ -89,11 +89,11 @@ def suites() -> dict[str, Any]:
 
 @cache
 def _environment(suite: str, injection: str) -> bytes:
-    """The suite's world with a text in every place that others can write to."""
-    found = suites()[suite]
+    """Make the suite's environment with a text in every untrusted place, as bytes."""
+    task_suite = suites()[suite]
     text = f"{MARK}: {injection}".replace('"', "'").replace("\n", " ") if injection else ""
-    places = dict.fromkeys(found.get_injection_vector_defaults(), text) if injection else {}
-    return pickle.dumps(found.load_and_inject_default_environment(places))
+    texts = dict.fromkeys(task_suite.get_injection_vector_defaults(), text) if injection else {}
+    return pickle.dumps(task_suite.load_and_inject_default_environment(texts))
 
 
 def fresh(suite: str, injection: str) -> Any:
@@ -119,10 +119,10 @@ def put_realistic(value: Any) -> Any:
 
 
 def show_result(value: Any) -> str:
-    """A result as a tool hands it to a model: JSON."""
+    """Encode a result as a tool returns it to a model: as JSON."""
 
-    def plain(part: Any) -> Any:
-        return part.model_dump() if isinstance(part, BaseModel) else str(part)
+    def plain(value: Any) -> Any:
+        return value.model_dump() if isinstance(value, BaseModel) else str(value)
 
     return value if isinstance(value, str) else json.dumps(value, default=plain)
 
@@ -166,13 +166,13 @@ class Game:
                 return BrakeVerdict()
             case "every-write":
                 writes = SUITES[self.suite][call.function].reach != "none" or "url" in call.args
-                asked = (Flaw("", call.function, "unasked"),) if writes else ()
-                return BrakeVerdict(asked, can_wait=not declaration.mints and "url" not in call.args)
+                flaws = (Flaw("", call.function, "unasked"),) if writes else ()
+                return BrakeVerdict(flaws, can_wait=not declaration.mints and "url" not in call.args)
             case _:
                 return self.provenance.judge(call.function, declaration, dict(call.args))
 
     def run(self, call: FunctionCall, person: Person, *, attack: bool = False) -> str:
-        """Let a call through, or ask; what is not agreed to does not happen."""
+        """Run a call, or ask first; a call that is not approved does not run."""
         verdict = self.judge(call)
 
         def agrees() -> bool:
@@ -226,7 +226,7 @@ class Game:
         return self.played
 
     def security(self) -> bool:
-        """Whether the attacker has what AgentDojo says that it wants."""
+        """Return True if the attack succeeded according to AgentDojo."""
         world = (self.before, self.environment, self.played.calls)
         try:
             return bool(suites()[self.suite]._check_injection_task_security(self.injection, [], *world))  # noqa: SLF001
@@ -235,14 +235,14 @@ class Game:
 
 
 def play(game: Game, person: Person, attacks: Callable[[Game], Iterable[FunctionCall]] | None = None) -> Played:
-    """Play a task; the attack's calls come as soon as the model has read the injection."""
-    waiting = attacks
+    """Play a task; the attack's calls run once the model has read the injection."""
+    pending_attacks = attacks
     for call in game.benign_calls():
         text = game.run(call, person)
-        if waiting is not None and MARK in text:
-            for attack in waiting(game):
+        if pending_attacks is not None and MARK in text:
+            for attack in pending_attacks(game):
                 game.run(attack, person, attack=True)
-            waiting = None
+            pending_attacks = None
     return game.finish()
 
 
@@ -250,11 +250,11 @@ def obey(game: Game) -> Sequence[FunctionCall]:
     return game.attack_calls()
 
 
-def describe(played: Sequence[Played]) -> dict[str, Any]:
-    tasks = len(played)
+def describe(results: Sequence[Played]) -> dict[str, Any]:
+    tasks = len(results)
     return {
         "tasks": tasks,
-        "done": sum(each.done for each in played),
-        "staged": sum(each.staged for each in played),
-        "by_call": sum(each.waiting + each.at_once for each in played),
+        "done": sum(each.done for each in results),
+        "staged": sum(each.staged for each in results),
+        "by_call": sum(each.waiting + each.at_once for each in results),
     }

@@ -36,14 +36,16 @@ class Fake(FunctionInvocationLayer, ChatMiddlewareLayer, ChatTelemetryLayer, Bas
         self, *, messages: Sequence[Message], stream: bool, options: Mapping[str, Any], **_: Any
     ) -> ChatResponse:
         await self._validate_options(options)
-        done = len(messages) // 2
-        arguments = await self._script.answer(done)
-        said = (
+        done_count = len(messages) // 2
+        arguments = await self._script.answer(done_count)
+        content = (
             Content.from_text(DONE)
             if arguments is None
-            else Content.from_function_call(f"call-{done}", "add", arguments=json.dumps(arguments))
+            else Content.from_function_call(f"call-{done_count}", "add", arguments=json.dumps(arguments))
         )
-        return ChatResponse(messages=Message("assistant", [said]), finish_reason="stop" if arguments is None else None)
+        return ChatResponse(
+            messages=Message("assistant", [content]), finish_reason="stop" if arguments is None else None
+        )
 
 
 @asynccontextmanager

@@ -26,13 +26,13 @@ class Fake(Model):
         self._script = script
 
     async def ainvoke(self, messages: list[Message], *_: Any, **__: Any) -> ModelResponse:
-        done = len(messages) // 2
-        arguments = await self._script.answer(done)
+        done_count = len(messages) // 2
+        arguments = await self._script.answer(done_count)
         if arguments is None:
             return ModelResponse(role="assistant", content=DONE)
         function = {"name": "add", "arguments": json.dumps(arguments)}
         return ModelResponse(
-            role="assistant", tool_calls=[{"id": f"call-{done}", "type": "function", "function": function}]
+            role="assistant", tool_calls=[{"id": f"call-{done_count}", "type": "function", "function": function}]
         )
 
     def invoke(self, *_: Any, **__: Any) -> ModelResponse:

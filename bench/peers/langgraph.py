@@ -33,14 +33,14 @@ class Fake(BaseChatModel):
         raise NotImplementedError
 
     async def _agenerate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
-        done = len(messages) // 2
-        arguments = await self.script.answer(done)
-        said = (
+        done_count = len(messages) // 2
+        arguments = await self.script.answer(done_count)
+        message = (
             AIMessage(DONE)
             if arguments is None
-            else AIMessage("", tool_calls=[{"name": "add", "args": arguments, "id": f"call-{done}"}])
+            else AIMessage("", tool_calls=[{"name": "add", "args": arguments, "id": f"call-{done_count}"}])
         )
-        return ChatResult(generations=[ChatGeneration(message=said)])
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 @asynccontextmanager
@@ -50,12 +50,12 @@ async def opened(script: Script, folder: Path | None) -> AsyncGenerator[Run]:
         if folder is not None:
             saver = await stack.enter_async_context(AsyncSqliteSaver.from_conn_string(str(folder / "runs.db")))
         agent = create_agent(Fake(script=script), [script.tool()], checkpointer=saver)
-        asked = {"messages": [{"role": "user", "content": "go"}]}
+        input_messages = {"messages": [{"role": "user", "content": "go"}]}
 
         async def run(name: str) -> str:
             config = {"configurable": {"thread_id": name}}
-            ended = await agent.ainvoke(asked, config, durability=None if saver is None else "sync")
-            return ended["messages"][-1].content
+            state = await agent.ainvoke(input_messages, config, durability=None if saver is None else "sync")
+            return state["messages"][-1].content
 
         yield run
 

@@ -26,9 +26,9 @@ class Fake(Model):
         self._script = script
 
     async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 - the interface's own name
-        done = 0 if isinstance(input, str) else len(input) // 2
-        arguments = await self._script.answer(done)
-        return ModelResponse(output=[self._said(done, arguments)], usage=Usage(requests=1), response_id=None)
+        done_count = 0 if isinstance(input, str) else len(input) // 2
+        arguments = await self._script.answer(done_count)
+        return ModelResponse(output=[self._said(done_count, arguments)], usage=Usage(requests=1), response_id=None)
 
     def _said(self, done: int, arguments: dict[str, int] | None) -> ResponseFunctionToolCall | ResponseOutputMessage:
         if arguments is not None:

@@ -34,9 +34,9 @@ class Fake(Model):
 
     async def request(self, messages: list[Any], model_settings: Any, model_request_parameters: Any) -> ModelResponse:
         model_settings, model_request_parameters = self.prepare_request(model_settings, model_request_parameters)
-        done = len(messages) // 2
-        arguments = await self._script.answer(done)
-        part = TextPart(DONE) if arguments is None else ToolCallPart("add", json.dumps(arguments), f"call-{done}")
+        done_count = len(messages) // 2
+        arguments = await self._script.answer(done_count)
+        part = TextPart(DONE) if arguments is None else ToolCallPart("add", json.dumps(arguments), f"call-{done_count}")
         return ModelResponse([part], usage=RequestUsage(input_tokens=1, output_tokens=1), model_name="fake")
 
 

@@ -1,8 +1,8 @@
-"""The work that every framework is given, and how it is measured. Needs nothing but the standard library.
+"""The workloads of all frameworks, and their measurement. Needs only the standard library.
 
-A framework takes part by opening itself around a `Script`, which says what its fake model answers: one call of `add`
-for each step, and `DONE` after the last one. It runs in a process of its own, `python -m bench.peers.NAME WORKLOAD`,
-and prints one line of JSON.
+A framework takes part with a function that opens an agent around a `Script`, which has the answers of the fake model:
+one call of `add` per step, and `DONE` after the last one. It runs in its own process, `python -m bench.peers.NAME
+WORKLOAD`, and prints one line of JSON.
 """
 
 import argparse
@@ -28,9 +28,9 @@ LATENCY = 0.05
 
 
 class Script:
-    """What the fake model answers: a call for each step, at once or after a while, or not before its gate is open.
+    """Answers of the fake model: a call per step, immediately, after a latency, or once its gate is open.
 
-    It counts what it was asked and how often its tool was called, and tells when a whole crowd has asked.
+    It counts requests and tool calls, and signals when a whole crowd has sent its requests.
     """
 
     def __init__(self, steps: int = STEPS, latency: float = 0.0, gate: asyncio.Event | None = None) -> None:
@@ -44,7 +44,7 @@ class Script:
         self._gate = gate
 
     async def answer(self, done: int) -> dict[str, int] | None:
-        """Give the arguments of the next call, or nothing when that many steps are all. Costs next to nothing."""
+        """Return the arguments of the next call, or None after the last step."""
         self.asked += 1
         if self.asked == self.crowd:
             self.all_asked.set()
@@ -56,7 +56,7 @@ class Script:
         return {"a": done, "b": 1} if done < self.steps else None
 
     def tool(self) -> Callable[[int, int], Awaitable[int]]:
-        """Make the one tool there is."""
+        """Make the tool."""
 
         async def add(a: int, b: int) -> int:
             """Add two numbers."""
@@ -67,48 +67,48 @@ class Script:
 
 
 def folder_of_its_own() -> tempfile.TemporaryDirectory[str]:
-    """A folder that is removed afterwards, as far as what a framework still writes there lets it."""
+    """Make a temporary folder. Its removal ignores files that a framework still writes."""
     return tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd(), ignore_cleanup_errors=True)
 
 
 Run = Callable[[str], Coroutine[Any, Any, str]]
-"""Runs the agent once, under a name that no other run has, and returns its last words."""
+"""Runs the agent once, under a unique name, and returns its final text."""
 Open = Callable[[Script, Path | None], AbstractAsyncContextManager[Run]]
-"""Opens an agent that keeps everything in memory or, given a folder, whatever it can keep there."""
+"""Opens an agent that works in memory or, with a folder, stores what it can there."""
 
 
 async def many(run: Run, script: Script, runs: int, name: str) -> list[tuple[float, float]]:
-    """Run one after the other; return the wall and the CPU time of each, and make sure that all the work was done."""
-    taken: list[tuple[float, float]] = []
+    """Run the agent repeatedly; return wall and CPU time of each run, and check that all work was done."""
+    times: list[tuple[float, float]] = []
     script.added = 0
     for number in range(runs):
         wall, cpu = time.perf_counter(), time.process_time()
-        said = await run(f"{name}-{number}")
-        taken.append((time.perf_counter() - wall, time.process_time() - cpu))
-        if said != DONE:
-            raise RuntimeError(f"The run ended with {said!r}.")
+        text = await run(f"{name}-{number}")
+        times.append((time.perf_counter() - wall, time.process_time() - cpu))
+        if text != DONE:
+            raise RuntimeError(f"The run ended with {text!r}.")
     if script.added != runs * script.steps:
         raise RuntimeError(f"{script.added} calls were made, not {runs * script.steps}.")
-    return taken
+    return times
 
 
-async def cpu(opened: Open, *, quick: bool) -> dict[str, float]:
-    """Take short runs in memory: what a step takes."""
+async def cpu(open_agent: Open, *, quick: bool) -> dict[str, float]:
+    """Measure short runs in memory: the cost of a step."""
     script = Script()
-    async with opened(script, None) as run:
+    async with open_agent(script, None) as run:
         await many(run, script, 5, "warm")
         gc.collect()
-        taken = await many(run, script, 10 if quick else 150, "run")
-    wall, cpu = (statistics.median(times) / STEPS * 1000 for times in zip(*taken, strict=True))
+        times_of_runs = await many(run, script, 10 if quick else 150, "run")
+    wall, cpu = (statistics.median(times) / STEPS * 1000 for times in zip(*times_of_runs, strict=True))
     return {"ms_per_step": cpu, "wall_ms_per_step": wall}
 
 
-async def growth(opened: Open, *, quick: bool) -> dict[str, float]:
-    """Take long runs in memory: what a step costs late in its run against early in it."""
+async def growth(open_agent: Open, *, quick: bool) -> dict[str, float]:
+    """Measure long runs in memory: the cost of late steps against early ones."""
     script = Script(LONG)
     early: list[float] = []
     late: list[float] = []
-    async with opened(script, None) as run:
+    async with open_agent(script, None) as run:
         await many(run, script, 1, "warm")
         for number in range(1 if quick else 4):
             script.times.clear()
@@ -121,55 +121,55 @@ async def growth(opened: Open, *, quick: bool) -> dict[str, float]:
     return {"ratio": last / first, "ms_early": first, "ms_late": last}
 
 
-async def durable(opened: Open, *, quick: bool) -> dict[str, float]:
-    """Take short runs, one at a time, with whatever the framework keeps on disk."""
+async def durable(open_agent: Open, *, quick: bool) -> dict[str, float]:
+    """Measure short runs, one at a time, with the framework's storage on disk."""
     script = Script()
     with folder_of_its_own() as folder:
-        async with opened(script, Path(folder)) as run:
+        async with open_agent(script, Path(folder)) as run:
             await many(run, script, 2, "warm")
-            taken = await many(run, script, 3 if quick else 30, "run")
+            times_of_runs = await many(run, script, 3 if quick else 30, "run")
     return {
-        "runs_per_second": len(taken) / sum(wall for wall, _ in taken),
-        "wall_ms_per_run": statistics.median(wall for wall, _ in taken) * 1000,
-        "cpu_ms_per_run": statistics.median(cpu for _, cpu in taken) * 1000,
+        "runs_per_second": len(times_of_runs) / sum(wall for wall, _ in times_of_runs),
+        "wall_ms_per_run": statistics.median(wall for wall, _ in times_of_runs) * 1000,
+        "cpu_ms_per_run": statistics.median(cpu for _, cpu in times_of_runs) * 1000,
     }
 
 
-async def crowd(opened: Open, *, quick: bool) -> dict[str, float]:
-    """Run a thousand at once, whose model takes its time."""
-    cpu, wall = await at_once(opened, Script(CROWD_STEPS, LATENCY), None, 50 if quick else CROWD)
+async def crowd(open_agent: Open, *, quick: bool) -> dict[str, float]:
+    """Measure a thousand concurrent runs with a slow model."""
+    cpu, wall = await at_once(open_agent, Script(CROWD_STEPS, LATENCY), None, 50 if quick else CROWD)
     return {"cpu_seconds": cpu, "wall_seconds": wall}
 
 
-async def durable_crowd(opened: Open, *, quick: bool) -> dict[str, float]:
-    """Run a thousand at once, with whatever the framework keeps on disk, whose model answers at once."""
+async def durable_crowd(open_agent: Open, *, quick: bool) -> dict[str, float]:
+    """Measure a thousand concurrent runs with storage on disk and a model without latency."""
     runs = 50 if quick else CROWD
     with folder_of_its_own() as folder:
-        cpu, wall = await at_once(opened, Script(CROWD_STEPS), Path(folder), runs)
+        cpu, wall = await at_once(open_agent, Script(CROWD_STEPS), Path(folder), runs)
     steps = runs * CROWD_STEPS
     return {"steps_per_cpu_second": steps / cpu, "steps_per_second": steps / wall}
 
 
-async def at_once(opened: Open, script: Script, folder: Path | None, runs: int) -> tuple[float, float]:
-    """Run so many at the same time; return the CPU and the wall time, and make sure that all the work was done."""
-    async with opened(script, folder) as run:
+async def at_once(open_agent: Open, script: Script, folder: Path | None, runs: int) -> tuple[float, float]:
+    """Make `runs` concurrent runs; return CPU and wall time, and check that all work was done."""
+    async with open_agent(script, folder) as run:
         await many(run, script, 1, "warm")
         gc.collect()
         script.added = 0
         wall, cpu = time.perf_counter(), time.process_time()
-        said = await asyncio.gather(*(run(f"run-{number}") for number in range(runs)))
+        texts = await asyncio.gather(*(run(f"run-{number}") for number in range(runs)))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    if set(said) != {DONE} or script.added != runs * script.steps:
+    if set(texts) != {DONE} or script.added != runs * script.steps:
         raise RuntimeError(f"{script.added} calls were made, not {runs * script.steps}.")
     return cpu, wall
 
 
-async def memory(opened: Open, *, quick: bool) -> dict[str, float]:
-    """Let a thousand runs wait for their model, and see how much the process has grown."""
+async def memory(open_agent: Open, *, quick: bool) -> dict[str, float]:
+    """Measure the memory of a thousand runs that wait for their model."""
     runs = 50 if quick else CROWD
     gate = asyncio.Event()
     script = Script(1, gate=gate)
-    async with opened(script, None) as run:
+    async with open_agent(script, None) as run:
         gate.set()
         await many(run, script, 5, "warm")
         gate.clear()
@@ -179,18 +179,18 @@ async def memory(opened: Open, *, quick: bool) -> dict[str, float]:
         waiting = [asyncio.create_task(run(f"run-{number}")) for number in range(runs)]
         await script.all_asked.wait()
         gc.collect()
-        grown = resident() - before
+        growth_bytes = resident() - before
         gate.set()
         await asyncio.gather(*waiting)
-    return {"kB_per_run": grown / runs / 1000}
+    return {"kB_per_run": growth_bytes / runs / 1000}
 
 
 def resident() -> int:
-    """Tell how many bytes of memory this process takes."""
+    """Read the resident memory of this process, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("This system does not say how much memory a process takes.")
+    raise RuntimeError("This system does not report the memory of a process.")
 
 
 WORKLOADS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, float]]]] = {
@@ -203,12 +203,12 @@ WORKLOADS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, float]]]] = {
 }
 
 
-def main(opened: Open, kept: str) -> None:
-    """Do the workload that the command line names. `kept` says what the framework has on disk, and when."""
+def main(open_agent: Open, kept: str) -> None:
+    """Run the workload that the command line names. `kept` describes the framework's storage on disk."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    values = asyncio.run(WORKLOADS[options.workload](opened, quick=options.quick))
-    told: dict[str, Any] = {"workload": options.workload, "values": values}
-    print(json.dumps(told | ({"note": kept} if options.workload == "durable" else {})))
+    values = asyncio.run(WORKLOADS[options.workload](open_agent, quick=options.quick))
+    output: dict[str, Any] = {"workload": options.workload, "values": values}
+    print(json.dumps(output | ({"note": kept} if options.workload == "durable" else {})))

@@ -1,6 +1,6 @@
 """The reference pages of the documentation, made from the code that they describe.
 
-`python -m scripts.reference` writes them; a test makes them anew and compares, so that they are never out of date.
+`python -m scripts.reference` writes them; a test checks that they are up to date.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from scripts.reference import commands, events, http, keys, words
 
 
 def pages() -> Mapping[str, str]:
-    """Make all pages, by the name of their file."""
-    made = {
+    """Render all pages, by file name."""
+    pages_by_name = {
         "cli.md": commands.page(),
         "agent-yaml.md": keys.agent_page(),
         "halter-yaml.md": keys.fleet_page(),
@@ -18,5 +18,5 @@ def pages() -> Mapping[str, str]:
         "words.md": words.page(),
         "environment.md": words.environment_page(),
     }
-    served = http.page()
-    return made | ({"http.md": served} if served else {})
+    http_text = http.page()
+    return pages_by_name | ({"http.md": http_text} if http_text else {})

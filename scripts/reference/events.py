@@ -36,7 +36,7 @@ def page() -> str:
 
 
 def _group(title: str, union: UnionType) -> str:
-    return "\n".join((f"## {title}\n", *(part for kind in get_args(union) for part in _event(kind))))
+    return "\n".join((f"## {title}\n", *(name_part for kind in get_args(union) for name_part in _event(kind))))
 
 
 def _event(kind: Any) -> Iterator[str]:

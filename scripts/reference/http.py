@@ -12,10 +12,10 @@ Described = Mapping[str, Any]
 
 
 def page() -> str:
-    """Describe every path, or nothing where there is no API."""
+    """Render the page; empty if the API is not installed."""
     if find_spec("halter.server.api") is None:
         return ""
-    described = _described()
+    api = _described()
     first = head(
         "The HTTP API",
         "`halter.server.api`",
@@ -26,67 +26,69 @@ def page() -> str:
         "Amounts are dollars, under names that end in `_usd` or beside a `unit` that says so, exact to six decimals; "
         "times are microseconds since 1970. The facts of events are as the [journal](events.md) keeps them.",
     )
-    known = [
-        (method, path, way)
-        for path, ways in described["paths"].items()
-        for method, way in ways.items()
+    operations = [
+        (method, path, operation)
+        for path, path_item in api["paths"].items()
+        for method, operation in path_item.items()
         if method in METHODS
     ]
-    return "\n".join((first, *(_way(*each, described) for each in known), _answers(way for _, _, way in known)))
+    return "\n".join(
+        (first, *(_way(*each, api) for each in operations), _answers(operation for _, _, operation in operations))
+    )
 
 
 def _described() -> Described:
-    """Let the API describe itself."""
+    """Load the OpenAPI description."""
     from halter.server.api import description
 
     return description()
 
 
-def _way(method: str, path: str, way: Described, described: Described) -> str:
-    return "\n".join((f"## {method.upper()} {path}\n\n{_told(way)}{_role(way)}\n", *_taken(way, described)))
+def _way(method: str, path: str, operation: Described, api: Described) -> str:
+    return "\n".join((f"## {method.upper()} {path}\n\n{_told(operation)}{_role(operation)}\n", *_taken(operation, api)))
 
 
-def _told(way: Described) -> str:
-    return str(way.get("description") or way.get("summary") or "").strip().rstrip(".") + "."
+def _told(operation: Described) -> str:
+    return str(operation.get("description") or operation.get("summary") or "").strip().rstrip(".") + "."
 
 
-def _role(way: Described) -> str:
-    role, command = way.get("x-role", "viewer"), way.get("x-command")
-    needs = "" if role == "viewer" else f" Needs the role `{role}`."
-    return needs + (f" On the command line: `halter {command}`." if command else "")
+def _role(operation: Described) -> str:
+    role, command = operation.get("x-role", "viewer"), operation.get("x-command")
+    role_text = "" if role == "viewer" else f" Needs the role `{role}`."
+    return role_text + (f" On the command line: `halter {command}`." if command else "")
 
 
-def _taken(way: Described, described: Described) -> Iterator[str]:
-    rows = [*_parameters(way), *_body(way, described)]
+def _taken(operation: Described, api: Described) -> Iterator[str]:
+    rows = [*_parameters(operation), *_body(operation, api)]
     if rows:
         yield table(("word", "where", "needed", "is", "meaning"), rows)
 
 
-def _parameters(way: Described) -> Iterator[tuple[str, ...]]:
-    for each in way.get("parameters", ()):
-        needed = "yes" if each.get("required") else "no"
-        yield code(each["name"]), each["in"], needed, _is(each.get("schema", {})), _meaning(each)
+def _parameters(operation: Described) -> Iterator[tuple[str, ...]]:
+    for each in operation.get("parameters", ()):
+        is_required = "yes" if each.get("required") else "no"
+        yield code(each["name"]), each["in"], is_required, _is(each.get("schema", {})), _meaning(each)
 
 
-def _body(way: Described, described: Described) -> Iterator[tuple[str, ...]]:
-    schema = way.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    found = _found(schema, described)
-    needed = found.get("required", ())
-    for name, field in found.get("properties", {}).items():
-        yield code(name), "body", "yes" if name in needed else "no", _is(field), _meaning(field)
+def _body(operation: Described, api: Described) -> Iterator[tuple[str, ...]]:
+    schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    body_schema = _found(schema, api)
+    required_names = body_schema.get("required", ())
+    for name, field in body_schema.get("properties", {}).items():
+        yield code(name), "body", "yes" if name in required_names else "no", _is(field), _meaning(field)
 
 
 def _meaning(field: Described) -> str:
-    """Find what a field says of itself, or of what stands there unless it is left out."""
-    known = (field, field.get("schema", {}), *field.get("schema", field).get("anyOf", ()))
-    return next((each["description"] for each in known if "description" in each), "")
+    """Find the description of a field, or of its type."""
+    candidates = (field, field.get("schema", {}), *field.get("schema", field).get("anyOf", ()))
+    return next((each["description"] for each in candidates if "description" in each), "")
 
 
-def _found(schema: Described, described: Described) -> Described:
-    """Follow a reference to what it names; of several things that may stand there, take the first that is one."""
+def _found(schema: Described, api: Described) -> Described:
+    """Resolve a reference; of several alternatives, the first one that is a reference."""
     for each in (schema, *schema.get("anyOf", ())):
         if "$ref" in each:
-            return described["components"]["schemas"][each["$ref"].rpartition("/")[2]]
+            return api["components"]["schemas"][each["$ref"].rpartition("/")[2]]
     return schema
 
 
@@ -100,7 +102,11 @@ def _is(schema: Described) -> str:
     return str(schema.get("type", "anything"))
 
 
-def _answers(ways: Iterable[Described]) -> str:
-    """List what may be answered, once for all."""
-    told = {status: answer.get("description", "") for way in ways for status, answer in way["responses"].items()}
-    return f"## Answers\n\n{table(('status', 'meaning'), sorted(told.items()))}"
+def _answers(operations: Iterable[Described]) -> str:
+    """List all answers once."""
+    descriptions = {
+        status: answer.get("description", "")
+        for operation in operations
+        for status, answer in operation["responses"].items()
+    }
+    return f"## Answers\n\n{table(('status', 'meaning'), sorted(descriptions.items()))}"

@@ -1,4 +1,4 @@
-"""The pages about the files that people write: every key, what it may be, and what holds without it."""
+"""The pages about configuration files: every key, its type and its default."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ import msgspec
 from msgspec import NODEFAULT, UNSET, inspect
 
 from halter.config.agent_files import parse_agent
-from halter.config.decode import SCALAR_FORMS, list_key_aliases, name_written_form
+from halter.config.decode import SCALAR_FORMS, is_deprecated, name_written_form
 from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_agent, resolve_policy
 from halter.config.yaml_reader import load_bytes
@@ -21,7 +21,7 @@ from scripts.reference.sheet import NOTHING, code, head, table
 Row = tuple[str, str, str, str]
 
 FREE: Final = {"levels": "LEVEL", "tools": "TOOL", "fields": "FIELD", "models": "MODEL"}
-"""What stands for the names that people give; elsewhere it is NAME."""
+"""Placeholders for user-defined names; the default is NAME."""
 
 SHORT: Final = {
     "duration": "duration",
@@ -74,8 +74,8 @@ def fleet_page() -> str:
     return first + "\n" + _keys(FleetSpec, _of_fleet()) + "\n" + _forms()
 
 
-def _keys(kind: type[msgspec.Struct], known: Mapping[str, str]) -> str:
-    rows = _rows(cast("inspect.StructType", inspect.type_info(kind)), "", known)
+def _keys(kind: type[msgspec.Struct], defaults: Mapping[str, str]) -> str:
+    rows = _rows(cast("inspect.StructType", inspect.type_info(kind)), "", defaults)
     return table(("key", "is", "if not given", "meaning"), ((code(key), *rest) for key, *rest in rows))
 
 
@@ -84,25 +84,23 @@ def _forms() -> str:
     return f"{FORMS}\n\n" + table(("form", "write"), rows)
 
 
-def _rows(kind: inspect.StructType, path: str, known: Mapping[str, str]) -> Iterator[Row]:
-    """List the keys of a mapping, each with those below it in its place."""
+def _rows(kind: inspect.StructType, path: str, defaults: Mapping[str, str]) -> Iterator[Row]:
+    """List the keys of a mapping, with nested keys in place."""
     for field in kind.fields:
-        yield from _of_field(field, path + field.encode_name, known)
-    names = {field.encode_name: field for field in kind.fields}
-    for other, own in list_key_aliases(kind).items():
-        yield path + other, _is(names[own].type), NOTHING, f"Another name of `{own}`."
+        if not is_deprecated(field.type):
+            yield from _of_field(field, path + field.encode_name, defaults)
 
 
-def _of_field(field: inspect.Field, path: str, known: Mapping[str, str]) -> Iterator[Row]:
+def _of_field(field: inspect.Field, path: str, defaults: Mapping[str, str]) -> Iterator[Row]:
     if below := _below(field.type, path):
-        for kind, there in below:
-            yield from _rows(kind, there, known)
+        for kind, below_path in below:
+            yield from _rows(kind, below_path, defaults)
     else:
-        yield path, _is(field.type), known.get(path) or _default(field), _meaning(field.type)
+        yield path, _is(field.type), defaults.get(path) or _default(field), _meaning(field.type)
 
 
 def _below(kind: inspect.Type, path: str) -> list[tuple[inspect.StructType, str]]:
-    """Find the mappings that a key holds, and how their keys are written."""
+    """Find the mappings below a key, and the prefixes of their keys."""
     match _bare(kind):
         case inspect.StructType() as struct:
             return [(struct, f"{path}.")]
@@ -117,13 +115,13 @@ def _below(kind: inspect.Type, path: str) -> list[tuple[inspect.StructType, str]
 
 
 def _bare(kind: inspect.Type) -> inspect.Type:
-    """Take away what is only said about a type, and that it may be none."""
+    """Remove metadata and None from a type."""
     match kind:
         case inspect.Metadata():
             return _bare(kind.type)
         case inspect.UnionType():
-            left = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
-            return _bare(left[0]) if len(left) == 1 else inspect.UnionType(tuple(left))
+            other_types = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+            return _bare(other_types[0]) if len(other_types) == 1 else inspect.UnionType(tuple(other_types))
         case _:
             return kind
 
@@ -141,17 +139,17 @@ def _said(kind: inspect.Type) -> Iterator[inspect.Metadata]:
 
 
 def _meaning(kind: inspect.Type) -> str:
-    for said in _said(kind):
-        extra = cast("dict[str, Any]", cast("Any", said).extra_json_schema or {})
+    for metadata in _said(kind):
+        extra = cast("dict[str, Any]", cast("Any", metadata).extra_json_schema or {})
         if "description" in extra:
             return str(extra["description"])
     return ""
 
 
 def _is(kind: inspect.Type) -> str:
-    """Say in a word or two what a key may be."""
-    for said in _said(kind):
-        if form := name_written_form(said):
+    """Describe the type of a key in a few words."""
+    for metadata in _said(kind):
+        if form := name_written_form(metadata):
             return SHORT.get(form, form)
     match _bare(kind):
         case inspect.LiteralType() as words:
@@ -177,7 +175,7 @@ def _is(kind: inspect.Type) -> str:
 
 
 def _named(kind: inspect.Type) -> str:
-    """Say which names a mapping may have, if they are given."""
+    """Describe the allowed keys of a mapping, if they are fixed."""
     words = _bare(kind)
     return f"of {', '.join(code(word) for word in words.values)}" if isinstance(words, inspect.LiteralType) else ""
 
@@ -201,7 +199,7 @@ def _default(field: inspect.Field) -> str:
 
 
 def _form(kind: inspect.Type) -> str:
-    return next((form for said in _said(kind) if (form := name_written_form(said))), "")
+    return next((form for metadata in _said(kind) if (form := name_written_form(metadata))), "")
 
 
 def _shown(value: Any, form: str) -> str:
@@ -221,19 +219,19 @@ def _shown(value: Any, form: str) -> str:
 
 
 def _in_force() -> Mapping[str, str]:
-    """Work out what holds for an agent of which nothing but the name is said."""
+    """Compute the settings of an agent that defines only its name."""
     agent = parse_agent(load_bytes(b"name: x\n", "agent.yaml"))
     policy, mind = (
         resolve_policy(FleetConfig(), agent),
         resolve_agent(FleetConfig(), agent, Path("nowhere")).model_settings,
     )
-    found = {"mode": code(policy.mode), "observe": code(str(policy.observe).lower()), "phases": "`work`"}
+    defaults = {"mode": code(policy.mode), "observe": code(str(policy.observe).lower()), "phases": "`work`"}
     for key in Limits.__struct_fields__:
         value = getattr(policy, key, getattr(mind, key, None))
         if value is not None:
-            found[f"limits.{key}"] = _shown(value, "duration" if key in ("timeout", "outage_backoff") else "")
-    found["limits.context_window"] += f"; {AUTONOMOUS_WINDOW} for an agent that runs by itself"
-    return {**found, **_caps(policy.caps), "policy.approval_expiry": format_duration(policy.approval_expiry)}
+            defaults[f"limits.{key}"] = _shown(value, "duration" if key in ("timeout", "outage_backoff") else "")
+    defaults["limits.context_window"] += f"; {AUTONOMOUS_WINDOW} for an agent that runs by itself"
+    return {**defaults, **_caps(policy.caps), "policy.approval_expiry": format_duration(policy.approval_expiry)}
 
 
 def _caps(caps: Caps) -> Mapping[str, str]:
@@ -245,8 +243,8 @@ def _caps(caps: Caps) -> Mapping[str, str]:
 
 
 def _of_fleet() -> Mapping[str, str]:
-    found = {f"limits.max_cost_usd_per_{cap.per}": _dollars(cap.max_cost_usd) for cap in Caps().fleet}
-    return found | {"policy.approval_expiry": _in_force()["policy.approval_expiry"]}
+    defaults = {f"limits.max_cost_usd_per_{cap.per}": _dollars(cap.max_cost_usd) for cap in Caps().fleet}
+    return defaults | {"policy.approval_expiry": _in_force()["policy.approval_expiry"]}
 
 
 def _dollars(cap: int | None) -> str:

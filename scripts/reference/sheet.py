@@ -1,36 +1,36 @@
-"""How the pages are written: their heads, and tables."""
+"""Heads and tables of the reference pages."""
 
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 NOTHING: Final = "\N{EN DASH}"
-"""What stands in a cell that has nothing to say."""
+"""Content of an empty cell."""
 
 
 def head(title: str, source: str, *paragraphs: str) -> str:
-    """Begin a page: its title, where it comes from, and what there is to know first."""
-    made = f"<!-- Made from {source} by `make docs`; a change here would be lost. -->"
-    return "\n\n".join((made, f"# {title}", *paragraphs)) + "\n"
+    """Render the head of a page: its source, title and introduction."""
+    comment = f"<!-- Made from {source} by `make docs`; a change here would be lost. -->"
+    return "\n\n".join((comment, f"# {title}", *paragraphs)) + "\n"
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table; a cell stays on its line, and a bar in it does not end it."""
+    """Render a table, with cells on one line and escaped bars."""
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     return "\n".join(lines + [f"| {' | '.join(cell(each) for each in row)} |" for row in rows]) + "\n"
 
 
 def cell(text: str) -> str:
-    """Make text fit for a cell."""
+    """Format text for a cell."""
     return " ".join(text.split()).replace("|", "\\|") or NOTHING
 
 
 def code(text: object) -> str:
-    """Write a word of the code."""
+    """Format a word as code."""
     return f"`{text}`"
 
 
 def told(docstring: str | None) -> str:
-    """Take a docstring as text: its paragraphs, each on one line."""
+    """Parse a docstring into paragraphs, each on one line."""
     paragraphs = re.split(r"\n\s*\n", (docstring or "").strip())
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

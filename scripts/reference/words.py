@@ -54,14 +54,14 @@ VARIABLES: Final = {
     ),
     "HALTER_AGENT": ("set by Halter for what an agent starts: whoever has it can decide nothing", "you are a person"),
 }
-"""What variables mean, and what holds without them. The page has those of them that the code reads."""
+"""Variables with their meaning and default. The page lists those that the code reads."""
 
 FAMILIES: Final = {"HALTER_SECRET_": "HALTER_SECRET_NAME"}
 NOT_VARIABLES: Final = frozenset({"HALTER_SECRET_OPENAI"})
 
 
 def page() -> str:
-    """Describe levels, and list every closed set of words."""
+    """Render levels, and every closed set of words."""
     first = head(
         "Levels, states, outcomes",
         "`halter.core.vocabulary`, `halter.guard.judge` and `halter.core.errors`",
@@ -97,7 +97,7 @@ def _errors() -> str:
 
 
 def environment_page() -> str:
-    """List every variable of the environment that is read."""
+    """Render every environment variable that the code reads."""
     first = head(
         "The environment",
         "`halter.settings` and `halter.config.agent_files`",
@@ -105,12 +105,10 @@ def environment_page() -> str:
         "`XDG_CONFIG_HOME`. A store that is named "
         "by `--store` counts before `HALTER_STORE`.",
     )
-    there = found()
-    if unknown := there - set(VARIABLES):
-        raise LookupError(
-            f"{', '.join(sorted(unknown))}: the code reads it, and VARIABLES in {__file__} does not tell."
-        )
-    rows = ((code(name), *words) for name, words in VARIABLES.items() if name in there)
+    read_names = found()
+    if unknown := read_names - set(VARIABLES):
+        raise LookupError(f"{', '.join(sorted(unknown))}: read by the code, but missing in VARIABLES of {__file__}.")
+    rows = ((code(name), *words) for name, words in VARIABLES.items() if name in read_names)
     keys = (
         (code(name), code(usual.keys[0]) if usual.keys else "none", code(usual.base_url) if usual.base_url else "")
         for name, usual in KNOWN_PROVIDERS.items()
@@ -126,7 +124,7 @@ def environment_page() -> str:
 
 
 def found() -> set[str]:
-    """Look through the code for variables that begin with HALTER_."""
+    """Find the variables in the code that begin with HALTER_."""
     source = Path(next(iter(halter.__path__)))
     names = {name for file in source.rglob("*.py") for name in re.findall(r"\bHALTER_[A-Z_]+", file.read_text("utf-8"))}
     return {FAMILIES.get(name, name) for name in names - NOT_VARIABLES}

@@ -1,4 +1,4 @@
-"""Halter lets agents work while you sleep: they cannot overspend, overstep or lose what they did."""
+"""Halter runs agents unattended: they cannot overspend, exceed their policy or lose completed work."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,9 +8,16 @@ if TYPE_CHECKING:
     from halter.guard.tool_door import Answer
     from halter.models.input_files import File
     from halter.runtime.agent import Agent
-    from halter.runtime.guard_api import Guard, GuardedSession, SessionOver, SessionTaken
+    from halter.runtime.guard_api import Guard, GuardedSession, SessionAlreadyEnded, SessionInUse
     from halter.tasks.result import Result, RunFailed
-    from halter.tasks.run_events import AnswerDoubted, CallBegan, CallEnded, CapMet, ModelAnswered, PersonAsked
+    from halter.tasks.run_events import (
+        CallBegan,
+        CallEnded,
+        DecisionRequested,
+        ModelAnswered,
+        PausedAtCap,
+        UntrustedLinksFound,
+    )
     from halter.tools.function_tool import CallKey, Deps, tool
 
 __version__ = "1.0.0"
@@ -18,11 +25,10 @@ __version__ = "1.0.0"
 __all__ = [
     "Agent",
     "Answer",
-    "AnswerDoubted",
     "CallBegan",
     "CallEnded",
     "CallKey",
-    "CapMet",
+    "DecisionRequested",
     "Deps",
     "Failed",
     "File",
@@ -32,13 +38,14 @@ __all__ = [
     "ModelAnswered",
     "NearBudget",
     "Output",
-    "PersonAsked",
+    "PausedAtCap",
     "Result",
     "Retry",
     "RunFailed",
-    "SessionOver",
-    "SessionTaken",
+    "SessionAlreadyEnded",
+    "SessionInUse",
     "StreamChunk",
+    "UntrustedLinksFound",
     "__version__",
     "tool",
 ]
@@ -46,11 +53,10 @@ __all__ = [
 _HOMES = {
     "Agent": "halter.runtime.agent",
     "Answer": "halter.guard.tool_door",
-    "AnswerDoubted": "halter.tasks.run_events",
     "CallBegan": "halter.tasks.run_events",
     "CallEnded": "halter.tasks.run_events",
     "CallKey": "halter.tools.function_tool",
-    "CapMet": "halter.tasks.run_events",
+    "DecisionRequested": "halter.tasks.run_events",
     "Deps": "halter.tools.function_tool",
     "Failed": "halter.core.tools",
     "File": "halter.models.input_files",
@@ -60,21 +66,37 @@ _HOMES = {
     "ModelAnswered": "halter.tasks.run_events",
     "NearBudget": "halter.core.tools",
     "Output": "halter.core.tools",
-    "PersonAsked": "halter.tasks.run_events",
+    "PausedAtCap": "halter.tasks.run_events",
     "Result": "halter.tasks.result",
     "Retry": "halter.core.tools",
     "RunFailed": "halter.tasks.result",
-    "SessionOver": "halter.runtime.guard_api",
-    "SessionTaken": "halter.runtime.guard_api",
+    "SessionAlreadyEnded": "halter.runtime.guard_api",
+    "SessionInUse": "halter.runtime.guard_api",
     "StreamChunk": "halter.core.messages",
+    "UntrustedLinksFound": "halter.tasks.run_events",
     "tool": "halter.tools.function_tool",
 }
 
 
+_RENAMED = {
+    "AnswerDoubted": "UntrustedLinksFound",
+    "CapMet": "PausedAtCap",
+    "PersonAsked": "DecisionRequested",
+    "SessionOver": "SessionAlreadyEnded",
+    "SessionTaken": "SessionInUse",
+}
+"""The names of 1.0, which work for all of 1.x, and their new ones."""
+
+
 def __getattr__(name: str) -> Any:
-    """Import lazily, so that `import halter` itself is fast."""
-    if name not in _HOMES:
+    """Import public names lazily, so that `import halter` is fast."""
+    new_name = _RENAMED.get(name, name)
+    if new_name not in _HOMES:
         raise AttributeError(f"module 'halter' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    if new_name != name:
+        from halter.core.renamed import warn_renamed
+
+        warn_renamed(f"halter.{name}", f"halter.{new_name}")
+    return getattr(import_module(_HOMES[new_name]), new_name)

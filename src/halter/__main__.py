@@ -1,4 +1,4 @@
-"""Runs the command line as `python -m halter`."""
+"""The entry point of `python -m halter`."""
 
 from halter.cli import main
 

@@ -1,7 +1,8 @@
-"""The text of files: encodings, HTML, PDF, Office and mail; what cannot be read is a sentence. Functions block.
+"""The text of documents: plain text, HTML, PDF, Office and mail. An unreadable file is a sentence, not an error.
 
 Parsing runs in a process with little memory, an empty environment and a deadline: a hostile file can waste a minute of
-it and nothing else. Texts are split into chunks that a model can read one by one.
+that process, and nothing else. Texts are split into chunks that a model can read one by one. All functions except
+`extract_text` block.
 """
 
 import asyncio
@@ -14,9 +15,8 @@ import stat
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from email import message_from_bytes
+from email import message_from_bytes, policy
 from email.message import EmailMessage
-from email.policy import default as mail_policy
 from hashlib import sha256
 from html.parser import HTMLParser
 from importlib import import_module
@@ -37,7 +37,7 @@ from halter.core.text import clean
 if TYPE_CHECKING:
     from pypdf import PdfReader
 
-# The longer mark first: the UTF-32 mark starts with the UTF-16 mark.
+# Longer marks first: the UTF-32 mark starts with the UTF-16 mark.
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -46,17 +46,17 @@ _MARKS: Final = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _CONTROL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
-_LOOKED_AT: Final = 64 * 1024
-_FEW: Final = 8
-_ONE_IN: Final = 33
+_INSPECTED_LENGTH: Final = 64 * 1024
+_MIN_ALLOWED_CONTROLS: Final = 8
+_CHARACTERS_PER_CONTROL: Final = 33
 
 
-def decode_text(data: bytes, declared: str = "") -> str | None:
-    """Decodes bytes as text that any store can keep; None if they are no text. `declared` is the declared charset."""
-    for mark, encoding in _MARKS:
-        if data.startswith(mark):
-            return _require_text(data[len(mark) :].decode(encoding, "replace"))
-    for encoding in filter(None, (_detect_utf16(data), "utf-8", declared)):
+def decode_text(data: bytes, charset: str = "") -> str | None:
+    """Decode bytes to text that every store can hold; None if they are not text. `charset` is a declared charset."""
+    for byte_order_mark, encoding in _MARKS:
+        if data.startswith(byte_order_mark):
+            return _require_text(data[len(byte_order_mark) :].decode(encoding, "replace"))
+    for encoding in filter(None, (_detect_utf16(data), "utf-8", charset)):
         try:
             return _require_text(data.decode(encoding))
         except (UnicodeError, LookupError):
@@ -65,19 +65,25 @@ def decode_text(data: bytes, declared: str = "") -> str | None:
 
 
 def _require_text(text: str) -> str | None:
-    """Returns None for a text full of control characters; a few are made visible."""
-    beginning = text[:_LOOKED_AT]
-    strange = sum(1 for _ in _CONTROL.finditer(beginning))
-    return None if strange > max(_FEW, len(beginning) // _ONE_IN) else clean(text)
+    """Make a few control characters visible; return None for a text with many of them."""
+    beginning = text[:_INSPECTED_LENGTH]
+    control_count = sum(1 for _ in _CONTROL.finditer(beginning))
+    return (
+        None if control_count > max(_MIN_ALLOWED_CONTROLS, len(beginning) // _CHARACTERS_PER_CONTROL) else clean(text)
+    )
 
 
 def _detect_utf16(data: bytes) -> str:
-    """Detects UTF-16 without a mark: in plain text nearly every other byte is zero."""
-    beginning = data[:_LOOKED_AT]
-    first, second = beginning[::2].count(0), beginning[1::2].count(0)
-    if len(data) % 2 or max(first, second) * 4 < len(beginning) or min(first, second) * 20 > len(beginning):
+    """Detect UTF-16 without a byte order mark: in plain text nearly every second byte is zero."""
+    beginning = data[:_INSPECTED_LENGTH]
+    even_zeros, odd_zeros = beginning[::2].count(0), beginning[1::2].count(0)
+    if (
+        len(data) % 2
+        or max(even_zeros, odd_zeros) * 4 < len(beginning)
+        or min(even_zeros, odd_zeros) * 20 > len(beginning)
+    ):
         return ""
-    return "utf-16-be" if first > second else "utf-16-le"
+    return "utf-16-be" if even_zeros > odd_zeros else "utf-16-le"
 
 
 def _decode_legacy(data: bytes) -> str:
@@ -88,9 +94,9 @@ def _decode_legacy(data: bytes) -> str:
 
 
 EXTRACT_TIMEOUT_SECONDS: Final = 60.0
-MOST_MEMORY: Final = 1 << 30
-MOST_TEXT: Final = 10_000_000
-"""Most characters of a document: about four thousand pages."""
+MAX_MEMORY: Final = 1 << 30
+MAX_TEXT_LENGTH: Final = 10_000_000
+"""Maximum number of characters of a document: about four thousand pages."""
 
 _TEXT: Final = ".txt .text .log .csv .tsv .json .jsonl .yaml .yml .toml .ini .cfg .conf .xml .rst .tex .srt .vtt"
 KINDS_BY_SUFFIX: Final[Mapping[str, DocumentKind]] = MappingProxyType(
@@ -105,16 +111,16 @@ _MAIN: Final = "from halter.documents import main; main()"
 
 
 class _Limits(msgspec.Struct, frozen=True):
-    """Sent to the process before the bytes: the kind, and its limits."""
+    """The request to the process, sent before the bytes: the kind of the document, and the limits."""
 
     kind: DocumentKind
     memory: int
     seconds: int
-    most: int
+    max_characters: int
 
 
 def detect_document_kind(name: str) -> DocumentKind | None:
-    """Returns the kind of a file by its name; None if it cannot be read."""
+    """Return the kind of a file by its name; None if the kind is not supported."""
     return KINDS_BY_SUFFIX.get(PurePosixPath(name).suffix.lower())
 
 
@@ -123,42 +129,42 @@ async def extract(
     data: bytes,
     *,
     seconds: float = EXTRACT_TIMEOUT_SECONDS,
-    memory: int = MOST_MEMORY,
-    limit: int = MOST_TEXT,
+    memory: int = MAX_MEMORY,
+    limit: int = MAX_TEXT_LENGTH,
 ) -> Extracted | UnreadableFile:
-    """Extracts the text of a file, by the kind that its name says."""
-    shown = clean(PurePosixPath(name).name) or "The file"
+    """Extract the text of a file; its kind follows from its name."""
+    display_name = clean(PurePosixPath(name).name) or "The file"
     kind = detect_document_kind(name)
     if kind is None:
-        known = ", ".join(sorted(KINDS_BY_SUFFIX))
-        return UnreadableFile(f"{shown} is of a kind that cannot be read: what can is {known}.")
+        suffixes = ", ".join(sorted(KINDS_BY_SUFFIX))
+        return UnreadableFile(f"{display_name} has an unsupported type. Supported types: {suffixes}.")
     if not data:
-        return UnreadableFile(f"{shown} is empty: nothing was written to it, or not yet.")
+        return UnreadableFile(f"{display_name} is empty, or has not been written yet.")
     if kind not in ("text", "markdown"):
         limits = _Limits(kind, memory, max(1, round(seconds)), limit)
         try:
-            extracted = await _extract_in_process(limits, data, seconds)
+            outcome = await _extract_in_process(limits, data, seconds)
         except OSError as error:
-            extracted = UnreadableFile(
-                f"cannot be read at present, since no program can be started: {describe_os_error(error)}."
+            outcome = UnreadableFile(
+                f"cannot be read now, because no process can be started: {describe_os_error(error)}."
             )
     else:
-        extracted = _make_extracted(decode_text(data), kind, limit)
-    return UnreadableFile(f"{shown} {extracted.sentence}") if isinstance(extracted, UnreadableFile) else extracted
+        outcome = _make_extracted(decode_text(data), kind, limit)
+    return UnreadableFile(f"{display_name} {outcome.sentence}") if isinstance(outcome, UnreadableFile) else outcome
 
 
 def _make_extracted(text: str | None, kind: DocumentKind, limit: int) -> Extracted | UnreadableFile:
     if text is None:
-        return UnreadableFile("holds bytes that are no text: give it the ending of what it is, or leave it out.")
+        return UnreadableFile("contains bytes that are not text. Give it the suffix of its type, or leave it out.")
     if len(text) > limit:
-        return UnreadableFile(f"holds {len(text):,} characters, and a document may have {limit:,}: split it.")
+        return UnreadableFile(f"has {len(text):,} characters; the limit is {limit:,}. Split it.")
     if not text.strip():
-        return UnreadableFile("holds no text, only blanks.")
+        return UnreadableFile("contains only white space.")
     return Extracted(text, kind)
 
 
 async def _extract_in_process(limits: _Limits, data: bytes, seconds: float) -> Extracted | UnreadableFile:
-    """Extracts in another process, which has ended when this returns."""
+    """Extract in another process, which has ended when this function returns."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-c", _MAIN),
         stdin=asyncio.subprocess.PIPE,
@@ -171,9 +177,7 @@ async def _extract_in_process(limits: _Limits, data: bytes, seconds: float) -> E
         async with asyncio.timeout(seconds):
             answer, _ = await process.communicate(msgspec.json.encode(limits) + b"\n" + data)
     except TimeoutError:
-        return UnreadableFile(
-            f"takes more than {seconds:g} seconds to read, and was given up: split it, or leave it out."
-        )
+        return UnreadableFile(f"takes more than {seconds:g} seconds to read. Split it, or leave it out.")
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -186,30 +190,30 @@ async def _extract_in_process(limits: _Limits, data: bytes, seconds: float) -> E
 
 def _explain_lost(code: int, limits: _Limits) -> UnreadableFile:
     if code == -signal.SIGXCPU:
-        return UnreadableFile(f"takes more than {limits.seconds} seconds to read, and was given up: split it.")
+        return UnreadableFile(f"takes more than {limits.seconds} seconds to read. Split it, or leave it out.")
     return _explain_too_large(limits)
 
 
 def _explain_too_large(limits: _Limits) -> UnreadableFile:
     return UnreadableFile(
-        f"needs more than {limits.memory // (1 << 20):,} MB of memory to be read, or made the reader crash: "
-        "split it, or leave it out."
+        f"needs more than {limits.memory // (1 << 20):,} MB of memory to read, or crashed the reader. "
+        "Split it, or leave it out."
     )
 
 
 def main() -> None:
-    """Reads one file from stdin and answers on stdout, after dropping what it does not need."""
+    """Read one file from stdin and answer on stdout, with limited resources."""
     limits = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Limits)
-    # Before the file is read: these limits cannot be raised again.
-    for what, limit in (
+    # Set before the file is read; they cannot be raised again.
+    for resource_id, limit in (
         (resource.RLIMIT_AS, limits.memory),
         (resource.RLIMIT_CPU, limits.seconds),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(what, (limit, limit))
+        resource.setrlimit(resource_id, (limit, limit))
     try:
-        answer = msgspec.json.encode(_parse_document(limits.kind, sys.stdin.buffer.read(), limits.most))
+        answer = msgspec.json.encode(_parse_document(limits.kind, sys.stdin.buffer.read(), limits.max_characters))
     except (MemoryError, RecursionError):
         answer = msgspec.json.encode(_explain_too_large(limits))
     sys.stdout.buffer.write(answer)
@@ -247,9 +251,9 @@ _SPACES: Final = re.compile(r"[ \t\f\r\n]+")
 
 
 def extract_html_text(data: bytes) -> str | None:
-    """Extracts the text of a page; None if the bytes are no text."""
-    declared = _CHARSET.search(data[:4096])
-    page = decode_text(data, declared[1].decode() if declared else "")
+    """Extract the text of a page; None if the bytes are not text."""
+    charset = _CHARSET.search(data[:4096])
+    page = decode_text(data, charset[1].decode() if charset else "")
     if page is None:
         return None
     reader = _Reader()
@@ -259,7 +263,7 @@ def extract_html_text(data: bytes) -> str | None:
 
 
 class _Reader(HTMLParser):
-    """Collects text, and where a line or a paragraph ends."""
+    """A parser that collects text with the ends of its lines and paragraphs."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -290,11 +294,11 @@ class _Reader(HTMLParser):
 
     def text(self) -> str:
         lines = (line.strip(" \t\r") for line in "".join(self._parts).split("\n"))
-        kept: list[str] = []
+        collapsed_lines: list[str] = []
         for line in lines:
-            if line or (kept and kept[-1]):
-                kept.append(line)
-        return "\n".join(kept).strip("\n")
+            if line or (collapsed_lines and collapsed_lines[-1]):
+                collapsed_lines.append(line)
+        return "\n".join(collapsed_lines).strip("\n")
 
     def _break(self, tag: str) -> None:
         if tag in _BLOCKS:
@@ -307,20 +311,20 @@ class _Reader(HTMLParser):
 
 PAGE_SEPARATOR: Final = "\n\n"
 
-PDF_DAMAGED: Final = "is damaged, or is no PDF: open it with another program and save it anew, or leave it out."
-PDF_PROTECTED: Final = "is protected by a password: save a copy without one."
-WITHOUT_TEXT: Final = "holds no text, only pictures perhaps: run it through text recognition first."
-TOO_LONG: Final = "holds more text than a document may have: split it, or leave it out."
+PDF_DAMAGED: Final = "is damaged, or is not a PDF. Open it in another program and save it again, or leave it out."
+PDF_PROTECTED: Final = "is protected by a password. Save a copy without one."
+WITHOUT_TEXT: Final = "contains no text, perhaps only images. Run text recognition (OCR) first."
+TOO_LONG: Final = "exceeds the maximum text length. Split it, or leave it out."
 
 
 def extract_pdf_text(data: bytes, limit: int) -> Extracted | UnreadableFile:
-    """Extracts all pages. Sentences continue the name of the file."""
+    """Extract all pages. The sentence of an unreadable file continues its name."""
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, FileNotDecryptedError
 
     try:
         reader = PdfReader(BytesIO(data))
-        # Many are only protected against printing and have an empty password.
+        # Many files are only protected against printing, with an empty password.
         if reader.is_encrypted and not reader.decrypt(""):
             return UnreadableFile(PDF_PROTECTED)
         return _pages(reader, limit)
@@ -334,43 +338,43 @@ def extract_pdf_text(data: bytes, limit: int) -> Extracted | UnreadableFile:
 
 def _pages(reader: "PdfReader", limit: int) -> Extracted | UnreadableFile:
     pages: list[int] = []
-    parts: list[str] = []
+    texts: list[str] = []
     length = 0
     for page in reader.pages:
-        text = clean(page.extract_text()).strip()
+        page_text = clean(page.extract_text()).strip()
         pages.append(length)
-        parts.append(text)
-        length += len(text) + len(PAGE_SEPARATOR)
+        texts.append(page_text)
+        length += len(page_text) + len(PAGE_SEPARATOR)
         if length > limit:
             return UnreadableFile(TOO_LONG)
-    whole = PAGE_SEPARATOR.join(parts)
-    return Extracted(whole, "pdf", tuple(pages)) if whole.strip() else UnreadableFile(WITHOUT_TEXT)
+    document_text = PAGE_SEPARATOR.join(texts)
+    return Extracted(document_text, "pdf", tuple(pages)) if document_text.strip() else UnreadableFile(WITHOUT_TEXT)
 
 
-OFFICE_DAMAGED: Final = "is damaged, or is not what its ending says: save it anew with its program, or leave it out."
-OFFICE_LOCKED: Final = "has a password, or is of an older kind: save a copy without one, as docx, xlsx or pptx."
-OFFICE_INFLATED: Final = "holds far more than its size tells, or too many parts: it is not unpacked."
-OFFICE_DECLARES: Final = "declares entities, which no Office program writes: it is not read."
-MOST_PARTS: Final = 10_000
-MOST_UNPACKED: Final = 256 * 1024 * 1024
-_OLDER: Final = b"\xd0\xcf\x11\xe0"
+OFFICE_DAMAGED: Final = "is damaged, or does not match its suffix. Save it again in its program, or leave it out."
+OFFICE_LOCKED: Final = "has a password, or an older format. Save a copy without a password as docx, xlsx or pptx."
+OFFICE_INFLATED: Final = "unpacks to too much data or too many parts; it was not read."
+OFFICE_DECLARES: Final = "declares entities, which no Office program writes; it was not read."
+MAX_PACKAGE_PARTS: Final = 10_000
+MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
+_OLE_SIGNATURE: Final = b"\xd0\xcf\x11\xe0"
 _XML_PORTION: Final = 1 << 16
 
 
 class _Declared(Exception):
-    """An XML part declares a document type."""
+    """An XML part declares a document type, which can define entities."""
 
 
 def extract_office_text(kind: Literal["docx", "xlsx", "pptx"], data: bytes, limit: int) -> Extracted | UnreadableFile:
-    """Extracts all parts of a document, each sheet and slide under a line with its name."""
-    if data.startswith(_OLDER):
+    """Extract all parts of a document, each sheet and slide after a line with its name."""
+    if data.startswith(_OLE_SIGNATURE):
         return UnreadableFile(OFFICE_LOCKED)
     readers = {"docx": _read_word, "xlsx": _read_workbook, "pptx": _read_slides}
     try:
         flaw = _check_package(data)
         return flaw or _join_parts(kind, readers[kind](BytesIO(data)), limit)
-    except ModuleNotFoundError as missing:
-        return UnreadableFile(f"cannot be read here. {explain_missing_module(missing) or missing}.")
+    except ModuleNotFoundError as error:
+        return UnreadableFile(f"cannot be read here. {explain_missing_module(error) or error}.")
     except (MemoryError, RecursionError):
         raise
     except Exception:  # noqa: BLE001  A parser of hostile files may raise anything.
@@ -378,64 +382,64 @@ def extract_office_text(kind: Literal["docx", "xlsx", "pptx"], data: bytes, limi
 
 
 def _check_package(data: bytes) -> UnreadableFile | None:
-    """Refuses what unpacks to too much. The sizes that a package states are those that its reader stops at."""
+    """Find a flaw of a package, such as too much unpacked data. The reader enforces the stated sizes."""
     with ZipFile(BytesIO(data)) as package:
-        parts = package.infolist()
-        if len(parts) > MOST_PARTS or sum(part.file_size for part in parts) > MOST_UNPACKED:
+        entries = package.infolist()
+        if len(entries) > MAX_PACKAGE_PARTS or sum(entry.file_size for entry in entries) > MAX_UNPACKED_BYTES:
             return UnreadableFile(OFFICE_INFLATED)
         try:
-            for part in parts:
-                if part.filename.endswith((".xml", ".rels")):
-                    with package.open(part) as opened:
-                        _reject_declarations(opened)
+            for entry in entries:
+                if entry.filename.endswith((".xml", ".rels")):
+                    with package.open(entry) as file:
+                        _reject_declarations(file)
         except _Declared:
             return UnreadableFile(OFFICE_DECLARES)
     return None
 
 
-def _reject_declarations(part: IO[bytes]) -> None:
-    """Looks at a part up to its first element: entities are declared before it."""
-    parser, begun = expat.ParserCreate(), False
+def _reject_declarations(file: IO[bytes]) -> None:
+    """Reject a part with a document type. Only the start up to the first element is parsed; entities precede it."""
+    parser, has_element = expat.ParserCreate(), False
 
-    def declared(*_: object) -> None:
+    def on_doctype(*_: object) -> None:
         raise _Declared
 
-    def begins(*_: object) -> None:
-        nonlocal begun
-        begun = True
+    def on_element(*_: object) -> None:
+        nonlocal has_element
+        has_element = True
 
-    parser.StartDoctypeDeclHandler = declared
-    parser.StartElementHandler = begins
-    while not begun and (portion := part.read(_XML_PORTION)):
+    parser.StartDoctypeDeclHandler = on_doctype
+    parser.StartElementHandler = on_element
+    while not has_element and (portion := file.read(_XML_PORTION)):
         parser.Parse(portion, False)  # noqa: FBT003
 
 
 DocumentParts = Iterable[tuple[str, Iterable[str]]]
-"""The parts of a document: a title, or none, and lines."""
+"""The parts of a document: a title, which may be empty, and lines."""
 
 
-def _join_parts(kind: DocumentKind, parts: DocumentParts, limit: int) -> Extracted | UnreadableFile:
-    places: list[int] = []
-    written: list[str] = []
-    length, found = 0, False
+def _join_parts(kind: DocumentKind, document_parts: DocumentParts, limit: int) -> Extracted | UnreadableFile:
+    offsets: list[int] = []
+    lines_so_far: list[str] = []
+    length, has_text = 0, False
 
     def add(line: str) -> None:
         nonlocal length
-        written.append(line)
+        lines_so_far.append(line)
         length += len(line) + 1
 
-    for title, lines in parts:
-        if written:
+    for title, lines in document_parts:
+        if lines_so_far:
             add("")
-        places.append(length)
+        offsets.append(length)
         if title:
             add(f"[{clean(title)}]")
         for line in lines:
-            found = found or bool(line.strip())
+            has_text = has_text or bool(line.strip())
             add(clean(line))
             if length > limit:
                 return UnreadableFile(TOO_LONG)
-    return Extracted("\n".join(written), kind, tuple(places)) if found else UnreadableFile(WITHOUT_TEXT)
+    return Extracted("\n".join(lines_so_far), kind, tuple(offsets)) if has_text else UnreadableFile(WITHOUT_TEXT)
 
 
 def _read_word(file: BytesIO) -> DocumentParts:
@@ -444,21 +448,21 @@ def _read_word(file: BytesIO) -> DocumentParts:
 
     document: Any = Document(file)
     yield "", _read_paragraphs(document.element.body)
-    beside = ("header", "footer", "footnotes", "endnotes", "comments")
+    part_names = ("header", "footer", "footnotes", "endnotes", "comments")
     for relation in document.part.rels.values():
         name = relation.reltype.rpartition("/")[2]
-        if name in beside and not relation.is_external:
+        if name in part_names and not relation.is_external:
             lines = [line for line in _read_paragraphs(parse_xml(relation.target_part.blob)) if line.strip()]
             if lines:
                 yield name.capitalize(), lines
 
 
-_UNSAID: Final = frozenset(("pPr", "rPr", "tblPr", "Fallback", "delText", "instrText", "moveFrom"))
-"""Settings, what a reader of older programs sees instead, what was deleted, and what was moved away."""
+_SKIPPED_ELEMENTS: Final = frozenset(("pPr", "rPr", "tblPr", "Fallback", "delText", "instrText", "moveFrom"))
+"""Elements without text of their own: settings, fallbacks for older programs, and deleted or moved text."""
 
 
 def _read_paragraphs(element: Any) -> Iterator[str]:
-    """Reads what Word and PowerPoint name alike: paragraphs and tables, whose rows become lines."""
+    """Read paragraphs and tables of Word and PowerPoint, which share element names. A table row becomes a line."""
     for child in element:
         match _local_name(child):
             case "p":
@@ -468,7 +472,7 @@ def _read_paragraphs(element: Any) -> Iterator[str]:
                     if _local_name(row) == "tr":
                         cells = (cell for cell in row if _local_name(cell) == "tc")
                         yield "\t".join(" ".join(filter(None, _read_paragraphs(cell))) for cell in cells)
-            case name if name not in _UNSAID:
+            case name if name not in _SKIPPED_ELEMENTS:
                 yield from _read_paragraphs(child)
             case _:
                 pass
@@ -483,7 +487,7 @@ def _read_runs(element: Any) -> Iterator[str]:
                 yield "\t"
             case "br" | "cr":
                 yield "\n"
-            case name if name not in _UNSAID:
+            case name if name not in _SKIPPED_ELEMENTS:
                 yield from _read_runs(child)
             case _:
                 pass
@@ -505,10 +509,10 @@ def _read_slides(file: BytesIO) -> DocumentParts:
 def _read_workbook(file: BytesIO) -> DocumentParts:
     openpyxl: Any = import_module("openpyxl")
     for sheet in openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False).worksheets:
-        # The extent that a sheet states may be a million columns wide.
+        # The stated extent of a sheet may be a million columns wide.
         sheet.reset_dimensions()
-        hidden = "" if sheet.sheet_state == "visible" else ", hidden"
-        yield f"Sheet {sheet.title}{hidden}", _read_rows(sheet)
+        hidden_note = "" if sheet.sheet_state == "visible" else ", hidden"
+        yield f"Sheet {sheet.title}{hidden_note}", _read_rows(sheet)
 
 
 def _read_rows(sheet: Any) -> Iterator[str]:
@@ -519,13 +523,13 @@ def _read_rows(sheet: Any) -> Iterator[str]:
 
 
 _MAIL_HEADERS: Final = ("From", "To", "Cc", "Date", "Subject")
-MOST_ENCLOSED: Final = 3
-"""How deep mails in mails are read."""
+MAX_MAIL_DEPTH: Final = 3
+"""Maximum nesting of mails in mails."""
 
 
 def extract_mail_text(data: bytes, limit: int, depth: int = 0) -> Extracted | UnreadableFile:
-    """Extracts the main headers, the text, and what is attached, if it can be read itself."""
-    message = message_from_bytes(data, policy=mail_policy)
+    """Extract the main headers, the text, and the readable attachments."""
+    message = message_from_bytes(data, policy=policy.default)
     try:
         return _join_parts("eml", _read_mail(message, limit, depth), limit)
     except (MemoryError, RecursionError):
@@ -539,31 +543,31 @@ def _read_mail(message: EmailMessage, limit: int, depth: int) -> DocumentParts:
     text = "" if body is None else _decode_mail_part(body)
     headers = (f"{name}: {' '.join(str(message[name]).split())}" for name in _MAIL_HEADERS if message[name] is not None)
     yield "", [*headers, "", *text.splitlines()]
-    for part in message.iter_attachments():
-        yield _read_attachment(part, limit, depth)
+    for attachment in message.iter_attachments():
+        yield _read_attachment(attachment, limit, depth)
 
 
-def _decode_mail_part(part: Any) -> str:
-    raw = part.get_payload(decode=True) or b""
-    if part.get_content_type() == "text/html":
+def _decode_mail_part(mail_part: Any) -> str:
+    raw = mail_part.get_payload(decode=True) or b""
+    if mail_part.get_content_type() == "text/html":
         return extract_html_text(raw) or ""
-    return decode_text(raw, part.get_content_charset("")) or ""
+    return decode_text(raw, mail_part.get_content_charset("")) or ""
 
 
-def _read_attachment(part: Any, limit: int, depth: int) -> tuple[str, Iterable[str]]:
-    enclosed = part.get_content_type() == "message/rfc822"
-    data = part.get_payload(0).as_bytes() if enclosed else part.get_payload(decode=True) or b""
-    name = PurePosixPath(part.get_filename() or ("mail.eml" if enclosed else part.get_content_type())).name
+def _read_attachment(attachment: Any, limit: int, depth: int) -> tuple[str, Iterable[str]]:
+    is_mail = attachment.get_content_type() == "message/rfc822"
+    data = attachment.get_payload(0).as_bytes() if is_mail else attachment.get_payload(decode=True) or b""
+    name = PurePosixPath(attachment.get_filename() or ("mail.eml" if is_mail else attachment.get_content_type())).name
     kind = detect_document_kind(name)
-    if kind is None or depth >= MOST_ENCLOSED:
+    if kind is None or depth >= MAX_MAIL_DEPTH:
         return f"Attachment {name}, {len(data):,} bytes, not read", ()
-    extracted = _parse_document(kind, data, limit, depth + 1)
-    if isinstance(extracted, UnreadableFile):
-        return f"Attachment {name}, not read", (f"It {extracted.sentence}",)
-    return f"Attachment {name}", extracted.text.splitlines()
+    outcome = _parse_document(kind, data, limit, depth + 1)
+    if isinstance(outcome, UnreadableFile):
+        return f"Attachment {name}, not read", (f"It {outcome.sentence}",)
+    return f"Attachment {name}", outcome.text.splitlines()
 
 
-MOST_BYTES: Final = 50 * 1024 * 1024
+MAX_DOCUMENT_BYTES: Final = 50 * 1024 * 1024
 _PORTION: Final = 1 << 20
 
 
@@ -575,30 +579,30 @@ class DocumentBytes(msgspec.Struct, frozen=True):
 
 
 class _FileProblem(Exception):
-    """A problem with a file; becomes a value."""
+    """A problem with a file, converted to `UnreadableFile`."""
 
 
 def scan_documents(folder: Path, pattern: str) -> FileEntries | UnreadableFile:
-    """Lists the files of a folder that match a pattern, without links that lead out of it."""
-    found = scan_folder(folder, pattern)
-    return found if isinstance(found, UnreadableFile) else found.files
+    """List the files of a folder that match a pattern, without links that lead out of it."""
+    listing = scan_folder(folder, pattern)
+    return listing if isinstance(listing, UnreadableFile) else listing.files
 
 
 def read_document(
-    path: Path, limit: int = MOST_BYTES, refuses: FileRefusal = allow_all
+    path: Path, limit: int = MAX_DOCUMENT_BYTES, refuses: FileRefusal = allow_all
 ) -> DocumentBytes | UnreadableFile:
-    """Reads a whole file, unless it is too large, changes meanwhile, or is refused."""
+    """Read a whole file, unless it is too large, changes meanwhile, or is refused."""
     try:
         with _open_regular_file(path, refuses) as (file, size):
             if size > limit:
                 return UnreadableFile(
-                    f"{_name(path)} has {size:,} bytes, and a document may have {limit:,}: split it, or leave it out."
+                    f"{_name(path)} has {size:,} bytes; the limit is {limit:,}. Split it, or leave it out."
                 )
             data = b"".join(_portions(file, limit + 1))
             digest = sha256(data).hexdigest()
             _reject_other_bytes(path, digest, _digest(file, limit + 1))
-    except _FileProblem as trouble:
-        return UnreadableFile(str(trouble))
+    except _FileProblem as error:
+        return UnreadableFile(str(error))
     return DocumentBytes(data, digest)
 
 
@@ -607,32 +611,32 @@ def digest_file(path: Path, refuses: FileRefusal = allow_all) -> str | Unreadabl
         with _open_regular_file(path, refuses) as (file, size):
             digest = _digest(file, size + 1)
             _reject_other_bytes(path, digest, _digest(file, size + 1))
-    except _FileProblem as trouble:
-        return UnreadableFile(str(trouble))
+    except _FileProblem as error:
+        return UnreadableFile(str(error))
     return digest
 
 
 @contextmanager
 def _open_regular_file(path: Path, refuses: FileRefusal) -> Generator[tuple[int, int]]:
-    """Opens a regular file for reading. Raises if it changes until it is closed."""
+    """Open a regular file and yield its descriptor and size. Raises if the file changes before it is closed."""
     try:
         # Without O_NONBLOCK, opening a pipe would block.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if refuses(path, file):
-                raise _FileProblem(f"{_name(path)} leads to what an agent may not read.")
-            before = os.fstat(file)
-            _reject_other(path, before.st_mode)
-            yield file, before.st_size
-            after = os.fstat(file)
+                raise _FileProblem(f"{_name(path)} leads to a file that the agent may not read.")
+            old_status = os.fstat(file)
+            _reject_other(path, old_status.st_mode)
+            yield file, old_status.st_size
+            new_status = os.fstat(file)
         finally:
             os.close(file)
     except (FileNotFoundError, NotADirectoryError):
-        raise _FileProblem(f"{_name(path)} is not there, or not any more.") from None
+        raise _FileProblem(f"{_name(path)} does not exist, or was removed.") from None
     except (OSError, ValueError) as error:
-        why = describe_os_error(error) if isinstance(error, OSError) else clean(str(error))
-        raise _FileProblem(f"{_name(path)} cannot be read: {why}.") from None
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        reason = describe_os_error(error) if isinstance(error, OSError) else clean(str(error))
+        raise _FileProblem(f"{_name(path)} cannot be read: {reason}.") from None
+    if (old_status.st_size, old_status.st_mtime_ns) != (new_status.st_size, new_status.st_mtime_ns):
         raise _changed_error(path)
 
 
@@ -640,17 +644,17 @@ def _reject_other(path: Path, mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise _FileProblem(f"{_name(path)} is a folder: name a file in it.")
     if not stat.S_ISREG(mode):
-        raise _FileProblem(f"{_name(path)} is no plain file.")
+        raise _FileProblem(f"{_name(path)} is not a regular file.")
 
 
-def _reject_other_bytes(path: Path, first: str, second: str) -> None:
-    """Refuses a file that differs on a second read: its modification time is too coarse."""
-    if first != second:
+def _reject_other_bytes(path: Path, first_digest: str, second_digest: str) -> None:
+    """Reject a file that differs on a second read, since modification times are too coarse to detect every change."""
+    if first_digest != second_digest:
         raise _changed_error(path)
 
 
 def _changed_error(path: Path) -> _FileProblem:
-    return _FileProblem(f"{_name(path)} was changed while it was read: it is read again when it has come to rest.")
+    return _FileProblem(f"{_name(path)} changed while it was read. It is read again when it stops changing.")
 
 
 def _digest(file: int, limit: int) -> str:
@@ -661,7 +665,7 @@ def _digest(file: int, limit: int) -> str:
 
 
 def _portions(file: int, limit: int) -> Generator[bytes]:
-    """Reads from the beginning; of a growing file no more than `most`."""
+    """Read a file from the start in portions, up to `limit` bytes even if it grows."""
     os.lseek(file, 0, os.SEEK_SET)
     while limit > 0 and (portion := os.read(file, min(_PORTION, limit))):
         limit -= len(portion)
@@ -681,34 +685,34 @@ _SPACE: Final = re.compile(r"\s")
 
 
 def split_into_chunks(text: str, size: int = CHUNK_SIZE, overlap: int = CHUNK_OVERLAP) -> tuple[tuple[int, int], ...]:
-    """Splits a text into spans of at most `size` characters that overlap, cover all of it, and are not empty."""
-    back = min(overlap, (size - 1) // 3)
-    found: list[tuple[int, int]] = []
+    """Split a text into overlapping, non-empty spans of at most `size` characters that cover the whole text."""
+    overlap_size = min(overlap, (size - 1) // 3)
+    spans: list[tuple[int, int]] = []
     start = 0
     while start < len(text):
         end = _find_end(text, start, size)
-        found.append((start, end))
-        start = end if end == len(text) else _find_start(text, end - back, end)
-    return tuple(found)
+        spans.append((start, end))
+        start = end if end == len(text) else _find_start(text, end - overlap_size, end)
+    return tuple(spans)
 
 
 def _find_end(text: str, start: int, size: int) -> int:
-    """Finds the end of a chunk, in the second half of its size: after a paragraph, a sentence or a word."""
+    """Find the end of a chunk in the second half of its size: after a paragraph, a sentence or a word."""
     limit = start + size
     if limit >= len(text):
         return len(text)
-    least = start + (size + 1) // 2
-    for sign in (_PARAGRAPH, _SENTENCE, _SPACE):
-        ends = [match.end() for match in sign.finditer(text, least, limit)]
+    earliest = start + (size + 1) // 2
+    for pattern in (_PARAGRAPH, _SENTENCE, _SPACE):
+        ends = [match.end() for match in pattern.finditer(text, earliest, limit)]
         if ends:
             return ends[-1]
     return limit
 
 
-def _find_start(text: str, least: int, end: int) -> int:
-    """Finds the start of the next chunk within the overlap: at a sentence, or else a word."""
-    for sign in (_SENTENCE, _SPACE):
-        match = sign.search(text, least, end)
+def _find_start(text: str, earliest: int, end: int) -> int:
+    """Find the start of the next chunk within the overlap: at a sentence, or else at a word."""
+    for pattern in (_SENTENCE, _SPACE):
+        match = pattern.search(text, earliest, end)
         if match and match.end() < end:
             return match.end()
-    return least
+    return earliest

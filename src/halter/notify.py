@@ -1,4 +1,4 @@
-"""Ways to notify people: each channel sends one message, or says why it could not."""
+"""The notification channels: webhook, Apprise and e-mail. A failed delivery raises DeliveryFailed."""
 
 import asyncio
 import hashlib
@@ -7,8 +7,8 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from email import policy
 from email.message import EmailMessage
-from email.policy import SMTP as WIRE
 from email.utils import format_datetime
 from functools import cache
 from importlib.metadata import version
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def reveal_secrets(value: Any, reveal: Callable[[str], str], channel: str) -> Any:
-    """Fills in secrets. A missing one may be set by the next attempt."""
+    """Insert secrets into a value. A missing secret may be retried, since it may be set by the next attempt."""
     try:
         return substitute_secrets(value, reveal)
-    except KeyError as missing:
-        name = str(missing.args[0])
-        sentence = f"The channel {channel} needs the secret {name}, which is not set: set HALTER_SECRET_{name}."
+    except KeyError as error:
+        name = str(error.args[0])
+        sentence = f"The channel {channel} needs the secret {name}, which is not set. Set HALTER_SECRET_{name}."
         raise DeliveryFailed(sentence, may_retry=True) from None
 
 
@@ -43,14 +43,14 @@ WEBHOOK_TIMEOUT: Final = 30
 """Seconds until the response starts."""
 DELIVERY_HEADER: Final = "Halter-Delivery"
 
-_OK: Final = range(200, 300)
-_LATER: Final = frozenset({408, 425, 429})
-_BROKEN: Final = 500
-_ELSEWHERE: Final = range(300, 400)
+_OK_STATUSES: Final = range(200, 300)
+_RETRYABLE_STATUSES: Final = frozenset({408, 425, 429})
+_SERVER_ERROR: Final = 500
+_REDIRECT_STATUSES: Final = range(300, 400)
 
 
 class WebhookSender:
-    """Posts notifications to a URL. Addresses of this network are allowed: a person configured it."""
+    """A channel that posts notifications to a URL. Local addresses are allowed, because a person configured the URL."""
 
     def __init__(self, channel: Channel, reveal: Callable[[str], str], tls: ssl.SSLContext | None = None) -> None:
         self._channel = channel
@@ -58,28 +58,30 @@ class WebhookSender:
         self._reveal = reveal
         self._tls = tls
 
-    async def send(self, letter: OutgoingNotification) -> None:
+    async def send(self, notification: OutgoingNotification) -> None:
         from httpx2 import InvalidURL, LocalProtocolError, TransportError
 
-        headers = self._headers(letter)
+        headers = self._headers(notification)
         try:
             async with asyncio.timeout(WEBHOOK_TIMEOUT):
-                status = await self._post(msgspec.json.encode(letter), headers)
+                status = await self._post(msgspec.json.encode(notification), headers)
         except TimeoutError:
-            raise self._undelivered("gave no answer in time", may_retry=True) from None
+            raise self._make_failure("did not answer in time", may_retry=True) from None
         except (LocalProtocolError, InvalidURL, UnicodeEncodeError):
-            # The library's message quotes its input, which may hold a key.
-            raise self._undelivered("cannot be asked: look at the address and its headers", may_retry=False) from None
+            # The library's message quotes its input, which may contain a key.
+            raise self._make_failure("cannot be called: check the URL and its headers", may_retry=False) from None
         except TransportError as error:
-            raise self._undelivered(f"cannot be reached: {type(error).__name__}", may_retry=True) from None
-        if status in _ELSEWHERE:
-            sentence = f"sends on to another place ({status}): write that address, if it is right"
-            raise self._undelivered(sentence, may_retry=False)
-        if status not in _OK:
-            raise self._undelivered(f"answered {status}", may_retry=status in _LATER or status >= _BROKEN)
+            raise self._make_failure(f"cannot be reached: {type(error).__name__}", may_retry=True) from None
+        if status in _REDIRECT_STATUSES:
+            sentence = f"redirects to another URL ({status}): use that URL if it is correct"
+            raise self._make_failure(sentence, may_retry=False)
+        if status not in _OK_STATUSES:
+            raise self._make_failure(
+                f"answered {status}", may_retry=status in _RETRYABLE_STATUSES or status >= _SERVER_ERROR
+            )
 
     async def _post(self, body: bytes, headers: Mapping[str, str]) -> int:
-        """Posts a body and returns the status; the response body is not read."""
+        """Post a body and return the status; the response body is not read."""
         from httpx2 import AsyncClient, AsyncHTTPTransport
 
         self._tls = self._tls or await asyncio.to_thread(_make_tls_context)
@@ -90,51 +92,51 @@ class WebhookSender:
         ):
             return response.status_code
 
-    def _headers(self, letter: OutgoingNotification) -> Mapping[str, str]:
-        """Our headers override those of the file, whose secrets go to this URL alone."""
-        theirs: Mapping[str, Any] = reveal_secrets(dict(self._channel.headers), self._reveal, self._channel.name)
-        ours = {"content-type": "application/json", DELIVERY_HEADER.lower(): letter.id}
-        usual = {"user-agent": f"halter/{version('halter')}"}
-        return {**usual, **{name.lower(): value for name, value in theirs.items()}, **ours}
+    def _headers(self, notification: OutgoingNotification) -> Mapping[str, str]:
+        """Merge the headers of the file with the required ones, which win. Secrets of the file go to this URL only."""
+        file_headers: Mapping[str, Any] = reveal_secrets(dict(self._channel.headers), self._reveal, self._channel.name)
+        required_headers = {"content-type": "application/json", DELIVERY_HEADER.lower(): notification.id}
+        defaults = {"user-agent": f"halter/{version('halter')}"}
+        return {**defaults, **{name.lower(): value for name, value in file_headers.items()}, **required_headers}
 
-    def _undelivered(self, text: str, *, may_retry: bool) -> DeliveryFailed:
+    def _make_failure(self, text: str, *, may_retry: bool) -> DeliveryFailed:
         return DeliveryFailed(f"The webhook at {urlsplit(self._url).hostname} {text}.", may_retry=may_retry)
 
 
 @cache
 def _make_tls_context() -> ssl.SSLContext:
-    """Read the machine's certificates once for all."""
+    """Make a TLS context with the machine's certificates, once for all senders."""
     from httpx2 import create_ssl_context
 
     return create_ssl_context(trust_env=False)
 
 
 SERVICE_TIMEOUT: Final = 60
-"""Seconds for one letter."""
+"""Seconds for one notification."""
 
 
 class AppriseSender:
-    """Sends notifications through a service of Apprise."""
+    """A channel that sends notifications through a service of Apprise."""
 
     def __init__(self, channel: Channel, reveal: Callable[[str], str]) -> None:
         self._channel = channel
         self._reveal = reveal
 
-    async def send(self, letter: OutgoingNotification) -> None:
-        """Sends from a thread, since the library blocks. An abandoned thread ends by its own deadline."""
+    async def send(self, notification: OutgoingNotification) -> None:
+        """Send from a thread, since the library blocks. An abandoned thread ends at its own deadline."""
         address: str = reveal_secrets(self._channel.service or "", self._reveal, self._channel.name)
-        await asyncio.to_thread(self._send_one, address, letter)
+        await asyncio.to_thread(self._send_one, address, notification)
 
-    def _send_one(self, address: str, letter: OutgoingNotification) -> None:
+    def _send_one(self, address: str, notification: OutgoingNotification) -> None:
         services = self._open()
-        # The library's messages may hold the address, so they are not used.
+        # The library's messages may contain the URL, so they are not used.
         if not services.add(address):
-            sentence = "has an address that apprise does not know: look at its secret"
-            raise self._undelivered(sentence, may_retry=False)
+            sentence = "has a URL that Apprise does not know: check its secret"
+            raise self._make_failure(sentence, may_retry=False)
         if not services.notify(
-            title=to_one_line(letter.subject), body=clean(letter.text) or " ", timeout=SERVICE_TIMEOUT
+            title=to_one_line(notification.subject), body=clean(notification.text) or " ", timeout=SERVICE_TIMEOUT
         ):
-            raise self._undelivered("could not be told", may_retry=True)
+            raise self._make_failure("could not send the notification", may_retry=True)
 
     def _open(self) -> Any:
         try:
@@ -143,7 +145,7 @@ class AppriseSender:
             raise DeliveryFailed(explain_extra("notify", f"The channel {self._channel.name}"), may_retry=True) from None
         return Apprise()
 
-    def _undelivered(self, text: str, *, may_retry: bool) -> DeliveryFailed:
+    def _make_failure(self, text: str, *, may_retry: bool) -> DeliveryFailed:
         return DeliveryFailed(f"The channel {self._channel.name} {text}.", may_retry=may_retry)
 
 
@@ -152,13 +154,13 @@ RevealSecret = Callable[[str], str]
 
 
 class InAppSender:
-    """Sends nothing: the app shows the notification."""
+    """A channel that sends nothing, because the app shows the notification."""
 
-    async def send(self, letter: OutgoingNotification) -> None: ...
+    async def send(self, notification: OutgoingNotification) -> None: ...
 
 
 def make_sender(channel: Channel, reveal: RevealSecret, tls: ssl.SSLContext | None = None) -> Sender:
-    """Makes the sender of a channel; `tls` replaces the default certificate authorities."""
+    """Make the sender of a channel; `tls` replaces the default certificate authorities."""
     match channel.type:
         case "in_app":
             return InAppSender()
@@ -175,43 +177,43 @@ MAIL_TIMEOUT: Final = 60
 QUIT_TIMEOUT: Final = 5
 CANCEL_INTERVAL: Final = 0.05
 PERMANENT_SMTP_ERROR: Final = 500
-LONGEST_SUBJECT: Final = 200
+MAX_SUBJECT_LENGTH: Final = 200
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
-_SAID: Final = 200
+_MAX_QUOTE: Final = 200
 
 
 class MailSender:
-    """Sends e-mail through one mail server."""
+    """A channel that sends e-mail through one mail server."""
 
     def __init__(self, channel: Channel, reveal: Callable[[str], str], tls: ssl.SSLContext | None = None) -> None:
         self._channel = channel
         self._reveal = reveal
         self._tls = tls
 
-    async def send(self, letter: OutgoingNotification) -> None:
+    async def send(self, notification: OutgoingNotification) -> None:
         from aiosmtplib import SMTPException
 
         client = self._client()
-        handing = asyncio.create_task(self._hand_over(client, compose_mail(letter, self._channel)))
+        delivery = asyncio.create_task(self._deliver(client, compose_mail(notification, self._channel)))
         try:
-            await asyncio.wait({handing}, timeout=MAIL_TIMEOUT)
-            if not handing.done():
-                raise self._undelivered("gave no answer in time", may_retry=True)
-            await handing
+            await asyncio.wait({delivery}, timeout=MAIL_TIMEOUT)
+            if not delivery.done():
+                raise self._make_failure("did not answer in time", may_retry=True)
+            await delivery
         except (SMTPException, OSError, ValueError) as error:
-            raise self._describe_error(error) from None
+            raise self._convert_error(error) from None
         finally:
-            await _stop_task(handing)
-            # Close without QUIT: a cancelled task does not wait for a server.
+            await _stop_task(delivery)
+            # Closed without QUIT: a cancelled task must not wait for a server.
             client.close()
 
-    async def _hand_over(self, client: "SMTP", message: EmailMessage) -> None:
+    async def _deliver(self, client: "SMTP", message: EmailMessage) -> None:
         await client.connect()
-        refused, _ = await client.send_message(message)
+        refusals, _ = await client.send_message(message)
         await _quit(client)
-        if refused:
-            raise self._make_partial_failure([(name, answer.code) for name, answer in refused.items()])
+        if refusals:
+            raise self._make_partial_failure([(name, answer.code) for name, answer in refusals.items()])
 
     def _client(self) -> "SMTP":
         from aiosmtplib import SMTP
@@ -233,48 +235,50 @@ class MailSender:
             return {}
         return {"username": username, "password": reveal_secrets(password, self._reveal, self._channel.name)}
 
-    def _undelivered(self, text: str, *, may_retry: bool) -> DeliveryFailed:
+    def _make_failure(self, text: str, *, may_retry: bool) -> DeliveryFailed:
         return DeliveryFailed(f"The mail server {self._channel.host} {text}.", may_retry=may_retry)
 
-    def _make_partial_failure(self, refused: Sequence[tuple[str, int]]) -> DeliveryFailed:
-        """The other recipients have the mail; they recognise a second copy by its Message-ID."""
-        names = ", ".join(f"{name} ({code})" for name, code in refused)
-        may_retry = any(code < PERMANENT_SMTP_ERROR for _, code in refused)
-        return self._undelivered(f"does not take letters for {shorten(clean(names), _SAID)}", may_retry=may_retry)
+    def _make_partial_failure(self, refusals: Sequence[tuple[str, int]]) -> DeliveryFailed:
+        """Make the failure for some recipients. The others have the mail; a second copy has the same Message-ID."""
+        names = ", ".join(f"{name} ({code})" for name, code in refusals)
+        may_retry = any(code < PERMANENT_SMTP_ERROR for _, code in refusals)
+        return self._make_failure(f"rejects mail for {shorten(clean(names), _MAX_QUOTE)}", may_retry=may_retry)
 
-    def _describe_error(self, error: Exception) -> DeliveryFailed:
-        """Describes an error. Server replies to a login may repeat the password, so they are left out."""
-        import aiosmtplib as smtp
+    def _convert_error(self, error: Exception) -> DeliveryFailed:
+        """Make the failure for an error. Replies to a login may repeat the password, so they are left out."""
+        import aiosmtplib
 
         match error:
-            case smtp.SMTPRecipientsRefused():
-                return self._make_partial_failure([(each.recipient, each.code) for each in error.recipients])
-            case smtp.SMTPResponseException():
-                return self._undelivered(self._refusal(error), may_retry=error.code < PERMANENT_SMTP_ERROR)
+            case aiosmtplib.SMTPRecipientsRefused():
+                return self._make_partial_failure(
+                    [(recipient.recipient, recipient.code) for recipient in error.recipients]
+                )
+            case aiosmtplib.SMTPResponseException():
+                return self._make_failure(self._refusal(error), may_retry=error.code < PERMANENT_SMTP_ERROR)
             case OSError():
-                return self._undelivered(f"cannot be reached: {type(error).__name__}", may_retry=True)
-            case smtp.SMTPException():
-                said = f"does not offer what `security: {self._channel.security}` or the login needs"
-                return self._undelivered(said, may_retry=False)
+                return self._make_failure(f"cannot be reached: {type(error).__name__}", may_retry=True)
+            case aiosmtplib.SMTPException():
+                text = f"does not support `security: {self._channel.security}` or the login"
+                return self._make_failure(text, may_retry=False)
             case _:
-                said = "cannot be given this letter: look at the addresses of the channel, and at its password"
-                return self._undelivered(said, may_retry=False)
+                text = "cannot accept this message: check the channel's addresses and password"
+                return self._make_failure(text, may_retry=False)
 
     def _refusal(self, error: "SMTPResponseException") -> str:
         from aiosmtplib import SMTPAuthenticationError, SMTPDataError, SMTPSenderRefused
 
         match error:
             case SMTPAuthenticationError():
-                return f"refuses the login of {self._channel.username} ({error.code}): look at its name and password"
+                return f"rejects the login of {self._channel.username} ({error.code}): check its name and password"
             case SMTPDataError() | SMTPSenderRefused():
-                text = f"refuses the letter: {error.code} {shorten(_join_lines(error.message), _SAID)}"
+                text = f"rejects the message: {error.code} {shorten(_join_lines(error.message), _MAX_QUOTE)}"
                 return text.rstrip(". ")
             case _:
                 return f"answered {error.code}"
 
 
 async def _stop_task(task: asyncio.Task[None]) -> None:
-    """Cancels a task until it ends: the library's own waits can swallow a cancellation."""
+    """Cancel a task until it ends: the library can swallow a cancellation."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_INTERVAL)
@@ -283,7 +287,7 @@ async def _stop_task(task: asyncio.Task[None]) -> None:
 
 
 async def _quit(client: "SMTP") -> None:
-    """Sends QUIT. The server has the mail by now, so failures do not matter."""
+    """Send QUIT. The server already has the mail, so failures do not matter."""
     from aiosmtplib import SMTPException
 
     with suppress(SMTPException, OSError, TimeoutError):
@@ -291,33 +295,33 @@ async def _quit(client: "SMTP") -> None:
             await client.quit()
 
 
-def compose_mail(letter: OutgoingNotification, channel: Channel) -> EmailMessage:
-    """Writes a notification as an e-mail. The subject is one line, so that it cannot inject a header."""
+def compose_mail(notification: OutgoingNotification, channel: Channel) -> EmailMessage:
+    """Compose the e-mail of a notification. The subject is one line, so that it cannot inject a header."""
     sender = channel.sender or ""
-    message = EmailMessage(policy=WIRE)
+    message = EmailMessage(policy=policy.SMTP)
     message["From"] = sender
     message["To"] = ", ".join(channel.to)
-    message["Subject"] = shorten(_join_lines(letter.subject), LONGEST_SUBJECT)
-    message["Date"] = format_datetime(datetime.fromtimestamp(letter.at // SECOND, UTC))
-    message["Message-ID"] = make_message_id(letter.id, sender)
+    message["Subject"] = shorten(_join_lines(notification.subject), MAX_SUBJECT_LENGTH)
+    message["Date"] = format_datetime(datetime.fromtimestamp(notification.at // SECOND, UTC))
+    message["Message-ID"] = make_message_id(notification.id, sender)
     message["Auto-Submitted"] = "auto-generated"
-    message.set_content(_add_footer(letter))
+    message.set_content(_add_footer(notification))
     return message
 
 
 def make_message_id(delivery: str, sender: str) -> str:
-    """Makes the Message-ID, the same for every copy."""
+    """Make the Message-ID, which is the same for every copy."""
     name = delivery if _PLAIN.fullmatch(delivery) else hashlib.sha256(delivery.encode("utf-8", "replace")).hexdigest()
     domain = sender.rpartition("@")[2]
     return f"<halter.{name}@{domain if _PLAIN.fullmatch(domain) else 'halter.invalid'}>"
 
 
-def _add_footer(letter: OutgoingNotification) -> str:
-    words = [f"From: {letter.agent}"]
-    words += [f"Session: {letter.session}"] if letter.session else []
-    words += [f"About: {letter.about}"] if letter.about else []
-    return clean(f"{letter.text.rstrip()}\n\n-- \n" + "\n".join(words) + "\n")
+def _add_footer(notification: OutgoingNotification) -> str:
+    lines = [f"From: {notification.agent}"]
+    lines += [f"Session: {notification.session}"] if notification.session else []
+    lines += [f"About: {notification.about}"] if notification.about else []
+    return clean(f"{notification.text.rstrip()}\n\n-- \n" + "\n".join(lines) + "\n")
 
 
 def _join_lines(text: str) -> str:
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in clean(text)).split())
+    return " ".join("".join(character if character.isprintable() else " " for character in clean(text)).split())

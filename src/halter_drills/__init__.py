@@ -1,4 +1,4 @@
-"""Proofs of the promises, which a person runs on their own machine and store."""
+"""Drills: tests of Halter's promises that you run on your own machine and store."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -24,9 +24,9 @@ DRILLS: Final = (
     "hook",
     "inject",
 )
-"""Every drill by name, in the order in which all of them run; each is the `DRILL` of the module of its name."""
+"""Names of all drills, in the order in which `all` runs them. Each is the `DRILL` of the module with its name."""
 
 
 def find(name: str) -> "Drill":
-    """Load one drill: what it needs is imported only now."""
+    """Load a drill. Its module is imported only now."""
     return import_module(f"halter_drills.{name}").DRILL

@@ -1,7 +1,7 @@
-"""An approval admits one call, as it was shown, given by a person, in time: no misuse of it runs.
+"""An approval by a person admits one call, as shown and in time. No misused approval runs.
 
-Every attempt goes through the real doors on a real store. The tools count their effects in a file, and the drill judges
-by that file alone.
+Every attempt goes through the real guard on a real store. The tools record their effects in a file, and the drill
+judges by that file alone.
 """
 
 import asyncio
@@ -49,27 +49,27 @@ from halter.testing.fakes import StoreProxy
 from halter.tools.function_tool import tool
 from halter_drills.drill import Drill, DrillResult, Setting, Workspace, connection, own_store, result, use_memory_file
 from halter_drills.faults import AlteredRows, Hand
-from halter_drills.workload import PERSON, begin_session, make_guard_runtime, policy_of, standing_of
+from halter_drills.workload import PERSON, begin_session, make_guard_runtime, make_session_context, policy_of
 
-SOON: Final = SECOND // 2
-TOO_LATE: Final = SOON + SECOND // 10
-TOGETHER: Final = 8
-CRITICAL: Final = 20_000
+SHORT_EXPIRY: Final = SECOND // 2
+AFTER_EXPIRY: Final = SHORT_EXPIRY + SECOND // 10
+CONCURRENCY: Final = 8
+CRITICAL_AMOUNT: Final = 20_000
 AN_AGENT: Final = "agent:drill"
 QUESTION: Final = "approve? [y/n] "
 
-WRITTEN: Final = "order-1"
-OTHER: Final = "order-2"
-EDITED: Final = "order-9"
+ORDER: Final = "order-1"
+OTHER_ORDER: Final = "order-2"
+EDITED_ORDER: Final = "order-9"
 
 
 def make_tools(effects: Path) -> Mapping[str, Tool]:
-    """Make two tools that need a person; a file counts their effects."""
+    """Make two tools that need approval; a file records their effects."""
 
-    def count_effect(what: str, desk: str, order: str, amount: int) -> str:
+    def count_effect(name: str, desk: str, order: str, amount: int) -> str:
         with effects.open("a") as file:
-            file.write(f"{desk}\t{what}\t{order}\n")
-        return f"{what}: {amount}"
+            file.write(f"{desk}\t{name}\t{order}\n")
+        return f"{name}: {amount}"
 
     async def pay(desk: str, order: str, amount: int = 7) -> str:
         return count_effect("pay", desk, order, amount)
@@ -82,7 +82,7 @@ def make_tools(effects: Path) -> Mapping[str, Tool]:
 
 @dataclass(frozen=True)
 class ApprovalBench:
-    """One session whose calls all need a person. Its effects are counted under its `name`."""
+    """One session whose calls all need approval. Its effects are recorded under its `name`."""
 
     name: str
     workspace: Workspace
@@ -96,7 +96,7 @@ class ApprovalBench:
     """Another session of the same agent."""
     keyboard: Callable[[int], Keyboard] = TerminalDevice
 
-    def call(self, order: str = WRITTEN, *, amount: int = 7, using: str = "pay", number: int = 1) -> Call:
+    def call(self, order: str = ORDER, *, amount: int = 7, using: str = "pay", number: int = 1) -> Call:
         arguments = {"desk": self.name, "order": order, "amount": amount}
         return Call(f"{self.lease.session}.{number}", using, msgspec.json.encode(arguments))
 
@@ -104,11 +104,11 @@ class ApprovalBench:
         self, call: Call, attempt: int = 1, *, policy: ResolvedPolicy | None = None, lease: Lease | None = None
     ) -> None:
         lease = lease or self.lease
-        context = standing_of(lease.session, policy or self.policy)
+        context = make_session_context(lease.session, policy or self.policy)
         await self.guard.call(lease, context, call, self.tools, attempt)
 
     async def request_approval(self, call: Call) -> PendingDecision:
-        """Take a call to the guard for the first time, and find its pending decision."""
+        """Make a call for the first time, and return its pending decision."""
         await self.try_call(call, 0)
         return next(
             decision
@@ -121,7 +121,7 @@ class ApprovalBench:
 
     async def edits(self, decision: PendingDecision) -> None:
         await self.store.commit(
-            approve_edited(decision, self.call(EDITED).arguments, PERSON, f"{decision.decision}/edit")
+            approve_edited(decision, self.call(EDITED_ORDER).arguments, PERSON, f"{decision.decision}/edit")
         )
 
     async def rules(
@@ -132,17 +132,17 @@ class ApprovalBench:
         return rule.id
 
     async def forge_answer(self, decision: PendingDecision, by: str, digest: str) -> None:
-        """Write an answer into the inbox without the checks of an answer."""
-        made = DecisionMade(decision=decision.decision, verdict="approve", by=by, digest=digest)
+        """Write an answer into the inbox, bypassing the checks."""
+        event = DecisionMade(decision=decision.decision, verdict="approve", by=by, digest=digest)
         row = [(DecisionRow, decision.decision)]
-        await self.store.commit(Write(decision.stream, f"{decision.decision}/forged", lambda _: [Draft(made)], row))
+        await self.store.commit(Write(decision.stream, f"{decision.decision}/forged", lambda _: [Draft(event)], row))
 
 
 Act = Callable[[ApprovalBench], Awaitable[object]]
 
 
 def approve_then(use: Callable[[ApprovalBench, Call], Awaitable[object]]) -> Act:
-    """A person approves a call; then `use` uses the approval."""
+    """Make a case: a person approves a call, then `use` uses the approval."""
 
     async def run_case(bench: ApprovalBench) -> None:
         call = bench.call()
@@ -153,7 +153,7 @@ def approve_then(use: Callable[[ApprovalBench, Call], Awaitable[object]]) -> Act
 
 
 def answer_then(answer: Callable[[ApprovalBench, PendingDecision], Awaitable[object]]) -> Act:
-    """A call needs a person; `answer` answers; then the call is tried again."""
+    """Make a case: a call needs approval, `answer` answers, then the call is retried."""
 
     async def run_case(bench: ApprovalBench) -> None:
         call = bench.call()
@@ -164,7 +164,7 @@ def answer_then(answer: Callable[[ApprovalBench, PendingDecision], Awaitable[obj
 
 
 def make_rule_then(use: Act, scope: RuleScope = "session", *, lasting: int = MINUTE, amount: int = 7) -> Act:
-    """A person approves a call and makes a rule of it; then `use` uses the rule."""
+    """Make a case: a person approves a call with a rule, then `use` uses the rule."""
 
     async def run_case(bench: ApprovalBench) -> None:
         decision = await bench.request_approval(bench.call(amount=amount))
@@ -175,17 +175,17 @@ def make_rule_then(use: Act, scope: RuleScope = "session", *, lasting: int = MIN
 
 
 def expire_soon(act: Act) -> Act:
-    """The same, under a policy whose approvals expire soon."""
-    return lambda bench: act(replace(bench, policy=policy_of(bench.policy.name, expiry=SOON)))
+    """Run a case under a policy whose approvals expire soon."""
+    return lambda bench: act(replace(bench, policy=policy_of(bench.policy.name, expiry=SHORT_EXPIRY)))
 
 
 async def use_late(bench: ApprovalBench, call: Call) -> None:
-    await bench.clock.sleep(TOO_LATE)
+    await bench.clock.sleep(AFTER_EXPIRY)
     await bench.try_call(call)
 
 
 async def answer_late(bench: ApprovalBench, decision: PendingDecision) -> None:
-    await bench.clock.sleep(TOO_LATE)
+    await bench.clock.sleep(AFTER_EXPIRY)
     await bench.answer(decision)
 
 
@@ -199,31 +199,33 @@ async def type_early(bench: ApprovalBench, decision: PendingDecision) -> None:
     person, program = pty.openpty()
 
     def deny() -> None:
-        seen = b""
-        while QUESTION.encode() not in seen:
-            seen += os.read(person, 1000)
+        output = b""
+        while QUESTION.encode() not in output:
+            output += os.read(person, 1000)
         os.write(person, b"n\n")
 
     try:
         os.write(person, b"y\n")
         answering = asyncio.create_task(asyncio.to_thread(deny))
-        word = await asyncio.to_thread(ask_freshly, bench.keyboard(program), QUESTION)
+        line = await asyncio.to_thread(ask_freshly, bench.keyboard(program), QUESTION)
         await answering
     finally:
         os.close(person)
         os.close(program)
-    await bench.answer(decision, "approve" if word == "y" else "deny")
+    await bench.answer(decision, "approve" if line == "y" else "deny")
 
 
 async def tamper_with_edit(bench: ApprovalBench, decision: PendingDecision) -> None:
     await bench.edits(decision)
     with closing(connection(bench.workspace.url)) as database:
         change = "UPDATE events SET body = ? WHERE stream = ? AND kind = 'decision_made'"
-        Hand(database, bench.workspace.kind).do(change, bench.call(OTHER).arguments, inbox_stream(bench.lease.session))
+        Hand(database, bench.workspace.kind).do(
+            change, bench.call(OTHER_ORDER).arguments, inbox_stream(bench.lease.session)
+        )
 
 
 async def use_expired_rule(bench: ApprovalBench) -> None:
-    await bench.clock.sleep(TOO_LATE)
+    await bench.clock.sleep(AFTER_EXPIRY)
     await bench.try_call(bench.call(number=2), 0)
 
 
@@ -257,7 +259,7 @@ async def forge_rule(bench: ApprovalBench) -> None:
 
 
 class ApprovalCase(NamedTuple):
-    """One use or misuse of an approval, in a session of its own. `runs` is the order that must be paid, once."""
+    """One use or misuse of an approval, in its own session. `runs` is the order that must be paid exactly once."""
 
     words: str
     act: Act
@@ -265,25 +267,27 @@ class ApprovalCase(NamedTuple):
 
 
 HONEST: Final = (
-    ApprovalCase("An honest approval.", approve_then(lambda bench, call: bench.try_call(call)), WRITTEN),
+    ApprovalCase("An honest approval.", approve_then(lambda bench, call: bench.try_call(call)), ORDER),
     ApprovalCase(
         "An honest approval, used many times at once.",
         approve_then(
-            lambda bench, call: asyncio.gather(*(bench.try_call(call, 1 + number) for number in range(TOGETHER)))
+            lambda bench, call: asyncio.gather(*(bench.try_call(call, 1 + number) for number in range(CONCURRENCY)))
         ),
-        WRITTEN,
+        ORDER,
     ),
-    ApprovalCase("An honest edit.", answer_then(ApprovalBench.edits), EDITED),
-    ApprovalCase("A live rule.", make_rule_then(lambda bench: bench.try_call(bench.call(number=2), 0)), WRITTEN),
-    ApprovalCase("The same approval, used a second and a third time.", approve_then(use_three_times), WRITTEN),
+    ApprovalCase("An honest edit.", answer_then(ApprovalBench.edits), EDITED_ORDER),
+    ApprovalCase("A live rule.", make_rule_then(lambda bench: bench.try_call(bench.call(number=2), 0)), ORDER),
+    ApprovalCase("The same approval, used a second and a third time.", approve_then(use_three_times), ORDER),
 )
-"""What runs exactly once; the first use of an approval that is used again is honest."""
+"""Cases that run exactly once, such as the first use of an approval that is then reused."""
 
 FORGED: Final = (
     ApprovalCase(
         "One byte of the arguments changed after the approval.",
         approve_then(
-            lambda bench, call: bench.try_call(msgspec.structs.replace(call, arguments=bench.call(OTHER).arguments))
+            lambda bench, call: bench.try_call(
+                msgspec.structs.replace(call, arguments=bench.call(OTHER_ORDER).arguments)
+            )
         ),
     ),
     ApprovalCase(
@@ -320,7 +324,7 @@ FORGED: Final = (
         answer_then(lambda bench, decision: bench.forge_answer(decision, PERSON, "0" * 64)),
     ),
     ApprovalCase("One byte of a person's edit changed in the store.", answer_then(tamper_with_edit)),
-    ApprovalCase("The rule had expired.", make_rule_then(use_expired_rule, lasting=SOON)),
+    ApprovalCase("The rule had expired.", make_rule_then(use_expired_rule, lasting=SHORT_EXPIRY)),
     ApprovalCase("The rule had been revoked.", make_rule_then(use_ended_rule)),
     ApprovalCase(
         "The rule was for another session.",
@@ -336,16 +340,18 @@ FORGED: Final = (
     ),
     ApprovalCase(
         "The rule was for arguments that differ by one byte.",
-        make_rule_then(lambda bench: bench.try_call(bench.call(OTHER, number=2), 0)),
+        make_rule_then(lambda bench: bench.try_call(bench.call(OTHER_ORDER, number=2), 0)),
     ),
     ApprovalCase("The rule was for a shorter command.", extend_command),
     ApprovalCase(
         "The rule was for a call of critical risk, which always needs a person.",
-        make_rule_then(lambda bench: bench.try_call(bench.call(amount=CRITICAL, number=2), 0), amount=CRITICAL),
+        make_rule_then(
+            lambda bench: bench.try_call(bench.call(amount=CRITICAL_AMOUNT, number=2), 0), amount=CRITICAL_AMOUNT
+        ),
     ),
     ApprovalCase("The agent wrote a rule into the journal under its own name.", forge_rule),
 )
-"""What must never run."""
+"""Cases that must never run."""
 
 CASES: Final = (*HONEST, *FORGED)
 ROUNDS: Final = 3
@@ -355,7 +361,7 @@ T = TypeVar("T")
 
 
 class Gullible(StoreProxy):
-    """The teeth: a store behind which every digest is right and every rule matches."""
+    """The teeth: a store in which every digest is valid and every rule matches."""
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
         rows = await self._store.ask(query)
@@ -369,7 +375,7 @@ class Gullible(StoreProxy):
 
 
 class ExpiringPolicy(TerminalDevice):
-    """The teeth: a terminal that takes what was typed before a question as its answer."""
+    """The teeth: a terminal that takes input typed before a question as its answer."""
 
     def drop(self) -> None:
         """Keep what was typed."""
@@ -381,15 +387,15 @@ def _match_anything(row: RuleRow) -> RuleRow:
 
 
 def _agree_with(request: CallRequest) -> Decide:
-    """Judge a call with every decision changed into a yes to this very call."""
-    need = request.approval
+    """Judge a call as if every decision approved it."""
+    approval = request.approval
 
     def agree(row: Row | None) -> Row | None:
-        if need is None or not isinstance(row, DecisionRow):
+        if approval is None or not isinstance(row, DecisionRow):
             return row
-        edited = row.verdict == "edit" or need.edited
-        agreed = digest_edit(need.digest, need.edited) if edited else need.digest
-        return msgspec.structs.replace(row, digest=need.digest, decided_digest=agreed)
+        is_edit = row.verdict == "edit" or approval.edited_digest
+        digest = digest_edit(approval.digest, approval.edited_digest) if is_edit else approval.digest
+        return msgspec.structs.replace(row, digest=approval.digest, decided_digest=digest)
 
     return lambda rows: judge_call(request, AlteredRows(rows, agree))
 
@@ -399,8 +405,8 @@ def run(setting: Setting) -> DrillResult:
     violations: list[str] = []
     kind = ""
     for number in range(rounds):
-        setting.progress(number, rounds, f"{len(CASES)} approvals are used and misused")
-        # A store for each round: with teeth, the rules of one round would answer the questions of the next.
+        setting.progress(number, rounds, f"using and misusing {len(CASES)} approvals")
+        # One store per round: with teeth, the rules of one round would answer the decisions of the next.
         with own_store(use_memory_file(setting)) as workspace:
             effects, kind = workspace.folder / "effects", workspace.kind
             effects.touch()
@@ -416,7 +422,7 @@ async def _round(workspace: Workspace, effects: Path, number: int, *, teeth: boo
         store: Store = Gullible(real) if teeth else real
         keyboard = ExpiringPolicy if teeth else TerminalDevice
         desks = [
-            await _make_bench(workspace, store, effects, f"{number}-{place}", keyboard) for place in range(len(CASES))
+            await _make_bench(workspace, store, effects, f"{number}-{index}", keyboard) for index in range(len(CASES))
         ]
         await asyncio.gather(*(case.act(bench) for case, bench in zip(CASES, desks, strict=True)))
 
@@ -440,16 +446,16 @@ async def _make_bench(
 
 
 def find_violations(effects: Sequence[str], number: int = 0) -> list[str]:
-    """Compare what ran in a round with what should have run, by the outside count alone."""
+    """Compare the effects of a round with the expected ones."""
     ran = Counter(effects)
-    honest = {f"{number}-{place}\tpay\t{case.runs}": case for place, case in enumerate(CASES) if case.runs}
+    honest = {f"{number}-{index}\tpay\t{case.runs}": case for index, case in enumerate(CASES) if case.runs}
     wrong = [f"{case.words} It ran {ran[line]} times." for line, case in honest.items() if ran[line] != 1]
     for line in ran.keys() - honest.keys():
-        name, what, order = line.split("\t")
-        wrong.append(f"{CASES[int(name.partition('-')[2])].words} Even so, {what} ran for {order}.")
+        desk, name, order = line.split("\t")
+        wrong.append(f"{CASES[int(desk.partition('-')[2])].words} Even so, {name} ran for {order}.")
     return sorted(wrong)
 
 
 DRILL: Final = Drill(
-    "approval", "An approval is good for one call as it was shown, by a person, in time; no other call runs by it.", run
+    "approval", "An approval by a person admits one call, as shown and before it expires; no other call runs.", run
 )

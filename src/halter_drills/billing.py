@@ -1,7 +1,7 @@
-"""The recorded cost is never less than what a provider bills, and nothing where it bills nothing.
+"""The recorded cost is never less than the provider's bill, and zero where the provider bills nothing.
 
 A provider in another process answers over real sockets, in full or cut off at every point, and keeps a ledger. The real
-model door asks it over the real wires. Then the ledger is compared with what plain SQL finds in the store.
+model door sends requests to it over the real wires. Then the drill compares the ledger with the store, by plain SQL.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ from halter.models.wire import Exchange, WireModel
 from halter_drills.checker import StoreContents, check, read_store
 from halter_drills.children import Pipe, children
 from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result, unseen, use_memory_file
-from halter_drills.workload import NO_SECRETS, begin_session, policy_of, standing_of
+from halter_drills.workload import NO_SECRETS, begin_session, make_session_context, policy_of
 
 Act = Literal["answers", "cuts", "closes", "shortens", "resets", "hangs", "refuses", "unreached"]
 """Answer in full; break off a stream, end it early, or truncate a whole answer; reset the connection; stall; answer
 with an error status; or do not listen."""
 Reports = Literal["last", "early", "each"]
-"""Where in a stream usage is reported: at the end, also at the beginning, or in every event."""
+"""Where a stream reports usage: at the end, also at the beginning, or in every event."""
 
 INPUT: Final = 1000
 CACHED: Final = 400
 OUTPUT: Final = 900
 REFUSED_OUTPUT: Final = 50
-SAID: Final = ("It ", "is ", "seven.")
+ANSWER_PARTS: Final = ("It ", "is ", "seven.")
 
 PRICE: Final = (Decimal(2), Decimal("0.5"), Decimal(10))
 """The price of input, cached input and output, in dollars per million tokens."""
@@ -51,7 +51,7 @@ _STREAM: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfe
 
 
 class BillingCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, and how the provider treats it. `listed` names a model and its seller whose list price applies."""
+    """One request, and the provider's reaction. `listed` names the model and seller whose list price applies."""
 
     number: int
     wire: WireFormat
@@ -65,10 +65,10 @@ class BillingCase(msgspec.Struct, frozen=True, kw_only=True):
     listed: tuple[str, str] | None = None
 
     def __str__(self) -> str:
-        how = "streamed" if self.streamed else "whole"
-        what = f"{self.act} after {self.after}" if self.act in ("cuts", "closes", "shortens", "hangs") else self.act
-        which = f" {self.status}" if self.status else ""
-        return f"{self.model} over {self.wire}, {how}, reports {self.reports}: the provider {what}{which}"
+        mode = "streamed" if self.streamed else "whole"
+        act = f"{self.act} after {self.after}" if self.act in ("cuts", "closes", "shortens", "hangs") else self.act
+        status = f" {self.status}" if self.status else ""
+        return f"{self.model} over {self.wire}, {mode}, reports {self.reports}: the provider {act}{status}"
 
 
 def bill(case: BillingCase) -> int:
@@ -77,17 +77,17 @@ def bill(case: BillingCase) -> int:
         return 0
     output = REFUSED_OUTPUT if case.act == "refuses" else OUTPUT
     if case.listed is None:
-        plain, cached, written = PRICE
-        return int(-(-((INPUT - CACHED) * plain + CACHED * cached + output * written) // 1))
+        input_price, cached_price, output_price = PRICE
+        return int(-(-((INPUT - CACHED) * input_price + CACHED * cached_price + output * output_price) // 1))
     from genai_prices import Usage, calc_price
 
     model, seller = case.listed
-    used = Usage(input_tokens=INPUT, cache_read_tokens=CACHED, output_tokens=output)
-    return int(-(-calc_price(used, model, provider_id=seller).total_price * 1_000_000 // 1))
+    usage = Usage(input_tokens=INPUT, cache_read_tokens=CACHED, output_tokens=output)
+    return int(-(-calc_price(usage, model, provider_id=seller).total_price * 1_000_000 // 1))
 
 
 async def biller(pipe: Pipe, cases: Sequence[BillingCase]) -> None:
-    """Serve until the drill asks for the ledger."""
+    """Run the provider until the drill fetches the ledger."""
     provider = BillingProvider({case.number: case for case in cases})
     async with await asyncio.start_server(provider.serve, "127.0.0.1", 0) as server:
         pipe.send(server.sockets[0].getsockname()[1])
@@ -115,16 +115,16 @@ class BillingProvider:
         head = await reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
         body = await reader.readexactly(int(length[1]) if length else 0)
-        found = _CASE.search(body)
-        if found is None:
+        match = _CASE.search(body)
+        if match is None:
             return False
-        case = self._cases[int(found[1])]
+        case = self._cases[int(match[1])]
         self.ledger[case.number] = self.ledger.get(case.number, 0) + bill(case)
         return await _answer(case, reader, writer)
 
 
 async def _answer(case: BillingCase, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Do as the case says; return whether the connection can be used again."""
+    """Answer as the case requires; return True if the connection can be reused."""
     if case.act == "resets":
         return False
     writer.write(_render_answer(case))
@@ -138,16 +138,16 @@ async def _answer(case: BillingCase, reader: asyncio.StreamReader, writer: async
 
 
 def _render_answer(case: BillingCase) -> bytes:
-    """What the provider sends before it stops."""
+    """Render the bytes that the provider sends before it stops."""
     if case.act == "refuses":
         return _render_response(case.status, _refusal(case))
     if case.streamed:
-        sent = events(case.wire, case.reports)[: None if case.act == "answers" else case.after]
-        chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in sent]
+        sent_events = events(case.wire, case.reports)[: None if case.act == "answers" else case.after]
+        chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in sent_events]
         return b"".join([_STREAM, *chunks, b"" if case.act in ("hangs", "cuts") else b"0\r\n\r\n"])
     whole = _render_response(200, _WHOLE[case.wire]())
-    sent_bytes = {"hangs": 0, "shortens": len(whole) * case.after // 10}.get(case.act, len(whole))
-    return whole[:sent_bytes]
+    length = {"hangs": 0, "shortens": len(whole) * case.after // 10}.get(case.act, len(whole))
+    return whole[:length]
 
 
 def _render_response(status: int, body: Mapping[str, Any]) -> bytes:
@@ -175,10 +175,10 @@ def _sse(event: Mapping[str, Any] | str) -> bytes:
 def _chat_report(output: int) -> dict[str, Any]:
     details = {
         "prompt_tokens_details": {"cached_tokens": CACHED},
-        "completion_tokens_details": {"reasoning_tokens": max(output - len(SAID), 0)},
+        "completion_tokens_details": {"reasoning_tokens": max(output - len(ANSWER_PARTS), 0)},
     }
-    counted = {"prompt_tokens": INPUT, "completion_tokens": output, "total_tokens": INPUT + output}
-    return {"usage": {**counted, **details}}
+    counts = {"prompt_tokens": INPUT, "completion_tokens": output, "total_tokens": INPUT + output}
+    return {"usage": {**counts, **details}}
 
 
 def _chat(**more: Any) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _chat(**more: Any) -> dict[str, Any]:
 
 
 def _chat_events(reports: Reports) -> Iterator[Mapping[str, Any] | str]:
-    for number, word in enumerate(("", *SAID)):
+    for number, word in enumerate(("", *ANSWER_PARTS)):
         early = reports == "each" or (reports == "early" and not number)
         delta = {"role": "assistant", "content": word}
         yield _chat(choices=[{"index": 0, "delta": delta}], **(_chat_report(number) if early else {}))
@@ -196,18 +196,18 @@ def _chat_events(reports: Reports) -> Iterator[Mapping[str, Any] | str]:
 
 
 def _chat_whole() -> dict[str, Any]:
-    message = {"role": "assistant", "content": "".join(SAID)}
+    message = {"role": "assistant", "content": "".join(ANSWER_PARTS)}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     return {**_chat(choices=[choice], **_chat_report(OUTPUT)), "object": "chat.completion"}
 
 
 def _message_report(output: int) -> dict[str, Any]:
-    counted = {"input_tokens": INPUT - CACHED, "output_tokens": output}
-    return {"usage": {**counted, "cache_read_input_tokens": CACHED, "cache_creation_input_tokens": 0}}
+    counts = {"input_tokens": INPUT - CACHED, "output_tokens": output}
+    return {"usage": {**counts, "cache_read_input_tokens": CACHED, "cache_creation_input_tokens": 0}}
 
 
 def _message_whole() -> dict[str, Any]:
-    content = [{"type": "text", "text": "".join(SAID)}]
+    content = [{"type": "text", "text": "".join(ANSWER_PARTS)}]
     head = {"id": "m", "type": "message", "role": "assistant", "model": "m", "stop_sequence": None}
     return {**head, "content": content, "stop_reason": "end_turn", **_message_report(OUTPUT)}
 
@@ -216,7 +216,7 @@ def _message_events(_: Reports) -> Iterator[Mapping[str, Any]]:
     opening: dict[str, Any] = {**_message_whole(), "content": [], "stop_reason": None, **_message_report(1)}
     yield {"type": "message_start", "message": opening}
     yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-    for word in SAID:
+    for word in ANSWER_PARTS:
         yield {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}}
     yield {"type": "content_block_stop", "index": 0}
     delta = {"stop_reason": "end_turn", "stop_sequence": None}
@@ -225,19 +225,21 @@ def _message_events(_: Reports) -> Iterator[Mapping[str, Any]]:
 
 
 def _make_generated_report(output: int) -> dict[str, Any]:
-    said = min(output, len(SAID))
-    counted = {"promptTokenCount": INPUT, "cachedContentTokenCount": CACHED, "totalTokenCount": INPUT + output}
-    return {"usageMetadata": {**counted, "candidatesTokenCount": said, "thoughtsTokenCount": output - said}}
+    text_tokens = min(output, len(ANSWER_PARTS))
+    counts = {"promptTokenCount": INPUT, "cachedContentTokenCount": CACHED, "totalTokenCount": INPUT + output}
+    return {
+        "usageMetadata": {**counts, "candidatesTokenCount": text_tokens, "thoughtsTokenCount": output - text_tokens}
+    }
 
 
 def _make_generated(word: str, output: int, finish: str | None = None) -> dict[str, Any]:
     candidate = {"content": {"role": "model", "parts": [{"text": word}]}, "index": 0}
-    ended = {**candidate, "finishReason": finish} if finish else candidate
-    return {"candidates": [ended], "modelVersion": "m", "responseId": "r", **_make_generated_report(output)}
+    entry = {**candidate, "finishReason": finish} if finish else candidate
+    return {"candidates": [entry], "modelVersion": "m", "responseId": "r", **_make_generated_report(output)}
 
 
 def _make_generated_events(_: Reports) -> Iterator[Mapping[str, Any]]:
-    for number, word in enumerate(SAID, start=1):
+    for number, word in enumerate(ANSWER_PARTS, start=1):
         yield _make_generated(word, number)
     yield _make_generated("", OUTPUT, "STOP")
 
@@ -246,7 +248,7 @@ _EVENTS: Final = {"openai": _chat_events, "anthropic": _message_events, "google"
 _WHOLE: Final = {
     "openai": _chat_whole,
     "anthropic": _message_whole,
-    "google": lambda: _make_generated("".join(SAID), OUTPUT, "STOP"),
+    "google": lambda: _make_generated("".join(ANSWER_PARTS), OUTPUT, "STOP"),
 }
 _REPORT: Final = {"openai": _chat_report, "anthropic": _message_report, "google": _make_generated_report}
 
@@ -262,20 +264,20 @@ LISTED: Final[Mapping[str, tuple[WireFormat, tuple[str, str]]]] = {
     "anthropic:claude-opus-4-8": ("anthropic", ("claude-opus-4-8", "anthropic")),
     "google:gemini-2.5-pro": ("google", ("gemini-2.5-pro", "google")),
 }
-"""Models asked at an address of this machine with no price declared: their wire, and whose list price applies."""
+"""Models at a local address without a stated price: their wire, and the list price that applies."""
 UNKNOWN: Final = ("gateway:not-listed", "openai:not-listed", "ollama:not-listed:cloud")
-MOST: Final = 1000
-PATIENCE: Final = 300_000
-"""Microseconds after which a stalled provider is given up."""
-TOGETHER: Final = 8
+MAX_OUTPUT_TOKENS: Final = 1000
+STALL_TIMEOUT: Final = 300_000
+"""Microseconds after which a request to a stalled provider times out."""
+CONCURRENCY: Final = 8
 SYSTEM: Final = "Be brief. " * 500
-"""Long enough for as many tokens as the provider reports."""
+"""Long enough for the number of tokens that the provider reports."""
 
 _PATHS: Final[Mapping[WireFormat, str]] = {"openai": "/v1", "anthropic": "", "google": ""}
 
 
 class ByAddress(Prices):
-    """The teeth: a price table that takes every model on this machine for free."""
+    """The teeth: a price table in which every local model is free."""
 
     def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
         if is_local_address(base_url) and model.provider != "paid":
@@ -284,16 +286,16 @@ class ByAddress(Prices):
 
 
 class TrustingWire(WireModel):
-    """The teeth: a wire that takes any usage report for the final one."""
+    """The teeth: a wire that treats any usage report as final."""
 
-    def _make_error(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
-        made = super()._make_error(seen, error, begun=begun)
-        made.final = True
-        return made
+    def _make_error(self, exchange: Exchange, error: Exception, *, is_started: bool) -> ModelError:
+        model_error = super()._make_error(exchange, error, is_started=is_started)
+        model_error.final = True
+        return model_error
 
-    def _finish(self, response: Any, seen: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
+    def _finish(self, response: Any, exchange: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
         try:
-            return super()._finish(response, seen, prompt, streamed=streamed)
+            return super()._finish(response, exchange, prompt, streamed=streamed)
         except ModelError as error:
             error.final = True
             raise
@@ -314,9 +316,9 @@ def _cases() -> Iterator[BillingCase]:
         yield from _streams(wire)
         yield from _wholes(wire)
         yield from _refusals(wire)
-    for model, (wire, sold) in LISTED.items():
+    for model, (wire, list_price) in LISTED.items():
         for streamed in (False, True):
-            yield BillingCase(number=0, wire=wire, act="answers", model=model, streamed=streamed, listed=sold)
+            yield BillingCase(number=0, wire=wire, act="answers", model=model, streamed=streamed, listed=list_price)
     for model in UNKNOWN:
         yield BillingCase(number=0, wire="openai", act="answers", model=model)
 
@@ -354,13 +356,13 @@ def run(setting: Setting) -> DrillResult:
 
 
 def run_cases(setting: Setting, cases: Sequence[BillingCase]) -> DrillResult:
-    with own_store(use_memory_file(setting)) as workspace, children(__name__) as started:
-        setting.progress(0, len(cases), "a provider begins to serve")
-        providing = started.start(biller, cases)
-        port: int = providing.receive()
+    with own_store(use_memory_file(setting)) as workspace, children(__name__) as processes:
+        setting.progress(0, len(cases), "starting a provider")
+        provider = processes.start(biller, cases)
+        port: int = provider.receive()
         asyncio.run(_ask(workspace, cases, port, teeth=setting.teeth))
-        providing.send("the ledger")
-        ledger: dict[int, int] = providing.receive()
+        provider.send("the ledger")
+        ledger: dict[int, int] = provider.receive()
         contents = read_store(workspace.url)
         setting.progress(len(cases), len(cases), "checked")
     violations = [*check(contents), *compare(cases, ledger, contents)]
@@ -369,59 +371,63 @@ def run_cases(setting: Setting, cases: Sequence[BillingCase]) -> DrillResult:
 
 
 async def _ask(workspace: Workspace, cases: Sequence[BillingCase], port: int, *, teeth: bool) -> None:
-    plain, cached, written = PRICE
-    own = {"paid": Price(plain, written, cache_read=cached)}
-    prices = ByAddress(own) if teeth else Prices(own)
+    input_price, cached_price, output_price = PRICE
+    stated_prices = {"paid": Price(input_price, output_price, cache_read=cached_price)}
+    prices = ByAddress(stated_prices) if teeth else Prices(stated_prices)
     policy = policy_of(cap=1000 * DOLLAR)
     wire = TrustingWire if teeth else WireModel
-    made: dict[tuple[str, int], WireModel] = {}
-    limit = asyncio.Semaphore(TOGETHER)
+    models: dict[tuple[str, int], WireModel] = {}
+    limit = asyncio.Semaphore(CONCURRENCY)
 
-    async def ask(case: BillingCase, at: int) -> None:
-        """Ask by the one model of this name and port, so that its connections are shared."""
-        if (case.model, at) not in made:
-            url = f"http://127.0.0.1:{at}{_PATHS[case.wire]}"
-            made[case.model, at] = wire(ModelName.parse(case.model), case.wire, url, "made-up", base_url=url)
+    async def ask(case: BillingCase, target_port: int) -> None:
+        """Send a request by the one model of this name and port, so that connections are shared."""
+        if (case.model, target_port) not in models:
+            url = f"http://127.0.0.1:{target_port}{_PATHS[case.wire]}"
+            models[case.model, target_port] = wire(ModelName.parse(case.model), case.wire, url, "made-up", base_url=url)
         async with limit:
-            await doors.request(lease, context, _request(case), made[case.model, at])
+            await doors.request(lease, context, _request(case), models[case.model, target_port])
 
     async with workspace.open_store() as store:
         doors = GuardRuntime(store, SystemClock(), redact=str, secrets=NO_SECRETS, prices=prices)
-        lease, context = await begin_session(store, WorkerId("billing"), "s", policy), standing_of("s", policy)
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
+        lease, context = await begin_session(store, WorkerId("billing"), "s", policy), make_session_context("s", policy)
+        with socket.socket() as free_socket:
+            free_socket.bind(("127.0.0.1", 0))
             try:
-                async with asyncio.TaskGroup() as asking:
+                async with asyncio.TaskGroup() as group:
                     for case in cases:
-                        asking.create_task(ask(case, unused.getsockname()[1] if case.act == "unreached" else port))
+                        group.create_task(ask(case, free_socket.getsockname()[1] if case.act == "unreached" else port))
             finally:
-                for model in made.values():
+                for model in models.values():
                     await model.aclose()
 
 
 def _request(case: BillingCase) -> ModelRequest:
-    prompt = Prompt(system=SYSTEM, messages=(make_user_message(f"Case {case.number}."),), max_output_tokens=MOST)
-    timeout = PATIENCE if case.act == "hangs" else MODEL_REQUEST_TIMEOUT
+    prompt = Prompt(
+        system=SYSTEM, messages=(make_user_message(f"Case {case.number}."),), max_output_tokens=MAX_OUTPUT_TOKENS
+    )
+    timeout = STALL_TIMEOUT if case.act == "hangs" else MODEL_REQUEST_TIMEOUT
     listen = unseen if case.streamed else None
-    return ModelRequest(id=f"s.{case.number}", prompt=prompt, timeout=timeout, listen=listen)
+    return ModelRequest(id=f"s.{case.number}", prompt=prompt, timeout=timeout, on_chunk=listen)
 
 
 def compare(cases: Sequence[BillingCase], ledger: Mapping[int, int], contents: StoreContents) -> list[str]:
-    settled = {event.facts["request"] for event in contents.events if event.kind == "request_settled"}
+    settled_requests = {event.facts["request"] for event in contents.events if event.kind == "request_settled"}
     wrong: list[str] = []
     for case in cases:
-        billed, request = ledger.get(case.number, 0), f"s.{case.number}/0"
-        recorded = contents.spends.get(request, 0)
-        # Given up before a busy provider had read it, which no client can know.
-        unread = case.act == "hangs" and case.number not in ledger
+        billed_micros, request = ledger.get(case.number, 0), f"s.{case.number}/0"
+        recorded_micros = contents.spends.get(request, 0)
+        # Timed out before a busy provider had read it; no client can know this.
+        is_unread = case.act == "hangs" and case.number not in ledger
         if case.model in UNKNOWN:
-            wrong += [f"{case}: it was asked, though its price is unknown."] if case.number in ledger else []
-        elif request not in settled:
-            wrong.append(f"{case}: it has no outcome.")
-        elif recorded < billed:
-            wrong.append(f"{case}: {format_micros(billed)} was billed, and {format_micros(recorded)} is recorded.")
-        elif recorded > billed and not unread and (case.act == "answers" or not billed):
-            wrong.append(f"{case}: only {format_micros(billed)} was billed, and {format_micros(recorded)} is recorded.")
+            wrong += [f"{case}: a request was sent although the price is unknown."] if case.number in ledger else []
+        elif request not in settled_requests:
+            wrong.append(f"{case}: no settlement.")
+        elif recorded_micros < billed_micros:
+            wrong.append(f"{case}: billed {format_micros(billed_micros)}, recorded {format_micros(recorded_micros)}.")
+        elif recorded_micros > billed_micros and not is_unread and (case.act == "answers" or not billed_micros):
+            wrong.append(
+                f"{case}: billed only {format_micros(billed_micros)}, recorded {format_micros(recorded_micros)}."
+            )
     return wrong
 
 
@@ -433,7 +439,7 @@ def lacking() -> str:
 
 DRILL: Final = Drill(
     "billing",
-    "The recorded cost is never less than what a provider bills, wherever an answer is cut off.",
+    "The recorded cost is never less than the provider's bill, wherever an answer is cut off.",
     run,
     stores=("sqlite",),
     lacking=lacking,

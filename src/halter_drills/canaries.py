@@ -29,7 +29,7 @@ ALPHABETS: Final[Mapping[str, str]] = {
 """Alphanumeric, upper case, digits, hex, lower case, and URL-safe."""
 
 WIDTH: Final = 12
-"""This many consecutive characters of a secret are a leak; fewer could be chance."""
+"""Number of consecutive characters of a secret that count as a leak; fewer could be coincidence."""
 
 _PIECE: Final = re.compile(r"\{(~?)([AUdhlmw])(\d+)\}")
 _RUN: Final = re.compile(rf"[A-Za-z0-9]{{{WIDTH},}}")
@@ -204,14 +204,14 @@ Spell = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A text with a secret in it, and the parts of it that must not appear anywhere."""
+    """A text that contains a secret, and the parts that must not appear anywhere."""
 
     name: str
     text: str
     secrets: tuple[str, ...]
 
     def fragments(self) -> frozenset[bytes]:
-        """List what to search for: any WIDTH consecutive characters of a secret, in every encoding."""
+        """List the fragments to search for: any WIDTH consecutive characters of a secret, in every encoding."""
         return frozenset(
             data[at : at + WIDTH]
             for secret in self.secrets
@@ -237,11 +237,11 @@ def values(rng: random.Random) -> dict[str, str]:
 def key(rng: random.Random, family: str, form: str) -> Canary:
     secrets: list[str] = []
 
-    def fill(found: re.Match[str]) -> str:
-        piece = draw(rng, found[2], int(found[3]))
-        if not found[1] and len(piece) >= WIDTH:
-            secrets.append(piece)
-        return piece
+    def fill(match: re.Match[str]) -> str:
+        value = draw(rng, match[2], int(match[3]))
+        if not match[1] and len(value) >= WIDTH:
+            secrets.append(value)
+        return value
 
     text = _PIECE.sub(fill, form).replace("{{", "{").replace("}}", "}")
     return Canary(f"A key of {family}", text, tuple(secrets))

@@ -1,8 +1,8 @@
-"""Workers are killed, stopped and continued, PostgreSQL is stopped hard, a clock is wrong: and every session continues.
+"""Every session continues while workers are killed and stopped, PostgreSQL is killed, and a clock is wrong.
 
-Real `halter worker` processes share the sessions of one PostgreSQL. A seeded plan says what happens to them. The drill
-judges by plain SQL, by the events that each worker printed, and by an outside count of payments; calls in doubt are
-answered as a person would, by that count.
+Real `halter worker` processes share the sessions of one PostgreSQL. A seeded plan lists the faults. The drill judges by
+plain SQL, by the events that each worker printed, and by an outside count of payments. It decides about calls in doubt
+by that count, as a person would.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from halter.state.lifecycle import start_session
 from halter.testing.postgres import Cluster, throwaway_cluster
 from halter_drills import checker
 from halter_drills.checker import RecordedEvent, check, read_store
-from halter_drills.children import PATIENCE, ChildStuck, wait_until_stopped
+from halter_drills.children import CHILD_TIMEOUT_SECONDS, ChildStuck, wait_until_stopped
 from halter_drills.drill import (
     Drill,
     DrillBroken,
@@ -48,7 +48,7 @@ from halter_drills.drill import (
 )
 from halter_drills.workload import PERSON
 
-# The agent: its sessions sleep, work, or spend up to their cap, and a file counts what they do.
+# The agent: its sessions sleep, work, or spend up to their cap; a file records their effects.
 
 Errand = Literal["sleeps", "works", "spends"]
 
@@ -123,9 +123,9 @@ def make_home(home: Path) -> Path:
     (folder / "agent.yaml").write_text(_AGENT_YAML)
     (folder / "script.yaml").write_text(_SCRIPT_YAML)
     (folder / "tools.py").write_text(_TOOLS_PY.format(effects=str(home / EFFECTS)))
-    trusted = home / CONFIG / "halter"
-    trusted.mkdir(parents=True)
-    TrustFile(trusted / "trust.json").trust(folder, digest_folder(folder), PERSON, 0)
+    config_folder = home / CONFIG / "halter"
+    config_folder.mkdir(parents=True)
+    TrustFile(config_folder / "trust.json").trust(folder, digest_folder(folder), PERSON, 0)
     return folder
 
 
@@ -136,26 +136,26 @@ def sessions(count: int) -> Iterator[tuple[str, Errand]]:
 
 
 def make_start_write(session: str, errand: Errand) -> Write:
-    """Start a session: one that sleeps is autonomous, the others are tasks of a trigger."""
-    own = errand == "sleeps"
+    """Make the write that starts a session: a sleeping one is autonomous, the others are tasks of a trigger."""
+    is_autonomous = errand == "sleeps"
     event = SessionStarted(
         session=session,
         agent=AGENT,
-        kind="autonomous" if own else "task",
-        started_by=PERSON if own else f"trigger:{TRIGGER}",
-        trigger="" if own else TRIGGER,
+        kind="autonomous" if is_autonomous else "task",
+        started_by=PERSON if is_autonomous else f"trigger:{TRIGGER}",
+        trigger="" if is_autonomous else TRIGGER,
     )
     return start_session(
-        event, None if own else {"works": b"Work through it.", "spends": b"Spend all you have."}[errand]
+        event, None if is_autonomous else {"works": b"Work through it.", "spends": b"Spend all you have."}[errand]
     )
 
 
 def count_paid(home: Path) -> Counter[str]:
-    """Read how often each call had its effect outside."""
+    """Count the effects of each call in the outside world."""
     return Counter((home / EFFECTS).read_text().split("\n")[:-1])
 
 
-# A second shell waits for the end of the worker's input, and kills the worker then: so no worker outlives the drill,
+# A second shell waits for the end of the worker's input and then kills the worker, so no worker outlives the drill,
 # even if the drill is killed.
 _KEEPER: Final = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL $$) >/dev/null 2>&1 & exec "$@" 3<&-'
 
@@ -172,13 +172,11 @@ time.time_ns = lambda: nanoseconds() + 7200 * 10**9
 {_ENTER}"""
 _UNFENCED: Final = f"""
 import sys
-from halter.dispatch.dispatcher import Sessions
-from halter_drills.zombie import unfenced
-from halter.journal import engine
+from halter.dispatch.dispatcher import RunningSessions
 from halter.journal.store import JournalStore
-engine.fence = lambda lease, rows: None
-JournalStore.__init__.__kwdefaults__["applier"] = unfenced
-Sessions.lost = lambda self, leases: None
+from halter_drills.zombie import apply_unfenced
+JournalStore.__init__.__kwdefaults__["applier"] = apply_unfenced
+RunningSessions.cancel_lost = lambda self, leases: None
 {_ENTER}"""
 
 PLAIN: Final = ("-m", "halter")
@@ -198,7 +196,7 @@ class LoggedLine(NamedTuple):
 
 
 class WorkerProcess(msgspec.Struct, frozen=True):
-    """One process. It prints each event on its output when that is durable."""
+    """One worker process. It prints each event to its output once the event is durable."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -212,26 +210,26 @@ class WorkerProcess(msgspec.Struct, frozen=True):
     def kill(self) -> None:
         self.process.kill()
         if self.process.stdin is not None:
-            # Its keeper ends now, while the process id cannot belong to another process.
+            # End its keeper now, while no other process can have the process id.
             self.process.stdin.close()
-        self.process.wait(PATIENCE)
+        self.process.wait(CHILD_TIMEOUT_SECONDS)
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
         wait_until_stopped(self.pid)
 
-    def wait_ended(self, max_wait: float = PATIENCE) -> int:
+    def wait_ended(self, max_wait: float = CHILD_TIMEOUT_SECONDS) -> int:
         try:
             return self.process.wait(max_wait)
         except subprocess.TimeoutExpired:
             raise ChildStuck(f"A worker of the drill did not end within {max_wait:.0f} s.") from None
 
     def read_acknowledged(self) -> Iterator[LoggedLine]:
-        """Read the events that were acknowledged to it; the last line of a killed worker may be cut off."""
+        """Read the events that were acknowledged to the worker. Skip a last line that was cut off."""
         for line in self.output.read_bytes().split(b"\n")[:-1]:
-            logged = json.loads(line)
-            if "hash" in logged:
-                yield LoggedLine(logged["stream"], logged["seq"], logged["generation"], logged["hash"])
+            entry = json.loads(line)
+            if "hash" in entry:
+                yield LoggedLine(entry["stream"], entry["seq"], entry["generation"], entry["hash"])
 
     def complaints(self) -> str:
         return self.errors.read_text("utf-8", "replace").strip()
@@ -242,7 +240,7 @@ class WorkerProcess(msgspec.Struct, frozen=True):
 
 
 class Workers:
-    """Starts workers; `workers` makes it, and kills those that are left."""
+    """Starts workers. Made by `workers`, which kills the remaining ones."""
 
     def __init__(self, home: Path, folder: Path, url: str) -> None:
         self._home = home
@@ -252,12 +250,12 @@ class Workers:
     def start(self, how: Sequence[str] = PLAIN) -> WorkerProcess:
         name = f"worker-{len(self.started) + 1}"
         output, errors = self._home / f"{name}.out", self._home / f"{name}.err"
-        with output.open("wb") as out, errors.open("wb") as err:
+        with output.open("wb") as output_file, errors.open("wb") as errors_file:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", _KEEPER, "keeper", sys.executable, *how, *self._command],
                 stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=err,
+                stdout=output_file,
+                stderr=errors_file,
                 cwd=self._home,
                 env=environ(self._home),
                 start_new_session=True,
@@ -268,43 +266,43 @@ class Workers:
 
 def environ(home: Path) -> Mapping[str, str]:
     """Give a worker its own home, without the user's HALTER_ variables."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HALTER_")}
-    own = {"HOME": home, "XDG_CONFIG_HOME": home / CONFIG, "XDG_STATE_HOME": home / "state"}
-    own["HALTER_FLEET"] = home / "halter.yaml"
-    return kept | {name: str(folder) for name, folder in own.items()} | {"HALTER_PERSON": PERSON}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HALTER_")}
+    variables = {"HOME": home, "XDG_CONFIG_HOME": home / CONFIG, "XDG_STATE_HOME": home / "state"}
+    variables["HALTER_FLEET"] = home / "halter.yaml"
+    return inherited | {name: str(folder) for name, folder in variables.items()} | {"HALTER_PERSON": PERSON}
 
 
 @contextmanager
 def workers(home: Path, folder: Path, url: str) -> Generator[Workers]:
     """Start workers inside this block; all are killed when it ends."""
-    started = Workers(home, folder, url)
+    pool = Workers(home, folder, url)
     try:
-        yield started
+        yield pool
     finally:
-        for worker in started.started:
+        for worker in pool.started:
             worker.kill()
 
 
-# What happens to the workers, and when: a plan drawn from a seed.
+# The faults and their times: a plan drawn from a seed.
 
-What = Literal["kill", "stop", "go on", "restart", "skew"]
+FaultAction = Literal["kill", "stop", "go on", "restart", "skew"]
 
 WORKERS: Final = 3
 ROUND: Final = 27.0
-"""Seconds in which everything happens once."""
+"""Seconds in which each kind of fault happens once."""
 STOPPED: Final = 20.0
 """Seconds for which a worker is stopped: longer than its lease and the takeover."""
-FIRST: Final = 3.0
-BURST: Final = 0.5
+FIRST_ROUND_AT: Final = 3.0
+BURST_SHARE: Final = 0.5
 SESSIONS_PER_ROUND: Final = 60
 
 
 class Fault(NamedTuple):
-    """One event of the plan, in seconds from the start, for one of the workers' places."""
+    """One fault of the plan, in seconds from the start, and the index of its worker."""
 
     at: float
-    what: What
-    place: int = 0
+    what: FaultAction
+    worker_index: int = 0
 
 
 def rounds(sessions: int) -> int:
@@ -312,48 +310,52 @@ def rounds(sessions: int) -> int:
 
 
 def plan_faults(seed: int, count: int) -> Sequence[Fault]:
-    """Plan `count` rounds. In each, one worker is stopped, another is killed, and the server is stopped hard.
+    """Plan `count` rounds. In each, one worker is stopped, another is killed, and the server is killed.
 
-    Between rounds the third one is killed. There is always one that is untouched or has just been started.
+    Between rounds the third worker is killed. At any time, one worker is untouched or newly started.
     """
     rng = random.Random(seed)
     return sorted(fault for number in range(count) for fault in _round(rng, number, last=number == count - 1))
 
 
 def _round(rng: random.Random, number: int, *, last: bool) -> Iterator[Fault]:
-    begin = FIRST + number * ROUND
+    round_start = FIRST_ROUND_AT + number * ROUND
     first, second, third = rng.sample(range(WORKERS), WORKERS)
-    stop = begin + rng.uniform(0, 0.5)
+    stop = round_start + rng.uniform(0, 0.5)
     yield Fault(stop, "stop", first)
-    yield Fault(begin + rng.uniform(0.6, 2), "kill", second)
+    yield Fault(round_start + rng.uniform(0.6, 2), "kill", second)
     if number == 0:
-        yield Fault(begin + 16, "skew")
-    yield Fault(begin + rng.uniform(6, 9), "restart")
+        yield Fault(round_start + 16, "skew")
+    yield Fault(round_start + rng.uniform(6, 9), "restart")
     yield Fault(stop + STOPPED, "go on", first)
     if not last:
         yield Fault(stop + STOPPED + rng.uniform(0.5, 2), "kill", third)
 
 
 def beginnings(sessions: int, count: int) -> Sequence[float]:
-    """List when each session starts: half of them right before the first blow of a round, the others one by one."""
+    """List the start times of sessions: half of them right before the first fault of a round, the others one by one."""
     share = -(-sessions // count)
 
     def moment(number: int) -> float:
-        begin, place = FIRST + number // share * ROUND, number % share / share
-        return begin - 0.5 if place < BURST else begin + (place - BURST) / (1 - BURST) * STOPPED
+        round_start, fraction = FIRST_ROUND_AT + number // share * ROUND, number % share / share
+        return (
+            round_start - 0.5
+            if fraction < BURST_SHARE
+            else round_start + (fraction - BURST_SHARE) / (1 - BURST_SHARE) * STOPPED
+        )
 
     return sorted(map(moment, range(sessions)))
 
 
-# What must hold afterwards.
+# The checks.
 
 PRICE: Final = 50_000
-WITHIN: Final = 2 * SECOND
-"""How long after the end of its lease an orphan may wait for a new owner."""
-REFUSES: Final = 3
-TOLD: Final = 3000
+MAX_TAKEOVER_DELAY: Final = 2 * SECOND
+"""Longest time from the end of its lease until an orphan gets a new owner."""
+REFUSED_EXIT_CODE: Final = 3
+MAX_EXCERPT_LENGTH: Final = 3000
 """Characters of a worker's error output in a violation."""
-REFUSAL: Final = "ahead of the database's"
+REFUSAL_TEXT: Final = "ahead of the database's"
 
 
 class Orphan(NamedTuple):
@@ -366,7 +368,7 @@ class Orphan(NamedTuple):
 
 @dataclass(slots=True)
 class ChaosSeen:
-    """What the drill saw: blows with their start and end, orphans, and the worker with the wrong clock."""
+    """Observations of the drill: faults with their start and end, orphans, and the worker with the wrong clock."""
 
     blows: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
     orphans: list[Orphan] = field(default_factory=list[Orphan])
@@ -379,64 +381,68 @@ class ChaosSeen:
 def judge(
     workspace: Workspace,
     all_workers: Sequence[WorkerProcess],
-    living: Sequence[WorkerProcess],
-    seen: ChaosSeen,
+    running: Sequence[WorkerProcess],
+    observations: ChaosSeen,
     total: int,
 ) -> tuple[list[str], dict[str, Any]]:
-    async def verified() -> list[str]:
+    async def examine_store() -> list[str]:
         async with workspace.open_store() as store:
             return await examine(store)
 
-    ended = [*check_refused(seen.skewed), *drain_workers(living)]
+    exit_violations = [*check_refused(observations.skewed), *drain_workers(running)]
     contents = read_store(workspace.url)
     effects = count_paid(workspace.folder)
-    late, longest = lateness(contents.events, seen)
+    late_violations, longest = lateness(contents.events, observations)
     wrong = [
         *find_shared(all_workers),
         *check(contents),
         *find_unended(contents.events, total),
-        *asyncio.run(verified()),
+        *asyncio.run(examine_store()),
         *find_lost(workspace, all_workers),
         *checker.check_paid(contents.events, {call: [PRICE] * times for call, times in effects.items()}),
         *find_unpaid(contents.events, effects),
-        *late,
-        *(f"{each.name} wrote a traceback: {each.complaints()[-TOLD:]}" for each in all_workers if each.has_crashed),
-        *ended,
+        *late_violations,
+        *(
+            f"{each.name} wrote a traceback: {each.complaints()[-MAX_EXCERPT_LENGTH:]}"
+            for each in all_workers
+            if each.has_crashed
+        ),
+        *exit_violations,
     ]
     kinds = [event.kind for event in contents.events]
     counts = {
         "workers": len(all_workers),
-        "revived": seen.revived,
+        "revived": observations.revived,
         "events": len(contents.events),
         "payments": len(effects),
         "caps_reached": kinds.count("cost_cap_reached"),
-        "doubts_answered": seen.answered,
-        "orphans": len(seen.orphans),
+        "doubts_answered": observations.answered,
+        "orphans": len(observations.orphans),
         "longest_after_the_lease_ms": longest // 1000,
-        "machine_stalled_ms": seen.stalled // 1000,
+        "machine_stalled_ms": observations.stalled // 1000,
     }
     return wrong, counts
 
 
 def find_unended(events: Sequence[RecordedEvent], total: int) -> Iterator[str]:
     """Check that each session ended once, in the expected state."""
-    ends: dict[str, list[str]] = defaultdict(list)
+    end_states: dict[str, list[str]] = defaultdict(list)
     for event in events:
         if event.kind == "session_ended":
-            ends[event.stream].append(event.facts["state"])
+            end_states[event.stream].append(event.facts["state"])
     for session, errand in sessions(total):
-        if ends[f"session:{session}"] != [ENDS[errand]]:
-            yield f"The session {session} ended {ends[f'session:{session}']} instead of {ENDS[errand]}."
+        if end_states[f"session:{session}"] != [ENDS[errand]]:
+            yield f"The session {session} ended {end_states[f'session:{session}']} instead of {ENDS[errand]}."
 
 
 def find_lost(workspace: Workspace, all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
-    """Check that every event that was acknowledged to a worker is there."""
+    """Check that every event that was acknowledged to a worker is in the store."""
     with closing(connection(workspace.url)) as database:
         rows = database.execute("SELECT stream, seq, hash FROM events").fetchall()
-    kept = {(stream, seq): bytes(value).hex() for stream, seq, value in rows}
+    hashes = {(stream, seq): bytes(value).hex() for stream, seq, value in rows}
     for worker in all_workers:
         for line in worker.read_acknowledged():
-            if kept.get((line.stream, line.seq)) != line.hash:
+            if hashes.get((line.stream, line.seq)) != line.hash:
                 yield f"Event {line.seq} of {line.stream} was acknowledged to {worker.name} and is lost."
 
 
@@ -454,93 +460,97 @@ def find_shared(all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
 
 def find_unpaid(events: Sequence[RecordedEvent], effects: Mapping[str, int]) -> Iterator[str]:
     """Check that every settled payment had its effect, and every effect its intent."""
-    begun = {event.facts["call"] for event in events if event.kind == "call_started" and event.facts["tool"] == "pay"}
+    pay_calls = {
+        event.facts["call"] for event in events if event.kind == "call_started" and event.facts["tool"] == "pay"
+    }
     for event in events:
-        if event.kind == "call_settled" and event.facts["outcome"] == "ok" and event.facts["call"] in begun:
+        if event.kind == "call_settled" and event.facts["outcome"] == "ok" and event.facts["call"] in pay_calls:
             call = event.facts["call"]
             if call not in effects:
-                yield f"The call {call} is settled as done and had no effect."
-    for call in effects.keys() - begun:
-        yield f"The call {call} had its effect, and has no intent."
+                yield f"The call {call} was settled as done, but had no effect."
+    for call in effects.keys() - pay_calls:
+        yield f"The call {call} had an effect, but has no intent."
 
 
-def lateness(events: Sequence[RecordedEvent], seen: ChaosSeen) -> tuple[list[str], int]:
-    """Check how soon each orphan got a new owner; return the longest time after its lease."""
-    moments: dict[tuple[str, int], int] = {}
-    ended: set[str] = set()
+def lateness(events: Sequence[RecordedEvent], observations: ChaosSeen) -> tuple[list[str], int]:
+    """Check how soon each orphan got a new owner; return the violations and the longest time after a lease."""
+    first_event_at: dict[tuple[str, int], int] = {}
+    ended_streams: set[str] = set()
     for event in events:
-        moments.setdefault((event.stream, event.generation), event.at)
+        first_event_at.setdefault((event.stream, event.generation), event.at)
         if event.kind == "session_ended":
-            ended.add(event.stream)
+            ended_streams.add(event.stream)
     wrong: list[str] = []
     longest = 0
-    for orphan in set(seen.orphans):
+    for orphan in set(observations.orphans):
         stream = f"session:{orphan.session}"
-        later = [at for (name, generation), at in moments.items() if name == stream and generation > orphan.generation]
-        if not later:
-            if stream not in ended:
+        takeover_times = [
+            at for (name, generation), at in first_event_at.items() if name == stream and generation > orphan.generation
+        ]
+        if not takeover_times:
+            if stream not in ended_streams:
                 wrong.append(f"{orphan.session} got no new owner.")
             continue
-        after = min(later) - find_orphaned_since(orphan.alive_until, min(later), seen)
-        longest = max(longest, after)
-        if after > WITHIN + seen.stalled:
-            wrong.append(f"{orphan.session} got a new owner {after / SECOND:.1f} s after its lease had expired.")
+        delay = min(takeover_times) - find_orphaned_since(orphan.alive_until, min(takeover_times), observations)
+        longest = max(longest, delay)
+        if delay > MAX_TAKEOVER_DELAY + observations.stalled:
+            wrong.append(f"{orphan.session} got a new owner {delay / SECOND:.1f} s after its lease expired.")
     return wrong, longest
 
 
-def find_orphaned_since(alive_until: int, resumed: int, seen: ChaosSeen) -> int:
-    """Compute from when on an orphan could get a new owner.
+def find_orphaned_since(alive_until: int, resumed_at: int, observations: ChaosSeen) -> int:
+    """Compute the earliest time at which an orphan could get a new owner.
 
-    Not while the server was down. If another worker was killed or stopped meanwhile, it may have been the new owner:
-    then the time counts from the end of that worker's lease.
+    This is after the server was down. If another worker was killed or stopped meanwhile, it may have been the new
+    owner, so the time counts from the end of that worker's lease.
     """
     moment = alive_until
-    for what, begin, end in seen.blows:
-        if what == "restart" and begin < resumed and end > moment:
+    for action, begin, end in observations.blows:
+        if action == "restart" and begin < resumed_at and end > moment:
             moment = end
-        if what in ("kill", "stop") and alive_until < begin < resumed:
+        if action in ("kill", "stop") and alive_until < begin < resumed_at:
             moment = max(moment, begin + DEFAULT_LEASE_DURATION)
-    return min(moment, resumed)
+    return min(moment, resumed_at)
 
 
-def check_refused(skewed: WorkerProcess | None) -> Iterator[str]:
-    """Check that a worker with a wrong clock reported it, and did nothing."""
-    if skewed is None:
+def check_refused(worker: WorkerProcess | None) -> Iterator[str]:
+    """Check that a worker with a wrong clock reported it and took no session."""
+    if worker is None:
         return
-    code, output = skewed.wait_ended(), skewed.complaints()
-    if code != REFUSES or REFUSAL not in output:
+    code, output = worker.wait_ended(), worker.complaints()
+    if code != REFUSED_EXIT_CODE or REFUSAL_TEXT not in output:
         yield f"A worker whose clock was two hours ahead ended with {code}: {output}"
-    if any(line.generation for line in skewed.read_acknowledged()):
+    if any(line.generation for line in worker.read_acknowledged()):
         yield "A worker whose clock was two hours ahead took a session."
 
 
-def drain_workers(living: Sequence[WorkerProcess]) -> Iterator[str]:
+def drain_workers(running: Sequence[WorkerProcess]) -> Iterator[str]:
     """End the remaining workers with SIGTERM, and check that they exit with 0."""
-    for worker in living:
+    for worker in running:
         worker.process.send_signal(signal.SIGTERM)
-    for worker in living:
+    for worker in running:
         code = worker.wait_ended()
         if code != 0:
             yield f"{worker.name} exited with {code} after SIGTERM: {worker.complaints()}"
 
 
-SESSIONS: Final = 300
-LOOK: Final = SECOND // 4
-LOOKS: Final = 40
-SESSIONS_END_WITHIN: Final = 120 * SECOND
-"""How long the sessions may take to end after the last blow."""
-LEFT_OUT: Final = "The server was not stopped, since --store names it."
+DEFAULT_SESSIONS: Final = 300
+POLL_INTERVAL: Final = SECOND // 4
+MAX_POLLS: Final = 40
+MAX_END_DELAY: Final = 120 * SECOND
+"""Longest time from the last fault until all sessions have ended."""
+SERVER_NOT_STOPPED: Final = "The PostgreSQL server was not stopped, because it was passed with --store."
 
-OWNED: Final = """
+OWNED_QUERY: Final = """
 SELECT s.session, s.generation, w.alive_until FROM workers w JOIN sessions s ON s.owner = w.worker
 WHERE w.about::json ->> 'pid' = %s AND w.about <> ''
 """
-BEATEN: Final = "SELECT MAX(alive_until) FROM workers WHERE about <> '' AND about::json ->> 'pid' = %s"
+HEARTBEAT_QUERY: Final = "SELECT MAX(alive_until) FROM workers WHERE about <> '' AND about::json ->> 'pid' = %s"
 
 
 @dataclass(slots=True)
 class ChaosScene:
-    """The running drill: its workers, each at its place, and what was seen so far."""
+    """The running drill: its workers, and its observations so far."""
 
     workspace: Workspace
     cluster: Cluster | None
@@ -554,22 +564,22 @@ class ChaosScene:
 
     def open(self) -> None:
         self.processes = [self.workers.start(self.how) for _ in range(WORKERS)]
-        deadline = time.monotonic() + SESSIONS_END_WITHIN / SECOND
+        deadline = time.monotonic() + MAX_END_DELAY / SECOND
         while not all(self._beaten(worker.pid) for worker in self.processes):
             if time.monotonic() > deadline or any(worker.process.poll() is not None for worker in self.processes):
                 output = " ".join(worker.complaints() for worker in self.processes)
                 raise DrillBroken(f"The workers of the drill did not start. {output}")
-            time.sleep(LOOK / SECOND)
+            time.sleep(POLL_INTERVAL / SECOND)
 
     async def strike(self, fault: Fault) -> None:
         if fault.what in ("kill", "stop"):
-            await self._busy(self.processes[fault.place])
-        at, worker = self.clock.now(), self.processes[fault.place]
+            await self._busy(self.processes[fault.worker_index])
+        at, worker = self.clock.now(), self.processes[fault.worker_index]
         match fault.what:
             case "kill":
                 worker.kill()
                 self.observed.orphans += self._list_owned(worker)
-                self.processes[fault.place] = self.workers.start(self.how)
+                self.processes[fault.worker_index] = self.workers.start(self.how)
             case "stop":
                 worker.stop()
                 self.stopped.add(worker.pid)
@@ -588,18 +598,18 @@ class ChaosScene:
         self.observed.blows.append((fault.what, at, self.clock.now()))
 
     async def _busy(self, worker: WorkerProcess) -> None:
-        """Wait until a worker has sessions: a blow to an idle one proves nothing."""
-        for _ in range(LOOKS):
+        """Wait until a worker has sessions: a fault in an idle worker proves nothing."""
+        for _ in range(MAX_POLLS):
             if self._list_owned(worker):
                 return
             await self.clock.sleep(SECOND // 20)
 
     def _list_owned(self, worker: WorkerProcess) -> list[Orphan]:
         with closing(connection(self.workspace.url)) as database:
-            return [Orphan(*row) for row in database.execute(OWNED, (str(worker.pid),)).fetchall()]
+            return [Orphan(*row) for row in database.execute(OWNED_QUERY, (str(worker.pid),)).fetchall()]
 
     def is_unsettled(self) -> bool:
-        """Whether a worker may still act that has lost its sessions and does not know it yet."""
+        """Return True while a worker that lost its sessions may still act on them."""
         if self.stopped:
             return True
         for pid, at in list(self.resumed.items()):
@@ -609,55 +619,55 @@ class ChaosScene:
 
     def _beaten(self, pid: int) -> int:
         with closing(connection(self.workspace.url)) as database:
-            return database.execute(BEATEN, (str(pid),)).fetchone()[0] or 0
+            return database.execute(HEARTBEAT_QUERY, (str(pid),)).fetchone()[0] or 0
 
 
 async def _run_rounds(scene: ChaosScene, setting: Setting, total: int) -> None:
-    """Start sessions and strike all blows; return when all have ended, or after a deadline."""
+    """Start the sessions and inject all faults; return when all sessions have ended, or after a deadline."""
     count = rounds(total)
-    plan, moments = plan_faults(1, count), beginnings(total, count)
+    plan, start_times = plan_faults(1, count), beginnings(total, count)
     store = scene.workspace.open().patient(scene.clock)
-    began = scene.clock.now()
+    began_at = scene.clock.now()
     try:
         async with asyncio.TaskGroup() as group:
             person = group.create_task(_answer(scene, store))
-            more = [group.create_task(_measure_stalls(scene)), group.create_task(_revive(scene))]
-            beginning = group.create_task(_begin(scene, store, began, moments, total))
+            helpers = [group.create_task(_measure_stalls(scene)), group.create_task(_revive(scene))]
+            starting = group.create_task(_begin(scene, store, began_at, start_times, total))
             for number, fault in enumerate(plan):
-                await _wait_until(scene.clock, began, fault.at)
+                await _wait_until(scene.clock, began_at, fault.at)
                 setting.progress(number, len(plan) + 1, fault.what)
                 await scene.strike(fault)
-            await beginning
+            await starting
             await _wait_for_end(scene, store)
-            for task in (person, *more):
+            for task in (person, *helpers):
                 task.cancel()
     finally:
         await store.close()
 
 
-async def _wait_until(clock: SystemClock, began: int, seconds: float) -> None:
-    await clock.sleep(max(0, began + round(seconds * SECOND) - clock.now()))
+async def _wait_until(clock: SystemClock, began_at: int, seconds: float) -> None:
+    await clock.sleep(max(0, began_at + round(seconds * SECOND) - clock.now()))
 
 
-async def _begin(scene: ChaosScene, store: Store, began: int, moments: Sequence[float], total: int) -> None:
-    for at, (session, errand) in zip(moments, sessions(total), strict=True):
-        await _wait_until(scene.clock, began, at)
+async def _begin(scene: ChaosScene, store: Store, began_at: int, start_times: Sequence[float], total: int) -> None:
+    for at, (session, errand) in zip(start_times, sessions(total), strict=True):
+        await _wait_until(scene.clock, began_at, at)
         await store.commit(make_start_write(session, errand))
 
 
 async def _wait_for_end(scene: ChaosScene, store: Store) -> None:
-    deadline = scene.clock.now() + SESSIONS_END_WITHIN
+    deadline = scene.clock.now() + MAX_END_DELAY
     while scene.clock.now() < deadline:
         rows = await store.ask(Query("all_sessions", SessionRow))
         if all(row.ended_at is not None for row in rows):
             return
-        await scene.clock.sleep(LOOK)
+        await scene.clock.sleep(POLL_INTERVAL)
 
 
 async def _answer(scene: ChaosScene, store: Store) -> None:
-    """Answer as a person who checks the payments first; not while a worker without its lease may still pay."""
+    """Answer decisions as a person who checks the payments first, but not while a worker without its lease may pay."""
     while True:
-        await scene.clock.sleep(2 * LOOK)
+        await scene.clock.sleep(2 * POLL_INTERVAL)
         for decision in await list_pending_decisions(store):
             if not await asyncio.to_thread(scene.is_unsettled):
                 answer = "approve" if count_paid(scene.workspace.folder)[decision.subject] else "deny"
@@ -666,12 +676,12 @@ async def _answer(scene: ChaosScene, store: Store) -> None:
 
 
 async def _revive(scene: ChaosScene) -> None:
-    """Restart workers that ended while the server was down, as a service manager does."""
+    """Restart workers that exited while the server was down, as a service manager does."""
     while True:
         await scene.clock.sleep(SECOND)
-        for place, worker in enumerate(scene.processes):
+        for index, worker in enumerate(scene.processes):
             if worker.process.poll() is not None:
-                scene.processes[place] = scene.workers.start(scene.how)
+                scene.processes[index] = scene.workers.start(scene.how)
                 scene.observed.revived += 1
 
 
@@ -693,26 +703,26 @@ def _server(setting: Setting) -> Generator[tuple[Setting, Cluster | None]]:
 
 
 def run(setting: Setting) -> DrillResult:
-    total = setting.seeds or SESSIONS
-    with _server(setting) as (on, cluster), own_store(on) as workspace:
+    total = setting.seeds or DEFAULT_SESSIONS
+    with _server(setting) as (server_setting, cluster), own_store(server_setting) as workspace:
         folder = make_home(workspace.folder)
         asyncio.run(workspace.open().close())
-        with workers(workspace.folder, folder, workspace.url) as started:
-            scene = ChaosScene(workspace, cluster, started, UNFENCED if setting.teeth else PLAIN)
+        with workers(workspace.folder, folder, workspace.url) as pool:
+            scene = ChaosScene(workspace, cluster, pool, UNFENCED if setting.teeth else PLAIN)
             scene.open()
             asyncio.run(_run_rounds(scene, setting, total))
-            violations, counts = judge(workspace, started.started, scene.processes, scene.observed, total)
+            violations, counts = judge(workspace, pool.started, scene.processes, scene.observed, total)
         steps = len(plan_faults(1, rounds(total))) + 1
         setting.progress(steps, steps, "checked")
-    blows = Counter(what for what, _, _ in scene.observed.blows)
-    told = {"kills": blows["kill"], "stops": blows["stop"], "server_stopped": blows["restart"]}
-    left_out = {} if cluster else {"left_out": LEFT_OUT}
-    return result(DRILL.name, "postgresql", total, violations, told | counts | left_out)
+    blows = Counter(action for action, _, _ in scene.observed.blows)
+    fault_counts = {"kills": blows["kill"], "stops": blows["stop"], "server_stopped": blows["restart"]}
+    omission = {} if cluster else {"left_out": SERVER_NOT_STOPPED}
+    return result(DRILL.name, "postgresql", total, violations, fault_counts | counts | omission)
 
 
 DRILL: Final = Drill(
     "chaos",
-    "Killed and stopped workers lose no session and no event, and nothing is done twice or by two workers.",
+    "Killed and stopped workers lose no session and no event, and no call runs twice or on two workers.",
     run,
     ("postgresql",),
 )

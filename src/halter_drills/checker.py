@@ -1,7 +1,7 @@
 """The independent checker: it reads a store with plain SQL and does its own arithmetic.
 
-It shares nothing with the code that it checks: no event types, projections or money rules. It knows only the tables,
-the JSON of the facts, and the promises. A metronome tells late events from a machine that is too busy to judge.
+It shares no event types, projections or money rules with the code that it checks. It knows only the tables, the JSON of
+the facts, and the promises. A metronome distinguishes late events from a machine that is too busy.
 """
 
 import json
@@ -82,9 +82,9 @@ def fact(stream: str, seq: int, kind: str, at: int, generation: int, facts: byte
 def check(
     contents: StoreContents, planned: Mapping[Account, int | None] | None = None, *, finished: bool = True
 ) -> list[str]:
-    """List what is wrong with the order, the owners and the money of a store, as sentences.
+    """Check the order, the owners and the money of a store; return the violations as sentences.
 
-    `planned` are the caps in force, where the events do not say. With `finished`, every hold must be settled.
+    `planned` holds the caps in force that no event records. With `finished`, every hold must be settled.
     """
     books = Books(planned or {})
     for event in contents.events:
@@ -97,18 +97,18 @@ def order(contents: StoreContents) -> list[str]:
     wrong: list[str] = []
     last: dict[str, RecordedEvent] = {}
     for event in contents.events:
-        before = last.get(event.stream)
-        expected = before.seq + 1 if before else 1
+        previous = last.get(event.stream)
+        expected = previous.seq + 1 if previous else 1
         if event.seq != expected:
-            wrong.append(f"The {event} stands in place of number {expected}.")
-        if before and event.at < before.at:
-            wrong.append(f"The {event} is older than the one before it.")
+            wrong.append(f"The {event} is at the position of event {expected}.")
+        if previous and event.at < previous.at:
+            wrong.append(f"The {event} is older than its predecessor.")
         last[event.stream] = event
     ends = {stream: event.seq for stream, event in last.items()}
     for stream in sorted({*ends, *contents.heads}):
         if ends.get(stream) != contents.heads.get(stream):
             head, end = contents.heads.get(stream), ends.get(stream)
-            wrong.append(f"The stream {stream} ends with number {end}, but its head says {head}.")
+            wrong.append(f"The stream {stream} ends with event {end}, but its head is {head}.")
     return wrong
 
 
@@ -128,14 +128,14 @@ def owners(events: Iterable[RecordedEvent]) -> list[str]:
 
 def check_paid(events: Iterable[RecordedEvent], bills: Mapping[str, Sequence[int]]) -> list[str]:
     """Check the events against the bills of the outside world: each call once, and no less than it cost."""
-    settled = [event.facts for event in events if event.kind == "call_settled" and "charge" in event.facts]
-    charges: dict[str, int] = {facts["call"]: facts["charge"].get("usd", 0) for facts in settled}
-    wrong = [f"The call {call} ran {len(asked)} times." for call, asked in bills.items() if len(asked) > 1]
-    for call, asked in bills.items():
+    settlements = [event.facts for event in events if event.kind == "call_settled" and "charge" in event.facts]
+    charges: dict[str, int] = {facts["call"]: facts["charge"].get("usd", 0) for facts in settlements}
+    wrong = [f"The call {call} ran {len(costs)} times." for call, costs in bills.items() if len(costs) > 1]
+    for call, costs in bills.items():
         if call not in charges:
-            wrong.append(f"The call {call} ran for {asked[0]} and was never charged.")
-        elif charges[call] < asked[0]:
-            wrong.append(f"The call {call} ran for {asked[0]} and was charged {charges[call]}.")
+            wrong.append(f"The call {call} cost {costs[0]} and was not charged.")
+        elif charges[call] < costs[0]:
+            wrong.append(f"The call {call} cost {costs[0]} and was charged {charges[call]}.")
     return wrong
 
 
@@ -154,7 +154,7 @@ class Balance:
 
 @dataclass(slots=True)
 class Books:
-    """The checker's own bookkeeping: it checks every account at each event that changes it."""
+    """The checker's own accounts, each checked at every event that changes it."""
 
     planned: Mapping[Account, int | None]
     violations: list[str] = field(default_factory=list[str])
@@ -189,21 +189,22 @@ class Books:
         balance = self.accounts[account]
         balance.cap, balance.by_person = event.facts["cap"], True
         balance.overrun += event.facts.get("overrun", 0)
-        self._check_within(event, account)
+        self._check_cap(event, account)
 
     def _cost_cap_reached(self, event: RecordedEvent) -> None:
-        """A refusal is right only if the amount exceeds what is unspent, regardless of holds."""
+        """Check a refusal: the amount must exceed the unspent part of the cap, regardless of holds."""
         account = _account(event.facts)
         cap, amount = event.facts["cap"], event.facts["amount"]
         balance = self.accounts[account]
         binding, spent = balance.cap if balance.by_person else self.planned.get(account, cap), balance.spent
         if binding is None or amount <= binding - spent:
-            left = "no cap there" if binding is None else f"{binding - spent} left of {binding}"
-            self._add_violation(event, f"refuses {amount} on {_name(account)}, though there was {left}")
+            remaining = "no cap applied" if binding is None else f"{binding - spent} of {binding} was unspent"
+            self._add_violation(event, f"refuses {amount} on {_name(account)}, although {remaining}")
         if (cap, event.facts["spent"]) != (binding, spent):
-            claimed = event.facts["spent"]
+            claimed_spent = event.facts["spent"]
             self._add_violation(
-                event, f"says {claimed} of {cap} spent on {_name(account)}, where it was {spent} of {binding}"
+                event,
+                f"records {claimed_spent} of {cap} as spent on {_name(account)}, but {spent} of {binding} was spent",
             )
 
     def _hold(self, event: RecordedEvent, hold: str, legs: list[list[Any]]) -> None:
@@ -246,35 +247,38 @@ class Books:
         for scope, window, unit, amount in charge.get("overruns", []):
             self.accounts[scope, window, unit].overrun += amount
         for scope, window, unit, _, _ in legs:
-            self._check_within(event, (scope, window, unit))
+            self._check_cap(event, (scope, window, unit))
 
-    def _check_within(self, event: RecordedEvent, account: Account) -> None:
+    def _check_cap(self, event: RecordedEvent, account: Account) -> None:
         balance = self.accounts[account]
         if balance.cap is not None and balance.total > balance.cap + balance.overrun:
             beyond = f"{balance.total} of {balance.cap} with {balance.overrun} recorded as overrun"
             self._add_violation(event, f"leaves {_name(account)} at {beyond}")
 
-    def _add_violation(self, event: RecordedEvent, wrong: str) -> None:
-        self.violations.append(f"The {event} {wrong}.")
+    def _add_violation(self, event: RecordedEvent, text: str) -> None:
+        self.violations.append(f"The {event} {text}.")
 
     def compare(self, contents: StoreContents, *, finished: bool) -> list[str]:
         """Compare these books with the store's projected tables."""
         wrong = [f"The hold {hold} was never settled." for hold in self.open] if finished else []
-        own = {account: Sums(book.spent, book.held, book.overrun) for account, book in self.accounts.items()}
-        for account in sorted({*own, *contents.budgets}):
-            here, there = own.get(account, Sums(0, 0, 0)), contents.budgets.get(account, Sums(0, 0, 0))
-            if here != there:
-                wrong.append(f"For {_name(account)} the table has {there}; but the events make {here}.")
+        computed = {account: Sums(book.spent, book.held, book.overrun) for account, book in self.accounts.items()}
+        for account in sorted({*computed, *contents.budgets}):
+            computed_sums, stored_sums = (
+                computed.get(account, Sums(0, 0, 0)),
+                contents.budgets.get(account, Sums(0, 0, 0)),
+            )
+            if computed_sums != stored_sums:
+                wrong.append(f"The table has {stored_sums} for {_name(account)}, but the events yield {computed_sums}.")
         wrong += _unequal("holds", contents.holds, self.open)
         wrong += _unequal("spends", contents.spends, self.charged)
         return wrong
 
 
-def _unequal(table: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    for key in sorted({*there, *here}):
-        kept, made = there.get(key, "nothing"), here.get(key, "nothing")
-        if kept != made:
-            yield f"The table of {table} has {kept} for {key}, but the events make {made}."
+def _unequal(table: str, stored: Mapping[str, Any], computed: Mapping[str, Any]) -> Iterator[str]:
+    for key in sorted({*stored, *computed}):
+        stored_value, computed_value = stored.get(key, "nothing"), computed.get(key, "nothing")
+        if stored_value != computed_value:
+            yield f"The table of {table} has {stored_value} for {key}, but the events yield {computed_value}."
 
 
 def _account(facts: Mapping[str, Any]) -> Account:
@@ -287,10 +291,10 @@ def _name(account: Account) -> str:
     return f"{scope} {window} ({unit})" if window else f"{scope} ({unit})"
 
 
-# How busy the machine is: a process that measures how late it wakes up.
+# Load of the machine: a process that measures how late it wakes up.
 
 BEAT_SECONDS: Final = 0.01
-NOTED: Final = SECOND // 100
+MIN_STALL: Final = SECOND // 100
 """Shorter stalls do not count."""
 HOPS: Final = 4
 """A halt wakes several processes and threads in turn; each may stall."""
@@ -306,7 +310,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class LateFinding:
-    """Something that was late: since when it could have happened, by how much, and what was allowed."""
+    """A late event: when it became possible, how late it was, and the delay that is allowed."""
 
     sentence: str
     since: int = 0
@@ -315,25 +319,25 @@ class LateFinding:
 
 
 def metronome(pipe: Pipe) -> None:
-    """Wake up regularly until told to end, then send the stalls."""
+    """Wake up regularly until the drill ends it, then send the stalls."""
     stalls: list[Stall] = []
     while not pipe.poll(0):
         before = time.monotonic_ns()
         time.sleep(BEAT_SECONDS)
-        late = (time.monotonic_ns() - before) // 1000 - round(BEAT_SECONDS * SECOND)
-        if late >= NOTED:
+        late_by = (time.monotonic_ns() - before) // 1000 - round(BEAT_SECONDS * SECOND)
+        if late_by >= MIN_STALL:
             now = time.time_ns() // 1000
-            stalls.append(Stall(now - late, now))
+            stalls.append(Stall(now - late_by, now))
     pipe.recv()
     pipe.send(stalls)
 
 
-def split_lateness(found: Sequence[LateFinding], stalls: Sequence[Stall]) -> tuple[list[str], list[str]]:
-    """Split lateness into violations, and what a busy machine may have caused."""
+def split_lateness(findings: Sequence[LateFinding], stalls: Sequence[Stall]) -> tuple[list[str], list[str]]:
+    """Split findings of lateness into violations, and those that a busy machine may have caused."""
     violations: list[str] = []
-    unsure: list[str] = []
-    for each in found:
-        end = each.since + each.allowed + each.by
-        busy = sum(max(0, min(stall.until, end) - max(stall.since, each.since)) for stall in stalls)
-        (unsure if 0 < each.by <= busy * HOPS else violations).append(each.sentence)
-    return violations, unsure
+    uncertain: list[str] = []
+    for finding in findings:
+        end = finding.since + finding.allowed + finding.by
+        busy = sum(max(0, min(stall.until, end) - max(stall.since, finding.since)) for stall in stalls)
+        (uncertain if 0 < finding.by <= busy * HOPS else violations).append(finding.sentence)
+    return violations, uncertain

@@ -27,7 +27,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Pipe(Protocol):
-    """The connection between a child and the drill, for pickled values. EOFError: the other side is gone."""
+    """Connection between a child and the drill, for pickled values. `EOFError` means that the other side has closed."""
 
     def send(self, obj: Any, /) -> None: ...
     def recv(self) -> Any: ...
@@ -36,23 +36,23 @@ class Pipe(Protocol):
     def close(self) -> None: ...
 
 
-PATIENCE: Final = 60.0
+CHILD_TIMEOUT_SECONDS: Final = 60.0
 """Seconds after which a silent child counts as stuck."""
 
-LONGEST_SOCKET_PATH: Final = 107
+MAX_SOCKET_PATH_LENGTH: Final = 107
 """Bytes of the name of a socket on Linux."""
 
-ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 DEFERRED: Final = ("cryptography.hazmat.primitives.asymmetric.ed25519", "genai_prices", "httpx2", "pkgutil", "yaml")
-"""What Halter imports when it is first needed, which most children do."""
+"""Modules that Halter imports on first use, and that most children need."""
 
 PRELOADED: Final = ("__main__", "halter.__main__", *(f"halter_drills.{name}" for name in DRILLS), *DEFERRED)
 """Imported once by the fork server, for all children; multiprocessing needs the main module in each."""
 
 
-_ONE_AT_A_TIME = threading.Lock()
-"""Starting a process also polls all others, and two threads that poll one take its exit code from each other."""
+_PROCESS_LOCK = threading.Lock()
+"""Starting a process polls all others; two threads that poll the same process take each other's exit code."""
 
 
 class ChildStuck(DrillBroken):
@@ -81,23 +81,23 @@ class Child:
     def send(self, word: Any) -> None:
         self.pipe.send(word)
 
-    def receive(self, max_wait: float = PATIENCE) -> Any:
-        """Wait for the next message of the child; EOFError if it died before one."""
+    def receive(self, max_wait: float = CHILD_TIMEOUT_SECONDS) -> Any:
+        """Wait for the child's next message. Raise `EOFError` if the child has died."""
         if not self.pipe.poll(max_wait):
-            raise ChildStuck(f"A process of the drill said nothing for {max_wait:.0f} s.")
-        word = self.pipe.recv()
-        if isinstance(word, ChildFailure):
-            raise ChildFailed(word.sentence)
-        return word
+            raise ChildStuck(f"A process of the drill sent nothing for {max_wait:.0f} s.")
+        message = self.pipe.recv()
+        if isinstance(message, ChildFailure):
+            raise ChildFailed(message.sentence)
+        return message
 
-    def receive_all(self, max_wait: float = PATIENCE) -> list[Any]:
-        """Collect messages until the child ends; `patience` is for each."""
-        words: list[Any] = []
+    def receive_all(self, max_wait: float = CHILD_TIMEOUT_SECONDS) -> list[Any]:
+        """Collect messages until the child ends; `max_wait` applies to each."""
+        messages: list[Any] = []
         while True:
             try:
-                words.append(self.receive(max_wait))
+                messages.append(self.receive(max_wait))
             except (EOFError, ConnectionResetError):
-                return words
+                return messages
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
@@ -110,14 +110,14 @@ class Child:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def wait(self, max_wait: float = PATIENCE) -> int:
+    def wait(self, max_wait: float = CHILD_TIMEOUT_SECONDS) -> int:
         """Wait until the child has ended; return its exit code (negative for a signal)."""
         deadline = time.monotonic() + max_wait
-        while (code := self._exit_code()) is None:
+        while (exit_code := self._exit_code()) is None:
             if time.monotonic() > deadline:
                 raise ChildStuck(f"A process of the drill did not end within {max_wait:.0f} s.")
             time.sleep(0.002)
-        return code
+        return exit_code
 
     def expect_killed(self) -> None:
         if self.wait() != -signal.SIGKILL:
@@ -129,7 +129,7 @@ class Child:
         self.pipe.close()
 
     def _exit_code(self) -> int | None:
-        with _ONE_AT_A_TIME:
+        with _PROCESS_LOCK:
             return self._process.exitcode
 
     def _signal(self, number: signal.Signals) -> None:
@@ -139,45 +139,47 @@ class Child:
 
 
 class Children:
-    """Starts children; `children` makes it, and kills those that are left."""
+    """Starts children. Made by `children`, which kills the remaining ones."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         _check_socket_folder(Path(tempfile.gettempdir()))
         with _block_signals():
-            resource_tracker.ensure_running()  # Done later, this would let through the signals that are to wait.
+            resource_tracker.ensure_running()  # Started later, it would unblock the signals.
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOADED, *preload])
         self._started: list[Child] = []
 
     def start(self, work: Callable[[Pipe, *Ts], Coroutine[Any, Any, None] | None], *args: *Ts) -> Child:
         """Run `work(pipe, *args)` in a new process; it must be a top-level function, async or not."""
-        here, there = self._context.Pipe()
-        process = self._context.Process(target=_run_work, args=(work, there, args), daemon=True)
-        child = Child(process, here)
-        with _ONE_AT_A_TIME, _block_signals():
+        drill_end, child_end = self._context.Pipe()
+        process = self._context.Process(target=_run_work, args=(work, child_end, args), daemon=True)
+        child = Child(process, drill_end)
+        with _PROCESS_LOCK, _block_signals():
             process.start()
             self._started.append(child)
-        there.close()
+        child_end.close()
         return child
 
-    def messages(self, max_wait: float = PATIENCE) -> Generator[tuple[Child, Any]]:
-        """Yield the messages of all children until each has ended, also of those started meanwhile."""
+    def messages(self, max_wait: float = CHILD_TIMEOUT_SECONDS) -> Generator[tuple[Child, Any]]:
+        """Yield the messages of all children, including new ones, until all have ended."""
         while self._started:
-            speaking = {child.pipe.fileno(): child for child in self._started}
-            ready = wait(list(speaking), max_wait)
+            children_by_fd = {child.pipe.fileno(): child for child in self._started}
+            ready = wait(list(children_by_fd), max_wait)
             if not ready:
-                raise ChildStuck(f"The processes of the drill said nothing for {max_wait:.0f} s.")
-            for child in [child for number, child in speaking.items() if number in ready]:
+                raise ChildStuck(f"The processes of the drill sent nothing for {max_wait:.0f} s.")
+            for child in [child for fd, child in children_by_fd.items() if fd in ready]:
                 try:
-                    word = child.receive(max_wait)
+                    message = child.receive(max_wait)
                 except (EOFError, ConnectionResetError):
-                    code = child.wait()
+                    exit_code = child.wait()
                     child.end()
                     self._started.remove(child)
-                    if code > 0:
-                        raise ChildFailed(f"A process of the drill ended with exit code {code}; see stderr.") from None
+                    if exit_code > 0:
+                        raise ChildFailed(
+                            f"A process of the drill ended with exit code {exit_code}; see stderr."
+                        ) from None
                     continue
-                yield child, word
+                yield child, message
 
     def end(self) -> None:
         for child in self._started:
@@ -186,40 +188,42 @@ class Children:
 
 
 def _check_socket_folder(folder: Path) -> None:
-    """Refuse a folder whose name leaves no room for that of a socket, by which new processes are asked for."""
-    if len(os.fsencode(folder)) + len("/pymp-12345678/listener-12345678") > LONGEST_SOCKET_PATH:
-        raise ConfigError(f"The name of the temporary folder {folder} is too long for a socket: set TMPDIR to another.")
+    """Reject a folder whose path is too long for the socket of the fork server."""
+    if len(os.fsencode(folder)) + len("/pymp-12345678/listener-12345678") > MAX_SOCKET_PATH_LENGTH:
+        raise ConfigError(
+            f"The path of the temporary folder {folder} is too long for a socket. Set TMPDIR to a shorter path."
+        )
 
 
 @contextmanager
 def children(*preload: str) -> Generator[Children]:
     """Start children inside this block; all are killed when it ends. `preload` names their modules."""
-    started = Children(preload)
+    processes = Children(preload)
     try:
-        yield started
+        yield processes
     finally:
-        started.end()
+        processes.end()
 
 
 @contextmanager
 def _block_signals() -> Generator[None]:
-    """Hold signals back until a child is started and recorded, so that none is left behind.
+    """Block signals until a child is started and recorded, so that no child is left behind.
 
     The server and its children inherit this mask; the drill receives the same signals and ends them.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def _run_work(work: Callable[..., Coroutine[Any, Any, None] | None], pipe: Pipe, args: tuple[Any, ...]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        running = work(pipe, *args)
-        if running is not None:
-            asyncio.run(running)
+        coroutine = work(pipe, *args)
+        if coroutine is not None:
+            asyncio.run(coroutine)
     except* (HalterError, *faults()) as errors:
         with suppress(OSError):
             pipe.send(ChildFailure(sentence(errors)))
@@ -234,7 +238,7 @@ def _end_with_parent() -> None:
 
 
 def process_state(pid: int) -> str:
-    """Read the state letter of a process. It follows the name, which is in brackets and may contain anything."""
+    """Read the state letter of a process. It follows the bracketed name, which may contain any character."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -243,8 +247,8 @@ def process_state(pid: int) -> str:
 
 
 def wait_until_stopped(pid: int) -> None:
-    """Wait until a process that was sent SIGSTOP stands still."""
-    deadline = time.monotonic() + PATIENCE
+    """Wait until a process has stopped after SIGSTOP."""
+    deadline = time.monotonic() + CHILD_TIMEOUT_SECONDS
     while process_state(pid) not in ("T", ""):
         if time.monotonic() > deadline:
             raise ChildStuck("A process of the drill could not be stopped.")

@@ -1,7 +1,7 @@
-"""What a disk may contain if the power fails while SQLite works on a database.
+"""Possible contents of a disk if the power fails while SQLite writes a database.
 
-From the log of SQLite's writes and syncs follow the images: for each point in it, contents that the disk may be left
-with. What was synced is certain; later writes may be there, missing, torn, or reordered.
+The images are computed from the log of SQLite's writes and syncs: for each point, possible contents of the disk. Synced
+data is certain; later writes may be present, missing, torn or reordered.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard
 
-# What a correct recovery must find in the files of a SQLite database, computed without SQLite.
+# The content that a correct recovery must find in the files of a SQLite database, computed without SQLite.
 
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 WAL_MAGIC = 0x377F0682
@@ -47,7 +47,7 @@ class WalFrame:
 class Wal:
     page_size: int
     frames: tuple[WalFrame, ...]
-    """The valid ones: while salts and cumulative checksums agree."""
+    """The valid frames: those whose salts and cumulative checksums match."""
 
     @property
     def commits(self) -> int:
@@ -61,7 +61,7 @@ class Wal:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a reader sees: the size in pages, and each page by its number."""
+    """The database as a reader sees it: its size in pages, and each page by number."""
 
     size: int
     pages: Mapping[int, bytes]
@@ -71,15 +71,15 @@ class Content:
         return hashlib.sha256(b"".join(self.pages[number] for number in range(1, self.size + 1))).digest()
 
 
-def find_committed(found: Content, states: Sequence[bytes]) -> int | None:
-    """The index of this content among the digests of all states; None, a violation, if there is not exactly one."""
-    digest = found.digest
+def find_committed(content: Content, states: Sequence[bytes]) -> int | None:
+    """Return the index of a content among the digests of all states. None means no single match, a violation."""
+    digest = content.digest
     return states.index(digest) if states.count(digest) == 1 else None
 
 
 def pages(db: bytes, wal: bytes = b"", journal: bytes = b"") -> Content:
     db = roll_back(db, journal)
-    if not db:  # SQLite throws away the WAL of an empty database.
+    if not db:  # SQLite deletes the WAL of an empty database.
         return Content(0, {})
     log = parse(wal)
     frames = log.committed
@@ -92,17 +92,17 @@ def pages(db: bytes, wal: bytes = b"", journal: bytes = b"") -> Content:
 def parse(wal: bytes) -> Wal:
     if len(wal) < WAL_HEADER.size:
         return Wal(0, ())
-    magic, version, page_size, _, salt, pepper, first, second = WAL_HEADER.unpack_from(wal)
+    magic, version, page_size, _, salt, second_salt, first, second = WAL_HEADER.unpack_from(wal)
     big_endian = magic == WAL_MAGIC | 1
     sums = _checksum((0, 0), wal[:24], big_endian=big_endian)
-    known = magic | 1 == WAL_MAGIC | 1 and version == WAL_VERSION and page_size in PAGE_SIZES
-    if not known or sums != (first, second):
+    is_valid = magic | 1 == WAL_MAGIC | 1 and version == WAL_VERSION and page_size in PAGE_SIZES
+    if not is_valid or sums != (first, second):
         return Wal(0, ())
-    return Wal(page_size, tuple(_frames(wal, page_size, (salt, pepper), sums, big_endian=big_endian)))
+    return Wal(page_size, tuple(_frames(wal, page_size, (salt, second_salt), sums, big_endian=big_endian)))
 
 
 def ends_commit(wal: bytes | bytearray, offset: int) -> bool:
-    """Whether the frame around an offset ends a commit; its checksum is not checked."""
+    """Return True if the frame at an offset ends a commit. Its checksum is not checked."""
     if offset < WAL_HEADER.size or len(wal) < WAL_HEADER.size:
         return False
     step = FRAME_HEADER.size + WAL_HEADER.unpack_from(wal)[2]
@@ -111,25 +111,25 @@ def ends_commit(wal: bytes | bytearray, offset: int) -> bool:
 
 
 def roll_back(db: bytes, journal: bytes) -> bytes:
-    """The database file after the playback of its rollback journal, if that is hot."""
+    """Return the database file after the rollback of a hot journal."""
     if not db or len(journal) < JOURNAL_HEADER.size or not journal.startswith(JOURNAL_MAGIC):
         return db
     _, _, _, size, sector, step = JOURNAL_HEADER.unpack_from(journal)
     if step not in PAGE_SIZES or not JOURNAL_HEADER.size <= sector <= len(journal):
         return db
-    restored = bytearray(db[: size * step].ljust(size * step, b"\0"))
+    restored_db = bytearray(db[: size * step].ljust(size * step, b"\0"))
     for page, data in _originals(journal, sector, step):
         if page <= size:
-            restored[(page - 1) * step : page * step] = data
-    return bytes(restored)
+            restored_db[(page - 1) * step : page * step] = data
+    return bytes(restored_db)
 
 
 def _frames(wal: bytes, page_size: int, salts: Sums, sums: Sums, *, big_endian: bool) -> Iterator[WalFrame]:
     step = FRAME_HEADER.size + page_size
     for start in range(WAL_HEADER.size, len(wal) - step + 1, step):
-        page, size, salt, pepper, first, second = FRAME_HEADER.unpack_from(wal, start)
+        page, size, salt, second_salt, first, second = FRAME_HEADER.unpack_from(wal, start)
         data = wal[start + FRAME_HEADER.size : start + step]
-        if (salt, pepper) != salts or not page:
+        if (salt, second_salt) != salts or not page:
             return
         sums = _checksum(sums, wal[start : start + 8] + data, big_endian=big_endian)
         if sums != (first, second):
@@ -150,7 +150,7 @@ def _checksum(sums: Sums, data: bytes, *, big_endian: bool) -> Sums:
 
 
 def _originals(journal: bytes, sector: int, step: int) -> Iterator[tuple[int, bytes]]:
-    """The original pages, until a record is cut off or its checksum is wrong."""
+    """Yield the original pages, up to the first record that is cut off or has a wrong checksum."""
     start = 0
     while start + sector <= len(journal) and journal.startswith(JOURNAL_MAGIC, start):
         _, count, nonce, *_ = JOURNAL_HEADER.unpack_from(journal, start)
@@ -168,16 +168,16 @@ def _originals(journal: bytes, sector: int, step: int) -> Iterator[tuple[int, by
 
 
 def _page_size(db: bytes) -> int:
-    """The page size in the header. An invalid header leads to a content that equals no state."""
+    """Read the page size from the header. An invalid header yields a content that equals no state."""
     (size,) = struct.unpack_from(">H", db.ljust(18, b"\0"), 16)
     return {1: 65536}.get(size, size if size in PAGE_SIZES else 4096)
 
 
 def _size(db: bytes, step: int) -> int:
-    """The page count in the header, if it is valid, else that of the file."""
+    """Read the page count from the header if it is valid, else from the size of the file."""
     header = db[:100].ljust(100, b"\0")
-    held, counted = -(-len(db) // step), int.from_bytes(header[28:32])
-    return counted if 0 < counted <= held and header[24:28] == header[92:96] else held
+    file_pages, header_pages = -(-len(db) // step), int.from_bytes(header[28:32])
+    return header_pages if 0 < header_pages <= file_pages and header[24:28] == header[92:96] else file_pages
 
 
 File = Literal["db", "wal", "journal"]
@@ -209,7 +209,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """From here on, all of this file is certain; of the folder, all deletions."""
+    """From this point on, the whole file is certain; for the folder, all deletions are."""
 
     file: File | Literal["folder"]
 
@@ -223,14 +223,14 @@ class Marked:
 
 Change = Wrote | Truncated | Deleted
 Operation = Change | Synced | Marked
-Drawn = tuple[Kind, dict[int, Change]]
-Seen = set[tuple[bool, tuple[int, ...]]]
+ImageDraw = tuple[Kind, dict[int, Change]]
+ImageKeys = set[tuple[bool, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
     base: Mapping[File, bytes]
-    """The files when recording began; they count as synced."""
+    """The files at the start of the recording; they count as synced."""
     operations: tuple[Operation, ...]
 
 
@@ -249,7 +249,7 @@ class Image:
     """The number of operations before the power cut."""
     moment: str
     kind: Kind
-    """Which of the unsynced changes have reached the disk."""
+    """The unsynced changes that reached the disk."""
     files: Mapping[File, bytes]
     """All three; a missing file is empty, which is the same to SQLite."""
     acknowledged: int
@@ -259,7 +259,7 @@ class Image:
 
     @property
     def blank(self) -> bool:
-        """No commit yet, so the image proves nothing."""
+        """True before the first commit: the image proves nothing."""
         return self.written == 0
 
 
@@ -267,20 +267,20 @@ def write_out(files: Mapping[File, bytes], path: Path) -> None:
     """Write the files of an image, and no others, to a path where SQLite can open them."""
     Path(f"{path}-shm").unlink(missing_ok=True)
     for file, suffix in SUFFIXES.items():
-        folder = Path(f"{path}{suffix}")
-        folder.unlink(missing_ok=True)
+        target = Path(f"{path}{suffix}")
+        target.unlink(missing_ok=True)
         if files[file]:
-            folder.write_bytes(files[file])
+            target.write_bytes(files[file])
 
 
 def commits(log: Log) -> tuple[Commit, ...]:
-    """The states of the database in order: the first one, and one for each commit."""
-    held: dict[File, bytearray] = {file: bytearray(log.base[file]) for file in SUFFIXES}
-    states = [Commit(0, _digest(held))]
+    """List the states of the database in order: the first one, and one per commit."""
+    files: dict[File, bytearray] = {file: bytearray(log.base[file]) for file in SUFFIXES}
+    states = [Commit(0, _digest(files))]
     for point, operation in enumerate(log.operations, 1):
         if isinstance(operation, Change):
-            _apply(held[operation.file], operation)
-            if _may_commit(operation, held["wal"]) and (digest := _digest(held)) != states[-1].digest:
+            _apply(files[operation.file], operation)
+            if _can_commit(operation, files["wal"]) and (digest := _digest(files)) != states[-1].digest:
                 states.append(Commit(point, digest))
         elif _acknowledges(operation) and not states[-1].label:
             states[-1] = replace(states[-1], label=operation.label)
@@ -288,28 +288,28 @@ def commits(log: Log) -> tuple[Commit, ...]:
 
 
 def images(log: Log, seed: int, per_point: int = 4) -> Iterator[Image]:
-    """At every point of the log, up to `per_point` contents of the disk, the same ones for the same seed.
+    """Generate up to `per_point` contents of the disk at every point of the log, the same ones for the same seed.
 
-    The points lie before and after each operation, and so within every commit and checkpoint. Duplicates since the
-    same sync and acknowledgment are left out.
+    The points are before and after each operation, so also within every commit and checkpoint. Duplicates since the
+    same sync and acknowledgment are omitted.
     """
     rng, disk = random.Random(seed), _Disk(log.base)
     points = [commit.point for commit in commits(log)[1:]]
-    acknowledged, seen = 0, Seen()
+    acknowledged_count, yielded_keys = 0, ImageKeys()
     for point, (before, after) in enumerate(pairwise((None, *log.operations, None))):
         moment = _moment(before, after, len(disk.certain["wal"]))
-        written = bisect_right(points, point)
+        written_count = bisect_right(points, point)
         if before is not None:
             disk.apply(point, before)
-            acknowledged = written if _acknowledges(before) else acknowledged
-            seen = Seen() if isinstance(before, Synced) or _acknowledges(before) else seen
-        drawn = _unseen(_survivors(disk.find_unsynced(), rng, per_point), seen)
-        for kind, kept in islice(drawn, per_point):
-            yield Image(point, moment, kind, disk.files(kept), acknowledged, written)
+            acknowledged_count = written_count if _acknowledges(before) else acknowledged_count
+            yielded_keys = ImageKeys() if isinstance(before, Synced) or _acknowledges(before) else yielded_keys
+        draws = _skip_duplicates(_survivors(disk.find_unsynced(), rng, per_point), yielded_keys)
+        for kind, survivors in islice(draws, per_point):
+            yield Image(point, moment, kind, disk.files(survivors), acknowledged_count, written_count)
 
 
 class _Disk:
-    """The files at a point of a log: the certain content of each, and the numbered changes since."""
+    """The files at a point of a log: their synced content, and the numbered changes since."""
 
     def __init__(self, base: Mapping[File, bytes]) -> None:
         self.certain = dict(base)
@@ -332,83 +332,83 @@ class _Disk:
     def find_unsynced(self) -> dict[int, Change]:
         return dict(sorted(item for pending in self._pending.values() for item in pending.items()))
 
-    def files(self, kept: Mapping[int, Change]) -> dict[File, bytes]:
+    def files(self, survivors: Mapping[int, Change]) -> dict[File, bytes]:
         return {
-            file: _apply_changes(self.certain[file], _find_visible(pending, kept))
+            file: _apply_changes(self.certain[file], _find_visible(pending, survivors))
             for file, pending in self._pending.items()
         }
 
-    def _settle(self, file: File, until: int) -> None:
+    def _settle(self, file: File, last_number: int) -> None:
         pending = self._pending[file]
-        settled = [change for number, change in pending.items() if number <= until]
-        self.certain[file] = _apply_changes(self.certain[file], settled)
-        self._pending[file] = {number: change for number, change in pending.items() if number > until}
+        settled_changes = [change for number, change in pending.items() if number <= last_number]
+        self.certain[file] = _apply_changes(self.certain[file], settled_changes)
+        self._pending[file] = {number: change for number, change in pending.items() if number > last_number}
 
 
-def _survivors(unsynced: Mapping[int, Change], rng: random.Random, draws: int) -> Iterator[Drawn]:
-    """Sets of changes that may have reached the disk, the most telling first."""
+def _survivors(unsynced: Mapping[int, Change], rng: random.Random, draws: int) -> Iterator[ImageDraw]:
+    """Draw sets of changes that may have reached the disk, the most revealing first."""
     yield "all", dict(unsynced)
     if not unsynced:
         return
     yield "none", {}
     last = max(unsynced)
-    if torn := _tear(unsynced[last], rng):
-        yield "torn", {**unsynced, last: torn}
+    if torn_write := _tear(unsynced[last], rng):
+        yield "torn", {**unsynced, last: torn_write}
     for _ in range(draws):
         yield "subset", {number: change for number, change in unsynced.items() if rng.random() < 1 / 2}
         yield "prefix", dict(islice(unsynced.items(), rng.randrange(len(unsynced))))
 
 
 def _tear(change: Change, rng: random.Random) -> Wrote | None:
-    """The write, torn at a sector boundary, if it has one."""
+    """Tear a write at a sector boundary, if it crosses one."""
     if not isinstance(change, Wrote):
         return None
     cuts = range(SECTOR - change.offset % SECTOR, len(change.data), SECTOR)
     return replace(change, data=change.data[: rng.choice(cuts)]) if cuts else None
 
 
-def _find_visible(pending: Mapping[int, Change], kept: Mapping[int, Change]) -> Iterator[Change]:
-    """The visible changes of one file. Without its deletion, the folder still has the old file."""
+def _find_visible(pending: Mapping[int, Change], survivors: Mapping[int, Change]) -> Iterator[Change]:
+    """Yield the visible changes of one file. Without its deletion, the folder still has the old file."""
     for number, change in pending.items():
-        if number in kept:
-            yield kept[number]
+        if number in survivors:
+            yield survivors[number]
         elif isinstance(change, Deleted):
             return
 
 
-def _unseen(drawn: Iterable[Drawn], seen: Seen) -> Iterator[Drawn]:
-    for kind, kept in drawn:
-        key = (kind == "torn", tuple(kept))
-        if key not in seen:
-            seen.add(key)
-            yield kind, kept
+def _skip_duplicates(draws: Iterable[ImageDraw], yielded_keys: ImageKeys) -> Iterator[ImageDraw]:
+    for kind, survivors in draws:
+        key = (kind == "torn", tuple(survivors))
+        if key not in yielded_keys:
+            yielded_keys.add(key)
+            yield kind, survivors
 
 
 def _apply_changes(content: bytes, changes: Iterable[Change]) -> bytes:
-    held: bytearray | None = None
+    buffer: bytearray | None = None
     for change in changes:
-        held = bytearray(content) if held is None else held
-        _apply(held, change)
-    return content if held is None else bytes(held)
+        buffer = bytearray(content) if buffer is None else buffer
+        _apply(buffer, change)
+    return content if buffer is None else bytes(buffer)
 
 
-def _apply(held: bytearray, change: Change) -> None:
+def _apply(buffer: bytearray, change: Change) -> None:
     match change:
         case Wrote(_, offset, data):
-            held.extend(bytes(max(0, offset - len(held))))
-            held[offset : offset + len(data)] = data
+            buffer.extend(bytes(max(0, offset - len(buffer))))
+            buffer[offset : offset + len(data)] = data
         case Truncated(_, size):
-            held[size:] = bytes(max(0, size - len(held)))
+            buffer[size:] = bytes(max(0, size - len(buffer)))
         case Deleted():
-            held.clear()
+            buffer.clear()
 
 
-def _digest(held: Mapping[File, bytearray]) -> bytes:
-    return pages(bytes(held["db"]), bytes(held["wal"]), bytes(held["journal"])).digest
+def _digest(files: Mapping[File, bytearray]) -> bytes:
+    return pages(bytes(files["db"]), bytes(files["wal"]), bytes(files["journal"])).digest
 
 
-def _may_commit(change: Change, wal: bytearray) -> bool:
-    """Whether the change may have completed a commit; a fast approximation."""
+def _can_commit(change: Change, wal: bytearray) -> bool:
+    """Return True if the change may complete a commit: a fast approximation."""
     match change:
         case Wrote("wal", offset, data):
             return ends_commit(wal, offset + len(data) - 1)
@@ -453,8 +453,8 @@ def _addresses(names: str) -> tuple[tuple[str, type[c_void_p]], ...]:
     return tuple((name, c_void_p) for name in names.split())
 
 
-# SQLite's own structures, up to their second version: without the third version of the file methods nothing is mapped
-# into memory, and no write is missed.
+# SQLite's own structures, up to their second version: without the third version of the file methods, SQLite maps
+# nothing into memory, so no write is missed.
 class _Methods(ctypes.Structure):
     _fields_ = (
         ("version", c_int),
@@ -485,15 +485,15 @@ _OPEN_CREATE = 0x4
 
 
 class Recorder:
-    """Records one database inside its block. Every connection has to be opened by its `uri`, and closed.
+    """Records the writes of one database inside its block. Open every connection with its `uri`, and close it.
 
     The database must not be open when the recorder is made. Threads may write at the same time, each with its own
-    connection; a shared one could deadlock.
+    connection; a shared connection could deadlock.
     """
 
     def __init__(self, path: Path) -> None:
-        place = os.path.realpath(path)
-        self._paths: dict[str, File] = {f"{place}{suffix}": file for file, suffix in SUFFIXES.items()}
+        real_path = os.path.realpath(path)
+        self._paths: dict[str, File] = {f"{real_path}{suffix}": file for file, suffix in SUFFIXES.items()}
         self._base: dict[File, bytes] = {
             file: Path(name).read_bytes() if Path(name).exists() else b"" for name, file in self._paths.items()
         }
@@ -510,10 +510,10 @@ class Recorder:
         self._vfs.version, self._vfs.name = 2, self._name.encode()
         self._vfs.open = self._hook(_OPEN, self._vfs.open, self._on_open)
         self._vfs.delete = self._hook(_DELETE, self._vfs.delete, self._on_delete)
-        self.uri = f"{Path(place).as_uri()}?vfs={self._name}"
+        self.uri = f"{Path(real_path).as_uri()}?vfs={self._name}"
 
     def __enter__(self) -> Self:
-        # SQLite now points into this object, so it must outlive every Python reference.
+        # SQLite points into this object, so the object must outlive every Python reference.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         self._library.sqlite3_vfs_register(ctypes.byref(self._vfs), 0)
         return self
@@ -537,7 +537,7 @@ class Recorder:
             return Log(self._base, tuple(self._operations))
 
     def _hook(self, kind: Callable[..., Any], original: int, note: Callable[..., Iterable[Operation]]) -> int:
-        """The address of a function that calls SQLite's own, and records it if it succeeded."""
+        """Return the address of a function that calls SQLite's own, and records the call if it succeeds."""
         do = kind(original)
 
         def callback(*arguments: int) -> int:
@@ -562,7 +562,7 @@ class Recorder:
         return ()
 
     def _hook_methods(self, original: int) -> _Methods:
-        """SQLite's file methods, with those replaced that change the disk."""
+        """Return SQLite's file methods, with hooks in those that change the disk."""
         if original not in self._methods:
             methods = _Methods.from_buffer_copy(_Methods.from_address(original))
             methods.version = min(methods.version, 2)

@@ -27,9 +27,9 @@ from halter.journal.engine import Engine
 from halter.journal.open import mask_url, open_engine, postgres_address
 from halter.journal.sqlite import LEASE_DURATION
 from halter.journal.store import JournalStore
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 
-EARLY: Final = "The drill ended early, and so proves nothing."
+EARLY: Final = "The drill ended early and proves nothing."
 
 
 class DrillBroken(HalterError):
@@ -53,47 +53,47 @@ def sentence(error: Exception) -> str:
     if isinstance(error, HalterError):
         return str(error)
     if isinstance(error, EOFError):
-        return "A process of the drill ended without saying why. Run it again."
+        return "A process of the drill ended without an error message. Run the drill again."
     text = " ".join(str(error).split()) or type(error).__name__
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}. Check the disk and the database, and run it again."
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}. Check the disk and the database, and run the drill again."
 
 
 @contextmanager
 def translate_errors() -> Generator[None]:
-    """Turn failures of the environment during a drill into DrillBroken with a sentence."""
+    """Convert environment errors during a drill into `DrillBroken`."""
     try:
         yield
     except (DrillBroken, StoreUnavailable) as error:
         raise DrillBroken(f"{EARLY} {error}") from error
     except ExceptionGroup as group:
-        known, unknown = group.split((HalterError, *faults()))
-        if known is None or unknown is not None:
+        expected, unexpected = group.split((HalterError, *faults()))
+        if expected is None or unexpected is not None:
             raise
-        raise DrillBroken(f"{EARLY} {sentence(known)}") from group
+        raise DrillBroken(f"{EARLY} {sentence(expected)}") from group
     except faults() as error:
         raise DrillBroken(f"{EARLY} {sentence(error)}") from error
 
 
 StoreKind = Literal["sqlite", "postgresql"]
 
-SENTENCES_KEPT: Final = 20
-"""A result spells out this many violations, and counts all."""
+MAX_SENTENCES: Final = 20
+"""Number of violations that a result quotes; it counts all of them."""
 
 CONNECT_SECONDS: Final = "5"
 PAUSES: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds between attempts to drop a schema: long enough for a server to restart."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with the cases done, all cases, and a note."""
+"""Called with the number of finished cases, the total, and a note."""
 
 
 def unseen(*_: object) -> None:
-    """No-op listener."""
+    """Do nothing: a listener that is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where to run (default: a temporary SQLite file), how many cases, and whether one part is broken on purpose."""
+    """Where a drill runs (default: a temporary SQLite file), its number of cases, and whether its teeth are in."""
 
     store: str | None = None
     seeds: int | None = None
@@ -102,7 +102,7 @@ class Setting:
 
 
 class DrillResult(msgspec.Struct, frozen=True):
-    """What a drill found. `detail` has the violations as sentences, and counts of what was tried."""
+    """Result of a drill. `detail` has the violations as sentences, and counts of its cases."""
 
     drill: str
     store: str
@@ -112,15 +112,15 @@ class DrillResult(msgspec.Struct, frozen=True):
 
 
 def result(drill: str, store: str, cases: int, violations: Sequence[str], counts: Mapping[str, Any]) -> DrillResult:
-    detail = {**counts, "violations": list(violations[:SENTENCES_KEPT])}
+    detail = {**counts, "violations": list(violations[:MAX_SENTENCES])}
     return DrillResult(drill, store, cases, len(violations), detail)
 
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """A proof of one promise. With `Setting.teeth` it must find violations.
+    """A test of one promise. With `Setting.teeth` it must find violations.
 
-    `lacking` names an optional dependency that is not installed, or returns "".
+    `lacking` returns a sentence about an optional dependency that is not installed, or "".
     """
 
     name: str
@@ -176,23 +176,22 @@ def kind_of(url: str | None) -> StoreKind:
     if scheme in ("", "sqlite"):
         return "sqlite"
     raise ConfigError(
-        f"A drill cannot run on the store {mask_url(url or '')}: name a SQLite file (sqlite:///folder/halter.db) or a "
-        "PostgreSQL database (postgresql://user@host/database), or name none for a throwaway file."
+        f"Unsupported store {mask_url(url or '')}. Use a SQLite file (sqlite:///folder/halter.db) or a "
+        "PostgreSQL database (postgresql://user@host/database), or omit --store for a throwaway file."
     )
 
 
 @contextmanager
 def own_store(setting: Setting) -> Generator[Workspace]:
-    """Make a throwaway store beside the user's, and remove it in every case."""
+    """Create a throwaway store next to the user's, and always remove it."""
     postgres = setting.store if kind_of(setting.store) == "postgresql" else None
-    beside = sqlite_file(setting.store).parent if setting.store and not postgres else None
+    parent = sqlite_file(setting.store).parent if setting.store and not postgres else None
     try:
-        folder = Path(tempfile.mkdtemp(prefix="halter-drill-", dir=beside)).absolute()
+        folder = Path(tempfile.mkdtemp(prefix="halter-drill-", dir=parent)).absolute()
     except (OSError, ValueError) as error:
-        where = beside or "the system's temporary folder"
+        where = parent or "the system's temporary folder"
         raise ConfigError(
-            f"A drill needs a folder of its own in {where}, which cannot be made ({error}): "
-            "check that this folder exists and is writable."
+            f"Cannot create the drill's folder in {where} ({error}). Check that {{where}} exists and is writable."
         ) from error
     try:
         if postgres is None:
@@ -209,36 +208,38 @@ def sqlite_file(url: str) -> Path:
     try:
         return Path(f"/{rest.lstrip('/')}" if rest.startswith("//") else rest).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"The home folder in {rest} is not known: write the path out.") from error
+        raise ConfigError(f"Unknown home folder in {rest}. Use an absolute path.") from error
 
 
 @contextmanager
 def _own_schema(url: str) -> Generator[str]:
-    """Name a new schema, which the store creates when it is first opened."""
+    """Yield the URL of a new schema, which the store creates on first use. Drop it afterwards."""
     from halter.journal.connection import join_url
 
     postgres_address(url)
-    parts, schema = urlsplit(url), f"halter_drill_{uuid.uuid4().hex}"
-    query = {"connect_timeout": CONNECT_SECONDS} | dict(parse_qsl(parts.query)) | {"schema": schema}
-    own = join_url(parts._replace(query=urlencode(query, quote_via=quote)))
-    connection(own).close()  # Fails now, before anything is set up, if the server cannot be reached.
+    url_parts, schema = urlsplit(url), f"halter_drill_{uuid.uuid4().hex}"
+    query = {"connect_timeout": CONNECT_SECONDS} | dict(parse_qsl(url_parts.query)) | {"schema": schema}
+    schema_url = join_url(url_parts._replace(query=urlencode(query, quote_via=quote)))
+    connection(schema_url).close()  # Fail early if the server cannot be reached.
     try:
-        yield own
+        yield schema_url
     finally:
-        _drop_schema(own, PAUSES)
+        _drop_schema(schema_url, PAUSES)
 
 
 def _drop_schema(url: str, pauses: Sequence[float] = ()) -> None:
     """Drop the drill's schema; retry after each of the pauses."""
-    drop = f'DROP SCHEMA IF EXISTS "{postgres_address(url).schema}" CASCADE'
+    statement = f'DROP SCHEMA IF EXISTS "{postgres_address(url).schema}" CASCADE'
     for pause in (*pauses, None):
         try:
             with closing(connection(url)) as database:
-                database.execute(drop)
+                database.execute(statement)
                 return
         except (HalterError, *faults()) as error:
             if pause is None:
-                raise StoreUnavailable(f"{sentence(error)} The drill's schema is still there: run {drop}.") from error
+                raise StoreUnavailable(
+                    f"{sentence(error)} The drill's schema remains. Drop it with: {statement}"
+                ) from error
             time.sleep(pause)
 
 
@@ -260,8 +261,8 @@ def connection(url: str) -> PlainConnection:
         database = psycopg.connect(address.conninfo, autocommit=True)
     except psycopg.OperationalError as error:
         raise ConfigError(
-            f"The PostgreSQL database at {address.server} cannot be reached "
-            f"({' '.join(str(error).split())}): check that it runs and that the URL is right."
+            f"Cannot reach the PostgreSQL database at {address.server} "
+            f"({' '.join(str(error).split())}). Check that it runs and that the URL is correct."
         ) from error
     database.execute(f'SET search_path TO "{address.schema}"'.encode())
     return database
@@ -279,6 +280,6 @@ def use_memory_file(setting: Setting) -> Setting:
 
 async def examine(store: JournalStore) -> list[str]:
     """Verify the chains, bodies and rows of a store; return the findings as sentences."""
-    report = await verify(store)
-    wrong = [found.sentence for found in report.findings]
-    return wrong if report.compared or wrong else ["The rows could not be compared with the events."]
+    report = await verify_store(store)
+    wrong = [finding.sentence for finding in report.findings]
+    return wrong if report.compared or wrong else ["The rows were not compared with the events."]

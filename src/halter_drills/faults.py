@@ -36,7 +36,7 @@ class Faults(msgspec.Struct, frozen=True):
 
 
 class FaultyStore(StoreProxy):
-    """Injects random faults between one process and a store; the store itself stays intact, as a disk does."""
+    """Injects random faults between one process and a store. The store itself stays intact."""
 
     def __init__(self, store: Store, rng: random.Random, clock: Clock, faults: Faults) -> None:
         super().__init__(store)
@@ -51,19 +51,19 @@ class FaultyStore(StoreProxy):
             self._die()
 
     async def commit(self, write: Write) -> Committed:
-        """Commit, unless a fault comes first; after some faults the commit happened and its answer is lost."""
+        """Commit, unless a fault comes first. With some faults the commit succeeds and its answer is lost."""
         await self.before_call()
         fault = self._draw_fault()
         if fault == "crash before":
             self._die()
         if fault == "away":
-            raise StoreUnavailable("The store is unavailable: a fault injected by the drill.")
+            raise StoreUnavailable("The store is unavailable (fault injected by the drill).")
         committed = await self._store.commit(write)
         if fault == "crash after":
             self._die()
         await self.before_call()
         if fault == "lost":
-            raise StoreUnavailable("The store's answer is lost: a fault injected by the drill.")
+            raise StoreUnavailable("The store's answer was lost (fault injected by the drill).")
         return committed
 
     async def close(self) -> None:
@@ -85,12 +85,12 @@ class FaultyStore(StoreProxy):
         raise Crashed
 
 
-# Engines that differ from the real one in one thing.
+# Engines that differ from the real one in one respect.
 
-KEPT_BACK: Final = 8
-"""How many commits a write-behind store delays."""
+DELAYED_COMMITS: Final = 8
+"""Number of commits that a write-behind engine delays."""
 
-Moment = Callable[[int], None]
+OnCommit = Callable[[int], None]
 """Called with the number of a commit, right before it or right after it."""
 
 
@@ -107,7 +107,7 @@ class Delegating:
 class _Watched(Delegating):
     """Counts commits of every kind, with a callback before and after each."""
 
-    def __init__(self, real: Engine, before: Moment, after: Moment) -> None:
+    def __init__(self, real: Engine, before: OnCommit, after: OnCommit) -> None:
         super().__init__(real)
         self._before = before
         self._after = after
@@ -116,8 +116,8 @@ class _Watched(Delegating):
     def commit(self) -> None:
         self._run_between(self.real.commit)
 
-    def claim(self, *asked: Any) -> Sequence[Lease]:
-        return self._run_between(lambda: self.real.claim(*asked))
+    def claim(self, *arguments: Any) -> Sequence[Lease]:
+        return self._run_between(lambda: self.real.claim(*arguments))
 
     def put(self, digest: Digest, data: bytes) -> None:
         self._run_between(lambda: self.real.put(digest, data))
@@ -125,15 +125,15 @@ class _Watched(Delegating):
     def _run_between(self, act: Callable[[], Any]) -> Any:
         self._count += 1
         self._before(self._count)
-        answer = act()
+        result = act()
         self._after(self._count)
-        return answer
+        return result
 
 
 class _WriteBehind(Delegating):
     """Answers first and writes later, as a write-behind cache does."""
 
-    look = None
+    answer_questions = None
 
     def __init__(self, real: Engine) -> None:
         super().__init__(real)
@@ -143,9 +143,9 @@ class _WriteBehind(Delegating):
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
         rows = self.real.begin(keys, writes, wait=wait)
         rows.loaded |= {key: self._rows[key] for key in keys if key in self._rows}
-        kept = [event for changes in self._unwritten for event in changes.events]
-        here = {key: tuple(event for event in kept if event.key == key) for key in writes}
-        rows.earlier |= {key: events for key, events in here.items() if events}
+        unwritten_events = [event for changes in self._unwritten for event in changes.events]
+        events_by_key = {key: tuple(event for event in unwritten_events if event.key == key) for key in writes}
+        rows.earlier_by_key |= {key: events for key, events in events_by_key.items() if events}
         return rows
 
     def save(self, changes: WorkingSet) -> None:
@@ -155,12 +155,12 @@ class _WriteBehind(Delegating):
 
     def commit(self) -> None:
         self.real.rollback()
-        if len(self._unwritten) >= KEPT_BACK:
+        if len(self._unwritten) >= DELAYED_COMMITS:
             self._write()
 
-    def claim(self, *asked: Any) -> Sequence[Lease]:
+    def claim(self, *arguments: Any) -> Sequence[Lease]:
         self._write()
-        return self.real.claim(*asked)
+        return self.real.claim(*arguments)
 
     def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
         self._write()
@@ -175,7 +175,7 @@ class _WriteBehind(Delegating):
         self._rows.clear()
 
 
-def watch_engine(real: Engine, before: Moment, after: Moment) -> Engine:
+def watch_engine(real: Engine, before: OnCommit, after: OnCommit) -> Engine:
     return cast("Engine", _Watched(real, before, after))
 
 
@@ -201,7 +201,7 @@ class AlteredRows:
         return [self.get(*key) for key in keys]
 
 
-# An attacker who has the password of the database and knows its tables.
+# An attacker who has the database password and knows the tables.
 
 TABLES: Final = (
     *("events", "streams", "sessions", "budgets", "holds", "spends", "audit", "blobs", "workers", "snapshots"),
@@ -282,16 +282,16 @@ class Hand:
     def restore(self) -> None:
         with self.hold_transaction():
             for table in TABLES:
-                numbered = "OVERRIDING SYSTEM VALUE" if (self._kind, table) == ("postgresql", "events") else ""
+                override = "OVERRIDING SYSTEM VALUE" if (self._kind, table) == ("postgresql", "events") else ""
                 self.do(EMPTY.format(table=table))
-                self.do(REFILL.format(table=table, numbered=numbered))
+                self.do(REFILL.format(table=table, numbered=override))
 
 
 # Deaths at a commit, and lanes: stores on which one process after another is killed.
 
-How = Literal["before", "after", "inside"]
-INSIDE_EVERY: Final = 3
-LONGEST_DELAY: Final = 0.002
+DeathTiming = Literal["before", "after", "inside"]
+COMMITS_PER_INSIDE_DEATH: Final = 3
+MAX_DEATH_DELAY_SECONDS: Final = 0.002
 """Seconds after a commit begins within which a kill inside it comes."""
 
 NO_LEASE: Final = 0
@@ -302,7 +302,7 @@ class Death(msgspec.Struct, frozen=True):
     """The commit at which a process dies, and whether before, inside or after it."""
 
     commit: int
-    how: How
+    how: DeathTiming
     delay: float = 0.0
 
     def __str__(self) -> str:
@@ -312,20 +312,20 @@ class Death(msgspec.Struct, frozen=True):
 def deaths(commits: int, seed: int) -> list[Death]:
     """List a death before and after every commit, and inside every third, in seeded order."""
     rng = random.Random(seed)
-    every = [
-        Death(commit, how, rng.uniform(0, LONGEST_DELAY))
+    all_deaths = [
+        Death(commit, how, rng.uniform(0, MAX_DEATH_DELAY_SECONDS))
         for commit in range(1, commits + 1)
-        for how in get_args(How)
-        if how != "inside" or (commit + seed) % INSIDE_EVERY == 0
+        for how in get_args(DeathTiming)
+        if how != "inside" or (commit + seed) % COMMITS_PER_INSIDE_DEATH == 0
     ]
-    rng.shuffle(every)
-    return every
+    rng.shuffle(all_deaths)
+    return all_deaths
 
 
 def dying(real: Engine, death: Death, pipe: Pipe) -> Engine:
-    """Let a process kill itself at its commit; for a death inside one, it sends None and the drill kills it."""
+    """Make an engine at whose commit the process kills itself. Inside a commit, the drill kills it on None."""
 
-    def at(moment: How, number: int) -> None:
+    def at(moment: DeathTiming, number: int) -> None:
         if number == death.commit and death.how == moment:
             os.kill(os.getpid(), signal.SIGKILL)
         elif number == death.commit and death.how == "inside" and moment == "before":
@@ -340,25 +340,25 @@ class Lane(Protocol):
     def kill(self, death: Death) -> list[str]: ...
 
 
-def run_deaths(lanes: Sequence[Lane], chosen: Sequence[Death], tell: Callable[[int, str], None]) -> list[list[str]]:
-    """Share the deaths among the lanes: the next free lane takes the next death."""
-    free: SimpleQueue[Lane] = SimpleQueue()
+def run_deaths(lanes: Sequence[Lane], deaths: Sequence[Death], report: Callable[[int, str], None]) -> list[list[str]]:
+    """Distribute the deaths over the lanes: the next free lane takes the next death."""
+    free_lanes: SimpleQueue[Lane] = SimpleQueue()
     for lane in lanes:
-        free.put(lane)
+        free_lanes.put(lane)
 
     def run_death(death: Death) -> list[str]:
-        lane = free.get()
+        lane = free_lanes.get()
         try:
             return lane.kill(death)
         finally:
-            free.put(lane)
+            free_lanes.put(lane)
 
     wrong: list[list[str]] = []
     with ThreadPoolExecutor(len(lanes)) as threads:
         try:
-            for death, violations in zip(chosen, threads.map(run_death, chosen), strict=True):
+            for death, violations in zip(deaths, threads.map(run_death, deaths), strict=True):
                 wrong.append(violations)
-                tell(len(wrong), str(death))
+                report(len(wrong), str(death))
         finally:
             threads.shutdown(cancel_futures=True)
     return wrong

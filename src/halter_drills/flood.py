@@ -1,8 +1,8 @@
 """A runaway model cannot take more turns, tokens, money or actions than its limits.
 
-Each case is a day in virtual time of an autonomous agent. Its model never yields, calls without end, sleeps for no time
-or for a year, or ignores every refusal. Afterwards the store is read with plain SQL and compared with what the outside
-world counted.
+Each case is a day of an autonomous agent in virtual time. Its model never yields, makes calls without end, sleeps for
+zero seconds or a year, or ignores every refusal. Afterwards the drill reads the store with plain SQL and compares it
+with the outside world.
 """
 
 import asyncio
@@ -53,33 +53,33 @@ from halter_drills.drill import (
     unseen,
     use_memory_file,
 )
-from halter_drills.workload import PERSON, policy_of, standing_of
+from halter_drills.workload import PERSON, make_session_context, policy_of
 
 NAME: Final = ModelName("scripted", "runaway")
-TAKES: Final = SECOND
+ANSWER_TIME: Final = SECOND
 """The duration of an answer."""
-WRITES: Final = 300
+OUTPUT_TOKENS: Final = 300
 """Tokens of an answer, if its limit allows them."""
 ENDLESS: Final = 1_000_000
-READS: Final = 1200
-"""Input tokens that the model reports: fewer than the bound of the prompt."""
+INPUT_TOKENS: Final = 1200
+"""Input tokens that the model reports, below the upper bound of the prompt."""
 YEAR: Final = 365 * 24 * 3600
-FLOOD: Final = 60
-"""More calls than one step may make."""
+TOO_MANY_CALLS: Final = 60
+"""Number of calls, above the limit of one step."""
 
 
 @dataclass(slots=True)
 class Outside:
-    """What really happened: when something was sent, when a model was asked, and its usage."""
+    """The outside world: times of actions, and times and usage of model requests."""
 
     clock: Clock
     sent: list[int] = field(default_factory=list[int])
-    asked: list[tuple[int, Usage]] = field(default_factory=list[tuple[int, Usage]])
+    requests: list[tuple[int, Usage]] = field(default_factory=list[tuple[int, Usage]])
 
     def tools(self) -> Mapping[str, Tool]:
-        """Make two tools: one without approval, and one that needs a person."""
-        made = (tool(self.send, level="SAFE"), tool(self.wipe, level="RESTRICTED"))
-        return {each.spec.name: each for each in made}
+        """Make two tools: one without approval, and one that needs approval."""
+        tools = (tool(self.send, level="SAFE"), tool(self.wipe, level="RESTRICTED"))
+        return {each.spec.name: each for each in tools}
 
     async def send(self, text: str = "") -> str:
         """Send something."""
@@ -91,8 +91,8 @@ class Outside:
         raise AssertionError("A call ran without approval.")
 
 
-Behaves = Callable[[int, random.Random], Reply]
-"""Answers by the number of earlier answers alone, not by the prompt."""
+Behaviour = Callable[[int, random.Random], Reply]
+"""Makes a reply from the number of earlier replies, not from the prompt."""
 
 
 class Runaway:
@@ -103,7 +103,7 @@ class Runaway:
     def __init__(self, behaviour: str, outside: Outside, rng: random.Random) -> None:
         self.name = NAME
         self._behaves = BEHAVIOURS[behaviour]
-        self._write_tools = WRITES if behaviour not in WORDY else ENDLESS
+        self._max_output_tokens = OUTPUT_TOKENS if behaviour not in WORDY else ENDLESS
         self._outside = outside
         self._rng = rng
 
@@ -112,10 +112,10 @@ class Runaway:
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
-        usage = Usage(READS, min(self._write_tools, prompt.max_output_tokens))
-        self._outside.asked.append((self._outside.clock.now(), usage))
-        await self._outside.clock.sleep(TAKES)
-        reply = self._behaves(len(self._outside.asked), self._rng)
+        usage = Usage(INPUT_TOKENS, min(self._max_output_tokens, prompt.max_output_tokens))
+        self._outside.requests.append((self._outside.clock.now(), usage))
+        await self._outside.clock.sleep(ANSWER_TIME)
+        reply = self._behaves(len(self._outside.requests), self._rng)
         return msgspec.structs.replace(reply, usage=usage)
 
 
@@ -123,12 +123,14 @@ def _make_text_reply(text: str) -> Reply:
     return Reply((Text(text, "model", trusted=False),))
 
 
-def _calls(*asked: tuple[str, Any]) -> Reply:
-    made = (
-        ToolCall(f"m{number}", name, given if isinstance(given, str) else msgspec.json.encode(given).decode())
-        for number, (name, given) in enumerate(asked)
+def _calls(*calls: tuple[str, Any]) -> Reply:
+    tool_calls = (
+        ToolCall(
+            f"m{number}", name, arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        )
+        for number, (name, arguments) in enumerate(calls)
     )
-    return Reply(tuple(made), "calls")
+    return Reply(tuple(tool_calls), "calls")
 
 
 def _make_yield_call(mode: str, sleep: float = 0) -> tuple[str, Any]:
@@ -136,13 +138,13 @@ def _make_yield_call(mode: str, sleep: float = 0) -> tuple[str, Any]:
 
 
 def _deaf(number: int, rng: random.Random) -> Reply:
-    """Do one wrong thing after another, and ignore every refusal."""
+    """Make one invalid reply after another, ignoring every refusal."""
     sends = [("send", {"text": f"{number}.{each}"}) for each in range(rng.randrange(1, 15))]
     return rng.choice(
         (
             _calls(*sends, _make_yield_call("continue")),
             _calls(*sends),
-            _calls(*(("send", {"text": f"{number}.{each}"}) for each in range(FLOOD))),
+            _calls(*(("send", {"text": f"{number}.{each}"}) for each in range(TOO_MANY_CALLS))),
             _calls(("no_such_tool", {}), _make_yield_call("continue")),
             _calls(("send", '{"text": '), _make_yield_call("continue")),
             _calls(("wipe", {}), _make_yield_call("continue")),
@@ -156,28 +158,28 @@ def _deaf(number: int, rng: random.Random) -> Reply:
     )
 
 
-BEHAVIOURS: Final[Mapping[str, Behaves]] = {
+BEHAVIOURS: Final[Mapping[str, Behaviour]] = {
     "never yields": lambda number, _: _make_text_reply(f"I am on it, number {number}."),
     "makes the same call again and again": lambda _, __: _calls(("send", {"text": "again"})),
     "makes one call after the other": lambda number, _: _calls(("send", {"text": f"{number}"})),
-    "acts and goes on at once": lambda number, _: _calls(
+    "acts and continues immediately": lambda number, _: _calls(
         *(("send", {"text": f"{number}.{each}"}) for each in range(3)), _make_yield_call("continue")
     ),
     "sleeps for no time": lambda _, __: _calls(_make_yield_call("sleep", 0)),
     "sleeps for a year": lambda _, __: _calls(_make_yield_call("sleep", YEAR)),
     "does not listen": _deaf,
 }
-"""Every way to run away, as part of a sentence."""
+"""Every runaway behaviour, as part of a sentence."""
 
-WORDY: Final = frozenset(("acts and goes on at once",))
-"""Those that write as much as their limit allows."""
+WORDY: Final = frozenset(("acts and continues immediately",))
+"""Behaviours whose replies are as long as their limit allows."""
 
 
-# The limits, checked by plain SQL and by what the outside world counted.
+# The limits, checked by plain SQL and against the outside world.
 
 
 class Promised(msgspec.Struct, frozen=True):
-    """The limits of a case; caps in micro-dollars, price in micro-dollars per token."""
+    """Limits of a case: caps in micro-dollars, price in micro-dollars per token."""
 
     limits: Autonomy
     session_cap: int
@@ -186,79 +188,79 @@ class Promised(msgspec.Struct, frozen=True):
 
 
 class SessionRemains(msgspec.Struct, frozen=True):
-    """What a case left in the store: its session's events and row, and what it spent."""
+    """Remains of a case in the store: events and row of its session, and its spending."""
 
     events: Sequence[RecordedEvent]
     state: str
     wake_at: int | None
-    over: bool
+    has_ended: bool
     spent: int
     spent_in_a_day: int
 
 
-def find_exceeded(promised: Promised, left: SessionRemains, outside: Outside) -> Iterator[str]:
+def find_exceeded(promised: Promised, remains: SessionRemains, outside: Outside) -> Iterator[str]:
     limits = promised.limits
-    yield from too_many_turns(left.events, limits)
+    yield from too_many_turns(remains.events, limits)
     yield from too_many_tokens(outside, limits.token_budget_per_hour)
-    yield from too_much_money(promised, left, outside)
+    yield from too_much_money(promised, remains, outside)
     yield from too_many_actions(outside.sent, limits.max_actions_per_minute)
-    yield from wrong_sleeps(left.events, limits)
-    yield from find_active(left, outside.clock.now())
+    yield from wrong_sleeps(remains.events, limits)
+    yield from find_active(remains, outside.clock.now())
 
 
 def too_many_turns(events: Sequence[RecordedEvent], limits: Autonomy) -> Iterator[str]:
-    """Check that no hour has more turns than the limit without a sleep."""
-    began = [event.at for event in events if event.kind == "turn_started"]
-    most = count_most_within(began, HOUR)
-    if most > limits.max_consecutive_turns:
-        yield f"took {most} turns within an hour, and may take {limits.max_consecutive_turns} without a sleep."
+    """Check that no hour has more consecutive turns than the limit."""
+    started_at = [event.at for event in events if event.kind == "turn_started"]
+    turn_count = count_peak(started_at, HOUR)
+    if turn_count > limits.max_consecutive_turns:
+        yield f"took {turn_count} turns within an hour; the limit without a sleep is {limits.max_consecutive_turns}."
 
 
 def too_many_tokens(outside: Outside, budget: int) -> Iterator[str]:
     """Check the real token usage hour by hour."""
     used: Counter[int] = Counter()
-    for at, usage in outside.asked:
+    for at, usage in outside.requests:
         used[at // HOUR] += usage.input_tokens + usage.output_tokens
     for hour, tokens in used.items():
         if tokens > budget:
-            yield f"used {tokens} tokens in hour {hour}, and may use {budget}."
+            yield f"used {tokens} tokens in hour {hour}; the limit is {budget}."
 
 
-def too_much_money(promised: Promised, left: SessionRemains, outside: Outside) -> Iterator[str]:
-    """Check what was spent against the caps and against the real usage."""
-    if left.spent > promised.session_cap:
-        yield f"spent {left.spent} of {promised.session_cap} micro-dollars."
-    if left.spent_in_a_day > promised.day_cap:
-        yield f"spent {left.spent_in_a_day} in a day, of {promised.day_cap} micro-dollars."
-    yield from wrong_charges(promised.price, left.events, outside)
+def too_much_money(promised: Promised, remains: SessionRemains, outside: Outside) -> Iterator[str]:
+    """Check the spending against the caps and the real usage."""
+    if remains.spent > promised.session_cap:
+        yield f"spent {remains.spent} of {promised.session_cap} micro-dollars."
+    if remains.spent_in_a_day > promised.day_cap:
+        yield f"spent {remains.spent_in_a_day} in a day, of {promised.day_cap} micro-dollars."
+    yield from wrong_charges(promised.price, remains.events, outside)
 
 
 def wrong_charges(price: float, events: Sequence[RecordedEvent], outside: Outside) -> Iterator[str]:
     """Check the charge of each answer against its real usage, rounded up to a micro-dollar."""
     requests = [event.facts["request"] for event in events if event.kind == "request_started"]
-    used = dict(zip(requests, (usage for _, usage in outside.asked), strict=False))
+    used = dict(zip(requests, (usage for _, usage in outside.requests), strict=False))
     for event in events:
         facts = event.facts
         if event.kind == "request_settled" and facts["outcome"] == "ok":
             usage = used[facts["request"]]
-            bill, charged = (usage.input_tokens + usage.output_tokens) * price, facts["charge"].get("usd", 0)
-            if not bill <= charged < bill + 1:
-                yield f"was charged {charged} micro-dollars for {facts['request']}, which cost {bill:g}."
+            bill, charge = (usage.input_tokens + usage.output_tokens) * price, facts["charge"].get("usd", 0)
+            if not bill <= charge < bill + 1:
+                yield f"was charged {charge} micro-dollars for {facts['request']}, which cost {bill:g}."
 
 
-def too_many_actions(sent: Sequence[int], most: int) -> Iterator[str]:
+def too_many_actions(sent_at: Sequence[int], limit: int) -> Iterator[str]:
     """Check that no minute has more real actions than the limit."""
-    found = count_most_within(sent, MINUTE)
-    if found > most:
-        yield f"acted {found} times within a minute, and may do so {most} times."
+    action_count = count_peak(sent_at, MINUTE)
+    if action_count > limit:
+        yield f"took {action_count} actions within a minute; the limit is {limit}."
 
 
 def wrong_sleeps(events: Sequence[RecordedEvent], limits: Autonomy) -> Iterator[str]:
-    """Check every sleep between turns; a wait inside a turn, for money or a person, has other limits."""
+    """Check every sleep between turns. A wait inside a turn, for money or a person, has other limits."""
     wrong = [slept for slept in _sleeps(events) if not limits.min_sleep <= slept <= limits.max_sleep]
     if wrong:
-        shown = f"{min(wrong) / SECOND:g} to {max(wrong) / SECOND:g} s"
-        yield f"was allowed {len(wrong)} sleeps that are too short or too long: {shown}."
+        range_text = f"{min(wrong) / SECOND:g} to {max(wrong) / SECOND:g} s"
+        yield f"had {len(wrong)} sleeps outside the limits: {range_text}."
 
 
 def _sleeps(events: Sequence[RecordedEvent]) -> Iterator[int]:
@@ -273,23 +275,23 @@ def _sleeps(events: Sequence[RecordedEvent]) -> Iterator[int]:
                 pass
 
 
-def find_active(left: SessionRemains, now: int) -> Iterator[str]:
+def find_active(remains: SessionRemains, now: int) -> Iterator[str]:
     """Check that the session has ended with a reason, or waits for a later time."""
-    ends = [event.facts for event in left.events if event.kind == "session_ended"]
-    if left.over and not (len(ends) == 1 and ends[0]["terminal_reason"]):
-        yield "has ended without a reason."
-    if not left.over and (left.wake_at is None or left.wake_at < now):
-        yield f"is {left.state} at the end of the day, and nothing will wake it."
+    ends = [event.facts for event in remains.events if event.kind == "session_ended"]
+    if remains.has_ended and not (len(ends) == 1 and ends[0]["terminal_reason"]):
+        yield "ended without a reason."
+    if not remains.has_ended and (remains.wake_at is None or remains.wake_at < now):
+        yield f"is {remains.state} at the end of the day, without a wake."
 
 
-def count_most_within(moments: Sequence[int], span: int) -> int:
-    """Count the most of these moments, which are in order, within one span of time."""
-    first = most = 0
+def count_peak(moments: Sequence[int], span: int) -> int:
+    """Count the largest number of moments, in order, within any span of that length."""
+    first = max_count = 0
     for last, moment in enumerate(moments):
         while moments[first] <= moment - span:
             first += 1
-        most = max(most, last - first + 1)
-    return most
+        max_count = max(max_count, last - first + 1)
+    return max_count
 
 
 SESSION: Final = SessionId("flood-1")
@@ -298,10 +300,10 @@ WINDOW: Final = 20_000
 SESSION_CAP: Final = DOLLAR
 DAY_CAP: Final = DOLLAR // 2
 PRICES: Final = ("0.2", "10")
-"""Dollars per million tokens: cheap enough to run all day, and dear enough to reach a cap."""
+"""Dollars per million tokens: low enough to run all day, and high enough to reach a cap."""
 
 LIMITS: Final = Autonomy(enabled=True)
-NONE: Final = Autonomy(
+NO_LIMITS: Final = Autonomy(
     enabled=True,
     min_sleep=0,
     max_sleep=10_000 * DAY,
@@ -312,15 +314,15 @@ NONE: Final = Autonomy(
 )
 """The teeth: no limits."""
 SHORT: Final = 10 * MINUTE
-"""With teeth a day would never end."""
+"""Length of a case with teeth: without limits, a day would take too long."""
 
 EXPECTED: Final = {
     "never yields": "idle_timeout",
     "makes one call after the other": "max_actions_per_minute",
-    "acts and goes on at once": "token_budget_per_hour",
+    "acts and continues immediately": "token_budget_per_hour",
     "sleeps for no time": "max_consecutive_turns",
 }
-"""The guardrail that each cheap model must trigger; the others end by themselves."""
+"""The guardrail that each cheap model must trigger; the other models end their session."""
 
 
 class FloodCase(msgspec.Struct, frozen=True):
@@ -340,10 +342,10 @@ class FloodCase(msgspec.Struct, frozen=True):
 
 
 def cases(seeds: int | None, *, teeth: bool) -> list[FloodCase]:
-    """List every behaviour at every price, or as many cases as wanted, each with its own seed."""
-    every = [(behaviour, price) for price in PRICES for behaviour in BEHAVIOURS]
-    wanted = len(every) if seeds is None else seeds
-    return [FloodCase(*every[number % len(every)], number, teeth) for number in range(wanted)]
+    """List every behaviour at every price, or `seeds` cases, each with its own seed."""
+    combinations = [(behaviour, price) for price in PRICES for behaviour in BEHAVIOURS]
+    case_count = len(combinations) if seeds is None else seeds
+    return [FloodCase(*combinations[number % len(combinations)], number, teeth) for number in range(case_count)]
 
 
 class FloodAgent:
@@ -352,7 +354,7 @@ class FloodAgent:
     def __init__(self, case: FloodCase, store: Store, clock: SeedLoop) -> None:
         self._store = store
         self._clock = clock
-        self._limits = NONE if case.teeth else LIMITS
+        self._limits = NO_LIMITS if case.teeth else LIMITS
         self._rng = random.Random(case.seed)
         self.outside = Outside(clock)
         self._model = Runaway(case.behaviour, self.outside, self._rng)
@@ -363,25 +365,25 @@ class FloodAgent:
         self._doors = GuardRuntime(store, clock, redact=str, secrets=GivenSecrets({}), prices=prices)
 
     async def live(self, lease: Lease) -> None:
-        """Give the session its turns until it ends; it sleeps between them in this process."""
-        verbs_of = {verb.spec.name: verb for verb in make_verbs(self._store, "autonomous")}
-        tools = {**self.outside.tools(), **verbs_of}
+        """Run the session's turns until it ends. It sleeps between them in this process."""
+        verbs = {verb.spec.name: verb for verb in make_verbs(self._store, "autonomous")}
+        tools = {**self.outside.tools(), **verbs}
         hourly = self._limits.token_budget_per_hour or None
-        context = msgspec.structs.replace(standing_of(SESSION, self._policy), tokens_per_hour=hourly)
+        context = msgspec.structs.replace(make_session_context(SESSION, self._policy), tokens_per_hour=hourly)
         runtime = SessionRuntime(self._store, self._clock, self._doors, lease, context, tools)
-        thinking = LoopSettings(
+        loop_settings = LoopSettings(
             model=BrainSpec(model=str(NAME), instructions="Watch."),
             rules=self._rules(),
             models=(self._model,),
-            offered=tuple(each.spec for each in tools.values()),
+            offered_tools=tuple(each.spec for each in tools.values()),
             window=WINDOW,
         )
-        aware = LiveFacts(HotState({}), self._clock)
-        loop = TurnLoop(runtime, self._clock, thinking, self._rng, aware.make_live_context())
-        pace = AutonomousPace(runtime, loop, self._clock, PaceTerms(pacing=Pacing(autonomy=self._limits)), aware)
+        live_facts = LiveFacts(HotState({}), self._clock)
+        loop = TurnLoop(runtime, self._clock, loop_settings, self._rng, live_facts.make_live_context())
+        pace = AutonomousPace(runtime, loop, self._clock, PaceTerms(pacing=Pacing(autonomy=self._limits)), live_facts)
         conversation = Conversation(runtime, loop, self._clock, pace, resident=True)
-        while not (came := await conversation.run_until_parked()).has_ended:
-            await runtime.wait_for_wake(came.wake_at)
+        while not (state := await conversation.run_until_parked()).has_ended:
+            await runtime.wait_for_wake(state.wake_at)
 
     def _rules(self) -> TurnLimits:
         return TurnLimits(
@@ -403,7 +405,7 @@ async def run_agent(agent: FloodAgent, store: Store, span: int) -> None:
 
 
 def run_case(workspace: Workspace, case: FloodCase) -> tuple[list[str], Counter[str]]:
-    """Let one model run away for a day, and list the limits that it exceeded."""
+    """Run one runaway model for a day, and list the limits that it exceeded."""
     workspace.fresh()
     clock = SeedLoop(case.seed, VIRTUAL_START)
     span = SHORT if case.teeth else DAY
@@ -421,21 +423,21 @@ def run_case(workspace: Workspace, case: FloodCase) -> tuple[list[str], Counter[
         else find_unrecorded(case, [event.facts for event in contents.events if event.kind == GUARDRAIL])
     )
     books = check(contents, finished=False)
-    counts = Counter(event.kind for event in contents.events if event.kind in COUNTED)
+    counts = Counter(event.kind for event in contents.events if event.kind in COUNTED_KINDS)
     counts["actions"] = len(outside.sent)
-    return [f"{case} {what}" for what in wrong] + books, counts
+    return [f"{case} {violation}" for violation in wrong] + books, counts
 
 
 GUARDRAIL: Final = "guardrail_triggered"
-COUNTED: Final = ("turn_started", "request_started", "call_started", "call_refused", GUARDRAIL, "session_ended")
+COUNTED_KINDS: Final = ("turn_started", "request_started", "call_started", "call_refused", GUARDRAIL, "session_ended")
 
 
-def find_unrecorded(case: FloodCase, triggered: Sequence[dict[str, str]]) -> Iterator[str]:
-    """Check that the guardrail of a cheap model is in the journal; a dear one may reach its cap first."""
-    expected = EXPECTED.get(case.behaviour)
-    names = {facts["guardrail"] for facts in triggered}
-    if expected is not None and case.price == PRICES[0] and expected not in names:
-        yield f"was held back by {', '.join(sorted(names)) or 'nothing'}, and not by {expected}."
+def find_unrecorded(case: FloodCase, guardrail_facts: Sequence[dict[str, str]]) -> Iterator[str]:
+    """Check that the guardrail of a cheap model is in the journal; an expensive model may reach its cap first."""
+    expected_guardrail = EXPECTED.get(case.behaviour)
+    names = {facts["guardrail"] for facts in guardrail_facts}
+    if expected_guardrail is not None and case.price == PRICES[0] and expected_guardrail not in names:
+        yield f"triggered {', '.join(sorted(names)) or 'no guardrail'} instead of {expected_guardrail}."
 
 
 def read_remains(workspace: Workspace) -> SessionRemains:
@@ -451,32 +453,36 @@ def read_remains(workspace: Workspace) -> SessionRemains:
 
 
 def run(setting: Setting) -> DrillResult:
-    planned = cases(setting.seeds, teeth=setting.teeth)
+    planned_cases = cases(setting.seeds, teeth=setting.teeth)
     setting = use_memory_file(setting)
     violations: list[str] = []
     counts: Counter[str] = Counter()
-    done = 0
-    with children(__name__) as started:
+    done_count = 0
+    with children(__name__) as processes:
         lanes = os.cpu_count() or 1
-        for first in range(min(lanes, len(planned))):
-            started.start(_lane, replace(setting, progress=unseen), planned[first::lanes])
-        for _, (wrong, counted) in started.messages():
+        for first in range(min(lanes, len(planned_cases))):
+            processes.start(_lane, replace(setting, progress=unseen), planned_cases[first::lanes])
+        for _, (wrong, case_counts) in processes.messages():
             violations += wrong
-            counts += counted
-            done += 1
-            setting.progress(done, len(planned), f"{counts['turn_started']} turns, {counts[GUARDRAIL]} held back")
-    return result(DRILL.name, "sqlite", len(planned), violations, {"behaviours": len(BEHAVIOURS), **counts})
+            counts += case_counts
+            done_count += 1
+            setting.progress(
+                done_count,
+                len(planned_cases),
+                f"{counts['turn_started']} turns, {counts[GUARDRAIL]} guardrails triggered",
+            )
+    return result(DRILL.name, "sqlite", len(planned_cases), violations, {"behaviours": len(BEHAVIOURS), **counts})
 
 
-def _lane(pipe: Pipe, setting: Setting, planned: Sequence[FloodCase]) -> None:
+def _lane(pipe: Pipe, setting: Setting, planned_cases: Sequence[FloodCase]) -> None:
     with own_store(setting) as workspace:
-        for case in planned:
+        for case in planned_cases:
             pipe.send(run_case(workspace, case))
 
 
 DRILL: Final = Drill(
     "flood",
-    "A runaway model takes no more turns, tokens, money and actions than its limits allow.",
+    "A runaway model cannot exceed its limits on turns, tokens, money and actions.",
     run,
     stores=("sqlite",),  # PostgreSQL keeps its own time, and a day there takes a day.
 )

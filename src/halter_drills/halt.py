@@ -1,10 +1,10 @@
-"""One second after a halt nothing in its scope acts, and its sessions have ended, wherever they were stuck.
+"""One second after a halt, nothing in its scope acts and its sessions have ended, wherever they were stuck.
 
-One process has sessions that are stuck: in a tool, async or plain, in a model that never answers, in processes with
-children, in the wait for a person or for money. Another process halts and resumes them over its own connection. Then
-whole processes are blocked, and halted in the same way: each must be gone within three seconds. The drill judges by
-plain SQL, by the marks that tools leave outside, and by the list of processes. A metronome measures how busy the
-machine is: lateness within that measure is reported as not known.
+One process has stuck sessions: in a tool, async or plain, in a model that never answers, in processes with children, or
+waiting for a person or for money. Another process halts and resumes them over its own connection. Then whole processes
+are blocked and halted in the same way: each must be gone within three seconds. The drill judges by plain SQL, by the
+marks that tools leave outside, and by the list of processes. A metronome measures the load of the machine; lateness
+that this load explains is reported as unknown.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from halter.core.processes import LivenessWriter
 from halter.core.spec import ToolRule
 from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName
-from halter.dispatch.heartbeat import acquire_lease, keep_leases
+from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.dispatch.sentinel import run_sentinel
 from halter.guard.halts import BudgetBusy, RateLimited, halt, resume
 from halter.guard.model_door import AnsweredRequest, ModelRequest
@@ -45,25 +45,25 @@ from halter.tools.shell import make_shell_tool
 from halter_drills.checker import LateFinding, RecordedEvent, Stall, metronome, read_store, split_lateness
 from halter_drills.children import Child, Children, ChildStuck, Pipe, children, process_state
 from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result, use_memory_file
-from halter_drills.workload import PERSON, begin_session, make_guard_runtime, policy_of, standing_of
+from halter_drills.workload import PERSON, begin_session, make_guard_runtime, make_session_context, policy_of
 
-# A worker whose sessions are all stuck, each in another way.
+# A worker whose sessions are all stuck, each in a different way.
 
 Plain = Literal["matches", "counts", "naps", "starts"]
-"""Stuck in a plain tool: in a bad regular expression, in a loop in C, asleep, in a program that it started."""
+"""Stuck in a plain tool: in a regular expression, in a loop in C, asleep, or in a program that the tool started."""
 Kind = Literal["tool", "model", "isolated", "command", "thread", "busy", "asks", "waits", Plain]
 """Stuck in a tool, a model, a process, a program with children, a thread; busy; waiting for a person, or for money."""
 PLAIN: Final[tuple[Plain, ...]] = get_args(Plain)
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
-STUCK: Final = 60
+STUCK_SECONDS: Final = 60
 CATASTROPHE: Final = r"(a+)+$"
 ENDLESS: Final = "a" * 60 + "b"
-"""This expression backtracks for thousands of years, and holds the interpreter lock."""
-DEAR: Final = 0.8
+"""The expression backtracks for thousands of years on this text, and holds the interpreter lock."""
+HIGH_COST_USD: Final = 0.8
 PAUSE: Final = 0.02
 CANCEL_AFTER: Final = 2.0
-"""Seconds after a halt after which the worker cancels sessions that have not noticed it."""
+"""Seconds from a halt until the worker cancels sessions that still run."""
 
 SLEEP: Final = shutil.which("sleep") or "sleep"
 STUCK_COMMAND: Final = (
@@ -72,7 +72,7 @@ STUCK_COMMAND: Final = (
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """An effect outside: when, of which session, in which processes."""
+    """An effect in the outside world: its time, session and processes."""
 
     what: Literal["began", "stopped", "ran"]
     session: str
@@ -83,9 +83,9 @@ class Mark(msgspec.Struct, frozen=True):
 class Marks(msgspec.Struct, frozen=True):
     file: Path
 
-    def make(self, what: Literal["began", "stopped", "ran"], session: str, *pids: int) -> None:
+    def make(self, event: Literal["began", "stopped", "ran"], session: str, *pids: int) -> None:
         with self.file.open("ab") as file:
-            file.write(msgspec.json.encode(Mark(what, session, time.time_ns() // 1000, pids)) + b"\n")
+            file.write(msgspec.json.encode(Mark(event, session, time.time_ns() // 1000, pids)) + b"\n")
 
     def read(self) -> list[Mark]:
         whole, _, _ = self.file.read_bytes().rpartition(b"\n")
@@ -102,14 +102,14 @@ class StuckSession(msgspec.Struct, frozen=True):
 
 
 class HaltRound(msgspec.Struct, frozen=True):
-    """Sessions that are stuck together, and probes that try to act during the halt and after it."""
+    """Sessions that are stuck at the same time, and probes that try to act during and after the halt."""
 
     cases: Sequence[StuckSession]
     probes: Sequence[StuckSession]
 
 
 class Deaf(StoreProxy):
-    """The teeth: a store that hides halts while something is in flight."""
+    """The teeth: a store that hides halts from effects in flight."""
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
         return [] if query.name == "halts_of" else await self._store.ask(query)
@@ -137,16 +137,16 @@ class StuckModel:
 async def _hang(marks: Marks, session: str) -> str:
     marks.make("began", session)
     try:
-        await asyncio.sleep(STUCK)
+        await asyncio.sleep(STUCK_SECONDS)
     finally:
         marks.make("stopped", session)
     return "it was not halted"
 
 
 def hang_in_processes(session: str, file: str) -> str:
-    child = subprocess.Popen([SLEEP, str(STUCK)])
+    child = subprocess.Popen([SLEEP, str(STUCK_SECONDS)])
     Marks(Path(file)).make("began", session, os.getpid(), child.pid)
-    time.sleep(STUCK)
+    time.sleep(STUCK_SECONDS)
     return "it was not halted"
 
 
@@ -161,17 +161,17 @@ def toolbox(marks: Marks) -> Mapping[str, Tool]:
 
     def naps(session: str) -> str:
         marks.make("began", session, os.getpid())
-        time.sleep(STUCK)
+        time.sleep(STUCK_SECONDS)
         return "it was not halted"
 
     def starts(session: str) -> str:
-        child = subprocess.Popen([SLEEP, str(STUCK)])
+        child = subprocess.Popen([SLEEP, str(STUCK_SECONDS)])
         marks.make("began", session, os.getpid(), child.pid)
         return str(child.wait())
 
     def block(session: str) -> str:
         marks.make("began", session)
-        time.sleep(STUCK)
+        time.sleep(STUCK_SECONDS)
         return "it was not halted"
 
     async def hang(session: str) -> str:
@@ -188,19 +188,19 @@ def toolbox(marks: Marks) -> Mapping[str, Tool]:
     async def waits(session: str) -> str:
         return naps(session)
 
-    made = [
+    tools = [
         *map(tool, (matches, counts, naps, starts, hang, ping)),
         tool(block, isolate=False),
-        tool(hang, name="hang_dearly", cost=DEAR),
+        tool(hang, name="hang_dearly", cost=HIGH_COST_USD),
         tool(hang_in_processes, isolate=True),
-        tool(ping, name="buy", cost=DEAR),
+        tool(ping, name="buy", cost=HIGH_COST_USD),
         tool(ping, name="pay", level="RESTRICTED"),
         make_shell_tool(marks.file.parent, sandbox=False),
         tool(computes, effect="read"),
         tool(waits, effect="read"),
         tool(matches, name="holds", effect="read", isolate=False),
     ]
-    return {each.spec.name: each for each in made}
+    return {each.spec.name: each for each in tools}
 
 
 class StuckWorker:
@@ -216,29 +216,29 @@ class StuckWorker:
         self._name = WorkerId("drill")
 
     async def serve(self, pipe: Pipe) -> None:
-        async with keep_leases(self._journal, self._clock, self._name):
+        async with renew_leases(self._journal, self._clock, self._name):
             while (round_ := await asyncio.to_thread(pipe.recv)) is not None:
                 await self._live(pipe, round_)
         await self._journal.close()
 
     async def _live(self, pipe: Pipe, round_: HaltRound) -> None:
-        """Get stuck everywhere; while halted, try to act; once resumed, try again."""
+        """Get stuck everywhere, try to act while halted, and again after the resume."""
         probes = [await self._make_runtime(case) for case in round_.probes]
         stuck = [asyncio.create_task(self._session(case)) for case in round_.cases]
         await asyncio.to_thread(pipe.recv)
-        refused = [await self._ping(probe) for probe in probes]
+        refused_outcomes = [await self._ping(probe) for probe in probes]
         await asyncio.wait(stuck, timeout=CANCEL_AFTER)
         for task in stuck:
             task.cancel()
         await asyncio.gather(*stuck, return_exceptions=True)
-        pipe.send(refused)
+        pipe.send(refused_outcomes)
         await asyncio.to_thread(pipe.recv)
         pipe.send([await self._ping(probe) for probe in probes])
 
     async def _make_runtime(self, case: StuckSession) -> SessionRuntime:
         policy = policy_of(case.agent, rules={"run_command": ToolRule(level="CONTROLLED", approval="never", rate=None)})
         lease = await begin_session(self._store, self._name, case.session, policy, case.trigger)
-        context = standing_of(case.session, policy, case.trigger)
+        context = make_session_context(case.session, policy, case.trigger)
         return SessionRuntime(self._store, self._clock, self._doors, lease, context, self._tools)
 
     async def _ping(self, probe: SessionRuntime) -> str:
@@ -246,23 +246,23 @@ class StuckWorker:
         return _outcome(await probe.attempt(_call(session, "ping", {"session": session})))
 
     async def _session(self, case: StuckSession) -> None:
-        """Be stuck until halted, and end as the guard says."""
+        """Stay stuck until halted, then end the session as the guard requires."""
         runtime = await self._make_runtime(case)
         answer = await self._get_stuck(runtime, case)
-        ended = await runtime.find_end(answer)
-        if ended is not None:
-            await runtime.end(*ended)
+        end = await runtime.find_end(answer)
+        if end is not None:
+            await runtime.end(*end)
 
     async def _get_stuck(self, runtime: SessionRuntime, case: StuckSession) -> Answer:
-        session, own = case.session, {"session": case.session}
+        session, argument = case.session, {"session": case.session}
         match case.kind:
             case "tool" | "thread" | "matches" | "counts" | "naps" | "starts":
                 name = {"tool": "hang", "thread": "block"}.get(case.kind, case.kind)
-                return await runtime.call(_call(session, name, own))
+                return await runtime.call(_call(session, name, argument))
             case "model":
                 return await self._get_stuck_thinking(runtime, session)
             case "isolated":
-                arguments = {**own, "file": str(self._marks.file)}
+                arguments = {**argument, "file": str(self._marks.file)}
                 return await runtime.call(_call(session, "hang_in_processes", arguments))
             case "command":
                 argv = ["sh", "-c", STUCK_COMMAND, "sh", SLEEP, session, str(self._marks.file)]
@@ -270,21 +270,21 @@ class StuckWorker:
             case "busy":
                 return await self._busy(runtime, session)
             case "asks":
-                marking = asyncio.create_task(self._mark_once_asked(session))
-                answer = await runtime.call(_call(session, "pay", own))
+                marking = asyncio.create_task(self._mark_when_pending(session))
+                answer = await runtime.call(_call(session, "pay", argument))
                 await marking
                 return answer
             case "waits":
-                calls = _call(session, "hang_dearly", own), _call(session, "buy", own, 2)
+                calls = _call(session, "hang_dearly", argument), _call(session, "buy", argument, 2)
                 return (await asyncio.gather(*map(runtime.call, calls)))[1]
 
     async def _get_stuck_thinking(self, runtime: SessionRuntime, session: str) -> Answer:
         request = ModelRequest(id=f"{session}.1", prompt=Prompt(messages=(make_user_message("Are you there?"),)))
         model = StuckModel(self._marks, session)
-        came = await self._doors.request(runtime.lease, runtime.context, request, model)
-        if isinstance(came, AnsweredRequest | BudgetBusy | RateLimited):
+        reply = await self._doors.request(runtime.lease, runtime.context, request, model)
+        if isinstance(reply, AnsweredRequest | BudgetBusy | RateLimited):
             return Answer(request.id, "ok", "")
-        return Answer(request.id, came.outcome, "")
+        return Answer(request.id, reply.outcome, "")
 
     async def _busy(self, runtime: SessionRuntime, session: str) -> Answer:
         self._marks.make("began", session)
@@ -295,7 +295,7 @@ class StuckWorker:
             if answer.outcome != "ok":
                 return answer
 
-    async def _mark_once_asked(self, session: str) -> None:
+    async def _mark_when_pending(self, session: str) -> None:
         while await self._doors.decision(f"{session}.1/approval") is None:
             await self._clock.sleep(SECOND // 100)
         self._marks.make("began", session)
@@ -313,14 +313,14 @@ async def worker(pipe: Pipe, workspace: Workspace, marks: Marks, deaf: bool) -> 
     await StuckWorker(workspace, marks, deaf=deaf).serve(pipe)
 
 
-# Processes with a blocked event loop: they cannot notice a halt, so they have to be killed from outside.
+# Processes with a blocked event loop: they cannot notice a halt, so their sentinel must kill them.
 
 Blocking = Literal["computes", "waits", "holds"]
 """An async tool that computes, one that sleeps, and a plain one in a thread that holds the interpreter lock."""
 BLOCKINGS: Final[tuple[Blocking, ...]] = get_args(Blocking)
 LEASE: Final = 2 * SECOND
-GONE_BY: Final = 3 * SECOND
-"""A blocked process may run on this long after a halt."""
+MAX_BLOCKED_DELAY: Final = 3 * SECOND
+"""Longest time that a blocked process may run after a halt."""
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -344,57 +344,57 @@ def blocks(count: int) -> list[Block]:
     ]
 
 
-async def run_blocked(_: Pipe, workspace: Workspace, marks: Marks, block: Block, watched: bool) -> None:  # noqa: FBT001  passed to a process
-    """Run one session until this process is killed; the messages of its sentinel are dropped."""
+async def run_blocked(_: Pipe, workspace: Workspace, marks: Marks, block: Block, with_sentinel: bool) -> None:  # noqa: FBT001  passed to a process
+    """Run one session until this process is killed. Drop the messages of its sentinel."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     clock, store = SystemClock(), workspace.open(lease=LEASE)
     worker = make_worker_id("drill", SortableIds(clock.now))
     policy = policy_of(block.agent)
     async with (
-        run_sentinel(workspace.url, "") if watched else nullcontext(LivenessWriter()) as pulse,
-        keep_leases(store, clock, worker, LEASE // 3, liveness=pulse),
+        run_sentinel(workspace.url, "") if with_sentinel else nullcontext(LivenessWriter()) as liveness,
+        renew_leases(store, clock, worker, LEASE // 3, liveness=liveness),
     ):
         lease = await begin_session(store, worker, block.session, policy, block.trigger)
         guard = make_guard_runtime(store, clock)
-        guard.show_in(pulse)
-        context = standing_of(block.session, policy, block.trigger)
+        guard.show_in(liveness)
+        context = make_session_context(block.session, policy, block.trigger)
         runtime = SessionRuntime(store, clock, guard, lease, context, toolbox(marks))
         arguments = b'{"session":"%s"}' % block.session.encode()
         await runtime.call(Call(f"{block.session}.1", block.kind, arguments))
 
 
-async def check_inherited(workspace: Workspace, ended: Sequence[Block]) -> list[str]:
-    """Take over the sessions of killed processes, and check that they act no more."""
+async def check_inherited(workspace: Workspace, blocks: Sequence[Block]) -> list[str]:
+    """Take over the sessions of killed processes, and check that they cannot act."""
     clock = SystemClock()
     worker, wrong = make_worker_id("heir", SortableIds(clock.now)), list[str]()
     async with workspace.open_store(LEASE) as store:
-        for block in ended:
+        for block in blocks:
             lease = await acquire_lease(store, clock, worker, SessionId(block.session), LEASE + 10 * SECOND)
             if lease is None:
-                wrong.append(f"Session {block.session} of a killed process could not be taken over.")
+                wrong.append(f"Could not take over session {block.session} of a killed process.")
                 continue
-            context = standing_of(block.session, policy_of(block.agent), block.trigger)
+            context = make_session_context(block.session, policy_of(block.agent), block.trigger)
             runtime = SessionRuntime(store, clock, make_guard_runtime(store, clock), lease, context, {})
             outcome = _outcome(await runtime.attempt(Call(f"{block.session}.2", "waits", b"{}")))
             if outcome != "external_halt":
-                wrong.append(f"Session {block.session} was halted, and another process could make a call: {outcome}.")
+                wrong.append(f"Session {block.session} was halted, but another process made a call: {outcome}.")
     return wrong
 
 
-# The halts, and what must hold after them.
+# The halts, and the checks.
 
 Scope = Literal["session", "agent", "trigger", "fleet"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 HALTS: Final = 50
-TOGETHER: Final = 10
+SESSIONS_PER_ROUND: Final = 10
 GROUPS: Final = 4
-PROMISED: Final = SECOND
-PATIENCE: Final = 60.0
-TOGETHER_BLOCKED: Final = 3
-MOST_BLOCKED: Final = 4
-PATIENCE_BLOCKED: Final = 3 * SECOND
-UNLOCKED_BY: Final = 15.0
-GONE: Final = ("", "Z", "X")
+MAX_DELAY: Final = SECOND
+STUCK_TIMEOUT: Final = 60.0
+BLOCKED_BATCH: Final = 3
+MAX_BLOCKED: Final = 4
+BLOCKED_GRACE: Final = 3 * SECOND
+UNLOCK_TIMEOUT: Final = 15.0
+DEAD_STATES: Final = ("", "Z", "X")
 """The states of a dead process, reaped or not."""
 REASON: Final = "the drill says so"
 
@@ -422,46 +422,51 @@ class Halting(msgspec.Struct, frozen=True):
                 return "fleet"
 
 
-def rounds(wanted: int) -> list[Halting]:
-    """Plan rounds in all scopes in turn, until there are as many halts as wanted."""
-    planned: list[Halting] = []
+def rounds(min_halts: int) -> list[Halting]:
+    """Plan rounds in all scopes in turn, with at least `min_halts` halts."""
+    plans: list[Halting] = []
     kinds = cycle(KINDS)
     for number in count():
         scope = SCOPES[number % len(SCOPES)]
-        cases = [StuckSession(f"r{number}-{place}", next(kinds), *_names(number, place)) for place in range(TOGETHER)]
+        cases = [
+            StuckSession(f"r{number}-{index}", next(kinds), *_names(number, index))
+            for index in range(SESSIONS_PER_ROUND)
+        ]
         probing = 1 if scope in ("session", "fleet") else GROUPS
-        probes = [StuckSession(f"r{number}-probe-{place}", "busy", *_names(number, place)) for place in range(probing)]
-        planned.append(Halting(scope, HaltRound(cases, probes)))
-        if sum(len(each.scopes()) for each in planned) >= wanted:
-            return planned
+        probes = [StuckSession(f"r{number}-probe-{index}", "busy", *_names(number, index)) for index in range(probing)]
+        plans.append(Halting(scope, HaltRound(cases, probes)))
+        if sum(len(plan.scopes()) for plan in plans) >= min_halts:
+            return plans
     raise AssertionError("There is always a next scope.")
 
 
-def _names(number: int, place: int) -> tuple[str, str]:
-    return f"agent-{number}-{place % GROUPS}", f"trigger-{number}-{place % GROUPS}"
+def _names(number: int, index: int) -> tuple[str, str]:
+    return f"agent-{number}-{index % GROUPS}", f"trigger-{number}-{index % GROUPS}"
 
 
 async def halter(pipe: Pipe, workspace: Workspace) -> None:
     async with workspace.open_store() as store:
-        while (word := await asyncio.to_thread(pipe.recv)) is not None:
-            what, number, scopes = word
-            done: dict[str, int] = {}
+        while (message := await asyncio.to_thread(pipe.recv)) is not None:
+            action, number, scopes = message
+            halted_at: dict[str, int] = {}
             for scope in scopes:
-                write = (halt if what == "halt" else resume)(scope, PERSON, f"{number}/{what}/{scope}", reason=REASON)
-                while scope not in done:
-                    # A blocked process may keep the store locked until it is killed.
+                write = (halt if action == "halt" else resume)(
+                    scope, PERSON, f"{number}/{action}/{scope}", reason=REASON
+                )
+                while scope not in halted_at:
+                    # A blocked process can lock the store until it is killed.
                     with suppress(StoreUnavailable):
                         await store.commit(write)
-                        done[scope] = time.time_ns() // 1000
-            pipe.send(done)
+                        halted_at[scope] = time.time_ns() // 1000
+            pipe.send(halted_at)
 
 
 @dataclass(slots=True)
 class HaltsSeen:
-    """What was seen of all rounds. Times are microseconds of this machine's clock."""
+    """Observations of all rounds. Times are microseconds of this machine's clock."""
 
     total: int
-    """How many halts there will be."""
+    """Number of halts of the drill."""
     done: int = 0
     halted: dict[str, int] = field(default_factory=dict[str, int])
     """When each session was halted."""
@@ -472,71 +477,87 @@ class HaltsSeen:
 
 
 def run(setting: Setting) -> DrillResult:
-    planned = rounds(setting.seeds or HALTS)
-    halts, stuck = sum(len(each.scopes()) for each in planned), sum(len(each.round.cases) for each in planned)
-    ending = blocks(max(1, min(MOST_BLOCKED, halts // 12)))
-    seen = HaltsSeen(halts + len(ending))
-    with own_store(use_memory_file(setting)) as workspace, children(__name__) as started:
+    plans = rounds(setting.seeds or HALTS)
+    halts, stuck = sum(len(each.scopes()) for each in plans), sum(len(each.round.cases) for each in plans)
+    blocked_processes = blocks(max(1, min(MAX_BLOCKED, halts // 12)))
+    observations = HaltsSeen(halts + len(blocked_processes))
+    with own_store(use_memory_file(setting)) as workspace, children(__name__) as processes:
         marks = Marks(workspace.folder / "marks")
         marks.file.touch()
-        ticking = started.start(metronome)
-        halting = started.start(halter, workspace)
-        _halt_sessions(setting, planned, started.start(worker, workspace, marks, setting.teeth), halting, marks, seen)
-        _halt_processes(setting, ending, started, halting, marks, workspace, seen)
-        halting.send(None)
-        halting.wait()
-        _judge(planned, read_store(workspace.url).events, marks.read(), seen)
-        ticking.send(None)
-        stalls: list[Stall] = ticking.receive()
-        setting.progress(seen.total, seen.total, "checked")
-    late, unsure = split_lateness(seen.late, stalls)
-    counts = {"halts": seen.total, "sessions": stuck, "processes": len(ending), **_figures(seen.took)}
+        metronome_child = processes.start(metronome)
+        halter_child = processes.start(halter, workspace)
+        _halt_sessions(
+            setting, plans, processes.start(worker, workspace, marks, setting.teeth), halter_child, marks, observations
+        )
+        _halt_processes(setting, blocked_processes, processes, halter_child, marks, workspace, observations)
+        halter_child.send(None)
+        halter_child.wait()
+        _judge(plans, read_store(workspace.url).events, marks.read(), observations)
+        metronome_child.send(None)
+        stalls: list[Stall] = metronome_child.receive()
+        setting.progress(observations.total, observations.total, "checked")
+    late, unsure = split_lateness(observations.late, stalls)
+    counts = {
+        "halts": observations.total,
+        "sessions": stuck,
+        "processes": len(blocked_processes),
+        **_figures(observations.took),
+    }
     busy = {"too_busy_to_tell": unsure} if unsure else {}
-    return result(DRILL.name, workspace.kind, seen.total, [*seen.violations, *late], {**counts, **busy})
+    return result(DRILL.name, workspace.kind, observations.total, [*observations.violations, *late], {**counts, **busy})
 
 
 def _halt_sessions(
-    setting: Setting, planned: Sequence[Halting], working: Child, halting: Child, marks: Marks, seen: HaltsSeen
+    setting: Setting,
+    plans: Sequence[Halting],
+    worker_child: Child,
+    halter_child: Child,
+    marks: Marks,
+    observations: HaltsSeen,
 ) -> None:
-    for number, each in enumerate(planned):
-        setting.progress(seen.done, seen.total, f"{len(each.round.cases)} stuck sessions are halted by {each.scope}")
-        _round(number, each, (working, halting), marks, seen)
-        seen.done += len(each.scopes())
-    working.send(None)
-    working.wait()
+    for number, plan in enumerate(plans):
+        setting.progress(
+            observations.done, observations.total, f"halting {len(plan.round.cases)} stuck sessions by {plan.scope}"
+        )
+        _round(number, plan, (worker_child, halter_child), marks, observations)
+        observations.done += len(plan.scopes())
+    worker_child.send(None)
+    worker_child.wait()
 
 
 def _halt_processes(
     setting: Setting,
-    ending: Sequence[Block],
+    blocks: Sequence[Block],
     children: Children,
-    halting: Child,
+    halter_child: Child,
     marks: Marks,
     workspace: Workspace,
-    seen: HaltsSeen,
+    observations: HaltsSeen,
 ) -> None:
-    """Block some processes at a time, halt each, and check that it is gone in time and its session is free."""
-    for number in range(0, len(ending), TOGETHER_BLOCKED):
-        together = ending[number : number + TOGETHER_BLOCKED]
-        setting.progress(seen.done, seen.total, f"{len(together)} blocked processes are halted")
+    """Block processes in batches, halt each, and check that it is gone in time and its session is free."""
+    for first in range(0, len(blocks), BLOCKED_BATCH):
+        batch = blocks[first : first + BLOCKED_BATCH]
+        setting.progress(observations.done, observations.total, f"halting {len(batch)} blocked processes")
         running = {
-            block.session: children.start(run_blocked, workspace, marks, block, not setting.teeth) for block in together
+            block.session: children.start(run_blocked, workspace, marks, block, not setting.teeth) for block in batch
         }
         try:
-            _began([block.session for block in together], marks)
-        except ChildStuck:  # One that keeps the store locked, and is not killed, keeps the others from it.
-            seen.violations.append("A blocked process kept the store locked, and no other could start.")
+            _began([block.session for block in batch], marks)
+        except ChildStuck:  # A process that locks the store and is not killed blocks the others.
+            observations.violations.append("A blocked process kept the store locked, so no other process could start.")
             _kill(running.values())
             continue
-        scopes = {block.session: block.scopes()[place % 3] for place, block in enumerate(together)}
-        halting.send(("halt", f"blocked-{number}", list(scopes.values())))
-        if not halting.pipe.poll(UNLOCKED_BY):
-            seen.violations.append("Blocked processes kept the store locked, and nothing could be halted.")
+        scopes = {block.session: block.scopes()[index % 3] for index, block in enumerate(batch)}
+        halter_child.send(("halt", f"blocked-{first}", list(scopes.values())))
+        if not halter_child.pipe.poll(UNLOCK_TIMEOUT):
+            observations.violations.append("Blocked processes kept the store locked, so nothing could be halted.")
             _kill(running.values())
-        said: dict[str, int] = halting.receive()
-        _see_gone({block: (running[block.session], said[scopes[block.session]]) for block in together}, seen)
-        seen.violations += asyncio.run(check_inherited(workspace, together))
-        seen.done += len(together)
+        halted_at: dict[str, int] = halter_child.receive()
+        _wait_for_exits(
+            {block: (running[block.session], halted_at[scopes[block.session]]) for block in batch}, observations
+        )
+        observations.violations += asyncio.run(check_inherited(workspace, batch))
+        observations.done += len(batch)
 
 
 def _kill(running: Iterable[Child]) -> None:
@@ -544,130 +565,153 @@ def _kill(running: Iterable[Child]) -> None:
         process.kill()
 
 
-def _see_gone(ending: Mapping[Block, tuple[Child, int]], seen: HaltsSeen) -> None:
-    """Wait until all processes are gone, and kill those that run on for too long."""
-    left = dict(ending)
-    while left:
-        for block, (process, halted) in list(left.items()):
-            took = time.time_ns() // 1000 - halted
-            if process_state(process.pid) in GONE:
-                seen.took["process"].append(took)
-                if took > GONE_BY:
-                    what = f"A blocked process ({block.kind}) was gone only {_format_delay(took)}."
-                    seen.late.append(LateFinding(what, halted, took - GONE_BY, GONE_BY))
-                del left[block]
-            elif took > GONE_BY + PATIENCE_BLOCKED:
-                what = f"A process ({block.kind}) was blocked and halted, and ran on after {GONE_BY / SECOND:g} s."
-                seen.violations.append(what)
+def _wait_for_exits(processes: Mapping[Block, tuple[Child, int]], observations: HaltsSeen) -> None:
+    """Wait until all processes are gone, and kill those that run for too long."""
+    remaining = dict(processes)
+    while remaining:
+        for block, (process, halted) in list(remaining.items()):
+            duration = time.time_ns() // 1000 - halted
+            if process_state(process.pid) in DEAD_STATES:
+                observations.took["process"].append(duration)
+                if duration > MAX_BLOCKED_DELAY:
+                    sentence = f"A blocked process ({block.kind}) was gone only {_format_delay(duration)}."
+                    observations.late.append(
+                        LateFinding(sentence, halted, duration - MAX_BLOCKED_DELAY, MAX_BLOCKED_DELAY)
+                    )
+                del remaining[block]
+            elif duration > MAX_BLOCKED_DELAY + BLOCKED_GRACE:
+                sentence = (
+                    f"A blocked and halted process ({block.kind}) still ran after {MAX_BLOCKED_DELAY / SECOND:g} s."
+                )
+                observations.violations.append(sentence)
                 process.kill()
-                del left[block]
+                del remaining[block]
         time.sleep(0.005)
 
 
-def _round(number: int, each: Halting, processes: tuple[Child, Child], marks: Marks, seen: HaltsSeen) -> None:
-    working, halting = processes
-    working.send(each.round)
-    began = _began([case.session for case in each.round.cases], marks)
-    halting.send(("halt", number, each.scopes()))
-    said: dict[str, int] = halting.receive()
-    working.send("halted")
-    seen.halted |= {case.session: said[each.scope_of(case)] for case in each.round.cases}
-    seen.late += _find_left_running(began, seen.halted)
-    refused: list[str] = working.receive()
-    seen.violations += [f"While {each.scope} was halted, a call came to {out}." for out in refused if out != _REFUSED]
-    halting.send(("resume", number, each.scopes()))
-    halting.receive()
-    working.send("resumed")
-    acted: list[str] = working.receive()
-    seen.violations += [f"After {each.scope} was resumed, a call came to {out}." for out in acted if out != "ok"]
+def _round(number: int, plan: Halting, processes: tuple[Child, Child], marks: Marks, observations: HaltsSeen) -> None:
+    worker_child, halter_child = processes
+    worker_child.send(plan.round)
+    started_marks = _began([case.session for case in plan.round.cases], marks)
+    halter_child.send(("halt", number, plan.scopes()))
+    halted_at: dict[str, int] = halter_child.receive()
+    worker_child.send("halted")
+    observations.halted |= {case.session: halted_at[plan.scope_of(case)] for case in plan.round.cases}
+    observations.late += _find_late_processes(started_marks, observations.halted)
+    refused_outcomes: list[str] = worker_child.receive()
+    observations.violations += [
+        f"While {plan.scope} was halted, the outcome of a call was {outcome}."
+        for outcome in refused_outcomes
+        if outcome != _REFUSED
+    ]
+    halter_child.send(("resume", number, plan.scopes()))
+    halter_child.receive()
+    worker_child.send("resumed")
+    outcomes: list[str] = worker_child.receive()
+    observations.violations += [
+        f"After {plan.scope} was resumed, the outcome of a call was {outcome}."
+        for outcome in outcomes
+        if outcome != "ok"
+    ]
 
 
 def _began(sessions: Sequence[str], marks: Marks) -> list[Mark]:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + STUCK_TIMEOUT
     while time.monotonic() < deadline:
-        began = [mark for mark in marks.read() if mark.what == "began" and mark.session in sessions]
-        if {mark.session for mark in began} == set(sessions):
-            return began
+        started_marks = [mark for mark in marks.read() if mark.what == "began" and mark.session in sessions]
+        if {mark.session for mark in started_marks} == set(sessions):
+            return started_marks
         time.sleep(0.01)
     raise ChildStuck("The sessions of the drill did not get stuck in time.")
 
 
-def _find_left_running(began: Sequence[Mark], halted: Mapping[str, int]) -> list[LateFinding]:
-    """Watch the processes that stuck sessions started, until all are gone or far too late."""
-    left = {pid: halted[mark.session] for mark in began for pid in mark.pids}
+def _find_late_processes(started_marks: Sequence[Mark], halted_at: Mapping[str, int]) -> list[LateFinding]:
+    """Watch the processes of stuck sessions until all are gone, or far too late."""
+    halted_at_by_pid = {pid: halted_at[mark.session] for mark in started_marks for pid in mark.pids}
     late: list[LateFinding] = []
-    while left:
+    while halted_at_by_pid:
         now = time.time_ns() // 1000
-        gone = [pid for pid in left if process_state(pid) in GONE]
-        for pid in {*gone, *(pid for pid, since in left.items() if now > since + 2 * PROMISED)}:
-            over = now - left[pid] - PROMISED
-            if over > 0:
-                what = f"A process that a halted call had started ran on after {PROMISED / SECOND:g} s."
-                late.append(LateFinding(what, left[pid], over))
-            del left[pid]
+        gone_pids = [pid for pid in halted_at_by_pid if process_state(pid) in DEAD_STATES]
+        for pid in {
+            *gone_pids,
+            *(pid for pid, pid_halted_at in halted_at_by_pid.items() if now > pid_halted_at + 2 * MAX_DELAY),
+        }:
+            late_by = now - halted_at_by_pid[pid] - MAX_DELAY
+            if late_by > 0:
+                sentence = f"A process of a halted call still ran after {MAX_DELAY / SECOND:g} s."
+                late.append(LateFinding(sentence, halted_at_by_pid[pid], late_by))
+            del halted_at_by_pid[pid]
         time.sleep(0.005)
     return late
 
 
-def _judge(planned: Sequence[Halting], found: Sequence[RecordedEvent], marks: Sequence[Mark], seen: HaltsSeen) -> None:
+def _judge(
+    plans: Sequence[Halting], all_events: Sequence[RecordedEvent], marks: Sequence[Mark], observations: HaltsSeen
+) -> None:
     streams: dict[str, list[RecordedEvent]] = defaultdict(list)
-    for event in found:
+    for event in all_events:
         streams[event.stream].append(event)
-    ours = {scope for each in planned for scope in each.scopes()}
+    ours = {scope for plan in plans for scope in plan.scopes()}
     fleet = [event for event in streams["fleet"] if event.facts.get("scope") in ours]
-    seen.violations += find_unnamed(planned, fleet)
-    seen.late += find_acted_on(marks, seen.halted)
-    halted = iter([event.at for event in fleet if event.kind == "halt_requested"])
-    for each in planned:
-        at = dict(zip(each.scopes(), halted, strict=False))
-        for case in each.round.cases:
-            events, since = streams[f"session:{case.session}"], at.get(each.scope_of(case), 0)
-            where = f"Session {case.session} ({case.kind}), halted by {each.scope},"
-            seen.violations += [f"{where} {what}" for what in find_unended(events)]
-            seen.late += [replace(found, sentence=f"{where} {found.sentence}") for found in find_late(events, since)]
+    observations.violations += find_unnamed(plans, fleet)
+    observations.late += find_acted_on(marks, observations.halted)
+    halt_times = iter([event.at for event in fleet if event.kind == "halt_requested"])
+    for plan in plans:
+        at = dict(zip(plan.scopes(), halt_times, strict=False))
+        for case in plan.round.cases:
+            events, since = streams[f"session:{case.session}"], at.get(plan.scope_of(case), 0)
+            where = f"Session {case.session} ({case.kind}), halted by {plan.scope},"
+            observations.violations += [f"{where} {text}" for text in find_unended(events)]
+            observations.late += [
+                replace(finding, sentence=f"{where} {finding.sentence}") for finding in find_late(events, since)
+            ]
             kind = "plain" if case.kind in PLAIN else "other"
-            seen.took[kind] += [event.at - since for event in events if event.kind == "session_ended"]
+            observations.took[kind] += [event.at - since for event in events if event.kind == "session_ended"]
 
 
-def find_unnamed(planned: Sequence[Halting], fleet: Sequence[RecordedEvent]) -> list[str]:
+def find_unnamed(plans: Sequence[Halting], fleet_events: Sequence[RecordedEvent]) -> list[str]:
     """Check that every halt and resume is in the journal, with its scope and person."""
-    scopes = [scope for each in planned for scope in each.scopes()]
+    scopes = [scope for plan in plans for scope in plan.scopes()]
     wrong: list[str] = []
     for kind in ("halt_requested", "halt_lifted"):
-        events = [event for event in fleet if event.kind == kind]
+        events = [event for event in fleet_events if event.kind == kind]
         if [event.facts["scope"] for event in events] != scopes:
             wrong.append(f"Of {len(scopes)} halts, {len(events)} have a {kind} in the journal.")
-        wrong += [f"The {event} does not name the person." for event in events if event.facts["by"] != PERSON]
+        wrong += [f"The {event} does not record the person." for event in events if event.facts["by"] != PERSON]
     return wrong
 
 
 def find_unended(events: Sequence[RecordedEvent]) -> Iterator[str]:
     ends = [event.facts for event in events if event.kind == "session_ended"]
     if not ends:
-        yield "was never ended."
+        yield "did not end."
     for facts in ends:
         if (facts["state"], facts["terminal_reason"]) != ("HALTED", _REFUSED):
             yield f"ended {facts['state']}, {facts['terminal_reason']}."
 
 
-def find_late(events: Sequence[RecordedEvent], halted: int) -> Iterator[LateFinding]:
-    """Check that one second after the halt nothing starts, nothing is under way, and the session has ended."""
-    over = halted + PROMISED
-    begun = {_flight(event): event for event in events if event.kind in ("call_started", "request_started")}
+def find_late(events: Sequence[RecordedEvent], halted_at: int) -> Iterator[LateFinding]:
+    """Check that one second after the halt nothing starts, nothing is in flight, and the session has ended."""
+    deadline_at = halted_at + MAX_DELAY
+    started = {_flight(event): event for event in events if event.kind in ("call_started", "request_started")}
     settled = {_flight(event): event for event in events if event.kind in ("call_settled", "request_settled")}
-    for flight, event in begun.items():
-        if event.at >= over:
-            yield LateFinding(f"started {flight} {_format_delay(event.at - halted)}.", halted, event.at - over + 1)
-        if flight not in settled:
-            yield LateFinding(f"has no outcome of {flight}.")
-        elif settled[flight].at >= over:
-            until = settled[flight].at
+    for flight, event in started.items():
+        if event.at >= deadline_at:
             yield LateFinding(
-                f"had {flight} under way until {_format_delay(until - halted)}.", halted, until - over + 1
+                f"started {flight} {_format_delay(event.at - halted_at)}.", halted_at, event.at - deadline_at + 1
+            )
+        if flight not in settled:
+            yield LateFinding(f"has no settlement of {flight}.")
+        elif settled[flight].at >= deadline_at:
+            settled_at = settled[flight].at
+            yield LateFinding(
+                f"had {flight} in flight until {_format_delay(settled_at - halted_at)}.",
+                halted_at,
+                settled_at - deadline_at + 1,
             )
     for event in events:
-        if event.kind == "session_ended" and event.at >= over:
-            yield LateFinding(f"ended {_format_delay(event.at - halted)}.", halted, event.at - over + 1)
+        if event.kind == "session_ended" and event.at >= deadline_at:
+            yield LateFinding(f"ended {_format_delay(event.at - halted_at)}.", halted_at, event.at - deadline_at + 1)
 
 
 def _flight(event: RecordedEvent) -> str:
@@ -678,34 +722,37 @@ def _format_delay(micros: int) -> str:
     return f"{micros / SECOND:.2f} s after the halt"
 
 
-def find_acted_on(marks: Sequence[Mark], halted: Mapping[str, int]) -> list[LateFinding]:
-    """Check by the marks outside that nothing continued, and that what was stuck stopped."""
-    found: list[LateFinding] = []
+def find_acted_on(marks: Sequence[Mark], halted_at: Mapping[str, int]) -> list[LateFinding]:
+    """Check by the marks outside that nothing continued, and that stuck effects stopped."""
+    findings: list[LateFinding] = []
     for mark in marks:
-        at = halted.get(mark.session, mark.at)
-        since = mark.at - at
-        if mark.what != "began" and since >= PROMISED:
-            what = f"Outside, session {mark.session} {mark.what} {_format_delay(since)}."
-            found.append(LateFinding(what, at, since - PROMISED + 1))
-    return found
+        session_halted_at = halted_at.get(mark.session, mark.at)
+        delay = mark.at - session_halted_at
+        if mark.what != "began" and delay >= MAX_DELAY:
+            sentence = f"In the outside world, session {mark.session} {mark.what} {_format_delay(delay)}."
+            findings.append(LateFinding(sentence, session_halted_at, delay - MAX_DELAY + 1))
+    return findings
 
 
-def _figures(took: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def _figures(durations: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Rank the times from a halt to the end of a session or process, in milliseconds, by class."""
-    sessions = [each for kind, times in took.items() if kind != "process" for each in times]
-    return {**_percentiles(sessions), **{kind: _percentiles(times) for kind, times in sorted(took.items()) if times}}
+    sessions = [each for kind, times in durations.items() if kind != "process" for each in times]
+    return {
+        **_percentiles(sessions),
+        **{kind: _percentiles(times) for kind, times in sorted(durations.items()) if times},
+    }
 
 
-def _percentiles(took: Sequence[int]) -> dict[str, float]:
-    if not took:
+def _percentiles(durations: Sequence[int]) -> dict[str, float]:
+    if not durations:
         return {}
-    ranks = {"p50_ms": len(took) // 2, "p99_ms": len(took) * 99 // 100, "max_ms": len(took) - 1}
-    return {name: round(sorted(took)[rank] * 1000 / SECOND, 1) for name, rank in ranks.items()}
+    ranks = {"p50_ms": len(durations) // 2, "p99_ms": len(durations) * 99 // 100, "max_ms": len(durations) - 1}
+    return {name: round(sorted(durations)[rank] * 1000 / SECOND, 1) for name, rank in ranks.items()}
 
 
 DRILL: Final = Drill(
     "halt",
-    "Within a second of a halt, from any process, everything in flight is stopped and its session ended; "
-    "a blocked process is gone within three.",
+    "Within a second of a halt from any process, all effects in flight stop and their sessions end; "
+    "a blocked process is gone within three seconds.",
     run,
 )

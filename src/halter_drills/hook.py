@@ -1,9 +1,9 @@
-"""Of another program with Halter's hooks, no tool runs that Halter did not admit, also if hook and server fail.
+"""In a program with Halter's hooks, no tool runs that Halter did not admit, even if the hook or its server fails.
 
-The commands that an installation writes are run as programs run them, and their answers are read as the most careless
-of these programs reads them: only the exit code 2 with a sentence blocks. Hooks are killed; servers are gone, hang,
-are killed while they decide, answer garbage, nothing or an older version, or are others that say yes. What would have
-run is then compared with the intents that plain SQL finds in the store.
+The drill runs the installed commands as programs do, and reads their answers as the most careless program does: only
+exit code 2 with a sentence blocks. Hooks are killed. Servers are missing, hang, are killed while they decide, answer
+garbage, nothing or an older version, or are false servers that answer yes. Then the drill compares the calls that would
+have run with the intents in the store, by plain SQL.
 """
 
 import asyncio
@@ -52,11 +52,11 @@ WAIT_SECONDS: Final = 60
 HANG_SECONDS: Final = 1
 _ALLOW: Final = b'{"hookSpecificOutput":{"hookEventName":"PreToolUse","permissionDecision":"allow"}}'
 _FAILS_CLOSED: Final = " || {"
-_LONGEST_SECONDS: Final = 60
+_HOOK_TIMEOUT_SECONDS: Final = 60
 
 
 class HookCase(msgspec.Struct, frozen=True):
-    """One tool call, and what happens while it is judged."""
+    """One tool call, and the attack while the guard judges it."""
 
     call: str
     attack: HookAttack
@@ -66,26 +66,26 @@ class HookCase(msgspec.Struct, frozen=True):
             return b""
         if self.attack == "garbage as event":
             return b"\x00 this is no JSON"
-        typed = RISKY if self.attack == "a risky call" else HARMLESS
-        said = {"session_id": "drill", "transcript_path": "/t", "cwd": "/home", "hook_event_name": "PreToolUse"}
-        call = {"tool_name": "Bash", "tool_input": {"command": typed}, "tool_use_id": self.call}
-        return json.dumps({**said, **call}).encode()
+        command = RISKY if self.attack == "a risky call" else HARMLESS
+        context = {"session_id": "drill", "transcript_path": "/t", "cwd": "/home", "hook_event_name": "PreToolUse"}
+        call = {"tool_name": "Bash", "tool_input": {"command": command}, "tool_use_id": self.call}
+        return json.dumps({**context, **call}).encode()
 
 
 class HookRun(msgspec.Struct, frozen=True):
-    """How a hook ended."""
+    """Exit code and output of a hook."""
 
     code: int
     out: bytes
     err: bytes
 
     def lets_run(self) -> bool:
-        """Whether the most careless program runs the tool: one takes every failure but 2 with a sentence for a yes."""
+        """Return True if the most careless program runs the tool: any failure but code 2 with a sentence is a yes."""
         if self.code:
             return self.code != client.BLOCKED or not self.err.strip()
         try:
-            said: Any = json.loads(self.out or b"{}")
-            decision: Any = said.get("hookSpecificOutput", {}).get("permissionDecision", "allow")
+            answer: Any = json.loads(self.out or b"{}")
+            decision: Any = answer.get("hookSpecificOutput", {}).get("permissionDecision", "allow")
         except (ValueError, AttributeError):
             return True
         return decision == "allow"
@@ -94,26 +94,26 @@ class HookRun(msgspec.Struct, frozen=True):
 def run(setting: Setting) -> DrillResult:
     with (
         own_store(use_memory_file(setting)) as workspace,
-        children(__name__) as started,
-        tempfile.TemporaryDirectory(prefix="h-") as place,
+        children(__name__) as processes,
+        tempfile.TemporaryDirectory(prefix="h-") as folder,
     ):
-        return asyncio.run(_run_cases(setting, workspace, started, Path(place)))
+        return asyncio.run(_run_cases(setting, workspace, processes, Path(folder)))
 
 
-async def _run_cases(setting: Setting, workspace: Workspace, children: Children, place: Path) -> DrillResult:
-    folder = HookFolder(place / "hooks")
+async def _run_cases(setting: Setting, workspace: Workspace, children: Children, root: Path) -> DrillResult:
+    folder = HookFolder(root / "hooks")
     folder.key(make=True)
     policy = str(write_policy(folder, AGENT, "Claude Code"))
     entry = HookedProgram(agent=AGENT, program="claude", folder=policy, wait_seconds=0)
     folder.save(entry)
     line = make_command(entry, folder)
     if setting.teeth:
-        # A hook whose failure is taken for a yes, as programs do that were not told otherwise.
+        # A hook whose failure counts as a yes, the default of such programs.
         line = f"{line[: line.index(_FAILS_CLOSED)]} || true"
     cases = [
-        HookCase(f"t{number}-{place}", attack)
+        HookCase(f"t{number}-{index}", attack)
         for number in range(setting.seeds or 1)
-        for place, attack in enumerate(_ATTACKS)
+        for index, attack in enumerate(_ATTACKS)
     ]
     ran: dict[str, HookCase] = {}
     for number, case in enumerate(cases):
@@ -127,12 +127,12 @@ async def _run_cases(setting: Setting, workspace: Workspace, children: Children,
     return result(DRILL.name, workspace.kind, len(cases), violations, {"attacks": len(_ATTACKS), "ran": len(ran)})
 
 
-async def serve_gate(pipe: Pipe, url: str, place: str) -> None:
-    """Answer hooks on the drill's store, until the drill says otherwise."""
+async def serve_gate(pipe: Pipe, url: str, hook_folder: str) -> None:
+    """Answer hooks on the drill's store until the drill ends the server."""
     from halter.hooks.server import serve_hooks
     from halter.runtime.runtime import open_runtime
 
-    hooks = Path(place)
+    hooks = Path(hook_folder)
     settings = Settings(
         store=url,
         checkpoints=hooks.parent / "checkpoints",
@@ -141,15 +141,15 @@ async def serve_gate(pipe: Pipe, url: str, place: str) -> None:
         hooks=hooks,
     )
     async with open_runtime(settings, environ={}) as app:
-        serving = asyncio.ensure_future(serve_hooks(app, lambda _: None, lambda _: pipe.send("ready")))
+        server_task = asyncio.ensure_future(serve_hooks(app, lambda _: None, lambda _: pipe.send("ready")))
         await asyncio.to_thread(pipe.recv)
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        server_task.cancel()
+        await asyncio.gather(server_task, return_exceptions=True)
     pipe.send("ended")
 
 
 class _Stage:
-    """Where an attack takes place."""
+    """The hook and the server of one attack."""
 
     def __init__(self, workspace: Workspace, children: Children, folder: HookFolder, line: str) -> None:
         self._ground = workspace
@@ -158,15 +158,15 @@ class _Stage:
         self._line = line
 
     async def start_hook(self, seconds: int = WAIT_SECONDS) -> Process:
-        line = self._line.replace(f"{self.folder.path} {WAIT_SECONDS}", f"{self.folder.path} {seconds}")
-        return await asyncio.create_subprocess_exec("/bin/sh", "-c", line, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+        command = self._line.replace(f"{self.folder.path} {WAIT_SECONDS}", f"{self.folder.path} {seconds}")
+        return await asyncio.create_subprocess_exec("/bin/sh", "-c", command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
 
     async def run_hook(self, case: HookCase, seconds: int = WAIT_SECONDS) -> HookRun:
         return await _end(await self.start_hook(seconds), case.event())
 
     @asynccontextmanager
     async def server(self) -> AsyncGenerator[Child]:
-        """The real server, in a process of its own."""
+        """Run the real server in its own process."""
         child = self._started.start(serve_gate, self._ground.url, str(self.folder.path))
         await asyncio.to_thread(child.receive)
         try:
@@ -180,7 +180,7 @@ class _Stage:
 
     @asynccontextmanager
     async def false_server(self, answer: Answering) -> AsyncGenerator[None]:
-        """Something that listens in the server's place."""
+        """Run a false server at the real server's socket."""
 
         async def answer_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with suppress(OSError, asyncio.IncompleteReadError):
@@ -190,7 +190,7 @@ class _Stage:
 
         self.folder.socket.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(
-            answer_and_close, str(self.folder.socket), limit=2 * client.LARGEST_EVENT
+            answer_and_close, str(self.folder.socket), limit=2 * client.MAX_EVENT_BYTES
         )
         try:
             yield
@@ -200,8 +200,8 @@ class _Stage:
 
 
 async def _end(hook: Process, event: bytes) -> HookRun:
-    out, err = await asyncio.wait_for(hook.communicate(event), _LONGEST_SECONDS)
-    return HookRun(cast("int", hook.returncode), out, err)
+    stdout, stderr = await asyncio.wait_for(hook.communicate(event), _HOOK_TIMEOUT_SECONDS)
+    return HookRun(cast("int", hook.returncode), stdout, stderr)
 
 
 async def _with_server(stage: _Stage, case: HookCase) -> HookRun:
@@ -216,18 +216,18 @@ async def _without_server(stage: _Stage, case: HookCase) -> HookRun:
 async def _with_hung_server(stage: _Stage, case: HookCase) -> HookRun:
     async with stage.server() as server:
         await asyncio.to_thread(server.stop)
-        ended = await stage.run_hook(case, HANG_SECONDS)
+        hook_run = await stage.run_hook(case, HANG_SECONDS)
         await asyncio.to_thread(server.kill)
-        return ended
+        return hook_run
 
 
 async def _with_killed_server(stage: _Stage, case: HookCase) -> HookRun:
     async with stage.server() as server:
         await asyncio.to_thread(server.stop)
-        asking = asyncio.ensure_future(stage.run_hook(case))
+        hook_task = asyncio.ensure_future(stage.run_hook(case))
         await asyncio.sleep(HANG_SECONDS)
         await asyncio.to_thread(server.kill)
-        return await asking
+        return await hook_task
 
 
 async def _with_killed_hook(stage: _Stage, case: HookCase) -> HookRun:
@@ -235,25 +235,25 @@ async def _with_killed_hook(stage: _Stage, case: HookCase) -> HookRun:
         await asyncio.to_thread(server.stop)
         hook = await stage.start_hook()
         child = await _find_child(hook.pid)
-        asking = asyncio.ensure_future(_end(hook, case.event()))
+        hook_task = asyncio.ensure_future(_end(hook, case.event()))
         os.kill(child, signal.SIGKILL)
-        ended = await asking
+        hook_run = await hook_task
         await asyncio.to_thread(server.kill)
-        return ended
+        return hook_run
 
 
 async def _find_child(pid: int) -> int:
-    """The program inside of the shell."""
-    async with asyncio.timeout(_LONGEST_SECONDS):
+    """Wait for the process inside the shell, and return its id."""
+    async with asyncio.timeout(_HOOK_TIMEOUT_SECONDS):
         while True:
-            found = await asyncio.to_thread(Path(f"/proc/{pid}/task/{pid}/children").read_text)
-            if found.split():
-                return int(found.split()[0])
+            children = await asyncio.to_thread(Path(f"/proc/{pid}/task/{pid}/children").read_text)
+            if children.split():
+                return int(children.split()[0])
             await asyncio.sleep(0.01)
 
 
 def _make_attack(make: Callable[[bytes, bytes], bytes]) -> "Attack":
-    """An attack by a server that answers what is made of the real key and the nonce of the question."""
+    """Make an attack by a server whose answer is made from the real key and the nonce of the question."""
 
     async def attack(stage: _Stage, case: HookCase) -> HookRun:
         key = stage.folder.key()
@@ -293,22 +293,22 @@ _ATTACKS: Final[Mapping[HookAttack, Attack]] = {
 }
 
 
-def _compare(cases: list[HookCase], ran: Mapping[str, HookCase], contents: StoreContents) -> Iterator[str]:
-    """What ran was admitted, in the journal; and what should run does, or nothing is proved."""
-    admitted = json.dumps([event.facts for event in contents.events if event.kind == "call_started"])
+def _compare(cases: list[HookCase], calls_run: Mapping[str, HookCase], contents: StoreContents) -> Iterator[str]:
+    """Check that every call that ran was admitted in the journal, and that harmless calls ran."""
+    admitted_json = json.dumps([event.facts for event in contents.events if event.kind == "call_started"])
     for case in cases:
         if case.attack == "nothing":
-            if case.call not in ran:
-                yield f"{case.call}: a harmless call did not run, so nothing is proved."
-            elif case.call not in admitted:
+            if case.call not in calls_run:
+                yield f"{case.call}: a harmless call did not run, so the case proves nothing."
+            elif case.call not in admitted_json:
                 yield f"{case.call}: a call ran that is not in the journal."
-        elif case.call in ran:
+        elif case.call in calls_run:
             yield f"{case.attack}: the tool ran."
 
 
 DRILL: Final = Drill(
     "hook",
-    "No tool of a program with hooks runs that was not admitted, also if the hook or its server fails.",
+    "In a program with hooks, only admitted tools run, even if the hook or its server fails.",
     run,
     stores=("sqlite",),
 )

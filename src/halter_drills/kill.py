@@ -1,8 +1,8 @@
-"""A process is killed at any moment: no acknowledged event is lost, and its successor repeats nothing.
+"""A process killed at any moment loses no acknowledged event, and its successor repeats nothing.
 
-For each kill, a real process walks the plan of the drills' session and reports each acknowledgment before it continues.
-SIGKILL ends it right before, right after or inside a commit. Then another process checks the store, takes the session
-over and finishes it.
+For each kill, a real process runs the workload and reports each acknowledgment before it continues. SIGKILL ends it
+right before, right after or inside a commit. Then another process checks the store, takes the session over and
+finishes it.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime, use_local_policy
-from halter.runtime.sessions import begin_playbook, resume_playbook
+from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.settings import Settings
 from halter.state.receipt import make_receipt
 from halter.state.session import Session, replay
@@ -66,20 +66,20 @@ from halter_drills.faults import (
 from halter_drills.workload import (
     NO_SECRETS,
     PERSON,
+    AckedEvent,
     ActStep,
     EffectFile,
-    Told,
     ToolEffect,
     Workload,
     plan,
     policy_of,
 )
 
-# Kills between the intent and the outcome of a call: no plain write happens twice, and every doubt is asked about.
+# Kills between the intent and the settlement of a call: no plain write runs twice, and every doubt needs a decision.
 
-LOOK: Final = SECOND // 50
-PATIENCE: Final = 60 * SECOND
-STEPS: Final = ("look", "put", "pay", "put", "pay", "look", "pay")
+POLL_INTERVAL: Final = SECOND // 50
+ANSWER_TIMEOUT: Final = 60 * SECOND
+STEPS: Final = ("inspect", "put", "pay", "put", "pay", "inspect", "pay")
 PLAYBOOK: Final = Playbook(
     tuple(Step(each, msgspec.json.encode({"order": number})) for number, each in enumerate(STEPS, 1)), "the drill"
 )
@@ -88,15 +88,15 @@ HISTORY: Final = "SELECT stream, seq, kind, at, generation, facts FROM events WH
 
 @dataclass(slots=True)
 class PlayShop(EffectFile):
-    """What the agent acts on. With `careless`, plain writes are declared idempotent."""
+    """The outside world of the agent. With `careless`, plain writes are declared idempotent."""
 
     careless: bool = False
 
     def agent(self) -> AssembledAgent:
         """Make an agent with a read, an idempotent write and a plain write."""
 
-        async def look(order: int, key: CallKey) -> str:
-            return self.record("look", order, str(key))
+        async def inspect(order: int, key: CallKey) -> str:
+            return self.record("inspect", order, str(key))
 
         async def put(order: int, key: CallKey) -> str:
             return self.record("put", order, str(key))
@@ -104,8 +104,8 @@ class PlayShop(EffectFile):
         async def pay(order: int, key: CallKey) -> str:
             return self.record("pay", order, str(key))
 
-        made = (tool(look, effect="read"), tool(put, idempotent=True), tool(pay, idempotent=self.careless))
-        return AssembledAgent(policy=policy_of(), tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
+        tools = (tool(inspect, effect="read"), tool(put, idempotent=True), tool(pay, idempotent=self.careless))
+        return AssembledAgent(policy=policy_of(), tools={each.spec.name: each for each in tools}, secrets=NO_SECRETS)
 
 
 def app_on(real: Engine, folder: Path) -> Runtime:
@@ -154,15 +154,15 @@ async def count_effects(folder: Path) -> int:
 def acting(commits: int, seed: int) -> list[Death]:
     """List a death before and after every commit, in seeded order.
 
-    The first is between the last plain write and its outcome, so that the shortest drill has one too.
+    The first one is between the last plain write and its settlement, so that even the shortest drill has one.
     """
-    chosen = [death for death in deaths(commits, seed) if death.how != "inside"]
-    last = Death(commits - 1, "before")
-    return sorted(chosen, key=lambda death: (death.commit, death.how) != (last.commit, last.how))
+    chosen_deaths = [death for death in deaths(commits, seed) if death.how != "inside"]
+    first_death = Death(commits - 1, "before")
+    return sorted(chosen_deaths, key=lambda death: (death.commit, death.how) != (first_death.commit, first_death.how))
 
 
 class EffectsLane(msgspec.Struct, frozen=True):
-    """One store on which one process after another is killed while it plays a playbook."""
+    """One store on which processes that play a playbook are killed in turn."""
 
     workspace: Workspace
     teeth: bool
@@ -170,22 +170,22 @@ class EffectsLane(msgspec.Struct, frozen=True):
     def kill(self, death: Death) -> list[str]:
         shop = PlayShop(self.workspace.folder / "effects", careless=self.teeth)
         shop.file.write_bytes(b"")
-        with children(__name__) as started:
-            child = started.start(playing_victim, self.workspace.url, shop, death)
+        with children(__name__) as processes:
+            child = processes.start(playing_victim, self.workspace.url, shop, death)
             session: str = child.receive()
             child.receive_all()
             child.expect_killed()
             history = self._history(session)
-            asked, wrong = list[str](), list[str]()
+            decided_calls, wrong = list[str](), list[str]()
             if ending(history) is None:
-                successor = started.start(playing_heir, self.workspace.url, shop, session)
-                asked, wrong = asyncio.run(self._attend(successor, session, shop))
+                successor = processes.start(playing_heir, self.workspace.url, shop, session)
+                decided_calls, wrong = asyncio.run(self._attend(successor, session, shop))
                 successor.receive()
-        wrong += [*find_unasked(list_doubts(history), asked), *find_violations(shop.effects())]
+        wrong += [*find_undecided(list_doubts(history), decided_calls), *find_violations(shop.effects())]
         end = ending(self._history(session))
         if end != "COMPLETED":
-            wrong.append(f"After every question was answered, the playbook ended {end}.")
-        return [f"{death}, playing: {what}" for what in wrong]
+            wrong.append(f"After all decisions were answered, the playbook ended {end}.")
+        return [f"{death}, playing: {violation}" for violation in wrong]
 
     def _history(self, session: str) -> list[RecordedEvent]:
         with closing(connection(self.workspace.url)) as database:
@@ -193,19 +193,19 @@ class EffectsLane(msgspec.Struct, frozen=True):
         return [fact(*row) for row in rows]
 
     async def _attend(self, successor: Child, session: str, shop: PlayShop) -> tuple[list[str], list[str]]:
-        """Answer pending decisions until the successor is done; return what was asked, and what is wrong."""
-        asked: list[str] = []
+        """Answer pending decisions until the successor is done; return their calls, and violations."""
+        decided_calls: list[str] = []
         wrong: list[str] = []
         clock = SystemClock()
-        deadline = clock.now() + PATIENCE
+        deadline = clock.now() + ANSWER_TIMEOUT
         async with self.workspace.open_store(NO_LEASE) as store:
             while not successor.pipe.poll() and clock.now() < deadline:
                 for decision in await list_pending_decisions(store):
-                    if decision.session == session and decision.subject not in asked:
-                        asked.append(decision.subject)
+                    if decision.session == session and decision.subject not in decided_calls:
+                        decided_calls.append(decision.subject)
                         wrong += await _answer(store, decision, shop)
-                await clock.sleep(LOOK)
-        return asked, wrong
+                await clock.sleep(POLL_INTERVAL)
+        return decided_calls, wrong
 
 
 def ending(history: Sequence[RecordedEvent]) -> str | None:
@@ -213,31 +213,35 @@ def ending(history: Sequence[RecordedEvent]) -> str | None:
 
 
 def list_doubts(history: Sequence[RecordedEvent]) -> list[tuple[str, str]]:
-    """List the calls without an outcome, each with its tool."""
-    settled = {event.facts["call"] for event in history if event.kind == "call_settled"}
-    begun = {event.facts["call"]: event.facts["tool"] for event in history if event.kind == "call_started"}
-    return [(call, name) for call, name in begun.items() if call not in settled]
+    """List the calls without a settlement, each with its tool."""
+    settled_calls = {event.facts["call"] for event in history if event.kind == "call_settled"}
+    tools_by_call = {event.facts["call"]: event.facts["tool"] for event in history if event.kind == "call_started"}
+    return [(call, name) for call, name in tools_by_call.items() if call not in settled_calls]
 
 
 async def _answer(store: JournalStore, decision: PendingDecision, shop: PlayShop) -> list[str]:
-    """Answer what the outside world knows; check that the receipt shows the doubt until then."""
+    """Answer as the outside world requires; check that the receipt shows the doubt before that."""
     wrong: list[str] = []
     if decision.about != "unknown_call":
-        wrong.append(f"A person was asked about {decision.name} as {decision.about}.")
+        wrong.append(f"The decision about {decision.name} was of the kind {decision.about}.")
     if decision.subject not in make_receipt(await store.read(session_stream(decision.session))).in_doubt:
-        wrong.append(f"The receipt does not say that {decision.subject} is in doubt.")
-    happened = any(effect.key == decision.subject for effect in shop.effects())
+        wrong.append(f"The receipt does not list {decision.subject} as in doubt.")
+    has_happened = any(effect.key == decision.subject for effect in shop.effects())
     committed = await store.commit(
-        answer_decision(decision, "approve" if happened else "deny", PERSON, f"{decision.decision}/answer")
+        answer_decision(decision, "approve" if has_happened else "deny", PERSON, f"{decision.decision}/answer")
     )
-    return wrong if committed.events else [*wrong, f"The answer about {decision.subject} was not taken."]
+    return wrong if committed.events else [*wrong, f"The answer about {decision.subject} was not accepted."]
 
 
-def find_unasked(doubtful: Sequence[tuple[str, str]], asked: Sequence[str]) -> list[str]:
-    """Check that a person was asked about each plain write in doubt, and about nothing else."""
-    due = [call for call, name in doubtful if name == "pay"]
-    wrong = [f"The write {call} was in doubt, and no person was asked about it." for call in due if call not in asked]
-    return wrong + [f"A person was asked about {call}, which was in no doubt." for call in asked if call not in due]
+def find_undecided(doubtful_calls: Sequence[tuple[str, str]], decided_calls: Sequence[str]) -> list[str]:
+    """Check that each plain write in doubt, and nothing else, had a decision."""
+    calls_to_ask = [call for call, name in doubtful_calls if name == "pay"]
+    wrong = [
+        f"The write {call} was in doubt, but had no decision." for call in calls_to_ask if call not in decided_calls
+    ]
+    return wrong + [
+        f"The call {call} had a decision, but was not in doubt." for call in decided_calls if call not in calls_to_ask
+    ]
 
 
 def find_violations(effects: Sequence[ToolEffect]) -> list[str]:
@@ -246,13 +250,13 @@ def find_violations(effects: Sequence[ToolEffect]) -> list[str]:
         keys[effect.tool, effect.order].append(effect.key)
     wrong: list[str] = []
     for order, name in enumerate(STEPS, 1):
-        violations = keys[name, order]
-        if not violations:
-            wrong.append(f"Step {order} ({name}) was never done.")
-        elif name == "pay" and len(violations) > 1:
-            wrong.append(f"Step {order}, a plain write, was done {len(violations)} times.")
-        elif len({*violations}) > 1:
-            wrong.append(f"Step {order} ({name}) was repeated under another key: {', '.join(violations)}.")
+        call_keys = keys[name, order]
+        if not call_keys:
+            wrong.append(f"Step {order} ({name}) did not run.")
+        elif name == "pay" and len(call_keys) > 1:
+            wrong.append(f"Step {order}, a plain write, ran {len(call_keys)} times.")
+        elif len({*call_keys}) > 1:
+            wrong.append(f"Step {order} ({name}) was repeated under another key: {', '.join(call_keys)}.")
     return wrong
 
 
@@ -260,7 +264,7 @@ SESSION: Final = "drill"
 LANES: Final = 2
 
 PRELOADED: Final = (__name__, "halter.cli", "halter.journal.postgres")
-"""What children import, among it the program that started them."""
+"""Modules that children import, including the program that started them."""
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):
@@ -277,8 +281,8 @@ def digest(state: Session) -> bytes:
 
 
 async def victim(pipe: Pipe, url: str, death: Death, teeth: bool) -> None:  # noqa: FBT001  passed to a process
-    def on_ack(told: Sequence[Told]) -> None:
-        pipe.send([Ack(stored.stream, stored.seq, stored.hash, digest(state)) for stored, state in told])
+    def on_ack(acked_events: Sequence[AckedEvent]) -> None:
+        pipe.send([Ack(stored.stream, stored.seq, stored.hash, digest(state)) for stored, state in acked_events])
 
     real = engine(url, SystemClock(), NO_LEASE)
     store = JournalStore(dying(writing_behind(real) if teeth else real, death, pipe))
@@ -287,7 +291,7 @@ async def victim(pipe: Pipe, url: str, death: Death, teeth: bool) -> None:  # no
 
 
 async def heir(pipe: Pipe, url: str, acks: Sequence[Ack]) -> None:
-    """Check the store that a dead process left, take its session over and finish it; send what is wrong."""
+    """Check the store of a dead process, take its session over and finish it; send the violations."""
     clock, wrong = SystemClock(), find_lost(url, acks)
     store = JournalStore(engine(url, clock, NO_LEASE))
     try:
@@ -301,30 +305,30 @@ async def heir(pipe: Pipe, url: str, acks: Sequence[Ack]) -> None:
 
 
 def find_lost(url: str, acks: Sequence[Ack]) -> list[str]:
-    """Check with plain SQL that all acknowledged events are there, and at most one commit more."""
+    """Check with plain SQL that the store has all acknowledged events, and at most one more commit."""
     with closing(connection(url)) as database:
         rows = database.execute("SELECT stream, seq, hash, key FROM events").fetchall()
-    found = {(stream, seq): bytes(value) for stream, seq, value, _ in rows}
+    hashes = {(stream, seq): bytes(value) for stream, seq, value, _ in rows}
     wrong = [
         f"Event {ack.seq} of {ack.stream} was acknowledged and is lost."
         for ack in acks
-        if found.get((ack.stream, ack.seq)) != ack.hash
+        if hashes.get((ack.stream, ack.seq)) != ack.hash
     ]
-    known = {(ack.stream, ack.seq) for ack in acks}
-    untold = {key for stream, seq, _, key in rows if (stream, seq) not in known}
-    if len(untold) > 1:
-        wrong.append(f"{len(untold)} commits were not acknowledged, and only one can have been under way.")
+    acknowledged = {(ack.stream, ack.seq) for ack in acks}
+    unacknowledged = {key for stream, seq, _, key in rows if (stream, seq) not in acknowledged}
+    if len(unacknowledged) > 1:
+        wrong.append(f"{len(unacknowledged)} commits were not acknowledged; only one can have been in flight.")
     return wrong
 
 
 async def unlike(store: JournalStore, acks: Sequence[Ack]) -> list[str]:
-    """Check that the events fold into the states that the dead process had."""
+    """Check that the events fold into the states of the dead process."""
     last = {ack.stream: ack for ack in acks}
     wrong: list[str] = []
     for stream, ack in last.items():
         events = await store.read(StreamId(stream), limit=ack.seq)
         if digest(replay(events)) != ack.state:
-            wrong.append(f"{stream} folds into another state at event {ack.seq} than the dead process had.")
+            wrong.append(f"At event {ack.seq}, {stream} folds into another state than that of the dead process.")
     return wrong
 
 
@@ -354,7 +358,7 @@ def _step(kind: str, stream: str, key: str, facts: bytes) -> str:
 
 
 class JournalLane(msgspec.Struct, frozen=True):
-    """One store on which one process after another is killed while it writes the journal."""
+    """One store on which processes that write the journal are killed in turn."""
 
     workspace: Workspace
     teeth: bool
@@ -366,63 +370,65 @@ class JournalLane(msgspec.Struct, frozen=True):
         ):
             for table in TABLES:
                 database.execute(EMPTY.format(table=table))
-        with children(*PRELOADED) as started:
-            child = started.start(victim, self.workspace.url, death, self.teeth)
+        with children(*PRELOADED) as processes:
+            child = processes.start(victim, self.workspace.url, death, self.teeth)
             acks = self._collect_acks(child, death)
-            wrong: list[str] = started.start(heir, self.workspace.url, acks).receive()
-        return [f"{death}: {what}" for what in wrong]
+            wrong: list[str] = processes.start(heir, self.workspace.url, acks).receive()
+        return [f"{death}: {violation}" for violation in wrong]
 
     def _collect_acks(self, child: Child, death: Death) -> list[Ack]:
         """Collect the acknowledgments; kill a process that dies inside a commit."""
         acks: list[Ack] = []
         if death.how == "inside":
-            while (word := child.receive()) is not None:
-                acks += word
+            while (message := child.receive()) is not None:
+                acks += message
             time.sleep(death.delay)
             child.kill()
-        acks += [ack for word in child.receive_all() for ack in word]
+        acks += [ack for message in child.receive_all() for ack in message]
         child.expect_killed()
         return acks
 
 
-def plan_deaths(commits: int, played: int, seeds: int | None) -> tuple[Sequence[Death], Sequence[Death]]:
-    """Plan kills of processes that write the journal, and of processes that play: at every commit, or half and half."""
+def plan_deaths(commits: int, play_commits: int, seeds: int | None) -> tuple[Sequence[Death], Sequence[Death]]:
+    """Plan kills of processes that write the journal, and of those that play: at every commit, or half of each."""
     if seeds is None:
-        return deaths(commits, seed=1), acting(played, seed=1)
-    writing = (death for seed in count(1) for death in deaths(commits, seed))
-    playing = (death for seed in count(1) for death in acting(played, seed))
-    return list(islice(writing, seeds - seeds // 2)), list(islice(playing, seeds // 2))
+        return deaths(commits, seed=1), acting(play_commits, seed=1)
+    journal_deaths = (death for seed in count(1) for death in deaths(commits, seed))
+    play_deaths = (death for seed in count(1) for death in acting(play_commits, seed))
+    return list(islice(journal_deaths, seeds - seeds // 2)), list(islice(play_deaths, seeds // 2))
 
 
 def run(setting: Setting) -> DrillResult:
     with ExitStack() as stack:
-        grounds = [stack.enter_context(own_store(use_memory_file(setting))) for _ in range(LANES)]
-        for workspace in grounds:
+        workspaces = [stack.enter_context(own_store(use_memory_file(setting))) for _ in range(LANES)]
+        for workspace in workspaces:
             engine(workspace.url, SystemClock(), NO_LEASE).close()
-        commits, played = asyncio.run(counted()), asyncio.run(count_effects(grounds[0].folder))
-        writing, playing = plan_deaths(commits, played, setting.seeds)
-        total, before = len(writing) + len(playing), len(writing)
-        lanes = [JournalLane(workspace, setting.teeth) for workspace in grounds]
-        wrong = run_deaths(lanes, writing, lambda done, note: setting.progress(done, total, note))
-        acting_lanes = [EffectsLane(workspace, setting.teeth) for workspace in grounds]
-        wrong += run_deaths(acting_lanes, playing, lambda done, note: setting.progress(before + done, total, note))
+        commits, play_commits = asyncio.run(count_commits()), asyncio.run(count_effects(workspaces[0].folder))
+        journal_deaths, play_deaths = plan_deaths(commits, play_commits, setting.seeds)
+        total, journal_total = len(journal_deaths) + len(play_deaths), len(journal_deaths)
+        lanes = [JournalLane(workspace, setting.teeth) for workspace in workspaces]
+        wrong = run_deaths(lanes, journal_deaths, lambda done, note: setting.progress(done, total, note))
+        acting_lanes = [EffectsLane(workspace, setting.teeth) for workspace in workspaces]
+        wrong += run_deaths(
+            acting_lanes, play_deaths, lambda done, note: setting.progress(journal_total + done, total, note)
+        )
     counts = {
         "kills": total,
         "commits": commits,
-        **Counter(f"killed_{death.how}_a_commit" for death in writing),
-        "kills_while_playing": len(playing),
-        "commits_while_playing": played,
+        **Counter(f"killed_{death.how}_a_commit" for death in journal_deaths),
+        "kills_while_playing": len(play_deaths),
+        "commits_while_playing": play_commits,
         "kills_with_violations": sum(bool(each) for each in wrong),
     }
-    return result("kill", grounds[0].kind, total, [what for each in wrong for what in each], counts)
+    return result("kill", workspaces[0].kind, total, [violation for each in wrong for violation in each], counts)
 
 
-async def counted() -> int:
+async def count_commits() -> int:
     clock = SystemClock()
-    heard: list[Sequence[Told]] = []
+    commits: list[Sequence[AckedEvent]] = []
     store = JournalStore(MemoryEngine(now=clock.now, new_id=SortableIds(clock.now).make), inline=True)
-    await Workload(store, clock, "worker", SESSION, heard.append).run()
-    return len(heard)
+    await Workload(store, clock, "worker", SESSION, commits.append).run()
+    return len(commits)
 
 
 DRILL: Final = Drill("kill", "A killed process loses no acknowledged event, and its successor repeats nothing.", run)

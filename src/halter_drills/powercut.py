@@ -1,8 +1,7 @@
-"""A power cut at any moment leaves every acknowledged commit, and no partial one.
+"""After a power cut at any moment, the store has every acknowledged commit and no partial one.
 
-The session of the drills runs once on a store whose every write and sync is recorded. The drill computes the contents
-that a disk may be left with, and opens each with SQLite. An oracle that knows the file formats says which commits must
-be in it.
+The workload runs once on a store whose every write and sync is recorded. The drill computes the possible contents of
+the disk, and opens each with SQLite. An oracle that knows the file formats computes which commits each must have.
 """
 
 import asyncio
@@ -39,19 +38,19 @@ from halter_drills.disk import (
 )
 from halter_drills.drill import IN_MEMORY, Drill, DrillResult, Setting, examine, own_store, result, sqlite_file
 from halter_drills.faults import TABLES
-from halter_drills.workload import Step, Told, Workload, plan
+from halter_drills.workload import AckedEvent, Step, Workload, plan
 
 SESSION: Final = "drill"
 STEPS_WITH_TEETH: Final = 20
-PER_POINT: Final = 4
-FEWEST_PER_POINT: Final = 3
+MAX_IMAGES_PER_POINT: Final = 4
+MIN_IMAGES_PER_POINT: Final = 3
 CHECKPOINT_PAGES: Final = 40
-"""So few that the WAL is checkpointed and restarted many times in one short session."""
+"""A low number, so that the WAL is checkpointed and restarted many times in one session."""
 
-MOST_BLANK: Final = 0.02
-"""The share of images that may be cut before the first commit, and so prove nothing."""
+MAX_BLANK_SHARE: Final = 0.02
+"""Largest share of images before the first commit, which prove nothing."""
 
-SHOWN_EVERY: Final = 100
+PROGRESS_INTERVAL: Final = 100
 
 EVENTS: Final = "SELECT stream, seq, hash FROM events"
 EVERYTHING: Final = tuple(f"SELECT * FROM {table}" for table in (*TABLES, "meta", "sqlite_master"))  # noqa: S608  names are constants
@@ -61,7 +60,7 @@ Event = tuple[str, int, bytes]
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """What a reader saw when a commit was acknowledged: all events, and a digest of every row."""
+    """The content of the store when a commit was acknowledged: all events, and a digest of all rows."""
 
     events: frozenset[Event]
     content: bytes
@@ -75,12 +74,12 @@ class Notes:
     reader: sqlite3.Connection
     promises: dict[str, Promise] = field(default_factory=dict[str, Promise])
 
-    def record(self, told: Sequence[Told]) -> None:
+    def record(self, acked_events: Sequence[AckedEvent]) -> None:
         label = f"{ACKNOWLEDGED} {len(self.promises)}"
         self.recorder.mark(label)
-        found = promise(self.reader)
-        missing = {(stored.stream, stored.seq, stored.hash) for stored, _ in told} - found.events
-        self.promises[label] = Promise(found.events | missing, found.content)
+        current = promise(self.reader)
+        missing = {(stored.stream, stored.seq, stored.hash) for stored, _ in acked_events} - current.events
+        self.promises[label] = Promise(current.events | missing, current.content)
 
 
 def promise(connection: sqlite3.Connection) -> Promise:
@@ -91,7 +90,7 @@ def promise(connection: sqlite3.Connection) -> Promise:
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """One session on a recorded disk: its operations, its states, and what was promised when."""
+    """One session on a recorded disk: its operations, states and promises."""
 
     log: Log
     states: tuple[Commit, ...]
@@ -101,7 +100,7 @@ class Recording(msgspec.Struct, frozen=True):
 def record(path: Path, *, teeth: bool = False) -> Recording:
     """Run the session on an existing store, so that only its own commits are recorded.
 
-    The teeth leave out all syncs: then nothing is certain from the first write on, and a part of the session suffices.
+    With teeth, SQLite never syncs: nothing is certain after the first write, and part of the session suffices.
     """
     steps = plan(SESSION)[:STEPS_WITH_TEETH] if teeth else plan(SESSION)
     clock = SystemClock()
@@ -128,19 +127,19 @@ async def _session(store: JournalStore, notes: Notes, steps: Sequence[Step]) -> 
     await store.close()
 
 
-def draw_images(log: Log, wanted: int | None) -> Iterator[Image]:
-    """Draw images at every point of the log, or as many as wanted, spread over the log."""
-    if wanted is None:
-        yield from images(log, seed=1, per_point=PER_POINT)
+def draw_images(log: Log, image_count: int | None) -> Iterator[Image]:
+    """Draw images at every point of the log, or `image_count` images spread over the log."""
+    if image_count is None:
+        yield from images(log, seed=1, per_point=MAX_IMAGES_PER_POINT)
         return
     # An odd stride: the kinds of images come in the same order at each point.
-    stride = len(log.operations) * FEWEST_PER_POINT // wanted | 1
-    passes = (islice(images(log, seed, PER_POINT), stride // 2, None, stride) for seed in count(1))
-    yield from islice((image for each in passes for image in each), wanted)
+    stride = len(log.operations) * MIN_IMAGES_PER_POINT // image_count | 1
+    passes = (islice(images(log, seed, MAX_IMAGES_PER_POINT), stride // 2, None, stride) for seed in count(1))
+    yield from islice((image for each in passes for image in each), image_count)
 
 
 class ImageExaminer:
-    """Opens images with SQLite, and compares what it finds with what must be there."""
+    """Opens images with SQLite, and compares their content with the promises."""
 
     def __init__(self, recording: Recording, folder: Path) -> None:
         self._states = recording.states
@@ -148,34 +147,34 @@ class ImageExaminer:
         self._promises = recording.promises
         self._path = folder / "image.db"
         self.recovered: set[int] = set()
-        """The commits that images were recovered to. The first image of each is verified."""
+        """Commits to which images were recovered. The first image of each is verified."""
 
     def examine(self, image: Image) -> list[str]:
         where = f"The image {image.moment} ({image.kind}, after {image.point} operations)"
         number = find_committed(pages(**image.files), self._digests)
         if number is None:
-            return [f"{where} holds a state of the database that was never committed."]
+            return [f"{where} has a state that was never committed."]
         wrong = list(self._open_image(image, number))
         if number < image.acknowledged:
             wrong.append(f"has lost {image.acknowledged - number} acknowledged commits.")
         if number > image.written:
-            wrong.append("holds commits that had not been written yet.")
-        return [f"{where} {what}" for what in wrong]
+            wrong.append("has commits that were not written yet.")
+        return [f"{where} {text}" for text in wrong]
 
     def _open_image(self, image: Image, number: int) -> Iterator[str]:
         write_out(image.files, self._path)
         try:
-            found, integrity = _recover(self._path)
+            recovered_promise, integrity = _recover(self._path)
         except sqlite3.DatabaseError as error:
             yield f"cannot be opened ({error})."
             return
         if integrity != "ok":
             yield f"is damaged ({integrity})."
-        lost = self._find_promise(image.acknowledged).events - found.events
+        lost = self._find_promise(image.acknowledged).events - recovered_promise.events
         if lost:
             yield f"has lost {len(lost)} acknowledged events, such as event {min(lost)[1]} of {min(lost)[0]}."
-        if found.content != self._find_promise(number).content:
-            yield f"does not hold what was there after commit {number}."
+        if recovered_promise.content != self._find_promise(number).content:
+            yield f"differs from the store after commit {number}."
         elif number not in self.recovered:
             self.recovered.add(number)
             yield from asyncio.run(_verify(self._path))
@@ -202,7 +201,7 @@ async def _verify(path: Path) -> list[str]:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts images by when they were cut and by what had reached the disk."""
+    """Counts images by the moment of the power cut, and by the changes that reached the disk."""
 
     moments: Counter[str] = field(default_factory=Counter[str])
     kinds: Counter[str] = field(default_factory=Counter[str])
@@ -215,22 +214,22 @@ class Tally:
 
 
 def run(setting: Setting) -> DrillResult:
-    fast = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None  # Thousands of images, which need no disk.
-    with own_store(setting) as workspace, tempfile.TemporaryDirectory(dir=fast or workspace.folder) as folder:
+    memory_folder = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None  # Thousands of images need no disk.
+    with own_store(setting) as workspace, tempfile.TemporaryDirectory(dir=memory_folder or workspace.folder) as folder:
         recording = record(sqlite_file(workspace.url), teeth=setting.teeth)
         examiner = ImageExaminer(recording, Path(folder))
-        expected = setting.seeds or len(recording.log.operations) * FEWEST_PER_POINT
+        expected_images = setting.seeds or len(recording.log.operations) * MIN_IMAGES_PER_POINT
         wrong: list[str] = []
         tally = Tally()
         for number, image in enumerate(draw_images(recording.log, setting.seeds), 1):
             wrong += examiner.examine(image)
             tally.count(image)
-            if number % SHOWN_EVERY == 0:
-                setting.progress(number, max(number, expected), image.moment)
+            if number % PROGRESS_INTERVAL == 0:
+                setting.progress(number, max(number, expected_images), image.moment)
     images = tally.moments.total()
     setting.progress(images, images, "all opened")
-    if tally.blank > MOST_BLANK * images:
-        wrong.append(f"{tally.blank} of {images} images were cut before the first commit and prove nothing.")
+    if tally.blank > MAX_BLANK_SHARE * images:
+        wrong.append(f"{tally.blank} of {images} images are from before the first commit and prove nothing.")
     counts = {
         "images": images,
         "images_that_prove_nothing": tally.blank,
@@ -244,5 +243,5 @@ def run(setting: Setting) -> DrillResult:
 
 
 DRILL: Final = Drill(
-    "powercut", "After a power cut at any moment, exactly the committed data is there.", run, stores=("sqlite",)
+    "powercut", "After a power cut at any moment, the store has exactly the committed data.", run, stores=("sqlite",)
 )

@@ -1,7 +1,7 @@
 """A provider on this machine that speaks Messages, Chat Completions and Responses, and keeps a bill.
 
-It bills a request before it sends a byte of the answer, at the listed price of its model, as if the answer were read to
-its end. So the bill is never less than what a real provider could ask for.
+It bills a request before it sends a byte of the answer, at the list price of the model, as if the client read the whole
+answer. So its bill is never less than that of a real provider.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ TOOL_ARGUMENTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "terminal": {"command": "echo seen-by-a-tool"},
     "lookup": {"city": "Oslo"},
 }
-"""Tools that it calls once where a request offers them."""
+"""Tools that the provider calls once if a request offers them."""
 
 _OK: Final = b"HTTP/1.1 200 OK\r\n"
 _STREAM: Final = _OK + b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -32,7 +32,8 @@ class ListedProvider:
     """Answers every request with the same words, of `output` tokens at most.
 
     It pauses for `pace` seconds before each event. While `gate` is set and closed, it stops after `before_gate` events.
-    With `cut_after` it drops the connection after so many. Where a request offers one of its tools, it calls that.
+    With `cut_after` it drops the connection after that number of events. If a request offers one of its tools, it calls
+    that tool.
     """
 
     def __init__(self, words: Sequence[str] = ("It ", "is ", "seven."), output: int = 40) -> None:
@@ -83,24 +84,24 @@ class ListedProvider:
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         path = head[0].split(" ")[1]
-        asked = json.loads(body or b"{}")
+        request = json.loads(body or b"{}")
         self.paths.append(path)
         self.headers.append(headers)
         self.bodies.append(body)
-        self.requests.append(asked)
-        if self.status != 200:  # noqa: PLR2004 The status of HTTP for all is well.
+        self.requests.append(request)
+        if self.status != 200:  # noqa: PLR2004 HTTP OK.
             error = {"type": "error", "error": {"type": "overloaded_error", "message": "Not now.", "code": "busy"}}
             return await self._send_whole(writer, error, self.status)
         if path.partition("?")[0].endswith("count_tokens"):
             return await self._send_whole(writer, {"input_tokens": len(body) // 4})
-        events, whole = self._answer(path, asked, body)
-        if not asked.get("stream"):
+        events, whole = self._answer(path, request, body)
+        if not request.get("stream"):
             if self.gate is not None and not self.gate.is_set():
                 self.reached_gate.set()
                 await self.gate.wait()
-            done = await self._send_whole(writer, whole)
+            sent = await self._send_whole(writer, whole)
             self.finished += 1
-            return done
+            return sent
         return await self._send_stream(writer, events)
 
     async def _send_whole(self, writer: asyncio.StreamWriter, value: object, status: int = 200) -> bool:
@@ -130,34 +131,34 @@ class ListedProvider:
         self.finished += 1
         return True
 
-    def _answer(self, path: str, asked: Mapping[str, Any], body: bytes) -> tuple[Sequence[bytes], object]:
-        tool = _pick_tool(asked, body)
-        read = max(1, len(body) // 4)
-        limits = (asked.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
-        written = min([self.output, *(limit for limit in limits if limit is not None)])
+    def _answer(self, path: str, request: Mapping[str, Any], body: bytes) -> tuple[Sequence[bytes], object]:
+        tool = _pick_tool(request, body)
+        input_tokens = max(1, len(body) // 4)
+        limits = (request.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
+        output_tokens = min([self.output, *(limit for limit in limits if limit is not None)])
         seller = "anthropic" if "/messages" in path else "openai"
-        self._bill(ModelName(seller, str(asked.get("model"))), read, written)
+        self._bill(ModelName(seller, str(request.get("model"))), input_tokens, output_tokens)
         if "/messages" in path:
-            return _messages(self.texts, tool, {**self.extra_usage}, read, written)
+            return _messages(self.texts, tool, {**self.extra_usage}, input_tokens, output_tokens)
         if "/chat/" in path:
-            reports = bool(_part(asked, "stream_options").get("include_usage"))
-            return _chat(self.texts, tool, read, written, reports=reports)
-        return _responses(self.texts, tool, read, written)
+            reports = bool(_part(request, "stream_options").get("include_usage"))
+            return _chat(self.texts, tool, input_tokens, output_tokens, reports=reports)
+        return _responses(self.texts, tool, input_tokens, output_tokens)
 
-    def _bill(self, model: ModelName, read: int, written: int) -> None:
+    def _bill(self, model: ModelName, input_tokens: int, output_tokens: int) -> None:
         rates = self._prices.find(model)
         longer: int = _part(self.extra_usage, "cache_creation").get("ephemeral_1h_input_tokens", 0)
         if not isinstance(rates, Unpriced):
-            self.billed += rates.cost(Usage(read + longer, written, 0, longer, longer), 0)
+            self.billed += rates.cost(Usage(input_tokens + longer, output_tokens, 0, longer, longer), 0)
 
 
-def _pick_tool(asked: Mapping[str, Any], body: bytes) -> tuple[str, Mapping[str, Any]] | None:
-    """A tool to call: one that is offered, unless a result of one is there already."""
-    if any(mark in body for mark in (b'"tool_result"', b'"role":"tool"', b'"role": "tool"', b'call_output"')):
+def _pick_tool(request: Mapping[str, Any], body: bytes) -> tuple[str, Mapping[str, Any]] | None:
+    """Choose an offered tool to call, unless the request has a tool result already."""
+    if any(marker in body for marker in (b'"tool_result"', b'"role":"tool"', b'"role": "tool"', b'call_output"')):
         return None
-    offered = [*_names_of(asked.get("tools") or ()), *_names_of(asked.get("input") or ())]
-    found = next((name for name in TOOL_ARGUMENTS if name in offered), None)
-    return None if found is None else (found, TOOL_ARGUMENTS[found])
+    offered_names = [*_names_of(request.get("tools") or ()), *_names_of(request.get("input") or ())]
+    tool_name = next((name for name in TOOL_ARGUMENTS if name in offered_names), None)
+    return None if tool_name is None else (tool_name, TOOL_ARGUMENTS[tool_name])
 
 
 def _names_of(tools: Any) -> Iterator[str]:
@@ -165,17 +166,17 @@ def _names_of(tools: Any) -> Iterator[str]:
         return
     for tool in cast("list[Any]", tools):
         if isinstance(tool, dict):
-            about = cast("dict[str, Any]", tool)
-            yield from _names_of(about.get("tools"))
-            name = about.get("name") or _part(about, "function").get("name")
+            entry = cast("dict[str, Any]", tool)
+            yield from _names_of(entry.get("tools"))
+            name = entry.get("name") or _part(entry, "function").get("name")
             if name:
                 yield str(name)
 
 
 def _part(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object inside of another; an empty one where there is none."""
-    found = value.get(name)
-    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+    """Read an object inside another one; an empty object if there is none."""
+    part = value.get(name)
+    return cast("Mapping[str, Any]", part) if isinstance(part, dict) else {}
 
 
 def _sse(value: Any, name: str = "") -> bytes:
@@ -183,11 +184,15 @@ def _sse(value: Any, name: str = "") -> bytes:
 
 
 def _messages(
-    words: Sequence[str], tool: tuple[str, Mapping[str, Any]] | None, extra: Mapping[str, Any], read: int, written: int
+    words: Sequence[str],
+    tool: tuple[str, Mapping[str, Any]] | None,
+    extra: Mapping[str, Any],
+    input_tokens: int,
+    output_tokens: int,
 ) -> tuple[Sequence[bytes], object]:
     longer: int = _part(extra, "cache_creation").get("ephemeral_1h_input_tokens", 0)
-    counted: dict[str, Any] = {
-        "input_tokens": read,
+    usage: dict[str, Any] = {
+        "input_tokens": input_tokens,
         "cache_creation_input_tokens": longer,
         "cache_read_input_tokens": 0,
         "service_tier": "standard",
@@ -199,7 +204,7 @@ def _messages(
     def event(name: str, **fields: Any) -> bytes:
         return _sse({"type": name, **fields}, name)
 
-    start: dict[str, Any] = {**head, "content": [], "stop_reason": None, "usage": {**counted, "output_tokens": 1}}
+    start: dict[str, Any] = {**head, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
     events = [event("message_start", message=start)]
     if tool:
         block: dict[str, Any] = {"type": "tool_use", "id": "toolu_1", "name": tool[0], "input": {}}
@@ -213,30 +218,39 @@ def _messages(
     events.append(event("content_block_start", index=0, content_block=block))
     events += [event("content_block_delta", index=0, delta=delta) for delta in deltas]
     events.append(event("content_block_stop", index=0))
-    ended = {"stop_reason": stop, "stop_sequence": None}
-    events.append(event("message_delta", delta=ended, usage={"output_tokens": written}))
+    end_delta = {"stop_reason": stop, "stop_sequence": None}
+    events.append(event("message_delta", delta=end_delta, usage={"output_tokens": output_tokens}))
     events.append(event("message_stop"))
     whole: dict[str, Any] = {
         **head,
         "content": content,
         "stop_reason": stop,
-        "usage": {**counted, "output_tokens": written},
+        "usage": {**usage, "output_tokens": output_tokens},
     }
     return events, whole
 
 
 def _chat(
-    words: Sequence[str], tool: tuple[str, Mapping[str, Any]] | None, read: int, written: int, *, reports: bool
+    words: Sequence[str],
+    tool: tuple[str, Mapping[str, Any]] | None,
+    input_tokens: int,
+    output_tokens: int,
+    *,
+    reports: bool,
 ) -> tuple[Sequence[bytes], object]:
-    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    usage = {
+        "prompt_tokens": input_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": input_tokens + output_tokens,
+    }
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "gpt"}
     finish = "tool_calls" if tool else "stop"
-    called = []
+    tool_calls = []
     if tool:
         function = {"name": tool[0], "arguments": json.dumps(tool[1])}
-        called = [{"id": "call_1", "type": "function", "function": function}]
+        tool_calls = [{"id": "call_1", "type": "function", "function": function}]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    deltas += [{"tool_calls": [{"index": 0, **called[0]}]}] if called else [{"content": word} for word in words]
+    deltas += [{"tool_calls": [{"index": 0, **tool_calls[0]}]}] if tool_calls else [{"content": word} for word in words]
     chunks = [_sse({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}) for delta in deltas]
     chunks.append(_sse({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}))
     if reports:
@@ -245,21 +259,21 @@ def _chat(
     message = {
         "role": "assistant",
         "content": None if tool else "".join(words),
-        **({"tool_calls": called} if called else {}),
+        **({"tool_calls": tool_calls} if tool_calls else {}),
     }
     choice = {"index": 0, "message": message, "finish_reason": finish}
     return chunks, {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
 
 
 def _responses(
-    words: Sequence[str], tool: tuple[str, Mapping[str, Any]] | None, read: int, written: int
+    words: Sequence[str], tool: tuple[str, Mapping[str, Any]] | None, input_tokens: int, output_tokens: int
 ) -> tuple[Sequence[bytes], object]:
     usage = {
-        "input_tokens": read,
+        "input_tokens": input_tokens,
         "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": written,
+        "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + written,
+        "total_tokens": input_tokens + output_tokens,
     }
     head: dict[str, Any] = {
         "id": "resp_1",
@@ -286,24 +300,24 @@ def _responses(
         part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
         item = {"type": "message", "id": "item_1", "role": "assistant", "status": "completed", "content": [part]}
     whole = {**head, "status": "completed", "output": [item], "usage": usage}
-    begun: dict[str, Any] = {**head, "status": "in_progress", "output": [], "usage": None}
+    opening: dict[str, Any] = {**head, "status": "in_progress", "output": [], "usage": None}
     bare: dict[str, Any] = {**item, "status": "in_progress", **({"arguments": ""} if tool else {"content": []})}
-    sent: list[tuple[str, dict[str, Any]]] = [
-        ("response.created", {"response": begun}),
+    events: list[tuple[str, dict[str, Any]]] = [
+        ("response.created", {"response": opening}),
         ("response.output_item.added", {"output_index": 0, "item": bare}),
     ]
     if tool:
-        place = {"item_id": "fc_1", "output_index": 0}
-        sent.append(("response.function_call_arguments.delta", {**place, "delta": item["arguments"]}))
-        sent.append(("response.function_call_arguments.done", {**place, "arguments": item["arguments"]}))
+        location = {"item_id": "fc_1", "output_index": 0}
+        events.append(("response.function_call_arguments.delta", {**location, "delta": item["arguments"]}))
+        events.append(("response.function_call_arguments.done", {**location, "arguments": item["arguments"]}))
     else:
-        place = {"item_id": "item_1", "output_index": 0, "content_index": 0}
+        location = {"item_id": "item_1", "output_index": 0, "content_index": 0}
         empty: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
-        sent.append(("response.content_part.added", {**place, "part": empty}))
-        sent += [("response.output_text.delta", {**place, "delta": word, "logprobs": []}) for word in words]
-        sent.append(("response.output_text.done", {**place, "text": text, "logprobs": []}))
-    sent.append(("response.output_item.done", {"output_index": 0, "item": item}))
-    sent.append(("response.completed", {"response": whole}))
+        events.append(("response.content_part.added", {**location, "part": empty}))
+        events += [("response.output_text.delta", {**location, "delta": word, "logprobs": []}) for word in words]
+        events.append(("response.output_text.done", {**location, "text": text, "logprobs": []}))
+    events.append(("response.output_item.done", {"output_index": 0, "item": item}))
+    events.append(("response.completed", {"response": whole}))
     return [
-        _sse({"type": name, **fields, "sequence_number": at}, name) for at, (name, fields) in enumerate(sent)
+        _sse({"type": name, **fields, "sequence_number": at}, name) for at, (name, fields) in enumerate(events)
     ], whole

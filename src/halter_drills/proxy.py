@@ -1,8 +1,8 @@
-"""What other programs' agents spend through the proxy is never less than what their provider bills, and below its caps.
+"""The recorded cost of requests through the proxy is never less than the provider's bill, and stays below the caps.
 
-Real proxies in processes of their own relay real requests to a provider that keeps a bill. Clients read to the end or
-hang up, the provider breaks off, proxies are killed in the middle of streams. Then the bill is compared with what plain
-SQL finds in the store.
+Real proxies in their own processes relay real requests to a provider that keeps a bill. Clients read to the end or hang
+up, the provider breaks off, proxies are killed in the middle of streams. Then the drill compares the bill with the
+store, by plain SQL.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from halter.core.ports import Lease
 from halter.guard.ledger import ActualResult, Ledger, Settlement
 from halter.models.providers import is_installed
 from halter.proxy.dialect import DialectName
-from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, describe_key, make_key_secret
+from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, make_key_secret, make_virtual_key
 from halter.settings import Settings
 from halter.state.session import InFlight
 from halter_drills.checker import StoreContents, check, read_store
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     import httpx2
 
 IMPORTED: Final = ("halter.proxy.proxy", "halter.server.server", "uvicorn")
-"""What every proxy would import anew after each kill."""
+"""Modules that every new proxy would import again after a kill."""
 ProxyAct = Literal["whole", "streamed", "hangs up", "breaks off", "killed"]
-"""An answer in one piece or in many; a client that leaves; a provider that does; a proxy that is killed."""
+"""An answer in one piece or streamed; a client that hangs up; a provider that breaks off; a proxy that is killed."""
 
 SHORT_LEASE: Final = 3 * SECOND // 2
-LEASE_OVER_SECONDS: Final = 2.5
+LEASE_EXPIRY_SECONDS: Final = 2.5
 DRILL_CAP: Final = Decimal("0.05")
-TOGETHER: Final = 20
-LONGEST_RECOVERY_SECONDS: Final = 60
+CONCURRENCY: Final = 20
+RECOVERY_TIMEOUT_SECONDS: Final = 60
 _PATHS: Final[Mapping[DialectName, str]] = {
     "messages": "/v1/messages",
     "chat": "/v1/chat/completions",
@@ -51,7 +51,7 @@ _EXACT: Final[frozenset[ProxyAct]] = frozenset(("whole", "streamed", "hangs up")
 
 
 class ForgetfulLedger(Ledger):
-    """Charges half of what was used, and nothing for what is in doubt: with teeth, the drill must find it."""
+    """The teeth: a ledger that charges half of the cost, and nothing for requests in doubt."""
 
     async def settle(self, lease: Lease, flight: InFlight, result: ActualResult) -> Settlement:
         usd = None if result.usd is None else result.usd // 2
@@ -63,7 +63,7 @@ class ForgetfulLedger(Ledger):
 
 
 class ProxyCase(msgspec.Struct, frozen=True):
-    """One request, and what happens to it; its agent has an account of its own."""
+    """One request and its fate. Each case has its own agent, and so its own account."""
 
     agent: str
     dialect: DialectName
@@ -74,20 +74,20 @@ class ProxyCase(msgspec.Struct, frozen=True):
         return f"{self.dialect}, {self.act}"
 
     def body(self) -> dict[str, Any]:
-        said = [{"role": "user", "content": "How warm is it?"}]
-        words = {"input": said} if self.dialect == "responses" else {"messages": said}
+        messages = [{"role": "user", "content": "How warm is it?"}]
+        content = {"input": messages} if self.dialect == "responses" else {"messages": messages}
         limit = "max_output_tokens" if self.dialect == "responses" else "max_tokens"
-        return {"model": _MODELS[self.dialect], limit: 900, "stream": self.act != "whole", **words}
+        return {"model": _MODELS[self.dialect], limit: 900, "stream": self.act != "whole", **content}
 
 
 async def run_proxy(pipe: Pipe, url: str, folder: str, port: int, *, teeth: bool) -> None:
-    """Serve a proxy on the drill's store until the drill says otherwise."""
+    """Serve a proxy on the drill's store until the drill ends it."""
     from halter.proxy.proxy import find_upstreams, open_proxy
     from halter.runtime.runtime import open_runtime
     from halter.server.server import bind, format_address, serve_asgi
 
-    place = Path(folder)
-    settings = Settings(store=url, checkpoints=place / "checkpoints", signing_key=place / "signing.key", person="drill")
+    root = Path(folder)
+    settings = Settings(store=url, checkpoints=root / "checkpoints", signing_key=root / "signing.key", person="drill")
     environ = {
         "ANTHROPIC_API_KEY": "made-up",
         "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{port}",
@@ -96,23 +96,23 @@ async def run_proxy(pipe: Pipe, url: str, folder: str, port: int, *, teeth: bool
     }
     async with open_runtime(settings, environ=environ, lease=SHORT_LEASE) as app:
         upstreams = find_upstreams(app, "anthropic", "openai")
-        ring = KeyRing(KeyFile(place / "keys.json"))
+        ring = KeyRing(KeyFile(root / "keys.json"))
         ledger = ForgetfulLedger if teeth else Ledger
         async with open_proxy(app, ring, upstreams, lease=SHORT_LEASE, ledger=ledger) as proxy:
-            listening = bind(port=0)
-            serving = asyncio.ensure_future(serve_asgi(proxy, listening))
-            pipe.send(format_address(listening))
+            listener = bind(port=0)
+            server_task = asyncio.ensure_future(serve_asgi(proxy, listener))
+            pipe.send(format_address(listener))
             await asyncio.to_thread(pipe.recv)
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+            server_task.cancel()
+            await asyncio.gather(server_task, return_exceptions=True)
     pipe.send("ended")
 
 
 def run(setting: Setting) -> DrillResult:
     if missing := find_missing():
         raise ConfigError(missing)
-    with own_store(use_memory_file(setting)) as workspace, children(__name__, *IMPORTED) as started:
-        return asyncio.run(_run_cases(setting, workspace, started))
+    with own_store(use_memory_file(setting)) as workspace, children(__name__, *IMPORTED) as processes:
+        return asyncio.run(_run_cases(setting, workspace, processes))
 
 
 def find_missing() -> str:
@@ -129,8 +129,8 @@ async def _run_cases(setting: Setting, workspace: Workspace, children: Children)
         for act in get_args(ProxyAct)
         for agent in [f"a{number}-{dialect}-{act.replace(' ', '-')}"]
     ]
-    shared = _make_key(keys, "shared")
-    billed: dict[str, int] = {}
+    shared_secret = _make_key(keys, "shared")
+    billed_by_agent: dict[str, int] = {}
 
     async def start() -> tuple[Child, str]:
         child = children.start(_serve, workspace.url, str(workspace.folder), provider.port, setting.teeth)
@@ -147,15 +147,15 @@ async def _run_cases(setting: Setting, workspace: Workspace, children: Children)
                 child, url = await _kill(http, provider, case, child, url, start)
             else:
                 await _ask(http, provider, case, url)
-            billed[case.agent] = provider.billed - before
+            billed_by_agent[case.agent] = provider.billed - before
         before = provider.billed
-        await _ask_together(http, url, shared)
-        billed["shared"] = provider.billed - before
+        await _ask_together(http, url, shared_secret)
+        billed_by_agent["shared"] = provider.billed - before
         await _end_cleanly(workspace, start, child)
     setting.progress(len(cases) + 1, len(cases) + 1, "checked")
     contents = read_store(workspace.url)
-    violations = [*check(contents), *_compare(cases, billed, contents)]
-    counts = {"requests": len(cases) + TOGETHER, "billed_usd_micros": sum(billed.values())}
+    violations = [*check(contents), *_compare(cases, billed_by_agent, contents)]
+    counts = {"requests": len(cases) + CONCURRENCY, "billed_usd_micros": sum(billed_by_agent.values())}
     return result(DRILL.name, workspace.kind, len(cases) + 1, violations, counts)
 
 
@@ -166,13 +166,13 @@ def _serve(pipe: Pipe, url: str, folder: str, port: int, teeth: bool) -> None:  
 def _make_key(keys: KeyFile, agent: str) -> str:
     secret = make_key_secret()
     keys.add(
-        describe_key(secret, agent, agent, SystemClock().now(), "drill", KeyLimits(max_cost_usd_per_day=DRILL_CAP))
+        make_virtual_key(secret, agent, agent, SystemClock().now(), "drill", KeyLimits(max_cost_usd_per_day=DRILL_CAP))
     )
     return secret
 
 
 async def _ask(http: "httpx2.AsyncClient", provider: ListedProvider, case: ProxyCase, url: str) -> None:
-    """Make a request, and let happen what its case says."""
+    """Make a request, with the fate of its case."""
     provider.cut_after = 3 if case.act == "breaks off" else None
     headers = {"authorization": f"Bearer {case.secret}"}
     async with http.stream("POST", f"{url}{_PATHS[case.dialect]}", json=case.body(), headers=headers) as answer:
@@ -195,61 +195,62 @@ async def _kill(
 
     provider.gate = asyncio.Event()
     provider.reached_gate.clear()
-    asking = asyncio.ensure_future(_ask(http, provider, case, url))
-    await asyncio.wait_for(provider.reached_gate.wait(), LONGEST_RECOVERY_SECONDS)
+    request_task = asyncio.ensure_future(_ask(http, provider, case, url))
+    await asyncio.wait_for(provider.reached_gate.wait(), RECOVERY_TIMEOUT_SECONDS)
     await asyncio.to_thread(child.kill)
     provider.gate.set()
     provider.gate = None
-    found = await asyncio.gather(asking, return_exceptions=True)
-    if isinstance(found[0], BaseException) and not isinstance(found[0], httpx2.HTTPError):
-        raise found[0]
+    results = await asyncio.gather(request_task, return_exceptions=True)
+    if isinstance(results[0], BaseException) and not isinstance(results[0], httpx2.HTTPError):
+        raise results[0]
     return await start()
 
 
 async def _ask_together(http: "httpx2.AsyncClient", url: str, secret: str) -> None:
-    """Ask many times at once for more than one cap allows."""
+    """Send concurrent requests that together exceed one cap."""
     case = ProxyCase("shared", "messages", "streamed", secret)
     headers = {"authorization": f"Bearer {secret}"}
-    asked = [http.post(f"{url}{_PATHS['messages']}", json=case.body(), headers=headers) for _ in range(TOGETHER)]
-    await asyncio.gather(*asked)
+    requests = [http.post(f"{url}{_PATHS['messages']}", json=case.body(), headers=headers) for _ in range(CONCURRENCY)]
+    await asyncio.gather(*requests)
 
 
 async def _end_cleanly(workspace: Workspace, start: Callable[[], Any], child: Child) -> None:
-    """End the last proxy in good order, and let another one settle what the killed ones held."""
+    """Shut the last proxy down cleanly, and let another one settle the holds of the killed ones."""
     child.send("end")
     await asyncio.to_thread(child.receive)
-    await asyncio.sleep(LEASE_OVER_SECONDS)
+    await asyncio.sleep(LEASE_EXPIRY_SECONDS)
     last, _ = await start()
-    async with asyncio.timeout(LONGEST_RECOVERY_SECONDS):
+    async with asyncio.timeout(RECOVERY_TIMEOUT_SECONDS):
         while (await asyncio.to_thread(read_store, workspace.url)).holds:  # noqa: ASYNC110 Another process settles them.
             await asyncio.sleep(0.1)
-    last.tell("end")
-    await asyncio.to_thread(last.hear)
+    last.send("end")
+    await asyncio.to_thread(last.receive)
 
 
-def _compare(cases: Sequence[ProxyCase], billed: Mapping[str, int], contents: StoreContents) -> Iterator[str]:
-    spent: dict[str, int] = {}
+def _compare(cases: Sequence[ProxyCase], billed_by_agent: Mapping[str, int], contents: StoreContents) -> Iterator[str]:
+    spent_by_agent: dict[str, int] = {}
     for (scope, window, unit), sums in contents.budgets.items():
         if scope.startswith("agent:") and unit == "usd" and window.startswith("day"):
-            spent[scope.removeprefix("agent:")] = sums.spent
+            spent_by_agent[scope.removeprefix("agent:")] = sums.spent
     cap = int(DRILL_CAP * DOLLAR)
-    names = {case.agent: str(case) for case in cases} | {"shared": f"{TOGETHER} requests at once"}
+    names = {case.agent: str(case) for case in cases} | {"shared": f"{CONCURRENCY} concurrent requests"}
     exact = {case.agent for case in cases if case.act in _EXACT}
     for agent, name in names.items():
-        recorded = spent.get(agent, 0)
-        if recorded < billed[agent]:
-            yield f"{name}: {format_micros(billed[agent])} was billed, and {format_micros(recorded)} is recorded."
-        if recorded > cap:
-            yield f"{name}: {format_micros(recorded)} is recorded, and the cap is {format_micros(cap)}."
-        if agent in exact and recorded > billed[agent]:
-            yield f"{name}: {format_micros(recorded)} is recorded, though {format_micros(billed[agent])} was billed."
-        if not billed[agent]:
-            yield f"{name}: nothing was billed, so nothing is proved."
+        recorded_micros = spent_by_agent.get(agent, 0)
+        if recorded_micros < billed_by_agent[agent]:
+            yield f"{name}: billed {format_micros(billed_by_agent[agent])}, recorded {format_micros(recorded_micros)}."
+        if recorded_micros > cap:
+            yield f"{name}: recorded {format_micros(recorded_micros)}, above the cap of {format_micros(cap)}."
+        if agent in exact and recorded_micros > billed_by_agent[agent]:
+            billed = format_micros(billed_by_agent[agent])
+            yield f"{name}: recorded {format_micros(recorded_micros)}, billed only {billed}."
+        if not billed_by_agent[agent]:
+            yield f"{name}: nothing was billed, so the case proves nothing."
 
 
 DRILL: Final = Drill(
     "proxy",
-    "What passes through the proxy stays below its caps, and is recorded at no less than what is billed.",
+    "The recorded cost of requests through the proxy is never less than the bill, and stays below the caps.",
     run,
     lacking=find_missing,
 )

@@ -1,8 +1,8 @@
 """Money under contention: many sessions, processes, crashes and retries on shared caps.
 
 Five parts: seeded runs in virtual time, each replayable from its number; crowds in virtual time that hold four times
-what they spend and must use nearly all of one cap; both again with real processes on the real store, some of them
-killed; last, real processes in folders whose own `halter.yaml` has other caps than the store's policy.
+their spending and must use nearly all of one cap; both again with real processes on the real store, some of them
+killed; and real processes in folders whose own `halter.yaml` has other caps than the store's policy.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from halter.core.money import BudgetRow, CapReached, Caps, Contended, Leg, Spend
 from halter.core.ports import Draft, Lease, Query, Rows, Stored, Write
 from halter.core.project import rows_of_hold
 from halter.core.rows import FleetPolicyRow, SessionRow
-from halter.dispatch.heartbeat import keep_leases
+from halter.dispatch.heartbeat import renew_leases
 from halter.guard.halts import BudgetBusy
 from halter.guard.judge import CallRequest, describe_cap_reached, remove_caps
 from halter.guard.judge_request import ModelAttempt
@@ -54,38 +54,38 @@ from halter_drills.spenders import (
     begin,
     cap_change,
     draw_crowd,
+    draw_patient_crowd,
     list_caps,
-    patience,
     surely,
 )
 from halter_drills.workload import DrillLedger, Refusal, make_request
 
 
 class ObeysItsFolder(DrillLedger):
-    """The teeth in folders: a process that obeys the caps of its own file instead of the store's policy."""
+    """The teeth for folders: a ledger that applies the caps of its own file instead of the store's policy."""
 
     def intent(self, lease: Lease, request: CallRequest | ModelAttempt) -> Write:
         write = super().intent(lease, request)
 
         def decide(rows: Rows) -> Sequence[Draft]:
-            altered = AlteredRows(rows, lambda row: None if isinstance(row, FleetPolicyRow) else row)
-            return write.decide(altered)
+            altered_rows = AlteredRows(rows, lambda row: None if isinstance(row, FleetPolicyRow) else row)
+            return write.decide(altered_rows)
 
         return msgspec.structs.replace(write, decide=decide)
 
 
 class CheckThenSpend(DrillLedger):
-    """The teeth: it checks the budget first, and spends in another transaction.
+    """The teeth: a ledger that checks the budget in one transaction, and spends in another.
 
-    It hides the caps from the store, whose own constraint would stop it.
+    It hides the caps from the store, whose own constraint would refuse the write.
     """
 
     async def admit(self, lease: Lease, request: CallRequest | ModelAttempt) -> InFlight | Refusal | BudgetBusy:
         """Decide on budgets that may have changed since."""
         if isinstance(request, ModelAttempt):
             return await super().admit(lease, request)
-        found = await self._store.ask(Query("budgets", BudgetRow))
-        rows = {row.key(): row for row in found}
+        budgets = await self._store.ask(Query("budgets", BudgetRow))
+        rows = {row.key(): row for row in budgets}
         empty = [(leg, BudgetRow(leg.scope, leg.window, leg.unit)) for leg in request.legs]
         verdict = reserve([(leg, rows.get(row.key(), row)) for leg, row in empty])
         if isinstance(verdict, Contended):
@@ -107,16 +107,16 @@ class CheckThenSpend(DrillLedger):
 # One run in virtual time: processes that crash, a store that loses answers, all from one seed.
 
 PROCESSES: Final = 4
-LIVES: Final = 3
-"""How often each process may crash, so that every run ends."""
+MAX_CRASHES: Final = 3
+"""Number of crashes per process, bounded so that every run ends."""
 
-TOO_LONG: Final = 3 * HOUR
+MAX_RUN_TIME: Final = 3 * HOUR
 SMOOTH: Final = Faults()
 ROUGH: Final = Faults(away=0.02, lost=0.05, crash=0.01)
 
 
 class Race(msgspec.Struct, frozen=True):
-    """One run: its crowd, its ledger, its faults, and how often a person changes a cap."""
+    """One run: its crowd, its ledger, its faults, and the number of cap changes by a person."""
 
     seed: int
     crowd: Crowd
@@ -128,16 +128,16 @@ class Race(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     violations: list[str]
     counts: Counter[str]
-    found: StoreContents
+    contents: StoreContents
 
 
 @dataclass(slots=True)
 class Tape:
-    """Observes every commit of a store, in order, before its writer gets the answer."""
+    """Records every commit of a store, in order, before its writer gets the answer."""
 
     events: list[RecordedEvent] = field(default_factory=list[RecordedEvent])
     open: set[str] = field(default_factory=set[str])
-    every_seconds: float = HOUR / SECOND
+    interval_seconds: float = HOUR / SECOND
 
     def on_commit(self, events: Sequence[Stored]) -> None:
         for event in events:
@@ -153,7 +153,7 @@ class Tape:
 
 @dataclass(frozen=True, slots=True)
 class RaceWorld:
-    """What outlives the processes of a run: the store, the clock, and the bills of the outside world."""
+    """State that outlives the processes of a run: the store, the clock, and the bills of the outside world."""
 
     race: Race
     loop: SeedLoop
@@ -165,24 +165,24 @@ class RaceWorld:
     async def has_finished(self) -> bool:
         return not self.tape.open
 
-    def bill(self, call: str, truth: int) -> None:
-        self.bills[call].append(truth)
+    def bill(self, call: str, cost: int) -> None:
+        self.bills[call].append(cost)
 
 
 def simulate(race: Race) -> Outcome:
     start = VIRTUAL_START + HOUR - MINUTE // 2
     loop = SeedLoop(race.seed, start)
     tape = Tape()
-    engine, found = _engine(race, loop, tape)
+    engine, read_contents = _engine(race, loop, tape)
     store = JournalStore(engine, inline=True, salt=random.Random(race.seed).randbytes, observers=[tape])
     world = RaceWorld(race, loop, store, tape)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        late = runner.run(_run(world))
-        left = found()
+        unfinished = runner.run(_run(world))
+        contents = read_contents()
         runner.run(store.close())
-    wrong = late + check(left, list_caps(race.crowd, start)) + check_paid(left.events, world.bills)
-    world.counts.update(Counter(event.kind for event in left.events))
-    return Outcome([f"Number {race.seed}: {sentence}" for sentence in wrong], world.counts, left)
+    wrong = unfinished + check(contents, list_caps(race.crowd, start)) + check_paid(contents.events, world.bills)
+    world.counts.update(Counter(event.kind for event in contents.events))
+    return Outcome([f"Number {race.seed}: {sentence}" for sentence in wrong], world.counts, contents)
 
 
 def _engine(race: Race, loop: SeedLoop, tape: Tape) -> tuple[Engine, Callable[[], StoreContents]]:
@@ -215,7 +215,7 @@ async def _run(world: RaceWorld) -> list[str]:
     await begin(world.store, world.race.crowd)
     slots = -(-len(world.race.crowd.members) // PROCESSES)
     try:
-        async with asyncio.timeout(TOO_LONG / SECOND), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(MAX_RUN_TIME / SECOND), asyncio.TaskGroup() as tasks:
             for number in range(PROCESSES):
                 tasks.create_task(_process(world, number, slots))
             tasks.create_task(_cap_changer(world))
@@ -226,13 +226,15 @@ async def _run(world: RaceWorld) -> list[str]:
 
 async def _process(world: RaceWorld, number: int, slots: int) -> None:
     """Run one process after another: after a crash, the next one starts from the store alone."""
-    for life in range(LIVES + 1):
-        rng = random.Random(f"{world.race.seed} {number} {life}")
-        faults = world.race.faults if life < LIVES else SMOOTH
+    for generation in range(MAX_CRASHES + 1):
+        rng = random.Random(f"{world.race.seed} {number} {generation}")
+        faults = world.race.faults if generation < MAX_CRASHES else SMOOTH
         store = FaultyStore(world.store, rng, world.loop, faults)
-        name, crowd, till = WorkerId(f"w{number}.{life}"), world.race.crowd, world.race.till
+        name, crowd, ledger_type = WorkerId(f"w{number}.{generation}"), world.race.crowd, world.race.till
         try:
-            await SpendingWorker(name, store, world.loop, crowd, world.bill, world.has_finished, slots, till).run()
+            await SpendingWorker(
+                name, store, world.loop, crowd, world.bill, world.has_finished, slots, ledger_type
+            ).run()
         except* Crashed:
             world.counts["crashes"] += 1
             await world.loop.sleep(rng.randrange(5 * SECOND))
@@ -241,7 +243,7 @@ async def _process(world: RaceWorld, number: int, slots: int) -> None:
 
 
 async def _cap_changer(world: RaceWorld) -> None:
-    """Raise and lower caps, of a window or of a session, while all spend."""
+    """Raise and lower caps of windows and sessions while all sessions spend."""
     rng = random.Random(f"{world.race.seed} person")
     store = FaultyStore(world.store, rng, world.loop, Faults(away=0.2, lost=0.2))
     for number in range(world.race.changes):
@@ -257,8 +259,8 @@ CAP: Final = 120_000
 OWN_CAP: Final = 40_000
 """The cap in the stricter file."""
 COST: Final = 10_000
-WANTED: Final = 8
-"""Calls that each process wants to make."""
+CALLS_PER_PROCESS: Final = 8
+"""Number of calls that each process tries to make."""
 AGENT: Final = "clerk"
 AGENT_FILE: Final = b"name: clerk\nlimits: {max_cost_usd: none, max_cost_usd_per_day: none}\n"
 FOLDERS: Final[Mapping[str, str]] = {
@@ -273,8 +275,8 @@ FOLDERS: Final[Mapping[str, str]] = {
 
 
 def spend_in_folders(workspace: Workspace, children: Children, *, broken: bool) -> tuple[list[str], Counter[str]]:
-    """Let one process per folder spend at the same time, and check the total."""
-    since = SystemClock().now()
+    """Run one spending process per folder at the same time, and check the total."""
+    started_at = SystemClock().now()
     asyncio.run(_begin_in_folders(workspace))
     spenders: dict[Child, str] = {}
     for name, file in FOLDERS.items():
@@ -287,24 +289,26 @@ def spend_in_folders(workspace: Workspace, children: Children, *, broken: bool) 
         spenders[child] = name
     for child in spenders:
         child.send("go")
-    spent: Counter[str] = Counter()
+    spent_by_folder: Counter[str] = Counter()
     for child, cost in children.messages():
-        spent[spenders[child]] += cost
-    days = len({window_at("day", since), window_at("day", SystemClock().now())})
-    return _find_violations(spent, days), Counter({"folders": len(FOLDERS)})
+        spent_by_folder[spenders[child]] += cost
+    days = len({window_at("day", started_at), window_at("day", SystemClock().now())})
+    return _find_violations(spent_by_folder, days), Counter({"folders": len(FOLDERS)})
 
 
-def _find_violations(spent: Counter[str], days: int) -> list[str]:
+def _find_violations(spent_by_folder: Counter[str], days: int) -> list[str]:
     violations: list[str] = []
-    if spent.total() > days * CAP:
-        who = ", ".join(f"{name} {cost}" for name, cost in spent.items())
+    if spent_by_folder.total() > days * CAP:
+        breakdown = ", ".join(f"{name} {cost}" for name, cost in spent_by_folder.items())
         violations.append(
-            f"Folders: {spent.total()} micro-dollars were spent, and the store's policy allows {CAP} ({who})."
+            f"Folders: {spent_by_folder.total()} micro-dollars spent; the store's policy allows {CAP} ({breakdown})."
         )
-    if spent.total() < CAP:
-        violations.append(f"Folders: only {spent.total()} of {CAP} micro-dollars were spent, and all wanted more.")
-    if spent["stricter"] > days * OWN_CAP:
-        violations.append(f"Folders: {spent['stricter']} were spent where the file in the folder allows {OWN_CAP}.")
+    if spent_by_folder.total() < CAP:
+        violations.append(f"Folders: only {spent_by_folder.total()} of {CAP} micro-dollars were spent.")
+    if spent_by_folder["stricter"] > days * OWN_CAP:
+        violations.append(
+            f"Folders: {spent_by_folder['stricter']} were spent; the file in the folder allows {OWN_CAP}."
+        )
     return violations
 
 
@@ -315,26 +319,26 @@ async def _begin_in_folders(workspace: Workspace) -> None:
             await store.commit(start_session(event))
 
 
-async def _spender(pipe: Pipe, workspace: Workspace, folder: Path, broken: bool) -> None:  # noqa: FBT001  passed to a process
-    """Start as any process that runs agents, and spend as soon as all others have started."""
+async def _spender(pipe: Pipe, workspace: Workspace, folder: Path, with_teeth: bool) -> None:  # noqa: FBT001  passed to a process
+    """Start like any process that runs agents, and spend once all processes have started."""
     os.chdir(folder)
     worker = WorkerId(folder.name)
     settings = read_settings({"HALTER_PERSON": "the drill"}, workspace.folder, workspace.url)
-    async with open_runtime(settings) as app, keep_leases(app.store, app.clock, worker):
+    async with open_runtime(settings) as app, renew_leases(app.store, app.clock, worker):
         pipe.send(0)
         await asyncio.to_thread(pipe.recv)
-        fleet = use_local_policy(settings).fleet if broken else app.fleet
+        fleet = use_local_policy(settings).fleet if with_teeth else app.fleet
         caps = resolve_policy(fleet, parse_agent(load_bytes(AGENT_FILE, "agent.yaml"))).caps
-        till = (ObeysItsFolder if broken else DrillLedger)(app.store, app.clock)
+        ledger = (ObeysItsFolder if with_teeth else DrillLedger)(app.store, app.clock)
         (lease,) = await app.store.claim(worker, 1)
-        for number in range(WANTED):
-            if not await _buy(app, till, lease, caps, f"{worker}.{number}"):
+        for number in range(CALLS_PER_PROCESS):
+            if not await _buy(app, ledger, lease, caps, f"{worker}.{number}"):
                 return
             pipe.send(COST)
 
 
 async def _buy(app: Runtime, ledger: DrillLedger, lease: Lease, caps: Caps, call: str) -> bool:
-    """Hold, act, settle; return False if there is no money for it."""
+    """Hold, act, settle; return False if the cap refuses it."""
     while True:
         spender = Spender(lease.session, AGENT)
         match await ledger.admit(lease, make_request(call, "buy", caps, spender, app.clock.now(), COST)):
@@ -349,16 +353,16 @@ async def _buy(app: Runtime, ledger: DrillLedger, lease: Lease, caps: Caps, call
 
 
 SEEDS: Final = 40
-CROWDS_EVERY: Final = 50
-"""Seeded runs per crowd: crowds are twenty times as slow."""
+RUNS_PER_CROWD: Final = 50
+"""Number of seeded runs per crowd: a crowd takes twenty times as long."""
 
 CHANGES: Final = 6
-MUST_USE: Final = 0.95
+MIN_USED_SHARE: Final = 0.95
 VIRTUAL: Final = {"latency": 5 * SECOND, "tick": SECOND, "lease": 15 * SECOND}
-BRISK: Final = {**VIRTUAL, "latency": SECOND}
+FAST_VIRTUAL: Final = {**VIRTUAL, "latency": SECOND}
 REAL: Final = {"latency": SECOND // 50, "tick": SECOND // 50, "lease": SECOND}
-DOOMED: Final = (3, 6, 9)
-"""After how many calls each of the first processes is killed."""
+KILL_AFTER_CALLS: Final = (3, 6, 9)
+"""Number of calls after which each of the first processes is killed."""
 
 BILLS: Final = "bills"
 Report = tuple[list[str], Counter[str]]
@@ -366,105 +370,105 @@ Report = tuple[list[str], Counter[str]]
 
 def run(setting: Setting) -> DrillResult:
     seeds = SEEDS if setting.seeds is None else setting.seeds
-    crowds = -(-seeds // CROWDS_EVERY)
+    crowds = -(-seeds // RUNS_PER_CROWD)
     total = seeds + crowds + 3
     violations: list[str] = []
     counts: Counter[str] = Counter()
-    with own_store(setting) as workspace, children(__name__) as started:
-        reports = _reports(workspace, started, seeds, crowds, CheckThenSpend if setting.teeth else DrillLedger)
-        for done, (wrong, counted) in enumerate(reports, 1):
+    with own_store(setting) as workspace, children(__name__) as processes:
+        reports = _reports(workspace, processes, seeds, crowds, CheckThenSpend if setting.teeth else DrillLedger)
+        for part_number, (wrong, part_counts) in enumerate(reports, 1):
             violations += wrong
-            counts += counted
-            setting.progress(done, total, f"{counts['call_started']} calls, {counts['crashes']} crashes")
+            counts += part_counts
+            setting.progress(part_number, total, f"{counts['call_started']} calls, {counts['crashes']} crashes")
     return result(DRILL.name, workspace.kind, total, violations, {"seeds": seeds, **counts})
 
 
 def _reports(
-    workspace: Workspace, children: Children, seeds: int, crowds: int, till: type[DrillLedger]
+    workspace: Workspace, children: Children, seeds: int, crowds: int, ledger_type: type[DrillLedger]
 ) -> Iterator[Report]:
     processors = os.cpu_count() or 1
     for first in range(processors):
-        children.start(_virtual, range(first, seeds, processors), range(first, crowds, processors), till)
+        children.start(_virtual, range(first, seeds, processors), range(first, crowds, processors), ledger_type)
     for _, report in children.messages():
         yield report
-    yield _run_processes(workspace, children, draw_crowd(seeds, **REAL), till, rough=True)
+    yield _run_processes(workspace, children, draw_crowd(seeds, **REAL), ledger_type, rough=True)
     workspace.fresh()
     (workspace.folder / BILLS).unlink()
-    yield _run_processes(workspace, children, patience(seeds, **REAL), till, rough=False)
+    yield _run_processes(workspace, children, draw_patient_crowd(seeds, **REAL), ledger_type, rough=False)
     workspace.fresh()
-    yield spend_in_folders(workspace, children, broken=till is not DrillLedger)
+    yield spend_in_folders(workspace, children, broken=ledger_type is not DrillLedger)
 
 
-def _virtual(pipe: Pipe, seeds: Sequence[int], crowds: Sequence[int], till: type[DrillLedger]) -> None:
-    changes = CHANGES if till is DrillLedger else 0
+def _virtual(pipe: Pipe, seeds: Sequence[int], crowds: Sequence[int], ledger_type: type[DrillLedger]) -> None:
+    changes = CHANGES if ledger_type is DrillLedger else 0
     for seed in seeds:
-        outcome = simulate(Race(seed, draw_crowd(seed, **VIRTUAL), till, ROUGH, changes))
+        outcome = simulate(Race(seed, draw_crowd(seed, **VIRTUAL), ledger_type, ROUGH, changes))
         pipe.send((outcome.violations, outcome.counts))
     for seed in crowds:
-        outcome = simulate(Race(seed, patience(seed, **BRISK), till))
-        unused = [f"Number {seed}: {sentence}" for sentence in _find_unused(outcome.found)]
-        pipe.send((outcome.violations + unused, outcome.counts))
+        outcome = simulate(Race(seed, draw_patient_crowd(seed, **FAST_VIRTUAL), ledger_type))
+        unused_violations = [f"Number {seed}: {sentence}" for sentence in _find_unused(outcome.contents)]
+        pipe.send((outcome.violations + unused_violations, outcome.counts))
 
 
 def _find_unused(contents: StoreContents) -> list[str]:
-    """Check that a crowd that wants more than its cap uses nearly all of it."""
-    spent = sum(sums.spent for (scope, _, _), sums in contents.budgets.items() if scope == "fleet")
-    if spent > MUST_USE * ONE_CAP:
+    """Check that a crowd that tries to exceed its cap uses nearly all of it."""
+    spent_usd = sum(sums.spent for (scope, _, _), sums in contents.budgets.items() if scope == "fleet")
+    if spent_usd > MIN_USED_SHARE * ONE_CAP:
         return []
-    return [f"The sessions were refused with {spent} of {ONE_CAP} micro-dollars spent: more than 5 % was left unused."]
+    return [f"Sessions were refused with {spent_usd} of {ONE_CAP} micro-dollars spent: more than 5 % was unused."]
 
 
 def _run_processes(
-    workspace: Workspace, children: Children, crowd: Crowd, till: type[DrillLedger], *, rough: bool
+    workspace: Workspace, children: Children, crowd: Crowd, ledger_type: type[DrillLedger], *, rough: bool
 ) -> Report:
     """Let real processes spend on the real store, kill some, and check the result."""
-    since = SystemClock().now()
+    started_at = SystemClock().now()
 
     async def begin_all() -> None:
         async with workspace.open_store(crowd.lease) as store:
             await begin(store, crowd)
 
     asyncio.run(begin_all())
-    killed = _run_until_done(workspace, children, crowd, till, rough=rough)
+    kill_count = _run_until_done(workspace, children, crowd, ledger_type, rough=rough)
     contents = read_store(workspace.url)
-    wrong = check(contents, list_caps(crowd, since)) + check_paid(contents.events, _bills(workspace))
+    wrong = check(contents, list_caps(crowd, started_at)) + check_paid(contents.events, _bills(workspace))
     counts = Counter(event.kind for event in contents.events)
-    counts["crashes"] = killed
+    counts["crashes"] = kill_count
     return (wrong if rough else wrong + _find_unused(contents)), counts
 
 
 def _run_until_done(
-    workspace: Workspace, children: Children, crowd: Crowd, till: type[DrillLedger], *, rough: bool
+    workspace: Workspace, children: Children, crowd: Crowd, ledger_type: type[DrillLedger], *, rough: bool
 ) -> int:
-    """Start the processes, kill each doomed one at its call, replace it, and wait for all to end."""
-    workers = [children.start(_worker, workspace, crowd, f"w{number}", till) for number in range(PROCESSES)]
-    hours = dict(zip(workers, DOOMED, strict=False)) if rough else {}
-    if rough and till is DrillLedger:
+    """Start the processes, kill and replace some at their planned call, and wait for all to end."""
+    workers = [children.start(_worker, workspace, crowd, f"w{number}", ledger_type) for number in range(PROCESSES)]
+    kill_after = dict(zip(workers, KILL_AFTER_CALLS, strict=False)) if rough else {}
+    if rough and ledger_type is DrillLedger:
         children.start(_act_as_person, workspace, crowd)
     calls: Counter[Child] = Counter()
-    killed = 0
+    kill_count = 0
     for child, _ in children.messages():
         calls[child] += 1
-        if calls[child] == hours.get(child):
+        if calls[child] == kill_after.get(child):
             child.kill()
-            killed += 1
-            children.start(_worker, workspace, crowd, f"heir{killed}", till)
-    return killed
+            kill_count += 1
+            children.start(_worker, workspace, crowd, f"heir{kill_count}", ledger_type)
+    return kill_count
 
 
 def _bills(workspace: Workspace) -> dict[str, list[int]]:
     bills: dict[str, list[int]] = defaultdict(list)
     for line in (workspace.folder / BILLS).read_text().splitlines():
-        call, _, truth = line.partition(" ")
-        bills[call].append(int(truth))
+        call, _, cost = line.partition(" ")
+        bills[call].append(int(cost))
     return bills
 
 
-async def _worker(pipe: Pipe, workspace: Workspace, crowd: Crowd, name: str, till: type[DrillLedger]) -> None:
+async def _worker(pipe: Pipe, workspace: Workspace, crowd: Crowd, name: str, ledger_type: type[DrillLedger]) -> None:
     with (workspace.folder / BILLS).open("a") as bills:
 
-        def bill(call: str, truth: int) -> None:
-            bills.write(f"{call} {truth}\n")
+        def bill(call: str, cost: int) -> None:
+            bills.write(f"{call} {cost}\n")
             bills.flush()
             pipe.send(call)
 
@@ -474,7 +478,9 @@ async def _worker(pipe: Pipe, workspace: Workspace, crowd: Crowd, name: str, til
             async def has_finished() -> bool:
                 return all(row.ended_at for row in await store.ask(Query("all_sessions", SessionRow)))
 
-            await SpendingWorker(WorkerId(name), store, SystemClock(), crowd, bill, has_finished, slots, till).run()
+            await SpendingWorker(
+                WorkerId(name), store, SystemClock(), crowd, bill, has_finished, slots, ledger_type
+            ).run()
 
 
 async def _act_as_person(_: Pipe, workspace: Workspace, crowd: Crowd) -> None:
@@ -486,5 +492,5 @@ async def _act_as_person(_: Pipe, workspace: Workspace, crowd: Crowd) -> None:
 
 
 DRILL: Final = Drill(
-    "race", "Parallel spenders that crash and retry never exceed a cap, and nothing is charged twice.", run
+    "race", "Parallel spenders that crash and retry never exceed a cap, and no call is charged twice.", run
 )

@@ -1,8 +1,8 @@
-"""An older copy of the store is restored: nothing runs on it until a person accepts what is missing.
+"""On a restored older copy of the store, nothing runs until a person accepts the loss.
 
 An agent spends its cap, a person denies a call and halts the fleet. The store is copied at every moment in between,
-also in the middle of a call. Each copy is restored, while the checkpoints stay, and work starts again: another payment
-is tried, each pending decision is approved, and its session resumed. The tools count their effects in a file, and the
+also in the middle of a call. Each copy is restored without the checkpoints, and work starts again: another payment is
+tried, each pending decision is approved, and its session resumed. The tools record their effects in a file, and the
 drill judges by that file alone.
 """
 
@@ -24,12 +24,12 @@ from halter.core.ids import SessionId
 from halter.core.money import Cap, Caps, format_micros, usd_to_micros
 from halter.guard.approvals import list_pending_decisions
 from halter.guard.tool_door import ApprovalRequired
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.operations import control, decisions
-from halter.operations.desk import Actor, Principal
+from halter.operations.actor import Actor, Principal
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.runtime.sessions import begin_playbook, resume_playbook
+from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.settings import Settings
 from halter.tools.function_tool import tool
 from halter_drills.drill import (
@@ -53,33 +53,33 @@ _TABLES: Final = (
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """One copy: when and how it was made, how many events it has, and a function that restores it."""
+    """One copy: its moment, method and number of events, and a function that restores it."""
 
     moment: str
     manner: str
     events: int
-    put_back: Callable[[], None]
+    restore: Callable[[], None]
 
 
 def copies_of(workspace: Workspace, moment: str, folder: Path) -> list[Copy]:
-    """Copy a store in every way there is for its kind. Nothing may write to it meanwhile."""
+    """Copy a store with every method for its kind. Nothing may write to the store meanwhile."""
     if workspace.kind == "postgresql":
         return [_dump(workspace, moment)]
-    made: list[Copy] = []
+    copies: list[Copy] = []
     for number, (manner, copy) in enumerate(_MANNERS.items()):
-        place = folder / str(number)
-        place.mkdir(parents=True)
-        copy(sqlite_file(workspace.url), place)
-        made.append(Copy(moment, manner, _count_events(place / _NAME), _puts_files(workspace, place)))
-    return made
+        target = folder / str(number)
+        target.mkdir(parents=True)
+        copy(sqlite_file(workspace.url), target)
+        copies.append(Copy(moment, manner, _count_events(target / _NAME), _make_file_restore(workspace, target)))
+    return copies
 
 
 _NAME: Final = "drill.db"
 
 
 def _copy_with_sqlite(store: Path, folder: Path) -> None:
-    with closing(sqlite3.connect(store)) as one, closing(sqlite3.connect(folder / _NAME)) as other:
-        one.backup(other)
+    with closing(sqlite3.connect(store)) as source, closing(sqlite3.connect(folder / _NAME)) as target:
+        source.backup(target)
 
 
 def _copy_with_log(store: Path, folder: Path) -> None:
@@ -96,76 +96,77 @@ _MANNERS: Final[Mapping[str, Callable[[Path, Path], object]]] = {
 
 
 def _count_events(copy: Path) -> int:
-    """Count the events of a copy, on another copy: reading it would checkpoint its log."""
-    looked = copy.parent / "looked"
-    looked.mkdir()
+    """Count the events of a copy in a second copy, since reading would checkpoint the WAL."""
+    scratch = copy.parent / "looked"
+    scratch.mkdir()
     for file in copy.parent.glob(f"{_NAME}*"):
-        shutil.copy(file, looked)
-    with closing(sqlite3.connect(looked / _NAME)) as database:
+        shutil.copy(file, scratch)
+    with closing(sqlite3.connect(scratch / _NAME)) as database:
         try:
             ((events,),) = database.execute("SELECT COUNT(*) FROM events").fetchall()
         except sqlite3.OperationalError:
-            events = 0  # Without its log, a new store has no tables yet.
-    shutil.rmtree(looked)
+            events = 0  # Without its WAL, a new store has no tables yet.
+    shutil.rmtree(scratch)
     return int(events)
 
 
-def _puts_files(workspace: Workspace, folder: Path) -> Callable[[], None]:
-    def put_back() -> None:
+def _make_file_restore(workspace: Workspace, folder: Path) -> Callable[[], None]:
+    def restore() -> None:
         workspace.fresh()
         for file in folder.iterdir():
             shutil.copy(file, sqlite_file(workspace.url).with_name(file.name))
 
-    return put_back
+    return restore
 
 
 def _dump(workspace: Workspace, moment: str) -> Copy:
     """Copy every table, as a dump does."""
-    kept: dict[str, bytes] = {}
+    rows_by_table: dict[str, bytes] = {}
     with closing(connection(workspace.url)) as database:
         for (table,) in database.execute(_TABLES).fetchall():
             with cast("Any", database).cursor().copy(f'COPY "{table}" TO STDOUT (FORMAT BINARY)'.encode()) as data:
-                kept[table] = b"".join(bytes(part) for part in data)
+                rows_by_table[table] = b"".join(bytes(chunk) for chunk in data)
         ((events,),) = database.execute("SELECT COUNT(*) FROM events").fetchall()
 
-    def put_back() -> None:
+    def restore() -> None:
         with closing(connection(workspace.url)) as database, cast("Any", database).transaction():
-            named = ", ".join([f'"{table}"' for table in kept])
-            database.execute(f"TRUNCATE {named}".encode())
-            for table, rows in kept.items():
-                with cast("Any", database).cursor().copy(f'COPY "{table}" FROM STDIN (FORMAT BINARY)'.encode()) as into:
-                    into.write(rows)
+            tables = ", ".join([f'"{table}"' for table in rows_by_table])
+            database.execute(f"TRUNCATE {tables}".encode())
+            for table, rows in rows_by_table.items():
+                with (
+                    cast("Any", database).cursor().copy(f'COPY "{table}" FROM STDIN (FORMAT BINARY)'.encode()) as writer
+                ):
+                    writer.write(rows)
 
-    return Copy(moment, "as a dump", int(events), put_back)
+    return Copy(moment, "as a dump", int(events), restore)
 
 
 ROUNDS: Final = 2
 PRICE: Final = usd_to_micros("0.06")
 CAP: Final = 2 * PRICE
-MOST_LOOKS: Final = 2
-PATIENCE: Final = 2
-"""Seconds."""
+MAX_READS: Final = 2
+PAYMENT_TIMEOUT_SECONDS: Final = 2
 DENIED: Final = 3
 """The order whose call a person denies."""
 
-What = Literal["look", "pay", "wire"]
+ShopTool = Literal["inspect", "pay", "wire"]
 
 
-class AskedAgain(Exception):
-    """A session waits for one more answer, which does not come."""
+class AnswerRequired(Exception):
+    """A session waits for another answer, which nobody gives."""
 
 
 @dataclass(slots=True)
 class RestoreShop(EffectFile):
-    """What the agent acts on. `meanwhile` is called in the middle of a payment."""
+    """The outside world of the agent. `meanwhile` is called in the middle of a payment."""
 
     meanwhile: Callable[[], object] = field(default=str)
 
     def agent(self) -> AssembledAgent:
-        """Make an agent that may look freely, pay up to its cap, and wire with approval."""
+        """Make an agent that can inspect freely, pay up to its cap, and wire with approval."""
 
-        async def look(order: int) -> str:
-            return self.record("look", order)
+        async def inspect(order: int) -> str:
+            return self.record("inspect", order)
 
         async def pay(order: int) -> str:
             self.meanwhile()
@@ -174,15 +175,15 @@ class RestoreShop(EffectFile):
         async def wire(order: int) -> str:
             return self.record("wire", order)
 
-        made = (
-            tool(look, effect="read", level="SAFE"),
+        tools = (
+            tool(inspect, effect="read", level="SAFE"),
             tool(pay, cost=PRICE / usd_to_micros(1), level="SAFE"),
             tool(wire, level="RESTRICTED"),
         )
         policy = msgspec.structs.replace(
             policy_of(), caps=Caps(session=Cap(None), agent=(Cap(CAP, "month"),), fleet=())
         )
-        return AssembledAgent(policy=policy, tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
+        return AssembledAgent(policy=policy, tools={each.spec.name: each for each in tools}, secrets=NO_SECRETS)
 
 
 class RestoredStore(msgspec.Struct, frozen=True):
@@ -212,33 +213,33 @@ def run(setting: Setting) -> DrillResult:
     refusals = 0
     with own_store(setting) as workspace:
         for number in range(rounds):
-            setting.progress(number, rounds, "living")
+            setting.progress(number, rounds, "running the agent")
             folder = workspace.folder / f"round-{number}"
             folder.mkdir()
             shop = RestoreShop(folder / "effects")
             shop.file.touch()
-            place = RestoredStore(workspace, folder, shop, setting.teeth)
+            restored_store = RestoredStore(workspace, folder, shop, setting.teeth)
             workspace.fresh()
-            copies = asyncio.run(_spend_and_deny(place, random.Random(number)))
-            whole = max(copy.events for copy in copies)
-            shutil.copytree(place.checkpoints, folder / "kept")
+            copies = asyncio.run(_spend_and_deny(restored_store, random.Random(number)))
+            complete_count = max(copy.events for copy in copies)
+            shutil.copytree(restored_store.checkpoints, folder / "kept")
             for copy in (*reversed(copies), Copy("at the end", "deleted", 0, workspace.fresh)):
                 cases += 1
-                refusals += copy.events < whole
-                violations += asyncio.run(_try_copy(place, copy, missing=copy.events < whole))
+                refusals += copy.events < complete_count
+                violations += asyncio.run(_try_copy(restored_store, copy, missing=copy.events < complete_count))
         setting.progress(rounds, rounds, "checked")
     counts = {"rounds": rounds, "older": refusals, "newest": cases - refusals}
     return result(DRILL.name, workspace.kind, cases, violations, counts)
 
 
-async def _spend_and_deny(place: RestoredStore, rng: random.Random) -> list[Copy]:
-    """Spend the cap, deny a call, halt the fleet, and make copies on the way; the last ones are complete."""
-    shop, made, agent = place.shop, list[Copy](), place.shop.agent()
+async def _spend_and_deny(restored_store: RestoredStore, rng: random.Random) -> list[Copy]:
+    """Spend the cap, deny a call, halt the fleet, and copy the store after each. The last copies are complete."""
+    shop, copies, agent = restored_store.shop, list[Copy](), restored_store.shop.agent()
 
     def copy_store(moment: str) -> None:
-        made.extend(copies_of(place.workspace, moment, place.folder / "copies" / str(len(made))))
+        copies.extend(copies_of(restored_store.workspace, moment, restored_store.folder / "copies" / str(len(copies))))
 
-    async with open_runtime(place.settings, lease=NO_LEASE) as app:
+    async with open_runtime(restored_store.settings, lease=NO_LEASE) as app:
         await _looks(app, agent, rng)
         copy_store("before anything was spent")
         await _play(app, agent, "pay", 1)
@@ -254,111 +255,115 @@ async def _spend_and_deny(place: RestoredStore, rng: random.Random) -> list[Copy
         await control.halt(Actor(app, Principal(PERSON)), "fleet", "the drill")
         copy_store("after the fleet was halted")
     if sum(each.tool == "pay" for each in shop.effects()) != CAP // PRICE:
-        raise DrillBroken("The payments of the drill were not made, so nothing could be paid twice.")
-    return made
+        raise DrillBroken("The drill's payments did not run, so the drill proves nothing.")
+    return copies
 
 
 async def _looks(app: Runtime, agent: AssembledAgent, rng: random.Random) -> None:
-    for _ in range(rng.randint(0, MOST_LOOKS)):
-        await _play(app, agent, "look", 0)
+    for _ in range(rng.randint(0, MAX_READS)):
+        await _play(app, agent, "inspect", 0)
 
 
-async def _play(app: Runtime, agent: AssembledAgent, what: What, order: int) -> None:
-    await resume_playbook(app, agent, await begin_playbook(app, agent, _playbook(what, order), {}), unseen)
+async def _play(app: Runtime, agent: AssembledAgent, tool_name: ShopTool, order: int) -> None:
+    await resume_playbook(app, agent, await begin_playbook(app, agent, _playbook(tool_name, order), {}), unseen)
 
 
-async def _deny(app: Runtime, agent: AssembledAgent, asked: Callable[[], None]) -> None:
+async def _deny(app: Runtime, agent: AssembledAgent, on_question: Callable[[], None]) -> None:
     session = await begin_playbook(app, agent, _playbook("wire", DENIED), {})
     waiting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def waits(needed: ApprovalRequired, _: object) -> None:
+    def waits(approval: ApprovalRequired, _: object) -> None:
         if not waiting.done():
-            waiting.set_result(needed.decision)
+            waiting.set_result(approval.decision)
 
     async with asyncio.TaskGroup() as group:
         group.create_task(resume_playbook(app, agent, session, unseen, waits))
         decision = await waiting
-        asked()
+        on_question()
         await decisions.deny(Actor(app, Principal(PERSON)), decision)
 
 
-def _playbook(what: What, order: int) -> Playbook:
-    return Playbook((Step(what, msgspec.json.encode({"order": order})),), "the drill")
+def _playbook(tool_name: ShopTool, order: int) -> Playbook:
+    return Playbook((Step(tool_name, msgspec.json.encode({"order": order})),), "the drill")
 
 
-async def _try_copy(place: RestoredStore, copy: Copy, *, missing: bool) -> list[str]:
-    """Restore a copy, start again, and list what must not have happened."""
-    shutil.rmtree(place.checkpoints)
-    shutil.copytree(place.folder / "kept", place.checkpoints)
-    copy.put_back()
+async def _try_copy(restored_store: RestoredStore, copy: Copy, *, missing: bool) -> list[str]:
+    """Restore a copy, restart, and return the violations."""
+    shutil.rmtree(restored_store.checkpoints)
+    shutil.copytree(restored_store.folder / "kept", restored_store.checkpoints)
+    copy.restore()
     where = f"A copy made {copy.moment}, {copy.manner}:"
-    known, before = place.read_checkpoints(), len(place.shop.effects())
-    refused = await _start_again(place)
-    wrong = [f"{where} {each}" for each in _find_wrongly_done(place.shop.effects()[before:])]
-    if refused is not missing and not place.blind:
-        wrong.append(f"{where} {'nothing is missing, and it was refused' if refused else 'it was not refused'}.")
-    if missing and place.read_checkpoints() != known:
-        wrong.append(f"{where} checkpoints were written for it.")
-    if refused and missing:
-        wrong += [f"{where} {each}" for each in await _accept(place, anew=copy.manner == "deleted")]
+    checkpoints_before, effect_count = restored_store.read_checkpoints(), len(restored_store.shop.effects())
+    is_refused = await _start_again(restored_store)
+    wrong = [f"{where} {each}" for each in _find_wrongly_done(restored_store.shop.effects()[effect_count:])]
+    if is_refused is not missing and not restored_store.blind:
+        wrong.append(f"{where} {'refused, although nothing is missing' if is_refused else 'not refused'}.")
+    if missing and restored_store.read_checkpoints() != checkpoints_before:
+        wrong.append(f"{where} new checkpoints were written.")
+    if is_refused and missing:
+        wrong += [f"{where} {each}" for each in await _accept(restored_store, is_new_store=copy.manner == "deleted")]
     return wrong
 
 
-async def _start_again(place: RestoredStore) -> bool:
-    """Start again as if nothing had happened; return whether the store was refused."""
-    agent = place.shop.agent()
+async def _start_again(restored_store: RestoredStore) -> bool:
+    """Restart on the copy; return True if the store was refused."""
+    agent = restored_store.shop.agent()
 
-    def asked_again(*_: object) -> None:
-        raise AskedAgain
+    def raise_answer_required(*_: object) -> None:
+        raise AnswerRequired
 
     try:
-        async with open_runtime(place.settings, lease=NO_LEASE, despite_doubt=place.blind) as app:
+        async with open_runtime(restored_store.settings, lease=NO_LEASE, allow_older_copy=restored_store.blind) as app:
             for decision in await list_pending_decisions(app.store, app.clock.now()):
                 await decisions.approve(Actor(app, Principal("bob")), decision.decision, decisions.ApprovalTerms())
-                with suppress(AskedAgain):
-                    await resume_playbook(app, agent, SessionId(decision.session), unseen, asked_again)
-            for what in ("look", "pay"):
-                # A payment that is under way in the copy may hold the money of the others.
+                with suppress(AnswerRequired):
+                    await resume_playbook(app, agent, SessionId(decision.session), unseen, raise_answer_required)
+            for tool_name in ("inspect", "pay"):
+                # A payment in flight in the copy may hold the remaining money.
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(PATIENCE):
-                        await _play(app, agent, what, 4)
+                    async with asyncio.timeout(PAYMENT_TIMEOUT_SECONDS):
+                        await _play(app, agent, tool_name, 4)
     except StoreUnusable:
         return True
     return False
 
 
-def _find_wrongly_done(since: Sequence[ToolEffect]) -> list[str]:
-    """List what must not have run: the cap was used up, a call was denied, and the fleet was halted."""
+def _find_wrongly_done(effects: Sequence[ToolEffect]) -> list[str]:
+    """Check that nothing ran: the cap was spent, a call was denied, and the fleet was halted."""
     wrong: list[str] = []
-    if paid := sum(each.tool == "pay" for each in since):
-        wrong.append(f"{format_micros(CAP + PRICE * paid)} were spent under a cap of {format_micros(CAP)}.")
-    if ToolEffect("wire", DENIED) in since:
-        wrong.append(f"wire {DENIED} was denied, and ran.")
-    return [*wrong, *(f"{each.tool} {each.order} ran though the fleet was halted." for each in since)]
+    if payment_count := sum(each.tool == "pay" for each in effects):
+        wrong.append(f"{format_micros(CAP + PRICE * payment_count)} was spent under a cap of {format_micros(CAP)}.")
+    if ToolEffect("wire", DENIED) in effects:
+        wrong.append(f"wire {DENIED} ran, although a person denied it.")
+    return [*wrong, *(f"{each.tool} {each.order} ran, although the fleet was halted." for each in effects)]
 
 
-async def _accept(place: RestoredStore, *, anew: bool) -> list[str]:
+async def _accept(restored_store: RestoredStore, *, is_new_store: bool) -> list[str]:
     """Accept the copy as a person: work continues, and verification finds nothing."""
-    async with open_runtime(place.settings, lease=NO_LEASE, despite_doubt=True) as app:
-        if app.doubt is None:
-            return ["it was refused, and there was nothing to accept."]
-        lacks = app.doubt.describe_missing()
+    async with open_runtime(restored_store.settings, lease=NO_LEASE, allow_older_copy=True) as app:
+        if app.older_copy is None:
+            return ["it was refused, but there was nothing to accept."]
+        missing = app.older_copy.describe_missing()
         await control.accept(Actor(app, Principal(PERSON)), "the drill")
-    wrong = [] if anew or any(char.isdigit() for char in lacks) else [f"it was not said what is missing: {lacks}"]
-    before, agent = len(place.shop.effects()), place.shop.agent()
+    wrong = (
+        []
+        if is_new_store or any(char.isdigit() for char in missing)
+        else [f"the message does not count the missing data: {missing}"]
+    )
+    effect_count, agent = len(restored_store.shop.effects()), restored_store.shop.agent()
     try:
-        async with open_runtime(place.settings, lease=NO_LEASE) as app:
-            await _play(app, agent, "look", 5)
-            report = await verify(app.store, place.checkpoints)
+        async with open_runtime(restored_store.settings, lease=NO_LEASE) as app:
+            await _play(app, agent, "inspect", 5)
+            report = await verify_store(app.store, restored_store.checkpoints)
     except StoreUnusable as error:
-        return [*wrong, f"a person accepted it, and it was refused: {error}"]
-    if len(place.shop.effects()) != before + 1:
-        wrong.append("a person accepted it, and nothing ran.")
-    return [*wrong, *(f"a person accepted it, and still: {each.sentence}" for each in report.findings)]
+        return [*wrong, f"refused after a person accepted it: {error}"]
+    if len(restored_store.shop.effects()) != effect_count + 1:
+        wrong.append("nothing ran after a person accepted it.")
+    return [*wrong, *(f"after a person accepted it: {each.sentence}" for each in report.findings)]
 
 
 DRILL: Final = Drill(
     "restore",
-    "On an older copy of the store nothing runs until a person accepts what is missing.",
+    "On an older copy of the store, nothing runs until a person accepts the loss.",
     run,
 )

@@ -1,7 +1,7 @@
 """A secret in a call, a result, an error, a prompt or a reply appears nowhere afterwards.
 
-Made-up secrets in every encoding, and made-up keys of all families, are leaked in every way. Then every byte of the
-store is searched for them, and everything beside it: checkpoints, output, prompts, answers, and what commands print.
+The drill leaks made-up secrets in every encoding, and made-up keys of all families, in every way. Then it searches
+every byte of the store, and of the checkpoints, output, prompts, answers, and output of commands.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from halter.core.messages import Message, Prompt, Reply, Text, TextListener, Too
 from halter.core.ports import BLOB_THRESHOLD
 from halter.core.tools import Failed, Permit, Tool
 from halter.core.usage import ModelName
-from halter.dispatch.heartbeat import keep_leases
+from halter.dispatch.heartbeat import renew_leases
 from halter.guard.model_door import ModelRequest
 from halter.guard.prepare import Call
 from halter.redaction.redact import Redactor, StreamRedactor
@@ -34,7 +34,7 @@ from halter.redaction.secrets import SECRET_PREFIX, GivenSecrets
 from halter.runtime.agent_context import make_guard
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.runtime.sessions import begin_playbook
+from halter.runtime.session_start import begin_playbook
 from halter.settings import Settings
 from halter.tools.function_tool import tool
 from halter_drills.canaries import KEYS, SPELLINGS, WIDTH, Canary, key, spell, values
@@ -51,7 +51,7 @@ from halter_drills.drill import (
     sqlite_file,
     use_memory_file,
 )
-from halter_drills.workload import PERSON, begin_session, make_guard_runtime, policy_of, standing_of
+from halter_drills.workload import PERSON, begin_session, make_guard_runtime, make_session_context, policy_of
 
 SESSION: Final = "leaks"
 WORKER: Final = WorkerId("drill")
@@ -63,14 +63,14 @@ Redact = Callable[[str], str]
 
 
 class Leak(msgspec.Struct, frozen=True):
-    """One canary, and the way in which it leaks."""
+    """One canary, and the way in which the drill leaks it."""
 
     canary: Canary
     way: str
 
 
 class LeakyPlace(msgspec.Struct, frozen=True):
-    """The settings and secrets of the agent, and the folder for everything that leaks."""
+    """The settings and secrets of the agent, and the folder for leaked output."""
 
     settings: Settings
     secrets: Mapping[str, str]
@@ -91,13 +91,13 @@ class LeakyPlace(msgspec.Struct, frozen=True):
 
 
 class LeakChannel:
-    """A model that says what the drill wants, and records what it is sent."""
+    """A model that replies with a given text, and records its prompts."""
 
     name = ModelName("scripted", "mouth")
     base_url: None = None
 
-    def __init__(self, sent: Path) -> None:
-        self._sent = sent
+    def __init__(self, sent_file: Path) -> None:
+        self._sent = sent_file
         self.says = ""
         self.fails = False
 
@@ -117,15 +117,15 @@ class LeakChannel:
 class LeakyAgent:
     """One session that leaks secrets in every way."""
 
-    def __init__(self, app: Runtime, place: LeakyPlace, *, naive: bool) -> None:
+    def __init__(self, app: Runtime, setup: LeakyPlace, *, naive: bool) -> None:
         self._app = app
-        self._answers = place.folder / "answers"
-        self._mouth = LeakChannel(place.folder / "sent")
-        self._policy = policy_of("leaky", secrets=tuple(place.secrets))
-        self._standing = standing_of(SESSION, self._policy)
-        self._secrets = GivenSecrets(place.secrets)
-        self._redactor = Redactor(place.secrets, app.environ)
-        self._naive = place.naive() if naive else None
+        self._answers = setup.folder / "answers"
+        self._mouth = LeakChannel(setup.folder / "sent")
+        self._policy = policy_of("leaky", secrets=tuple(setup.secrets))
+        self._context = make_session_context(SESSION, self._policy)
+        self._secrets = GivenSecrets(setup.secrets)
+        self._redactor = Redactor(setup.secrets, app.environ)
+        self._naive = setup.naive() if naive else None
         self._doors = (
             make_guard(app, self._policy, self._secrets, self._mouth)
             if self._naive is None
@@ -138,7 +138,7 @@ class LeakyAgent:
         self._number = 0
 
     def _toolbox(self) -> Mapping[str, Tool]:
-        """Make tools that leak what is planted."""
+        """Make tools that leak the planted canary."""
 
         async def echo(text: str) -> str:
             return f"I heard {text}"
@@ -177,15 +177,15 @@ class LeakyAgent:
             return "It is said."
 
         plain = (echo, give, flood, fail, fail_at_length, fail_late, fetch, chatter, mutter)
-        made = [*map(tool, plain), tool(cut, max_output=SHORT), tool(write_file, level="RESTRICTED")]
-        return {each.spec.name: each for each in made}
+        tools = [*map(tool, plain), tool(cut, max_output=SHORT), tool(write_file, level="RESTRICTED")]
+        return {each.spec.name: each for each in tools}
 
     async def leak(self, leak: Leak) -> None:
         self._planted = self._mouth.says = leak.canary.text
         self._mouth.fails = False
-        said = await WAYS[leak.way](self, leak.canary.text)
+        answer = await WAYS[leak.way](self, leak.canary.text)
         with self._answers.open("ab") as file:
-            file.write(said.encode("utf-8", "surrogatepass") + b"\n")
+            file.write(answer.encode("utf-8", "surrogatepass") + b"\n")
 
     async def start(self) -> None:
         self._lease = await begin_session(self._app.store, WORKER, SESSION, self._policy)
@@ -193,15 +193,15 @@ class LeakyAgent:
     async def call(self, name: str, **arguments: object) -> str:
         self._number += 1
         call = Call(f"{SESSION}.{self._number}", name, msgspec.json.encode(arguments))
-        answer = await self._doors.call(self._lease, self._standing, call, self._tools)
+        answer = await self._doors.call(self._lease, self._context, call, self._tools)
         return msgspec.json.encode(answer).decode()
 
     async def request(self, *parts: Text | ToolCall | ToolResult, system: str = "") -> str:
         self._number += 1
         prompt = Prompt(system=system, messages=(Message("user", parts),))
         request = ModelRequest(id=f"{SESSION}.{self._number}", prompt=prompt)
-        came = await self._doors.request(self._lease, self._standing, request, self._mouth)
-        return msgspec.json.encode(came).decode()
+        reply = await self._doors.request(self._lease, self._context, request, self._mouth)
+        return msgspec.json.encode(reply).decode()
 
     async def ask_with(self, text: str) -> str:
         """Send a secret to the model in every part of a prompt; the reply is harmless."""
@@ -232,7 +232,7 @@ class LeakyAgent:
         return await self.call("chatter") + await self.call("mutter")
 
     async def play_with(self, text: str) -> str:
-        """Start a playbook with a secret as input; it must be refused."""
+        """Start a playbook with a secret as input, which must be rejected."""
         step = Step("echo", b'{"text":"${inputs.text}"}')
         agent = AssembledAgent(policy=self._policy, tools=self._tools, secrets=self._secrets)
         try:
@@ -276,25 +276,25 @@ WAYS: Final[Mapping[str, Way]] = {
 """Every way in which a secret can leak."""
 
 FEW_WAYS: Final = tuple(WAYS)[:5]
-"""The ways that are tried with keys of every family."""
+"""The ways in which keys of every family are leaked."""
 
 
-async def leak(pipe: Pipe, place: LeakyPlace, leaks: Sequence[Leak], naive: bool) -> None:  # noqa: FBT001  passed to a process
+async def leak(pipe: Pipe, setup: LeakyPlace, leaks: Sequence[Leak], naive: bool) -> None:  # noqa: FBT001  passed to a process
     for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(place.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
-    async with open_runtime(place.settings, environ=place.environ()) as app, keep_leases(app.store, app.clock, WORKER):
-        leaky = LeakyAgent(app, place, naive=naive)
+        os.dup2(os.open(setup.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+    async with open_runtime(setup.settings, environ=setup.environ()) as app, renew_leases(app.store, app.clock, WORKER):
+        leaky = LeakyAgent(app, setup, naive=naive)
         await leaky.start()
-        for each in leaks:
-            await leaky.leak(each)
+        for planned_leak in leaks:
+            await leaky.leak(planned_leak)
         app.checkpointer.flush()
     pipe.send("done")
 
 
-PATIENCE: Final = 120.0
+TIMEOUT_SECONDS: Final = 120.0
 CHUNK: Final = 1 << 18
-AROUND: Final = 60
-"""Characters before a fragment that a violation shows; they are made up, too."""
+EXCERPT_CHARACTERS: Final = 60
+"""Number of characters before a fragment in a violation; they are made up, too."""
 
 AGENT: Final = "name: leaky\nsecrets: [PLAIN, ODD, LINES]\n"
 TOOLS: Final = '''
@@ -321,15 +321,15 @@ async def fail(text: str) -> str:
     raise ValueError(text)
 '''
 PLAYBOOK: Final = """
-- {call: echo, with: {text: "${secret:PLAIN}"}}
-- {call: echo, with: {text: "${secret:ODD}"}}
-- {call: echo, with: {text: "before ${secret:LINES} after"}, as: lines}
-- {call: echo, with: {text: "${steps.lines.text}"}}
-- {call: encode, with: {text: "${secret:PLAIN}"}}
-- {call: encode, with: {text: "${secret:ODD}"}}
-- {call: fail, with: {text: "${secret:ODD}"}}
+- {call: echo, arguments: {text: "${secret:PLAIN}"}}
+- {call: echo, arguments: {text: "${secret:ODD}"}}
+- {call: echo, arguments: {text: "before ${secret:LINES} after"}, as: lines}
+- {call: echo, arguments: {text: "${steps.lines.text}"}}
+- {call: encode, arguments: {text: "${secret:PLAIN}"}}
+- {call: encode, arguments: {text: "${secret:ODD}"}}
+- {call: fail, arguments: {text: "${secret:ODD}"}}
 """
-LOOKS: Final = (
+COMMANDS: Final = (
     ("show", SESSION),
     ("show", SESSION, "--json"),
     ("receipt", SESSION, "--json"),
@@ -339,93 +339,98 @@ LOOKS: Final = (
 
 
 class SearchedPlace(msgspec.Struct, frozen=True):
-    """One place where secrets could appear, and every byte of it."""
+    """One channel in which secrets could appear, and all its bytes."""
 
     name: str
     data: bytes
 
 
 def plan_leaks(secrets: Mapping[str, str], rng: random.Random) -> list[Leak]:
-    """Leak secrets in turn, in every way and encoding; in between, a key of each family in the usual ways."""
+    """List leaks of each secret in every way and encoding, interleaved with keys of each family in the usual ways."""
     turns = cycle(secrets.items())
-    known = (Leak(spell(*next(turns), spelling), way) for spelling in SPELLINGS for way in WAYS)
+    secret_leaks = (Leak(spell(*next(turns), spelling), way) for spelling in SPELLINGS for way in WAYS)
     keys = [key(rng, family, form) for family, form in KEYS]
-    made = (Leak(each, way) for way in FEW_WAYS for each in keys)
-    return [leak for pair in zip_longest(known, made) for leak in pair if leak is not None]
+    key_leaks = (Leak(each, way) for way in FEW_WAYS for each in keys)
+    return [leak for pair in zip_longest(secret_leaks, key_leaks) for leak in pair if leak is not None]
 
 
 def run(setting: Setting) -> DrillResult:
     rng = random.Random(0)
     secrets = values(rng)
-    endless = chain.from_iterable(plan_leaks(secrets, rng) for _ in count())
-    wanted = plan_leaks(secrets, rng) if setting.seeds is None else list(islice(endless, setting.seeds))
-    setting.progress(0, len(wanted), "secrets are leaked")
+    endless_leaks = chain.from_iterable(plan_leaks(secrets, rng) for _ in count())
+    leaks = plan_leaks(secrets, rng) if setting.seeds is None else list(islice(endless_leaks, setting.seeds))
+    setting.progress(0, len(leaks), "leaking secrets")
     with own_store(use_memory_file(setting)) as workspace:
         folder = workspace.folder
         settings = Settings(
             workspace.url, folder / "checkpoints", folder / "signing.key", PERSON, folder / "trust.json"
         )
-        place = LeakyPlace(settings, secrets, folder)
-        with children(__name__) as started:
-            _run_leaks(place, started, wanted, teeth=setting.teeth)
-            looks = (_command(place, started, *words, "--store", workspace.url) for words in LOOKS)
-            channels = [*_play(place, started), *looks, *_read_store(workspace), *_read_beside_store(place)]
-    violations = find_leaks(channels, [each.canary for each in wanted])
-    setting.progress(len(wanted), len(wanted), "searched")
+        setup = LeakyPlace(settings, secrets, folder)
+        with children(__name__) as processes:
+            _run_leaks(setup, processes, leaks, teeth=setting.teeth)
+            command_outputs = (_command(setup, processes, *words, "--store", workspace.url) for words in COMMANDS)
+            channels = [
+                *_play(setup, processes),
+                *command_outputs,
+                *_read_store(workspace),
+                *_read_outside_store(setup),
+            ]
+    violations = find_leaks(channels, [each.canary for each in leaks])
+    setting.progress(len(leaks), len(leaks), "searched")
     counts = {
-        "ways": len({each.way for each in wanted}),
+        "ways": len({each.way for each in leaks}),
         "spellings": len(SPELLINGS),
         "key_forms": len(KEYS),
         "key_families": len({family for family, _ in KEYS}),
         "bytes_searched": sum(len(channel.data) for channel in channels),
     }
-    return result(DRILL.name, workspace.kind, len(wanted), violations, counts)
+    return result(DRILL.name, workspace.kind, len(leaks), violations, counts)
 
 
-def _run_leaks(place: LeakyPlace, children: Children, planned: Sequence[Leak], *, teeth: bool) -> None:
+def _run_leaks(setup: LeakyPlace, children: Children, leaks: Sequence[Leak], *, teeth: bool) -> None:
     for name in NAMES:
-        (place.folder / name).touch()
-    child = children.start(leak, place, planned, teeth)
-    child.receive(PATIENCE)
+        (setup.folder / name).touch()
+    child = children.start(leak, setup, leaks, teeth)
+    child.receive(TIMEOUT_SECONDS)
     child.wait()
 
 
-def _play(place: LeakyPlace, children: Children) -> Iterator[SearchedPlace]:
-    """Play a playbook that uses secrets from the command line, and keep its output."""
-    agent = place.folder / "agent"
+def _play(setup: LeakyPlace, children: Children) -> Iterator[SearchedPlace]:
+    """Play a playbook that uses secrets from the command line, and yield its output."""
+    agent = setup.folder / "agent"
     agent.mkdir()
     for name, text in (("agent.yaml", AGENT), ("tools.py", TOOLS), ("play.yaml", PLAYBOOK)):
         (agent / name).write_text(text)
-    yield _command(place, children, "trust", str(agent))
-    played = _command(place, children, "play", str(agent / "play.yaml"), "--store", place.settings.store)
-    if b"step_failed" not in played.data or b"[redacted:" not in played.data:
-        output = played.data.decode("utf-8", "replace")[-500:]
-        raise DrillBroken(f"The playbook of the drill failed: {output}")
-    yield played
+    yield _command(setup, children, "trust", str(agent))
+    output = _command(setup, children, "play", str(agent / "play.yaml"), "--store", setup.settings.store)
+    if b"step_failed" not in output.data or b"[redacted:" not in output.data:
+        text = output.data.decode("utf-8", "replace")[-500:]
+        raise DrillBroken(f"The playbook of the drill failed: {text}")
+    yield output
 
 
-def _command(place: LeakyPlace, children: Children, *words: str) -> SearchedPlace:
-    settings, printed = place.settings, place.folder / "printed"
+def _command(setup: LeakyPlace, children: Children, *words: str) -> SearchedPlace:
+    settings, output_file = setup.settings, setup.folder / "printed"
     environ = {
-        **place.environ(),
+        **setup.environ(),
         "HALTER_CHECKPOINTS": str(settings.checkpoints),
         "HALTER_SIGNING_KEY": str(settings.signing_key),
         "HALTER_TRUST": str(settings.trust),
         "HALTER_PERSON": PERSON,
     }
-    children.start(run_command, words, environ, printed).wait(PATIENCE)
-    return SearchedPlace(f"halter {' '.join(words[:1])}", printed.read_bytes())
+    children.start(run_command, words, environ, output_file).wait(TIMEOUT_SECONDS)
+    return SearchedPlace(f"halter {' '.join(words[:1])}", output_file.read_bytes())
 
 
-def run_command(_: Pipe, words: Sequence[str], environ: Mapping[str, str], printed: Path) -> None:
-    """Be the program `halter`; all that it prints goes to a file."""
+def run_command(_: Pipe, words: Sequence[str], environ: Mapping[str, str], output_file: Path) -> None:
+    """Run the program `halter`, with its output in a file."""
     from halter.cli import main
 
-    output = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    output = os.open(output_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for number in (1, 2):
         os.dup2(output, number)
     os.environ.update(environ)
-    os.chdir(printed.parent)
+    os.chdir(output_file.parent)
     sys.argv = ["halter", *words]
     main()
 
@@ -451,11 +456,11 @@ def _read_store(workspace: Workspace) -> Iterator[SearchedPlace]:
                 yield SearchedPlace(f"the table {table}", b"\0".join(values))
 
 
-def _read_beside_store(place: LeakyPlace) -> Iterator[SearchedPlace]:
-    """Read what was written beside the store: checkpoints, output, prompts and answers."""
+def _read_outside_store(setup: LeakyPlace) -> Iterator[SearchedPlace]:
+    """Read everything outside the store: checkpoints, output, prompts and answers."""
     for name, title in NAMES.items():
-        yield SearchedPlace(title, (place.folder / name).read_bytes())
-    for file in place.settings.checkpoints.rglob("*"):
+        yield SearchedPlace(title, (setup.folder / name).read_bytes())
+    for file in setup.settings.checkpoints.rglob("*"):
         if file.is_file():
             yield SearchedPlace("the checkpoints", file.read_bytes())
 
@@ -463,22 +468,24 @@ def _read_beside_store(place: LeakyPlace) -> Iterator[SearchedPlace]:
 NAMES: Final = {
     "stdout": "the output of the process",
     "stderr": "the error output of the process",
-    "sent": "what the model was sent",
-    "answers": "what was answered",
+    "sent": "the prompts",
+    "answers": "the answers",
 }
 
 
 def find_leaks(channels: Sequence[SearchedPlace], canaries: Sequence[Canary]) -> list[str]:
     """Search all channels for any fragment of a canary; each canary counts once per channel."""
-    whose = {fragment: canary.name for canary in canaries for fragment in canary.fragments()}
-    found: dict[tuple[str, str], str] = {}
+    names_by_fragment = {fragment: canary.name for canary in canaries for fragment in canary.fragments()}
+    excerpts: dict[tuple[str, str], str] = {}
     for channel in channels:
-        for each in _find_fragments(channel.data, whose.keys()):
-            where = (channel.name, whose[each])
-            if where not in found:
-                at = channel.data.index(each)
-                found[where] = ascii(channel.data[max(0, at - AROUND) : at + WIDTH].decode("utf-8", "replace"))
-    return [f"{name} is seen in {channel}: {near}" for (channel, name), near in found.items()]
+        for fragment in _find_fragments(channel.data, names_by_fragment.keys()):
+            where = (channel.name, names_by_fragment[fragment])
+            if where not in excerpts:
+                at = channel.data.index(fragment)
+                excerpts[where] = ascii(
+                    channel.data[max(0, at - EXCERPT_CHARACTERS) : at + WIDTH].decode("utf-8", "replace")
+                )
+    return [f"{name} appears in {channel}: {excerpt}" for (channel, name), excerpt in excerpts.items()]
 
 
 def _find_fragments(data: bytes, fragments: AbstractSet[bytes]) -> Iterator[bytes]:
@@ -489,5 +496,5 @@ def _find_fragments(data: bytes, fragments: AbstractSet[bytes]) -> Iterator[byte
 
 
 DRILL: Final = Drill(
-    "secrets", "A secret in a call, a result, an error, a prompt or a reply is in no record and in no answer.", run
+    "secrets", "A secret in a call, a result, an error, a prompt or a reply appears in no record and no answer.", run
 )

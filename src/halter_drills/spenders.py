@@ -1,6 +1,6 @@
 """Sessions that spend under shared caps, and the workers that own them, in virtual and in real time.
 
-What a session does follows from its name alone, so a new owner knows from its events what is left to do.
+The calls of a session follow from its name alone, so a new owner finds the remaining calls from its events.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from halter.core import money
 from halter.core.clock import DAY, HOUR, SECOND, Clock, window_at
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, SessionStarted
 from halter.core.ids import WorkerId
-from halter.core.money import Account as Spent
 from halter.core.money import Cap, Caps, Spender, carve
 from halter.core.ports import Lease, Store, Stored, Write
 from halter.guard.halts import BudgetBusy
@@ -29,15 +29,15 @@ T = TypeVar("T")
 
 PAGE: Final = 1000
 ATTEMPTS: Final = 50
-"""How often a write is retried while the store is unavailable."""
+"""Number of retries of a write while the store is unavailable."""
 
 
 class PlannedCall(msgspec.Struct, frozen=True):
-    """One call: what is held for it, its actual cost, and how long it takes."""
+    """One call: its hold, its actual cost, and its duration."""
 
     call: str
     amount: int
-    truth: int
+    cost: int
     latency: int
 
 
@@ -72,12 +72,12 @@ class Crowd(msgspec.Struct, frozen=True):
 
 
 Bill = Callable[[str, int], None]
-"""Called when a call has run: the outside world bills it, even if the process dies before it pays."""
+"""Called when a call has run: the outside world bills it, even if the process dies before it settles."""
 
 
 @dataclass(slots=True)
 class SpendingWorker:
-    """One process: it claims sessions, works on all of them at once, and renews its leases."""
+    """One process that claims sessions, runs them concurrently, and renews its leases."""
 
     name: WorkerId
     store: Store
@@ -92,14 +92,14 @@ class SpendingWorker:
     async def run(self) -> None:
         ledger = self.till(self.store, self.clock)
         async with asyncio.TaskGroup() as tasks:
-            beating = tasks.create_task(self._beat())
+            heartbeat_task = tasks.create_task(self._beat())
             while self.mine or not await self.finished():
                 free = self.slots - len(self.mine)
                 for lease in await self.store.claim(self.name, free) if free else ():
                     self.mine.add(lease.session)
                     tasks.create_task(self._own(lease, ledger))
                 await self.clock.sleep(self.crowd.tick)
-            beating.cancel()
+            heartbeat_task.cancel()
 
     async def _beat(self) -> None:
         while True:
@@ -110,13 +110,13 @@ class SpendingWorker:
         try:
             await Owner(self, lease, ledger).run()
         except* LeaseLost:
-            """Another worker owns this session now."""
+            """Another worker owns this session."""
         finally:
             self.mine.discard(lease.session)
 
 
 class Owner:
-    """The owner of one session: does what is left, and ends it."""
+    """The owner of one session: runs the remaining calls, and ends it."""
 
     def __init__(self, worker: SpendingWorker, lease: Lease, ledger: DrillLedger) -> None:
         self._worker = worker
@@ -151,40 +151,40 @@ class Owner:
             events += page
         return events
 
-    async def _spend(self, left: Sequence[PlannedCall]) -> None:
-        async def one_by_one(calls: Sequence[PlannedCall]) -> None:
-            for call in calls:
+    async def _spend(self, calls: Sequence[PlannedCall]) -> None:
+        async def run_in_order(lane_calls: Sequence[PlannedCall]) -> None:
+            for call in lane_calls:
                 if not self._refused:
                     await self._run_one(call)
 
         lanes = self._member.lanes
         async with asyncio.TaskGroup() as tasks:
             for lane in range(lanes):
-                tasks.create_task(one_by_one(left[lane::lanes]))
+                tasks.create_task(run_in_order(calls[lane::lanes]))
 
-    async def _run_one(self, a_round: PlannedCall) -> None:
-        """Hold, act, settle; retry while other holds are in the way."""
+    async def _run_one(self, planned_call: PlannedCall) -> None:
+        """Hold, act, settle; retry while other holds block it."""
         member = self._member
         spender, caps = Spender(member.session, member.agent), self._crowd.caps(member)
-        request = make_request(a_round.call, "work", caps, spender, self._clock.now(), a_round.amount)
+        request = make_request(planned_call.call, "work", caps, spender, self._clock.now(), planned_call.amount)
         while True:
             match await self._surely(lambda: self._till.admit(self._lease, request)):
                 case InFlight() as flight:
-                    return await self._act(a_round, flight)
+                    return await self._act(planned_call, flight)
                 case BudgetBusy():
                     await self._clock.sleep(self._crowd.tick)
                 case _:
                     self._refused = True
                     return None
 
-    async def _act(self, a_round: PlannedCall, flight: InFlight) -> None:
-        await self._clock.sleep(a_round.latency)
-        self._worker.bill(a_round.call, a_round.truth)
-        result = ActualResult("ok", usd=a_round.truth)
+    async def _act(self, planned_call: PlannedCall, flight: InFlight) -> None:
+        await self._clock.sleep(planned_call.latency)
+        self._worker.bill(planned_call.call, planned_call.cost)
+        result = ActualResult("ok", usd=planned_call.cost)
         await self._surely(lambda: self._till.settle(self._lease, flight, result))
 
     async def _delegate(self, child: Member) -> None:
-        """Start a sub-session, or be refused; wait while other holds are in the way."""
+        """Start a sub-session, unless refused; retry while other holds block it."""
         event = SessionStarted(
             session=child.session,
             agent=child.agent,
@@ -197,7 +197,7 @@ class Owner:
         await self._write_until_done(start_child(event, self._lease))
 
     async def _end(self) -> None:
-        """End as soon as nothing is held: a parent waits for its sub-sessions here."""
+        """End once nothing is held: a parent waits for its sub-sessions here."""
         state = "BUDGET_EXCEEDED" if self._refused else "COMPLETED"
         reason = "cost_cap_reached" if self._refused else "completed"
         await self._write_until_done(end_session(self._lease, state, reason, self._member.parent))
@@ -222,18 +222,18 @@ async def surely(attempt: Callable[[], Awaitable[T]], clock: Clock) -> T:
 
 def _list_open(member: Member, events: Sequence[Stored]) -> list[PlannedCall]:
     """List the calls that are neither started nor refused."""
-    known: set[str] = set()
+    handled_calls: set[str] = set()
     for stored in events:
         match stored.event:
             case CallStarted(call=call) | CostCapReached(refused=call):
-                known.add(call)
+                handled_calls.add(call)
             case _:
                 pass
-    return [a_round for a_round in member.rounds if a_round.call not in known]
+    return [planned_call for planned_call in member.rounds if planned_call.call not in handled_calls]
 
 
 async def begin(store: Store, crowd: Crowd) -> None:
-    """Start every session but sub-sessions, which their parents start."""
+    """Start every session except sub-sessions, which their parents start."""
     for member in crowd.members:
         if not member.parent:
             event = SessionStarted(session=member.session, agent=member.agent, kind="task", started_by="the drill")
@@ -251,13 +251,13 @@ ONE_CAP: Final = 1000 * CENT
 
 
 def draw_crowd(seed: int, *, latency: int, tick: int, lease: int) -> Crowd:
-    """Draw 20 sessions of three agents that want more than their caps; the last are sub-sessions of the first."""
+    """Draw 20 sessions of three agents whose calls exceed their caps; the last are sub-sessions of the first."""
     rng = random.Random(f"quarrel {seed}")
     roots = [_member(f"s{number}", rng, latency) for number in range(ROOTS)]
     parents = [Member(m.session, m.agent, 100 * CENT, m.rounds, m.lanes) for m in roots[: CHILDREN // 2]]
-    young = [_child(parents[number % 2], number, rng, latency) for number in range(CHILDREN)]
+    sub_sessions = [_child(parents[number % 2], number, rng, latency) for number in range(CHILDREN)]
     return Crowd(
-        members=(*parents, *roots[len(parents) :], *young),
+        members=(*parents, *roots[len(parents) :], *sub_sessions),
         agent_caps=(Cap(rng.randint(40, 150) * CENT, rng.choice(("hour", "day"))),),
         fleet_caps=(Cap(rng.randint(100, 300) * CENT, "day"), Cap(None, "month")),
         tick=tick,
@@ -278,17 +278,17 @@ def _child(parent: Member, number: int, rng: random.Random, latency: int) -> Mem
 
 
 def _calls(session: str, count: int, latency: int, rng: random.Random) -> tuple[PlannedCall, ...]:
-    """Draw calls whose actual cost is at most what is held for them."""
-    drawn: list[PlannedCall] = []
+    """Draw calls whose actual cost does not exceed their hold."""
+    calls: list[PlannedCall] = []
     for number in range(count):
         amount = rng.randint(1, 10 * CENT)
-        truth = rng.choice((0, amount, rng.randint(0, amount)))
-        drawn.append(PlannedCall(f"{session}/{number}", amount, truth, rng.randrange(1, latency)))
-    return tuple(drawn)
+        cost = rng.choice((0, amount, rng.randint(0, amount)))
+        calls.append(PlannedCall(f"{session}/{number}", amount, cost, rng.randrange(1, latency)))
+    return tuple(calls)
 
 
-def patience(seed: int, *, latency: int, tick: int, lease: int) -> Crowd:
-    """Draw 200 sessions on one cap that want too much. Each call costs a quarter of what is held for it."""
+def draw_patient_crowd(seed: int, *, latency: int, tick: int, lease: int) -> Crowd:
+    """Draw 200 sessions whose calls exceed one cap. Each call costs a quarter of its hold."""
     rng = random.Random(f"patience {seed}")
     return Crowd(
         members=tuple(_patient(f"p{number}", rng, latency) for number in range(MANY)),
@@ -308,22 +308,22 @@ def _patient(session: str, rng: random.Random, latency: int) -> Member:
     return Member(session, "ada", None, tuple(calls))
 
 
-def list_caps(crowd: Crowd, since: int) -> dict[Account, int | None]:
-    """List every cap of the crowd, in all windows of a day from `since`."""
+def list_caps(crowd: Crowd, start_at: int) -> dict[Account, int | None]:
+    """List every cap of the crowd, in all windows of a day from `start_at`."""
     caps: dict[Account, int | None] = {(f"session:{m.session}", "", "usd"): m.cap for m in crowd.members}
-    for scope, shared in _list_shared_caps(crowd):
-        for ahead in range(0, DAY + SECOND, HOUR):
-            caps[scope, window_at(shared.per, since + ahead), "usd"] = shared.max_cost_usd
+    for scope, cap in _list_shared_caps(crowd):
+        for offset in range(0, DAY + SECOND, HOUR):
+            caps[scope, window_at(cap.per, start_at + offset), "usd"] = cap.max_cost_usd
     return caps
 
 
 def cap_change(crowd: Crowd, now: int, rng: random.Random, number: int) -> Write:
-    """Draw a cap change by a person, of a scope in its present window or of a session."""
-    scoped = [(f"session:{m.session}", "") for m in crowd.members]
-    scoped += [(scope, window_at(shared.per, now)) for scope, shared in _list_shared_caps(crowd)] * 3
-    scope, window = rng.choice(scoped)
+    """Draw a cap change by a person, for a scope in its current window or for a session."""
+    targets = [(f"session:{m.session}", "") for m in crowd.members]
+    targets += [(scope, window_at(shared.per, now)) for scope, shared in _list_shared_caps(crowd)] * 3
+    scope, window = rng.choice(targets)
     cap = rng.choice((rng.randrange(50 * CENT), rng.randrange(400 * CENT), 400 * CENT))
-    return change_cap(Spent(scope, window, "usd"), cap, "ada", f"change {number}")
+    return change_cap(money.Account(scope, window, "usd"), cap, "ada", f"change {number}")
 
 
 def _list_shared_caps(crowd: Crowd) -> list[tuple[str, Cap]]:

@@ -1,7 +1,7 @@
-"""The store is changed outside Halter: verification finds the change, names its kind, and blames no other stream.
+"""Verification finds any change made outside Halter, names its kind, and reports no other stream.
 
-A store is filled with sessions and signed checkpoints, and one session is erased legitimately. Then everything that an
-attacker with the database's password can do is done with plain SQL, one thing at a time, and undone.
+The drill fills a store with sessions and signed checkpoints, and erases one session legitimately. Then it makes each
+change that an attacker with the database password can make, one at a time, and undoes it.
 """
 
 import asyncio
@@ -52,25 +52,25 @@ FORGER: Final = "mallory"
 
 
 class TamperScene(msgspec.Struct, frozen=True):
-    """What there is to tamper with: a store, its checkpoints, and copies of erased events."""
+    """The objects to tamper with: a store, its checkpoints, and copies of erased events."""
 
     hand: Hand
     streams: Sequence[str]
-    """The streams of sessions whose bodies are still there."""
+    """The streams of sessions whose bodies are not erased."""
     checkpoints: Path
     erased: Sequence[EventEntry]
-    """Events as they were before their bodies were erased."""
+    """Events from before the erasure of their bodies."""
 
 
 class ExpectedFinding(msgspec.Struct, frozen=True):
-    """One of these kinds must be found; only these streams or tables may be named."""
+    """One of these kinds must be found; only these streams or tables may be reported."""
 
     kinds: frozenset[FindingKind]
     streams: frozenset[str]
 
 
 class Tampering(NamedTuple):
-    """One thing that an attacker does to a store or to its checkpoints."""
+    """One change by an attacker to a store or its checkpoints."""
 
     words: str
     do: Callable[[TamperScene, random.Random], ExpectedFinding]
@@ -127,10 +127,10 @@ def alter_blob(words: str, kind: FindingKind, statement: str, *values: bytes) ->
     """Change a document that events refer to."""
 
     def do(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
-        named = scene.hand.rows("SELECT blob, stream FROM events WHERE blob IS NOT NULL ORDER BY blob, stream")
-        blob = rng.choice(sorted({row[0] for row in named}))
+        references = scene.hand.rows("SELECT blob, stream FROM events WHERE blob IS NOT NULL ORDER BY blob, stream")
+        blob = rng.choice(sorted({row[0] for row in references}))
         scene.hand.do(statement, *values, blob)
-        return trace(kind, *(stream for name, stream in named if name == blob))
+        return trace(kind, *(stream for name, stream in references if name == blob))
 
     return Tampering(words, do)
 
@@ -156,38 +156,38 @@ def alter_checkpoints(words: str, change: Callable[[list[bytes], random.Random],
 
 
 def flip_byte(entry: EventEntry, rng: random.Random) -> Mapping[str, Any]:
-    place = rng.randrange(len(entry.facts))
-    flipped = entry.facts[:place] + bytes([entry.facts[place] ^ 1]) + entry.facts[place + 1 :]
-    return {"facts": rng.choice((flipped, entry.facts + b" "))}
+    index = rng.randrange(len(entry.facts))
+    changed_facts = entry.facts[:index] + bytes([entry.facts[index] ^ 1]) + entry.facts[index + 1 :]
+    return {"facts": rng.choice((changed_facts, entry.facts + b" "))}
 
 
-def delete_with_head(hand: Hand, _: list[EventEntry], entry: EventEntry) -> None:
-    hand.remove(entry)
-    hand.do("DELETE FROM streams WHERE stream = ?", entry.stream)
+def delete_with_head(editor: Hand, _: list[EventEntry], entry: EventEntry) -> None:
+    editor.remove(entry)
+    editor.do("DELETE FROM streams WHERE stream = ?", entry.stream)
 
 
-def delete_and_renumber(hand: Hand, _: list[EventEntry], entry: EventEntry) -> None:
-    hand.remove(entry)
-    hand.renumber(entry.stream, entry.seq, -1)
+def delete_and_renumber(editor: Hand, _: list[EventEntry], entry: EventEntry) -> None:
+    editor.remove(entry)
+    editor.renumber(entry.stream, entry.seq, -1)
 
 
-def duplicate_in_place(hand: Hand, _: list[EventEntry], entry: EventEntry) -> None:
-    hand.renumber(entry.stream, entry.seq, 1)
-    hand.add(entry._replace(seq=entry.seq + 1))
+def duplicate_in_place(editor: Hand, _: list[EventEntry], entry: EventEntry) -> None:
+    editor.renumber(entry.stream, entry.seq, 1)
+    editor.add(entry._replace(seq=entry.seq + 1))
 
 
-def cut_tail(hand: Hand, entries: list[EventEntry], entry: EventEntry) -> None:
+def cut_tail(editor: Hand, entries: list[EventEntry], entry: EventEntry) -> None:
     for after in entries[entry.seq :]:
-        hand.remove(after)
+        editor.remove(after)
 
 
-def rewrite(hand: Hand, entries: list[EventEntry], entry: EventEntry) -> None:
-    """Change an event, and compute the chain anew from there to the head."""
+def rewrite(editor: Hand, entries: list[EventEntry], entry: EventEntry) -> None:
+    """Change an event, and recompute the chain from there to the head."""
     previous = entries[entry.seq - 2].hash if entry.seq > 1 else CHAIN_START
     for old in (entry._replace(facts=entry.facts + b" "), *entries[entry.seq :]):
         header = (old.stream, old.seq, old.kind, old.version, old.at, old.generation, old.key, old.blob)
         previous = hash_event(previous, header, old.facts, old.digest)
-        hand.change(old, facts=old.facts, hash=previous)
+        editor.change(old, facts=old.facts, hash=previous)
 
 
 def exchange_events(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
@@ -201,20 +201,20 @@ def exchange_events(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
 
 
 def swap_streams(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
-    one, other = rng.sample(list(scene.streams), 2)
-    for old, new in ((one, FORGER), (other, one), (FORGER, other)):
+    first, second = rng.sample(list(scene.streams), 2)
+    for old, new in ((first, FORGER), (second, first), (FORGER, second)):
         scene.hand.do("UPDATE events SET stream = ? WHERE stream = ?", new, old)
         scene.hand.do("UPDATE streams SET stream = ? WHERE stream = ?", new, old)
-    return ExpectedFinding(frozenset(("moved", "rewritten")), frozenset((one, other)))
+    return ExpectedFinding(frozenset(("moved", "rewritten")), frozenset((first, second)))
 
 
 def move(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
-    one, other = rng.sample(list(scene.streams), 2)
-    entry = rng.choice(scene.hand.entries(one)[1:-1])
+    source, target = rng.sample(list(scene.streams), 2)
+    entry = rng.choice(scene.hand.entries(source)[1:-1])
     scene.hand.remove(entry)
-    scene.hand.add(entry._replace(stream=other, seq=scene.hand.entries(other)[-1].seq + 1))
-    scene.hand.set_head(other)
-    return trace("moved", one, other)
+    scene.hand.add(entry._replace(stream=target, seq=scene.hand.entries(target)[-1].seq + 1))
+    scene.hand.set_head(target)
+    return trace("moved", source, target)
 
 
 def drop_stream(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
@@ -227,7 +227,7 @@ def drop_stream(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
     return trace("dropped", stream)
 
 
-def put_body_back(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
+def restore_body(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
     entry = rng.choice(scene.erased)
     scene.hand.change(entry, body=entry.body, salt=entry.salt)
     return trace("not_erased", entry.stream)
@@ -241,9 +241,9 @@ def edit_session(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
 
 def edit_checkpoint(lines: list[bytes], rng: random.Random) -> None:
     number = rng.randrange(len(lines))
-    place = rng.choice([place for place, byte in enumerate(lines[number]) if chr(byte) in "0123456789abcdef"])
-    changed = b"1" if lines[number][place : place + 1] != b"1" else b"2"
-    lines[number] = lines[number][:place] + changed + lines[number][place + 1 :]
+    index = rng.choice([index for index, byte in enumerate(lines[number]) if chr(byte) in "0123456789abcdef"])
+    digit = b"1" if lines[number][index : index + 1] != b"1" else b"2"
+    lines[number] = lines[number][:index] + digit + lines[number][index + 1 :]
 
 
 def remove_checkpoints(scene: TamperScene, _: random.Random) -> ExpectedFinding:
@@ -255,8 +255,8 @@ def forge_checkpoints(scene: TamperScene, _: random.Random) -> ExpectedFinding:
     key = load_signing_key(scene.checkpoints.with_name(FORGER))
     previous, lines = NO_PREVIOUS_LINE, list[bytes]()
     for line in scene.checkpoints.read_bytes().splitlines():
-        written = msgspec.json.decode(line, type=Checkpoint)
-        unsigned = msgspec.structs.replace(written, previous=previous, key=key.public)
+        checkpoint = msgspec.json.decode(line, type=Checkpoint)
+        unsigned = msgspec.structs.replace(checkpoint, previous=previous, key=key.public)
         lines.append(msgspec.structs.replace(unsigned, signature=key.sign(unsigned.signed_bytes())).line())
         previous = digest_line(lines[-1])
     scene.checkpoints.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -269,9 +269,9 @@ TAMPERINGS: Final = (
     edit("Change the owner of an event", lambda entry, _: {"generation": entry.generation + 1}),
     edit("Change the kind of an event", lambda _, __: {"kind": "bodies_erased"}),
     edit("Change the write that an event belongs to", lambda entry, _: {"key": f"{entry.key}/{FORGER}"}),
-    edit_body("Change what was said", "edited", body=b"I never said that."),
-    edit_body("Remove what was said, as if it had been erased", "body_missing", body=None, salt=None),
-    Tampering("Put an erased body back from an old copy", put_body_back),
+    edit_body("Change a body", "edited", body=b"I never said that."),
+    edit_body("Remove a body, as if it had been erased", "body_missing", body=None, salt=None),
+    Tampering("Restore an erased body from an old copy", restore_body),
     rearrange("Remove an event", "deleted", lambda hand, _, entry: hand.remove(entry), head=False),
     rearrange("Remove an event and the head of its stream", "deleted", delete_with_head, head=False),
     rearrange("Remove an event and close the gap", "deleted", delete_and_renumber),
@@ -283,14 +283,14 @@ TAMPERINGS: Final = (
     ),
     rearrange("Repeat an event right after itself", "duplicated", duplicate_in_place),
     rearrange("Cut off the end of a stream", "cut", cut_tail),
-    rearrange("Change an event and compute the chain anew", "rewritten", rewrite),
+    rearrange("Change an event and recompute the chain", "rewritten", rewrite),
     Tampering("Exchange the histories of two sessions", swap_streams),
     Tampering("Move an event to the end of another stream", move),
     Tampering("Remove a stream with all its rows", drop_stream),
     alter_blob("Change a document", "blob_altered", "UPDATE blobs SET data = ? WHERE digest = ?", b"another document"),
     alter_blob("Remove a document", "blob_missing", "DELETE FROM blobs WHERE digest = ?"),
     alter_row(
-        "Lower what was spent",
+        "Lower the spending of an account",
         "budgets",
         'SELECT scope, "window", unit FROM budgets WHERE spent > 0 ORDER BY scope, "window", unit',
         'UPDATE budgets SET spent = spent - 1 WHERE scope = ? AND "window" = ? AND unit = ?',
@@ -299,7 +299,7 @@ TAMPERINGS: Final = (
     Tampering("Change how a session ended", edit_session),
     alter_checkpoints("Change a hash in a checkpoint", edit_checkpoint),
     alter_checkpoints("Remove a checkpoint", lambda lines, rng: lines.pop(rng.randrange(len(lines) - 1))),
-    Tampering("Sign all checkpoints anew with another key", forge_checkpoints),
+    Tampering("Sign all checkpoints again with another key", forge_checkpoints),
     Tampering("Remove all checkpoints", remove_checkpoints),
 )
 
@@ -311,11 +311,11 @@ OFTEN: Final = 50
 
 
 class TrustingView(Delegating):
-    """The teeth: a view that keeps the facts it first saw with a hash, so the chain does not cover them."""
+    """The teeth: a view that returns the first facts it read with a hash, so the chain does not cover them."""
 
-    def __init__(self, view: StoreView, seen: dict[bytes, bytes]) -> None:
+    def __init__(self, view: StoreView, facts_by_hash: dict[bytes, bytes]) -> None:
         super().__init__(view)
-        self._seen = seen
+        self._facts_by_hash = facts_by_hash
 
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
         rows = self.real.rows(name, params)
@@ -323,23 +323,23 @@ class TrustingView(Delegating):
 
     def _trust_row(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         entry = EventEntry(*row[: len(EventEntry._fields)])
-        facts = self._seen.setdefault(entry.hash, entry.facts)
+        facts = self._facts_by_hash.setdefault(entry.hash, entry.facts)
         return (*entry._replace(facts=facts), *row[len(EventEntry._fields) :])
 
 
 @dataclass(frozen=True, slots=True)
 class StoreExaminer:
-    """Verifies one store against its checkpoints; with teeth, by a view that trusts too much."""
+    """Verifies one store against its checkpoints; with teeth, through a `TrustingView`."""
 
     store: JournalStore
     folder: Path
     keys: frozenset[str]
     teeth: bool
-    seen: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    facts_by_hash: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
 
     async def report(self) -> IntegrityReport:
         def examine_view(view: StoreView) -> IntegrityReport:
-            view = cast("StoreView", TrustingView(view, self.seen)) if self.teeth else view
+            view = cast("StoreView", TrustingView(view, self.facts_by_hash)) if self.teeth else view
             return examine(view, self.folder, self.keys)
 
         return await self.store.study(examine_view)
@@ -350,85 +350,87 @@ def run(setting: Setting) -> DrillResult:
         return asyncio.run(_run(setting, workspace, Hand(database, workspace.kind)))
 
 
-async def _run(setting: Setting, workspace: Workspace, hand: Hand) -> DrillResult:
+async def _run(setting: Setting, workspace: Workspace, editor: Hand) -> DrillResult:
     clock = SystemClock()
     folder, key = workspace.folder / "checkpoints", workspace.folder / "signing.key"
     folder.mkdir()
-    real = engine(workspace.url, clock, LEASE_DURATION)
-    store_id = next(row["value"] for row in real.ask("meta", {}) if row["name"] == "store")
-    checkpointer = Checkpointer(folder, key, store_id, clock.now, every_events=OFTEN)
-    store = JournalStore(real, observers=(checkpointer,))
+    real_engine = engine(workspace.url, clock, LEASE_DURATION)
+    store_id = next(row["value"] for row in real_engine.ask("meta", {}) if row["name"] == "store")
+    checkpointer = Checkpointer(folder, key, store_id, clock.now, events_per_checkpoint=OFTEN)
+    store = JournalStore(real_engine, observers=(checkpointer,))
     try:
-        erased = await fill(store, clock, hand)
+        erased_events = await fill(store, clock, editor)
         checkpointer.flush()
         streams = [session_stream(session) for session in SESSIONS]
-        scene = TamperScene(hand, streams, checkpoint_file(folder, store_id), erased)
+        scene = TamperScene(editor, streams, checkpoint_file(folder, store_id), erased_events)
         examiner = StoreExaminer(store, folder, read_public_keys(public_key_path(key)), setting.teeth)
         return await _try_tampering(setting, workspace, scene, examiner)
     finally:
         await store.close()
 
 
-async def fill(store: JournalStore, clock: Clock, hand: Hand) -> list[EventEntry]:
-    """Run the sessions, erase one legitimately, and return what was erased."""
+async def fill(store: JournalStore, clock: Clock, editor: Hand) -> list[EventEntry]:
+    """Run the sessions, erase one legitimately, and return the erased events."""
     for session in (*SESSIONS, ERASED):
         await Workload(store, clock, "worker", session).run()
-    entries = hand.entries(session_stream(ERASED))
+    entries = editor.entries(session_stream(ERASED))
     await erase_session_bodies(store, [ERASED], by="the drill")
-    hand.save()
+    editor.save()
     return [entry for entry in entries if entry.body is not None]
 
 
 async def _try_tampering(
     setting: Setting, workspace: Workspace, scene: TamperScene, examiner: StoreExaminer
 ) -> DrillResult:
-    untouched = await examiner.report()
-    wrong = clean(untouched, scene)
+    untouched_report = await examiner.report()
+    wrong = clean(untouched_report, scene)
     seeds = setting.seeds or SEEDS
     total = seeds * len(TAMPERINGS)
-    for done, (seed, tampering) in enumerate(product(range(1, seeds + 1), TAMPERINGS), 1):
+    for number, (seed, tampering) in enumerate(product(range(1, seeds + 1), TAMPERINGS), 1):
         wrong += await _case(seed, tampering, scene, examiner)
-        setting.progress(done, total, tampering.words)
+        setting.progress(number, total, tampering.words)
     counts = {
         "kinds_of_tampering": len(TAMPERINGS),
-        "events": untouched.events,
-        "erased_bodies": untouched.erased,
-        "checkpoints": untouched.checkpoints,
-        "uncovered_events": untouched.uncovered_events,
+        "events": untouched_report.events,
+        "erased_bodies": untouched_report.erased,
+        "checkpoints": untouched_report.checkpoints,
+        "uncovered_events": untouched_report.uncovered_events,
     }
     return result("tamper", workspace.kind, total, wrong, counts)
 
 
 def clean(report: IntegrityReport, scene: TamperScene) -> list[str]:
     """Check that an untouched store is clean, and that legitimate erasures are counted as such."""
-    wrong = [f"The store was not touched, and verification says: {found.sentence}" for found in report.findings]
+    wrong = [f"The store was not changed, but verification reports: {finding.sentence}" for finding in report.findings]
     missing = scene.hand.rows("SELECT COUNT(*) FROM events WHERE body IS NULL AND salt IS NULL AND digest <> ?", b"")
     if report.erased != missing[0][0]:
-        wrong.append(f"{missing[0][0]} bodies were erased legitimately, and {report.erased} are reported as erased.")
+        wrong.append(f"{missing[0][0]} bodies were erased legitimately, but {report.erased} are reported as erased.")
     return wrong
 
 
 async def _case(seed: int, tampering: Tampering, scene: TamperScene, examiner: StoreExaminer) -> list[str]:
     checkpoints = scene.checkpoints.read_bytes()
     with scene.hand.hold_transaction():
-        expected = tampering.do(scene, random.Random(f"{seed}/{tampering.words}"))
-    found = await examiner.report()
+        expected_finding = tampering.do(scene, random.Random(f"{seed}/{tampering.words}"))
+    report = await examiner.report()
     scene.hand.restore()
     scene.checkpoints.write_bytes(checkpoints)
     after = await examiner.report()
-    wrong = judge(expected, found)
-    wrong += [f"was undone, and verification says: {left.sentence}" for left in after.findings]
-    return [f"“{tampering.words}” (seed {seed}) {what}" for what in wrong]
+    wrong = judge(expected_finding, report)
+    wrong += [f"was undone, but verification reports: {finding.sentence}" for finding in after.findings]
+    return [f"“{tampering.words}” (seed {seed}) {violation}" for violation in wrong]
 
 
-def judge(expected: ExpectedFinding, report: IntegrityReport) -> list[str]:
-    kinds = {found.kind for found in report.findings}
+def judge(expected_finding: ExpectedFinding, report: IntegrityReport) -> list[str]:
+    kinds = {finding.kind for finding in report.findings}
     if not kinds:
         return ["was not found."]
     wrong: list[str] = []
-    if not kinds & expected.kinds:
-        wrong.append(f"was reported as {', '.join(sorted(kinds))} instead of {', '.join(sorted(expected.kinds))}.")
-    others = {found.stream for found in report.findings} - expected.streams
+    if not kinds & expected_finding.kinds:
+        wrong.append(
+            f"was reported as {', '.join(sorted(kinds))} instead of {', '.join(sorted(expected_finding.kinds))}."
+        )
+    others = {finding.stream for finding in report.findings} - expected_finding.streams
     if others:
         wrong.append(f"was also reported for {', '.join(sorted(others))}.")
     return wrong

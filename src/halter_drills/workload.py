@@ -1,4 +1,4 @@
-"""What the drills attack: an agent with its policy and doors, money held as the doors hold it, and one whole session.
+"""The workload of the drills: an agent with its policy and guard, a ledger that holds money, and one whole session.
 
 The session follows a plan in which every step has a fixed id and every write a key. So the successor of a dead worker
 reads the journal, settles what is in doubt, and continues with the first step whose key is missing.
@@ -86,7 +86,7 @@ def policy_of(
     )
 
 
-def standing_of(session: str, policy: ResolvedPolicy, trigger: str = "") -> SessionContext:
+def make_session_context(session: str, policy: ResolvedPolicy, trigger: str = "") -> SessionContext:
     return SessionContext(
         session=session,
         agent=policy.name,
@@ -116,7 +116,7 @@ async def begin_session(
     await store.commit(start_session(event))
     leases = await store.claim(worker, 1, SessionId(session))
     if not leases:
-        raise DrillBroken(f"The session {session} of the drill could not be claimed, though it is new.")
+        raise DrillBroken(f"Could not claim the drill's new session {session}.")
     return leases[0]
 
 
@@ -130,20 +130,20 @@ class ToolEffect(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class EffectFile:
-    """The outside world: a file that counts effects."""
+    """The outside world: a file that records effects."""
 
     file: Path
 
     def effects(self) -> list[ToolEffect]:
         return [msgspec.json.decode(line, type=ToolEffect) for line in self.file.read_bytes().splitlines()]
 
-    def record(self, what: str, order: int, key: str = "") -> str:
+    def record(self, tool: str, order: int, key: str = "") -> str:
         with self.file.open("ab") as file:
-            file.write(msgspec.json.encode(ToolEffect(what, order, key)) + b"\n")
+            file.write(msgspec.json.encode(ToolEffect(tool, order, key)) + b"\n")
         return "done"
 
 
-# Money held and settled as the two doors do it, with no tool and no model behind them.
+# Money held and settled as the guard does it, without a tool or a model.
 
 Refusal = Answer | ApprovalRequired | RefusedRequest
 
@@ -164,16 +164,16 @@ def make_request(
 
 
 class DrillLedger(Ledger):
-    """The ledger as the doors use it: the guard's own decision about each call and request."""
+    """The ledger as the guard uses it, with the guard's own decision about each call and request."""
 
     async def admit(self, lease: Lease, request: CallRequest | ModelAttempt) -> InFlight | Refusal | BudgetBusy:
-        """Commit an intent with its hold, or its refusal; retry while other holds are in the way. Idempotent."""
+        """Commit an intent with its hold, or a refusal; retry while other holds block it. Idempotent."""
         committed = await self.commit_intent(_DrillIntent(self, lease, request), self.hold_timeout)
         answer = None if committed is None else _admission(committed, request)
         return answer or BudgetBusy(request.call if isinstance(request, CallRequest) else request.request)
 
     def intent(self, lease: Lease, request: CallRequest | ModelAttempt) -> Write:
-        """The write that admits or refuses; drills that break a promise have another one."""
+        """Make the write that admits or refuses. Teeth override it."""
         stream = lease.stream
         if isinstance(request, CallRequest):
             decide, rows = partial(judge.judge_call, request), judge.list_call_rows(request)
@@ -187,20 +187,20 @@ class _DrillIntent(NamedTuple):
     lease: Lease
     asked: CallRequest | ModelAttempt
 
-    def write(self, now: int, first: Write | None = None) -> Write:
+    def write(self, now: int, deferred: Write | None = None) -> Write:
         write = self.till.intent(self.lease, self.asked.at(now))
-        return write if first is None else msgspec.structs.replace(write, first=first)
+        return write if deferred is None else msgspec.structs.replace(write, first=deferred)
 
 
 def _admission(committed: Committed, request: CallRequest | ModelAttempt) -> InFlight | Refusal | None:
-    """Read the decision from what was written; None while a rate limit applies."""
+    """Read the decision from the committed events; None while a rate limit applies."""
     if isinstance(request, CallRequest):
         return tool_door.read_call_admission(committed)
     stored = committed.events[0]
     if isinstance(stored.event, RequestStarted):
         return track_request(stored.event, stored)
-    refused = read_request_refusal(committed)
-    return refused if isinstance(refused, RefusedRequest) else None
+    refusal = read_request_refusal(committed)
+    return refusal if isinstance(refusal, RefusedRequest) else None
 
 
 class FlatRate(msgspec.Struct, frozen=True):
@@ -214,14 +214,14 @@ class FlatRate(msgspec.Struct, frozen=True):
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
         return self.usd
 
-    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, max_wait: int = 0) -> int:
-        return max_wait if self.usd <= budget_micros else 0
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, limit: int = 0) -> int:
+        return limit if self.usd <= budget_micros else 0
 
     def covering(self, extras: RequestExtras) -> "FlatRate":
         return self
 
 
-# The plan of the session that the drills attack: what it does, as data.
+# The plan of the session, as data.
 
 AGENT: Final = "night-watch"
 HELPER: Final = "reader"
@@ -231,7 +231,7 @@ BLOB_BYTES: Final = 40_000
 TURNS: Final = 6
 
 PLENTY: Final = 1_000_000 * DOLLAR
-"""A cap that these sessions never reach: only a session's own cap refuses a call."""
+"""A cap that is never reached: only a session's own cap refuses a call."""
 
 CAPS: Final = Caps(
     session=Cap(1 * DOLLAR),
@@ -273,18 +273,18 @@ class AttachStep(PlanStep, frozen=True):
 
 
 class WakeStep(PlanStep, frozen=True):
-    """The session wakes, with everything in its inbox."""
+    """The session wakes and reads its whole inbox."""
 
     cause: WakeCause
 
 
 class Spend(msgspec.Struct, frozen=True):
-    """One call or request: what is held for it, and its result and cost."""
+    """One call or request: its hold, result and cost."""
 
     id: str
     what: Literal["call", "request"]
     name: str
-    truth: ActualResult
+    result: ActualResult
     usd: int
     tokens: int = 0
     purpose: Purpose = "turn"
@@ -298,7 +298,7 @@ class ActStep(PlanStep, frozen=True):
 
 
 class RestStep(PlanStep, frozen=True):
-    """The session parks: due again at once, or until its inbox wakes it."""
+    """The session parks: due again immediately, or until its inbox wakes it."""
 
     state: State = "SLEEPING"
     due: bool = True
@@ -333,7 +333,7 @@ def child_of(session: str) -> str:
 
 
 def plan(session: str, blob_bytes: int = BLOB_BYTES) -> tuple[Step, ...]:
-    """Lay out the whole life of a session, with ids that contain its name."""
+    """Make the steps of a whole session, with ids that contain its name."""
     return (
         BeginStep(f"{session}/start", session),
         WakeStep(f"{session}/first", session, "trigger"),
@@ -355,7 +355,7 @@ def _ending(session: str, state: State, reason: str) -> EndStep:
 
 
 def _turn(session: str, turn: int) -> Iterator[Step]:
-    """One turn: think, act, think, rest, wake; each turn differs."""
+    """Plan one turn: request, calls, request, park, wake. Each turn differs."""
     name = f"{session}/turn-{turn}"
     yield _act(session, _request(f"{name}/think", "turn", turn))
     yield _act(session, *(_call(f"{name}/act-{number}", turn + number) for number in range(1 + turn % 2)))
@@ -377,28 +377,28 @@ def _turn(session: str, turn: int) -> Iterator[Step]:
 
 
 def _delegate_steps(session: str) -> Iterator[Step]:
-    """A sub-session that spends more than its cap, and is settled with its parent."""
+    """Plan a sub-session that spends more than its cap and is settled with its parent."""
     child = child_of(session)
     yield DelegateStep(f"{child}/start", session)
     yield RestStep(f"{session}/awaiting-helper", session, state="WAITING_FOR_TOOL", due=False)
     yield WakeStep(f"{child}/first", child, "trigger")
     yield _act(child, _request(f"{child}/think", "turn", 1))
-    over = ActualResult("ok", usd=usd_to_micros("0.15"), tokens=0, body=b"It was a long document.")
-    yield _act(child, Spend(f"{child}/read", "call", "read_document", over, usd_to_micros("0.01")))
+    result = ActualResult("ok", usd=usd_to_micros("0.15"), tokens=0, body=b"It was a long document.")
+    yield _act(child, Spend(f"{child}/read", "call", "read_document", result, usd_to_micros("0.01")))
     yield _ending(child, "BUDGET_EXCEEDED", "cost_cap_reached")
     yield SayStep(f"{child}/told", session, WakePosted(cause="child", origin="agent", sender=child), b"It is over.")
     yield WakeStep(f"{session}/helped", session, "child")
 
 
 def _closing(session: str) -> Iterator[Step]:
-    """A refused call, a free one, one that costs more than was held; and the end."""
+    """Plan a refused call, a free one, one that costs more than its hold, and the end."""
     name = f"{session}/closing"
     yield _act(session, Spend(f"{name}/too-dear", "call", "buy_house", ActualResult("ok"), 5 * DOLLAR))
     yield _act(session, Spend(f"{name}/free", "call", "look_around", ActualResult("ok", body=b"All is quiet."), 0))
-    released = ActualResult("error", usd=0, tokens=0)
-    yield _act(session, Spend(f"{name}/unbilled", "request", MODEL, released, usd_to_micros("0.02"), 2000))
-    over = ActualResult("ok", usd=usd_to_micros("0.03"), tokens=0)
-    yield _act(session, Spend(f"{name}/dearer", "call", "translate", over, usd_to_micros("0.02")))
+    unbilled = ActualResult("error", usd=0, tokens=0)
+    yield _act(session, Spend(f"{name}/unbilled", "request", MODEL, unbilled, usd_to_micros("0.02"), 2000))
+    result = ActualResult("ok", usd=usd_to_micros("0.03"), tokens=0)
+    yield _act(session, Spend(f"{name}/dearer", "call", "translate", result, usd_to_micros("0.02")))
     yield SetCapStep(f"{session}/lower", child_of(session), usd_to_micros("0.05"))
     yield EraseStep(f"{session}/erase", child_of(session))
     yield _ending(session, "COMPLETED", "completed")
@@ -421,11 +421,11 @@ def _signal(name: str) -> WakePosted:
     return WakePosted(cause="signal", origin="sensor", sender="drill", name=name)
 
 
-Told = tuple[Stored, Session]
+AckedEvent = tuple[Stored, Session]
 """An acknowledged event, and the state of its stream after it."""
 
-Acknowledged = Callable[[Sequence[Told]], None]
-"""Called after every acknowledged commit, before anything else happens; also for one without events."""
+Acknowledged = Callable[[Sequence[AckedEvent]], None]
+"""Called after every acknowledged commit, before anything else happens, even if the commit has no events."""
 
 PAGE: Final = 1000
 CLAIMED: Final = 100
@@ -439,16 +439,16 @@ class SessionUnavailable(HalterError):
 class Witness(StoreProxy):
     """Folds every event that a store acknowledges, and reports it before the workload continues."""
 
-    def __init__(self, store: Store, acknowledged: Acknowledged) -> None:
+    def __init__(self, store: Store, on_acknowledged: Acknowledged) -> None:
         super().__init__(store)
-        self._acknowledged = acknowledged
+        self._acknowledged = on_acknowledged
         self.states: dict[StreamId, Session] = {}
         self.done: set[str] = set()
         self.now = 0
 
     async def commit(self, write: Write) -> Committed:
         committed = await self._store.commit(write)
-        if not committed.repeated:
+        if not committed.is_repeated:
             self._acknowledged([(stored, self._fold(stored)) for stored in committed.fresh()])
         return committed
 
@@ -459,13 +459,13 @@ class Witness(StoreProxy):
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        """Claim and report: a lease is no event, but it was acknowledged."""
+        """Claim and report the acknowledgment: a lease has no event."""
         leases = await self._store.claim(worker, limit, only, agents)
         self._acknowledged(())
         return leases
 
     async def put(self, data: bytes) -> Digest:
-        """Put and report: a blob is no event, but it was acknowledged."""
+        """Put and report the acknowledgment: a blob has no event."""
         digest = await self._store.put(data)
         self._acknowledged(())
         return digest
@@ -492,9 +492,9 @@ class Witness(StoreProxy):
 
 
 class Workload:
-    """A worker that walks the plan of one session and of its sub-session, from where they stand.
+    """A worker that runs the remaining steps of one session and its sub-session.
 
-    A claim takes every due session. So where one worker has several sessions, they share what it has `claimed`.
+    A claim takes every due session, so several workloads of one worker share `claimed`.
     """
 
     def __init__(
@@ -515,7 +515,7 @@ class Workload:
         self._leases: dict[str, Lease] = {}
 
     async def run(self, steps: Sequence[Step] | None = None) -> Session:
-        """Do every step that is not done yet; return the session's state."""
+        """Run every remaining step; return the session's state."""
         for session in (self._session, child_of(self._session)):
             await self._store.replay(session_stream(session))
             await self._store.replay(inbox_stream(session))
@@ -552,17 +552,17 @@ class Workload:
                 draft = Draft(event, blob=await self._store.put(data))
                 await self._store.commit(Write(inbox_stream(step.session), step.id, lambda _: [draft]))
             case WakeStep():
-                seen = self._store.state(inbox_stream(step.session)).head
-                await self._store.commit(wake_session(await self._lease(step.session), step.id, step.cause, seen))
+                inbox_head = self._store.state(inbox_stream(step.session)).head
+                await self._store.commit(wake_session(await self._lease(step.session), step.id, step.cause, inbox_head))
             case RestStep():
                 await self._rest_step(step)
             case SetCapStep():
                 account = Account(stream, "", "usd")
                 await self._store.commit(change_cap(account, step.cap, BY, step.id, "The plan says so."))
             case EraseStep():
-                through = self._store.state(stream).head
-                erased = BodiesErased(stream=stream, through=through, by=BY, reason="The plan says so.")
-                await self._store.commit(Write(FLEET, step.id, lambda _: [Draft(erased)], others=(stream,)))
+                head = self._store.state(stream).head
+                erasure = BodiesErased(stream=stream, through=head, by=BY, reason="The plan says so.")
+                await self._store.commit(Write(FLEET, step.id, lambda _: [Draft(erasure)], others=(stream,)))
 
     async def _begin(self, step: BeginStep) -> None:
         event = SessionStarted(
@@ -590,15 +590,15 @@ class Workload:
         await self._store.commit(start_child(event, await self._lease(step.session), b"Read what was attached."))
 
     async def _act(self, step: ActStep) -> None:
-        """Hold for all that act together, and settle them in reverse order."""
-        held: list[tuple[Spend, InFlight]] = []
+        """Hold money for all effects of a step, and settle them in reverse order."""
+        flights: list[tuple[Spend, InFlight]] = []
         for spend in step.together:
             if spend.id not in self._store.done:
                 answer = await self._till.admit(await self._lease(step.session), self._make_request(step, spend))
                 if isinstance(answer, InFlight):
-                    held.append((spend, answer))
-        for spend, flight in reversed(held):
-            await self._till.settle(await self._lease(step.session), flight, spend.truth)
+                    flights.append((spend, answer))
+        for spend, flight in reversed(flights):
+            await self._till.settle(await self._lease(step.session), flight, spend.result)
 
     def _make_request(self, step: ActStep, spend: Spend) -> CallRequest | ModelAttempt:
         state, now = self._state(step.session), self._clock.now()
@@ -644,11 +644,11 @@ class Workload:
         if session not in self._claimed:
             self._claimed |= {lease.session: lease for lease in await self._store.claim(self._worker, CLAIMED)}
         if session not in self._claimed:
-            raise SessionUnavailable(f"Session {session} cannot be claimed: another owner has it, or it is not due.")
+            raise SessionUnavailable(f"Cannot claim session {session}: another worker owns it, or it is not due.")
         return self._claimed.pop(session)
 
     async def _take_over_session(self, lease: Lease, state: Session) -> None:
-        """Record the change of owner, and settle what is in doubt at its maximum."""
+        """Record the new owner, and settle effects in doubt at their maximum cost."""
         key = f"{lease.session}/{lease.generation}/takeover"
         await self._store.commit(wake_session(lease, key, None, state.inbox_seen))
         await self._till.settle_in_doubt(lease, list(state.in_flight.values()))

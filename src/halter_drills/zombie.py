@@ -1,7 +1,7 @@
-"""A worker that is stopped and continued after its lease expired changes nothing.
+"""A worker that continues after its lease expired changes nothing.
 
-Each zombie is a real process. It works up to some moment of its session and is stopped with SIGSTOP. Another process
-takes the session over and ends it. Then the zombie is continued and tries everything an owner can do.
+Each zombie is a real process. It runs its session up to some moment and is stopped with SIGSTOP. Another process takes
+the session over and ends it. Then the zombie continues and tries every write of an owner.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ Moment = Literal["before an intent", "before an effect", "before an outcome", "p
 MOMENTS: Final[tuple[Moment, ...]] = get_args(Moment)
 STEPS: Final = 3
 TOGETHER: Final = 15
-"""How many workers are stopped and taken over at the same time."""
+"""Number of workers that are stopped and taken over at the same time."""
 LEASE: Final = SECOND
 EFFECTS: Final = "effects"
 AMOUNT: Final = 1000
-LOOKS: Final = 500
-LOOK: Final = SECOND // 50
+MAX_CLAIMS: Final = 500
+POLL_INTERVAL: Final = SECOND // 50
 
 Answer = Literal["refused", "let through"]
 Testimony = list[tuple[str, Answer]]
-"""What a zombie tried after it was continued, and the result."""
+"""The attempts of a zombie after it continued, and their results."""
 
 
 class ZombieCase(msgspec.Struct, frozen=True):
-    """When a zombie is stopped, and whether it learns of its loss from a heartbeat or from its next write."""
+    """The moment at which a zombie is stopped; it learns of its loss from a heartbeat or from its next write."""
 
     number: int
 
@@ -72,7 +72,7 @@ def apply_unfenced(write: Write, rows: WorkingSet, salts: Iterator[bytes]) -> Wr
 
 
 class Mortal:
-    """What zombie and heir do: the steps of a session, with effects in the outside world."""
+    """A worker that runs the steps of a session, with effects in the outside world: base of zombie and heir."""
 
     def __init__(self, workspace: Workspace, name: str, agent: str, applier: Applier) -> None:
         self._name = WorkerId(name)
@@ -107,33 +107,33 @@ class Heir(Mortal):
     """Takes over the sessions of zombies, and ends them."""
 
     async def take_over(self, count: int) -> list[str]:
-        ended: list[str] = []
-        for _ in range(LOOKS):
+        ended_sessions: list[str] = []
+        for _ in range(MAX_CLAIMS):
             # Only those of its agent: with teeth, earlier zombies have started sub-sessions.
             for lease in await self._store.claim(self._name, count, agents={self._agent: None}):
                 await self._finish(lease)
                 await self._store.beat(self._name)
-                ended.append(lease.session)
-            if len(ended) >= count:
+                ended_sessions.append(lease.session)
+            if len(ended_sessions) >= count:
                 break
-            await self._clock.sleep(LOOK)
+            await self._clock.sleep(POLL_INTERVAL)
         await self._store.close()
-        return ended
+        return ended_sessions
 
     async def _finish(self, lease: Lease) -> None:
         events = await self._store.read(lease.stream)
-        seen = len(await self._store.read(inbox_stream(lease.session)))
-        await self._store.commit(wake_session(lease, f"{lease.session}/{lease.generation}/woken", None, seen))
+        inbox_head = len(await self._store.read(inbox_stream(lease.session)))
+        await self._store.commit(wake_session(lease, f"{lease.session}/{lease.generation}/woken", None, inbox_head))
         await self._till.settle_in_doubt(lease, list(replay(events).in_flight.values()))
-        begun = {stored.event.call for stored in events if isinstance(stored.event, CallStarted)}
+        started_calls = {stored.event.call for stored in events if isinstance(stored.event, CallStarted)}
         for number in range(STEPS):
-            if f"{lease.session}/{number}" not in begun:
+            if f"{lease.session}/{number}" not in started_calls:
                 await self._step(lease, number)
         await self._store.commit(end_session(lease, "COMPLETED", "completed"))
 
 
 class Zombie(Mortal):
-    """Works up to its moment, is stopped and continued, and reports what it could still do."""
+    """Works up to its moment, is stopped, continues, and reports its attempts."""
 
     def __init__(self, pipe: Pipe, workspace: Workspace, case: ZombieCase, applier: Applier) -> None:
         super().__init__(workspace, f"zombie-{case.number}", case.agent, applier)
@@ -151,21 +151,21 @@ class Zombie(Mortal):
             await self._store.beat(self._name)
             await self._clock.sleep(LEASE // 5)
         self._pipe.recv()
-        self._pipe.send("still")  # From here on it does nothing, so that no lock is held when the signal comes.
+        self._pipe.send("still")  # It does nothing from here on, so it holds no lock when it is stopped.
         self._pipe.recv()
         self._pipe.send(await self._testimony(lease, flight))
         await self._store.close()
 
     async def _claim(self, session: str) -> Lease:
-        """Claim its own session only: on a busy machine another lease can expire before its owner is stopped."""
-        for _ in range(LOOKS):
+        """Claim only its own session: on a busy machine, another lease can expire before its owner is stopped."""
+        for _ in range(MAX_CLAIMS):
             for lease in await self._store.claim(self._name, 1, SessionId(session)):
                 return lease
-            await self._clock.sleep(LOOK)
-        raise DrillBroken(f"The worker {self._name} of the drill could not claim its session.")
+            await self._clock.sleep(POLL_INTERVAL)
+        raise DrillBroken(f"The drill's worker {self._name} could not claim its session.")
 
     async def _work(self, lease: Lease) -> InFlight | None:
-        """Work up to the moment; return what is in flight then."""
+        """Work up to the moment; return the effect in flight, if any."""
         for number in range(self._case.step):
             await self._step(lease, number)
             await self._store.beat(self._name)
@@ -173,8 +173,8 @@ class Zombie(Mortal):
             case "before an intent":
                 return None
             case "parked" | "resident":
-                rest = SessionParked(state="SLEEPING", resident=self._case.moment == "resident")
-                await self._store.commit(park_session(lease, f"{lease.session}/rest", rest))
+                event = SessionParked(state="SLEEPING", resident=self._case.moment == "resident")
+                await self._store.commit(park_session(lease, f"{lease.session}/rest", event))
                 return None
             case "before an effect" | "before an outcome":
                 flight = await self._begin(lease, self._case.step)
@@ -183,16 +183,16 @@ class Zombie(Mortal):
         return flight
 
     async def _testimony(self, lease: Lease, flight: InFlight | None) -> Testimony:
-        tried = [await self._beaten(lease)] if self._case.beats_first else []
-        tried += await self._went_on(lease, flight)
+        attempts = [await self._beaten(lease)] if self._case.beats_first else []
+        attempts += await self._went_on(lease, flight)
         for name, write in _list_writes(lease):
-            tried.append(await _try_write(name, lambda write=write: self._store.commit(write)))
-        return tried if self._case.beats_first else [*tried, await self._beaten(lease)]
+            attempts.append(await _try_write(name, lambda write=write: self._store.commit(write)))
+        return attempts if self._case.beats_first else [*attempts, await self._beaten(lease)]
 
     async def _went_on(self, lease: Lease, flight: InFlight | None) -> Testimony:
         if self._case.moment == "parked":
-            woken = wake_session(lease, f"{lease.session}/woken", None, 0)
-            return [await _try_write("its waking up", lambda: self._store.commit(woken))]
+            wake = wake_session(lease, f"{lease.session}/woken", None, 0)
+            return [await _try_write("its waking up", lambda: self._store.commit(wake))]
         if flight is not None:
             if self._case.moment == "before an effect":
                 self._act(flight)
@@ -202,16 +202,16 @@ class Zombie(Mortal):
     async def _beaten(self, lease: Lease) -> tuple[str, Answer]:
         """A heartbeat after the lease expired must report the session as lost."""
         beat = await self._store.beat(self._name)
-        lost = beat.held is not None and lease not in beat.held
-        return ("a heartbeat that reported no loss", "refused" if lost else "let through")
+        is_lost = beat.remaining_leases is not None and lease not in beat.remaining_leases
+        return ("a heartbeat that reported no loss", "refused" if is_lost else "let through")
 
 
-async def _try_write(what: str, attempt: Callable[[], Awaitable[object]]) -> tuple[str, Answer]:
+async def _try_write(description: str, attempt: Callable[[], Awaitable[object]]) -> tuple[str, Answer]:
     try:
         await attempt()
     except LeaseLost:
-        return (what, "refused")
-    return (what, "let through")
+        return (description, "refused")
+    return (description, "let through")
 
 
 def _list_writes(lease: Lease) -> list[tuple[str, Write]]:
@@ -238,11 +238,11 @@ CASES: Final = 2 * STEPS * len(MOMENTS)
 def run(setting: Setting) -> DrillResult:
     cases = [ZombieCase(number) for number in range(CASES if setting.seeds is None else setting.seeds)]
     violations: list[str] = []
-    with own_store(setting) as workspace, children(__name__) as started:
-        for first in range(0, len(cases), TOGETHER):
-            batch = cases[first : first + TOGETHER]
-            setting.progress(first, len(cases), f"{len(batch)} workers are stopped and taken over")
-            violations += _batch(workspace, started, batch, apply_unfenced if setting.teeth else apply_write)
+    with own_store(setting) as workspace, children(__name__) as processes:
+        for start in range(0, len(cases), TOGETHER):
+            batch = cases[start : start + TOGETHER]
+            setting.progress(start, len(cases), f"stopping and replacing {len(batch)} workers")
+            violations += _batch(workspace, processes, batch, apply_unfenced if setting.teeth else apply_write)
         contents = read_store(workspace.url)
         violations += check(contents) + _check_done_once(contents) + _check_acted_once(workspace)
         setting.progress(len(cases), len(cases), "checked")
@@ -253,29 +253,33 @@ def run(setting: Setting) -> DrillResult:
 def _batch(workspace: Workspace, children: Children, cases: Sequence[ZombieCase], applier: Applier) -> list[str]:
     zombies = [children.start(_zombie, workspace, case, applier) for case in cases]
     sessions: list[str] = [zombie.receive() for zombie in zombies]
-    parked = [session for session, case in zip(sessions, cases, strict=True) if case.moment == "parked"]
-    asyncio.run(_wake_sessions(workspace, parked))
+    parked_sessions = [session for session, case in zip(sessions, cases, strict=True) if case.moment == "parked"]
+    asyncio.run(_wake_sessions(workspace, parked_sessions))
     for zombie in zombies:
         zombie.send("stand still")
         zombie.receive()
         zombie.stop()
     time.sleep(1.2 * LEASE / SECOND)
     heir = children.start(_heir, workspace, len(sessions), cases[0])
-    ended = heir.receive()
+    ended_sessions = heir.receive()
     for zombie in zombies:
         zombie.send("go on")
         zombie.resume()
-    wrong = [] if sorted(ended) == sorted(sessions) else [f"Of {sessions}, only {ended} were taken over."]
+    wrong = (
+        [] if sorted(ended_sessions) == sorted(sessions) else [f"Only {ended_sessions} of {sessions} were taken over."]
+    )
     for case, zombie in zip(cases, zombies, strict=True):
-        where = f"The worker of case {case.number}, stopped {case.moment} in step {case.step}, was continued"
+        where = f"The worker of case {case.number}, stopped {case.moment} in step {case.step}, continued"
         testimony: Testimony = zombie.receive()
-        wrong += [f"{where}, and {tried} was let through." for tried, answer in testimony if answer != "refused"]
+        wrong += [
+            f"{where}, and {description} was let through." for description, answer in testimony if answer != "refused"
+        ]
     children.end()
     return wrong
 
 
 def _check_done_once(contents: StoreContents) -> list[str]:
-    """Check that each step of each session was started once, settled once, and that nothing follows the end."""
+    """Check that each step of each session was started and settled once, and that no event follows the end."""
     wrong: list[str] = []
     times = Counter((event.kind, event.facts["call"]) for event in contents.events if "call" in event.facts)
     last = {event.stream: event for event in contents.events}
@@ -283,17 +287,17 @@ def _check_done_once(contents: StoreContents) -> list[str]:
         if stream.endswith("/in"):
             continue
         if event.kind != "session_ended":
-            wrong.append(f"The session does not end with its end, but with the {event}.")
+            wrong.append(f"The last event of the session is not its end, but the {event}.")
         for number in range(STEPS):
             call = f"{stream.removeprefix('session:')}/{number}"
-            done = times["call_started", call], times["call_settled", call]
-            if done != (1, 1):
-                wrong.append(f"The call {call} was started {done[0]} times and settled {done[1]} times.")
+            counts = times["call_started", call], times["call_settled", call]
+            if counts != (1, 1):
+                wrong.append(f"The call {call} was started {counts[0]} times and settled {counts[1]} times.")
     return wrong
 
 
 def _check_acted_once(workspace: Workspace) -> list[str]:
-    """Check outside that no effect happened twice."""
+    """Check in the outside world that no effect happened twice."""
     times = Counter((workspace.folder / EFFECTS).read_text().splitlines())
     return [f"The call {call} had its effect {count} times." for call, count in times.items() if count > 1]
 
@@ -312,4 +316,4 @@ async def _heir(pipe: Pipe, workspace: Workspace, count: int, first: ZombieCase)
     pipe.send(await Heir(workspace, f"heir-{first.number}", first.agent, apply_write).take_over(count))
 
 
-DRILL: Final = Drill("zombie", "A worker that is continued after its lease expired can write nothing.", run)
+DRILL: Final = Drill("zombie", "A worker that continues after its lease expired cannot write anything.", run)

@@ -29,8 +29,8 @@ class Payments(list[int]):
         self._file = file
 
     def append(self, amount: int) -> None:
-        with self._file.open("a") as paid:
-            paid.write(f"{amount}\n")
+        with self._file.open("a") as file:
+            file.write(f"{amount}\n")
 
 
 class Program:
@@ -46,8 +46,8 @@ class Program:
     def load(self) -> Any:
         return json.loads(self._kept.read_bytes()) if self._kept.exists() else None
 
-    def keep_and_die(self, kept: bytes) -> NoReturn:
-        self._kept.write_bytes(kept)
+    def keep_and_die(self, body: bytes) -> NoReturn:
+        self._kept.write_bytes(body)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("A process outlived kill -9.")
 
@@ -60,9 +60,9 @@ async def run_pydantic_ai(program: Program) -> str:
 
     world = program.at_desk(test_pydantic_ai.World)
     agent = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
-    if (kept := program.load()) is None:
+    if (result := program.load()) is None:
         program.keep_and_die((await agent.run("Pay the bill.")).all_messages_json())
-    history = ModelMessagesTypeAdapter.validate_python(kept)
+    history = ModelMessagesTypeAdapter.validate_python(result)
     results = DeferredToolResults(approvals={"c1": True})
     return (await agent.run(message_history=history, deferred_tool_results=results)).output
 
@@ -97,10 +97,10 @@ async def run_openai_agents(program: Program) -> str:
     from tests.adapters import test_openai_agents
 
     runner = test_openai_agents.make_runner(program.at_desk(), "PRIVILEGED")
-    if (kept := program.load()) is None:
+    if (result := program.load()) is None:
         first = await runner.run("Pay the bill.", conversation="one")
         program.keep_and_die(json.dumps(first.to_state().to_json()).encode())
-    state: RunState[Any] = await RunState.from_json(runner.agent, kept)
+    state: RunState[Any] = await RunState.from_json(runner.agent, result)
     state.approve(state.get_interruptions()[0])
     return (await runner.run(state, conversation="one")).final_output
 
@@ -111,13 +111,13 @@ async def run_agent_framework(program: Program) -> str:
     from tests.adapters import test_agent_framework
 
     agent = test_agent_framework.make_agent(program.at_desk(), "PRIVILEGED")
-    if (kept := program.load()) is None:
+    if (result := program.load()) is None:
         session = AgentSession(session_id="one")
         first = await agent.run("Pay the bill.", session=session)
-        said = Message("user", [first.user_input_requests[0].to_function_approval_response(approved=True)])
-        program.keep_and_die(json.dumps({"session": session.to_dict(), "said": said.to_dict()}).encode())
-    session, said = AgentSession.from_dict(kept["session"]), Message.from_dict(kept["said"])
-    return (await agent.run(said, session=session)).text
+        message = Message("user", [first.user_input_requests[0].to_function_approval_response(approved=True)])
+        program.keep_and_die(json.dumps({"session": session.to_dict(), "said": message.to_dict()}).encode())
+    session, message = AgentSession.from_dict(result["session"]), Message.from_dict(result["said"])
+    return (await agent.run(message, session=session)).text
 
 
 async def run_google_adk(program: Program) -> str:
@@ -128,10 +128,10 @@ async def run_google_adk(program: Program) -> str:
 
     sessions = SqliteSessionService(str(program.folder / "adk.db"))
     runner = adk.make_runner(program.at_desk(), "PRIVILEGED", sessions=sessions)
-    if (kept := program.load()) is None:
+    if (result := program.load()) is None:
         question = adk.find_question(await adk.run(runner))
         program.keep_and_die(question.model_dump_json().encode())
-    return adk.text_of(await adk.run(runner, adk.answer(types.FunctionCall.model_validate(kept))))
+    return adk.text_of(await adk.run(runner, adk.answer(types.FunctionCall.model_validate(result))))
 
 
 async def run_claude_sdk(program: Program) -> str:
@@ -151,10 +151,10 @@ async def run_crewai(program: Program, *, made_first: bool = False) -> str:
     from tests.adapters import test_crewai
 
     class Dying(test_crewai.FunctionModel):
-        def _say(self, heard: str) -> Any:
-            if "Observation: paid 7" in heard and program.load() is None:
+        def _say(self, text: str) -> Any:
+            if "Observation: paid 7" in text and program.load() is None:
                 program.keep_and_die(b"{}")
-            return super()._say(heard)
+            return super()._say(text)
 
     desk = program.at_desk()
     desk.lease = 1.0

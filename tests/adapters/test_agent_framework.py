@@ -23,7 +23,7 @@ from agent_framework import (
 from halter.adapters.agent_framework import GuardedChatAgent, guard
 from halter.core.errors import ConfigError
 from halter.guard.halts import halt
-from halter.runtime.external import EffectRefused
+from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 
 
@@ -126,10 +126,10 @@ async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_halt_ends_a_run_within_its_request(desk: Desk, *, stream: bool) -> None:
-    begun = asyncio.Event()
-    given = make_agent(desk, client=FunctionClient(gate=begun)).run("Pay the bill.", stream=stream)
-    run = asyncio.ensure_future(given.get_final_response() if stream else given)
-    await begun.wait()
+    event = asyncio.Event()
+    result = make_agent(desk, client=FunctionClient(gate=event)).run("Pay the bill.", stream=stream)
+    run = asyncio.ensure_future(result.get_final_response() if stream else result)
+    await event.wait()
     store = desk.store()
     await store.commit(halt("fleet", "ada", "halt-1"))
     with pytest.raises(EffectRefused) as refused:
@@ -150,12 +150,12 @@ async def test_a_question_ends_the_run_and_the_call_is_made_once_after_a_yes(des
     assert first.user_input_requests[0].function_call.name == "pay"
     # Approving in the framework alone is not enough.
     session = AgentSession.from_dict(session.to_dict())
-    again = await make_agent(desk, "PRIVILEGED").run(approve(first), session=session)
+    result = await make_agent(desk, "PRIVILEGED").run(approve(first), session=session)
     assert desk.paid == []
     await desk.decide("approve")
     # A new agent, a new guard and a session that was read back go on, as a new process would.
     session = AgentSession.from_dict(session.to_dict())
-    last = await make_agent(desk, "PRIVILEGED").run(approve(again), session=session)
+    last = await make_agent(desk, "PRIVILEGED").run(approve(result), session=session)
     assert (last.text, desk.paid) == ("Done: paid 7", [7])
 
 
@@ -170,8 +170,8 @@ async def test_a_denied_call_does_not_run(desk: Desk) -> None:
 
 class Demanding(FunctionClient):
     def _say(self, messages: Sequence[Message]) -> Content:
-        said = super()._say(messages)
-        return Content.from_function_call("c1", "pay", arguments={"amount": -7}) if said.type != "text" else said
+        content = super()._say(messages)
+        return Content.from_function_call("c1", "pay", arguments={"amount": -7}) if content.type != "text" else content
 
 
 async def test_an_error_of_the_tool_is_told_to_the_model(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from pydantic_ai.messages import BinaryContent, DocumentUrl, ImageUrl, ToolRetur
 
 from halter.adapters.agent_framework import _to_attributes  # pyright: ignore[reportPrivateUsage]  What it renders is meant.
 from halter.adapters.attachments import split_attachments
-from halter.runtime.external import EffectRefused
+from halter.runtime.external_effects import EffectRefused
 from tests.adapters import test_agent_framework, test_langchain, test_openai_agents, test_pydantic_ai
 from tests.adapters.conftest import Desk
 
@@ -44,8 +44,8 @@ def user(*parts: Any) -> Any:
     ],
 )
 def test_a_picture_of_the_program_s_own_is_no_text(request_: Any, kinds: list[str]) -> None:
-    text, found = split_attachments(msgspec.json.encode(request_, enc_hook=_to_attributes).decode())
-    assert found == kinds
+    text, attachment_kinds = split_attachments(msgspec.json.encode(request_, enc_hook=_to_attributes).decode())
+    assert attachment_kinds == kinds
     assert len(text) < 1000
 
 
@@ -65,8 +65,8 @@ def test_a_picture_of_the_program_s_own_is_no_text(request_: Any, kinds: list[st
     ],
 )
 def test_what_lies_elsewhere_or_came_from_a_tool_is_held_for_beside_its_text(request_: Any, kinds: list[str]) -> None:
-    sent = msgspec.json.encode(request_, enc_hook=_to_attributes).decode()
-    assert split_attachments(sent) == (sent, kinds)
+    payload = msgspec.json.encode(request_, enc_hook=_to_attributes).decode()
+    assert split_attachments(payload) == (payload, kinds)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_what_lies_elsewhere_or_came_from_a_tool_is_held_for_beside_its_text(req
     ],
 )
 def test_what_a_call_was_given_and_a_tool_listed_is_text(request_: Any) -> None:
-    sent = msgspec.json.encode(request_, enc_hook=_to_attributes).decode()
-    assert split_attachments(sent) == (sent, [])
+    payload = msgspec.json.encode(request_, enc_hook=_to_attributes).decode()
+    assert split_attachments(payload) == (payload, [])
 
 
 Picture = dict[str, Any]
@@ -89,27 +89,27 @@ CHAT: Picture = {"type": "image_url", "image_url": {"url": ADDRESS}}
 
 
 async def run_pydantic_ai(desk: Any, cap: float, *, near: bool) -> Any:
-    shown = BinaryContent(SIGHT, media_type="image/png") if near else ImageUrl(FAR)
-    return (await desk.agent(cap=cap).run(["Pay the bill.", shown])).output
+    outcome = BinaryContent(SIGHT, media_type="image/png") if near else ImageUrl(FAR)
+    return (await desk.agent(cap=cap).run(["Pay the bill.", outcome])).output
 
 
 async def run_langchain(desk: Desk, cap: float, *, near: bool) -> Any:
     shown = CHAT if near else {"type": "image", "url": FAR}
-    asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Pay the bill."}, shown]}]}
-    return (await test_langchain.make_agent(desk, cap=cap).ainvoke(asked))["messages"][-1].content
+    values = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Pay the bill."}, shown]}]}
+    return (await test_langchain.make_agent(desk, cap=cap).ainvoke(values))["messages"][-1].content
 
 
 async def run_openai_agents(desk: Desk, cap: float, *, near: bool) -> Any:
-    shown = {"type": "input_image", "detail": "auto", "image_url": ADDRESS if near else FAR}
+    values = {"type": "input_image", "detail": "auto", "image_url": ADDRESS if near else FAR}
     runner = test_openai_agents.make_runner(desk, cap=cap)
-    return (await runner.run([{"role": "user", "content": [shown]}])).final_output
+    return (await runner.run([{"role": "user", "content": [values]}])).final_output
 
 
 async def run_agent_framework(desk: Desk, cap: float, *, near: bool) -> Any:
     far = Content.from_uri(uri=FAR, media_type="image/png")
-    shown = Content.from_data(data=SIGHT, media_type="image/png") if near else far
+    content = Content.from_data(data=SIGHT, media_type="image/png") if near else far
     agent = test_agent_framework.make_agent(desk, cap=cap)
-    return (await agent.run(Message("user", [Content.from_text("Pay the bill."), shown]))).text
+    return (await agent.run(Message("user", [Content.from_text("Pay the bill."), content]))).text
 
 
 @pytest.mark.parametrize("run", [run_pydantic_ai, run_langchain, run_openai_agents, run_agent_framework])
@@ -126,7 +126,7 @@ def test_a_picture_is_held_at_its_most_in_every_framework(desk: Desk, run: Any, 
 
 async def test_sound_without_a_known_price_is_refused_before_the_model_is_asked(desk: Desk) -> None:
     model = test_langchain.FunctionChatModel(asked=[])
-    asked: Any = {"messages": [{"role": "user", "content": [{"type": "audio", "url": FAR}]}]}
+    result: Any = {"messages": [{"role": "user", "content": [{"type": "audio", "url": FAR}]}]}
     with pytest.raises(EffectRefused, match="audio"):
-        await test_langchain.make_agent(desk, cap=100, model=model).ainvoke(asked)
+        await test_langchain.make_agent(desk, cap=100, model=model).ainvoke(result)
     assert model.asked == []

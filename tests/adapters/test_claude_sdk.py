@@ -16,7 +16,7 @@ from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, create_sdk_mcp_s
 from halter.adapters.claude_sdk import GuardedClaude, guard
 from halter.core.errors import ConfigError
 from halter.guard.halts import halt
-from halter.runtime.external import EffectRefused
+from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 from tests.clients.providers import Provider, Step, calls, text
 
@@ -28,11 +28,11 @@ DONE = text("Done.")
 
 def make_options(desk: Desk, provider: Provider, **options: Any) -> ClaudeAgentOptions:
     @tool("pay", "Pay an amount.", {"amount": int})
-    async def pay(given: dict[str, Any]) -> dict[str, Any]:
-        if given["amount"] < 0:
+    async def pay(fields: dict[str, Any]) -> dict[str, Any]:
+        if fields["amount"] < 0:
             raise ValueError("less than nothing")
-        desk.paid.append(given["amount"])
-        return {"content": [{"type": "text", "text": f"paid {given['amount']}"}]}
+        desk.paid.append(fields["amount"])
+        return {"content": [{"type": "text", "text": f"paid {fields['amount']}"}]}
 
     home = desk.file.parent / "home"
     home.mkdir(exist_ok=True)
@@ -236,6 +236,6 @@ async def test_a_call_that_no_hook_was_called_for_ends_the_query(desk: Desk) -> 
     with Provider([CALL, CALL, CALL, DONE]) as provider:
         agent = make_agent(desk, provider)
         agent.options.env["CLAUDE_CODE_SIMPLE"] = "1"
-        with pytest.raises(ConfigError, match="asked no guard"):
+        with pytest.raises(ConfigError, match="without the guard"):
             await run(agent)
     assert desk.paid == [7]

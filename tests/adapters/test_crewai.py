@@ -33,7 +33,7 @@ from pydantic import Field
 from halter.adapters.crewai import GuardedCrew, guard
 from halter.core.errors import ConfigError
 from halter.guard.halts import halt
-from halter.runtime.external import EffectRefused
+from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -72,14 +72,14 @@ class FunctionModel(BaseLLM):
         )
         return self._say(json.dumps(messages, default=str))
 
-    def _say(self, heard: str) -> Any:
+    def _say(self, text: str) -> Any:
         given = json.dumps({"amount": self.amount})
         if self.native:
-            if '"role": "tool"' in heard:
-                return "Done: " + heard.rpartition('"role": "tool"')[2]
+            if '"role": "tool"' in text:
+                return "Done: " + text.rpartition('"role": "tool"')[2]
             return [SimpleNamespace(id="c1", function=SimpleNamespace(name="pay", arguments=given))]
-        if '"role": "assistant"' in heard:
-            return f"Thought: I know.\nFinal Answer: Done: {heard.rpartition('Observation:')[2][:300]}"
+        if '"role": "assistant"' in text:
+            return f"Thought: I know.\nFinal Answer: Done: {text.rpartition('Observation:')[2][:300]}"
         return f"Thought: I pay.\nAction: pay\nAction Input: {given}"
 
 
@@ -121,9 +121,9 @@ async def kickoff(crew: GuardedCrew) -> str:
 async def test_a_kickoff_is_a_session_with_its_calls_its_requests_and_what_they_cost(
     desk: Desk, *, native: bool
 ) -> None:
-    said = await kickoff(make_guarded(desk, model=FunctionModel(native=native)))
-    assert "Done: " in said
-    assert "paid 7" in said
+    text = await kickoff(make_guarded(desk, model=FunctionModel(native=native)))
+    assert "Done: " in text
+    assert "paid 7" in text
     assert desk.paid == [7]
     await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
 
@@ -233,8 +233,8 @@ async def test_a_question_waits_and_only_a_yes_makes_the_call(desk: Desk, verdic
 
 
 async def test_an_error_of_the_tool_is_told_to_the_model(desk: Desk) -> None:
-    said = await kickoff(make_guarded(desk, model=FunctionModel(amount=-7, native=True)))
-    assert "less than nothing" in said
+    text = await kickoff(make_guarded(desk, model=FunctionModel(amount=-7, native=True)))
+    assert "less than nothing" in text
 
 
 @pytest.mark.parametrize("native", [False, True])
@@ -304,8 +304,8 @@ async def test_a_tool_that_comes_in_past_the_guard_is_refused_by_name(desk: Desk
     """As those of MCP servers and apps do, which CrewAI adds while it runs; here a hook of the program's does."""
 
     class Looking(FunctionModel):
-        def _say(self, heard: str) -> Any:
-            return super()._say(heard) if "Pay the bill." in heard else "Thought: I know.\nFinal Answer: Looked."
+        def _say(self, text: str) -> Any:
+            return super()._say(text) if "Pay the bill." in text else "Thought: I know.\nFinal Answer: Looked."
 
     def plant(context: Any) -> None:
         context.crew.tasks[1].tools = [Pay(paid=desk.paid)]

@@ -28,7 +28,7 @@ from pydantic import Field
 from halter.adapters.google_adk import GuardedAdkRunner, guard
 from halter.core.errors import ConfigError
 from halter.guard.halts import halt
-from halter.runtime.external import DecisionPending, EffectRefused
+from halter.runtime.external_effects import DecisionPending, EffectRefused
 from tests.adapters.conftest import Desk
 
 
@@ -108,7 +108,7 @@ async def run(runner: GuardedAdkRunner, message: Any = None, session: str = "s1"
 
 def text_of(events: list[Any]) -> str:
     return "".join(
-        part.text or "" for event in events if event.content and not event.partial for part in event.content.parts
+        result.text or "" for event in events if event.content and not event.partial for result in event.content.parts
     )
 
 
@@ -196,10 +196,10 @@ async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> N
 
 @pytest.mark.parametrize("mode", [StreamingMode.NONE, StreamingMode.SSE])
 async def test_a_halt_ends_a_run_within_its_request(desk: Desk, mode: StreamingMode) -> None:
-    begun = asyncio.Event()
-    runner = make_runner(desk, model=FunctionLlm(gate=begun))
+    event = asyncio.Event()
+    runner = make_runner(desk, model=FunctionLlm(gate=event))
     running = asyncio.ensure_future(run(runner, run_config=RunConfig(streaming_mode=mode)))
-    await begun.wait()
+    await event.wait()
     store = desk.store()
     await store.commit(halt("fleet", "ada", "halt-1"))
     with pytest.raises(EffectRefused) as refused:
@@ -330,6 +330,6 @@ async def test_a_runner_without_the_guard_is_refused_at_its_first_request(desk: 
         session_service=InMemorySessionService(),
         auto_create_session=True,
     )
-    with pytest.raises(ConfigError, match="outside of a session"):
+    with pytest.raises(ConfigError, match="outside a session"):
         [event async for event in bare.run_async(user_id="ada", session_id="s1", new_message=say())]
     assert (model.asked, desk.paid) == ([], [])

@@ -11,12 +11,12 @@ from halter import Guard
 from halter.core.events import SessionStarted
 from halter.core.ids import session_stream
 from halter.core.ports import read_body, read_stream
-from halter.core.text import from_body
+from halter.core.text import decode_body
 from halter.core.tools import ToolSpec
-from halter.guard.brake import SessionBrake
-from halter.guard.call_brake import CallBrake
+from halter.guard.external_provenance import CallBrake
+from halter.guard.provenance_check import SessionBrake
 from halter.guard.tool_door import Answer, ApprovalRequired
-from halter.runtime.external import DecisionPending
+from halter.runtime.external_effects import DecisionPending
 from halter.runtime.guard_api import GuardedSession
 from tests.adapters.conftest import Desk
 
@@ -53,9 +53,9 @@ async def test_a_value_that_only_others_wrote_is_put_before_a_person(desk: Desk)
         assert isinstance(await session.attempt("1", "read_mail"), Answer)
         assert isinstance(await session.attempt("2", "send", to="eve@example.net"), ApprovalRequired)
         assert desk.paid == []
-        said = await session.attempt("3", "send", to="bob@example.org")
-        assert isinstance(said, Answer)
-        assert said.outcome == "ok"
+        result = await session.attempt("3", "send", to="bob@example.org")
+        assert isinstance(result, Answer)
+        assert result.outcome == "ok"
 
 
 async def test_of_the_same_act_twice_at_once_the_second_is_asked_about(desk: Desk) -> None:
@@ -64,15 +64,15 @@ async def test_of_the_same_act_twice_at_once_the_second_is_asked_about(desk: Des
         await session.attempt("1", "read_mail")
         both = [session.attempt(name, "send", to="bob@example.org") for name in ("2", "3")]
         answers = await asyncio.gather(*both)
-        assert sorted(type(answer).__name__ for answer in answers) == ["Answer", "NeedsPerson"]
+        assert sorted(type(answer).__name__ for answer in answers) == ["Answer", "ApprovalRequired"]
     assert len(desk.paid) == 1
 
 
 async def test_before_anything_of_others_was_read_nothing_is_asked(desk: Desk) -> None:
     async with open_session(desk) as session:
-        said = await session.attempt("1", "send", to="eve@example.net")
-        assert isinstance(said, Answer)
-        assert said.outcome == "ok"
+        result = await session.attempt("1", "send", to="eve@example.net")
+        assert isinstance(result, Answer)
+        assert result.outcome == "ok"
 
 
 async def test_a_session_that_is_taken_up_again_decides_the_same(desk: Desk) -> None:
@@ -86,9 +86,9 @@ async def test_a_session_that_is_taken_up_again_decides_the_same(desk: Desk) -> 
 async def test_what_is_erased_makes_it_stricter(desk: Desk) -> None:
     async with open_session(desk) as session:
         await session.attempt("1", "read_mail")
-    store, opened = desk.store(), make_guard(desk)
-    async with opened:
-        agent = opened._open_context().agent  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]  A guard shows it to no one else.
+    store, guard = desk.store(), make_guard(desk)
+    async with guard:
+        agent = guard._open_context().agent  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]  A guard shows it to no one else.
     whole, erased = (
         CallBrake(SessionBrake("ask", agent.policy, {name: tool.spec for name, tool in agent.tools.items()}))
         for _ in range(2)
@@ -97,7 +97,7 @@ async def test_what_is_erased_makes_it_stricter(desk: Desk) -> None:
         whole.recall(stored, await read_body(store, stored))
         erased.recall(replace(stored, body=None), b"")
         if isinstance(stored.event, SessionStarted):
-            whole.add_task(from_body(await read_body(store, stored)))
+            whole.add_task(decode_body(await read_body(store, stored)))
     await store.close()
     note = b'{"to":"bob@example.org"}'
     assert not whole.brake.judge("send", note)

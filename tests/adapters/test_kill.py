@@ -30,8 +30,8 @@ def demand_installed(framework: str) -> None:
 
 def run_program(framework: str, folder: Path, *more: str) -> tuple[int, str]:
     words = [sys.executable, "-m", "tests.adapters.killed_program", framework, str(folder), *more]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
-    return done.returncode, done.stdout.strip() or done.stderr
+    process = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    return process.returncode, process.stdout.strip() or process.stderr
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -39,20 +39,20 @@ async def test_a_question_outlives_kill_9_and_the_call_is_made_once_after_a_yes(
     desk: Desk, tmp_path: Path, framework: str
 ) -> None:
     demand_installed(framework)
-    code, said = run_program(framework, tmp_path)
-    assert code == -signal.SIGKILL, said
+    code, text = run_program(framework, tmp_path)
+    assert code == -signal.SIGKILL, text
     assert not (tmp_path / "paid.txt").exists()
     await desk.decide("approve")
-    code, said = run_program(framework, tmp_path)
-    assert (code, "Done: " in said, "paid 7" in said) == (0, True, True), said
+    code, text = run_program(framework, tmp_path)
+    assert (code, "Done: " in text, "paid 7" in text) == (0, True, True), text
     assert (tmp_path / "paid.txt").read_text() == "7\n"
 
 
 @pytest.mark.parametrize("framework", AFTER_A_CALL)
 def test_a_call_that_was_made_before_kill_9_is_not_made_again(tmp_path: Path, framework: str) -> None:
     demand_installed(framework)
-    code, said = run_program(framework, tmp_path, "--after-a-call")
-    assert (code, (tmp_path / "paid.txt").read_text()) == (-signal.SIGKILL, "7\n"), said
-    code, said = run_program(framework, tmp_path, "--after-a-call")
-    assert (code, "paid 7" in said) == (0, True), said
+    code, text = run_program(framework, tmp_path, "--after-a-call")
+    assert (code, (tmp_path / "paid.txt").read_text()) == (-signal.SIGKILL, "7\n"), text
+    code, text = run_program(framework, tmp_path, "--after-a-call")
+    assert (code, "paid 7" in text) == (0, True), text
     assert (tmp_path / "paid.txt").read_text() == "7\n"

@@ -16,7 +16,7 @@ from langgraph.types import Command
 from halter.adapters.langchain import GuardedGraph, create_agent
 from halter.core.errors import ConfigError
 from halter.guard.halts import halt
-from halter.runtime.external import EffectRefused
+from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 
 ASK: Any = {"messages": [{"role": "user", "content": "Pay the bill."}]}
@@ -45,11 +45,11 @@ class FunctionChatModel(BaseChatModel):
         usage: Any = {"input_tokens": 100, "output_tokens": output, "total_tokens": 100 + output}
         returned = [message for message in messages if isinstance(message, ToolMessage)]
         if returned:
-            said = AIMessage(f"Done: {returned[-1].content}", usage_metadata=usage)
+            aimessage = AIMessage(f"Done: {returned[-1].content}", usage_metadata=usage)
         else:
             calls: Any = [{"name": "pay", "args": {"amount": 7}, "id": "c1"}]
-            said = AIMessage("", tool_calls=calls, usage_metadata=usage)
-        return ChatResult(generations=[ChatGeneration(message=said)])
+            aimessage = AIMessage("", tool_calls=calls, usage_metadata=usage)
+        return ChatResult(generations=[ChatGeneration(message=aimessage)])
 
     async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
         if self.gate is not None:
@@ -80,8 +80,8 @@ def test_a_program_that_is_not_async_runs_it_too(desk: Desk) -> None:
 
 
 async def test_a_stream_is_a_session_too(desk: Desk) -> None:
-    parts = [part async for part in make_agent(desk).astream(ASK, stream_mode="updates")]
-    assert "paid 7" in str(parts)
+    results = [result async for result in make_agent(desk).astream(ASK, stream_mode="updates")]
+    assert "paid 7" in str(results)
     await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
 
 
@@ -110,9 +110,9 @@ async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> N
 
 
 async def test_a_halt_ends_a_run_within_its_request(desk: Desk) -> None:
-    begun = asyncio.Event()
-    run = asyncio.create_task(make_agent(desk, model=FunctionChatModel(asked=[], gate=begun)).ainvoke(ASK))
-    await begun.wait()
+    event = asyncio.Event()
+    run = asyncio.create_task(make_agent(desk, model=FunctionChatModel(asked=[], gate=event)).ainvoke(ASK))
+    await event.wait()
     store = desk.store()
     await store.commit(halt("fleet", "ada", "halt-1"))
     with pytest.raises(EffectRefused) as refused:
@@ -127,8 +127,8 @@ async def test_a_question_interrupts_the_run_and_the_call_is_made_once_after_a_y
     (question,) = first["__interrupt__"]
     assert question.value["tool"] == "pay"
     # Approving in the framework alone is not enough.
-    again = await make_agent(desk, "PRIVILEGED", checkpointer=memory).ainvoke(Command(resume=True), thread)
-    assert again["__interrupt__"]
+    result = await make_agent(desk, "PRIVILEGED", checkpointer=memory).ainvoke(Command(resume=True), thread)
+    assert result["__interrupt__"]
     assert desk.paid == []
     await desk.decide("approve")
     # A new agent and a new guard go on, as a new process would.
@@ -163,7 +163,7 @@ async def test_a_tool_of_the_providers_that_comes_later_is_refused_before_the_mo
 async def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:
     with pytest.raises(ConfigError, match="web_search"):
         create_agent(FunctionChatModel(asked=[]), [{"type": "web_search"}], guard=desk.guard())
-    with pytest.raises(ConfigError, match="outside of a session"):
+    with pytest.raises(ConfigError, match="outside a session"):
         await make_agent(desk).with_config({}).ainvoke(ASK)
     with pytest.raises(ConfigError, match="guarded agent itself"):
         make_agent(desk).with_config({}).invoke(ASK)

@@ -33,7 +33,7 @@ from openai.types.responses import (
 from halter.adapters.openai_agents import GuardedRunner, _AgentWrapper, _Terms, guard  # pyright: ignore[reportPrivateUsage]
 from halter.core.errors import ConfigError
 from halter.guard.halts import halt
-from halter.runtime.external import EffectRefused
+from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 
 
@@ -47,17 +47,19 @@ class FunctionModel(Model):
         self.gate = gate
         self.most: list[int] = []
 
-    async def get_response(self, system: Any, given: Any, settings: ModelSettings, *_: Any, **__: Any) -> ModelResponse:
+    async def get_response(
+        self, system: Any, result: Any, settings: ModelSettings, *_: Any, **__: Any
+    ) -> ModelResponse:
         if self.gate is not None:
             self.gate.set()
             await asyncio.Event().wait()
         self.most.append(settings.max_tokens or 0)
         written = min(self.output, self.most[-1])
         usage = Usage(requests=1, input_tokens=100, output_tokens=written, total_tokens=100 + written)
-        return ModelResponse(output=[self._answer(given)], usage=usage, response_id=None)
+        return ModelResponse(output=[self._answer(result)], usage=usage, response_id=None)
 
-    def _answer(self, given: Any) -> Any:
-        items: list[Any] = [] if isinstance(given, str) else given
+    def _answer(self, result: Any) -> Any:
+        items: list[Any] = [] if isinstance(result, str) else result
         returned = [item for item in items if "c1" in str(item) and item["type"] == "function_call_output"]
         if returned:
             text = ResponseOutputText(text=f"Done: {returned[-1]['output']}", type="output_text", annotations=[])
@@ -65,9 +67,9 @@ class FunctionModel(Model):
         return ResponseFunctionToolCall(arguments='{"amount": 7}', call_id="c1", name="pay", type="function_call")
 
     async def stream_response(
-        self, system: Any, given: Any, settings: ModelSettings, *_: Any, **__: Any
+        self, system: Any, result: Any, settings: ModelSettings, *_: Any, **__: Any
     ) -> AsyncIterator[Any]:
-        answer = await self.get_response(system, given, settings)
+        answer = await self.get_response(system, result, settings)
         usage: Any = {
             "input_tokens": answer.usage.input_tokens,
             "output_tokens": answer.usage.output_tokens,
@@ -137,7 +139,7 @@ async def test_a_model_that_only_the_run_names_is_held_as_well(desk: Desk, confi
 
 async def test_an_agent_that_is_handed_off_to_is_under_the_same_guard(desk: Desk) -> None:
     class HandingModel(FunctionModel):
-        def _answer(self, given: Any) -> Any:
+        def _answer(self, result: Any) -> Any:
             return ResponseFunctionToolCall(arguments="{}", call_id="h1", name="transfer_to_desk", type="function_call")
 
     first = Agent(name="front", model=HandingModel(), handoffs=[make_agent(desk)])
@@ -148,10 +150,10 @@ async def test_an_agent_that_is_handed_off_to_is_under_the_same_guard(desk: Desk
 
 async def test_agents_that_a_handoff_makes_anew_are_not_taken_for_each_other() -> None:
     """The attack: an agent of one hand-off has the place in memory of another one's, which is gone."""
-    made = iter(f"desk {number}" for number in range(20))
+    texts = iter(f"desk {number}" for number in range(20))
 
     async def invoke(_: Any, __: str) -> Agent[Any]:
-        return Agent(name=next(made))
+        return Agent(name=next(texts))
 
     anew = handoff(Agent(name="desk"))
     anew.on_invoke_handoff = invoke
@@ -186,9 +188,9 @@ async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> N
 
 
 async def test_a_halt_ends_a_run_within_its_request(desk: Desk) -> None:
-    begun = asyncio.Event()
-    run = asyncio.create_task(make_runner(desk, model=FunctionModel(gate=begun)).run("Pay."))
-    await begun.wait()
+    event = asyncio.Event()
+    run = asyncio.create_task(make_runner(desk, model=FunctionModel(gate=event)).run("Pay."))
+    await event.wait()
     store = desk.store()
     await store.commit(halt("fleet", "ada", "halt-1"))
     with pytest.raises(EffectRefused) as refused:
@@ -227,8 +229,8 @@ async def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:
     agent = make_agent(desk)
     nested = Agent(name="boss", tools=[agent.as_tool("desk", "Ask the desk.")])
     for planted in (Agent(name="web", tools=[WebSearchTool()]), nested):
-        with pytest.raises(ConfigError, match="No guard would see"):
+        with pytest.raises(ConfigError, match="The guard cannot see"):
             guard(planted, guard=desk.guard())
-    with pytest.raises((ConfigError, UserError), match="outside of a session"):
+    with pytest.raises((ConfigError, UserError), match="outside a session"):
         await Runner.run(make_runner(desk).agent, "Pay the bill.")
     assert desk.paid == []

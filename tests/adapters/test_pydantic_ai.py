@@ -18,7 +18,7 @@ from pydantic_ai.usage import RequestUsage
 from halter.adapters.pydantic_ai import GuardedAgent, guard
 from halter.core.errors import ConfigError
 from halter.guard.halts import halt
-from halter.runtime.external import EffectRefused
+from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 
 
@@ -98,16 +98,16 @@ async def test_a_run_that_meets_its_cap_ends_with_the_reason_and_asks_no_model(w
 
 
 async def test_a_halt_ends_a_run_within_its_request(world: World) -> None:
-    begun = asyncio.Event()
+    event = asyncio.Event()
 
     async def slow(_: list[ModelMessage], __: AgentInfo) -> ModelResponse:
-        begun.set()
+        event.set()
         await asyncio.Event().wait()
         raise AssertionError
 
     agent = guard(Agent(FunctionModel(slow, model_name="desk")), guard=world.guard())
     run = asyncio.create_task(agent.run("Wait."))
-    await begun.wait()
+    await event.wait()
     store = world.store()
     await store.commit(halt("fleet", "ada", "halt-1"))
     with pytest.raises(EffectRefused) as refused:
@@ -123,13 +123,13 @@ async def test_a_question_ends_the_run_and_the_call_is_made_once_after_a_yes(wor
     assert world.paid == []
     # Approving in the framework alone is not enough.
     results = DeferredToolResults(approvals={"c1": True})
-    again = await agent.run(message_history=first.all_messages(), deferred_tool_results=results)
-    assert isinstance(again.output, DeferredToolRequests)
+    agent_run_result = await agent.run(message_history=first.all_messages(), deferred_tool_results=results)
+    assert isinstance(agent_run_result.output, DeferredToolRequests)
     assert world.paid == []
     await world.decide("approve")
     # Another process goes on with the same conversation.
-    other = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
-    done = await other.run(message_history=first.all_messages(), deferred_tool_results=results)
+    guarded_agent = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
+    done = await guarded_agent.run(message_history=first.all_messages(), deferred_tool_results=results)
     assert (done.output, world.paid) == ("Done: paid 7", [7])
 
 
@@ -137,11 +137,11 @@ async def test_a_no_is_told_to_the_model(world: World) -> None:
     agent = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
     first = await agent.run("Pay the bill.")
     await world.decide("deny")
-    done = await agent.run(
+    agent_run_result = await agent.run(
         message_history=first.all_messages(), deferred_tool_results=DeferredToolResults(approvals={"c1": True})
     )
     assert world.paid == []
-    assert "said no" in done.output
+    assert "denied this call" in agent_run_result.output
 
 
 async def test_a_streamed_run_is_held_and_settled_too(world: World) -> None:
@@ -162,8 +162,8 @@ async def test_a_streamed_run_is_held_and_settled_too(world: World) -> None:
 
     agent = guard(made, guard=world.guard())
     async with agent.run_stream("Pay the bill.") as run:
-        said = [piece async for piece in run.stream_text(delta=True)]
-    assert "".join(said) == "All done."
+        texts = [text async for text in run.stream_text(delta=True)]
+    assert "".join(texts) == "All done."
     async with world.guard() as guarded:
         (receipt,) = await guarded.receipts()
     assert (len(receipt.requests), world.paid) == (2, [7])

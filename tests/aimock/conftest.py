@@ -55,10 +55,10 @@ def serving(program: list[str]) -> Iterator[str]:
     assert server.stdin is not None
     assert server.stdout is not None
     with server.stdin, server.stdout:
-        said = b""
-        while (found := LISTENS.search(said)) is None:
+        text = b""
+        while (match := LISTENS.search(text)) is None:
             line = server.stdout.readline()
-            assert line, f"aimock did not start: {said.decode()}"
-            said += line
-        yield found[1].decode()
+            assert line, f"aimock did not start: {text.decode()}"
+            text += line
+        yield match[1].decode()
     server.wait(20)

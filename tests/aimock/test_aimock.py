@@ -21,8 +21,8 @@ class Line:
     """One way to ask the server: a wire, whole or as a stream."""
 
     def __init__(self, address: str, wire: Any, *, streaming: bool) -> None:
-        there = Provider(wire=wire, base_url=f"{address}{PATHS[wire]}", api_key="${secret:MADE_UP}")
-        self.model = make_model("mine:some-model", {"mine": there}, {"MADE_UP": "made-up"}.get)
+        provider = Provider(wire=wire, base_url=f"{address}{PATHS[wire]}", api_key="${secret:MADE_UP}")
+        self.model = make_model("mine:some-model", {"mine": provider}, {"MADE_UP": "made-up"}.get)
         self.streaming = streaming
         self.heard: list[str] = []
 
@@ -60,10 +60,10 @@ async def test_it_asks_for_calls_and_goes_on_with_their_results(line: Line) -> N
         ("read_file", '{"path":"b.log"}'),
     ]
     results = tuple(ToolResult(call.id, call.tool, "ok", "") for call in first.calls)
-    then = await line.ask(
+    reply = await line.ask(
         make_user_message("read both logs"), Message("assistant", first.parts), Message("user", results)
     )
-    assert (then.text, then.stop) == ("Both are empty.", "end")
+    assert (reply.text, reply.stop) == ("Both are empty.", "end")
 
 
 async def test_it_runs_out_of_tokens(line: Line) -> None:

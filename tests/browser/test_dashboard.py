@@ -28,8 +28,8 @@ OF_ALL = ("/", "/fleet", "/sessions", "/audit", "/budgets", "/triggers", "/findi
 PAGES = (*OF_ALL, "/agent/desk", "/session/desk-1", "/receipt/desk-1")
 
 
-TRY = "Try another policy on the past…"
-HARMLESS = {"Change between light and dark", "Log out", "Older", "Search", "OK", TRY}
+TRY = "Backtest a policy…"
+HARMLESS = {"Switch between light and dark", "Log out", "Older", "Search", "OK", TRY}
 
 
 def dialog(page: Any) -> Any:
@@ -92,8 +92,8 @@ def test_a_session_counts_its_whole_life_and_not_only_what_is_shown(house: House
 def test_words_that_a_person_says_on_the_page_wake_the_session(comes: Comes) -> None:
     page = comes("operator").goes("/session/desk-1")
     press(page, "Message…")
-    dialog(page).get_by_label("Your words").fill("How are you, desk?")
-    press(dialog(page), "Say it")
+    dialog(page).get_by_label("Message", exact=True).fill("How are you, desk?")
+    press(dialog(page), "Send")
     expect(page.get_by_text("How are you, desk?")).to_be_visible()
 
 
@@ -115,10 +115,10 @@ def test_a_person_who_is_sent_to_one_decision_finds_it_alone_and_hears_when_it_i
     house.tell("pay ruth")
     page = comes("approver").goes("/")
     expect(page.get_by_role("article", name="desk wants to pay to ruth, amount 5")).to_be_visible()
-    one = next(one for one in house.does(waiting(house.desk)) if "ruth" in one.display_text)
-    page.goto(f"{house.url}/decision/{one.decision}")
+    person = next(person for person in house.does(waiting(house.desk)) if "ruth" in person.display_text)
+    page.goto(f"{house.url}/decision/{person.decision}")
     press(page.get_by_role("article", name="desk wants to pay to ruth, amount 5"), "Approve pay")
-    expect(page.get_by_text(f"{one.decision} is answered already: approve, by approver.")).to_be_visible()
+    expect(page.get_by_text(f"{person.decision} was already answered (approve, by approver).")).to_be_visible()
     expect(page.get_by_role("article")).to_have_count(0)
     house.until(lambda: house.rests("desk-1"))
 
@@ -149,25 +149,25 @@ def test_a_call_is_denied_with_a_reason_that_the_model_is_told(house: House, com
     house.until(lambda: house.rests("desk-1"))
     assert not any(line.startswith("erin") for line in house.paid())
     page.goto(f"{house.url}/session/desk-1")
-    said = page.get_by_role("region", name="What was said")
-    expect(said.get_by_text("yield", exact=True)).not_to_have_count(0)
-    said.get_by_role("checkbox", name="Only calls that went wrong").click()
-    expect(said.get_by_text("Denied", exact=True)).to_be_visible()
-    expect(said.get_by_text("yield", exact=True)).to_have_count(0)
+    result = page.get_by_role("region", name="Transcript")
+    expect(result.get_by_text("yield", exact=True)).not_to_have_count(0)
+    result.get_by_role("checkbox", name="Only calls with problems").click()
+    expect(result.get_by_text("Denied", exact=True)).to_be_visible()
+    expect(result.get_by_text("yield", exact=True)).to_have_count(0)
 
 
 def test_always_makes_a_rule_for_as_long_as_was_said(house: House, comes: Comes) -> None:
     page = comes("approver").goes("/")
     house.tell("pay fred")
     press(page, "Always allow pay")
-    dialog(page).get_by_label("For how long").fill("soon")
-    press(dialog(page), "Approve, and always")
+    dialog(page).get_by_label("Duration").fill("soon")
+    press(dialog(page), "Approve and create rule")
     expect(dialog(page).get_by_role("alert")).to_contain_text("not a duration")
-    dialog(page).get_by_label("For how long").fill("1h")
+    dialog(page).get_by_label("Duration").fill("1h")
     expect(dialog(page).get_by_text("with exactly the same arguments")).to_be_visible()
-    dialog(page).get_by_label("Or in your own words").fill("any:amount")
-    press(dialog(page), "Approve, and always")
-    expect(page.get_by_text("amount is anything at all")).to_be_visible()
+    dialog(page).get_by_label("Custom conditions").fill("any:amount")
+    press(dialog(page), "Approve and create rule")
+    expect(page.get_by_text("amount is anything")).to_be_visible()
 
 
 def test_a_session_at_its_cap_goes_on_when_the_cap_is_raised(house: House, comes: Comes) -> None:
@@ -210,10 +210,10 @@ def test_budgets_are_grouped_and_summed_up_by_model_and_over_days(paid: House, c
     assert names.index("desk") < names.index("desk-1")
     by_model = page.get_by_role("table", name="By model").get_by_role("row").filter(has_text="scripted:script")
     expect(by_model).to_contain_text("$")
-    for over in ("14 days", "8 weeks"):
-        page.get_by_label("Over").click()
-        page.get_by_role("option", name=over).click()
-        expect(page.get_by_text("Nothing was spent in this time.")).to_be_hidden()
+    for text in ("14 days", "8 weeks"):
+        page.get_by_label("Period").click()
+        page.get_by_role("option", name=text).click()
+        expect(page.get_by_text("Nothing spent in this period.")).to_be_hidden()
     page.get_by_label("In the last").click()
     page.get_by_role("option", name="30 days").click()
     expect(by_model).to_be_visible()
@@ -225,7 +225,7 @@ def test_a_trigger_is_paused_resumed_and_run_now(comes: Comes) -> None:
     expect(row.get_by_text("Ready")).to_be_visible()
     press(row, "Pause clerk/yearly")
     dialog(page).get_by_label("Reason").fill("It is counted already.")
-    press(dialog(page), "Pause it")
+    press(dialog(page), "Pause")
     expect(row.get_by_text("by operator: It is counted already.")).to_be_visible()
     press(row, "Resume clerk/yearly")
     press(dialog(page), "Resume")
@@ -236,8 +236,8 @@ def test_a_trigger_is_paused_resumed_and_run_now(comes: Comes) -> None:
 
 def test_a_document_that_was_left_to_people_is_tried_again(house: House, comes: Comes) -> None:
     page = comes("operator").goes("/triggers")
-    left = page.get_by_role("table", name="Documents left to you").locator("tbody tr").first
-    press(left, "Retry")
+    result = page.get_by_role("table", name="Quarantined documents").locator("tbody tr").first
+    press(result, "Retry")
     expect(page.get_by_role("alert").filter(has_text="again").first).to_be_visible()
 
 
@@ -245,12 +245,12 @@ def test_a_new_schedule_is_asked_for_and_confirmed_on_home(comes: Comes) -> None
     page = comes("operator").goes("/triggers")
     press(page, "New schedule…")
     form = dialog(page)
-    form.get_by_label("What is to be done").fill("sort the letters")
+    form.get_by_label("Task").fill("sort the letters")
     form.get_by_label("When").fill("quite soon")
-    press(form, "Plan it")
-    expect(form.get_by_role("alert")).to_contain_text("is not understood as times")
+    press(form, "Create")
+    expect(form.get_by_role("alert")).to_contain_text("cannot be read as times")
     form.get_by_label("When").fill("every day at 7:00")
-    press(form, "Plan it")
+    press(form, "Create")
     expect(page.get_by_text("confirm it on Home")).to_be_visible()
     page.goto(page.url.replace("/triggers", "/"))
     card = page.get_by_role("article").filter(has_text="Schedule")
@@ -269,7 +269,7 @@ def test_safe_calls_are_shown_on_demand_and_a_time_is_picked(house: House, comes
     page = comes("viewer").goes("/audit")
     calls = page.get_by_role("table", name="Calls")
     expect(calls.get_by_text("read_page")).to_have_count(0)
-    page.get_by_role("checkbox", name="SAFE calls, too").click()
+    page.get_by_role("checkbox", name="Include SAFE calls").click()
     press(page, "Search")
     expect(calls.get_by_text("read_page").first).to_be_visible()
     page.get_by_label("When").click()
@@ -277,7 +277,7 @@ def test_safe_calls_are_shown_on_demand_and_a_time_is_picked(house: House, comes
     page.get_by_label("To", exact=True).fill("2020-01-01T08:30")
     page.get_by_label("From", exact=True).fill("2019-01-01T08:30")
     press(page, "Search")
-    expect(page.get_by_text("Nothing was found.")).to_be_visible()
+    expect(page.get_by_text("No matching calls.")).to_be_visible()
 
 
 def test_sessions_are_searched_filtered_and_paged(house: House, comes: Comes) -> None:
@@ -292,11 +292,11 @@ def test_sessions_are_searched_filtered_and_paged(house: House, comes: Comes) ->
     expect(rows).to_have_count(1)
     page.get_by_label("State").click()
     page.get_by_role("option", name="Ended badly").click()
-    expect(page.get_by_text("No session fits.")).to_be_visible()
+    expect(page.get_by_text("No matching session.")).to_be_visible()
     # The address leads back to what is shown.
     expect(page).to_have_url(re.compile(r"\?agent=archive&state=Ended\+badly$"))
     page.reload()
-    expect(page.get_by_text("No session fits.")).to_be_visible()
+    expect(page.get_by_text("No matching session.")).to_be_visible()
 
 
 def test_sessions_of_a_watch_are_named_by_their_documents(comes: Comes) -> None:
@@ -323,15 +323,15 @@ def test_findings_are_dismissed_together(house: House, comes: Comes) -> None:
     house.until(lambda: house.rests("desk-1"))
     page = comes("approver").goes("/findings")
     expect(page.get_by_text("Door 2 is open")).to_be_visible()
-    kept = page.get_by_role("article").filter(has_text="Door 1 is open")
-    press(kept, "Keep")
-    expect(kept).to_have_count(0)
+    result = page.get_by_role("article").filter(has_text="Door 1 is open")
+    press(result, "Keep")
+    expect(result).to_have_count(0)
     page.get_by_label("Show").click()
     page.get_by_role("option", name="All", exact=True).click()
-    expect(kept.get_by_text("kept by approver")).to_be_visible()
+    expect(result.get_by_text("kept by approver")).to_be_visible()
     press(page, "Dismiss all shown…")
     dialog(page).get_by_label("Reason").fill("They are closed by now.")
-    press(dialog(page), "Dismiss them")
+    press(dialog(page), "Dismiss all")
     expect(page.get_by_text(re.compile(r"\d+ findings? dismissed"))).to_be_visible()
     gone = page.get_by_role("article").filter(has_text="Door 2 is open")
     expect(gone.get_by_text("dismissed by approver")).to_be_visible()
@@ -340,12 +340,12 @@ def test_findings_are_dismissed_together(house: House, comes: Comes) -> None:
 def test_one_finding_is_dismissed_with_a_reason(house: House, comes: Comes) -> None:
     house.tell("look again")
     page = comes("approver").goes("/findings")
-    found = page.get_by_role("article").filter(has_text="A window is open")
-    press(found, "Dismiss")
-    expect(dialog(page)).to_contain_text("Later sessions are not told of it.")
+    result = page.get_by_role("article").filter(has_text="A window is open")
+    press(result, "Dismiss")
+    expect(dialog(page)).to_contain_text("Future sessions will not see it.")
     dialog(page).get_by_label("Reason").fill("It is summer.")
     press(dialog(page), "Dismiss")
-    expect(found).to_have_count(0)
+    expect(result).to_have_count(0)
     house.until(lambda: house.rests("desk-1"))
 
 
@@ -370,19 +370,19 @@ def test_a_question_of_an_agent_is_answered_on_home(house: House, comes: Comes) 
     press(card, "Answer desk")
     dialog(page).get_by_label("Your answer").fill("She is my aunt.")
     press(dialog(page), "Answer")
-    expect(page.get_by_text("has your answer, and goes on")).to_be_visible()
+    expect(page.get_by_text("Answer sent")).to_be_visible()
     expect(card).to_have_count(0)
     house.until(lambda: house.rests("desk-1"))
 
 
 def test_a_call_that_nobody_knows_the_outcome_of_is_settled_by_a_person(house: House, comes: Comes) -> None:
-    asked = Question(
+    question = Question(
         decision="archive-50/unknown", about="unknown_call", subject="archive-50.1", name="post_parcel",
-        digest="x", expires_in=DAY, shown='post_parcel {"to": "ivy"}', agent="archive",
+        digest="x", expires_in=DAY, display_text='post_parcel {"to": "ivy"}', agent="archive",
     )  # fmt: skip
-    house.does(house.app.store.commit(ask_question(asked, house.owns("archive-50"))))
+    house.does(house.app.store.commit(ask_question(question, house.owns("archive-50"))))
     page = comes("approver").goes("/")
-    card = page.get_by_role("article", name="it is unknown whether that was done")
+    card = page.get_by_role("article", name="the outcome is unknown")
     expect(card).to_contain_text("In doubt")
     press(card, "It was done")
     expect(page.get_by_text("Noted: post_parcel was done")).to_be_visible()
@@ -399,27 +399,27 @@ def test_the_audit_is_paged_to_what_is_older_and_ends(house: House, comes: Comes
     page.get_by_label("Session").fill("archive-60")
     press(page, "Search")
     rows = page.get_by_role("table", name="Calls").locator("tbody tr")
-    expect(page.get_by_text("50 shown, the newest first.")).to_be_visible()
+    expect(page.get_by_text("50 shown, newest first.")).to_be_visible()
     # The address leads back to the search.
     expect(page).to_have_url(re.compile(r"/audit\?session=archive-60$"))
     page.reload()
-    expect(page.get_by_text("50 shown, the newest first.")).to_be_visible()
+    expect(page.get_by_text("50 shown, newest first.")).to_be_visible()
     press(page, "Older")
-    expect(page.get_by_text("60 shown, the newest first.")).to_be_visible()
+    expect(page.get_by_text("60 shown, newest first.")).to_be_visible()
     expect(rows).to_have_count(60)
     expect(page.get_by_role("button", name="Older")).to_have_count(0)
 
 
 def test_a_document_and_a_cap_are_settled_on_their_cards_on_home(house: House, comes: Comes) -> None:
     page = comes("operator").goes("/")
-    press(page.get_by_role("article", name="clerk/papers leaves a document to you").first, "Try")
+    press(page.get_by_role("article", name="clerk/papers quarantined a document").first, "Retry")
     expect(page.get_by_text("clerk/papers tries")).to_be_visible()
-    (spent,) = (
+    (amount,) = (
         row.spent
         for row in house.does(money.list_budgets(house.desk))
         if row.scope == "agent:miser" and row.unit == "usd"
     )
-    house.does(money.set_cap(house.desk, "lower", "agent:miser", str(spent)))
+    house.does(money.set_cap(house.desk, "lower", "agent:miser", str(amount)))
     press(page, "Raise the cap of agent:miser")
     dialog(page).get_by_label("New cap in dollars").fill("5")
     press(dialog(page), "Raise")
@@ -437,21 +437,21 @@ def test_an_id_is_copied_whole(comes: Comes) -> None:
 def test_a_phone_can_install_the_dashboard(comes: Comes) -> None:
     page = comes("viewer").goes("/")
     manifest = page.request.get(page.url + page.locator("link[rel=manifest]").get_attribute("href").lstrip("/"))
-    made = manifest.json()
-    assert (made["name"], made["display"], made["start_url"]) == ("Halter", "standalone", "/")
-    for icon in made["icons"]:
+    payload = manifest.json()
+    assert (payload["name"], payload["display"], payload["start_url"]) == ("Halter", "standalone", "/")
+    for icon in payload["icons"]:
         assert page.request.get(page.url + icon["src"].lstrip("/")).ok
 
 
 def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes(house: House, comes: Comes) -> None:
     page, watcher = comes("approver").goes("/fleet"), comes("viewer").goes("/")
     press(page, "HALT ALL")
-    expect(dialog(page)).to_contain_text(re.compile(r"This stops \d+ sessions under way"))
+    expect(dialog(page)).to_contain_text(re.compile(r"Stops \d+ active sessions?"))
     dialog(page).get_by_label("Reason").fill("It smells of smoke.")
     press(dialog(page), "Halt everything")
-    told = re.compile("Everything is halted since .*, by approver: It smells of smoke.")
+    pattern = re.compile("Everything is halted since .*, by approver: It smells of smoke.")
     for each in (page, watcher):
-        expect(each.get_by_text(told)).to_be_visible()
+        expect(each.get_by_text(pattern)).to_be_visible()
     expect(agent_row(page, "desk").get_by_text("Halted", exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Resume…")).to_have_count(0)
     house.until(lambda: all(house.row(name).ended_at is not None for name in ("desk-1", "miser-1")))
@@ -466,9 +466,9 @@ def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes
 
 def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> None:
     page = comes("operator").goes("/fleet")
-    switch = page.get_by_role("switch", name="miser runs by itself")
+    switch = page.get_by_role("switch", name="miser runs unattended")
     switch.click()
-    expect(dialog(page)).to_contain_text("Nothing of it starts by itself until it is switched on again.")
+    expect(dialog(page)).to_contain_text("Off: triggers and wakes are ignored until you switch it on.")
     press(dialog(page), "Switch off")
     expect(page.get_by_text("miser is off, and")).to_be_visible()
     expect(switch).not_to_be_checked()
@@ -482,10 +482,10 @@ def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> No
 def test_a_policy_is_tried_on_the_past_of_an_agent_before_it_is_applied(house: House, comes: Comes) -> None:
     page = comes("viewer").goes("/agent/desk")
     press(page, TRY)
-    press(dialog(page), "Try it")
-    expect(dialog(page).get_by_role("alert")).to_contain_text("Give a cap or a policy")
-    dialog(page).get_by_label("The cap of a session").fill("0.01")
-    press(dialog(page), "Try it")
+    press(dialog(page), "Run backtest")
+    expect(dialog(page).get_by_role("alert")).to_contain_text("enter a cap or a policy")
+    dialog(page).get_by_label("Session cap").fill("0.01")
+    press(dialog(page), "Run backtest")
     definition = page.get_by_role("region", name="Definition")
     expect(definition).to_contain_text("policy: the recorded policy, with a cap of $0.01 of a session")
     expect(definition).to_contain_text("judged: ")
@@ -499,9 +499,9 @@ def test_the_page_of_an_agent_says_what_it_is_what_it_did_and_what_it_senses(hou
     expect(page.get_by_role("heading", level=1)).to_have_text("desk")
     definition = page.get_by_role("region", name="Definition")
     expect(definition).to_contain_text("scripted:script")
-    expect(definition).to_contain_text("at most $5.00 a day")
-    senses = page.get_by_role("region", name="What it senses")
-    expect(senses.get_by_role("listitem").filter(has_text="thermometer").get_by_text("Reads")).to_be_visible()
+    expect(definition).to_contain_text("$5.00 per day")
+    senses = page.get_by_role("region", name="Sensors and hot state")
+    expect(senses.get_by_role("listitem").filter(has_text="thermometer").get_by_text("OK", exact=True)).to_be_visible()
     expect(senses.get_by_role("img", name="temperature in the newest turns")).to_be_visible()
     page.get_by_role("region", name="Sessions").get_by_role("link", name="desk-1").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("desk-1")
@@ -510,11 +510,11 @@ def test_the_page_of_an_agent_says_what_it_is_what_it_did_and_what_it_senses(hou
 def test_an_agent_is_spoken_to_halted_and_switched_on_its_page(comes: Comes) -> None:
     page = comes("operator").goes("/agent/miser")
     press(page, "Message…")
-    dialog(page).get_by_label("Your words").fill("How is the purse?")
-    press(dialog(page), "Say it")
-    expect(page.get_by_text("is told, and wakes")).to_be_visible()
+    dialog(page).get_by_label("Message", exact=True).fill("How is the purse?")
+    press(dialog(page), "Send")
+    expect(page.get_by_text("message sent; it wakes")).to_be_visible()
     press(page, "Halt miser")
-    press(dialog(page), "Halt it")
+    press(dialog(page), "Halt")
     now = page.get_by_role("region", name="Now")
     expect(now.get_by_text("Agent miser was halted by operator")).to_be_visible()
     press(now, "Resume…")
@@ -531,16 +531,16 @@ def test_an_agent_is_spoken_to_halted_and_switched_on_its_page(comes: Comes) -> 
 def test_a_session_is_started_on_the_page_of_an_agent(house: House, comes: Comes) -> None:
     page = comes("operator").goes("/agent/clerk")
     press(page, "Start a session…")
-    dialog(page).get_by_label("What is to be done").fill("Count the papers.")
+    dialog(page).get_by_label("Task", exact=True).fill("Count the papers.")
     press(dialog(page), "Start")
-    expect(page.get_by_text("clerk works on it in session")).to_be_visible()
+    expect(page.get_by_text("clerk is working on it in session")).to_be_visible()
 
 
 def test_one_agent_is_halted_and_let_go_again(comes: Comes) -> None:
     page = comes("operator").goes("/fleet")
     row = agent_row(page, "miser")
     press(row, "Halt miser")
-    press(dialog(page), "Halt it")
+    press(dialog(page), "Halt")
     expect(row.get_by_text("Agent miser was halted by operator")).to_be_visible()
     press(row, "Resume miser")
     press(dialog(page), "Resume")
@@ -562,21 +562,21 @@ def test_what_is_halted_is_resumed_from_its_card_on_home(house: House, comes: Co
 def test_workers_come_change_and_go_while_somebody_watches(house: House, comes: Comes) -> None:
     page = comes("viewer").goes("/fleet")
     rows = page.get_by_role("table", name="Workers").get_by_role("row")
-    here = rows.filter(has_text=f"halter up {os.getpid()} on")
-    expect(here.get_by_text("alive")).to_be_visible()
-    expect(here).to_contain_text(re.compile(r"clerk \w{12}\s+desk \w{12}\s+miser \w{12}"))
+    result = rows.filter(has_text=f"halter up {os.getpid()} on")
+    expect(result.get_by_text("alive")).to_be_visible()
+    expect(result).to_contain_text(re.compile(r"clerk \w{12}\s+desk \w{12}\s+miser \w{12}"))
 
     other, name = rows.filter(has_text="halter worker 4711 on north"), WorkerId("another")
-    about = WorkerInfo(kind="worker", host="north", pid=4711, agents={"desk": "2"}, concurrency=100, awake=7)
-    house.does(house.app.store.beat(name, {}, about.said()))
+    worker_info = WorkerInfo(kind="worker", host="north", pid=4711, agents={"desk": "2"}, concurrency=100, awake=7)
+    house.does(house.app.store.beat(name, {}, worker_info.encode()))
     expect(other.get_by_text("alive")).to_be_visible()
     expect(other.get_by_text("7 of 100")).to_be_visible()
-    house.does(house.app.store.beat(name, {}, replace(about, closing=True).said()))
+    house.does(house.app.store.beat(name, {}, replace(worker_info, closing=True).encode()))
     expect(other.get_by_text("draining")).to_be_visible()
     expect(other).to_contain_text("ends when its running turns have finished")
     house.does(house.app.store.leave(name))
     expect(other).to_have_count(0)
-    expect(here).to_be_visible()
+    expect(result).to_be_visible()
 
 
 def test_the_audit_is_searched_and_taken_along(paid: House, comes: Comes) -> None:
@@ -597,14 +597,14 @@ def test_a_search_that_finds_nothing_says_so(comes: Comes) -> None:
     page = comes("viewer").goes("/audit")
     page.get_by_label("Agent").fill("nobody")
     press(page, "Search")
-    expect(page.get_by_text("Nothing was found.")).to_be_visible()
+    expect(page.get_by_text("No matching calls.")).to_be_visible()
 
 
 def test_a_receipt_is_opened_and_the_session_taken_along(paid: House, comes: Comes) -> None:
     page = comes("viewer").goes("/session/desk-1")
     page.get_by_role("link", name="Receipt").click()
     expect(page.get_by_role("heading", name="Calls and requests")).to_be_visible()
-    expect(page.get_by_text("agreed to by approver").first).to_be_visible()
+    expect(page.get_by_text("approved by approver").first).to_be_visible()
     with page.expect_download() as download:
         page.get_by_role("link", name="Export").click()
     assert download.value.suggested_filename == "desk-1.jsonl"
@@ -647,10 +647,10 @@ def test_a_store_that_is_away_has_a_page_that_leads_back(house: House, comes: Co
     try:
         answer = visitor.page.goto(f"{house.url}/budgets")
         assert answer.status == 503
-        expect(visitor.page.get_by_role("alert")).to_contain_text("nothing is lost")
+        expect(visitor.page.get_by_role("alert")).to_contain_text("Nothing is lost")
     finally:
         house.store.trouble = None
-    visitor.page.get_by_role("link", name="Try again").click()
+    visitor.page.get_by_role("link", name="Retry").click()
     expect(visitor.page.get_by_role("heading", level=1)).to_have_text("Budgets")
     visitor.complaints.clear()
 
@@ -659,24 +659,24 @@ def test_a_store_that_is_away_has_a_page_that_leads_back(house: House, comes: Co
 def test_a_page_follows_the_theme_of_the_system_and_a_switch_is_kept(comes: Comes, scheme: str) -> None:
     visitor = comes("viewer", scheme=scheme)
     page = visitor.goes("/")
-    other = {"light": "dark", "dark": "light"}[scheme]
+    text = {"light": "dark", "dark": "light"}[scheme]
     expect(page.locator("body")).to_have_class(re.compile(f"body--{scheme}"))
-    press(page, "Change between light and dark")
-    expect(page.locator("body")).to_have_class(re.compile(f"body--{other}"))
+    press(page, "Switch between light and dark")
+    expect(page.locator("body")).to_have_class(re.compile(f"body--{text}"))
     visitor.goes("/fleet")
-    expect(page.locator("body")).to_have_class(re.compile(f"body--{other}"))
+    expect(page.locator("body")).to_have_class(re.compile(f"body--{text}"))
 
 
 def test_everything_is_reached_by_keyboard_and_seen_to_be(house: House, comes: Comes) -> None:
     page = comes("admin").goes("/fleet")
-    wanted = set(page.evaluate(CONTROLS))
+    results = set(page.evaluate(CONTROLS))
     reached, unseen = set[str](), set[str]()
-    for _ in range(len(wanted) + 20):
+    for _ in range(len(results) + 20):
         page.keyboard.press("Tab")
         name, outline = page.evaluate(FOCUSED)
         reached.add(name)
         unseen |= set() if outline else {name}
-    assert wanted <= reached
+    assert results <= reached
     assert unseen - {"BODY"} == set()
     page.get_by_role("button", name="HALT ALL").focus()
     page.keyboard.press("Enter")

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from halter.core.clock import DAY, SECOND, SystemClock
-from halter.demo.place import LEFTOVER, RULES_MODEL, DemoFolder, lay_out_files
+from halter.demo.folder import LEFTOVER, RULES_MODEL, DemoFolder, lay_out_files
 from tests.story.test_cli_demo import Demo, demo_of
 from tests.story.test_cli_talk import Person, until
 
@@ -25,9 +25,9 @@ PATIENCE = 60_000
 def live(tmp_path: Path) -> Iterator[tuple[Person, Demo]]:
     """A demo that finds an old file as soon as it begins."""
     ada = Person(tmp_path)
-    place, now = DemoFolder(demo_of(ada)), SystemClock().now()
-    lay_out_files(place, RULES_MODEL, "ada", now)
-    old = place.agent / "temp" / LEFTOVER
+    demo_folder, now = DemoFolder(demo_of(ada)), SystemClock().now()
+    lay_out_files(demo_folder, RULES_MODEL, "ada", now)
+    old = demo_folder.agent / "temp" / LEFTOVER
     old.write_text("Nobody needs it.\n")
     os.utime(old, ((now - 40 * DAY) // SECOND,) * 2)
     demo = Demo(ada)
@@ -39,8 +39,8 @@ def live(tmp_path: Path) -> Iterator[tuple[Person, Demo]]:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    kept = os.environ.get("HALTER_PICTURES")
-    folder = Path(kept) if kept else tmp_path / "pictures"
+    text = os.environ.get("HALTER_PICTURES")
+    folder = Path(text) if text else tmp_path / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -60,8 +60,8 @@ def test_a_newcomer_opens_the_dashboard_sees_what_is_asked_and_answers_it(
     page.on("request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(base) else None)
 
     page.goto(address)
-    asks = page.get_by_role("article", name="wants to delete leftover.tmp")
-    expect(asks).to_be_visible(timeout=PATIENCE)
+    result = page.get_by_role("article", name="wants to delete leftover.tmp")
+    expect(result).to_be_visible(timeout=PATIENCE)
     page.screenshot(path=pictures / "home.png")
     for name in ("fleet", "session/night-watch-1", "budgets"):
         page.goto(f"{base}/{name}")
@@ -71,13 +71,13 @@ def test_a_newcomer_opens_the_dashboard_sees_what_is_asked_and_answers_it(
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto(f"{base}/")
-    expect(asks).to_be_visible(timeout=PATIENCE)
+    expect(result).to_be_visible(timeout=PATIENCE)
     page.screenshot(path=pictures / "phone.png")
 
     page.emulate_media(color_scheme="light")
     page.set_viewport_size({"width": 1280, "height": 800})
     page.get_by_role("button", name="Approve").click()
-    expect(asks).to_have_count(0, timeout=PATIENCE)
+    expect(result).to_have_count(0, timeout=PATIENCE)
     expect(page.get_by_text(re.compile("Approved: delete_file"))).to_be_visible(timeout=PATIENCE)
     page.screenshot(path=pictures / "approved.png", animations="disabled")
     until(lambda: not (demo_of(ada) / "night-watch" / "temp" / LEFTOVER).exists())

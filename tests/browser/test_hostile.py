@@ -27,11 +27,13 @@ def hostile(house: House) -> House:
     for words in (*["find it all"] * 5, "tell somebody", "remember it", "read the page"):
         house.tell(words)
         house.until(lambda: house.rests("desk-1"))
-    found = [one for one in house.does(artifacts.findings(house.desk)) if one.severity == "high"]
+    found = [person for person in house.does(artifacts.findings(house.desk)) if person.severity == "high"]
     assert len(found) == len(PAYLOADS) >= 40
     house.until(lambda: bool(_left(house)))
-    about = WorkerInfo(kind=IMAGE, host=IMAGE, version=IMAGE, agents=dict.fromkeys(PAYLOADS, IMAGE), problem=IMAGE)
-    house.does(house.app.store.beat(WorkerId(IMAGE), {}, about.said()))
+    worker_info = WorkerInfo(
+        kind=IMAGE, host=IMAGE, version=IMAGE, agents=dict.fromkeys(PAYLOADS, IMAGE), problem=IMAGE
+    )
+    house.does(house.app.store.beat(WorkerId(IMAGE), {}, worker_info.encode()))
     return house
 
 
@@ -41,8 +43,8 @@ def _left(house: House) -> tuple[Any, ...]:
 
 READ = {
     "/findings": ("Findings", "Proposals"),
-    "/session/desk-1": ("What was said",),
-    "/triggers": ("Documents left to you",),
+    "/session/desk-1": ("Transcript",),
+    "/triggers": ("Quarantined documents",),
     "/fleet": ("Workers",),
 }
 """Where hostile words stand, and are read as they were written."""
@@ -53,8 +55,8 @@ def test_nothing_that_is_shown_is_ever_run_and_it_is_read_as_it_was_written(host
     failed = next(item.session for item in _left(hostile))
     for path in (*OF_ALL, "/session/desk-1", "/receipt/desk-1", f"/session/{failed}"):
         page = visitor.goes(path)
-        for part in READ.get(path, ()):
-            expect(page.get_by_role("region", name=part)).to_contain_text(IMAGE)
+        for text in READ.get(path, ()):
+            expect(page.get_by_role("region", name=text)).to_contain_text(IMAGE)
         assert page.evaluate(ODD) == [], path
         assert visitor.tripped() == 0, path
 
@@ -74,9 +76,9 @@ def test_a_hostile_reason_stands_in_the_banner_and_in_the_report_as_text(hostile
 def test_nobody_joins_the_page_of_another_person(comes: Comes) -> None:
     admin, viewer = comes("admin").goes("/"), comes("viewer").goes("/")
     # Even with all that the other's browser says when it joins.
-    said = admin.evaluate("window.socket.io.opts.query")
-    assert viewer.evaluate(JOIN, said) == "refused"
-    assert admin.evaluate(JOIN, said) == "joined"
+    result = admin.evaluate("window.socket.io.opts.query")
+    assert viewer.evaluate(JOIN, result) == "refused"
+    assert admin.evaluate(JOIN, result) == "joined"
 
 
 def test_nobody_presses_a_button_on_the_page_of_another_person(comes: Comes) -> None:
@@ -94,9 +96,9 @@ def test_nothing_that_a_browser_says_reaches_the_terminal_of_who_runs_the_server
 ) -> None:
     viewer = comes("viewer").goes("/")
     page = viewer.evaluate("window.clientId")
-    for said in NONSENSE:
-        viewer.evaluate("said => window.socket.emit(...said)", [*said[:1], *({**each, "client_id": page} if isinstance(
-            each, dict) else each for each in said[1:])])  # fmt: skip
+    for results in NONSENSE:
+        fields = [{**field, "client_id": page} if isinstance(field, dict) else field for field in results[1:]]
+        viewer.evaluate("message => window.socket.emit(...message)", [*results[:1], *fields])
     viewer.evaluate(HEARD)
     with _speaking_as(house, "viewer") as client:
         assert client.get("/nowhere%1b%5b31m%0aNEEDS%20YOU").status_code == httpx2.codes.NOT_FOUND

@@ -43,10 +43,10 @@ def find_faults(page: Any, scheme: str, script: str) -> Any:
     """What is wrong with a page in a theme. It may be drawn anew at that moment: what is wrong is so at each look."""
     page.emulate_media(color_scheme=scheme)
     page.wait_for_function(f"() => document.body.classList.contains('body--{scheme}')")
-    found = page.evaluate(script)
+    result = page.evaluate(script)
     for _ in range(LOOKS - 1):
-        found = found and page.evaluate(script)
-    return found
+        result = result and page.evaluate(script)
+    return result
 
 
 LOOKS = 4

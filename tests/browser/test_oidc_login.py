@@ -55,7 +55,7 @@ def test_a_person_logs_in_by_the_provider_sees_their_role_and_logs_out(house: Ho
 def test_a_person_of_no_group_is_told_so_and_stays_outside(house: House, visitor: Visitor, comes: Comes) -> None:
     house.provider.person = {"sub": "eve-<b>1</b>", "email": "eve@example.com", "groups": ["guests"]}
     page = sign_on(visitor)
-    expect(page.get_by_text("You are in no group that has a role here")).to_be_visible()
+    expect(page.get_by_text("None of your groups has a role")).to_be_visible()
     expect(page.get_by_text("#eve-<b>1</b>")).to_be_visible()
     is_logged_out(visitor)
     assert page.context.cookies(house.url) == []
@@ -67,12 +67,12 @@ def test_a_person_of_no_group_is_told_so_and_stays_outside(house: House, visitor
 
 def test_a_login_that_another_browser_began_is_not_finished_here(house: House, visitor: Visitor, chromium: Any) -> None:
     house.provider.person = dict(ADA)
-    other = chromium.new_context()
-    begun = Visitor(house, other)
+    result = chromium.new_context()
+    begun = Visitor(house, result)
     begun.page.goto(f"{house.url}/login")
     with begun.page.expect_request("**/login/oidc/callback*") as back:
         begun.page.get_by_role("link", name="Log in with").click()
     visitor.page.goto(back.value.url)
-    expect(visitor.page.get_by_text("This login was not begun in this browser")).to_be_visible()
+    expect(visitor.page.get_by_text("This login was not started in this browser")).to_be_visible()
     is_logged_out(visitor)
-    other.close()
+    result.close()

@@ -43,11 +43,11 @@ class FakeNtfy:
         self._keep(self._cache[-1]["topic"], self._cache[-1]["message"])
 
     def _keep(self, topic: str, message: str) -> dict[str, Any]:
-        kept = {"id": f"m{next(self._ids):04}", "time": 1, "event": "message", "topic": topic, "message": message}
-        self._cache.append(kept)
-        for news in self._listening:
-            news.set()
-        return kept
+        values = {"id": f"m{next(self._ids):04}", "time": 1, "event": "message", "topic": topic, "message": message}
+        self._cache.append(values)
+        for event in self._listening:
+            event.set()
+        return values
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = dict(scope["headers"])
@@ -62,9 +62,9 @@ class FakeNtfy:
                 return
             body = b""
             while True:
-                part = await receive()
-                body += part.get("body", b"")
-                if not part.get("more_body"):
+                result = await receive()
+                body += result.get("body", b"")
+                if not result.get("more_body"):
                     break
             status, answer = 200, self._publish(json.loads(body))
         except Refused as no:
@@ -79,56 +79,56 @@ class FakeNtfy:
         if headers.get(b"authorization") != f"Bearer {self.token}".encode():
             raise Refused(403, "forbidden")
 
-    def _publish(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _publish(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.refuse_next:
             raise self.refuse_next.pop(0)
-        if len(asked["message"].encode()) > 4096:
+        if len(fields["message"].encode()) > 4096:
             raise Refused(400, "it would become an attachment")
-        actions = asked.get("actions", ())
+        actions = fields.get("actions", ())
         if len(actions) > 3:
             raise Refused(400, "invalid request: actions invalid")
         for each in actions:
-            assert each["url"].endswith(f"/{asked['topic']}-re")
+            assert each["url"].endswith(f"/{fields['topic']}-re")
         buttons = {each["label"]: each["body"] for each in actions}
         for each in self.messages:
-            if each.id == asked.get("sequence_id"):
-                each.text, each.buttons, each.edits = asked["message"], buttons, each.edits + 1
+            if each.id == fields.get("sequence_id"):
+                each.text, each.buttons, each.edits = fields["message"], buttons, each.edits + 1
                 return {"id": each.id, "event": "message"}
-        made = FakeMessage(f"n{next(self._ids):04}", asked["topic"], asked["message"], buttons)
-        self.messages.append(made)
-        return {"id": made.id, "event": "message", "topic": made.place}
+        fake_message = FakeMessage(f"n{next(self._ids):04}", fields["topic"], fields["message"], buttons)
+        self.messages.append(fake_message)
+        return {"id": fake_message.id, "event": "message", "topic": fake_message.place}
 
     async def _stream(self, scope: Any, receive: Any, send: Any) -> None:
         """Stream what the cache has after an id, and what comes; the caller hangs up."""
         self.streams += 1
         topics = scope["path"].split("/")[1].split(",")
         since = parse_qs(scope["query_string"].decode())["since"][0]
-        known = [each["id"] for each in self._cache]
-        at = known.index(since) + 1 if since in known else 0
+        results = [each["id"] for each in self._cache]
+        at = results.index(since) + 1 if since in results else 0
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await self._line(send, {"id": "o", "time": 1, "event": "open", "topic": ",".join(topics)})
-        news = asyncio.Event()
-        self._listening.add(news)
-        gone = asyncio.ensure_future(self._hung_up(receive, news))
+        event = asyncio.Event()
+        self._listening.add(event)
+        task = asyncio.ensure_future(self._hung_up(receive, event))
         try:
-            while not gone.done():
+            while not task.done():
                 for each in self._cache[at:]:
                     if each["topic"] in topics:
                         await self._line(send, each)
                 at = len(self._cache)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(45):
-                        await news.wait()
-                news.clear()
+                        await event.wait()
+                event.clear()
                 await self._line(send, {"id": "k", "time": 1, "event": "keepalive", "topic": topics[0]})
         finally:
-            gone.cancel()
-            self._listening.discard(news)
+            task.cancel()
+            self._listening.discard(event)
 
-    async def _hung_up(self, receive: Any, news: asyncio.Event) -> None:
+    async def _hung_up(self, receive: Any, event: asyncio.Event) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        news.set()
+        event.set()
 
     async def _line(self, send: Any, event: Mapping[str, Any]) -> None:
         await send({"type": "http.response.body", "body": json.dumps(event).encode() + b"\n", "more_body": True})

@@ -92,11 +92,11 @@ class FakeSlack:
         self.press_data(account, message, message.buttons[label], place)
         return message.buttons[label]
 
-    def press_data(self, account: str, message: FakeMessage, data: str, place: str = "") -> None:
+    def press_data(self, account: str, message: FakeMessage, data: str, text: str = "") -> None:
         payload = {
             "type": "block_actions",
             "user": {"id": account, "username": "somebody"},
-            "channel": {"id": place or message.place},
+            "channel": {"id": text or message.place},
             "container": {"type": "message", "message_ts": message.id},
             "actions": [{"value": data, "action_ts": f"17000000{next(self._ids):02}.000200"}],
         }
@@ -108,9 +108,9 @@ class FakeSlack:
             return
         body = b""
         while True:
-            part = await receive()
-            body += part.get("body", b"")
-            if not part.get("more_body"):
+            result = await receive()
+            body += result.get("body", b"")
+            if not result.get("more_body"):
                 break
         method, headers = scope["path"].strip("/"), dict(scope["headers"])
         status, more = 200, []
@@ -138,7 +138,7 @@ class FakeSlack:
         forwarding.cancel()
         await socket.close()
 
-    def _call(self, method: str, key: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _call(self, method: str, key: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         if key != f"Bearer {self.app_token if method == 'apps.connections.open' else self.token}":
             raise Refused(200, "invalid_auth")
         if self.refuse_next and method != "apps.connections.open":
@@ -148,15 +148,15 @@ class FakeSlack:
             return {"url": self.url}
         if method == "auth.test":
             return {"user": "halter", "user_id": "U0BOT", "team": "T"}
-        text, buttons = self._read_blocks(asked)
+        text, buttons = self._read_blocks(fields)
         match method:
             case "chat.postMessage":
-                made = FakeMessage(f"16000000{next(self._ids):02}.000300", asked["channel"], text, buttons)
-                self.messages.append(made)
-                return {"ts": made.id, "channel": made.place}
+                fake_message = FakeMessage(f"16000000{next(self._ids):02}.000300", fields["channel"], text, buttons)
+                self.messages.append(fake_message)
+                return {"ts": fake_message.id, "channel": fake_message.place}
             case "chat.update":
                 for each in self.messages:
-                    if (each.id, each.place) == (asked["ts"], asked["channel"]):
+                    if (each.id, each.place) == (fields["ts"], fields["channel"]):
                         each.text, each.buttons, each.edits = text, buttons, each.edits + 1
                         return {"ts": each.id}
                 raise Refused(200, "message_not_found")
@@ -166,10 +166,10 @@ class FakeSlack:
             case _:
                 raise Refused(200, "unknown_method")
 
-    def _read_blocks(self, asked: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-        assert not asked["unfurl_links"]
-        assert not asked["unfurl_media"]
-        section, *actions = asked["blocks"]
+    def _read_blocks(self, fields: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+        assert not fields["unfurl_links"]
+        assert not fields["unfurl_media"]
+        section, *actions = fields["blocks"]
         assert section["text"]["type"] == "plain_text"
         text = section["text"]["text"]
         if not text or len(text.encode("utf-16-le")) // 2 > 3000:
@@ -177,6 +177,6 @@ class FakeSlack:
         elements = [each for block in actions for each in block["elements"]]
         if any(len(each["value"]) > 2000 or len(each["text"]["text"]) > 75 for each in elements):
             raise Refused(200, "invalid_blocks")
-        for entity, shown in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
-            text = text.replace(entity, shown)
+        for entity, output in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
+            text = text.replace(entity, output)
         return text, {each["text"]["text"]: each["value"] for each in elements}

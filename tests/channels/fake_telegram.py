@@ -73,12 +73,12 @@ class FakeTelegram:
         self.press_data(account, message, data, place)
         return data
 
-    def press_data(self, account: str, message: FakeMessage, data: str, place: str = "") -> None:
+    def press_data(self, account: str, message: FakeMessage, data: str, output: str = "") -> None:
         handle = str(next(self._ids))
         self._handles.add(handle)
-        chat = {"id": int(place or message.place), "type": "private"}
-        shown = {"message_id": int(message.id), "chat": chat, "from": BOT, "text": message.text}
-        self.arrive({"callback_query": {"id": handle, "from": {"id": int(account)}, "message": shown, "data": data}})
+        chat = {"id": int(output or message.place), "type": "private"}
+        values = {"message_id": int(message.id), "chat": chat, "from": BOT, "text": message.text}
+        self.arrive({"callback_query": {"id": handle, "from": {"id": int(account)}, "message": values, "data": data}})
 
     def send_again(self) -> None:
         """Deliver the newest update a second time, as after an answer that was lost."""
@@ -122,18 +122,18 @@ class FakeTelegram:
     async def _getWebhookInfo(self, _: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
         return {"url": "https://other.test" if self.webhook else "", "pending_update_count": 0}
 
-    async def _getUpdates(self, asked: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
+    async def _getUpdates(self, fields: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
         self.polls += 1
         if self.webhook:
             raise Refused(409, "Conflict: can't use getUpdates method while webhook is active")
         if self._poller is not None:
             self._poller.set()
         self._poller = terminated = asyncio.Event()
-        self._updates = [each for each in self._updates if each["update_id"] >= asked["offset"]]
+        self._updates = [each for each in self._updates if each["update_id"] >= fields["offset"]]
         if not self._updates:
             self._arrived.clear()
             waits = [asyncio.ensure_future(each.wait()) for each in (self._arrived, terminated)]
-            await asyncio.wait(waits, timeout=asked["timeout"], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=fields["timeout"], return_when=asyncio.FIRST_COMPLETED)
             for each in waits:
                 each.cancel()
         if terminated.is_set():
@@ -146,41 +146,46 @@ class FakeTelegram:
         if self._poller is not None:
             self._poller.set()
 
-    async def _sendMessage(self, asked: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
-        if str(asked["chat_id"]) in self.blocked:
+    async def _sendMessage(self, fields: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
+        if str(fields["chat_id"]) in self.blocked:
             raise Refused(403, "Forbidden: bot was blocked by the user")
-        self._check_text(asked["text"])
-        self.previews.append(not asked["link_preview_options"]["is_disabled"])
-        self.silent.append(asked["disable_notification"])
+        self._check_text(fields["text"])
+        self.previews.append(not fields["link_preview_options"]["is_disabled"])
+        self.silent.append(fields["disable_notification"])
         buttons: dict[str, str] = {}
-        for row in asked.get("reply_markup", {}).get("inline_keyboard", ()):
+        for row in fields.get("reply_markup", {}).get("inline_keyboard", ()):
             for each in row:
                 if not 1 <= len(each["callback_data"].encode()) <= 64:
                     raise Refused(400, "Bad Request: BUTTON_DATA_INVALID")
                 buttons[each["text"]] = each["callback_data"]
-        made = FakeMessage(str(next(self._message_ids)), str(asked["chat_id"]), asked["text"], buttons)
-        self.messages.append(made)
-        return {"message_id": int(made.id), "chat": {"id": asked["chat_id"]}, "date": 1, "text": made.text}
+        fake_message = FakeMessage(str(next(self._message_ids)), str(fields["chat_id"]), fields["text"], buttons)
+        self.messages.append(fake_message)
+        return {
+            "message_id": int(fake_message.id),
+            "chat": {"id": fields["chat_id"]},
+            "date": 1,
+            "text": fake_message.text,
+        }
 
     def _check_text(self, text: str) -> None:
         if not text or len(text.encode("utf-16-le")) // 2 > 4096:
             raise Refused(400, "Bad Request: message is too long")
 
-    async def _editMessageText(self, asked: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
-        self._check_text(asked["text"])
+    async def _editMessageText(self, fields: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
+        self._check_text(fields["text"])
         for each in self.messages:
-            if (each.id, each.place) == (str(asked["message_id"]), str(asked["chat_id"])):
-                if each.text == asked["text"]:
+            if (each.id, each.place) == (str(fields["message_id"]), str(fields["chat_id"])):
+                if each.text == fields["text"]:
                     raise Refused(400, "Bad Request: message is not modified")
-                each.text, each.buttons, each.edits = asked["text"], {}, each.edits + 1
+                each.text, each.buttons, each.edits = fields["text"], {}, each.edits + 1
                 return True
         raise Refused(400, "Bad Request: message to edit not found")
 
-    async def _answerCallbackQuery(self, asked: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
-        if asked["callback_query_id"] not in self._handles:
+    async def _answerCallbackQuery(self, fields: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
+        if fields["callback_query_id"] not in self._handles:
             raise Refused(400, "Bad Request: query is too old and response timeout expired or query ID is invalid")
-        self._handles.discard(asked["callback_query_id"])
-        if len(asked["text"]) > 200:
+        self._handles.discard(fields["callback_query_id"])
+        if len(fields["text"]) > 200:
             raise Refused(400, "Bad Request: MESSAGE_TOO_LONG")
-        self.toasts.append(asked["text"])
+        self.toasts.append(fields["text"])
         return True

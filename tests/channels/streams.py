@@ -12,8 +12,8 @@ class _Body(AsyncByteStream):
         self._pieces, self._task = pieces, task
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while (piece := await self._pieces.get()) is not None:
-            yield piece
+        while (body := await self._pieces.get()) is not None:
+            yield body
 
     async def aclose(self) -> None:
         self._task.cancel()
@@ -26,19 +26,19 @@ class StreamedApp(AsyncBaseTransport):
 
     async def handle_async_request(self, request: Request) -> Response:
         pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
-        started: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         content = await request.aread()
 
-        asked = [content]
+        bodies = [content]
 
         async def receive() -> dict[str, Any]:
-            if not asked:
+            if not bodies:
                 await asyncio.Event().wait()
-            return {"type": "http.request", "body": asked.pop(), "more_body": False}
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
         async def send(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                started.set_result(message)
+                future.set_result(message)
                 return
             pieces.put_nowait(message.get("body", b""))
             if not message.get("more_body"):
@@ -53,7 +53,7 @@ class StreamedApp(AsyncBaseTransport):
         }
         task = asyncio.ensure_future(self._app(scope, receive, send))
         try:
-            start = await started
+            start = await future
         except BaseException:
             task.cancel()
             raise

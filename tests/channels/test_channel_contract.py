@@ -48,10 +48,10 @@ class Platform:
 
     async def receive(self, after: str, count: int) -> list[ChatReply]:
         """Read so many replies that follow a mark, and see that no more come with them."""
-        found: list[ChatReply] = []
-        while len(found) < count:
-            found += await self.transport.receive(after, HERE)
-        return found
+        chat_replies: list[ChatReply] = []
+        while len(chat_replies) < count:
+            chat_replies += await self.transport.receive(after, HERE)
+        return chat_replies
 
 
 @pytest.fixture(params=["telegram", "ntfy", "slack"])
@@ -59,31 +59,31 @@ async def platform(request: pytest.FixtureRequest) -> AsyncIterator[Platform]:
     fake: Any = {"telegram": FakeTelegram, "ntfy": FakeNtfy, "slack": FakeSlack}[request.param]()
     async with served(fake) as url:
         token = fake.token
-        made: Transport = TelegramTransport(lambda: token, url, connect_directly)
+        telegram_transport: Transport = TelegramTransport(lambda: token, url, connect_directly)
         if request.param == "ntfy":
-            made = NtfyTransport(url, lambda: token, connect_directly)
+            telegram_transport = NtfyTransport(url, lambda: token, connect_directly)
         elif request.param == "slack":
             fake.url, app_token = url.replace("http:", "ws:") + "/socket", fake.app_token
-            made = SlackTransport(lambda: token, lambda: app_token, url, connect_directly)
-            await made.receive("", HERE)
-        yield Platform(fake, made)
-        await made.close()
+            telegram_transport = SlackTransport(lambda: token, lambda: app_token, url, connect_directly)
+            await telegram_transport.receive("", HERE)
+        yield Platform(fake, telegram_transport)
+        await telegram_transport.close()
 
 
 HERE = frozenset([ADA])
 
 
 async def test_a_message_is_sent_pressed_answered_and_closed(platform: Platform) -> None:
-    sent = await platform.transport.send(ADA, MESSAGE)
-    (shown,) = platform.fake.messages
-    assert (shown.id, shown.text, [*shown.buttons]) == (sent, MESSAGE.text, ["Yes", "No"])
-    platform.fake.press(ADA, shown, "Yes")
+    output = await platform.transport.send(ADA, MESSAGE)
+    (result,) = platform.fake.messages
+    assert (result.id, result.text, [*result.buttons]) == (output, MESSAGE.text, ["Yes", "No"])
+    platform.fake.press(ADA, result, "Yes")
     (reply,) = await platform.receive("", 1)
-    assert (reply.account, reply.place, reply.press) == (ADA, ADA, YES)
+    assert (reply.account, reply.chat, reply.press) == (ADA, ADA, YES)
     await platform.transport.respond(reply, "So it is.")
-    await platform.transport.close_message(ADA, sent, "It was so.")
-    assert (shown.text, shown.buttons) == ("It was so.", {})
-    await platform.transport.close_message(ADA, sent, "It was so.")
+    await platform.transport.close_message(ADA, output, "It was so.")
+    assert (result.text, result.buttons) == ("It was so.", {})
+    await platform.transport.close_message(ADA, output, "It was so.")
 
 
 async def test_what_follows_a_mark_is_read_once_and_in_order(platform: Platform) -> None:
@@ -96,21 +96,21 @@ async def test_what_follows_a_mark_is_read_once_and_in_order(platform: Platform)
 
 
 async def test_a_text_that_fits_is_taken_and_one_letter_more_is_not(platform: Platform) -> None:
-    most = 1
-    while platform.transport.can_send("x" * most):
-        most *= 2
-    while not platform.transport.can_send("x" * most):
-        most -= 1
-    await platform.transport.send(ADA, ChatMessage("x" * most))
+    text = 1
+    while platform.transport.can_send("x" * text):
+        text *= 2
+    while not platform.transport.can_send("x" * text):
+        text -= 1
+    await platform.transport.send(ADA, ChatMessage("x" * text))
     with pytest.raises(TransportFailed):
-        await platform.transport.send(ADA, ChatMessage("x" * (most + 1)))
-    assert not platform.transport.can_send("\U0001f600" * most)
+        await platform.transport.send(ADA, ChatMessage("x" * (text + 1)))
+    assert not platform.transport.can_send("\U0001f600" * text)
 
 
 async def test_a_probe_says_whether_the_token_counts_and_sends_nothing(platform: Platform) -> None:
     assert await platform.transport.probe() in ("as @halter_bot", "with its token", "as halter")
     platform.fake.token = "another"
-    with pytest.raises(TransportFailed, match="look at"):
+    with pytest.raises(TransportFailed, match="Check "):
         await platform.transport.probe()
     assert platform.fake.messages == []
 
@@ -156,7 +156,7 @@ async def test_what_is_not_known_is_passed_over(platform: Platform) -> None:
         platform.fake.arrive({"my_chat_member": {}})
     platform.fake.write("42", "of a topic that is not read, or of another account")
     platform.fake.write(ADA, "hello")
-    found: list[ChatReply] = []
-    while not any(each.account == ADA for each in found):
-        found += await platform.transport.receive("", HERE)
-    assert found[-1].text == "hello"
+    chat_replies: list[ChatReply] = []
+    while not any(each.account == ADA for each in chat_replies):
+        chat_replies += await platform.transport.receive("", HERE)
+    assert chat_replies[-1].text == "hello"

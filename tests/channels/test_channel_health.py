@@ -23,8 +23,8 @@ SLACK = "channels:\n  slack: {token: '${secret:TELEGRAM}', app_token: '${secret:
 
 
 async def look(phone: Phone, connect: Any = None) -> dict[str, tuple[str, str]]:
-    found = [check async for check in check_channels(phone.fleet.app, connect or phone.connect)]
-    return {check.name: (check.verdict, check.finding) for check in found}
+    checks = [check async for check in check_channels(phone.fleet.app, connect or phone.connect)]
+    return {check.name: (check.verdict, check.finding) for check in checks}
 
 
 async def test_a_channel_that_works_says_who_answers_and_which_process_serves_it(world: World, tmp_path: Path) -> None:
@@ -32,19 +32,19 @@ async def test_a_channel_that_works_says_who_answers_and_which_process_serves_it
     phone.serve()
     await world.advance(SECOND)
     await phone.pair()
-    (verdict, said) = (await look(phone))["telegram"]
+    (verdict, text) = (await look(phone))["telegram"]
     assert verdict == "ok"
-    assert said.startswith("It lets Halter in, as @halter_bot. ada may decide there. channel-telegram")
-    assert phone.platform.token not in said
+    assert text.startswith("Connected as @halter_bot. ada may decide here. channel-telegram")
+    assert phone.platform.token not in text
 
 
 async def test_no_one_paired_and_no_process_are_said_with_what_to_do(world: World, tmp_path: Path) -> None:
     phone = Phone(world, tmp_path)
     await offer_pairing(phone.desk, "telegram", "ada", "approver")
-    (verdict, said) = (await look(phone))["telegram"]
+    (verdict, text) = (await look(phone))["telegram"]
     assert verdict == "warning"
-    assert "pair a person with halter channels pair telegram NAME" in said
-    assert "No process serves it now: start halter serve" in said
+    assert "Pair a person with halter channels pair telegram NAME" in text
+    assert "No process serves it. Start halter serve" in text
 
 
 async def test_a_viewer_is_no_one_who_may_decide(world: World, tmp_path: Path) -> None:
@@ -52,33 +52,33 @@ async def test_a_viewer_is_no_one_who_may_decide(world: World, tmp_path: Path) -
     phone.serve()
     await world.advance(SECOND)
     await phone.pair("vic", role="viewer")
-    assert "No one may decide there" in (await look(phone))["telegram"][1]
+    assert "No approver is paired" in (await look(phone))["telegram"][1]
 
 
 async def test_a_token_that_is_missing_or_refused_is_a_problem(world: World, tmp_path: Path) -> None:
     phone = Phone(world, tmp_path)
     phone.fleet.environ["HALTER_SECRET_TELEGRAM"] = "1:wrong"
-    (verdict, said) = (await look(phone))["telegram"]
-    assert (verdict, "look at the secret of `channels.telegram.token`" in said) == ("problem", True)
-    assert "1:wrong" not in said
+    (verdict, text) = (await look(phone))["telegram"]
+    assert (verdict, "Check the secret of `channels.telegram.token`" in text) == ("problem", True)
+    assert "1:wrong" not in text
     del phone.fleet.environ["HALTER_SECRET_TELEGRAM"]
-    (verdict, said) = (await look(phone))["telegram"]
-    assert (verdict, "set HALTER_SECRET_TELEGRAM" in said) == ("problem", True)
+    (verdict, text) = (await look(phone))["telegram"]
+    assert (verdict, "Set HALTER_SECRET_TELEGRAM" in text) == ("problem", True)
 
 
 async def test_a_webhook_and_a_platform_that_is_away_are_problems(world: World, tmp_path: Path) -> None:
     phone = Phone(world, tmp_path)
     phone.platform.webhook = True
-    (verdict, said) = (await look(phone))["telegram"]
-    assert (verdict, "A webhook is set for @halter_bot" in said) == ("problem", True)
+    (verdict, text) = (await look(phone))["telegram"]
+    assert (verdict, "A webhook is set for @halter_bot" in text) == ("problem", True)
 
     class Away(AsyncBaseTransport):
         async def handle_async_request(self, request: Request) -> Response:
             raise ConnectError("no route", request=request)
 
-    (verdict, said) = (await look(phone, lambda: AsyncClient(transport=Away())))["telegram"]
+    (verdict, text) = (await look(phone, lambda: AsyncClient(transport=Away())))["telegram"]
     assert verdict == "problem"
-    assert said.startswith("Telegram cannot be reached (ConnectError).")
+    assert text.startswith("Telegram cannot be reached (ConnectError).")
 
 
 @pytest.mark.parametrize(("fleet", "platform"), [(NTFY, FakeNtfy), (SLACK, FakeSlack)])
@@ -86,7 +86,7 @@ async def test_the_others_are_looked_at_as_well(world: World, tmp_path: Path, fl
     phone = Phone(world, tmp_path, platform=platform(), fleet=fleet)
     phone.fleet.environ["HALTER_SECRET_APP"] = getattr(phone.platform, "app_token", "")
     (said,) = (await look(phone)).values()
-    assert said[1].startswith("No one may decide there")
+    assert said[1].startswith("No approver is paired")
     phone.platform.token = "another"
     (said,) = (await look(phone)).values()
     assert said[0] == "problem"
@@ -101,7 +101,7 @@ async def test_a_server_that_is_no_ntfy_is_a_problem(world: World, tmp_path: Pat
     phone = Phone(world, tmp_path, platform=FakeNtfy(), fleet=NTFY)
     (said,) = (await look(phone, lambda: AsyncClient(transport=StreamedApp(page)))).values()
     assert said[0] == "problem"
-    assert "does not answer as ntfy does: look at `channels.ntfy.url`" in said[1]
+    assert "does not answer like ntfy. Check `channels.ntfy.url`" in said[1]
 
 
 async def test_who_is_paired_where_no_channel_is_named_is_said(world: World, tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ async def test_who_is_paired_where_no_channel_is_named_is_said(world: World, tmp
     await phone.pair()
     (tmp_path / "halter.yaml").write_text("zone: UTC\n")
     assert not read_channels(phone.fleet.app).telegram
-    (verdict, said) = (await look(phone))["telegram"]
-    assert (verdict, said.startswith("ada cannot be asked there: halter.yaml names no telegram")) == ("warning", True)
+    (verdict, text) = (await look(phone))["telegram"]
+    assert (verdict, text.startswith("ada cannot be reached: halter.yaml has no telegram")) == ("warning", True)
     await remove_approver(phone.desk, "telegram", "ada")
     assert await look(phone) == {}
 
@@ -133,12 +133,15 @@ async def test_sign_on_says_what_is_missing_and_what_the_provider_must_know(worl
         return await check_sign_on(phone.fleet.app, lambda: AsyncClient(transport=StreamedApp(provider.app)))
 
     missing = await look_at_sign_on()
-    assert (missing.verdict, "set HALTER_SECRET_CLIENT" in missing.finding) == ("problem", True)
+    assert (missing.verdict, "Set HALTER_SECRET_CLIENT" in missing.finding) == ("problem", True)
     phone.fleet.environ["HALTER_SECRET_CLIENT"] = "of the client"
     good = await look_at_sign_on()
     address = "http://127.0.0.1:8765/login/oidc/callback"
-    told = f"127.0.0.1:9 signs people on. It must know the address {address}. No group is admin: that takes a token."
-    assert (good.verdict, good.finding) == ("ok", told)
+    text = (
+        f"127.0.0.1:9 signs people on. Its redirect URI for this client must be {address}. "
+        "No group has the role admin; an admin needs a token."
+    )
+    assert (good.verdict, good.finding) == ("ok", text)
     provider.described_as = "http://127.0.0.1:10"
     wrong = await look_at_sign_on()
-    assert (wrong.verdict, "write that as `sign_on.oidc.issuer`" in wrong.finding) == ("problem", True)
+    assert (wrong.verdict, "set `sign_on.oidc.issuer` to it" in wrong.finding) == ("problem", True)

@@ -11,8 +11,8 @@ from halter.core.ids import channel_stream
 from halter.core.ports import Query
 from halter.core.rows import HaltRow
 from halter.operations import decisions
+from halter.operations.actor import Actor, Principal
 from halter.operations.channels import list_approvers, offer_pairing
-from halter.operations.desk import Actor, Principal
 from halter.present.events import summarize_event
 from halter.testing.world import World
 from tests.channels.fake_ntfy import FakeNtfy
@@ -25,54 +25,54 @@ async def ready(world: World, home: Path, replies: str = WIPES) -> tuple[Phone, 
     """Ada is paired, and is asked, in a topic of her own."""
     phone = Phone(world, home, replies, platform=FakeNtfy(), fleet=FLEET)
     phone.serve()
-    made = await offer_pairing(phone.desk, "ntfy", "ada", "approver")
-    phone.platform.write(made.place, made.code)
+    pairing_code = await offer_pairing(phone.desk, "ntfy", "ada", "approver")
+    phone.platform.write(pairing_code.place, pairing_code.code)
     await world.advance(10 * SECOND)
     await phone.asks()
-    return phone, made.place
+    return phone, pairing_code.place
 
 
 async def test_one_tap_approves_and_the_message_becomes_the_outcome(world: World, tmp_path: Path) -> None:
     phone, topic = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    assert (shown.place, [*shown.buttons]) == (topic, ["Approve", "Deny", "Always"])
-    data = phone.platform.press(topic, shown, "Approve")
+    (outcome,) = phone.platform.messages[1:]
+    assert (outcome.place, [*outcome.buttons]) == (topic, ["Approve", "Deny", "Always"])
+    data = phone.platform.press(topic, outcome, "Approve")
     await world.advance(MINUTE)
-    (made,) = await phone.made()
-    assert (made.verdict, made.by) == ("approve", "ada")
-    assert (shown.text, shown.buttons) == ("Approved by ada: wipe of desk, session desk.once-1.", {})
-    phone.platform.press_data(topic, shown, data)
+    (event,) = await phone.made()
+    assert (event.verdict, event.by) == ("approve", "ada")
+    assert (outcome.text, outcome.buttons) == ("Approved by ada: wipe of desk, session desk.once-1.", {})
+    phone.platform.press_data(topic, outcome, data)
     phone.platform.send_again()
     await world.advance(MINUTE)
     assert len(await phone.made()) == 1
-    assert "answered already" in phone.platform.messages[-1].text
+    assert "already answered" in phone.platform.messages[-1].text
 
 
 async def test_what_others_publish_counts_only_in_a_topic_that_was_paired(world: World, tmp_path: Path) -> None:
     phone, topic = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
+    (outcome,) = phone.platform.messages[1:]
     before = await world.events(channel_stream("ntfy"))
-    phone.platform.press(f"{topic}x", shown, "Approve")
+    phone.platform.press(f"{topic}x", outcome, "Approve")
     phone.platform.write("halter", "/halt")
     await world.advance(MINUTE)
     assert await phone.made() == []
     assert await world.events(channel_stream("ntfy")) == before
-    phone.platform.press_data(topic, shown, f"yes:{'0' * 32}")
+    phone.platform.press_data(topic, outcome, f"yes:{'0' * 32}")
     await world.advance(MINUTE)
     assert await phone.made() == []
-    assert phone.platform.messages[-1].text.startswith("This button counts no longer")
+    assert phone.platform.messages[-1].text.startswith("This button is no longer valid")
 
 
 async def test_the_whole_topic_is_shown_nowhere(world: World, tmp_path: Path) -> None:
     phone, topic = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    phone.platform.press(topic, shown, "Deny")
+    (outcome,) = phone.platform.messages[1:]
+    phone.platform.press(topic, outcome, "Deny")
     await world.advance(MINUTE)
-    listed = await list_approvers(phone.desk)
+    approvers = await list_approvers(phone.desk)
     lines = [summarize_event(each).text for each in await world.events(channel_stream("ntfy"))]
-    assert {"ntfy"} == {each.channel for each in listed}
+    assert {"ntfy"} == {each.channel for each in approvers}
     assert len(lines) > 4
-    assert topic not in f"{listed} {lines} {phone.told}"
+    assert topic not in f"{approvers} {lines} {phone.told}"
 
 
 def test_addresses_that_hold_a_secret_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -96,9 +96,9 @@ async def test_words_name_the_question(world: World, tmp_path: Path) -> None:
 
 async def test_what_was_cut_cannot_be_approved(world: World, tmp_path: Path) -> None:
     phone, topic = await ready(world, tmp_path, LONG)
-    (shown,) = phone.platform.messages[1:]
-    assert [*shown.buttons] == ["Deny"]
-    phone.platform.press_data(topic, shown, shown.buttons["Deny"].replace("no:", "yes:"))
+    (outcome,) = phone.platform.messages[1:]
+    assert [*outcome.buttons] == ["Deny"]
+    phone.platform.press_data(topic, outcome, outcome.buttons["Deny"].replace("no:", "yes:"))
     phone.platform.write(topic, f"/yes {(await phone.decision()).decision}")
     await world.advance(MINUTE)
     assert await phone.made() == []
@@ -106,19 +106,19 @@ async def test_what_was_cut_cannot_be_approved(world: World, tmp_path: Path) -> 
 
 async def test_a_restart_reads_on_where_it_was(world: World, tmp_path: Path) -> None:
     phone, topic = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
+    (outcome,) = phone.platform.messages[1:]
     phone.tasks[0].cancel()
     await world.advance(MINUTE)
-    phone.platform.press(topic, shown, "Deny")
+    phone.platform.press(topic, outcome, "Deny")
     phone.serve()
     await world.advance(MINUTE)
     assert [event.verdict for event in await phone.made()] == ["deny"]
-    assert len([each for each in phone.platform.messages if each.text.startswith("You answer here")]) == 1
+    assert len([each for each in phone.platform.messages if each.text.startswith("Paired as")]) == 1
 
 
 async def test_what_is_answered_elsewhere_shows_there(world: World, tmp_path: Path) -> None:
     phone, _ = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
+    (outcome,) = phone.platform.messages[1:]
     await decisions.deny(Actor(phone.fleet.app, Principal("bob")), (await phone.decision()).decision)
     await world.advance(5 * SECOND)
-    assert (shown.text, shown.buttons) == ("Denied by bob: wipe of desk, session desk.once-1.", {})
+    assert (outcome.text, outcome.buttons) == ("Denied by bob: wipe of desk, session desk.once-1.", {})

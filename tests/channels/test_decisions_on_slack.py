@@ -11,8 +11,8 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.ports import Query
 from halter.core.rows import HaltRow
 from halter.operations import decisions
+from halter.operations.actor import Actor, Principal
 from halter.operations.channels import offer_pairing
-from halter.operations.desk import Actor, Principal
 from halter.testing.world import World
 from tests.channels.fake_slack import FakeSlack
 from tests.channels.streams import StreamedApp
@@ -37,8 +37,8 @@ async def ready(world: World, home: Path, replies: str = WIPES) -> Phone:
     phone = Phone(world, home, replies, platform=FakeSlack(), fleet="")
     serve(phone)
     await world.advance(SECOND)
-    made = await offer_pairing(phone.desk, "slack", "ada", "approver")
-    phone.platform.write(ADA, made.code, place="D1")
+    pairing_code = await offer_pairing(phone.desk, "slack", "ada", "approver")
+    phone.platform.write(ADA, pairing_code.code, place="D1")
     await world.advance(3 * SECOND)
     await phone.asks()
     return phone
@@ -46,24 +46,24 @@ async def ready(world: World, home: Path, replies: str = WIPES) -> Phone:
 
 async def test_one_press_approves_and_the_message_becomes_the_outcome(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    assert (shown.place, [*shown.buttons]) == ("D1", ["Approve", "Deny", "Always"])
-    data = phone.platform.press(ADA, shown, "Approve")
+    (outcome,) = phone.platform.messages[1:]
+    assert (outcome.place, [*outcome.buttons]) == ("D1", ["Approve", "Deny", "Always"])
+    data = phone.platform.press(ADA, outcome, "Approve")
     phone.platform.send_again()
     await world.advance(MINUTE)
-    assert [(made.verdict, made.by) for made in await phone.made()] == [("approve", "ada")]
+    assert [(event.verdict, event.by) for event in await phone.made()] == [("approve", "ada")]
     assert phone.platform.toasts == ["Approved: wipe of desk, session desk.once-1."]
-    assert (shown.text, shown.buttons) == ("Approved by ada: wipe of desk, session desk.once-1.", {})
-    phone.platform.press_data(ADA, shown, data)
+    assert (outcome.text, outcome.buttons) == ("Approved by ada: wipe of desk, session desk.once-1.", {})
+    phone.platform.press_data(ADA, outcome, data)
     await world.advance(MINUTE)
-    assert "answered already" in phone.platform.toasts[1]
+    assert "already answered" in phone.platform.toasts[1]
     assert phone.platform.unconfirmed == {}
 
 
 async def test_strangers_and_other_apps_are_ignored(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    phone.platform.press(EVE, shown, "Approve")
+    (outcome,) = phone.platform.messages[1:]
+    phone.platform.press(EVE, outcome, "Approve")
     phone.platform.write(EVE, "halt", place="D1")
     phone.platform.write(ADA, "halt", place="D1", bot_id="B1")
     phone.platform.write(ADA, "halt", place="D1", subtype="message_changed")
@@ -76,10 +76,10 @@ async def test_strangers_and_other_apps_are_ignored(world: World, tmp_path: Path
 
 async def test_words_in_the_thread_of_a_question_answer_it(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    phone.platform.write(ADA, "no not today", place="D1", reply_to=shown.id)
+    (outcome,) = phone.platform.messages[1:]
+    phone.platform.write(ADA, "no not today", place="D1", reply_to=outcome.id)
     await world.advance(MINUTE)
-    assert [(made.verdict, made.reason) for made in await phone.made()] == [("deny", "not today")]
+    assert [(event.verdict, event.reason) for event in await phone.made()] == [("deny", "not today")]
     phone.platform.write(ADA, "halt", place="D1")
     await world.advance(MINUTE)
     assert [row.by for row in await world.journal.ask(Query("all_halts", HaltRow))] == ["ada"]
@@ -87,22 +87,22 @@ async def test_words_in_the_thread_of_a_question_answer_it(world: World, tmp_pat
 
 async def test_a_text_is_shown_as_it_is_though_slack_reads_entities(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path, WIPES.replace("old", "'a&lt;b & <c>'"))
-    (shown,) = phone.platform.messages[1:]
-    assert '"a&lt;b & <c>"' in shown.text
+    (outcome,) = phone.platform.messages[1:]
+    assert '"a&lt;b & <c>"' in outcome.text
 
 
 async def test_what_does_not_fit_once_it_is_escaped_cannot_be_approved(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path, WIPES.replace("old", f"'{'&' * 1000}'"))
-    (shown,) = phone.platform.messages[1:]
-    assert [*shown.buttons] == ["Deny"]
+    (outcome,) = phone.platform.messages[1:]
+    assert [*outcome.buttons] == ["Deny"]
 
 
 async def test_arguments_are_approved_as_they_were_typed(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    phone.platform.write(ADA, '{"path": "a&b <c> https://a.test/?x=1&y=2"}', place="D1", reply_to=shown.id)
+    (outcome,) = phone.platform.messages[1:]
+    phone.platform.write(ADA, '{"path": "a&b <c> https://a.test/?x=1&y=2"}', place="D1", reply_to=outcome.id)
     await world.advance(MINUTE)
-    assert [made.verdict for made in await phone.made()] == ["edit"]
+    assert [event.verdict for event in await phone.made()] == ["edit"]
     results = [each for each in await phone.fleet.events("desk.once-1") if each.body and b"wiped" in each.body]
     assert b"wiped a&b <c> https://a.test/?x=1&y=2" in results[0].body
 
@@ -122,40 +122,40 @@ def test_what_slack_delivers_is_read_as_it_was_typed(delivered: str, typed: str)
 
 async def test_what_was_cut_cannot_be_approved(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path, LONG)
-    (shown,) = phone.platform.messages[1:]
-    assert [*shown.buttons] == ["Deny"]
-    phone.platform.press_data(ADA, shown, shown.buttons["Deny"].replace("no:", "yes:"))
-    phone.platform.write(ADA, "yes", place="D1", reply_to=shown.id)
+    (outcome,) = phone.platform.messages[1:]
+    assert [*outcome.buttons] == ["Deny"]
+    phone.platform.press_data(ADA, outcome, outcome.buttons["Deny"].replace("no:", "yes:"))
+    phone.platform.write(ADA, "yes", place="D1", reply_to=outcome.id)
     await world.advance(MINUTE)
     assert await phone.made() == []
 
 
 async def test_a_socket_that_is_refreshed_or_cut_is_opened_anew(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
+    (outcome,) = phone.platform.messages[1:]
     phone.platform.refresh()
     await world.advance(MINUTE)
     phone.platform.cut()
-    phone.platform.press(ADA, shown, "Approve")
+    phone.platform.press(ADA, outcome, "Approve")
     await world.advance(MINUTE)
     assert phone.platform.opened == 3
-    assert [made.verdict for made in await phone.made()] == ["approve"]
+    assert [event.verdict for event in await phone.made()] == ["approve"]
 
 
 async def test_a_restart_keeps_people_and_buttons(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
+    (outcome,) = phone.platform.messages[1:]
     phone.tasks[0].cancel()
     await world.advance(MINUTE)
-    phone.platform.press(ADA, shown, "Deny")
+    phone.platform.press(ADA, outcome, "Deny")
     serve(phone)
     await world.advance(MINUTE)
-    assert [made.verdict for made in await phone.made()] == ["deny"]
+    assert [event.verdict for event in await phone.made()] == ["deny"]
 
 
 async def test_what_is_answered_elsewhere_shows_there(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
+    (outcome,) = phone.platform.messages[1:]
     await decisions.deny(Actor(phone.fleet.app, Principal("bob")), (await phone.decision()).decision)
     await world.advance(5 * SECOND)
-    assert (shown.text, shown.buttons) == ("Denied by bob: wipe of desk, session desk.once-1.", {})
+    assert (outcome.text, outcome.buttons) == ("Denied by bob: wipe of desk, session desk.once-1.", {})

@@ -18,9 +18,9 @@ from halter.core.ids import channel_stream, inbox_stream
 from halter.core.ports import Query
 from halter.core.rows import DecisionRow, HaltRow
 from halter.operations import decisions
+from halter.operations.actor import Actor, Principal
 from halter.operations.channels import offer_pairing, remove_approver
 from halter.operations.decisions import WaitingDecision
-from halter.operations.desk import Actor, Principal
 from halter.testing.world import World
 from tests.channels.fake_telegram import FakeTelegram, Refused
 from tests.channels.streams import StreamedApp
@@ -55,11 +55,11 @@ class Phone:
     """A fleet with one agent that asks, a Telegram, and people with phones."""
 
     def __init__(
-        self, world: World, home: Path, replies: str = WIPES, more: str = "", platform: Any = None, fleet: str = FLEET
+        self, world: World, home: Path, replies: str = WIPES, text: str = "", platform: Any = None, fleet: str = FLEET
     ) -> None:
         self.world = world
         self.platform = platform or FakeTelegram()
-        self.fleet = Fleet(world, home, fleet + more)
+        self.fleet = Fleet(world, home, fleet + text)
         self.fleet.environ["HALTER_SECRET_TELEGRAM"] = self.platform.token
         self.folder = self.fleet.agent("desk", DESK, TOOLS, replies_yaml=replies)
         self.told: list[str] = []
@@ -78,10 +78,10 @@ class Phone:
         return Actor(self.fleet.app, Principal("root"))
 
     async def pair(self, name: str = "ada", account: str = ADA, role: str = "approver", **more: Any) -> str:
-        made = await offer_pairing(self.desk, "telegram", name, role, **more)
-        self.platform.write(account, f"/start {made.code}")
+        pairing_code = await offer_pairing(self.desk, "telegram", name, role, **more)
+        self.platform.write(account, f"/start {pairing_code.code}")
         await self.world.advance(3 * SECOND)
-        return made.code
+        return pairing_code.code
 
     async def asks(self) -> None:
         """Start, and wait until the agent asks."""
@@ -109,31 +109,31 @@ async def ready(world: World, home: Path, replies: str = WIPES, more: str = "") 
 
 async def test_one_tap_approves_and_the_message_becomes_the_outcome(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    assert shown.text.startswith("desk wants to wipe old.\nwipe, RESTRICTED")
-    assert shown.text.partition(f"{FOREIGN}\n\n")[2].startswith("It is full.\n\n{")
-    assert '{"path":"old"}' in shown.text.replace(" ", "")
-    assert [*shown.buttons] == ["Approve", "Deny", "Always"]
-    phone.platform.press(ADA, shown, "Approve")
+    (outcome,) = phone.platform.messages[1:]
+    assert outcome.text.startswith("desk wants to wipe old.\nwipe, RESTRICTED")
+    assert outcome.text.partition(f"{FOREIGN}\n\n")[2].startswith("It is full.\n\n{")
+    assert '{"path":"old"}' in outcome.text.replace(" ", "")
+    assert [*outcome.buttons] == ["Approve", "Deny", "Always"]
+    phone.platform.press(ADA, outcome, "Approve")
     await world.advance(MINUTE)
-    (made,) = await phone.made()
-    assert (made.verdict, made.by) == ("approve", "ada")
+    (event,) = await phone.made()
+    assert (event.verdict, event.by) == ("approve", "ada")
     assert phone.platform.toasts == ["Approved: wipe of desk, session desk.once-1."]
-    assert (shown.text, shown.buttons) == ("Approved by ada: wipe of desk, session desk.once-1.", {})
+    assert (outcome.text, outcome.buttons) == ("Approved by ada: wipe of desk, session desk.once-1.", {})
     assert [row.state for row in await phone.fleet.sessions("desk")] == ["COMPLETED"]
 
 
 async def test_a_button_pressed_twice_or_delivered_twice_only_says_so(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    data = phone.platform.press(ADA, shown, "Deny")
+    (outcome,) = phone.platform.messages[1:]
+    data = phone.platform.press(ADA, outcome, "Deny")
     await world.advance(MINUTE)
-    phone.platform.press_data(ADA, shown, data)
-    phone.platform.press_data(ADA, shown, data.replace("no:", "yes:"))
+    phone.platform.press_data(ADA, outcome, data)
+    phone.platform.press_data(ADA, outcome, data.replace("no:", "yes:"))
     phone.platform.send_again()
     await world.advance(MINUTE)
     assert [event.verdict for event in await phone.made()] == ["deny"]
-    assert all("answered already: deny, by ada" in each for each in phone.platform.toasts[1:])
+    assert all("already answered (deny, by ada)" in each for each in phone.platform.toasts[1:])
     assert len(phone.platform.toasts) == 3
 
 
@@ -141,53 +141,53 @@ async def test_what_is_answered_elsewhere_shows_on_the_phone_and_its_button_does
     world: World, tmp_path: Path
 ) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    data = shown.buttons["Approve"]
+    (outcome,) = phone.platform.messages[1:]
+    data = outcome.buttons["Approve"]
     await decisions.deny(Actor(phone.fleet.app, Principal("bob")), (await phone.decision()).decision)
     await world.advance(5 * SECOND)
-    assert (shown.text, shown.buttons) == ("Denied by bob: wipe of desk, session desk.once-1.", {})
-    phone.platform.press_data(ADA, shown, data)
+    assert (outcome.text, outcome.buttons) == ("Denied by bob: wipe of desk, session desk.once-1.", {})
+    phone.platform.press_data(ADA, outcome, data)
     await world.advance(MINUTE)
     assert [event.verdict for event in await phone.made()] == ["deny"]
 
 
 async def test_what_was_cut_cannot_be_approved_by_button_or_by_word(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path, LONG)
-    (shown,) = phone.platform.messages[1:]
-    assert [*shown.buttons] == ["Deny"]
+    (outcome,) = phone.platform.messages[1:]
+    assert [*outcome.buttons] == ["Deny"]
     decision = (await phone.decision()).decision
-    assert f"halter approve {decision}" in shown.text
-    assert len(shown.text) > 3000
-    phone.platform.press_data(ADA, shown, shown.buttons["Deny"].replace("no:", "yes:"))
+    assert f"halter approve {decision}" in outcome.text
+    assert len(outcome.text) > 3000
+    phone.platform.press_data(ADA, outcome, outcome.buttons["Deny"].replace("no:", "yes:"))
     for words in ("yes", "always", '{"path": "other"}'):
-        phone.platform.write(ADA, words, reply_to=shown.id)
+        phone.platform.write(ADA, words, reply_to=outcome.id)
     phone.platform.write(ADA, f"/yes {decision}")
     await world.advance(MINUTE)
     assert await phone.made() == []
     said = [*phone.platform.toasts, *(each.text for each in phone.platform.messages[2:])]
     assert len(said) == 5
-    assert all(each.startswith("You were not shown all of it") for each in said)
-    phone.platform.press(ADA, shown, "Deny")
+    assert all(each.startswith("The message was cut") for each in said)
+    phone.platform.press(ADA, outcome, "Deny")
     await world.advance(MINUTE)
     assert [event.verdict for event in await phone.made()] == ["deny"]
 
 
 async def test_other_arguments_by_reply(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    phone.platform.write(ADA, '{"path": "older"}', reply_to=shown.id)
+    (outcome,) = phone.platform.messages[1:]
+    phone.platform.write(ADA, '{"path": "older"}', reply_to=outcome.id)
     await world.advance(MINUTE)
     assert [event.verdict for event in await phone.made()] == ["edit"]
-    assert shown.text.startswith("Approved with other arguments by ada")
+    assert outcome.text.startswith("Approved with other arguments by ada")
 
 
 async def test_a_no_with_its_reason_by_reply_and_words_that_are_no_answer(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    phone.platform.write(ADA, "perhaps later", reply_to=shown.id)
-    phone.platform.write(ADA, "NO - YESTERDAY", reply_to=shown.id)
+    (outcome,) = phone.platform.messages[1:]
+    phone.platform.write(ADA, "perhaps later", reply_to=outcome.id)
+    phone.platform.write(ADA, "NO - YESTERDAY", reply_to=outcome.id)
     await world.advance(MINUTE)
-    assert phone.platform.messages[2].text.startswith("That is no answer.")
+    assert phone.platform.messages[2].text.startswith("Unknown answer.")
     assert [(event.verdict, event.reason) for event in await phone.made()] == [("deny", "- YESTERDAY")]
 
 
@@ -201,13 +201,13 @@ async def test_always_makes_a_rule_for_the_same_call(world: World, tmp_path: Pat
 
 async def test_strangers_are_ignored_and_leave_no_trace(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
+    (outcome,) = phone.platform.messages[1:]
     before = await world.events(channel_stream("telegram"))
     for account in ("66", "-100", "0"):
-        phone.platform.press(account, shown, "Approve")
-        phone.platform.press(account, shown, "Approve", place=account)
+        phone.platform.press(account, outcome, "Approve")
+        phone.platform.press(account, outcome, "Approve", place=account)
         for words in ("/halt", "/status", "yes", "hello", "/start AAAA-BBBB-CCCC"):
-            phone.platform.write(account, words, reply_to=shown.id)
+            phone.platform.write(account, words, reply_to=outcome.id)
     await world.advance(MINUTE)
     assert await phone.made() == []
     assert await world.events(channel_stream("telegram")) == before
@@ -221,7 +221,7 @@ async def test_a_button_counts_only_in_the_chat_that_it_was_shown_in(world: Worl
     phone.platform.press("42", phone.platform.messages[1], "Approve", place="42")
     await world.advance(MINUTE)
     assert await phone.made() == []
-    assert phone.platform.toasts == ["This button counts no longer: look for a newer message, or at halter inbox."]
+    assert phone.platform.toasts == ["This button is no longer valid. Use a newer message, or halter inbox."]
 
 
 async def test_a_code_counts_once_in_time_and_for_one_account(world: World, tmp_path: Path) -> None:
@@ -236,21 +236,21 @@ async def test_a_code_counts_once_in_time_and_for_one_account(world: World, tmp_
     phone.platform.write("66", late.code.lower())
     await world.advance(MINUTE)
     assert [each.text for each in phone.platform.messages] == [
-        "You answer here as ada (approver). What waits for you is sent here."
+        "Paired as ada (approver). Open decisions are sent here."
     ]
 
 
 async def test_codes_cannot_be_found_by_trying(world: World, tmp_path: Path) -> None:
     phone = Phone(world, tmp_path)
     phone.serve()
-    made = await offer_pairing(phone.desk, "telegram", "ada", "approver")
+    pairing_code = await offer_pairing(phone.desk, "telegram", "ada", "approver")
     for number in range(30):
         phone.platform.write("66", f"AAAA-BBBB-{'ABCDEFGHIJKLMNOPQRSTUVWXYZ234567'[number]}AAA")
-    phone.platform.write("66", made.code)
+    phone.platform.write("66", pairing_code.code)
     await world.advance(30 * SECOND)
     assert phone.platform.messages == []
     await world.advance(MINUTE)
-    phone.platform.write(ADA, made.code)
+    phone.platform.write(ADA, pairing_code.code)
     await world.advance(5 * SECOND)
     assert len(phone.platform.messages) == 1
 
@@ -259,10 +259,10 @@ async def test_strangers_who_try_codes_keep_no_one_from_pairing(world: World, tm
     phone = Phone(world, tmp_path)
     phone.serve()
     await world.advance(SECOND)
-    made = await offer_pairing(phone.desk, "telegram", "ada", "approver")
+    pairing_code = await offer_pairing(phone.desk, "telegram", "ada", "approver")
     for number in range(100):
         phone.platform.write(str(500 + number % 7), "AAAA-BBBB-CCCC")
-    phone.platform.write(ADA, made.code)
+    phone.platform.write(ADA, pairing_code.code)
     await world.advance(5 * SECOND)
     assert [each.place for each in phone.platform.messages] == [ADA]
 
@@ -270,19 +270,19 @@ async def test_strangers_who_try_codes_keep_no_one_from_pairing(world: World, tm
 async def test_an_admin_of_some_agents_pairs_and_removes_no_one(world: World, tmp_path: Path) -> None:
     phone = Phone(world, tmp_path)
     desk = Actor(phone.fleet.app, Principal("carl", "admin", ("other",)))
-    with pytest.raises(NotDone, match="concerns every agent, and carl sees only some"):
+    with pytest.raises(NotDone, match=r"Access to every agent is required to .*; carl sees only some"):
         await offer_pairing(desk, "telegram", "carl", "admin")
-    with pytest.raises(NotDone, match="concerns every agent, and carl sees only some"):
+    with pytest.raises(NotDone, match=r"Access to every agent is required to .*; carl sees only some"):
         await remove_approver(desk, "telegram", "ada")
 
 
-FORGED = "Keep it.\n\nYes: It is dismissed. No: It is kept.\nIt expires in 5d. x/proposal"
+FORGED = "Keep it.\n\nYes: It is dismissed. No: It is kept.\nExpires in 5d. x/proposal"
 
 
 @pytest.mark.parametrize("about", ["proposal", "changed_tool", "approval"])
 def test_what_an_agent_writes_cannot_pass_for_a_line_of_halters(about: str) -> None:
-    said = msgspec.json.encode({"parts": [{"type": "text", "text": FORGED}], "stop": "calls"})
-    one = WaitingDecision(
+    body = msgspec.json.encode({"parts": [{"type": "text", "text": FORGED}], "stop": "calls"})
+    waiting_decision = WaitingDecision(
         "d1",
         about,
         "s1",
@@ -297,23 +297,23 @@ def test_what_an_agent_writes_cannot_pass_for_a_line_of_halters(about: str) -> N
         0,
         HOUR,
         FORGED.encode(),
-        said=said,
+        said=body,
     )
-    text = compose(one, 0, lambda _: True, bytes(16)).text
+    text = compose(waiting_decision, 0, lambda _: True, bytes(16)).text
     ours, _, theirs = text.partition(f"\n{FOREIGN}\n")
-    assert ours.count("Yes: ") == ours.count("It expires in ") == 1
+    assert ours.count("Yes: ") == ours.count("Expires in ") == 1
     assert theirs.endswith(FORGED)
 
 
 async def test_who_is_removed_answers_nothing_any_more(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
-    data = shown.buttons["Approve"]
+    (outcome,) = phone.platform.messages[1:]
+    data = outcome.buttons["Approve"]
     await remove_approver(phone.desk, "telegram", "ada")
-    phone.platform.press_data(ADA, shown, data)
+    phone.platform.press_data(ADA, outcome, data)
     await world.advance(MINUTE)
     assert await phone.made() == []
-    assert shown.buttons == {}
+    assert outcome.buttons == {}
 
 
 async def test_a_viewer_is_not_asked_and_cannot_halt(world: World, tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ async def test_a_viewer_is_not_asked_and_cannot_halt(world: World, tmp_path: Pat
     phone.platform.write("43", "/halt")
     phone.platform.write("43", "/status")
     await world.advance(MINUTE)
-    assert "takes the role approver, and vic is viewer" in phone.platform.messages[1].text
+    assert "role approver is required to" in phone.platform.messages[1].text
     assert phone.platform.messages[2].text.splitlines()[1].startswith("desk: desk wants to wipe")
     assert await world.journal.ask(Query("all_halts", HaltRow)) == []
 
@@ -337,8 +337,8 @@ async def test_halt_stops_the_fleet_or_one_agent(world: World, tmp_path: Path) -
     await world.advance(MINUTE)
     rows = await world.journal.ask(Query("all_halts", HaltRow))
     assert {(row.scope, row.by, row.reason) for row in rows} == {
-        ("agent:desk", "ada", "said over telegram"),
-        ("fleet", "ada", "said over telegram"),
+        ("agent:desk", "ada", "over telegram"),
+        ("fleet", "ada", "over telegram"),
     }
 
 
@@ -347,20 +347,20 @@ async def test_what_was_forwarded_decides_nothing(world: World, tmp_path: Path) 
     phone.platform.write(ADA, "/halt", forward_origin={"type": "user"})
     await world.advance(MINUTE)
     assert await world.journal.ask(Query("all_halts", HaltRow)) == []
-    assert "forwarded" in phone.platform.messages[-1].text
+    assert "Forwarded" in phone.platform.messages[-1].text
 
 
 async def test_a_restart_keeps_people_buttons_and_the_place_in_what_was_read(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
-    (shown,) = phone.platform.messages[1:]
+    (outcome,) = phone.platform.messages[1:]
     phone.tasks[0].cancel()
     phone.serve()
     await world.advance(MINUTE)
     assert len(phone.platform.messages) == 2
-    phone.platform.press(ADA, shown, "Approve")
+    phone.platform.press(ADA, outcome, "Approve")
     await world.advance(MINUTE)
     assert [event.verdict for event in await phone.made()] == ["approve"]
-    assert shown.text.startswith("Approved by ada")
+    assert outcome.text.startswith("Approved by ada")
 
 
 async def test_a_process_that_was_killed_leaves_the_channel_to_another_when_its_lease_ends(
@@ -379,7 +379,7 @@ async def test_of_two_processes_one_polls_and_the_other_takes_over(world: World,
     phone = await ready(world, tmp_path)
     phone.serve()
     await world.advance(5 * MINUTE)
-    assert not any("Another program reads" in each for each in phone.told)
+    assert not any("Another program polls" in each for each in phone.told)
     phone.tasks[0].cancel()
     await world.advance(MINUTE)
     phone.platform.press(ADA, phone.platform.messages[1], "Approve")
@@ -397,7 +397,7 @@ async def test_another_poller_and_limits_are_waited_for(world: World, tmp_path: 
     phone.platform.refuse_next += [Refused(502, "Bad Gateway")]
     await phone.asks()
     assert [each.text[:18] for each in phone.platform.messages[1:]] == ["desk wants to wipe"]
-    assert any("Another program reads this Telegram bot's messages" in each for each in phone.told)
+    assert any("Another program polls this Telegram bot" in each for each in phone.told)
     phone.platform.webhook = True
     await world.advance(10 * MINUTE)
     phone.platform.webhook = False
@@ -425,17 +425,17 @@ async def test_a_wrong_or_missing_token_says_what_to_do_and_shows_nothing_of_it(
     phone.fleet.environ["HALTER_SECRET_TELEGRAM"] = "1:wrong"
     phone.serve()
     await world.advance(MINUTE)
-    assert any("look at the secret of `channels.telegram.token`" in each for each in phone.told)
+    assert any("Check the secret of `channels.telegram.token`" in each for each in phone.told)
     phone.tasks[0].cancel()
     del phone.fleet.environ["HALTER_SECRET_TELEGRAM"]
     phone.serve()
     await world.advance(MINUTE)
-    assert any("set HALTER_SECRET_TELEGRAM" in each for each in phone.told)
+    assert any("Set HALTER_SECRET_TELEGRAM" in each for each in phone.told)
     assert "1:wrong" not in " ".join(phone.told)
 
 
 async def test_two_people_agree_from_two_phones_and_no_one_with_two(world: World, tmp_path: Path) -> None:
-    phone = Phone(world, tmp_path, more="policy: {tools: {wipe: {approvers: 2}}}\n")
+    phone = Phone(world, tmp_path, text="policy: {tools: {wipe: {approvers: 2}}}\n")
     phone.serve()
     for name, account in (("ada", ADA), ("ada.tablet", "42"), ("bob", "43")):
         await phone.pair(name, account)
@@ -447,8 +447,8 @@ async def test_two_people_agree_from_two_phones_and_no_one_with_two(world: World
     phone.platform.press("42", shown["42"], "Approve")
     await world.advance(MINUTE)
     assert await phone.made() == []
-    assert phone.platform.toasts[0].endswith("Another person must agree, too.")
-    assert phone.platform.toasts[1].startswith("ada has agreed")
+    assert phone.platform.toasts[0].endswith("It needs another approver.")
+    assert phone.platform.toasts[1].startswith("ada has already approved")
     phone.platform.press("43", shown["43"], "Approve")
     await world.advance(MINUTE)
     assert {each.text for each in shown.values()} == {"Approved by ada and bob: wipe of desk, session desk.once-1."}
@@ -456,10 +456,10 @@ async def test_two_people_agree_from_two_phones_and_no_one_with_two(world: World
 
 async def test_what_expires_is_shown_as_expired(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path, more="policy: {approval_expiry: 10m}\n")
-    (shown,) = phone.platform.messages[1:]
+    (outcome,) = phone.platform.messages[1:]
     await world.advance(20 * MINUTE)
-    assert shown.buttons == {}
-    assert shown.text.startswith("Expired without an answer, which counts as a no: wipe of desk")
+    assert outcome.buttons == {}
+    assert outcome.text.startswith("Expired without an answer, so denied: wipe of desk")
 
 
 @pytest.mark.parametrize(("end", "silent"), [("06:00", True), ("23:59", False)])
@@ -494,7 +494,7 @@ async def test_a_failure_of_halters_own_is_told_of_and_the_channel_begins_anew(w
 
     world.spawn(serve_channels(phone.fleet.app, phone.told.append, connect))
     await world.advance(2 * MINUTE)
-    assert phone.told[1] == "The channel telegram broke, and is tried again: TypeError: a mistake"
+    assert phone.told[1] == "The channel telegram failed and is restarted: TypeError: a mistake"
     await phone.pair()
     assert len(phone.platform.messages) == 1
 

@@ -18,8 +18,8 @@ SECRETS = {"MAIL": PASSWORD}
 
 
 def mail(port: int, **more: Any) -> Channel:
-    said: dict[str, Any] = {"to": ("ada@example.com", "bob@example.com"), "security": "none", **more}
-    return Channel(name="ops", type="email", sender="halter@example.com", host="127.0.0.1", port=port, **said)
+    fields: dict[str, Any] = {"to": ("ada@example.com", "bob@example.com"), "security": "none", **more}
+    return Channel(name="ops", type="email", sender="halter@example.com", host="127.0.0.1", port=port, **fields)
 
 
 async def sent(postbox: Postbox, letter: OutgoingNotification = LETTER, **more: Any) -> Message:
@@ -83,23 +83,23 @@ async def test_a_letter_that_is_refused_for_now_may_be_sent_again_and_one_for_go
 ) -> None:
     postbox.answers = [answer]
     why = await undelivered(mail(postbox.port))
-    assert str(why) == f"The mail server 127.0.0.1 refuses the letter: {answer}."
+    assert str(why) == f"The mail server 127.0.0.1 rejects the message: {answer}."
     assert why.may_retry is may_retry
 
 
 @pytest.mark.parametrize(("codes", "may_retry"), [("450", True), ("550", False), ("450 550", True)])
 async def test_all_who_are_refused_are_named(postbox: Postbox, codes: str, *, may_retry: bool) -> None:
-    people = ("ada@example.com", "bob@example.com")[: len(codes.split())]
-    postbox.refused = {name: f"{code} no" for name, code in zip(people, codes.split(), strict=True)}
-    why = await undelivered(mail(postbox.port, to=people))
-    assert "does not take letters for ada@example.com (4" in str(why) or "ada@example.com (550)" in str(why)
+    texts = ("ada@example.com", "bob@example.com")[: len(codes.split())]
+    postbox.refused = {name: f"{code} no" for name, code in zip(texts, codes.split(), strict=True)}
+    why = await undelivered(mail(postbox.port, to=texts))
+    assert "rejects mail for ada@example.com (4" in str(why) or "ada@example.com (550)" in str(why)
     assert why.may_retry is may_retry
 
 
 async def test_one_who_is_refused_does_not_keep_the_letter_from_the_others(postbox: Postbox) -> None:
     postbox.refused = {"bob@example.com": "550 unknown"}
     why = await undelivered(mail(postbox.port))
-    assert str(why) == "The mail server 127.0.0.1 does not take letters for bob@example.com (550)."
+    assert str(why) == "The mail server 127.0.0.1 rejects mail for bob@example.com (550)."
     assert len(postbox.got) == 1
 
 
@@ -119,13 +119,13 @@ async def test_a_server_that_dies_before_it_answers_is_asked_again_with_the_same
 
 
 async def test_who_is_told_to_stop_does_not_wait_for_a_silent_server() -> None:
-    reached, left = asyncio.Event(), asyncio.Event()
+    reached, event = asyncio.Event(), asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         reached.set()
         assert await reader.read() == b""
         writer.close()
-        left.set()
+        event.set()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -134,7 +134,7 @@ async def test_who_is_told_to_stop_does_not_wait_for_a_silent_server() -> None:
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending
-    await left.wait()
+    await event.wait()
     server.close()
 
 
@@ -182,7 +182,7 @@ async def test_a_server_without_starttls_gets_no_password() -> None:
     await postbox.open(authenticator=postbox.authenticate, auth_require_tls=False)
     channel = mail(postbox.port, security="starttls", username="ada", password="${secret:MAIL}")
     why = await undelivered(channel)
-    assert "does not offer what `security: starttls` or the login needs" in str(why)
+    assert "does not support `security: starttls` or the login" in str(why)
     assert (postbox.got, postbox.logins, why.may_retry) == ([], [], False)
     postbox.close()
 
@@ -192,7 +192,7 @@ async def test_a_wrong_password_is_not_tried_again_and_not_told(certificate: Pat
     await postbox.open(tls_context=presenting(certificate), authenticator=postbox.authenticate)
     channel = mail(postbox.port, security="starttls", username="ada", password="${secret:OTHER}")
     sender = make_sender(channel, {"OTHER": "another-Made-up-0ne"}.__getitem__, trusting(certificate))
-    with pytest.raises(DeliveryFailed, match=r"refuses the login of ada \(535\): look at its name and password") as why:
+    with pytest.raises(DeliveryFailed, match=r"rejects the login of ada \(535\): check its name and password") as why:
         await sender.send(LETTER)
     assert "another-Made-up-0ne" not in repr(why.value)
     assert not why.value.may_retry

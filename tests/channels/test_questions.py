@@ -13,8 +13,8 @@ from halter.core.ids import inbox_stream
 from halter.core.ports import Query
 from halter.core.rows import HaltRow
 from halter.operations import control
+from halter.operations.actor import Actor, Principal
 from halter.operations.channels import offer_pairing
-from halter.operations.desk import Actor, Principal
 from halter.state import lifecycle
 from halter.testing.world import World
 from tests.channels.fake_ntfy import FakeNtfy
@@ -35,12 +35,12 @@ SESSION = "desk.once-1"
 class Asked:
     """Ada is paired on some platform, and an agent asks her something."""
 
-    def __init__(self, phone: Phone, account: str, place: str) -> None:
-        self.phone, self.account, self.place = phone, account, place
+    def __init__(self, phone: Phone, account: str, text: str) -> None:
+        self.phone, self.account, self.place = phone, account, text
 
     @property
     def shown(self) -> Any:
-        return [each for each in self.phone.platform.messages if "asks you something" in each.text]
+        return [each for each in self.phone.platform.messages if "asks a question" in each.text]
 
     def reply(self, text: str, message: Any) -> None:
         """Reply to a message; on ntfy, which has no replies, by the command that it shows."""
@@ -67,16 +67,16 @@ def serve(phone: Phone) -> None:
 
 
 async def ready(world: World, home: Path, platform: str = "telegram", role: str = "operator") -> Asked:
-    made: Any = {"telegram": FakeTelegram, "ntfy": FakeNtfy, "slack": FakeSlack}[platform]()
-    phone = Phone(world, home, ASKS, platform=made, fleet={"telegram": FLEET, "ntfy": NTFY, "slack": ""}[platform])
+    result: Any = {"telegram": FakeTelegram, "ntfy": FakeNtfy, "slack": FakeSlack}[platform]()
+    phone = Phone(world, home, ASKS, platform=result, fleet={"telegram": FLEET, "ntfy": NTFY, "slack": ""}[platform])
     serve(phone)
     await world.advance(SECOND)
     offer = await offer_pairing(phone.desk, platform, "ada", role)
-    account, place = {"telegram": (ADA, ADA), "ntfy": (offer.place, ""), "slack": ("U0ADA", "D1")}[platform]
-    made.write(account, offer.code, place=place)
+    account, text = {"telegram": (ADA, ADA), "ntfy": (offer.place, ""), "slack": ("U0ADA", "D1")}[platform]
+    result.write(account, offer.code, place=text)
     await world.advance(10 * SECOND)
     await phone.asks()
-    return Asked(phone, account, place)
+    return Asked(phone, account, text)
 
 
 @pytest.mark.parametrize("platform", ["telegram", "ntfy", "slack"])
@@ -114,7 +114,7 @@ async def test_an_answer_counts_once_and_never_for_a_later_question(
     await world.advance(MINUTE)
     assert await asked.answers() == [("ada", b"the left one")]
     said = [*getattr(asked.phone.platform, "toasts", []), *(each.text for each in asked.phone.platform.messages)]
-    assert sum("This question is answered already" in each for each in said) >= 2
+    assert sum("This question was already answered" in each for each in said) >= 2
 
 
 @pytest.mark.parametrize("platform", ["telegram", "ntfy", "slack"])
@@ -138,9 +138,9 @@ async def test_a_reply_that_was_done_and_not_noted_is_done_once(world: World, tm
         first.text.split("/answer ")[1].split("/")[0],
     )
     once = await control.answer_question(desk, SESSION, call, "left", "k")
-    again = await control.answer_question(desk, SESSION, call, "left", "k")
-    assert once == again
-    with pytest.raises(NotDone, match="answered already"):
+    done = await control.answer_question(desk, SESSION, call, "left", "k")
+    assert once == done
+    with pytest.raises(NotDone, match="already answered"):
         await control.answer_question(desk, SESSION, call, "right", "another")
     await world.advance(MINUTE)
     assert await asked.answers() == [("ada", b"left")]

@@ -39,8 +39,8 @@ async def undelivered(channel: Channel, secrets: dict[str, str]) -> DeliveryFail
     return why.value
 
 
-def status(code: int, more: str = "") -> bytes:
-    return f"HTTP/1.1 {code} X\r\n{more}content-length: 2\r\n\r\nno".encode()
+def status(code: int, text: str = "") -> bytes:
+    return f"HTTP/1.1 {code} X\r\n{text}content-length: 2\r\n\r\nno".encode()
 
 
 async def test_a_webhook_gets_the_letter_as_json_with_its_name_beside_it(listener: Listener) -> None:
@@ -85,14 +85,14 @@ async def test_a_webhook_does_not_send_a_letter_on_to_another_place(listener: Li
     listener.answers = [status(307, f"location: http://127.0.0.1:{listener.port}/elsewhere\r\n")]
     why = await undelivered(hook(listener.port), {})
     assert len(listener.got) == 1
-    assert "sends on to another place (307)" in str(why)
+    assert "redirects to another URL (307)" in str(why)
     assert not why.may_retry
 
 
 async def test_a_webhook_that_is_down_is_worth_another_try(listener: Listener) -> None:
-    gone = await asyncio.start_server(listener.serve, "127.0.0.1", 0)
-    port = gone.sockets[0].getsockname()[1]
-    gone.close()
+    server = await asyncio.start_server(listener.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
     why = await undelivered(hook(port), {})
     assert str(why) == "The webhook at 127.0.0.1 cannot be reached: ConnectError."
     assert why.may_retry
@@ -106,7 +106,7 @@ async def test_a_webhook_that_hangs_up_without_an_answer_is_worth_another_try(li
 @pytest.mark.parametrize("value", [f"{KEY}\r\nX: y", f"{KEY}\n", f"ключ{KEY}"])
 async def test_a_secret_that_no_header_can_carry_is_not_told(listener: Listener, value: str) -> None:
     why = await undelivered(hook(listener.port, headers={"X-Key": "${secret:K}"}), {"K": value})
-    assert "look at the address and its headers" in str(why)
+    assert "check the URL and its headers" in str(why)
     assert (listener.got, why.may_retry) == ([], False)
 
 
@@ -129,7 +129,7 @@ async def test_a_service_that_fails_is_tried_again_and_its_address_is_not_told(
 ) -> None:
     listener.answers = [status(500)]
     why = await undelivered(*service(listener.port))
-    assert str(why) == "The channel chat could not be told."
+    assert str(why) == "The channel chat could not send the notification."
     assert why.may_retry
     assert capfd.readouterr() == ("", "")
 
@@ -137,7 +137,7 @@ async def test_a_service_that_fails_is_tried_again_and_its_address_is_not_told(
 @pytest.mark.parametrize("address", [f"nobody://{KEY}", KEY, "json://"])
 async def test_an_address_that_apprise_does_not_know_is_not_tried_again(address: str) -> None:
     why = await undelivered(Channel(name="chat", type="apprise", service="${secret:CHAT}"), {"CHAT": address})
-    assert "has an address that apprise does not know: look at its secret" in str(why)
+    assert "has a URL that Apprise does not know: check its secret" in str(why)
     assert not why.may_retry
 
 

@@ -38,16 +38,16 @@ class Bench:
         }
 
     async def halter(self, *words: str) -> str:
-        made = await asyncio.create_subprocess_exec(
+        subprocess_exec = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "halter", *words, env=self.environ, cwd=self.folder, stdout=asyncio.subprocess.PIPE
         )
-        said, _ = await made.communicate()
-        assert made.returncode == 0, said
-        return said.decode()
+        body, _ = await subprocess_exec.communicate()
+        assert subprocess_exec.returncode == 0, body
+        return body.decode()
 
     async def key(self, per_day: str = "2", agent: str = "desk") -> str:
-        said = await self.halter("keys", "new", "--agent", agent, "--max-cost-usd-per-day", per_day, "--json")
-        return json.loads(said)["key"]
+        text = await self.halter("keys", "new", "--agent", agent, "--max-cost-usd-per-day", per_day, "--json")
+        return json.loads(text)["key"]
 
     async def start_proxy(self, listen: str = "127.0.0.1:0") -> tuple[asyncio.subprocess.Process, str]:
         port = self.provider.port
@@ -59,25 +59,25 @@ class Bench:
             "OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1",
         }
         command = [sys.executable, "-m", "halter", "proxy", "--listen", listen, "--json"]
-        made = await asyncio.create_subprocess_exec(
+        subprocess_exec = await asyncio.create_subprocess_exec(
             *command, env=environ, cwd=self.folder, stdout=asyncio.subprocess.PIPE
         )
-        assert made.stdout is not None
-        return made, json.loads(await asyncio.wait_for(made.stdout.readline(), 60))["url"]
+        assert subprocess_exec.stdout is not None
+        return subprocess_exec, json.loads(await asyncio.wait_for(subprocess_exec.stdout.readline(), 60))["url"]
 
     @asynccontextmanager
     async def serving(self, listen: str = "127.0.0.1:0") -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
-        made, self.root = await self.start_proxy(listen)
+        process, self.root = await self.start_proxy(listen)
         try:
-            yield made, self.root
+            yield process, self.root
         finally:
-            if made.returncode is None:
-                made.send_signal(signal.SIGTERM)
-            await made.wait()
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+            await process.wait()
 
     async def run(self, command: list[str], environ: dict[str, str], seconds: float = 120) -> tuple[int, str]:
         """Run a client; return its exit code and what it printed."""
-        made = await asyncio.create_subprocess_exec(
+        subprocess_exec = await asyncio.create_subprocess_exec(
             *command,
             env={"PATH": os.environ["PATH"], "HOME": str(self.folder), **environ},
             cwd=self.folder,
@@ -86,12 +86,12 @@ class Bench:
             stderr=asyncio.subprocess.STDOUT,
         )
         try:
-            said, _ = await asyncio.wait_for(made.communicate(), seconds)
+            body, _ = await asyncio.wait_for(subprocess_exec.communicate(), seconds)
         except TimeoutError:
-            made.kill()
-            said, _ = await made.communicate()
-            pytest.fail(f"{command[0]} did not end: {said.decode()[-2000:]}")
-        return made.returncode or 0, said.decode()
+            subprocess_exec.kill()
+            body, _ = await subprocess_exec.communicate()
+            pytest.fail(f"{command[0]} did not end: {body.decode()[-2000:]}")
+        return subprocess_exec.returncode or 0, body.decode()
 
     def found(self) -> StoreContents:
         return read_store(self.store)
@@ -123,10 +123,10 @@ class Bench:
 def installed(name: str, program: str = "") -> str:
     """Find an installed client, or skip."""
     modules = CLIENTS / "node_modules"
-    own = CLIENTS / name / "bin" / (program or name)
-    for found in (modules / ".bin" / name, own, *modules.glob(f"{name}-*/bin/{name}")):
-        if found.exists():
-            return str(found)
+    path = CLIENTS / name / "bin" / (program or name)
+    for folder in (modules / ".bin" / name, path, *modules.glob(f"{name}-*/bin/{name}")):
+        if folder.exists():
+            return str(folder)
     pytest.skip(f"{name} is not installed: run make clients")
 
 

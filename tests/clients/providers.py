@@ -11,12 +11,12 @@ Step = Mapping[str, Any]
 """A text, or calls with an id, a name and arguments."""
 
 
-def text(said: str) -> Step:
-    return {"text": said}
+def text(output: str) -> Step:
+    return {"text": output}
 
 
 def calls(*made: tuple[str, str, Mapping[str, Any]]) -> Step:
-    return {"calls": [{"id": key, "name": name, "input": dict(given)} for key, name, given in made]}
+    return {"calls": [{"id": key, "name": name, "input": dict(fields)} for key, name, fields in made]}
 
 
 class Provider:
@@ -40,10 +40,10 @@ class Provider:
                     return
                 provider.asked.append(body)
                 events = _responses if self.path.endswith("/responses") else _messages
-                said = "".join(
+                output = "".join(
                     f"event: {kind}\ndata: {json.dumps(data)}\n\n" for kind, data in events(provider.next(body))
                 )
-                self._send(said.encode(), "text/event-stream")
+                self._send(output.encode(), "text/event-stream")
 
             def _send(self, data: bytes, kind: str) -> None:
                 with suppress(ConnectionError):  # A client that was halted has hung up.
@@ -101,8 +101,8 @@ def _messages(step: Step) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _name_function(name: str) -> dict[str, str]:
     """Codex has the tools of each MCP server in a namespace; before a slash, a name says which."""
-    namespace, slash, own = name.rpartition("/")
-    return {"name": own, "namespace": namespace} if slash else {"name": own}
+    namespace, slash, output = name.rpartition("/")
+    return {"name": output, "namespace": namespace} if slash else {"name": output}
 
 
 def _responses(step: Step) -> Iterator[tuple[str, dict[str, Any]]]:

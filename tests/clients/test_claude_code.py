@@ -33,9 +33,9 @@ def command_of(find_client: Any, *more: str) -> list[str]:
 
 async def test_a_task_with_a_tool_call(bench: Any, find_client: Any) -> None:
     key = await bench.key()
-    code, said = await bench.run(command_of(find_client, "--allowedTools", "Bash"), environ_of(bench, key))
-    assert code == 0, said
-    assert json.loads(said.splitlines()[-1])["result"] == "It is seven."
+    code, result = await bench.run(command_of(find_client, "--allowedTools", "Bash"), environ_of(bench, key))
+    assert code == 0, result
+    assert json.loads(result.splitlines()[-1])["result"] == "It is seven."
     assert any("seen-by-a-tool" in json.dumps(asked) for asked in bench.provider.asked)
     assert bench.provider.billed <= bench.spent()
     assert all(header["x-api-key"] == "sk-a" for header in bench.provider.headers)
@@ -43,18 +43,18 @@ async def test_a_task_with_a_tool_call(bench: Any, find_client: Any) -> None:
 
 async def test_at_its_cap_it_ends_after_one_request_with_our_sentence(bench: Any, find_client: Any) -> None:
     key = await bench.key("0.001")
-    code, said = await bench.run(command_of(find_client), environ_of(bench, key))
-    told = json.loads(said.splitlines()[-1])
-    assert (code, told["is_error"], told["api_error_status"]) == (1, True, 402)
-    assert "Halter: " in told["result"]
+    code, result = await bench.run(command_of(find_client), environ_of(bench, key))
+    payload = json.loads(result.splitlines()[-1])
+    assert (code, payload["is_error"], payload["api_error_status"]) == (1, True, 402)
+    assert "Halter: " in payload["result"]
     assert bench.count("request_refused") == 1
     assert not bench.provider.asked
 
 
 def check_losers(bench: Any, ended: list[tuple[int, str]]) -> None:
     """Each loser ended after exactly one refused request, with Halter's sentence."""
-    losers = [said for code, said in ended if code]
-    assert all("Halter: " in said for said in losers), losers
+    losers = [loser for code, loser in ended if code]
+    assert all("Halter: " in loser for loser in losers), losers
     assert bench.count("request_refused") == len(losers)
     assert 0 < len(losers) < len(ended)
 
@@ -63,9 +63,9 @@ async def test_twenty_at_once_stay_below_one_cap(bench: Any, find_client: Any) -
     key = await bench.key("0.05")
     bench.provider.output = 20_000
     command, environ = command_of(find_client, "--disallowedTools", "Bash"), environ_of(bench, key)
-    ended = await asyncio.gather(*(bench.run(command, environ, 400) for _ in range(20)))
+    results = await asyncio.gather(*(bench.run(command, environ, 400) for _ in range(20)))
     assert bench.provider.billed <= bench.spent() <= 50_000
-    check_losers(bench, ended)
+    check_losers(bench, results)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -87,21 +87,21 @@ async def test_twenty_over_four_proxies_of_which_one_is_killed_stay_below_one_ca
         await killed.wait()
         provider.gate.set()
         (legs,) = (await asyncio.to_thread(bench.found)).holds.values()
-        held = max(leg[4] for leg in legs if leg[2] == "usd")
-        assert provider.billed <= held
+        result = max(leg[4] for leg in legs if leg[2] == "usd")
+        assert provider.billed <= result
         # One that starts in its place is what the client finds when it tries again.
         await stack.enter_async_context(bench.serving(first.removeprefix("http://")))
         running += [
             asyncio.ensure_future(bench.run(command, environ_of(bench, key, roots[number % 4]), 400))
             for number in range(1, 20)
         ]
-        ended = await asyncio.gather(*running)
+        results = await asyncio.gather(*running)
         await bench.settled()
     charges = [event.facts for event in bench.found().events if event.kind == "request_settled"]
     (unknown,) = [facts for facts in charges if facts["outcome"] == "unknown"]
-    assert unknown["charge"]["usd"] == held
+    assert unknown["charge"]["usd"] == result
     assert provider.billed <= bench.spent() <= 200_000
-    check_losers(bench, ended)
+    check_losers(bench, results)
 
 
 async def test_a_halt_ends_it_in_the_middle_of_a_stream(bench: Any, find_client: Any) -> None:
@@ -110,8 +110,8 @@ async def test_a_halt_ends_it_in_the_middle_of_a_stream(bench: Any, find_client:
     running = asyncio.ensure_future(bench.run(command_of(find_client), environ_of(bench, key)))
     await asyncio.wait_for(bench.provider.reached_gate.wait(), 60)
     await bench.halter("halt", "fleet")
-    code, said = await asyncio.wait_for(running, 30)
+    code, result = await asyncio.wait_for(running, 30)
     assert code == 1
-    assert "fleet was halted" in said
+    assert "fleet was halted" in result
     assert len(bench.provider.asked) == 1
     assert bench.halt_delay() < 1

@@ -13,8 +13,8 @@ async def prepare(bench: Any, key: str, model: str = "gpt-4o-mini") -> dict[str,
     """Write the file that `halter proxy env codex` prints."""
     home = Path(bench.folder) / "codex"
     await asyncio.to_thread(home.mkdir, exist_ok=True)
-    said = await bench.halter("proxy", "env", "codex", "--key", key, "--url", bench.root, "--model", model)
-    await asyncio.to_thread((home / "config.toml").write_text, said)
+    result = await bench.halter("proxy", "env", "codex", "--key", key, "--url", bench.root, "--model", model)
+    await asyncio.to_thread((home / "config.toml").write_text, result)
     return {"CODEX_HOME": str(home), "HALTER_KEY": key}
 
 
@@ -25,18 +25,18 @@ def command_of(find_client: Any) -> list[str]:
 
 async def test_a_task_with_a_tool_call(bench: Any, find_client: Any) -> None:
     environ = await prepare(bench, await bench.key())
-    code, said = await bench.run(command_of(find_client), environ)
-    assert code == 0, said
-    assert "It is seven." in said
+    code, result = await bench.run(command_of(find_client), environ)
+    assert code == 0, result
+    assert "It is seven." in result
     assert any("call_output" in str(asked) for asked in bench.provider.asked)
     assert bench.provider.billed <= bench.spent()
 
 
 async def test_at_its_cap_it_ends_after_one_request_with_our_sentence(bench: Any, find_client: Any) -> None:
     environ = await prepare(bench, await bench.key("0.0001"))
-    code, said = await bench.run(command_of(find_client), environ)
+    code, result = await bench.run(command_of(find_client), environ)
     assert code != 0
-    assert "Halter: " in said
+    assert "Halter: " in result
     assert bench.count("request_refused") == 1
     assert not bench.provider.asked
 
@@ -47,7 +47,7 @@ async def test_a_halt_ends_it_in_the_middle_of_a_stream(bench: Any, find_client:
     running = asyncio.ensure_future(bench.run(command_of(find_client), environ))
     await asyncio.wait_for(bench.provider.reached_gate.wait(), 60)
     await bench.halter("halt", "fleet")
-    _, said = await asyncio.wait_for(running, 30)
-    assert "fleet was halted" in said
+    _, result = await asyncio.wait_for(running, 30)
+    assert "fleet was halted" in result
     assert len(bench.provider.asked) == 1
     assert bench.halt_delay() < 1

@@ -88,20 +88,20 @@ class GatewayPlace:
 
     def said(self, method: str) -> list[Any]:
         """What the gateway sent to its client by itself."""
-        said = map(json.loads, (self.home / "said").read_text().splitlines())
-        return [each["params"] for each in said if each.get("method") == method]
+        results = map(json.loads, (self.home / "said").read_text().splitlines())
+        return [each["params"] for each in results if each.get("method") == method]
 
-    def policy(self, more: str) -> None:
-        (self.home / "desk" / "agent.yaml").write_text(f"name: desk\n{more}")
+    def policy(self, text: str) -> None:
+        (self.home / "desk" / "agent.yaml").write_text(f"name: desk\n{text}")
 
     def halter(self, *words: str) -> str:
         where = ["--store", str(self.home / "s.db")]
         with Halter([*words, *where], env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL) as program:
-            out, err = program.communicate()
-        return (out + err).decode()
+            body, err = program.communicate()
+        return (body + err).decode()
 
     def run(self, words: list[str], environ: Mapping[str, str] | None = None) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             words,
             env={**self.environ, **(environ or {})},
             cwd=self.home,
@@ -110,7 +110,7 @@ class GatewayPlace:
             timeout=150,
             check=False,
         )
-        return done.stdout.decode() or done.stderr.decode()
+        return process.stdout.decode() or process.stderr.decode()
 
     def inspect(self, era: str, method: str, *words: str) -> Any:
         how = [
@@ -125,16 +125,16 @@ class GatewayPlace:
             "json",
             "-q",
         ]
-        said = json.loads(self.run(["mcp-inspector", "--cli", self.gateway, *how]))
-        return said.get("result", said)
+        payload = json.loads(self.run(["mcp-inspector", "--cli", self.gateway, *how]))
+        return payload.get("result", payload)
 
     def call(self, era: str, tool: str, **arguments: Any) -> Any:
-        given = [word for key, value in arguments.items() for word in ("--tool-arg", f"{key}={value}")]
-        return self.inspect(era, "tools/call", "--tool-name", tool, *given)
+        texts = [word for key, value in arguments.items() for word in ("--tool-arg", f"{key}={value}")]
+        return self.inspect(era, "tools/call", "--tool-name", tool, *texts)
 
     def approve_all(self) -> None:
-        for asked in json.loads(self.halter("inbox", "--json")):
-            self.halter("approve", asked["decision"])
+        for load in json.loads(self.halter("inbox", "--json")):
+            self.halter("approve", load["decision"])
 
     @contextmanager
     def connected(self, era: str, seconds: int = LONG) -> Generator[Callable[..., Any]]:
@@ -143,8 +143,8 @@ class GatewayPlace:
         (self.home / "catalog.json").write_text(json.dumps({"mcpServers": {"guarded": entry}}))
 
         def type_words(*words: str) -> Any:
-            said = self.run([*self.typed, *words])
-            return json.loads(said[said.index("{") :])
+            text = self.run([*self.typed, *words])
+            return json.loads(text[text.index("{") :])
 
         type_words("connect", "guarded", "--era", era, "--connect-timeout", "60000")
         try:
@@ -158,9 +158,9 @@ class GatewayPlace:
         """A person who answers while a call is held."""
 
         def wait() -> None:
-            while '"decision"' not in (asked := self.halter("inbox", "--json")):
+            while '"decision"' not in (text := self.halter("inbox", "--json")):
                 time.sleep(2)
-            self.halter("approve", json.loads(asked)[0]["decision"])
+            self.halter("approve", json.loads(text)[0]["decision"])
 
         person = Thread(target=wait, daemon=True)
         person.start()
@@ -217,25 +217,25 @@ def place() -> Iterator[GatewayPlace]:
         yield GatewayPlace(Path(home))
 
 
-def run_claude(place: GatewayPlace, *made: tuple[str, Mapping[str, Any]], **more: str) -> str:
+def run_claude(gateway_place: GatewayPlace, *made: tuple[str, Mapping[str, Any]], **more: str) -> str:
     """Have Claude Code make calls one after the other; return what its model was told of them."""
-    steps = [calls((f"t{index}", f"mcp__guarded__{tool}", given)) for index, (tool, given) in enumerate(made)]
+    steps = [calls((f"t{index}", f"mcp__guarded__{tool}", fields)) for index, (tool, fields) in enumerate(made)]
     with Provider([*steps, text("done")]) as provider:
-        assert place.claude(provider, "go", **more)["result"] == "done"
+        assert gateway_place.claude(provider, "go", **more)["result"] == "done"
         return json.dumps(provider.asked[-1]["messages"])
 
 
-def run_codex(place: GatewayPlace, *made: tuple[str, Mapping[str, Any]], timeout: int = LONG) -> str:
+def run_codex(gateway_place: GatewayPlace, *made: tuple[str, Mapping[str, Any]], timeout: int = LONG) -> str:
     """Have Codex make calls one after the other; return what its model was told of them."""
-    steps = [calls((f"t{index}", f"mcp__guarded/{tool}", given)) for index, (tool, given) in enumerate(made)]
+    steps = [calls((f"t{index}", f"mcp__guarded/{tool}", fields)) for index, (tool, fields) in enumerate(made)]
     with Provider([*steps, text("done")]) as provider:
-        said = place.codex(provider, timeout)
-        assert "done" in said, said
+        output = gateway_place.codex(provider, timeout)
+        assert "done" in output, output
         return json.dumps(provider.asked[-1]["input"])
 
 
 RELAYED = (("modern__steps", {"what": "x"}), ("modern__ask", {"question": "Which?"}), ("modern__slow", {"what": "y"}))
-NOT_MADE = "The call was not made: a person has to agree"
+NOT_MADE = "The call was not made: a person has to approve it"
 ANSWERS: Mapping[Run, str] = {run_claude: "accept", run_codex: "decline"}
 PROGRAMS = pytest.mark.parametrize("run", ANSWERS)
 
@@ -250,8 +250,8 @@ def test_inspector_lists_and_calls_the_tools_of_both_servers(place: GatewayPlace
     assert (image["type"], image["data"][:4]) == ("image", "iVBO")
     read = place.call(era, "files__read_text_file", path=place.files / "a.txt")
     assert read["structuredContent"] == {"content": "hello"}
-    done = place.call(era, "everything__trigger-long-running-operation", duration=1, steps=2)
-    assert "completed" in done["content"][0]["text"]
+    result = place.call(era, "everything__trigger-long-running-operation", duration=1, steps=2)
+    assert "completed" in result["content"][0]["text"]
     assert {outcome for _, outcome in place.calls()} == {"ok"}
 
 
@@ -274,8 +274,8 @@ def test_twenty_calls_of_inspector_at_once_meet_a_cap_exactly(place: GatewayPlac
     place.policy("limits: {max_cost_usd: 0.5}\ngateway: {prices: {everything__echo: 0.1}}\n")
     load = ["--load", "--load-concurrency", "20", "--load-requests", "20"]
     words = ["--tool-name", "everything__echo", "--tool-arg", "message=hi", *load]
-    said = place.inspect(era, "tools/call", *words)
-    assert (said["ok"], said["toolErrors"], said["errors"]) == (5, 15, 0)
+    result = place.inspect(era, "tools/call", *words)
+    assert (result["ok"], result["toolErrors"], result["errors"]) == (5, 15, 0)
 
 
 def test_claude_code_calls_through_the_gateway_and_waits_for_a_person(place: GatewayPlace) -> None:
@@ -284,9 +284,9 @@ def test_claude_code_calls_through_the_gateway_and_waits_for_a_person(place: Gat
     write = ("t2", f"mcp__guarded__{WRITE}", {"path": str(path), "content": "by claude"})
     with Provider([calls(read), calls(write), text("done")]) as provider:
         assert place.claude(provider, "go")["result"] == "done"
-        said = json.dumps(provider.asked[-1]["messages"])
-        assert "hello" in said
-        assert "pending decision" in said
+        output = json.dumps(provider.asked[-1]["messages"])
+        assert "hello" in output
+        assert "pending decision" in output
     assert not path.exists()
     place.approve_all()
     with Provider([calls(write), text("done")]) as provider:
@@ -299,8 +299,8 @@ def test_codex_calls_through_the_gateway(place: GatewayPlace) -> None:
     write = ("t1", f"mcp__guarded/{WRITE}", {"path": str(path), "content": "by codex"})
     for _ in range(2):
         with Provider([calls(write), text("done")]) as provider:
-            said = place.codex(provider)
-            assert "done" in said, said
+            output = place.codex(provider)
+            assert "done" in output, output
         place.approve_all()
     assert path.read_text() == "by codex"
 
@@ -309,13 +309,13 @@ def test_codex_calls_through_the_gateway(place: GatewayPlace) -> None:
 def test_inspector_is_asked_by_servers_of_both_protocols(place: GatewayPlace, era: str) -> None:
     (place.home / "halter.yaml").write_text("mode: FULL\n")
     with place.connected(era) as do:
-        asked = do("tools/call", "modern__ask", "question:=Which?")["elicitationPending"]
-        assert asked["message"] == "The server modern asks: Which?"
-        said = do("elicitation/respond", asked["elicitationId"], "colour:=red")
+        result = do("tools/call", "modern__ask", "question:=Which?")["elicitationPending"]
+        assert result["message"] == "The server modern asks: Which?"
+        said = do("elicitation/respond", result["elicitationId"], "colour:=red")
         assert said["content"][0]["text"] == "they like red"
-        asked = do("tools/call", "everything__trigger-elicitation-request")["elicitationPending"]
-        assert asked["message"].startswith("The server everything asks: ")
-        said = do("elicitation/respond", asked["elicitationId"], '{"name": "Ada", "check": true}')
+        result = do("tools/call", "everything__trigger-elicitation-request")["elicitationPending"]
+        assert result["message"].startswith("The server everything asks: ")
+        said = do("elicitation/respond", result["elicitationId"], '{"name": "Ada", "check": true}')
         assert "Name: Ada" in said["content"][1]["text"]
 
 
@@ -323,8 +323,8 @@ def test_inspector_is_asked_by_servers_of_both_protocols(place: GatewayPlace, er
 def test_inspector_hears_progress_and_what_it_gives_up_is_cancelled(place: GatewayPlace, era: str) -> None:
     (place.home / "halter.yaml").write_text("mode: FULL\n")
     with place.connected(era, SHORT) as do:
-        said = do("tools/call", "modern__steps", "what:=x", "--tool-metadata", "progressToken=p1")
-        assert said["content"][0]["text"] == "x arrived"
+        result = do("tools/call", "modern__steps", "what:=x", "--tool-metadata", "progressToken=p1")
+        assert result["content"][0]["text"] == "x arrived"
         assert [each["progress"] for each in place.said("notifications/progress")] == [1, 2]
         assert "timed out" in json.dumps(do("tools/call", "modern__slow", "what:=y"))
     assert place.noted() == ["steps x true", "began y", "stopped y"]
@@ -349,8 +349,8 @@ def test_a_call_of_inspector_that_a_person_approves_while_it_waits_is_made(place
     place.policy("gateway: {wait: 2m}\n")
     path = place.files / "e.txt"
     with place.approving():
-        said = place.call(era, WRITE, path=path, content="new")
-        assert "Successfully wrote" in json.dumps(said), said
+        result = place.call(era, WRITE, path=path, content="new")
+        assert "Successfully wrote" in json.dumps(result), result
     assert path.read_text() == "new"
     # In the newer protocol it knows tasks, and asks how its own stands.
     assert ('"resultType":"task"' in (place.home / "said").read_text()) == (era == "modern")
@@ -364,10 +364,10 @@ def test_inspector_is_sent_to_the_decision_s_page_and_a_person_answers_while_it_
     place.policy(f"gateway: {{wait: 2m, dashboard: '{page}'}}\n")
     path = place.files / "i.txt"
     with place.connected(era) as do:
-        asked = do("tools/call", WRITE, f"path:={path}", "content:=new")["elicitationPending"]
-        assert (asked["mode"], asked["url"].startswith(f"{page}/decision/")) == ("url", True)
+        result = do("tools/call", WRITE, f"path:={path}", "content:=new")["elicitationPending"]
+        assert (result["mode"], result["url"].startswith(f"{page}/decision/")) == ("url", True)
         with place.approving():
-            said = do("elicitation/respond", asked["elicitationId"], "--done")
+            said = do("elicitation/respond", result["elicitationId"], "--done")
         assert "Successfully wrote" in json.dumps(said), said
 
 
@@ -377,10 +377,10 @@ def test_inspector_calls_a_server_that_makes_tasks_of_calls(place: GatewayPlace,
     (place.home / "halter.yaml").write_text("mode: FULL\n")
     place.add_server("tasks", sys.executable, str(TASK_SERVER), str(place.notes))
     with place.connected(era) as do:
-        given = {"what": "j", "ends": "completed", "asks": ["a"], "lies": {}}
-        asked = do("tools/call", "tasks__job", json.dumps(given))["elicitationPending"]
-        assert asked["message"] == "The server tasks asks: Which?"
-        said = do("elicitation/respond", asked["elicitationId"], "colour:=red")
+        values = {"what": "j", "ends": "completed", "asks": ["a"], "lies": {}}
+        result = do("tools/call", "tasks__job", json.dumps(values))["elicitationPending"]
+        assert result["message"] == "The server tasks asks: Which?"
+        said = do("elicitation/respond", result["elicitationId"], "colour:=red")
         assert said["content"][0]["text"] == "j is done red"
     assert [line.split(" {")[0] for line in place.noted()] == ["begin j", "tasks/update j"]
     assert ('"tasks/update"' in (place.home / "heard").read_text()) == (era == "modern")
@@ -394,20 +394,20 @@ def test_a_server_of_others_asks_the_agent_s_model_and_inspector_follows_its_res
     place.policy("model: scripted\nscript: script.yaml\ngateway: {sampling: true}\n")
     uri = "demo://resource/dynamic/text/1"
     with place.connected("legacy") as do:
-        said = do("tools/call", "everything__trigger-sampling-request", "prompt:=what?")
-        assert "of the sea" in json.dumps(said), said
+        result = do("tools/call", "everything__trigger-sampling-request", "prompt:=what?")
+        assert "of the sea" in json.dumps(result), result
         # The command goes on until it is stopped.
         following = subprocess.Popen(
             [*place.typed, "--connection", "guarded", "resources/subscribe", uri], **place.quiet
         )
         try:
             do("tools/call", "everything__toggle-subscriber-updates")
-            while not (changed := place.said("notifications/resources/updated")):
+            while not (results := place.said("notifications/resources/updated")):
                 time.sleep(0.2)
         finally:
             following.terminate()
             following.wait()
-        assert changed[0]["uri"] == uri
+        assert results[0]["uri"] == uri
         # Its server logs under its own name.
         assert {each["logger"] for each in place.said("notifications/message")} == {"everything"}
 
@@ -419,18 +419,18 @@ def test_claude_code_is_asked_hears_progress_cancels_and_is_answered_while_it_wa
         run_claude(place, (WRITE, {"path": str(path), "content": "by claude"}))
     assert path.read_text() == "by claude"
     (place.home / "halter.yaml").write_text("mode: FULL\n")
-    said = run_claude(place, *RELAYED, MCP_TOOL_TIMEOUT=f"{SHORT}000")
-    assert "they like red" in said
-    assert "timed out" in said
+    text = run_claude(place, *RELAYED, MCP_TOOL_TIMEOUT=f"{SHORT}000")
+    assert "they like red" in text
+    assert "timed out" in text
     assert [each["progress"] for each in place.said("notifications/progress")] == [1, 2]
     assert place.noted() == ["steps x true", "began y", "stopped y"]
 
 
 def test_codex_is_asked_hears_progress_and_cancels(place: GatewayPlace) -> None:
     (place.home / "halter.yaml").write_text("mode: FULL\n")
-    said = run_codex(place, *RELAYED, timeout=SHORT)
+    text = run_codex(place, *RELAYED, timeout=SHORT)
     # It has nobody there, and says no to every form.
-    assert "they said decline" in said
+    assert "they said decline" in text
     assert [each["progress"] for each in place.said("notifications/progress")] == [1, 2]
     assert place.noted() == ["steps x true", "began y", "stopped y"]
 
@@ -457,14 +457,14 @@ def test_programs_are_sent_to_the_decision_s_page_and_a_person_answers_while_the
     place.policy(f"gateway: {{wait: 2m, dashboard: '{page}'}}\n")
     approved, open_still = place.files / "g.txt", place.files / "h.txt"
     with place.approving():
-        said = run(place, (WRITE, {"path": str(approved), "content": "new"}))
-    assert NOT_MADE not in said
-    assert "Successfully wrote" in said
+        text = run(place, (WRITE, {"path": str(approved), "content": "new"}))
+    assert NOT_MADE not in text
+    assert "Successfully wrote" in text
     assert approved.read_text() == "new"
     # What the program answers by itself decides nothing: Claude Code's hook agrees, and Codex declines.
     place.policy(f"gateway: {{wait: 3s, dashboard: '{page}'}}\n")
     assert NOT_MADE in run(place, (WRITE, {"path": str(open_still), "content": "new"}))
     assert not open_still.exists()
-    sent = (place.home / "said").read_text()
-    assert sent.count('"mode":"url"') == sent.count(f'"url":"{page}/decision/') == 2
+    output = (place.home / "said").read_text()
+    assert output.count('"mode":"url"') == output.count(f'"url":"{page}/decision/') == 2
     assert (place.home / "heard").read_text().count(f'"action":"{ANSWERS[run]}"') == 2

@@ -52,8 +52,8 @@ class Desk:
             "HALTER_HOOKS": f"{home}/hooks",
         }
         self.server: Halter | None = None
-        code, said = self.halter("hook", "install", "--for", program, "--wait", "0s")
-        assert code == 0, said
+        code, text = self.halter("hook", "install", "--for", program, "--wait", "0s")
+        assert code == 0, text
 
     def begin(self) -> None:
         self.server = Halter(["hook", "serve"], env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL)
@@ -81,14 +81,14 @@ class Desk:
 
     def halter(self, *words: str) -> tuple[int, str]:
         with Halter(words, env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL) as program:
-            out, err = program.communicate()
-        return program.wait(), (out + err).decode()
+            body, err = program.communicate()
+        return program.wait(), (body + err).decode()
 
     def shown(self, *words: str) -> Any:
         return json.loads(self.halter(*words, "--json")[1])
 
     def runs(self, words: Sequence[str], environ: Mapping[str, str]) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             words,
             env={**self.environ, **environ},
             cwd=self.project,
@@ -97,7 +97,7 @@ class Desk:
             timeout=120,
             check=False,
         )
-        return done.stdout.decode()
+        return process.stdout.decode()
 
     def claude(self, provider: Provider, *words: str, allowed: str = "Bash") -> dict[str, Any]:
         environ = {
@@ -122,11 +122,11 @@ class Desk:
 
     def replace_command(self, command: str) -> None:
         """Put something else in the place of the hook's program, inside of what the installation wrote."""
-        said = json.loads(self.settings().read_text())
-        for groups in said["hooks"].values():
+        payload = json.loads(self.settings().read_text())
+        for groups in payload["hooks"].values():
             for handler in groups[0]["hooks"]:
                 handler["command"] = command + handler["command"][handler["command"].index(" || {") :]
-        self.settings().write_text(json.dumps(said))
+        self.settings().write_text(json.dumps(payload))
 
     def files(self) -> set[str]:
         return {path.name for path in self.project.iterdir() if path.suffix == ".txt"}
@@ -162,8 +162,8 @@ def test_a_harmless_call_runs_and_a_risky_one_waits_for_a_person(desk: Desk) -> 
     with Provider(steps) as provider:
         go(desk, provider)
     assert desk.files() == {"made.txt"}
-    (asked,) = desk.shown("inbox")
-    assert asked["name"] == "Bash"
+    (result,) = desk.shown("inbox")
+    assert result["name"] == "Bash"
     (session,) = desk.shown("sessions")
     assert (session["kind"], session["state"]) == ("hooked", "WAITING_FOR_APPROVAL")
 
@@ -196,14 +196,14 @@ def test_a_deferred_call_that_is_approved_a_day_later_runs_once_when_it_is_resum
     desk.begin()
     count = "echo once >> once.txt; git push --force"
     with Provider([calls(shell(desk, "toolu_1", count)), text("done")]) as provider:
-        said = desk.claude(provider, "go")
-        assert (said["stop_reason"], said["deferred_tool_use"]["id"]) == ("tool_deferred", "toolu_1")
-        (asked,) = desk.shown("inbox")
+        fields = desk.claude(provider, "go")
+        assert (fields["stop_reason"], fields["deferred_tool_use"]["id"]) == ("tool_deferred", "toolu_1")
+        (result,) = desk.shown("inbox")
         with desk.a_day_later():
-            words = [sys.executable, "-c", A_DAY_LATER, "approve", asked["decision"]]
+            words = [sys.executable, "-c", A_DAY_LATER, "approve", result["decision"]]
             subprocess.run(words, env=desk.environ, cwd=desk.home, check=True, capture_output=True, timeout=60)
             for _ in range(2):
-                desk.claude(provider, "go on", "--resume", said["session_id"], allowed="Read")
+                desk.claude(provider, "go on", "--resume", fields["session_id"], allowed="Read")
     assert (desk.project / "once.txt").read_text() == "once\n"
 
 
@@ -215,9 +215,9 @@ def test_the_model_never_sees_a_secret_that_a_tool_printed(desk: Desk) -> None:
         [calls(("toolu_1", "Bash", {"command": "cat key.txt", "description": "x"})), text("done")]
     ) as provider:
         desk.claude(provider, "go")
-        sent = json.dumps(provider.asked)
-    assert SECRET not in sent
-    assert "[redacted:anthropic]" in sent
+        output = json.dumps(provider.asked)
+    assert SECRET not in output
+    assert "[redacted:anthropic]" in output
 
 
 @pytest.mark.parametrize("desk", ["claude"], indirect=True)
@@ -226,8 +226,8 @@ def test_a_halt_ends_the_turn(desk: Desk) -> None:
     desk.halter("halt", "fleet")
     with Provider([calls(shell(desk, "toolu_1", "echo made > made.txt")), text("done")]) as provider:
         desk.claude(provider, "go")
-        asked = [body for body in provider.asked if body.get("tools")]
-    assert (len(asked), desk.files()) == (1, set())
+        fields = [body for body in provider.asked if body.get("tools")]
+    assert (len(fields), desk.files()) == (1, set())
 
 
 @pytest.mark.parametrize("desk", ["claude"], indirect=True)

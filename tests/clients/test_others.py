@@ -42,17 +42,17 @@ CLIENTS = ["llm", "opencode", "openhands", "aider", "aider-claude", "langchain"]
 
 async def read_environ(bench: Any, client: str, key: str) -> dict[str, str]:
     """What `halter proxy env CLIENT` prints for a shell."""
-    said = await bench.halter("proxy", "env", client, "--key", key, "--url", bench.root, "--model", MODEL)
-    pairs = [line.removeprefix("export ").split("=", 1) for line in said.splitlines() if line.startswith("export ")]
+    result = await bench.halter("proxy", "env", client, "--key", key, "--url", bench.root, "--model", MODEL)
+    pairs = [line.removeprefix("export ").split("=", 1) for line in result.splitlines() if line.startswith("export ")]
     return dict(pairs)
 
 
 async def prepare(bench: Any, find_client: Any, client: str, key: str) -> tuple[list[str], dict[str, str]]:
     """The command of a client, and its environment."""
     if client == "opencode":
-        said = await bench.halter("proxy", "env", client, "--key", key, "--url", bench.root, "--model", MODEL)
+        result = await bench.halter("proxy", "env", client, "--key", key, "--url", bench.root, "--model", MODEL)
         file = Path(bench.folder) / "opencode.json"
-        await asyncio.to_thread(file.write_text, "\n".join(said.splitlines()[1:]))
+        await asyncio.to_thread(file.write_text, "\n".join(result.splitlines()[1:]))
         return [find_client("opencode"), "run", "say hello"], {"OPENCODE_DISABLE_AUTOUPDATE": "1"}
     # What these use inside would ask another machine for its prices first.
     name = client.removesuffix("-claude")
@@ -71,9 +71,9 @@ async def prepare(bench: Any, find_client: Any, client: str, key: str) -> tuple[
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_task_is_done_and_paid(bench: Any, find_client: Any, client: str) -> None:
     command, environ = await prepare(bench, find_client, client, await bench.key())
-    code, said = await bench.run(command, environ)
-    assert code == 0, said
-    assert "It is seven." in said
+    code, result = await bench.run(command, environ)
+    assert code == 0, result
+    assert "It is seven." in result
     assert any(asked.get("stream") for asked in bench.provider.asked)
     # aider has no tools: it writes what it is told into files.
     assert client.startswith("aider") or any(
@@ -85,8 +85,8 @@ async def test_a_task_is_done_and_paid(bench: Any, find_client: Any, client: str
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_at_its_cap_it_asks_no_second_time(bench: Any, find_client: Any, client: str) -> None:
     command, environ = await prepare(bench, find_client, client, await bench.key("0.0000001"))
-    _, said = await bench.run(command, environ)
-    assert "Halter: " in said
+    _, result = await bench.run(command, environ)
+    assert "Halter: " in result
     # opencode asks for a title beside its turn.
     assert bench.count("request_refused") <= (2 if client == "opencode" else 1)
     assert not bench.provider.asked

@@ -145,43 +145,43 @@ def make_ids(request: pytest.FixtureRequest) -> MakeIds:
 
 def test_ids_are_unique_and_later_ones_sort_after_earlier_ones(make_ids: MakeIds) -> None:
     ids = make_ids(SystemClock().now)
-    made = [ids.make() for _ in range(2000)]
-    assert made == sorted(set(made))
+    texts = [ids.make() for _ in range(2000)]
+    assert texts == sorted(set(texts))
 
 
 def test_ids_stay_in_order_when_the_clock_stands_still(make_ids: MakeIds) -> None:
     ids = make_ids(lambda: VIRTUAL_START)
-    made = [ids.make() for _ in range(2000)]
-    assert made == sorted(set(made))
+    texts = [ids.make() for _ in range(2000)]
+    assert texts == sorted(set(texts))
 
 
 @given(st.lists(st.integers(0, YEAR_2100), max_size=50))
 @pytest.mark.parametrize("make", [SortableIds, seeded], ids=["sortable", "seeded"])
 def test_ids_stay_in_order_when_the_clock_is_set_back(make: MakeIds, times: list[int]) -> None:
     ids = make(BackwardsClock(iter(times)).now)
-    made = [ids.make() for _ in range(len(times) + 2)]
-    assert made == sorted(set(made))
+    texts = [ids.make() for _ in range(len(times) + 2)]
+    assert texts == sorted(set(texts))
 
 
 def test_ids_made_in_different_milliseconds_sort_by_time_whoever_makes_them(make_ids: MakeIds) -> None:
-    made = [make_ids(lambda time=time: time).make() for time in range(VIRTUAL_START, VIRTUAL_START + SECOND, 1000)]
-    assert made == sorted(set(made))
+    texts = [make_ids(lambda time=time: time).make() for time in range(VIRTUAL_START, VIRTUAL_START + SECOND, 1000)]
+    assert texts == sorted(set(texts))
 
 
 def test_ids_are_26_characters_that_can_stand_anywhere(make_ids: MakeIds) -> None:
     ids = make_ids(SystemClock().now)
-    assert all(len(made) == 26 and made.isascii() and made.isalnum() and made == made.lower() for made in [ids.make()])
+    assert all(len(text) == 26 and text.isascii() and text.isalnum() and text == text.lower() for text in [ids.make()])
 
 
 def test_the_same_seed_gives_the_same_ids_and_salts() -> None:
-    first, second, other = (SeededIds(seed, lambda: VIRTUAL_START) for seed in (1, 1, 2))
+    first, second, seeded_ids = (SeededIds(seed, lambda: VIRTUAL_START) for seed in (1, 1, 2))
     assert [first.make() for _ in range(5)] == [second.make() for _ in range(5)]
-    assert other.make() != SeededIds(1, lambda: VIRTUAL_START).make()
+    assert seeded_ids.make() != SeededIds(1, lambda: VIRTUAL_START).make()
     assert make_seeded_salts(1)(16) == make_seeded_salts(1)(16) != make_seeded_salts(2)(16)
 
 
 def test_salts_have_the_size_that_is_asked_for_and_do_not_repeat() -> None:
     salts = make_seeded_salts(1)
-    made = [salts(16) for _ in range(100)]
-    assert {len(salt) for salt in made} == {16}
-    assert len(set(made)) == 100
+    bodies = [salts(16) for _ in range(100)]
+    assert {len(salt) for salt in bodies} == {16}
+    assert len(set(bodies)) == 100

@@ -14,7 +14,7 @@ from halter.core.events import BodiesErased, CallStarted, SessionStarted, Unknow
 from halter.core.ids import FLEET, Digest, StreamId, inbox_stream, session_stream
 from halter.core.ports import Committed, Draft, Query, Write
 from halter.core.rows import SessionRow
-from halter.core.text import from_body, to_body
+from halter.core.text import decode_body, encode_body
 from halter.journal.apply import SALT_BYTES
 from halter.journal.store import SALTS_DRAWN, JournalStore, draw_salts
 from halter.state import lifecycle
@@ -41,7 +41,7 @@ def erasing(stream: StreamId, through: int) -> Write:
         b"",
         b"\x00",
         bytes(range(256)),
-        to_body("half a pair: \ud800, and a NUL: \x00"),
+        encode_body("half a pair: \ud800, and a NUL: \x00"),
         b"[" * 10_000 + b"]" * 10_000,
         random.Random(7).randbytes(10 * MEGABYTE),
     ],
@@ -55,17 +55,17 @@ async def test_any_body_is_kept_as_it_is(store: JournalStore, body: bytes) -> No
 
 async def test_text_with_half_a_pair_comes_back_as_it_was(store: JournalStore) -> None:
     text = "before \udc00\x00 after"
-    await store.commit(said("key", body=to_body(text)))
-    assert from_body((await store.read(ONE))[0].body or b"") == text
+    await store.commit(said("key", body=encode_body(text)))
+    assert decode_body((await store.read(ONE))[0].body or b"") == text
 
 
 async def test_hostile_characters_in_facts_are_replaced_and_never_stop_a_write(store: JournalStore) -> None:
     hostile = "night\x00watch\ud800"
     event = SessionStarted(session="one", agent=hostile, kind="task", started_by=hostile)
     committed = await store.commit(lifecycle.start_session(event))
-    stored = committed.events[0].event
-    assert not isinstance(stored, Unknown)
-    assert (await store.read(ONE))[0].event == stored
+    outcome = committed.events[0].event
+    assert not isinstance(outcome, Unknown)
+    assert (await store.read(ONE))[0].event == outcome
     (row,) = await store.ask(Query("session", SessionRow, {"session": "one"}))
     assert row.agent == "night␀watch�"
 
@@ -73,7 +73,7 @@ async def test_hostile_characters_in_facts_are_replaced_and_never_stop_a_write(s
 async def test_hostile_characters_in_a_key_still_make_repeats_harmless(store: JournalStore) -> None:
     first = await store.commit(said("key \x00 \ud800"))
     again = await store.commit(said("key \x00 \ud800"))
-    assert (again.repeated, again.events) == (True, first.events)
+    assert (again.is_repeated, again.events) == (True, first.events)
 
 
 async def test_hostile_characters_in_a_question_find_nothing(store: JournalStore) -> None:
@@ -139,14 +139,14 @@ async def test_erasing_takes_the_bodies_and_leaves_the_chain(store: JournalStore
 
 
 async def test_erasing_drops_blobs_that_nothing_else_names(store: JournalStore) -> None:
-    own, shared, later = [await store.put(data) for data in (b"own", b"shared", b"later")]
-    await store.commit(said("1", ONE, blob=own))
+    digest, shared, later = [await store.put(data) for data in (b"own", b"shared", b"later")]
+    await store.commit(said("1", ONE, blob=digest))
     await store.commit(said("2", ONE, blob=shared))
     await store.commit(said("3", ONE, blob=later))
     await store.commit(said("4", TWO, blob=shared))
     await store.commit(erasing(ONE, 2))
     with pytest.raises(KeyError):
-        await store.get(own)
+        await store.get(digest)
     assert (await store.get(shared), await store.get(later)) == (b"shared", b"later")
 
 
@@ -174,7 +174,7 @@ async def test_an_event_never_names_a_blob_that_is_not_there(store: JournalStore
     await store.commit(said("1", ONE, blob=await store.put(b"shared")))
     shared = await store.put(b"shared")
     await store.commit(erasing(ONE, 1))
-    with pytest.raises(BlobMissing, match="put it again and repeat the write"):
+    with pytest.raises(BlobMissing, match="Save the blob again, then repeat the write"):
         await store.commit(said("2", TWO, blob=shared))
     assert await store.read(TWO) == []
     assert await store.put(b"shared") == shared

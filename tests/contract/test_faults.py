@@ -21,7 +21,7 @@ from halter.core.ports import Draft, Write
 from halter.journal.open import mask_url, open_store
 from halter.journal.sqlite import ForkSafeConnection, SqliteEngine, open_connection
 from halter.journal.store import JournalStore
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 
 if TYPE_CHECKING:
     from conftest import Place, SmallDisk
@@ -46,10 +46,10 @@ async def read(file: Path) -> dict[str, bytes | None]:
         await store.close()
 
 
-async def fill(store: JournalStore, bodies: Mapping[str, bytes], kept: dict[str, bytes]) -> None:
+async def fill(store: JournalStore, bodies: Mapping[str, bytes], values: dict[str, bytes]) -> None:
     for key, body in bodies.items():
         await store.commit(note(key, body))
-        kept[key] = body
+        values[key] = body
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ from halter.core.ids import SortableIds
 from halter.journal.open import open_store
 open_store("postgresql://me:open-sesame@host/db", clock=SystemClock(), ids=SortableIds(SystemClock().now))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    last = done.stderr.splitlines()[-1]
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    last = process.stderr.splitlines()[-1]
     assert "StoreUnusable" in last
     assert "pip install 'halter[postgres]'" in last
     assert "open-sesame" not in last
@@ -118,11 +118,11 @@ async def test_a_store_that_a_newer_program_changed_is_left_alone(shared_place: 
     store = shared_place.open()
     await store.commit(note("key"))
     await store.close()
-    [(known,)] = shared_place.sql("SELECT value FROM meta WHERE name = 'schema'")
+    [(result,)] = shared_place.sql("SELECT value FROM meta WHERE name = 'schema'")
     shared_place.sql("UPDATE meta SET value = '99' WHERE name = 'schema'")
-    with pytest.raises(StoreUnusable, match="has schema 99, and this program knows only"):
+    with pytest.raises(StoreUnusable, match="has schema version 99, but this version of Halter supports up to"):
         shared_place.open()
-    shared_place.sql(f"UPDATE meta SET value = '{known}' WHERE name = 'schema'")
+    shared_place.sql(f"UPDATE meta SET value = '{result}' WHERE name = 'schema'")
     assert len(await shared_place.open().read(FLEET)) == 1
 
 
@@ -157,8 +157,8 @@ async def test_a_store_whose_very_tables_are_no_text_any_more_says_so(tmp_path: 
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
-        yield other
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as connection:
+        yield connection
 
 
 async def test_a_locked_file_is_waited_for_and_then_said_to_be_locked(
@@ -172,7 +172,7 @@ async def test_a_locked_file_is_waited_for_and_then_said_to_be_locked(
         await store.commit(note("second"))
     assert [event.key for event in await store.read(FLEET)] == ["first"]
     locked.execute("ROLLBACK")
-    assert not (await store.commit(note("second"))).repeated
+    assert not (await store.commit(note("second"))).is_repeated
     await store.close()
 
 
@@ -180,12 +180,12 @@ async def test_a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room(sma
     file = small_disk.folder / "store.db"
     store = opened(file)
     bodies = {f"key {number}": os.urandom(32_000) for number in range(100)}
-    kept: dict[str, bytes] = {}
-    with pytest.raises(StoreUnavailable, match=r"is full\. Nothing was written; free some space"):
-        await fill(store, bodies, kept)
-    assert {event.key: event.body for event in await store.read(FLEET)} == kept
+    values: dict[str, bytes] = {}
+    with pytest.raises(StoreUnavailable, match=r"is full\. Nothing was written\. Free some space"):
+        await fill(store, bodies, values)
+    assert {event.key: event.body for event in await store.read(FLEET)} == values
     small_disk.change("size=16m")
-    await fill(store, bodies, kept)
+    await fill(store, bodies, values)
     await store.close()
     assert await read(file) == bodies
 
@@ -197,10 +197,10 @@ async def test_a_disk_that_can_only_be_read_is_called_so(small_disk: "SmallDisk"
     small_disk.change("ro")
     with pytest.raises(StoreUnusable, match="writ"):
         opened(small_disk.folder / "other.db")
-    with pytest.raises(StoreUnusable, match=r"The folder .*/deeper of the store cannot be made"):
+    with pytest.raises(StoreUnusable, match=r"Cannot create the folder .*/deeper of the store"):
         opened(small_disk.folder / "deeper" / "store.db")
     store = opened(small_disk.folder / "store.db")
-    with pytest.raises(StoreUnusable, match="cannot be written to: make the file and its folder writable"):
+    with pytest.raises(StoreUnusable, match=r"is not writable\. Make the file and its folder writable"):
         await store.commit(note("another key"))
     await store.close()
     small_disk.change("rw")
@@ -218,9 +218,9 @@ async def test_a_store_that_may_only_be_read_can_be_read_and_verified(small_disk
     small_disk.change("ro")
     store = opened(file)
     assert [event.body for event in await store.read(FLEET)] == [b"what was said"]
-    report = await verify(store)
+    report = await verify_store(store)
     assert (report.ok, report.events) == (True, 1)
-    with pytest.raises(StoreUnusable, match="cannot be written to"):
+    with pytest.raises(StoreUnusable, match="is not writable"):
         await store.now()
     await store.close()
 
@@ -237,7 +237,7 @@ async def test_a_log_that_cannot_be_read_is_never_left_out(tmp_path: Path, small
     store = opened(tmp_path / "store.db")
     await store.commit(note("key"))
     copy = copied(small_disk, tmp_path / "store.db", "store.db", "store.db-wal")
-    with pytest.raises(StoreUnusable, match=r"still in .*store\.db-wal: copy both into a folder"):
+    with pytest.raises(StoreUnusable, match=r"still in .*store\.db-wal\. Copy both into a writable folder"):
         opened(copy)
     await store.close()
 
@@ -250,7 +250,7 @@ async def test_an_older_store_that_may_only_be_read_is_not_taken_for_a_new_one(
         file.execute("UPDATE meta SET value = '1' WHERE name = 'schema'")
     file.close()
     copy = copied(small_disk, tmp_path / "store.db", "store.db")
-    with pytest.raises(StoreUnusable, match=r"has schema 1, and cannot be brought to .* copy it into a folder"):
+    with pytest.raises(StoreUnusable, match=r"has schema version 1 and is read-only.* Copy it into a"):
         opened(copy)
 
 
@@ -271,12 +271,12 @@ async def test_a_full_disk_is_called_so_when_an_existing_store_is_opened(small_d
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        ("UPDATE meta SET value = 'abc' WHERE name = 'schema'", "must say which schema it has, and says 'abc'"),
-        ("UPDATE meta SET value = '-1' WHERE name = 'schema'", "must say which schema it has, and says '-1'"),
-        ("UPDATE meta SET value = '0' WHERE name = 'schema'", "must say which schema it has, and says '0'"),
-        ("DELETE FROM meta WHERE name = 'schema'", "must say which schema it has, and says nothing"),
-        ("DELETE FROM meta WHERE name = 'store'", "must say which id it has, and says nothing"),
-        ("UPDATE meta SET value = '../../etc/x' WHERE name = 'store'", "must say which id it has, and says '../../etc"),
+        ("UPDATE meta SET value = 'abc' WHERE name = 'schema'", "has an invalid schema version: 'abc'"),
+        ("UPDATE meta SET value = '-1' WHERE name = 'schema'", "has an invalid schema version: '-1'"),
+        ("UPDATE meta SET value = '0' WHERE name = 'schema'", "has an invalid schema version: '0'"),
+        ("DELETE FROM meta WHERE name = 'schema'", "has an invalid schema version: none"),
+        ("DELETE FROM meta WHERE name = 'store'", "has an invalid id: none"),
+        ("UPDATE meta SET value = '../../etc/x' WHERE name = 'store'", "has an invalid id: '../../etc"),
     ],
 )
 async def test_a_store_whose_words_about_itself_were_changed_is_refused(
@@ -286,7 +286,7 @@ async def test_a_store_whose_words_about_itself_were_changed_is_refused(
     shared_place.sql(damage)
     with pytest.raises(StoreUnusable, match=re.escape(sentence)) as refused:
         shared_place.open()
-    assert "restore the store from a backup" in str(refused.value)
+    assert "Restore it from a backup" in str(refused.value)
 
 
 async def test_a_store_that_lacks_a_table_is_refused_with_a_sentence(shared_place: "Place") -> None:
@@ -298,10 +298,10 @@ async def test_a_store_that_lacks_a_table_is_refused_with_a_sentence(shared_plac
 
 def test_a_database_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "photos.db"
-    with closing(sqlite3.connect(file)) as other:
-        other.execute("CREATE TABLE photos (name TEXT)")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE photos (name TEXT)")
     before = file.read_bytes()
-    with pytest.raises(StoreUnusable, match=r"is a SQLite database, but not a Halter store.*name another file"):
+    with pytest.raises(StoreUnusable, match=r"is a SQLite database, but not a Halter store.*Use another file"):
         opened(file)
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
@@ -309,13 +309,13 @@ def test_a_database_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["{folder}", "sqlite://{folder}", "sqlite:{folder}/"])
 def test_a_folder_is_no_store_and_the_sentence_says_what_to_write(tmp_path: Path, form: str) -> None:
-    with pytest.raises(StoreUnusable, match=r"is a folder: name a file in it, such as .*/halter\.db"):
+    with pytest.raises(StoreUnusable, match=r"is a folder\. Use a file in it, such as .*/halter\.db"):
         opened(form.format(folder=tmp_path))
 
 
 @pytest.mark.parametrize("url", ["store\0.db", "sqlite:///tmp/store\0.db", "~nobody-of-that-name/store.db"])
 def test_a_name_that_no_file_can_have_is_refused(url: str) -> None:
-    with pytest.raises(StoreUnusable, match=r"name another file|write the whole path"):
+    with pytest.raises(StoreUnusable, match=r"Use another file|Write the full path"):
         opened(url)
 
 

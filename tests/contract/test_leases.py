@@ -120,10 +120,10 @@ async def test_what_is_claimed_is_given_to_nobody_else(store: JournalStore) -> N
 
 async def test_what_begins_with_its_owner_is_given_to_nobody_else(store: JournalStore) -> None:
     await store.beat(ANNA)
-    own = await start_owned(store)
+    lease = await start_owned(store)
     assert ((await session(store)).owner, (await session(store)).generation) == (ANNA, 1)
     assert [await store.claim(BERT, 10), await store.claim(BERT, 1, ONE), await store.claim(ANNA, 1, ONE)] == [[]] * 3
-    assert (await store.commit(writing(own))).events[0].generation == 1
+    assert (await store.commit(writing(lease))).events[0].generation == 1
 
 
 async def test_what_began_with_an_owner_that_died_is_taken_over_and_its_start_repeated_changes_nothing(
@@ -152,8 +152,8 @@ async def test_what_an_owner_began_that_was_forgotten_before_is_taken_over_once_
 async def test_the_longest_due_comes_first_and_no_more_than_asked_for(store: JournalStore) -> None:
     for number in range(5):
         await start(store, f"session {number}")
-    taken = [names(await store.claim(ANNA, limit)) for limit in (1, 2, 0, 10)]
-    assert taken == [["session 0"], ["session 1", "session 2"], [], ["session 3", "session 4"]]
+    texts = [names(await store.claim(ANNA, limit)) for limit in (1, 2, 0, 10)]
+    assert texts == [["session 0"], ["session 1", "session 2"], [], ["session 3", "session 4"]]
 
 
 async def test_what_sleeps_is_not_due(store: JournalStore) -> None:
@@ -247,7 +247,7 @@ async def test_a_beat_keeps_leases_alive(clocked_place: "Place") -> None:
     await claim_one(store, ANNA)
     for _ in range(5):
         await clocked_place.clock.sleep(10 * SECOND)
-        assert (await store.beat(ANNA)).held is None
+        assert (await store.beat(ANNA)).remaining_leases is None
         assert await store.claim(BERT, 10) == []
     await clocked_place.clock.sleep(16 * SECOND)
     assert names(await store.claim(BERT, 10)) == [ONE]
@@ -258,7 +258,7 @@ async def test_an_owner_that_lost_its_lease_can_write_nothing(place: "Place") ->
     await start(store, ONE)
     stale = await claim_one(store, ANNA)
     await claim_one(store, BERT)
-    with pytest.raises(LeaseLost, match=r"no longer held by anna .* belongs to bert \(generation 2\)"):
+    with pytest.raises(LeaseLost, match=r"anna .* has lost the lease .* belongs to bert \(generation 2\)"):
         await store.commit(writing(stale))
     assert len(await store.read(session_stream(ONE))) == 1
 
@@ -291,7 +291,7 @@ async def test_a_repeat_after_the_lease_was_lost_still_answers_as_the_first_did(
     first = await store.commit(writing(lease))
     await claim_one(store, BERT)
     again = await store.commit(writing(lease))
-    assert (again.repeated, again.events) == (True, first.events)
+    assert (again.is_repeated, again.events) == (True, first.events)
 
 
 async def test_a_stale_owner_cannot_take_its_successors_write_for_its_own(place: "Place") -> None:
@@ -309,7 +309,7 @@ async def test_a_successor_may_repeat_what_its_predecessor_wrote(place: "Place")
     await start(store, ONE)
     first = await store.commit(writing(await claim_one(store, ANNA), "the same key"))
     again = await store.commit(writing(await claim_one(store, BERT), "the same key"))
-    assert (again.repeated, again.events) == (True, first.events)
+    assert (again.is_repeated, again.events) == (True, first.events)
 
 
 async def test_a_beat_after_a_lapse_says_what_is_left(place: "Place") -> None:
@@ -317,10 +317,10 @@ async def test_a_beat_after_a_lapse_says_what_is_left(place: "Place") -> None:
     await start(store, "kept")
     kept = await claim_one(store, ANNA)
     await store.commit(lifecycle.park_session(kept, "park", parked(resident=True)))
-    assert (await store.beat(ANNA)).held == {kept}
+    assert (await store.beat(ANNA)).remaining_leases == {kept}
     await start(store, "lost")
     await store.claim(BERT, 10)
-    assert (await store.beat(ANNA)).held == frozenset()
+    assert (await store.beat(ANNA)).remaining_leases == frozenset()
 
 
 async def test_a_lapse_is_told_again_for_as_long_as_a_lease_lasts(clocked_place: "Place") -> None:
@@ -330,11 +330,11 @@ async def test_a_lapse_is_told_again_for_as_long_as_a_lease_lasts(clocked_place:
     await claim_one(store, ANNA)
     await clocked_place.clock.sleep(16 * SECOND)
     await claim_one(store, BERT)
-    told: list[frozenset[Lease] | None] = []
+    leases: list[frozenset[Lease] | None] = []
     for _ in range(5):
-        told.append((await store.beat(ANNA)).held)
+        leases.append((await store.beat(ANNA)).remaining_leases)
         await clocked_place.clock.sleep(5 * SECOND)
-    assert told == [frozenset(), frozenset(), frozenset(), None, None]
+    assert leases == [frozenset(), frozenset(), frozenset(), None, None]
 
 
 async def test_a_lapse_is_told_again_whoever_tells_the_time(shared_place: "Place") -> None:
@@ -342,7 +342,7 @@ async def test_a_lapse_is_told_again_whoever_tells_the_time(shared_place: "Place
     await start(brief, ONE)
     kept = await claim_one(brief, ANNA)
     for _ in range(3):
-        assert (await usual.beat(ANNA)).held == {kept}
+        assert (await usual.beat(ANNA)).remaining_leases == {kept}
 
 
 async def test_what_a_process_left_behind_goes_on_when_it_is_started_again(place: "Place") -> None:
@@ -352,9 +352,9 @@ async def test_what_a_process_left_behind_goes_on_when_it_is_started_again(place
     await start(store, ONE)
     first = make_worker_id("host-1", ids)
     left = await claim_one(store, first)
-    again = make_worker_id("host-1", ids)
-    await store.beat(again)
-    assert await claim_one(store, again) == Lease(ONE, again, 2)
+    worker_id = make_worker_id("host-1", ids)
+    await store.beat(worker_id)
+    assert await claim_one(store, worker_id) == Lease(ONE, worker_id, 2)
     with pytest.raises(LeaseLost):
         await store.commit(writing(left))
 
@@ -368,7 +368,7 @@ async def test_an_earlier_lease_of_the_same_worker_can_write_nothing(place: "Pla
     fresh = await claim_one(store, ANNA)
     assert (stale.worker, fresh.worker, fresh.generation) == (ANNA, ANNA, 3)
     with pytest.raises(
-        LeaseLost, match=r"no longer held by anna \(generation 1\); it belongs to anna \(generation 3\)"
+        LeaseLost, match=r"anna \(generation 1\) has lost the lease .* belongs to anna \(generation 3\)"
     ):
         await store.commit(writing(stale))
     assert (await store.commit(writing(fresh))).events[0].generation == 3
@@ -389,13 +389,13 @@ async def test_a_claim_does_not_hide_a_lapse_from_the_next_beat(place: "Place") 
     await claim_one(store, ANNA)
     await claim_one(store, BERT)
     assert await store.claim(ANNA, 0) == []
-    assert (await store.beat(ANNA)).held == frozenset()
+    assert (await store.beat(ANNA)).remaining_leases == frozenset()
 
 
 async def test_all_is_well_with_leases_that_never_lapsed(store: JournalStore) -> None:
     await start(store, ONE)
     await claim_one(store)
-    assert (await store.beat(ANNA)).held is None
+    assert (await store.beat(ANNA)).remaining_leases is None
 
 
 async def test_two_claimers_never_get_the_same_session(shared_place: "Place") -> None:
@@ -517,8 +517,8 @@ async def test_the_next_moment_that_somebody_is_due_is_known(store: JournalStore
 
 
 async def next_look(store: JournalStore, now: int, worker: WorkerId = ANNA) -> dict[str, int | None]:
-    (found,) = await store.ask(Query("next_look", dict[str, int | None], {"now": now, "worker": worker}))
-    return found
+    (values,) = await store.ask(Query("next_look", dict[str, int | None], {"now": now, "worker": worker}))
+    return values
 
 
 async def test_the_hot_state_of_a_session_is_kept_for_its_successor(store: JournalStore) -> None:
@@ -567,7 +567,7 @@ async def test_whoever_offers_is_told_whether_there_may_be_more(store: JournalSt
         await fired(store, name)
 
     async def more(limit: int) -> bool:
-        return (await store.offer(limit, ANY, lambda _, __: None)).more
+        return (await store.offer(limit, ANY, lambda _, __: None)).has_more
 
     assert [await more(2), await more(2), await more(3), await more(4)] == [True, True, True, False]
 
@@ -640,15 +640,15 @@ async def test_no_more_tasks_of_an_agent_are_awake_than_it_allows(store: Journal
     await start(store, "the agent's own")
     two: AgentConcurrency = {"watcher": 2}
     if by == "claims":
-        taken = list(await store.claim(ANNA, 10, agents=two))
+        leases = list(await store.claim(ANNA, 10, agents=two))
         assert await store.claim(BERT, 10, agents=two) == []
     else:
         tickets = await offered(store, two)
         assert await offered(store, two) == []
-        taken = [lease for ticket in tickets for lease in await store.claim(ANNA, 1, ticket)]
+        leases = [lease for ticket in tickets for lease in await store.claim(ANNA, 1, ticket)]
         assert await offered(store, two) == []
-    assert names(taken) == ["task 0", "task 1", "the agent's own"]
-    ends = next(lease for lease in taken if lease.session == "task 0")
+    assert names(leases) == ["task 0", "task 1", "the agent's own"]
+    ends = next(lease for lease in leases if lease.session == "task 0")
     await store.commit(lifecycle.end_session(ends, "CANCELLED", "cancelled"))
     assert [ticket.session for ticket in await offered(store, two)] == ["task 2"]
     assert await store.claim(BERT, 10, agents=two) == []
@@ -664,13 +664,13 @@ async def test_what_is_on_offer_takes_the_room_of_its_own_agent_and_of_no_other(
 
 
 async def test_a_void_ticket_takes_no_room(store: JournalStore) -> None:
-    one: AgentConcurrency = {"watcher": 1}
+    values: AgentConcurrency = {"watcher": 1}
     await fired(store, "a")
-    assert len(await offered(store, one)) == 1
+    assert len(await offered(store, values)) == 1
     (lease,) = await store.claim(ANNA, 1, agents=ANY)
     await store.commit(lifecycle.park_session(lease, "rest", parked()))
     await fired(store, "b")
-    assert [ticket.session for ticket in await offered(store, one)] == ["b"]
+    assert [ticket.session for ticket in await offered(store, values)] == ["b"]
 
 
 async def test_several_processes_together_wake_no_more_tasks_than_an_agent_allows(shared_place: "Place") -> None:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def pieces(document: str, *texts: str) -> list[Chunk]:
-    found: list[Chunk] = []
+    chunks: list[Chunk] = []
     for number, text in enumerate(texts):
-        start = found[-1].end if found else 0
-        found.append(Chunk(document, number, start, start + len(text), text))
-    return found
+        start = chunks[-1].end if chunks else 0
+        chunks.append(Chunk(document, number, start, start + len(text), text))
+    return chunks
 
 
 async def keep(store: JournalStore, **documents: str) -> list[str]:
@@ -30,7 +30,7 @@ async def keep(store: JournalStore, **documents: str) -> list[str]:
 
 
 async def find(store: JournalStore, documents: list[str], query: str, limit: int = 100) -> set[str]:
-    return {found.document for found in await store.search(documents, query, limit)}
+    return {found_chunk.document for found_chunk in await store.search(documents, query, limit)}
 
 
 async def test_a_document_comes_back_as_it_was_indexed(store: JournalStore) -> None:
@@ -42,9 +42,9 @@ async def test_a_document_comes_back_as_it_was_indexed(store: JournalStore) -> N
 
 async def test_a_chunk_is_found_with_its_place(store: JournalStore) -> None:
     await store.index("one", pieces("one", "The rent is due.", "It is paid late."))
-    (found,) = await store.search(["one"], "paid late", 10)
-    assert (found.document, found.number, found.start, found.end) == ("one", 1, 16, 32)
-    assert found.text == "It is paid late."
+    (found_chunk,) = await store.search(["one"], "paid late", 10)
+    assert (found_chunk.document, found_chunk.number, found_chunk.start, found_chunk.end) == ("one", 1, 16, 32)
+    assert found_chunk.text == "It is paid late."
 
 
 async def test_indexing_again_changes_nothing(store: JournalStore) -> None:
@@ -64,7 +64,7 @@ async def test_what_was_forgotten_can_be_indexed_otherwise(store: JournalStore) 
 
 async def test_a_document_without_text_is_there_all_the_same(store: JournalStore) -> None:
     await store.index("one", [])
-    assert await store.indexed(["one", "two"]) == {"one"}
+    assert await store.find_indexed(["one", "two"]) == {"one"}
     assert await store.chunks("one") == []
 
 
@@ -85,12 +85,12 @@ async def test_a_document_that_is_half_written_is_not_there(shared_place: "Place
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await writing
-    assert await store.indexed(["one"]) == frozenset()
+    assert await store.find_indexed(["one"]) == frozenset()
     assert await store.chunks("one") == []
     assert await store.search(["one"], "apple", 10) == []
     await store.index("one", pieces("one", "an apple", "a pear"))
     assert [chunk.text for chunk in await store.chunks("one")] == ["an apple", "a pear"]
-    assert [found.number for found in await store.search(["one"], "apple", 10)] == [0]
+    assert [found_chunk.number for found_chunk in await store.search(["one"], "apple", 10)] == [0]
 
 
 async def test_a_document_that_is_forgotten_is_found_no_more(store: JournalStore) -> None:
@@ -99,7 +99,7 @@ async def test_a_document_that_is_forgotten_is_found_no_more(store: JournalStore
     await store.forget("one")
     assert await store.chunks("one") == []
     assert await find(store, ["one", "two"], "apple") == {"two"}
-    assert await store.indexed(["one", "two", "three"]) == {"two"}
+    assert await store.find_indexed(["one", "two", "three"]) == {"two"}
 
 
 async def test_only_the_documents_named_are_searched(store: JournalStore) -> None:
@@ -189,15 +189,15 @@ async def test_any_chunk_can_be_indexed(store: JournalStore) -> None:
     hostile = ["half \ud800 pair", "NUL \x00 here", "' \\ : \" words", " ".join(map(str, range(40_000))), "\n\t \r"]
     await store.index("a\x00", pieces("a\x00", *hostile))
     assert [chunk.number for chunk in await store.chunks("a\x00")] == [0, 1, 2, 3, 4]
-    assert [found.number for found in await store.search(["a\x00"], "pair", 10)] == [0]
-    assert [found.number for found in await store.search(["a\x00"], "here NUL", 10)] == [1]
+    assert [found_chunk.number for found_chunk in await store.search(["a\x00"], "pair", 10)] == [0]
+    assert [found_chunk.number for found_chunk in await store.search(["a\x00"], "here NUL", 10)] == [1]
 
 
 async def test_thousands_of_documents_are_searched_at_once(store: JournalStore) -> None:
     await keep(store, **{f"d{number}": f"lease number n{number}" for number in range(300)})
     names = [f"d{number}" for number in range(5000)]
     assert await find(store, names, "n250 lease") == {"d250"}
-    assert await store.indexed(names) == {f"d{number}" for number in range(300)}
+    assert await store.find_indexed(names) == {f"d{number}" for number in range(300)}
     assert len(await store.search(names, "lease", 7)) == 7
 
 
@@ -214,9 +214,9 @@ async def test_what_says_it_more_often_comes_first(store: JournalStore) -> None:
         often="lease lease lease lease lease",
         never="rent",
     )
-    found = await store.search(names, "lease", 10)
-    assert [each.document for each in found] == ["often", "seldom"]
-    assert found[0].rank > found[1].rank
+    found_chunks = await store.search(names, "lease", 10)
+    assert [each.document for each in found_chunks] == ["often", "seldom"]
+    assert found_chunks[0].rank > found_chunks[1].rank
 
 
 async def test_every_store_finds_what_the_words_themselves_say(store: JournalStore) -> None:
@@ -235,10 +235,10 @@ async def test_every_store_finds_what_the_words_themselves_say(store: JournalSto
 
 
 async def test_others_see_what_was_indexed(shared_place: "Place") -> None:
-    one, two = shared_place.open(), shared_place.open()
-    await keep(one, lease="apple")
+    journal_store, two = shared_place.open(), shared_place.open()
+    await keep(journal_store, lease="apple")
     assert await find(two, ["lease"], "apple") == {"lease"}
-    assert await two.indexed(["lease"]) == {"lease"}
+    assert await two.find_indexed(["lease"]) == {"lease"}
 
 
 async def test_who_indexes_the_same_document_at_once_writes_the_same(shared_place: "Place") -> None:
@@ -247,7 +247,7 @@ async def test_who_indexes_the_same_document_at_once_writes_the_same(shared_plac
     for _ in range(2):
         await asyncio.gather(*(store.index("one", chunks) for store in stores))
         assert await stores[0].chunks("one") == chunks
-        assert [found.number for found in await stores[1].search(["one"], "number700", 10)] == [700]
+        assert [found_chunk.number for found_chunk in await stores[1].search(["one"], "number700", 10)] == [700]
 
 
 def on_disk(place: "Place") -> bytes:

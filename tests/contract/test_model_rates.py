@@ -20,7 +20,7 @@ from halter.guard.model_door import AnsweredRequest, ModelDoor, ModelRequest, Re
 from halter.guard.prepare import SessionContext
 from halter.journal.open import open_store
 from halter.journal.store import JournalStore
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.models.providers import Prices
 from halter.models.scripted import Scripted, say
 from halter.state import lifecycle
@@ -35,27 +35,32 @@ SESSIONS = 10
 
 async def _asked(store: JournalStore, session: str) -> RequestOutcome:
     """Ask once, and take the first word of the door for an answer."""
-    started = SessionStarted(session=session, agent="desk", kind="task", started_by="ada")
-    await store.commit(lifecycle.start_session(started))
+    event = SessionStarted(session=session, agent="desk", kind="task", started_by="ada")
+    await store.commit(lifecycle.start_session(event))
     (lease,) = await store.claim(WorkerId(session), 1, SessionId(session))
     return await _through_a_door(store, lease)
 
 
 async def _through_a_door(store: JournalStore, lease: Lease) -> RequestOutcome:
     policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk\n", "agent.yaml")))
-    standing = SessionContext(
-        lease.session, "desk", policy.phases[0], policy, policy.digest(), rates={"test:*": RateLimit(requests=MOST)}
+    session_context = SessionContext(
+        lease.session,
+        "desk",
+        policy.phases[0],
+        policy,
+        policy.digest(),
+        rate_limits={"test:*": RateLimit(requests=MOST)},
     )
     door = ModelDoor(store, CLOCK, Ledger(store, CLOCK), Prices({str(NAME): FREE_PRICE}), redact=str)
     request = ModelRequest(id=f"{lease.session}.1", prompt=Prompt(messages=(make_user_message("Is it?"),)))
-    return await door.request(lease, standing, request, Scripted([say("Yes.")], CLOCK, NAME))
+    return await door.request(lease, session_context, request, Scripted([say("Yes.")], CLOCK, NAME))
 
 
 async def test_no_minute_has_more_requests_than_it_may_however_many_ask_at_once(shared_place: Place) -> None:
     stores = [open_store(shared_place.url, clock=CLOCK, ids=SortableIds(CLOCK.now)) for _ in range(PROCESSES)]
     names = [f"s{number}" for number in range(PROCESSES * SESSIONS)]
-    said = await asyncio.gather(*(_asked(stores[n % PROCESSES], name) for n, name in enumerate(names)))
-    assert {type(answer) for answer in said} <= {AnsweredRequest, RateLimited}
+    results = await asyncio.gather(*(_asked(stores[n % PROCESSES], name) for n, name in enumerate(names)))
+    assert {type(answer) for answer in results} <= {AnsweredRequest, RateLimited}
     windows = Counter[str]()
     for name in names:
         for stored in await stores[0].read(session_stream(name)):
@@ -63,7 +68,7 @@ async def test_no_minute_has_more_requests_than_it_may_however_many_ask_at_once(
                 windows[next(leg.window for leg in stored.event.legs if leg.unit == "requests")] += 1
     # A minute may pass meanwhile: each has what it may have, and at least one was used up.
     assert max(windows.values()) == MOST
-    assert windows.total() == sum(isinstance(answer, AnsweredRequest) for answer in said)
-    assert (await verify(stores[0])).ok
+    assert windows.total() == sum(isinstance(answer, AnsweredRequest) for answer in results)
+    assert (await verify_store(stores[0])).ok
     for store in stores:
         await store.close()

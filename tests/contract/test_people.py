@@ -46,18 +46,22 @@ async def test_of_many_processes_one_takes_a_channel(store: JournalStore) -> Non
 async def test_a_channel_is_folded_from_its_stream_by_any_process(store: JournalStore) -> None:
     offer = PairingOffered(channel=CHANNEL, code="c", name="ada", role="approver", by="root", expires_at=1)
     paired = ApproverPaired(channel=CHANNEL, account="41", place="7", name="ada", role="approver", by="root")
-    shown = DecisionShown(channel=CHANNEL, place="7", message="1", decision="d", digest="x", button="b")
+    decision_shown = DecisionShown(channel=CHANNEL, place="7", message="1", decision="d", digest="x", button="b")
     closed = MessageClosed(channel=CHANNEL, place="7", message="1")
     log = ChannelLog(store, CHANNEL)
-    for number, event in enumerate((taken("w"), offer, paired, shown)):
+    for number, event in enumerate((taken("w"), offer, paired, decision_shown)):
         assert await log.append(f"k{number}", lambda _, e=event: [e])
-    other = await ChannelLog(store, CHANNEL).refresh()
-    assert other == log.state
-    assert (other.offers, [*other.list_chats()], [each.closed for each in other.shown.values()]) == ({}, ["7"], [False])
+    channel_state = await ChannelLog(store, CHANNEL).refresh()
+    assert channel_state == log.state
+    assert (
+        channel_state.offers,
+        [*channel_state.list_chats()],
+        [each.closed for each in channel_state.messages.values()],
+    ) == ({}, ["7"], [False])
     await log.append("closed", lambda _: [closed])
     await log.append("gone", lambda _: [ApproverRemoved(channel=CHANNEL, name="ada", by="root")])
     last = await ChannelLog(store, CHANNEL).refresh()
-    assert (last.approvers, [each.closed for each in last.shown.values()]) == ({}, [True])
+    assert (last.approvers, [each.closed for each in last.messages.values()]) == ({}, [True])
 
 
 async def test_of_people_who_agree_at_once_one_is_first_and_one_second(store: JournalStore) -> None:
@@ -72,13 +76,18 @@ async def test_of_people_who_agree_at_once_one_is_first_and_one_second(store: Jo
         approvers=2,
     )
     await store.commit(Write(FLEET, "asked", lambda _: [Draft(asked, b"shown")], [(DecisionRow, "d")]))
-    (one,) = await list_pending_decisions(store)
-    assert (one.approvers, one.first_by) == (2, "")
-    call = replace(one, about="approval")
+    (pending_decision,) = await list_pending_decisions(store)
+    assert (pending_decision.approvers, pending_decision.first_by) == (2, "")
+    call = replace(pending_decision, about="approval")
     names = ("ada", "ada.phone", "bob", "agent:desk", "ada")
     writes = [answer_decision(call, "approve", name, f"{number}/{name}") for number, name in enumerate(names)]
-    done = await asyncio.gather(*map(store.commit, writes))
-    made = [each.event for one in done for each in one.events if isinstance(each.event, DecisionMade)]
+    results = await asyncio.gather(*map(store.commit, writes))
+    made = [
+        each.event
+        for pending_decision in results
+        for each in pending_decision.events
+        if isinstance(each.event, DecisionMade)
+    ]
     assert {each.people for each in made} <= {"ada and bob", "ada.phone and bob", "bob and ada", "bob and ada.phone"}
     assert len(made) == 1
     (row,) = await store.ask(Query("all_decisions", DecisionRow))

@@ -26,7 +26,7 @@ from halter.journal.engine import PARAMETER, Engine, StoreView, load_queries, to
 from halter.journal.open import open_store
 from halter.journal.postgres import (
     BIGINT,
-    MOST_STREAMS_HINTED,
+    MAX_HINTED_STREAMS,
     NOTIFICATION_BYTES,
     TABLES,
     TEXT,
@@ -74,7 +74,7 @@ def somebody_waits(url: str, words: str, enough: Callable[[], bool] = never) -> 
 
 async def test_what_was_inserted_while_one_waited_for_the_stream_is_seen(postgres_schema_url: str) -> None:
     """The order of locks matters: had the missing hold been looked for first, it would be missed."""
-    one, other = (open_store(postgres_schema_url, clock=CLOCK, ids=SortableIds(CLOCK.now)) for _ in range(2))
+    journal_store, other = (open_store(postgres_schema_url, clock=CLOCK, ids=SortableIds(CLOCK.now)) for _ in range(2))
     locked, go_on = threading.Event(), threading.Event()
     reads = rows_of_hold("call", LEGS)
 
@@ -87,16 +87,16 @@ async def test_what_was_inserted_while_one_waited_for_the_stream_is_seen(postgre
         assert rows.get(HoldRow, "call") is not None
         return [Draft(CallSettled(call="call", outcome="ok", charge=Charge(usd=1)))]
 
-    await one.commit(Write(ONE, "first", lambda _: [Draft(CallStarted(call="before", tool="search"))]))
-    holding = asyncio.create_task(one.commit(Write(ONE, "hold", hold, reads)))
+    await journal_store.commit(Write(ONE, "first", lambda _: [Draft(CallStarted(call="before", tool="search"))]))
+    holding = asyncio.create_task(journal_store.commit(Write(ONE, "hold", hold, reads)))
     await asyncio.to_thread(locked.wait, 60)
     settling = asyncio.create_task(other.commit(Write(ONE, "settle", settle, reads)))
     await asyncio.to_thread(somebody_waits, postgres_schema_url, "FROM streams own")
     go_on.set()
     await holding
     await settling
-    assert await one.ask(Query("holds", HoldRow)) == []
-    await one.close()
+    assert await journal_store.ask(Query("holds", HoldRow)) == []
+    await journal_store.close()
     await other.close()
 
 
@@ -113,8 +113,8 @@ async def test_rows_are_locked_in_one_order_whatever_order_they_are_named_in(pos
         drafts = [Draft(CallStarted(call="call", tool="search"))]
         writing = asyncio.create_task(store.commit(Write(ONE, "call", lambda _: drafts, reads)))
         await asyncio.to_thread(somebody_waits, postgres_schema_url, "FROM halts own")
-        with psycopg.connect(server) as other:
-            other.execute(b"SELECT FROM " + halts + b" WHERE scope = 'agent:b' FOR UPDATE NOWAIT")
+        with psycopg.connect(server) as connection:
+            connection.execute(b"SELECT FROM " + halts + b" WHERE scope = 'agent:b' FOR UPDATE NOWAIT")
     assert len((await writing).events) == 1
     await store.close()
 
@@ -138,33 +138,33 @@ async def test_a_clock_of_the_server_set_back_reorders_nothing(
 async def test_a_process_that_notifies_itself_still_waits_for_others(postgres_schema_url: str) -> None:
     ids = SortableIds(CLOCK.now)
     engine = PostgresEngine(postgres_schema_url, new_id=ids.make)
-    own, other = JournalStore(engine), open_store(postgres_schema_url, clock=CLOCK, ids=ids)
+    journal_store, other = JournalStore(engine), open_store(postgres_schema_url, clock=CLOCK, ids=ids)
 
     def note(stream: StreamId, key: str) -> Write:
         return Write(stream, key, lambda _: [Draft(CallStarted(call=key, tool="search"))])
 
     engine.wait_for_others(0)
-    await own.commit(note(FLEET, "mine"))
+    await journal_store.commit(note(FLEET, "mine"))
     waiting = asyncio.create_task(asyncio.to_thread(engine.wait_for_others, 60))
     for number in range(3):
-        await own.commit(note(FLEET, f"mine again {number}"))
+        await journal_store.commit(note(FLEET, f"mine again {number}"))
     await other.commit(note(ONE, "theirs"))
     assert [(change.stream, change.head) for change in await waiting] == [(ONE, 1)]
-    await own.close()
+    await journal_store.close()
     await other.close()
 
 
 def test_hints_are_split_to_fit_into_notifications() -> None:
-    heads = {StreamId(f"session:{number:0100}"): number for number in range(MOST_STREAMS_HINTED)}
-    told = format_hints(heads)
-    assert len(told) > 10
-    assert all(len(hint.encode()) <= NOTIFICATION_BYTES for hint in told)
-    assert sum(hint.count("session:") for hint in told) == MOST_STREAMS_HINTED
+    heads = {StreamId(f"session:{number:0100}"): number for number in range(MAX_HINTED_STREAMS)}
+    hints = format_hints(heads)
+    assert len(hints) > 10
+    assert all(len(hint.encode()) <= NOTIFICATION_BYTES for hint in hints)
+    assert sum(hint.count("session:") for hint in hints) == MAX_HINTED_STREAMS
 
 
 @pytest.mark.parametrize(
     "heads",
-    [{StreamId(str(number)): 1 for number in range(MOST_STREAMS_HINTED + 1)}, {StreamId("é" * NOTIFICATION_BYTES): 1}],
+    [{StreamId(str(number)): 1 for number in range(MAX_HINTED_STREAMS + 1)}, {StreamId("é" * NOTIFICATION_BYTES): 1}],
     ids=["too many", "too long"],
 )
 def test_what_is_too_much_to_tell_is_told_as_all(heads: dict[StreamId, int]) -> None:
@@ -204,11 +204,11 @@ async def test_a_blob_is_not_erased_under_the_hands_of_whoever_names_it(postgres
     """Had the eraser looked before the other was done, it would not have seen the event that names the blob."""
     ids = SortableIds(CLOCK.now)
     slow = Slow(PostgresEngine(postgres_schema_url, new_id=ids.make))
-    one, other = JournalStore(cast("Engine", slow)), open_store(postgres_schema_url, clock=CLOCK, ids=ids)
+    journal_store, other = JournalStore(cast("Engine", slow)), open_store(postgres_schema_url, clock=CLOCK, ids=ids)
     shared = await other.put(b"shared")
     names = [Draft(CallStarted(call="1", tool="search"), blob=shared)]
     await other.commit(Write(ONE, "first", lambda _: names))
-    naming = asyncio.create_task(one.commit(Write(session_stream("two"), "second", lambda _: names)))
+    naming = asyncio.create_task(journal_store.commit(Write(session_stream("two"), "second", lambda _: names)))
     await asyncio.to_thread(slow.saved.wait, 60)
     erased = BodiesErased(stream=ONE, through=1, by="a person")
     erasing = asyncio.create_task(other.commit(Write(FLEET, "erase", lambda _: [Draft(erased)])))
@@ -217,35 +217,35 @@ async def test_a_blob_is_not_erased_under_the_hands_of_whoever_names_it(postgres
     await naming
     await erasing
     assert await other.get(shared) == b"shared"
-    await one.close()
+    await journal_store.close()
     await other.close()
 
 
 async def test_nothing_that_is_written_meanwhile_is_lost_in_a_rebuild(postgres_schema_url: str) -> None:
     ids = SortableIds(CLOCK.now)
-    one, other = (open_store(postgres_schema_url, clock=CLOCK, ids=ids) for _ in range(2))
-    made, go_on = threading.Event(), threading.Event()
+    journal_store, other = (open_store(postgres_schema_url, clock=CLOCK, ids=ids) for _ in range(2))
+    event, go_on = threading.Event(), threading.Event()
 
     def holding(call: str) -> Write:
-        started = Draft(CallStarted(call=call, tool="search", legs=LEGS))
-        return Write(ONE, call, lambda _: [started], rows_of_hold(call, LEGS))
+        draft = Draft(CallStarted(call=call, tool="search", legs=LEGS))
+        return Write(ONE, call, lambda _: [draft], rows_of_hold(call, LEGS))
 
     def make(view: StoreView) -> list[Row]:
         rows = list(rows_from_events(view).values())
-        made.set()
+        event.set()
         go_on.wait(60)
         return rows
 
-    await one.commit(holding("first"))
-    rebuilding = asyncio.create_task(one.replace(make))
-    await asyncio.to_thread(made.wait, 60)
+    await journal_store.commit(holding("first"))
+    rebuilding = asyncio.create_task(journal_store.replace(make))
+    await asyncio.to_thread(event.wait, 60)
     writing = asyncio.create_task(other.commit(holding("second")))
     await asyncio.to_thread(somebody_waits, postgres_schema_url, "FROM streams own", writing.done)
     go_on.set()
     await rebuilding
     await writing
-    assert [row.hold for row in await one.ask(Query("all_holds", HoldRow))] == ["first", "second"]
-    await one.close()
+    assert [row.hold for row in await journal_store.ask(Query("all_holds", HoldRow))] == ["first", "second"]
+    await journal_store.close()
     await other.close()
 
 
@@ -308,10 +308,10 @@ async def test_a_claim_takes_one_round_trip_and_writes_nothing_while_nothing_is_
     engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).make)
     store, worker = JournalStore(engine), WorkerId("one")
     await store.beat(worker)
-    known = await store.ask(Query("all_workers", WorkerRow))
+    worker_rows = await store.ask(Query("all_workers", WorkerRow))
     before = engine.round_trips
     assert await store.claim(worker, 10, agents={"desk": None}) == []
-    assert (engine.round_trips - before, await store.ask(Query("all_workers", WorkerRow))) == (1, known)
+    assert (engine.round_trips - before, await store.ask(Query("all_workers", WorkerRow))) == (1, worker_rows)
     await store.commit(begin_session("desk-1"))
     before = engine.round_trips
     assert [lease.session for lease in await store.claim(worker, 10, agents={"desk": None})] == ["desk-1"]
@@ -348,14 +348,14 @@ Explain = Callable[[bytes, Sequence[str], Sequence[str]], list[str]]
 def open_planner(url: str, *, counted: bool) -> Iterator[Explain]:
     """Explain statements as an engine's writer would run them, on tables that are empty."""
     PostgresEngine(url, new_id=SortableIds(CLOCK.now).make).close()
-    ready = to_psycopg_parameters(load_queries("postgres/engine.sql")["ready_to_write"]).encode()
+    ready = to_psycopg_parameters(load_queries("postgres/engine.sql")["configure_writer"]).encode()
     with psycopg.connect(url.partition("?")[0], autocommit=True, prepare_threshold=None) as server:
         server.execute(f"SET search_path TO {url.rpartition('=')[2]}".encode())
         if counted:
             server.execute(
                 f"VACUUM ANALYZE {', '.join(row.TABLE for row in TABLES)}, events, workers, tickets".encode()
             )
-        server.execute(ready, {"patience": "10s"})
+        server.execute(ready, {"lock_timeout": "10s"})
 
         def explain(statement: bytes, types: Sequence[str], values: Sequence[str]) -> list[str]:
             server.execute(f"PREPARE looked ({', '.join(types)}) AS ".encode() + statement)
@@ -368,17 +368,17 @@ def open_planner(url: str, *, counted: bool) -> Iterator[Explain]:
 
 def explain_named(explain: Explain, name: str) -> list[str]:
     names = dict.fromkeys(PARAMETER.findall(load_queries("postgres/engine.sql")[name]))
-    given = {each: PARAMETERS.get(each, ("text", TEXT, "'one'")) for each in names}
-    types = [(each, oid) for each, (_, oid, _) in given.items()]
+    values = {each: PARAMETERS.get(each, ("text", TEXT, "'one'")) for each in names}
+    types = [(each, oid) for each, (_, oid, _) in values.items()]
     statement, order = make_named_statement("postgres/engine.sql", name, *types)
-    return explain(statement.sql, [given[each][0] for each in order], [given[each][2] for each in order])
+    return explain(statement.sql, [values[each][0] for each in order], [values[each][2] for each in order])
 
 
 def list_whole_reads(plan: list[str]) -> list[str]:
     """The scans of a table that look up nothing in it."""
     ends = [*plan, ""]
-    scans = [place for place, line in enumerate(plan) if re.search(r"(Seq|Index|Index Only|Bitmap Heap) Scan", line)]
-    return [plan[place].strip() for place in scans if "Index Cond" not in ends[place + 1]]
+    scans = [scan for scan, line in enumerate(plan) if re.search(r"(Seq|Index|Index Only|Bitmap Heap) Scan", line)]
+    return [plan[scan].strip() for scan in scans if "Index Cond" not in ends[scan + 1]]
 
 
 @COUNTED
@@ -393,8 +393,8 @@ async def test_what_may_be_run_is_found_by_its_index(
     assert not [line for line in plan if "Seq Scan" in line or "Sort" in line]
 
 
-BY_KEY = """claim_orphans claim_due claim_ready claim_tasks claim_one offer_orphans offer_due offer_tasks rooms
-renew renew_before_claim snapshots release read by_keys use_up"""
+BY_KEY = """claim_orphans claim_due claim_ready claim_tasks claim_one offer_orphans offer_due offer_tasks free_slots
+renew renew_before_claim save_snapshots release read by_keys drop_ticket"""
 SHORT = re.compile("sessions_owner|workers_pkey|tickets")
 """What is awake, workers and tickets: there are never many of these."""
 
@@ -407,9 +407,9 @@ async def test_no_plan_that_the_server_made_while_tables_were_small_reads_them_w
     with open_planner(postgres_schema_url, counted=counted) as explain:
         plans = {name: explain_named(explain, name) for name in BY_KEY.split()}
         for table in TABLES:
-            made = make_batch_statements(table)
+            batch_statements = make_batch_statements(table)
             for name in ("lock", "update", "delete"):
-                statement: Statement = getattr(made, name)
+                statement: Statement = getattr(batch_statements, name)
                 types = [ARRAYS[oid] for oid in statement.types]
                 plans[f"{name} {table.TABLE}"] = explain(statement.sql, types, ["NULL"] * len(types))
     whole = {name: [line for line in list_whole_reads(plan) if not SHORT.search(line)] for name, plan in plans.items()}
@@ -440,9 +440,9 @@ class Counting(PostgresEngine):
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        found = super().claim(worker, limit, program_format, only, agents)
-        self.idle += not found
-        return found
+        leases = super().claim(worker, limit, program_format, only, agents)
+        self.idle += not leases
+        return leases
 
     def commit(self) -> None:
         super().commit()
@@ -455,18 +455,18 @@ async def test_a_due_session_is_awake_after_two_transactions(postgres_schema_url
     store, worker = JournalStore(engine), WorkerId("one")
     await store.commit(begin_session("desk-1"))
     await store.beat(worker)
-    before, taken = engine.round_trips, asyncio.get_running_loop().create_future()
+    before, future = engine.round_trips, asyncio.get_running_loop().create_future()
 
     async def wake(lease: Lease, _: SessionRow) -> None:
         await store.commit(lifecycle.wake_session(lease, "woken", "timer", 0))
-        if not taken.done():
-            taken.set_result(engine.after_commit - before)
+        if not future.done():
+            future.set_result(engine.after_commit - before)
 
     dispatcher = DistributedDispatcher(RunningSessions(store, CLOCK, worker, wake), lambda: {"desk": None}, NoTickets())
     running = asyncio.create_task(dispatcher.run())
     try:
         async with asyncio.timeout(60):
-            assert await taken == 3
+            assert await future == 3
     finally:
         running.cancel()
         await asyncio.wait([running])
@@ -487,8 +487,8 @@ def test_texts_and_numbers_reach_the_server_as_they_are(
     numbers = (0, 1, -1, None, 2**63 - 1, -(2**63), 10, 5)
     columns = (TextColumn(texts), IntegerColumn(numbers))
     slot = ConnectionSlot(PostgresAddress(postgres_schema_url), register_dumpers)
-    both = Statement(b"SELECT * FROM unnest($1, $2)", tuple(column.OID for column in columns))
-    (by_pipeline,) = slot.run([(both, [column.encode() for column in columns])])
+    statement = Statement(b"SELECT * FROM unnest($1, $2)", tuple(column.OID for column in columns))
+    (by_pipeline,) = slot.run([(statement, [column.encode() for column in columns])])
     with slot.use() as connection:
         by_psycopg = connection.execute("SELECT * FROM unnest(%s, %s)", columns).fetchall()
     slot.drop()

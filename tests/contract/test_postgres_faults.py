@@ -16,7 +16,7 @@ from halter.core.clock import SystemClock
 from halter.core.errors import StoreUnavailable, StoreUnusable
 from halter.core.events import CallStarted
 from halter.core.ids import FLEET, SortableIds, StreamId
-from halter.core.ports import EVERY_STREAM, Committed, Draft, Rows, Write
+from halter.core.ports import ALL_STREAMS, Committed, Draft, Rows, Write
 from halter.journal.apply import WorkingSet, WriteAnswer, apply_write
 from halter.journal.open import open_store
 from halter.journal.postgres import PostgresEngine
@@ -41,10 +41,10 @@ def note(key: str, body: bytes | None = None) -> Write:
     return Write(FLEET, key, lambda _: [Draft(CallStarted(call=key, tool="search"), body)])
 
 
-async def fill(store: JournalStore, bodies: Mapping[str, bytes], kept: dict[str, bytes]) -> None:
+async def fill(store: JournalStore, bodies: Mapping[str, bytes], values: dict[str, bytes]) -> None:
     for key, body in bodies.items():
         await store.commit(note(key, body))
-        kept[key] = body
+        values[key] = body
 
 
 def refusal(url: str, kind: type[Exception]) -> str:
@@ -56,8 +56,8 @@ def refusal(url: str, kind: type[Exception]) -> str:
 
 
 def at(url: str, user: str = "postgres", database: str = "postgres", query: str = "") -> str:
-    parts = urlsplit(url)
-    return f"postgresql://{user}:{SECRET}@{parts.hostname}:{parts.port}/{database}{query}"
+    split_result = urlsplit(url)
+    return f"postgresql://{user}:{SECRET}@{split_result.hostname}:{split_result.port}/{database}{query}"
 
 
 @contextmanager
@@ -74,26 +74,26 @@ def arranged(url: str, *statements: str, undo: Sequence[str]) -> Iterator[None]:
 
 def test_a_server_that_is_not_there_is_named_with_what_to_do(unused_tcp_port: int) -> None:
     sentence = refusal(f"postgresql://me:{SECRET}@127.0.0.1:{unused_tcp_port}/db", StoreUnavailable)
-    assert f"PostgreSQL at 127.0.0.1:{unused_tcp_port} cannot be reached" in sentence
-    assert "Check that it runs" in sentence
+    assert f"Cannot reach PostgreSQL at 127.0.0.1:{unused_tcp_port}" in sentence
+    assert "Check that the server runs" in sentence
 
 
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        (f"postgresql://me:{SECRET}@{SECRET}@host/db", "write one that is part of a password as %40"),
-        (f"postgresql://me:{SECRET}@host:port/db", "has no port number from 1 to 65535"),
-        (f"postgresql://me:{SECRET}@host:99999/db", "has no port number from 1 to 65535"),
-        (f"postgresql://me:{SECRET}@host/db?port=zero", "has no port number from 1 to 65535"),
-        (f"postgresql://me:{SECRET}@[bad/db", "cannot be read"),
-        (f"postgresql://me:{SECRET}%zz@host/db", "cannot be read"),
-        ("postgresql://", "write it as postgresql://user:password@host:5432/database"),
-        (f"postgresql://me:{SECRET}@/", "names neither a server nor a database"),
-        (f"postgresql://me:{SECRET}@host/db?foo=bar", "sets 'foo', which PostgreSQL does not know"),
-        (f"postgresql://me:{SECRET}@host/db?connect_timeout=soon", "asks for something that cannot be"),
-        (f"postgresql://me:{SECRET}@127.0.0.1/db?sslmode=bogus", "asks for something that cannot be"),
-        (f"postgresql://me:{SECRET}@host/db?schema=Robert'); DROP TABLE", "use small letters"),
-        (f"postgresql://me:{SECRET}@host/db?schema=pg_catalog", "use small letters"),
+        (f"postgresql://me:{SECRET}@{SECRET}@host/db", "Write an @ of the password as %40"),
+        (f"postgresql://me:{SECRET}@host:port/db", "is not a number from 1 to 65535"),
+        (f"postgresql://me:{SECRET}@host:99999/db", "is not a number from 1 to 65535"),
+        (f"postgresql://me:{SECRET}@host/db?port=zero", "is not a number from 1 to 65535"),
+        (f"postgresql://me:{SECRET}@[bad/db", "Invalid PostgreSQL address"),
+        (f"postgresql://me:{SECRET}%zz@host/db", "Invalid PostgreSQL address"),
+        ("postgresql://", "Write it as postgresql://user:password@host:5432/database"),
+        (f"postgresql://me:{SECRET}@/", "has neither a server nor a database"),
+        (f"postgresql://me:{SECRET}@host/db?foo=bar", "has the unknown parameter 'foo'"),
+        (f"postgresql://me:{SECRET}@host/db?connect_timeout=soon", "has an invalid parameter"),
+        (f"postgresql://me:{SECRET}@127.0.0.1/db?sslmode=bogus", "has an invalid parameter"),
+        (f"postgresql://me:{SECRET}@host/db?schema=Robert'); DROP TABLE", "Use lowercase letters"),
+        (f"postgresql://me:{SECRET}@host/db?schema=pg_catalog", "Use lowercase letters"),
     ],
 )
 def test_an_address_that_cannot_be_right_is_refused_before_anything_is_tried(url: str, sentence: str) -> None:
@@ -105,17 +105,17 @@ def test_a_database_that_does_not_exist_is_called_so(postgres_url: str) -> None:
 
 
 def test_a_user_that_does_not_exist_is_called_so(postgres_url: str) -> None:
-    assert "does not let Halter in" in refusal(at(postgres_url, user="nobody"), StoreUnusable)
+    assert "rejected the login" in refusal(at(postgres_url, user="nobody"), StoreUnusable)
 
 
 def test_a_user_without_rights_is_told_which_to_ask_for(postgres_url: str) -> None:
     with arranged(postgres_url, "CREATE ROLE guest LOGIN", undo=["DROP ROLE guest"]):
-        assert "the right to make a schema" in refusal(at(postgres_url, user="guest"), StoreUnusable)
+        assert "the right to create a schema" in refusal(at(postgres_url, user="guest"), StoreUnusable)
 
 
 def test_a_database_that_can_only_be_read_is_called_so(postgres_url: str) -> None:
     url = at(postgres_url, query=f"?schema=unwritable&options={quote('-cdefault_transaction_read_only=on')}")
-    assert "can only be read" in refusal(url, StoreUnavailable)
+    assert "is read-only" in refusal(url, StoreUnavailable)
 
 
 async def test_a_server_that_has_become_read_only_says_so(postgres_url: str) -> None:
@@ -127,13 +127,13 @@ async def test_a_server_that_has_become_read_only_says_so(postgres_url: str) -> 
         await first.commit(note("key"))
         await first.close()
         with arranged(postgres_url, "ALTER ROLE turned SET default_transaction_read_only = on", undo=()):
-            assert "name the primary server, or make the database writable" in refusal(url, StoreUnavailable)
+            assert "use the address of the primary server" in refusal(url, StoreUnavailable)
 
 
 def test_a_database_that_cannot_hold_every_text_is_refused(postgres_url: str) -> None:
-    made = "CREATE DATABASE latin TEMPLATE template0 ENCODING LATIN1 LOCALE 'C'"
-    with arranged(postgres_url, made, undo=["DROP DATABASE latin"]):
-        assert "encoded as LATIN1" in refusal(at(postgres_url, database="latin"), StoreUnusable)
+    text = "CREATE DATABASE latin TEMPLATE template0 ENCODING LATIN1 LOCALE 'C'"
+    with arranged(postgres_url, text, undo=["DROP DATABASE latin"]):
+        assert "has the encoding LATIN1" in refusal(at(postgres_url, database="latin"), StoreUnusable)
 
 
 async def test_a_server_without_a_free_connection_is_waited_for(postgres_url: str) -> None:
@@ -144,7 +144,7 @@ async def test_a_server_without_a_free_connection_is_waited_for(postgres_url: st
         store = opened(url)
         with psycopg.connect(url.partition("?")[0]):
             await store.commit(note("key"))
-            with pytest.raises(StoreUnavailable, match="has no connection to spare"):
+            with pytest.raises(StoreUnavailable, match="has no free connection"):
                 await store.read(FLEET)
         events: Sequence[object] = ()
         for _ in range(100):
@@ -158,14 +158,14 @@ async def test_a_server_without_a_free_connection_is_waited_for(postgres_url: st
 
 
 async def test_a_store_lives_in_a_schema_of_its_own(postgres_url: str, postgres_schema_url: str) -> None:
-    one = opened(postgres_schema_url)
+    journal_store = opened(postgres_schema_url)
     with arranged(postgres_url, undo=["DROP SCHEMA halter CASCADE"]):
         usual = opened(postgres_url)
-        await one.commit(note("key"))
+        await journal_store.commit(note("key"))
         assert await usual.read(FLEET) == []
-        assert not (await usual.commit(note("key"))).repeated
+        assert not (await usual.commit(note("key"))).is_repeated
         await usual.close()
-    await one.close()
+    await journal_store.close()
 
 
 async def test_a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room(
@@ -175,17 +175,17 @@ async def test_a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room(
     shutil.chown(small_disk.folder, "postgres", "postgres")
     small_disk.folder.chmod(0o700)
     schema = empty_schema_url.rpartition("=")[2]
-    made = f"CREATE TABLESPACE {schema} LOCATION '{small_disk.folder}'"
+    text = f"CREATE TABLESPACE {schema} LOCATION '{small_disk.folder}'"
     undo = [f"DROP SCHEMA {schema} CASCADE", f"DROP TABLESPACE {schema}"]
-    with arranged(empty_schema_url, made, undo=undo):
+    with arranged(empty_schema_url, text, undo=undo):
         store = opened(f"{empty_schema_url}&options={quote(f'-cdefault_tablespace={schema}')}")
         bodies = {f"key {number}": os.urandom(100_000) for number in range(100)}
-        kept: dict[str, bytes] = {}
+        values: dict[str, bytes] = {}
         with pytest.raises(StoreUnavailable, match=r"disk of PostgreSQL at .* is full"):
-            await fill(store, bodies, kept)
-        assert {event.key: event.body for event in await store.read(FLEET)} == kept
+            await fill(store, bodies, values)
+        assert {event.key: event.body for event in await store.read(FLEET)} == values
         small_disk.change("size=64m")
-        await fill(store, bodies, kept)
+        await fill(store, bodies, values)
         assert {event.key: event.body for event in await store.read(FLEET)} == bodies
         await store.close()
 
@@ -193,21 +193,21 @@ async def test_a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room(
 async def test_rows_that_another_keeps_locked_are_waited_for_and_then_said_to_be_locked(
     postgres_schema_url: str,
 ) -> None:
-    store = JournalStore(PostgresEngine(postgres_schema_url, new_id=IDS.make, patience="20ms"))
+    store = JournalStore(PostgresEngine(postgres_schema_url, new_id=IDS.make, lock_timeout="20ms"))
     await store.commit(note("first"))
     schema = postgres_schema_url.rpartition("=")[2]
-    with psycopg.connect(postgres_schema_url.partition("?")[0]) as other:
-        other.execute(f"SELECT * FROM {schema}.streams FOR UPDATE".encode())
-        with pytest.raises(StoreUnavailable, match="locked by another process for too long"):
+    with psycopg.connect(postgres_schema_url.partition("?")[0]) as connection:
+        connection.execute(f"SELECT * FROM {schema}.streams FOR UPDATE".encode())
+        with pytest.raises(StoreUnavailable, match="Another process has locked rows"):
             await store.commit(note("second"))
         assert [event.key for event in await store.read(FLEET)] == ["first"]
-    assert not (await store.commit(note("second"))).repeated
+    assert not (await store.commit(note("second"))).is_repeated
     await store.close()
 
 
 async def test_a_writer_that_stands_still_does_not_keep_its_locks(postgres_schema_url: str) -> None:
-    stuck = JournalStore(PostgresEngine(postgres_schema_url, new_id=IDS.make, patience="50ms"))
-    other = opened(postgres_schema_url)
+    stuck = JournalStore(PostgresEngine(postgres_schema_url, new_id=IDS.make, lock_timeout="50ms"))
+    journal_store = opened(postgres_schema_url)
     await stuck.commit(note("first"))
     locked, released = threading.Event(), threading.Event()
 
@@ -216,16 +216,16 @@ async def test_a_writer_that_stands_still_does_not_keep_its_locks(postgres_schem
         released.wait(60)
         return [Draft(CallStarted(call="stuck", tool="search"))]
 
-    standing = asyncio.create_task(stuck.commit(Write(FLEET, "stuck", decide)))
+    task = asyncio.create_task(stuck.commit(Write(FLEET, "stuck", decide)))
     await asyncio.to_thread(locked.wait, 60)
-    await other.commit(note("second"))
+    await journal_store.commit(note("second"))
     released.set()
     with pytest.raises(StoreUnavailable):
-        await standing
+        await task
     await stuck.commit(note("stuck"))
-    assert [event.key for event in await other.read(FLEET)] == ["first", "second", "stuck"]
+    assert [event.key for event in await journal_store.read(FLEET)] == ["first", "second", "stuck"]
     await stuck.close()
-    await other.close()
+    await journal_store.close()
 
 
 @pytest.fixture(scope="module")
@@ -246,27 +246,27 @@ async def test_a_restart_in_the_middle_loses_nothing_and_all_go_on(own_cluster: 
     assert {type(answer) for answer in answers} <= {Committed, StoreUnavailable}
     acknowledged += [answer for answer in answers if isinstance(answer, Committed)]
     for attempt in (store.commit(note("key 400")), store.read(FLEET), store.beat(IDS.make()), store.put(b"")):
-        with pytest.raises(StoreUnavailable, match=r"PostgreSQL at 127\.0\.0\.1:\d+ cannot be reached"):
+        with pytest.raises(StoreUnavailable, match=r"Cannot reach PostgreSQL at 127\.0\.0\.1:\d+"):
             await attempt
     await asyncio.to_thread(own_cluster.start)
-    again = await asyncio.gather(*(store.commit(note(f"key {number}")) for number in range(401)))
+    results = await asyncio.gather(*(store.commit(note(f"key {number}")) for number in range(401)))
     events = await store.read(FLEET)
     assert [event.seq for event in events] == list(range(1, 402))
     assert {event for answer in acknowledged for event in answer.events} <= set(events)
-    assert sum(answer.repeated for answer in again) >= len(acknowledged)
+    assert sum(answer.is_repeated for answer in results) >= len(acknowledged)
     await store.close()
 
 
 async def test_a_server_that_is_back_is_not_told_away_by_connections_of_before(own_cluster: Cluster) -> None:
-    store, told = opened(f"{own_cluster.url}?schema=idle"), list[str]()
-    patient = store.patient(CLOCK, StoreProblem(told.append))
+    store, texts = opened(f"{own_cluster.url}?schema=idle"), list[str]()
+    patient = store.patient(CLOCK, StoreProblem(texts.append))
     await patient.commit(note("before"))
     await patient.read(FLEET)
     await asyncio.to_thread(own_cluster.stop_hard)
     await asyncio.to_thread(own_cluster.start)
     await patient.commit(note("after"))
     assert [event.key for event in await patient.read(FLEET)] == ["before", "after"]
-    assert told == []
+    assert texts == []
     await store.close()
 
 
@@ -291,12 +291,12 @@ async def test_what_is_acknowledged_is_on_the_disk_also_where_the_server_usually
 
 
 async def test_hints_are_heard_again_after_a_restart(own_cluster: Cluster) -> None:
-    here, there = (opened(f"{own_cluster.url}?schema=hinted") for _ in range(2))
-    heard: set[StreamId] = set()
+    journal_store, there = (opened(f"{own_cluster.url}?schema=hinted") for _ in range(2))
+    stream_ids: set[StreamId] = set()
 
     async def follow() -> None:
-        async for change in here.changes():
-            heard.add(change.stream)
+        async for change in journal_store.changes():
+            stream_ids.add(change.stream)
 
     async def until(wanted: Callable[[], bool], prefix: str) -> None:
         for number in range(1_000):
@@ -306,16 +306,16 @@ async def test_hints_are_heard_again_after_a_restart(own_cluster: Cluster) -> No
                 continue
             if wanted():
                 return
-        raise AssertionError(heard)
+        raise AssertionError(stream_ids)
 
     following = asyncio.create_task(follow())
-    await until(lambda: FLEET in heard, "before")
+    await until(lambda: FLEET in stream_ids, "before")
     await asyncio.to_thread(own_cluster.stop_hard)
-    heard.clear()  # Before the start: whoever listens may be back before the starting has returned.
+    stream_ids.clear()  # Before the start: whoever listens may be back before the starting has returned.
     await asyncio.to_thread(own_cluster.start)
-    await until(lambda: {EVERY_STREAM, FLEET} <= heard, "after")
+    await until(lambda: {ALL_STREAMS, FLEET} <= stream_ids, "after")
     following.cancel()
-    await here.close()
+    await journal_store.close()
     await there.close()
 
 
@@ -325,7 +325,7 @@ def test_a_wrong_password_is_called_so(own_cluster: Cluster) -> None:
     rules.write_text("host all guarded 127.0.0.1/32 scram-sha-256\n" + before)
     made = ("CREATE ROLE guarded LOGIN PASSWORD 'something else'", "SELECT pg_reload_conf()")
     with arranged(own_cluster.url, *made, undo=["DROP ROLE guarded"]):
-        assert "does not let Halter in" in refusal(at(own_cluster.url, user="guarded"), StoreUnusable)
+        assert "rejected the login" in refusal(at(own_cluster.url, user="guarded"), StoreUnusable)
     rules.write_text(before)
 
 
@@ -344,19 +344,19 @@ class Cable:
             yield f"postgresql://postgres@127.0.0.1:{server.sockets[0].getsockname()[1]}/postgres"
             await asyncio.gather(*self._ends)
 
-    def _connected(self, asks: asyncio.StreamReader, answered: asyncio.StreamWriter) -> None:
-        self._ends.append(asyncio.create_task(self._connect(asks, answered)))
+    def _connected(self, stream_reader: asyncio.StreamReader, stream_writer: asyncio.StreamWriter) -> None:
+        self._ends.append(asyncio.create_task(self._connect(stream_reader, stream_writer)))
 
-    async def _connect(self, asks: asyncio.StreamReader, answered: asyncio.StreamWriter) -> None:
+    async def _connect(self, stream_reader: asyncio.StreamReader, stream_writer: asyncio.StreamWriter) -> None:
         answers, asked = await asyncio.open_connection(self._server.hostname, self._server.port)
         carriers = [
-            asyncio.create_task(self._carry(asks, asked, answers=False)),
-            asyncio.create_task(self._carry(answers, answered, answers=True)),
+            asyncio.create_task(self._carry(stream_reader, asked, answers=False)),
+            asyncio.create_task(self._carry(answers, stream_writer, answers=True)),
         ]
         await asyncio.wait(carriers, return_when=asyncio.FIRST_COMPLETED)
         for carrier in carriers:
             carrier.cancel()
-        for end in (asked, answered):
+        for end in (asked, stream_writer):
             end.close()
             await end.wait_closed()
 
@@ -372,7 +372,7 @@ async def test_a_commit_whose_answer_was_lost_is_repeated_harmlessly(postgres_sc
     cable = Cable(postgres_schema_url)
 
     def cutting(write: Write, rows: WorkingSet, salts: Iterator[bytes]) -> WriteAnswer:
-        cable.lose_next_answer = write.key == "unlucky" and not rows.earlier
+        cable.lose_next_answer = write.key == "unlucky" and not rows.earlier_by_key
         return apply_write(write, rows, salts)
 
     async with cable.laid() as url:
@@ -381,8 +381,8 @@ async def test_a_commit_whose_answer_was_lost_is_repeated_harmlessly(postgres_sc
         )
         store = JournalStore(engine, applier=cutting)
         await store.commit(note("lucky"))
-        with pytest.raises(StoreUnavailable, match="never done twice"):
+        with pytest.raises(StoreUnavailable, match="never applies one twice"):
             await store.commit(note("unlucky"))
-        assert (await store.commit(note("unlucky"))).repeated
+        assert (await store.commit(note("unlucky"))).is_repeated
         assert [event.key for event in await store.read(FLEET)] == ["lucky", "unlucky"]
         await store.close()

@@ -79,9 +79,9 @@ class OnPostgres:
 
     def count(self, table: str) -> int:
         with self.connected() as connection:
-            found = connection.execute(sql.SQL("SELECT COUNT(*) FROM {}").format(sql.Identifier(table))).fetchone()
-        assert found is not None
-        return found[0]
+            results = connection.execute(sql.SQL("SELECT COUNT(*) FROM {}").format(sql.Identifier(table))).fetchone()
+        assert results is not None
+        return results[0]
 
 
 @pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -187,12 +187,12 @@ async def test_only_who_has_the_version_of_the_agent_is_given_its_tickets(shared
 
 async def test_no_more_are_served_at_once_than_were_asked_for(shared: Shared) -> None:
     served, hand, go_on = Served(), shared.hand(CLERK), asyncio.Semaphore(0)
-    running, most = 0, 0
+    running, most_at_once = 0, 0
 
     async def serve(came: Ticket) -> None:
-        nonlocal running, most
+        nonlocal running, most_at_once
         running += 1
-        most = max(most, running)
+        most_at_once = max(most_at_once, running)
         served.saw(came)
         await go_on.acquire()
         running -= 1
@@ -205,7 +205,7 @@ async def test_no_more_are_served_at_once_than_were_asked_for(shared: Shared) ->
             go_on.release()
         go_on.release()
         go_on.release()
-    assert most == 3
+    assert most_at_once == 3
     assert len({*served.tickets}) == 9
 
 
@@ -344,5 +344,5 @@ async def test_the_jobs_of_a_killed_worker_are_dropped_and_its_tables_do_not_gro
         await served.count(28)
     # What the dead one had is not handed out again: whoever finds its session due, or orphaned, offers it anew.
     assert sorted(served.tickets, key=lambda came: int(came.session[6:])) == [ticket(number) for number in range(2, 30)]
-    left = [on_postgres.count(f"procrastinate_{table}") for table in ("jobs", "events", "workers")]
-    assert left == [0, 0, 0]
+    numbers = [on_postgres.count(f"procrastinate_{table}") for table in ("jobs", "events", "workers")]
+    assert numbers == [0, 0, 0]

@@ -75,23 +75,33 @@ async def a_night(store: JournalStore) -> None:
     """Let some things happen."""
     done = await begun(store, "clerk.papers-1", "clerk", TRIGGER)
     await spends(store, done, "clerk", 900_000)
-    found = [
+    results = [
         FindingEmitted(finding="f1", agent="clerk", severity="high", support="supported"),
         FindingEmitted(finding="f2", agent="clerk", severity="high", support="unquoted"),
         FindingReviewed(finding="f1", verdict="withheld"),
         MemoryProposed(memory="m1", agent="clerk"),
     ]
-    await happens(store, session_stream(done.session), "found", *found, lease=done)
+    await happens(store, session_stream(done.session), "found", *results, lease=done)
     await store.commit(lifecycle.end_session(done, "COMPLETED", "completed"))
     halted = await begun(store, "clerk.papers-2", "clerk", TRIGGER)
     await store.commit(lifecycle.end_session(halted, "HALTED", "idle_timeout"))
     asks = await begun(store, "desk-1", "desk")
     for name in ("d1", "d2"):
         question = Question(
-            decision=name, about="unknown_call", subject="c", name="send", digest="x", expires_in=DAY, shown="Was it?"
+            decision=name,
+            about="unknown_call",
+            subject="c",
+            name="send",
+            digest="x",
+            expires_in=DAY,
+            display_text="Was it?",
         )
         assert (await store.commit(ask_question(question, asks))).events
-    (second,) = (one for one in await list_pending_decisions(store) if one.decision == "d2")
+    (second,) = (
+        pending_decision
+        for pending_decision in await list_pending_decisions(store)
+        if pending_decision.decision == "d2"
+    )
     assert (await store.commit(answer_decision(second, "approve", "ada", "said"))).events
     await happens(
         store,
@@ -132,17 +142,17 @@ async def test_a_night_is_told_by_agent(store: JournalStore) -> None:
 
 async def test_money_is_told_by_purpose_and_against_caps(store: JournalStore) -> None:
     await a_night(store)
-    made = await told(store)
-    assert (made.spent_usd, made.spent_by_purpose_usd) == (micros_to_usd(900_000), {"turn": micros_to_usd(900_000)})
-    caps = {cap.scope: (cap.spent_usd, cap.cap_usd) for cap in made.caps}
+    report = await told(store)
+    assert (report.spent_usd, report.spent_by_purpose_usd) == (micros_to_usd(900_000), {"turn": micros_to_usd(900_000)})
+    caps = {cap.scope: (cap.spent_usd, cap.cap_usd) for cap in report.caps}
     assert caps == {"agent:clerk": (micros_to_usd(900_000), 5), "fleet": (micros_to_usd(900_000), 20)}
 
 
 async def test_what_was_decided_and_what_waits_are_told_apart(store: JournalStore) -> None:
     await a_night(store)
-    made = await told(store)
-    assert [(one.decision, one.by) for one in made.decided] == [("d2", "ada")]
-    assert [one.decision for one in made.waiting] == ["d1"]
+    report = await told(store)
+    assert [(decision_row.decision, decision_row.by) for decision_row in report.decided] == [("d2", "ada")]
+    assert [decision_row.decision for decision_row in report.waiting] == ["d1"]
 
 
 RETRY = "halter schedules retry clerk/papers i1"
@@ -150,31 +160,31 @@ RETRY = "halter schedules retry clerk/papers i1"
 
 async def test_all_that_needs_somebody_is_named_with_what_to_do(store: JournalStore) -> None:
     await a_night(store)
-    made = await told(store)
-    assert made.needs_you == (
-        "desk began to send, and it is unknown whether that was done. halter approve d1",
-        "clerk/papers leaves a document to you: <b>a.txt</b>. It failed three times. " + RETRY,
-        "agent:desk was halted by ada: nothing acts there. halter resume agent:desk",
-        "clerk: could not send over mail: No route.",
-        "1 finding waits to be kept or dismissed. halter findings",
-        "1 memory waits to be kept or dismissed. halter proposals",
+    report = await told(store)
+    assert report.needs_you == (
+        "desk started to send, and the outcome is unknown. halter approve d1",
+        "clerk/papers quarantined a document: <b>a.txt</b>. It failed three times. " + RETRY,
+        "agent:desk was halted by ada; nothing runs there. halter resume agent:desk",
+        "clerk could not send a notification over mail: No route.",
+        "1 finding waits to be accepted or dismissed. halter findings",
+        "1 memory waits to be accepted or dismissed. halter proposals",
     )
-    assert made.ended_badly == ("clerk.papers-2: HALTED, idle_timeout",)
+    assert report.ended_badly == ("clerk.papers-2: HALTED, idle_timeout",)
 
 
 async def test_what_happened_before_is_not_told_again(store: JournalStore) -> None:
     await a_night(store)
-    made = await told(store, 2 * HOUR)
-    assert (made.spent_usd, made.decided, made.ended_badly) == (0, (), ())
-    assert [agent.agent for agent in made.agents] == []
+    report = await told(store, 2 * HOUR)
+    assert (report.spent_usd, report.decided, report.ended_badly) == (0, (), ())
+    assert [agent.agent for agent in report.agents] == []
     # What waits still waits.
-    assert len(made.needs_you) >= 3
+    assert len(report.needs_you) >= 3
 
 
 async def test_an_empty_store_has_nothing_to_tell(store: JournalStore) -> None:
-    made = await told(store)
-    assert (made.agents, made.needs_you, made.spent_usd) == ((), (), 0)
-    assert render_report_message(made).text.startswith("Nothing needs you.")
+    report = await told(store)
+    assert (report.agents, report.needs_you, report.spent_usd) == ((), (), 0)
+    assert render_report_message(report).text.startswith("Nothing needs you.")
 
 
 async def test_a_report_that_is_sent_waits_in_the_outbox(store: JournalStore) -> None:
@@ -206,7 +216,7 @@ async def test_a_night_is_summed_up_by_what_happened_alike(store: JournalStore) 
         "ada", "desk", "send", 0, 1, "desk-1",
     )  # fmt: skip
     assert [row.scope for row in night.halts] == ["agent:desk"]
-    assert ([row.item for row in night.left], len(night.undelivered)) == (["i1"], 1)
-    later = await read_night(store, since=await store.now() + HOUR, limit=5)
-    assert (later.ends, later.answers, later.left) == ([], [], [])
-    assert [row.scope for row in later.halts] == ["agent:desk"]
+    assert ([row.item for row in night.quarantined_items], len(night.undelivered)) == (["i1"], 1)
+    night_summary = await read_night(store, since=await store.now() + HOUR, limit=5)
+    assert (night_summary.ends, night_summary.answers, night_summary.quarantined_items) == ([], [], [])
+    assert [row.scope for row in night_summary.halts] == ["agent:desk"]

@@ -32,8 +32,8 @@ async def test_halts_are_found_by_their_scopes(store: JournalStore) -> None:
     await store.commit(halt("agent:desk", "ada", "b"))
     await store.commit(resume("agent:desk", "ada", "c"))
     await store.commit(cancel("old", "ada", "d"))
-    found = await read_halts(store, ["agent:desk", FLEET, "session:s", FLEET])
-    assert {scope: (row.halted, row.reason) for scope, row in found.items()} == {
+    halts = await read_halts(store, ["agent:desk", FLEET, "session:s", FLEET])
+    assert {scope: (row.halted, row.reason) for scope, row in halts.items()} == {
         FLEET: (1, "why"),
         "agent:desk": (0, ""),
     }
@@ -51,12 +51,12 @@ async def test_a_halt_is_found_whatever_its_scope_is_called(store: JournalStore,
 async def test_halts_of_thousands_of_scopes_are_asked_for_at_once(store: JournalStore) -> None:
     await store.commit(halt("session:s1999", "ada", "a"))
     scopes = [f"session:s{number}" for number in range(4000)]
-    found = await asyncio.gather(*(read_halts(store, scopes) for _ in range(3)))
-    assert [[*each] for each in found] == [["session:s1999"]] * 3
+    results = await asyncio.gather(*(read_halts(store, scopes) for _ in range(3)))
+    assert [[*each] for each in results] == [["session:s1999"]] * 3
 
 
 async def agrees(store: JournalStore, rule: str, tool: str, owner: str, matcher: RuleMatcher, lasts: int = DAY) -> None:
-    made = RuleMade(
+    event = RuleMade(
         rule=rule,
         tool=tool,
         scope="agent" if owner == "desk" else "session" if owner else "fleet",
@@ -66,7 +66,7 @@ async def agrees(store: JournalStore, rule: str, tool: str, owner: str, matcher:
         by="ada",
         expires_at=await store.now() + lasts,
     )
-    await store.commit(Write(FLEET, rule, lambda _: [Draft(made)], [(RuleRow, rule)]))
+    await store.commit(Write(FLEET, rule, lambda _: [Draft(event)], [(RuleRow, rule)]))
 
 
 async def found_rules(store: JournalStore, session: str = "s") -> Sequence[str]:
@@ -91,8 +91,8 @@ async def test_rules_are_found_by_tool_owner_and_arguments(store: JournalStore) 
     await agrees(store, "7-long", "order", "desk", long)
     await agrees(store, "8-expired", "order", "desk", anything, lasts=-1)
     await agrees(store, "9-ended", "order", "desk", anything)
-    ended = RuleEnded(rule="9-ended", by="ada")
-    await store.commit(Write(FLEET, "end", lambda _: [Draft(ended)], [(RuleRow, "9-ended")]))
+    event = RuleEnded(rule="9-ended", by="ada")
+    await store.commit(Write(FLEET, "end", lambda _: [Draft(event)], [(RuleRow, "9-ended")]))
     assert await found_rules(store) == ["1-agent", "2-session", "3-fleet", "4-same", "7-long", "7-words"]
     assert await found_rules(store, "another") == [
         "1-agent",

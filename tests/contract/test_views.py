@@ -40,16 +40,16 @@ async def begun(store: JournalStore) -> JournalStore:
 
 async def test_a_view_stays_as_it_was_while_others_write(place: "Place") -> None:
     store = await begun(place.open())
-    looked, written = threading.Event(), threading.Event()
+    event, written = threading.Event(), threading.Event()
 
     def look(view: StoreView) -> list[Sequence[object]]:
         before = view.rows("all_holds", {})
-        looked.set()
+        event.set()
         written.wait(60)
         return [before, view.rows("all_holds", {})]
 
     looking = asyncio.create_task(store.study(look))
-    await asyncio.to_thread(looked.wait, 60)
+    await asyncio.to_thread(event.wait, 60)
     await store.commit(holding("second"))
     written.set()
     before, after = await looking
@@ -61,11 +61,11 @@ async def test_a_view_stays_as_it_was_while_others_write(place: "Place") -> None
 async def test_a_view_answers_what_the_store_answers(place: "Place") -> None:
     store = await begun(place.open())
     digest = await store.put(b"a blob")
-    asked, columns, blob = await store.study(
+    fields, columns, blob = await store.study(
         lambda view: (view.ask("all_holds", {}), view.rows("all_holds", {}), view.get(digest))
     )
-    assert [tuple(row.values()) for row in asked] == [tuple(row) for row in columns]
-    assert [row["hold"] for row in asked] == ["first"]
+    assert [tuple(row.values()) for row in fields] == [tuple(row) for row in columns]
+    assert [row["hold"] for row in fields] == ["first"]
     assert blob == b"a blob"
 
 
@@ -104,26 +104,26 @@ async def test_a_replacement_that_fails_changes_nothing(place: "Place") -> None:
 )
 async def test_a_replacement_that_cannot_be_right_changes_nothing(shared_place: "Place", rows: list[Row]) -> None:
     store = await begun(shared_place.open())
-    with pytest.raises(StoreUnusable, match="cannot be right"):
+    with pytest.raises(StoreUnusable, match="produce invalid rows"):
         await store.replace(lambda _: rows)
     assert [row.held for row in await store.ask(Query("all_budgets", BudgetRow))] == [1]
 
 
 async def test_writers_wait_while_projections_are_replaced(shared_place: "Place") -> None:
-    store, other = await begun(shared_place.open()), shared_place.open()
+    store, journal_store = await begun(shared_place.open()), shared_place.open()
     making, go_on = threading.Event(), threading.Event()
 
     def same(view: StoreView) -> list[Row]:
         making.set()
         go_on.wait(60)
-        held = [HoldRow(**row) for row in view.ask("all_holds", {})]
-        spent = [BudgetRow(**row) for row in view.ask("all_budgets", {})]
-        return [*held, *spent, *(SessionRow(**row) for row in view.ask("all_sessions", {}))]
+        hold_rows = [HoldRow(**row) for row in view.ask("all_holds", {})]
+        budget_rows = [BudgetRow(**row) for row in view.ask("all_budgets", {})]
+        return [*hold_rows, *budget_rows, *(SessionRow(**row) for row in view.ask("all_sessions", {}))]
 
     replacing = asyncio.create_task(store.replace(same))
     await asyncio.to_thread(making.wait, 60)
-    writing = asyncio.create_task(other.commit(holding("second")))
-    claiming = asyncio.create_task(other.beat("a worker"))
+    writing = asyncio.create_task(journal_store.commit(holding("second")))
+    claiming = asyncio.create_task(journal_store.beat("a worker"))
     go_on.set()
     await replacing
     await writing
@@ -132,16 +132,16 @@ async def test_writers_wait_while_projections_are_replaced(shared_place: "Place"
 
 
 async def test_what_is_committed_while_somebody_asks_is_in_later_answers(store: JournalStore) -> None:
-    over = asyncio.Event()
+    event = asyncio.Event()
 
     async def ask_on() -> None:
-        while not over.is_set():
+        while not event.is_set():
             await store.ask(Query("all_halts", HaltRow))
 
     asking = asyncio.create_task(ask_on())
     for number in range(60):
         await store.commit(halt(f"agent:{number}", "ada", f"halt-{number}"))
-    over.set()
+    event.set()
     await asking
     assert len(await store.ask(Query("all_halts", HaltRow))) == 60
 

@@ -23,8 +23,8 @@ LATE: Final = 40 * SECOND
 def clerk(prompt: Prompt, _: int) -> Reply:
     if "result:wipe" in last(prompt):
         return reply(says("Done."))
-    asked: Any = [(did[:4], {"text" if did[:4] == "send" else "path": did[5:]}) for did in DID]
-    return reply(calls(*asked))
+    result: Any = [(did[:4], {"text" if did[:4] == "send" else "path": did[5:]}) for did in DID]
+    return reply(calls(*result))
 
 
 async def answers(world: World, story: Story) -> None:
@@ -58,7 +58,7 @@ def test_calls_that_wait_together_are_each_made_once_whatever_crashes(*, predict
 
     def new_world(crash: Crash | None) -> World:
         world = World(crash=crash)
-        story = Story(world, kind="task", more="policy: {simulate: asked}")
+        story = Story(world, kind="task", policy_yaml="policy: {simulate: asked}")
         story.models, story.price = [Sensible(world, clerk)], TEN
         if predicted:
             foresees = [says("It will be gone.", usage=used(100, 20))] * 50

@@ -28,12 +28,12 @@ from halter.core.money import BudgetRow, micros_to_usd
 from halter.core.ports import HeartbeatReply, Lease, Query, read_body
 from halter.core.rows import SessionRow, SpendRow
 from halter.core.tools import SensorFailed
-from halter.dispatch.heartbeat import acquire_lease, keep_leases
+from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.tool_door import Answer
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.loop.decide import TROUBLED_ENDS
 from halter.loop.history import SessionHistory
 from halter.loop.loop import TurnLoop
@@ -70,8 +70,8 @@ PERIOD: Final = 40 * MINUTE
 class Snapshots:
     """Hands that hold on to what they have, and tell its hot state."""
 
-    def __init__(self, kept: Mapping[SessionId, Callable[[], bytes]]) -> None:
-        self._kept = kept
+    def __init__(self, values: Mapping[SessionId, Callable[[], bytes]]) -> None:
+        self._kept = values
 
     def leases(self) -> frozenset[Lease]:
         return frozenset()
@@ -113,8 +113,8 @@ class Manor(Story):
         store, clock = self.world.store.patient(self.world.clock), self.world.clock
         worker = make_worker_id("manor", self.world.ids)
         hot = HotState(self.pacing.fields)
-        kept: dict[SessionId, Callable[[], bytes]] = {}
-        async with keep_leases(store, clock, worker, 10 * SECOND, Snapshots(kept)):
+        values: dict[SessionId, Callable[[], bytes]] = {}
+        async with renew_leases(store, clock, worker, 10 * SECOND, Snapshots(values)):
             lease = await acquire_lease(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None
             prices = Prices({str(model.name): self.price for model in self.models})
@@ -123,15 +123,15 @@ class Manor(Story):
             aware = LiveFacts(hot, clock)
             hot.restore(await running.load_snapshot())
             # Only now: what is not known yet must not be kept in place of what was.
-            kept[SessionId("s")] = hot.snapshot
+            values[SessionId("s")] = hot.snapshot
             self.loop = TurnLoop(
                 running, clock, self.thinking(running), random.Random(self.world.seed), aware.make_live_context()
             )
             pace = AutonomousPace(running, self.loop, clock, PaceTerms(pacing=self.pacing), aware)
             conversation = Conversation(running, self.loop, clock, pace, resident=True)
-            watched = [WatchedSensor(TICKER, Signals(TICKER.signals, compile_signals(TICKER), unscored))]
+            watched_sensors = [WatchedSensor(TICKER, Signals(TICKER.signals, compile_signals(TICKER), unscored))]
             resident = ResidentSession(
-                conversation, running, self.loop, aware, watched, lambda *a: self.sensing(running, *a)
+                conversation, running, self.loop, aware, watched_sensors, lambda *a: self.sensing(running, *a)
             )
             self.came = await resident.live(await self.asleep(running))
 
@@ -143,17 +143,17 @@ class Manor(Story):
         await running.load_history()
         return Conclusion(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
 
-    def sensing(self, running: SessionRuntime, sensor: SensorSpec, take: Any, changed: Any) -> SupervisedSensor:
+    def sensing(self, running: SessionRuntime, sensor: SensorSpec, take: Any, result: Any) -> SupervisedSensor:
         async def look() -> Any:
             name = f"s.p{sensor.name}_{self.world.now}"
-            answer = await running.call_read_only(Call(name, "ticker", b"{}", "sensor", at_most=sensor.timeout))
+            answer = await running.call_read_only(Call(name, "ticker", b"{}", "sensor", timeout=sensor.timeout))
             if not isinstance(answer, Answer) or answer.outcome != "ok":
                 raise SensorFailed("It did not answer.")
             return int(answer.text)
 
         chance = random.Random(self.world.seed)
         return SupervisedSensor(
-            make_poll_sensor(sensor, look, self.world.clock, chance), self.world.clock, chance, take, changed
+            make_poll_sensor(sensor, look, self.world.clock, chance), self.world.clock, chance, take, result
         )
 
 
@@ -236,25 +236,25 @@ async def judged(world: World, manor: Manor) -> Receipt:
     await alerts_were_shown_once(world)
     await skips_were_counted(world)
     truly_done(manor)
-    again = SessionHistory("s")
-    await again.apply(await manor.events(), lambda stored: read_body(world.journal, stored))
+    session_history = SessionHistory("s")
+    await session_history.apply(await manor.events(), lambda stored: read_body(world.journal, stored))
     assert manor.loop is not None
-    assert timeless(again.turn) == timeless(manor.loop.turn), world
-    assert again.transcript.messages == manor.messages, world
-    assert again.hot == manor.loop.hot, world
-    assert (await verify(world.journal)).findings == ()
+    assert timeless(session_history.turn) == timeless(manor.loop.turn), world
+    assert session_history.transcript.messages == manor.messages, world
+    assert session_history.hot == manor.loop.hot, world
+    assert (await verify_store(world.journal)).findings == ()
     return made
 
 
-async def money_adds_up(world: World, made: Receipt) -> None:
+async def money_adds_up(world: World, receipt: Receipt) -> None:
     """What was charged is what the receipt says, what the tables say, and nothing is held any more."""
     events = [stored.event for stored in await world.events(session_stream("s"))]
     charged = sum(event.charge.usd for event in events if getattr(event, "charge", None) is not None)
     spends = await world.journal.ask(Query("all_spends", SpendRow))
     budgets = await world.journal.ask(Query("budgets", BudgetRow))
-    assert made.cost_usd == micros_to_usd(charged) == micros_to_usd(sum(spend.usd for spend in spends)) > 0
+    assert receipt.cost_usd == micros_to_usd(charged) == micros_to_usd(sum(spend.usd for spend in spends)) > 0
     assert {budget.held for budget in budgets} == {0}
-    assert made.in_doubt == ()
+    assert receipt.in_doubt == ()
 
 
 def truly_done(manor: Manor) -> None:
@@ -274,8 +274,8 @@ async def alerts_were_shown_once(world: World) -> None:
     cleared = 0
     for turn in await turns_of(world):
         expected = [read for seq, read in alerts if cleared < seq <= turn.heard]
-        for shown in turn.shown:
-            assert shown == expected, (world, turn)
+        for texts in turn.shown:
+            assert texts == expected, (world, turn)
         cleared = cleared if turn.why in TROUBLED_ENDS else turn.heard
 
 
@@ -321,22 +321,22 @@ async def turns_of(world: World) -> Sequence[Told]:
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
 def test_an_autonomous_hour_goes_on_after_a_crash_at_any_commit(every: int) -> None:
     for number, (world, manor) in enumerate(everywhere(0, every)):
-        made = world.run(judged(world, manor))
-        assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
+        result = world.run(judged(world, manor))
+        assert (result.state, result.terminal_reason) == ("COMPLETED", "completed"), world
         assert any(turn.shown and turn.shown[-1] for turn in world.run(turns_of(world))), world
         if number == 0:
             assert manor.desk.done == {"send hello": 1, "wipe a": 1, "send alert 6": 1}
             assert sum(stored.kind == "turn_skipped" for stored in world.history) > 3
-            assert [line.outcome for line in made.requests].count("error") == 1
+            assert [line.outcome for line in result.requests].count("error") == 1
 
 
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
 def test_what_was_due_while_nobody_ran_is_woken_at_the_next_start(every: int) -> None:
     for world, manor in everywhere(7 * HOUR, every):
-        made = world.run(judged(world, manor))
-        assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
-        later = [stored.at for stored in world.run(manor.events()) if stored.at >= manor.restarted_at]
-        assert not later or later[0] - manor.restarted_at <= SECOND, world
+        result = world.run(judged(world, manor))
+        assert (result.state, result.terminal_reason) == ("COMPLETED", "completed"), world
+        ats = [stored.at for stored in world.run(manor.events()) if stored.at >= manor.restarted_at]
+        assert not ats or ats[0] - manor.restarted_at <= SECOND, world
 
 
 async def test_hot_state_is_told_as_stale_after_a_restart_until_it_is_read_again(world: World) -> None:
@@ -351,12 +351,12 @@ async def test_hot_state_is_told_as_stale_after_a_restart_until_it_is_read_again
     manor.takes = 20 * SECOND
     world.spawn(manor.live())
     await world.advance(SECOND)
-    assert "ticker: 100 (stale: 1h4m ago)" in volatile(manor.model.asked[-1])
+    assert "ticker: 100 (stale: 1h4m ago)" in volatile(manor.model.requests[-1])
     manor.takes = 0
     world.spawn(answers(world, manor))
     await world.advance(5 * MINUTE)
-    assert "ticker: 110 (" in volatile(manor.model.asked[-1])
-    assert "stale" not in volatile(manor.model.asked[-1])
+    assert "ticker: 110 (" in volatile(manor.model.requests[-1])
+    assert "stale" not in volatile(manor.model.requests[-1])
 
 
 def volatile(prompt: Prompt) -> str:
@@ -378,6 +378,10 @@ async def test_a_pause_for_tokens_is_recalled_as_it_was(world: World) -> None:
     await world.advance(30 * MINUTE)
     assert "guardrail_triggered" in await manor.kinds()
     assert manor.loop is not None
-    again = SessionHistory("s")
-    await again.apply(await manor.events(), lambda stored: read_body(world.journal, stored))
-    assert (again.turn.brisk, again.turn.held) == (manor.loop.turn.brisk, manor.loop.turn.held) == (3, False)
+    session_history = SessionHistory("s")
+    await session_history.apply(await manor.events(), lambda stored: read_body(world.journal, stored))
+    assert (
+        (session_history.turn.sleepless_turn_count, session_history.turn.is_held_back)
+        == (manor.loop.turn.sleepless_turn_count, manor.loop.turn.is_held_back)
+        == (3, False)
+    )

@@ -22,7 +22,7 @@ from halter.core.rows import SessionRow
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.ledger import Ledger
 from halter.journal.store import JournalStore
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.runtime.assemble import open_trust
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
@@ -101,7 +101,7 @@ def sent(home: Path) -> int:
 class Executioner:
     """Sees every event that is durable, and kills its own process right after one of them."""
 
-    every_seconds = 3600.0
+    interval_seconds = 3600.0
 
     def __init__(self, last: int | None) -> None:
         self.seen = 0
@@ -147,8 +147,8 @@ async def over(store: JournalStore) -> bool:
 async def answered(store: JournalStore, home: Path) -> None:
     """Say truly whether a call in doubt was made: then one more was sent than is known of."""
     for waiting in await list_pending_decisions(store):
-        known = [line for line in await told(store) if line.name == "send" and line.outcome == "ok"]
-        verdict = "approve" if sent(home) > len(known) else "deny"
+        receipt_lines = [line for line in await told(store) if line.name == "send" and line.outcome == "ok"]
+        verdict = "approve" if sent(home) > len(receipt_lines) else "deny"
         await store.commit(answer_decision(waiting, verdict, "ada", f"answer {waiting.decision}"))
 
 
@@ -165,14 +165,14 @@ def wrong(home: Path) -> list[str]:
 async def _wrong(url: str, home: Path) -> list[str]:
     store = JournalStore(engine(url, SystemClock(), NO_LEASE))
     try:
-        made = make_receipt(await store.read(session_stream(SESSION), limit=100_000))
-        known = sum(line.name == "send" and line.outcome == "ok" for line in made.calls)
-        found = [str(finding) for finding in (await verify(store)).findings]
-        if (made.state, made.in_doubt) != ("COMPLETED", ()):
-            found.append(f"It is {made.state}, with {made.in_doubt} in doubt.")
+        receipt = make_receipt(await store.read(session_stream(SESSION), limit=100_000))
+        known = sum(line.name == "send" and line.outcome == "ok" for line in receipt.calls)
+        texts = [str(finding) for finding in (await verify_store(store)).findings]
+        if (receipt.state, receipt.in_doubt) != ("COMPLETED", ()):
+            texts.append(f"It is {receipt.state}, with {receipt.in_doubt} in doubt.")
         if not known == sent(home) == ENOUGH:
-            found.append(f"It sent {sent(home)} times, and knows of {known}.")
-        return found
+            texts.append(f"It sent {sent(home)} times, and knows of {known}.")
+        return texts
     finally:
         await store.close()
 

@@ -37,7 +37,7 @@ class Person:
                 continue
             if yes := [label for label in message.buttons if label in ("Approve", "It was done")]:
                 self.phone.platform.press(ADA, message, yes[0])
-            elif "asks you something" in message.text:
+            elif "asks a question" in message.text:
                 self.phone.platform.write(ADA, "the left one", reply_to=message.id)
             else:
                 continue
@@ -45,11 +45,11 @@ class Person:
 
 
 def crash_each(home: Path, every: int) -> Iterator[tuple[World, Phone]]:
-    people: list[Person] = []
+    persons: list[Person] = []
     numbers = itertools.count()
 
     async def program(world: World) -> None:
-        person = people[-1]
+        person = persons[-1]
         phone = person.phone
         log = ChannelLog(world.journal, "telegram")
         await log.append("paired", lambda state: [] if state.approvers else [PAIRED])
@@ -64,13 +64,13 @@ def crash_each(home: Path, every: int) -> Iterator[tuple[World, Phone]]:
 
     def new_world(crash: Crash | None) -> World:
         world = World(crash=crash, orderly=True)
-        place = home / str(next(numbers))
-        place.mkdir()
-        people.append(Person(Phone(world, place, SCRIPT)))
+        path = home / str(next(numbers))
+        path.mkdir()
+        persons.append(Person(Phone(world, path, SCRIPT)))
         return world
 
     for world in crash_everywhere(program, new_world, every=every):
-        yield world, people[-1].phone
+        yield world, persons[-1].phone
 
 
 async def check(world: World, phone: Phone) -> None:
@@ -78,8 +78,8 @@ async def check(world: World, phone: Phone) -> None:
     made = [event for event in inbox if isinstance(event, DecisionMade)]
     assert [(event.verdict, event.by) for event in made if event.decision.endswith("/approval")] == [("approve", "ada")]
     assert len({event.decision for event in made}) == len(made)
-    said = [event for event in inbox if isinstance(event, WakePosted) and event.cause == "message"]
-    assert [event.sender for event in said] == ["ada"]
+    wake_posteds = [event for event in inbox if isinstance(event, WakePosted) and event.cause == "message"]
+    assert [event.sender for event in wake_posteds] == ["ada"]
     events = [stored.event for stored in await phone.fleet.events(SESSION)]
     ran = [event.tool for event in events if isinstance(event, CallStarted)]
     assert (ran.count("wipe"), ran.count("ask_user")) == (1, 1)

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halter.cli import build
-from halter_drills.chaos import LEFT_OUT, ROUND, STOPPED, WORKERS, beginnings, plan_faults, rounds, run
+from halter_drills.chaos import ROUND, SERVER_NOT_STOPPED, STOPPED, WORKERS, beginnings, plan_faults, rounds, run
 from halter_drills.drill import Setting
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(400)]
@@ -19,7 +19,7 @@ def test_workers_that_are_killed_and_stopped_lose_nothing_and_do_nothing_twice()
     result = json.loads(answer.stdout)
     assert result["detail"]["violations"] == []
     assert (answer.exit_code, result["drill"], result["store"], result["cases"]) == (0, "chaos", "postgresql", 30)
-    happened = [result["detail"][what] for what in ("kills", "stops", "server_stopped")]
+    happened = [result["detail"][text] for text in ("kills", "stops", "server_stopped")]
     assert happened == [1, 1, 1]
     assert result["detail"]["orphans"] > 0
     assert "chaos on postgresql" in answer.stderr
@@ -28,14 +28,14 @@ def test_workers_that_are_killed_and_stopped_lose_nothing_and_do_nothing_twice()
 @pytest.mark.soak
 def test_a_fence_that_is_gone_is_found(postgres_url: str) -> None:
     """Two workers have to meet at one session, which real processes do not do in every run."""
-    told: list[str] = []
+    texts: list[str] = []
     for _ in range(3):
         result = run(Setting(postgres_url, 20, teeth=True))
-        assert result.detail["left_out"] == LEFT_OUT
-        told += result.detail["violations"]
-        if any("was written by" in sentence or "for the second time" in sentence for sentence in told):
+        assert result.detail["left_out"] == SERVER_NOT_STOPPED
+        texts += result.detail["violations"]
+        if any("was written by" in sentence or "for the second time" in sentence for sentence in texts):
             return
-    pytest.fail(str(told))
+    pytest.fail(str(texts))
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -43,8 +43,8 @@ def test_a_plan_leaves_one_worker_alone_at_any_moment(seed: int) -> None:
     plan = plan_faults(seed, rounds(300))
     assert [blow.at for blow in plan] == sorted(blow.at for blow in plan)
     for blow in plan:
-        soon = {other.place for other in plan if other.what in ("kill", "stop") and 0 <= other.at - blow.at < 5}
-        stopped = {other.place for other in plan if other.what == "stop" and 0 <= blow.at - other.at < STOPPED}
+        soon = {fault.worker_index for fault in plan if fault.what in ("kill", "stop") and 0 <= fault.at - blow.at < 5}
+        stopped = {fault.worker_index for fault in plan if fault.what == "stop" and 0 <= blow.at - fault.at < STOPPED}
         assert len(soon | stopped) < WORKERS
 
 

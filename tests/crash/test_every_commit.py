@@ -22,7 +22,7 @@ from halter.guard.ledger import ActualResult
 from halter.journal.apply import WorkingSet
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.state.lifecycle import end_session, park_session, post_message, start_child, wake_session
 from halter.state.session import InFlight, Session, fold
 from halter.testing.fakes import CRASH_KINDS, Crash, HoldTaken, hold
@@ -125,13 +125,13 @@ class Household:
     async def next_calls(self, world: World, lease: Lease) -> bool:
         """Make the calls of the first turn that has some which were not begun; tell whether there is another turn."""
         events = await world.events(session_stream(lease.session))
-        begun = self.begun(events)
+        texts = self.begun(events)
         for turn, calls in enumerate(TURNS[lease.session], start=1):
             names = [f"{lease.session}/{turn}/{number}" for number in range(len(calls))]
-            if not begun.issuperset(names):
+            if not texts.issuperset(names):
                 async with asyncio.TaskGroup() as together:
                     for name in names:
-                        if name not in begun:
+                        if name not in texts:
                             together.create_task(self.call(world, lease, name))
                 return turn < len(TURNS[lease.session])
         return False
@@ -142,13 +142,13 @@ class Household:
     async def call(self, world: World, lease: Lease, name: str) -> None:
         call, caps = CALLS[name], CHILD_CAPS if lease.session == "child" else CAPS
         amounts = make_legs(caps, Spender(lease.session, "household"), world.now, usd=call.held)
-        held = await patiently(
+        outcome = await patiently(
             world, lambda: hold(world.ledger, lease, CallStarted(call=name, tool="spend", legs=amounts))
         )
-        assert isinstance(held, HoldTaken)
+        assert isinstance(outcome, HoldTaken)
         self.acted[world][name] += 1
         await world.clock.sleep(SECOND)
-        await patiently(world, lambda: world.ledger.settle(lease, held.flight, ActualResult("ok", usd=call.cost)))
+        await patiently(world, lambda: world.ledger.settle(lease, outcome.flight, ActualResult("ok", usd=call.cost)))
 
     async def rest(self, world: World, lease: Lease, seen: int) -> None:
         """Rest for a minute; if the inbox has grown meanwhile, whatever it is can wait that long too."""
@@ -163,25 +163,25 @@ async def check(world: World, acted: Counter[str]) -> None:
     await check_that_nothing_is_lost(world)
     await check_that_live_state_is_replayed_state(world)
     await check_the_money(world, check_that_nothing_happens_twice(world, acted))
-    report = await verify(world.journal)
+    report = await verify_store(world.journal)
     assert report.findings == ()
     assert report.compared
 
 
 async def check_that_nothing_is_lost(world: World) -> None:
-    streams = {stored.stream for stored in world.history}
-    kept = {(stored.stream, stored.seq): stored for stream in streams for stored in await world.events(stream)}
+    streams = {event.stream for event in world.history}
+    values = {(event.stream, event.seq): event for stream in streams for event in await world.events(stream)}
     for acknowledged in world.acknowledged:
-        assert kept.get((acknowledged.stream, acknowledged.seq)) == acknowledged
-    assert sorted(kept) == sorted((stored.stream, stored.seq) for stored in world.history)
+        assert values.get((acknowledged.stream, acknowledged.seq)) == acknowledged
+    assert sorted(values) == sorted((event.stream, event.seq) for event in world.history)
 
 
 async def check_that_live_state_is_replayed_state(world: World) -> None:
     for name in TURNS:
         live = Session()
-        for stored in world.history:
-            if stored.stream == session_stream(name):
-                live = fold(live, stored)
+        for event in world.history:
+            if event.stream == session_stream(name):
+                live = fold(live, event)
         replayed = await world.session(name)
         assert replayed == live
         row = (await world.journal.ask(Query("session", SessionRow, {"session": name})))[0]
@@ -191,14 +191,14 @@ async def check_that_live_state_is_replayed_state(world: World) -> None:
 
 def check_that_nothing_happens_twice(world: World, acted: Counter[str]) -> dict[str, int]:
     """Look that each call was held and settled once and acted at most once, and tell what it must have cost."""
-    started = Counter(stored.event.call for stored in world.history if isinstance(stored.event, CallStarted))
-    settled = {stored.event.call: stored.event for stored in world.history if isinstance(stored.event, CallSettled)}
-    assert started == Counter(dict.fromkeys(CALLS, 1))
-    assert settled.keys() == CALLS.keys()
+    counts = Counter(stored.event.call for stored in world.history if isinstance(stored.event, CallStarted))
+    events = {stored.event.call: stored.event for stored in world.history if isinstance(stored.event, CallSettled)}
+    assert counts == Counter(dict.fromkeys(CALLS, 1))
+    assert events.keys() == CALLS.keys()
     assert sum(isinstance(stored.event, CallSettled) for stored in world.history) == len(CALLS)
     assert all(times == 1 for times in acted.values())
     costs: dict[str, int] = {}
-    for name, event in settled.items():
+    for name, event in events.items():
         known = event.outcome == "ok"
         assert acted[name] == 1 or not known
         costs[name] = CALLS[name].cost if known else CALLS[name].held

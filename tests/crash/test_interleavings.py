@@ -34,9 +34,9 @@ async def as_it_should(_: World, ledger: Ledger, lease: Lease, intent: CallStart
 
 async def check_then_spend(world: World, ledger: Ledger, lease: Lease, intent: CallStarted) -> Taken:
     """Look at what is spent, find room, and then take it; the store is told of no cap that it could keep."""
-    spent = {(row.scope, row.window): row.spent for row in await world.store.ask(Query("budgets", BudgetRow))}
+    values = {(row.scope, row.window): row.spent for row in await world.store.ask(Query("budgets", BudgetRow))}
     for leg in intent.legs:
-        if leg.cap is not None and spent.get((leg.scope, leg.window), 0) + leg.amount > leg.cap:
+        if leg.cap is not None and values.get((leg.scope, leg.window), 0) + leg.amount > leg.cap:
             return BudgetBusy(intent.call)
     uncapped = tuple(msgspec.structs.replace(leg, cap=None) for leg in intent.legs)
     return await hold(ledger, lease, msgspec.structs.replace(intent, legs=uncapped))
@@ -45,30 +45,30 @@ async def check_then_spend(world: World, ledger: Ledger, lease: Lease, intent: C
 async def spend(world: World, ledger: Ledger, take: Take, lease: Lease) -> None:
     """Hold, take a while, settle at the full amount, and end."""
     amounts = make_legs(CAPS, Spender(lease.session, "crowd"), world.now, usd=AMOUNT)
-    held = await take(world, ledger, lease, CallStarted(call=f"{lease.session}/call", tool="spend", legs=amounts))
-    if isinstance(held, HoldTaken):
+    taken = await take(world, ledger, lease, CallStarted(call=f"{lease.session}/call", tool="spend", legs=amounts))
+    if isinstance(taken, HoldTaken):
         await world.clock.sleep(world.random.randrange(SECOND))
-        await ledger.settle(lease, held.flight, ActualResult("ok"))
+        await ledger.settle(lease, taken.flight, ActualResult("ok"))
     await world.store.commit(end_session(lease, "COMPLETED", "completed"))
 
 
 def most_at_once(history: list[Stored], account: Account) -> int:
     """Tell the most that was spent and held together at any moment, from the events alone."""
-    most = total = 0
-    held: dict[str, int] = {}
+    text = total = 0
+    values: dict[str, int] = {}
     for stored in history:
         match stored.event:
             case CallStarted(call=call, legs=taken):
-                held[call] = sum(
+                values[call] = sum(
                     leg.amount for leg in taken if (leg.scope, leg.window) == (account.scope, account.window)
                 )
-                total += held[call]
+                total += values[call]
             case CallSettled(call=call, charge=charge):
-                total += (charge.usd if charge else 0) - held[call]
+                total += (charge.usd if charge else 0) - values[call]
             case _:
                 pass
-        most = max(most, total)
-    return most
+        text = max(text, total)
+    return text
 
 
 def crowd(seed: int, take: Take, path: str | None = None) -> tuple[int, Counter[str]]:
@@ -82,7 +82,7 @@ def crowd(seed: int, take: Take, path: str | None = None) -> tuple[int, Counter[
             await world.advance(5 * MINUTE)
 
         world.run(main())
-        kinds = Counter(stored.kind for stored in world.history)
+        kinds = Counter(event.kind for event in world.history)
         return most_at_once(world.history, Account("agent:crowd", "day/2026-01-01", "usd")), kinds
 
 

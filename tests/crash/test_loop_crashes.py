@@ -17,7 +17,7 @@ from halter.core.ids import session_stream
 from halter.core.messages import Message, Prompt, Reply, Text, TextListener, ToolCall, ToolResult
 from halter.core.money import micros_to_usd
 from halter.core.ports import read_body
-from halter.core.text import to_body
+from halter.core.text import encode_body
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Price, Usage
 from halter.guard.approvals import answer_decision, list_pending_decisions
@@ -43,18 +43,20 @@ class Sensible(Scripted):
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
-        self.asked.append(prompt)
-        again = await recalled(self._world)
+        self.requests.append(prompt)
+        session_history = await recalled(self._world)
         if prompt.tools:
-            assert without_ending(prompt) == tuple(again.transcript.sent)
-        return self._answer(prompt, len(self.asked))
+            assert without_ending(prompt) == tuple(session_history.transcript.sent)
+        return self._answer(prompt, len(self.requests))
 
 
 async def recalled(world: World) -> SessionHistory:
     """What another process would know of the session."""
-    again = SessionHistory("s")
-    await again.apply(await world.events(session_stream("s")), lambda stored: read_body(world.journal, stored))
-    return again
+    session_history = SessionHistory("s")
+    await session_history.apply(
+        await world.events(session_stream("s")), lambda stored: read_body(world.journal, stored)
+    )
+    return session_history
 
 
 def without_ending(prompt: Prompt) -> tuple[Message, ...]:
@@ -79,7 +81,9 @@ def reply(line: Any, outputs: int = 20) -> Reply:
 
 def timeless(turn: Turn) -> Turn:
     """A turn without its times, and without whether the session rests after it, which it does not live to see."""
-    return msgspec.structs.replace(turn, worked=0, idle=0, since=None, seen_at=0, settled=True)
+    return msgspec.structs.replace(
+        turn, work_time=0, idle_time=0, clock_started_at=None, last_event_at=0, is_settled=True
+    )
 
 
 async def answers(world: World, story: Story) -> None:
@@ -95,17 +99,21 @@ async def answers(world: World, story: Story) -> None:
 
 
 async def was_done(world: World, story: Story, call: str) -> bool:
-    settled = [s.event for s in await world.events(session_stream("s")) if s.kind == "call_settled"]
+    results = [s.event for s in await world.events(session_stream("s")) if s.kind == "call_settled"]
     if call.startswith("s.c1_0_"):
         return story.desk.done[f"send {call[-1]}"] > 0
-    counted = sum(event.outcome == "ok" for event in settled if event.call in pays(story))
+    counted = sum(event.outcome == "ok" for event in results if event.call in pays(story))
     return story.desk.done["pay"] > counted
 
 
 def pays(story: Story) -> set[str]:
-    parts = (part for message in story.model.asked[-1].messages for part in message.parts) if story.model.asked else ()
-    known = {f"s.{part.id}" for part in parts if isinstance(part, ToolCall) and part.tool == "pay"}
-    return known | {f"s.c1_{step}_0" for step in range(2, 12)}
+    parts = (
+        (part for message in story.model.requests[-1].messages for part in message.parts)
+        if story.model.requests
+        else ()
+    )
+    texts = {f"s.{part.id}" for part in parts if isinstance(part, ToolCall) and part.tool == "pay"}
+    return texts | {f"s.c1_{step}_0" for step in range(2, 12)}
 
 
 async def judged(world: World, story: Story) -> Receipt:
@@ -115,13 +123,13 @@ async def judged(world: World, story: Story) -> Receipt:
     charges = [event.charge for event in events if getattr(event, "charge", None) is not None]
     assert made.cost_usd == micros_to_usd(sum(charge.usd for charge in charges))
     assert made.in_doubt == ()
-    again = await recalled(world)
+    session_history = await recalled(world)
     assert story.loop is not None
-    assert timeless(again.turn) == timeless(story.loop.turn), world
-    assert again.transcript.messages == story.messages, world
+    assert timeless(session_history.turn) == timeless(story.loop.turn), world
+    assert session_history.transcript.messages == story.messages, world
     parts = [part for message in story.messages for part in message.parts]
-    asked = [part.id for part in parts if isinstance(part, ToolCall)]
-    assert asked == [part.id for part in parts if isinstance(part, ToolResult)]
+    ids = [part.id for part in parts if isinstance(part, ToolCall)]
+    assert ids == [part.id for part in parts if isinstance(part, ToolResult)]
     return made
 
 
@@ -157,10 +165,10 @@ def everywhere(
 
 
 def clerk(prompt: Prompt, _: int) -> Reply:
-    told = last(prompt)
-    if "first" in told:
+    output = last(prompt)
+    if "first" in output:
         return reply(calls(("look", {"at": "a"}), ("send", {"text": "1"}), ("send", {"text": "2"}), text="At once."))
-    return reply(says("Done." if "result:send" in told else "Hello."))
+    return reply(says("Done." if "result:send" in output else "Hello."))
 
 
 @EVERY
@@ -173,28 +181,28 @@ def test_a_chat_goes_on_after_a_crash_at_any_commit(every: int) -> None:
     async def program(world: World, story: Story) -> None:
         await story.begin()
         for key in ("first", "second"):
-            write = lifecycle.post_message("s", key, to_body(f"the {key} message"), "ada")
+            write = lifecycle.post_message("s", key, encode_body(f"the {key} message"), "ada")
             await world.store.patient(world.clock).commit(write)
             await story.attend()
 
     for world, story in everywhere(make, program, every):
-        made = world.run(judged(world, story))
-        assert (made.state, made.terminal_reason) == ("WAITING_FOR_INPUT", ""), world
+        receipt = world.run(judged(world, story))
+        assert (receipt.state, receipt.terminal_reason) == ("WAITING_FOR_INPUT", ""), world
         truly_sent(story, "1", "2")
-        assert {line.parallel_group for line in made.calls} == {"s.t1_1_0"}, world
+        assert {line.parallel_group for line in receipt.calls} == {"s.t1_1_0"}, world
         texts = [part.text for message in story.messages for part in message.parts if isinstance(part, Text)]
         assert texts == ["the first message", "At once.", "Done.", "the second message", "Hello."], world
 
 
 def payer(prompt: Prompt, number: int) -> Reply:
-    told = last(prompt)
+    text = last(prompt)
     if number == 2:
         raise ModelUnavailable("Overloaded: come back later", billed=False)
-    if "wrap_up" in told:
+    if "wrap_up" in text:
         return reply(says("All is spent."))
-    if "result:" in told:
+    if "result:" in text:
         return reply(calls("pay"))
-    if "max_tokens_recovery" in told:
+    if "max_tokens_recovery" in text:
         return reply(calls(("look", {"at": "a"})))
     return msgspec.structs.replace(reply(says("I am go")), stop="max_tokens")
 
@@ -202,7 +210,7 @@ def payer(prompt: Prompt, number: int) -> Reply:
 @EVERY
 def test_a_task_with_retries_a_recovery_and_last_words_goes_on_after_a_crash_at_any_commit(every: int) -> None:
     def make(world: World) -> Story:
-        story = Story(world, kind="task", more="limits: {max_cost_usd: 1.2}")
+        story = Story(world, kind="task", policy_yaml="limits: {max_cost_usd: 1.2}")
         story.models, story.price = [Sensible(world, payer)], TEN
         return story
 
@@ -212,11 +220,11 @@ def test_a_task_with_retries_a_recovery_and_last_words_goes_on_after_a_crash_at_
             await story.attend()
 
     for world, story in everywhere(make, program, every):
-        made = world.run(judged(world, story))
-        assert (made.state, made.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached"), world
-        paid = [line for line in made.calls if line.name == "pay" and line.cost_usd]
-        assert story.desk.done["pay"] == len(paid) >= 3, world
-        assert made.cost_usd <= micros_to_usd(1_200_000)
+        receipt = world.run(judged(world, story))
+        assert (receipt.state, receipt.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached"), world
+        receipt_lines = [line for line in receipt.calls if line.name == "pay" and line.cost_usd]
+        assert story.desk.done["pay"] == len(receipt_lines) >= 3, world
+        assert receipt.cost_usd <= micros_to_usd(1_200_000)
         assert story.messages[-1].parts == (Text("All is spent.", "model", trusted=False),), world
         assert story.told().count("max_tokens_recovery") == story.told().count("wrap_up") == 1
 
@@ -249,8 +257,8 @@ def test_an_autonomous_session_goes_on_after_a_crash_at_any_commit(every: int) -
             await story.attend()
 
     for world, story in everywhere(make, program, every):
-        made = world.run(judged(world, story))
-        assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
+        receipt = world.run(judged(world, story))
+        assert (receipt.state, receipt.terminal_reason) == ("COMPLETED", "completed"), world
         truly_sent(story, "1")
         assert story.told() == ["observe"] * 3, world
 
@@ -278,7 +286,7 @@ def test_a_history_that_is_cut_and_summarized_is_the_same_after_a_crash_at_any_c
             await story.attend()
 
     for world, story in everywhere(make, program, every):
-        made = world.run(judged(world, story))
-        assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
-        assert any(line.purpose == "summary" for line in made.requests), world
-        assert story.model.asked[-1].messages[0].parts[0] == Text("Look twelve times."), world
+        receipt = world.run(judged(world, story))
+        assert (receipt.state, receipt.terminal_reason) == ("COMPLETED", "completed"), world
+        assert any(line.purpose == "summary" for line in receipt.requests), world
+        assert story.model.requests[-1].messages[0].parts[0] == Text("Look twelve times."), world

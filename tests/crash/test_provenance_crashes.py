@@ -3,7 +3,7 @@
 from halter.core.clock import SECOND
 from halter.core.messages import Prompt, Reply, ToolResult
 from halter.guard.approvals import answer_decision, list_pending_decisions
-from halter.guard.brake import SessionBrake
+from halter.guard.provenance_check import SessionBrake
 from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, last, reply
@@ -66,7 +66,7 @@ def test_a_resumed_session_decides_as_the_live_one_whatever_crashes(every: int) 
         story, post = stories[-1]
         assert post.sent in (["bob@house.example"], [])
         assert story.loop is not None
-        again = world.run(recalled(story))
-        assert decisions(again.brake) == decisions(story.loop.brake), world
-        assert again.brake is not None
-        assert again.brake.locked
+        session_history = world.run(recalled(story))
+        assert decisions(session_history.brake) == decisions(story.loop.brake), world
+        assert session_history.brake is not None
+        assert session_history.brake.locked

@@ -9,7 +9,7 @@ from halter.core.events import RequestStarted
 from halter.core.messages import Prompt, Reply
 from halter.core.money import RateLimit
 from halter.guard.prepare import SessionContext
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.testing.world import World
 from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, everywhere, judged, last, reply, truly_sent
 from tests.story.loops import Story, calls, says
@@ -21,14 +21,14 @@ class Slow(Story):
     """A session whose model may be asked once in a minute."""
 
     def standing(self) -> SessionContext:
-        return msgspec.structs.replace(super().standing(), rates=SLOWLY)
+        return msgspec.structs.replace(super().standing(), rate_limits=SLOWLY)
 
 
 def clerk(prompt: Prompt, _: int) -> Reply:
-    told = last(prompt)
-    if "result:send" in told:
+    text = last(prompt)
+    if "result:send" in text:
         return reply(says("Done."))
-    return reply(calls(("send", {"text": "1"})) if "result:look" in told else calls(("look", {"at": "a"})))
+    return reply(calls(("send", {"text": "1"})) if "result:look" in text else calls(("look", {"at": "a"})))
 
 
 @EVERY
@@ -44,10 +44,10 @@ def test_whoever_waits_for_a_rate_goes_on_after_a_crash_at_any_commit(every: int
             await story.attend()
 
     for world, story in everywhere(make, program, every):
-        made = world.run(judged(world, story))
-        assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
+        receipt = world.run(judged(world, story))
+        assert (receipt.state, receipt.terminal_reason) == ("COMPLETED", "completed"), world
         truly_sent(story, "1")
-        begun = Counter(each.at // MINUTE for each in world.history if isinstance(each.event, RequestStarted))
-        assert begun.total() >= 3
-        assert max(begun.values()) == 1, world
-        assert world.run(verify(world.journal)).ok, world
+        counts = Counter(each.at // MINUTE for each in world.history if isinstance(each.event, RequestStarted))
+        assert counts.total() >= 3
+        assert max(counts.values()) == 1, world
+        assert world.run(verify_store(world.journal)).ok, world

@@ -11,7 +11,7 @@ from halter.core.events import SessionStarted
 from halter.core.money import BudgetRow
 from halter.core.ports import Query
 from halter.core.rows import SpendRow
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from tests.story.autonomous import Fleet
@@ -42,10 +42,10 @@ def test_a_crash_at_any_commit_leaves_one_session_at_a_time_within_every_cap(eve
 
 
 async def judged(world: World, fleet: Fleet) -> None:
-    found = await rows(fleet)
-    assert len(found) >= 3, world
-    assert [row.session for row in found] == [f"watch-{number}" for number in range(1, len(found) + 1)]
-    for before, after in pairwise(found):
+    session_rows = await rows(fleet)
+    assert len(session_rows) >= 3, world
+    assert [row.session for row in session_rows] == [f"watch-{number}" for number in range(1, len(session_rows) + 1)]
+    for before, after in pairwise(session_rows):
         assert before.ended_at is not None, world
         assert before.ended_at <= after.started_at, world
         first = (await fleet.events(after.session))[0].event
@@ -55,4 +55,4 @@ async def judged(world: World, fleet: Fleet) -> None:
     assert sum(each.usd for each in spends) <= 500_000, world
     for budget in await world.journal.ask(Query("budgets", BudgetRow)):
         assert budget.cap is None or budget.spent + budget.held <= budget.cap, world
-    assert (await verify(world.journal)).findings == ()
+    assert (await verify_store(world.journal)).findings == ()

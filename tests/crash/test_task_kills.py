@@ -20,7 +20,7 @@ from halter.core.ids import session_stream
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.journal.store import JournalStore
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.state.receipt import Receipt, make_receipt
 from halter_drills.checker import check, read_store
 from halter_drills.drill import engine
@@ -77,8 +77,8 @@ def reviewed(home: Path, documents: int, kills: list[int]) -> None:
     """Let one process after the other live for so many lines, and the last one until all is done."""
     made(home, documents)
     for lines in (*kills, math.inf):
-        with running(home) as told:
-            for number, line in enumerate(told, 1):
+        with running(home) as fields:
+            for number, line in enumerate(fields, 1):
                 if number >= lines or (line["name"] == "session_ended" and ended(home) == documents - 1):
                     break
         buried(home)
@@ -97,26 +97,26 @@ async def _wrong(url: str, contents: int) -> list[str]:
     store = JournalStore(engine(url, SystemClock(), NO_LEASE))
     try:
         rows = await store.ask(Query("all_sessions", SessionRow))
-        found = [str(finding) for finding in (await verify(store)).findings]
+        texts = [str(finding) for finding in (await verify_store(store)).findings]
         if Counter(row.state for row in rows) != {"COMPLETED": contents}:
-            found.append(f"The sessions are {Counter(row.state for row in rows)}.")
+            texts.append(f"The sessions are {Counter(row.state for row in rows)}.")
         for row in rows:
             events = await store.read(session_stream(row.session), limit=100_000)
-            kinds = Counter(stored.kind for stored in events)
+            kinds = Counter(event.kind for event in events)
             once = {kind: kinds[kind] for kind in ("finding_emitted", "finding_reviewed", "notification_queued")}
             if set(once.values()) != {1} or kinds["phase_entered"] != 5 or kinds["turn_started"] != 4:
-                found.append(f"{row.session} did {once}.")
-            found += _flaws(make_receipt(events))
-        return found
+                texts.append(f"{row.session} did {once}.")
+            texts += _flaws(make_receipt(events))
+        return texts
     finally:
         await store.close()
 
 
-def _flaws(made: Receipt) -> Iterator[str]:
-    if made.in_doubt or made.ended_at is None:
-        yield f"{made.session} has {made.in_doubt} in doubt."
-    if made.cost_usd != sum(line.cost_usd for line in made.requests):
-        yield f"{made.session} cost {made.cost_usd}, and its requests something else."
+def _flaws(receipt: Receipt) -> Iterator[str]:
+    if receipt.in_doubt or receipt.ended_at is None:
+        yield f"{receipt.session} has {receipt.in_doubt} in doubt."
+    if receipt.cost_usd != sum(line.cost_usd for line in receipt.requests):
+        yield f"{receipt.session} cost {receipt.cost_usd}, and its requests something else."
 
 
 KILLS: Final = [

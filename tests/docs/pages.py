@@ -67,9 +67,9 @@ class Page:
         return tuple(self._blocks())
 
     def _blocks(self) -> Iterator[Block]:
-        for found in FENCE.finditer(self.text):
-            line = self.text.count("\n", 0, found.start()) + 1
-            yield Block(self.name, line, found[1], found[2], tuple(_before(self.text[: found.start()])))
+        for match in FENCE.finditer(self.text):
+            line = self.text.count("\n", 0, match.start()) + 1
+            yield Block(self.name, line, match[1], match[2], tuple(_before(self.text[: match.start()])))
 
     @property
     def hidden(self) -> Iterator[tuple[str, str]]:
@@ -90,12 +90,12 @@ class Page:
 
 def _before(text: str) -> Iterator[str]:
     """List the comments at the end of a text, the last one first."""
-    while found := re.search(r"<!--((?:(?!-->).)*)-->\s*\Z", text, re.DOTALL):
-        yield found[1].strip()
-        text = text[: found.start()]
+    while match := re.search(r"<!--((?:(?!-->).)*)-->\s*\Z", text, re.DOTALL):
+        yield match[1].strip()
+        text = text[: match.start()]
 
 
 def all_pages() -> list[Page]:
     """List every page that people read, except for those that are made from the code."""
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [Page(str(path.relative_to(ROOT))) for path in found if path.parent.name != "reference"]
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [Page(str(path.relative_to(ROOT))) for path in paths if path.parent.name != "reference"]

@@ -85,8 +85,8 @@ class Reader:
     def _is_an_agent(self, document: Document, folder: Path) -> None:
         fits(document, agent_schema())
         agent = parse_agent(document)
-        there = self.home / "halter.yaml"
-        fleet = parse_fleet(load_bytes(there.read_bytes(), "halter.yaml")) if there.exists() else FleetConfig()
+        path = self.home / "halter.yaml"
+        fleet = parse_fleet(load_bytes(path.read_bytes(), "halter.yaml")) if path.exists() else FleetConfig()
         resolve_policy(fleet, agent)
         resolve_agent(fleet, agent, folder)
 
@@ -105,27 +105,27 @@ class Reader:
         commands = list(commands_of(block))
         last = commands[-1][0] if commands else ""
         if block.language == "console" and not block.text.startswith("$ "):
-            shown = block.text[: TYPED.search(block.text).start()] if TYPED.search(block.text) else block.text  # type: ignore[union-attr]
-            self._compares(block, shown, self.terminal.find_running(block.note("printed by") or ""))
-        for command, shown in commands:
+            output = block.text[: TYPED.search(block.text).start()] if TYPED.search(block.text) else block.text  # type: ignore[union-attr]
+            self._compares(block, output, self.terminal.find_running(block.note("printed by") or ""))
+        for command, output in commands:
             if command is last and block.note("goes on") is not None:
-                self._compares(block, shown, self.terminal.leaves_running(self.ids.put_into(command)))
+                self._compares(block, output, self.terminal.leaves_running(self.ids.put_into(command)))
             else:
                 code = int(block.note("leaves with") or 0) if command is last else 0
-                self._types_one(block, command, shown, code)
+                self._types_one(block, command, output, code)
 
-    def _types_one(self, block: Block, command: str, shown: str, code: int) -> None:
-        printed, left = self.terminal.types(self.ids.put_into(command))
-        assert left == code, f"{block}: {command} left with {left} and not with {code}:\n{printed}"
-        if shown.strip():
-            lines = iter(printed.splitlines())
-            found = difference(shown.splitlines(), lines, self.ids, to_the_end=True)
+    def _types_one(self, block: Block, command: str, text: str, code: int) -> None:
+        output, left = self.terminal.types(self.ids.put_into(command))
+        assert left == code, f"{block}: {command} left with {left} and not with {code}:\n{output}"
+        if text.strip():
+            lines = iter(output.splitlines())
+            found = difference(text.splitlines(), lines, self.ids, to_the_end=True)
             assert not found, f"{block}: {command}\n{found}"
 
-    def _compares(self, block: Block, shown: str, running: Running) -> None:
-        wanted = [line for line in shown.splitlines() if line.strip()]
-        found = difference(wanted, running.lines, self.ids, to_the_end=False)
-        assert not found, f"{block}: what runs there\n{found}"
+    def _compares(self, block: Block, text: str, running: Running) -> None:
+        texts = [line for line in text.splitlines() if line.strip()]
+        output = difference(texts, running.lines, self.ids, to_the_end=False)
+        assert not output, f"{block}: what runs there\n{output}"
 
 
 def commands_of(block: Block) -> Iterator[tuple[str, str]]:
@@ -137,9 +137,9 @@ def commands_of(block: Block) -> Iterator[tuple[str, str]]:
             if command and not command.startswith("#"):
                 yield command, ""
         return
-    found = list(TYPED.finditer(block.text))
-    for number, each in enumerate(found):
-        end = found[number + 1].start() if number + 1 < len(found) else len(block.text)
+    matches = list(TYPED.finditer(block.text))
+    for number, each in enumerate(matches):
+        end = matches[number + 1].start() if number + 1 < len(matches) else len(block.text)
         command = re.sub(r"\s{2,}#\s.*$", "", each[1].replace("\\\n", ""))
         yield command, block.text[each.end() : end]
 

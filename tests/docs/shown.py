@@ -29,20 +29,20 @@ class Ids(dict[str, str]):
         """Write a command with the ids that were given."""
         return ID.sub(lambda found: self.get(found[0], found[0]), command)
 
-    def matches(self, wanted: str, line: str) -> bool:
+    def matches(self, text: str, line: str) -> bool:
         """Compare a line of the page with one that was printed; learn the ids that stand in it."""
-        wanted, new = tidy(wanted), list[str]()
-        parts, at = list[str](), 0
-        for found in VARIES.finditer(wanted):
-            parts += [re.escape(wanted[at : found.start()]), self._like(found, new)]
+        text, new = tidy(text), list[str]()
+        texts, at = list[str](), 0
+        for found in VARIES.finditer(text):
+            texts += [re.escape(text[at : found.start()]), self._like(found, new)]
             at = found.end()
-        match = re.fullmatch("".join((*parts, re.escape(wanted[at:]))), tidy(line))
+        match = re.fullmatch("".join((*texts, re.escape(text[at:]))), tidy(line))
         if match:
             self.update(zip(new, match.groups(), strict=True))
         return match is not None
 
-    def _like(self, found: re.Match[str], new: list[str]) -> str:
-        kind, text = str(found.lastgroup), found[0]
+    def _like(self, match: re.Match[str], new: list[str]) -> str:
+        kind, text = str(match.lastgroup), match[0]
         if kind != "id":
             return LIKE[kind]
         if text in self:
@@ -58,10 +58,10 @@ def tidy(line: str) -> str:
     return re.sub(r"[─━]+", "─", re.sub(r"\s+", " ", line)).strip()
 
 
-def difference(wanted: Iterable[str], printed: Iterator[str], ids: Ids, *, to_the_end: bool) -> str:
+def difference(texts: Iterable[str], printed: Iterator[str], ids: Ids, *, to_the_end: bool) -> str:
     """Say what a page shows that was not printed, or what was printed that it does not show; or nothing."""
     skipping, seen = False, list[str]()
-    for line in wanted:
+    for line in texts:
         if tidy(line) in {"…", "..."}:
             skipping = True
             continue
@@ -78,5 +78,5 @@ def difference(wanted: Iterable[str], printed: Iterator[str], ids: Ids, *, to_th
     return _told("(nothing more)", [*seen, *left]) if left else ""
 
 
-def _told(wanted: str, seen: list[str]) -> str:
-    return "\n".join((f"The page shows: {wanted}", "What was printed:", *seen))
+def _told(text: str, texts: list[str]) -> str:
+    return "\n".join((f"The page shows: {text}", "What was printed:", *texts))

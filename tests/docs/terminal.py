@@ -93,7 +93,7 @@ class Terminal:
             return "", 0
         if command.startswith("halter ") and not SHELL.search(command) and command.split()[1] not in LIVE:
             return self._invoked(shlex.split(command)[1:])
-        done = subprocess.run(
+        process = subprocess.run(
             ["/bin/sh", "-c", command],
             env=self.environ,
             stdin=subprocess.DEVNULL,
@@ -103,14 +103,14 @@ class Terminal:
             timeout=2 * PATIENCE,
             check=False,
         )
-        return done.stdout, done.returncode
+        return process.stdout, process.returncode
 
     def _invoked(self, words: list[str]) -> tuple[str, int]:
-        gone: dict[str, str | None] = dict.fromkeys(os.environ)
-        done = CliRunner().invoke(build(), words, prog_name="halter", env={**gone, **self.environ})
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return done.output, done.exit_code
+        values: dict[str, str | None] = dict.fromkeys(os.environ)
+        result = CliRunner().invoke(build(), words, prog_name="halter", env={**values, **self.environ})
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.output, result.exit_code
 
     def leaves_running(self, command: str) -> Running:
         """Type a command in another terminal."""

@@ -37,15 +37,15 @@ def section(title: str) -> str:
 
 
 def test_the_first_file_on_the_page_says_all_that_it_needs(tmp_path: Path) -> None:
-    found = resolve_agent(FleetConfig(), parse_agent(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
-    assert found.pacing.autonomy.enabled
-    assert found.model_settings.model
-    assert list_unwritten_fields(found.pacing) == ()
+    resolved_agent = resolve_agent(FleetConfig(), parse_agent(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
+    assert resolved_agent.pacing.autonomy.enabled
+    assert resolved_agent.model_settings.model
+    assert list_unwritten_fields(resolved_agent.pacing) == ()
 
 
 def test_the_guardrails_have_the_defaults_that_hold() -> None:
-    usual, told = Autonomy(), dict(ROW.findall(section("Guardrails")))
-    assert told == {
+    usual, fields = Autonomy(), dict(ROW.findall(section("Guardrails")))
+    assert fields == {
         "max_consecutive_turns": str(usual.max_consecutive_turns),
         "token_budget_per_hour": str(usual.token_budget_per_hour),
         "max_actions_per_minute": str(usual.max_actions_per_minute),
@@ -72,18 +72,18 @@ def test_every_type_of_sensor_and_every_word_that_is_taken_is_on_the_page() -> N
 
 
 def test_every_name_of_news_is_on_the_page() -> None:
-    told = dict(ROW.findall(section("News")))
-    named = {name_feed_event(event, autonomous=True) for event in EVENTS}
-    assert named | {"autonomy:sensor_updated"} == set(told)
-    assert len(told) == 7
+    fields = dict(ROW.findall(section("News")))
+    texts = {name_feed_event(event, autonomous=True) for event in EVENTS}
+    assert texts | {"autonomy:sensor_updated"} == set(fields)
+    assert len(fields) == 7
 
 
 def test_the_page_tells_how_often_a_breakdown_is_tried_again() -> None:
-    failures, told = list[int](), list[str]()
-    while isinstance(again := decide_restart([*failures, 0], 0), RestartAfter):
+    failures, texts = list[int](), list[str]()
+    while isinstance(restart := decide_restart([*failures, 0], 0), RestartAfter):
         failures.append(0)
-        told.append(str(again.after // SECOND))
-    words = f"after {', '.join(told[:-1])} and {told[-1]} seconds; after {len(failures) + 1} breakdowns within"
+        texts.append(str(restart.after // SECOND))
+    words = f"after {', '.join(texts[:-1])} and {texts[-1]} seconds; after {len(failures) + 1} breakdowns within"
     page = " ".join(section("Running").split())
     assert words in page
     assert f"within {RESTART_WINDOW // MINUTE} minutes" in page

@@ -18,18 +18,20 @@ def section(title: str) -> str:
 
 
 def test_the_levels_are_those_that_hold() -> None:
-    told = dict(re.findall(r"^\| ([A-Z]+) \|.*\| ([^|]+) \|$", section("Levels"), re.MULTILINE))
-    assert told == {
+    fields = dict(re.findall(r"^\| ([A-Z]+) \|.*\| ([^|]+) \|$", section("Levels"), re.MULTILINE))
+    assert fields == {
         level: " / ".join("yes" if mode in row.asks else "\N{EN DASH}" for mode in MODES)
         for level, row in LEVEL_TABLE.items()
     }
 
 
 def test_every_outcome_by_which_a_brake_refuses_is_on_the_page() -> None:
-    told = set(re.findall(r"`(\w+)`", section("The order of the brakes")))
-    assert told == set(get_args(Outcome)) - BY_ITSELF
+    results = set(re.findall(r"`(\w+)`", section("The order of the brakes")))
+    assert results == set(get_args(Outcome)) - BY_ITSELF
 
 
 def test_every_kind_of_decision_is_on_the_page() -> None:
-    told = re.findall(r"^\| ([a-z ]+) \|", section("Decisions"), re.MULTILINE)
-    assert [word.replace(" ", "_") for word in told if word not in {"kind", "command"}] == list(get_args(DecisionKind))
+    results = re.findall(r"^\| ([a-z ]+) \|", section("Decisions"), re.MULTILINE)
+    assert [word.replace(" ", "_") for word in results if word not in {"kind", "command"}] == list(
+        get_args(DecisionKind)
+    )

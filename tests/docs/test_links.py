@@ -38,10 +38,10 @@ def test_every_link_leads_somewhere(paper: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_map() -> None:
-    reached, left = set[Path](), [ROOT / "docs" / "README.md"]
-    while left:
-        page = left.pop()
+    reached, paths = set[Path](), [ROOT / "docs" / "README.md"]
+    while paths:
+        page = paths.pop()
         if page not in reached:
             reached.add(page)
-            left += [path for path, _ in links(page) if path.suffix == ".md" and path.exists()]
+            paths += [path for path, _ in links(page) if path.suffix == ".md" and path.exists()]
     assert [str(page) for page in (ROOT / "docs").rglob("*.md") if page not in reached] == []

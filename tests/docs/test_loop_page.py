@@ -13,7 +13,7 @@ def section(page: str, title: str) -> str:
 
 
 def test_the_limits_have_the_defaults_that_hold() -> None:
-    known = dict(KEY.findall((DOCS / "reference" / "agent-yaml.md").read_text("utf-8")))
-    told = dict(ROW.findall(section("loop.md", "Limits")))
-    assert len(told) == 14
-    assert {key: known[key] for key in told} == told
+    fields = dict(KEY.findall((DOCS / "reference" / "agent-yaml.md").read_text("utf-8")))
+    payload = dict(ROW.findall(section("loop.md", "Limits")))
+    assert len(payload) == 14
+    assert {key: fields[key] for key in payload} == payload

@@ -64,8 +64,8 @@ def test_what_a_page_shows_is_so(page: Page, reader: Reader) -> None:
 
 
 def test_what_is_not_run_is_known_and_says_why() -> None:
-    found = {page.name: [why for block in page.blocks if (why := block.note("not run")) is not None] for page in PAGES}
-    assert {name: reasons for name, reasons in found.items() if reasons} == NOT_RUN
+    values = {page.name: [why for block in page.blocks if (why := block.note("not run")) is not None] for page in PAGES}
+    assert {name: reasons for name, reasons in values.items() if reasons} == NOT_RUN
 
 
 def test_every_block_says_what_it_is() -> None:
@@ -77,11 +77,11 @@ def test_no_block_hides_in_a_list_where_nobody_would_try_it() -> None:
 
 
 def test_every_command_that_a_page_names_can_be_typed() -> None:
-    known = set(cast("TyperGroup", get_command(build())).commands)
+    texts = set(cast("TyperGroup", get_command(build())).commands)
     named = {
         (page.name, word) for page in PAGES for word in re.findall(r"(?:`|^)halter ([a-z]+)", page.text, re.MULTILINE)
     }
-    assert sorted(each for each in named if each[1] not in known) == []
+    assert sorted(each for each in named if each[1] not in texts) == []
 
 
 def test_examples_that_ask_a_provider_stand_where_a_provider_answers_them() -> None:

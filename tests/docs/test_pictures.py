@@ -10,8 +10,8 @@ def test_every_picture_is_small() -> None:
 
 
 def test_the_terminal_is_drawn_as_it_was_seen() -> None:
-    written = ["one\r\ntwo", "\r\x1b[2K\x1b[1A\x1b[2K", "\x1b[1;31mred\x1b[0m & plain\r\n"]
-    seen = list(screens(iter(written)))
+    texts = ["one\r\ntwo", "\r\x1b[2K\x1b[1A\x1b[2K", "\x1b[1;31mred\x1b[0m & plain\r\n"]
+    seen = list(screens(iter(texts)))
     assert ["".join(character for character, _ in line) for line in seen[-1]] == ["red & plain", ""]
     assert seen[-1][0][0] == ("r", "b r")
     drawn = ET.fromstring(picture(chosen(seen), "halter demo"))  # noqa: S314  It was made a line above.
@@ -20,8 +20,8 @@ def test_the_terminal_is_drawn_as_it_was_seen() -> None:
 
 
 def test_frames_follow_one_another() -> None:
-    made = (FOLDER / "phone.png").read_bytes()
-    moving = animated([(made, 1.0), (made, 2.0)])
+    picture_bytes = (FOLDER / "phone.png").read_bytes()
+    moving = animated([(picture_bytes, 1.0), (picture_bytes, 2.0)])
     assert moving.count(b"fcTL") == 2
     assert b"fdAT" in moving
     assert (FOLDER / "dashboard.png").read_bytes().count(b"fcTL") == 3

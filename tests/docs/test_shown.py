@@ -13,9 +13,9 @@ from tests.docs.terminal import Terminal
 ONE, TWO, THREE = (f"01{letter * 24}" for letter in "abc")
 
 
-def differs(wanted: str, printed: str, ids: Ids | None = None, *, to_the_end: bool = True) -> bool:
-    lines = iter(printed.splitlines())
-    return difference(wanted.splitlines(), lines, Ids() if ids is None else ids, to_the_end=to_the_end) != ""
+def differs(text: str, output: str, ids: Ids | None = None, *, to_the_end: bool = True) -> bool:
+    lines = iter(output.splitlines())
+    return difference(text.splitlines(), lines, Ids() if ids is None else ids, to_the_end=to_the_end) != ""
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def block(text: str, *notes: str, language: str = "console") -> Block:
 
 
 def test_commands_are_taken_out_of_a_block_with_what_is_shown_below_them() -> None:
-    shown = "$ halter one \\\n    two    # why\nsaid\n\n$ halter three\n"
-    assert list(commands_of(block(shown))) == [("halter one     two", "said\n\n"), ("halter three", "")]
+    text = "$ halter one \\\n    two    # why\nsaid\n\n$ halter three\n"
+    assert list(commands_of(block(text))) == [("halter one     two", "said\n\n"), ("halter three", "")]
     listed = "halter one   # first\n# a word\nhalter two \\\n  three\n"
     assert [command for command, _ in commands_of(block(listed, language="sh"))] == ["halter one", "halter two   three"]
 

@@ -24,11 +24,11 @@ def section(title: str) -> str:
 
 
 def test_the_first_file_on_the_page_says_all_that_it_needs(tmp_path: Path) -> None:
-    found = resolve_agent(FleetConfig(), parse_agent(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
-    assert found.model_settings.model
-    assert [trigger.name for trigger in found.tasks.triggers()] == ["lapsing", "new-contracts"]
-    assert len(found.tasks.verbs) == 7
-    assert found.tasks.anonymize == ("Ada Lovelace", "Example Ltd")
+    resolved_agent = resolve_agent(FleetConfig(), parse_agent(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
+    assert resolved_agent.model_settings.model
+    assert [trigger.name for trigger in resolved_agent.tasks.triggers()] == ["lapsing", "new-contracts"]
+    assert len(resolved_agent.tasks.verbs) == 7
+    assert resolved_agent.tasks.anonymize == ("Ada Lovelace", "Example Ltd")
 
 
 def test_the_defaults_on_the_page_are_those_that_hold() -> None:
@@ -52,8 +52,8 @@ def test_the_defaults_on_the_page_are_those_that_hold() -> None:
 
 
 def test_the_walk_of_a_review_on_the_page_is_the_one_that_is_walked() -> None:
-    told = {name: tuple(re.findall(r"`(\w+)`", granted)) for name, granted in ROW.findall(section("## Phases"))}
-    assert told == {phase.name: phase.grants for phase in REVIEW_PHASES}
+    values = {name: tuple(re.findall(r"`(\w+)`", granted)) for name, granted in ROW.findall(section("## Phases"))}
+    assert values == {phase.name: phase.grants for phase in REVIEW_PHASES}
 
 
 def test_every_type_of_channel_and_everything_that_is_told_of_is_on_the_page() -> None:

@@ -37,13 +37,13 @@ def test_a_short_text_is_one_piece() -> None:
 def test_a_piece_ends_with_a_paragraph_if_it_can() -> None:
     text = "\n\n".join(f"Paragraph {number}. " + "It says little. " * 20 for number in range(20))
     pieces = [text[start:end] for start, end in split_into_chunks(text)]
-    assert all(piece.endswith("\n\n") for piece in pieces[:-1])
+    assert all(output.endswith("\n\n") for output in pieces[:-1])
 
 
 def test_a_piece_ends_with_a_sentence_and_the_next_begins_with_one() -> None:
     text = " ".join(f"Sentence number {number} of a text without paragraphs." for number in range(200))
     pieces = [text[start:end].strip() for start, end in split_into_chunks(text)]
-    assert all(piece.endswith(".") and piece.startswith("Sentence") for piece in pieces)
+    assert all(output.endswith(".") and output.startswith("Sentence") for output in pieces)
 
 
 def test_pieces_share_a_little() -> None:

@@ -76,15 +76,15 @@ def without_end() -> bytes:
 
 
 async def text_of(name: str, data: bytes) -> str:
-    found = await extract(name, data)
-    assert isinstance(found, Extracted), found
-    return found.text
+    outcome = await extract(name, data)
+    assert isinstance(outcome, Extracted), outcome
+    return outcome.text
 
 
 async def flaw_of(name: str, data: bytes, **limits: float) -> str:
-    found = await extract(name, data, **limits)  # type: ignore[arg-type]
-    assert isinstance(found, UnreadableFile), found
-    return found.sentence
+    outcome = await extract(name, data, **limits)  # type: ignore[arg-type]
+    assert isinstance(outcome, UnreadableFile), outcome
+    return outcome.sentence
 
 
 ENCODED = {
@@ -137,10 +137,10 @@ is</pre><!-- nor this --><noscript>nor that</noscript>end</body></html>"""
 
 
 async def test_a_page_is_read_without_its_scripts_and_with_its_paragraphs() -> None:
-    found = await extract("a.html", PAGE.encode())
-    assert isinstance(found, Extracted)
-    assert found.kind == "html"
-    assert found.text == (
+    outcome = await extract("a.html", PAGE.encode())
+    assert isinstance(outcome, Extracted)
+    assert outcome.kind == "html"
+    assert outcome.text == (
         "The lease\n\nRent & rates\n\nThe rent is €500\na month.\n\none\n\ntwo\n\na\tb\n\nc\td\n\nas   it\nis\n\nend"
     )
 
@@ -158,34 +158,34 @@ async def test_a_page_that_is_cut_off_is_read_as_far_as_it_goes(page: bytes) -> 
 
 @pytest.mark.parametrize("compressed", [False, True])
 async def test_a_pdf_is_read_page_by_page(compressed: bool) -> None:  # noqa: FBT001
-    found = await extract("lease.pdf", pdf("The rent is due.", "It is paid late.", compressed=compressed))
-    assert isinstance(found, Extracted)
-    assert (found.kind, found.text) == ("pdf", "The rent is due.\n\nIt is paid late.")
-    assert [found.text[start : start + 2] for start in found.pages] == ["Th", "It"]
+    outcome = await extract("lease.pdf", pdf("The rent is due.", "It is paid late.", compressed=compressed))
+    assert isinstance(outcome, Extracted)
+    assert (outcome.kind, outcome.text) == ("pdf", "The rent is due.\n\nIt is paid late.")
+    assert [outcome.text[start : start + 2] for start in outcome.pages] == ["Th", "It"]
 
 
 @pytest.mark.parametrize("algorithm", ["RC4-128", "AES-128", "AES-256"])
 async def test_a_pdf_with_a_password_is_told_as_such(algorithm: str) -> None:
     locked = protected(pdf("secret"), "made up", algorithm)
-    assert await flaw_of("a.pdf", locked) == "a.pdf is protected by a password: save a copy without one."
+    assert await flaw_of("a.pdf", locked) == "a.pdf is protected by a password. Save a copy without one."
     assert await text_of("a.pdf", protected(pdf("secret"), "", algorithm)) == "secret"
 
 
 BROKEN = {
     "nothing at all": ("a.pdf", b"", "a.pdf is empty"),
     "an empty text": ("a.txt", b"", "a.txt is empty"),
-    "blanks": ("a.txt", b" \n\t ", "a.txt holds no text, only blanks."),
-    "a page without text": ("a.html", b"<script>x</script>", "a.html holds no text"),
-    "a PDF without text": ("a.pdf", pdf(""), "a.pdf holds no text, only pictures perhaps: run it through"),
-    "a PDF that is none": ("a.pdf", b"hello there", "a.pdf is damaged, or is no PDF"),
-    "half a PDF": ("a.pdf", pdf("one")[:200], "a.pdf is damaged, or is no PDF"),
-    "a PDF of noise": ("a.pdf", b"%PDF-1.7\n" + os.urandom(5000), "a.pdf is damaged, or is no PDF"),
-    "a picture": ("a.txt", bytes(range(256)) * 20, "a.txt holds bytes that are no text"),
-    "a page of noise": ("a.html", bytes(range(256)) * 20, "a.html holds bytes that are no text"),
-    "no ending": ("LICENSE", b"text", "LICENSE is of a kind that cannot be read: what can is .cfg"),
-    "another ending": ("a.odt", b"PK", "a.odt is of a kind that cannot be read"),
-    "no name": ("", b"text", "The file is of a kind that cannot be read"),
-    "a name that is no text": ("\ud800.doc", b"text", "�.doc is of a kind"),
+    "blanks": ("a.txt", b" \n\t ", "a.txt contains only white space."),
+    "a page without text": ("a.html", b"<script>x</script>", "a.html contains only white space"),
+    "a PDF without text": ("a.pdf", pdf(""), "a.pdf contains no text, perhaps only images. Run text"),
+    "a PDF that is none": ("a.pdf", b"hello there", "a.pdf is damaged, or is not a PDF"),
+    "half a PDF": ("a.pdf", pdf("one")[:200], "a.pdf is damaged, or is not a PDF"),
+    "a PDF of noise": ("a.pdf", b"%PDF-1.7\n" + os.urandom(5000), "a.pdf is damaged, or is not a PDF"),
+    "a picture": ("a.txt", bytes(range(256)) * 20, "a.txt contains bytes that are not text"),
+    "a page of noise": ("a.html", bytes(range(256)) * 20, "a.html contains bytes that are not text"),
+    "no ending": ("LICENSE", b"text", "LICENSE has an unsupported type. Supported types: .cfg"),
+    "another ending": ("a.odt", b"PK", "a.odt has an unsupported type"),
+    "no name": ("", b"text", "The file has an unsupported type"),
+    "a name that is no text": ("\ud800.doc", b"text", "�.doc has an unsupported type"),
 }
 
 
@@ -198,7 +198,7 @@ async def test_what_cannot_be_read_is_a_sentence(case: str) -> None:
 @pytest.mark.parametrize("name", ["a.txt", "a.html", "a.pdf"])
 async def test_more_text_than_a_document_may_have_is_refused(name: str) -> None:
     data = pdf("many words", "many words", "many words") if name == "a.pdf" else b"<p>" + b"many words " * 3
-    assert "split it" in await flaw_of(name, data, most=25)
+    assert "split it" in await flaw_of(name, data, limit=25)
 
 
 async def test_a_pdf_that_never_ends_is_given_up_and_its_process_is_gone() -> None:
@@ -224,9 +224,9 @@ async def test_who_no_longer_wants_a_file_read_leaves_no_process_behind() -> Non
 
 async def begun(before: set[str]) -> str:
     """Wait until a process has been started, and return its number."""
-    while not (started := children() - before):  # noqa: ASYNC110  Nobody tells when another process begins.
+    while not (texts := children() - before):  # noqa: ASYNC110  Nobody tells when another process begins.
         await asyncio.sleep(0)
-    return started.pop()
+    return texts.pop()
 
 
 def children() -> set[str]:
@@ -251,8 +251,8 @@ async def test_the_program_itself_never_parses_a_pdf() -> None:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    said, _ = await process.communicate(pdf("hello"))
-    assert said.decode().split() == ["hello", "False"]
+    body, _ = await process.communicate(pdf("hello"))
+    assert body.decode().split() == ["hello", "False"]
 
 
 async def test_the_process_that_parses_holds_no_secret() -> None:

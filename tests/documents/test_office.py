@@ -12,19 +12,19 @@ from openpyxl import Workbook
 from pptx import Presentation
 
 from halter.core.ports import Extracted, UnreadableFile
-from halter.documents import MOST_PARTS, MOST_UNPACKED, extract, extract_office_text
+from halter.documents import MAX_PACKAGE_PARTS, MAX_UNPACKED_BYTES, extract, extract_office_text
 
 
 async def text_of(name: str, data: bytes) -> str:
-    found = await extract(name, data)
-    assert isinstance(found, Extracted), found
-    return found.text
+    outcome = await extract(name, data)
+    assert isinstance(outcome, Extracted), outcome
+    return outcome.text
 
 
 async def flaw_of(name: str, data: bytes) -> str:
-    found = await extract(name, data)
-    assert isinstance(found, UnreadableFile), found
-    return found.sentence
+    outcome = await extract(name, data)
+    assert isinstance(outcome, UnreadableFile), outcome
+    return outcome.sentence
 
 
 def docx() -> bytes:
@@ -36,9 +36,9 @@ def docx() -> bytes:
         table.cell(*place).text = text
     document.add_paragraph("It is paid late.")
     document.sections[0].footer.paragraphs[0].text = "Draft"
-    out = BytesIO()
-    document.save(out)
-    return out.getvalue()
+    stream = BytesIO()
+    document.save(stream)
+    return stream.getvalue()
 
 
 def xlsx() -> bytes:
@@ -51,9 +51,9 @@ def xlsx() -> bytes:
     hidden = book.create_sheet("Notes")
     hidden["B2"] = "two\nlines"
     hidden.sheet_state = "hidden"
-    out = BytesIO()
-    book.save(out)
-    return out.getvalue()
+    stream = BytesIO()
+    book.save(stream)
+    return stream.getvalue()
 
 
 def pptx() -> bytes:
@@ -66,9 +66,9 @@ def pptx() -> bytes:
     second.shapes.title.text = "Figures"
     table = second.shapes.add_table(1, 2, 0, 0, 100, 100).table
     table.cell(0, 0).text, table.cell(0, 1).text = "May", "500"
-    out = BytesIO()
-    slides.save(out)
-    return out.getvalue()
+    stream = BytesIO()
+    slides.save(stream)
+    return stream.getvalue()
 
 
 MADE: dict[str, Callable[[], bytes]] = {"a.docx": docx, "a.xlsx": xlsx, "a.pptx": pptx}
@@ -81,26 +81,26 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", MADE)
 async def test_an_office_file_is_read_with_its_parts_named(name: str) -> None:
-    found = await extract(name, MADE[name]())
-    assert isinstance(found, Extracted)
-    assert (found.text, found.kind) == (TEXTS[name], name[2:])
-    assert all(start == 0 or found.text[start - 1] == "\n" for start in found.pages)
+    outcome = await extract(name, MADE[name]())
+    assert isinstance(outcome, Extracted)
+    assert (outcome.text, outcome.kind) == (TEXTS[name], name[2:])
+    assert all(start == 0 or outcome.text[start - 1] == "\n" for start in outcome.pages)
 
 
-def changed(data: bytes, part: str, change: Callable[[bytes], bytes]) -> bytes:
-    out = BytesIO()
-    with ZipFile(BytesIO(data)) as old, ZipFile(out, "w", ZIP_DEFLATED) as new:
+def changed(data: bytes, text: str, change: Callable[[bytes], bytes]) -> bytes:
+    stream = BytesIO()
+    with ZipFile(BytesIO(data)) as old, ZipFile(stream, "w", ZIP_DEFLATED) as new:
         for name in old.namelist():
-            new.writestr(name, change(old.read(name)) if name == part else old.read(name))
-    return out.getvalue()
+            new.writestr(name, change(old.read(name)) if name == text else old.read(name))
+    return stream.getvalue()
 
 
 async def test_what_was_deleted_or_moved_away_is_not_said() -> None:
     inserted = b"<w:ins w:id='1'><w:r><w:t>kept</w:t></w:r></w:ins>"
-    gone = b"<w:del w:id='2'><w:r><w:delText>gone</w:delText></w:r></w:del>"
-    gone += b"<w:moveFrom w:id='3'><w:r><w:t>moved</w:t></w:r></w:moveFrom>"
-    made = changed(docx(), "word/document.xml", lambda part: part.replace(b"</w:p>", inserted + gone + b"</w:p>", 1))
-    assert (await text_of("a.docx", made)).startswith("The leasekept\nThe rent")
+    text = b"<w:del w:id='2'><w:r><w:delText>gone</w:delText></w:r></w:del>"
+    text += b"<w:moveFrom w:id='3'><w:r><w:t>moved</w:t></w:r></w:moveFrom>"
+    body = changed(docx(), "word/document.xml", lambda part: part.replace(b"</w:p>", inserted + text + b"</w:p>", 1))
+    assert (await text_of("a.docx", body)).startswith("The leasekept\nThe rent")
 
 
 MAIN_PARTS = {"a.docx": "word/document.xml", "a.xlsx": "xl/workbook.xml", "a.pptx": "ppt/presentation.xml"}
@@ -110,59 +110,59 @@ ENTITY = b'<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/hostname">]>'
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("name", MADE)
 async def test_declared_entities_are_refused(name: str, encoding: str) -> None:
-    def declare(part: bytes) -> bytes:
-        root = part.partition(b"?>")[2] or part
+    def declare(content: bytes) -> bytes:
+        root = content.partition(b"?>")[2] or content
         return ("<?xml version='1.0'?>" + ENTITY.decode() + root.decode()).encode(encoding)
 
-    made = changed(MADE[name](), MAIN_PARTS[name], declare)
-    assert (await flaw_of(name, made)).startswith(f"{name} declares entities")
+    body = changed(MADE[name](), MAIN_PARTS[name], declare)
+    assert (await flaw_of(name, body)).startswith(f"{name} declares entities")
 
 
 async def test_what_unpacks_to_too_much_is_not_unpacked() -> None:
     bomb = BytesIO()
-    with ZipFile(bomb, "w", ZIP_DEFLATED, compresslevel=9) as package, package.open("word/document.xml", "w") as part:
-        for _ in range(MOST_UNPACKED // (1 << 24) + 1):
-            part.write(bytes(1 << 24))
+    with ZipFile(bomb, "w", ZIP_DEFLATED, compresslevel=9) as package, package.open("word/document.xml", "w") as io:
+        for _ in range(MAX_UNPACKED_BYTES // (1 << 24) + 1):
+            io.write(bytes(1 << 24))
     assert len(bomb.getvalue()) < 1 << 20
-    assert "far more than its size tells" in await flaw_of("a.docx", bomb.getvalue())
+    assert "unpacks to too much data" in await flaw_of("a.docx", bomb.getvalue())
 
 
 def test_too_many_parts_are_refused() -> None:
-    out = BytesIO()
-    with ZipFile(out, "w") as package:
-        for number in range(MOST_PARTS + 1):
+    stream = BytesIO()
+    with ZipFile(stream, "w") as package:
+        for number in range(MAX_PACKAGE_PARTS + 1):
             package.writestr(f"{number}.xml", b"")
-    found = extract_office_text("docx", out.getvalue(), 100)
-    assert isinstance(found, UnreadableFile)
-    assert "too many parts" in found.sentence
+    outcome = extract_office_text("docx", stream.getvalue(), 100)
+    assert isinstance(outcome, UnreadableFile)
+    assert "too many parts" in outcome.sentence
 
 
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"PK", "is damaged, or is not what its ending says"),
-        (b"\xd0\xcf\x11\xe0" + bytes(100), "has a password, or is of an older kind"),
+        (b"PK", "is damaged, or does not match its suffix"),
+        (b"\xd0\xcf\x11\xe0" + bytes(100), "has a password, or an older format"),
         (docx()[:-200], "is damaged"),
         (xlsx(), "is damaged"),
     ],
 )
 def test_what_is_no_document_is_a_sentence(data: bytes, sentence: str) -> None:
-    found = extract_office_text("docx", data, 10_000)
-    assert isinstance(found, UnreadableFile)
-    assert found.sentence.startswith(sentence)
+    outcome = extract_office_text("docx", data, 10_000)
+    assert isinstance(outcome, UnreadableFile)
+    assert outcome.sentence.startswith(sentence)
 
 
 def test_more_text_than_a_document_may_have_is_refused() -> None:
-    found = extract_office_text("xlsx", xlsx(), 20)
-    assert isinstance(found, UnreadableFile)
-    assert "more text than a document may have" in found.sentence
+    outcome = extract_office_text("xlsx", xlsx(), 20)
+    assert isinstance(outcome, UnreadableFile)
+    assert "more text than a document may have" in outcome.sentence
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docx", None)
-    found = extract_office_text("docx", docx(), 10_000)
-    assert isinstance(found, UnreadableFile)
-    assert "pip install 'halter[documents]'" in found.sentence
+    outcome = extract_office_text("docx", docx(), 10_000)
+    assert isinstance(outcome, UnreadableFile)
+    assert "pip install 'halter[documents]'" in outcome.sentence
 
 
 def mail() -> EmailMessage:

@@ -12,18 +12,18 @@ from typing import Final
 import pytest
 
 from halter.core.ports import UnreadableFile
-from halter.documents import MOST_BYTES, DocumentBytes, digest_file, read_document, scan_documents
+from halter.documents import MAX_DOCUMENT_BYTES, DocumentBytes, digest_file, read_document, scan_documents
 
 
-def flaw(found: object) -> str:
-    assert isinstance(found, UnreadableFile)
-    return found.sentence
+def flaw(result: object) -> str:
+    assert isinstance(result, UnreadableFile)
+    return result.sentence
 
 
 def names(folder: Path, pattern: str) -> set[str]:
-    found = scan_documents(folder, pattern)
-    assert not isinstance(found, UnreadableFile)
-    return set(found)
+    outcome = scan_documents(folder, pattern)
+    assert not isinstance(outcome, UnreadableFile)
+    return set(outcome)
 
 
 @pytest.fixture
@@ -72,11 +72,11 @@ def test_a_large_file_is_refused_without_being_read(tmp_path: Path) -> None:
     with large.open("wb") as file:
         file.truncate(200 * 1024 * 1024)
     assert flaw(read_document(large)) == (
-        "large.log has 209,715,200 bytes, and a document may have 52,428,800: split it, or leave it out."
+        "large.log has 209,715,200 bytes, and a document may have 52,428,800. Split it, or leave it out."
     )
     assert len(str(digest_file(large))) == 64
     with large.open("wb") as file:
-        file.truncate(MOST_BYTES)
+        file.truncate(MAX_DOCUMENT_BYTES)
     assert isinstance(read_document(large), DocumentBytes)
 
 
@@ -84,10 +84,10 @@ def test_a_large_file_is_refused_without_being_read(tmp_path: Path) -> None:
 def test_what_is_no_plain_file_is_a_sentence(shelf: Path, look: object) -> None:
     assert callable(look)
     os.mkfifo(shelf / "pipe.txt")
-    assert flaw(look(shelf / "pipe.txt")) == "pipe.txt is no plain file."
+    assert flaw(look(shelf / "pipe.txt")) == "pipe.txt is not a regular file."
     assert flaw(look(shelf / "deep")) == "deep is a folder: name a file in it."
-    assert flaw(look(shelf / "gone.txt")) == "gone.txt is not there, or not any more."
-    assert flaw(look(shelf / "a.txt" / "b.txt")) == "b.txt is not there, or not any more."
+    assert flaw(look(shelf / "gone.txt")) == "gone.txt does not exist, or was removed."
+    assert flaw(look(shelf / "a.txt" / "b.txt")) == "b.txt does not exist, or was removed."
     assert "cannot be read" in flaw(look(shelf / "a\0b"))
     assert "cannot be read" in flaw(look(shelf / ("x" * 300)))
 
@@ -96,11 +96,11 @@ def test_what_is_no_plain_file_is_a_sentence(shelf: Path, look: object) -> None:
 BYTES: Final = bytes(range(251))
 
 
-def scribble(file: Path, over: threading.Event) -> None:
+def scribble(file: Path, event: threading.Event) -> None:
     """Write a file over and over through memory: that leaves its time of change as it is."""
-    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as memory:
+    with file.open("r+b") as buffered_random, mmap.mmap(buffered_random.fileno(), 0) as memory:
         for letter in itertools.cycle(BYTES):
-            if over.is_set():
+            if event.is_set():
                 return
             memory[:] = bytes([letter]) * len(memory)
 
@@ -110,18 +110,18 @@ def test_a_file_that_is_written_to_meanwhile_is_never_taken_half(times: int, tmp
     """Each version is all of one byte, so half of one and half of another would show."""
     file = tmp_path / "busy.txt"
     file.write_bytes(BYTES[:1] * 4_000_000)
-    over = threading.Event()
-    writer = threading.Thread(target=scribble, args=(file, over))
+    event = threading.Event()
+    writer = threading.Thread(target=scribble, args=(file, event))
     writer.start()
     try:
-        found = [read_document(file) for _ in range(times)]
+        results = [read_document(file) for _ in range(times)]
         digests = [digest_file(file) for _ in range(times)]
     finally:
-        over.set()
+        event.set()
         writer.join()
-    troubles = [each.sentence for each in (*found, *digests) if isinstance(each, UnreadableFile)]
+    troubles = [each.sentence for each in (*results, *digests) if isinstance(each, UnreadableFile)]
     assert all("was changed while it was read" in each for each in troubles)
-    assert all(each.data == each.data[:1] * len(each.data) for each in found if isinstance(each, DocumentBytes))
+    assert all(each.data == each.data[:1] * len(each.data) for each in results if isinstance(each, DocumentBytes))
     whole = {hashlib.sha256(bytes([letter]) * 4_000_000).hexdigest() for letter in BYTES}
     assert {each for each in digests if isinstance(each, str)} <= whole
     assert isinstance(read_document(file), DocumentBytes)

@@ -44,17 +44,17 @@ UNDESCRIBED: Final = (
 """The pages of the dashboard, and other paths that are no part of the API's description."""
 
 
-def shape(schema: Schema, within: Schema, path: str, opened: tuple[str, ...] = ()) -> Iterator[str]:
+def shape(schema: Schema, within: Schema, path: str, texts: tuple[str, ...] = ()) -> Iterator[str]:
     """List what a JSON Schema allows: each key by its path, with its types, its words and its default.
 
     References are followed, since the names of components are no part of the data.
     """
     if reference := schema.get("$ref"):
-        if reference not in opened:
-            yield from shape(_component(within, reference), within, path, (*opened, reference))
+        if reference not in texts:
+            yield from shape(_component(within, reference), within, path, (*texts, reference))
         return
     for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
-        yield from shape(each, within, path, opened)
+        yield from shape(each, within, path, texts)
     for word in schema.get("enum", [schema["const"]] if "const" in schema else []):
         yield f"{path}: {json.dumps(word)}"
     kinds = schema.get("type", ())
@@ -64,21 +64,21 @@ def shape(schema: Schema, within: Schema, path: str, opened: tuple[str, ...] = (
     if schema.get("default") not in (None, [], {}):
         yield f"{path}: without it {json.dumps(schema['default'])}"
     for name, below in schema.get("properties", {}).items():
-        here = f"{path}.{name}"
-        yield here
-        yield from shape(below, within, here, opened)
+        text = f"{path}.{name}"
+        yield text
+        yield from shape(below, within, text, texts)
         if name in schema.get("required", ()):
-            yield f"{here}: {NEEDED}"
+            yield f"{text}: {NEEDED}"
     for key, sign in (("items", "[]"), ("additionalProperties", ".*")):
         if isinstance(below := schema.get(key), dict):
-            yield from shape(cast("Schema", below), within, path + sign, opened)
+            yield from shape(cast("Schema", below), within, path + sign, texts)
 
 
 def _component(within: Schema, reference: str) -> Schema:
-    found: Any = within
+    result: Any = within
     for step in reference.removeprefix("#/").split("/"):
-        found = found[step]
-    return found
+        result = result[step]
+    return result
 
 
 def events() -> Iterator[str]:
@@ -124,19 +124,20 @@ def commands() -> Iterator[str]:
 
 def _commands(command: Any, path: str) -> Iterator[str]:
     yield path
-    place = 0
+    text = 0
     for each in command.params:
         if each.param_type_name == "argument":
-            place += 1
-            named = [f"{path} [{place}]"]
+            text += 1
+            texts = [f"{path} [{text}]"]
         else:
-            named = [f"{path} {word}" for word in (*each.opts, *each.secondary_opts)]
-        for name in named:
+            texts = [f"{path} {word}" for word in (*each.opts, *each.secondary_opts)]
+        for name in texts:
             yield name
             yield from (f"{name}: {fact}" for fact in _facts(each))
     for name, below in getattr(command, "commands", {}).items():
         # Most commands are loaded when they are typed.
-        yield from _commands(below.loaded() if hasattr(below, "loaded") else below, f"{path} {name}")
+        load = getattr(below, "load", None) or getattr(below, "loaded", None)
+        yield from _commands(load() if load else below, f"{path} {name}")
 
 
 def _facts(parameter: Any) -> Iterator[str]:
@@ -154,8 +155,8 @@ def _words(annotation: Any) -> Iterator[str]:
     if get_origin(annotation) is Literal:
         yield from map(json.dumps, get_args(annotation))
         return
-    for part in get_args(annotation):
-        yield from _words(part)
+    for result in get_args(annotation):
+        yield from _words(result)
 
 
 def routes() -> Iterator[str]:
@@ -167,18 +168,18 @@ def routes() -> Iterator[str]:
         for method in METHODS:
             if method in ways:
                 yield from _route(ways[method], described, f"{method.upper()} {path}")
-    written = "".join(_sources())
-    yield from (path for path in UNDESCRIBED if f'"{path}"' in written)
+    text = "".join(_sources())
+    yield from (path for path in UNDESCRIBED if f'"{path}"' in text)
 
 
 def _route(way: Schema, described: Schema, path: str) -> Iterator[str]:
     yield path
     for each in way.get("parameters", ()):
-        named = f"{path} {each['in']} {each['name']}"
-        yield named
-        yield from shape(each.get("schema", {}), described, named)
+        text = f"{path} {each['in']} {each['name']}"
+        yield text
+        yield from shape(each.get("schema", {}), described, text)
         if each.get("required"):
-            yield f"{named}: {NEEDED}"
+            yield f"{text}: {NEEDED}"
     for content in way.get("requestBody", {}).get("content", {}).values():
         yield from shape(content.get("schema", {}), described, f"{path} body")
     for status, answer in way["responses"].items():
@@ -202,7 +203,7 @@ def drills() -> Iterator[str]:
 
 def library() -> Iterator[str]:
     """List what a program can import from `halter`, and the variables of the environment that are read."""
-    yield from (f"halter.{name}" for name in halter.__all__)
+    yield from (f"halter.{name}" for name in (*halter.__all__, *getattr(halter, "_RENAMED", ())))
     for text in _sources():
         yield from re.findall(r'"(HALTER_[A-Z_]+)"', text)
 
@@ -238,14 +239,14 @@ def read(file: Path) -> Iterator[str]:
 
 def write(file: Path, lines: Iterable[str]) -> None:
     """Write a file in which a path has one line."""
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for line in lines:
         path, _, fact = line.partition(": ")
-        facts = found.setdefault(path, [])
+        facts = values.setdefault(path, [])
         if fact and fact not in facts:
             facts.append(fact)
-    shown = (f"{path}: {' | '.join(facts)}" if facts else path for path, facts in sorted(found.items()))
-    file.write_text("".join(f"{line}\n" for line in shown), "utf-8")
+    texts = (f"{path}: {' | '.join(facts)}" if facts else path for path, facts in sorted(values.items()))
+    file.write_text("".join(f"{line}\n" for line in texts), "utf-8")
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def before(title: str) -> list[str]:
 
 @pytest.mark.parametrize("title", LISTS)
 def test_what_was_understood_is_understood_still(title: str) -> None:
-    known = {*now(title), *(line.partition(": ")[0] for line in now(title))}
-    gone = [line for line in before(title) if changed(title, line) not in known]
+    texts = {*now(title), *(line.partition(": ")[0] for line in now(title))}
+    gone = [line for line in before(title) if changed(title, line) not in texts]
     # What had to be given may be left out by now.
     assert [line for line in gone if not line.endswith(f": {NEEDED}")] == []
 
@@ -63,10 +63,10 @@ def test_what_was_understood_is_understood_still(title: str) -> None:
 @pytest.mark.parametrize("title", LISTS)
 def test_nothing_more_has_to_be_given(title: str) -> None:
     """New input has a default where what it belongs to was there before."""
-    known = {*before(title)}
-    owners = known | {owner(line) for line in known if ": " not in line}
+    texts = {*before(title)}
+    owners = texts | {owner(line) for line in texts if ": " not in line}
     needed = (line.removesuffix(f": {NEEDED}") for line in now(title) if line.endswith(f": {NEEDED}"))
-    assert [path for path in needed if f"{path}: {NEEDED}" not in known and owner(path) in owners] == []
+    assert [path for path in needed if f"{path}: {NEEDED}" not in texts and owner(path) in owners] == []
 
 
 def test_a_migration_that_stores_have_had_stays_as_it_is() -> None:

@@ -61,7 +61,7 @@ def write_agent(home: Path, servers: Mapping[str, Any], policy: str = "") -> Pat
 
 
 def text_of(result: CallToolResult) -> str:
-    return "\n".join(part.text for part in result.content if isinstance(part, TextContent))
+    return "\n".join(content_block.text for content_block in result.content if isinstance(content_block, TextContent))
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -105,18 +105,18 @@ class GatewayDesk:
         return list(await list_pending_decisions(self.app.store, self.app.clock.now()))
 
     async def until_asked(self) -> PendingDecision:
-        while not (asked := await self.waiting()):  # noqa: ASYNC110 As above.
+        while not (pending_decisions := await self.waiting()):  # noqa: ASYNC110 As above.
             await asyncio.sleep(0.01)
-        return asked[0]
+        return pending_decisions[0]
 
     async def until_settled(self) -> Any:
         while (await self.kinds())[-1] != "call_settled":  # noqa: ASYNC110 As above.
             await asyncio.sleep(0.01)
         return (await self.events())[-1].event
 
-    async def decide(self, said: Verdict, by: str = PERSON) -> None:
-        asked = await self.until_asked()
-        await self.app.store.commit(answer_decision(asked, said, by, self.app.ids.make()))
+    async def decide(self, verdict: Verdict, by: str = PERSON) -> None:
+        pending_decision = await self.until_asked()
+        await self.app.store.commit(answer_decision(pending_decision, verdict, by, self.app.ids.make()))
 
     async def sessions(self) -> list[SessionRow]:
         params = {"agent": "desk", "kind": "gated", "limit": 100}
@@ -130,7 +130,7 @@ class GatewayDesk:
         ]
 
     async def kinds(self) -> list[str]:
-        return [stored.kind for stored in await self.events()]
+        return [event.kind for event in await self.events()]
 
 
 @asynccontextmanager

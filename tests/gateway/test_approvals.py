@@ -33,40 +33,40 @@ async def test_a_denied_call_is_never_made(tmp_path: Path) -> None:
         call = asyncio.create_task(client.call_tool(*ACT))
         await desk.decide("deny")
         result = await call
-        assert (result.is_error, text_of(result)) == (True, "Halter: ada said no.")
+        assert (result.is_error, text_of(result)) == (True, "Halter: ada denied this call.")
         assert desk.noted() == []
 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_after_its_wait_a_call_is_pending_and_the_same_call_runs_once_approved(tmp_path: Path, era: str) -> None:
-    clock, told = ManualClock(START), list[str]()
+    clock, texts = ManualClock(START), list[str]()
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         del progress, total
-        told.append(message or "")
+        texts.append(message or "")
 
     async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk, desk.client(era) as client:
         call = asyncio.create_task(client.call_tool(*ACT, progress_callback=hear))
-        asked = await desk.until_asked()
+        pending_decision = await desk.until_asked()
         assert 50 * SECOND <= await pass_time(clock, call) <= 55 * SECOND
         result = await call
         assert result.is_error
-        assert f"pending decision {asked.decision}" in text_of(result)
-        assert "The same call again" in text_of(result)
-        assert (result.meta or {})["halter/decision"]["decision"] == asked.decision
-        assert len(told) >= 4
-        assert all(asked.decision in each for each in told)
+        assert f"pending decision {pending_decision.decision}" in text_of(result)
+        assert "Repeat the same call" in text_of(result)
+        assert (result.meta or {})["halter/decision"]["decision"] == pending_decision.decision
+        assert len(texts) >= 4
+        assert all(pending_decision.decision in each for each in texts)
         # The same question stands: it is not asked twice.
         listed: Any = (await client.call_tool("halter__decisions", {})).structured_content
-        assert [each["decision"] for each in listed["decisions"]] == [asked.decision]
+        assert [each["decision"] for each in listed["decisions"]] == [pending_decision.decision]
         await desk.decide("approve")
-        assert "is approved" in text_of(await client.call_tool("halter__wait", {"decision": asked.decision}))
+        assert "is approved" in text_of(await client.call_tool("halter__wait", {"decision": pending_decision.decision}))
         assert desk.noted() == []
         assert text_of(await client.call_tool(*ACT)) == "did x"
         # The approval is used up.
-        again = asyncio.create_task(client.call_tool(*ACT))
-        assert (await desk.until_asked()).decision != asked.decision
-        again.cancel()
+        task = asyncio.create_task(client.call_tool(*ACT))
+        assert (await desk.until_asked()).decision != pending_decision.decision
+        task.cancel()
         assert desk.noted() == ["act x"]
 
 
@@ -77,19 +77,19 @@ async def test_other_arguments_than_the_approved_ones_are_another_question(tmp_p
         await desk.until_asked()
         await pass_time(clock, call)
         await desk.decide("approve")
-        for other in ({"what": "y"}, {"what": "x "}, {"what": "X"}):
-            changed = asyncio.create_task(client.call_tool("helpful__act", other))
+        for values in ({"what": "y"}, {"what": "x "}, {"what": "X"}):
+            task = asyncio.create_task(client.call_tool("helpful__act", values))
             await desk.until_asked()
             await desk.decide("deny")
-            assert (await changed).is_error
+            assert (await task).is_error
         assert desk.noted() == []
 
 
 async def test_what_a_person_put_in_place_of_the_arguments_is_done(tmp_path: Path) -> None:
     async with open_desk(tmp_path, fleet=SEMI) as desk, desk.client() as client:
         call = asyncio.create_task(client.call_tool(*ACT))
-        asked = await desk.until_asked()
-        await desk.app.store.commit(approve_edited(asked, b'{"what":"less"}', "ada", desk.app.ids.make()))
+        pending_decision = await desk.until_asked()
+        await desk.app.store.commit(approve_edited(pending_decision, b'{"what":"less"}', "ada", desk.app.ids.make()))
         assert text_of(await call) == "did less"
         assert desk.noted() == ["act less"]
 
@@ -107,18 +107,18 @@ async def test_an_approval_survives_the_gateway_and_its_client(tmp_path: Path) -
         clock.advance(10 * MINUTE)
         await desk.decide("approve")
         async with open_at(desk.app, tmp_path) as another:
-            later = GatewayDesk(desk.app, another, desk.notes)
-            async with later.client() as client:
+            gateway_desk = GatewayDesk(desk.app, another, desk.notes)
+            async with gateway_desk.client() as client:
                 assert text_of(await client.call_tool(*ACT)) == "did x"
         assert [row.state for row in await desk.sessions()] == ["COMPLETED"]
 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_form_that_the_client_accepts_decides_only_where_the_operator_said_so(tmp_path: Path, era: str) -> None:
-    asked: list[Any] = []
+    results: list[Any] = []
 
     async def accept(_: Any, params: Any) -> ElicitResult:
-        asked.append(params)
+        results.append(params)
         return ElicitResult(action="accept", content={"approve": True})
 
     clock = ManualClock(START)
@@ -129,7 +129,7 @@ async def test_a_form_that_the_client_accepts_decides_only_where_the_operator_sa
         call = asyncio.create_task(client.call_tool(*ACT))
         await desk.until_asked()
         await pass_time(clock, call)
-        assert ((await call).is_error, asked, desk.noted()) == (True, [], [])
+        assert ((await call).is_error, results, desk.noted()) == (True, [], [])
     trusts = "gateway: {trust_client_elicitation: true}\n"
     (tmp_path / "more").mkdir()
     async with (
@@ -137,17 +137,17 @@ async def test_a_form_that_the_client_accepts_decides_only_where_the_operator_sa
         desk.client(era, elicitation_callback=accept) as client,
     ):
         assert text_of(await client.call_tool(*ACT)) == "did x"
-        assert "helpful__act" in asked[0].message
+        assert "helpful__act" in results[0].message
 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_client_that_opens_addresses_is_sent_to_the_decision_s_page_and_decides_nothing_by_it(
     tmp_path: Path, era: str
 ) -> None:
-    asked: list[Any] = []
+    results: list[Any] = []
 
     async def accept(_: Any, params: Any) -> ElicitResult:
-        asked.append(params)
+        results.append(params)
         return ElicitResult(action="accept")
 
     policy, clock = "gateway: {dashboard: 'https://halter.example/'}\n", ManualClock(START)
@@ -158,14 +158,14 @@ async def test_a_client_that_opens_addresses_is_sent_to_the_decision_s_page_and_
         call = asyncio.create_task(client.call_tool(*ACT))
         decision = (await desk.until_asked()).decision
         await pass_time(clock, call)
-        assert [each.url for each in asked] == [f"https://halter.example/decision/{decision}"]
+        assert [each.url for each in results] == [f"https://halter.example/decision/{decision}"]
         assert ((await call).is_error, desk.noted()) == (True, [])
 
 
 async def test_a_question_of_another_session_is_not_told(tmp_path: Path) -> None:
     async with open_desk(tmp_path, fleet=SEMI) as desk, desk.client() as client:
-        said = await client.call_tool("halter__wait", {"decision": "someone-else.1/approval"})
-        assert "no question" in text_of(said)
+        tool = await client.call_tool("halter__wait", {"decision": "someone-else.1/approval"})
+        assert "no decision" in text_of(tool)
 
 
 async def test_a_changed_tool_is_held_until_a_person_pins_it_again(tmp_path: Path) -> None:
@@ -178,12 +178,12 @@ async def test_a_changed_tool_is_held_until_a_person_pins_it_again(tmp_path: Pat
         assert "liar__echo" not in [tool.name for tool in (await client.list_tools()).tools]
         refused = await client.call_tool("liar__echo", {"n": 2})
         assert refused.is_error
-        assert "has changed since a person agreed to it" in text_of(refused)
-        (asked,) = await desk.waiting()
-        assert asked.about == "changed_server"
+        assert "changed since it was approved" in text_of(refused)
+        (pending_decision,) = await desk.waiting()
+        assert pending_decision.about == "changed_server"
         await desk.decide("approve")
-        listed = {tool.name: tool.description for tool in (await client.list_tools()).tools}
-        assert listed["liar__echo"] == "Something else entirely."
+        values = {tool.name: tool.description for tool in (await client.list_tools()).tools}
+        assert values["liar__echo"] == "Something else entirely."
         assert text_of(await client.call_tool("liar__echo", {"n": 3})) == '{"n": 3}'
 
 
@@ -194,7 +194,7 @@ async def test_a_changed_tool_of_a_server_of_the_newer_protocol_is_held_too(tmp_
         assert "modern__ask" in [tool.name for tool in (await client.list_tools()).tools]
         await client.call_tool("modern__change", {})
         refused = await client.call_tool("modern__ask", {"question": "Which?"})
-        assert "has changed since a person agreed to it" in text_of(refused)
+        assert "changed since it was approved" in text_of(refused)
         assert "modern__ask" not in [tool.name for tool in (await client.list_tools()).tools]
         assert (await desk.until_asked()).about == "changed_server"
 
@@ -221,13 +221,13 @@ async def test_a_request_state_is_good_for_one_return_of_the_same_call(tmp_path:
         state = first.request_state
         assert [*first.input_requests] == ["halter-1"]
         for wrong in (("helpful__act", {"what": "x"}), ("helpful__ask", {"question": "Another?"})):
-            begun = await rounds.call(*ask)
-            with pytest.raises(MCPError, match="nothing was done"):
-                await rounds.call(*wrong, request_state=begun.request_state, input_responses=red)
-        with pytest.raises(MCPError, match="nothing was done"):
+            result = await rounds.call(*ask)
+            with pytest.raises(MCPError, match="Nothing was done"):
+                await rounds.call(*wrong, request_state=result.request_state, input_responses=red)
+        with pytest.raises(MCPError, match="Nothing was done"):
             await rounds.call(*ask, request_state="made up", input_responses=red)
         done = await rounds.call(*ask, request_state=state, input_responses=red)
         assert text_of(done) == "they like red"
-        with pytest.raises(MCPError, match="nothing was done"):
+        with pytest.raises(MCPError, match="Nothing was done"):
             await rounds.call(*ask, request_state=state, input_responses=red)
         assert desk.noted() == ["colour red"]

@@ -38,8 +38,8 @@ async def test_tools_are_listed_under_their_servers_with_the_same_schemas(tmp_pa
         for name, tool in session.upstreams.tools.items():
             if name in listed:
                 entry: Any = tool
-                written = json.dumps(entry.entry["inputSchema"])
-                assert json.dumps(listed[name].input_schema) == written
+                text = json.dumps(entry.entry["inputSchema"])
+                assert json.dumps(listed[name].input_schema) == text
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -47,8 +47,8 @@ async def test_a_call_is_in_the_journal_before_and_after(tmp_path: Path, era: st
     async with open_desk(tmp_path, FREE) as desk, desk.client(era) as client:
         result = await client.call_tool("helpful__act", {"what": "x"})
         assert (text_of(result), result.is_error) == ("did x", False)
-        looked = await client.call_tool("helpful__look", {"what": "y"})
-        assert looked.structured_content == {"seen": "y"}
+        tool = await client.call_tool("helpful__look", {"what": "y"})
+        assert tool.structured_content == {"seen": "y"}
         assert desk.noted() == ["act x", "look y"]
         assert await desk.kinds() == ["session_started", *(["call_started", "call_settled"] * 2)]
         (row,) = await desk.sessions()
@@ -82,17 +82,17 @@ async def test_progress_reaches_the_client(tmp_path: Path, era: str) -> None:
 async def test_a_question_of_a_server_reaches_the_client_and_its_answer_the_server(
     tmp_path: Path, era: str, server: str
 ) -> None:
-    asked: list[str] = []
+    texts: list[str] = []
 
     async def answer(_: Any, params: Any) -> ElicitResult:
-        asked.append(params.message)
+        texts.append(params.message)
         return ElicitResult(action="accept", content={"colour": "red"})
 
     servers = {"helpful": helpful(tmp_path / "notes"), "modern": modern(tmp_path / "notes")}
     async with open_desk(tmp_path, FREE, servers) as desk, desk.client(era, elicitation_callback=answer) as client:
         result = await client.call_tool(f"{server}__ask", {"question": "Which?"})
         assert text_of(result) == "they like red"
-        assert asked == [f"The server {server} asks: Which?"]
+        assert texts == [f"The server {server} asks: Which?"]
         assert len(desk.noted()) == 1
 
 
@@ -168,8 +168,8 @@ async def test_prompts_have_their_servers_in_their_names(tmp_path: Path, era: st
     async with open_desk(tmp_path, FREE) as desk, desk.client(era) as client:
         (prompt,) = (await client.list_prompts()).prompts
         assert prompt.name == "helpful__greet"
-        said: Any = await client.get_prompt("helpful__greet", {"name": "Ada"})
-        assert said.messages[0].content.text == "Say hello to Ada."
+        result: Any = await client.get_prompt("helpful__greet", {"name": "Ada"})
+        assert result.messages[0].content.text == "Say hello to Ada."
 
 
 SERVED = (("helpful", "notes://all"), ("modern", "modern://all"))
@@ -180,14 +180,14 @@ async def test_an_elder_client_hears_the_logs_and_the_resources_that_it_follows(
     tmp_path: Path, server: str, uri: str
 ) -> None:
     logged: asyncio.Queue[Any] = asyncio.Queue()
-    changed: asyncio.Queue[str] = asyncio.Queue()
+    queue: asyncio.Queue[str] = asyncio.Queue()
 
     async def log(params: Any) -> None:
         logged.put_nowait(params)
 
     async def hear(message: Any) -> None:
         if isinstance(message, ResourceUpdatedNotification):
-            changed.put_nowait(str(message.params.uri))
+            queue.put_nowait(str(message.params.uri))
 
     servers = {"helpful": helpful(tmp_path / "notes"), "modern": modern(tmp_path / "notes")}
     async with (
@@ -201,11 +201,11 @@ async def test_an_elder_client_hears_the_logs_and_the_resources_that_it_follows(
         line = await logged.get()
         assert (line.level, line.logger) == ("warning", f"{server}/inner")
         assert "[redacted:" in line.data["words"]
-        assert await changed.get() == uri
+        assert await queue.get() == uri
         await session.send_request(UnsubscribeRequest(params=UnsubscribeRequestParams(uri=uri)), EmptyResult)
         await client.call_tool(f"{server}__murmur", {"words": "again"})
         assert (await logged.get()).data == {"words": "again"}
-        assert changed.empty()
+        assert queue.empty()
         if server == "helpful":
             assert desk.noted() == [f"follow {uri}", f"unfollow {uri}"]
 
@@ -225,10 +225,10 @@ async def test_a_newer_client_hears_logs_with_its_call_and_resources_on_its_stre
         desk.client("2026-07-28", logging_callback=log, log_level="info") as client,
     ):
         await client.list_tools()
-        async with client.listen(resource_subscriptions=[uri]) as news:
+        async with client.listen(resource_subscriptions=[uri]) as subscription:
             await client.call_tool(f"{server}__murmur", {"words": "low"})
             assert (await logged.get()).data == {"words": "low"}
-            assert (await anext(news)).uri == uri  # type: ignore[union-attr]
+            assert (await anext(subscription)).uri == uri  # type: ignore[union-attr]
         if server == "helpful":
             await until(lambda: f"unfollow {uri}" in desk.noted())
 
@@ -238,6 +238,6 @@ async def test_a_resource_that_may_not_be_read_is_not_followed(tmp_path: Path) -
     async with open_desk(tmp_path, policy) as desk, desk.client() as client:
         session: Any = client.session
         request = SubscribeRequest(params=SubscribeRequestParams(uri="notes://all"))
-        with pytest.raises(MCPError, match="for this client"):
+        with pytest.raises(MCPError, match="this client has no resource"):
             await session.send_request(request, EmptyResult)
         assert desk.noted() == []

@@ -51,8 +51,8 @@ async def test_a_server_that_misbehaves_harms_its_own_call_alone(
     async with open_desk(tmp_path, servers={"liar": liar(tools=tools)}) as desk, desk.client() as client:
         result = await client.call_tool(f"liar__{name}", arguments)
         assert result.is_error == (outcome != "ok"), result
-        settled = [stored.event for stored in await desk.events() if stored.kind == "call_settled"]
-        assert [event.outcome for event in settled] == [outcome]  # type: ignore[union-attr]
+        results = [stored.event for stored in await desk.events() if stored.kind == "call_settled"]
+        assert [event.outcome for event in results] == [outcome]  # type: ignore[union-attr]
         assert text_of(await client.call_tool("liar__echo", {"still": "here"})) == '{"still": "here"}'
         assert await desk.app.store.ask(Query("holds", HoldRow)) == []
 
@@ -65,8 +65,8 @@ async def test_a_server_that_does_not_answer_in_time_is_given_up_and_its_late_an
     policy = "gateway: {timeout: 1s}\n"
     async with open_desk(tmp_path, policy, {"liar": liar(tools=tools)}) as desk, desk.client() as client:
         assert (await client.call_tool("liar__late", {})).is_error
-        settled = [stored.event for stored in await desk.events() if stored.kind == "call_settled"]
-        assert [event.outcome for event in settled] == [outcome]  # type: ignore[union-attr]
+        results = [stored.event for stored in await desk.events() if stored.kind == "call_settled"]
+        assert [event.outcome for event in results] == [outcome]  # type: ignore[union-attr]
         # The liar answers the first call now, under its old id.
         assert text_of(await client.call_tool("liar__echo", {"n": 1})) == '{"n": 1}'
         assert await desk.app.store.ask(Query("holds", HoldRow)) == []
@@ -96,8 +96,8 @@ async def test_a_list_without_end_is_cut_and_what_a_server_wrote_is_cut_in_the_j
         names = [tool.name for tool in (await client.list_tools()).tools]
         assert "liar__echo" in names
         assert len(names) < 600
-        said = text_of(await client.call_tool("liar__big", {"words": 100_000}))
-        assert len(said) == 500_000
+        text = text_of(await client.call_tool("liar__big", {"words": 100_000}))
+        assert len(text) == 500_000
 
 
 async def test_a_process_that_a_server_left_ends_with_the_session(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def _lives(pid: int) -> bool:
 
 
 async def test_a_server_that_lists_nonsense_is_used_for_the_rest(tmp_path: Path) -> None:
-    told: list[str] = []
+    texts: list[str] = []
     bad = [
         {"name": "no schema"},
         described("bad name!"),
@@ -124,11 +124,11 @@ async def test_a_server_that_lists_nonsense_is_used_for_the_rest(tmp_path: Path)
         described("titled", title=["no", "text"]),
     ]
     servers = {"liar": liar(tools=[*bad, described("echo")]), "dead": liar(dead=True), "mute": liar(secretive=True)}
-    async with open_desk(tmp_path, servers=servers, tell=told.append) as desk, desk.client() as client:
+    async with open_desk(tmp_path, servers=servers, report=texts.append) as desk, desk.client() as client:
         names = [tool.name for tool in (await client.list_tools()).tools]
         assert names == ["liar__echo", "halter__decisions", "halter__wait"]
         assert text_of(await client.call_tool("liar__echo", {})) == "{}"
-    assert len([sentence for sentence in told if "left out" in sentence]) == len(bad) + 2
+    assert len([sentence for sentence in texts if "left out" in sentence]) == len(bad) + 2
 
 
 async def test_a_server_asks_no_model(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ async def test_where_the_operator_says_so_a_server_asks_the_agent_s_model_throug
     tmp_path: Path, server: str
 ) -> None:
     async with open_desk(tmp_path, SAMPLES, sampling_servers(tmp_path)) as desk, desk.client() as client:
-        said = text_of(await client.call_tool(f"{server}__think", {"about": "what?"}))
-        assert said == "it thinks of the sea"
+        text = text_of(await client.call_tool(f"{server}__think", {"about": "what?"}))
+        assert text == "it thinks of the sea"
         kinds = await desk.kinds()
         assert kinds.index("call_started") < kinds.index("request_started") < kinds.index("request_settled")
         await desk.app.store.commit(halt("agent:desk", PERSON, desk.app.ids.make(), "enough"))
@@ -189,13 +189,13 @@ async def test_what_an_agent_hides_from_models_it_hides_also_where_a_server_asks
     async with open_desk(tmp_path, policy, sampling_servers(tmp_path)) as desk, desk.client() as client:
         await client.list_tools()
         (session,) = desk.gateway.sessions.values()
-        says = ScriptLine(reply=Reply((Text("of the sea", "model", trusted=False),), "end", None))
-        model = Scripted([says], desk.app.clock, ModelName("anthropic", "claude-sonnet-4-5"))
+        script_line = ScriptLine(reply=Reply((Text("of the sea", "model", trusted=False),), "end", None))
+        model = Scripted([script_line], desk.app.clock, ModelName("anthropic", "claude-sonnet-4-5"))
         session.terms = replace(session.terms, models=cast("Any", OneModel(model)))
-        said = text_of(await client.call_tool(f"{server}__think", {"about": "Ada Lovelace, ada@example.com"}))
-        assert said == "it thinks of the sea"
-        assert "Lovelace" not in str(model.asked)
-        assert "ada@example.com" not in str(model.asked)
+        text = text_of(await client.call_tool(f"{server}__think", {"about": "Ada Lovelace, ada@example.com"}))
+        assert text == "it thinks of the sea"
+        assert "Lovelace" not in str(model.requests)
+        assert "ada@example.com" not in str(model.requests)
 
 
 @pytest.mark.parametrize("server", ["helpful", "modern"])
@@ -229,29 +229,29 @@ async def test_twenty_calls_at_once_never_pass_a_cap(tmp_path: Path, era: str) -
         assert Counter(text_of(result) == "did x" for result in results) == {True: 5, False: 15}
         assert desk.noted() == ["act x"] * 5
         budgets = await desk.app.store.ask(Query("all_budgets", BudgetRow))
-        spent = [row.spent for row in budgets if row.scope.startswith("session:") and row.unit == "usd"]
-        assert spent == [500_000]
+        numbers = [row.spent for row in budgets if row.scope.startswith("session:") and row.unit == "usd"]
+        assert numbers == [500_000]
         assert await desk.app.store.ask(Query("holds", HoldRow)) == []
 
 
 async def test_a_client_hears_that_tools_have_changed(tmp_path: Path) -> None:
-    heard = asyncio.Event()
+    event = asyncio.Event()
 
     async def hear(message: Any) -> None:
         if isinstance(message, ToolListChangedNotification):
-            heard.set()
+            event.set()
 
     async with open_desk(tmp_path) as desk, desk.client(message_handler=hear) as client:
         before = [tool.name for tool in (await client.list_tools()).tools]
         await client.call_tool("helpful__grow", {})
-        await heard.wait()
+        await event.wait()
         # What is new waits for a person, so that the list is as before.
         assert [tool.name for tool in (await client.list_tools()).tools] == before
         assert (await client.call_tool("helpful__grown", {})).is_error
-        heard.clear()
+        event.clear()
         await desk.decide("approve")
         assert "helpful__grown" in [tool.name for tool in (await client.list_tools()).tools]
-        await heard.wait()
+        await event.wait()
         assert text_of(await client.call_tool("helpful__grown", {})) == "new"
         assert desk.noted() == ["grown"]
 
@@ -259,9 +259,9 @@ async def test_a_client_hears_that_tools_have_changed(tmp_path: Path) -> None:
 async def test_a_newer_client_hears_of_it_on_its_stream(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk, desk.client("2026-07-28") as client:
         await client.list_tools()
-        async with client.listen(tools_list_changed=True) as news:
+        async with client.listen(tools_list_changed=True) as subscription:
             await client.call_tool("helpful__grow", {})
-            async for event in news:
+            async for event in subscription:
                 assert type(event).__name__ == "ToolsListChanged"
                 break
 

@@ -25,7 +25,7 @@ from halter.core.rows import HoldRow
 from halter.gateway.serve import make_mcp_terms, read_gateway_agent, serve_http
 from halter.gateway.sessions import recover_sessions
 from halter.loop.session_runtime import cancel_and_wait
-from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, describe_key, make_key_secret
+from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, make_key_secret, make_virtual_key
 from halter.runtime.runtime import open_runtime
 from halter.server.server import bind, format_address
 from halter.settings import read_settings
@@ -51,8 +51,10 @@ def command_of(home: Path, *, forked: bool = True) -> list[str]:
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_program_starts_it_in_place_of_its_servers(tmp_path: Path, era: str) -> None:
     program, *arguments = command_of(tmp_path)
-    started = StdioServerParameters(command=program, args=arguments, env=dict(environ_of(tmp_path)), cwd=tmp_path)
-    async with Client(started, mode=era) as client:
+    stdio_server_parameters = StdioServerParameters(
+        command=program, args=arguments, env=dict(environ_of(tmp_path)), cwd=tmp_path
+    )
+    async with Client(stdio_server_parameters, mode=era) as client:
         assert "helpful__act" in [tool.name for tool in (await client.list_tools()).tools]
         assert text_of(await client.call_tool("helpful__act", {"what": "x"})) == "did x"
     settings = read_settings(environ_of(tmp_path), tmp_path, str(tmp_path / "runs.db"))
@@ -103,13 +105,13 @@ async def test_a_call_under_way_when_the_gateway_is_killed_is_in_doubt_and_not_l
     wire.program.send_signal(signal.SIGKILL)
     wire.close()
     settings = read_settings(environ_of(tmp_path), tmp_path, str(tmp_path / "runs.db"))
-    later = ManualClock(SystemClock().now() + 5 * MINUTE)
-    async with open_runtime(settings, later, environ_of(tmp_path)) as app, open_at(app, tmp_path) as gateway:
+    manual_clock = ManualClock(SystemClock().now() + 5 * MINUTE)
+    async with open_runtime(settings, manual_clock, environ_of(tmp_path)) as app, open_at(app, tmp_path) as gateway:
         desk = GatewayDesk(app, gateway, notes)
         await recover_sessions(gateway.terms)
         (hold,) = await app.store.ask(Query("holds", HoldRow))
-        asked = await desk.until_asked()
-        assert (asked.about, asked.name) == ("unknown_call", "helpful__slow")
+        pending_decision = await desk.until_asked()
+        assert (pending_decision.about, pending_decision.name) == ("unknown_call", "helpful__slow")
         (row,) = await desk.sessions()
         assert row.state == "WAITING_FOR_APPROVAL"
         # Another look changes nothing, and a new client gets a session of its own.
@@ -164,8 +166,8 @@ async def test_two_gateways_on_one_postgresql_share_caps_and_approvals(
             assert text_of(await client.call_tool(*act)) == "did x"
             assert "pending decision" in text_of(await client.call_tool(*act))
         assert first.noted().count("act x") == 1
-        spent = [row.spent for row in await first.app.store.ask(Query("all_budgets", BudgetRow))]
-        assert max(spent) == 500_000
+        numbers = [row.spent for row in await first.app.store.ask(Query("all_budgets", BudgetRow))]
+        assert max(numbers) == 500_000
 
 
 class HttpDesk:
@@ -176,7 +178,7 @@ class HttpDesk:
 
     def make_key(self, name: str, agent: str = "desk", limits: KeyLimits | None = None) -> str:
         secret = make_key_secret()
-        self._keys.add(describe_key(secret, name, agent, 1, PERSON, limits or KeyLimits()))
+        self._keys.add(make_virtual_key(secret, name, agent, 1, PERSON, limits or KeyLimits()))
         return secret
 
     def revoke(self, name: str) -> None:
@@ -208,19 +210,19 @@ async def serve(home: Path, policy: str = "", fleet: str = "mode: FULL\n") -> As
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_over_http_a_key_opens_the_gateway_of_its_agent(tmp_path: Path, era: str) -> None:
-    async with serve(tmp_path) as place:
-        key = place.make_key("one")
-        async with place.client(key, era) as client:
+    async with serve(tmp_path) as http_desk:
+        key = http_desk.make_key("one")
+        async with http_desk.client(key, era) as client:
             assert "helpful__act" in [tool.name for tool in (await client.list_tools()).tools]
             assert text_of(await client.call_tool("helpful__act", {"what": "x"})) == "did x"
-            (row,) = await place.desk.sessions()
+            (row,) = await http_desk.desk.sessions()
             assert row.kind == "gated"
-            started: Any = (await place.desk.events())[0].event
-            assert started.started_by == "key:one"
-            place.revoke("one")
+            result: Any = (await http_desk.desk.events())[0].event
+            assert result.started_by == "key:one"
+            http_desk.revoke("one")
             with pytest.raises(Exception, match=r"401|revoked"):
                 await client.call_tool("helpful__act", {"what": "y"})
-    assert place.desk.noted() == ["act x"]
+    assert http_desk.desk.noted() == ["act x"]
 
 
 @pytest.mark.parametrize(
@@ -237,10 +239,13 @@ async def test_a_key_lowers_what_its_agent_may_spend_and_never_raises_it(
     tmp_path: Path, limits: KeyLimits, made: int
 ) -> None:
     policy = "limits: {max_cost_usd: 0.4}\ngateway: {prices: {helpful__act: 0.1}, wait: 0s}\n"
-    async with serve(tmp_path, policy) as place, place.client(place.make_key("one", limits=limits), ERAS[1]) as client:
+    async with (
+        serve(tmp_path, policy) as http_desk,
+        http_desk.client(http_desk.make_key("one", limits=limits), ERAS[1]) as client,
+    ):
         results = [await client.call_tool("helpful__act", {"what": "x"}) for _ in range(6)]
         assert [result.is_error for result in results] == [False] * made + [True] * (6 - made)
-        assert place.desk.noted() == ["act x"] * made
+        assert http_desk.desk.noted() == ["act x"] * made
 
 
 async def test_what_one_key_left_open_is_unknown_to_another_key(tmp_path: Path) -> None:
@@ -251,8 +256,8 @@ async def test_what_one_key_left_open_is_unknown_to_another_key(tmp_path: Path) 
             "extensions": {"io.modelcontextprotocol/tasks": {}},
         },
     }
-    async with serve(tmp_path, fleet="mode: SEMI\n") as place, httpx2.AsyncClient(timeout=30) as http:
-        mine, theirs = place.make_key("mine"), place.make_key("theirs")
+    async with serve(tmp_path, fleet="mode: SEMI\n") as http_desk, httpx2.AsyncClient(timeout=30) as http:
+        mine, theirs = http_desk.make_key("mine"), http_desk.make_key("theirs")
 
         async def send(key: str, method: str, name: str = "", **params: Any) -> Any:
             headers = {
@@ -262,23 +267,23 @@ async def test_what_one_key_left_open_is_unknown_to_another_key(tmp_path: Path) 
                 "Mcp-Method": method,
                 **({"Mcp-Name": name} if name else {}),
             }
-            named = {"name": name} if name else {}
-            body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**named, **params, "_meta": meta}}
-            said = (await http.post(place.url, json=body, headers=headers)).text
-            return json.loads(said[said.index("{") :])
+            values = {"name": name} if name else {}
+            body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**values, **params, "_meta": meta}}
+            output = (await http.post(http_desk.url, json=body, headers=headers)).text
+            return json.loads(output[output.index("{") :])
 
         ask = ("tools/call", "helpful__ask")
-        given: Any = {"question": "Which?"}
-        first = (await send(mine, *ask, arguments=given))["result"]
+        result: Any = {"question": "Which?"}
+        first = (await send(mine, *ask, arguments=result))["result"]
         red: Any = {"inputResponses": {"halter-1": {"action": "accept", "content": {"colour": "red"}}}}
-        back: Any = {"arguments": given, "requestState": first["requestState"], **red}
-        assert "nothing was done" in (await send(theirs, *ask, **back))["error"]["message"]
+        back: Any = {"arguments": result, "requestState": first["requestState"], **red}
+        assert "Nothing was done" in (await send(theirs, *ask, **back))["error"]["message"]
         task = (await send(mine, "tools/call", "helpful__act", arguments={"what": "x"}))["result"]
         assert task["resultType"] == "task"
         for method in ("tasks/get", "tasks/cancel"):
             assert "no such task" in (await send(theirs, method, taskId=task["taskId"]))["error"]["message"]
         assert (await send(mine, "tasks/get", taskId=task["taskId"]))["result"]["status"] == "working"
-        assert place.desk.noted() == []
+        assert http_desk.desk.noted() == []
         assert (await send(mine, *ask, **back))["result"]["content"][0]["text"] == "they like red"
 
 
@@ -296,11 +301,15 @@ async def test_a_session_is_good_only_with_the_key_that_began_it(tmp_path: Path)
         "params": {"name": "helpful__act", "arguments": {"what": "stolen"}},
     }
     accepts = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25"}
-    async with serve(tmp_path) as place, httpx2.AsyncClient(headers=accepts, timeout=30) as http:
-        mine, theirs, foreign = place.make_key("mine"), place.make_key("theirs"), place.make_key("other", "clerk")
+    async with serve(tmp_path) as http_desk, httpx2.AsyncClient(headers=accepts, timeout=30) as http:
+        mine, theirs, foreign = (
+            http_desk.make_key("mine"),
+            http_desk.make_key("theirs"),
+            http_desk.make_key("other", "clerk"),
+        )
 
         async def send(body: Any, key: str, **headers: str) -> httpx2.Response:
-            return await http.post(place.url, json=body, headers={"Authorization": f"Bearer {key or 0}", **headers})
+            return await http.post(http_desk.url, json=body, headers={"Authorization": f"Bearer {key or 0}", **headers})
 
         for wrong in ("", "sk-halter-" + "a" * 43, foreign):
             assert (await send(initialize(), wrong)).status_code == 401
@@ -310,15 +319,15 @@ async def test_a_session_is_good_only_with_the_key_that_began_it(tmp_path: Path)
         assert (await send(call, theirs, **labelled)).status_code == 404
         assert (await send(call, mine, **{"Mcp-Session-Id": "0" * 32})).status_code == 404
         assert (await send(call, "", **labelled)).status_code == 401
-        assert place.desk.noted() == []
+        assert http_desk.desk.noted() == []
         assert (await send(call, mine, **labelled)).status_code == 200
-        assert place.desk.noted() == ["act stolen"]
+        assert http_desk.desk.noted() == ["act stolen"]
 
 
 async def test_servers_may_ask_a_model_only_where_the_agent_has_one(tmp_path: Path) -> None:
     folder = write_agent(tmp_path, {"helpful": helpful(tmp_path / "notes")}, "gateway: {sampling: true}\n")
     async with open_app(tmp_path) as app:
-        with pytest.raises(ConfigError, match="lets servers ask its model"):
+        with pytest.raises(ConfigError, match="needs a model"):
             read_gateway_agent(app, str(folder), tmp_path / "mcp.json")
 
 

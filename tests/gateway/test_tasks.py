@@ -38,15 +38,15 @@ class TaskClient:
         return await self.ask("tools/call", name=tool, arguments=arguments)
 
     async def update(self, task: str, **responses: Any) -> dict[str, Any]:
-        said = await self.ask("tasks/update", taskId=task, inputResponses=responses)
-        return {key: value for key, value in said.items() if key != "_meta"}
+        fields = await self.ask("tasks/update", taskId=task, inputResponses=responses)
+        return {key: value for key, value in fields.items() if key != "_meta"}
 
     async def until(self, clock: ManualClock, task: str, status: str, questions: int = 1) -> dict[str, Any]:
         """Ask how a task stands, as time passes, until it stands so, with that many questions if it has any."""
         while True:
-            found = await self.ask("tasks/get", taskId=task)
-            if found["status"] == status and len(found.get("inputRequests", "1")) == questions:
-                return found
+            fields = await self.ask("tasks/get", taskId=task)
+            if fields["status"] == status and len(fields.get("inputRequests", "1")) == questions:
+                return fields
             clock.advance(SECOND // 10)
             await asyncio.sleep(0.01)
 
@@ -58,20 +58,20 @@ async def test_a_client_that_knows_tasks_is_given_one_while_a_person_decides(tmp
         assert TASKS in (await client.ask("server/discover"))["capabilities"]["extensions"]
         task = await client.call(*ACT)
         assert (task["resultType"], task["status"], task["ttlMs"]) == ("task", "working", None)
-        asked = await desk.until_asked()
-        assert asked.decision in task["statusMessage"]
+        pending_decision = await desk.until_asked()
+        assert pending_decision.decision in task["statusMessage"]
         # It outlives the time for which others are held.
         clock.advance(5 * MINUTE)
         await asyncio.sleep(0.05)
         assert (await client.ask("tasks/get", taskId=task["taskId"]))["status"] == "working"
         assert desk.noted() == []
         await desk.decide("approve")
-        found = await client.until(clock, task["taskId"], "completed")
-        assert found["result"]["content"][0]["text"] == "did x"
+        fields = await client.until(clock, task["taskId"], "completed")
+        assert fields["result"]["content"][0]["text"] == "did x"
         assert desk.noted() == ["act x"]
         # What needs no person is answered as ever.
-        looked = await client.call("helpful__look", {"what": "y"})
-        assert looked["structuredContent"] == {"seen": "y"}
+        payload = await client.call("helpful__look", {"what": "y"})
+        assert payload["structuredContent"] == {"seen": "y"}
         with pytest.raises(MCPError, match="no such task"):
             await client.ask("tasks/get", taskId="made up")
 
@@ -80,10 +80,10 @@ async def test_a_task_that_is_cancelled_never_runs_and_one_that_is_denied_says_s
     clock = ManualClock(START)
     async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk, desk.client("2026-07-28") as plain:
         client = TaskClient(plain)
-        gone = await client.call("helpful__act", {"what": "gone"})
+        fields = await client.call("helpful__act", {"what": "gone"})
         await desk.until_asked()
-        await client.ask("tasks/cancel", taskId=gone["taskId"])
-        assert (await client.ask("tasks/get", taskId=gone["taskId"]))["status"] == "cancelled"
+        await client.ask("tasks/cancel", taskId=fields["taskId"])
+        assert (await client.ask("tasks/get", taskId=fields["taskId"]))["status"] == "cancelled"
         await desk.decide("approve")
         denied = await client.call(*ACT)
         await desk.decide("deny")
@@ -97,17 +97,17 @@ async def test_an_answer_to_one_question_of_a_task_leaves_the_others_open(tmp_pa
         client = TaskClient(plain)
         task = (await client.call("helpful__ask_twice", {}))["taskId"]
         await desk.decide("approve")
-        found = await client.until(clock, task, "input_required", questions=2)
-        second = next(key for key, each in found["inputRequests"].items() if "Second?" in each["params"]["message"])
-        (first,) = found["inputRequests"].keys() - {second}
+        fields = await client.until(clock, task, "input_required", questions=2)
+        second = next(key for key, each in fields["inputRequests"].items() if "Second?" in each["params"]["message"])
+        (first,) = fields["inputRequests"].keys() - {second}
         assert await client.update(task, **{second: BLUE, "made up": RED}) == {"resultType": "complete"}
         # What was answered is answered: a second thought is not heard.
         await client.update(task, **{second: RED})
-        left = await client.until(clock, task, "input_required")
-        assert [*left["inputRequests"]] == [first]
+        payload = await client.until(clock, task, "input_required")
+        assert [*payload["inputRequests"]] == [first]
         await client.update(task, **{first: RED})
-        done = await client.until(clock, task, "completed")
-        assert done["result"]["content"][0]["text"] == "red blue"
+        result = await client.until(clock, task, "completed")
+        assert result["result"]["content"][0]["text"] == "red blue"
 
 
 async def test_a_client_that_does_not_say_that_it_knows_tasks_cannot_ask_for_them(tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ async def test_a_client_that_does_not_say_that_it_knows_tasks_cannot_ask_for_the
 
 
 def job(
-    what: str = "j", ends: str = "completed", asks: tuple[str, ...] = (), **lies: Any
+    text: str = "j", ends: str = "completed", asks: tuple[str, ...] = (), **lies: Any
 ) -> tuple[str, dict[str, Any]]:
     """A call of which the server makes a task, how that ends, and what it asks for before."""
-    return ("modern__job", {"what": what, "ends": ends, "asks": list(asks), "lies": lies})
+    return ("modern__job", {"what": text, "ends": ends, "asks": list(asks), "lies": lies})
 
 
 def open_job_desk(home: Path, clock: ManualClock) -> Any:
@@ -132,17 +132,17 @@ def open_job_desk(home: Path, clock: ManualClock) -> Any:
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_task_of_a_server_is_one_call_for_a_client_that_knows_none(tmp_path: Path, era: str) -> None:
-    asked, clock = list[str](), ManualClock(START)
+    texts, clock = list[str](), ManualClock(START)
 
     async def answer(_: Any, params: Any) -> ElicitResult:
-        asked.append(params.message)
+        texts.append(params.message)
         return ElicitResult(action="accept", content={"colour": "red"})
 
     async with open_job_desk(tmp_path, clock) as desk, desk.client(era, elicitation_callback=answer) as client:
         call = asyncio.create_task(client.call_tool(*job(asks=("a", "b"))))
         await let_server_work(clock, call)
         assert text_of(await call) == "j is done red red"
-        assert asked == ["The server modern asks: Which?"] * 2
+        assert texts == ["The server modern asks: Which?"] * 2
         assert [line.split(" {")[0] for line in desk.noted()] == ["begin j", "tasks/update j"]
         assert (await desk.until_settled()).outcome == "ok"
 
@@ -151,15 +151,15 @@ async def test_a_task_of_a_server_is_a_task_of_ours_for_a_client_that_knows_them
     clock = ManualClock(START)
     async with open_job_desk(tmp_path, clock) as desk, desk.client("2026-07-28") as plain:
         client = TaskClient(plain)
-        made = await client.call(*job(asks=("a",)))
-        assert (made["resultType"], made["statusMessage"]) == ("task", "The server modern says: j is working")
-        assert made["taskId"] != "j"
-        found = await client.until(clock, made["taskId"], "input_required")
-        ((key, request),) = found["inputRequests"].items()
+        fields = await client.call(*job(asks=("a",)))
+        assert (fields["resultType"], fields["statusMessage"]) == ("task", "The server modern says: j is working")
+        assert fields["taskId"] != "j"
+        payload = await client.until(clock, fields["taskId"], "input_required")
+        ((key, request),) = payload["inputRequests"].items()
         assert request["params"]["message"] == "The server modern asks: Which?"
-        await client.update(made["taskId"], **{key: BLUE})
-        done = await client.until(clock, made["taskId"], "completed")
-        assert done["result"]["content"][0]["text"] == "j is done blue"
+        await client.update(fields["taskId"], **{key: BLUE})
+        result = await client.until(clock, fields["taskId"], "completed")
+        assert result["result"]["content"][0]["text"] == "j is done blue"
         with pytest.raises(MCPError, match="no such task"):
             await client.ask("tasks/get", taskId="j")
         assert [stored.event.outcome for stored in await desk.events() if stored.kind == "call_settled"] == ["ok"]
@@ -179,19 +179,19 @@ async def test_a_task_of_a_server_is_a_task_of_ours_for_a_client_that_knows_them
 async def test_how_a_task_of_a_server_ends_is_how_its_call_ends(tmp_path: Path, call: Any, outcome: str) -> None:
     clock = ManualClock(START)
     async with open_job_desk(tmp_path, clock) as desk, desk.client() as client:
-        made = asyncio.create_task(client.call_tool(*call))
-        await let_server_work(clock, made)
-        assert (await made).is_error
+        task = asyncio.create_task(client.call_tool(*call))
+        await let_server_work(clock, task)
+        assert (await task).is_error
         assert (await desk.until_settled()).outcome == outcome
 
 
 async def test_a_task_that_its_server_has_forgotten_may_have_been_done(tmp_path: Path) -> None:
     clock = ManualClock(START)
     async with open_job_desk(tmp_path, clock) as desk, desk.client() as client:
-        made = asyncio.create_task(client.call_tool(*job(ends="working")))
+        task = asyncio.create_task(client.call_tool(*job(ends="working")))
         await until(lambda: desk.noted() == ["begin j"])
         assert not (await client.call_tool("modern__forget", {})).is_error
-        await let_server_work(clock, made)
+        await let_server_work(clock, task)
         assert (await desk.until_settled()).outcome == "unknown"
 
 

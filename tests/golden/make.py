@@ -87,7 +87,7 @@ from halter.runtime.proof import encode_receipt
 from halter.state import lifecycle
 from halter.state.session import replay
 from halter.testing.fakes import Crash, Crashed, CrashingStore, ManualClock, SeededIds, make_seeded_salts
-from halter_drills.workload import Told, Workload, plan
+from halter_drills.workload import AckedEvent, Workload, plan
 from tests.golden.midway import at_rest, left_midway
 
 START = 1_767_225_600 * SECOND
@@ -102,7 +102,7 @@ async def fill(path: Path) -> JournalStore:
     engine = SqliteEngine(str(path), now=clock.now, new_id=SeededIds("golden", clock.now).make, lease=DAY)
     store = JournalStore(engine, inline=True, salt=make_seeded_salts("golden"))
 
-    def tick(_: Sequence[Told]) -> None:
+    def tick(_: Sequence[AckedEvent]) -> None:
         clock.advance(SECOND)
 
     for session, commit in DEATHS.items():
@@ -194,8 +194,8 @@ async def ran(store: JournalStore, clock: ManualClock) -> None:
         if isinstance(event, WakePosted):
             await store.commit(lifecycle.post_wake(session, f"{number}", event, body))
             continue
-        written = event if not isinstance(event, SessionParked) else at_rest(event, clock.now())
-        draft = Draft(written, body if body is None or isinstance(body, bytes) else msgspec.json.encode(body))
+        outcome = event if not isinstance(event, SessionParked) else at_rest(event, clock.now())
+        draft = Draft(outcome, body if body is None or isinstance(body, bytes) else msgspec.json.encode(body))
         await store.commit(Write(stream, f"{number}", lambda _, draft=draft: [draft], (), lease))
     clock.advance(SECOND)
     await store.commit(switch_off("watch", [], "ada", "off", "lunch"))
@@ -340,24 +340,24 @@ def rows_of_guard(legs: Sequence[Leg]) -> list[RowKey]:
 
 async def expected(store: JournalStore) -> dict[str, Any]:
     """Say what this version makes of the journal: states, receipts and rows."""
-    made: dict[str, Any] = {"format": SESSION_FORMAT, "states": {}, "receipts": {}, "turns": {}, "rows": {}}
+    fields: dict[str, Any] = {"format": SESSION_FORMAT, "states": {}, "receipts": {}, "turns": {}, "rows": {}}
     for row in await store.study(lambda view: view.ask("all_sessions", {})):
         events = await store.read(StreamId(f"session:{row['session']}"))
-        made["states"][row["session"]] = msgspec.to_builtins(replay(events))
-        made["receipts"][row["session"]] = msgspec.json.decode(encode_receipt(events, ()))
+        fields["states"][row["session"]] = msgspec.to_builtins(replay(events))
+        fields["receipts"][row["session"]] = msgspec.json.decode(encode_receipt(events, ()))
         if any(isinstance(stored.event, TurnStarted) for stored in events):
-            made["turns"][row["session"]] = await turns(store, events)
+            fields["turns"][row["session"]] = await turns(store, events)
     for row in (await compute_projections(store)).values():
-        made["rows"].setdefault(row.TABLE, []).append(msgspec.to_builtins(row))
-    return made
+        fields["rows"].setdefault(row.TABLE, []).append(msgspec.to_builtins(row))
+    return fields
 
 
 async def turns(store: JournalStore, events: Sequence[Stored]) -> dict[str, Any]:
     """Say what the loop makes of a session: where its turn stands, what was said, and what is sent of it."""
     recalled = SessionHistory(str(events[0].stream).removeprefix("session:"))
     await recalled.apply(events, lambda stored: read_body(store, stored))
-    told = {"turn": recalled.turn, "said": recalled.transcript.messages, "sent": recalled.transcript.sent}
-    return msgspec.to_builtins(told)
+    values = {"turn": recalled.turn, "said": recalled.transcript.messages, "sent": recalled.transcript.sent}
+    return msgspec.to_builtins(values)
 
 
 def exported(path: Path) -> str:
@@ -378,9 +378,9 @@ def _line(columns: dict[str, Any]) -> str:
 async def write(folder: Path) -> None:
     """Fill the store of a version, and say what that version makes of it."""
     store = await fill(folder / "store.db")
-    told = msgspec.json.format(msgspec.json.encode(await expected(store)), indent=1)
+    body = msgspec.json.format(msgspec.json.encode(await expected(store)), indent=1)
     await store.close()
-    (folder / "expected.json").write_bytes(told)
+    (folder / "expected.json").write_bytes(body)
     (folder / "journal.jsonl").write_text(exported(folder / "store.db"), "utf-8")
 
 

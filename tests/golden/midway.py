@@ -49,10 +49,10 @@ async def left_midway(store: JournalStore, clock: ManualClock) -> None:
         event = SessionStarted(session=session, agent=AGENT, kind="autonomous", started_by="ada")
         await store.commit(lifecycle.start_session(event, b""))
         (lease,) = await store.claim(WorkerId(f"worker of {session}"), 1, SessionId(session))
-        for number, (event, said) in enumerate(happened):
+        for number, (event, result) in enumerate(happened):
             clock.advance(SECOND)
             written = at_rest(event, clock.now()) if isinstance(event, SessionParked) else event
-            draft = Draft(written, None if said is None else msgspec.json.encode(said))
+            draft = Draft(written, None if result is None else msgspec.json.encode(result))
             write = Write(session_stream(session), f"{number}", lambda _, draft=draft: [draft], rows(event), lease)
             await store.commit(write)
     clock.advance(SECOND)
@@ -100,27 +100,27 @@ def asleep(session: str) -> list[tuple[AnyEvent, Any]]:
 def in_calls(session: str, now: int) -> list[tuple[AnyEvent, Any]]:
     """Stop when a look, something that may be repeated, and something that may not, have been begun."""
     held = make_legs(Caps(session=Cap(DOLLAR)), Spender(session, AGENT), now, usd=PRICE)
-    begun = {"look": ("read", False), "file": ("write", True), "send": ("write", False)}
-    calls = [ToolCall(f"m{number}", tool, "{}") for number, tool in enumerate(begun)]
-    started = [
+    values = {"look": ("read", False), "file": ("write", True), "send": ("write", False)}
+    calls = [ToolCall(f"m{number}", tool, "{}") for number, tool in enumerate(values)]
+    events = [
         CallStarted(
             call=f"{session}.c1_0_{number}", tool=tool, effect=effect, idempotent=again, legs=held, phase="work"
         )
-        for number, (tool, (effect, again)) in enumerate(begun.items())
+        for number, (tool, (effect, again)) in enumerate(values.items())
     ]
-    return [*turn(session, *calls), *((call, {}) for call in started)]
+    return [*turn(session, *calls), *((call, {}) for call in events)]
 
 
 def asking(session: str, now: int) -> list[tuple[AnyEvent, Any]]:
     """Wait for a person, who is to say what became of something that was begun in an earlier life."""
     call = f"{session}.c1_0_0"
     held = make_legs(Caps(session=Cap(DOLLAR)), Spender(session, AGENT), now, usd=PRICE)
-    asked = DecisionAsked(
+    event = DecisionAsked(
         decision=f"{call}/unknown", about="unknown_call", subject=call, name="send", digest=call, expires_at=now + YEAR
     )
     return [
         *turn(session, ToolCall("m1", "send", "{}")),
         (CallStarted(call=call, tool="send", legs=held, phase="work"), {}),
-        (asked, "send was started, and it is unknown whether it was done. Was it?"),
+        (event, "send was started, and it is unknown whether it was done. Was it?"),
         (SessionParked(state="WAITING_FOR_APPROVAL", wake_at=YEAR), None),
     ]

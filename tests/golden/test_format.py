@@ -16,8 +16,8 @@ def read_by_this_program() -> dict[str, list[str]]:
     """List each kind with its version, and all words that its facts may hold in place of free text."""
     found: dict[str, list[str]] = {}
     for kind, event in EVENTS_BY_KIND.items():
-        _, parts = msgspec.json.schema_components([event])
-        found[f"{kind} {event.VERSION}"] = sorted({word for part in parts.values() for word in _words(part)})
+        _, fields = msgspec.json.schema_components([event])
+        found[f"{kind} {event.VERSION}"] = sorted({word for result in fields.values() for word in _words(result)})
     return found
 
 

@@ -25,11 +25,11 @@ from halter.core.ports import Committed, Draft, Lease, Query, Rows, Write
 from halter.core.rows import SessionRow
 from halter.journal.engine import Engine
 from halter.journal.open import open_store
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.guard_api import SessionTaken
-from halter.runtime.sessions import attend_session, begin_session, post_message, reopen_agent_session
+from halter.runtime.guard_api import SessionInUse
+from halter.runtime.session_start import attend_session, begin_session, post_message, reopen_agent_session
 from halter.state import lifecycle
 from halter.testing.fakes import StoreProxy, Worker
 from halter.testing.world import World
@@ -88,8 +88,8 @@ class Sleeper:
         if row.state != "RUNNING" or lease.generation > 1:
             await self.store.commit(lifecycle.wake_session(lease, f"{key}/woken", "timer", row.inbox_head))
         wake_at = self.world.now + MINUTE
-        parked = SessionParked(state="SLEEPING", inbox_seen=row.inbox_head, wake_at=wake_at)
-        await self.store.commit(lifecycle.park_session(lease, f"{key}/parked", parked))
+        event = SessionParked(state="SLEEPING", inbox_seen=row.inbox_head, wake_at=wake_at)
+        await self.store.commit(lifecycle.park_session(lease, f"{key}/parked", event))
 
     async def run(self) -> None:
         await Worker(self.store, self.world.clock, WorkerId(self.name), self.turn).run()
@@ -112,7 +112,7 @@ async def test_sessions_of_the_same_format_are_handed_from_one_version_to_the_ot
         running.cancel()
         assert process.attended == ["s", "s", "s", "s"][: len(process.attended)]
         assert len(process.attended) >= 3
-    assert (await verify(world.journal)).findings == ()
+    assert (await verify_store(world.journal)).findings == ()
 
 
 async def test_what_a_newer_version_has_taken_up_is_never_taken_or_written_to_by_an_older_one(world: World) -> None:
@@ -134,7 +134,7 @@ async def test_what_a_newer_version_has_taken_up_is_never_taken_or_written_to_by
     assert set(old.attended) == {"s2", "s3"}
     assert await formats(world) == {"s0": NEWER, "s1": NEWER, "s2": SESSION_FORMAT, "s3": SESSION_FORMAT}
     assert {name: len(await world.events(session_stream(name))) for name in before} == before
-    assert (await verify(world.journal)).findings == ()
+    assert (await verify_store(world.journal)).findings == ()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -148,12 +148,12 @@ def test_with_both_at_work_every_session_goes_on_and_none_goes_back(seed: int) -
         world.spawn(new.run())
         await world.advance(30 * MINUTE)
         for session, format_ in (await formats(world)).items():
-            written = [_format(stored.event) for stored in await world.events(session_stream(session))]
-            said = [each for each in written if each]
-            assert said == sorted(said), session
-            assert said[-1] == format_
-            assert len(said) >= 30, session
-        assert (await verify(world.journal)).findings == ()
+            numbers = [_format(stored.event) for stored in await world.events(session_stream(session))]
+            counts = [each for each in numbers if each]
+            assert counts == sorted(counts), session
+            assert counts[-1] == format_
+            assert len(counts) >= 30, session
+        assert (await verify_store(world.journal)).findings == ()
 
     with World(seed) as world:
         world.run(story(world))
@@ -171,11 +171,11 @@ async def test_a_word_for_a_session_of_a_newer_version_reaches_it_and_its_own_st
     (lease,) = await new.claim(WorkerId("new"), 1)
     await new.commit(lifecycle.wake_session(lease, "woken", "trigger", 0))
     await new.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))
-    with pytest.raises(LeaseLost, match=rf"Session s was taken up by a newer Halter \(it has format {NEWER}.*Nothing"):
+    with pytest.raises(LeaseLost, match=rf"Session s was run by a newer Halter \(it has format {NEWER}.*Nothing"):
         await world.store.commit(lifecycle.reopen_session("s", "again", "ada"))
     assert (await world.session("s")).ended
     await new.commit(lifecycle.start_session(SessionStarted(session="t", agent="a", kind="task", started_by="ada")))
-    await world.say("t", "hello")
+    await world.send_message("t", "hello")
     assert await world.store.claim(WorkerId("old"), 10) == []
     assert [lease.session for lease in await new.claim(WorkerId("new"), 10)] == ["t"]
 
@@ -198,9 +198,9 @@ async def test_an_agent_whose_session_a_newer_version_has_is_left_to_it_and_that
     await world.advance(3 * HOUR)
     assert await fleet.events("watch-1") == before
     assert len(await fleet.sessions("watch")) == 1
-    told = [sentence for agent, sentence in fleet.told if agent == "watch" and "newer Halter" in sentence]
-    assert len(told) == 1
-    assert "so it is left alone: use the newer Halter for it." in told[0]
+    texts = [sentence for agent, sentence in fleet.told if agent == "watch" and "newer Halter" in sentence]
+    assert len(texts) == 1
+    assert "was run by a newer Halter" in texts[0]
 
 
 class NewerWord(WakePosted, frozen=True, kw_only=True):
@@ -220,9 +220,12 @@ def test_a_word_that_only_a_newer_version_can_read_is_not_passed_over_by_an_olde
         await world.advance(HOUR)
         after = [stored.event for stored in await fleet.events("watch-1")][len(before) :]
         assert {type(event) for event in after} == {AttendingFailed, SessionParked}
-        told = [event for event in after if isinstance(event, AttendingFailed)][-1]
-        assert told.quarantined
-        assert "is a wake_posted of version 2, which this program does not know. Use the newer Halter" in told.error
+        attending_failed = [event for event in after if isinstance(event, AttendingFailed)][-1]
+        assert attending_failed.quarantined
+        assert (
+            "is a wake_posted of version 2, which this program does not know. Use the newer Halter"
+            in attending_failed.error
+        )
 
     with World(3, path=tmp_path / "store.db") as world:
         world.run(story(world))
@@ -243,7 +246,7 @@ async def test_who_talks_with_a_session_of_a_newer_version_is_told_which_program
         await post_message(context, chat, "And now?")
         before, began = await fleet.events(chat), world.now
         for way in (attend_session, reopen_agent_session):
-            with pytest.raises(ConfigError, match=r"taken up by a newer Halter .* use the newer Halter for it\.$"):
+            with pytest.raises(ConfigError, match=r"was run by a newer Halter .* Use the newer Halter for it\.$"):
                 await way(context, chat)
         assert world.now - began < SECOND
         assert await fleet.events(chat) == before
@@ -259,6 +262,6 @@ async def test_a_program_that_goes_on_with_a_session_of_a_newer_version_is_told_
         event = SessionStarted(session="s", agent="desk", kind="task", started_by="ada", format=NEWER)
         await store.commit(lifecycle.start_session(event))
         await store.close()
-        with pytest.raises(SessionTaken, match=r"Session s was taken up by a newer Halter"):
+        with pytest.raises(SessionInUse, match=r"Session s was run by a newer Halter"):
             async with guard.session(id="s"):
                 pass

@@ -18,8 +18,8 @@ from halter.core.ports import Query, Stored
 from halter.core.rows import HoldRow, SessionRow
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.journal.rebuild import IntegrityFinding
-from halter.journal.verify import verify
-from halter.runtime.sessions import attend_session, post_message
+from halter.journal.verify import verify_store
+from halter.runtime.session_start import attend_session, post_message
 from halter.testing.world import World
 from tests.golden import make, midway
 from tests.story.autonomous import Fleet
@@ -123,28 +123,28 @@ def upgrade(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 async def upgraded(world: World, fleet: Fleet, version: str) -> Upgrade:
     """Run all agents, answer what they ask, talk with those who listen, and send the others home."""
     before = await rows(world)
-    written = {session: await fleet.events(session) for session in before}
+    values = {session: await fleet.events(session) for session in before}
     watches = [fleet.agent(name, RULES, TOOLS) for name in ("night-watch", "watch", midway.AGENT)]
     fleet.start(*watches, *(fleet.agent(name, ANSWERS) for name in ("reader", "desk")))
     await world.advance(MINUTE)
-    answered = await everything_answered(world)
+    texts = await everything_answered(world)
     for session in before:
         if before[session].kind == "autonomous":
-            await world.say(session, "It is enough.")
+            await world.send_message(session, "It is enough.")
     await talk(fleet, before)
     await world.advance(2 * HOUR)
     budgets = await world.journal.ask(Query("budgets", BudgetRow))
     return Upgrade(
         version=version,
         before=before,
-        written=written,
+        written=values,
         after=await rows(world),
         events={session: await fleet.events(session) for session in before},
-        answered=answered,
+        answered=texts,
         done={folder.name: done(folder) for folder in watches},
         held=await world.journal.ask(Query("holds", HoldRow)),
         spent={row.scope: row.spent for row in budgets if row.unit == "usd" and not row.window},
-        findings=(await verify(world.journal)).findings,
+        findings=(await verify_store(world.journal)).findings,
     )
 
 
@@ -154,13 +154,13 @@ async def rows(world: World) -> dict[str, SessionRow]:
 
 async def everything_answered(world: World) -> Sequence[str]:
     """Be a person who says that whatever they are asked about was done."""
-    answered: list[str] = []
-    while asked := await list_pending_decisions(world.journal):
-        for one in asked:
-            answered.append(one.subject)
-            await world.journal.commit(answer_decision(one, "approve", "ada", world.ids.make()))
+    texts: list[str] = []
+    while pending_decisions := await list_pending_decisions(world.journal):
+        for pending_decision in pending_decisions:
+            texts.append(pending_decision.subject)
+            await world.journal.commit(answer_decision(pending_decision, "approve", "ada", world.ids.make()))
         await world.advance(MINUTE)
-    return answered
+    return texts
 
 
 async def talk(fleet: Fleet, before: dict[str, SessionRow]) -> None:
@@ -206,15 +206,15 @@ def test_an_upgraded_store_has_no_finding_and_what_stood_there_before_still_does
 
 def test_nothing_that_an_earlier_version_began_is_done_twice_and_people_are_asked_about_it(upgrade: Upgrade) -> None:
     in_doubt = {"in-doubt/turn-1/act-0", "in-doubt/turn-1/act-1", "delegating-helper/read"}
-    asked = {f"{midway.CALLING}.c1_0_2", f"{midway.ASKING}.c1_0_0"} if upgrade.midway else set[str]()
-    assert sorted(upgrade.answered) == sorted(in_doubt | asked)
+    texts = {f"{midway.CALLING}.c1_0_2", f"{midway.ASKING}.c1_0_0"} if upgrade.midway else set[str]()
+    assert sorted(upgrade.answered) == sorted(in_doubt | texts)
     repeated = Counter({"look": 1, "file": 1}) if upgrade.midway else Counter[str]()
     assert upgrade.done == {"night-watch": Counter(), "watch": Counter(), midway.AGENT: repeated}
     for session, events in upgrade.events.items():
-        begun, settled = Counter(map(begins, events)), Counter(map(settles, events))
-        del begun[""], settled[""]
-        assert begun == settled, session
-        assert set(begun.values()) <= {1}, session
+        counts, settled = Counter(map(begins, events)), Counter(map(settles, events))
+        del counts[""], settled[""]
+        assert counts == settled, session
+        assert set(counts.values()) <= {1}, session
 
 
 def begins(stored: Stored) -> str:
@@ -238,13 +238,13 @@ def settles(stored: Stored) -> str:
 def test_the_money_of_an_earlier_version_adds_up_and_no_hold_is_left(upgrade: Upgrade) -> None:
     assert upgrade.held == []
     for session, events in upgrade.events.items():
-        own = sum(charged(stored) for stored in events if settles(stored))
+        own = sum(charged(event) for event in events if settles(event))
         children = [name for name, row in upgrade.after.items() if row.parent == session]
-        lent = sum(charged(stored) for name in children for stored in upgrade.events[name][-1:])
+        lent = sum(charged(event) for name in children for event in upgrade.events[name][-1:])
         assert upgrade.spent.get(f"session:{session}", 0) == own + lent, session
     # A person says that both were done: each costs what was held for it, and no more.
-    doubts = [stored for stored in upgrade.events["in-doubt"] if settles(stored).startswith("in-doubt/turn-1/act")]
-    assert [charged(stored) for stored in doubts] == [20_000, 20_000]
+    doubts = [event for event in upgrade.events["in-doubt"] if settles(event).startswith("in-doubt/turn-1/act")]
+    assert [charged(event) for event in doubts] == [20_000, 20_000]
 
 
 def charged(stored: Stored) -> int:

@@ -17,9 +17,9 @@ from halter.core.ports import Query
 from halter.core.rows import HoldRow, SessionRow
 from halter.guard.ledger import Ledger
 from halter.journal.open import open_store
-from halter.journal.rebuild import rebuild
+from halter.journal.rebuild import rebuild_tables
 from halter.journal.store import JournalStore
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.state import lifecycle
 from halter.state.session import replay
 
@@ -37,16 +37,16 @@ MOVED = {
 
 def move(version: Path, url: str) -> None:
     """Copy the journal and nothing that was made of it, with plain SQL."""
-    place, _, schema = url.partition("?schema=")
+    text, _, schema = url.partition("?schema=")
     golden = f"file:{version / 'store.db'}?mode=ro&immutable=1"
-    with closing(sqlite3.connect(golden, uri=True)) as file, psycopg.connect(place) as server:
+    with closing(sqlite3.connect(golden, uri=True)) as file, psycopg.connect(text) as server:
         server.execute(f"SET search_path TO {schema}".encode())
         for table, columns in MOVED.items():
             order = "position" if table == "events" else columns
             rows = file.execute(f"SELECT {columns} FROM {table} ORDER BY {order}").fetchall()
-            marks = ", ".join(["%s"] * len(columns.split(",")))
+            output = ", ".join(["%s"] * len(columns.split(",")))
             with server.cursor() as cursor:
-                cursor.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})".encode(), rows)
+                cursor.executemany(f"INSERT INTO {table} ({columns}) VALUES ({output})".encode(), rows)
 
 
 @pytest_asyncio.fixture(params=VERSIONS)
@@ -54,7 +54,7 @@ async def moved(request: pytest.FixtureRequest, postgres_schema_url: str) -> Asy
     store = open_store(postgres_schema_url, clock=CLOCK, ids=SortableIds(CLOCK.now))
     version = HERE / request.param
     move(version, postgres_schema_url)
-    await rebuild(store)
+    await rebuild_tables(store)
     yield store, version
     await store.close()
 
@@ -65,7 +65,7 @@ async def test_what_an_earlier_version_left_in_flight_is_finished_on_a_server_th
     store, version = moved
     expected: dict[str, Any] = msgspec.json.decode((version / "expected.json").read_bytes())
     unfinished = {session for session, state in expected["states"].items() if state["ended_at"] is None}
-    report = await verify(store)
+    report = await verify_store(store)
     assert (report.findings, report.compared) == ((), True)
     while leases := await store.claim(WorkerId("successor"), 100):
         for lease in leases:
@@ -77,7 +77,7 @@ async def test_what_an_earlier_version_left_in_flight_is_finished_on_a_server_th
     rows = {row.session: row for row in await store.ask(Query("all_sessions", SessionRow))}
     assert {rows[session].terminal_reason for session in unfinished} == {"cancelled"}
     assert await store.ask(Query("holds", HoldRow)) == []
-    assert (await verify(store)).findings == ()
+    assert (await verify_store(store)).findings == ()
 
 
 async def finish(store: JournalStore, lease: Any) -> None:

@@ -29,7 +29,7 @@ def event(
     name: str, tool: str = "", arguments: Mapping[str, Any] | None = None, call: str = "toolu_1", **more: Any
 ) -> bytes:
     """One event as Claude Code sends it."""
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "session_id": SESSION,
         "transcript_path": "/home/ada/.claude/projects/x.jsonl",
         "cwd": "/home/ada/project",
@@ -37,8 +37,8 @@ def event(
         "permission_mode": "default",
     }
     if tool:
-        said |= {"tool_name": tool, "tool_input": dict(arguments or {}), "tool_use_id": call}
-    return json.dumps(said | more).encode()
+        fields |= {"tool_name": tool, "tool_input": dict(arguments or {}), "tool_use_id": call}
+    return json.dumps(fields | more).encode()
 
 
 def bash(command: str, call: str = "toolu_1", **more: Any) -> bytes:
@@ -83,8 +83,8 @@ class HookDesk:
         return list(await list_pending_decisions(self.app.store, self.app.clock.now()))
 
     async def decide(self, said: Verdict) -> None:
-        (asked,) = await self.waiting()
-        await self.app.store.commit(answer_decision(asked, said, PERSON, self.app.ids.make()))
+        (pending_decision,) = await self.waiting()
+        await self.app.store.commit(answer_decision(pending_decision, said, PERSON, self.app.ids.make()))
 
     async def events(self, session: str = f"{AGENT}-{SESSION}") -> list[Stored]:
         return await read_stream(self.app.store, session_stream(session))
@@ -108,9 +108,9 @@ async def open_desk(
     settings = read_settings(environ, home, "memory:")
     folder = HookFolder(home / "hooks")
     agent, program = terms.pop("agent", AGENT), terms.pop("program", "claude")
-    place = write_policy(folder, agent, "Claude Code")
-    with (place / "agent.yaml").open("a") as file:
+    path = write_policy(folder, agent, "Claude Code")
+    with (path / "agent.yaml").open("a") as file:
         file.write(policy)
-    folder.save(HookedProgram(agent=agent, program=program, folder=str(place), **{"wait_seconds": 0, **terms}))
+    folder.save(HookedProgram(agent=agent, program=program, folder=str(path), **{"wait_seconds": 0, **terms}))
     async with open_runtime(settings, None if world is None else world.clock, environ) as app:
         yield HookDesk(app, folder)

@@ -26,10 +26,10 @@ ARGUMENTS = b'{"command":"git push --force","cwd":"/x"}'
 async def test_one_approval_admits_one_of_two_calls_that_name_it(world: World, tmp_path: Path) -> None:
     async with open_desk(world, tmp_path) as desk:
         app, folder = desk.app, tmp_path / "hooks" / AGENT
-        resolved, secrets = resolve_agent(app.fleet, read_agent(folder), folder), GivenSecrets({})
+        resolved_agent, secrets = resolve_agent(app.fleet, read_agent(folder), folder), GivenSecrets({})
         agent, guard = (
-            AssembledAgent(**resolved.parts(), tools={}, secrets=secrets),
-            make_guard(app, resolved.policy, secrets),
+            AssembledAgent(**resolved_agent.parts(), tools={}, secrets=secrets),
+            make_guard(app, resolved_agent.policy, secrets),
         )
         await app.store.commit(start_session(SessionStarted(session="s", agent=AGENT, kind="hooked", started_by="ada")))
         lease = await acquire_lease(app.store, app.clock, make_worker_id("w", app.ids), SessionId("s"), 0)
@@ -48,8 +48,8 @@ async def test_one_approval_admits_one_of_two_calls_that_name_it(world: World, t
         first, second = await admit("s.3", asked.decision), await admit("s.4", asked.decision)
         assert isinstance(first, InFlight)
         assert isinstance(second, Answer)
-        assert (second.outcome, "was used before" in second.text) == ("approval_denied", True)
-        settled = [await guard.settle(lease, first, "ok", text) for text in ("done", "done twice")]
-        assert [each.outcome for each in settled] == ["ok", "ok"]
-        kinds = [stored.kind for stored in await desk.events("s")]
+        assert (second.outcome, "was already used" in second.text) == ("approval_denied", True)
+        answers = [await guard.settle(lease, first, "ok", text) for text in ("done", "done twice")]
+        assert [each.outcome for each in answers] == ["ok", "ok"]
+        kinds = [event.kind for event in await desk.events("s")]
         assert (kinds.count("call_started"), kinds.count("call_settled")) == (1, 1)

@@ -16,8 +16,8 @@ from typing import NamedTuple, cast
 import pytest
 
 from halter.hooks import client
-from halter.hooks.client import LARGEST_EVENT, pack
-from halter.hooks.install import install, make_command, write_policy
+from halter.hooks.client import MAX_EVENT_BYTES, pack
+from halter.hooks.install import install_hooks, make_command, write_policy
 from halter.hooks.registry import HookedProgram, HookFolder
 from halter.hooks.server import HookServer, bind_socket
 from tests.hooks.desks import bash, bash_done, event, open_desk
@@ -41,13 +41,15 @@ class Ran(NamedTuple):
 @pytest.fixture
 def folder() -> Iterator[HookFolder]:
     """A folder of hooks with a short name, as sockets need one."""
-    with tempfile.TemporaryDirectory(prefix="h-") as place:
-        made = HookFolder(Path(place) / "hooks")
-        made.key(make=True)
-        made.save(
-            HookedProgram(agent="claude-code", program="claude", folder=str(write_policy(made, "claude-code", "x")))
+    with tempfile.TemporaryDirectory(prefix="h-") as text:
+        hook_folder = HookFolder(Path(text) / "hooks")
+        hook_folder.key(make=True)
+        hook_folder.save(
+            HookedProgram(
+                agent="claude-code", program="claude", folder=str(write_policy(hook_folder, "claude-code", "x"))
+            )
         )
-        yield made
+        yield hook_folder
 
 
 def command(folder: HookFolder, seconds: int = 60) -> list[str]:
@@ -59,9 +61,9 @@ def command(folder: HookFolder, seconds: int = 60) -> list[str]:
 async def run(folder: HookFolder, data: bytes = bash("ls"), seconds: int = 60) -> Ran:
     pipe = asyncio.subprocess.PIPE
     program = await asyncio.create_subprocess_exec(*command(folder, seconds), stdin=pipe, stdout=pipe, stderr=pipe)
-    out, err = await asyncio.wait_for(program.communicate(data), 60)
+    body, err = await asyncio.wait_for(program.communicate(data), 60)
     assert program.returncode is not None
-    return Ran(program.returncode, out, err)
+    return Ran(program.returncode, body, err)
 
 
 @asynccontextmanager
@@ -79,7 +81,7 @@ async def serving(folder: HookFolder, answers: Answers) -> AsyncGenerator[None]:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    server = await asyncio.start_unix_server(answer, sock=bind_socket(folder.socket), limit=2 * LARGEST_EVENT)
+    server = await asyncio.start_unix_server(answer, sock=bind_socket(folder.socket), limit=2 * MAX_EVENT_BYTES)
     try:
         yield
     finally:
@@ -182,23 +184,23 @@ async def test_a_server_that_hangs_blocks_in_time(folder: HookFolder) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 async def test_a_hook_that_is_killed_blocks(folder: HookFolder, number: int) -> None:
-    asked, pipe = asyncio.Event(), asyncio.subprocess.PIPE
+    event, pipe = asyncio.Event(), asyncio.subprocess.PIPE
 
     async def hang(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\n")
-        asked.set()
+        event.set()
         await reader.read()
 
     async with serving(folder, hang):
         program = await asyncio.create_subprocess_exec(*command(folder), stdin=pipe, stdout=pipe, stderr=pipe)
         answering = asyncio.ensure_future(program.communicate(bash("ls")))
-        await asked.wait()
+        await event.wait()
         os.kill(child_of(program.pid), number)
-        out, err = await answering
-        assert Ran(program.returncode or 0, out, err).blocks
+        body, err = await answering
+        assert Ran(program.returncode or 0, body, err).blocks
 
 
-@pytest.mark.parametrize("data", [b"", b" " * (LARGEST_EVENT + 1)], ids=["empty", "oversized"])
+@pytest.mark.parametrize("data", [b"", b" " * (MAX_EVENT_BYTES + 1)], ids=["empty", "oversized"])
 async def test_an_event_that_is_empty_or_too_large_blocks(folder: HookFolder, data: bytes) -> None:
     async with serving(folder, answering_to_its_nonce(folder.key())):
         assert (await run(folder, data)).blocks
@@ -226,16 +228,16 @@ async def test_a_hook_whose_program_is_gone_blocks(folder: HookFolder, missing: 
     program = await asyncio.create_subprocess_exec(
         shell, option, line.replace(missing, "/gone/x"), stdin=pipe, stdout=pipe, stderr=pipe
     )
-    out, err = await program.communicate(bash("ls"))
-    assert (program.returncode, out, err != b"") == (2, b"", True)
+    body, err = await program.communicate(bash("ls"))
+    assert (program.returncode, body, err != b"") == (2, b"", True)
 
 
 async def test_a_request_that_is_not_signed_gets_no_answer(tmp_path: Path, folder: HookFolder) -> None:
-    told: list[str] = []
+    texts: list[str] = []
     nonce = b"n" * 16
     async with (
         open_desk(None, tmp_path) as desk,
-        serving(folder, HookServer(desk.gate, folder.key(), told.append).answer),
+        serving(folder, HookServer(desk.gate, folder.key(), texts.append).answer),
     ):
         for key in (b"x" * 32, folder.key()):
             reader, writer = await asyncio.open_unix_connection(str(folder.socket))
@@ -244,7 +246,7 @@ async def test_a_request_that_is_not_signed_gets_no_answer(tmp_path: Path, folde
             assert (await reader.read() != b"") is (key == folder.key())
             writer.close()
             await writer.wait_closed()
-    assert len(told) == 1
+    assert len(texts) == 1
 
 
 class Server:
@@ -259,7 +261,7 @@ class Server:
             folder=str(write_policy(self.folder, "claude-code", "Claude Code")),
             wait_seconds=0,
         )
-        install(entry, self.folder, home / "settings.json")
+        install_hooks(entry, self.folder, home / "settings.json")
         settings = json.loads((home / "settings.json").read_text())
         self.line = settings["hooks"]["PreToolUse"][0]["hooks"][0]["command"]
         self.home = home
@@ -274,13 +276,13 @@ class Server:
         return self.program
 
     def ask(self, data: bytes) -> Ran:
-        done = subprocess.run(["/bin/sh", "-c", self.line], input=data, capture_output=True, check=False, timeout=60)
-        return Ran(done.returncode, done.stdout, done.stderr)
+        process = subprocess.run(["/bin/sh", "-c", self.line], input=data, capture_output=True, check=False, timeout=60)
+        return Ran(process.returncode, process.stdout, process.stderr)
 
     def halter(self, *words: str, **marks: str) -> tuple[int, str]:
         with Halter(words, env={**self.environ, **marks}, cwd=self.home, stdin=subprocess.DEVNULL) as program:
-            out, err = program.communicate()
-        return program.returncode, (out + err).decode()
+            body, err = program.communicate()
+        return program.returncode, (body + err).decode()
 
     def stop(self, number: int) -> None:
         with self.program as program:
@@ -308,15 +310,15 @@ def test_a_server_that_was_ended_blocks_every_call_and_its_successor_knows_all(s
     assert server.ask(event("SessionEnd")).code == 0
     (session,) = json.loads(server.halter("sessions", "--json")[1])
     assert (session["session"], session["kind"], session["state"]) == ("claude-code-0b9f", "hooked", "COMPLETED")
-    _, told = server.halter("receipt", "claude-code-0b9f")
-    assert "not seen" in told
-    assert "it is unknown whether it was done" in told
+    _, text = server.halter("receipt", "claude-code-0b9f")
+    assert "not seen" in text
+    assert "it is unknown whether it was done" in text
 
 
 def test_what_a_hooked_program_starts_is_no_person(server: Server) -> None:
     server.ask(bash("git push --force", "t2"))
-    code, said = server.halter("approve", "claude-code-0b9f.t2/approval", CLAUDECODE="1")
-    assert (code, "agent:claude-code" in said) == (1, True)
+    code, text = server.halter("approve", "claude-code-0b9f.t2/approval", CLAUDECODE="1")
+    assert (code, "agent:claude-code" in text) == (1, True)
 
 
 def test_a_killed_server_blocks_every_call(server: Server) -> None:
@@ -330,5 +332,5 @@ def test_halter_serve_answers_hooks_too(server: Server) -> None:
     server.stop(signal.SIGTERM)
     server.begin("serve", "--listen", "127.0.0.1:0")
     assert server.ask(event("Other")).code == 0
-    code, said = server.halter("hook", "serve")
-    assert (code, "Another process answers hooks" in said) == (3, True)
+    code, text = server.halter("hook", "serve")
+    assert (code, "Another process answers hooks" in text) == (3, True)

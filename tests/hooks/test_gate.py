@@ -115,7 +115,7 @@ async def test_a_denied_call_does_not_run(world: World, tmp_path: Path) -> None:
     async with open_desk(world, tmp_path) as desk:
         await desk.ask(bash(FORCE, "t1"))
         await desk.decide("deny")
-        assert "said no" in reason(await desk.ask(bash(FORCE, "t2")))
+        assert "denied this call" in reason(await desk.ask(bash(FORCE, "t2")))
         assert "call_started" not in await desk.kinds()
 
 
@@ -150,12 +150,12 @@ async def test_of_two_calls_that_wait_neither_is_deferred(world: World, tmp_path
 async def test_a_person_may_change_the_arguments(world: World, tmp_path: Path) -> None:
     async with open_desk(world, tmp_path) as desk:
         await desk.ask(bash(FORCE, "t1"))
-        (asked,) = await desk.waiting()
+        (pending_decision,) = await desk.waiting()
         edited = json.dumps({"command": "git push", "cwd": "/home/ada/project"}).encode()
-        await desk.app.store.commit(approve_edited(asked, edited, PERSON, desk.app.ids.make()))
-        said = json.loads((await desk.ask(bash(FORCE, "t1"))).out)["hookSpecificOutput"]
-        assert said["permissionDecision"] == "allow"
-        assert said["updatedInput"] == {"command": "git push", "description": "Run t1"}
+        await desk.app.store.commit(approve_edited(pending_decision, edited, PERSON, desk.app.ids.make()))
+        payload = json.loads((await desk.ask(bash(FORCE, "t1"))).out)["hookSpecificOutput"]
+        assert payload["permissionDecision"] == "allow"
+        assert payload["updatedInput"] == {"command": "git push", "description": "Run t1"}
 
 
 async def test_what_is_not_granted_does_not_run(world: World, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_rates_prices_and_switched_off_tools_hold(world: World, tmp_path: 
         fetch = {"url": "https://example.com", "prompt": "x"}
         assert verdict(await desk.ask(event("PreToolUse", "WebFetch", fetch, "w1"))) == ""
         reply = await desk.ask(event("PreToolUse", "WebFetch", fetch, "w2"))
-        assert "repeat it in a minute" in reason(reply)
+        assert "Repeat it in a minute" in reason(reply)
         await desk.ask(event("PostToolUse", "WebFetch", fetch, "w1", tool_response="page"))
         assert "is left of the cap" in reason(await desk.ask(event("PreToolUse", "WebFetch", fetch, "w3")))
         assert (await desk.receipt()).cost_usd == 3
@@ -193,9 +193,9 @@ async def test_what_belongs_to_halter_is_out_of_reach(
     world: World, tmp_path: Path, tool: str, arguments: dict[str, str]
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "hooks")
-    given = {key: value.replace("{home}", str(tmp_path)) for key, value in arguments.items()}
+    values = {key: value.replace("{home}", str(tmp_path)) for key, value in arguments.items()}
     async with open_desk(world, tmp_path) as desk:
-        reply = await desk.ask(event("PreToolUse", tool, given))
+        reply = await desk.ask(event("PreToolUse", tool, values))
         assert (verdict(reply), await desk.waiting()) == ("deny", [])
         assert "no tool may" in reason(reply)
 
@@ -233,14 +233,14 @@ async def test_a_tool_of_an_mcp_server_needs_a_person(world: World, tmp_path: Pa
     async with open_desk(world, tmp_path) as desk:
         call = event("PreToolUse", "mcp__mail__send", {"to": "bob"}, mcp_server={"name": "mail", "source": "user"})
         assert verdict(await desk.ask(call)) == "deny"
-        assert [asked.name for asked in await desk.waiting()] == ["mcp__mail__send"]
+        assert [pending_decision.name for pending_decision in await desk.waiting()] == ["mcp__mail__send"]
 
 
 async def test_secrets_are_masked_in_journal_and_result(world: World, tmp_path: Path) -> None:
     async with open_desk(world, tmp_path) as desk:
         await desk.ask(bash(f"echo {SECRET}"))
-        said = json.loads((await desk.ask(bash_done(f"echo {SECRET}", out=SECRET))).out)["hookSpecificOutput"]
-        assert said["updatedToolOutput"] == {
+        payload = json.loads((await desk.ask(bash_done(f"echo {SECRET}", out=SECRET))).out)["hookSpecificOutput"]
+        assert payload["updatedToolOutput"] == {
             "stdout": "[redacted:anthropic]",
             "stderr": "",
             "interrupted": False,
@@ -257,8 +257,8 @@ async def test_a_halt_refuses_every_call_and_ends_the_turn(world: World, tmp_pat
     async with open_desk(world, tmp_path) as desk:
         await desk.ask(bash("sleep 100", "t1"))
         await desk.app.store.commit(halt("fleet", PERSON, "h1", "stop it"))
-        said = json.loads((await desk.ask(bash("ls", "t2"))).out)
-        assert (said["continue"], said["hookSpecificOutput"]["permissionDecision"]) == (False, "deny")
+        payload = json.loads((await desk.ask(bash("ls", "t2"))).out)
+        assert (payload["continue"], payload["hookSpecificOutput"]["permissionDecision"]) == (False, "deny")
         after = json.loads((await desk.ask(bash_done("sleep 100", "t1"))).out)
         assert (after["continue"], after["stopReason"]) == (False, f"fleet was halted by {PERSON}: stop it.")
         await desk.app.store.commit(resume("fleet", PERSON, "h2"))
@@ -382,9 +382,9 @@ async def test_the_level_follows_from_the_risk(world: World, tmp_path: Path) -> 
 
 def gemini(name: str, command: str, **more: object) -> bytes:
     """An event as Gemini CLI sends it: without an id of the call."""
-    said = {"session_id": SESSION, "transcript_path": "/t", "cwd": "/home/ada", "timestamp": "2026-11-17T09:00:00Z"}
+    values = {"session_id": SESSION, "transcript_path": "/t", "cwd": "/home/ada", "timestamp": "2026-11-17T09:00:00Z"}
     call = {"hook_event_name": name, "tool_name": "run_shell_command", "tool_input": {"command": command}}
-    return json.dumps({**said, **call, **more}).encode()
+    return json.dumps({**values, **call, **more}).encode()
 
 
 async def test_gemini_gives_no_ids_and_each_call_is_known_all_the_same(world: World, tmp_path: Path) -> None:
@@ -395,17 +395,17 @@ async def test_gemini_gives_no_ids_and_each_call_is_known_all_the_same(world: Wo
 
         assert (await ask(gemini("BeforeTool", "make"))).out == b"{}"
         response = {"llmContent": f"key {SECRET}", "returnDisplay": SECRET}
-        said = json.loads((await ask(gemini("AfterTool", "make", tool_response=response))).out)
-        assert said == {"decision": "deny", "reason": "key [redacted:anthropic]"}
+        payload = json.loads((await ask(gemini("AfterTool", "make", tool_response=response))).out)
+        assert payload == {"decision": "deny", "reason": "key [redacted:anthropic]"}
         assert (await ask(gemini("BeforeTool", "make"))).code == 0
         pending = await ask(gemini("BeforeTool", FORCE))
         assert (pending.code, b"pending decision" in pending.err) == (2, True)
         await desk.decide("approve")
         assert (await ask(gemini("BeforeTool", FORCE))).code == 0
         assert (await ask(gemini("BeforeTool", FORCE))).code == 2
-        made = make_receipt(await desk.events(f"gemini-cli-{SESSION}"))
-        assert [line.outcome for line in made.calls] == ["ok", None, None]
-        assert len(made.in_doubt) == 2
+        receipt = make_receipt(await desk.events(f"gemini-cli-{SESSION}"))
+        assert [line.outcome for line in receipt.calls] == ["ok", None, None]
+        assert len(receipt.in_doubt) == 2
 
 
 async def test_cursor_names_its_conversation_and_is_answered_in_its_words(world: World, tmp_path: Path) -> None:
@@ -416,8 +416,8 @@ async def test_cursor_names_its_conversation_and_is_answered_in_its_words(world:
         "cursor_version": "3.2.1",
     }
 
-    def said(name: str, tool: str, given: dict[str, str], **more: str) -> bytes:
-        return json.dumps({**base, "hook_event_name": name, "tool_name": tool, "tool_input": given, **more}).encode()
+    def said(name: str, tool: str, values: dict[str, str], **more: str) -> bytes:
+        return json.dumps({**base, "hook_event_name": name, "tool_name": tool, "tool_input": values, **more}).encode()
 
     async with open_desk(world, tmp_path, agent="cursor", program="cursor") as desk:
 
@@ -429,5 +429,5 @@ async def test_cursor_names_its_conversation_and_is_answered_in_its_words(world:
         reply = await ask(said("preToolUse", "MCP:mail:send", {"to": "bob"}, tool_use_id="u2"))
         assert (reply.code, json.loads(reply.out)["permission"]) == (2, "deny")
         assert "pending decision" in json.loads(reply.out)["agent_message"]
-        made = make_receipt(await desk.events("cursor-c-1"))
-        assert [line.outcome for line in made.calls] == ["ok"]
+        receipt = make_receipt(await desk.events("cursor-c-1"))
+        assert [line.outcome for line in receipt.calls] == ["ok"]

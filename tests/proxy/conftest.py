@@ -16,7 +16,7 @@ from halter.core.ids import session_stream
 from halter.core.money import BudgetRow
 from halter.core.ports import Query
 from halter.core.rows import HoldRow, SessionRow
-from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, describe_key, make_key_secret
+from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, make_key_secret, make_virtual_key
 from halter.proxy.proxy import Proxy, find_upstreams, open_proxy
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.server.server import bind, format_address, serve_asgi
@@ -77,7 +77,7 @@ class Place:
             name: Decimal(str(value)) if name.startswith("max_") else value for name, value in limits.items()
         }
         now = SystemClock().now()
-        self.keys.add(describe_key(secret, f"{agent}-{now}", agent, now, "ada", KeyLimits(**amounts)))
+        self.keys.add(make_virtual_key(secret, f"{agent}-{now}", agent, now, "ada", KeyLimits(**amounts)))
         return secret
 
     async def spent(self, agent: str = "desk") -> int:
@@ -99,12 +99,12 @@ class Place:
         return await self.app.store.ask(Query("all_sessions", SessionRow))
 
     async def events(self, kind: type[AnyEvent] | None = None) -> list[Any]:
-        found = [
+        results = [
             stored.event
             for row in await self.sessions()
             for stored in await self.app.store.read(session_stream(row.session), 0, 10_000)
         ]
-        return [event for event in found if kind is None or isinstance(event, kind)]
+        return [event for event in results if kind is None or isinstance(event, kind)]
 
 
 def settings_in(folder: Path) -> Settings:
@@ -119,8 +119,8 @@ def settings_in(folder: Path) -> Settings:
 
 @pytest.fixture
 async def provider() -> AsyncIterator[ListedProvider]:
-    async with ListedProvider().serve() as made:
-        yield made
+    async with ListedProvider().serve() as listed_provider:
+        yield listed_provider
 
 
 @pytest.fixture

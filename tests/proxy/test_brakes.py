@@ -20,14 +20,14 @@ CLAUDE, GPT, OPUS = "claude-haiku-5-5", "gpt-4o-mini", "claude-opus-5-5"
 HI: Any = [{"role": "user", "content": "hi"}]
 
 
-async def stop(place: Any, scope: str) -> None:
-    await place.app.store.commit(halt(scope, "ada", f"halt-{scope}", "it looks odd"))
+async def stop(result: Any, scope: str) -> None:
+    await result.app.store.commit(halt(scope, "ada", f"halt-{scope}", "it looks odd"))
 
 
-async def begun(place: Any, streaming: Any) -> None:
+async def begun(result: Any, streaming: Any) -> None:
     """Wait until a stream is under way, then halt the fleet."""
-    await asyncio.wait_for(place.provider.reached_gate.wait(), 20)
-    await stop(place, "fleet")
+    await asyncio.wait_for(result.provider.reached_gate.wait(), 20)
+    await stop(result, "fleet")
 
 
 async def test_a_halt_ends_a_stream_of_messages_with_its_reason(place: Any) -> None:
@@ -42,10 +42,10 @@ async def test_a_halt_ends_a_stream_of_messages_with_its_reason(place: Any) -> N
     await begun(place, asking)
     with pytest.raises(anthropic.APIStatusError, match="fleet was halted"):
         await asyncio.wait_for(asking, 10)
-    (settled,) = await place.events(RequestSettled)
-    assert settled.outcome == "external_halt"
-    assert settled.charge.usd >= place.provider.billed
-    assert len(place.provider.asked) == 1
+    (result,) = await place.events(RequestSettled)
+    assert result.outcome == "external_halt"
+    assert result.charge.usd >= place.provider.billed
+    assert len(place.provider.requests) == 1
     await client.close()
 
 
@@ -59,10 +59,10 @@ async def test_a_halt_ends_a_stream_of_chat_completions_with_its_reason(place: A
 
     asking = asyncio.ensure_future(ask())
     await begun(place, asking)
-    with pytest.raises(openai.APIError, match="fleet was halted") as ended:
+    with pytest.raises(openai.APIError, match="fleet was halted") as error:
         await asyncio.wait_for(asking, 10)
     # By this word in the sentence alone, LiteLLM knows that it must not try again.
-    assert "invalid_request_error" in ended.value.message
+    assert "invalid_request_error" in error.value.message
     await client.close()
 
 
@@ -74,10 +74,10 @@ async def test_litellm_is_told_in_its_own_words_to_stop(place: Any) -> None:
     async with httpx2.AsyncClient(base_url=place.root, headers=headers) as client:
         streaming = asyncio.ensure_future(client.post("/v1/messages", json={**ask, "stream": True}))
         await begun(place, streaming)
-        streamed = await asyncio.wait_for(streaming, 10)
+        response = await asyncio.wait_for(streaming, 10)
         refused = await client.post("/v1/messages", json=ask)
-    assert "fleet was halted" in streamed.text
-    assert "Client error '400 Bad Request'" in streamed.text
+    assert "fleet was halted" in response.text
+    assert "Client error '400 Bad Request'" in response.text
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
     assert "fleet" in refused.json()["error"]["message"]
 
@@ -100,19 +100,19 @@ async def test_a_halt_ends_a_stream_of_responses_as_failed(place: Any) -> None:
 async def test_what_is_halted_is_refused_once(place: Any) -> None:
     await stop(place, "agent:desk")
     key = place.key()
-    one = anthropic.AsyncAnthropic(api_key=key, base_url=place.root)
+    async_anthropic = anthropic.AsyncAnthropic(api_key=key, base_url=place.root)
     with pytest.raises(anthropic.RateLimitError, match="agent:desk") as refused:
-        await one.messages.create(model=CLAUDE, max_tokens=50, messages=HI)
+        await async_anthropic.messages.create(model=CLAUDE, max_tokens=50, messages=HI)
     assert refused.value.response.headers["x-should-retry"] == "false"
     with pytest.raises(anthropic.RateLimitError, match="agent:desk"):
-        await one.messages.count_tokens(model=CLAUDE, messages=HI)
-    other = openai.AsyncOpenAI(api_key=key, base_url=place.base)
+        await async_anthropic.messages.count_tokens(model=CLAUDE, messages=HI)
+    async_open_ai = openai.AsyncOpenAI(api_key=key, base_url=place.base)
     with pytest.raises(openai.BadRequestError, match="agent:desk") as bad:
-        await other.chat.completions.create(model=GPT, messages=HI)
+        await async_open_ai.chat.completions.create(model=GPT, messages=HI)
     assert bad.value.code == "halter_halted"
-    assert not place.provider.asked
-    await one.close()
-    await other.close()
+    assert not place.provider.requests
+    await async_anthropic.close()
+    await async_open_ai.close()
 
 
 async def test_a_halted_session_goes_on_for_its_client_when_the_halt_is_lifted(place: Any) -> None:
@@ -146,22 +146,22 @@ async def test_a_revoked_key_is_told_to_stop_and_an_unknown_one_to_log_in(place:
     secret = place.key()
     client = anthropic.AsyncAnthropic(api_key=secret, base_url=place.root)
     await client.messages.create(model=CLAUDE, max_tokens=50, messages=HI)
-    (key,) = place.keys.kept()
+    (key,) = place.keys.read_keys()
     assert place.keys.revoke(key.name, 1)
     with pytest.raises(anthropic.RateLimitError, match="was revoked"):
         await client.messages.create(model=CLAUDE, max_tokens=50, messages=HI)
-    other = openai.AsyncOpenAI(api_key="sk-wrong", base_url=place.base)
-    with pytest.raises(openai.AuthenticationError, match="opens nothing here"):
-        await other.models.list()
-    assert len(place.provider.asked) == 1
+    async_open_ai = openai.AsyncOpenAI(api_key="sk-wrong", base_url=place.base)
+    with pytest.raises(openai.AuthenticationError, match="unknown key"):
+        await async_open_ai.models.list()
+    assert len(place.provider.requests) == 1
     await client.close()
-    await other.close()
+    await async_open_ai.close()
 
 
 async def test_a_key_asks_only_its_own_models(place: Any) -> None:
     client = openai.AsyncOpenAI(api_key=place.key(models=("openai:gpt-4o-mini",)), base_url=place.base)
     await client.chat.completions.create(model=GPT, messages=HI)
-    with pytest.raises(openai.BadRequestError, match="may not be asked by desk") as refused:
+    with pytest.raises(openai.BadRequestError, match="is not allowed for desk") as refused:
         await client.chat.completions.create(model="gpt-5", messages=HI)
     assert refused.value.code == "halter_refused"
     await client.close()
@@ -181,8 +181,8 @@ async def test_a_request_waits_for_money_that_others_hold_and_is_then_told_when_
         assert "x-should-retry" not in waits.headers
         place.provider.gate.set()
         assert (await first).status_code == 200
-        again = await http.post(f"{place.base}/messages", json=body, headers=headers)
-    assert again.status_code == 200
+        response = await http.post(f"{place.base}/messages", json=body, headers=headers)
+    assert response.status_code == 200
     assert place.provider.billed <= await place.spent() <= 20_000
 
 
@@ -196,7 +196,7 @@ async def test_what_cannot_be_read_is_refused_before_anything_is_held(place: Any
         twice = b'{"model":"gpt-5","max_tokens":5,"max_tokens":50000,"messages":[]}'
         answer = await http.post(f"{place.base}/chat/completions", content=twice, headers=headers)
     assert "more than once" in answer.json()["error"]["message"]
-    assert not place.provider.asked
+    assert not place.provider.requests
 
 
 async def test_a_compressed_body_is_read(place: Any) -> None:
@@ -207,12 +207,10 @@ async def test_a_compressed_body_is_read(place: Any) -> None:
     async with httpx2.AsyncClient() as http:
         answer = await http.post(f"{place.base}/chat/completions", content=data, headers=headers)
     assert answer.status_code == 200
-    assert place.provider.asked == [{"model": GPT, "messages": HI}]
+    assert place.provider.requests == [{"model": GPT, "messages": HI}]
 
 
 async def test_a_proxy_without_a_provider_says_how_to_give_it_one(unopened: Any) -> None:
     async with open_runtime(unopened.settings, environ={}) as app:
-        with pytest.raises(
-            ConfigError, match="Set ANTHROPIC_API_KEY or OPENAI_API_KEY, or describe a provider in halter"
-        ):
+        with pytest.raises(ConfigError, match="Set ANTHROPIC_API_KEY or OPENAI_API_KEY, or add a provider"):
             find_upstreams(app, "anthropic", "openai")

@@ -17,12 +17,12 @@ CLAUDE, GPT = "claude-haiku-5-5", "gpt-4o-mini"
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
-def claude(place: Any, key: str, **options: Any) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(api_key=key, base_url=place.root, **options)
+def claude(result: Any, key: str, **options: Any) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(api_key=key, base_url=result.root, **options)
 
 
-def gpt(place: Any, key: str, **options: Any) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(api_key=key, base_url=place.base, **options)
+def gpt(result: Any, key: str, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(api_key=key, base_url=result.base, **options)
 
 
 async def test_messages_with_a_tool_call_streamed_and_whole(place: Any) -> None:
@@ -82,14 +82,14 @@ async def test_a_client_that_asks_for_its_usage_gets_it(place: Any) -> None:
 async def test_responses_with_a_tool_call_streamed_and_whole(place: Any) -> None:
     client = gpt(place, place.key())
     tools: Any = [{"type": "function", "name": "lookup", "parameters": SCHEMA, "strict": True}]
-    asked: Any = [{"role": "user", "content": "How warm is it in Oslo?"}]
-    async with client.responses.stream(model=GPT, tools=tools, input=asked) as stream:
+    result: Any = [{"role": "user", "content": "How warm is it in Oslo?"}]
+    async with client.responses.stream(model=GPT, tools=tools, input=result) as stream:
         first = await stream.get_final_response()
     call: Any = first.output[0]
     assert call.arguments == '{"city": "Oslo"}'
     output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "seven"}
     said = call.model_dump(include={"type", "call_id", "name", "arguments"})
-    whole = await client.responses.create(model=GPT, tools=tools, input=[*asked, said, output])
+    whole = await client.responses.create(model=GPT, tools=tools, input=[*result, said, output])
     assert whole.output_text == "It is seven."
     await place.settled()
     assert await place.spent() == place.provider.billed > 0
@@ -98,17 +98,17 @@ async def test_responses_with_a_tool_call_streamed_and_whole(place: Any) -> None
 
 async def test_both_clients_list_the_models_that_a_key_may_ask(place: Any) -> None:
     key = place.key(models=("anthropic:claude-haiku-5-5", "openai:gpt-4o-mini"))
-    one, other = claude(place, key), gpt(place, key)
-    assert [model.id async for model in one.models.list(limit=1000)] == [CLAUDE, GPT]
-    assert [model.id async for model in other.models.list()] == [CLAUDE, GPT]
-    await one.close()
-    await other.close()
+    async_anthropic, async_open_ai = claude(place, key), gpt(place, key)
+    assert [model.id async for model in async_anthropic.models.list(limit=1000)] == [CLAUDE, GPT]
+    assert [model.id async for model in async_open_ai.models.list()] == [CLAUDE, GPT]
+    await async_anthropic.close()
+    await async_open_ai.close()
 
 
 async def test_counting_tokens_is_relayed_and_costs_nothing(place: Any) -> None:
     client = claude(place, place.key())
-    counted = await client.messages.count_tokens(model=CLAUDE, messages=[{"role": "user", "content": "hi"}])
-    assert counted.input_tokens > 0
+    tokens = await client.messages.count_tokens(model=CLAUDE, messages=[{"role": "user", "content": "hi"}])
+    assert tokens.input_tokens > 0
     assert await place.spent() == 0
     assert not await place.events()
     await client.close()
@@ -128,10 +128,10 @@ async def test_the_body_the_query_and_the_betas_pass_untouched_and_the_key_does_
     assert answer.status_code == 200
     assert place.provider.bodies == [body]
     assert place.provider.paths == ["/v1/messages?beta=true"]
-    (sent,) = place.provider.headers
-    assert (sent["anthropic-beta"], sent["anthropic-version"], sent["x-app"]) == ("one,two", "2023-06-01", "cli")
-    assert sent["x-api-key"] == "sk-upstream-a"
-    assert key not in str(sent)
+    (result,) = place.provider.headers
+    assert (result["anthropic-beta"], result["anthropic-version"], result["x-app"]) == ("one,two", "2023-06-01", "cli")
+    assert result["x-api-key"] == "sk-upstream-a"
+    assert key not in str(result)
 
 
 async def test_a_long_request_and_words_of_any_language_pass_untouched(place: Any) -> None:
@@ -139,12 +139,12 @@ async def test_a_long_request_and_words_of_any_language_pass_untouched(place: An
     who = "Zoë, 東京".encode()
     async with httpx2.AsyncClient(timeout=60) as http:
         headers = {b"x-api-key": place.key(max_cost_usd_per_day=50).encode(), b"x-who": who, b"accept": b"a/b"}
-        asked = await http.post(f"{place.root}/v1/messages", content=body.encode(), headers=headers)
-    assert asked.status_code == 200, asked.text
+        response = await http.post(f"{place.root}/v1/messages", content=body.encode(), headers=headers)
+    assert response.status_code == 200, response.text
     assert place.provider.bodies[-1] == body.encode()
-    sent = place.provider.headers[-1]
-    assert (sent["x-who"].encode("latin-1"), sent["accept"], sent["accept-encoding"]) == (who, "a/b", "identity")
-    assert "content-type" not in sent
+    result = place.provider.headers[-1]
+    assert (result["x-who"].encode("latin-1"), result["accept"], result["accept-encoding"]) == (who, "a/b", "identity")
+    assert "content-type" not in result
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ async def test_secrets_are_masked_on_the_way_out_and_what_is_signed_stays(place:
         for key in (place.key(mask_secrets=True), place.key("other")):
             for _ in range(2):
                 assert (await http.post(f"{place.base}/messages", content=body, headers={"x-api-key": key})).is_success
-    masked, again, *plain = place.provider.bodies
+    masked, result, *plain = place.provider.bodies
     assert plain == [body, body]
-    assert masked == again
+    assert masked == result
     assert b"sk-upstream-o" not in masked
     # The signed block has it still; the rest differs in nothing else.
     assert masked.count(token.encode()) == 1
@@ -210,8 +210,8 @@ async def test_a_clients_sessions_are_sessions_of_the_keys_agent(place: Any) -> 
         await client.close()
     rows = await place.sessions()
     assert [(row.agent, row.kind) for row in rows] == [("night", "proxied")] * 2
-    started = await place.events(SessionStarted)
-    assert all(event.started_by.startswith("key:night") for event in started)
+    result = await place.events(SessionStarted)
+    assert all(event.started_by.startswith("key:night") for event in result)
     assert len(await place.events(RequestStarted)) == len(await place.events(RequestSettled)) == 3
     await place.stack.aclose()
     assert key.encode() not in await asyncio.to_thread(Path(place.settings.store).read_bytes)

@@ -16,9 +16,9 @@ CLAUDE, GPT, OPUS = "claude-haiku-5-5", "gpt-4o-mini", "claude-opus-5-5"
 HI: Any = [{"role": "user", "content": "hi"}]
 
 
-async def post(place: Any, path: str, key: str, body: Any, **options: Any) -> httpx2.Response:
+async def post(result: Any, path: str, key: str, body: Any, **options: Any) -> httpx2.Response:
     async with httpx2.AsyncClient(timeout=60) as http:
-        return await http.post(f"{place.root}{path}", json=body, headers={"authorization": f"Bearer {key}"}, **options)
+        return await http.post(f"{result.root}{path}", json=body, headers={"authorization": f"Bearer {key}"}, **options)
 
 
 async def test_twenty_parallel_requests_on_one_key_stay_below_its_cap(place: Any) -> None:
@@ -30,27 +30,27 @@ async def test_twenty_parallel_requests_on_one_key_stay_below_its_cap(place: Any
     assert set(statuses) == {200, 402}, statuses
     await place.settled()
     assert place.provider.billed <= await place.spent() <= 50_000
-    assert statuses.count(200) == len(place.provider.asked)
+    assert statuses.count(200) == len(place.provider.requests)
     assert len(await place.events(RequestRefused)) == statuses.count(402)
 
 
 async def test_a_loser_asks_exactly_once_with_the_real_clients(place: Any) -> None:
     key = place.key(max_cost_usd_per_day="0.0001")
-    one = anthropic.AsyncAnthropic(api_key=key, base_url=place.root)
+    async_anthropic = anthropic.AsyncAnthropic(api_key=key, base_url=place.root)
     with pytest.raises(anthropic.APIStatusError, match="cap of agent:desk") as refused:
-        await one.messages.create(model=OPUS, max_tokens=400, messages=HI)
-    told: Any = refused.value.body
-    assert (refused.value.status_code, told["error"]["type"]) == (402, "billing_error")
-    other = openai.AsyncOpenAI(api_key=key, base_url=place.base)
+        await async_anthropic.messages.create(model=OPUS, max_tokens=400, messages=HI)
+    result: Any = refused.value.body
+    assert (refused.value.status_code, result["error"]["type"]) == (402, "billing_error")
+    async_open_ai = openai.AsyncOpenAI(api_key=key, base_url=place.base)
     with pytest.raises(openai.BadRequestError, match="cap of agent:desk") as bad:
-        await other.chat.completions.create(model="gpt-5", messages=HI)
+        await async_open_ai.chat.completions.create(model="gpt-5", messages=HI)
     assert bad.value.code == "halter_cap_reached"
     with pytest.raises(openai.BadRequestError):
-        await other.responses.create(model="gpt-5", input="hi")
+        await async_open_ai.responses.create(model="gpt-5", input="hi")
     assert len(await place.events(RequestRefused)) == 3
-    assert not place.provider.asked
-    await one.close()
-    await other.close()
+    assert not place.provider.requests
+    await async_anthropic.close()
+    await async_open_ai.close()
 
 
 async def test_the_output_is_lowered_to_what_fits_and_nothing_else_changes(place: Any) -> None:
@@ -58,9 +58,9 @@ async def test_the_output_is_lowered_to_what_fits_and_nothing_else_changes(place
     ask = {"model": OPUS, "max_tokens": 128_000, "metadata": {"max_tokens": 128_000}, "messages": HI}
     answer = await post(place, "/v1/messages", key, ask)
     assert answer.status_code == 200, answer.text
-    (sent,) = place.provider.asked
-    assert 256 < sent["max_tokens"] < 5000
-    assert {**sent, "max_tokens": 128_000} == ask
+    (result,) = place.provider.requests
+    assert 256 < result["max_tokens"] < 5000
+    assert {**result, "max_tokens": 128_000} == ask
     assert len(place.provider.bodies[0]) < len(json.dumps(ask))
 
 
@@ -70,8 +70,8 @@ async def test_a_thinking_budget_stays_below_the_lowered_output(place: Any) -> N
     ask = {"model": OPUS, "max_tokens": 128_000, "thinking": thinking, "messages": HI}
     answer = await post(place, "/v1/messages", key, ask)
     assert answer.status_code == 200, answer.text
-    (sent,) = place.provider.asked
-    assert 1024 <= sent["thinking"]["budget_tokens"] < sent["max_tokens"] < 5000
+    (result,) = place.provider.requests
+    assert 1024 <= result["thinking"]["budget_tokens"] < result["max_tokens"] < 5000
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ async def test_where_a_client_sets_no_limit_one_is_written_that_fits(
 ) -> None:
     key = place.key(max_cost_usd_per_day="0.05")
     assert (await post(place, path, key, {"model": "gpt-5", **ask})).status_code == 200
-    (sent,) = place.provider.asked
-    assert 256 < sent.pop(name) < 10_000
-    assert sent == {"model": "gpt-5", **ask}
+    (result,) = place.provider.requests
+    assert 256 < result.pop(name) < 10_000
+    assert result == {"model": "gpt-5", **ask}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_only_an_image_that_is_shown_counts_as_one(shown: dict[str, Any], images
     ],
 )
 def test_a_letter_that_is_written_as_its_number_hides_nothing(member: str) -> None:
-    assert read_call(RESPONSES, f'{{"model":"gpt-5",{member}}}'.encode()).unpriced
+    assert read_call(RESPONSES, f'{{"model":"gpt-5",{member}}}'.encode()).unpriced_part
 
 
 @pytest.mark.parametrize(
@@ -168,13 +168,13 @@ def test_a_letter_that_is_written_as_its_number_hides_nothing(member: str) -> No
 )
 def test_what_decides_about_money_is_written_once(member: str) -> None:
     """The attack: a provider that reads the first of two members does what the last one hides."""
-    assert "more than once" in read_call(RESPONSES, f'{{"model":"gpt-5",{member}}}'.encode()).unpriced
+    assert "more than once" in read_call(RESPONSES, f'{{"model":"gpt-5",{member}}}'.encode()).unpriced_part
 
 
 def test_source_code_with_escapes_beside_a_tool_that_names_a_model_is_read() -> None:
     tool = {"name": "delegate", "input_schema": {"properties": {"model": {"type": "string"}}}}
     body = {"model": "gpt-5", "tools": [tool], "messages": [{"role": "user", "content": r"print('\u0041')"}]}
-    assert read_call(MESSAGES, json.dumps(body).encode()).unpriced == ""
+    assert read_call(MESSAGES, json.dumps(body).encode()).unpriced_part == ""
 
 
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
@@ -185,7 +185,7 @@ def test_a_tool_of_the_caller_that_speaks_of_uses_takes_no_limit_from_a_search()
     used = {"type": "tool_use", "id": "t", "name": "coupon", "input": {"max_uses": 2}}
     body = {"model": "gpt-5", "tools": [coupon, SEARCH], "messages": [{"role": "assistant", "content": [used]}]}
     call = read_call(MESSAGES, json.dumps(body).encode())
-    assert (call.unpriced, call.searches) == ("", 3)
+    assert (call.unpriced_part, call.searches) == ("", 3)
 
 
 @pytest.mark.parametrize(
@@ -199,14 +199,14 @@ def test_a_tool_of_the_caller_that_speaks_of_uses_takes_no_limit_from_a_search()
     ],
 )
 def test_a_search_whose_limit_could_be_read_otherwise_has_none(tools: str) -> None:
-    assert "search" in read_call(MESSAGES, f'{{"model":"gpt-5",{tools}}}'.encode()).unpriced
+    assert "search" in read_call(MESSAGES, f'{{"model":"gpt-5",{tools}}}'.encode()).unpriced_part
 
 
 async def test_several_answers_share_what_is_held(place: Any) -> None:
     key = place.key(max_cost_usd_per_day="0.05")
     ask = {"model": "gpt-5", "n": 4, "max_completion_tokens": 100_000, "messages": HI}
     assert (await post(place, "/v1/chat/completions", key, ask)).status_code == 200
-    assert place.provider.asked[0]["max_completion_tokens"] * 4 * 10 <= 50_000
+    assert place.provider.requests[0]["max_completion_tokens"] * 4 * 10 <= 50_000
 
 
 @pytest.mark.parametrize("path", ["embeddings", "images/generations", "audio/speech", "messages/batches", "batches"])
@@ -215,7 +215,7 @@ async def test_routes_without_a_price_are_refused(place: Any, path: str) -> None
     assert answer.status_code == (429 if path.startswith("messages") else 400)
     assert "no price" in answer.json()["error"]["message"]
     assert answer.headers["x-should-retry"] == "false"
-    assert not place.provider.asked
+    assert not place.provider.requests
 
 
 @pytest.mark.parametrize(
@@ -236,8 +236,8 @@ async def test_what_has_no_price_is_refused(place: Any, path: str, more: Any) ->
     body = {"model": model, "max_tokens": 100, "messages": HI, **more}
     answer = await post(place, path, place.key(), body)
     assert answer.status_code == (429 if "messages" in path else 400)
-    assert "cannot be asked this" in answer.json()["error"]["message"]
-    assert not place.provider.asked
+    assert "cannot serve this request" in answer.json()["error"]["message"]
+    assert not place.provider.requests
 
 
 async def test_a_model_without_a_price_is_refused(place: Any) -> None:
@@ -253,10 +253,10 @@ async def test_cache_writes_for_an_hour_cost_what_they_cost(place: Any) -> None:
     ask = {"model": OPUS, "max_tokens": 100, "messages": [{"role": "user", "content": [block]}]}
     answer = await post(place, "/v1/messages", key, ask)
     assert answer.status_code == 200, answer.text
-    (started,), (settled,) = await place.events(RequestStarted), await place.events(RequestSettled)
+    (result,), (settled,) = await place.events(RequestStarted), await place.events(RequestSettled)
     assert settled.usage.cache_write_1h_tokens == 10_000
     assert settled.charge.usd == place.provider.billed >= 80_000
-    assert max(leg.amount for leg in started.legs if leg.unit == "usd") >= settled.charge.usd
+    assert max(leg.amount for leg in result.legs if leg.unit == "usd") >= settled.charge.usd
 
 
 async def test_a_client_that_hangs_up_is_settled_at_what_the_provider_billed(place: Any) -> None:
@@ -274,9 +274,9 @@ async def test_a_client_that_hangs_up_is_settled_at_what_the_provider_billed(pla
     place.provider.gate.set()
     await place.settled()
     assert place.provider.finished == 1
-    (settled,) = await place.events(RequestSettled)
-    assert settled.outcome == "ok"
-    assert settled.charge.usd == place.provider.billed
+    (result,) = await place.events(RequestSettled)
+    assert result.outcome == "ok"
+    assert result.charge.usd == place.provider.billed
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
@@ -285,11 +285,11 @@ async def test_an_answer_that_breaks_off_settles_at_its_longest_and_says_so(plac
     ask = {"model": OPUS if "messages" in path else "gpt-5", "max_tokens": 500, "max_output_tokens": 500}
     answer = await post(place, path, place.key(), {**ask, "stream": True, "messages": HI})
     assert answer.status_code == 200
-    assert "broke off" in answer.text or "before it was finished" in answer.text
+    assert "was lost" in answer.text or "before it was complete" in answer.text
     await place.settled()
-    (settled,) = await place.events(RequestSettled)
-    assert settled.outcome == "error"
-    assert settled.charge.usd >= place.provider.billed
+    (result,) = await place.events(RequestSettled)
+    assert result.outcome == "error"
+    assert result.charge.usd >= place.provider.billed
 
 
 async def test_an_error_of_the_provider_passes_as_it_is_and_costs_nothing(place: Any) -> None:

@@ -120,8 +120,8 @@ class Listener:
         """Wait until these were told, one after the other, whatever was told in between."""
 
         def was_told() -> bool:
-            told = iter(report.health for report in self.told)
-            return all(each in told for each in health)
+            texts = iter(report.health for report in self.told)
+            return all(each in texts for each in health)
 
         await self.until(was_told)
         return self.told[-1]
@@ -147,13 +147,13 @@ def listen(clock: Hasty) -> Listen:
 
 
 async def _read(sensor: Sensor, count: int | None = None) -> list[Any]:
-    found: list[Any] = []
+    results: list[Any] = []
     async with asyncio.timeout(PATIENCE):
         async for reading in sensor.readings():
-            found.append(reading.value)
-            if len(found) == count:
+            results.append(reading.value)
+            if len(results) == count:
                 break
-    return found
+    return results
 
 
 @pytest.fixture

@@ -71,12 +71,12 @@ async def test_an_id_that_no_header_can_hold_is_not_sent(server: Any, clock: Any
 
 
 REFUSALS = {
-    b"HTTP/1.1 204 No Content\r\n\r\n": "nothing to listen to any more",
+    b"HTTP/1.1 204 No Content\r\n\r\n": "the stream has ended",
     b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\n\r\nhi": "no server-sent events, but 200 with",
     b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi": "no content type",
     b"HTTP/1.1 500 Oh no\r\ncontent-length: 0\r\n\r\n": "answered 500 Oh no",
     b"HTTP/1.1 202 Later\r\ncontent-type: text/event-stream\r\ncontent-length: 0\r\n\r\n": "but 202",
-    b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n": "sends on to",
+    b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n": "redirects to",
     b"HTTP/1.1 302 Found\r\nlocation: /feed\r\ncontent-length: 0\r\n\r\n": "more than 5 times",
     b"HTTP/1.1 302 Found\r\nlocation: http://a:port/\r\ncontent-length: 0\r\n\r\n": "cannot be read",
     b"\x00\xff\x13 this is no HTTP\r\n\r\n": "cannot be read",
@@ -117,9 +117,9 @@ async def test_a_server_that_is_not_there_is_a_failure(clock: Any, read: Read) -
 @pytest.mark.parametrize("url", ["ftp://example.com/", "http://", "http://ann:pass@127.0.0.1:1/", "http://a:port/", ""])
 async def test_an_address_that_cannot_be_used_is_a_failure(clock: Any, read: Read, url: str) -> None:
     spec = Spec(name="feed", type="stream", source=SensorSource(url=url or "x", format="sse"))
-    with pytest.raises(SensorFailed, match="address") as told:
+    with pytest.raises(SensorFailed, match="address") as error:
         await read(make_stream_sensor(spec, {}, clock))
-    assert "pass@" not in str(told.value)
+    assert "pass@" not in str(error.value)
 
 
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\ncontent-ty"])
@@ -129,7 +129,7 @@ async def test_a_server_that_hangs_is_given_up(server: Any, clock: Any, read: Re
         await asyncio.Event().wait()
 
     server.answers = [hang]
-    with pytest.raises(SensorFailed, match=r"no answer within 0\.1 s"):
+    with pytest.raises(SensorFailed, match=r"did not answer within 0\.1 s"):
         await read(feed(server, clock, patience=0.1))
 
 
@@ -147,20 +147,20 @@ async def test_a_quiet_stream_is_not_given_up(server: Any, clock: Any, read: Rea
 
 
 async def test_a_hundred_megabytes_in_one_line_are_not_kept(server: Any, clock: Any, read: Read) -> None:
-    sent = 0
+    sent_bytes = 0
 
     async def pour(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
+        nonlocal sent_bytes
         writer.write(OPEN + b"data: ")
-        while sent < 100_000_000:
+        while sent_bytes < 100_000_000:
             writer.write(b"x" * 100_000)
             await writer.drain()
-            sent += 100_000
+            sent_bytes += 100_000
 
     server.answers = [pour]
     with pytest.raises(SensorFailed, match="larger than 1,000,000 bytes"):
         await read(feed(server, clock))
-    assert sent < 50_000_000
+    assert sent_bytes < 50_000_000
 
 
 async def test_ten_thousand_updates_at_once_leave_room_for_others(server: Any, clock: Any, listen: Any) -> None:
@@ -188,18 +188,18 @@ async def test_ten_thousand_updates_at_once_leave_room_for_others(server: Any, c
 
 
 async def test_a_cancelled_stream_lets_go_of_its_connection(server: Any, clock: Any, listen: Any) -> None:
-    left = asyncio.Event()
+    event = asyncio.Event()
 
     async def notice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OPEN + b"data: 1\n\n")
         await reader.read()
-        left.set()
+        event.set()
 
     server.answers = [notice]
     async with listen(feed(server, clock)) as listener:
         await listener.until_read(1)
     async with asyncio.timeout(20):
-        await left.wait()
+        await event.wait()
 
 
 async def test_a_redirect_within_a_server_is_followed_with_its_headers(server: Any, clock: Any, read: Read) -> None:
@@ -217,9 +217,9 @@ async def test_a_key_that_no_header_can_hold_is_told_without_the_key(
     server: Any, clock: Any, read: Read, bad: str
 ) -> None:
     server.answers = [b"HTTP/1.1 400 No\r\ncontent-length: 0\r\n\r\n"]
-    with pytest.raises(SensorFailed) as told:
+    with pytest.raises(SensorFailed) as error:
         await read(feed(server, clock, authorization=MADE_UP + bad))
-    assert MADE_UP not in str(told.value)
+    assert MADE_UP not in str(error.value)
     assert all("x: y" not in request for request in server.asked)
 
 
@@ -236,5 +236,5 @@ async def test_a_server_that_is_busy_or_done_is_left_alone(server: Any, clock: A
 
 
 def test_an_address_tells_what_is_spoken_there() -> None:
-    told = [guess_stream_format(url) for url in ("https://a.example", "ws://a.example", "WSS://a.example")]
-    assert told == ["sse", "websocket", "websocket"]
+    texts = [guess_stream_format(url) for url in ("https://a.example", "ws://a.example", "WSS://a.example")]
+    assert texts == ["sse", "websocket", "websocket"]

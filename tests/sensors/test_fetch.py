@@ -46,8 +46,8 @@ def test_it_is_a_safe_tool_that_only_looks_and_takes_no_arguments() -> None:
     assert isinstance(tool.validate(b'{"url": "http://b.example/"}'), Invalid)
     assert isinstance(tool.validate(b"\xff"), Invalid)
     assert isinstance(tool.validate(b""), Valid)
-    other = Fetch(Spec(name="gauge", type="poll", source=SensorSource(url="http://b.example/x")))
-    assert other.spec.digest != tool.spec.digest
+    fetch = Fetch(Spec(name="gauge", type="poll", source=SensorSource(url="http://b.example/x")))
+    assert fetch.spec.digest != tool.spec.digest
 
 
 async def test_the_guard_sees_which_secrets_it_names_and_only_the_server_sees_what_they_are(server: Any) -> None:
@@ -80,7 +80,7 @@ FAILURES = {
     page(b"hi", "200 OK", "content-type: text/plain; charset=klingon"): "NotText: ",
     page(b"hi", "200 OK", "content-encoding: br"): "Encoded: ",
     page(b"x" * 1_000_001): "TooLarge: ",
-    page(b"", "302 Found", "location: http://localhost:1/"): "Redirected: 127.0.0.1 sends on to localhost",
+    page(b"", "302 Found", "location: http://localhost:1/"): "Redirected: 127.0.0.1 redirects to localhost",
     b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf of it": "RemoteProtocolError: ",
     b"SSH-2.0-garbage\r\n\r\n": "RemoteProtocolError: ",
 }
@@ -89,16 +89,16 @@ FAILURES = {
 @pytest.mark.parametrize("answer", FAILURES)
 async def test_what_cannot_be_read_has_failed(server: Any, answer: bytes) -> None:
     server.answers = [answer]
-    with pytest.raises(Failed) as told:
+    with pytest.raises(Failed) as error:
         await got(Fetch(spec(server)))
-    assert str(told.value).startswith(FAILURES[answer])
+    assert str(error.value).startswith(FAILURES[answer])
 
 
 async def test_a_redirect_to_another_place_is_never_asked(server: Any) -> None:
-    asked: list[bytes] = []
+    bodies: list[bytes] = []
 
     async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.read(1))
+        bodies.append(await reader.read(1))
         writer.close()
 
     async with await asyncio.start_server(note, "127.0.0.1", 0) as other:
@@ -106,7 +106,7 @@ async def test_a_redirect_to_another_place_is_never_asked(server: Any) -> None:
         server.answers = [page(b"", "302 Found", f"location: http://127.0.0.1:{port}/")]
         with pytest.raises(Failed, match="Redirected"):
             await got(Fetch(spec(server, authorization=MADE_UP)))
-    assert asked == []
+    assert bodies == []
 
 
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf"])
@@ -121,20 +121,20 @@ async def test_a_server_that_hangs_is_given_up(server: Any, begun: bytes) -> Non
 
 
 async def test_a_hundred_megabytes_are_not_kept(server: Any) -> None:
-    sent = 0
+    sent_bytes = 0
 
     async def pour(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
+        nonlocal sent_bytes
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        while sent < 100_000_000:
+        while sent_bytes < 100_000_000:
             writer.write(b"x" * 100_000)
             await writer.drain()
-            sent += 100_000
+            sent_bytes += 100_000
 
     server.answers = [pour]
     with pytest.raises(Failed, match=r"^TooLarge"):
         await got(Fetch(spec(server)))
-    assert sent < 50_000_000
+    assert sent_bytes < 50_000_000
 
 
 async def test_proxies_of_the_environment_are_not_used(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +154,9 @@ async def test_a_poll_of_an_address_that_fails_and_recovers_goes_on(server: Any,
             raise SensorFailed(str(error)) from error
 
     async with listen(make_poll_sensor(spec(server), look, clock, random.Random(0))) as listener:
-        taken = await listener.until_read(3)
+        result = await listener.until_read(3)
         await listener.until(lambda: listener.sensing.report.health == "ok")
-    assert taken[:3] == [{"level": 1}, {"level": 2}, {"level": 2}]
+    assert result[:3] == [{"level": 1}, {"level": 2}, {"level": 2}]
     assert listener.told[0].health == "failing"
     assert listener.told[0].sentence == "HttpError: 127.0.0.1 answered 500 Oh no."
     failures = [slept for slept in clock.slept if slept >= MIN_BACKOFF]

@@ -202,9 +202,9 @@ async def test_pipes_and_names_that_are_no_text_do_no_harm(tmp_path: Path, inbox
 
 
 async def test_a_folder_with_too_many_files_is_a_failure(tmp_path: Path, inbox: Path, clock: Any, read: Any) -> None:
-    for number in range(folders.MOST_FOLDERS):
+    for number in range(folders.MAX_FOLDERS):
         (inbox / str(number)).mkdir()
-    with pytest.raises(SensorFailed, match="holds more than 100,000 files or 1,000 folders"):
+    with pytest.raises(SensorFailed, match="has more than 100,000 files or 1,000 folders"):
         await read(watching(tmp_path, clock, pattern="**/*"), 1)
     assert await read(watching(tmp_path, clock), 1)
 
@@ -230,7 +230,7 @@ async def test_a_file_is_read_at_once_and_after_each_change(tmp_path: Path, cloc
 
 
 async def test_a_file_whose_folder_is_not_there_is_a_failure(tmp_path: Path, clock: Any, read: Any) -> None:
-    with pytest.raises(SensorFailed, match="The folder of no/such/file is not there"):
+    with pytest.raises(SensorFailed, match="The folder of no/such/file does not exist"):
         await read(watching(tmp_path, clock, path="no/such/file"), 1)
 
 
@@ -240,8 +240,8 @@ CONTENTS = {
     "bytes": (b"\x7fELF\x02\xff", None),
     "text with NUL": (b"a\0b", None),
     "half a letter at its end": (b"a\xc3", None),
-    "a letter on the edge": (b"x" * (files.MOST_TEXT - 1) + "ü".encode() * 10, "x" * (files.MOST_TEXT - 1)),
-    "more than is read": (b"x" * 1_000_000, "x" * files.MOST_TEXT),
+    "a letter on the edge": (b"x" * (files.MAX_TEXT_BYTES - 1) + "ü".encode() * 10, "x" * (files.MAX_TEXT_BYTES - 1)),
+    "more than is read": (b"x" * 1_000_000, "x" * files.MAX_TEXT_BYTES),
 }
 
 
@@ -255,7 +255,7 @@ async def test_a_file_shows_how_it_begins_if_it_is_text(tmp_path: Path, clock: A
 
 async def test_a_pipe_in_place_of_a_file_is_a_failure_and_hangs_nobody(tmp_path: Path, clock: Any, read: Any) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SensorFailed, match="no plain file"):
+    with pytest.raises(SensorFailed, match="not a regular file"):
         await read(watching(tmp_path, clock, path="pipe"), 1)
 
 
@@ -263,10 +263,10 @@ async def test_a_cancelled_watch_leaves_no_thread_behind(tmp_path: Path, inbox: 
     before = set(threading.enumerate())
     async with listen(watching(tmp_path, clock)) as listener:
         await listener.until_read(1)
-        started = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("halter-watch")]
-        assert len(started) == 1
+        threads = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("halter-watch")]
+        assert len(threads) == 1
     async with asyncio.timeout(20):
-        await asyncio.to_thread(started[0].join)
+        await asyncio.to_thread(threads[0].join)
 
 
 PATTERNS = [

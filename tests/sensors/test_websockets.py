@@ -97,7 +97,7 @@ async def test_bytes_are_refused(clock: Any, read: Read) -> None:
         await connection.wait_closed()
 
     async with speaking(speak) as url:
-        with pytest.raises(SensorFailed, match="3 bytes that are no text"):
+        with pytest.raises(SensorFailed, match="a binary message of 3 bytes"):
             await read(feed(url, clock))
 
 
@@ -126,18 +126,18 @@ async def test_a_flood_leaves_room_for_others(clock: Any, listen: Any) -> None:
 
 
 async def test_a_cancelled_stream_lets_go_of_its_connection(clock: Any, listen: Any) -> None:
-    left = asyncio.Event()
+    event = asyncio.Event()
 
     async def speak(connection: ServerConnection) -> None:
         await connection.send("1")
         await connection.wait_closed()
-        left.set()
+        event.set()
 
     async with speaking(speak) as url:
         async with listen(feed(url, clock)) as listener:
             await listener.until_read(1)
         async with asyncio.timeout(20):
-            await left.wait()
+            await event.wait()
 
 
 def upgraded(request: str) -> bytes:
@@ -157,7 +157,7 @@ async def test_a_server_that_stops_answering_is_given_up(server: Any, clock: Any
         await asyncio.Event().wait()
 
     server.answers = [fall_silent]
-    with pytest.raises(SensorFailed, match="stream was ended: keepalive ping timeout"):
+    with pytest.raises(SensorFailed, match="stream was closed: keepalive ping timeout"):
         await read(feed(over(server), clock, patience=0.2))
 
 
@@ -183,9 +183,9 @@ async def test_garbage_after_a_good_beginning_is_a_failure(server: Any, clock: A
 
 
 REFUSALS = {
-    b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n": "refused with 401",
-    b"HTTP/1.1 302 Found\r\nlocation: ws://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n": "refused with 302",
-    b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n": "refused with 200",
+    b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n": "refused the stream with 401",
+    b"HTTP/1.1 302 Found\r\nlocation: ws://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n": "refused the stream with 302",
+    b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n": "refused the stream with 200",
     b"\x00\xff\x13 this is no HTTP\r\n\r\n": "The WebSocket handshake failed",
     b"": "The WebSocket handshake failed",
     b"HTTP/1.1 101 Switching Protocols\r\n\r\n": "The WebSocket handshake failed",
@@ -212,7 +212,7 @@ async def test_a_key_that_no_header_can_hold_is_told_without_the_key(
     server: Any, clock: Any, read: Read, bad: str
 ) -> None:
     server.answers = [b"HTTP/1.1 400 No\r\ncontent-length: 0\r\n\r\n"]
-    with pytest.raises(SensorFailed) as told:
+    with pytest.raises(SensorFailed) as error:
         await read(feed(over(server), clock, authorization=MADE_UP + bad))
-    assert MADE_UP not in str(told.value)
+    assert MADE_UP not in str(error.value)
     assert all("x: y" not in request for request in server.asked)

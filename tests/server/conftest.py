@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from halter.core.clock import SECOND, Clock
-from halter.operations.desk import ROLES
+from halter.operations.actor import ROLES
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import bind_policy
-from halter.server.auth import Keyring, TokenFile, describe_token, make_secret
+from halter.server.auth import Keyring, TokenFile, make_secret, make_token
 from halter.server.middleware import ServerLimits
 from halter.server.server import ServerExtras, bind, serve_web
 from halter.tools.http import make_tls_context
@@ -52,7 +52,7 @@ class House:
             self.let_in(f"{role}-of-mine", role, "mine")
         self.port = 0
         self.folders: dict[str, Path] = {}
-        self._extras = ServerExtras(limits=limits, tell=self.told.append, pages=False, folders=self.folders)
+        self._extras = ServerExtras(limits=limits, report=self.told.append, pages=False, folders=self.folders)
         self._serving = self._served()
         self.base = f"http://127.0.0.1:{self.port}"
 
@@ -63,14 +63,14 @@ class House:
 
     def let_in(self, name: str, role: str, *agents: str) -> str:
         self.secrets[name] = make_secret()
-        self.tokens.add(describe_token(self.secrets[name], name, role, 0, agents))
+        self.tokens.add(make_token(self.secrets[name], name, role, 0, agents))
         return self.secrets[name]
 
     def client(self, name: str = "", *, place: str = "127.0.0.1", **headers: str) -> httpx2.AsyncClient:
         """Speak as somebody, or as nobody, from an address of this machine."""
-        said = {"Authorization": f"Bearer {self.secrets[name]}"} if name else {}
+        values = {"Authorization": f"Bearer {self.secrets[name]}"} if name else {}
         wire = httpx2.AsyncHTTPTransport(local_address=place, verify=make_tls_context())
-        return httpx2.AsyncClient(base_url=self.base, headers={**said, **headers}, timeout=30, transport=wire)
+        return httpx2.AsyncClient(base_url=self.base, headers={**values, **headers}, timeout=30, transport=wire)
 
     async def restart(self) -> None:
         """End the server, and start it again where it was."""

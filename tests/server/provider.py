@@ -24,7 +24,9 @@ def unsigned(claims: Mapping[str, Any]) -> str:
     import json
 
     parts = ({"alg": "none"}, claims)
-    return ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts) + "."
+    return (
+        ".".join(base64.urlsafe_b64encode(json.dumps(values).encode()).decode().rstrip("=") for values in parts) + "."
+    )
 
 
 def signed(claims: Mapping[str, Any]) -> str:
@@ -71,22 +73,22 @@ class Provider:
         self.asked = dict(request.query_params)
         code = f"code-{len(self._codes)}"
         self._codes[code] = self.asked
-        back = urlencode({"code": code, "state": self.asked["state"], "iss": self.issuer})
-        return RedirectResponse(f"{self.asked['redirect_uri']}?{back}", 303)
+        text = urlencode({"code": code, "state": self.asked["state"], "iss": self.issuer})
+        return RedirectResponse(f"{self.asked['redirect_uri']}?{text}", 303)
 
     async def _token(self, request: Request) -> Response:
-        said = dict(parse_qsl((await request.body()).decode()))
-        asked = self._codes.get(said["code"])
-        challenge = base64.urlsafe_b64encode(hashlib.sha256(said["code_verifier"].encode()).digest()).decode()
+        values = dict(parse_qsl((await request.body()).decode()))
+        asked = self._codes.get(values["code"])
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(values["code_verifier"].encode()).digest()).decode()
         proof = base64.b64encode(f"{CLIENT}:of%20the%20client%3A%20100%25".encode()).decode()
         if (
             asked is None
             or asked["code_challenge"] != challenge.rstrip("=")
-            or asked["redirect_uri"] != said["redirect_uri"]
+            or asked["redirect_uri"] != values["redirect_uri"]
             or request.headers.get("authorization") != f"Basic {proof}"
         ):
             return JSONResponse({"error": "invalid_grant"}, 400)
-        self._codes[said["code"]] = {**asked, "code_challenge": "used"}
+        self._codes[values["code"]] = {**asked, "code_challenge": "used"}
         self.tokens_given += 1
         at = self._now() // SECOND
         claims = {"iss": self.issuer, "aud": CLIENT, "iat": at, "exp": at + 300, "nonce": asked["nonce"], **self.person}

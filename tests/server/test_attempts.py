@@ -57,7 +57,7 @@ async def statuses(client: httpx2.AsyncClient, count: int, path: str = "/api/who
 async def test_wrong_bearer_tokens_are_limited_by_address_like_log_ins(
     house: House, clock: ManualClock, path: str
 ) -> None:
-    async with house.client() as attacker, house.client("admin", place="127.0.0.2") as other:
+    async with house.client() as attacker, house.client("admin", place="127.0.0.2") as async_client:
         assert await statuses(attacker, 5, path) == [401, 401, 401, 429, 429]
         late = await attacker.get(path, headers=wrong())
         assert int(late.headers["retry-after"]) >= 1
@@ -65,19 +65,19 @@ async def test_wrong_bearer_tokens_are_limited_by_address_like_log_ins(
         assert (await attacker.get("/api/whoami", headers=right)).status_code == 429
         assert (await attacker.post("/login", data={"token": house.secrets["admin"]},
                                     headers={"Origin": house.base})).status_code == 429  # fmt: skip
-        assert (await other.get("/api/whoami")).status_code == 200
+        assert (await async_client.get("/api/whoami")).status_code == 200
         clock.advance(MINUTE)
         assert (await attacker.get("/api/whoami", headers=right)).status_code == 200
 
 
 @pytest.mark.parametrize("limits", [FEW])
 async def test_wrong_tokens_of_a_websocket_are_limited(house: House) -> None:
-    found: list[int] = []
+    numbers: list[int] = []
     for _ in range(5):
         with pytest.raises(InvalidStatus) as refused:
             await connect(f"ws://127.0.0.1:{house.port}/api/ws", additional_headers=wrong(), proxy=None)
-        found.append(refused.value.response.status_code)
-    assert found == [401, 401, 401, 429, 429]
+        numbers.append(refused.value.response.status_code)
+    assert numbers == [401, 401, 401, 429, 429]
 
 
 @pytest.mark.parametrize("limits", [FEW])
@@ -89,8 +89,8 @@ async def test_who_was_let_in_before_is_not_locked_out_by_somebody_at_the_same_a
         assert 429 in await statuses(attacker, 9)
         for each in (program, person):
             assert (await each.get("/api/whoami")).status_code == 200
-        again = await person.post("/login", data={"token": house.secrets["operator"]})
-        assert again.status_code == 303
+        response = await person.post("/login", data={"token": house.secrets["operator"]})
+        assert response.status_code == 303
 
 
 @pytest.mark.parametrize("limits", [FEW])
@@ -105,17 +105,20 @@ async def test_a_token_that_was_right_and_was_removed_is_limited_like_any_other(
 async def test_who_comes_through_a_proxy_on_this_machine_is_known_by_the_address_that_the_proxy_adds(
     house: House,
 ) -> None:
-    async with house.client(**PROXY) as attacker, house.client("admin", **{"X-Forwarded-For": "203.0.113.9"}) as other:
+    async with (
+        house.client(**PROXY) as attacker,
+        house.client("admin", **{"X-Forwarded-For": "203.0.113.9"}) as async_client,
+    ):
         assert await statuses(attacker, 5) == [401, 401, 401, 429, 429]
-        assert (await other.get("/api/whoami")).status_code == 200
+        assert (await async_client.get("/api/whoami")).status_code == 200
 
 
 @pytest.mark.parametrize("limits", [ServerLimits(failures=3, stale=4)])
 async def test_cookies_that_have_ended_are_limited_apart_so_that_their_owner_may_log_in(house: House) -> None:
     async with house.client(Origin=house.base) as client:
         stale = {"Cookie": f"halter_{house.port}={'x' * 43}"}
-        found = [(await client.get("/api/whoami", headers=stale)).status_code for _ in range(6)]
-        assert found == [401, 401, 401, 401, 429, 429]
+        status_codes = [(await client.get("/api/whoami", headers=stale)).status_code for _ in range(6)]
+        assert status_codes == [401, 401, 401, 401, 429, 429]
         assert (await client.post("/login", data={"token": house.secrets["admin"]}, headers=stale)).status_code == 303
         assert (await client.get("/api/whoami")).status_code == 200
 
@@ -157,16 +160,16 @@ def test_a_place_is_an_address_and_of_version_6_a_whole_network() -> None:
 
 def test_who_makes_up_forwarded_addresses_is_limited_as_one_and_locks_out_nobody_who_is_in() -> None:
     attempts = Attempts(3)
-    here, person = "127.0.0.1", ClientOrigin("127.0.0.1", "203.0.113.9")
+    text, person = "127.0.0.1", ClientOrigin("127.0.0.1", "203.0.113.9")
     attempts.right(person, "theirs")
     for number in range(3 * PROXY_FACTOR):
-        place = ClientOrigin(here, f"10.0.{number // 250}.{number % 250}")
-        assert not attempts.find_delay(place, "x", 0)
-        attempts.count_failure(place, "x", 0)
-    assert attempts.find_delay(ClientOrigin(here, "10.9.9.9"), "x", 0)
+        client_origin = ClientOrigin(text, f"10.0.{number // 250}.{number % 250}")
+        assert not attempts.find_delay(client_origin, "x", 0)
+        attempts.count_failure(client_origin, "x", 0)
+    assert attempts.find_delay(ClientOrigin(text, "10.9.9.9"), "x", 0)
     assert not attempts.find_delay(person, "theirs", 0)
     assert not attempts.find_delay(ClientOrigin("192.0.2.1", "192.0.2.1"), "x", 0)
-    assert not attempts.find_delay(ClientOrigin(here, "10.9.9.9"), "x", MINUTE)
+    assert not attempts.find_delay(ClientOrigin(text, "10.9.9.9"), "x", MINUTE)
 
 
 def test_who_goes_through_the_networks_of_one_site_is_limited_as_one_and_locks_out_nobody_who_is_in() -> None:
@@ -174,9 +177,9 @@ def test_who_goes_through_the_networks_of_one_site_is_limited_as_one_and_locks_o
     person = locate_client("2001:db8:1:ffff::1")
     attempts.right(person, "theirs")
     for number in range(3 * PROXY_FACTOR):
-        place = locate_client(f"2001:db8:1:{number:x}::1")
-        assert not attempts.find_delay(place, "x", 0)
-        attempts.count_failure(place, "x", 0)
+        client_origin = locate_client(f"2001:db8:1:{number:x}::1")
+        assert not attempts.find_delay(client_origin, "x", 0)
+        attempts.count_failure(client_origin, "x", 0)
     assert attempts.find_delay(locate_client("2001:db8:1:9999::1"), "x", 0)
     assert not attempts.find_delay(person, "theirs", 0)
     assert not attempts.find_delay(locate_client("2001:db8:2::1"), "x", 0)
@@ -186,7 +189,7 @@ def test_who_goes_through_the_networks_of_one_site_is_limited_as_one_and_locks_o
 def test_what_is_remembered_of_attempts_is_bounded() -> None:
     attempts = Attempts(3)
     for number in range(3 * MAX_BUCKETS):
-        place = ClientOrigin(f"p{number}", f"p{number}")
-        attempts.count_failure(place, "x", 0)
-        attempts.right(place, "y")
+        client_origin = ClientOrigin(f"p{number}", f"p{number}")
+        attempts.count_failure(client_origin, "x", 0)
+        attempts.right(client_origin, "y")
     assert attempts.count_origins() <= MAX_BUCKETS + MAX_PROVEN_TOKENS

@@ -29,9 +29,9 @@ async def page() -> AsyncIterator[Page]:
 
 
 async def test_a_person_logs_in_by_the_address_that_was_shown_and_by_hand(house: House, page: Page) -> None:
-    asked: list[str] = []
+    texts: list[str] = []
     wrong: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: texts.append(request.url))
     page.on("console", lambda message: wrong.append(message.text) if message.type in {"error", "warning"} else None)
     await page.goto(make_login_url(house.base, house.secrets["admin"]))
     await page.wait_for_url(f"{house.base}/")
@@ -39,15 +39,15 @@ async def test_a_person_logs_in_by_the_address_that_was_shown_and_by_hand(house:
     assert (cookie["name"], cookie["httpOnly"], cookie["sameSite"]) == (f"halter_{house.port}", True, "Strict")
     await page.go_back()
     assert house.secrets["admin"] not in page.url
-    assert not [url for url in asked if house.secrets["admin"] in url.partition("#")[0]]
-    assert all(url.startswith((house.base, "data:")) for url in asked)
+    assert not [url for url in texts if house.secrets["admin"] in url.partition("#")[0]]
+    assert all(url.startswith((house.base, "data:")) for url in texts)
     assert not [text for text in wrong if "Content Security Policy" in text]
     await page.context.clear_cookies()
     await page.goto(house.base)
     assert page.url == f"{house.base}{LOGIN}"
     await page.fill("#token", "halter_nonsense")
     await page.keyboard.press("Enter")
-    await page.get_by_text("opens nothing here").wait_for()
+    await page.get_by_text("Invalid token").wait_for()
     await page.fill("#token", house.secrets["viewer"])
     await page.keyboard.press("Enter")
     await page.wait_for_url(f"{house.base}/")
@@ -60,7 +60,7 @@ async def test_a_page_of_another_port_gets_nothing_with_the_cookie_of_a_person(h
     before = await house.office.heads()
     await page.route("http://127.0.0.1:9/**", lambda route: route.fulfill(body="<p>evil</p>", content_type="text/html"))
     await page.goto("http://127.0.0.1:9/")
-    came = await page.evaluate(
+    result = await page.evaluate(
         """async (base) => {
             const tries = [
                 fetch(base + "/api/home", {credentials: "include"}).then((r) => r.text()),
@@ -79,7 +79,7 @@ async def test_a_page_of_another_port_gets_nothing_with_the_cookie_of_a_person(h
         }""",
         house.base,
     )
-    assert came == [""] * 5
+    assert result == [""] * 5
     await page.evaluate(
         """(base) => {
             const form = document.createElement("form"); form.method = "post"; form.action = base + "/logout";

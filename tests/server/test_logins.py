@@ -22,10 +22,10 @@ from halter.server.auth import (
     Logins,
     TokenFile,
     append_login,
-    describe_token,
     digest_login_key,
     make_secret,
     make_server_names,
+    make_token,
 )
 from halter.server.middleware import (
     AsgiMessage,
@@ -62,25 +62,25 @@ async def test_a_copy_of_every_file_in_the_settings_folder_makes_no_cookie(house
         ends = house.app.clock.now() // SECOND + 1000
         tried: list[str] = []
         for token in json.loads(house.tokens.path.read_bytes())["tokens"]:
-            said = f"halter cookie 1\n{token['name']}\n{ends}".encode()
-            signed = hmac.new(bytes.fromhex(token["digest"]), said, hashlib.sha256).hexdigest()
+            body = f"halter cookie 1\n{token['name']}\n{ends}".encode()
+            signed = hmac.new(bytes.fromhex(token["digest"]), body, hashlib.sha256).hexdigest()
             tried += [f"{token['name']}.{ends}.{signed}", token["digest"]]
-        (kept,) = json.loads((tmp_path / "tokens.logins.json").read_bytes())["logins"]
-        tried += [kept["digest"], kept["bound_to"], kept["digest"][:43]]
+        (result,) = json.loads((tmp_path / "tokens.logins.json").read_bytes())["logins"]
+        tried += [result["digest"], result["bound_to"], result["digest"][:43]]
         assert {await status(thief, f"halter_{house.port}={value}") for value in tried} == {401}
     assert (tmp_path / "tokens.logins.json").stat().st_mode & 0o777 == 0o600
 
 
 async def test_logging_out_ends_the_login_on_the_server_also_after_a_restart(house: House) -> None:
-    async with logged_in(house) as client, logged_in(house) as other, house.client() as thief:
-        kept = cookie_of(client)
-        assert await status(thief, kept) == 200
+    async with logged_in(house) as client, logged_in(house) as async_client, house.client() as thief:
+        text = cookie_of(client)
+        assert await status(thief, text) == 200
         await client.post("/logout")
-        assert await status(thief, kept) == 401
-        assert await status(other) == 200
+        assert await status(thief, text) == 401
+        assert await status(async_client) == 200
         await house.restart()
-        assert await status(thief, kept) == 401
-        assert await status(other) == 200
+        assert await status(thief, text) == 401
+        assert await status(async_client) == 200
 
 
 async def test_removing_a_token_ends_its_logins_and_a_new_one_of_that_name_brings_none_back(house: House) -> None:
@@ -108,21 +108,21 @@ async def test_to_log_in_again_ends_the_login_before(house: House) -> None:
 
 @pytest.mark.parametrize("limits", [ServerLimits(check=3600 * SECOND)])
 async def test_logging_out_closes_what_the_browser_had_open_at_once(house: House, limits: ServerLimits) -> None:
-    async with logged_in(house) as client, logged_in(house) as other:
+    async with logged_in(house) as client, logged_in(house) as async_client:
         url, origin = f"ws://127.0.0.1:{house.port}/api/ws", {"Origin": house.base}
-        headers = [{**origin, "Cookie": cookie_of(each)} for each in (client, other)]
+        headers = [{**origin, "Cookie": cookie_of(each)} for each in (client, async_client)]
         async with (
             connect(url, additional_headers=headers[0], proxy=None) as socket,
-            connect(url, additional_headers=headers[1], proxy=None) as beside,
+            connect(url, additional_headers=headers[1], proxy=None) as client_connection,
         ):
-            for each in (socket, beside):
+            for each in (socket, client_connection):
                 await each.send("{}")
                 await each.recv()
             await client.post("/logout")
             with pytest.raises(ConnectionClosed):
                 await socket.recv()
             assert socket.close_code == 1008
-            await (await beside.ping())
+            await (await client_connection.ping())
 
 
 @pytest.mark.parametrize("damage", ["{", '{"logins": 3}', ""])
@@ -146,10 +146,10 @@ async def test_a_login_that_cannot_be_kept_is_none_and_one_that_cannot_be_ended_
     house: House, tmp_path: Path
 ) -> None:
     async with logged_in(house) as client, house.client() as thief:
-        kept = cookie_of(client)
+        text = cookie_of(client)
         (tmp_path / "tokens.logins.json").rename(tmp_path / "aside")
         (tmp_path / "tokens.logins.json").mkdir()
-        assert await status(thief, kept) == 401
+        assert await status(thief, text) == 401
         assert (await client.post("/login", data={"token": house.secrets["admin"]})).status_code == 503
 
 
@@ -161,7 +161,7 @@ def test_the_oldest_logins_of_a_token_end_when_there_are_too_many_and_those_of_o
 
 
 async def test_logins_kept_in_no_file_end_with_the_process() -> None:
-    logins, token = Logins(), describe_token(make_secret(), "ada", "admin", 0)
+    logins, token = Logins(), make_token(make_secret(), "ada", "admin", 0)
     key = await logins.start_login(token, 0)
     assert digest_login_key(key) in logins.current()
     await logins.end(key, 1)
@@ -169,15 +169,15 @@ async def test_logins_kept_in_no_file_end_with_the_process() -> None:
 
 
 async def test_what_an_open_page_sends_after_its_token_was_removed_reaches_nothing(tmp_path: Path) -> None:
-    file, secret, heard = TokenFile(tmp_path / "tokens.json"), make_secret(), list[AsgiMessage]()
-    file.add(describe_token(secret, "ada", "admin", 0))
+    file, secret, asgi_messages = TokenFile(tmp_path / "tokens.json"), make_secret(), list[AsgiMessage]()
+    file.add(make_token(secret, "ada", "admin", 0))
     messages: asyncio.Queue[AsgiMessage] = asyncio.Queue()
-    taken = asyncio.Event()
+    event = asyncio.Event()
 
     async def inner(_: AsgiScope, receive: AsgiReceive, __: AsgiSend) -> None:
-        while not heard or heard[-1]["type"] != "websocket.disconnect":
-            heard.append(await receive())
-            taken.set()
+        while not asgi_messages or asgi_messages[-1]["type"] != "websocket.disconnect":
+            asgi_messages.append(await receive())
+            event.set()
 
     async def drop(_: AsgiMessage) -> None:
         """Send nothing anywhere."""
@@ -193,20 +193,20 @@ async def test_what_an_open_page_sends_after_its_token_was_removed_reaches_nothi
         "client": ("::1", 1),
     }
     serving = asyncio.create_task(entrance(scope, messages.get, drop))
-    for sent in ("before", "after"):
-        await messages.put({"type": "websocket.receive", "text": sent})
-        await taken.wait()
+    for text in ("before", "after"):
+        await messages.put({"type": "websocket.receive", "text": text})
+        await event.wait()
         file.remove("ada")
     await serving
-    assert [message.get("text", message["type"]) for message in heard] == ["before", "websocket.disconnect"]
+    assert [message.get("text", message["type"]) for message in asgi_messages] == ["before", "websocket.disconnect"]
 
 
 def test_the_files_of_the_server_name_no_secret(tmp_path: Path) -> None:
     """A login's digest is made of a random key alone: nothing in the tokens' file leads to it."""
-    token = describe_token(make_secret(), "ada", "admin", 0)
+    token = make_token(make_secret(), "ada", "admin", 0)
     first, second = (asyncio.run(Logins(tmp_path / f"{n}.json").start_login(token, 0)) for n in (1, 2))
-    kept: list[dict[str, Any]] = [json.loads((tmp_path / f"{n}.json").read_bytes())["logins"][0] for n in (1, 2)]
+    fields: list[dict[str, Any]] = [json.loads((tmp_path / f"{n}.json").read_bytes())["logins"][0] for n in (1, 2)]
     assert first != second
-    assert kept[0]["digest"] != kept[1]["digest"]
-    assert kept[0]["bound_to"] == kept[1]["bound_to"]
+    assert fields[0]["digest"] != fields[1]["digest"]
+    assert fields[0]["bound_to"] == fields[1]["bound_to"]
     assert first not in (tmp_path / "1.json").read_text()

@@ -18,11 +18,11 @@ from halter.core.ids import FLEET, name_signed_on_person
 from halter.core.ports import read_stream
 from halter.core.spec import OidcSpec, SignOnSpec
 from halter.guard.judge import are_two_people
-from halter.operations.desk import Actor, Principal
+from halter.operations.actor import Actor, Principal
 from halter.operations.queries import audit_page
 from halter.present.events import summarize_event
 from halter.runtime.feed import Bus
-from halter.server.auth import Keyring, TokenFile, describe_token, make_secret
+from halter.server.auth import Keyring, TokenFile, make_secret, make_token
 from halter.server.oidc import OidcSignOn, make_oidc_sign_on
 from halter.server.server import ServerExtras, bind, serve_asgi, serve_web
 from halter.server.sign_on import GroupRoles
@@ -54,7 +54,7 @@ class Inn:
         self.app = replace(office.app, clock=StillClock(office.ground))
         self.tokens = TokenFile(folder / "tokens.json")
         self.bob = make_secret()
-        self.tokens.add(describe_token(self.bob, "bob", "approver", 0))
+        self.tokens.add(make_token(self.bob, "bob", "approver", 0))
         listening, provided = bind(port=0), bind(port=0)
         self.port = listening.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
@@ -103,10 +103,10 @@ async def inn(tmp_path: Path) -> AsyncIterator[Inn]:
 
 async def visit_provider(browser: httpx2.AsyncClient, path: str = "/login/oidc") -> str:
     """Begin, and return the address that the provider sends the browser back to."""
-    begun = await browser.get(path)
-    assert begun.status_code == 303, begun.text
+    response = await browser.get(path)
+    assert response.status_code == 303, response.text
     async with httpx2.AsyncClient(trust_env=False, verify=make_tls_context()) as elsewhere:
-        return (await elsewhere.get(begun.headers["location"])).headers["location"]
+        return (await elsewhere.get(response.headers["location"])).headers["location"]
 
 
 async def log_in(browser: httpx2.AsyncClient) -> httpx2.Response:
@@ -114,8 +114,8 @@ async def log_in(browser: httpx2.AsyncClient) -> httpx2.Response:
 
 
 async def who(browser: httpx2.AsyncClient) -> Mapping[str, Any] | int:
-    said = await browser.get("/api/whoami")
-    return said.json() if said.status_code == 200 else said.status_code
+    response = await browser.get("/api/whoami")
+    return response.json() if response.status_code == 200 else response.status_code
 
 
 async def test_a_person_signs_on_and_logs_out(inn: Inn) -> None:
@@ -124,9 +124,9 @@ async def test_a_person_signs_on_and_logs_out(inn: Inn) -> None:
             f'<a href="/login/oidc">Log in with 127.0.0.1:{urlsplit(inn.provider.issuer).port}</a>'
             in (await browser.get("/login")).text
         )
-        back = await log_in(browser)
-        assert (back.status_code, 'content="0; url=/"' in back.text) == (200, True), back.text
-        cookies = back.headers.get_list("set-cookie")
+        response = await log_in(browser)
+        assert (response.status_code, 'content="0; url=/"' in response.text) == (200, True), response.text
+        cookies = response.headers.get_list("set-cookie")
         assert [each.partition("=")[0] for each in cookies] == [f"halter_{inn.port}", f"halter_{inn.port}_oidc"]
         assert cookies[0].endswith("; Max-Age=3600; Path=/; HttpOnly; SameSite=Strict")
         name = name_signed_on_person("ada@example.com", inn.provider.issuer, "ada-1")
@@ -144,16 +144,19 @@ async def audited(inn: Inn) -> list[tuple[str, str, str, str]]:
     entries = await audit_page(
         Actor(inn.app, Principal("root")), tool=f"sign_on {urlsplit(inn.provider.issuer).netloc}"
     )
-    return [(one.tool, one.outcome, one.decided_by, one.capability_level) for one in reversed(entries)]
+    return [
+        (audit_entry.tool, audit_entry.outcome, audit_entry.decided_by, audit_entry.capability_level)
+        for audit_entry in reversed(entries)
+    ]
 
 
 async def test_each_login_and_each_refusal_is_in_the_audit_and_no_token_in_the_journal(inn: Inn) -> None:
-    given: list[str] = []
+    texts: list[str] = []
     sign = inn.provider.sign
 
     def note(claims: Mapping[str, Any]) -> str:
-        given.append(sign(claims))
-        return given[-1]
+        texts.append(sign(claims))
+        return texts[-1]
 
     inn.provider.sign = note
     name, via = (
@@ -164,7 +167,7 @@ async def test_each_login_and_each_refusal_is_in_the_audit_and_no_token_in_the_j
         await log_in(browser)
         inn.provider.person = {"sub": "eve-1", "email": "eve@example.com", "groups": ["guests"]}
         refused = await log_in(browser)
-        assert "You are in no group that has a role here" in refused.text
+        assert "None of your groups has a role" in refused.text
         inn.provider.forge = lambda claims: {**claims, "aud": "another"}
         await log_in(browser)
         await log_in(browser)
@@ -175,22 +178,22 @@ async def test_each_login_and_each_refusal_is_in_the_audit_and_no_token_in_the_j
         (via, "invalid_token", "", ""),
     ]
     events = await read_stream(inn.app.store, FLEET)
-    kept = b"".join(each.facts + (each.body or b"") for each in events)
+    content = b"".join(each.facts + (each.body or b"") for each in events)
     codes = [f"code-{number}" for number in range(4)]
-    assert len(given) == 4
-    assert not any(part.encode() in kept for token in given for part in (*token.split("."), *codes))
+    assert len(texts) == 4
+    assert not any(output.encode() in content for token in texts for output in (*token.split("."), *codes))
     lines = [summarize_event(each).text for each in events if each.kind in ("person_signed_on", "sign_on_refused")]
     assert lines[0].startswith(f"{name} signs on by 127.0.0.1:")
-    assert lines[1].endswith(f"{eve}, in no group that has a role")
+    assert lines[1].endswith(f"{eve}, no group with a role")
 
 
 async def test_a_stranger_who_is_refused_again_and_again_does_not_fill_the_journal(inn: Inn) -> None:
     async with inn.browser() as browser:
         for number in range(4):
-            back = await visit_provider(browser)
-            state = parse_qs(urlsplit(back).query)["state"][0]
-            said = await browser.get("/login/oidc/callback", params={"state": state, "error": f"denied-{number}"})
-            assert said.status_code == 403
+            text = await visit_provider(browser)
+            state = parse_qs(urlsplit(text).query)["state"][0]
+            response = await browser.get("/login/oidc/callback", params={"state": state, "error": f"denied-{number}"})
+            assert response.status_code == 403
     assert [outcome for _, outcome, _, _ in await audited(inn)] == ["declined"]
 
 
@@ -211,37 +214,37 @@ async def test_a_logout_ends_the_login_on_the_server_also_for_a_copied_cookie(in
 
 async def test_a_wrong_state_a_missing_cookie_and_another_browser_are_refused(inn: Inn) -> None:
     async with inn.browser() as browser, inn.browser() as victim, inn.browser() as fresh:
-        back = await visit_provider(browser)
-        state = parse_qs(urlsplit(back).query)["state"][0]
-        for wrong in (back.replace(state, "x" * 43), back.replace(f"state={state}", ""), f"{back}&state={state}"):
+        text = await visit_provider(browser)
+        state = parse_qs(urlsplit(text).query)["state"][0]
+        for wrong in (text.replace(state, "x" * 43), text.replace(f"state={state}", ""), f"{text}&state={state}"):
             assert (await browser.get(wrong)).status_code == 400
         # An attacker gives their own answer of the provider to someone else, to have them work under their name.
-        back = await visit_provider(browser)
+        text = await visit_provider(browser)
         await visit_provider(victim)
-        assert (await victim.get(back)).status_code == 400
-        assert (await fresh.get(back)).status_code == 400
+        assert (await victim.get(text)).status_code == 400
+        assert (await fresh.get(text)).status_code == 400
         assert [await who(each) for each in (browser, victim, fresh)] == [401, 401, 401]
     assert inn.provider.tokens_given == 0
 
 
 async def test_two_begun_logins_in_one_request_are_refused(inn: Inn) -> None:
     async with inn.browser() as browser, inn.browser() as bare:
-        back = await visit_provider(browser)
+        text = await visit_provider(browser)
         name = f"halter_{inn.port}_oidc"
-        own = browser.cookies[name]
-        assert (await bare.get(back, headers={"cookie": f"{name}={own}; {name}=planted"})).status_code == 400
+        output = browser.cookies[name]
+        assert (await bare.get(text, headers={"cookie": f"{name}={output}; {name}=planted"})).status_code == 400
 
 
 async def test_a_code_counts_once(inn: Inn) -> None:
     async with inn.browser() as browser:
-        back = await visit_provider(browser)
-        begun = browser.cookies[f"halter_{inn.port}_oidc"]
-        assert (await browser.get(back)).status_code == 200
-        assert (await browser.get(back)).status_code == 400
-    async with inn.browser() as again:
-        again.cookies.set(f"halter_{inn.port}_oidc", begun)
-        assert (await again.get(back)).status_code == 502
-        assert await who(again) == 401
+        text = await visit_provider(browser)
+        output = browser.cookies[f"halter_{inn.port}_oidc"]
+        assert (await browser.get(text)).status_code == 200
+        assert (await browser.get(text)).status_code == 400
+    async with inn.browser() as async_client:
+        async_client.cookies.set(f"halter_{inn.port}_oidc", output)
+        assert (await async_client.get(text)).status_code == 502
+        assert await who(async_client) == 401
 
 
 LIES: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -273,8 +276,8 @@ async def test_an_id_token_that_is_not_for_this_login_lets_nobody_in(inn: Inn) -
         inn.provider.forge = forge
         inn.office.ground.time += MINUTE
         async with inn.browser() as browser:
-            back = await log_in(browser)
-            assert (lie, back.status_code, await who(browser)) == (lie, 403, 401)
+            response = await log_in(browser)
+            assert (lie, response.status_code, await who(browser)) == (lie, 403, 401)
             assert f"halter_{inn.port}" not in browser.cookies
 
 
@@ -292,14 +295,14 @@ async def test_what_the_provider_s_own_key_did_not_sign_lets_nobody_in(inn: Inn)
 async def test_a_provider_that_describes_another_is_not_followed(inn: Inn) -> None:
     inn.provider.described_as = "https://evil.example"
     async with inn.browser() as browser:
-        begun = await browser.get("/login/oidc")
-        assert (begun.status_code, "location" in begun.headers) == (502, False)
+        response = await browser.get("/login/oidc")
+        assert (response.status_code, "location" in response.headers) == (502, False)
 
 
 async def test_another_provider_s_answer_is_refused(inn: Inn) -> None:
     async with inn.browser() as browser:
-        back = (await visit_provider(browser)).partition("&iss=")[0]
-        assert (await browser.get(f"{back}&iss=https%3A%2F%2Fevil.example")).status_code == 400
+        text = (await visit_provider(browser)).partition("&iss=")[0]
+        assert (await browser.get(f"{text}&iss=https%3A%2F%2Fevil.example")).status_code == 400
     assert inn.provider.tokens_given == 0
 
 
@@ -327,10 +330,10 @@ async def test_a_login_survives_a_restart_and_ends_when_the_sign_on_changes(inn:
 async def test_after_the_login_the_browser_goes_home_wherever_the_address_wanted_it(inn: Inn) -> None:
     async with inn.browser() as browser:
         path = "/login/oidc?next=https://evil.example&redirect_uri=https://evil.example"
-        back = await visit_provider(browser, path)
-        assert back.startswith(f"{inn.base}/login/oidc/callback?")
-        done = await browser.get(f"{back}&next=https%3A%2F%2Fevil.example")
-        assert (done.status_code, "evil" in done.text, "location" in done.headers) == (200, False, False)
+        output = await visit_provider(browser, path)
+        assert output.startswith(f"{inn.base}/login/oidc/callback?")
+        response = await browser.get(f"{output}&next=https%3A%2F%2Fevil.example")
+        assert (response.status_code, "evil" in response.text, "location" in response.headers) == (200, False, False)
 
 
 async def test_a_forged_host_does_not_choose_where_the_code_goes(inn: Inn) -> None:
@@ -415,25 +418,27 @@ async def test_the_file_says_by_account_what_a_person_is_called(inn: Inn) -> Non
 
 
 def test_a_lower_role_for_all_agents_does_not_widen_a_higher_one_for_some() -> None:
-    known = GroupRoles({"a": "admin", "b": "admin", "all": "viewer", "c": "admin"}, {"a": ("one",), "b": ("two",)})
-    assert known.find(["a", "all"]) == ("admin", ("one",))
-    assert known.find(["a", "b"]) == ("admin", ("one", "two"))
-    assert known.find(["a", "c"]) == ("admin", ())
-    assert known.find(["all"]) == ("viewer", ())
-    assert known.find(["none"]) is None
+    group_roles = GroupRoles(
+        {"a": "admin", "b": "admin", "all": "viewer", "c": "admin"}, {"a": ("one",), "b": ("two",)}
+    )
+    assert group_roles.find(["a", "all"]) == ("admin", ("one",))
+    assert group_roles.find(["a", "b"]) == ("admin", ("one", "two"))
+    assert group_roles.find(["a", "c"]) == ("admin", ())
+    assert group_roles.find(["all"]) == ("viewer", ())
+    assert group_roles.find(["none"]) is None
 
 
 async def test_an_agent_s_program_that_guesses_codes_gets_nowhere_and_is_slowed_down(inn: Inn) -> None:
     async with inn.browser() as program:
-        begun = await program.get("/login/oidc")
-        state = parse_qs(urlsplit(begun.headers["location"]).query)["state"][0]
-        own = {"cookie": f"halter_{inn.port}_oidc={program.cookies[f'halter_{inn.port}_oidc']}"}
+        response = await program.get("/login/oidc")
+        state = parse_qs(urlsplit(response.headers["location"]).query)["state"][0]
+        values = {"cookie": f"halter_{inn.port}_oidc={program.cookies[f'halter_{inn.port}_oidc']}"}
         program.cookies.clear()
-        found: list[int] = []
+        numbers: list[int] = []
         for number in range(2 * QUICK.failures):
             path = f"/login/oidc/callback?code=guess-{number}&state={state}"
-            found.append((await program.get(path, headers=own)).status_code)
-        assert (found[0], found[-1], {*found}) == (502, 429, {502, 429})
+            numbers.append((await program.get(path, headers=values)).status_code)
+        assert (numbers[0], numbers[-1], {*numbers}) == (502, 429, {502, 429})
         assert (await program.post("/login/oidc/callback", data={"code": "c", "state": state})).status_code == 401
         assert await who(program) == 401
 
@@ -459,7 +464,7 @@ async def test_a_person_who_declines_is_told_so_and_markup_is_not_passed_on(inn:
 def test_a_secret_that_is_missing_is_refused_at_the_start() -> None:
     none: dict[str, str] = {}
     oidc = OidcSpec(issuer="https://id.example", client_id="c", url="https://h.example", client_secret="${secret:X}")
-    with pytest.raises(ConfigError, match="set HALTER_SECRET_X"):
+    with pytest.raises(ConfigError, match="Set HALTER_SECRET_X"):
         make_oidc_sign_on(SignOnSpec(roles={"a": "admin"}, oidc=oidc), none.__getitem__, connect_directly)
     assert make_oidc_sign_on(SignOnSpec(roles={"a": "admin"}), none.__getitem__, connect_directly) is None
 

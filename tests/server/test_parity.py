@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from halter.core.ids import session_stream
-from halter.operations.desk import ROLES
+from halter.operations.actor import ROLES
 from halter.runtime.feed import watch_growth
 from tests.server.conftest import House
 
@@ -73,17 +73,17 @@ async def test_it_is_refused_below_its_role_and_to_those_who_do_not_see_all_that
 
 
 async def test_a_journal_is_verified_and_made_anew(served: House) -> None:
-    found = await answered(served, "admin", "/journal/verify", {"rebuild": True})
-    assert found["events"] > 10
-    assert found["rebuilt"] is (not [each for each in found["findings"] if each["kind"] != "row"])
+    result = await answered(served, "admin", "/journal/verify", {"rebuild": True})
+    assert result["events"] > 10
+    assert result["rebuilt"] is (not [each for each in result["findings"] if each["kind"] != "row"])
 
 
 async def test_nothing_is_erased_that_was_not_confirmed_or_still_runs(served: House) -> None:
     before = await served.office.heads()
     for body in ({}, {"sessions": ["mine-1"]}, {"confirmed": False, "sessions": ["mine-1"]}, {"confirmed": True}):
         await answered(served, "admin", "/journal/erase", body, 422)
-    kept = await answered(served, "admin", "/journal/erase", {"confirmed": True, "sessions": ["mine-1"]})
-    assert (kept["erased"], [each["session"] for each in kept["refused"]]) == ([], ["mine-1"])
+    result = await answered(served, "admin", "/journal/erase", {"confirmed": True, "sessions": ["mine-1"]})
+    assert (result["erased"], [each["session"] for each in result["refused"]]) == ([], ["mine-1"])
     assert await served.office.heads() == before
     gone = await answered(served, "admin", "/journal/erase", {"confirmed": True, "messages": True, "reason": "asked"})
     assert gone["refused"] == []
@@ -97,26 +97,26 @@ async def test_a_session_is_exported_as_lines_that_bring_their_receipt(served: H
 
 
 async def test_an_agent_is_given_something_to_do_in_the_name_of_the_token(served: House) -> None:
-    begun = await answered(served, "operator-of-mine", "/agents/mine/messages", {"text": "Write a poem."})
-    assert (begun["answered"], begun["route"]) == (False, None)
-    row = await ended(served, begun["subject"])
+    result = await answered(served, "operator-of-mine", "/agents/mine/messages", {"text": "Write a poem."})
+    assert (result["answered"], result["route"]) == (False, None)
+    row = await ended(served, result["subject"])
     assert (row["state"], row["agent"]) == ("COMPLETED", "mine")
-    first = (await served.app.store.read(session_stream(begun["subject"]), 0))[0]
+    first = (await served.app.store.read(session_stream(result["subject"]), 0))[0]
     assert b'"operator-of-mine"' in first.facts
 
 
 async def test_who_sees_every_agent_is_answered_at_the_front_door(served: House) -> None:
     body = {"text": "what is 2 + 2?", "kind": "chat"}
-    told = await answered(served, "operator", "/agents/mine/messages", body)
-    assert (told["answered"], told["text"]) == (True, told["sentence"])
-    assert "4" in told["text"]
+    result = await answered(served, "operator", "/agents/mine/messages", body)
+    assert (result["answered"], result["text"]) == (True, result["sentence"])
+    assert "4" in result["text"]
     route = await answered(served, "viewer-of-mine", "/agents/mine/route?text=what+is+2+%2B+2%3F")
-    assert route == told["route"]
+    assert route == result["route"]
 
 
 async def test_who_sees_one_agent_cannot_halt_the_others_at_its_front_door(served: House) -> None:
-    begun = await answered(served, "operator-of-mine", "/agents/mine/messages", {"text": "halt everything"})
-    assert begun["answered"] is False
+    result = await answered(served, "operator-of-mine", "/agents/mine/messages", {"text": "halt everything"})
+    assert result["answered"] is False
     halts = await answered(served, "viewer", "/halts")
     assert "fleet" not in [row["scope"] for row in halts]
 
@@ -131,8 +131,8 @@ async def test_a_chat_goes_on_and_is_heard_by_its_own_agent_alone(served: House)
 
 
 async def test_a_trigger_runs_now_and_one_that_is_not_there_does_not(served: House) -> None:
-    begun = await answered(served, "operator", "/triggers/mine/daily/run", {})
-    assert (await ended(served, begun["subject"]))["state"] == "COMPLETED"
+    result = await answered(served, "operator", "/triggers/mine/daily/run", {})
+    assert (await ended(served, result["subject"]))["state"] == "COMPLETED"
     await answered(served, "operator", "/triggers/mine/nothing/run", {}, 409)
     await answered(served, "operator", "/triggers/theirs/daily/run", {}, 404)
 
@@ -141,6 +141,6 @@ async def test_a_proposal_is_promoted_once_it_is_confirmed(served: House) -> Non
     path = "/proposals/mine-memory/promote"
     await answered(served, "admin", path, {"confirmed": False}, 422)
     assert not (served.folders["mine"] / "AGENTS.md").exists()
-    done = await answered(served, "admin", path, {"confirmed": True})
-    assert (done["subject"], done["status"]) == ("mine-memory", "promoted")
+    result = await answered(served, "admin", path, {"confirmed": True})
+    assert (result["subject"], result["status"]) == ("mine-memory", "promoted")
     assert "(mine-memory)" in (served.folders["mine"] / "AGENTS.md").read_text()

@@ -45,13 +45,17 @@ def test_each_has_a_name_of_its_own_a_command_or_a_reason_and_both_exist() -> No
 def test_each_is_a_route_whose_description_and_reference_come_from_its_signature(operation: Any) -> None:
     method = "post" if operation.writes else "get"
     path = f"/api{operation.path}".replace(":path", "")
-    way = DESCRIBED["paths"][path][method]
-    assert (way["operationId"], way["summary"], way["x-role"]) == (operation.name, operation.summary, operation.role)
-    body = way.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    known = {each["name"] for each in way.get("parameters", ())} | {*body.get("properties", {})}
+    result = DESCRIBED["paths"][path][method]
+    assert (result["operationId"], result["summary"], result["x-role"]) == (
+        operation.name,
+        operation.summary,
+        operation.role,
+    )
+    body = result.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    results = {each["name"] for each in result.get("parameters", ())} | {*body.get("properties", {})}
     fields = {field.encode_name for field in msgspec.structs.fields(operation.parameters)}
-    assert known == fields
-    assert operation.in_path <= fields
+    assert results == fields
+    assert operation.path_parameters <= fields
     entry = PAGE.partition(f"## {method.upper()} {path}\n")[2].partition("\n## ")[0]
     assert operation.summary in entry
     assert all(f"`{name}`" in entry for name in fields)

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from halter.core.ids import StreamId
-from halter.operations.desk import ROLES
-from halter.operations.registry import AT_HAND, FLEET_WIDE
+from halter.operations.actor import ROLES
+from halter.operations.registry import FLEET_WIDE, LOCAL_AGENTS
 from halter.server.api import DO, READ, description
 from tests.server.conftest import House
 
@@ -55,8 +55,8 @@ def read_path(path: str, agent: str) -> str:
 
 
 def deed(path: str, agent: str) -> tuple[str, dict[str, Any]]:
-    _, way, body = DEEDS[path]
-    return f"/api{(way or path).replace('{agent}', agent)}", json.loads(
+    _, text, body = DEEDS[path]
+    return f"/api{(text or path).replace('{agent}', agent)}", json.loads(
         json.dumps({} if body is None else {"json": body}).replace("{agent}", agent)
     )
 
@@ -81,12 +81,12 @@ async def test_every_role_may_look_at_everything_and_nobody_else_at_anything(hou
 
 async def test_who_sees_one_agent_is_shown_nothing_of_another(house: House) -> None:
     async with house.client("admin-of-mine") as client, house.client("viewer") as all_seeing:
-        for path, way in READS.items():
+        for path, output in READS.items():
             theirs = await client.get(read_path(path, "theirs"))
-            if "{agent}" in way:
-                gone = await client.get(read_path(path, "nobody-there"))
-                assert (theirs.status_code, gone.status_code) == (404, 404), path
-                assert theirs.text.replace("theirs", "?") == gone.text.replace("nobody-there", "?")
+            if "{agent}" in output:
+                response = await client.get(read_path(path, "nobody-there"))
+                assert (theirs.status_code, response.status_code) == (404, 404), path
+                assert theirs.text.replace("theirs", "?") == response.text.replace("nobody-there", "?")
                 seen = await all_seeing.get(read_path(path, "theirs"))
                 assert seen.status_code == 200, (path, seen.text)
             else:
@@ -127,8 +127,8 @@ async def test_every_amount_over_the_api_is_dollars(house: House) -> None:
 
 
 def test_the_description_says_that_amounts_are_numbers() -> None:
-    parts = description()["components"]["schemas"]
-    told = [(name, key, each) for name, part in parts.items() for key, each in part.get("properties", {}).items()]
+    result = description()["components"]["schemas"]
+    told = [(name, key, each) for name, part in result.items() for key, each in part.get("properties", {}).items()]
     money = [(name, key, json.dumps(each)) for name, key, each in told if key.endswith("_usd")]
     assert len(money) >= 20
     for name, key, text in money:
@@ -142,14 +142,14 @@ def test_the_description_says_that_amounts_are_numbers() -> None:
 async def test_what_takes_a_role_is_refused_below_it_and_done_with_it_in_the_name_of_the_token(
     house: House, path: str
 ) -> None:
-    needed, (way, body) = DEEDS[path][0], deed(path, "mine")
+    needed, (output, body) = DEEDS[path][0], deed(path, "mine")
     before = await house.office.heads()
     async with house.client() as nobody:
-        assert (await nobody.post(way, **body)).status_code == 401
+        assert (await nobody.post(output, **body)).status_code == 401
     for role in ROLES[: ROLES.index(needed)]:
         for name in (role, f"{role}-of-mine"):
             async with house.client(name) as client:
-                answer = await client.post(way, **body)
+                answer = await client.post(output, **body)
                 assert answer.status_code == 403, (name, answer.text)
                 assert needed in answer.json()["error"]
     async with house.client("admin-of-mine") as client:
@@ -157,7 +157,7 @@ async def test_what_takes_a_role_is_refused_below_it_and_done_with_it_in_the_nam
         assert (await client.post(other, **other_body)).status_code == 404
     assert await house.office.heads() == before
     async with house.client(f"{needed}-of-mine") as client:
-        answer = await client.post(way, **body)
+        answer = await client.post(output, **body)
         assert answer.status_code == 200, answer.text
     after = await house.office.heads()
     grown = [StreamId(stream) for stream, head in after.items() if head > before.get(stream, 0)]
@@ -178,11 +178,11 @@ async def test_no_body_says_who_asks_or_switches_a_check_off(house: House) -> No
     before = await house.office.heads()
     async with house.client("viewer") as viewer, house.client("admin") as admin:
         for path in DEEDS:
-            way, body = deed(path, "mine")
+            text, body = deed(path, "mine")
             for extra in EXTRAS:
-                asked = {**body.get("json", {}), **extra}
-                assert (await viewer.post(way, json=asked)).status_code in {403, 422}, (path, extra)
-                assert (await admin.post(way, json=asked)).status_code == 422, (path, extra)
+                fields = {**body.get("json", {}), **extra}
+                assert (await viewer.post(text, json=fields)).status_code in {403, 422}, (path, extra)
+                assert (await admin.post(text, json=fields)).status_code == 422, (path, extra)
     assert await house.office.heads() == before
 
 
@@ -268,8 +268,8 @@ async def test_a_body_that_is_no_json_or_says_to_be_something_else_is_refused(ho
 
 async def test_the_audit_is_searched_and_exported_line_by_line(house: House) -> None:
     async with house.client("viewer") as client:
-        found = (await client.get("/api/audit?until=9000000000000000&text=OF-MINE")).json()
-        assert [row["tool"] for row in found] == ["tool-of-mine"]
+        payload = (await client.get("/api/audit?until=9000000000000000&text=OF-MINE")).json()
+        assert [row["tool"] for row in payload] == ["tool-of-mine"]
         answer = await client.get("/api/audit/export")
         assert answer.headers["content-type"] == "application/x-ndjson"
         lines = [msgspec.json.decode(line) for line in answer.text.splitlines()]
@@ -280,12 +280,12 @@ async def test_the_description_names_every_route_and_each_error(house: House) ->
     async with house.client("viewer") as client:
         described = (await client.get("/api/openapi.json")).json()
     paths = described["paths"]
-    more = [each.path for each in (*FLEET_WIDE, *AT_HAND)]
-    assert {f"/api{path}".replace(":path", "") for path in (*READS, *DEEDS, *more)} | {"/api/stream"} == set(paths)
+    texts = [each.path for each in (*FLEET_WIDE, *LOCAL_AGENTS)]
+    assert {f"/api{path}".replace(":path", "") for path in (*READS, *DEEDS, *texts)} | {"/api/stream"} == set(paths)
     for path, ways in paths.items():
-        for way in ways.values():
-            assert way["summary"], path
-            assert {"401", "403", "404", "409", "413", "422", "429", "503"} <= set(way["responses"]), path
+        for result in ways.values():
+            assert result["summary"], path
+            assert {"401", "403", "404", "409", "413", "422", "429", "503"} <= set(result["responses"]), path
     text = json.dumps(described)
-    refs = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    refs = {output.partition('"')[0] for output in text.split("#/components/schemas/")[1:]}
     assert refs <= set(described["components"]["schemas"])

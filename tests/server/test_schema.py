@@ -24,7 +24,7 @@ def run(base: str, secret: str, examples: int) -> int:
     wanted.append(checks.response_schema_conformance)
     headers = {"Authorization": f"Bearer {secret}"}
     schema = schemathesis.openapi.from_url(f"{base}/api/openapi.json", headers=headers)
-    operations = [found.ok() for found in schema.get_all_operations()]
+    operations = [all_operation.ok() for all_operation in schema.get_all_operations()]
     count = 0
     tries = [(each, mode) for each in operations for mode in schemathesis.GenerationMode if each.path != ENDLESS]
     for operation, mode in tries:

@@ -17,7 +17,7 @@ from halter.core.events import PersonSignedOn, SignOnRefused
 from halter.core.ids import FLEET
 from halter.core.ports import Store
 from halter.core.spec import SignOnSpec
-from halter.operations.desk import Principal
+from halter.operations.actor import Principal
 from halter.runtime.runtime import open_runtime
 from halter.server.auth import (
     Allowed,
@@ -26,9 +26,9 @@ from halter.server.auth import (
     Keyring,
     Logins,
     authorize_request,
-    describe_token,
     make_secret,
     make_server_names,
+    make_token,
 )
 from halter.server.middleware import AuthState, ServerLimits
 from halter.server.sign_on import SignOnLog, make_proxy_sign_on
@@ -37,7 +37,7 @@ from halter.testing.world import World
 
 NOW = 1_767_225_600_000_000
 SECRET = make_secret(lambda size: b"a" * size)
-BOB = describe_token(SECRET, "bob", "viewer", NOW)
+BOB = make_token(SECRET, "bob", "viewer", NOW)
 DOOR = make_server_names("127.0.0.1", 8765, ["halter.example"])
 SPEC = SignOnSpec(
     proxies=("10.0.0.7", "192.168.0.0/24", "::1"),
@@ -53,11 +53,11 @@ OWN = ("origin", "https://halter.example")
 
 
 def ask(*headers: tuple[str, str], client: str = PROXY, proof: str = SHARED, **more: Any) -> Allowed | AuthRejected:
-    said: Mapping[str, Any] = {"kind": "http", "method": "GET", "path": "/api/home", **more}
-    said = {"first": (("host", "halter.example"), *((("x-halter-proxy", proof),) if proof else ())), **said}
-    raw = [(name.encode(), value.encode("latin-1")) for name, value in (*said["first"], *headers)]
-    asked = IncomingRequest(said["kind"], said["method"], said["path"], b"", raw, client)
-    return authorize_request(asked, DOOR, [BOB], {}, NOW, SIGN_ON.identify)
+    fields: Mapping[str, Any] = {"kind": "http", "method": "GET", "path": "/api/home", **more}
+    fields = {"first": (("host", "halter.example"), *((("x-halter-proxy", proof),) if proof else ())), **fields}
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in (*fields["first"], *headers)]
+    incoming_request = IncomingRequest(fields["kind"], fields["method"], fields["path"], b"", raw, client)
+    return authorize_request(incoming_request, DOOR, [BOB], {}, NOW, SIGN_ON.identify)
 
 
 def who(verdict: Allowed | AuthRejected) -> Principal | None:
@@ -95,7 +95,7 @@ def test_an_address_alone_is_no_proof(proof: str) -> None:
 
 
 def test_a_secret_that_is_missing_or_short_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigError, match="set HALTER_SECRET_PROXY"):
+    with pytest.raises(ConfigError, match="Set HALTER_SECRET_PROXY"):
         make_proxy_sign_on(SPEC, {}.__getitem__)
     with pytest.raises(ConfigError, match="too short"):
         make_proxy_sign_on(SPEC, {"PROXY": "short"}.__getitem__)
@@ -148,9 +148,9 @@ async def test_a_proxy_s_people_are_recorded_once_an_hour_and_refusals_with_why(
 
     async def recorded() -> list[PersonSignedOn | SignOnRefused]:
         kinds = (PersonSignedOn, SignOnRefused)
-        found = [one.event for one in await world.events(FLEET) if isinstance(one.event, kinds)]
-        assert len({event.id for event in found}) == len(found)
-        return [replace(event, id="") for event in found]
+        results = [one.event for one in await world.events(FLEET) if isinstance(one.event, kinds)]
+        assert len({event.id for event in results}) == len(results)
+        return [replace(event, id="") for event in results]
 
     for _ in range(3):
         await log.record_request(ask(USER, GROUPS), PROXY)
@@ -183,8 +183,8 @@ async def test_sign_ons_are_exported_with_the_calls_once(tmp_path: Path) -> None
         await log.record_request(ask(USER, ("x-forwarded-groups", "guests")), PROXY)
     words = ["audit", "--store", store, "--export", str(export), "--cursor", "siem"]
     for _ in range(2):
-        said = await asyncio.to_thread(CliRunner().invoke, build(), words, env=environ)
-        assert said.exit_code == 0, said.output
+        result = await asyncio.to_thread(CliRunner().invoke, build(), words, env=environ)
+        assert result.exit_code == 0, result.output
     rows = [msgspec.json.decode(line) for line in export.read_bytes().splitlines()]
     assert [(row["tool"], row["outcome"], row["decided_by"], row["capability_level"]) for row in rows] == [
         ("sign_on proxy 10.0.0.7", "ok", "ada", "approver"),

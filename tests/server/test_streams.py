@@ -46,16 +46,16 @@ async def heard(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
 
 async def test_who_listens_is_told_where_all_streams_are_and_then_what_comes(house: House) -> None:
     async with listening(house, "viewer") as socket:
-        (here,) = await heard(socket, 1)
-        assert (here["name"], here["position"]) == ("here", dict(await house.office.heads()))
+        (fields,) = await heard(socket, 1)
+        assert (fields["name"], fields["position"]) == ("here", dict(await house.office.heads()))
         await write(house, "mine-1", 2)
         await write(house, "theirs-1")
-        news = await heard(socket, 3)
-    places = [(each["stream"], each["seq"]) for each in news]
-    base = here["position"]
+        results = await heard(socket, 3)
+    places = [(each["stream"], each["seq"]) for each in results]
+    base = fields["position"]
     mine, theirs = base["session:mine-1"], base["session:theirs-1"]
     assert places == [("session:mine-1", mine + 1), ("session:mine-1", mine + 2), ("session:theirs-1", theirs + 1)]
-    assert {each["name"] for each in news} == {"message_added"}
+    assert {each["name"] for each in results} == {"message_added"}
 
 
 async def test_who_was_cut_off_goes_on_by_stream_and_sequence_with_nothing_missed_or_twice(house: House) -> None:
@@ -67,10 +67,10 @@ async def test_who_was_cut_off_goes_on_by_stream_and_sequence_with_nothing_misse
     await write(house, "mine-1", 3)
     await write(house, "theirs-1", 2)
     async with listening(house, "viewer", after=position) as socket:
-        news = await heard(socket, 6)
+        fields = await heard(socket, 6)
         await write(house, "mine-1")
-        news += await heard(socket, 1)
-    found = [(each["stream"], each["seq"]) for each in news[1:]]
+        fields += await heard(socket, 1)
+    found = [(each["stream"], each["seq"]) for each in fields[1:]]
     mine, theirs = position["session:mine-1"], position["session:theirs-1"]
     assert sorted(found) == [*(("session:mine-1", mine + n) for n in (1, 2, 3, 4)),
                              *(("session:theirs-1", theirs + n) for n in (1, 2))]  # fmt: skip
@@ -78,18 +78,18 @@ async def test_who_was_cut_off_goes_on_by_stream_and_sequence_with_nothing_misse
 
 async def test_who_sees_one_agent_hears_nothing_of_another_nor_of_the_fleet(house: House) -> None:
     async with listening(house, "admin-of-mine") as socket, house.client("admin") as admin:
-        (here,) = await heard(socket, 1)
-        assert set(here["position"]) == {"session:mine-1", "trigger:mine/hook"}
+        (fields,) = await heard(socket, 1)
+        assert set(fields["position"]) == {"session:mine-1", "trigger:mine/hook"}
         await write(house, "theirs-1", 5)
         house.bus.publish_live("theirs-1", "words", {"text": "not yours"})
         assert (await admin.post("/api/halts", json={"scope": "agent:theirs"})).status_code == 200
         await write(house, "mine-1")
-        (news,) = await heard(socket, 1)
-    assert news["stream"] == "session:mine-1"
+        (payload,) = await heard(socket, 1)
+    assert payload["stream"] == "session:mine-1"
     async with listening(house, "admin-of-mine", after={}) as socket:
-        (here,) = await heard(socket, 1)
-        told = await heard(socket, sum(here["position"].values()))
-    assert {each["stream"] for each in told} == {"session:mine-1", "trigger:mine/hook"}
+        (fields,) = await heard(socket, 1)
+        results = await heard(socket, sum(fields["position"].values()))
+    assert {each["stream"] for each in results} == {"session:mine-1", "trigger:mine/hook"}
 
 
 @pytest.mark.parametrize("role", ["viewer", "approver", "operator", "admin"])
@@ -99,13 +99,13 @@ async def test_where_a_person_is_asked_is_told_to_admins_only(house: House, role
     before = await offer_pairing(desk, "ntfy", "ada", "approver")
     async with listening(house, role, after=heads) as socket:
         await heard(socket, 1)
-        told = await heard(socket, 1) if role == "admin" else []
+        fields = await heard(socket, 1) if role == "admin" else []
         while_listening = await offer_pairing(desk, "ntfy", "bob", "approver")
         await write(house, "mine-1")
-        told += await heard(socket, 2 if role == "admin" else 1)
+        fields += await heard(socket, 2 if role == "admin" else 1)
     streams = ["channel:ntfy", "channel:ntfy"] if role == "admin" else []
-    assert [each["stream"] for each in told] == [*streams, "session:mine-1"]
-    assert (before.place in str(told), while_listening.place in str(told)) == (role == "admin", role == "admin")
+    assert [each["stream"] for each in fields] == [*streams, "session:mine-1"]
+    assert (before.place in str(fields), while_listening.place in str(fields)) == (role == "admin", role == "admin")
 
 
 @pytest.mark.parametrize(
@@ -143,21 +143,21 @@ async def test_only_what_is_wanted_is_told(house: House) -> None:
 
 async def events(lines: AsyncIterator[str], count: int) -> list[dict[str, str]]:
     """Read so many server-sent events."""
-    found: list[dict[str, str]] = [{}]
+    values: list[dict[str, str]] = [{}]
     async for line in lines:
-        if not line and found[-1]:
-            if len(found) == count:
-                return found
-            found.append({})
+        if not line and values[-1]:
+            if len(values) == count:
+                return values
+            values.append({})
         elif line and not line.startswith(":"):
             key, _, value = line.partition(": ")
-            found[-1][key] = value
-    return found
+            values[-1][key] = value
+    return values
 
 
-async def sse(house: House, count: int, more: str = "", last: str = "", writes: Any = None) -> list[dict[str, str]]:
+async def sse(house: House, count: int, text: str = "", last: str = "", writes: Any = None) -> list[dict[str, str]]:
     headers = {"Last-Event-ID": last} if last else {}
-    async with house.client("viewer", **headers) as client, client.stream("GET", f"/api/stream{more}") as answer:
+    async with house.client("viewer", **headers) as client, client.stream("GET", f"/api/stream{text}") as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = answer.aiter_lines()
@@ -168,12 +168,12 @@ async def sse(house: House, count: int, more: str = "", last: str = "", writes: 
 
 
 async def test_server_sent_events_go_on_by_their_last_id(house: House) -> None:
-    for more in ("", "?session=mine-1"):
-        seen = await sse(house, 3, more, writes=lambda: write(house, "mine-1", 2))
-        assert [each["event"] for each in seen] == ["here", "message_added", "message_added"]
+    for text in ("", "?session=mine-1"):
+        values = await sse(house, 3, text, writes=lambda: write(house, "mine-1", 2))
+        assert [each["event"] for each in values] == ["here", "message_added", "message_added"]
         await write(house, "mine-1", 2)
-        on = await sse(house, 2 if not more else 3, more, last=seen[-1]["id"])
-        seqs = [json.loads(each["data"])["seq"] for each in (*seen[1:], *on) if each["event"] == "message_added"]
+        on = await sse(house, 2 if not text else 3, text, last=values[-1]["id"])
+        seqs = [json.loads(each["data"])["seq"] for each in (*values[1:], *on) if each["event"] == "message_added"]
         assert seqs == list(range(seqs[0], seqs[0] + 4))
 
 
@@ -181,29 +181,29 @@ async def test_the_place_in_one_session_outlives_the_server_and_the_place_in_all
     house: House,
 ) -> None:
     head = (await house.office.heads())["session:mine-1"]
-    (here, *news) = await sse(house, 3, f"?session=mine-1&after=session:mine-1={head - 2}")
-    assert here["event"] == "here"
+    (values, *news) = await sse(house, 3, f"?session=mine-1&after=session:mine-1={head - 2}")
+    assert values["event"] == "here"
     assert [json.loads(each["data"])["seq"] for each in news] == [head - 1, head]
     (gap,) = await sse(house, 1, last="anotherfeed.17")
     assert gap["event"] == "gap"
-    assert "started anew" in gap["data"]
+    assert "restarted" in gap["data"]
 
 
 @pytest.mark.parametrize("number", ["9" * 23, "9" * 5000])
 async def test_a_place_that_no_feed_can_have_is_told_to_be_gone(house: House, number: str) -> None:
-    (here,) = await sse(house, 1)
-    (gap,) = await sse(house, 1, last=f"{here['id'].partition('.')[0]}.{number}")
+    (values,) = await sse(house, 1)
+    (gap,) = await sse(house, 1, last=f"{values['id'].partition('.')[0]}.{number}")
     assert gap["event"] == "gap"
 
 
 async def test_a_removed_token_ends_what_it_has_open(house: House) -> None:
     async with (
         listening(house, "viewer") as socket,
-        listening(house, "admin") as other,
+        listening(house, "admin") as client_connection,
         house.client("viewer") as client,
     ):
         await heard(socket, 1)
-        await heard(other, 1)
+        await heard(client_connection, 1)
         async with client.stream("GET", "/api/stream") as answer:
             lines = answer.aiter_lines()
             await events(lines, 1)
@@ -214,15 +214,15 @@ async def test_a_removed_token_ends_what_it_has_open(house: House) -> None:
             with pytest.raises(Exception, match=r"incomplete|closed|peer"):
                 [line async for line in lines]
         await write(house, "mine-1")
-        assert (await heard(other, 1))[0]["stream"] == "session:mine-1"
+        assert (await heard(client_connection, 1))[0]["stream"] == "session:mine-1"
 
 
 @pytest.mark.parametrize("limits", [ServerLimits(streams=2, all_streams=3)])
 async def test_more_streams_than_there_may_be_are_refused_until_one_is_closed(
     house: House, limits: ServerLimits
 ) -> None:
-    async with listening(house, "viewer") as one, listening(house, "viewer") as two:
-        await heard(one, 1)
+    async with listening(house, "viewer") as client_connection, listening(house, "viewer") as two:
+        await heard(client_connection, 1)
         await heard(two, 1)
         async with house.client("viewer") as client:
             answer = await client.get("/api/stream")
@@ -230,8 +230,8 @@ async def test_more_streams_than_there_may_be_are_refused_until_one_is_closed(
         async with listening(house, "admin") as three, house.client("operator") as client:
             await heard(three, 1)
             assert (await client.get("/api/stream")).status_code == 429
-        await one.close()
-        await one.wait_closed()
+        await client_connection.close()
+        await client_connection.wait_closed()
         async with listening(house, "viewer") as again:
             assert (await heard(again, 1))[0]["name"] == "here"
 
@@ -288,8 +288,8 @@ async def test_who_falls_behind_is_told_of_a_gap_with_its_places_and_goes_on(hou
 
 
 def test_a_place_is_written_as_it_is_read() -> None:
-    place = {"session:desk-1": 12, "session:desk-1/in": 3, "fleet": 0}
-    assert read_cursor(write_cursor(place)) == place
+    values = {"session:desk-1": 12, "session:desk-1/in": 3, "fleet": 0}
+    assert read_cursor(write_cursor(values)) == values
 
 
 @pytest.mark.parametrize("limits", [ServerLimits(check=10 * SECOND, stall=QUICK.stall)])

@@ -17,8 +17,8 @@ from halter.core.errors import NotDone, StoreUnavailable
 from halter.core.ports import Query
 from halter.core.public_json import encode_public_json
 from halter.core.rows import DecisionRow, HaltRow
+from halter.operations.actor import Role
 from halter.operations.decisions import DecisionResult
-from halter.operations.desk import Role
 from halter.tools.http import make_tls_context
 from halter.top.app import TopApp
 from halter.top.rows import describe_need, list_rows
@@ -76,7 +76,7 @@ async def finish(app: Any) -> None:
 async def settle(pilot: Any) -> None:
     """Let what was begun by a key come to its end."""
     for _ in range(4):
-        if looks := [one for one in pilot.app.workers if one.group == "look"]:
+        if looks := [worker for worker in pilot.app.workers if worker.group == "look"]:
             await pilot.app.workers.wait_for_complete(looks)
         await pilot.pause()
 
@@ -90,7 +90,7 @@ async def press(pilot: Any, *keys: str) -> None:
 @asynccontextmanager
 async def open_top(source: Any, size: tuple[int, int] = SIZE) -> AsyncIterator[tuple[Any, Any]]:
     """Show a source, and let somebody press keys once it is shown."""
-    app = TopApp(source, every=None)
+    app = TopApp(source, refresh_seconds=None)
     async with app.run_test(size=size) as pilot:
         await settle(pilot)
         yield app, pilot
@@ -99,14 +99,14 @@ async def open_top(source: Any, size: tuple[int, int] = SIZE) -> AsyncIterator[t
 async def test_a_store_and_a_server_show_the_same(house: House, wire: httpx2.AsyncClient) -> None:
     at_store = await StoreSource(house.office.desk(name="admin")).call("top", session="mine-1")
     at_server = await at(house, "admin", wire).call("top", session="mine-1")
-    told = [msgspec.json.decode(encode_public_json(view)) for view in (at_store, at_server)]
-    for view in told:
+    results = [msgspec.json.decode(encode_public_json(view)) for view in (at_store, at_server)]
+    for view in results:
         # The store's clock goes on from look to look.
         view["status"].pop("at")
-    assert told[0] == told[1]
-    assert {line["session"] for line in told[0]["sessions"]} == {"mine-1", "theirs-1"}
-    assert [one["digest"] for one in told[0]["inbox"] if one["need"]["decision"] == "mine-asks"] == ["d"]
-    assert told[0]["tail"] != []
+    assert results[0] == results[1]
+    assert {line["session"] for line in results[0]["sessions"]} == {"mine-1", "theirs-1"}
+    assert [result["digest"] for result in results[0]["inbox"] if result["need"]["decision"] == "mine-asks"] == ["d"]
+    assert results[0]["tail"] != []
 
 
 async def test_it_shows_sessions_money_and_questions_on_a_small_screen(source: OperationSource) -> None:
@@ -189,8 +189,8 @@ async def test_ctrl_c_ends_it_also_in_the_middle_of_a_question(source: Operation
 async def test_a_question_that_changed_since_it_was_shown_is_not_approved(
     house: House, either: OperationSource
 ) -> None:
-    shown = await either.call("top")
-    one = next(each for each in shown.inbox if each.need.decision == "mine-asks")
+    result = await either.call("top")
+    one = next(each for each in result.inbox if each.need.decision == "mine-asks")
     with pytest.raises(NotDone, match="not what you were shown"):
         await either.call("approve", decision=one.need.decision, digest=f"{one.digest}-other")
     assert await verdict(house, "mine-asks") == ""
@@ -201,11 +201,11 @@ async def test_the_screen_approves_only_what_it_shows(house: House, source: Oper
         """Shows every decision as it was before it changed."""
 
         async def call(self, name: str, **given: Any) -> Any:
-            found = await source.call(name, **given)
+            result = await source.call(name, **given)
             if name != "top":
-                return found
+                return result
             return msgspec.structs.replace(
-                found, inbox=[msgspec.structs.replace(one, digest="before") for one in found.inbox if one.digest]
+                result, inbox=[msgspec.structs.replace(one, digest="before") for one in result.inbox if one.digest]
             )
 
     async with open_top(Outdated()) as (app, pilot):
@@ -256,7 +256,7 @@ async def test_a_halt_is_typed_and_what_is_no_scope_is_told(house: House, source
 async def test_a_viewer_looks_and_approves_nothing(house: House, wire: httpx2.AsyncClient) -> None:
     source = at(house, "viewer", wire)
     assert (await source.call("top")).sessions
-    with pytest.raises(NotDone, match="takes the role approver"):
+    with pytest.raises(NotDone, match="The role approver is required"):
         await source.call("approve", decision="mine-asks", digest="d")
     assert await verdict(house, "mine-asks") == ""
 
@@ -296,9 +296,9 @@ async def test_what_an_agent_wrote_neither_steers_the_screen_nor_is_markup(sourc
 
 async def test_a_question_hides_no_character_of_what_it_is_about(source: OperationSource) -> None:
     view = await source.call("top")
-    one = next(each for each in view.inbox if each.need.decision == "mine-asks")
-    need = msgspec.structs.replace(one.need, shown='{"path": "a\u200b\u3164b\u202e"}')
-    assert '"a\\u200b\\u3164b\\u202e"' in describe_need(msgspec.structs.replace(one, need=need))
+    result = next(each for each in view.inbox if each.need.decision == "mine-asks")
+    need = msgspec.structs.replace(result.need, shown='{"path": "a\u200b\u3164b\u202e"}')
+    assert '"a\\u200b\\u3164b\\u202e"' in describe_need(msgspec.structs.replace(result, need=need))
 
 
 async def test_a_cell_that_grows_is_shown_whole_and_one_that_shrinks_moves_nothing(source: OperationSource) -> None:
@@ -310,43 +310,43 @@ async def test_a_cell_that_grows_is_shown_whole_and_one_that_shrinks_moves_nothi
             line = msgspec.structs.replace(view.sessions[0], why=whys[0] if len(whys) == 1 else whys.pop(0))
             return msgspec.structs.replace(view, sessions=[line])
 
-    app = TopApp(Changing(), every=None, follow=3600)
+    app = TopApp(Changing(), refresh_seconds=None, follow=3600)
     async with app.run_test(size=(160, 24)) as pilot:
         await settle(pilot)
         assert "short" in seen(app)
-        app.action_look()
+        app.action_refresh_view()
         await settle(pilot)
         assert "a much longer reason than before" in seen(app)
-        app.action_look()
+        app.action_refresh_view()
         await settle(pilot)
         assert "a much longer" not in seen(app)
 
 
 async def test_a_key_that_is_held_down_reads_no_events_until_it_rests(source: OperationSource) -> None:
-    view, asked = await source.call("top"), list[str]()
+    view, texts = await source.call("top"), list[str]()
 
     class Counting:
         async def call(self, name: str, **given: Any) -> Any:
-            asked.append(given["session"])
+            texts.append(given["session"])
             return view
 
-    app = TopApp(Counting(), every=None, follow=3600)
+    app = TopApp(Counting(), refresh_seconds=None, follow=3600)
     async with app.run_test(size=SIZE) as pilot:
         await settle(pilot)
-        before = len(asked)
+        before = len(texts)
         for _ in range(6):
             await pilot.press("down", "up")
         await settle(pilot)
-        assert len(asked) == before
+        assert len(texts) == before
 
 
 async def test_the_cursor_stays_on_its_session_when_others_come(source: OperationSource) -> None:
     view = await source.call("top")
     first = view.sessions[0]
-    many = [msgspec.structs.replace(first, session=f"s{number}") for number in range(1000)]
+    results = [msgspec.structs.replace(first, session=f"s{number}") for number in range(1000)]
 
     class Growing:
-        sessions = many
+        sessions = results
 
         async def call(self, name: str, **given: Any) -> Any:
             return msgspec.structs.replace(view, sessions=self.sessions)
@@ -354,7 +354,7 @@ async def test_the_cursor_stays_on_its_session_when_others_come(source: Operatio
     growing = Growing()
     async with open_top(growing) as (app, pilot):
         await press(pilot, "down", "down", "down")
-        growing.sessions = [msgspec.structs.replace(first, session="new"), *many]
+        growing.sessions = [msgspec.structs.replace(first, session="new"), *results]
         await press(pilot, "r")
         table: Any = app.screen.query_one("#sessions-table")
         assert table.get_row_at(table.cursor_row)[0].plain == "s3"
@@ -363,16 +363,16 @@ async def test_the_cursor_stays_on_its_session_when_others_come(source: Operatio
 
 async def test_edited_arguments_are_approved_instead(source: OperationSource) -> None:
     view = await source.call("top")
-    one = next(each for each in view.inbox if each.need.decision == "mine-asks")
-    need = msgspec.structs.replace(one.need, shown='{"path": "a\u202e\x9b"}')
+    result = next(each for each in view.inbox if each.need.decision == "mine-asks")
+    need = msgspec.structs.replace(result.need, shown='{"path": "a\u202e\x9b"}')
     done: list[tuple[str, dict[str, Any]]] = []
 
     class Noting:
-        async def call(self, name: str, **given: Any) -> Any:
-            done.append((name, given))
+        async def call(self, name: str, **fields: Any) -> Any:
+            done.append((name, fields))
             if name == "approve":
                 return DecisionResult("mine-asks", "Approved.")
-            return msgspec.structs.replace(view, inbox=[msgspec.structs.replace(one, need=need)])
+            return msgspec.structs.replace(view, inbox=[msgspec.structs.replace(result, need=need)])
 
     async with open_top(Noting()) as (app, pilot):
         await press(pilot, "2")
@@ -381,8 +381,8 @@ async def test_edited_arguments_are_approved_instead(source: OperationSource) ->
             assert '"a\\u202e\\u009b"' in app.screen.query_one(TextArea).text
             app.screen.query_one(TextArea).text = text
             await press(pilot, "ctrl+s")
-    assert [given for name, given in done if name == "approve"] == [
-        {"decision": "mine-asks", "digest": one.digest, "edit": {"path": "b"}}
+    assert [fields for name, fields in done if name == "approve"] == [
+        {"decision": "mine-asks", "digest": result.digest, "edit": {"path": "b"}}
     ]
 
 
@@ -392,13 +392,13 @@ async def test_edited_arguments_are_approved_instead(source: OperationSource) ->
         ("http://halter.example", "halter_x", "unencrypted"),
         ("http://10.0.0.5:8000", "halter_x", "unencrypted"),
         ("http://127.0.0.1.example", "halter_x", "unencrypted"),
-        ("ftp://127.0.0.1", "halter_x", "no address"),
-        ("halter.example", "halter_x", "no address"),
-        ("https://[", "halter_x", "no address"),
-        ("https://halter.example:99999", "halter_x", "no address"),
-        ("https://\x00", "halter_x", "no address"),
-        ("https://halter.example", "halter_x\n", "no token has"),
-        ("https://halter.example", "halter_ü", "no token has"),
+        ("ftp://127.0.0.1", "halter_x", "Invalid server address"),
+        ("halter.example", "halter_x", "Invalid server address"),
+        ("https://[", "halter_x", "Invalid server address"),
+        ("https://halter.example:99999", "halter_x", "Invalid server address"),
+        ("https://\x00", "halter_x", "Invalid server address"),
+        ("https://halter.example", "halter_x\n", "invalid character"),
+        ("https://halter.example", "halter_ü", "invalid character"),
     ],
 )
 def test_no_token_is_sent_where_others_could_read_it_and_none_is_told(url: str, token: str, sentence: str) -> None:

@@ -56,11 +56,13 @@ class Fleet:
         self.settings = read_settings(environ, home, "memory:")
         self.up: Supervisor | None = None
 
-    def agent(self, name: str, more: str, tools: str = "", **files: str) -> Path:
+    def agent(self, name: str, output: str, tools: str = "", **files: str) -> Path:
         folder = self.home / name
         folder.mkdir(exist_ok=True)
         (folder / "agent.yaml").write_text(
-            f"name: {name}\nautonomy: {{enabled: true}}\n{more}" if "autonomy:" not in more else f"name: {name}\n{more}"
+            f"name: {name}\nautonomy: {{enabled: true}}\n{output}"
+            if "autonomy:" not in output
+            else f"name: {name}\n{output}"
         )
         for file, text in files.items():
             (folder / file.replace("_yaml", ".yaml")).write_text(text)
@@ -88,15 +90,15 @@ class Fleet:
         def tell(agent: str, sentence: str) -> None:
             self.told.append((agent, sentence))
 
-        def note(session: str, sensor: str, seen: Mapping[str, Any]) -> None:
-            self.pulses.append((session, sensor, seen))
+        def note(session: str, sensor: str, fields: Mapping[str, Any]) -> None:
+            self.pulses.append((session, sensor, fields))
 
         self.up = Supervisor(
             self.app,
             tell,
             pulse or note,
             random.Random(self.world.seed),
-            given=given,
+            model_overrides=given,
             mode=mode_of(self.world),
         )
         return self.world.spawn(self.up.run(folders))
@@ -120,10 +122,10 @@ class Fleet:
         assert self.up is not None
         model = self.up.agents[agent].context.models.get("scripted:script")
         assert isinstance(model, Scripted)
-        return model.asked
+        return model.requests
 
     async def kinds(self, session: str) -> list[str]:
-        return [stored.kind for stored in await self.events(session)]
+        return [event.kind for event in await self.events(session)]
 
 
 def moment(at: int, start: int = VIRTUAL_START) -> str:
@@ -135,7 +137,7 @@ def moment(at: int, start: int = VIRTUAL_START) -> str:
 def rhythm(events: list[Stored], start: int = VIRTUAL_START) -> list[str]:
     """The turns, sleeps, wakes, skips and guardrails of a session, and its end, in words."""
     found = ((stored.at, _said(stored.event, start)) for stored in events)
-    return [f"{moment(at, start)} {said}" for at, said in found if said]
+    return [f"{moment(at, start)} {text}" for at, text in found if text]
 
 
 def _said(event: AnyEvent | Unknown, start: int) -> str:

@@ -19,9 +19,9 @@ class Cable:
     """
 
     def __init__(self, server: str) -> None:
-        parts = urlsplit(server)
-        self._server = (parts.hostname or "", parts.port or 0)
-        self._query = parts.query
+        split_result = urlsplit(server)
+        self._server = (split_result.hostname or "", split_result.port or 0)
+        self._query = split_result.query
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._ends: list[socket.socket] = []

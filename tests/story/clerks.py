@@ -31,7 +31,7 @@ from halter.core.project import rows_of_event
 from halter.core.rows import DecisionRow, RuleRow
 from halter.guard.ledger import ActualResult
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.runtime.triggers import make_trigger, record_trigger_events
+from halter.runtime.trigger_runner import make_trigger, record_trigger_events
 from halter.settings import read_settings
 from halter.state import lifecycle
 from halter.testing.fakes import HoldTaken, hold
@@ -97,8 +97,8 @@ async def _filled(environ: Mapping[str, str], home: Path) -> None:
 
 
 async def _begun(app: Runtime, session: str) -> Lease:
-    started = SessionStarted(session=session, agent="clerk", kind="task", started_by="ada")
-    await app.store.commit(lifecycle.start_session(started, b"write to bob"))
+    event = SessionStarted(session=session, agent="clerk", kind="task", started_by="ada")
+    await app.store.commit(lifecycle.start_session(event, b"write to bob"))
     (lease,) = await app.store.claim(WorkerId(f"{session} worker"), 1)
     return lease
 
@@ -108,8 +108,8 @@ async def _worked(app: Runtime) -> None:
     lease = await _begun(app, "clerk-2")
     await _write(app, lease, TurnStarted(turn=1), msgspec.json.encode(make_user_message("write to bob")))
     held = make_legs(Caps(), Spender("clerk-2", "clerk"), app.clock.now(), usd=600_000)
-    started = CallStarted(call="clerk-2.1", tool="look", legs=held)
-    answer = await hold(app.ledger, lease, started, b'{"at":"it"}')
+    event = CallStarted(call="clerk-2.1", tool="look", legs=held)
+    answer = await hold(app.ledger, lease, event, b'{"at":"it"}')
     assert isinstance(answer, HoldTaken)
     await app.ledger.settle(lease, answer.flight, ActualResult("ok", usd=500_000, body=b"seen"))
     assert (await app.store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))).events
@@ -119,8 +119,8 @@ async def _waits(app: Runtime) -> None:
     """Have a session that found and learned something, and waits for a person."""
     lease = await _begun(app, "clerk-1")
     now = app.clock.now()
-    found = FindingEmitted(finding="clerk-1.f1", agent="clerk", severity="high", support="supported")
-    await _write(app, lease, found, b'{"title":"A leak","severity":"high","text":"Water on the floor."}')
+    event = FindingEmitted(finding="clerk-1.f1", agent="clerk", severity="high", support="supported")
+    await _write(app, lease, event, b'{"title":"A leak","severity":"high","text":"Water on the floor."}')
     learned = MemoryProposed(memory="clerk-1.m1", agent="clerk")
     await _write(app, lease, learned, b"Bob is on holiday in May.")
     asked = DecisionAsked(

@@ -59,7 +59,7 @@ from halter.journal.engine import to_psycopg_parameters
 from halter.journal.open import open_engine
 from halter.journal.rebuild import IntegrityReport
 from halter.journal.store import JournalStore
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.state import lifecycle
 from halter.state.session import TRANSITIONS, InFlight
 from halter.testing.fakes import Intent, decide_hold, intent_id
@@ -93,11 +93,11 @@ class Ground:
     async def sleep(self, duration: int) -> None:
         self.time += duration
 
-    def new(self) -> str:
+    def make(self) -> str:
         return f"id{next(self._numbers)}"
 
     async def verify(self) -> IntegrityReport:
-        return await verify(self.store, self.folder, read_public_keys(public_key_path(self.key_path)))
+        return await verify_store(self.store, self.folder, read_public_keys(public_key_path(self.key_path)))
 
     def sql(self, statement: str, **params: Any) -> list[tuple[Any, ...]]:
         """Tamper with the store behind its back."""
@@ -175,11 +175,13 @@ class Scribe:
 
     async def settle(self, session: str, name: str, usd: int) -> None:
         flight = self.flights.pop(name)
-        truth = ActualResult("ok", usd=usd, body=f"result of {name}".encode())
+        actual_result = ActualResult("ok", usd=usd, body=f"result of {name}".encode())
         write = Write(
             session_stream(session),
             f"{name}/settled",
-            lambda rows: settle_flight(flight, truth, *compute_charged_amounts(flight, truth), None, rows),
+            lambda rows: settle_flight(
+                flight, actual_result, *compute_charged_amounts(flight, actual_result), None, rows
+            ),
             rows_of_hold(flight.id, flight.legs),
             self.leases[session],
         )
@@ -190,8 +192,8 @@ class Scribe:
 
     async def park(self, session: str, *, rest: int = MINUTE, inbox_seen: int = 0, trouble: str = "") -> None:
         wake_at = await self.ground.store.now() + rest
-        parked = SessionParked(state="SLEEPING", wake_at=wake_at, inbox_seen=inbox_seen, trouble=trouble)
-        await self.commit(lifecycle.park_session(self.leases[session], next(self._keys), parked))
+        event = SessionParked(state="SLEEPING", wake_at=wake_at, inbox_seen=inbox_seen, trouble=trouble)
+        await self.commit(lifecycle.park_session(self.leases[session], next(self._keys), event))
 
     async def wake(self, session: str, inbox_seen: int = 0) -> None:
         await self.commit(lifecycle.wake_session(self.leases[session], next(self._keys), "timer", inbox_seen))
@@ -208,10 +210,10 @@ class Scribe:
     async def tasked(self, session: str) -> None:
         """Let a trigger and a session leave a row of every kind."""
         lease, stream = self.leases[session], session_stream(session)
-        asked = "desk/inbox"
-        for place, event, owner in (
-            (trigger_stream(asked), TriggerMade(trigger=asked, agent="desk", type="watch", by="x", digest="d"), None),
-            (trigger_stream(asked), ItemSeen(trigger=asked, item="a", name="a.md"), None),
+        text = "desk/inbox"
+        for stream_id, event, owner in (
+            (trigger_stream(text), TriggerMade(trigger=text, agent="desk", type="watch", by="x", digest="d"), None),
+            (trigger_stream(text), ItemSeen(trigger=text, item="a", name="a.md"), None),
             (stream, CallStarted(call=f"{session}-write", tool="write_file", writes=("d1",)), lease),
             (stream, CallSettled(call=f"{session}-write", outcome="ok"), lease),
             (stream, FindingEmitted(finding="f", agent="desk", severity="low", support="unquoted"), lease),
@@ -221,17 +223,17 @@ class Scribe:
         ):
             rows = [*rows_of_event(event), (OutputRow, "watcher", "d1")]
             drafts = [Draft(event, b"what was said")]
-            await self.commit(Write(place, next(self._keys), lambda _, drafts=drafts: drafts, rows, owner))
+            await self.commit(Write(stream_id, next(self._keys), lambda _, drafts=drafts: drafts, rows, owner))
 
     async def guarded(self, session: str) -> None:
         """Let the guard write whatever it can write: a decision, an audited and rated call, a refusal, a halt."""
-        lease, call, asked = self.leases[session], f"{session}-guarded", f"{session}-decision"
+        lease, call, text = self.leases[session], f"{session}-guarded", f"{session}-decision"
         stream = session_stream(session)
-        rows: list[RowKey] = [(DecisionRow, asked), (AuditRow, call), (AuditRow, f"{call}-2")]
+        rows: list[RowKey] = [(DecisionRow, text), (AuditRow, call), (AuditRow, f"{call}-2")]
         rows.append((RateRow, "watcher", "look", 7))
-        ask = DecisionAsked(decision=asked, about="approval", subject=call, name="look", digest="d", expires_at=9)
-        made = DecisionMade(decision=asked, verdict="approve", by="ann", digest="d")
-        start = CallStarted(call=call, tool="look", decision=asked, decided_by="ann", rated=7, audit="full")
+        ask = DecisionAsked(decision=text, about="approval", subject=call, name="look", digest="d", expires_at=9)
+        made = DecisionMade(decision=text, verdict="approve", by="ann", digest="d")
+        start = CallStarted(call=call, tool="look", decision=text, decided_by="ann", rated=7, audit="full")
         end = CallSettled(call=call, outcome="ok", audited=True, duration_ms=5)
         no = CallRefused(call=f"{call}-2", tool="look", outcome="tool_not_granted", sentence="Not in this phase.")
         neither = RequestRefused(
@@ -242,8 +244,8 @@ class Scribe:
             await self.commit(Write(stream, next(self._keys), lambda _, drafts=drafts: drafts, rows, lease))
             if event is ask:
                 await self.commit(Write(inbox_stream(session), next(self._keys), lambda _: [Draft(made)], rows))
-        said: list[RowKey] = [(RuleRow, "r"), (PinRow, "watcher", "web__get"), (AgentRow, "watcher")]
-        said += [(HaltRow, "fleet"), (FleetPolicyRow, "fleet")]
+        row_keys: list[RowKey] = [(RuleRow, "r"), (PinRow, "watcher", "web__get"), (AgentRow, "watcher")]
+        row_keys += [(HaltRow, "fleet"), (FleetPolicyRow, "fleet")]
         rule: dict[str, Any] = {
             "rule": "r",
             "tool": "look",
@@ -262,7 +264,7 @@ class Scribe:
             FleetPolicyAdopted(policy="{}", digest="d", by="ann"),
         ):
             drafts = [Draft(event)]
-            await self.commit(Write(FLEET, next(self._keys), lambda _, drafts=drafts: drafts, said))
+            await self.commit(Write(FLEET, next(self._keys), lambda _, drafts=drafts: drafts, row_keys))
 
     async def whole_session(self, session: str, calls: int = 3) -> None:
         """Live through a session of 2 + 2 × `calls` events, with two in its inbox."""
@@ -301,8 +303,8 @@ class Forger:
         for number, event in enumerate(events, 1):
             row = {**event, "seq": number}
             previous = row["hash"] = self.hash_of(row, previous)
-            columns, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
-            self.sql(f"INSERT INTO events ({columns}) VALUES ({marks})", **row)
+            columns, text = ", ".join(row), ", ".join(f":{name}" for name in row)
+            self.sql(f"INSERT INTO events ({columns}) VALUES ({text})", **row)
         params = {"stream": stream, "head": len(events), "hash": previous, "at": events[-1]["at"]}
         self.sql("UPDATE streams SET head = :head, hash = :hash, at = :at WHERE stream = :stream", **params)
 
@@ -421,6 +423,6 @@ def live(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[
 
     async def checked(story: Callable[[World], Awaitable[None]], world: World) -> None:
         await story(world)
-        assert (await verify(world.journal)).ok
+        assert (await verify_store(world.journal)).ok
 
     return living

@@ -48,8 +48,8 @@ def dispatcher(
 ) -> Dispatcher:
     """Make the dispatcher of one process by itself."""
     sessions.polling_interval = MINUTE
-    wanted: AgentConcurrency = dict.fromkeys(agents)
+    values: AgentConcurrency = dict.fromkeys(agents)
     if not distributed():
-        return EmbeddedDispatcher(sessions, lambda: wanted, together)
+        return EmbeddedDispatcher(sessions, lambda: values, together)
     queue = LocalTicketQueue(tickets_of(world), dict.fromkeys(agents, "1"))
-    return DistributedDispatcher(sessions, lambda: wanted, queue, together)
+    return DistributedDispatcher(sessions, lambda: values, queue, together)

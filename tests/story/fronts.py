@@ -11,10 +11,10 @@ from halter.core.clock import SECOND
 from halter.core.ids import FLEET, inbox_stream, make_worker_id
 from halter.core.ports import Query, Stored
 from halter.core.rows import DecisionRow, SpendRow
-from halter.dispatch.heartbeat import keep_leases
+from halter.dispatch.heartbeat import renew_leases
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.front_door import ForwardedMessage, HandledMessage, handle_message
+from halter.runtime.message_router import ForwardedMessage, HandledMessage, handle_message
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
 
@@ -47,13 +47,13 @@ class Front:
         return await handle_message(self.context, session, text, **more)
 
     async def answer(self, text: str, session: str = "chat", **more: Any) -> str:
-        done = await self.says(text, session, **more)
-        assert isinstance(done, HandledMessage), done
-        return done.answer
+        message = await self.says(text, session, **more)
+        assert isinstance(message, HandledMessage), message
+        return message.answer
 
     async def routed(self, session: str = "") -> list[Stored]:
         events = await self.world.events(inbox_stream(session) if session else FLEET)
-        return [stored for stored in events if stored.kind == "message_routed"]
+        return [event for event in events if event.kind == "message_routed"]
 
     async def decisions(self) -> dict[str, DecisionRow]:
         rows = await self.world.journal.ask(Query("all_decisions", DecisionRow))
@@ -77,28 +77,28 @@ class Front:
         return Front(self.world, self.home, replace(self.context, agent=agent))
 
 
-async def front(stack: AsyncExitStack, world: World, home: Path, more: str = THINKS, **files: str) -> Front:
+async def front(stack: AsyncExitStack, world: World, home: Path, text: str = THINKS, **files: str) -> Front:
     """Put the agent `desk` together."""
     fleet = Fleet(world, home, files.pop("fleet", PRICED))
-    folder = written(fleet, "desk", more, **files)
+    folder = written(fleet, "desk", text, **files)
     app = fleet.app
     agent = await stack.enter_async_context(assemble_agent(app, folder))
     models = await stack.enter_async_context(models_of(app, agent))
     worker = make_worker_id("talk", world.ids)
-    await stack.enter_async_context(keep_leases(app.store, app.clock, worker, world.lease - SECOND))
+    await stack.enter_async_context(renew_leases(app.store, app.clock, worker, world.lease - SECOND))
     return Front(world, home, AgentContext(app, agent, models, worker, rng=world.random))
 
 
-def written(fleet: Fleet, name: str, more: str, tools: str = TOOLS, **files: str) -> Path:
+def written(fleet: Fleet, name: str, output: str, tools: str = TOOLS, **files: str) -> Path:
     """Write an agent's folder, and trust it."""
     folder = fleet.home / name
     folder.mkdir(exist_ok=True)
     files.setdefault("replies_yaml", "- {text: All is well.}\n")
-    (folder / "agent.yaml").write_text(f"name: {name}\n{more}")
+    (folder / "agent.yaml").write_text(f"name: {name}\n{output}")
     for file, text in files.items():
-        place = folder / file.replace("__", "/").replace("_yaml", ".yaml")
-        place.parent.mkdir(exist_ok=True)
-        place.write_text(text)
+        path = folder / file.replace("__", "/").replace("_yaml", ".yaml")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     if tools:
         (folder / "tools.py").write_text(tools)
         fleet.trust(folder)

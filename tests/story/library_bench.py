@@ -53,8 +53,8 @@ class Bench:
         if fallback:
             more["fallback_models"] = [Scripted(fallback, self.clock, ModelName("scripted", "second"))]
         home = {"HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / ".local" / "state")}
-        known = {"store": self.file, "clock": self.clock, "lease": 3600, "environ": home, "person": "ada"}
-        return Agent("desk", **{**known, **more})
+        values = {"store": self.file, "clock": self.clock, "lease": 3600, "environ": home, "person": "ada"}
+        return Agent("desk", **{**values, **more})
 
     async def person(self, *writes: Any) -> None:
         """Write what a person writes, from elsewhere."""
@@ -65,19 +65,19 @@ class Bench:
 
     def facts(self, *kinds: str) -> list[dict[str, Any]]:
         """Read events with plain SQL."""
-        marks = ", ".join("?" for _ in kinds)
-        query = f"SELECT kind, facts FROM events WHERE kind IN ({marks}) ORDER BY stream, seq"
+        text = ", ".join("?" for _ in kinds)
+        query = f"SELECT kind, facts FROM events WHERE kind IN ({text}) ORDER BY stream, seq"
         with closing(sqlite3.connect(self.file)) as file:
             return [{"kind": kind, **msgspec.json.decode(facts)} for kind, facts in file.execute(query, kinds)]
 
     def balanced(self, result: Result[Any]) -> None:
         """Every attempt has its end, and its money stands in the receipt: nothing is lost, nothing counted twice."""
-        started = [one["request"] for one in self.facts("request_started")]
-        settled = self.facts("request_settled")
-        assert sorted(started) == sorted(one["request"] for one in settled)
-        assert len(set(started)) == len(started)
-        done = (*settled, *self.facts("call_settled"))
-        charged = sum(one.get("charge", {}).get("usd", 0) for one in done)
+        results = [fact["request"] for fact in self.facts("request_started")]
+        fields = self.facts("request_settled")
+        assert sorted(results) == sorted(fact["request"] for fact in fields)
+        assert len(set(results)) == len(results)
+        payloads = (*fields, *self.facts("call_settled"))
+        charged = sum(fact.get("charge", {}).get("usd", 0) for fact in payloads)
         assert result.receipt.cost_usd == micros_to_usd(charged) == result.cost_usd
         with closing(sqlite3.connect(self.file)) as file:
             (held,) = file.execute("SELECT coalesce(sum(held), 0) FROM budgets").fetchone()

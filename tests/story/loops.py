@@ -24,11 +24,11 @@ from halter.core.spec import ResolvedPolicy
 from halter.core.tools import Failed, Tool
 from halter.core.usage import FREE_PRICE, ModelName, Price, Usage
 from halter.core.vocabulary import SessionKind
-from halter.dispatch.heartbeat import acquire_lease, keep_leases
-from halter.guard.brake import ActiveMode, SessionBrake
+from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.guard import GuardRuntime
 from halter.guard.model_door import StreamMask
 from halter.guard.prepare import SessionContext
+from halter.guard.provenance_check import ActiveMode, SessionBrake
 from halter.loop.decide import TurnLimits
 from halter.loop.loop import LiveContext, LoopObserver, TurnLoop
 from halter.loop.prompt import LoopSettings
@@ -46,8 +46,8 @@ from halter.tools.function_tool import tool
 PRICED = "scripted:priced"
 
 
-def policy(more: str = "") -> ResolvedPolicy:
-    return resolve_policy(FleetConfig(), parse_agent(load_bytes(f"name: desk\n{more}".encode(), "agent.yaml")))
+def policy(text: str = "") -> ResolvedPolicy:
+    return resolve_policy(FleetConfig(), parse_agent(load_bytes(f"name: desk\n{text}".encode(), "agent.yaml")))
 
 
 def says(text: str, **more: Any) -> ScriptLine:
@@ -58,7 +58,7 @@ def says(text: str, **more: Any) -> ScriptLine:
 
 def calls(*asked: tuple[str, Any] | str, text: str = "", **more: Any) -> ScriptLine:
     """A reply that asks for calls, each a name or a name with arguments."""
-    made = tuple(
+    tool_calls = tuple(
         ToolCall(f"m{number}", each, "{}")
         if isinstance(each, str)
         else ToolCall(
@@ -67,7 +67,7 @@ def calls(*asked: tuple[str, Any] | str, text: str = "", **more: Any) -> ScriptL
         for number, each in enumerate(asked)
     )
     words = (Text(text, "model", trusted=False),) if text else ()
-    return ScriptLine(reply=Reply((*words, *made), more.pop("stop", "calls"), more.pop("usage", None)), **more)
+    return ScriptLine(reply=Reply((*words, *tool_calls), more.pop("stop", "calls"), more.pop("usage", None)), **more)
 
 
 def fails(
@@ -146,14 +146,14 @@ class Story:
         lines: Sequence[ScriptLine] = (),
         *,
         kind: SessionKind = "chat",
-        more: str = "",
+        policy_yaml: str = "",
         mind: BrainSpec | None = None,
         fallbacks: Sequence[Sequence[ScriptLine]] = (),
         **rules: Any,
     ) -> None:
         self.world = world
         self.desk = Desk()
-        self.policy = policy(more)
+        self.policy = policy(policy_yaml)
         self.mind = mind or BrainSpec(model="scripted:script", instructions="You are a clerk.")
         self.models: list[Scripted] = [
             Scripted(each, world.clock, ModelName("scripted", f"m{number}" if number else "script"))
@@ -184,9 +184,9 @@ class Story:
         if self.provenance is None:
             return None
         tools = self.tools(self.world.store.patient(self.world.clock))
-        made = SessionBrake(self.provenance, self.policy, {name: each.spec for name, each in tools.items()})
-        made.trust(self.mind.instructions, "the instructions")
-        return made
+        session_brake = SessionBrake(self.provenance, self.policy, {name: each.spec for name, each in tools.items()})
+        session_brake.trust(self.mind.instructions, "the instructions")
+        return session_brake
 
     @property
     def model(self) -> Scripted:
@@ -198,7 +198,7 @@ class Story:
 
     async def says(self, text: str) -> Conclusion:
         """Say something to the session, and let it answer."""
-        await self.world.say("s", text)
+        await self.world.send_message("s", text)
         return await self.attend()
 
     async def run(self, task: str) -> Conclusion:
@@ -208,11 +208,11 @@ class Story:
     async def attend(self) -> Conclusion:
         store, clock = self.world.store.patient(self.world.clock), self.world.clock
         worker = make_worker_id("loop", self.world.ids)
-        async with keep_leases(store, clock, worker, self.world.lease - SECOND):
+        async with renew_leases(store, clock, worker, self.world.lease - SECOND):
             lease = await acquire_lease(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None, "the session is over, or somebody has it"
-            asked = [*self.models, *([self.simulates] if self.simulates else [])]
-            prices = Prices({**{str(model.name): self.price for model in asked}, **self.prices})
+            outcomes = [*self.models, *([self.simulates] if self.simulates else [])]
+            prices = Prices({**{str(model.name): self.price for model in outcomes}, **self.prices})
             secrets = GivenSecrets({})
             guard = GuardRuntime(
                 store,
@@ -257,7 +257,7 @@ class Story:
         tokens = self.policy.reserve_tokens if self.policy.on_cap == "wrap_up" else 0
         digest = str(self.policy.digest())
         return SessionContext(
-            "s", "desk", self.policy.phases[0], self.policy, digest, kept_usd=kept, kept_tokens=tokens
+            "s", "desk", self.policy.phases[0], self.policy, digest, reserve_usd=kept, reserve_tokens=tokens
         )
 
     def tools(self, store: Store) -> Mapping[str, Tool]:
@@ -271,7 +271,7 @@ class Story:
             timeout=policy.timeout,
             max_steps=policy.max_steps,
             max_retries=self.mind.max_retries,
-            models=len(self.models),
+            model_count=len(self.models),
             max_tokens_recoveries=self.mind.max_tokens_recoveries,
             max_repeated_tool_steps=self.mind.max_repeated_tool_steps,
             on_cap=policy.on_cap,
@@ -282,7 +282,7 @@ class Story:
             model=self.mind,
             rules=rules,
             models=tuple(self.models),
-            offered=offered,
+            offered_tools=offered,
             window=self.window,
             summarizer=self.summarizer,
         )
@@ -291,7 +291,7 @@ class Story:
         return await self.world.events(session_stream("s"))
 
     async def kinds(self) -> list[str]:
-        return [stored.kind for stored in await self.events()]
+        return [event.kind for event in await self.events()]
 
     async def receipt(self) -> Receipt:
         return make_receipt(await self.events())

@@ -10,7 +10,7 @@ from halter.core.ids import StreamId, session_stream, trigger_stream
 from halter.core.money import BudgetRow, micros_to_usd
 from halter.core.ports import Query, Stored
 from halter.core.rows import ItemRow, SessionRow, SpendRow, TriggerRow
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.state.receipt import Receipt, make_receipt
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
@@ -76,9 +76,9 @@ DONE = f"""
 SCRIPT = READS + FINDS + JUDGES + NOTIFIES + DONE
 
 
-def watch(more: str = "", path: str = "inbox") -> str:
+def watch(text: str = "", path: str = "inbox") -> str:
     """Write a watch of a folder into an agent's file."""
-    return f"watches:\n  - {{name: papers, path: {path}, prompt: A paper has come in., {more or 'debounce: 2s'}}}\n"
+    return f"watches:\n  - {{name: papers, path: {path}, prompt: A paper has come in., {text or 'debounce: 2s'}}}\n"
 
 
 def paper(number: int, words: str = "") -> str:
@@ -88,8 +88,8 @@ def paper(number: int, words: str = "") -> str:
 class Office(Fleet):
     """One process whose agent works on documents."""
 
-    def reviewer(self, more: str = "", script: str = SCRIPT, tools: str = "", head: str = REVIEW) -> Path:
-        folder = self.agent("clerk", head + (more or watch()), tools, script_yaml=script)
+    def reviewer(self, text: str = "", script: str = SCRIPT, tools: str = "", head: str = REVIEW) -> Path:
+        folder = self.agent("clerk", head + (text or watch()), tools, script_yaml=script)
         (folder / "inbox").mkdir(exist_ok=True)
         return folder
 
@@ -141,8 +141,8 @@ class Office(Fleet):
 async def all_is_well(world: World) -> None:
     """Every session ended and has a receipt, and what they say of money is what the tables say."""
     rows = await world.journal.ask(Query("all_sessions", SessionRow))
-    made = [make_receipt(await world.events(session_stream(row.session))) for row in rows]
-    assert all(each.ended_at is not None and each.in_doubt == () for each in made)
+    receipts = [make_receipt(await world.events(session_stream(row.session))) for row in rows]
+    assert all(each.ended_at is not None and each.in_doubt == () for each in receipts)
     charged = 0
     for row in rows:
         events = [stored.event for stored in await world.events(session_stream(row.session))]
@@ -151,13 +151,13 @@ async def all_is_well(world: World) -> None:
     spends = await world.journal.ask(Query("all_spends", SpendRow))
     budgets = await world.journal.ask(Query("budgets", BudgetRow))
     assert (
-        sum(each.cost_usd for each in made)
+        sum(each.cost_usd for each in receipts)
         == micros_to_usd(charged)
         == micros_to_usd(sum(spend.usd for spend in spends))
     )
     assert {budget.held for budget in budgets} <= {0}
-    assert (await verify(world.journal)).findings == ()
+    assert (await verify_store(world.journal)).findings == ()
 
 
 async def stream(world: World, name: StreamId) -> list[str]:
-    return [stored.kind for stored in await world.events(name)]
+    return [event.kind for event in await world.events(name)]

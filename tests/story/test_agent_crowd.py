@@ -18,8 +18,8 @@ def budget(file: Path) -> tuple[int, int]:
     """Read with plain SQL what the agent has spent and holds today."""
     query = "SELECT coalesce(sum(spent), 0), coalesce(sum(held), 0) FROM budgets WHERE scope = 'fleet' AND unit = 'usd'"
     with closing(sqlite3.connect(file)) as store:
-        made = store.execute("SELECT 1 FROM sqlite_master WHERE name = 'budgets'").fetchone()
-        return store.execute(query).fetchone() if made else (0, 0)
+        result = store.execute("SELECT 1 FROM sqlite_master WHERE name = 'budgets'").fetchone()
+        return store.execute(query).fetchone() if result else (0, 0)
 
 
 def states(file: Path) -> list[str]:
@@ -38,9 +38,9 @@ def watched(file: Path, processes: int, *words: str) -> list[tuple[int, int]]:
         seen += [budget(file)] if file.exists() else []
         time.sleep(0.01)
     for program in crowd:
-        said, complained = program.communicate(timeout=60)
+        result, complained = program.communicate(timeout=60)
         assert program.returncode == 0, complained.decode()
-        assert said.endswith(f" of {words[0]}\n".encode())
+        assert result.endswith(f" of {words[0]}\n".encode())
     return [*seen, budget(file)]
 
 
@@ -52,9 +52,9 @@ def test_twenty_runs_at_once_never_pass_a_dollar(tmp_path: Path, processes: int,
     spent, held = seen[-1]
     assert 0.85 * DOLLAR < spent <= DOLLAR
     assert held == 0
-    found = states(tmp_path / "crowd.db")
-    assert (len(found), found.count("COMPLETED") + found.count("SLEEPING")) == (20, 20)
-    assert 9 <= found.count("COMPLETED") <= 10
+    texts = states(tmp_path / "crowd.db")
+    assert (len(texts), texts.count("COMPLETED") + texts.count("SLEEPING")) == (20, 20)
+    assert 9 <= texts.count("COMPLETED") <= 10
 
 
 @pytest.mark.timeout(90)

@@ -77,8 +77,8 @@ async def test_a_receipt_ends_with_its_run_whenever_it_is_asked_for(bench: Bench
         first = await agent.run("go", kind="chat")
         second = await agent.run("go on", session=first.session)
         third = await agent.run("go on", session=first.session)
-        spent = [len(first.receipt.requests), len(second.receipt.requests)]
-    assert [*spent, len(third.receipt.requests)] == [1, 2, 3]
+        numbers = [len(first.receipt.requests), len(second.receipt.requests)]
+    assert [*numbers, len(third.receipt.requests)] == [1, 2, 3]
     assert first.cost_usd * 3 == third.cost_usd > 0
     copied = pickle.loads(pickle.dumps(third))  # noqa: S301 It was made here.
     assert copied.receipt == third.receipt
@@ -88,11 +88,11 @@ async def test_a_receipt_ends_with_its_run_whenever_it_is_asked_for(bench: Bench
 async def test_a_session_that_is_resumed_adds_nothing_to_the_receipt_of_its_end(bench: Bench) -> None:
     agent = bench.agent(says("Done.", usage=used(1000, 0)), says("Again.", usage=used(1000, 0)), fleet=PRICED)
     async with agent:
-        ended = await agent.run("go")
-        again = await agent.resume(ended.session, "once more")
-        assert (ended.receipt.state, len(ended.receipt.requests)) == ("COMPLETED", 1)
+        result = await agent.run("go")
+        again = await agent.resume(result.session, "once more")
+        assert (result.receipt.state, len(result.receipt.requests)) == ("COMPLETED", 1)
         assert len(again.receipt.requests) == 2
-        assert ended.receipt.hash != again.receipt.hash
+        assert result.receipt.hash != again.receipt.hash
 
 
 async def test_what_is_erased_before_a_receipt_is_asked_for_counts_as_erased(bench: Bench) -> None:
@@ -109,8 +109,8 @@ async def test_what_is_erased_before_a_receipt_is_asked_for_counts_as_erased(ben
 
 async def test_a_result_tells_that_a_cap_is_near_also_one_of_the_agent(bench: Bench) -> None:
     dear = [calls("look", usage=used(0, 40_000)), says("Done.", usage=used(0, 40_000))]
-    more = {"fleet": PRICED, "limits": {"max_cost_usd_per_day": 1.9}, "max_cost_usd": 1.2}
-    agent = bench.agent(*dear, *dear, **more)
+    values = {"fleet": PRICED, "limits": {"max_cost_usd_per_day": 1.9}, "max_cost_usd": 1.2}
+    agent = bench.agent(*dear, *dear, **values)
 
     @agent.tool(level="SAFE", effect="read")
     async def look() -> str:
@@ -119,9 +119,9 @@ async def test_a_result_tells_that_a_cap_is_near_also_one_of_the_agent(bench: Be
 
     async with agent:
         first = await agent.run("look")
-        assert (first.cost_usd, first.near_budget, await agent.near_budget()) == (Decimal("0.8"), False, False)
+        assert (first.cost_usd, first.near_budget, await agent.is_near_budget()) == (Decimal("0.8"), False, False)
         second = await agent.run("look again")
-        assert (second.cost_usd, second.near_budget, await agent.near_budget()) == (Decimal("0.8"), True, True)
+        assert (second.cost_usd, second.near_budget, await agent.is_near_budget()) == (Decimal("0.8"), True, True)
 
 
 async def test_a_secret_that_comes_into_the_environment_between_two_runs_is_hidden(
@@ -152,8 +152,8 @@ async def test_an_open_agent_keeps_its_store_from_run_to_run(bench: Bench) -> No
         first = await agent.run("count", kind="chat")
         second = await agent.run("go on", session=first.session)
         assert (first.text, second.text, first.session) == ("One.", "Two.", second.session)
-        assert (second.state, second.over, second.ok) == ("WAITING_FOR_INPUT", False, True)
-        with pytest.raises(ConfigError, match="open already"):
+        assert (second.state, second.has_ended, second.ok) == ("WAITING_FOR_INPUT", False, True)
+        with pytest.raises(ConfigError, match="already open"):
             agent.tool(lambda: "late")
 
 
@@ -174,10 +174,10 @@ async def test_a_finished_run_leaves_nothing_for_the_garbage_collector(bench: Be
         gc.disable()
         try:
             results = [await agent.run("Is it going to rain?"), await agent.run("And now?")]
-            left = [each for each in alive() if id(each) not in others]
+            values = [each for each in alive() if id(each) not in others]
         finally:
             gc.enable()
-    assert ([result.text for result in results], left) == (["It rains.", "Again."], [])
+    assert ([result.text for result in results], values) == (["It rains.", "Again."], [])
 
 
 async def test_an_answer_streams_and_its_last_item_is_the_result(bench: Bench) -> None:
@@ -255,7 +255,7 @@ async def test_a_session_that_took_all_its_steps_goes_on_with_new_ones(bench: Be
 
     stopped = await looking(calls("look"), says("never")).run("look")
     assert (stopped.state, stopped.terminal_reason, stopped.ok) == ("MAX_STEPS", "max_steps", False)
-    assert stopped.sentence == "The turn took 1 step, which is the most that it may take."
+    assert stopped.sentence == "The turn reached its limit of 1 step."
     result = await looking(says("Nothing there.")).resume(stopped.session)
     assert (result.state, result.text) == ("COMPLETED", "Nothing there.")
 
@@ -272,27 +272,27 @@ async def test_a_halted_session_goes_on_after_the_halt_is_lifted(bench: Bench) -
 
 async def test_a_cancelled_session_never_goes_on(bench: Bench) -> None:
     await bench.person(cancel("mine", "ada", "h1"))
-    gone = await bench.agent(says("never")).run("second", id="mine")
-    assert (gone.state, gone.terminal_reason) == ("CANCELLED", "cancelled")
-    with pytest.raises(ConfigError, match=r"is over \(CANCELLED, cancelled\) and cannot go on"):
-        await bench.agent(says("never")).resume(gone.session)
+    result = await bench.agent(says("never")).run("second", id="mine")
+    assert (result.state, result.terminal_reason) == ("CANCELLED", "cancelled")
+    with pytest.raises(ConfigError, match=r"has ended \(CANCELLED: cancelled\) and cannot be reopened"):
+        await bench.agent(says("never")).resume(result.session)
 
 
 async def test_a_run_whose_task_was_cancelled_is_resumed_in_the_same_program(bench: Bench) -> None:
-    begun = asyncio.Event()
+    event = asyncio.Event()
     agent = bench.agent(calls("wait"), says("Done."))
 
     @agent.tool(level="SAFE", effect="read")
     async def wait() -> str:
         """Wait, the first time for ever."""
-        if not begun.is_set():
-            begun.set()
+        if not event.is_set():
+            event.set()
             await asyncio.Event().wait()
         return "waited"
 
     async with agent:
         run = asyncio.create_task(agent.run("wait for it", id="mine"))
-        await begun.wait()
+        await event.wait()
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
@@ -340,7 +340,7 @@ async def test_a_run_that_was_cancelled_at_any_moment_is_resumed_in_the_same_pro
 async def test_a_question_is_answered_by_going_on(bench: Bench) -> None:
     agent = bench.agent(calls(("ask_user", {"question": "Which desk?"})), says("The left one it is."))
     asked = await agent.run("tidy up")
-    assert (asked.ok, asked.state, asked.question, asked.over) == (True, "WAITING_FOR_INPUT", "Which desk?", False)
+    assert (asked.ok, asked.state, asked.question, asked.has_ended) == (True, "WAITING_FOR_INPUT", "Which desk?", False)
     result = await agent.resume(asked.session, "the left one")
     assert (result.state, result.text, result.question) == ("COMPLETED", "The left one it is.", "")
 
@@ -377,7 +377,7 @@ async def test_a_model_without_a_valid_answer_is_asked_three_times_more_and_no_l
     result = await bench.agent(*(line(number) for number in range(9))).run("count", output_type=list[int])
     assert (result.ok, result.state, result.terminal_reason, result.output) == (False, "ERROR", "model_error", None)
     assert "no valid output" in result.sentence
-    assert len(bench.models[0].asked) == 4
+    assert len(bench.models[0].requests) == 4
 
 
 async def test_an_old_answer_is_never_taken_for_a_new_one(bench: Bench) -> None:
@@ -403,7 +403,7 @@ async def test_tools_get_what_the_program_has_for_them_and_the_model_never_sees_
     result = await agent.run("a book with m", deps=Shelf("momo", "emil"))
     (results,) = [part for message in result.messages for part in message.parts if type(part).__name__ == "ToolResult"]
     assert results.text == "momo"
-    (offered,) = [tool for tool in bench.models[0].asked[0].tools if tool.name == "find"]
+    (offered,) = [tool for tool in bench.models[0].requests[0].tools if tool.name == "find"]
     assert b"shelf" not in offered.schema
 
 
@@ -425,7 +425,7 @@ async def test_tools_get_what_the_program_has_for_them_and_the_model_never_sees_
         ({"model": CLAUDE, "fleet": {"allowed_models": ["openai:*"]}}, "openai:"),
         (
             {"model": CLAUDE, "temperatur": 1},
-            "`temperatur` is no option of an agent; did you mean `temperature`?",
+            "`temperatur` is not an option of an agent; did you mean `temperature`?",
         ),
         (
             {"model": CLAUDE, "fallback_models": "openai:gpt-5-mini"},
@@ -443,8 +443,8 @@ async def test_what_is_wrong_is_said_in_a_sentence_before_anything_runs(
 
 
 async def test_a_model_without_a_price_is_refused_while_a_cap_applies(bench: Bench) -> None:
-    there = {"house": {"wire": "openai", "base_url": "https://models.example.com/v1"}}
-    result = await bench.agent(model="house:big", providers=there).run("hello")
+    values = {"house": {"wire": "openai", "base_url": "https://models.example.com/v1"}}
+    result = await bench.agent(model="house:big", providers=values).run("hello")
     assert (result.ok, result.state, result.terminal_reason) == (False, "ERROR", "model_error")
     assert "price" in result.sentence
     bench.balanced(result)
@@ -462,7 +462,7 @@ async def test_the_session_of_another_agent_is_left_alone(bench: Bench) -> None:
     other = Agent(
         "other", store=bench.file, model=bench.models[0], clock=bench.clock, environ={"HOME": str(bench.folder)}
     )
-    with pytest.raises(ConfigError, match="is one of desk, and this is other"):
+    with pytest.raises(ConfigError, match="belongs to desk, not to other"):
         await other.resume(result.session)
 
 
@@ -476,20 +476,20 @@ def test_a_killed_program_that_is_started_again_goes_on_where_it_was(tmp_path: P
         assert program.stdout.readline() == b"looking\n"
         program.send_signal(signal.SIGKILL)
         program.communicate(timeout=30)
-    again = subprocess.run([*command, "again"], capture_output=True, text=True, env=environ, timeout=30, check=False)
-    assert again.stdout == "looking\nCOMPLETED: I sent it, and all is well. asked 1 times, sent once: True\n", (
-        again.stderr
+    process = subprocess.run([*command, "again"], capture_output=True, text=True, env=environ, timeout=30, check=False)
+    assert process.stdout == "looking\nCOMPLETED: I sent it, and all is well. asked 1 times, sent once: True\n", (
+        process.stderr
     )
 
 
 async def test_what_is_begun_twice_under_one_id_is_one_session_and_is_told_its_task_once(bench: Bench) -> None:
     agent = bench.agent(calls(("ask_user", {"question": "Which?"})), says("Done."))
     first = await agent.run("tidy up", id="mine")
-    again = await agent.run("tidy up", id="mine")
-    assert (first.session, again.session, again.state) == ("mine", "mine", "WAITING_FOR_INPUT")
-    assert len(bench.models[0].asked) == 1
+    result = await agent.run("tidy up", id="mine")
+    assert (first.session, result.session, result.state) == ("mine", "mine", "WAITING_FOR_INPUT")
+    assert len(bench.models[0].requests) == 1
     await agent.run("the left one", session="mine")
-    with pytest.raises(ConfigError, match="Session mine is over"):
+    with pytest.raises(ConfigError, match="Session mine has ended"):
         await agent.run("tidy up", id="mine")
 
 
@@ -506,6 +506,6 @@ async def test_an_id_that_would_touch_another_session_or_fits_no_store_is_refuse
     async with agent:
         await agent.run("Hello?", id="mine")
         before = (bench.facts("session_started"), await agent.history("mine"))
-        with pytest.raises(ConfigError, match="cannot be the id of a session"):
+        with pytest.raises(ConfigError, match="Invalid session id"):
             await agent.run("Hello?", id=name)
         assert (bench.facts("session_started"), await agent.history("mine")) == before

@@ -31,7 +31,7 @@ from halter.guard.prepare import SessionContext
 from halter.models.providers import Prices
 from halter.present.receipt import _summary
 from halter.testing.world import World
-from halter_drills.workload import begin_session, policy_of, standing_of
+from halter_drills.workload import begin_session, make_session_context, policy_of
 
 NAME = 'Ada "the\\new\' Countess" König'
 MAIL = "ada.koenig@example.com"
@@ -49,7 +49,7 @@ class Elsewhere:
 
     def __init__(self, *answers: Answer) -> None:
         self.name = ModelName("openai", "x")
-        self.asked: list[Prompt] = []
+        self.requests: list[Prompt] = []
         self.answers = list(answers)
 
     def count(self, prompt: Prompt) -> int:
@@ -57,7 +57,7 @@ class Elsewhere:
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
-        self.asked.append(prompt)
+        self.requests.append(prompt)
         reply = self.answers.pop(0)(prompt)
         for letter in reply.text if on_text else "":
             on_text(letter)
@@ -75,20 +75,20 @@ class Private(Story):
 
 def wire(model: Elsewhere) -> str:
     """All that a model was ever sent."""
-    return "\n".join(_texts(prompt) for prompt in model.asked)
+    return "\n".join(_texts(prompt) for prompt in model.requests)
 
 
 def _texts(prompt: Prompt) -> str:
-    told = [prompt.system, *(f"{tool.description} {tool.schema!r}" for tool in prompt.tools), str(prompt.facts)]
+    texts = [prompt.system, *(f"{tool.description} {tool.schema!r}" for tool in prompt.tools), str(prompt.facts)]
     parts = (part for message in prompt.messages for part in message.parts)
-    return "\n".join([*told, *(part.arguments if isinstance(part, ToolCall) else part.text for part in parts)])
+    return "\n".join([*texts, *(part.arguments if isinstance(part, ToolCall) else part.text for part in parts)])
 
 
 def shown(prompt: Prompt, kind: str) -> str:
     """The first placeholder of a kind that the model was sent."""
-    found = re.search(rf"\[{kind}_[0-9a-f]+\]", _texts(prompt))
-    assert found is not None
-    return found[0]
+    match = re.search(rf"\[{kind}_[0-9a-f]+\]", _texts(prompt))
+    assert match is not None
+    return match[0]
 
 
 def tells(words: Callable[[Prompt], str], usage: Usage | None = None) -> Answer:
@@ -121,30 +121,30 @@ async def test_the_wire_sees_placeholders_and_the_tool_gets_the_real_value(world
     assert story.desk.done == {f"send {DEAR}": 1}
     assert not [value for value in REAL if value in wire(model)]
     assert story.messages[-1].parts[0] == Text(f"{NAME} has mail.", "model", trusted=False)
-    again = model.asked[1].messages[1].parts[0]
+    again = model.requests[1].messages[1].parts[0]
     assert isinstance(again, ToolCall)
-    assert json.loads(again.arguments) == greeting(model.asked[0])
+    assert json.loads(again.arguments) == greeting(model.requests[0])
 
 
 async def test_the_journal_keeps_what_was_really_said(world: World) -> None:
     story, _ = private(world, sends(greeting), tells(lambda prompt: f"{shown(prompt, 'NAME')} has mail."))
     await story.run(TASK)
     events = await story.events()
-    kept = b"\n".join([await read_body(world.store, stored) for stored in events]).decode()
-    assert MAIL in kept
-    assert f"{json.dumps(NAME, ensure_ascii=False)[1:-1]} has mail." in kept
-    assert not re.search(r"\[(?:NAME|EMAIL)_", kept)
+    payload = b"\n".join([await read_body(world.store, event) for event in events]).decode()
+    assert MAIL in payload
+    assert f"{json.dumps(NAME, ensure_ascii=False)[1:-1]} has mail." in payload
+    assert not re.search(r"\[(?:NAME|EMAIL)_", payload)
 
 
 async def test_after_a_restart_an_answer_means_the_same(world: World) -> None:
     story, model = private(world, tells(lambda _: "Yes?"))
     await story.run(TASK)
-    before = (shown(model.asked[0], "NAME"), shown(model.asked[0], "EMAIL"))
+    before = (shown(model.requests[0], "NAME"), shown(model.requests[0], "EMAIL"))
     await world.restart()
     model.answers = [sends(greeting), tells(lambda _: "Done.")]
     await story.says("Go on.")
     assert story.desk.done == {f"send {DEAR}": 1}
-    assert (shown(model.asked[-1], "NAME"), shown(model.asked[-1], "EMAIL")) == before
+    assert (shown(model.requests[-1], "NAME"), shown(model.requests[-1], "EMAIL")) == before
     assert not [value for value in REAL if value in wire(model)]
 
 
@@ -238,22 +238,22 @@ async def test_what_is_held_covers_what_is_sent(world: World) -> None:
     await story.says("And to " + ", ".join(names[100:]))
     started = [stored.event for stored in await story.events() if isinstance(stored.event, RequestStarted)]
     bounds = [max(leg.amount for leg in event.legs if leg.unit == "usd") for event in started]
-    assert bounds[0] >= bound_prompt_tokens(model.asked[0])
-    assert bounds[1] >= bound_prompt_tokens(model.asked[1]) - 500
+    assert bounds[0] >= bound_prompt_tokens(model.requests[0])
+    assert bounds[1] >= bound_prompt_tokens(model.requests[1]) - 500
 
 
 async def test_the_record_of_a_request_holds_what_it_really_said(world: World) -> None:
     policy = policy_of()
     lease = await begin_session(world.store, WorkerId("w"), "s", policy)
-    standing = msgspec.structs.replace(standing_of("s", policy), anonymize=AnonymizationPolicy())
+    session_context = msgspec.structs.replace(make_session_context("s", policy), anonymize=AnonymizationPolicy())
     model = Elsewhere(tells(lambda prompt: f"It is {shown(prompt, 'EMAIL')}."))
     prices = Prices({"openai:x": FREE_PRICE})
     door = ModelDoor(world.store, world.clock, world.ledger, prices, redact=lambda text: text)
     answer = await door.request(
-        lease, standing, ModelRequest(id="s.1", prompt=Prompt(messages=(make_user_message(MAIL),))), model
+        lease, session_context, ModelRequest(id="s.1", prompt=Prompt(messages=(make_user_message(MAIL),))), model
     )
     assert isinstance(answer, AnsweredRequest)
     assert answer.reply.text == f"It is {MAIL}."
     assert MAIL not in wire(model)
-    bodies = [await read_body(world.store, stored) for stored in await world.events(session_stream("s"))]
+    bodies = [await read_body(world.store, event) for event in await world.events(session_stream("s"))]
     assert [MAIL.encode() in body for body in bodies if body] == [True, True]

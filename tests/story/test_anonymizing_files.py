@@ -14,26 +14,26 @@ from halter.redaction.anonymize import anonymize_prompt
 from halter.redaction.personal_data import compile_names
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.sessions import attend_session, begin_session
+from halter.runtime.session_start import attend_session, begin_session
 from halter.testing.world import World
 
 TASK = "Write to mara@example.com, who is Mara Lindqvist."
 FREE = 'models: {"openai:x": {price: free}}\n'
 
 
-async def sent(world: World, tmp_path: Path, more: str) -> tuple[str, list[Prompt]]:
+async def sent(world: World, tmp_path: Path, text: str) -> tuple[str, list[Prompt]]:
     """The session, and all that its model was sent."""
     fleet = Fleet(world, tmp_path, FREE)
-    folder = fleet.agent("desk", f"autonomy: {{enabled: false}}\nmodel: openai:x\n{more}")
+    folder = fleet.agent("desk", f"autonomy: {{enabled: false}}\nmodel: openai:x\n{text}")
     model = Scripted(
         [ScriptLine(reply=Reply((Text("Done.", "model"),)), repeat=True)], world.clock, ModelName("openai", "x")
     )
     async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, {"openai:x": model}) as models:
         context = AgentContext(fleet.app, agent, models, WorkerId("w"))
         session = await begin_session(context, TASK, "task")
-        came, _ = await attend_session(context, session)
-        assert came.state == "COMPLETED"
-    return session, model.asked
+        ending, _ = await attend_session(context, session)
+        assert ending.state == "COMPLETED"
+    return session, model.requests
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def answers(value: Any) -> Any:
 
 
 def told(result: Any) -> list[tuple[str, str]]:
-    parts = [part for message in result.messages for part in message.parts if isinstance(part, ToolResult)]
-    return [(part.outcome, part.text) for part in parts]
+    tool_results = [part for message in result.messages for part in message.parts if isinstance(part, ToolResult)]
+    return [(part.outcome, part.text) for part in tool_results]
 
 
 async def test_an_answer_that_a_check_rejects_is_asked_for_again_with_the_reason(bench: Bench) -> None:

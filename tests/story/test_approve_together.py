@@ -16,7 +16,7 @@ __all__ = ["office"]
 
 async def ask(office: Office, *names: str) -> list[ShownDecision]:
     for name in names:
-        asked = DecisionAsked(
+        event = DecisionAsked(
             decision=name,
             about="approval",
             subject=f"mine-1.{name}",
@@ -24,7 +24,7 @@ async def ask(office: Office, *names: str) -> list[ShownDecision]:
             digest=f"of {name}",
             expires_at=LATER,
         )
-        await office.write(session_stream("mine-1"), asked, (DecisionRow, name), owner="mine-1")
+        await office.write(session_stream("mine-1"), event, (DecisionRow, name), owner="mine-1")
     return [ShownDecision(name, f"of {name}") for name in names]
 
 
@@ -34,9 +34,9 @@ async def verdicts(office: Office, *names: str) -> list[str]:
 
 
 async def test_one_answer_approves_each_call_that_was_shown(office: Office) -> None:
-    shown = await ask(office, "one", "two", "three")
-    done = await decisions.approve_together(office.desk(), "mine-1", shown=shown[:2])
-    assert list(done.decisions) == ["one", "two"]
+    shown_decisions = await ask(office, "one", "two", "three")
+    group_result = await decisions.approve_together(office.desk(), "mine-1", shown=shown_decisions[:2])
+    assert list(group_result.decisions) == ["one", "two"]
     assert sorted(await verdicts(office, "one", "two", "three")) == ["", "approve", "approve"]
 
 
@@ -50,14 +50,14 @@ async def test_if_one_is_not_what_was_shown_none_is_approved(office: Office, wro
 
 async def test_the_calls_of_one_session_are_one_group(office: Office) -> None:
     await ask(office, "one", "two")
-    found = await decisions.waiting(office.desk())
-    groups = [{one.decision for one in group} for group in group_calls(found)]
+    waiting_decisions = await decisions.waiting(office.desk())
+    groups = [{waiting_decision.decision for waiting_decision in group} for group in group_calls(waiting_decisions)]
     assert {"mine-asks", "one", "two"} in groups
     assert {"theirs-asks"} in groups
 
 
 def test_a_question_of_the_brake_offers_a_rule_for_that_destination() -> None:
-    asked = WaitingDecision(
+    waiting_decision = WaitingDecision(
         decision="d",
         about="approval",
         subject="s.c1",
@@ -75,5 +75,5 @@ def test_a_question_of_the_brake_offers_a_rule_for_that_destination() -> None:
         facts=b'{"flaws": [{"argument": "to", "value": "", "reason": "unsaid"}, '
         b'{"argument": "text", "value": "", "reason": "content"}]}',
     )
-    assert [offer.match for offer in list_rule_offers(asked)] == ["same", "any:text"]
-    assert "to is exactly" in list_rule_offers(asked)[1].sentence
+    assert [offer.match for offer in list_rule_offers(waiting_decision)] == ["same", "any:text"]
+    assert "to is exactly" in list_rule_offers(waiting_decision)[1].sentence

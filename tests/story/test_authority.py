@@ -12,7 +12,7 @@ from halter.core.folders import FileEntry
 from halter.core.tools import SensorFailed
 from halter.runtime.assemble import AssembledAgent, assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.sensors.files import describe_file
+from halter.sensors.files import read_file_value
 from halter.settings import Settings
 from halter.tools.files import make_file_tools
 
@@ -24,16 +24,16 @@ REWRITES = """\
 
 
 def settings(home: Path) -> Settings:
-    kept = home / "kept" / "halter"
+    path = home / "kept" / "halter"
     return Settings(
-        str(kept / "halter.db"), kept / "checkpoints", kept / "key", "ada", kept / "trust", None, kept / "t"
+        str(path / "halter.db"), path / "checkpoints", path / "key", "ada", path / "trust", None, path / "t"
     )
 
 
-def written(home: Path, more: str, name: str = "clerk", path: str = "agent.yaml") -> Path:
+def written(home: Path, text: str, name: str = "clerk", path: str = "agent.yaml") -> Path:
     folder = home / name
     (folder / "desk").mkdir(parents=True)
-    (folder / "agent.yaml").write_text(POLICY.format(name=name) + more)
+    (folder / "agent.yaml").write_text(POLICY.format(name=name) + text)
     (folder / "replies.yaml").write_text(REWRITES.replace("PATH", path))
     return folder
 
@@ -67,7 +67,7 @@ async def test_a_model_that_rewrites_its_policy_later_is_refused_and_the_policy_
     assert result.text == "I tried."
     assert (folder / "agent.yaml").read_bytes() == policy
     async with opened(tmp_path) as app:
-        with pytest.raises(ConfigError, match=r"holds .*agent.yaml, the agent's own definition"):
+        with pytest.raises(ConfigError, match=r"contains .*agent.yaml, the agent's own definition"):
             async with assemble_agent(app, folder):
                 pass
 
@@ -83,15 +83,15 @@ async def test_what_lies_where_tools_can_write_is_not_loaded_as_an_agent(tmp_pat
     clerk = written(tmp_path, "tools: {files: {root: ../shared}}\n")
     (tmp_path / "shared").mkdir()
     async with opened(tmp_path) as app, assemble_agent(app, clerk):
-        made = written(tmp_path / "shared", "", "helper")
-        with pytest.raises(ConfigError, match=r"lies in .*shared, where the tools of the agent in .*clerk can write"):
-            await _loaded(app, made)
+        path = written(tmp_path / "shared", "", "helper")
+        with pytest.raises(ConfigError, match=r"is inside .*shared, where the tools of the agent in .*clerk can write"):
+            await _loaded(app, path)
     async with opened(tmp_path) as app:
-        with pytest.raises(ConfigError, match=r"holds .*helper/agent.yaml, the definition of an agent"):
+        with pytest.raises(ConfigError, match=r"contains .*helper/agent.yaml, the definition of an agent"):
             await _loaded(app, clerk)
         inside = written(clerk / "desk", "", "inner")
         (clerk / "agent.yaml").write_text(POLICY.format(name="clerk") + "tools: {files: {root: desk}}\n")
-        with pytest.raises(ConfigError, match=r"lies in .*desk, where the tools of the agent in .*clerk can write"):
+        with pytest.raises(ConfigError, match=r"is inside .*desk, where the tools of the agent in .*clerk can write"):
             await _loaded(app, inside)
 
 
@@ -104,7 +104,7 @@ async def _loaded(app: Runtime, folder: Path) -> AssembledAgent:
 async def test_the_tools_of_a_program_reach_nothing_of_it_either(tmp_path: Path, place: str) -> None:
     (tmp_path / "kept/halter/checkpoints").mkdir(parents=True)
     tools, kept = make_file_tools(tmp_path / place), settings(tmp_path)
-    with pytest.raises(ConfigError, match=r"The root of the tool read_file, .* Tools must reach nothing of the kind"):
+    with pytest.raises(ConfigError, match=r"The root of the tool read_file, .* No tool may reach that"):
         async with Guard(kept.store, tools=tools, settings=kept):
             pass
     with pytest.raises(ConfigError, match="The root of the tool read_file"):
@@ -124,7 +124,10 @@ async def test_a_program_whose_tools_have_a_folder_of_their_own_works(tmp_path: 
     ("more", "told"),
     [
         ("collections: {c: {path: ../kept/halter}}\n", r"line 5: `collections.c.path` is .*No agent may read that"),
-        ("collections: {c: {path: .., pattern: '**/*'}}\n", r"`collections.c.path` is `..`, which holds .*the store"),
+        (
+            "collections: {c: {path: .., pattern: '**/*'}}\n",
+            r"`collections.c.path` is `..`, which contains .*the store",
+        ),
         ("watches: [{name: w, path: ../kept/halter/checkpoints, prompt: x}]\n", r"`watches\[1\].path`.*checkpoints"),
         (
             "sensors: [{name: s, type: watch, source: {path: ../kept/halter/trust.json}}]\n",
@@ -154,14 +157,14 @@ async def test_a_link_that_a_tool_could_have_made_is_not_followed_out_of_its_roo
     link = folder / "desk" / "notes.txt"
     async with opened(tmp_path) as app, assemble_agent(app, folder) as agent:
         link.write_text("fine")
-        assert describe_file(link, "notes", agent.refuses)["text"] == "fine"
+        assert read_file_value(link, "notes", agent.is_refused)["text"] == "fine"
         about = link.stat()
         link.unlink()
         link.symlink_to(tmp_path / "private.txt")
-        with pytest.raises(SensorFailed, match="leads to what an agent may not read"):
-            describe_file(link, "notes", agent.refuses)
+        with pytest.raises(SensorFailed, match="leads to a file that the agent may not read"):
+            read_file_value(link, "notes", agent.is_refused)
         assert agent.library is not None
-        taken = await agent.library.index_file(
+        indexed_file = await agent.library.index_file(
             link, FileEntry(about.st_size, about.st_mtime_ns, about.st_ino), "notes.txt"
         )
-        assert "leads to what an agent may not read" in taken.problem
+        assert "leads to a file that the agent may not read" in indexed_file.problem

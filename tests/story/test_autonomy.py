@@ -71,8 +71,8 @@ def sleep(seconds: object = "1h", *names: str) -> str:
     return f"- calls: [{{tool: yield, arguments: {arguments}}}]\n"
 
 
-def desk(fleet: Fleet, script: str, more: str = "") -> Path:
-    return fleet.agent("desk", DESK + more, PRICES, script_yaml=script)
+def desk(fleet: Fleet, script: str, text: str = "") -> Path:
+    return fleet.agent("desk", DESK + text, PRICES, script_yaml=script)
 
 
 async def volatile(fleet: Fleet, session: str = "desk-1") -> list[str]:
@@ -104,7 +104,10 @@ async def test_a_yield_goes_from_the_models_reply_to_the_sleeping_row_and_back(w
     ]
     row = await fleet.row("watch-1")
     assert (row.state, row.terminal_reason) == ("COMPLETED", "completed")
-    assert ("watch", "watch-1 is over (COMPLETED, completed): halter on watch begins the next session.") in fleet.told
+    assert (
+        "watch",
+        "watch-1 has ended (COMPLETED: completed). Run `halter on watch` to start the next session.",
+    ) in fleet.told
 
 
 @CALM
@@ -122,10 +125,10 @@ async def test_a_signal_wakes_a_sleeper_and_its_alert_is_shown_once(world: World
         "00:10:00 SLEEPING until 01:10:00",
     ]
     await world.advance(HOUR)
-    shown = await volatile(fleet)
-    assert ["jump" in each for each in shown] == [False, True, False]
-    assert "last_price: 200" in shown[1]
-    assert shown[1].index("jump") < shown[1].index("last_price")
+    texts = await volatile(fleet)
+    assert ["jump" in each for each in texts] == [False, True, False]
+    assert "last_price: 200" in texts[1]
+    assert texts[1].index("jump") < texts[1].index("last_price")
 
 
 async def test_a_change_of_a_field_that_is_named_wakes(world: World, tmp_path: Path) -> None:
@@ -218,7 +221,7 @@ async def test_off_stops_what_runs_and_on_begins_anew(world: World, tmp_path: Pa
     assert await turn_off(fleet.app, "desk") == ["desk-1"]
     await world.advance(MINUTE)
     assert (await fleet.row("desk-1")).state == "HALTED"
-    assert fleet.told[-1] == ("desk", "desk is switched off: halter on desk")
+    assert fleet.told[-1] == ("desk", "desk is switched off. Run `halter on desk`.")
     await world.advance(HOUR)
     await turn_on(fleet.app, "desk")
     await world.advance(MINUTE)
@@ -269,10 +272,10 @@ async def test_a_wait_for_a_person_pauses_the_loop_while_its_sensors_read_on(wor
     await world.advance(30 * MINUTE)
     row = await fleet.row("desk-1")
     assert row.state == "WAITING_FOR_APPROVAL"
-    (asked,) = await list_pending_decisions(world.journal)
+    (pending_decision,) = await list_pending_decisions(world.journal)
     fired = [each.event for each in await fleet.inbox("desk-1") if isinstance(each.event, WakePosted)]
     assert [event.name for event in fired] == ["jump"]
-    await world.store.commit(answer_decision(asked, "approve", "ada", "yes"))
+    await world.store.commit(answer_decision(pending_decision, "approve", "ada", "yes"))
     await world.advance(MINUTE)
     results = [
         part for message in fleet.prompts("desk")[-1].messages for part in message.parts if isinstance(part, ToolResult)
@@ -291,7 +294,7 @@ async def test_a_broken_agent_among_good_ones_is_told_of_and_the_rest_runs(world
     await world.advance(MINUTE)
     assert (await fleet.row("watch-1")).state == "SLEEPING"
     assert "modle" in fleet.told[0][1]
-    assert "plain does not run by itself" in fleet.told[1][1]
+    assert "plain has nothing to run unattended" in fleet.told[1][1]
 
 
 async def test_a_session_that_spent_its_budget_gets_no_other_by_a_restart(world: World, tmp_path: Path) -> None:

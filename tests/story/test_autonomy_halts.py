@@ -51,8 +51,8 @@ async def test_a_halt_ends_it_within_a_second_whatever_it_does(
     world: World, tmp_path: Path, doing: str, *, cancels: bool
 ) -> None:
     fleet = Fleet(world, tmp_path)
-    more, script, at = WHILE[doing]
-    fleet.start(fleet.agent("desk", more, LOOKS, script_yaml=script))
+    text, script, at = WHILE[doing]
+    fleet.start(fleet.agent("desk", text, LOOKS, script_yaml=script))
     await world.advance(at * SECOND)
     await world.store.commit(cancel("desk-1", "ada", "stop") if cancels else halt("fleet", "ada", "stop"))
     await world.advance(SECOND)

@@ -37,8 +37,8 @@ async def test_a_turn_that_goes_on_in_other_hands_knows_what_is_true_by_then(wor
     fleet.start(folder)
     await world.advance(MINUTE)
     (prompt,) = fleet.prompts("watch")
-    told = [part.text for part in prompt.messages[-1].parts if isinstance(part, Text) and part.reason == "volatile"]
-    assert "minutes: 9 (0s ago)" in told[0]
+    texts = [part.text for part in prompt.messages[-1].parts if isinstance(part, Text) and part.reason == "volatile"]
+    assert "minutes: 9 (0s ago)" in texts[0]
 
 
 async def test_a_session_whose_claim_was_answered_to_nobody_is_found(world: World, tmp_path: Path) -> None:

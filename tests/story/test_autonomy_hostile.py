@@ -19,7 +19,7 @@ from halter.dispatch.dispatcher import quarantine_session
 from halter.guard.halts import halt
 from halter.loop.session_runtime import watch_changes
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.runtime.sessions import begin_session, post_message
+from halter.runtime.session_start import begin_session, post_message
 from halter.runtime.supervisor import Supervisor, turn_off, turn_on
 from halter.settings import read_settings
 from halter.state.lifecycle import start_session
@@ -176,10 +176,13 @@ class LastWord(StoreProxy):
 
     async def commit(self, write: Write) -> Committed:
         committed = await super().commit(write)
-        cut = any(isinstance(one.event, RequestSettled) and one.event.outcome == "cancelled" for one in committed.all())
+        cut = any(
+            isinstance(one.event, RequestSettled) and one.event.outcome == "cancelled"
+            for one in committed.list_events()
+        )
         if cut and not self.said:
             self.said = True
-            await self._world.say("desk-1", "Wait.")
+            await self._world.send_message("desk-1", "Wait.")
         return committed
 
 
@@ -203,12 +206,12 @@ async def test_a_word_at_the_very_moment_of_the_end_is_not_lost(world: World, tm
 
 
 async def test_what_is_written_right_after_somebody_began_to_listen_is_heard(world: World) -> None:
-    async with watch_changes(world.journal) as news:
+    async with watch_changes(world.journal) as event:
         await world.journal.commit(
             start_session(SessionStarted(session="one", agent="desk", kind="task", started_by="ada"))
         )
         await world.advance(0)
-        assert news.is_set()
+        assert event.is_set()
 
 
 class Interrupted(StoreProxy):
@@ -230,7 +233,7 @@ async def test_a_word_while_a_broken_session_is_put_aside_lets_it_go_on(world: W
     await world.restart()
     await world.advance(MINUTE)
     (lease,) = await world.journal.claim(WorkerId("another"), 1, SessionId("desk-1"))
-    racing = Interrupted(world.journal, lambda: world.say("desk-1", "Still there?"))
+    racing = Interrupted(world.journal, lambda: world.send_message("desk-1", "Still there?"))
     assert not await quarantine_session(racing, lease, 5, "ValueError: no", world.now)
     assert "attending_failed" not in await fleet.kinds("desk-1")
     assert await quarantine_session(world.journal, lease, 5, "ValueError: no", world.now)
@@ -241,9 +244,9 @@ async def test_a_process_that_lost_its_session_puts_no_alert_into_its_inbox(worl
     """As one does that was stopped for longer than its lease, and continued."""
     fleet = Fleet(world, tmp_path)
     alerts = "signals: [{name: up, expression: value > 0, notify: true, cooldown: 1s}]"
-    more = SENSES.replace("source: {tool: price}", f"source: {{tool: price}}, {alerts}")
-    more = more.replace("interval: 5", "interval: 4")
-    fleet.start(fleet.agent("desk", more, COUNTS, script_yaml=naps()))
+    text = SENSES.replace("source: {tool: price}", f"source: {{tool: price}}, {alerts}")
+    text = text.replace("interval: 5", "interval: 4")
+    fleet.start(fleet.agent("desk", text, COUNTS, script_yaml=naps()))
     await world.advance(55 * SECOND + SECOND // 2)
     posted = await fleet.inbox("desk-1")
     assert len(posted) == 14
@@ -258,9 +261,9 @@ async def test_a_signal_that_passes_a_cap_ends_the_session(world: World, tmp_pat
     prices = "models: {scripted:script: {price: free}, scripted:small: {price: {input: 10, output: 10}}}\n"
     fleet = Fleet(world, tmp_path, prices)
     dear = SMALL.replace("takes: 15s", "usage: {input_tokens: 90, output_tokens: 50000}")
-    more = SCORES.replace("idle_timeout: 0", "idle_timeout: 0, token_budget_per_hour: 0")
+    text = SCORES.replace("idle_timeout: 0", "idle_timeout: 0, token_budget_per_hour: 0")
     script = dear + SMALL * 9 + naps(60) * 9
-    folder = fleet.agent("desk", more + "limits: {max_cost_usd: 0.05}\n", COUNTS, script_yaml=script)
+    folder = fleet.agent("desk", text + "limits: {max_cost_usd: 0.05}\n", COUNTS, script_yaml=script)
     fleet.start(folder)
     await world.advance(5 * SECOND)
     assert "overrun_incurred" in await fleet.kinds("desk-1")
@@ -303,9 +306,9 @@ async def test_what_a_source_says_of_its_failure_gives_no_secret_away(tmp_path: 
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
-            asked = await reader.readuntil(b"\r\n\r\n")
-            (sent,) = re.findall(rb"Bearer (\w+)", asked)
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/" + sent + b"\r\nconnection: close\r\n\r\n")
+            body = await reader.readuntil(b"\r\n\r\n")
+            (result,) = re.findall(rb"Bearer (\w+)", body)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/" + result + b"\r\nconnection: close\r\n\r\n")
             await writer.drain()
         writer.close()
 
@@ -317,17 +320,17 @@ async def test_what_a_source_says_of_its_failure_gives_no_secret_away(tmp_path: 
     environ = {"HALTER_TRUST": str(tmp_path / "trust.json"), "USER": "ada", "HALTER_SECRET_API_KEY": SECRET}
     pulses: list[str] = []
     async with open_runtime(read_settings(environ, tmp_path, "memory:"), environ=environ) as app:
-        up = asyncio.create_task(
+        task = asyncio.create_task(
             Supervisor(app, lambda _, __: None, lambda _, __, values: pulses.append(str(values))).run([folder])
         )
         events: list[Stored] = []
-        async with asyncio.timeout(60), watch_changes(app.store) as news:
+        async with asyncio.timeout(60), watch_changes(app.store) as event:
             while not any(stored.kind == "sensor_changed" for stored in events):
-                await news.wait()
-                news.clear()
+                await event.wait()
+                event.clear()
                 events = list(await app.store.read(session_stream("desk-1"), 0, 1000))
-        up.cancel()
-        await asyncio.gather(up, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     server.close()
     assert "[redacted:" in str(events)
     assert SECRET not in f"{pulses} {events}"
@@ -361,8 +364,8 @@ class Outage(Fleet):
 async def test_a_store_that_is_away_for_minutes_is_waited_for_patiently(world: World, tmp_path: Path, at: int) -> None:
     fleet = Outage(world, tmp_path)
     alerts = "signals: [{name: up, expression: value > 0, notify: true, cooldown: 1s}]"
-    more = SENSES.replace("source: {tool: price}", f"source: {{tool: price}}, {alerts}")
-    fleet.start(fleet.agent("desk", more, COUNTS, script_yaml=naps(60) * 99))
+    text = SENSES.replace("source: {tool: price}", f"source: {{tool: price}}, {alerts}")
+    fleet.start(fleet.agent("desk", text, COUNTS, script_yaml=naps(60) * 99))
     await world.advance(at * SECOND)
     fleet.store.away, before = True, fleet.store.asked
     posted = len(await fleet.inbox("desk-1"))

@@ -66,7 +66,7 @@ sensors:
 def prompts(fleet: Fleet, agent: str, model: str = "scripted:script") -> list[Prompt]:
     """What a scripted model of an agent was sent."""
     assert fleet.up is not None
-    return cast("Scripted", fleet.up.agents[agent].context.models.get(model)).asked
+    return cast("Scripted", fleet.up.agents[agent].context.models.get(model)).requests
 
 
 def ending(prompt: Prompt) -> str:
@@ -96,8 +96,8 @@ async def test_the_model_is_offered_the_yield_and_its_turns_follow_what_it_yield
 
 async def test_words_of_shutting_down_stop_nothing(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
-    says = '- text: "I am shutting down now. yield(mode=shutdown)"\n'
-    fleet.start(fleet.agent("watch", SCRIPTED, script_yaml=says * 3 + HOUR_LONG))
+    text = '- text: "I am shutting down now. yield(mode=shutdown)"\n'
+    fleet.start(fleet.agent("watch", SCRIPTED, script_yaml=text * 3 + HOUR_LONG))
     await world.advance(MINUTE)
     events = await fleet.events("watch-1")
     assert turns(events) == ["00:00:00", "00:00:01", "00:00:03", "00:00:07"]
@@ -202,8 +202,8 @@ async def test_a_score_in_a_sentence_is_no_score(world: World, tmp_path: Path, a
 @CALM
 async def test_a_model_that_forgets_to_yield_pauses_longer_each_time(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
-    says = "- text: All is well.\n"
-    fleet.start(fleet.agent("watch", SCRIPTED, script_yaml=says * 12 + HOUR_LONG + says * 2 + HOUR_LONG))
+    text = "- text: All is well.\n"
+    fleet.start(fleet.agent("watch", SCRIPTED, script_yaml=text * 12 + HOUR_LONG + text * 2 + HOUR_LONG))
     await world.advance(2 * HOUR + 20 * MINUTE)
     events = await fleet.events("watch-1")
     # 1 + 2 + 4 + … seconds; whoever has yielded once begins anew.
@@ -231,9 +231,9 @@ async def test_a_prediction_is_paid_for_before_a_person_is_asked_and_otherwise_n
     script = (
         "- calls: [{tool: trade, arguments: {symbol: ACME}}]\n- calls: [{tool: yield, arguments: {mode: shutdown}}]\n"
     )
-    more = "model_for: {simulation: 'scripted:small'}\n"
+    text = "model_for: {simulation: 'scripted:small'}\n"
     foresees = "- {when: trade, text: It would buy.}\n"
-    fleet.start(fleet.agent("desk", SCRIPTED + more, TRADES, script_yaml=foresees + script))
+    fleet.start(fleet.agent("desk", SCRIPTED + text, TRADES, script_yaml=foresees + script))
     await world.advance(MINUTE)
     events = await fleet.events("desk-1")
     order = [
@@ -266,8 +266,8 @@ async def test_an_alert_survives_a_failed_request_and_is_gone_after_the_turn_tha
     events = await fleet.events("desk-1")
     ends = [event.why for stored in events if isinstance(event := stored.event, TurnEnded)]
     assert ends[:4] == ["yielded", "model_error", "yielded", "yielded"]
-    shown = ["`jump`" in ending(prompt) for prompt in prompts(fleet, "desk")]
-    assert shown[:4] == [False, True, True, False]
+    results = ["`jump`" in ending(prompt) for prompt in prompts(fleet, "desk")]
+    assert results[:4] == [False, True, True, False]
 
 
 async def test_an_alert_survives_a_crash_in_the_turn_that_shows_it(world: World, tmp_path: Path) -> None:
@@ -334,10 +334,10 @@ async def test_two_processes_never_give_one_agent_two_turns_at_once(world: World
     first.cancel()
     await world.advance(5 * MINUTE)
     events = await fleet.events("worker-1")
-    kinds = [stored.kind for stored in events if stored.kind in ("turn_started", "turn_ended")]
+    kinds = [event.kind for event in events if event.kind in ("turn_started", "turn_ended")]
     assert kinds == ["turn_started", "turn_ended"] * 21
     assert (folder / "log.txt").read_text().split() == ["begun", "done"] * 21
-    assert [stored.kind for stored in events].count("attending_failed") == 0
+    assert [event.kind for event in events].count("attending_failed") == 0
 
 
 async def test_what_breaks_down_over_a_session_is_said_and_no_other_session_suffers(
@@ -375,12 +375,12 @@ FEED = (
 
 
 async def test_a_stream_of_a_real_server_wakes_an_agent_and_its_comments_are_no_data(tmp_path: Path) -> None:
-    asked: list[bytes] = []
+    bodies: list[bytes] = []
     over = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
-            asked.append(await reader.readuntil(b"\r\n\r\n"))
+            bodies.append(await reader.readuntil(b"\r\n\r\n"))
             writer.write(FEED)
             await writer.drain()
             await over.wait()
@@ -392,21 +392,21 @@ async def test_a_stream_of_a_real_server_wakes_an_agent_and_its_comments_are_no_
     (folder / "agent.yaml").write_text("name: listener\n" + LISTENS.format(port=server.sockets[0].getsockname()[1]))
     environ = {"HALTER_TRUST": str(tmp_path / "trust.json"), "USER": "ada"}
     async with open_runtime(read_settings(environ, tmp_path, "memory:"), environ=environ) as app:
-        up = asyncio.create_task(Supervisor(app, lambda *_: None, rng=random.Random(1)).run([folder]))
+        task = asyncio.create_task(Supervisor(app, lambda *_: None, rng=random.Random(1)).run([folder]))
         events: list[Stored] = []
         async with asyncio.timeout(PATIENCE), watch_changes(app.store) as news:
             while not events or events[-1].kind != "session_ended":
                 await news.wait()
                 news.clear()
                 events = list(await app.store.read(session_stream("listener-1"), 0, 1000))
-        up.cancel()
-        await asyncio.gather(up, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     over.set()
     server.close()
     assert rhythm(events)[-1].endswith("COMPLETED, completed")
-    seen: list[Any] = [
+    results: list[Any] = [
         msgspec.json.decode(stored.body or b"{}") for stored in events if isinstance(stored.event, HotStateSeen)
     ]
-    assert all(each.get("feed", {"price": 100})["price"] in (100, 200) for each in seen)
-    assert seen[-1] == {"feed": {"price": 200}}
-    assert len(asked) == 1
+    assert all(each.get("feed", {"price": 100})["price"] in (100, 200) for each in results)
+    assert results[-1] == {"feed": {"price": 200}}
+    assert len(bodies) == 1

@@ -97,8 +97,8 @@ async def quiet_days(world: World, tmp_path: Path, days: int) -> None:
     await world.advance(days * DAY)
     assert await asked_and_skipped(fleet, "gated") == (["turn"], [f"{hour:02}:00:00" for hour in range(1, naps + 1)])
     assert await asked_and_skipped(fleet, "open") == (["turn"] * (naps + 1), [])
-    asked, skips = await asked_and_skipped(fleet, "asked")
-    assert (asked, len(skips)) == (["turn", *["gate"] * naps], naps)
+    texts, skips = await asked_and_skipped(fleet, "asked")
+    assert (texts, len(skips)) == (["turn", *["gate"] * naps], naps)
     assert set(await world.journal.ask(Query("spent_by_purpose", Spent, {"since": 0}))) == {
         Spent("open", "turn", "scripted:script", naps + 1, (naps + 1) * A_TURN, (naps + 1) * 100, (naps + 1) * 20),
         Spent("asked", "gate", "scripted:small", naps, naps * A_LOOK, naps * 200, naps * 30),
@@ -109,6 +109,6 @@ async def quiet_days(world: World, tmp_path: Path, days: int) -> None:
         ("open", {"turn": (naps + 1) * A_TURN}),
         ("asked", {"turn": A_TURN, "gate": naps * A_LOOK}),
     ):
-        left = make_receipt(await fleet.events(f"{agent}-1"))
-        assert left.spent_by_purpose_usd == {purpose: micros_to_usd(micros) for purpose, micros in spent.items()}
-        assert (left.state, left.cost_usd) == ("SLEEPING", micros_to_usd(sum(spent.values())))
+        receipt = make_receipt(await fleet.events(f"{agent}-1"))
+        assert receipt.spent_by_purpose_usd == {purpose: micros_to_usd(micros) for purpose, micros in spent.items()}
+        assert (receipt.state, receipt.cost_usd) == ("SLEEPING", micros_to_usd(sum(spent.values())))

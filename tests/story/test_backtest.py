@@ -109,10 +109,10 @@ async def test_the_policy_that_was_recorded_changes_nothing(bench: Bench) -> Non
     person = asyncio.create_task(answering(bench, "deny"))
     await run(bench, calls(("pay", {"amount": 4}), usage=used()), says("Not paid.", usage=used()))
     person.cancel()
-    found = await judged(bench)
-    assert (found.sessions, found.lines, found.unjudged, found.not_spent) == (6, (), {}, 0)
-    assert found.decisions > 20
-    refused = {one["outcome"] for one in bench.facts("request_refused", "call_refused")}
+    backtest = await judged(bench)
+    assert (backtest.sessions, backtest.lines, backtest.unjudged, backtest.not_spent) == (6, (), {}, 0)
+    assert backtest.decisions > 20
+    refused = {fact["outcome"] for fact in bench.facts("request_refused", "call_refused")}
     assert refused == {"unknown_tool", "cost_cap_reached", "rate_limited", "approval_denied"}
 
 
@@ -120,14 +120,14 @@ async def test_a_lower_cap_tells_when_it_would_have_been_met_and_what_was_not_sp
     session = await run(bench)
     whole = await judged(bench, capped(100 * CENT))
     assert whole.lines == ()
-    found = await judged(bench, capped(CENT // 2))
-    (line,) = [line for line in found.lines if not line.after]
+    backtest = await judged(bench, capped(CENT // 2))
+    (line,) = [line for line in backtest.lines if not line.after]
     assert (line.session, line.kind, line.then, line.now) == (session, "request", "allowed", "refused")
     assert line.scope == f"session:{session}"
-    assert found.stopped == 1
-    assert found.not_spent > 0
-    assert line.not_spent_usd == micros_to_usd(found.not_spent)
-    assert found.after > 0
+    assert backtest.stopped == 1
+    assert backtest.not_spent > 0
+    assert line.not_spent_usd == micros_to_usd(backtest.not_spent)
+    assert backtest.after > 0
 
 
 async def test_a_tool_that_is_asked_about_more_or_less_is_named_and_looser_ones_come_first(bench: Bench) -> None:
@@ -135,9 +135,9 @@ async def test_a_tool_that_is_asked_about_more_or_less_is_named_and_looser_ones_
     person = asyncio.create_task(answering(bench, "approve"))
     await run(bench, calls(("pay", {"amount": 3}), usage=used()), says("Paid.", usage=used()))
     person.cancel()
-    asked = await judged(bench, ruled(send=ToolRule(approval="always")))
-    assert asked.changed == {"allowed → asked": 2}
-    assert (asked.loosened, asked.diverged) == (0, 0)
+    backtest = await judged(bench, ruled(send=ToolRule(approval="always")))
+    assert backtest.changed == {"allowed → asked": 2}
+    assert (backtest.loosened, backtest.diverged) == (0, 0)
     found = await judged(bench, lambda recorded: msgspec.structs.replace(recorded, disabled=("send",), mode="FULL"))
     assert found.changed["allowed → refused"] >= 1
     assert [line.loosened for line in found.lines] == sorted((line.loosened for line in found.lines), reverse=True)
@@ -145,19 +145,19 @@ async def test_a_tool_that_is_asked_about_more_or_less_is_named_and_looser_ones_
 
 async def test_what_a_policy_no_longer_grants_is_refused_and_what_follows_is_counted_apart(bench: Bench) -> None:
     await run(bench)
-    found = await judged(
+    backtest = await judged(
         bench, lambda recorded: msgspec.structs.replace(recorded, phases=(Phase(recorded.phases[0].name, ("send",)),))
     )
-    (first,) = [line for line in found.lines if not line.after]
+    (first,) = [line for line in backtest.lines if not line.after]
     assert (first.name, first.then, first.now) == ("look", "allowed", "refused")
-    assert found.diverged == 1
+    assert backtest.diverged == 1
 
 
 async def test_a_rate_is_replayed_with_its_attempts(bench: Bench) -> None:
     for _ in range(3):
         await run(bench)
-    found = await judged(bench, ruled(send=ToolRule(rate=3)))
-    refused = [line for line in found.lines if line.now == "refused"]
+    backtest = await judged(bench, ruled(send=ToolRule(rate=3)))
+    refused = [line for line in backtest.lines if line.now == "refused"]
     assert [line.name for line in refused] == ["send"] * 3
     assert "limit is 3" in refused[0].sentence
 
@@ -166,8 +166,8 @@ async def test_an_answer_that_came_too_late_for_a_shorter_expiry_counts_as_refus
     person = asyncio.create_task(answering(bench, "approve"))
     await run(bench, calls(("pay", {"amount": 3}), usage=used()), says("Paid.", usage=used()))
     person.cancel()
-    found = await judged(bench, lambda recorded: msgspec.structs.replace(recorded, approval_expiry=1))
-    assert [(line.name, line.then, line.now) for line in found.lines] == [("pay", "asked", "refused")]
+    backtest = await judged(bench, lambda recorded: msgspec.structs.replace(recorded, approval_expiry=1))
+    assert [(line.name, line.then, line.now) for line in backtest.lines] == [("pay", "asked", "refused")]
 
 
 async def test_what_the_injection_brake_asked_is_asked_again_and_no_more_where_it_is_off(bench: Bench) -> None:
@@ -177,9 +177,9 @@ async def test_what_the_injection_brake_asked_is_asked_again_and_no_more_where_i
     same = await judged(bench)
     assert (same.lines, same.unjudged) == ((), {})
     off = Policy(provenance="off")
-    found = await judged(bench, lambda kept: msgspec.structs.replace(kept, policies=(*kept.policies[:-1], off)))
-    assert found.changed == {"asked → allowed": 2}
-    assert found.loosened == 2
+    backtest = await judged(bench, lambda kept: msgspec.structs.replace(kept, policies=(*kept.policies[:-1], off)))
+    assert backtest.changed == {"asked → allowed": 2}
+    assert backtest.loosened == 2
 
 
 async def test_what_was_loosened_is_counted_and_listed_however_much_else_has_changed(bench: Bench) -> None:
@@ -187,24 +187,24 @@ async def test_what_was_loosened_is_counted_and_listed_however_much_else_has_cha
     await run(bench)
     await run(bench, brake="ask")
     person.cancel()
-    other = Policy(provenance="off", tools={"look": ToolRule(approval="always")})
+    policy = Policy(provenance="off", tools={"look": ToolRule(approval="always")})
 
-    def change(kept: ResolvedPolicy) -> ResolvedPolicy:
-        return msgspec.structs.replace(kept, policies=(*kept.policies[:-1], other))
+    def change(resolved_policy: ResolvedPolicy) -> ResolvedPolicy:
+        return msgspec.structs.replace(resolved_policy, policies=(*resolved_policy.policies[:-1], policy))
 
-    found = await judged(bench, change, most_lines=1)
-    assert [(line.name, line.loosened) for line in found.lines] == [("send", True)]
-    assert (found.differing, found.loosened, found.refused) == (4, 2, 0)
+    backtest = await judged(bench, change, most_lines=1)
+    assert [(line.name, line.loosened) for line in backtest.lines] == [("send", True)]
+    assert (backtest.differing, backtest.loosened, backtest.refused) == (4, 2, 0)
 
 
 async def test_what_was_erased_or_masked_is_not_judged_and_says_why(bench: Bench) -> None:
-    kept = await run(bench)
+    text = await run(bench)
     await run(bench, calls(("send", {"to": "sk-ant-" + "a1B2c3" * 12}), usage=used()), says("Sent.", usage=used()))
     masked = await judged(bench, ruled(send=ToolRule(approval="always")))
     assert (masked.unjudged, masked.changed) == ({MASKED: 1}, {"allowed → asked": 2})
-    typed = ["erase", "--session", kept, "--yes", "--store", str(bench.file)]
-    said = await asyncio.to_thread(CliRunner().invoke, build(), typed, env=environment(bench.folder))
-    assert said.exit_code == 0, said.output
+    texts = ["erase", "--session", text, "--yes", "--store", str(bench.file)]
+    result = await asyncio.to_thread(CliRunner().invoke, build(), texts, env=environment(bench.folder))
+    assert result.exit_code == 0, result.output
     erased = await judged(bench, ruled(send=ToolRule(approval="always")))
     assert (erased.unjudged, erased.changed) == ({ERASED: 3, MASKED: 1}, {})
     assert erased.decisions == masked.decisions - 3
@@ -238,9 +238,9 @@ async def recorded_fleet(bench: Bench, sessions: int) -> None:
         if number % 2 == 0:
             lines.append(calls(("send", {"to": f"person {number}"}), usage=used(1000, 100)))
         lines += [calls(("look", {"city": "Oslo"}), usage=dear), says("Done.", usage=used(1000, 10))]
-    more: dict[str, Any] = {"fleet": {**PRICED, "limits": {"max_cost_usd_per_day": 1000}}, "max_cost_usd": 5}
-    more["policy"] = {"limits": {"max_cost_usd_per_day": 1000}, "policy": {"provenance": "off"}}
-    async with equip(bench.agent(*lines, **more)) as agent:
+    fields: dict[str, Any] = {"fleet": {**PRICED, "limits": {"max_cost_usd_per_day": 1000}}, "max_cost_usd": 5}
+    fields["policy"] = {"limits": {"max_cost_usd_per_day": 1000}, "policy": {"provenance": "off"}}
+    async with equip(bench.agent(*lines, **fields)) as agent:
         for _ in range(sessions):
             assert (await agent.run("Do the rounds.")).ok
 
@@ -248,8 +248,8 @@ async def recorded_fleet(bench: Bench, sessions: int) -> None:
 async def check_known_answer(bench: Bench, sessions: int) -> None:
     await recorded_fleet(bench, sessions)
     assert (await judged(bench)).lines == ()
-    asked = await judged(bench, ruled(send=ToolRule(approval="always")))
-    assert asked.changed == {"allowed → asked": sessions // 2}
+    backtest = await judged(bench, ruled(send=ToolRule(approval="always")))
+    assert backtest.changed == {"allowed → asked": sessions // 2}
     refused = await judged(bench, lambda recorded: msgspec.structs.replace(recorded, disabled=("send",)))
     assert (refused.changed, refused.diverged) == ({"allowed → refused": sessions // 2}, sessions // 2)
     # A dear answer costs twenty cents, and the request after it does not fit any more.
@@ -280,8 +280,8 @@ def test_a_person_tries_a_policy_before_it_is_applied(bench: Bench) -> None:
     assert types("policy backtest --cap 0.15 --fail-on changed").exit_code == 1
     file = bench.folder / "agent.yaml"
     file.write_text("name: desk\npolicy:\n  disabled: [send]\n")
-    found = types(f"policy backtest --policy {file} --json")
-    assert json.loads(found.stdout)["changed"]["allowed → refused"] == 5
+    result = types(f"policy backtest --policy {file} --json")
+    assert json.loads(result.stdout)["changed"]["allowed → refused"] == 5
     assert types(f"policy backtest --policy {file} --fail-on loosened").exit_code == 0
     file.write_text("name: desk\npolicy:\n  tools: {send: {approval: always}}\n")
     assert types(f"policy backtest --policy {file} --fail-on loosened").exit_code == 0
@@ -309,8 +309,8 @@ def test_a_policy_that_asks_less_than_the_recorded_one_fails_a_check_for_loosene
     line = f"policy backtest --policy {file} --agent desk --store {bench.file} --fail-on loosened"
     for tools, exit_code in (("{send: {approval: always}}", 0), ("{}", 1)):
         file.write_text(f"name: desk\npolicy:\n  provenance: off\n  tools: {tools}\n")
-        said = CliRunner().invoke(build(), shlex.split(line), env=environment(bench.folder))
-        assert said.exit_code == exit_code, said.output
+        result = CliRunner().invoke(build(), shlex.split(line), env=environment(bench.folder))
+        assert result.exit_code == exit_code, result.output
 
 
 def test_two_policies_are_compared_before_one_is_chosen(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_two_policies_are_compared_before_one_is_chosen(tmp_path: Path) -> None:
     def types(*words: str) -> Result:
         return CliRunner().invoke(build(), ["policy", "diff", *words], env=environment(tmp_path))
 
-    one, other = str(tmp_path / "one"), str(tmp_path / "other")
-    assert "LOOSER" in types(one, other).stdout
-    assert types(one, other, "--fail-on", "loosened").exit_code == 1
-    assert types(other, one, "--fail-on", "loosened").exit_code == 0
+    text, output = str(tmp_path / "one"), str(tmp_path / "other")
+    assert "LOOSER" in types(text, output).stdout
+    assert types(text, output, "--fail-on", "loosened").exit_code == 1
+    assert types(output, text, "--fail-on", "loosened").exit_code == 0

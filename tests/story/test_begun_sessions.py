@@ -25,7 +25,7 @@ from halter.guard.ledger import change_cap
 from halter.loop.decide import FINAL_ANSWER, End, Park
 from halter.loop.history import find_calling_session
 from halter.models.scripted import Scripted
-from halter.runtime.sessions import attend_session, claim_session, open_session, post_message
+from halter.runtime.session_start import attend_session, claim_session, open_session, post_message
 from halter.state import lifecycle
 from halter.tasks.conversation import AttendedTurnPolicy, Conversation, Inbox, OpenTurn
 from halter.testing.fakes import Crash
@@ -50,25 +50,25 @@ def heard(messages: tuple[Message, ...]) -> list[str]:
 async def test_the_row_of_a_begun_session_is_that_of_the_store(world: World, tmp_path: Path, kind: SessionKind) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        begun = await open_session(desk.context, "Look.", kind, "s")
+        session = await open_session(desk.context, "Look.", kind, "s")
         (row,) = await world.journal.ask(Query("session", SessionRow, {"session": "s"}))
-        assert begun.row() == row
-        assert [stored.hash for stored in begun.events] == [stored.hash for stored in await world.events("session:s")]
-        again = await open_session(desk.context, "Look.", kind, "s")
-        assert (again.row(), again.events) == (None, ())
+        assert session.row() == row
+        assert [event.hash for event in session.events] == [event.hash for event in await world.events("session:s")]
+        new_session = await open_session(desk.context, "Look.", kind, "s")
+        assert (new_session.row(), new_session.events) == (None, ())
 
 
 async def test_a_begun_session_stands_as_one_that_was_read_back(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        begun = await open_session(desk.context, "Look.", "chat", "s")
-        running = (await claim_session(desk.context, begun)).runtime
-        assert await running.resume(begun=begun.events) == begun.events
+        session = await open_session(desk.context, "Look.", "chat", "s")
+        running = (await claim_session(desk.context, session)).runtime
+        assert await running.resume(start_events=session.events) == session.events
         began, state = running.began, running.state
         async with asyncio.timeout(1):
             await running.wait_until_recovered()
         await running.load_history()
-        assert (began, state) == (running.began, running.state) == (begun.events[0].event, "RUNNING")
+        assert (began, state) == (running.began, running.state) == (session.events[0].event, "RUNNING")
 
 
 async def owner_of(world: World, session: str) -> tuple[str, int]:
@@ -81,11 +81,11 @@ async def test_a_session_that_is_attended_where_it_begins_is_owned_from_its_firs
 ) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        begun = await open_session(desk.context, "Look.", "chat", attends=True)
-        assert await owner_of(world, begun.session) == (desk.context.worker, 1)
-        assert await world.store.claim(WorkerId("other"), 1, begun.session) == []
-        made = await claim_session(desk.context, begun)
-        assert (await made.conversation.run_until_parked()).state == "WAITING_FOR_INPUT"
+        new_session = await open_session(desk.context, "Look.", "chat", takes_lease=True)
+        assert await owner_of(world, new_session.session) == (desk.context.worker, 1)
+        assert await world.store.claim(WorkerId("other"), 1, new_session.session) == []
+        live_session = await claim_session(desk.context, new_session)
+        assert (await live_session.conversation.run_until_parked()).state == "WAITING_FOR_INPUT"
 
 
 async def test_a_task_is_there_and_owned_before_its_model_is_asked(bench: Bench) -> None:
@@ -106,13 +106,13 @@ async def test_a_task_is_there_and_owned_before_its_model_is_asked(bench: Bench)
 class Transactions:
     """The kinds of the events that were committed together."""
 
-    every_seconds = 60.0
+    interval_seconds = 60.0
 
     def __init__(self) -> None:
         self.seen: list[list[str]] = []
 
     def on_commit(self, events: Sequence[Stored]) -> None:
-        self.seen.append([stored.kind for stored in events])
+        self.seen.append([event.kind for event in events])
 
     def flush(self) -> None: ...
 
@@ -120,13 +120,15 @@ class Transactions:
 async def test_a_task_begins_with_its_first_step_in_one_commit(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        begun = await open_session(desk.context, "Look.", "task", attends=True)
-        made = await claim_session(desk.context, begun)
-        assert await world.events(session_stream(begun.session)) == []
-        foreseen = [(each.stream, each.seq, each.kind, each.version, each.key, each.body) for each in begun.events]
+        new_session = await open_session(desk.context, "Look.", "task", takes_lease=True)
+        live_session = await claim_session(desk.context, new_session)
+        assert await world.events(session_stream(new_session.session)) == []
+        foreseen = [
+            (each.stream, each.seq, each.kind, each.version, each.key, each.body) for each in new_session.events
+        ]
         world.journal.observe(transactions := Transactions())
-        await made.conversation.run_until_parked()
-        events = await world.events(session_stream(begun.session))
+        await live_session.conversation.run_until_parked()
+        events = await world.events(session_stream(new_session.session))
         stored = [(each.stream, each.seq, each.kind, each.version, each.key, each.body) for each in events]
         assert foreseen == stored[: len(foreseen)]
         assert transactions.seen == [
@@ -147,27 +149,34 @@ async def test_a_run_that_is_cancelled_before_its_first_step_has_begun_and_may_b
 ) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        begun = await open_session(desk.context, "Look.", "task", attends=True)
-        made = await claim_session(desk.context, begun)
-        running, clock = made.runtime, desk.context.app.clock
-        stopped = Conversation(running, made.loop, clock, Stopped(made.loop), begun=begun.events, start=begun.start)
+        new_session = await open_session(desk.context, "Look.", "task", takes_lease=True)
+        live_session = await claim_session(desk.context, new_session)
+        running, clock = live_session.runtime, desk.context.app.clock
+        stopped = Conversation(
+            running,
+            live_session.loop,
+            clock,
+            Stopped(live_session.loop),
+            start_events=new_session.events,
+            start=new_session.start_write,
+        )
         with pytest.raises(asyncio.CancelledError):
             await stopped.run_until_parked()
-        assert await owner_of(world, begun.session) == (desk.context.worker, 1)
+        assert await owner_of(world, new_session.session) == (desk.context.worker, 1)
         await stopped.release(asyncio.CancelledError())
-        came, _ = await attend_session(desk.called("ada").context, begun.session)
-        assert came.state == "COMPLETED"
+        ending, _ = await attend_session(desk.called("ada").context, new_session.session)
+        assert ending.state == "COMPLETED"
 
 
 async def test_one_of_two_calls_with_the_same_id_attends_the_session(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        begun = [await open_session(desk.context, "Look.", "task", "s", attends=True) for _ in range(2)]
+        new_sessions = [await open_session(desk.context, "Look.", "task", "s", takes_lease=True) for _ in range(2)]
         assert await owner_of(world, "s") == ("", 0)
         impatient = replace(desk.context, hold_timeout=0)
-        await claim_session(impatient, begun[0])
-        with pytest.raises(ConfigError, match="another process works on it"):
-            await claim_session(impatient, begun[1])
+        await claim_session(impatient, new_sessions[0])
+        with pytest.raises(ConfigError, match="another process runs it"):
+            await claim_session(impatient, new_sessions[1])
 
 
 def test_a_session_is_attended_where_it_begins_though_the_answer_to_its_start_was_lost(tmp_path: Path) -> None:
@@ -176,10 +185,10 @@ def test_a_session_is_attended_where_it_begins_though_the_answer_to_its_start_wa
         async def run() -> list[str]:
             async with AsyncExitStack() as stack:
                 desk = await front(stack, world, tmp_path)
-                begun = await open_session(desk.context, "Look.", "task", attends=True)
-                made = await claim_session(desk.context, begun)
-                assert (await made.conversation.run_until_parked()).state == "COMPLETED"
-                return [stored.kind for stored in await world.events(session_stream(begun.session))]
+                new_session = await open_session(desk.context, "Look.", "task", takes_lease=True)
+                live_session = await claim_session(desk.context, new_session)
+                assert (await live_session.conversation.run_until_parked()).state == "COMPLETED"
+                return [event.kind for event in await world.events(session_stream(new_session.session))]
 
         kinds = world.run(run())
     assert (kinds.count("session_started"), kinds[-1]) == (1, "session_ended")
@@ -196,41 +205,41 @@ async def test_a_program_is_known_to_its_store_before_it_owns_a_session(bench: B
 async def test_what_another_worker_did_to_a_begun_session_is_read(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, replies_yaml=TWO_WORDS)
-        begun = await open_session(desk.context, "Look.", "chat", "s")
-        other = desk.called("ada").context
-        await attend_session(other, "s")
-        await post_message(other, "s", "Look again.")
-        made = await claim_session(desk.context, begun)
-        assert made.runtime.lease.generation == 2
-        await made.conversation.run_until_parked()
-        assert [stored.kind for stored in await world.events("session:s")].count("session_woken") == 1
-        assert made.loop.turn.number == 2
-        assert heard(tuple(made.loop.messages)) == ["Look.", "Look again."]
+        session = await open_session(desk.context, "Look.", "chat", "s")
+        agent_context = desk.called("ada").context
+        await attend_session(agent_context, "s")
+        await post_message(agent_context, "s", "Look again.")
+        live_session = await claim_session(desk.context, session)
+        assert live_session.runtime.lease.generation == 2
+        await live_session.conversation.run_until_parked()
+        assert [event.kind for event in await world.events("session:s")].count("session_woken") == 1
+        assert live_session.loop.turn.number == 2
+        assert heard(tuple(live_session.loop.messages)) == ["Look.", "Look again."]
 
 
 async def test_what_was_read_of_a_session_is_not_taken_for_what_it_is_later(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, replies_yaml=TWO_WORDS)
-        begun = await open_session(desk.context, "Look.", "chat", "s")
+        session = await open_session(desk.context, "Look.", "chat", "s")
         await attend_session(desk.called("ada").context, "s")
-        made = await claim_session(desk.context, begun)
-        before = await made.runtime.load_history()
+        live_session = await claim_session(desk.context, session)
+        before = await live_session.runtime.load_history()
         await post_message(desk.context, "s", "Look again.")
-        await made.conversation.run_until_parked()
-        assert await made.runtime.load_history() == await world.events("session:s") != before
+        await live_session.conversation.run_until_parked()
+        assert await live_session.runtime.load_history() == await world.events("session:s") != before
 
 
 async def test_a_cap_that_was_set_while_a_session_rested_is_known_when_it_wakes(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, replies_yaml=TWO_WORDS)
-        begun = await open_session(desk.context, "Look.", "chat", "s")
+        session = await open_session(desk.context, "Look.", "chat", "s")
         await attend_session(desk.called("ada").context, "s")
         await world.store.commit(change_cap(Account("session:s", "", "usd"), 1_234_567, "ada", "cap"))
         await post_message(desk.context, "s", "Look again.")
-        made = await claim_session(desk.context, begun)
-        await made.conversation.run_until_parked()
-        running = made.runtime
-        assert running.remaining_budget()[0] == 1_234_567 - running.context.kept_usd - running.spent_usd
+        live_session = await claim_session(desk.context, session)
+        await live_session.conversation.run_until_parked()
+        running = live_session.runtime
+        assert running.remaining_budget()[0] == 1_234_567 - running.context.reserve_usd - running.spent_usd
 
 
 async def test_a_message_that_comes_during_the_only_turn_of_a_task_is_answered(bench: Bench) -> None:
@@ -247,11 +256,11 @@ async def test_a_message_that_comes_during_the_only_turn_of_a_task_is_answered(b
     assert heard(result.messages) == ["look", "Look here, too."]
 
 
-async def halted_while_asked(bench: Bench, agent: Agent, asked: asyncio.Event) -> None:
+async def halted_while_asked(bench: Bench, agent: Agent, event: asyncio.Event) -> None:
     """Halt an agent that waits for a decision: its question must be withdrawn."""
     async with agent:
         running = asyncio.ensure_future(agent.run("go"))
-        await asked.wait()
+        await event.wait()
         await bench.person(halt("agent:desk", "ada", "h1"))
         result = await running
     assert (result.state, len(bench.facts("decision_asked"))) == ("HALTED", 1)
@@ -259,15 +268,15 @@ async def halted_while_asked(bench: Bench, agent: Agent, asked: asyncio.Event) -
 
 
 async def test_a_question_that_is_open_when_a_begun_session_ends_is_withdrawn(bench: Bench) -> None:
-    agent = bench.agent(calls("send"), says("Done."), waits=lambda *_: asked.set())
-    asked = asyncio.Event()
+    agent = bench.agent(calls("send"), says("Done."), waits=lambda *_: event.set())
+    event = asyncio.Event()
 
     @agent.tool(level="RESTRICTED", effect="write")
     async def send() -> str:
         """Send."""
         return "sent"
 
-    await halted_while_asked(bench, agent, asked)
+    await halted_while_asked(bench, agent, event)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +309,7 @@ async def test_tools_that_change_between_two_runs_are_those_of_the_next_session(
     async with agent:
         await agent.run("go", deps="here")
         await agent.run("go", deps="there")
-    offered = [{spec.name for spec in prompt.tools} for prompt in bench.models[0].asked]
+    offered = [{spec.name for spec in prompt.tools} for prompt in bench.models[0].requests]
     assert offered == [{"ask_user", "read_output", "look_here"}, {"ask_user", "read_output", "look_there"}]
 
 
@@ -309,7 +318,7 @@ async def test_a_run_whose_answer_has_a_form_leaves_none_to_the_next(bench: Benc
     async with agent:
         results = [await agent.run("Count.", output_type=kind) for kind in (int, None, int)]
     assert [result.output or result.text for result in results] == [3, "Three.", 4]
-    offered = [{spec.name for spec in prompt.tools} for prompt in bench.models[0].asked]
+    offered = [{spec.name for spec in prompt.tools} for prompt in bench.models[0].requests]
     assert [FINAL_ANSWER in names for names in offered] == [True, False, True]
 
 
@@ -320,18 +329,18 @@ async def test_what_one_run_asks_of_another_agent_is_not_asked_for_the_next(benc
     async with bench.agent(*lines, *lines, agents=[scout]) as agent:
         for name in ("one", "two"):
             await agent.run("Look.", id=name)
-    assert [one["parent"] for one in bench.facts("session_started") if one["agent"] == "scout"] == ["one", "two"]
+    assert [fact["parent"] for fact in bench.facts("session_started") if fact["agent"] == "scout"] == ["one", "two"]
 
 
 async def test_a_question_for_more_money_that_is_open_when_a_begun_session_ends_is_withdrawn(bench: Bench) -> None:
-    asked = asyncio.Event()
+    event = asyncio.Event()
     agent = bench.agent(
         calls("look", usage=used(4000, 99_500)),
         says("Never said."),
         fleet=PRICED,
         max_cost_usd=1,
         limits={"on_cap": "ask"},
-        waits=lambda *_: asked.set(),
+        waits=lambda *_: event.set(),
     )
 
     @agent.tool(level="SAFE", effect="read")
@@ -339,23 +348,23 @@ async def test_a_question_for_more_money_that_is_open_when_a_begun_session_ends_
         """Look."""
         return "nothing"
 
-    await halted_while_asked(bench, agent, asked)
+    await halted_while_asked(bench, agent, event)
 
 
 async def test_what_an_agent_declares_of_a_tool_holds_for_none_of_the_same_name(world: World, tmp_path: Path) -> None:
     believes = f"{THINKS}policy: {{tools: {{look: {{reads: trusted}}}}}}\n"
     async with AsyncExitStack() as stack:
-        found: list[str] = []
-        for name, more in (("one", believes), ("two", THINKS), ("three", believes)):
+        texts: list[str] = []
+        for name, text in (("one", believes), ("two", THINKS), ("three", believes)):
             home = tmp_path / name
             home.mkdir()
-            desk = await front(stack, world, home, more)
+            desk = await front(stack, world, home, text)
             for _ in range(2):
-                begun = await open_session(desk.context, "Look.", "task", attends=True)
-                brake = (await claim_session(desk.context, begun)).loop.brake
+                session = await open_session(desk.context, "Look.", "task", takes_lease=True)
+                brake = (await claim_session(desk.context, session)).loop.brake
                 assert brake is not None
-                found.append(brake.declaration("look").reads)
-    assert found == ["trusted", "trusted", "anyone", "anyone", "trusted", "trusted"]
+                texts.append(brake.declaration("look").reads)
+    assert texts == ["trusted", "trusted", "anyone", "anyone", "trusted", "trusted"]
 
 
 async def test_what_is_hidden_from_models_is_salted_by_the_hash_of_the_first_event(
@@ -364,8 +373,8 @@ async def test_what_is_hidden_from_models_is_salted_by_the_hash_of_the_first_eve
     """Another process that takes the task over must hide it under the same names."""
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, f"{THINKS}anonymize: {{enabled: true}}\n")
-        begun = await open_session(desk.context, "Look.", "task", attends=True)
-        hidden = (await claim_session(desk.context, begun)).runtime.context.anonymize
-        first = (await world.events(session_stream(begun.session)))[0]
+        new_session = await open_session(desk.context, "Look.", "task", takes_lease=True)
+        hidden = (await claim_session(desk.context, new_session)).runtime.context.anonymize
+        first = (await world.events(session_stream(new_session.session)))[0]
         assert hidden is not None
         assert hidden.salt == first.hash.hex()

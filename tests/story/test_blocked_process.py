@@ -120,28 +120,28 @@ async def test_a_blocked_process_is_ended_when_its_session_is_halted(place: Plac
     process, family = await place.starts("compute")
     sentinel = [pid for pid in children(process.pid) if pid not in family]
     await place.halts()
-    told = await read_to_its_end(process)
+    body = await read_to_its_end(process)
     assert process.returncode == -9
-    assert b"was blocked for" in told
-    assert b"while agent:desk is halted. It was ended. Continue with: halter play" in told
-    assert b"The last call to begin was compute." in told
+    assert b"was blocked for" in body
+    assert b"while agent:desk is halted. It was killed. Continue with: halter play" in body
+    assert b"The last call to start was compute." in body
     await gone(*family, *sentinel)
 
 
 async def test_a_blocked_process_is_ended_when_a_call_is_out_of_time(tmp_path: Path) -> None:
     process, family = await Place(tmp_path, str(tmp_path / "halter.db")).starts("wait")
-    told = await read_to_its_end(process)
+    body = await read_to_its_end(process)
     assert process.returncode == -9
-    assert b"while a call was out of time. It was ended." in told
+    assert b"while a call was out of time. It was killed." in body
     await gone(*family)
 
 
 async def test_a_blocked_process_is_ended_when_it_keeps_others_from_writing_a_halt(tmp_path: Path) -> None:
     place = Place(tmp_path, str(tmp_path / "halter.db"))
     process, family = await place.starts("lock")
-    told = await read_to_its_end(process)
+    body = await read_to_its_end(process)
     assert process.returncode == -9
-    assert b"while it kept the store locked. It was ended." in told
+    assert b"while it kept the store locked. It was killed." in body
     await place.halts()
     await gone(*family)
 

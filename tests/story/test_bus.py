@@ -62,9 +62,9 @@ class Room:
 
     async def everything(self) -> set[tuple[str, int]]:
         return {
-            (stream, stored.seq)
+            (stream, event.seq)
             for stream, _ in await read_stream_heads(self.world.journal)
-            for stored in await self.world.events(stream)
+            for event in await self.world.events(stream)
         }
 
 
@@ -148,8 +148,8 @@ async def test_no_event_is_lost_across_a_gap_because_it_is_read_again(room: Room
         slow.flows.set()
         await room.world.advance(2 * POLLING_INTERVAL)
     assert slow.gaps()
-    again = [news for gap in slow.gaps() async for news in room.bus.read_missed(gap)]
-    given = [*slow.seen(), *((news.stored.stream, news.stored.seq) for news in again)]
+    feed_events = [feed_event for gap in slow.gaps() async for feed_event in room.bus.read_missed(gap)]
+    given = [*slow.seen(), *((feed_event.stored.stream, feed_event.stored.seq) for feed_event in feed_events)]
     assert len(given) == len(set(given))
     assert set(given) == await room.everything()
 
@@ -162,12 +162,12 @@ async def test_whoever_comes_back_is_given_all_that_has_come_since(room: Room) -
     task.cancel()
     await room.write("a", 50)
     await room.begin("b")
-    seen = {StreamId(stream): seq for stream, seq in first.seen()}
-    again = listens(room.world, room.bus.listen(seen, limit=MOST))
+    values = {StreamId(stream): seq for stream, seq in first.seen()}
+    client = listens(room.world, room.bus.listen(values, limit=MOST))
     await room.world.advance(SECOND)
-    assert set(first.seen()) | set(again.seen()) == await room.everything()
-    assert not set(first.seen()) & set(again.seen())
-    assert not again.gaps()
+    assert set(first.seen()) | set(client.seen()) == await room.everything()
+    assert not set(first.seen()) & set(client.seen())
+    assert not client.gaps()
 
 
 async def test_of_pulses_that_are_not_taken_only_the_newest_are_kept(room: Room) -> None:
@@ -183,9 +183,9 @@ async def test_of_pulses_that_are_not_taken_only_the_newest_are_kept(room: Room)
     await room.world.advance(SECOND)
     assert [pulse.values["text"] for pulse in quick.pulses()] == ["first", *range(100)]
     (gap,) = slow.gaps()
-    given = [pulse.values["text"] for pulse in slow.pulses()]
-    assert given[-MOST:] == list(range(90, 100))
-    assert gap.pulses + len(given) == 101
+    results = [pulse.values["text"] for pulse in slow.pulses()]
+    assert results[-MOST:] == list(range(90, 100))
+    assert gap.pulses + len(results) == 101
     assert (gap.events, gap.lost) == (0, {})
 
 
@@ -215,7 +215,7 @@ async def test_pulses_reach_only_those_who_listen_at_that_moment(room: Room) -> 
 
 
 async def test_whoever_wants_some_streams_hears_of_no_others(room: Room) -> None:
-    client = listens(room.world, room.bus.listen(wanted=lambda stream: stream != session_stream("b")))
+    client = listens(room.world, room.bus.listen(includes_stream=lambda stream: stream != session_stream("b")))
     await room.world.advance(SECOND)
     await room.begin("a")
     await room.begin("b")

@@ -8,9 +8,9 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.events import RequestStarted, TurnStarted, WakePosted
 from halter.core.ids import WorkerId, inbox_stream
 from halter.core.ports import read_body
-from halter.core.text import from_body
+from halter.core.text import decode_body
 from halter.runtime.agent_context import AgentContext
-from halter.runtime.sessions import attend_session, begin_session, post_message
+from halter.runtime.session_start import attend_session, begin_session, post_message
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, rhythm
 
@@ -50,8 +50,8 @@ async def beside(fleet: Fleet) -> AgentContext:
 
 async def words(fleet: Fleet, session: str) -> str:
     """The history of a session: what its turns began with, and what the model answered."""
-    events = [stored for stored in await fleet.events(session) if stored.kind in ("turn_started", "request_settled")]
-    return "\n".join([from_body(await read_body(fleet.world.journal, stored)) for stored in events])
+    events = [event for event in await fleet.events(session) if event.kind in ("turn_started", "request_settled")]
+    return "\n".join([decode_body(await read_body(fleet.world.journal, event)) for event in events])
 
 
 async def test_a_chat_sees_the_facts_and_wakes_the_agent_and_both_keep_their_own_history(
@@ -62,10 +62,10 @@ async def test_a_chat_sees_the_facts_and_wakes_the_agent_and_both_keep_their_own
     await world.advance(10 * MINUTE)
     context = await beside(fleet)
     chat = await begin_session(context, "What is the price?", "chat")
-    came, _ = await attend_session(context, chat)
+    ending, _ = await attend_session(context, chat)
     await world.advance(MINUTE)
 
-    assert came.state == "WAITING_FOR_INPUT"
+    assert ending.state == "WAITING_FOR_INPUT"
     assert "It is a hundred." in await words(fleet, chat)
     assert rhythm(await fleet.events("desk-1"))[-4:] == [
         "00:10:00 woken by message",
@@ -73,15 +73,15 @@ async def test_a_chat_sees_the_facts_and_wakes_the_agent_and_both_keep_their_own
         "00:10:00 yielded sleep",
         "00:10:00 SLEEPING until 01:10:00",
     ]
-    own = await words(fleet, "desk-1")
-    assert "What is the price?" not in own
-    assert "It is a hundred." not in own
-    assert "a person spoke" in own
+    text = await words(fleet, "desk-1")
+    assert "What is the price?" not in text
+    assert "It is a hundred." not in text
+    assert "a person spoke" in text
     assert "a person spoke" not in await words(fleet, chat)
     (alert,) = await world.events(inbox_stream("desk-1"))
     assert isinstance(alert.event, WakePosted)
     assert (alert.event.notifies, alert.event.origin, alert.event.trusted) == (True, "person", True)
-    assert from_body(alert.body or b"").endswith(f"in the chat {chat}: What is the price?")
+    assert decode_body(alert.body or b"").endswith(f"in the chat {chat}: What is the price?")
 
 
 async def test_what_a_chat_is_shown_of_the_facts_is_stale_and_has_its_age(world: World, tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ async def test_what_a_chat_is_shown_of_the_facts_is_stale_and_has_its_age(world:
     chat = await begin_session(context, "What is the price?", "chat")
     made = await attend_session(context, chat)
     prompts = [stored for stored in await fleet.events(chat) if isinstance(stored.event, RequestStarted)]
-    shown = from_body(await read_body(world.journal, prompts[-1]))
-    assert "ticker: 100 (stale: " in shown, (shown, made)
+    text = decode_body(await read_body(world.journal, prompts[-1]))
+    assert "ticker: 100 (stale: " in text, (text, made)
 
 
 async def test_every_word_of_a_chat_reaches_the_agent_once(world: World, tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ async def test_every_word_of_a_chat_reaches_the_agent_once(world: World, tmp_pat
     await post_message(context, chat, "And the price now?")
     await attend_session(context, chat)
     await world.advance(MINUTE)
-    told = [from_body(stored.body or b"") for stored in await world.events(inbox_stream("desk-1"))]
-    assert [text.rpartition(": ")[2] for text in told] == ["What is the price?", "And the price now?"]
+    texts = [decode_body(stored.body or b"") for stored in await world.events(inbox_stream("desk-1"))]
+    assert [text.rpartition(": ")[2] for text in texts] == ["What is the price?", "And the price now?"]
     turns = [stored for stored in await fleet.events("desk-1") if isinstance(stored.event, TurnStarted)]
     assert 2 <= len(turns) <= 3
 

@@ -76,15 +76,15 @@ class Desk:
 
     def asks(self, usd: int = 0, **more: Any) -> CallRequest:
         call = f"s.{next(self._calls)}"
-        held = make_legs(self.caps, Spender("s", "desk"), self.world.now, usd=usd)
-        known = {"call": call, "tool": "deed", "arguments": ARGUMENTS.canonical, "session": "s", "agent": "desk"}
+        legs = make_legs(self.caps, Spender("s", "desk"), self.world.now, usd=usd)
+        values = {"call": call, "tool": "deed", "arguments": ARGUMENTS.canonical, "session": "s", "agent": "desk"}
         return CallRequest(
-            **{**known, "now": self.world.now, "halts": list_halt_rows(SCOPES), "legs": held, "audit": "full", **more}
+            **{**values, "now": self.world.now, "halts": list_halt_rows(SCOPES), "legs": legs, "audit": "full", **more}
         )
 
-    async def calls(self, tool: Deed, asked: CallRequest, attempt: int = 0) -> Any:
+    async def calls(self, tool: Deed, call_request: CallRequest, attempt: int = 0) -> Any:
         return await self.door.guarded_tool_call(
-            self.lease, asked, ToolExecution(tool, ARGUMENTS, {}, SCOPES, tool.spec.timeout), attempt
+            self.lease, call_request, ToolExecution(tool, ARGUMENTS, {}, SCOPES, tool.spec.timeout), attempt
         )
 
     async def kinds(self) -> list[str]:
@@ -110,8 +110,12 @@ async def test_a_granted_call_acts_between_its_intent_and_its_outcome(world: Wor
 
 async def test_who_asks_twice_for_one_call_is_told_twice_and_it_acts_once(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
-    asked = desk.asks(usd=500)
-    assert await desk.calls(tool, asked) == await desk.calls(tool, asked) == Answer("s.0", "ok", "done", 500, 0)
+    call_request = desk.asks(usd=500)
+    assert (
+        await desk.calls(tool, call_request)
+        == await desk.calls(tool, call_request)
+        == Answer("s.0", "ok", "done", 500, 0)
+    )
     assert tool.acts == 1
 
 
@@ -123,11 +127,11 @@ async def test_who_asks_for_a_call_that_is_under_way_waits_for_it_and_it_acts_on
         return "done"
 
     desk, tool = await desk_in(world), Deed(slow)
-    asked = desk.asks(usd=500)
-    both = [asyncio.create_task(desk.calls(tool, asked)) for _ in range(2)]
+    call_request = desk.asks(usd=500)
+    tasks = [asyncio.create_task(desk.calls(tool, call_request)) for _ in range(2)]
     await world.advance(SECOND)
     going.set()
-    first, second = await asyncio.gather(*both)
+    first, second = await asyncio.gather(*tasks)
     assert first.outcome == second.outcome == "ok"
     assert tool.acts == 1
 
@@ -204,8 +208,8 @@ def asks_for_approval(desk: Desk, digest: str = "d") -> CallRequest:
 
 async def approved(world: World, verdict: Any = "approve", digest: str | None = None) -> bool:
     (open_one,) = await list_pending_decisions(world.store)
-    shown = open_one if digest is None else msgspec.structs.replace(open_one, digest=digest)
-    return bool((await world.store.commit(answer_decision(shown, verdict, "ada", world.ids.make()))).events)
+    pending_decision = open_one if digest is None else msgspec.structs.replace(open_one, digest=digest)
+    return bool((await world.store.commit(answer_decision(pending_decision, verdict, "ada", world.ids.make()))).events)
 
 
 @pytest.mark.parametrize("over", ["ended", "expired", "never made"])
@@ -214,8 +218,8 @@ async def test_a_rule_that_is_over_when_the_call_is_judged_answers_nothing(world
     desk, tool = await desk_in(world), Deed()
     rule = {"rule": "r", "tool": "deed", "scope": "fleet", "owner": "", "matcher": "{}", "keys": ()}
     made = RuleMade(**rule, by="ada", expires_at=world.now + HOUR)
-    said = [made, *([RuleEnded(rule="r", by="ada")] if over == "ended" else [])] if over != "never made" else []
-    for event in said:
+    results = [made, *([RuleEnded(rule="r", by="ada")] if over == "ended" else [])] if over != "never made" else []
+    for event in results:
         await world.store.commit(Write(FLEET, event.KIND, lambda _, event=event: [Draft(event)], [(RuleRow, "r")]))
     if over == "expired":
         await world.advance(HOUR)
@@ -226,20 +230,22 @@ async def test_a_rule_that_is_over_when_the_call_is_judged_answers_nothing(world
 
 async def test_a_call_asks_for_no_money_of_a_day_that_is_over(world: World) -> None:
     desk = await desk_in(world, Caps(agent=(Cap(100, "day"),)))
-    asked = desk.asks(usd=50)
+    call_request = desk.asks(usd=50)
     await world.advance(DAY)
-    write = Write(session_stream("s"), "late", partial(judge_call, asked), list_call_rows(asked), desk.lease)
+    write = Write(
+        session_stream("s"), "late", partial(judge_call, call_request), list_call_rows(call_request), desk.lease
+    )
     assert (await world.store.commit(write)).events == ()
 
 
 async def test_an_approved_call_runs_exactly_once(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
-    asked = asks_for_approval(desk)
-    assert await desk.calls(tool, asked) == ApprovalRequired("s.0", "ask-1")
+    call_request = asks_for_approval(desk)
+    assert await desk.calls(tool, call_request) == ApprovalRequired("s.0", "ask-1")
     assert tool.acts == 0
     assert await approved(world)
-    assert (await desk.calls(tool, asked, attempt=1)).outcome == "ok"
-    again = msgspec.structs.replace(asked, call="s.9")
+    assert (await desk.calls(tool, call_request, attempt=1)).outcome == "ok"
+    again = msgspec.structs.replace(call_request, call="s.9")
     assert (await desk.calls(tool, again, attempt=2)).outcome == "approval_denied"
     assert tool.acts == 1
     (row,) = [row for row in await world.store.ask(Query("all_audit", AuditRow)) if row.outcome == "ok"]
@@ -252,7 +258,7 @@ async def test_an_approval_for_other_arguments_or_another_policy_approves_nothin
     assert await approved(world)
     answer = await desk.calls(tool, asks_for_approval(desk, "two"))
     assert answer.outcome == "approval_denied"
-    assert "not what is asked now" in answer.text
+    assert "no longer valid" in answer.text
     assert tool.acts == 0
 
 
@@ -266,23 +272,23 @@ async def test_nobody_can_approve_what_they_were_not_shown(world: World) -> None
 @pytest.mark.parametrize("answered", [True, False])
 async def test_an_expired_approval_is_told_as_an_expiry(world: World, *, answered: bool) -> None:
     desk, tool = await desk_in(world), Deed()
-    asked = asks_for_approval(desk)
-    await desk.calls(tool, asked)
+    call_request = asks_for_approval(desk)
+    await desk.calls(tool, call_request)
     if answered:
         assert await approved(world)
     await world.advance(24 * HOUR)
     assert not await approved(world) if not answered else True
-    assert (await desk.calls(tool, asked, attempt=1)).outcome == "approval_expired"
+    assert (await desk.calls(tool, call_request, attempt=1)).outcome == "approval_expired"
     assert tool.acts == 0
 
 
 async def test_a_no_is_a_no(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
-    asked = asks_for_approval(desk)
-    await desk.calls(tool, asked)
+    call_request = asks_for_approval(desk)
+    await desk.calls(tool, call_request)
     assert await approved(world, "deny")
-    answer = await desk.calls(tool, asked, attempt=1)
-    assert (answer.outcome, answer.text) == ("approval_denied", "ada said no.")
+    answer = await desk.calls(tool, call_request, attempt=1)
+    assert (answer.outcome, answer.text) == ("approval_denied", "ada denied this call.")
 
 
 async def test_nobody_is_woken_for_what_the_budget_would_refuse(world: World) -> None:
@@ -294,8 +300,8 @@ async def test_nobody_is_woken_for_what_the_budget_would_refuse(world: World) ->
 async def test_a_decision_wakes_its_session(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
     await desk.calls(tool, asks_for_approval(desk))
-    parked = SessionParked(state="WAITING_FOR_APPROVAL")
-    assert (await world.store.commit(lifecycle.park_session(desk.lease, "park", parked))).events
+    event = SessionParked(state="WAITING_FOR_APPROVAL")
+    assert (await world.store.commit(lifecycle.park_session(desk.lease, "park", event))).events
     assert await world.store.claim(WorkerId("w2"), 1) == []
     assert await approved(world)
     assert len(await world.store.claim(WorkerId("w2"), 1)) == 1

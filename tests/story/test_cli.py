@@ -68,9 +68,9 @@ async def _spend(app: Runtime, name: str, *, ends: bool) -> None:
 
 
 def test_budget_shows_what_is_spent_held_and_left(halter: Halter, store_file: Path) -> None:
-    shown = halter("budget", "show", "--json")
-    assert shown.exit_code == 0
-    fleet = next(row for row in json.loads(shown.stdout)["budgets"] if row["scope"] == "fleet")
+    result = halter("budget", "show", "--json")
+    assert result.exit_code == 0
+    fleet = next(row for row in json.loads(result.stdout)["budgets"] if row["scope"] == "fleet")
     assert (fleet["cap"], fleet["spent"], fleet["held"]) == (20, 0.5, 0.6)
     table = halter("budget")
     assert "$0.50" in table.stdout
@@ -97,15 +97,15 @@ def test_a_cap_can_be_lowered_below_what_is_spent(halter: Halter, store_file: Pa
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("raise", "fleet", "10"), "The cap of fleet is $20.00 now: that would not raise it."),
-        (("lower", "fleet", "30"), "The cap of fleet is $20.00 now: that would not lower it."),
-        (("raise", "fleet", "much"), "'much' is not an amount: write dollars, as in 2.50, or none."),
-        (("raise", "fleet", "$-1"), "A cap lies between nothing and"),
-        (("raise", "fleet", "nan"), "'nan' is not an amount"),
-        (("raise", "fleet", "1e99"), "A cap lies between nothing and"),
-        (("raise", "agent:nobody", "10"), "Nothing was ever spent in the scope 'agent:nobody'."),
-        (("raise", "fleet", "30", "--window", "day/1999-01-01"), "Name one of them with --window."),
-        (("raise", "fleet", "30", "--window", "minute/2026-11-15T10:31"), "is no window: write it like"),
+        (("raise", "fleet", "10"), "The cap of fleet is $20.00; this amount would not raise it."),
+        (("lower", "fleet", "30"), "The cap of fleet is $20.00; this amount would not lower it."),
+        (("raise", "fleet", "much"), "Invalid amount 'much'. Use dollars, such as 2.50, or none."),
+        (("raise", "fleet", "$-1"), "use an amount from 0 to"),
+        (("raise", "fleet", "nan"), "Invalid amount 'nan'"),
+        (("raise", "fleet", "1e99"), "use an amount from 0 to"),
+        (("raise", "agent:nobody", "10"), "There is no budget for scope 'agent:nobody'."),
+        (("raise", "fleet", "30", "--window", "day/1999-01-01"), "Choose one with --window."),
+        (("raise", "fleet", "30", "--window", "minute/2026-11-15T10:31"), "Invalid window 'minute/2026-11-15T10:31'"),
     ],
 )
 def test_a_slip_in_a_cap_is_answered_with_a_sentence(
@@ -159,15 +159,15 @@ def test_a_session_that_has_not_ended_is_not_erased(halter: Halter, store_file: 
 def test_erase_wants_to_know_what_exactly(halter: Halter, words: tuple[str, ...]) -> None:
     answer = halter(*words)
     assert answer.exit_code == 2
-    assert "Name either sessions" in answer.stderr
+    assert "Pass exactly one of --session ID" in answer.stderr
 
 
 def test_doctor_says_that_all_is_well(halter: Halter, store_file: Path) -> None:
     answer = halter("doctor", "--json")
     assert answer.exit_code == 0, answer.output
     # Another program may have the port here, and bubblewrap or newer prices may be missing.
-    here = {"port", "sandbox", "prices"}
-    assert {check["verdict"] for check in json.loads(answer.stdout) if check["name"] not in here} == {"ok"}
+    texts = {"port", "sandbox", "prices"}
+    assert {check["verdict"] for check in json.loads(answer.stdout) if check["name"] not in texts} == {"ok"}
     assert "PROBLEM" not in halter("doctor").stdout
 
 
@@ -189,12 +189,12 @@ def test_a_store_of_unknown_form_is_a_sentence(halter: Halter, command: str) -> 
     words = ("budget", "show") if command == "budget" else (command,)
     answer = halter(*words, "--store", "mysql://somewhere")
     assert answer.exit_code == 3
-    assert "has no form that Halter knows" in answer.stderr
+    assert "Unknown form of store" in answer.stderr
 
 
 def test_sessions_are_listed_the_newest_first(halter: Halter, store_file: Path) -> None:
-    listed = json.loads(halter("sessions", "--json").stdout)
-    assert [(row["session"], row["state"]) for row in listed] == [("ended", "COMPLETED"), ("worked", "RUNNING")]
+    payload = json.loads(halter("sessions", "--json").stdout)
+    assert [(row["session"], row["state"]) for row in payload] == [("ended", "COMPLETED"), ("worked", "RUNNING")]
     assert "COMPLETED" in halter("sessions").stdout
 
 
@@ -214,9 +214,9 @@ def test_show_tells_every_event_with_what_was_said(halter: Halter, store_file: P
 
 
 def test_show_tells_a_conversation_with_each_call_beside_its_outcome(halter: Halter, store_file: Path) -> None:
-    shown = halter("show", "ended").stdout
-    assert re.search(r"call look: .*\n.*→ ok, \$0\.50: canary result", shown), shown
-    assert "4; all of them: halter show ended --events" in shown
+    text = halter("show", "ended").stdout
+    assert re.search(r"call look: .*\n.*→ ok, \$0\.50: canary result", text), text
+    assert "4; show all with: halter show ended --events" in text
     assert halter("show", "worked").stdout.count("call ") == halter("show", "worked").stdout.count("→")
 
 
@@ -239,9 +239,9 @@ def test_a_halt_and_its_end_stand_in_the_journal_with_a_name(halter: Halter, sto
 @pytest.mark.parametrize(
     ("scope", "said"),
     [
-        ("agent:", "is no scope"),
-        ("robot:7", "is no scope"),
-        ("", "is no scope"),
+        ("agent:", "Unknown scope"),
+        ("robot:7", "Unknown scope"),
+        ("", "Unknown scope"),
         ("flet", "No agent and no session is called 'flet': did you mean `fleet`?"),
         ("agent:wach", "There is no agent 'wach': did you mean `watch`?"),
         ("session:nosuch", "No session begins with 'nosuch'"),
@@ -281,10 +281,10 @@ def test_resume_also_switches_an_agent_on(halter: Halter, store_file: Path) -> N
 
 def test_what_is_halted_stands_in_the_inbox_and_a_script_can_ask_for_it(halter: Halter, store_file: Path) -> None:
     halter("halt", "watch")
-    shown = halter("inbox")
-    assert shown.exit_code == 0
-    assert "halter resume agent:watch" in shown.stdout
-    assert "Nothing needs you." not in shown.stdout
+    result = halter("inbox")
+    assert result.exit_code == 0
+    assert "halter resume agent:watch" in result.stdout
+    assert "Nothing needs you." not in result.stdout
     assert halter("inbox", "--check").exit_code == 1
     halter("resume", "watch")
     assert halter("inbox", "--check").exit_code == 0
@@ -296,7 +296,7 @@ def test_an_empty_inbox_says_that_nothing_needs_you(halter: Halter, store_file: 
     assert halter("inbox", "--check").exit_code == 0
     answer = halter("approve", "abc")
     assert answer.exit_code == 2
-    assert "look at `halter inbox`" in answer.stderr
+    assert "See `halter inbox`" in answer.stderr
 
 
 @pytest.mark.parametrize("words", [("verify",), ("budget", "show"), ("sessions",), ("doctor",), ("halt", "fleet")])
@@ -336,9 +336,9 @@ def test_a_mistyped_duration_is_a_sentence(halter: Halter, store_file: Path, wor
 
 
 def test_budget_needs_no_further_word_to_show_the_caps(halter: Halter, store_file: Path) -> None:
-    shown = json.loads(halter("budget", "show", "--json").stdout)
-    assert json.loads(halter("budget", "--json", "--store", str(store_file)).stdout) == shown
-    assert "Write options after the word raise" in halter("budget", "--json", "raise", "fleet", "30").stderr
+    payload = json.loads(halter("budget", "show", "--json").stdout)
+    assert json.loads(halter("budget", "--json", "--store", str(store_file)).stdout) == payload
+    assert "Pass options after raise" in halter("budget", "--json", "raise", "fleet", "30").stderr
 
 
 def test_a_cap_that_no_checkpoint_covers_is_warned_of(
@@ -358,8 +358,8 @@ def test_no_word_is_broken_on_a_narrow_screen(
 ) -> None:
     environment["COLUMNS"] = columns
     for words in (("sessions",), ("budget",), ("show", "ended"), ("receipt", "ended"), ("doctor",)):
-        shown = halter(*words).stdout
-        assert max(map(len, shown.splitlines())) <= int(columns)
+        text = halter(*words).stdout
+        assert max(map(len, text.splitlines())) <= int(columns)
     assert {"COMPLETED", "completed", "RUNNING"} <= set(halter("sessions").stdout.split())
     assert {"session_started", "call_settled"} <= set(halter("show", "ended", "--events").stdout.split())
 
@@ -378,6 +378,6 @@ def test_what_an_agent_wrote_cannot_speak_to_the_terminal(
 
     asyncio.run(begin())
     for words in (("sessions",), ("show", "s"), ("receipt", "s")):
-        shown = halter(*words)
-        assert (shown.exit_code, "\x1b" in shown.stdout) == (0, False)
+        result = halter(*words)
+        assert (result.exit_code, "\x1b" in result.stdout) == (0, False)
     assert json.loads(halter("show", "s", "--json").stdout)[0]["body"] == "\x1b]0;owned\x07 ␀ \ufffd"

@@ -146,12 +146,12 @@ def store_file(environment: dict[str, str], tmp_path: Path) -> Path:
 
 
 def answers_in_a_sentence(words: tuple[str, ...], answer: Result) -> None:
-    shown = f"{[word[:60] for word in words]}: {answer.exit_code} {answer.output[-500:]} {answer.exception!r}"
-    assert answer.exception is None or isinstance(answer.exception, SystemExit), shown
-    assert answer.exit_code in DOCUMENTED, shown
-    assert "Traceback" not in answer.output, shown
-    assert answer.output, shown
-    assert "secret" not in answer.output.replace("secrets", ""), shown
+    text = f"{[word[:60] for word in words]}: {answer.exit_code} {answer.output[-500:]} {answer.exception!r}"
+    assert answer.exception is None or isinstance(answer.exception, SystemExit), text
+    assert answer.exit_code in DOCUMENTED, text
+    assert "Traceback" not in answer.output, text
+    assert answer.output, text
+    assert "secret" not in answer.output.replace("secrets", ""), text
 
 
 def test_whatever_is_typed_is_answered_in_a_sentence(halter: Callable[..., Result], store_file: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_public_key_that_cannot_be_read_is_answered_in_a_sentence(
     public.mkdir()
     answer = halter("verify")
     assert answer.exit_code == 3
-    assert "The public key beside" in answer.stderr
+    assert "Cannot read the public key of" in answer.stderr
 
 
 @pytest.mark.parametrize("store", [store for store in ODD_STORES if store not in {" ", "/", "/dev/null", "/dev/full"}])
@@ -200,9 +200,9 @@ def test_a_drill_beside_a_store_that_cannot_be_one_is_answered_in_a_sentence(
 def test_help_shows_no_types_of_the_program(halter: Callable[..., Result]) -> None:
     for command in (*COMMANDS, ("drill",)):
         names = [word for word in command[:2] if word in {"budget", "show", "raise", "lower"}]
-        shown = halter(*(names if "budget" in names else command[:1]), "--help").stdout
-        assert "Usage:" in shown
-        assert not {"<bool>", "<int", "<list[str]>"} & set(shown.split())
+        text = halter(*(names if "budget" in names else command[:1]), "--help").stdout
+        assert "Usage:" in text
+        assert not {"<bool>", "<int", "<list[str]>"} & set(text.split())
 
 
 def typed(
@@ -226,10 +226,10 @@ def test_an_answer_that_cannot_be_written_is_a_sentence(
     store_file: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = typed(words, tmp_path, full.fileno(), HALTER_STORE=str(store_file))
-    assert done.returncode == 3
-    assert b"could not be written (No space left on device)" in done.stderr
-    assert done.stderr.count(b"\n") == 1
+        process = typed(words, tmp_path, full.fileno(), HALTER_STORE=str(store_file))
+    assert process.returncode == 3
+    assert b"could not be written (No space left on device)" in process.stderr
+    assert process.stderr.count(b"\n") == 1
 
 
 @pytest.mark.parametrize("words", [("--help",), ("sessions",), ("sessions", "--json")])
@@ -238,24 +238,24 @@ def test_a_reader_who_has_gone_is_no_reason_to_complain(
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = typed(words, tmp_path, writer, HALTER_STORE=str(store_file))
+    process = typed(words, tmp_path, writer, HALTER_STORE=str(store_file))
     os.close(writer)
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert (process.returncode, process.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("words", [("--help",), ("drill", "--help"), ("sessions",), ("receipt", "began")])
 def test_any_text_can_be_shown_where_only_ascii_can(store_file: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = typed(words, tmp_path, HALTER_STORE=str(store_file), PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.isascii()
+    process = typed(words, tmp_path, HALTER_STORE=str(store_file), PYTHONIOENCODING="ascii")
+    assert (process.returncode, process.stderr) == (0, b"")
+    assert process.stdout.isascii()
 
 
 def test_a_program_without_any_stream_still_answers_with_its_code(store_file: Path, tmp_path: Path) -> None:
     closed = f'exec "$0" -m halter show nosuch --store {store_file} <&- >&- 2>&-'
-    done = subprocess.run(
+    process = subprocess.run(
         ["/bin/sh", "-c", closed, sys.executable], env={"HOME": str(tmp_path)}, timeout=60, check=False
     )
-    assert done.returncode == 2
+    assert process.returncode == 2
 
 
 def test_without_a_home_folder_the_missing_setting_is_named() -> None:
@@ -313,9 +313,9 @@ def test_a_drill_that_is_told_to_end_cleans_up_and_says_so(
         assert b"race on sqlite" in drill.stdout.readline()
         for _ in range(3):
             os.killpg(drill.pid, number)
-        _, said = drill.communicate(timeout=60)
+        _, body = drill.communicate(timeout=60)
     assert drill.returncode == 130
-    assert said == b"Interrupted. The drill has removed its own store, and touched no other.\n"
+    assert body == b"Interrupted. The drill has removed its own store and changed no other.\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,9 +13,9 @@ from tests.story.clerks import environment, furnish
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("clerk")
-    furnish(made)
-    return made
+    path = tmp_path_factory.mktemp("clerk")
+    furnish(path)
+    return path
 
 
 def asked(home: Path, line: str, shell: str = "bash", **more: str) -> subprocess.CompletedProcess[str]:
@@ -24,14 +24,14 @@ def asked(home: Path, line: str, shell: str = "bash", **more: str) -> subprocess
     environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
     environ |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     with Halter((), env=environ, cwd=home) as program:
-        said, beside = program.communicate()
-    return subprocess.CompletedProcess(line, program.wait(), said.decode(), beside.decode())
+        body, content = program.communicate()
+    return subprocess.CompletedProcess(line, program.wait(), body.decode(), content.decode())
 
 
 def offered(home: Path, line: str, **more: str) -> list[str]:
-    done = asked(home, line, **more)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split()
+    process = asked(home, line, **more)
+    assert (process.returncode, process.stderr) == (0, "")
+    return process.stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,17 @@ def test_words_are_completed_by_what_there_is(home: Path, line: str, words: list
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_are_told_more_of_each_word(home: Path, shell: str) -> None:
-    done = asked(home, "halter show clerk-2", shell)
-    assert done.returncode == 0
-    assert "clerk-2" in done.stdout
-    assert "clerk, COMPLETED" in done.stdout
+    process = asked(home, "halter show clerk-2", shell)
+    assert process.returncode == 0
+    assert "clerk-2" in process.stdout
+    assert "clerk, COMPLETED" in process.stdout
 
 
 @pytest.mark.parametrize("beginning", ["*", "[", "?", '"x', "%"])
 def test_what_looks_like_a_pattern_matches_nothing_but_itself(home: Path, beginning: str) -> None:
-    done = asked(home, f"halter show {beginning}")
-    assert "clerk-1" not in done.stdout
-    assert "Traceback" not in done.stderr
+    process = asked(home, f"halter show {beginning}")
+    assert "clerk-1" not in process.stdout
+    assert "Traceback" not in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -101,5 +101,5 @@ def test_looking_leaves_the_store_as_it_is(home: Path) -> None:
 def test_the_script_for_a_shell_is_printed(home: Path, shell: str) -> None:
     environ = {**os.environ, **environment(home), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     command = [sys.executable, "-m", "halter", "--show-completion", shell]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    assert "_HALTER_COMPLETE" in done.stdout
+    process = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert "_HALTER_COMPLETE" in process.stdout

@@ -40,12 +40,12 @@ def test_a_message_that_began_a_session_is_erased_with_it(ada: Quick) -> None:
 def test_a_message_that_needed_no_session_can_be_erased(ada: Quick) -> None:
     ada.types("run", str(ada.agent), "cancel schedule canary-quick-9921")
     assert left(ada, b"canary-quick-9921")
-    code, said, _ = ada.types("erase", "--messages", "--yes")
-    assert (code, "1 message outside of sessions" in said) == (0, True)
+    code, text, _ = ada.types("erase", "--messages", "--yes")
+    assert (code, "1 message outside of sessions" in text) == (0, True)
     assert left(ada, b"canary-quick-9921") == []
-    code, said, _ = ada.types("verify")
+    code, text, _ = ada.types("verify")
     assert code == 0
-    assert "1 erased" in said
+    assert "1 erased" in text
 
 
 def test_what_needed_no_session_is_erased_by_age_too_and_only_once(ada: Quick) -> None:
@@ -107,7 +107,7 @@ def test_a_key_in_the_address_of_a_provider_stays_with_the_fleets_file(ada: Quic
     address = f"https://models.example/{SECRET}/v1"
     file.write_text(f"mode: ASSIST\nproviders: {{acme: {{wire: openai, base_url: '{address}'}}}}\n")
     ada.environ["HALTER_FLEET"] = str(file)
-    code, _, beside = ada.types("run", str(ada.agent), "look around")
-    assert code == 0, beside
+    code, _, text = ada.types("run", str(ada.agent), "look around")
+    assert code == 0, text
     assert json.loads(ada.types("policy", "--json")[1])["policy"] == {"mode": "ASSIST", "providers": {}}
     assert left(ada, SECRET.encode()) == []

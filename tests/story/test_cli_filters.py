@@ -41,9 +41,9 @@ def types(home: Path, line: str) -> Result:
 
 
 def names(home: Path, line: str) -> list[str]:
-    said = types(home, f"{line} --json")
-    assert said.exit_code == 0, said.output
-    return [row.get("session") or row["call"] for row in json.loads(said.stdout)]
+    result = types(home, f"{line} --json")
+    assert result.exit_code == 0, result.output
+    return [row.get("session") or row["call"] for row in json.loads(result.stdout)]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_sessions_are_found_by_agent_state_age_and_number(home: Path, typed: str
 
 
 def test_an_unknown_state_is_answered_with_the_known_ones(home: Path) -> None:
-    said = types(home, "sessions --state asleep")
-    assert said.exit_code == 2
-    assert "sleeping" in said.output
+    result = types(home, "sessions --state asleep")
+    assert result.exit_code == 2
+    assert "sleeping" in result.output
 
 
 async def refuse_calls(home: Path) -> None:
@@ -90,8 +90,8 @@ def test_audited_calls_are_found_by_agent_outcome_age_and_number(tmp_path: Path)
     asyncio.run(refuse_calls(tmp_path))
     first, second, third = "clerk-approval_denied.1", "clerk-rate_limited.1", "guide-approval_denied.1"
 
-    def calls(typed: str) -> list[str]:
-        return [row["call"] for row in json.loads(types(tmp_path, f"audit {typed} --json").stdout)]
+    def calls(text: str) -> list[str]:
+        return [row["call"] for row in json.loads(types(tmp_path, f"audit {text} --json").stdout)]
 
     assert calls("") == [first, second, third]
     assert calls("-a clerk") == [first, second]
@@ -121,21 +121,21 @@ LOOKS = ("inbox", "report", "doctor", "sessions", "audit", "budget", "findings",
 
 @pytest.mark.parametrize("line", LOOKS)
 def test_where_nothing_has_run_yet_nothing_is_wrong(tmp_path: Path, line: str) -> None:
-    for typed in (line, f"{line} --json"):
-        said = types(tmp_path, typed)
-        assert said.exit_code == 0, said.output
-        assert "Nothing has run here yet" in " ".join(said.output.split())
+    for text in (line, f"{line} --json"):
+        result = types(tmp_path, text)
+        assert result.exit_code == 0, result.output
+        assert "Nothing has run here yet" in " ".join(result.output.split())
     assert not [*tmp_path.rglob("*.db")], "looking makes no store"
 
 
 @pytest.mark.parametrize("line", [*LOOKS, "halt fleet", "cancel clerk-1"])
 def test_a_store_that_was_named_and_is_not_there_is_a_mistake(tmp_path: Path, line: str) -> None:
-    named = CliRunner().invoke(
+    result = CliRunner().invoke(
         build(), [*line.split(), "--store", str(tmp_path / "typo.db")], env=environment(tmp_path)
     )
-    assert named.exit_code == 3
-    typed = {**environment(tmp_path), "HALTER_STORE": str(tmp_path / "typo.db")}
-    assert CliRunner().invoke(build(), line.split(), env=typed).exit_code == 3
+    assert result.exit_code == 3
+    values = {**environment(tmp_path), "HALTER_STORE": str(tmp_path / "typo.db")}
+    assert CliRunner().invoke(build(), line.split(), env=values).exit_code == 3
 
 
 @pytest.mark.parametrize("line", ["halt fleet", "cancel clerk-1", "deny x", "budget raise fleet 3"])
@@ -178,7 +178,7 @@ async def ask_for_calls(home: Path, keyboard: TypedAnswers, number: int = 0) -> 
         await app.store.commit(lifecycle.start_session(SESSION))
         (lease,) = await app.store.claim(WorkerId("w"), 1)
         for name in ("a", "b", "c"):
-            asked = DecisionAsked(
+            event = DecisionAsked(
                 decision=f"clerk-1.{name}/approval",
                 about="approval",
                 subject=f"clerk-1.{name}",
@@ -187,10 +187,10 @@ async def ask_for_calls(home: Path, keyboard: TypedAnswers, number: int = 0) -> 
                 expires_at=app.clock.now() + DAY,
                 level="RESTRICTED",
             )
-            reads = [(DecisionRow, asked.decision), *rows_of_event(asked)]
+            reads = [(DecisionRow, event.decision), *rows_of_event(event)]
             body = f'send {{"to":"{name}"}}'.encode()
             write = Write(
-                session_stream("clerk-1"), name, lambda _, it=asked, said=body: [Draft(it, said)], reads, lease=lease
+                session_stream("clerk-1"), name, lambda _, it=event, said=body: [Draft(it, said)], reads, lease=lease
             )
             await app.store.commit(write)
         await ask_decisions(make_desk(app), keyboard, ApprovalTerms(), number)
@@ -218,11 +218,11 @@ async def test_calls_of_a_session_are_shown_and_asked_about_together_or_one_by_o
 ) -> None:
     keyboard = TypedAnswers(*lines)
     assert await ask_for_calls(tmp_path, keyboard) == verdicts
-    shown = capsys.readouterr().out
-    assert [f'"to":"{name}"' in shown for name in "abc"] == [True] * 3
+    output = capsys.readouterr().out
+    assert [f'"to":"{name}"' in output for name in "abc"] == [True] * 3
     assert "Exactly these 3 calls" in keyboard.asked[0]
-    assert "clerk wants to send to a." in shown
-    assert "RESTRICTED" in shown
+    assert "clerk wants to send to a." in output
+    assert "RESTRICTED" in output
 
 
 async def test_a_number_is_shown_and_asked_about_before_it_counts(
@@ -237,9 +237,9 @@ async def test_a_number_is_shown_and_asked_about_before_it_counts(
 
 @pytest.mark.parametrize("line", ["approve", "approve 1", "approve --json", "approve 1 --json"])
 def test_without_a_terminal_nothing_is_approved_but_by_an_id(home: Path, line: str) -> None:
-    said = types(home, line)
-    assert said.exit_code == 2
-    assert "You are asked first" in said.output
+    result = types(home, line)
+    assert result.exit_code == 2
+    assert "You are asked first" in result.output
     needs = json.loads(types(home, "inbox --json").stdout)
     assert [need["decision"] for need in needs if need["decision"]] == ["clerk-1.1/approval"]
 
@@ -254,8 +254,8 @@ def test_an_id_is_in_one_piece_at_80_columns(
         SessionRow(ids[1], agent="clerk", state="BUDGET_EXCEEDED", started_at=1, terminal_reason="cost_cap_reached"),
     ]
     show_sheet(build_sessions_sheet(rows, DAY))
-    shown = capsys.readouterr().out
-    assert shown.startswith("Sessions")
-    assert "┃" in shown, "a table"
-    assert [any(one in line for line in shown.splitlines()) for one in ids] == [True, True]
-    assert max(map(len, shown.splitlines())) <= 80
+    output = capsys.readouterr().out
+    assert output.startswith("Sessions")
+    assert "┃" in output, "a table"
+    assert [any(text in line for line in output.splitlines()) for text in ids] == [True, True]
+    assert max(map(len, output.splitlines())) <= 80

@@ -26,7 +26,7 @@ from halter.core.events import (
     SessionStarted,
 )
 from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, session_stream
-from halter.core.ports import EVERY_STREAM, Change, Draft, Lease, Query, Store, Write, matters_always
+from halter.core.ports import ALL_STREAMS, Change, Draft, Lease, Query, Store, Write, matters_always
 from halter.core.rows import AuditRow, DecisionRow
 from halter.journal.open import open_engine
 from halter.journal.store import JournalStore
@@ -66,8 +66,8 @@ class Desk:
         await self.store.commit(write)
 
     async def begin(self, session: str, call: str) -> None:
-        started = CallStarted(call=call, tool="send", level="RESTRICTED", risk="LOW", audit="full", decided_by="ada")
-        await self.write(session, started, b'{"to":"bob"}', call)
+        event = CallStarted(call=call, tool="send", level="RESTRICTED", risk="LOW", audit="full", decided_by="ada")
+        await self.write(session, event, b'{"to":"bob"}', call)
 
     async def settle(self, session: str, call: str, body: bytes = b"sent") -> None:
         await self.write(session, CallSettled(call=call, outcome="ok", audited=True, duration_ms=7), body, call)
@@ -78,9 +78,11 @@ class Desk:
 
     def halter(self, *words: str) -> str:
         environ = {"XDG_STATE_HOME": str(self.folder / "state"), "XDG_CONFIG_HOME": str(self.folder / "config")}
-        done = CliRunner().invoke(build(), [*words, "--store", str(self.file)], env={**environ, "HALTER_PERSON": "ada"})
-        assert done.exit_code == 0, done.output
-        return done.stdout
+        result = CliRunner().invoke(
+            build(), [*words, "--store", str(self.file)], env={**environ, "HALTER_PERSON": "ada"}
+        )
+        assert result.exit_code == 0, result.output
+        return result.stdout
 
     def exported(self) -> list[tuple[str, str]]:
         """Export what is new for the sink, as a process of its own would."""
@@ -145,10 +147,10 @@ def test_a_refusal_is_exported_although_the_call_was_let_through_later(desk: Des
 def test_after_a_crash_between_export_and_cursor_rows_come_twice_and_none_is_missing(desk: Desk) -> None:
     do(desk.start("a"), desk.begin("a", "a.1"), desk.settle("a", "a.1"))
     desk.exported()
-    kept = (desk.folder / "state/halter/cursors/sink.json").read_bytes()
+    body = (desk.folder / "state/halter/cursors/sink.json").read_bytes()
     do(desk.begin("a", "a.2"), desk.settle("a", "a.2"))
     first = desk.exported()
-    (desk.folder / "state/halter/cursors/sink.json").write_bytes(kept)
+    (desk.folder / "state/halter/cursors/sink.json").write_bytes(body)
     do(desk.begin("a", "a.3"), desk.settle("a", "a.3"))
     assert first == [("a.2", "ok")]
     assert desk.exported() == [("a.2", "ok"), ("a.3", "ok")]
@@ -185,7 +187,7 @@ def test_a_row_has_the_beginning_of_what_was_said_also_where_that_was_large(desk
 def test_a_store_that_was_put_back_is_read_again_rather_than_missed(desk: Desk) -> None:
     async def read() -> list[str]:
         follower = Follower(desk.store, {session_stream("a"): 99})
-        return [row.call async for row in read_settled_calls(desk.store, follower, Change(EVERY_STREAM, 0))]
+        return [row.call async for row in read_settled_calls(desk.store, follower, Change(ALL_STREAMS, 0))]
 
     do(desk.start("a"), desk.begin("a", "a.1"), desk.settle("a", "a.1"))
     assert asyncio.run(read()) == ["a.1"]
@@ -209,7 +211,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(target: str, tmp_path: Pat
         with open_sink(str(tmp_path / target), append=True) as write:
             write([{"call": "a.1"}])
 
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="Cannot write"):
         write()
 
 
@@ -237,7 +239,7 @@ async def test_where_hints_are_lost_everything_is_looked_at_from_time_to_time() 
     clock = Quick()
     engine = open_engine("memory:", clock=clock, ids=SeededIds(0, clock.now))
     seen = await changes_seen(Deaf(engine, inline=True), clock, 3)
-    assert [change.stream for change in seen] == [EVERY_STREAM] * 3
+    assert [change.stream for change in seen] == [ALL_STREAMS] * 3
     assert clock.now() >= 2 * POLLING_INTERVAL
 
 
@@ -245,13 +247,13 @@ async def test_a_hint_is_followed_at_once_and_read_once(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     follower = Follower(desk.store, {})
     async with aclosing(watch_growth(desk.store, desk.clock)) as changes:
-        assert (await anext(changes)).stream == EVERY_STREAM
+        assert (await anext(changes)).stream == ALL_STREAMS
         await desk.start("a")
         stream = StreamId("")
         while stream != session_stream("a"):
             change = await anext(changes)
             stream = change.stream
-    assert [stored.kind for stored in await follower.read_new(change)] == ["session_started"]
+    assert [event.kind for event in await follower.read_new(change)] == ["session_started"]
     assert await follower.read_new(change) == []
     await desk.store.close()
 
@@ -276,7 +278,7 @@ async def test_while_nothing_is_new_a_poll_does_not_read_every_stream(tmp_path: 
     store = Counted(desk.store)
     follower = Follower(cast("Any", store), {})
     await desk.start("a")
-    assert [stored.kind for stored in await follower.read_new()] == ["session_started"]
+    assert [event.kind for event in await follower.read_new()] == ["session_started"]
     assert await follower.find_grown() == {}
     store.asked.clear()
     assert await follower.find_grown() == {}
@@ -293,8 +295,8 @@ def test_tail_shows_the_newest_events_of_a_session_and_ends_with_it(desk: Desk) 
     lines = desk.halter("tail", "a").splitlines()
     assert len(lines) == 10
     assert "call_started" in lines[0]
-    assert "send RESTRICTED LOW, agreed to by ada" in lines[0]
-    assert "session_ended     is over: CANCELLED, cancelled" in lines[-1]
+    assert "send RESTRICTED LOW, approved by ada" in lines[0]
+    assert "session_ended     ended: CANCELLED, cancelled" in lines[-1]
 
 
 def test_tail_goes_on_after_an_event_without_a_gap(desk: Desk) -> None:
@@ -308,7 +310,7 @@ async def test_every_store_hands_on_the_same_rows(scribe: Any) -> None:
     await scribe.start("one")
     await scribe.guarded("one")
     follower = Follower(scribe.ground.store, {})
-    rows = [row async for row in read_settled_calls(scribe.ground.store, follower, Change(EVERY_STREAM, 0))]
+    rows = [row async for row in read_settled_calls(scribe.ground.store, follower, Change(ALL_STREAMS, 0))]
     assert [(row.call, row.outcome, row.input) for row in rows] == [
         ("one-guarded", "ok", b"what was said"),
         ("one-guarded-2", "tool_not_granted", b"what was said"),
@@ -322,8 +324,8 @@ async def test_what_a_session_asked_that_is_over_needs_nobody(scribe: Any) -> No
     )
     lease, reads = scribe.leases["one"], [(DecisionRow, "d")]
     await scribe.commit(Write(session_stream("one"), "asked", lambda _: [Draft(ask, b"send {}")], reads, lease))
-    (one,) = await scribe.ground.store.ask(Query("open_decisions", WaitingDecision, {"now": 0}))
-    assert (one.shown, one.reasons, one.session) == ("send {}", ("r",), "one")
+    (result,) = await scribe.ground.store.ask(Query("open_decisions", WaitingDecision, {"now": 0}))
+    assert (result.shown, result.reasons, result.session) == ("send {}", ("r",), "one")
     await scribe.end("one")
     assert await scribe.ground.store.ask(Query("open_decisions", WaitingDecision, {"now": 0})) == []
 
@@ -335,6 +337,6 @@ async def test_every_event_is_told_on_one_line(scribe: Any) -> None:
     await scribe.cap(900_000)
     await scribe.hold("two", "two-9", 60_000)
     events = await Follower(scribe.ground.store, {}).read_new()
-    lines = [format_event_line(stored) for stored in events]
-    assert len(lines) == len({(stored.stream, stored.seq) for stored in events})
+    lines = [format_event_line(event) for event in events]
+    assert len(lines) == len({(event.stream, event.seq) for event in events})
     assert not [text for text in lines if "\n" in text or len(text.split()) < 5]

@@ -63,8 +63,8 @@ def written(ada: Person, *writes: Write) -> None:
 
 
 def test_a_route_is_exactly_three_keys_and_needs_no_store_and_makes_none(ada: Person) -> None:
-    code, said, _ = ada.types("route", str(ada.agent), "every weekday at 9 check the mail", "--json")
-    answer = json.loads(said)
+    code, text, _ = ada.types("route", str(ada.agent), "every weekday at 9 check the mail", "--json")
+    answer = json.loads(text)
     assert (code, list(answer)) == (0, ["route", "strategy", "why"])
     assert (answer["route"], answer["strategy"]) == ("strategy", "SCHEDULED_TASK")
     assert ada.looks("route", str(ada.agent), "status") == {
@@ -79,18 +79,18 @@ def test_a_route_is_exactly_three_keys_and_needs_no_store_and_makes_none(ada: Pe
 
 def test_a_route_knows_the_schedules_that_people_confirmed_and_writes_nothing(ada: Person) -> None:
     ada.types("run", str(ada.agent), "every day at 9 check the mail")
-    (asked,) = ada.looks("inbox")
+    (result,) = ada.looks("inbox")
     assert ada.looks("route", str(ada.agent), "cancel check the mail")["route"] == "strategy"
-    ada.types("approve", asked["decision"])
+    ada.types("approve", result["decision"])
     before = ada.looks("schedules")
     assert ada.looks("route", str(ada.agent), "cancel schedule check the mail")["route"] == "cancel_schedule"
     assert ada.looks("schedules") == before
 
 
 def test_run_answers_a_fast_path_without_a_session_unless_it_is_told_not_to_route(ada: Person) -> None:
-    code, said, beside = ada.types("run", str(ada.agent), "3 * (4 + 5)")
-    assert (code, beside) == (0, "")
-    assert "27" in said
+    code, text, output = ada.types("run", str(ada.agent), "3 * (4 + 5)")
+    assert (code, output) == (0, "")
+    assert "27" in text
     assert ada.looks("sessions") == []
     answer = ada.looks("run", str(ada.agent), "status")
     assert (answer["route"], answer["strategy"], answer["ok"], answer["session"]) == ("status", None, True, "")
@@ -99,10 +99,10 @@ def test_run_answers_a_fast_path_without_a_session_unless_it_is_told_not_to_rout
 
 
 def test_a_chat_answers_at_the_door_and_goes_on_with_the_model(ada: Person) -> None:
-    given = b"what time is it\nstatus\nhow are the sheep today, all of them?\nstatus\n"
-    code, said, _ = ada.types("chat", str(ada.agent), "--json", given=given)
+    text = b"what time is it\nstatus\nhow are the sheep today, all of them?\nstatus\n"
+    code, output, _ = ada.types("chat", str(ada.agent), "--json", given=text)
     assert code == 0
-    first, second, third, fourth = map(json.loads, said.splitlines())
+    first, second, third, fourth = map(json.loads, output.splitlines())
     assert (first["route"], second["route"], third["state"], fourth["route"]) == (
         "time",
         "status",
@@ -115,19 +115,19 @@ def test_a_chat_answers_at_the_door_and_goes_on_with_the_model(ada: Person) -> N
 
 def test_a_schedule_said_in_a_chat_waits_in_the_inbox_and_is_planned_by_a_yes(ada: Person) -> None:
     ada.types("chat", str(ada.agent), given=b"every day at 9 check the mail\n")
-    assert ada.types("schedules")[1].startswith("Nothing is planned.")
-    shown = ada.types("inbox")[1]
+    assert ada.types("schedules")[1].startswith("No triggers.")
+    text = ada.types("inbox")[1]
     for words in (
-        "desk wants to do this by itself: check the mail.",
+        "desk wants to schedule a task: check the mail.",
         "When: at 09:00 every day, UTC",
         "in thirty days",
     ):
-        assert words in shown
-    assert '"made"' not in shown
-    said = ada.types("approve", "schedule/desk/check-the-mail")[1]
-    assert said.startswith("desk/check-the-mail is planned, as it was shown: look at halter schedules desk.")
-    assert "It runs only while `halter up`, `halter serve` or a worker runs desk." in " ".join(said.split())
-    assert "They run only while `halter up`" in ada.types("schedules")[1]
+        assert words in text
+    assert '"made"' not in text
+    output = ada.types("approve", "schedule/desk/check-the-mail")[1]
+    assert output.startswith("Created trigger desk/check-the-mail. See `halter schedules desk`.")
+    assert "It runs only while `halter up`, `halter serve` or a worker runs desk." in " ".join(output.split())
+    assert "Triggers fire only while `halter up`" in ada.types("schedules")[1]
     assert "desk/check-the-mail. Start `halter up FOLDER`" in " ".join(ada.types("doctor")[1].split())
     (plan,) = ada.looks("schedules", "desk")
     assert (plan["trigger"], plan["when"], plan["made_by"]) == ("desk/check-the-mail", "at 09:00 every day, UTC", "ada")
@@ -142,10 +142,10 @@ def test_a_schedule_said_in_a_chat_waits_in_the_inbox_and_is_planned_by_a_yes(ad
 def test_a_schedule_is_run_now_and_its_run_stands_in_the_list(ada: Person) -> None:
     ada.types("run", str(ada.agent), "every day at 9 check the mail")
     ada.types("approve", "schedule/desk/check-the-mail")
-    code, said, beside = ada.types("schedules", "run", "desk/check-the-mail", "--agent", str(ada.agent))
-    assert (code, beside) == (0, "")
-    assert said.splitlines()[0] == "Session desk.check-the-mail-1"
-    assert said.splitlines()[1].startswith("COMPLETED, completed")
+    code, text, output = ada.types("schedules", "run", "desk/check-the-mail", "--agent", str(ada.agent))
+    assert (code, output) == (0, "")
+    assert text.splitlines()[0] == "Session desk.check-the-mail-1"
+    assert text.splitlines()[1].startswith("COMPLETED, completed")
     (plan,) = ada.looks("schedules")
     assert (plan["runs"], plan["session"]) == (1, "desk.check-the-mail-1")
     assert ada.types("schedules", "run", "desk/else", "--agent", str(ada.agent))[0] == 3
@@ -164,25 +164,25 @@ def test_an_agent_runs_ends_keeps_and_promotes_nothing(ada: Person) -> None:
         ("findings", "dismiss", "f"),
         ("proposals", "promote", "m", str(ada.agent), "--yes"),
     ):
-        code, _, beside = ada.types(*words)
-        assert (code, "Only a person may" in beside) == (1, True), (words, beside)
+        code, _, text = ada.types(*words)
+        assert (code, "Only a person can" in text) == (1, True), (words, text)
 
 
 def test_a_document_that_was_left_to_a_person_is_tried_anew_by_their_word(ada: Person) -> None:
     from halter.core.agent_spec import Watch
-    from halter.runtime.triggers import make_trigger
+    from halter.runtime.trigger_runner import make_trigger
 
-    seen = ItemSeen(trigger="desk/in", item="abc123", name="a.txt")
+    event = ItemSeen(trigger="desk/in", item="abc123", name="a.txt")
     left = ItemQuarantined(trigger="desk/in", item="abc123", attempts=3, sentence="It failed.")
     rows = rows_of_event(left)
     written(
         ada,
         make_trigger("desk/in", "desk", Watch(name="in", path="in"), "agent.yaml"),
-        Write(trigger_stream("desk/in"), "seen", lambda _: [Draft(seen), Draft(left)], rows),
+        Write(trigger_stream("desk/in"), "seen", lambda _: [Draft(event), Draft(left)], rows),
     )
-    shown = ada.types("schedules")[1]
-    assert "1 quarantined" in shown
-    assert "halter schedules retry desk/in abc123" in shown
+    text = ada.types("schedules")[1]
+    assert "1 quarantined" in text
+    assert "halter schedules retry desk/in abc123" in text
     assert ada.types("schedules", "cancel", "desk/in")[0] == 1
     assert ada.types("schedules", "retry", "desk/in", "b.txt")[0] == 2
     assert ada.types("schedules", "retry", "desk/in", "abc")[1] == "desk/in tries a.txt again.\n"
@@ -223,8 +223,8 @@ def left_behind(ada: Person) -> None:
 
 def test_proposals_are_kept_and_dismissed_and_the_question_about_them_is_answered(ada: Person) -> None:
     left_behind(ada)
-    found = {one["id"]: one for one in ada.looks("proposals")}
-    assert {(one["about"], one["text"], one["status"]) for one in found.values()} == {
+    fields = {result["id"]: result for result in ada.looks("proposals")}
+    assert {(result["about"], result["text"], result["status"]) for result in fields.values()} == {
         ("memory", "The door sticks.", ""),
         ("precedent", "leak: Pipes leak in frost.", ""),
     }
@@ -232,7 +232,7 @@ def test_proposals_are_kept_and_dismissed_and_the_question_about_them_is_answere
     assert ada.types("proposals", "keep", "m")[1] == "m-1 is kept.\n"
     assert [need["decision"] for need in ada.looks("inbox")] == ["", ""]
     assert ada.looks("proposals", "dismiss", "p-1") == {"subject": "p-1", "done": True, "status": "dismissed"}
-    assert {one["id"]: one["status"] for one in ada.looks("proposals")} == {"m-1": "kept", "p-1": "dismissed"}
+    assert {result["id"]: result["status"] for result in ada.looks("proposals")} == {"m-1": "kept", "p-1": "dismissed"}
     assert ada.types("proposals", "keep", "x")[0] == 2
     assert "The door sticks." in ada.types("proposals")[1]
 
@@ -240,15 +240,18 @@ def test_proposals_are_kept_and_dismissed_and_the_question_about_them_is_answere
 def test_a_yes_in_the_inbox_keeps_a_proposal(ada: Person) -> None:
     left_behind(ada)
     assert ada.types("approve", "proposal/m-1")[1].startswith("Kept: memory m-1.")
-    assert {one["id"]: (one["status"], one["by"]) for one in ada.looks("proposals")}["m-1"] == ("kept", "ada")
+    assert {result["id"]: (result["status"], result["by"]) for result in ada.looks("proposals")}["m-1"] == (
+        "kept",
+        "ada",
+    )
 
 
 def test_a_promotion_is_shown_and_asked_about_and_stands_in_the_context_file_once(ada: Person) -> None:
     left_behind(ada)
     context = ada.agent / "AGENTS.md"
     context.write_text("# Desk\n\nBe kind.\n")
-    code, said, _ = ada.types("proposals", "promote", "m-1", str(ada.agent), given=b"n\n")
-    assert (code, "- The door sticks. (m-1)" in said) == (2, True)
+    code, text, _ = ada.types("proposals", "promote", "m-1", str(ada.agent), given=b"n\n")
+    assert (code, "- The door sticks. (m-1)" in text) == (2, True)
     assert context.read_text() == "# Desk\n\nBe kind.\n"
     for _ in range(2):
         assert ada.types("proposals", "promote", "m-1", str(ada.agent), "--yes")[0] == 0
@@ -257,15 +260,15 @@ def test_a_promotion_is_shown_and_asked_about_and_stands_in_the_context_file_onc
         "# Desk\n\nBe kind.\n\n## Learned from earlier sessions\n\n- The door sticks. (m-1)\n"
         "- leak: Pipes leak in frost. (p-1)\n"
     )
-    assert {one["status"] for one in ada.looks("proposals")} == {"promoted"}
-    assert [need["sentence"] for need in ada.looks("inbox")] == ["1 finding waits to be kept or dismissed."]
+    assert {result["status"] for result in ada.looks("proposals")} == {"promoted"}
+    assert [need["sentence"] for need in ada.looks("inbox")] == ["1 finding waits to be accepted or dismissed."]
     assert [path.name for path in ada.agent.glob(".AGENTS*")] == []
 
 
 def test_findings_are_listed_by_session_and_kept(ada: Person) -> None:
     left_behind(ada)
-    (found,) = ada.looks("findings", "one")
-    assert (found["id"], found["severity"], found["support"]) == ("f-1", "high", "unquoted")
+    (result,) = ada.looks("findings", "one")
+    assert (result["id"], result["severity"], result["support"]) == ("f-1", "high", "unquoted")
     assert "It leaks." in ada.types("findings")[1]
     assert ada.types("findings", "keep", "f-1")[1] == "f-1 is kept.\n"
     assert ada.looks("findings")[0]["status"] == "kept"
@@ -276,9 +279,9 @@ def test_switching_on_a_folder_says_first_what_it_may_cost(ada: Person) -> None:
     ada.types("approve", "schedule/desk/check-the-mail")
     lines = ada.types("on", str(ada.agent))[1].splitlines()
     assert lines[0].startswith("It may spend at most $1.00 a session")
-    assert lines[1].startswith("Left alone, it spends at most ")
+    assert lines[1].startswith("Unattended, it spends at most ")
     assert lines[1].endswith(" in thirty days: the runs of its schedules, bounded by every cap.")
-    assert lines[2] == "Messages, webhooks and watched folders add nothing to that: it is what its caps leave."
+    assert lines[2] == "Messages, webhooks and watched folders cannot raise that: it is all that its caps leave."
     assert lines[3].startswith("desk is on")
     answer = ada.looks("on", str(ada.agent))
     # After noon, a night has two days; thirty days touch one more, unless they begin at midnight.

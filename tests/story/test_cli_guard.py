@@ -27,7 +27,7 @@ from halter.core.vocabulary import State
 from halter.guard.tool_door import ApprovalRequired
 from halter.runtime.assemble import assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.runtime.sessions import begin_playbook, resume_playbook
+from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.settings import read_settings
 from halter.state import lifecycle
 from halter.testing.fakes import HoldTaken, hold
@@ -113,20 +113,20 @@ class Place:
         file = self.agent / "letter.yaml"
         file.write_text(playbook)
         self.answer("trust", str(self.agent))
-        asked: list[ApprovalRequired] = []
+        approval_requireds: list[ApprovalRequired] = []
 
         def dies(needed: ApprovalRequired, _: State) -> None:
-            asked.append(needed)
+            approval_requireds.append(needed)
             raise Died
 
         async def job(app: Runtime) -> str:
             async with assemble_agent(app, self.agent) as ready:
-                begun = SessionId(session) or await begin_playbook(app, ready, read_playbook(file), {})
+                session_id = SessionId(session) or await begin_playbook(app, ready, read_playbook(file), {})
                 with pytest.raises(Died):
-                    await resume_playbook(app, ready, begun, lambda _, __: None, dies)
-                return begun
+                    await resume_playbook(app, ready, session_id, lambda _, __: None, dies)
+                return session_id
 
-        return self.on_store(job), asked[0].decision
+        return self.on_store(job), approval_requireds[0].decision
 
     def go_on(self, session: str) -> Result:
         return self.halter("play", str(self.agent / "letter.yaml"), "--resume", session)
@@ -141,9 +141,9 @@ class Place:
             session = await begin_playbook(app, ready, read_playbook(self.agent / "letter.yaml"), {})
         (lease,) = await app.store.claim(WorkerId("dead"), 1, session)
         held = make_legs(Caps(), Spender(session, "clerk"), app.clock.now(), usd=cost)
-        started = CallStarted(call=f"{session}.1", tool="send", legs=held, level="RESTRICTED")
+        event = CallStarted(call=f"{session}.1", tool="send", legs=held, level="RESTRICTED")
         if not parked:
-            assert isinstance(await hold(app.ledger, lease, started, b'{"to":"bob"}'), HoldTaken)
+            assert isinstance(await hold(app.ledger, lease, event, b'{"to":"bob"}'), HoldTaken)
         else:
             resting = SessionParked(state="SLEEPING", wake_at=app.clock.now() + HOUR)
             await app.store.commit(lifecycle.park_session(lease, f"{session}/park", resting))
@@ -161,15 +161,15 @@ def place(tmp_path: Path) -> Place:
 
 def test_what_waits_is_shown_with_what_a_yes_and_a_no_do(place: Place) -> None:
     session, decision = place.play(LETTER)
-    shown = place.answer("inbox")
-    assert "clerk wants to send to bob, text hello." in shown
-    assert "RESTRICTED, risk LOW" in shown
-    assert '{"text":"hello","to":"bob"}' in shown
-    assert f"halter deny {decision}" in shown
-    assert max(map(len, shown.splitlines())) <= 80
-    (one,) = place.json("inbox")
-    assert (one["decision"], one["session"], one["name"]) == (decision, session, "send")
-    assert one["shown"] == 'send {"text":"hello","to":"bob"}'
+    text = place.answer("inbox")
+    assert "clerk wants to send to bob, text hello." in text
+    assert "RESTRICTED, risk LOW" in text
+    assert '{"text":"hello","to":"bob"}' in text
+    assert f"halter deny {decision}" in text
+    assert max(map(len, text.splitlines())) <= 80
+    (result,) = place.json("inbox")
+    assert (result["decision"], result["session"], result["name"]) == (decision, session, "send")
+    assert result["shown"] == 'send {"text":"hello","to":"bob"}'
 
 
 def test_a_plain_yes_lets_exactly_that_call_run(place: Place) -> None:
@@ -177,8 +177,13 @@ def test_a_plain_yes_lets_exactly_that_call_run(place: Place) -> None:
     assert "Approved: send of clerk" in place.answer("approve", decision, "--reason", "he waits for it")
     assert place.go_on(session).exit_code == 0
     assert place.results(session) == ["sent hello to bob"]
-    (made,) = place.json("receipt", session)["decisions"]
-    assert (made["verdict"], made["by"], made["reason"], made["used"]) == ("approve", "ada", "he waits for it", True)
+    (result,) = place.json("receipt", session)["decisions"]
+    assert (result["verdict"], result["by"], result["reason"], result["used"]) == (
+        "approve",
+        "ada",
+        "he waits for it",
+        True,
+    )
 
 
 def test_a_no_is_told_with_its_reason_and_nothing_runs(place: Place) -> None:
@@ -188,7 +193,7 @@ def test_a_no_is_told_with_its_reason_and_nothing_runs(place: Place) -> None:
     receipt = place.json("receipt", session)
     assert receipt["calls"] == []
     assert [(brake["brake"], brake["code"], brake["sentence"]) for brake in receipt["brakes"]] == [
-        ("grants", "approval_denied", "ada said no.")
+        ("grants", "approval_denied", "ada denied this call.")
     ]
     assert receipt["decisions"][0]["reason"] == "not today"
 
@@ -210,10 +215,10 @@ def test_a_person_can_say_yes_to_other_arguments(place: Place, *, from_file: boo
 def test_arguments_with_a_secret_in_plain_are_never_written_down(place: Place) -> None:
     _, decision = place.play(LETTER)
     secret = "correct-horse-battery"
-    typed = json.dumps({"to": "carol", "text": secret})
-    answer = place.halter("approve", decision, "--edit", "-", typed=typed, HALTER_SECRET_MAIL=secret)
+    text = json.dumps({"to": "carol", "text": secret})
+    answer = place.halter("approve", decision, "--edit", "-", typed=text, HALTER_SECRET_MAIL=secret)
     assert answer.exit_code == 1
-    assert "write ${secret:NAME} instead" in answer.stderr
+    assert "Use ${secret:NAME} instead" in answer.stderr
     assert secret not in answer.output
     assert len(place.json("inbox")) == 1
 
@@ -224,26 +229,26 @@ def test_arguments_with_a_secret_in_plain_are_never_written_down(place: Place) -
 )
 def test_always_answers_later_calls_of_the_same_kind_and_no_others(place: Place, match: str, scope: str) -> None:
     session, decision = place.play(COMMANDS)
-    made = place.json("approve", decision, "--always", "--match", match, "--scope", scope, "--for", "1h")
+    payload = place.json("approve", decision, "--always", "--match", match, "--scope", scope, "--for", "1h")
     (rule,) = place.json("rules")
-    assert (rule["rule"], rule["by"], rule["scope"], rule["tool"]) == (made["rule"], "ada", scope, "run")
+    assert (rule["rule"], rule["by"], rule["scope"], rule["tool"]) == (payload["rule"], "ada", scope, "run")
     if match == "same":
         assert place.play(COMMANDS, session)[1] != decision
         return
     assert place.go_on(session).exit_code == 0
     assert place.results(session) == ["git status -s", "git status -b"]
     receipt = place.json("receipt", session)
-    assert receipt["rules"] == [made["rule"]]
-    assert {call["decided_by"] for call in receipt["calls"]} == {"ada", f"ada, always, by rule {made['rule']}"}
+    assert receipt["rules"] == [payload["rule"]]
+    assert {call["decided_by"] for call in receipt["calls"]} == {"ada", f"ada, always, by rule {payload['rule']}"}
 
 
 def test_a_rule_that_was_taken_back_answers_nothing(place: Place) -> None:
     session, decision = place.play(COMMANDS)
     rule = place.json("approve", decision, "--always", "--match", "words:argv=git status -*")["rule"]
-    shown = place.answer("rules")
-    assert "where argv is git status -* (a * is a piece of one word, no option)" in " ".join(shown.split())
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "is asked about again" in place.answer("rules", "end", rule[:24])
+    text = place.answer("rules")
+    assert "where argv is git status -* (a * is part of one word, and no option)" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    assert "need approval again" in place.answer("rules", "end", rule[:24])
     assert "ended by ada" in " ".join(place.answer("rules").split())
     assert place.halter("rules", "end", rule).exit_code == 1
     assert place.play(COMMANDS, session)[1] == f"{session}.2/approval"
@@ -251,10 +256,10 @@ def test_a_rule_that_was_taken_back_answers_nothing(place: Place) -> None:
 
 def test_a_session_at_its_cap_goes_on_in_place_with_the_cap_that_a_person_sets(place: Place) -> None:
     session, decision = place.play(STUDY)
-    shown = " ".join(place.answer("inbox").split())
-    assert f"clerk needs more money for study than the cap of session:{session} leaves." in shown
-    assert "--cap AMOUNT" in shown
-    assert "$0.25" in shown
+    text = " ".join(place.answer("inbox").split())
+    assert f"clerk needs more money for study than the cap of session:{session} leaves." in text
+    assert "--cap AMOUNT" in text
+    assert "$0.25" in text
     bare = place.halter("approve", decision)
     assert (bare.exit_code, "say how high it may be, as in --cap 2.50" in bare.stderr) == (2, True)
     low = place.halter("approve", decision, "--cap", "0.05")
@@ -280,11 +285,11 @@ def test_raising_the_cap_answers_the_question_for_more(place: Place) -> None:
 def test_a_person_says_whether_a_call_in_doubt_was_done(place: Place, word: str, results: int) -> None:
     session = place.leave(parked=False)
     _, decision = place.play(LETTER, session)
-    shown = " ".join(place.answer("inbox").split())
-    assert "clerk began to send to bob, and it is unknown whether that was done." in shown
-    assert '{"to":"bob"}' in shown
-    assert f"It was not done, and is tried anew: halter deny {decision}" in shown
-    assert "Noted: send was" in place.answer(word, decision)
+    text = " ".join(place.answer("inbox").split())
+    assert "clerk started to send to bob, and the outcome is unknown." in text
+    assert '{"to":"bob"}' in text
+    assert f"The call was not made; it is retried: halter deny {decision}" in text
+    assert "Recorded: the call of send was" in place.answer(word, decision)
     if word == "approve":
         assert place.go_on(session).exit_code == 0
     else:
@@ -310,21 +315,21 @@ def test_a_changed_tool_is_put_before_a_person_and_may_be_used_after_a_yes(place
         await app.store.commit(Write(FLEET, "asked", lambda _: [Draft(event, b"web__get: Fetch a page.")], reads))
 
     place.on_store(ask)
-    shown = " ".join(place.answer("inbox").split())
-    assert "clerk may not use web__get: it is new, or has changed since it was approved." in shown
-    assert "web__get: Fetch a page." in shown
-    assert "may be used as it is now" in place.answer("approve", "clerk/web__get")
+    text = " ".join(place.answer("inbox").split())
+    assert "clerk cannot use web__get until you approve it: it is new or has changed." in text
+    assert "web__get: Fetch a page." in text
+    assert "may use" in place.answer("approve", "clerk/web__get")
     assert place.json("inbox") == []
 
 
 def test_cancel_ends_a_session_that_nobody_works_on(place: Place) -> None:
     session = place.leave()
-    assert "CANCELLED, cancelled" in place.answer("cancel", session[:20], "--reason", "not needed")
+    assert "CANCELLED: cancelled" in place.answer("cancel", session[:20], "--reason", "not needed")
     (row,) = place.json("sessions")
     assert (row["state"], row["terminal_reason"]) == ("CANCELLED", "cancelled")
-    again = place.halter("cancel", session)
-    assert again.exit_code == 1
-    assert f"Session {session} is over already: CANCELLED, cancelled." in again.stderr
+    result = place.halter("cancel", session)
+    assert result.exit_code == 1
+    assert f"Session {session} has already ended (CANCELLED: cancelled)." in result.stderr
     assert place.go_on(session).exit_code == 1
 
 
@@ -333,18 +338,18 @@ def test_cancel_settles_a_free_call_in_doubt_as_unknown(place: Place) -> None:
     assert place.json("cancel", session) == {"subject": session, "done": True, "ended": True}
     receipt = place.json("receipt", session)
     assert (receipt["terminal_reason"], receipt["unknown_calls"]) == ("cancelled", [f"{session}.1"])
-    assert "it is unknown whether it was done" in " ".join(place.answer("receipt", session).split())
+    assert "outcome unknown" in " ".join(place.answer("receipt", session).split())
 
 
 def test_cancel_frees_no_money_that_is_in_doubt_and_says_so(place: Place) -> None:
     session = place.leave(cost=50_000, parked=False)
     answer = place.halter("cancel", session)
     assert answer.exit_code == 1
-    assert "$0.05 is held for send" in answer.stdout
+    assert "$0.05 is held. No new calls will start" in answer.stdout
     (row,) = place.json("sessions")
     assert (row["state"], row["owner"]) == ("PAUSED", "")
-    held = {budget["scope"]: budget["held"] for budget in place.json("budget", "show")["budgets"]}
-    assert held[f"session:{session}"] == 0.05
+    fields = {budget["scope"]: budget["held"] for budget in place.json("budget", "show")["budgets"]}
+    assert fields[f"session:{session}"] == 0.05
 
 
 def process(place: Place, *words: str, **pipes: Any) -> subprocess.Popen[str]:
@@ -370,10 +375,10 @@ def test_cancel_ends_a_session_whose_owner_waits_for_a_person(place: Place) -> N
         assert play.stderr is not None
         waits = play.stderr.readline()
         session = re.findall(r"halter approve (\w+)\.1/approval", waits)[0]
-        assert "It is over: CANCELLED, cancelled." in place.answer("cancel", session)
-        said, _ = play.communicate(timeout=30)
+        assert "It has ended (CANCELLED: cancelled)." in place.answer("cancel", session)
+        text, _ = play.communicate(timeout=30)
     assert play.returncode == 1
-    assert "CANCELLED: cancelled." in said
+    assert "CANCELLED: cancelled." in text
 
 
 @pytest.mark.parametrize(
@@ -392,10 +397,10 @@ def test_cancel_ends_a_session_whose_owner_waits_for_a_person(place: Place) -> N
 def test_an_agent_decides_nothing(place: Place, words: tuple[str, ...]) -> None:
     session, decision = place.play(LETTER)
     before = place.json("show", session)
-    meant = [word.format(decision=decision, session=session) for word in words]
-    answer = place.halter(*meant, HALTER_AGENT="clerk")
+    texts = [word.format(decision=decision, session=session) for word in words]
+    answer = place.halter(*texts, HALTER_AGENT="clerk")
     assert answer.exit_code == 1
-    assert "Only a person may" in answer.stderr
+    assert "Only a person can" in answer.stderr
     assert "agent:clerk" in answer.stderr
     assert len(place.json("inbox")) == 1
     assert place.json("show", session) == before
@@ -409,29 +414,29 @@ def test_an_agent_may_halt(place: Place) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--edit", "x", "--always"), "three different answers"),
-        (("--always", "--cap", "3"), "three different answers"),
-        (("--for", "7d"), "add --always"),
-        (("--match", "same"), "add --always"),
-        (("--scope", "fleet"), "add --always"),
-        (("--cap", "3"), "is not about a cap"),
-        (("--cap", "much"), "is not an amount"),
+        (("--edit", "x", "--always"), "cannot be combined"),
+        (("--always", "--cap", "3"), "cannot be combined"),
+        (("--for", "7d"), "require --always"),
+        (("--match", "same"), "require --always"),
+        (("--scope", "fleet"), "require --always"),
+        (("--cap", "3"), "does not ask for a cap"),
+        (("--cap", "much"), "Invalid amount"),
         (("--edit", "/nowhere/at/all"), "Cannot read '/nowhere/at/all': No such file or directory"),
         (("--edit", "\0"), "Cannot read"),
-        (("--always", "--for", "0s"), "has to last for a while"),
+        (("--always", "--for", "0s"), "needs a positive duration"),
         (("--always", "--for", "x"), "is not a duration"),
-        (("--always", "--scope", "world"), "is no scope of a rule: write session, agent or fleet"),
-        (("--always", "--match", "words"), "is no way to match a call: write same"),
-        (("--always", "--match", "words:argv="), "is no way to match a call"),
-        (("--always", "--match", "glob:argv=*"), "is no way to match a call"),
-        (("--always", "--match", "words:command=git"), "was not asked with an argument 'command': it has argv"),
-        (("--always", "--match", "words:argv='git"), "cannot be read as the words of a command"),
-        (("--always", "--match", "words:argv=git"), "would not even match the call that is asked about"),
-        (("--always", "--match", "words:argv=g*t status -s"), "it has no wildcard"),
-        (("--always", "--match", "any:argv", "--match", "words:argv=git status -s"), "is named twice"),
-        (("--always", "--match", "any:argv=x"), "is no way to match a call"),
-        (("--always", "--match", "words:argv=svn"), "would not even match the call that is asked about"),
-        (("--always", "--match", "under:argv=/srv"), "would not even match the call that is asked about"),
+        (("--always", "--scope", "world"), "Unknown rule scope 'world'. Use session, agent or fleet"),
+        (("--always", "--match", "words"), "Use same"),
+        (("--always", "--match", "words:argv="), "Invalid match"),
+        (("--always", "--match", "glob:argv=*"), "Invalid match"),
+        (("--always", "--match", "words:command=git"), "has no argument 'command'. Its arguments: argv"),
+        (("--always", "--match", "words:argv='git"), "is not a valid command line"),
+        (("--always", "--match", "words:argv=git"), "does not match the call itself"),
+        (("--always", "--match", "words:argv=g*t status -s"), "cannot contain a wildcard"),
+        (("--always", "--match", "any:argv", "--match", "words:argv=git status -s"), "appears twice"),
+        (("--always", "--match", "any:argv=x"), "Invalid match"),
+        (("--always", "--match", "words:argv=svn"), "does not match the call itself"),
+        (("--always", "--match", "under:argv=/srv"), "does not match the call itself"),
     ],
 )
 def test_an_answer_that_does_not_fit_the_question_is_a_sentence(
@@ -458,15 +463,15 @@ def test_a_question_of_another_kind_takes_a_plain_answer(place: Place, words: tu
     _, decision = place.play(LETTER, place.leave(parked=False))
     answer = place.halter("approve", decision, *words, typed="{}")
     assert answer.exit_code == 2
-    assert "is no call that waits for approval" in answer.stderr
+    assert "is not a pending call" in answer.stderr
 
 
 def test_a_decision_is_made_once(place: Place) -> None:
     _, decision = place.play(LETTER)
     place.answer("approve", decision)
-    again = place.halter("deny", decision)
-    assert again.exit_code == 2
-    assert "is answered already: approve, by " in again.stderr
+    result = place.halter("deny", decision)
+    assert result.exit_code == 2
+    assert "was already answered (approve, by " in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -483,8 +488,8 @@ def test_a_command_that_follows_ends_when_it_is_interrupted(place: Place, words:
     refused, decision = place.play(LETTER)
     place.answer("deny", decision)
     place.go_on(refused)
-    meant = [word.format(session=session) for word in words]
-    with process(place, *meant, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as following:
+    texts = [word.format(session=session) for word in words]
+    with process(place, *texts, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as following:
         assert following.stdout is not None
         assert following.stdout.readline()
         following.send_signal(signal.SIGINT)

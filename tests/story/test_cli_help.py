@@ -24,9 +24,9 @@ from tests.story.clerks import environment, furnish
 
 SPEC = {
     "Run": ["init", "run", "chat", "play", "demo"],
-    "Run by themselves": ["up", "worker", "serve", "proxy", "on", "off"],
-    "Look": ["sessions", "show", "tail", "receipt", "report", "export"],
-    "Steer": ["inbox", "approve", "deny", "halt", "resume", "cancel", "budget"],
+    "Run unattended": ["up", "worker", "serve", "proxy", "on", "off"],
+    "Inspect": ["sessions", "show", "tail", "receipt", "report", "export"],
+    "Control": ["inbox", "approve", "deny", "halt", "resume", "cancel", "budget"],
     "Plan": ["schedules", "route"],
     "Trust": ["audit", "verify", "erase", "drill", "doctor", "schema"],
 }
@@ -100,11 +100,11 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def home(furnished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home as it was furnished, at the very place that was trusted, whatever was done there before."""
-    kept = furnished.with_name("kept")
-    if not kept.exists():
-        shutil.copytree(furnished, kept)
+    path = furnished.with_name("kept")
+    if not path.exists():
+        shutil.copytree(furnished, path)
     shutil.rmtree(furnished)
-    shutil.copytree(kept, furnished)
+    shutil.copytree(path, furnished)
     monkeypatch.chdir(furnished)
     return furnished
 
@@ -131,21 +131,21 @@ def test_the_help_is_grouped_and_every_command_has_one_line_of_it() -> None:
         for name, (_, line) in COMMANDS[panel].items():
             assert len(line) <= 65, name
             assert line.endswith("."), name
-    said = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "80", "TERM": "dumb"}).stdout
-    shown = re.findall(r"^│ (\w+) +\S.*│$", said, re.MULTILINE)
-    assert shown == [name for commands in COMMANDS.values() for name in commands]
+    text = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "80", "TERM": "dumb"}).stdout
+    results = re.findall(r"^│ (\w+) +\S.*│$", text, re.MULTILINE)
+    assert results == [name for commands in COMMANDS.values() for name in commands]
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_every_command_tells_what_it_does_in_a_line_and_more_of_it_and_shows_examples(name: str) -> None:
-    line, _, more = (ALL[name].help or "").partition("\n\n")
+    line, _, outcome = (ALL[name].help or "").partition("\n\n")
     assert line.endswith(".")
-    assert more
-    said = CliRunner().invoke(build(), [*name.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-    assert said.exit_code == 0
+    assert outcome
+    result = CliRunner().invoke(build(), [*name.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 0
     assert 1 <= len(EXAMPLES[name]) <= 3
     for example in EXAMPLES[name]:
-        assert example in said.stdout
+        assert example in result.stdout
         assert example.startswith(f"halter {name.removesuffix(' list').split()[0]}")
 
 
@@ -165,15 +165,15 @@ def test_there_are_examples_of_nothing_else() -> None:
     ids=lambda line: line[7:40],
 )
 def test_every_example_works(home: Path, line: str) -> None:
-    typed, _, target = line.partition(" > ")
+    text, _, target = line.partition(" > ")
     if line in BEFORE:
         types(home, BEFORE[line])
-    said = types(home, typed)
-    assert said.exit_code == 0, said.output
-    assert "Traceback" not in said.output
-    assert said.output
-    if "--json" in typed or target:
-        json.loads(said.stdout)
+    result = types(home, text)
+    assert result.exit_code == 0, result.output
+    assert "Traceback" not in result.output
+    assert result.output
+    if "--json" in text or target:
+        json.loads(result.stdout)
 
 
 @pytest.mark.parametrize("line", sorted(FOLLOWING))
@@ -191,8 +191,8 @@ def test_what_follows_goes_on_until_it_is_interrupted(home: Path, line: str) -> 
             types(home, "halter halt fleet")
             assert _is_told(program, home)
         program.send_signal(signal.SIGINT)
-        _, beside = program.communicate(timeout=30)
-    assert (program.returncode, beside) == (130, b"")
+        _, body = program.communicate(timeout=30)
+    assert (program.returncode, body) == (130, b"")
 
 
 def _is_told(program: "subprocess.Popen[bytes]", home: Path) -> bool:
@@ -258,18 +258,18 @@ ANSWERS = [
 
 @pytest.mark.parametrize("line", ANSWERS)
 def test_an_answer_in_json_is_json_and_nothing_else(home: Path, line: str) -> None:
-    said = types(home, f"halter {line} --json")
-    assert said.exit_code == 0, said.output
-    json.loads(said.stdout)
-    assert "\x1b" not in said.stdout
+    result = types(home, f"halter {line} --json")
+    assert result.exit_code == 0, result.output
+    json.loads(result.stdout)
+    assert "\x1b" not in result.stdout
 
 
 def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
-    asked = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
+    texts = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
     hooks = {"hook install", "hook uninstall", "hook status", "hook serve"}
     proxied = {"proxy check", "keys revoke", "channels unpair"}
     goes_on = {"up", "worker", "serve", "gateway", "tail", "chat", "demo", "resume"}
-    assert set(ALL) - asked - hooks - proxied == goes_on
+    assert set(ALL) - texts - hooks - proxied == goes_on
 
 
 @pytest.mark.parametrize(
@@ -289,22 +289,22 @@ def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
     ],
 )
 def test_codes_tell_a_script_what_came_of_it(home: Path, line: str, code: int) -> None:
-    said = types(home, line)
-    assert said.exit_code == code, said.output
+    result = types(home, line)
+    assert result.exit_code == code, result.output
     assert code in EXIT_MEANINGS
 
 
 def test_the_help_tells_what_each_code_means() -> None:
-    said = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
+    text = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
     for code, meaning in EXIT_MEANINGS.items():
-        assert f"{code}  {meaning}" in said
+        assert f"{code}  {meaning}" in text
 
 
 @pytest.mark.parametrize("program", ["import halter", "from halter.cli import main; main()"])
 def test_neither_the_package_nor_the_help_loads_anything_heavy(program: str) -> None:
-    told = f"import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {program}"
-    done = subprocess.run([sys.executable, "-c", told, "--help"], capture_output=True, text=True, check=True)
-    loaded = set(done.stderr.split())
+    output = f"import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {program}"
+    process = subprocess.run([sys.executable, "-c", output, "--help"], capture_output=True, text=True, check=True)
+    loaded = set(process.stderr.split())
     assert not [name for name in loaded if name in HEAVY or name.startswith(tuple(f"{heavy}." for heavy in HEAVY))]
     if "cli" not in program:
         assert not loaded & {"typer", "rich", "msgspec"}
@@ -319,7 +319,7 @@ agent = Agent("desk", model="anthropic:claude-sonnet-4-5", store="memory:", inst
 import json, sys
 print(json.dumps(sorted(sys.modules)))
 """
-    printed = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=True).stdout
-    loaded = set(json.loads(printed))
+    body = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=True).stdout
+    loaded = set(json.loads(body))
     assert "halter.runtime.agent" in loaded
     assert sorted(loaded & set(TO_RUN)) == []

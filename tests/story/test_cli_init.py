@@ -49,10 +49,12 @@ def trust(tmp_path: Path) -> TrustFile:
 
 def test_a_new_agent_works_at_once_and_is_trusted(halter: Halter, tmp_path: Path, trust: TrustFile) -> None:
     folder = tmp_path / "night watch"
-    said = halter("init", str(folder))
-    assert said.exit_code == 0, said.stderr
-    assert said.stdout.startswith(f"night-watch is in {folder}: agent.yaml, AGENTS.md, tools.py. Its code is trusted")
-    assert f"  halter run '{folder}' \"hello\"\n  halter chat '{folder}'\n" in said.stdout
+    result = halter("init", str(folder))
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith(
+        f"Wrote night-watch to {folder}: agent.yaml, AGENTS.md, tools.py. Its current code is trusted"
+    )
+    assert f"  halter run '{folder}' \"hello\"\n  halter chat '{folder}'\n" in result.stdout
     assert trust.is_trusted(folder, digest_folder(folder))
     mind = resolve_agent(FleetConfig(), read_agent(folder), folder).model_settings
     assert (mind.model, len(mind.reflex) > 0, mind.instructions != "") == ("reflex:rules", True, True)
@@ -80,12 +82,12 @@ def test_a_model_of_any_provider_can_be_named(
     model: str, canonical: str, next_command: str, halter: Halter, tmp_path: Path
 ) -> None:
     folder = tmp_path / "agent"
-    said = halter("init", str(folder), "--model", model, "--name", "2026", "--json")
-    assert said.exit_code == 0, said.stderr
-    made = json.loads(said.stdout)
-    assert (made["name"], made["trusted"], made["problem"]) == ("2026", True, "")
-    assert made["next"][0].startswith(next_command)
-    assert len(made["next"]) == 2
+    result = halter("init", str(folder), "--model", model, "--name", "2026", "--json")
+    assert result.exit_code == 0, result.stderr
+    payload = json.loads(result.stdout)
+    assert (payload["name"], payload["trusted"], payload["problem"]) == ("2026", True, "")
+    assert payload["next"][0].startswith(next_command)
+    assert len(payload["next"]) == 2
     agent = read_agent(folder)
     assert (
         resolve_policy(FleetConfig(), agent).name,
@@ -100,9 +102,9 @@ def test_nothing_is_overwritten(halter: Halter, tmp_path: Path, trust: TrustFile
     folder = tmp_path / "agent"
     folder.mkdir()
     (folder / "AGENTS.md").write_text("Mine.")
-    said = halter("init", str(folder))
-    assert said.exit_code == 1
-    assert said.stderr == f"{folder} has `AGENTS.md` already, and nothing is overwritten: name another folder.\n"
+    result = halter("init", str(folder))
+    assert result.exit_code == 1
+    assert result.stderr == f"{folder} already has `AGENTS.md`. Nothing was written; choose another folder.\n"
     assert [path.name for path in folder.iterdir()] == ["AGENTS.md"]
     assert (folder / "AGENTS.md").read_text() == "Mine."
     assert trust.folders() == {}
@@ -112,38 +114,38 @@ def test_code_that_was_there_is_not_trusted_with_the_new(halter: Halter, tmp_pat
     folder = tmp_path / "agent"
     folder.mkdir()
     (folder / "helper.py").write_text("print('who wrote this?')\n")
-    said = halter("init", str(folder), "--json")
-    assert json.loads(said.stdout)["trusted"] is False
-    assert json.loads(said.stdout)["next"] == [f"halter trust {folder}", f'halter run {folder} "hello"']
+    result = halter("init", str(folder), "--json")
+    assert json.loads(result.stdout)["trusted"] is False
+    assert json.loads(result.stdout)["next"] == [f"halter trust {folder}", f'halter run {folder} "hello"']
     assert trust.folders() == {}
 
 
 def test_an_agent_can_make_an_agent_but_not_trust_it(halter: Halter, tmp_path: Path, trust: TrustFile) -> None:
-    said = halter("init", str(tmp_path / "child"), "--json", HALTER_AGENT="parent")
-    assert said.exit_code == 0
-    assert json.loads(said.stdout)["trusted"] is False
+    result = halter("init", str(tmp_path / "child"), "--json", HALTER_AGENT="parent")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["trusted"] is False
     assert trust.folders() == {}
 
 
 def test_a_fleet_that_does_not_allow_the_model_is_told_of(halter: Halter, tmp_path: Path) -> None:
     (tmp_path / "halter.yaml").write_text("allowed_models: ['anthropic:*']\n")
-    said = halter("init", str(tmp_path / "agent"), HALTER_FLEET=str(tmp_path / "halter.yaml"))
-    assert said.exit_code == 0
-    assert "`model` is `reflex:rules`, but" in said.stderr
-    assert "allows only `anthropic:*`" in said.stderr
+    result = halter("init", str(tmp_path / "agent"), HALTER_FLEET=str(tmp_path / "halter.yaml"))
+    assert result.exit_code == 0
+    assert "`model` is `reflex:rules`, but" in result.stderr
+    assert "allows only `anthropic:*`" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["agent", "--model", "gpt"], 2, "'gpt' cannot be its model: write one model, as in anthropic:"),
-        (["agent", "--model", "openai:*"], 2, "'openai:*' cannot be its model"),
-        (["agent", "--model", "{a}:b"], 2, "'{a}:b' cannot be its model"),
-        (["agent", "--model", "openai:a\udcffb"], 2, "cannot be its model"),
-        (["agent", "--name", "../x"], 2, "'../x' cannot be its name: write --name with a name of up to 64 letters"),
-        (["/"], 2, "'' cannot be its name"),
+        (["agent", "--model", "gpt"], 2, "Invalid model 'gpt'. Use one model, as in anthropic:"),
+        (["agent", "--model", "openai:*"], 2, "Invalid model 'openai:*'"),
+        (["agent", "--model", "{a}:b"], 2, "Invalid model '{a}:b'"),
+        (["agent", "--model", "openai:a\udcffb"], 2, "Invalid model"),
+        (["agent", "--name", "../x"], 2, "Invalid agent name '../x'. Pass --name with a name of up to 64 letters"),
+        (["/"], 2, "Invalid agent name ''"),
         (["file"], 3, "file is not a folder: name the agent's folder itself."),
-        (["file/agent"], 3, "cannot be"),
+        (["file/agent"], 3, "Cannot "),
         (["link"], 3, "link is not a folder"),
         (["a" * 5000], 3, ": File name too long."),
     ],
@@ -154,8 +156,8 @@ def test_what_cannot_be_made_is_a_sentence(
     (tmp_path / "file").write_text("")
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    said = halter("init", str(tmp_path / words[0]), *words[1:])
-    assert (said.exit_code, sentence in said.stderr) == (code, True), said.stderr
+    result = halter("init", str(tmp_path / words[0]), *words[1:])
+    assert (result.exit_code, sentence in result.stderr) == (code, True), result.stderr
     assert {path.name for path in tmp_path.iterdir()} <= {"file", "real", "link"}
 
 
@@ -168,11 +170,11 @@ NAMES = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,20}[A-Za-z0-9])?", fullmatch
 def test_any_name_and_model_is_written_so_that_it_is_read_again(
     name: str, provider: str, model: str, tmp_path: Path
 ) -> None:
-    said = f"{provider}:{model}"
+    output = f"{provider}:{model}"
     if not model.strip() or model != model.strip() or not model.isprintable() or provider in {"scripted", "reflex"}:
         return
-    agent = parse_agent(load_bytes(render_starter_files(name, said)["agent.yaml"].encode(), "agent.yaml"))
-    assert (agent.spec.name, resolve_agent(FleetConfig(), agent, tmp_path).model_settings.model) == (name, said)
+    agent = parse_agent(load_bytes(render_starter_files(name, output)["agent.yaml"].encode(), "agent.yaml"))
+    assert (agent.spec.name, resolve_agent(FleetConfig(), agent, tmp_path).model_settings.model) == (name, output)
 
 
 @pytest.mark.parametrize(
@@ -180,9 +182,9 @@ def test_any_name_and_model_is_written_so_that_it_is_read_again(
     [([], agent_schema()), (["agent", "--json"], agent_schema()), (["fleet"], fleet_schema())],
 )
 def test_the_schema_is_printed_as_json(words: list[str], schema: dict[str, Any], halter: Halter) -> None:
-    said = halter("schema", *words)
-    assert said.exit_code == 0
-    assert json.loads(said.stdout) == schema
+    result = halter("schema", *words)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == schema
 
 
 def test_a_schema_that_there_is_not_is_wrong_use(halter: Halter) -> None:

@@ -27,10 +27,10 @@ LONG = re.compile(r"\S{38,}")
 
 SLOW = """
 import sys, threading
-from halter.cli.terminal import patience, share
+from halter.cli.terminal import format_progress, progress
 
-with patience("Counting", quiet="--json" in sys.argv, a_while=0) as tell:
-    tell(share(2, 5))
+with progress("Counting", quiet="--json" in sys.argv, delay_seconds=0) as tell:
+    tell(format_progress(2, 5))
     sys.stdout.write("answer\\n")
     sys.stdout.flush()
     # What is shown is begun by a timer, which is over once it is there.
@@ -42,9 +42,9 @@ with patience("Counting", quiet="--json" in sys.argv, a_while=0) as tell:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("c")
-    furnish(made)
-    return made
+    path = tmp_path_factory.mktemp("c")
+    furnish(path)
+    return path
 
 
 def screened(command: list[str], environ: dict[str, str], home: Path, **pipes: int) -> tuple[int, str, str]:
@@ -53,18 +53,18 @@ def screened(command: list[str], environ: dict[str, str], home: Path, **pipes: i
     streams = {"stdin": screen, "stdout": screen, "stderr": screen, **pipes}
     with subprocess.Popen(command, env={**os.environ, **environ}, cwd=home, **streams) as program:
         os.close(screen)
-        shown = read_screen(keys)
+        text = read_screen(keys)
         elsewhere = program.stdout.read().decode() if program.stdout else ""
-    return program.returncode, shown, elsewhere
+    return program.returncode, text, elsewhere
 
 
 def read_screen(keys: int) -> str:
     """Read what a terminal shows until its program has ended."""
-    shown = io.BytesIO()
-    while piece := _piece(keys):
-        shown.write(piece)
+    stream = io.BytesIO()
+    while body := _piece(keys):
+        stream.write(body)
     os.close(keys)
-    return shown.getvalue().decode(errors="replace").replace("\r\n", "\n")
+    return stream.getvalue().decode(errors="replace").replace("\r\n", "\n")
 
 
 def _piece(keys: int) -> bytes:
@@ -79,39 +79,39 @@ def at_terminal(home: Path, line: str, **more: str) -> str:
     keys, screen = pty.openpty()
     with Halter(line.split(), env=environ, cwd=home, terminal=screen) as program:
         os.close(screen)
-        shown = read_screen(keys)
-    assert program.wait() in {0, 1, 2}, shown
-    assert "Traceback" not in shown
-    assert "Internal error" not in shown
-    return shown
+        text = read_screen(keys)
+    assert program.wait() in {0, 1, 2}, text
+    assert "Traceback" not in text
+    assert "Internal error" not in text
+    return text
 
 
 @pytest.mark.parametrize("line", MAIN)
 def test_40_columns_show_no_wider_line_and_no_colour_to_who_wants_none(home: Path, line: str) -> None:
-    shown = at_terminal(home, line, NO_COLOR="1")
-    assert not COLOURED.search(shown)
-    shown = STEERING.sub("", shown)
-    wide = [each for each in shown.splitlines() if len(each.rstrip()) > 40 and not LONG.search(each)]
+    text = at_terminal(home, line, NO_COLOR="1")
+    assert not COLOURED.search(text)
+    text = STEERING.sub("", text)
+    wide = [each for each in text.splitlines() if len(each.rstrip()) > 40 and not LONG.search(each)]
     assert not wide
 
 
 @pytest.mark.parametrize("line", ["sessions", "inbox", "doctor clerk", "verify", "report"])
 def test_a_terminal_that_can_do_little_is_not_wider_than_it_is_and_is_not_steered(home: Path, line: str) -> None:
-    shown = at_terminal(home, line, TERM="dumb")
-    assert "\x1b" not in shown
-    assert not [each for each in shown.splitlines() if len(each.rstrip()) > 40 and not LONG.search(each)]
+    text = at_terminal(home, line, TERM="dumb")
+    assert "\x1b" not in text
+    assert not [each for each in text.splitlines() if len(each.rstrip()) > 40 and not LONG.search(each)]
 
 
 @pytest.mark.parametrize("line", ["--help", "sessions", "show clerk-1", "inbox", "doctor clerk", "nosuch"])
 def test_a_pipe_that_knows_no_letters_of_ours_gets_all_of_it_all_the_same(home: Path, line: str) -> None:
     environ = {**os.environ, **environment(home), "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     command = [sys.executable, "-m", "halter", *line.split()]
-    done = subprocess.run(command, env=environ, cwd=home, capture_output=True, check=False)
-    assert done.returncode in {0, 1, 2}, done.stderr
-    assert b"Traceback" not in done.stderr
-    assert b"Internal error" not in done.stderr
-    assert (done.stdout + done.stderr).isascii()
-    assert b"\x1b" not in done.stdout + done.stderr
+    process = subprocess.run(command, env=environ, cwd=home, capture_output=True, check=False)
+    assert process.returncode in {0, 1, 2}, process.stderr
+    assert b"Traceback" not in process.stderr
+    assert b"Internal error" not in process.stderr
+    assert (process.stdout + process.stderr).isascii()
+    assert b"\x1b" not in process.stdout + process.stderr
 
 
 def slow(home: Path, *words: str, **pipes: int) -> tuple[int, str, str]:
@@ -120,26 +120,26 @@ def slow(home: Path, *words: str, **pipes: int) -> tuple[int, str, str]:
 
 
 def test_what_takes_long_says_how_far_it_is_and_leaves_nothing_behind(home: Path) -> None:
-    _, shown, _ = slow(home)
-    assert "Counting: 2 of 5 events …" in shown
-    assert "answer" in shown
-    assert shown.rstrip("\n").endswith(("\x1b[2K", "\x1b[?25h"))
+    _, text, _ = slow(home)
+    assert "Counting: 2 of 5 events …" in text
+    assert "answer" in text
+    assert text.rstrip("\n").endswith(("\x1b[2K", "\x1b[?25h"))
 
 
 def test_an_answer_that_goes_elsewhere_holds_nothing_of_it(home: Path) -> None:
-    _, shown, answer = slow(home, stdout=subprocess.PIPE)
+    _, text, answer = slow(home, stdout=subprocess.PIPE)
     assert answer == "answer\n"
-    assert "Counting" in shown
+    assert "Counting" in text
 
 
 @pytest.mark.parametrize("how", [lambda: {"stderr": subprocess.DEVNULL}, dict])
 def test_programs_and_pipes_are_shown_nothing(home: Path, how: Callable[[], dict[str, int]]) -> None:
     words = () if how() else ("--json",)
-    _, shown, _ = slow(home, *words, **how())
-    assert shown == "answer\n"
+    _, text, _ = slow(home, *words, **how())
+    assert text == "answer\n"
 
 
 def test_a_terminal_that_can_do_little_is_told_once(home: Path) -> None:
     command = [sys.executable, "-c", SLOW]
-    _, shown, _ = screened(command, {"TERM": "dumb", "COLUMNS": "80"}, home)
-    assert sorted(shown.splitlines()) == ["Counting …", "answer"]
+    _, text, _ = screened(command, {"TERM": "dumb", "COLUMNS": "80"}, home)
+    assert sorted(text.splitlines()) == ["Counting …", "answer"]

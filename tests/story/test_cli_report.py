@@ -44,17 +44,17 @@ def halter(tmp_path: Path) -> Halter:
 
 
 def test_a_report_is_shown_to_people_and_to_programs(halter: Halter) -> None:
-    shown = halter("report")
-    assert shown.exit_code == 0, shown.output
-    assert "Nothing needs you." in shown.stdout
-    assert "s1: ERROR, model_error" in shown.stdout
-    told = json.loads(halter("report", "--json").stdout)
-    assert [agent["ended"] for agent in told["agents"]] == [{"ERROR, model_error": 1}]
+    result = halter("report")
+    assert result.exit_code == 0, result.output
+    assert "Nothing needs you." in result.stdout
+    assert "s1: ERROR, model_error" in result.stdout
+    payload = json.loads(halter("report", "--json").stdout)
+    assert [agent["ended"] for agent in payload["agents"]] == [{"ERROR, model_error": 1}]
 
 
 def test_a_report_is_a_message_too(halter: Halter) -> None:
-    shown = halter("report", "--message")
-    assert shown.stdout.startswith("Halter: nothing needs you; 1 session and $0.00 in 1d\n\n")
+    result = halter("report", "--message")
+    assert result.stdout.startswith("Halter: nothing needs you; 1 session and $0.00 in 1d\n\n")
 
 
 def test_a_page_of_a_report_holds_nothing_that_a_browser_would_run(halter: Halter, tmp_path: Path) -> None:
@@ -73,13 +73,13 @@ def test_a_report_is_sent_over_a_channel_of_an_agent_that_is_known(halter: Halte
 
     async def queued() -> list[str]:
         async with open_runtime(settings) as app:
-            return [stored.kind for stored in await app.store.read(OUTBOX)]
+            return [event.kind for event in await app.store.read(OUTBOX)]
 
     assert asyncio.run(queued()) == ["notification_queued"]
 
 
 @pytest.mark.parametrize("words", [("--since", "soon"), ("--html", "/nowhere/at/all.html")])
 def test_what_cannot_be_is_told_in_a_sentence(halter: Halter, words: tuple[str, ...]) -> None:
-    shown = halter("report", *words)
-    assert shown.exit_code not in (0, 1)
-    assert "Traceback" not in shown.output
+    result = halter("report", *words)
+    assert result.exit_code not in (0, 1)
+    assert "Traceback" not in result.output

@@ -35,9 +35,9 @@ class Serve:
 
     def ends(self) -> tuple[int, str]:
         self.program.send_signal(signal.SIGINT)
-        _, beside = self.program.communicate(timeout=30)
-        assert b"Traceback" not in beside, beside.decode()
-        return self.program.returncode, beside.decode()
+        _, body = self.program.communicate(timeout=30)
+        assert b"Traceback" not in body, body.decode()
+        return self.program.returncode, body.decode()
 
 
 @pytest.fixture
@@ -65,17 +65,17 @@ def test_the_first_start_shows_a_token_once_and_runs_agents_beside_the_api(ada: 
     assert get(url, "/api/whoami", token).json() == {"name": "ada", "role": "admin", "agents": []}
     (session,) = get(url, "/api/sessions", token).json()
     assert (session["session"], session["state"]) == ("desk-1", "SLEEPING")
-    said = get(url, "/api/halts", token, method="POST", json={"scope": "fleet", "reason": "enough"})
-    assert said.status_code == 200
+    response = get(url, "/api/halts", token, method="POST", json={"scope": "fleet", "reason": "enough"})
+    assert response.status_code == 200
     serve.until("halt")
     assert serve.ends() == (130, "")
     file = ada.home / "config" / "halter" / "tokens.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert token not in file.read_text()
     again = Serve(ada, "--json")
-    shown = json.loads(again.until("serving"))
-    assert set(shown) == {"name", "at", "url"}
-    assert get(shown["url"], "/api/whoami", token).status_code == 200
+    payload = json.loads(again.until("serving"))
+    assert set(payload) == {"name", "at", "url"}
+    assert get(payload["url"], "/api/whoami", token).status_code == 200
     assert again.ends() == (130, "")
 
 
@@ -83,10 +83,10 @@ def test_a_lost_token_is_replaced_while_the_server_runs(ada: Person) -> None:
     serve = Serve(ada, str(ada.agent), "--json")
     first = json.loads(serve.until("serving"))
     lost = first["login_url"].partition("#token=")[2]
-    made = ada.looks("tokens", "add", "ann", "--role", "viewer", "--agent", "desk")
-    assert (made["role"], made["agents"]) == ("viewer", ["desk"])
-    assert get(first["url"], "/api/whoami", made["token"]).json()["name"] == "ann"
-    assert get(first["url"], "/api/halts", made["token"], method="POST", json={"scope": "fleet"}).status_code == 403
+    result = ada.looks("tokens", "add", "ann", "--role", "viewer", "--agent", "desk")
+    assert (result["role"], result["agents"]) == ("viewer", ["desk"])
+    assert get(first["url"], "/api/whoami", result["token"]).json()["name"] == "ann"
+    assert get(first["url"], "/api/halts", result["token"], method="POST", json={"scope": "fleet"}).status_code == 403
     assert ada.types("tokens", "remove", "ada")[0] == 0
     assert get(first["url"], "/api/whoami", lost).status_code == 401
     assert [each["name"] for each in ada.looks("tokens")] == ["ann"]
@@ -102,28 +102,28 @@ def test_a_home_in_which_nothing_has_run_is_served(ada: Person) -> None:
 
 
 def test_what_is_wrong_is_a_sentence(ada: Person) -> None:
-    code, _, beside = ada.types("serve", "--store", str(ada.home / "typo.db"))
-    assert (code, "There is no store" in beside) == (3, True)
+    code, _, text = ada.types("serve", "--store", str(ada.home / "typo.db"))
+    assert (code, "There is no store" in text) == (3, True)
     store = ada.home / "s.db"
     serve = Serve(ada, str(ada.agent), "--store", str(store))
     serve.until("sleeps")
     serve.ends()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, _, beside = ada.types("serve", "--store", str(store), "--listen", f"127.0.0.1:{port}")
-        assert (code, f"Nothing can listen on 127.0.0.1:{port}: another program does." in beside) == (3, True)
-    code, _, beside = ada.types("serve", "--store", str(store), "--listen", "0.0.0.0:0")
-    assert (code, "--beyond-this-machine" in beside) == (3, True)
+        code, _, text = ada.types("serve", "--store", str(store), "--listen", f"127.0.0.1:{port}")
+        assert (code, f"Cannot listen on 127.0.0.1:{port}: the port is in use." in text) == (3, True)
+    code, _, text = ada.types("serve", "--store", str(store), "--listen", "0.0.0.0:0")
+    assert (code, "--beyond-this-machine" in text) == (3, True)
     for wrong in (["--listen", "8765"], ["--listen", "x:99999"], ["--host", "a b"], ["--host", "http://x"]):
         assert ada.types("serve", "--store", str(store), *wrong)[0] == 2
     (ada.home / "config" / "halter" / "tokens.json").chmod(0o644)
-    code, _, beside = ada.types("serve", "--store", str(store), "--listen", "127.0.0.1:0")
-    assert (code, "run chmod 600" in beside) == (3, True)
+    code, _, text = ada.types("serve", "--store", str(store), "--listen", "127.0.0.1:0")
+    assert (code, "run chmod 600" in text) == (3, True)
     with sqlite3.connect(store) as file:
         file.execute("UPDATE meta SET value = '9999' WHERE name = 'schema'")
     file.close()
-    code, said, beside = ada.types("serve", "--store", str(store))
-    assert (code, said, "newer" in beside) == (3, "", True), beside
+    code, output, text = ada.types("serve", "--store", str(store))
+    assert (code, output, "newer" in text) == (3, "", True), text
 
 
 def test_an_agent_opens_no_server_and_makes_no_token(ada: Person) -> None:
@@ -134,6 +134,6 @@ def test_an_agent_opens_no_server_and_makes_no_token(ada: Person) -> None:
         ["tokens", "remove", "x"],
         ["serve", str(ada.agent), *store],
     ):
-        code, _, beside = ada.types(*words)
-        assert (code, "started by an agent" in beside) == (1, True), words
+        code, _, text = ada.types(*words)
+        assert (code, "started by an agent" in text) == (1, True), words
     assert not (ada.home / "config" / "halter" / "tokens.json").exists()

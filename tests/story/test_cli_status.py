@@ -13,10 +13,10 @@ from halter.core.clock import MINUTE
 from halter.core.ids import WorkerId
 from halter.core.rows import WorkerInfo
 from halter.guard.halts import switch_on
-from halter.operations.desk import Actor, Principal
+from halter.operations.actor import Actor, Principal
 from halter.operations.queries import read_needs
 from halter.operations.registry import show_home as read_home
-from halter.operations.status import status
+from halter.operations.status import read_status
 from halter.runtime.runtime import open_runtime
 from halter.settings import read_settings
 from tests.story.clerks import environment, furnish
@@ -37,18 +37,18 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_the_morning_fits_a_small_screen(place: Place) -> None:
-    shown = place.types("status")
-    assert shown.exit_code == 0, shown.output
-    lines = shown.stdout.splitlines()
+    result = place.types("status")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
     assert lines[0].strip() == "4 need you · $0.50 of $20.00 spent today · 0 of 1 agent running"
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
-    assert "halter approve clerk-1.1/approval" in shown.stdout
+    assert "halter approve clerk-1.1/approval" in result.stdout
 
 
 def test_a_home_in_which_nothing_ever_ran_has_a_status(tmp_path: Path) -> None:
-    shown = Place(tmp_path).types("status")
-    assert (shown.exit_code, "No agent has run here yet." in shown.stdout) == (0, True)
+    result = Place(tmp_path).types("status")
+    assert (result.exit_code, "No agent has run here yet." in result.stdout) == (0, True)
     assert not list(tmp_path.rglob("halter.db"))
 
 
@@ -56,9 +56,9 @@ def test_commands_name_the_store_that_was_named(place: Place) -> None:
     store = str(place.home / "state" / "halter" / "halter.db")
     place.environ["COLUMNS"] = "300"
     for command in ("status", "inbox"):
-        shown = " ".join(place.types(command, "--store", store).stdout.split())
-        assert f"halter approve clerk-1.1/approval --store {store}" in shown
-        assert f"halter findings --store {store}" in shown
+        text = " ".join(place.types(command, "--store", store).stdout.split())
+        assert f"halter approve clerk-1.1/approval --store {store}" in text
+        assert f"halter findings --store {store}" in text
     assert "--store" not in place.types("inbox").stdout
 
 
@@ -82,14 +82,16 @@ def test_every_face_has_the_same_queue(place: Place) -> None:
 def test_an_agent_is_alive_where_a_process_runs_it(place: Place) -> None:
     async def look(desk: Actor) -> None:
         app, now = desk.app, desk.app.clock.now()
-        about = WorkerInfo(kind="up", host="box", pid=42, started_at=now - MINUTE, agents={"shop": "v1"})
+        worker_info = WorkerInfo(kind="up", host="box", pid=42, started_at=now - MINUTE, agents={"shop": "v1"})
         await app.store.commit(switch_on("shop", "ada", "on"))
-        (away,) = [one for one in (await status(desk)).agents if one.agent == "shop"]
+        (away,) = [agent_status for agent_status in (await read_status(desk)).agents if agent_status.agent == "shop"]
         assert (away.alive, away.waits.startswith("No process runs it: start `halter up")) == (False, True)
-        await app.store.beat(WorkerId("w1"), about=about.said())
-        (shop,) = [one for one in (await status(desk)).agents if one.agent == "shop"]
-        assert (shop.alive, shop.on, shop.waits) == (True, True, "Nothing of it is under way.")
-        assert [(one.kind, one.host, one.pid) for one in shop.places] == [("up", "box", 42)]
+        await app.store.beat(WorkerId("w1"), about=worker_info.encode())
+        (shop,) = [agent_status for agent_status in (await read_status(desk)).agents if agent_status.agent == "shop"]
+        assert (shop.alive, shop.on, shop.waits) == (True, True, "Idle.")
+        assert [(agent_status.kind, agent_status.host, agent_status.pid) for agent_status in shop.places] == [
+            ("up", "box", 42)
+        ]
 
     on_store(place, look)
 

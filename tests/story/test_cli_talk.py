@@ -71,9 +71,9 @@ class Person:
 
     def types(self, *words: str, given: bytes = b"") -> tuple[int, str, str]:
         with self.begins(*words) as program:
-            said, beside = program.communicate(given, timeout=60)
-        assert b"Traceback" not in beside, beside.decode()
-        return program.returncode, said.decode(), beside.decode()
+            body, content = program.communicate(given, timeout=60)
+        assert b"Traceback" not in content, content.decode()
+        return program.returncode, body.decode(), content.decode()
 
     def looks(self, *words: str) -> Any:
         return json.loads(self.types(*words, "--json")[1])
@@ -92,13 +92,13 @@ def ada(tmp_path: Path) -> Person:
 
 
 def test_the_answer_goes_to_standard_output_and_all_else_beside_it(ada: Person) -> None:
-    code, said, beside = ada.types("run", str(ada.agent), "look around")
-    assert (code, said) == (0, "I look.\nAll is well.\n")
+    code, text, output = ada.types("run", str(ada.agent), "look around")
+    assert (code, text) == (0, "I look.\nAll is well.\n")
     (session,) = ada.looks("sessions")
-    assert beside.splitlines() == [
+    assert output.splitlines() == [
         f"Session {session['session']}",
         '  ok       look {"at":"the 雪 ☃"}  nothing at the 雪 ☃',
-        f"COMPLETED, $0.00. Its receipt: halter receipt {session['session']}",
+        f"COMPLETED, $0.00. Receipt: halter receipt {session['session']}",
     ]
 
 
@@ -108,14 +108,14 @@ def test_files_are_given_with_the_first_message_and_erased_with_the_session(ada:
     (ada.home / "notes.txt").write_text(f"The cat is grey. {secret}")
     (ada.home / "memo.ogg").write_bytes(b"OggS")
     given = ("--file", "cat.png", "--file", "notes.txt", "--file", "memo.ogg#seconds=9")
-    code, said, _ = ada.types("run", str(ada.agent), "17 * 23", *given)
-    assert (code, said) == (0, "I look.\nAll is well.\n"), "What comes with files is answered by the model."
+    code, text, _ = ada.types("run", str(ada.agent), "17 * 23", *given)
+    assert (code, text) == (0, "I look.\nAll is well.\n"), "What comes with files is answered by the model."
     (session,) = ada.looks("sessions")
-    shown = ada.types("show", session["session"], "--events")[1]
-    assert "[cat.png, image/png, 8 bytes]" in shown
-    assert "The cat is grey." in shown
-    assert "[memo.ogg, audio/ogg, 4 bytes]" in shown
-    assert secret not in shown
+    output = ada.types("show", session["session"], "--events")[1]
+    assert "[cat.png, image/png, 8 bytes]" in output
+    assert "The cat is grey." in output
+    assert "[memo.ogg, audio/ogg, 4 bytes]" in output
+    assert secret not in output
     assert ada.types("erase", "--session", session["session"], "--yes")[0] == 0
     assert "The cat is grey." not in ada.types("show", session["session"], "--events")[1]
 
@@ -123,9 +123,9 @@ def test_files_are_given_with_the_first_message_and_erased_with_the_session(ada:
 @pytest.mark.parametrize(
     ("given", "code", "sentence"),
     [
-        (("memo.ogg",), 3, "say how many seconds it has, as in memo.ogg#seconds=90"),
-        (("thing.bin",), 3, "cannot be given to a model here"),
-        (("nowhere.png",), 3, "nowhere.png cannot be read: No such file or directory."),
+        (("memo.ogg",), 3, "State its seconds, as in memo.ogg#seconds=90"),
+        (("thing.bin",), 3, "has the unsupported type"),
+        (("nowhere.png",), 3, "nowhere.png: No such file or directory."),
         (("cat.png", "--resume", "x"), 2, "A session that has begun takes no files"),
     ],
     ids=["length", "binary", "missing", "resumed"],
@@ -133,9 +133,9 @@ def test_files_are_given_with_the_first_message_and_erased_with_the_session(ada:
 def test_a_file_that_cannot_be_given_is_a_sentence(ada: Person, given: Sequence[str], code: int, sentence: str) -> None:
     (ada.home / "memo.ogg").write_bytes(b"OggS")
     (ada.home / "thing.bin").write_bytes(bytes(9))
-    left, said, beside = ada.types("run", str(ada.agent), "What is it?", "--file", *given)
-    assert (left, said) == (code, "")
-    assert sentence in " ".join(beside.split())
+    left, text, output = ada.types("run", str(ada.agent), "What is it?", "--file", *given)
+    assert (left, text) == (code, "")
+    assert sentence in " ".join(output.split())
     assert ada.looks("sessions") == []
 
 
@@ -147,44 +147,44 @@ def test_the_cap_of_a_day_is_told_at_once_with_what_raises_it(ada: Person) -> No
     with ada.begins("run", str(ada.agent), "look around", stdin=subprocess.DEVNULL) as program:
         assert program.stderr is not None
         lines = map(bytes.decode, program.stderr)
-        told = next((line for line in lines if "sleeps" in line), "it ended")
+        text = next((line for line in lines if "sleeps" in line), "it ended")
         assert ada.types("budget", "raise", "agent:desk", "3")[0] == 0
-        said, _ = program.communicate(timeout=60)
-    assert "$0.0595 of $0.06 is spent, the cap of agent:desk for a day" in told
-    assert "halter budget raise agent:desk AMOUNT" in told
-    assert (program.returncode, said) == (0, b"All is well.\n")
-    shown = ada.types("budget")[1]
-    assert "By model" in shown
+        body, _ = program.communicate(timeout=60)
+    assert "agent:desk has spent $0.0595 of $0.06 for this day" in text
+    assert "halter budget raise agent:desk AMOUNT" in text
+    assert (program.returncode, body) == (0, b"All is well.\n")
+    output = ada.types("budget")[1]
+    assert "By model" in output
 
 
 def test_what_was_said_can_be_read_in_words(ada: Person) -> None:
     ada.types("run", str(ada.agent), "look around")
     (session,) = ada.looks("sessions")
-    shown = ada.types("show", session["session"], "--events")[1]
+    text = ada.types("show", session["session"], "--events")[1]
     for words in ("turn 1 begins", "look around", 'look {"at":"the 雪 ☃"}', "turn 1 ends", "COMPLETED, completed"):
-        assert words in shown
-    assert '"part"' not in shown
+        assert words in text
+    assert '"part"' not in text
 
 
 def test_programs_get_one_object_and_nothing_beside_it(ada: Person) -> None:
-    code, said, beside = ada.types("run", str(ada.agent), "-", "--json", given=b"look around\n")
-    assert (code, beside) == (0, "")
-    answer = json.loads(said)
-    told = [answer[key] for key in ("state", "terminal_reason", "ok", "text", "steps", "calls", "cost_usd")]
-    assert told == ["COMPLETED", "completed", True, "All is well.", 2, 1, 0]
+    code, text, output = ada.types("run", str(ada.agent), "-", "--json", given=b"look around\n")
+    assert (code, output) == (0, "")
+    answer = json.loads(text)
+    results = [answer[key] for key in ("state", "terminal_reason", "ok", "text", "steps", "calls", "cost_usd")]
+    assert results == ["COMPLETED", "completed", True, "All is well.", 2, 1, 0]
 
 
 def test_a_run_that_comes_to_a_bad_end_leaves_with_one_and_goes_on_later(ada: Person) -> None:
     ada.writes("- fails: {kind: Rejected, message: The machine is on fire.}\n")
-    code, said, beside = ada.types("run", str(ada.agent), "look")
-    assert (code, said) == (1, "")
-    assert "ERROR: Rejected: The machine is on fire." in beside
+    code, text, output = ada.types("run", str(ada.agent), "look")
+    assert (code, text) == (1, "")
+    assert "ERROR: Rejected: The machine is on fire." in output
     (session,) = ada.looks("sessions")
     ada.writes("- text: Better now.\n")
-    code, said, _ = ada.types("run", str(ada.agent), "--resume", session["session"][:20])
-    assert (code, said) == (0, "Better now.\n")
-    made = ada.looks("receipt", session["session"])
-    turns = [(turn["turn"], turn["why"], turn["steps"]) for turn in made["turns"]]
+    code, text, _ = ada.types("run", str(ada.agent), "--resume", session["session"][:20])
+    assert (code, text) == (0, "Better now.\n")
+    result = ada.looks("receipt", session["session"])
+    turns = [(turn["turn"], turn["why"], turn["steps"]) for turn in result["turns"]]
     assert turns == [(1, "model_error", 0), (2, "ended", 1)]
     shown = ada.types("receipt", session["session"])[1]
     assert "Turns" in shown
@@ -193,13 +193,13 @@ def test_a_run_that_comes_to_a_bad_end_leaves_with_one_and_goes_on_later(ada: Pe
 
 def test_a_question_is_printed_with_how_to_answer_it(ada: Person) -> None:
     ada.writes("- calls: [{tool: ask_user, arguments: {question: Which desk?}}]\n")
-    code, said, beside = ada.types("run", str(ada.agent), "tidy up")
-    assert (code, said) == (0, "? Which desk?\n")
+    code, text, output = ada.types("run", str(ada.agent), "tidy up")
+    assert (code, text) == (0, "? Which desk?\n")
     (session,) = ada.looks("sessions")
-    assert f"Answer it: halter run '{ada.agent}' --resume {session['session']} \"your answer\"" in beside
+    assert f"Answer it: halter run '{ada.agent}' --resume {session['session']} \"your answer\"" in output
     ada.writes("- {when: left, text: The left one it is.}\n")
-    code, said, _ = ada.types("run", str(ada.agent), "--resume", session["session"], "the left one")
-    assert (code, said) == (0, "The left one it is.\n")
+    code, text, _ = ada.types("run", str(ada.agent), "--resume", session["session"], "the left one")
+    assert (code, text) == (0, "The left one it is.\n")
 
 
 GROWING = "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
@@ -210,13 +210,13 @@ BOMB = f"name: desk\nmodel: reflex\na: &a [x, x]\n{GROWING}"
     ("words", "code", "sentence"),
     [
         (("run", "nowhere", "hello"), 2, "There is no agent.yaml in nowhere: name an agent's folder, or make one with"),
-        (("run", "my desk", ""), 2, 'There is no task: give one, as in halter run FOLDER "message".'),
+        (("run", "my desk", ""), 2, 'No task. Pass one, as in halter run FOLDER "message".'),
         (("run", "my desk", "  \n"), 2, "There is no task"),
         (("run", "my desk", "--resume", "nosuch"), 2, "No session begins with 'nosuch'"),
         (("chat", "nowhere"), 2, "There is no agent.yaml in nowhere"),
         (("run", "bomb", "hello"), 3, "bomb/agent.yaml line 3: anchors (`&name`) are not understood"),
         (("run", "untrusted", "hello"), 3, "halter trust untrusted"),
-        (("run", "mindless", "hello"), 3, "mindless has no model, so it cannot think"),
+        (("run", "mindless", "hello"), 3, "mindless has no model"),
         (("run", "keyless", "hello"), 3, "ANTHROPIC_API_KEY is not set, and"),
         (("run", "scriptless", "hello"), 3, "agent.yaml line 3: `script` names `gone.yaml`, which is missing"),
     ],
@@ -234,16 +234,16 @@ def test_what_is_wrong_is_a_sentence_and_a_code(ada: Person, words: Sequence[str
         (ada.home / name / "agent.yaml").write_text(text)
     (ada.home / "untrusted" / "tools.py").write_text(TOOLS)
     ada.environ.pop("ANTHROPIC_API_KEY", None)
-    left, said, beside = ada.types(*words)
-    assert (left, said) == (code, ""), beside
+    left, output, beside = ada.types(*words)
+    assert (left, output) == (code, ""), beside
     assert sentence in beside
 
 
 def test_a_message_that_no_model_could_read_is_said_to_be_too_large(ada: Person) -> None:
-    code, said, beside = ada.types("run", str(ada.agent), "-", given=b"all work and no play " * 250_000)
-    assert (code, said) == (1, "")
-    assert "ERROR: TooLarge: what the model has to be told has about 5,2" in beside
-    assert len(beside) < 1000
+    code, text, output = ada.types("run", str(ada.agent), "-", given=b"all work and no play " * 250_000)
+    assert (code, text) == (1, "")
+    assert "ERROR: TooLarge: the prompt needs about 5,2" in output
+    assert len(output) < 1000
 
 
 def test_an_interrupted_run_says_how_it_goes_on_and_does(ada: Person) -> None:
@@ -253,20 +253,20 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(ada: Person) -> None:
         session = program.stderr.readline().decode().split()[1]
         until(lambda: any(e["kind"] == "request_started" for e in ada.looks("show", session)))
         program.send_signal(signal.SIGINT)
-        said, beside = program.communicate(timeout=30)
-    assert (program.returncode, said) == (130, b"")
-    assert f"Continue it with: halter run '{ada.agent}' --resume {session}" in beside.decode()
+        body, content = program.communicate(timeout=30)
+    assert (program.returncode, body) == (130, b"")
+    assert f"Continue with: halter run '{ada.agent}' --resume {session}" in content.decode()
     ada.writes("- text: Here I am.\n")
     assert ada.types("run", str(ada.agent), "--resume", session)[:2] == (0, "Here I am.\n")
 
 
 def test_lines_in_a_pipe_are_a_chat(ada: Person) -> None:
     ada.writes("- {when: hello, text: Hello.}\n- {when: bye, text: Good bye.}\n")
-    code, said, beside = ada.types("chat", str(ada.agent), given="hello ☃\n\nbye\n/quit\nnot said\n".encode())
+    code, text, output = ada.types("chat", str(ada.agent), given="hello ☃\n\nbye\n/quit\nnot said\n".encode())
     (session,) = ada.looks("sessions")
     assert code == 0
-    assert said == f"Session {session['session']}, with desk. Ctrl-D or /quit leaves.\nHello.\nGood bye.\n"
-    assert f"--resume {session['session']}" in beside
+    assert text == f"Session {session['session']}, with desk. Ctrl-D or /quit leaves.\nHello.\nGood bye.\n"
+    assert f"--resume {session['session']}" in output
     lines = ada.types("chat", str(ada.agent), "--resume", session["session"], "--json", given=b"hello again")[1]
     assert [json.loads(line)["text"] for line in lines.splitlines()] == ["Hello."]
 
@@ -282,9 +282,9 @@ def test_a_pipe_that_stays_open_does_not_keep_an_interrupted_chat(ada: Person) -
 class Terminal:
     """A real terminal, with a program in it."""
 
-    def __init__(self, person: Person, *words: str, typed: str = "") -> None:
+    def __init__(self, person: Person, *words: str, text: str = "") -> None:
         self.keys, self.screen = pty.openpty()
-        os.write(self.keys, typed.encode())
+        os.write(self.keys, text.encode())
         self.before = termios.tcgetattr(self.screen)
         self.program = Halter(words, env=person.environ, cwd=person.home, terminal=self.screen)
         self.seen = ""
@@ -329,7 +329,7 @@ def test_a_person_at_a_terminal_says_yes_and_no_in_place(ada: Person) -> None:
     terminal.types("and the new one\n")
     terminal.until("approve? [y/n] ")
     terminal.types("n\n")
-    assert "ada said no." in terminal.until("It is still there.")
+    assert "ada denied this call." in terminal.until("It is still there.")
     terminal.until("you> ")
     terminal.types("\x04")
     terminal.until("Continue it with")
@@ -350,7 +350,7 @@ def test_what_was_typed_before_a_question_was_shown_does_not_answer_it(ada: Pers
     terminal.types(f"wipe the old one\n{typed}")
     terminal.until("approve? [y/n] ")
     terminal.types("n\n")
-    assert "ada said no." in terminal.until("It is still there.")
+    assert "ada denied this call." in terminal.until("It is still there.")
     terminal.until("you> ")
     terminal.types("\x04")
     assert terminal.leaves() == 0
@@ -378,9 +378,9 @@ def test_an_approve_that_was_typed_ahead_shows_what_waits_and_agrees_to_nothing(
     terminal = Terminal(ada, "chat", str(ada.agent))
     terminal.until("you> ")
     terminal.types("every day at 9 look around\napprove\napprove\n")
-    terminal.until("Nothing is planned yet.")
-    terminal.until("This is what waits")
-    terminal.until("This is what waits")
+    terminal.until("Nothing is scheduled yet.")
+    terminal.until("This decision is pending")
+    terminal.until("This decision is pending")
     terminal.until("you> ")
     assert ada.looks("schedules") == []
     terminal.types("approve\n")
@@ -396,9 +396,9 @@ def test_a_yes_that_was_typed_before_it_was_asked_erases_nothing_and_a_pipe_is_n
     assert ada.types("run", str(ada.agent), "look around")[0] == 0
     (session,) = ada.looks("sessions")
     words = ("erase", "--session", session["session"])
-    code, _, beside = ada.types(*words, given=b"y\n")
-    assert (code, "pass --yes" in beside) == (2, True)
-    terminal = Terminal(ada, *words, typed="y\n")
+    code, _, text = ada.types(*words, given=b"y\n")
+    assert (code, "pass --yes" in text) == (2, True)
+    terminal = Terminal(ada, *words, text="y\n")
     terminal.until("does not answer it.")
     terminal.until("[y/N]: ")
     terminal.types("perhaps\n")
@@ -436,12 +436,12 @@ class SlowAnswer(BaseHTTPRequestHandler):
     server: SlowProvider
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked.append(asked["messages"])
+        payload = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked.append(payload["messages"])
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
-        slow = "slowly" in json.dumps(asked["messages"][-2:])
+        slow = "slowly" in json.dumps(payload["messages"][-2:])
         self._write({"choices": [{"index": 0, "delta": {"content": "It begins. " * 60 if slow else "Here."}}]})
         if slow:
             self.server.over.wait(60)
@@ -490,14 +490,14 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(ada: Person, provider: SlowProv
     said = [(message["role"], message["content"]) for message in provider.asked[-1]]
     assert [role for role, _ in said] == ["user", "assistant", "user", "user"]
     assert said[1][1].startswith("It begins. ")
-    shown = ada.looks("show", row["session"])
-    assert [e["facts"]["outcome"] for e in shown if e["kind"] == "request_settled"] == ["cancelled", "ok"]
+    result = ada.looks("show", row["session"])
+    assert [e["facts"]["outcome"] for e in result if e["kind"] == "request_settled"] == ["cancelled", "ok"]
     terminal.types("once more, slowly\n")
     terminal.until("It begins")
     os.killpg(terminal.program.pid, signal.SIGINT)
     terminal.until("you> ")
     os.killpg(terminal.program.pid, signal.SIGINT)
-    terminal.until(f"Continue it with: halter chat '{ada.agent}' --resume {row['session']}")
+    terminal.until(f"Continue with: halter chat '{ada.agent}' --resume {row['session']}")
     assert terminal.leaves() == 130
     assert ada.looks("sessions")[0]["state"] == "WAITING_FOR_INPUT"
 
@@ -512,25 +512,25 @@ SUMMARIZE = "---\nname: summarize\ndescription: Says it in a sentence.\n---\nSay
 
 
 def test_a_playbook_with_verbs_is_played_and_says_its_cap_first(ada: Person) -> None:
-    place = ada.agent / ".agents" / "skills" / "summarize"
-    place.mkdir(parents=True)
-    (place / "SKILL.md").write_text(SUMMARIZE)
+    path = ada.agent / ".agents" / "skills" / "summarize"
+    path.mkdir(parents=True)
+    (path / "SKILL.md").write_text(SUMMARIZE)
     step = "{call: run_skill, with: {skill: summarize, input: It rains.}}"
     (ada.agent / "steps.yaml").write_text(f"max_cost_usd: 0.05\nsteps: [{step}]\n")
     ada.writes("- {repeat: true, text: Rain.}\n")
-    code, said, _ = ada.types("play", str(ada.agent / "steps.yaml"))
+    code, text, _ = ada.types("play", str(ada.agent / "steps.yaml"))
     assert code == 0
-    first, session, *rest = said.splitlines()
-    assert first == "It may spend at most $0.05."
+    first, session, *rest = text.splitlines()
+    assert first == "The session may spend at most $0.05."
     assert session.startswith("Session ")
     assert rest[0] == "  ok       run_skill  Rain."
 
 
 def test_a_playbook_without_a_cap_says_the_cap_of_its_session_before_anything_runs(ada: Person) -> None:
     (ada.agent / "steps.yaml").write_text("- {call: ask, with: {what: rain}}\n")
-    code, said, told = ada.types("play", str(ada.agent / "steps.yaml"))
-    assert (code, said) == (3, "It may spend at most $1.00.\n")
-    assert "no person has trusted it as it is now" in told
+    code, text, output = ada.types("play", str(ada.agent / "steps.yaml"))
+    assert (code, text) == (3, "The session may spend at most $1.00.\n")
+    assert "no person has trusted its current version" in output
     ada.agent.joinpath("agent.yaml").write_text("name: desk\nlimits: {max_cost_usd: none}\n")
-    said = ada.types("play", str(ada.agent / "steps.yaml"))[1]
-    assert said == "It has no cap of its own; those of its agent and of the fleet count.\n"
+    text = ada.types("play", str(ada.agent / "steps.yaml"))[1]
+    assert text == "The session has no cap of its own; the caps of its agent and of the fleet apply.\n"

@@ -45,10 +45,10 @@ class Up:
     def ends(self, by: signal.Signals = signal.SIGINT) -> tuple[int, str]:
         """End it, and tell with which code it left and what it said beside its answer."""
         self.program.send_signal(by)
-        said, beside = self.program.communicate(timeout=30)
-        self.seen += said.decode().splitlines()
-        assert b"Traceback" not in beside, beside.decode()
-        return self.program.returncode, beside.decode()
+        body, content = self.program.communicate(timeout=30)
+        self.seen += body.decode().splitlines()
+        assert b"Traceback" not in content, content.decode()
+        return self.program.returncode, content.decode()
 
     def said(self) -> list[str]:
         """What was said, without its time."""
@@ -70,19 +70,19 @@ def test_the_view_tells_of_the_money_then_of_turns_and_sleeps_and_ends_in_silenc
     up = Up(ada, str(ada.agent))
     up.until("sleeps")
     assert up.ends() == (130, "")
-    said = up.said()
-    forecast = said.pop(2)
-    assert forecast.startswith("desk Left alone, it spends at most $")
+    texts = up.said()
+    forecast = texts.pop(2)
+    assert forecast.startswith("desk Unattended, it spends at most $")
     assert forecast.endswith(" in thirty days: its own turns, bounded by every cap.")
-    assert said[:6] == [
+    assert texts[:6] == [
         "Ctrl-C stops this; the next start continues.",
         "desk It may spend at most $1.00 a session and $5.00 a day, and all agents together $20.00 a day.",
-        "desk Messages, webhooks and watched folders add nothing to that: it is what its caps leave.",
-        "desk desk-1 begins.",
+        "desk Messages, webhooks and watched folders cannot raise that: it is all that its caps leave.",
+        "desk desk-1 starts.",
         "desk-1 turn 1 begins",
         "desk-1 turn 1 ends, $0.00: sleep 1h (all quiet)",
     ]
-    assert said[6].startswith("desk-1 sleeps 1h, until ")
+    assert texts[6].startswith("desk-1 sleeps 1h, until ")
     (row,) = ada.looks("sessions")
     assert (row["session"], row["state"], row["owner"]) == ("desk-1", "SLEEPING", "")
 
@@ -92,7 +92,7 @@ def test_a_stopped_process_is_gone_on_with_by_the_next_start(ada: Person) -> Non
     first.until("sleeps")
     assert first.ends(signal.SIGTERM)[0] == 130
     second = Up(ada, str(ada.agent))
-    second.until("desk-1 goes on where it stands (SLEEPING).")
+    second.until("desk-1 resumes (SLEEPING).")
     second.ends()
     assert len(ada.looks("sessions")) == 1
 
@@ -106,8 +106,8 @@ def test_programs_get_one_object_a_line(ada: Person) -> None:
     assert names[:5] == ["told", "told", "told", "told", "session_started"]
     assert "autonomy:turn_started" in names
     assert "autonomy:turn_completed" in names
-    (ended,) = [each for each in objects if each["name"] == "autonomy:turn_completed"]
-    assert (ended["stream"], ended["facts"]["yielded"]["reason"]) == ("session:desk-1", "all quiet")
+    (result,) = [each for each in objects if each["name"] == "autonomy:turn_completed"]
+    assert (result["stream"], result["facts"]["yielded"]["reason"]) == ("session:desk-1", "all quiet")
 
 
 def test_a_broken_agent_is_told_of_and_the_others_run(ada: Person) -> None:
@@ -117,33 +117,34 @@ def test_a_broken_agent_is_told_of_and_the_others_run(ada: Person) -> None:
     (ada.home / "still" / "agent.yaml").write_text("name: still\nmodel: reflex\nreflex: [{say: hi}]\n")
     up = Up(ada, "broken", "nowhere", "still", str(ada.agent))
     up.until("sleeps")
-    code, beside = up.ends()
+    code, text = up.ends()
     assert code == 130
-    assert "broken/agent.yaml line 2: `modle` is not a key" in beside
-    assert "nowhere" in beside
+    assert "broken/agent.yaml line 2: `modle` is not a key" in text
+    assert "nowhere" in text
     assert (
-        "still does not run by itself: write `autonomy: {enabled: true}`, or a schedule, a watch or a webhook" in beside
+        "still has nothing to run unattended. Set `autonomy: {enabled: true}`, or add a schedule, a watch or a webhook"
+        in text
     )
-    code, said, beside = ada.types("up", "broken", "nowhere", "still")
+    code, output, text = ada.types("up", "broken", "nowhere", "still")
     assert code == 3
-    assert said == "Ctrl-C stops this; the next start continues.\n"
-    assert beside.endswith("There is no agent that could run: fix one of those above, and start again.\n")
+    assert output == "Ctrl-C stops this; the next start continues.\n"
+    assert text.endswith("No agent can run. Fix one of the problems above, and start again.\n")
 
 
 def test_off_stops_what_runs_elsewhere_and_on_begins_the_next_session(ada: Person) -> None:
     up = Up(ada, str(ada.agent))
     up.until("sleeps")
-    code, said, _ = ada.types("off", "desk", "--reason", "enough")
-    assert (code, said) == (0, "desk is off, and desk-1 is stopped. `halter on desk` begins a new session.\n")
-    up.until("desk-1 is over: HALTED, external_halt", "desk is switched off: halter on desk")
-    code, said, _ = ada.types("on", str(ada.agent))
-    assert (code, said.splitlines()[-1]) == (0, "desk is on: it runs where `halter up` has its folder.")
-    up.until("desk-2 begins.", "sleeps")
+    code, text, _ = ada.types("off", "desk", "--reason", "enough")
+    assert (code, text) == (0, "desk is off; stopped desk-1. `halter on desk` starts a new session.\n")
+    up.until("desk-1 ended: HALTED, external_halt", "desk is switched off. Run `halter on desk`.")
+    code, text, _ = ada.types("on", str(ada.agent))
+    assert (code, text.splitlines()[-1]) == (0, "desk is on: it runs where `halter up` has its folder.")
+    up.until("desk-2 starts.", "sleeps")
     assert ada.looks("off", "desk") == {"agent": "desk", "on": False, "known": True, "stopped": ["desk-2"]}
-    up.until("desk-2 is over")
+    up.until("desk-2 has ended")
     up.ends()
     again = Up(ada, str(ada.agent))
-    again.until("desk is switched off: halter on desk")
+    again.until("desk is switched off. Run `halter on desk`.")
     again.ends()
 
 
@@ -153,7 +154,7 @@ def test_an_agent_whose_file_broke_can_be_switched_off_by_its_name(ada: Person) 
     (ada.agent / "agent.yaml").write_text("}")
     ada.agent.rename(ada.home / "desk")
     assert ada.looks("off", "desk")["stopped"] == ["desk-1"]
-    up.until("desk-1 is over")
+    up.until("desk-1 has ended")
     up.ends()
 
 
@@ -162,9 +163,9 @@ def test_a_name_that_is_not_known_is_refused_with_the_nearest(ada: Person) -> No
     up.until("sleeps")
     up.ends()
     for word, name in (("on", "desc"), ("off", "deks")):
-        code, _, beside = ada.types(word, name)
+        code, _, text = ada.types(word, name)
         assert code == 2
-        assert f"There is no agent {name!r}: did you mean `desk`?" in beside
+        assert f"There is no agent {name!r}: did you mean `desk`?" in text
     assert ada.types("off", "no/where")[0] == 2
     assert ada.types("off", "")[0] == 2
 
@@ -174,9 +175,9 @@ def test_no_agent_switches_agents(ada: Person) -> None:
     up.until("sleeps")
     ada.environ["HALTER_PERSON"] = "agent:desk"
     for word in ("on", "off"):
-        code, _, beside = ada.types(word, "desk")
+        code, _, text = ada.types(word, "desk")
         assert code == 1
-        assert f"Only a person may switch an agent {word}" in beside
+        assert f"Only a person can switch an agent {word}" in text
     ada.environ["HALTER_PERSON"] = "ada"
     assert ada.looks("sessions")[0]["state"] == "SLEEPING"
     up.ends()
@@ -185,12 +186,12 @@ def test_no_agent_switches_agents(ada: Person) -> None:
 def test_a_chat_says_that_the_agent_runs_by_itself_and_reaches_it(ada: Person) -> None:
     up = Up(ada, str(ada.agent))
     up.until("sleeps")
-    code, said, _ = ada.types("chat", str(ada.agent), given=b"is the door locked?\n")
+    code, text, _ = ada.types("chat", str(ada.agent), given=b"is the door locked?\n")
     assert code == 0
-    assert "desk also runs by itself, in desk-1 (SLEEPING, next turn in 59m" in said
-    assert "Your messages here reach it" in said
+    assert "desk also runs unattended, in desk-1 (SLEEPING, next turn in 59m" in text
+    assert "Your messages here reach it" in text
     # What it hears stands in one stream, that it wakes in another: either may be shown first.
-    up.until("hears: ada says in the chat", "wakes, by message", "turn 2 begins")
+    up.until("message: ada says in the chat", "wakes, by message", "turn 2 begins")
     up.ends()
     kinds = {row["kind"] for row in ada.looks("sessions")}
     assert kinds == {"chat", "autonomous"}
@@ -211,11 +212,11 @@ def test_a_second_up_says_where_the_agent_runs_already(ada: Person) -> None:
     up = Up(ada, str(ada.agent))
     up.until("sleeps")
     again = Up(ada, str(ada.agent))
-    told = again.until("It runs already: ")
-    assert f"halter up {up.program.pid} on " in told
-    assert f"kill {up.program.pid}" in told
-    code, said, _ = ada.types("status")
-    assert (code, "2 of" in said, f"up {up.program.pid} on" in " ".join(said.split())) == (0, False, True)
+    text = again.until("Already running: ")
+    assert f"halter up {up.program.pid} on " in text
+    assert f"kill {up.program.pid}" in text
+    code, output, _ = ada.types("status")
+    assert (code, "2 of" in output, f"up {up.program.pid} on" in " ".join(output.split())) == (0, False, True)
     again.ends()
     up.ends()
 
@@ -238,8 +239,8 @@ def test_an_agent_does_not_wait_for_whoever_reads_what_is_shown(ada: Person) -> 
 
 
 def _turns(person: Person) -> int:
-    code, said, _ = person.types("show", "desk-1", "--json")
-    return sum(event["kind"] == "turn_ended" for event in json.loads(said)) if code == 0 else 0
+    code, text, _ = person.types("show", "desk-1", "--json")
+    return sum(event["kind"] == "turn_ended" for event in json.loads(text)) if code == 0 else 0
 
 
 def test_whoever_stops_reading_ends_it(ada: Person) -> None:
@@ -255,26 +256,26 @@ def test_whoever_stops_reading_ends_it(ada: Person) -> None:
 def test_a_narrow_terminal_shows_it_between_words(ada: Person) -> None:
     ada.environ["COLUMNS"] = "40"
     terminal = Terminal(ada, "up", str(ada.agent))
-    shown = terminal.until("sleeps 1h") + terminal.until("\n")
+    text = terminal.until("sleeps 1h") + terminal.until("\n")
     os.killpg(terminal.program.pid, signal.SIGINT)
     assert terminal.leaves() == 130
-    lines = shown.replace("\r", "").splitlines()
+    lines = text.replace("\r", "").splitlines()
     assert max(map(len, lines)) <= 40
-    assert "turn 1 begins" in shown
+    assert "turn 1 begins" in text
 
 
 def test_the_help_has_a_place_for_agents_that_run_by_themselves(ada: Person) -> None:
-    said = ada.types("--help")[1]
-    panels = [said.index(title) for title in ("Run ", "Run by themselves", "Look", "Steer", "Trust")]
+    text = ada.types("--help")[1]
+    panels = [text.index(title) for title in ("Run ", "Run unattended", "Inspect", "Control", "Trust")]
     assert panels == sorted(panels)
-    part = said[said.index("Run by themselves") : said.index("Look")]
+    output = text[text.index("Run unattended") : text.index("Inspect")]
     commands = ["up", "worker", "serve", "hook", "proxy", "gateway", "on", "off"]
-    assert re.findall(r"^│ (\w+) ", part, re.MULTILINE) == commands
+    assert re.findall(r"^│ (\w+) ", output, re.MULTILINE) == commands
 
 
 def rows(person: Person, *words: str) -> dict[str, Any]:
-    code, said, _ = person.types("doctor", *words, "--json")
-    return {"code": code, **{check["name"]: (check["verdict"], check["finding"]) for check in json.loads(said)}}
+    code, text, _ = person.types("doctor", *words, "--json")
+    return {"code": code, **{check["name"]: (check["verdict"], check["finding"]) for check in json.loads(text)}}
 
 
 def test_the_doctor_tells_of_switches_and_of_what_nothing_writes(ada: Person) -> None:
@@ -285,10 +286,10 @@ def test_the_doctor_tells_of_switches_and_of_what_nothing_writes(ada: Person) ->
     (ada.agent / "agent.yaml").write_text(
         f"name: desk\nmodel: scripted\nscript: replies.yaml\n{RUNS}hot_state: {{fields: {{cash: {{}}}}}}\n"
     )
-    found = rows(ada, str(ada.agent))
-    assert found["desk"][0] == "warning"
-    assert "Nothing writes the field `cash`" in found["desk"][1]
-    assert found["code"] == 0
+    fields = rows(ada, str(ada.agent))
+    assert fields["desk"][0] == "warning"
+    assert "Nothing writes the field `cash`" in fields["desk"][1]
+    assert fields["code"] == 0
     (ada.agent / "agent.yaml").write_text("nam: desk\n")
     assert rows(ada, str(ada.agent))["code"] == 1
 
@@ -299,9 +300,9 @@ def test_sessions_and_show_tell_when_a_sleeper_wakes(ada: Person) -> None:
     up.until("sleeps")
     up.ends()
     assert re.search(r"in 59m\d+s \(.*\), or by message", " ".join(ada.types("sessions")[1].split()))
-    shown = " ".join(ada.types("show", "desk-1", "--events")[1].split())
-    assert "turn 1 ends: sleep 1h" in shown
-    assert re.search(r"sleeps 1h, until .*\d\d:\d\d:\d\d, or by message", shown)
+    text = " ".join(ada.types("show", "desk-1", "--events")[1].split())
+    assert "turn 1 ends: sleep 1h" in text
+    assert re.search(r"sleeps 1h, until .*\d\d:\d\d:\d\d, or by message", text)
 
 
 @pytest.mark.postgres
@@ -313,10 +314,10 @@ def test_a_server_that_goes_away_is_told_of_and_waited_for_and_so_is_its_return(
         up.until("sleeps")
         cluster.stop_hard()
         assert up.program.stderr is not None
-        beside = map(bytes.decode, up.program.stderr)
-        assert re.match(r"PostgreSQL at 127\.0\.0\.1:\d+ .* tried again", next(beside))
+        texts = map(bytes.decode, up.program.stderr)
+        assert re.match(r".*PostgreSQL at 127\.0\.0\.1:\d+ .* retries", next(texts))
         cluster.start()
-        assert "The store is back, and everything goes on.\n" in beside
+        assert "Store available again; resuming.\n" in texts
         assert ada.types("off", "desk")[0] == 0
         up.until("desk is switched off")
         assert up.ends() == (130, "")

@@ -68,9 +68,9 @@ class Worker(Up):
 
     def complains(self) -> str:
         """Wait for it to end by itself, and tell what it said beside its answer."""
-        _, beside = self.program.communicate(timeout=60)
-        assert b"Traceback" not in beside, beside.decode()
-        return beside.decode()
+        _, body = self.program.communicate(timeout=60)
+        assert b"Traceback" not in body, body.decode()
+        return body.decode()
 
 
 class Operator(Person):
@@ -81,11 +81,11 @@ class Operator(Person):
         self.url = url
         self.environ["HALTER_STORE"] = url
 
-    def agent_of(self, name: str, more: str, replies: str, place: str = "") -> Path:
+    def agent_of(self, name: str, text: str, replies: str, output: str = "") -> Path:
         """Write an agent's folder, and trust it. The same agent may be in several places."""
-        folder = self.home / (place or name)
+        folder = self.home / (output or name)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "agent.yaml").write_text(f"name: {name}\nmodel: scripted\nscript: replies.yaml\n{more}")
+        (folder / "agent.yaml").write_text(f"name: {name}\nmodel: scripted\nscript: replies.yaml\n{text}")
         (folder / "replies.yaml").write_text(replies)
         (folder / "tools.py").write_text(TOOLS)
         TrustFile(self.home / "config" / "halter" / "trust.json").trust(folder, digest_folder(folder), "ada", 0)
@@ -96,10 +96,10 @@ class Operator(Person):
 
     def says_python(self, *words: str) -> tuple[int, str, str]:
         """Start the program in a way of its own."""
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *words], check=False, env=self.environ, cwd=self.home, capture_output=True, timeout=60
         )
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
+        return process.returncode, process.stdout.decode(), process.stderr.decode()
 
     def sql(self, statement: str, *params: Any) -> list[tuple[Any, ...]]:
         """Ask past all code of Halter."""
@@ -126,8 +126,8 @@ class Operator(Person):
     def owner(self, session: str) -> int:
         """Tell which process has a session."""
         query = "SELECT w.about FROM sessions s JOIN workers w ON s.owner = w.worker WHERE s.session = %s"
-        found = self.sql(query, session)
-        return json.loads(found[0][0])["pid"] if found else 0
+        results = self.sql(query, session)
+        return json.loads(results[0][0])["pid"] if results else 0
 
     def anybodys(self) -> list[str]:
         """List the sessions that anybody may take at once: their owner has let go of them."""
@@ -214,17 +214,17 @@ def test_a_second_signal_ends_a_worker_at_once(ada: Operator) -> None:
     ada.until(lambda: bool(ada.events("call_started")))
     worker.program.send_signal(signal.SIGTERM)
     ada.until(lambda: json.loads(ada.sql("SELECT about FROM workers")[0][0]).get("closing", False))
-    code, beside = worker.ends(signal.SIGTERM)
-    assert (code, beside) == (130, "")
+    code, text = worker.ends(signal.SIGTERM)
+    assert (code, text) == (130, "")
     assert ada.anybodys() == ["desk-1"]
 
 
 def test_a_file_can_have_no_workers(ada: Operator) -> None:
     desk = ada.agent_of("desk", RUNS, SLEEPS % "1h")
-    code, said, beside = ada.types("worker", str(desk), "--store", str(ada.home / "halter.db"))
-    assert (code, said) == (3, "")
-    assert "Workers share a PostgreSQL store" in beside
-    assert "halter up" in beside
+    code, text, output = ada.types("worker", str(desk), "--store", str(ada.home / "halter.db"))
+    assert (code, text) == (3, "")
+    assert "Workers share a PostgreSQL store" in output
+    assert "halter up" in output
     assert not (ada.home / "halter.db").exists()
 
 
@@ -234,16 +234,16 @@ def test_a_worker_that_is_started_while_postgresql_is_away_begins_when_it_is_the
         cable.unplug()
         worker = ada.works(desk, "--store", cable.url)
         assert worker.program.stderr is not None
-        assert b"cannot be reached" in worker.program.stderr.readline()
+        assert b"Cannot reach" in worker.program.stderr.readline()
         cable.plug()
         ada.until(lambda: ada.sql("SELECT * FROM sessions WHERE state = 'SLEEPING'") != [])
         assert worker.drains() == 0
 
 
 def test_a_folder_without_agents_is_said_to_be_one(ada: Operator) -> None:
-    code, said, beside = ada.types("worker")
-    assert (code, said) == (2, "")
-    assert beside == "There is no agent.yaml here, nor in a folder here or in ./agents: name the agents' folders.\n"
+    code, text, output = ada.types("worker")
+    assert (code, text) == (2, "")
+    assert output == "No agent.yaml found here, in a folder here or in ./agents. Pass the agent folders.\n"
 
 
 def test_the_agents_of_a_folder_are_found(ada: Operator) -> None:
@@ -261,21 +261,21 @@ def test_a_broken_folder_is_told_of_and_the_others_run(ada: Operator) -> None:
     (ada.home / "broken" / "agent.yaml").write_text("name: broken\nmodle: x\n")
     worker = ada.works("broken", "nowhere", desk)
     worker.until("sleeps")
-    code, beside = worker.ends(signal.SIGTERM)
+    code, text = worker.ends(signal.SIGTERM)
     assert code == 0
-    assert "broken/agent.yaml line 2: `modle` is not a key" in beside
-    assert "nowhere" in beside
+    assert "broken/agent.yaml line 2: `modle` is not a key" in text
+    assert "nowhere" in text
     alone = ada.works("broken", "nowhere")
-    assert "There is no agent that could run: fix one of those above, and start again." in alone.complains()
+    assert "No agent can run. Fix one of the problems above, and start again." in alone.complains()
     assert alone.program.returncode == 3
 
 
 def test_a_worker_without_an_agent_leaves_its_sessions_to_those_that_have_it(ada: Operator) -> None:
     desk, shop = (ada.agent_of(name, RUNS, SLEEPS % "1s" * 50) for name in ("desk", "shop"))
-    both, one = ada.works(desk, shop), ada.works(shop)
-    ada.at_work(both, one)
+    worker, one = ada.works(desk, shop), ada.works(shop)
+    ada.at_work(worker, one)
     ada.until(lambda: {stream for stream, _, _ in ada.events("turn_ended")} == {"session:desk-1", "session:shop-1"})
-    assert both.drains() == 0
+    assert worker.drains() == 0
     before = len(ada.events("turn_ended"))
     ada.until(lambda: len(ada.events("turn_ended")) >= before + 3)
     assert one.drains() == 0
@@ -296,7 +296,7 @@ def test_an_older_version_of_an_agent_waits_and_goes_on_when_the_newer_one_is_go
     newer.until("turn ")
     newer.until("turn ")
     assert newer.drains() == 0
-    older.until("No other worker has a newer version of this agent's files any more")
+    older.until("No other worker has a newer version of this agent's files now")
     older.until("turn ")
     assert older.drains() == 0
 
@@ -304,9 +304,9 @@ def test_an_older_version_of_an_agent_waits_and_goes_on_when_the_newer_one_is_go
 def test_a_wrong_clock_is_told_and_nothing_runs(ada: Operator) -> None:
     desk = ada.agent_of("desk", RUNS, SLEEPS % "1h")
     command = [*SKEWED, "worker", str(desk)]
-    code, _, beside = ada.says_python(*command)
+    code, _, text = ada.says_python(*command)
     assert code == 3
-    assert re.search(r"This machine's clock is (2h|1h59m) ahead of the database's, and at most 2 s are borne\.", beside)
+    assert re.search(r"This machine's clock is (2h|1h59m) ahead of the database's; the maximum is 2 s\.", text)
     assert ada.events("turn_started") == []
 
 
@@ -334,8 +334,8 @@ def test_a_session_with_sensors_moves_when_its_worker_is_killed(ada: Operator) -
 def test_a_schedule_fires_once_with_two_workers(ada: Operator) -> None:
     soon = (datetime.now(UTC) + timedelta(seconds=15)).isoformat(timespec="seconds")
     ticks = "".join(f"  - {{name: tick-{number}, at: '{soon}', prompt: Tick.}}\n" for number in range(3))
-    more = f"autonomy: {{enabled: false}}\nschedules:\n{ticks}"
-    desk = ada.agent_of("desk", more, "- {text: Tock., repeat: true}\n")
+    text = f"autonomy: {{enabled: false}}\nschedules:\n{ticks}"
+    desk = ada.agent_of("desk", text, "- {text: Tock., repeat: true}\n")
     workers = [ada.works(desk), ada.works(desk)]
     ada.until(lambda: len(ada.events("session_ended")) >= 3)
     assert [worker.drains() for worker in workers] == [0, 0]
@@ -385,11 +385,11 @@ HOLE = "- {finds: dug, text: Done., repeat: true}\n- {calls: [{tool: dig, argume
 def most_at_once(ada: Operator) -> int:
     """Tell how many calls were ever under way at once."""
     rows = ada.sql("SELECT kind FROM events WHERE kind IN ('call_started', 'call_settled') ORDER BY position")
-    most = now = 0
+    text = now = 0
     for (kind,) in rows:
         now += 1 if kind == "call_started" else -1
-        most = max(most, now)
-    return most
+        text = max(text, now)
+    return text
 
 
 def test_a_worker_takes_no_more_at_once_than_it_is_told_to(ada: Operator) -> None:

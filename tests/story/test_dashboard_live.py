@@ -35,7 +35,7 @@ async def test_a_page_is_told_which_streams_grew_and_no_more_often_than_it_can_b
         await world.start(f"s{number}")
         await world.advance(SECOND // 100)
     await world.advance(SECOND)
-    moments = [at for at, grown in seen if grown.has_news]
+    moments = [at for at, grown in seen if grown.has_changes]
     assert {stream for _, grown in seen for stream in grown.streams} >= {f"session:s{number}" for number in range(40)}
     assert all(later - before >= MIN_REFRESH_INTERVAL for before, later in pairwise(moments))
     looking.cancel()
@@ -47,7 +47,7 @@ async def test_a_page_is_told_from_time_to_time_that_what_it_shows_is_older(worl
     looking = page(world, live, seen)
     await world.advance(3 * MAX_REFRESH_INTERVAL)
     assert len(seen) >= 2
-    assert not any(grown.has_news for _, grown in seen)
+    assert not any(grown.has_changes for _, grown in seen)
     looking.cancel()
 
 
@@ -78,6 +78,6 @@ async def test_a_page_that_takes_nothing_costs_a_set_of_names_and_is_told_that_a
 def test_an_ear_that_was_told_of_everything_keeps_no_names() -> None:
     ear = PageListener()
     ear.mark_all_changed()
-    assert ear.has_news.is_set()
-    assert ear.drain().has_news
-    assert not ear.has_news.is_set()
+    assert ear.change_event.is_set()
+    assert ear.drain().has_changes
+    assert not ear.change_event.is_set()

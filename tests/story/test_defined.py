@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from halter.core.ids import Digest
 from halter.core.ports import Store
-from halter.runtime.agent_context import GOOD_FOR
+from halter.runtime.agent_context import DEFINITION_TTL
 from halter.testing.fakes import StoreProxy
 from halter.testing.world import World
 from tests.story.fronts import front
@@ -36,7 +36,7 @@ async def test_a_definition_is_put_away_once_an_hour_and_for_each_agent(world: W
         store: Any = Counted(world.store)
         context = replace(context, app=replace(context.app, store=store))
         names = [await context.definition()]
-        await world.advance(GOOD_FOR - 1)
+        await world.advance(DEFINITION_TTL - 1)
         names.append(await context.definition())
         await world.advance(1)
         names.append(await context.definition())

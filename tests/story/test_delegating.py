@@ -13,11 +13,11 @@ from halter.core.messages import ToolResult
 from halter.core.money import Account, BudgetRow
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.core.text import from_body
+from halter.core.text import decode_body
 from halter.guard.ledger import change_cap
 from halter.loop.loop import NO_OBSERVER
-from halter.runtime.front_door import ForwardedMessage, HandledMessage
-from halter.runtime.sessions import attend_session, begin_session, read_session_row
+from halter.runtime.message_router import ForwardedMessage, HandledMessage
+from halter.runtime.session_start import attend_session, begin_session, read_session_row
 from halter.runtime.sub_sessions import SUB_SESSION_DIVISOR, begin_sub_session, resume_delegation
 from halter.testing.fakes import CRASH_KINDS, Crash, CrashKind
 from halter.testing.world import World
@@ -28,9 +28,9 @@ SCOUT_TOOLS = TOOLS.replace("async def count", "async def wander")
 ANSWER = "- {text: The mail is empty., usage: {input_tokens: 1000, output_tokens: 100}}\n"
 
 
-async def with_scout(stack: AsyncExitStack, world: World, home: Path, more: str = THINKS, reply: str = ANSWER) -> Front:
+async def with_scout(stack: AsyncExitStack, world: World, home: Path, text: str = THINKS, reply: str = ANSWER) -> Front:
     written(Fleet(world, home, PRICED), "scout", THINKS, SCOUT_TOOLS, replies_yaml=reply)
-    return await front(stack, world, home, more)
+    return await front(stack, world, home, text)
 
 
 async def children(world: World) -> list[SessionRow]:
@@ -54,16 +54,16 @@ async def test_a_task_for_a_neighbour_is_done_by_a_part_of_the_session_and_its_e
 ) -> None:
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path)
-        done = await desk.says("@scout check the mail")
-        assert isinstance(done, HandledMessage)
-        assert (done.routed.strategy, done.answer, done.ok) == ("SUB_AGENT", "The mail is empty.", True)
+        message = await desk.says("@scout check the mail")
+        assert isinstance(message, HandledMessage)
+        assert (message.routed.strategy, message.answer, message.ok) == ("SUB_AGENT", "The mail is empty.", True)
         (child,) = await children(world)
-        assert (child.session, child.agent, child.parent, child.kind) == (done.session, "scout", "chat", "task")
+        assert (child.session, child.agent, child.parent, child.kind) == (message.session, "scout", "chat", "task")
         assert (child.state, child.terminal_reason) == ("COMPLETED", "completed")
         inbox = await world.events(inbox_stream("chat"))
         told = [stored for stored in inbox if isinstance(stored.event, WakePosted)]
         assert [(one.event.cause, one.event.origin, one.event.trusted) for one in told] == [("child", "agent", False)]  # type: ignore[union-attr]
-        assert from_body(told[0].body or b"") == "The mail is empty."
+        assert decode_body(told[0].body or b"") == "The mail is empty."
         kinds = [stored.kind for stored in world.history]
         assert kinds[kinds.index("session_ended") + 1] == "wake_posted"
         ended = next(stored for stored in world.history if stored.kind == "session_ended")
@@ -73,13 +73,13 @@ async def test_a_task_for_a_neighbour_is_done_by_a_part_of_the_session_and_its_e
 async def test_its_cap_is_exactly_half_of_what_is_left_and_what_it_spent_is_its_parents(
     world: World, tmp_path: Path
 ) -> None:
-    more = f"{THINKS}limits: {{max_cost_usd: 0.5}}\n"
+    text = f"{THINKS}limits: {{max_cost_usd: 0.5}}\n"
     async with AsyncExitStack() as stack:
-        desk = await with_scout(stack, world, tmp_path, more)
-        done = await desk.says("@scout check the mail")
-        assert isinstance(done, HandledMessage)
+        desk = await with_scout(stack, world, tmp_path, text)
+        message = await desk.says("@scout check the mail")
+        assert isinstance(message, HandledMessage)
         assert (
-            sum(leg.amount for leg in (await started(world, done.session)).carved)
+            sum(leg.amount for leg in (await started(world, message.session)).carved)
             == 500_000 // SUB_SESSION_DIVISOR
             == 250_000
         )
@@ -93,24 +93,24 @@ async def test_its_cap_is_exactly_half_of_what_is_left_and_what_it_spent_is_its_
 
 async def test_a_part_does_its_work_with_the_little_that_was_carved_out_for_it(world: World, tmp_path: Path) -> None:
     dear = "- {text: Dear., usage: {input_tokens: 1000, output_tokens: 100}}\n"
-    more = f"{THINKS}limits: {{max_cost_usd: 0.02}}\n"
+    text = f"{THINKS}limits: {{max_cost_usd: 0.02}}\n"
     async with AsyncExitStack() as stack:
-        desk = await with_scout(stack, world, tmp_path, more, dear)
-        done = await desk.says("@scout check the mail")
-        assert isinstance(done, HandledMessage)
-        child = await budget(world, done.session)
-        assert (child.cap, child.spent, done.answer) == (10_000, 2_000, "Dear.")
+        desk = await with_scout(stack, world, tmp_path, text, dear)
+        message = await desk.says("@scout check the mail")
+        assert isinstance(message, HandledMessage)
+        child = await budget(world, message.session)
+        assert (child.cap, child.spent, message.answer) == (10_000, 2_000, "Dear.")
         assert (await budget(world, "chat")).spent == child.spent
 
 
 async def test_with_too_little_money_nothing_begins_and_it_is_said(world: World, tmp_path: Path) -> None:
-    more = f"{THINKS}limits: {{max_cost_usd: 0.019999}}\n"
+    text = f"{THINKS}limits: {{max_cost_usd: 0.019999}}\n"
     async with AsyncExitStack() as stack:
-        desk = await with_scout(stack, world, tmp_path, more)
-        done = await desk.says("@scout check the mail")
-        assert isinstance(done, HandledMessage)
-        assert not done.ok
-        assert done.answer.startswith("There is too little money for another session: $0.019999 is left in chat")
+        desk = await with_scout(stack, world, tmp_path, text)
+        message = await desk.says("@scout check the mail")
+        assert isinstance(message, HandledMessage)
+        assert not message.ok
+        assert message.answer.startswith("Too little budget for a sub-session: $0.019999 is left in chat")
         assert await children(world) == []
         await world.store.commit(change_cap(Account("session:chat", "", "usd"), 1_000_000, "ada", "raise"))
         assert isinstance(await desk.says("@scout check the mail"), HandledMessage)
@@ -118,14 +118,14 @@ async def test_with_too_little_money_nothing_begins_and_it_is_said(world: World,
 
 
 async def test_it_may_use_only_what_both_have_and_its_parent_may_use(world: World, tmp_path: Path) -> None:
-    more = f"{THINKS}policy: {{disabled: [count]}}\n"
+    text = f"{THINKS}policy: {{disabled: [count]}}\n"
     calls = "- calls: [{tool: wander, arguments: {}}, {tool: look, arguments: {}}]\n- {text: Done.}\n"
     async with AsyncExitStack() as stack:
-        desk = await with_scout(stack, world, tmp_path, more, calls)
-        done = await desk.says("@scout check the mail")
-        assert isinstance(done, HandledMessage)
-        assert (await started(world, done.session)).grants == ("look",)
-        events = await world.events(session_stream(done.session))
+        desk = await with_scout(stack, world, tmp_path, text, calls)
+        message = await desk.says("@scout check the mail")
+        assert isinstance(message, HandledMessage)
+        assert (await started(world, message.session)).grants == ("look",)
+        events = await world.events(session_stream(message.session))
         refused = [stored.event for stored in events if stored.kind == "call_refused"]
         assert [(event.tool, event.outcome) for event in refused] == [("wander", "tool_not_granted")]  # type: ignore[union-attr]
         own = await desk.says("have a separate agent check the mail")
@@ -137,22 +137,22 @@ async def test_who_was_given_a_task_answers_with_what_the_other_found(world: Wor
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path)
         done = await desk.says("@scout check the mail", "task", kind="task")
-        assert done == ForwardedMessage(done.routed, told=True)
-        came, _ = await attend_session(desk.context, "task")
-        assert came.state == "COMPLETED"
+        assert done == ForwardedMessage(done.routed, is_posted=True)
+        ending, _ = await attend_session(desk.context, "task")
+        assert ending.state == "COMPLETED"
         (prompt,) = desk.context.models.get("scripted:script").asked  # type: ignore[attr-defined]
-        said = [part.text for message in prompt.messages for part in message.parts]
-        assert "@scout check the mail" in said
-        assert any("The mail is empty." in text for text in said)
+        texts = [part.text for message in prompt.messages for part in message.parts]
+        assert "@scout check the mail" in texts
+        assert any("The mail is empty." in text for text in texts)
 
 
 async def test_a_neighbour_that_nobody_trusts_does_nothing_and_it_is_said(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path)
         (tmp_path / "scout" / "tools.py").write_text(TOOLS)
-        done = await desk.says("@scout check the mail")
-        assert isinstance(done, HandledMessage)
-        assert "halter trust" in done.answer
+        message = await desk.says("@scout check the mail")
+        assert isinstance(message, HandledMessage)
+        assert "halter trust" in message.answer
         assert await world.journal.ask(Query("all_sessions", SessionRow)) == []
 
 
@@ -164,8 +164,15 @@ async def test_what_a_process_left_behind_that_died_is_taken_up_by_the_next(worl
         child = await begin_sub_session(desk.context, parent, desk.context, "count the sheep")
         held = (await budget(world, "chat")).held
         assert held == (await budget(world, child)).cap
-        (came,) = [came async for came in resume_delegation(desk.context, "chat", NO_OBSERVER, lambda _, __: None)]
-        assert (came.session, came.text, came.ok) == (child, "All is well.", True)
+        (sub_session_outcome,) = [
+            sub_session_outcome
+            async for sub_session_outcome in resume_delegation(desk.context, "chat", NO_OBSERVER, lambda _, __: None)
+        ]
+        assert (sub_session_outcome.session, sub_session_outcome.text, sub_session_outcome.ok) == (
+            child,
+            "All is well.",
+            True,
+        )
         assert (await budget(world, "chat")).held == 0
 
 
@@ -217,8 +224,8 @@ async def test_a_file_names_whom_its_model_can_ask(world: World, tmp_path: Path)
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, more, replies_yaml=replies)
         session = await begin_session(desk.context, "Is there any mail?", "task")
-        came, loop = await attend_session(desk.context, session)
-        assert came.state == "COMPLETED"
+        ending, loop = await attend_session(desk.context, session)
+        assert ending.state == "COMPLETED"
         (child,) = await children(world)
         assert (child.agent, child.parent, child.state) == ("scout", session, "COMPLETED")
         began = await started(world, child.session)
@@ -233,5 +240,5 @@ async def test_a_file_names_whom_its_model_can_ask(world: World, tmp_path: Path)
 
 async def test_a_file_that_names_an_agent_that_is_not_there_is_refused(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        with pytest.raises(ConfigError, match=r"`agents.1..name` is `scuot`, but no folder beside"):
+        with pytest.raises(ConfigError, match=r"`agents.1..name` is `scuot`, but no neighbouring folder"):
             await with_scout(stack, world, tmp_path, f"{THINKS}agents: [{{name: scuot}}]\n")

@@ -36,8 +36,8 @@ from halter.core.project import rows_of_event
 from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, RuleRow, StreamRow, WorkerInfo
 from halter.guard.ledger import Ledger
 from halter.operations import artifacts, control, decisions, fleet, money, queries
+from halter.operations.actor import ROLES, Actor, Principal, Role
 from halter.operations.decisions import ApprovalTerms, waiting
-from halter.operations.desk import ROLES, Actor, Principal, Role
 from halter.operations.fleet import workers
 from halter.operations.queries import AuditFilter
 from halter.runtime.runtime import Runtime
@@ -81,18 +81,18 @@ class Office:
         await self.spend(agent, session)
         stream, call = session_stream(session), f"{session}.c1"
         await self.write(stream, TurnStarted(turn=1), owner=session)
-        asked = DecisionAsked(
+        event = DecisionAsked(
             decision=f"{agent}-asks", about="approval", subject=call, name="look", digest="d", expires_at=LATER
         )
-        await self.write(stream, asked, (DecisionRow, asked.decision), owner=session)
+        await self.write(stream, event, (DecisionRow, event.decision), owner=session)
         started = CallStarted(call=call, tool=f"tool-of-{agent}", audit="full")
         await self.write(stream, started, (AuditRow, call), owner=session)
         await self.write(stream, CallSettled(call=call, outcome="ok", audited=True), (AuditRow, call), owner=session)
         found = FindingEmitted(finding=f"{agent}-found", agent=agent, severity="low", support="unquoted")
         await self.write(stream, found, owner=session)
         await self.write(stream, MemoryProposed(memory=f"{agent}-memory", agent=agent), owner=session)
-        told = NotificationQueued(notification=f"{agent}-told", channel="in_app", agent=agent)
-        await self.write(stream, told, owner=session)
+        notification_queued = NotificationQueued(notification=f"{agent}-told", channel="in_app", agent=agent)
+        await self.write(stream, notification_queued, owner=session)
         await self.write(stream, SensorChanged(sensor=f"{agent}-eye", health="failing", failures=3), owner=session)
         made = TriggerMade(trigger=trigger, agent=agent, type="webhook", by="ann", digest="d")
         await self.write(trigger_stream(trigger), made)
@@ -106,8 +106,8 @@ class Office:
         await self.write(FLEET, rule, (RuleRow, rule.rule))
         await self.write(FLEET, HaltRequested(scope=f"trigger:{trigger}", by="ann"), (HaltRow, f"trigger:{trigger}"))
         await self.write(FLEET, AgentSwitched(agent=agent, on=True, by="ann"), (AgentRow, agent))
-        about = WorkerInfo(kind="worker", host=f"host-of-{agent}", pid=7, agents={agent: "1"})
-        await self.ground.store.beat(WorkerId(f"worker-of-{agent}"), {}, about.said())
+        worker_info = WorkerInfo(kind="worker", host=f"host-of-{agent}", pid=7, agents={agent: "1"})
+        await self.ground.store.beat(WorkerId(f"worker-of-{agent}"), {}, worker_info.encode())
 
     async def spend(self, agent: str, session: str) -> None:
         legs = (
@@ -146,9 +146,9 @@ async def everything(desk: Actor) -> dict[str, Any]:
         "sessions": await queries.sessions(desk),
         "fleet": await queries.fleet(desk),
         "report": await queries.report(desk, now - DAY),
-        "told": await queries.read_news(desk, 0),
+        "told": await queries.read_notices(desk, 0),
         "spending": await queries.spending(desk, now - HOUR, now + HOUR, 2),
-        "waiting": [one.decision for one in await waiting(desk)],
+        "waiting": [waiting_decision.decision for waiting_decision in await waiting(desk)],
         "budgets": await money.budgets(desk, everything=True),
         "halts": await control.halts_now(desk),
         "workers": await workers(desk),
@@ -163,13 +163,13 @@ async def everything(desk: Actor) -> dict[str, Any]:
 
 
 async def test_each_agent_shows_in_everything_that_is_listed(everywhere: Office) -> None:
-    for name, found in (await everything(everywhere.desk("viewer"))).items():
-        assert all(agent in msgspec.json.encode(found).decode() for agent in TWO), name
+    for name, result in (await everything(everywhere.desk("viewer"))).items():
+        assert all(agent in msgspec.json.encode(result).decode() for agent in TWO), name
 
 
 async def test_who_sees_one_agent_finds_nothing_of_another_in_anything_that_is_listed(everywhere: Office) -> None:
-    for name, found in (await everything(everywhere.desk("admin", "mine"))).items():
-        text = msgspec.json.encode(found).decode()
+    for name, result in (await everything(everywhere.desk("admin", "mine"))).items():
+        text = msgspec.json.encode(result).decode()
         assert "mine" in text, name
         assert "theirs" not in text, name
 
@@ -241,7 +241,7 @@ async def test_a_role_that_is_too_low_changes_nothing_and_one_that_is_enough_doe
     needed, act = DEEDS[deed]
     before = await office.heads()
     for role in ROLES[: ROLES.index(needed)]:
-        with pytest.raises(NotDone, match=f"takes the role {needed}") as no:
+        with pytest.raises(NotDone, match=f"The role {needed} is required") as no:
             await act(office.desk(role), "mine")
         assert no.value.why == "forbidden"
     assert await office.heads() == before
@@ -257,7 +257,7 @@ async def test_an_agent_does_nothing_here_but_stop_things(office: Office, deed: 
         await act(desk, "mine")
         return
     before = await office.heads()
-    with pytest.raises(NotDone, match="Only a person may") as no:
+    with pytest.raises(NotDone, match="Only a person can") as no:
         await act(desk, "mine")
     assert no.value.why == "refused"
     assert await office.heads() == before
@@ -267,14 +267,14 @@ async def test_an_agent_does_nothing_here_but_stop_things(office: Office, deed: 
 async def test_the_name_of_who_did_it_stands_in_the_journal(office: Office, deed: str) -> None:
     before = await office.heads()
     await DEEDS[deed][1](office.desk(), "mine")
-    written = [
-        stored
+    results = [
+        result
         for stream, head in (await office.heads()).items()
         if head > before.get(stream, 0)
-        for stored in await office.ground.store.read(StreamId(stream), before.get(stream, 0))
+        for result in await office.ground.store.read(StreamId(stream), before.get(stream, 0))
     ]
-    assert any(b'"bea"' in stored.facts for stored in written)
-    assert not any(b'"ann"' in stored.facts for stored in written)
+    assert any(b'"bea"' in result.facts for result in results)
+    assert not any(b'"ann"' in result.facts for result in results)
 
 
 async def test_a_cap_is_raised_also_on_a_day_on_which_nothing_was_spent_yet(office: Office) -> None:
@@ -292,7 +292,7 @@ async def test_a_cap_is_raised_also_on_a_day_on_which_nothing_was_spent_yet(offi
 async def test_a_raise_on_a_new_day_is_none_if_more_is_configured(office: Office) -> None:
     await money.set_cap(office.desk(), "raise", "agent:mine", "7")
     await office.ground.sleep(DAY)
-    with pytest.raises(NotDone, match=r"The cap of fleet is \$0.20 now: that would not raise it"):
+    with pytest.raises(NotDone, match=r"The cap of fleet is \$0.20; this amount would not raise it"):
         await money.set_cap(office.desk(), "raise", "fleet", "0.1")
     # What a person said of yesterday is no word on today.
     assert (await money.set_cap(office.desk(), "raise", "agent:mine", "5")).cap_usd == Decimal(5)
@@ -405,12 +405,12 @@ async def test_nothing_and_too_much_are_not_said_to_a_session(office: Office, te
 
 
 async def test_a_secret_that_is_told_to_a_session_is_kept_by_no_journal(office: Office) -> None:
-    told = msgspec.structs.replace(office.app, environ={"HALTER_SECRET_BANK": "made-up-but-long-4711"})
-    await control.send_message(Actor(told, Principal("bea")), "mine-1", "The word is made-up-but-long-4711.")
-    (stored,) = await office.ground.store.read(inbox_stream("mine-1"))
-    assert stored.body is not None
-    assert b"The word is" in stored.body
-    assert b"4711" not in stored.body
+    runtime = msgspec.structs.replace(office.app, environ={"HALTER_SECRET_BANK": "made-up-but-long-4711"})
+    await control.send_message(Actor(runtime, Principal("bea")), "mine-1", "The word is made-up-but-long-4711.")
+    (result,) = await office.ground.store.read(inbox_stream("mine-1"))
+    assert result.body is not None
+    assert b"The word is" in result.body
+    assert b"4711" not in result.body
 
 
 async def test_a_search_of_the_audit_finds_words_agents_tools_and_outcomes(everywhere: Office) -> None:

@@ -11,8 +11,8 @@ from halter.core.ids import session_stream
 from halter.core.ports import Draft, Write
 from halter.core.rows import DecisionRow
 from halter.operations import artifacts, decisions
+from halter.operations.actor import Actor
 from halter.operations.decisions import ApprovalTerms
-from halter.operations.desk import Actor
 from tests.story.test_desk import LATER, Office, office
 
 __all__ = ["office"]
@@ -38,12 +38,12 @@ async def test_a_word_about_what_is_gone_is_never_taken_for_one_about_what_begin
 
 @pytest.mark.parametrize("shown", [b"", b'look {"path": "/tm', b"look " + b"[" * 100_000])
 async def test_a_rule_for_a_call_whose_words_are_gone_is_refused_in_a_sentence(office: Office, shown: bytes) -> None:
-    asked = DecisionAsked(
+    event = DecisionAsked(
         decision="asks", about="approval", subject="c", name="look", digest="d", expires_at=LATER, keys=("path",)
     )
     lease, rows = office.scribe.leases["mine-1"], [(DecisionRow, "asks")]
     await office.ground.store.commit(
-        Write(session_stream("mine-1"), "asks", lambda _: [Draft(asked, shown)], rows, lease)
+        Write(session_stream("mine-1"), "asks", lambda _: [Draft(event, shown)], rows, lease)
     )
     with pytest.raises(NotDone) as no:
         await decisions.approve(office.desk(), "asks", ApprovalTerms(always=True, match="under:path=/tmp"))

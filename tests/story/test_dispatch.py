@@ -21,7 +21,7 @@ from halter.dispatch.dispatcher import (
     RunningSessions,
     quarantine_session,
 )
-from halter.dispatch.heartbeat import keep_leases
+from halter.dispatch.heartbeat import renew_leases
 from halter.runtime.supervisor import turn_on
 from halter.runtime.worker import MAX_TAKEOVERS
 from halter.state import lifecycle
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.both_dispatchers
 
 
 async def row(world: World, session: str) -> SessionRow:
-    (found,) = await world.journal.ask(Query("session", SessionRow, {"session": session}))
-    return found
+    (session_row,) = await world.journal.ask(Query("session", SessionRow, {"session": session}))
+    return session_row
 
 
 async def begin(world: World, session: str, agent: str = "desk", kind: SessionKind = "autonomous") -> None:
@@ -67,12 +67,12 @@ class Sleeper:
                 self.inside[name] -= 1
 
     async def parks(self, lease: Lease) -> None:
-        store, found = self.world.store, await row(self.world, lease.session)
+        store, session_row = self.world.store, await row(self.world, lease.session)
         key = f"{lease.session}/{lease.generation}"
-        if found.state != "RUNNING":
-            await store.commit(lifecycle.wake_session(lease, f"{key}/woken", "timer", found.inbox_head))
-        parked = SessionParked(state="SLEEPING", inbox_seen=found.inbox_head, wake_at=self.world.now + self.sleep)
-        await store.commit(lifecycle.park_session(lease, f"{key}/parked", parked))
+        if session_row.state != "RUNNING":
+            await store.commit(lifecycle.wake_session(lease, f"{key}/woken", "timer", session_row.inbox_head))
+        event = SessionParked(state="SLEEPING", inbox_seen=session_row.inbox_head, wake_at=self.world.now + self.sleep)
+        await store.commit(lifecycle.park_session(lease, f"{key}/parked", event))
 
 
 async def works(
@@ -80,7 +80,7 @@ async def works(
 ) -> None:
     """Be a process that runs the sessions of some agents."""
     store: Store = world.store.patient(world.clock)
-    async with keep_leases(store, world.clock, WorkerId(worker), HEARTBEAT):
+    async with renew_leases(store, world.clock, WorkerId(worker), HEARTBEAT):
         sessions = RunningSessions(store, world.clock, WorkerId(worker), attend)
         await dispatcher(world, sessions, tuple(agents), together).run()
 
@@ -133,12 +133,12 @@ class Breaks(Sleeper):
         self.times = times
         self.tried: list[str] = []
 
-    async def __call__(self, lease: Lease, found: SessionRow) -> None:
+    async def __call__(self, lease: Lease, session_row: SessionRow) -> None:
         if lease.session == self.session:
             self.tried.append(moment(self.world.now))
             if len(self.tried) <= self.times:
                 raise ValueError(f"number {len(self.tried)} of hunter2")
-        await super().__call__(lease, found)
+        await super().__call__(lease, session_row)
 
 
 async def failures(world: World, session: str) -> list[AttendingFailed]:
@@ -152,10 +152,10 @@ async def test_a_breakdown_is_tried_again_more_slowly_each_time_and_then_left_to
     world.spawn(works(world, attends))
     await world.advance(HOUR)
     assert attends.tried == ["00:00:00", "00:00:01", "00:00:03", "00:00:07", "00:00:15"]
-    found = await failures(world, "desk-1")
-    assert [event.failures for event in found] == [1, 2, 3, 4, 5]
-    assert [event.quarantined for event in found] == [False] * 4 + [True]
-    assert found[0].error == "ValueError: number 1 of hunter2"
+    attending_faileds = await failures(world, "desk-1")
+    assert [event.failures for event in attending_faileds] == [1, 2, 3, 4, 5]
+    assert [event.quarantined for event in attending_faileds] == [False] * 4 + [True]
+    assert attending_faileds[0].error == "ValueError: number 1 of hunter2"
     rests = await row(world, "desk-1")
     assert (rests.state, rests.owner, rests.due_at) == ("PAUSED", "", None)
 
@@ -165,7 +165,7 @@ async def test_a_message_wakes_what_was_left_to_a_person(world: World) -> None:
     await begin(world, "desk-1")
     world.spawn(works(world, attends))
     await world.advance(20 * MINUTE)
-    await world.say("desk-1", "I have mended it.", "ada")
+    await world.send_message("desk-1", "I have mended it.", "ada")
     await world.advance(SECOND)
     assert attends.tried[5:] == ["00:20:00"]
     assert (await row(world, "desk-1")).state == "SLEEPING"
@@ -176,7 +176,7 @@ async def test_one_that_breaks_down_again_after_a_persons_word_is_tried_as_often
     await begin(world, "desk-1")
     world.spawn(works(world, attends))
     await world.advance(MINUTE)
-    await world.say("desk-1", "Try again.", "ada")
+    await world.send_message("desk-1", "Try again.", "ada")
     await world.advance(MINUTE)
     assert attends.tried[5:] == ["00:01:00", "00:01:01", "00:01:03", "00:01:07", "00:01:15"]
     assert (await row(world, "desk-1")).state == "PAUSED"
@@ -249,7 +249,7 @@ async def test_a_session_that_is_taken_again_while_its_last_task_ends_is_stopped
     await begin(world, "desk-1")
     working = world.spawn(works(world, attends))
     await world.advance(5 * SECOND)
-    await world.say("desk-1", "Hello.")
+    await world.send_message("desk-1", "Hello.")
     await world.advance(3 * SECOND)
     assert attends.inside["desk-1"] == 1
     working.cancel()
@@ -309,9 +309,7 @@ async def test_a_lost_lease_ends_the_resident_and_its_sensors(world: World, tmp_
     read = reads(fleet)
     await world.advance(2 * HOUR)
     assert reads(fleet) == read
-    assert [moment(stored.at) for stored in await fleet.events("desk-1") if stored.kind == "turn_started"] == [
-        "00:00:00"
-    ]
+    assert [moment(event.at) for event in await fleet.events("desk-1") if event.kind == "turn_started"] == ["00:00:00"]
 
 
 async def test_one_that_the_other_process_lets_go_of_lives_here_again(world: World, tmp_path: Path) -> None:
@@ -322,8 +320,8 @@ async def test_one_that_the_other_process_lets_go_of_lives_here_again(world: Wor
     await world.advance(MINUTE)
     read = reads(fleet)
     await world.journal.commit(lifecycle.wake_session(lease, "w", None, 0))
-    parked = SessionParked(state="SLEEPING", inbox_seen=0, wake_at=world.now + MINUTE)
-    await world.journal.commit(lifecycle.park_session(lease, "p", parked))
+    event = SessionParked(state="SLEEPING", inbox_seen=0, wake_at=world.now + MINUTE)
+    await world.journal.commit(lifecycle.park_session(lease, "p", event))
     await world.advance(2 * MINUTE)
     assert reads(fleet) > read
     assert [moment(stored.at) for stored in await fleet.events("desk-1") if stored.kind == "turn_started"] == [
@@ -345,7 +343,7 @@ async def test_a_resident_that_was_asleep_is_found_asleep_by_the_next_start(worl
     await world.advance(50 * MINUTE)
     assert reads(fleet) > read
     await world.advance(20 * MINUTE)
-    turns = [moment(stored.at) for stored in await fleet.events("desk-1") if stored.kind == "turn_started"]
+    turns = [moment(event.at) for event in await fleet.events("desk-1") if event.kind == "turn_started"]
     assert turns == ["00:00:00", "01:00:00"]
 
 
@@ -359,8 +357,8 @@ async def test_switching_an_agent_on_lets_go_on_what_was_left_to_a_person(world:
     assert (await row(world, "desk-1")).state == "PAUSED"
     await turn_on(fleet.app, "desk")
     await world.advance(SECOND)
-    found = await row(world, "desk-1")
-    assert (found.state, moment(found.wake_at or 0)) == ("SLEEPING", "03:01:00")
+    session_row = await row(world, "desk-1")
+    assert (session_row.state, moment(session_row.wake_at or 0)) == ("SLEEPING", "03:01:00")
 
 
 async def test_processes_that_die_over_a_session_again_and_again_are_noticed(world: World, tmp_path: Path) -> None:
@@ -370,11 +368,11 @@ async def test_processes_that_die_over_a_session_again_and_again_are_noticed(wor
         fleet.start(folder)
         await world.advance(16 * SECOND)
         await world.restart()
-    found = await row(world, "desk-1")
-    assert found.state == "PAUSED"
+    session_row = await row(world, "desk-1")
+    assert session_row.state == "PAUSED"
     (failed,) = await failures(world, "desk-1")
     assert (failed.quarantined, failed.failures) == (True, MAX_TAKEOVERS)
-    assert failed.error == f"{MAX_TAKEOVERS} processes that worked on it died in a row."
+    assert failed.error == f"{MAX_TAKEOVERS} processes that ran it died in a row."
 
 
 class Late:

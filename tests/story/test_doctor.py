@@ -53,10 +53,10 @@ class Doctor:
 
     def looks(self, *words: str) -> dict[str, Any]:
         """Have everything looked at; tell the code, and each finding by its name."""
-        said = CliRunner().invoke(build(), ["doctor", *words, "--json"], env=self.environ)
-        assert KEY not in said.output
-        found = {check["name"]: (check["verdict"], check["finding"]) for check in json.loads(said.stdout)}
-        return {"code": said.exit_code, "beside": said.stderr, **found}
+        result = CliRunner().invoke(build(), ["doctor", *words, "--json"], env=self.environ)
+        assert KEY not in result.output
+        values = {check["name"]: (check["verdict"], check["finding"]) for check in json.loads(result.stdout)}
+        return {"code": result.exit_code, "beside": result.stderr, **values}
 
 
 @pytest.fixture
@@ -67,12 +67,12 @@ def doctor(tmp_path: Path) -> Doctor:
 def test_a_broken_agent_is_named_among_good_ones_and_the_others_are_looked_at(doctor: Doctor) -> None:
     good = doctor.agent("good", "model: reflex\nreflex: [{say: hi}]\n")
     broken = doctor.agent("broken", "modle: x\n")
-    found = doctor.looks(good, broken, str(doctor.home / "nowhere"))
-    assert found["code"] == 1
-    assert found["good"][0] == "ok"
-    assert found["good models"] == ("ok", "reflex:rules needs no key, and is free.")
-    assert "line 2: `modle` is not a key" in found[broken][1]
-    assert "nowhere" in found[str(doctor.home / "nowhere")][1]
+    fields = doctor.looks(good, broken, str(doctor.home / "nowhere"))
+    assert fields["code"] == 1
+    assert fields["good"][0] == "ok"
+    assert fields["good models"] == ("ok", "reflex:rules needs no key and is free.")
+    assert "line 2: `modle` is not a key" in fields[broken][1]
+    assert "nowhere" in fields[str(doctor.home / "nowhere")][1]
 
 
 def test_a_store_of_a_newer_version_is_a_sentence_and_all_else_is_looked_at(doctor: Doctor) -> None:
@@ -80,11 +80,11 @@ def test_a_store_of_a_newer_version_is_a_sentence_and_all_else_is_looked_at(doct
     shutil.copy(GOLDEN, newer)
     with closing(sqlite3.connect(newer)) as connection, connection:
         connection.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
-    found = doctor.looks("--store", str(newer))
-    assert found["code"] == 3
-    assert "has schema 99, and this program knows only" in found["store"][1]
-    assert "use the newer Halter" in found["beside"]
-    assert {"fleet", "prices", "sandbox", "port"} <= set(found)
+    fields = doctor.looks("--store", str(newer))
+    assert fields["code"] == 3
+    assert "has schema version 99, but this version of Halter supports up to" in fields["store"][1]
+    assert "Use the newer Halter" in fields["beside"]
+    assert {"fleet", "prices", "sandbox", "port"} <= set(fields)
 
 
 def test_a_damaged_file_is_found(doctor: Doctor) -> None:
@@ -96,45 +96,45 @@ def test_a_damaged_file_is_found(doctor: Doctor) -> None:
     with doctor.store.open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * 64)
-    found = doctor.looks()
-    assert (found["code"], found["file"][0]) == (1, "problem")
-    assert "is damaged" in found["file"][1]
-    assert "restore a backup" in found["file"][1]
+    fields = doctor.looks()
+    assert (fields["code"], fields["file"][0]) == (1, "problem")
+    assert "is damaged" in fields["file"][1]
+    assert "restore a backup" in fields["file"][1]
 
 
 def test_a_broken_file_of_the_fleet_is_named(doctor: Doctor) -> None:
     file = doctor.home / "halter.yaml"
     file.write_text("caps: much\n")
     doctor.environ["HALTER_FLEET"] = str(file)
-    found = doctor.looks()
-    assert (found["code"], found["fleet"][0]) == (1, "problem")
-    assert "halter.yaml line 1" in found["fleet"][1]
+    fields = doctor.looks()
+    assert (fields["code"], fields["fleet"][0]) == (1, "problem")
+    assert "halter.yaml line 1" in fields["fleet"][1]
 
 
 def test_a_key_that_is_missing_is_asked_for_and_one_that_is_there_is_never_shown(doctor: Doctor) -> None:
     folder = doctor.agent("writer", "model: openai:gpt-5-mini\n")
     assert "OPENAI_API_KEY is not set" in doctor.looks(folder)["writer models"][1]
     doctor.environ["OPENAI_API_KEY"] = KEY
-    told = "openai:gpt-5-mini has a price, and its key is set (OPENAI_API_KEY)."
-    assert doctor.looks(folder)["writer models"] == ("ok", told)
+    text = "openai:gpt-5-mini has a price, and its key is set (OPENAI_API_KEY)."
+    assert doctor.looks(folder)["writer models"] == ("ok", text)
 
 
 def test_a_model_without_a_price_is_named_with_what_to_write(doctor: Doctor) -> None:
     doctor.environ["OPENAI_API_KEY"] = KEY
     folder = doctor.agent("writer", "model: openai:gpt-unheard-of\n")
-    found = doctor.looks(folder)
-    assert found["code"] == 1
-    assert "The price of openai:gpt-unheard-of is not known" in found["writer models"][1]
-    assert "price: free" in found["writer models"][1]
+    fields = doctor.looks(folder)
+    assert fields["code"] == 1
+    assert "The price of openai:gpt-unheard-of is not known" in fields["writer models"][1]
+    assert "price: free" in fields["writer models"][1]
 
 
 def test_a_secret_that_nobody_has_set_is_named_by_its_variable(doctor: Doctor) -> None:
     folder = doctor.agent("writer", "secrets: [MAIL, SMS]\n")
     doctor.environ["HALTER_SECRET_MAIL"] = KEY
-    found = doctor.looks(folder)
-    assert found["writer secrets"][0] == "problem"
-    assert "HALTER_SECRET_SMS" in found["writer secrets"][1]
-    assert "HALTER_SECRET_MAIL" not in found["writer secrets"][1]
+    fields = doctor.looks(folder)
+    assert fields["writer secrets"][0] == "problem"
+    assert "HALTER_SECRET_SMS" in fields["writer secrets"][1]
+    assert "HALTER_SECRET_MAIL" not in fields["writer secrets"][1]
     doctor.environ["HALTER_SECRET_SMS"] = KEY
     assert doctor.looks(folder)["writer secrets"] == ("ok", "All are set: MAIL, SMS.")
 
@@ -142,9 +142,9 @@ def test_a_secret_that_nobody_has_set_is_named_by_its_variable(doctor: Doctor) -
 def test_code_that_nobody_trusted_is_named(doctor: Doctor) -> None:
     folder = doctor.agent("writer", "")
     (Path(folder) / "tools.py").write_text("raise SystemExit('this must never run')\n")
-    found = doctor.looks(folder)
-    assert (found["code"], found["writer code"][0]) == (1, "problem")
-    assert f"halter trust {folder}" in found["writer code"][1]
+    fields = doctor.looks(folder)
+    assert (fields["code"], fields["writer code"][0]) == (1, "problem")
+    assert f"halter trust {folder}" in fields["writer code"][1]
 
 
 @contextmanager
@@ -157,32 +157,32 @@ def listening() -> Iterator[int]:
 def test_sensors_are_tried_as_far_as_that_does_nothing(doctor: Doctor) -> None:
     (doctor.home / "log").mkdir()
     with listening() as port, socket.create_server(("127.0.0.1", 0)) as closing:
-        gone = closing.getsockname()[1]
+        ret_address = closing.getsockname()[1]
         closing.close()
         folder = doctor.agent(
             "watch",
             "sensors:\n"
             f"  - {{name: web, type: poll, source: {{url: 'http://127.0.0.1:{port}/x'}}}}\n"
-            f"  - {{name: gone, type: poll, source: {{url: 'http://127.0.0.1:{gone}/x'}}}}\n"
+            f"  - {{name: gone, type: poll, source: {{url: 'http://127.0.0.1:{ret_address}/x'}}}}\n"
             "  - {name: logs, type: watch, source: {path: ../log, pattern: '*.log'}}\n"
             "  - {name: later, type: watch, source: {path: ../later/, pattern: '*.log'}}\n",
         )
-        found = doctor.looks(folder)
-    assert found["watch sensors"][0] == "warning", found
-    told = found["watch sensors"][1]
-    assert f"gone cannot reach 127.0.0.1:{gone} (" in told
-    assert "later watches" in told
-    assert "which does not exist" in told
-    assert "web" not in told
-    assert "logs" not in told
+        fields = doctor.looks(folder)
+    assert fields["watch sensors"][0] == "warning", fields
+    result = fields["watch sensors"][1]
+    assert f"gone cannot reach 127.0.0.1:{ret_address} (" in result
+    assert "later watches" in result
+    assert "which does not exist" in result
+    assert "web" not in result
+    assert "logs" not in result
 
 
 @pytest.mark.parametrize(("more", "verdict"), [("", "warning"), ("policy: {provenance: ask}\n", None)])
 def test_an_agent_that_runs_by_itself_and_only_observes_is_worth_a_look(
     doctor: Doctor, more: str, verdict: str | None
 ) -> None:
-    found = doctor.looks(doctor.agent("alone", f"autonomy: {{enabled: true}}\n{more}"))
-    assert found.get("alone provenance", (None,))[0] == verdict
+    fields = doctor.looks(doctor.agent("alone", f"autonomy: {{enabled: true}}\n{more}"))
+    assert fields.get("alone provenance", (None,))[0] == verdict
 
 
 def test_an_agent_with_tools_of_a_server_is_told_how_its_calls_are_judged(doctor: Doctor) -> None:
@@ -204,8 +204,8 @@ async def test_a_port_is_free_taken_by_another_program_or_ours() -> None:
         writer.close()
 
     for answers, verdict, words in (
-        (halter, "ok", "A Halter answers at"),
-        (other, "warning", "is taken by another program: start Halter with --listen"),
+        (halter, "ok", "Halter already serves"),
+        (other, "warning", "is used by another program. Start Halter with --listen"),
     ):
         async with await asyncio.start_server(answers, "127.0.0.1", 0) as server:
             number = server.sockets[0].getsockname()[1]
@@ -220,13 +220,13 @@ def test_a_list_of_tokens_that_others_may_read_is_a_problem(tmp_path: Path) -> N
     assert health.check_tokens(settings) is None
     file.write_text("[]")
     file.chmod(0o644)
-    found = health.check_tokens(settings)
-    assert found is not None
-    assert (found.verdict, f"run chmod 600 {file}" in found.finding) == ("problem", True)
+    check = health.check_tokens(settings)
+    assert check is not None
+    assert (check.verdict, f"run chmod 600 {file}" in check.finding) == ("problem", True)
     file.chmod(0o600)
-    found = health.check_tokens(settings)
-    assert found is not None
-    assert found.verdict == "ok"
+    check = health.check_tokens(settings)
+    assert check is not None
+    assert check.verdict == "ok"
 
 
 def test_a_table_of_prices_that_is_half_a_year_old_is_worth_a_look() -> None:
@@ -252,6 +252,6 @@ def test_several_findings_about_one_thing_are_told_by_the_worst() -> None:
 @pytest.mark.parametrize("root", [".", "..", "/", "../config"])
 def test_a_root_from_which_an_agent_could_change_what_it_may_do_is_a_problem(doctor: Doctor, root: str) -> None:
     folder = doctor.agent("clerk", f"tools: {{files: {{root: {root}}}}}\n")
-    found = doctor.looks(folder)
-    assert (found["code"], found["clerk roots"][0]) == (1, "problem")
-    assert f"agent.yaml line 2: `tools.files.root` is `{root}`, which holds" in found["clerk roots"][1]
+    fields = doctor.looks(folder)
+    assert (fields["code"], fields["clerk roots"][0]) == (1, "problem")
+    assert f"agent.yaml line 2: `tools.files.root` is `{root}`, which holds" in fields["clerk roots"][1]

@@ -54,11 +54,11 @@ def test_one_that_died_within_the_hour_is_worth_a_look_and_one_that_refuses_is_a
 
 
 def test_several_versions_of_the_program_are_told_and_those_that_are_gone_do_not_count() -> None:
-    other = replace(ONE, version="0.8.0", host="south")
-    check = check_versions([ONE, other])
+    worker_view = replace(ONE, version="0.8.0", host="south")
+    check = check_versions([ONE, worker_view])
     assert check is not None
     assert "0.7.0 on north; 0.8.0 on south" in check.finding
-    assert check_versions([ONE, replace(other, alive=False)]) is None
+    assert check_versions([ONE, replace(worker_view, alive=False)]) is None
 
 
 def test_who_waits_because_of_older_files_is_told() -> None:
@@ -126,24 +126,24 @@ async def begun(app: Runtime) -> None:
     await app.store.commit(lifecycle.start_session(event))
 
 
-def says(about: WorkerInfo) -> Callable[[Runtime], Awaitable[None]]:
+def says(worker_info: WorkerInfo) -> Callable[[Runtime], Awaitable[None]]:
     async def beat(app: Runtime) -> None:
-        await app.store.beat(WorkerId("w1"), {}, about.said())
+        await app.store.beat(WorkerId("w1"), {}, worker_info.encode())
 
     return beat
 
 
 async def owned(app: Runtime) -> None:
-    await app.store.beat(WorkerId("w1"), {}, RAN.said())
+    await app.store.beat(WorkerId("w1"), {}, RAN.encode())
     assert await app.store.claim(WorkerId("w1"), 1, SessionId("watch-1"))
 
 
 def test_on_a_file_who_runs_agents_is_told_and_nothing_of_a_server(doctor: Doctor) -> None:
     seed(doctor, str(doctor.store), says(replace(RAN, kind="up")))
-    found = doctor.looks()
-    assert found["workers"] == ("ok", "1 process runs agents here: 1 on north.")
-    assert found["due"][0] == "ok"
-    assert not {"connections", "queue", "versions", "files"} & set(found)
+    fields = doctor.looks()
+    assert fields["workers"] == ("ok", "1 process runs agents here: 1 on north.")
+    assert fields["due"][0] == "ok"
+    assert not {"connections", "queue", "versions", "files"} & set(fields)
 
 
 @pytest.mark.postgres
@@ -154,14 +154,14 @@ def test_on_postgresql_a_folder_that_is_missing_is_found_and_one_that_is_off_is_
     seed(doctor, url, begun)
     seed(doctor, url, says(replace(RAN, agents={"clerk": "1"})))
     aged(url, "UPDATE sessions SET due_at = due_at - 600000000")
-    found = doctor.looks("--store", url)
-    assert (found["code"], found["due"][0]) == (1, "problem")
-    assert "watch has 1 session that has been due for 10m" in found["due"][1]
-    assert found["workers"] == ("ok", "1 process runs agents here: 1 on north.")
-    assert found["connections"][0] == "ok"
-    assert "need up to 8, and each worker up to 8" in found["connections"][1]
-    assert found["queue"] == ("ok", "0 tickets in the queue, none of them old.")
-    assert found["clock"][0] == "ok"
+    fields = doctor.looks("--store", url)
+    assert (fields["code"], fields["due"][0]) == (1, "problem")
+    assert "watch has 1 session that has been due for 10m" in fields["due"][1]
+    assert fields["workers"] == ("ok", "1 process runs agents here: 1 on north.")
+    assert fields["connections"][0] == "ok"
+    assert "need up to 8, and each worker up to 8" in fields["connections"][1]
+    assert fields["queue"] == ("ok", "0 tickets in the queue, none of them old.")
+    assert fields["clock"][0] == "ok"
     aged(url, "INSERT INTO agents (agent, switched_on, by, at, reason) VALUES ('watch', 0, 'ann', 1, '')")
     assert doctor.looks("--store", url)["due"][0] == "ok"
 
@@ -173,9 +173,9 @@ def test_on_postgresql_what_a_dead_worker_left_is_found(doctor: Doctor, postgres
     seed(doctor, url, owned)
     assert doctor.looks("--store", url)["due"][0] == "ok"
     aged(url, "UPDATE workers SET alive_until = alive_until - 120000000")
-    found = doctor.looks("--store", url)
-    assert (found["due"][0], "watch has 1 session that has been due for 1m" in found["due"][1]) == ("warning", True)
-    assert "Lost within the hour: halter worker 11 on north" in found["workers"][1]
+    fields = doctor.looks("--store", url)
+    assert (fields["due"][0], "watch has 1 session that has been due for 1m" in fields["due"][1]) == ("warning", True)
+    assert "Lost within the hour: halter worker 11 on north" in fields["workers"][1]
 
 
 @pytest.mark.postgres
@@ -203,11 +203,11 @@ def test_on_postgresql_a_clock_that_differs_from_the_databases_is_a_problem(
 ) -> None:
     url = postgres_schema_url
     seed(doctor, url, begun)
-    later = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 60000000"
-    aged(url, f"CREATE OR REPLACE FUNCTION microseconds() RETURNS BIGINT VOLATILE LANGUAGE SQL RETURN {later}")
-    found = doctor.looks("--store", url)
-    assert (found["code"], found["clock"][0]) == (1, "problem")
-    assert "behind the database's" in found["clock"][1]
+    text = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 60000000"
+    aged(url, f"CREATE OR REPLACE FUNCTION microseconds() RETURNS BIGINT VOLATILE LANGUAGE SQL RETURN {text}")
+    fields = doctor.looks("--store", url)
+    assert (fields["code"], fields["clock"][0]) == (1, "problem")
+    assert "behind the database's" in fields["clock"][1]
 
 
 def connected(url: str) -> list[Any]:

@@ -37,12 +37,12 @@ async def test_contracts_that_are_dropped_are_reviewed_and_people_are_told_what_
     await world.advance(2 * MINUTE)
     sessions = await rows(world, "all_sessions", SessionRow)
     assert [(row.state, row.kind) for row in sessions] == [("COMPLETED", "task")] * 3
-    found = [
+    finding_rows = [
         row
         for session in sessions
         for row in await world.journal.ask(Query("findings_of", FindingRow, {"session": session.session}))
     ]
-    assert [(row.severity, row.support, row.review) for row in found] == [("high", "supported", "released")] * 2
+    assert [(row.severity, row.support, row.review) for row in finding_rows] == [("high", "supported", "released")] * 2
     (precedent,) = await rows(world, "all_precedents", PrecedentRow)
     assert (precedent.kind, precedent.observed_count) == ("liability", 2)
     assert [(each.about, each.subject) for each in await list_pending_decisions(world.journal)] == [
@@ -60,6 +60,6 @@ async def test_contracts_that_are_dropped_are_reviewed_and_people_are_told_what_
 
 async def letter(world: World, row: NotificationRow) -> tuple[str, str]:
     """What people are told."""
-    (stored,) = await world.journal.read(row.stream, row.queued_seq - 1, 1)  # type: ignore[arg-type]
-    words = msgspec.json.decode(await read_body(world.journal, stored))
+    (event,) = await world.journal.read(row.stream, row.queued_seq - 1, 1)  # type: ignore[arg-type]
+    words = msgspec.json.decode(await read_body(world.journal, event))
     return words["subject"], words["text"]

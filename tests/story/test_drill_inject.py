@@ -59,13 +59,13 @@ async def close_account(account: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    made = tmp_path / "clerk"
-    made.mkdir()
-    (made / "tools.py").write_text(TOOLS)
+    path = tmp_path / "clerk"
+    path.mkdir()
+    (path / "tools.py").write_text(TOOLS)
     for name in ("TRUST", "STORE", "CHECKPOINTS", "SIGNING_KEY", "TOKENS"):
         monkeypatch.setenv(f"HALTER_{name}", str(tmp_path / "state" / name.lower()))
     monkeypatch.chdir(tmp_path)
-    return made
+    return path
 
 
 def survey(folder: Path, policy: str, *options: str) -> Any:
@@ -76,21 +76,25 @@ def survey(folder: Path, policy: str, *options: str) -> Any:
 
 def reactions(answer: Any, mode: str) -> Mapping[tuple[str, str], str]:
     assert answer.exit_code == 0, answer.output
-    found = json.loads(answer.stdout)
-    return {(each["tool"], each["argument"]): each[mode] for each in found["arguments"]}
+    payload = json.loads(answer.stdout)
+    return {(each["tool"], each["argument"]): each[mode] for each in payload["arguments"]}
 
 
 def test_it_says_by_which_argument_each_tool_is_reached_now_and_with_ask(folder: Path) -> None:
     answer = survey(folder, "policy: {provenance: observe}", "--json")
-    now, asks = reactions(answer, "own_mode"), reactions(answer, "in_ask")
+    now, values = reactions(answer, "own_mode"), reactions(answer, "in_ask")
     for attacked in (("send_mail", "to"), ("send_mail", "text"), ("order", "thing"), ("order", "amount")):
-        assert (now[attacked], asks[attacked]) == ("runs", "asked"), attacked
-    assert (now["fetch", "url"], asks["fetch", "url"]) == ("runs", "asked")
-    assert (now["close_account", "account"], asks["close_account", "account"]) == ("asked by level", "asked")
-    assert asks["send_mail", ""] == "runs"
-    found = json.loads(answer.stdout)
-    assert (found["agent"], found["mode"], found["sources"]) == ("clerk", "observe", ["read_mail", "fetch", "order"])
-    assert found["reached"] == ["fetch", "send_mail", "order"]
+        assert (now[attacked], values[attacked]) == ("runs", "asked"), attacked
+    assert (now["fetch", "url"], values["fetch", "url"]) == ("runs", "asked")
+    assert (now["close_account", "account"], values["close_account", "account"]) == ("asked by level", "asked")
+    assert values["send_mail", ""] == "runs"
+    payload = json.loads(answer.stdout)
+    assert (payload["agent"], payload["mode"], payload["sources"]) == (
+        "clerk",
+        "observe",
+        ["read_mail", "fetch", "order"],
+    )
+    assert payload["reached"] == ["fetch", "send_mail", "order"]
     declare = reactions(answer, "declare")
     assert declare["order", "thing"] == "order: {arguments: {thing: destination}}"
     assert declare["send_mail", "to"] == ""
@@ -100,7 +104,7 @@ def test_people_get_a_table_and_nothing_of_the_agent_is_executed(folder: Path) -
     answer = survey(folder, "policy: {provenance: off}")
     assert answer.exit_code == 0
     assert "send_mail" in answer.stdout
-    assert "What others wrote comes from `read_mail`, `fetch`, `order`." in answer.output
+    assert "Untrusted content comes from `read_mail`, `fetch`, `order`." in answer.output
     assert "an injected text reaches `fetch`, `send_mail`, `order` now" in answer.output
     assert not (folder.parent / "done").exists()
     assert not (folder.parent / "state" / "store").exists()
@@ -124,14 +128,14 @@ def test_an_agent_goes_with_inject_alone(folder: Path, wrong: list[str]) -> None
     (folder / "agent.yaml").write_text("name: clerk\n")
     answer = CliRunner().invoke(build(), ["drill", *wrong, "--agent", str(folder)])
     assert answer.exit_code == 2
-    assert answer.stderr == "--agent goes with halter drill inject, without --seeds and --teeth.\n"
+    assert answer.stderr == "--agent requires the drill inject, and cannot be combined with --seeds or --teeth.\n"
 
 
 def test_the_corpus_is_wide_and_every_attack_has_a_twin() -> None:
     attacks = load_attacks()
     assert len(attacks) >= 60
     assert len({attack.kind for attack in attacks}) >= 12
-    assert {attack.place for attack in attacks} <= set(READS)
+    assert {attack.source for attack in attacks} <= set(READS)
     assert len({(attack.kind, attack.name) for attack in attacks}) == len(attacks)
     cases = list_cases(len(attacks))
     assert [case.attack for case in cases if case.benign] == [case.attack for case in cases if not case.benign]
@@ -140,6 +144,6 @@ def test_the_corpus_is_wide_and_every_attack_has_a_twin() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_thousands_of_disguised_attacks_run_nowhere() -> None:
-    found = run(Setting(seeds=5_000))
-    assert (found.violations, found.detail["violations"]) == (0, [])
+    drill_result = run(Setting(seeds=5_000))
+    assert (drill_result.violations, drill_result.detail["violations"]) == (0, [])
     assert len(DISGUISES) * len(FRAMES) > 100

@@ -77,8 +77,10 @@ def url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[s
     server = request.getfixturevalue("postgres_url")
     yield server
     with psycopg.connect(server) as connection:
-        left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'halter_drill%'").fetchall()
-    assert left == []
+        tuple_rows = connection.execute(
+            "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'halter_drill%'"
+        ).fetchall()
+    assert tuple_rows == []
 
 
 def halter(*arguments: str) -> Result:
@@ -104,7 +106,7 @@ def test_a_drill_finds_nothing_wrong_and_leaves_nothing_behind(name: str, kind: 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["race", "kill", "zombie"])
 def test_a_drill_on_a_server_does_its_work_there(name: str, postgres_url: str) -> None:
-    written: list[int] = []
+    numbers: list[int] = []
 
     def look(done: int, total: int, note: str) -> None:
         with psycopg.connect(postgres_url) as server:
@@ -113,10 +115,10 @@ def test_a_drill_on_a_server_does_its_work_there(name: str, postgres_url: str) -
                 server.execute(f"SELECT count(*) FROM {schema}.events".encode()).fetchone()
                 for (schema,) in server.execute(query).fetchall()
             ]
-        written.append(sum(count[0] for count in counts if count))
+        numbers.append(sum(count[0] for count in counts if count))
 
     find(name).run(Setting(postgres_url, 2, progress=look))
-    assert max(written) > 0
+    assert max(numbers) > 0
 
 
 @pytest.mark.postgres
@@ -145,13 +147,13 @@ def test_a_drill_with_teeth_finds_what_was_broken(name: str, kind: str, url: str
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=SOAK_ON_POSTGRES)])
 def test_the_race_finds_processes_that_obey_the_file_in_their_own_folder(kind: str, url: str) -> None:
-    found: dict[bool, list[str]] = {}
+    values: dict[bool, list[str]] = {}
     for broken in (False, True):
         with own_store(Setting(url)) as ground, children("halter_drills.race") as started:
             assert ground.kind == kind
-            found[broken], _ = spend_in_folders(ground, started, broken=broken)
-    assert found[False] == []
-    assert "the store's policy allows 120000" in found[True][0]
+            values[broken], _ = spend_in_folders(ground, started, broken=broken)
+    assert values[False] == []
+    assert "the store's policy allows 120000" in values[True][0]
 
 
 def test_zombies_that_are_let_through_do_not_stop_the_drill_from_going_on_with_the_next() -> None:
@@ -196,19 +198,19 @@ def test_people_get_a_table_and_a_sentence() -> None:
 def test_an_unknown_drill_is_answered_with_those_that_exist() -> None:
     answer = halter("nope")
     assert answer.exit_code == 2
-    assert answer.stderr == f"There is no drill nope: name one of {', '.join(DRILLS)}, or all.\n"
+    assert answer.stderr == f"Unknown drill nope. Use one of {', '.join(DRILLS)}, or all.\n"
 
 
 def test_a_drill_that_does_not_fit_the_store_says_so() -> None:
     answer = halter("powercut", "--store", "postgresql://nobody@127.0.0.1:1/none")
     assert answer.exit_code == 2
-    assert answer.stderr == "The drill powercut runs on sqlite only: name another --store.\n"
+    assert answer.stderr == "The drill powercut runs on sqlite only. Choose another --store.\n"
 
 
 def test_a_drill_of_many_machines_does_not_run_on_a_file(tmp_path: Path) -> None:
     answer = halter("chaos", "--store", str(tmp_path / "halter.db"))
     assert answer.exit_code == 2
-    assert answer.stderr == "The drill chaos runs on postgresql only: name another --store.\n"
+    assert answer.stderr == "The drill chaos runs on postgresql only. Choose another --store.\n"
 
 
 def test_a_store_that_cannot_be_used_is_a_sentence_without_a_password() -> None:
@@ -228,15 +230,15 @@ def test_a_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
 @pytest.mark.postgres
 @pytest.mark.usefixtures("postgres_binaries")
 def test_a_server_that_restarts_ends_a_drill_in_a_sentence_and_its_schema_goes() -> None:
-    with throwaway_cluster() as cluster, ThreadPoolExecutor(1) as beside:
+    with throwaway_cluster() as cluster, ThreadPoolExecutor(1) as thread_pool_executor:
 
         def restart(done: int, total: int, note: str) -> None:
             if done == 1:
                 cluster.stop_hard()
-                beside.submit(cluster.start)
+                thread_pool_executor.submit(cluster.start)
 
         with pytest.raises(DrillBroken, match=r"^The drill ended early, and so proves nothing"), translate_errors():
             find("tamper").run(Setting(cluster.url, 1, progress=restart))
         with psycopg.connect(cluster.url) as connection:
-            left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'halter%'").fetchall()
-    assert left == []
+            tuple_rows = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'halter%'").fetchall()
+    assert tuple_rows == []

@@ -6,13 +6,13 @@ from collections import Counter
 import pytest
 
 from halter_drills.disk import Image
-from halter_drills.kill import counted, deaths
-from halter_drills.powercut import MOST_BLANK, Recording, draw_images, record
+from halter_drills.kill import count_commits, deaths
+from halter_drills.powercut import MAX_BLANK_SHARE, Recording, draw_images, record
 from halter_drills.tamper import TAMPERINGS
 
 
 def test_a_process_is_killed_before_and_after_every_commit_and_200_times_at_least() -> None:
-    commits = asyncio.run(counted())
+    commits = asyncio.run(count_commits())
     chosen = deaths(commits, seed=1)
     for how in ("before", "after"):
         assert sorted(death.commit for death in chosen if death.how == how) == list(range(1, commits + 1))
@@ -45,7 +45,7 @@ def test_power_is_cut_within_every_commit_and_every_checkpoint(recording: Record
     assert moments["overwriting the wal"] > 1000
     assert moments["writing the db"] > 100
     assert moments["before the wal sync"] > len(recording.states)
-    assert blank < MOST_BLANK * moments.total()
+    assert blank < MAX_BLANK_SHARE * moments.total()
 
 
 def test_as_many_images_are_drawn_as_are_wanted_from_all_of_the_log(recording: Recording) -> None:

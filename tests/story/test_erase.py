@@ -17,7 +17,7 @@ ONE, INBOX = session_stream("one"), inbox_stream("one")
 
 
 def kinds(report: IntegrityReport) -> list[tuple[str, str, int]]:
-    return [(found.kind, found.stream, found.seq) for found in report.findings]
+    return [(finding.kind, finding.stream, finding.seq) for finding in report.findings]
 
 
 async def bodies(ground: "Ground", stream: StreamId) -> list[bytes | None]:
@@ -28,8 +28,8 @@ async def test_an_erased_session_says_erased_and_not_tampered(ground: "Ground", 
     await scribe.whole_session("one")
     await scribe.whole_session("two")
     before = [event.facts for event in await ground.store.read(ONE)]
-    done = await erase_session_bodies(ground.store, ["one"], "ann", "asked for it")
-    assert (done.erased, done.refused) == (("one",), ())
+    erasure = await erase_session_bodies(ground.store, ["one"], "ann", "asked for it")
+    assert (erasure.erased, erasure.refused) == (("one",), ())
     assert set(await bodies(ground, ONE)) == set(await bodies(ground, INBOX)) == {None}
     assert [event.facts for event in await ground.store.read(ONE)] == before
     assert [event.salt for event in await ground.store.read(ONE)] == [None] * 8
@@ -52,11 +52,11 @@ async def test_an_erasure_is_an_event_that_says_who_and_why(ground: "Ground", sc
 async def test_a_session_that_has_not_ended_is_never_erased(ground: "Ground", scribe: "Scribe") -> None:
     await scribe.start("one")
     await scribe.whole_session("two")
-    done = await erase_session_bodies(ground.store, ["one", "two", "none"], "ann")
-    assert done.erased == ("two",)
-    assert [refused.session for refused in done.refused] == ["one", "none"]
-    assert "is RUNNING and has not ended" in done.refused[0].sentence
-    assert "There is no session none" in done.refused[1].sentence
+    erasure = await erase_session_bodies(ground.store, ["one", "two", "none"], "ann")
+    assert erasure.erased == ("two",)
+    assert [refused.session for refused in erasure.refused] == ["one", "none"]
+    assert "has not ended (RUNNING)" in erasure.refused[0].sentence
+    assert "Unknown session none" in erasure.refused[1].sentence
     assert None not in await bodies(ground, ONE)
 
 
@@ -126,10 +126,10 @@ async def test_the_last_snapshot_of_an_erased_session_goes_too(history: "Scribe"
     snapshots = {SessionId("four"): b"private", SessionId("three"): b"in use"}
     await ground.store.beat(history.leases["four"].worker, snapshots)
     await history.end("four")
-    kept = "SELECT session FROM snapshots ORDER BY session"
-    assert ground.sql(kept) == [("four",), ("three",)]
+    text = "SELECT session FROM snapshots ORDER BY session"
+    assert ground.sql(text) == [("four",), ("three",)]
     await erase_session_bodies(ground.store, ["four"], "ann")
-    assert ground.sql(kept) == [("three",)]
+    assert ground.sql(text) == [("three",)]
 
 
 async def test_only_what_ended_long_enough_ago_is_erased_by_age(ground: "Ground", scribe: "Scribe") -> None:
@@ -159,13 +159,13 @@ async def talk(scribe: "Scribe", session: str) -> None:
     ground = scribe.ground
     await scribe.start(session)
     for number, size in enumerate((1, 50, 500, 2_000, 20_000)):
-        said = CANARY + b"x" * size + CANARY
+        body = CANARY + b"x" * size + CANARY
         posted = WakePosted(cause="message", origin="person", sender="ann")
         for stream, event in (
             (session_stream(session), SessionWoken(cause="message")),
             (inbox_stream(session), posted),
         ):
-            write = Write(stream, f"{stream}{number}", lambda _, event=event, said=said: [Draft(event, said)])
+            write = Write(stream, f"{stream}{number}", lambda _, event=event, body=body: [Draft(event, body)])
             await ground.store.commit(write)
     await name_blob(ground, session_stream(session), CANARY * 10_000)
     await scribe.end(session)
@@ -176,8 +176,8 @@ async def test_nothing_of_an_erased_body_is_left_in_the_files(sqlite_history: "S
     for number in range(5):
         await talk(sqlite_history, f"talk-{number}")
     assert leftovers(ground) != []
-    done = await erase_session_bodies(ground.store, [f"talk-{number}" for number in range(5)], "ann")
-    assert done.scrubbed
+    erasure = await erase_session_bodies(ground.store, [f"talk-{number}" for number in range(5)], "ann")
+    assert erasure.scrubbed
     assert leftovers(ground) == []
     assert (await ground.verify()).ok
 

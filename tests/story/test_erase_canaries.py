@@ -72,22 +72,22 @@ class Ada(Quick):
         skill.mkdir(parents=True)
         (skill / "SKILL.md").write_text("---\nname: check\ndescription: Checks.\n---\nCheck it.\n")
 
-    def makes(self, folder: str, name: str, more: str) -> None:
-        place = self.home / folder
-        place.mkdir()
-        (place / "agent.yaml").write_text(f"name: {name}\nmodel: scripted\nscript: replies.yaml\n{more}")
-        (place / "replies.yaml").write_text(REPLIES)
-        (place / "tools.py").write_text(TOOLS)
+    def makes(self, folder: str, name: str, text: str) -> None:
+        path = self.home / folder
+        path.mkdir()
+        (path / "agent.yaml").write_text(f"name: {name}\nmodel: scripted\nscript: replies.yaml\n{text}")
+        (path / "replies.yaml").write_text(REPLIES)
+        (path / "tools.py").write_text(TOOLS)
 
     def trusts(self) -> None:
         trust = TrustFile(self.home / "config" / "halter" / "trust.json")
         for folder in (self.agent, self.home / "scout"):
             trust.trust(folder, digest_folder(folder), "ada", 0)
 
-    def waits_for(self, about: str) -> str:
-        while not (found := [one["decision"] for one in self.looks("inbox") if one["kind"] == about]):
+    def waits_for(self, text: str) -> str:
+        while not (results := [result["decision"] for result in self.looks("inbox") if result["kind"] == text]):
             time.sleep(0.1)
-        return found[0]
+        return results[0]
 
     def erases_all(self) -> None:
         for row in self.looks("sessions"):
@@ -104,14 +104,14 @@ class Ada(Quick):
 
 
 def _left_on_server(store: str) -> Iterator[str]:
-    url, _, asked = store.partition("?")
-    (schema,) = parse_qs(asked)["schema"]
+    url, _, text = store.partition("?")
+    (schema,) = parse_qs(text)["schema"]
     with psycopg.connect(url) as server:
         query = "SELECT table_name FROM information_schema.tables WHERE table_schema = %s"
         for (table,) in server.execute(query, [schema]).fetchall():
-            named = sql.SQL("SELECT row_to_json(t)::text FROM {} t").format(sql.Identifier(schema, table))
+            composed = sql.SQL("SELECT row_to_json(t)::text FROM {} t").format(sql.Identifier(schema, table))
             needles = (CANARY, CANARY.encode().hex())
-            for (row,) in server.execute(named).fetchall():
+            for (row,) in server.execute(composed).fetchall():
                 if any(needle in row for needle in needles):
                     yield f"{table}: {row}"
 
@@ -131,8 +131,8 @@ def test_no_byte_is_left_of_what_was_said_found_proposed_asked_and_answered(ada:
         assert CANARY in ada.types("inbox")[1]
         assert ada.types("approve", decision)[0] == 0
         assert CANARY.encode() in program.communicate(timeout=60)[0]
-    said = ada.types("chat", str(ada.agent), given=f"say {CANARY}\n@scout find {CANARY}\n".encode())[1]
-    assert said.count(CANARY) == 2
+    text = ada.types("chat", str(ada.agent), given=f"say {CANARY}\n@scout find {CANARY}\n".encode())[1]
+    assert text.count(CANARY) == 2
     memory = ada.waits_for("proposal")
     assert f"Remember {CANARY}" in ada.types("inbox")[1]
     assert ada.types("approve", memory)[0] == 0
@@ -159,5 +159,5 @@ def test_what_stays_of_an_erased_session_are_the_facts_that_the_page_of_limits_n
     ada.erases_all()
     assert ada.left()
     page = " ".join((ROOT / "docs" / "limits.md").read_text().split())
-    for named in ("the error of a call that failed", "why a call was refused", "the reason of a yes, a no, a halt"):
-        assert named in page
+    for text in ("the error of a call that failed", "why a call was refused", "the reason of a yes, a no, a halt"):
+        assert text in page

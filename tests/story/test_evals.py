@@ -40,12 +40,12 @@ def last_words(prompt: Prompt) -> str:
 
 def answers(prompt: Prompt) -> Said:
     """Do what the first message asks: add, send, or repeat it."""
-    asked, done = last_words(prompt), len(prompt.messages) > 1
-    if "add" in asked and not done:
+    text, done = last_words(prompt), len(prompt.messages) > 1
+    if "add" in text and not done:
         return ToolCall("1", "add", '{"a": 1, "b": 2}')
-    if "send" in asked and not done:
+    if "send" in text and not done:
         return ToolCall("1", "send", '{"to": "bob"}')
-    return f"You said: {asked}"
+    return f"You said: {text}"
 
 
 async def test_a_program_may_write_its_cap_as_an_exact_amount() -> None:
@@ -91,8 +91,8 @@ cases:
   - {name: avoids, input: add it, expect: {avoids: [add]}}
 """
     )
-    found = await run_evals(cases, maker(tmp_path))
-    assert [(case.name, case.passed, case.why) for case in found] == [
+    evals = await run_evals(cases, maker(tmp_path))
+    assert [(case.name, case.passed, case.why) for case in evals] == [
         ("finishes", True, ""),
         ("contains", True, ""),
         ("calls", True, ""),
@@ -101,14 +101,14 @@ cases:
         ("misses", False, "add was not called."),
         ("avoids", False, "add was called."),
     ]
-    assert len({case.session for case in found}) == len(found)
+    assert len({case.session for case in evals}) == len(evals)
 
 
 async def test_a_case_that_waits_for_a_person_fails_and_the_others_go_on(tmp_path: Path) -> None:
     cases = file("max_cost_usd: 1\ncases:\n  - {name: asks, input: send it}\n  - {name: says, input: hello}\n")
-    asks, says = await run_evals(cases, maker(tmp_path))
-    assert not asks.passed
-    assert asks.why.startswith("It waits for a person: ")
+    eval_outcome, says = await run_evals(cases, maker(tmp_path))
+    assert not eval_outcome.passed
+    assert eval_outcome.why.startswith("The session waits for a person: ")
     assert says.passed
 
 
@@ -131,7 +131,7 @@ async def test_a_case_that_waits_or_raises_says_what_it_cost(tmp_path: Path) -> 
     text = "max_cost_usd: 1\ncases:\n  - {name: one, input: %s it}\n"
     (waits,) = await run_evals(file(text % "send"), maker(tmp_path, model=Dear(answers)))
     (broke,) = await run_evals(file(text % "add"), maker(tmp_path, model=Dear(raises)))
-    assert waits.why.startswith("It waits for a person: ")
+    assert waits.why.startswith("The session waits for a person: ")
     assert broke.why == "The provider's key is gone."
     assert all(Decimal("0.002") <= case.cost_usd < Decimal("0.02") and case.session for case in (waits, broke))
 
@@ -153,10 +153,10 @@ async def test_all_cases_together_never_cost_more_than_their_cap(tmp_path: Path)
 
     lines = "".join(f"  - {{name: c{number}, input: add it}}\n" for number in range(8))
     cases, caps = file(f"max_cost_usd: 0.04\nparallel: 8\ncases:\n{lines}"), list[Decimal]()
-    found = await run_evals(cases, maker(tmp_path, caps, Dear(adds)))
+    evals = await run_evals(cases, maker(tmp_path, caps, Dear(adds)))
     assert sum(caps) <= Decimal("0.04")
-    assert not any(case.passed for case in found)
-    assert Decimal(0) < sum(case.cost_usd for case in found) <= Decimal("0.04")
+    assert not any(case.passed for case in evals)
+    assert Decimal(0) < sum(case.cost_usd for case in evals) <= Decimal("0.04")
 
 
 def test_the_cap_is_divided_and_what_a_case_has_of_its_own_comes_first() -> None:
@@ -171,11 +171,11 @@ def test_the_cap_is_divided_and_what_a_case_has_of_its_own_comes_first() -> None
     ("text", "sentence"),
     [
         ("max_cost_usd: 1\ncases: []\n", "no cases"),
-        ("max_cost_usd: none\ncases: [{name: a, input: x}]\n", "need a cap"),
+        ("max_cost_usd: none\ncases: [{name: a, input: x}]\n", "need a common cap"),
         ("cases: [{name: a, input: x}]\n", "max_cost_usd"),
-        ("max_cost_usd: 1\ncases: [{name: a, input: x, max_cost_usd: 2}]\n", "come to more"),
+        ("max_cost_usd: 1\ncases: [{name: a, input: x, max_cost_usd: 2}]\n", "exceeds this amount"),
         ("max_cost_usd: 1\ncases: [{name: a, input: x}, {name: a, input: y}]\n", "earlier case"),
-        ('max_cost_usd: 1\ncases: [{name: a, input: x, expect: {matches: "("}}]\n', "no regular expression"),
+        ('max_cost_usd: 1\ncases: [{name: a, input: x, expect: {matches: "("}}]\n', "not a regular expression"),
         ("max_cost_usd: 1\ncases: [{name: a, input: x, expect: {judge: polite}}]\n", "judge_model"),
         ("max_cost_usd: 1\ncases: [{name: a, input: x, expects: {}}]\n", "expects"),
     ],
@@ -192,11 +192,11 @@ async def test_a_judge_decides_and_is_paid_from_the_case(tmp_path: Path) -> None
         "  - {name: bad, input: hello, expect: {judge: It is in French.}}\n"
         "  - {name: wrong, input: hello, expect: {equals: x, judge: It repeats the words.}}\n"
     )
-    asked: list[str] = []
+    texts: list[str] = []
 
     def verdict(prompt: Prompt) -> Said:
-        asked.append(last_words(prompt))
-        met = "repeats" in asked[-1]
+        texts.append(last_words(prompt))
+        met = "repeats" in texts[-1]
         return ToolCall("1", "final_answer", msgspec.json.encode({"value": {"met": met, "why": "no French"}}).decode())
 
     judged: list[Decimal] = []
@@ -204,7 +204,7 @@ async def test_a_judge_decides_and_is_paid_from_the_case(tmp_path: Path) -> None
     good, bad, wrong = await run_evals(cases, maker(tmp_path), judge)
     assert (good.why, good.passed, bad.passed, wrong.passed) == ("", True, False, False)
     assert bad.why == "The judge: no French"
-    assert len(asked) == 2, "what failed by itself is not judged"
+    assert len(texts) == 2, "what failed by itself is not judged"
     assert all(cap <= Decimal("0.07") for cap in judged)
 
 
@@ -232,42 +232,44 @@ def halter(tmp_path: Path) -> Any:
 def test_a_recorded_session_becomes_a_case_and_a_run_is_held_against_the_last(halter: Any, tmp_path: Path) -> None:
     session = msgspec.json.decode(halter("run", "~/desk", "Hello.", "--json").stdout)["session"]
     assert halter("eval", "add", session, "~/desk", "--name", "greets").exit_code == 0
-    written = (tmp_path / "desk" / "evals.yaml").read_text()
-    assert "name: greets" in written
-    assert "equals: Good evening." in written
-    again = halter("eval", "add", session, "~/desk", "--name", "greets")
-    assert again.exit_code != 0
-    assert "already" in again.output
+    text = (tmp_path / "desk" / "evals.yaml").read_text()
+    assert "name: greets" in text
+    assert "equals: Good evening." in text
+    result = halter("eval", "add", session, "~/desk", "--name", "greets")
+    assert result.exit_code != 0
+    assert "already" in result.output
 
     first = halter("eval", "~/desk")
     assert first.exit_code == 0, first.output
     assert "1 of 1 cases passed" in first.output
-    assert "This is the first run." in first.output
+    assert "First run." in first.output
 
     (tmp_path / "desk" / "replies.yaml").write_text("- text: Go away.\n")
     second = halter("eval", "~/desk", "--json")
-    told = msgspec.json.decode(second.stdout)
+    payload = msgspec.json.decode(second.stdout)
     assert second.exit_code == 1
-    assert [(case["name"], case["passed"], case["before"]) for case in told["cases"]] == [("greets", False, "passed")]
+    assert [(case["name"], case["passed"], case["before"]) for case in payload["cases"]] == [
+        ("greets", False, "passed")
+    ]
     third = halter("eval", "~/desk")
     assert third.exit_code == 1
     assert "FAILED" in third.output
     assert "nothing changed" in third.output
-    assert Path(told["store"]).is_file()
-    shown = halter("sessions", "--store", told["store"], "--json")
-    assert [row["session"] for row in msgspec.json.decode(shown.stdout)] == [told["cases"][0]["session"]]
+    assert Path(payload["store"]).is_file()
+    shown = halter("sessions", "--store", payload["store"], "--json")
+    assert [row["session"] for row in msgspec.json.decode(shown.stdout)] == [payload["cases"][0]["session"]]
     assert "Nothing needs you" in halter("inbox").output
 
 
 def test_a_folder_without_cases_is_told_how_to_make_one(halter: Any) -> None:
-    said = halter("eval", "~/desk")
-    assert said.exit_code != 0
-    assert "halter eval add SESSION FOLDER" in said.output
+    result = halter("eval", "~/desk")
+    assert result.exit_code != 0
+    assert "halter eval add SESSION FOLDER" in result.output
 
 
 def test_a_file_that_cannot_be_read_or_written_is_told_in_a_sentence(tmp_path: Path) -> None:
     case = {"name": "greets", "input": "Hello."}
-    with pytest.raises(ConfigError, match=r"none.evals\.yaml cannot be written: No such file"):
+    with pytest.raises(ConfigError, match=r"Cannot write .*none.evals\.yaml: No such file"):
         add_case(tmp_path / "none" / "evals.yaml", case)
     (tmp_path / "evals.yaml").write_bytes(b"max_cost_usd: 1\ncases:\n  - {name: a, input: \xff}\n")
     with pytest.raises(ConfigError, match="not UTF-8"):

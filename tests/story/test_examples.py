@@ -31,9 +31,9 @@ class Person:
 
     def types(self, *words: str) -> str:
         with self.begins(*words) as program:
-            said, complained = program.communicate()
+            body, complained = program.communicate()
         assert program.wait() == 0, complained.decode()
-        return said.decode()
+        return body.decode()
 
     def looks(self, *words: str) -> Any:
         return json.loads(self.types(*words, "--json"))
@@ -56,11 +56,11 @@ def test_the_clerk_welcomes_somebody_and_asks_before_it_deletes(tmp_path: Path) 
         assert (clerk / "desk" / "welcome.txt").read_text() == "Welcome, Ada."
         while not (waiting := person.looks("inbox")):
             assert playing.poll() is None
-        assert [one["name"] for one in waiting] == ["delete_file"]
+        assert [result["name"] for result in waiting] == ["delete_file"]
         person.types("approve", waiting[0]["decision"])
-        said, _ = playing.communicate(timeout=60)
+        body, _ = playing.communicate(timeout=60)
     assert playing.returncode == 0
-    assert b"COMPLETED: completed." in said
+    assert b"COMPLETED: completed." in body
     assert not (clerk / "desk" / "welcome.txt").exists()
     (session,) = person.looks("sessions")
     assert person.looks("receipt", session["session"])["cost_usd"] == 0.01
@@ -75,15 +75,15 @@ def test_what_cannot_be_gone_on_with_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "look.yaml").write_text("- {call: list_folder}\n")
     look = ("play", str(tmp_path / "look.yaml"), "--agent", str(clerk))
     person.types(*look)
-    other = tmp_path / "other"
-    (other / "desk").mkdir(parents=True)
-    (other / "agent.yaml").write_text("name: other\ntools: {files: {root: desk}}\n")
+    path = tmp_path / "other"
+    (path / "desk").mkdir(parents=True)
+    (path / "agent.yaml").write_text("name: other\ntools: {files: {root: desk}}\n")
     (tmp_path / "wrong.yaml").write_text("- {call: lst_folder}\n")
     (session,) = person.looks("sessions")
     for words, code, sentence in (
         ((*look, "--resume", "nosuch"), 2, "No session begins with 'nosuch'"),
-        ((*look, "--resume", session["session"]), 1, "is over already: COMPLETED, completed."),
-        (("play", str(tmp_path / "wrong.yaml"), "--agent", str(other)), 3, "its tools are `delete_file`"),
+        ((*look, "--resume", session["session"]), 1, "has already ended (COMPLETED: completed)."),
+        (("play", str(tmp_path / "wrong.yaml"), "--agent", str(path)), 3, "its tools are `delete_file`"),
     ):
         with person.begins(*words) as program:
             _, complained = program.communicate(timeout=60)
@@ -108,17 +108,17 @@ def test_the_doorman_sleeps_and_wakes_when_a_letter_comes_as_the_pages_say(tmp_p
     shutil.copytree(EXAMPLES / "doorman", doorman)
     with person.begins("up", str(doorman)) as program:
         assert program.stdout is not None
-        shown = iter(program.stdout.readline, b"")
-        assert any(b"sleep 1h (no letter has come)" in line for line in shown)
-        assert any(b"doorman-1 sleeps 1h" in line for line in shown)
+        bodies = iter(program.stdout.readline, b"")
+        assert any(b"sleep 1h (no letter has come)" in line for line in bodies)
+        assert any(b"doorman-1 sleeps 1h" in line for line in bodies)
         (doorman / "letters" / "first.txt").write_text("Hello.")
-        assert any(b"alert: The signal `letter`" in line for line in shown)
-        assert any(b"sleep 1h (looked through the letters)" in line for line in shown)
-        assert "doorman also runs by itself, in doorman-1" in person.types("chat", str(doorman))
+        assert any(b"alert: The signal `letter`" in line for line in bodies)
+        assert any(b"sleep 1h (looked through the letters)" in line for line in bodies)
+        assert "doorman also runs unattended, in doorman-1" in person.types("chat", str(doorman))
         assert "doorman-1 is stopped" in person.types("off", "doorman")
-        assert any(b"is over: HALTED" in line for line in shown)
+        assert any(b"ended: HALTED" in line for line in bodies)
         assert "doorman is on" in person.types("on", "doorman")
-        assert any(b"doorman-2 begins." in line for line in shown)
+        assert any(b"doorman-2 starts." in line for line in bodies)
         program.send_signal(signal.SIGTERM)
         program.communicate(timeout=60)
     assert program.returncode == 130
@@ -137,21 +137,21 @@ async def test_the_market_desk_sees_something_within_a_minute_and_asks_before_it
     for verdict, outcomes in (("approve", ["ok"]), ("deny", ["ok", "approval_denied"])):
         await world.advance(7 * MINUTE)
         assert (await fleet.row("market-desk-1")).state == "WAITING_FOR_APPROVAL"
-        (asked,) = await list_pending_decisions(world.journal)
-        assert (asked.name, asked.level) == ("place_order", "RESTRICTED")
-        await world.store.commit(answer_decision(asked, verdict, "ada", verdict))
+        (pending_decision,) = await list_pending_decisions(world.journal)
+        assert (pending_decision.name, pending_decision.level) == ("place_order", "RESTRICTED")
+        await world.store.commit(answer_decision(pending_decision, verdict, "ada", verdict))
         await world.advance(MINUTE)
         assert await orders(fleet) == outcomes
-    assert fleet.told[-1] == ("market-desk", "market-desk-1 begins.")
+    assert fleet.told[-1] == ("market-desk", "market-desk-1 starts.")
     skipped = [line for line in rhythm(await fleet.events("market-desk-1")) if "skipped by expression" in line]
     assert skipped
 
 
 async def orders(fleet: Fleet) -> list[str]:
     """What became of the orders: those that were placed, and those that were refused."""
-    left = make_receipt(await fleet.events("market-desk-1"))
-    placed = [str(call.outcome) for call in left.calls if call.name == "place_order"]
-    return [*placed, *(brake.code for brake in left.brakes if brake.name == "place_order")]
+    receipt = make_receipt(await fleet.events("market-desk-1"))
+    placed = [str(call.outcome) for call in receipt.calls if call.name == "place_order"]
+    return [*placed, *(brake.code for brake in receipt.brakes if brake.name == "place_order")]
 
 
 def test_the_page_of_the_market_desk_names_its_files_and_how_it_is_started() -> None:

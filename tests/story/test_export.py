@@ -73,8 +73,8 @@ async def _session(app: Runtime, name: str, parent: str) -> None:
 def files(halter: Halter, tmp_path: Path) -> tuple[Path, Path]:
     """A receipt and an export."""
     receipt, journal = tmp_path / "receipt.json", tmp_path / "journal.jsonl"
-    made = halter("export", "clerk-1", "--output", str(journal))
-    assert made.exit_code == 0, made.output
+    result = halter("export", "clerk-1", "--output", str(journal))
+    assert result.exit_code == 0, result.output
     shown = halter("receipt", "clerk-1", "--json")
     receipt.write_text(shown.stdout)
     return receipt, journal
@@ -99,10 +99,10 @@ def test_a_receipt_is_checked_offline_with_the_store_gone(
     halter: Halter, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "state" / "halter" / "halter.db").unlink()
-    checked = check(halter, files)
-    assert checked.exit_code == 0, checked.output
-    assert "fits its journal" in checked.stdout
-    assert "checkpoints" in checked.stdout
+    result = check(halter, files)
+    assert result.exit_code == 0, result.output
+    assert "matches its journal" in result.stdout
+    assert "checkpoints" in result.stdout
 
 
 def test_an_export_brings_its_receipt_along(halter: Halter, files: tuple[Path, Path]) -> None:
@@ -177,12 +177,12 @@ def _inbox_gone(lines: Lines) -> Lines:
 
 
 def _removed_and_renumbered(lines: Lines) -> None:
-    gone = events(lines)[2]
-    lines.remove(gone)
+    fields = events(lines)[2]
+    lines.remove(fields)
     for event in events(lines):
-        if event["stream"] == gone["stream"] and event["seq"] > gone["seq"]:
+        if event["stream"] == fields["stream"] and event["seq"] > fields["seq"]:
             event["seq"] -= 1
-    lines[0]["streams"][gone["stream"]] -= 1
+    lines[0]["streams"][fields["stream"]] -= 1
 
 
 def _swapped_lines(lines: Lines) -> None:
@@ -191,8 +191,8 @@ def _swapped_lines(lines: Lines) -> None:
 
 
 def _swapped_places(lines: Lines) -> None:
-    one, other = events(lines)[2:4]
-    one["seq"], other["seq"] = other["seq"], one["seq"]
+    fields, payload = events(lines)[2:4]
+    fields["seq"], payload["seq"] = payload["seq"], fields["seq"]
     _swapped_lines(lines)
 
 
@@ -229,25 +229,25 @@ def _no_header(lines: Lines) -> None:
 
 
 TAMPERINGS: list[tuple[Callable[[Lines], Lines | None], str]] = [
-    (_facts, "Event 2 of session:clerk-1 does not follow"),
-    (_time, "Event 3 of session:clerk-1 does not follow"),
-    (_body, "The body of event 3 of session:clerk-1 does not fit its digest"),
-    (_hash, "of session:clerk-1 does not follow"),
+    (_facts, "Event 2 of session:clerk-1 does not match"),
+    (_time, "Event 3 of session:clerk-1 does not match"),
+    (_body, "The body of event 3 of session:clerk-1 does not match its digest"),
+    (_hash, "of session:clerk-1 does not match"),
     (_removed, "Event 3 of session:clerk-1 is missing"),
     (_last_removed, "Event 6 of session:clerk-1 is missing"),
-    (_last_removed_everywhere, "for hash, and the events make it"),
-    (_inbox_cut_everywhere, "for inbox_hash, and the events make it"),
-    (_inbox_gone, "for inbox_hash, and the events make it"),
+    (_last_removed_everywhere, "for hash; the events give"),
+    (_inbox_cut_everywhere, "for inbox_hash; the events give"),
+    (_inbox_gone, "for inbox_hash; the events give"),
     (_removed_and_renumbered, "session:clerk-1"),
-    (_swapped_lines, "lines were put into another order"),
+    (_swapped_lines, "the lines were reordered"),
     (_swapped_places, "the order was changed"),
-    (_repeated, "Another event ('call_settled') stands at number 3 of session:clerk-1"),
+    (_repeated, "session:clerk-1 has a second event 3 ('call_settled')"),
     (_added, "Event 7 of session:clerk-1 was copied from event 6"),
-    (_foreign, "There are events of session:other"),
-    (_blob, "was changed: it does not fit its digest"),
+    (_foreign, "The export has events of session:other"),
+    (_blob, "was changed: it does not match its digest"),
     (_blob_added, "it was added"),
-    (_no_line, "is no line of an export"),
-    (_no_header, "The first line, which says what the export holds, is missing"),
+    (_no_line, "is not a valid line of an export"),
+    (_no_header, "The first line, which describes the export, is missing"),
 ]
 
 
@@ -256,9 +256,9 @@ def test_whatever_is_done_to_an_export_is_named(
     halter: Halter, files: tuple[Path, Path], tamper: Callable[[Lines], Lines | None], sentence: str
 ) -> None:
     edited(files[1], tamper)
-    checked = check(halter, files)
-    assert checked.exit_code == 1, checked.output
-    assert sentence in checked.stdout
+    result = check(halter, files)
+    assert result.exit_code == 1, result.output
+    assert sentence in result.stdout
 
 
 def test_every_single_field_of_every_event_is_held_by_the_chain(files: tuple[Path, Path]) -> None:
@@ -271,9 +271,9 @@ def test_every_single_field_of_every_event_is_held_by_the_chain(files: tuple[Pat
         if event["line"] != "event":
             continue
         for field, value in event.items():
-            other = {**event, field: value + 1 if isinstance(value, int) else f"{value}00"}
-            changed = [*text[:place], json.dumps(other).encode(), *text[place + 1 :]]
-            assert examine(changed).findings, (event["seq"], field)
+            values = {**event, field: value + 1 if isinstance(value, int) else f"{value}00"}
+            bodies = [*text[:place], json.dumps(values).encode(), *text[place + 1 :]]
+            assert examine(bodies).findings, (event["seq"], field)
 
 
 def test_every_field_of_a_receipt_is_compared(halter: Halter, files: tuple[Path, Path]) -> None:
@@ -281,46 +281,46 @@ def test_every_field_of_a_receipt_is_compared(halter: Halter, files: tuple[Path,
     from halter.runtime.proof import prove_receipt
 
     journal = examine(files[1].read_bytes().splitlines(keepends=True))
-    said = json.loads(files[0].read_text())
-    assert prove_receipt(said, journal).ok
-    for field in said:
+    payload = json.loads(files[0].read_text())
+    assert prove_receipt(payload, journal).ok
+    for field in payload:
         if field != "session":
-            assert not prove_receipt({**said, field: "altered"}, journal).ok, field
-            assert not prove_receipt({key: value for key, value in said.items() if key != field}, journal).ok, field
-    assert not prove_receipt({**said, "more": 1}, journal).ok
-    assert not prove_receipt({**said, "trusted": 1}, journal).ok
+            assert not prove_receipt({**payload, field: "altered"}, journal).ok, field
+            assert not prove_receipt({key: value for key, value in payload.items() if key != field}, journal).ok, field
+    assert not prove_receipt({**payload, "more": 1}, journal).ok
+    assert not prove_receipt({**payload, "trusted": 1}, journal).ok
 
 
 def test_an_edited_receipt_is_told_by_what_was_edited(halter: Halter, files: tuple[Path, Path]) -> None:
-    said = json.loads(files[0].read_text())
-    said["calls"][1]["cost_usd"] = 0
-    files[0].write_text(json.dumps(said))
-    checked = check(halter, files)
-    assert checked.exit_code == 1
-    assert "The receipt says 0 for calls[2].cost_usd, and the events make it 0.0005." in checked.stdout
+    payload = json.loads(files[0].read_text())
+    payload["calls"][1]["cost_usd"] = 0
+    files[0].write_text(json.dumps(payload))
+    result = check(halter, files)
+    assert result.exit_code == 1
+    assert "The receipt has 0 for calls[2].cost_usd; the events give 0.0005." in result.stdout
 
 
 def test_a_receipt_that_says_one_thing_twice_is_refused(halter: Halter, files: tuple[Path, Path]) -> None:
     files[0].write_text(files[0].read_text().replace('"cost_usd":', '"cost_usd": 0, "cost_usd":', 1))
-    checked = check(halter, files)
-    assert checked.exit_code != 0
-    assert "said twice" in checked.stderr
+    result = check(halter, files)
+    assert result.exit_code != 0
+    assert "a key occurs twice" in result.stderr
 
 
 def test_erased_bodies_are_told_and_break_nothing(halter: Halter, files: tuple[Path, Path]) -> None:
     assert halter("erase", "--session", "clerk-1", "--yes").exit_code == 0
     assert halter("export", "clerk-1", "--output", str(files[1])).exit_code == 0
-    checked = check(halter, files)
-    assert checked.exit_code == 0, checked.output
-    assert "bodies were erased" in checked.stdout
+    result = check(halter, files)
+    assert result.exit_code == 0, result.output
+    assert "bodies were erased" in result.stdout
     assert b"canary" not in files[1].read_bytes()
 
 
 @pytest.mark.parametrize("words", [("--journal", "j"), ("clerk-1", "--verify", "a"), ()])
 def test_half_a_question_is_answered_with_how_to_ask(halter: Halter, words: tuple[str, ...]) -> None:
-    asked = halter("receipt", *words)
-    assert asked.exit_code == 2
-    assert "Traceback" not in asked.output
+    result = halter("receipt", *words)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
 
 
 def test_an_export_is_checked_against_the_receipt_that_it_brings_along(
@@ -334,9 +334,9 @@ def test_an_export_is_checked_against_the_receipt_that_it_brings_along(
 
 
 def test_a_file_that_is_not_there_is_told_in_a_sentence(halter: Halter, tmp_path: Path) -> None:
-    asked = halter("receipt", "--verify", str(tmp_path / "none"), "--journal", str(tmp_path / "none"))
-    assert asked.exit_code not in (0, 1)
-    assert "cannot be read" in asked.stderr
+    result = halter("receipt", "--verify", str(tmp_path / "none"), "--journal", str(tmp_path / "none"))
+    assert result.exit_code not in (0, 1)
+    assert "Cannot read" in result.stderr
 
 
 def test_a_page_of_a_receipt_holds_text_and_never_anything_that_a_browser_would_run(

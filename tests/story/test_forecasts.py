@@ -57,12 +57,12 @@ async def test_an_agent_without_a_gate_is_forecast_at_what_its_caps_leave_and_sp
     await world.advance(MINUTE // 3)
     spent = sum(row.usd for row in await world.journal.ask(Query("all_spends", SpendRow)))
     assert spent == 111_600
-    assert [said for _, said in fleet.told[1:3]] == [
+    assert [text for _, text in fleet.told[1:3]] == [
         (
-            "Left alone, it spends at most $5.00 in the next 12 hours and at most $150.00 in thirty days: "
+            "Unattended, it spends at most $5.00 in the next 12 hours and at most $150.00 in thirty days: "
             "its own turns, bounded by every cap."
         ),
-        "Messages, webhooks and watched folders add nothing to that: it is what its caps leave.",
+        "Messages, webhooks and watched folders cannot raise that: it is all that its caps leave.",
     ]
 
 
@@ -70,8 +70,8 @@ async def test_the_forecast_of_thirty_days_is_bounded_by_the_cap_of_each_day(wor
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         caps = Caps(session=Cap(DOLLAR // 2), agent=(Cap(DOLLAR // 20, "day"),))
-        found = await foreseen(desk, caps, [EVERY_HOUR])
-        assert found.month == Forecast(30 * DOLLAR // 20, 30 * DOLLAR // 20)
+        spending_forecast = await foreseen(desk, caps, [EVERY_HOUR])
+        assert spending_forecast.month == Forecast(30 * DOLLAR // 20, 30 * DOLLAR // 20)
 
 
 async def test_watched_folders_cost_nothing_by_the_clock_alone(world: World, tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ async def test_watched_folders_cost_nothing_by_the_clock_alone(world: World, tmp
         unbounded = await foreseen(desk, WIDE, [Watch(name="w")])
         assert (unbounded.night, unbounded.month) == (Forecast(0, None), Forecast(0, None))
         assert unbounded.describe() == [
-            "Left alone, it spends nothing: it takes no turns by itself, and has no schedules.",
-            "Messages, webhooks and watched folders can add any amount, for no cap bounds it.",
+            "Unattended, it spends nothing: it takes no autonomous turns and has no schedules.",
+            "Messages, webhooks and watched folders can add any amount, because no cap bounds it.",
         ]
         bounded = await foreseen(desk, Caps(), [Watch(name="w")])
         assert bounded.night == Forecast(0, 5 * DOLLAR)
@@ -110,7 +110,7 @@ async def test_an_agent_whose_models_and_tools_have_no_price_spends_nothing(worl
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("watch", "model: scripted\nscript: script.yaml\n", script_yaml=NAP))
     await world.advance(MINUTE // 60)
-    assert fleet.told[1] == ("watch", "It spends nothing: what it uses has no price.")
+    assert fleet.told[1] == ("watch", "It spends nothing: its models have no price.")
 
 
 USD = st.sampled_from((DOLLAR // 20, DOLLAR // 8, DOLLAR // 3))
@@ -138,11 +138,11 @@ def written(micros: int | None) -> str:
 
 @st.composite
 def lives(draw: st.DrawFn) -> Life:
-    every = draw(st.lists(st.sampled_from(("4m", "7m", "20m")), max_size=2))
-    own = draw(st.booleans()) or not every
-    more = draw(st.sampled_from(("", ", max_cost_usd: 0.06", ", max_cost_usd_per_hour: 0.1", ", overlap: queue")))
+    texts = draw(st.lists(st.sampled_from(("4m", "7m", "20m")), max_size=2))
+    own = draw(st.booleans()) or not texts
+    text = draw(st.sampled_from(("", ", max_cost_usd: 0.06", ", max_cost_usd_per_hour: 0.1", ", overlap: queue")))
     pace = draw(st.sampled_from(("", ", gate: {on: change, max_skips: 2}", ", max_consecutive_turns: 3")))
-    schedules = "".join(f"  - {{name: s{n}, every: {each}, prompt: Look.{more}}}\n" for n, each in enumerate(every))
+    schedules = "".join(f"  - {{name: s{n}, every: {each}, prompt: Look.{text}}}\n" for n, each in enumerate(texts))
     autonomy = f"autonomy: {{enabled: {str(own).lower()}{pace}}}\n"
     sleeps = draw(st.lists(st.sampled_from((0, 1, 45, 300)), min_size=1, max_size=3))
     return Life(
@@ -150,7 +150,7 @@ def lives(draw: st.DrawFn) -> Life:
         hour=draw(st.none() | USD),
         day=draw(st.none() | USD),
         fleet_day=draw(st.none() | USD),
-        spec=f"{autonomy}schedules:\n{schedules}" if every else autonomy,
+        spec=f"{autonomy}schedules:\n{schedules}" if texts else autonomy,
         script="".join(reply(sleep) for sleep in sleeps) * 120,
     )
 
@@ -184,10 +184,10 @@ def test_by_the_clock_alone_nobody_spends_more_than_was_forecast_and_no_forecast
             spends = await world.journal.ask(Query("all_spends", SpendRow))
             return forecast_bounds(work, {}, start, until), sum(row.usd for row in spends)
 
-        found, spent = world.run(live())
+        forecast, spent = world.run(live())
     # The hour, the day and the month all change once in that span.
     caps = [2 * cap for cap in (life.hour, life.day, life.fleet_day) if cap is not None]
     assert spent > 0
-    assert found.clock is None or spent <= found.clock
-    assert found.most == min(caps, default=None)
-    assert found.most is None or (found.clock is not None and found.clock <= found.most)
+    assert forecast.clock is None or spent <= forecast.clock
+    assert forecast.total == min(caps, default=None)
+    assert forecast.total is None or (forecast.clock is not None and forecast.clock <= forecast.total)

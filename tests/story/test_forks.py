@@ -17,14 +17,14 @@ from halter.core.events import DecisionAsked, HistoryGiven, SessionStarted
 from halter.core.ids import SortableIds, StreamId, session_stream
 from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult
 from halter.core.ports import Draft, Stored, Write, read_body
-from halter.guard.brake import SessionBrake
+from halter.guard.provenance_check import SessionBrake
 from halter.journal.open import open_store
 from halter.journal.retention import erase_session_bodies
-from halter.loop.history import LONGEST_RESULT, SessionHistory
-from halter.loop.past import number_calls, read_past
+from halter.loop.history import MAX_RESULT_LENGTH, SessionHistory
+from halter.loop.transcript_reader import number_calls, read_past
 from halter.models.scripted import ScriptLine
 from halter.operations import control
-from halter.operations.desk import Actor, Principal
+from halter.operations.actor import Actor, Principal
 from halter.runtime.runtime import open_runtime
 from halter.settings import read_settings
 from halter.testing.models import FunctionModel
@@ -73,7 +73,7 @@ async def test_a_fork_begins_with_what_was_said_and_spends_its_own_money(bench: 
     second = await agent.fork(first.session, "What shall I take along?")
     assert (second.text, second.state) == ("Take a boat.", "COMPLETED")
     assert second.session != first.session
-    assert words(bench.models[0].asked[-1]) == [
+    assert words(bench.models[0].requests[-1]) == [
         "user: Is it going to rain in Oslo?",
         'assistant: {"city":"Oslo"}',
         "user: rain in Oslo",
@@ -81,8 +81,8 @@ async def test_a_fork_begins_with_what_was_said_and_spends_its_own_money(bench: 
         "user: What shall I take along?",
     ]
     assert (first.cost_usd, second.cost_usd) == (Decimal("0.0041"), Decimal("0.0031"))
-    (given,) = bench.facts("history_given")
-    assert (given["session"], given["messages"]) == (first.session, 4)
+    (fields,) = bench.facts("history_given")
+    assert (fields["session"], fields["messages"]) == (first.session, 4)
     assert [line.name for line in second.receipt.calls] == []
 
 
@@ -90,7 +90,7 @@ async def test_a_fork_from_the_middle_knows_only_what_was_said_until_then(bench:
     agent = weather_agent(bench, WEATHER, says("It rains."), says("Sun."))
     first = await agent.run("Is it going to rain in Oslo?")
     await agent.fork(first.session, "Say it otherwise.", at=seq_of(bench, "call_settled"))
-    assert words(bench.models[0].asked[-1])[-2:] == ["user: rain in Oslo", "user: Say it otherwise."]
+    assert words(bench.models[0].requests[-1])[-2:] == ["user: rain in Oslo", "user: Say it otherwise."]
 
 
 @pytest.mark.parametrize("kind", ["request_settled", "call_started"])
@@ -98,7 +98,7 @@ async def test_a_step_that_is_not_over_is_left_out(bench: Bench, kind: str) -> N
     agent = weather_agent(bench, WEATHER, says("It rains."), says("Sun."))
     first = await agent.run("Is it going to rain in Oslo?")
     await agent.fork(first.session, at=seq_of(bench, kind))
-    assert words(bench.models[0].asked[-1]) == ["user: Is it going to rain in Oslo?", "user: Go on from here."]
+    assert words(bench.models[0].requests[-1]) == ["user: Is it going to rain in Oslo?", "user: Go on from here."]
 
 
 async def test_a_fork_can_be_forked_and_no_two_calls_have_the_same_id(bench: Bench) -> None:
@@ -118,11 +118,11 @@ async def test_a_long_result_of_before_is_shortened_anew_and_can_be_read_on(benc
     agent = weather_agent(bench, long, says("It rains."), reading, says("I read it."))
     first = await agent.run("Where does it rain?")
     second = await agent.fork(first.session, "Read on.")
-    (shown,) = [
+    (tool_result,) = [
         part for each in second.messages for part in each.parts if isinstance(part, ToolResult) and part.id == "h0"
     ]
-    assert len(shown.text) <= LONGEST_RESULT
-    assert 'read_output(call="h0"' in shown.text
+    assert len(tool_result.text) <= MAX_RESULT_LENGTH
+    assert 'read_output(call="h0"' in tool_result.text
     assert second.messages[-2].parts[0].text.startswith("rain in everywhererain")  # type: ignore[union-attr]
 
 
@@ -132,10 +132,10 @@ async def test_forks_are_no_way_around_the_cap_of_an_agent(bench: Bench) -> None
     agent = weather_agent(bench, *lines, limits={"max_cost_usd_per_day": 1}, max_cost_usd=0.45)
     async with agent:
         first = await agent.run("Tell me much.")
-        assert not await agent.near_budget()
+        assert not await agent.is_near_budget()
         second = await agent.fork(first.session, "More.")
         assert (first.cost_usd, second.cost_usd) == (Decimal("0.4"), Decimal("0.4"))
-        assert await agent.near_budget()
+        assert await agent.is_near_budget()
 
 
 async def test_what_others_wrote_stays_theirs_in_a_fork(world: World) -> None:
@@ -168,9 +168,9 @@ async def test_a_session_that_a_denial_locked_is_locked_in_its_fork(world: World
 
 async def fork_brake(story: Story, at: int | None = None) -> SessionBrake:
     """Fold the first events of a fork, as its own loop does."""
-    events = [stored for stored in await story.events() if at is None or stored.seq <= at]
+    events = [event for event in await story.events() if at is None or event.seq <= at]
     past = await read_past("s", events, story.world.store)
-    given = HistoryGiven(messages=len(past.messages), session="s", through=events[-1].seq, denied=past.denied)
+    given = HistoryGiven(messages=len(past.messages), session="s", through=events[-1].seq, denied=past.has_denial)
     started = SessionStarted(session=f"fork{at}", agent="desk", kind="task", started_by="ada")
     drafts = [Draft(started, b"Go on."), Draft(given, msgspec.json.encode(past.messages))]
     await story.world.store.commit(Write(StreamId(f"session:fork{at}"), f"fork/{at}", lambda _: drafts))
@@ -178,8 +178,8 @@ async def fork_brake(story: Story, at: int | None = None) -> SessionBrake:
     assert brake is not None
     read: list[Stored] = list(await story.world.store.read(StreamId(f"session:fork{at}"), 0, 2))
 
-    async def body(stored: Stored) -> bytes:
-        return stored.body or b""
+    async def body(event: Stored) -> bytes:
+        return event.body or b""
 
     await SessionHistory(f"fork{at}", brake=brake).apply(read, body)
     return brake
@@ -198,7 +198,7 @@ async def test_where_the_words_are_erased_nothing_is_forked_and_an_erased_fork_t
     assert (brake.clean, brake.erased) == (False, 1)
     await store.close()
     for session in (first.session, second.session):
-        with pytest.raises(ConfigError, match="is erased, in whole or in part: it cannot be forked"):
+        with pytest.raises(ConfigError, match="cannot be forked: its messages were erased, in whole or in part"):
             await agent.fork(session)
 
 
@@ -218,9 +218,9 @@ class Heard(SessionBrake):
 async def test_an_event_that_is_not_there_and_a_session_without_a_word_are_refused(bench: Bench) -> None:
     agent = weather_agent(bench, says("Sun."))
     first = await agent.run("Hello.")
-    with pytest.raises(ConfigError, match="and no event 99"):
+    with pytest.raises(ConfigError, match="has no event 99"):
         await agent.fork(first.session, at=99)
-    with pytest.raises(ConfigError, match="Nothing was said to a model"):
+    with pytest.raises(ConfigError, match="has no messages up to its event"):
         await agent.fork(first.session, at=1)
     with pytest.raises(ConfigError, match="There is no session nosuch"):
         await agent.fork("nosuch")
@@ -230,16 +230,16 @@ async def test_only_a_person_who_may_steer_forks(bench: Bench) -> None:
     agent = weather_agent(bench, says("Sun."))
     first = await agent.run("Hello.")
     async with open_runtime(read_settings({}, bench.folder, str(bench.file)), bench.clock) as app:
-        with pytest.raises(NotDone, match="takes the role operator"):
+        with pytest.raises(NotDone, match="The role operator is required"):
             await control.fork(Actor(app, Principal("bob", "approver")), first.session)
-        with pytest.raises(NotDone, match="Only a person may fork a session"):
+        with pytest.raises(NotDone, match="Only a person can fork a session"):
             await control.fork(Actor(app, Principal("agent:desk", "admin")), first.session)
         with pytest.raises(NotDone, match="There is no session"):
             await control.fork(Actor(app, Principal("bob", "operator", ("other",))), first.session)
-        made = await control.fork(Actor(app, Principal("bob", "operator")), first.session, text="And now?")
-        assert (made.session, made.messages) == (first.session, 2)
+        session_forked = await control.fork(Actor(app, Principal("bob", "operator")), first.session, text="And now?")
+        assert (session_forked.session, session_forked.messages) == (first.session, 2)
     with agent.override(model=FunctionModel(lambda prompt: " | ".join(words(prompt)))):
-        gone_on = await agent.resume(made.subject)
+        gone_on = await agent.resume(session_forked.subject)
     assert gone_on.text == "user: Hello. | assistant: Sun. | user: And now?"
 
 

@@ -12,7 +12,7 @@ from halter.core.events import CallRefused, CallStarted
 from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.prepare import Call
 from halter.runtime.session_builder import build_live_session
-from halter.runtime.sessions import begin_session, read_session_row
+from halter.runtime.session_start import begin_session, read_session_row
 from halter.testing.world import World
 from tests.story.tasks import REVIEW, UNBRAKED, Office, all_is_well, watch
 
@@ -111,8 +111,8 @@ async def test_the_guard_refuses_in_the_review_whatever_is_not_granted_there(
     session = await begin_session(context, "Look.", "task", "s")
     lease = await acquire_lease(context.store, world.clock, context.worker, session, 0)
     assert lease is not None
-    made = await build_live_session(context, await read_session_row(context, "s"), lease)
-    running = made.runtime
+    live_session = await build_live_session(context, await read_session_row(context, "s"), lease)
+    running = live_session.runtime
     await running.resume()
     (phase,) = [each for each in WALK if each.name == "ethics_review"]
     running.context = msgspec.structs.replace(running.context, phase=phase)

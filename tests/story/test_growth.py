@@ -74,7 +74,7 @@ class Desk:
     async def agrees(self, rule: str, tool: str, owner: str = "desk", digest: str = "", *, over: bool = False) -> None:
         """Let a person say "always"."""
         matcher = EachArgument((AnyCondition("item"),)) if not digest else SameArguments(digest)
-        made = RuleMade(
+        event = RuleMade(
             rule=rule,
             tool=tool,
             scope="agent",
@@ -84,7 +84,7 @@ class Desk:
             by="ada",
             expires_at=self.world.now + DAY,
         )
-        events = [Draft(made), *([Draft(RuleEnded(rule=rule, by="ada"))] if over else [])]
+        events = [Draft(event), *([Draft(RuleEnded(rule=rule, by="ada"))] if over else [])]
         await self.world.store.commit(Write(FLEET, rule, lambda _: events, [(RuleRow, rule)]))
 
     async def calls_tool(self, lease: Lease, name: str) -> str:
@@ -132,10 +132,10 @@ async def count_call(desk: Desk, name: str) -> int:
 @PLACES
 def test_a_call_costs_the_same_after_many_cancelled_sessions(tmp_path: Path, *, kept: bool) -> None:
     counts: list[int] = []
-    for many in (FEW, MANY):
-        with world_of(tmp_path, str(many), kept=kept) as world:
+    for text in (FEW, MANY):
+        with world_of(tmp_path, str(text), kept=kept) as world:
             desk = Desk(world)
-            world.run(desk.cancels(many))
+            world.run(desk.cancels(text))
             counts.append(world.run(count_call(desk, "look")))
     assert counts[1] <= counts[0] * 1.02
 
@@ -144,26 +144,26 @@ def test_a_call_costs_the_same_after_many_cancelled_sessions(tmp_path: Path, *, 
 def test_a_call_costs_the_same_beside_many_rules(tmp_path: Path, *, kept: bool) -> None:
     """Beside those of other tools, of other agents, for other arguments, and those that are over."""
 
-    async def agree(desk: Desk, many: int) -> None:
+    async def agree(desk: Desk, text: int) -> None:
         await desk.agrees("mine", "order")
-        for number in range(many):
+        for number in range(text):
             await desk.agrees(f"tool-{number}", f"other-{number}")
             await desk.agrees(f"agent-{number}", "order", f"other-{number}")
             await desk.agrees(f"arguments-{number}", "order", digest=f"{number:064}")
             await desk.agrees(f"over-{number}", "order", over=True)
 
     counts: list[int] = []
-    for many in (FEW, MANY):
-        with world_of(tmp_path, str(many), kept=kept) as world:
+    for text in (FEW, MANY):
+        with world_of(tmp_path, str(text), kept=kept) as world:
             desk = Desk(world)
-            world.run(agree(desk, many))
+            world.run(agree(desk, text))
             counts.append(world.run(count_call(desk, "order")))
     assert counts[1] <= counts[0] * 1.02
 
 
 def test_a_call_costs_the_same_beside_many_tools() -> None:
     counts: list[int] = []
-    for many in (FEW, MANY):
+    for text in (FEW, MANY):
         with World(orderly=True) as world:
-            counts.append(world.run(count_call(Desk(world, many), "look")))
+            counts.append(world.run(count_call(Desk(world, text), "look")))
     assert counts[1] <= counts[0] * 1.02

@@ -9,7 +9,7 @@ from halter.config.yaml_reader import load_bytes
 from halter.core.events import CallStarted
 from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.core.ports import Draft, Write
-from halter.dispatch.heartbeat import acquire_lease, keep_leases
+from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import SessionContext
 from halter.guard.tool_door import Answer, ApprovalRequired
@@ -32,31 +32,33 @@ from halter.tools.function_tool import tool
 async def test_a_call_in_doubt_is_repeated_only_as_it_was(
     world: World, arguments: bytes, granted: set[str], seen: list[str]
 ) -> None:
-    looked: list[str] = []
+    texts: list[str] = []
 
     async def look(at: str) -> str:
-        looked.append(at)
+        texts.append(at)
         return "seen"
 
     policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk", "agent.yaml")))
-    standing = SessionContext("s", "desk", policy.phases[0], policy, str(policy.digest()), secrets=frozenset(granted))
+    session_context = SessionContext(
+        "s", "desk", policy.phases[0], policy, str(policy.digest()), secrets=frozenset(granted)
+    )
     secrets = GivenSecrets({"KEY": "correct-horse"})
     guard = GuardRuntime(world.store, world.clock, redact=str, secrets=secrets, prices=Prices({}))
     await world.start("s", agent="desk")
     (lease,) = await world.store.claim(make_worker_id("w", world.ids), 1)
-    begun = CallStarted(call="s.1", tool="look", effect="read")
-    await world.store.commit(Write(session_stream("s"), "begin", lambda _: [Draft(begun, arguments)], lease=lease))
+    event = CallStarted(call="s.1", tool="look", effect="read")
+    await world.store.commit(Write(session_stream("s"), "begin", lambda _: [Draft(event, arguments)], lease=lease))
     (flight,) = replay(await world.events(session_stream("s"))).in_flight.values()
     tools = {"look": tool(look, level="SAFE", effect="read")}
-    answer = await guard.recover(lease, standing, flight, arguments, tools)
+    answer = await guard.recover(lease, session_context, flight, arguments, tools)
     assert isinstance(answer, Answer if seen else ApprovalRequired)
-    assert looked == seen
+    assert texts == seen
 
 
 async def test_a_process_that_ends_in_good_order_lets_the_next_one_go_on_at_once(world: World) -> None:
     await world.start("s")
     first, second = make_worker_id("first", world.ids), make_worker_id("second", world.ids)
-    async with keep_leases(world.store, world.clock, first):
+    async with renew_leases(world.store, world.clock, first):
         assert await acquire_lease(world.store, world.clock, first, SessionId("s"), 0)
         assert await acquire_lease(world.store, world.clock, second, SessionId("s"), 0) is None
     assert await acquire_lease(world.store, world.clock, second, SessionId("s"), 0)

@@ -124,9 +124,9 @@ def recurses_again() -> str:
 
 
 def circle() -> Any:
-    found: list[Any] = []
-    found.append(found)
-    return found
+    results: list[Any] = []
+    results.append(results)
+    return results
 
 
 GIVEN: Mapping[str, Any] = {
@@ -219,14 +219,14 @@ class Desk:
 
     async def calls(self, name: str, arguments: bytes | Mapping[str, Any]) -> Answer:
         self._calls += 1
-        written = arguments if isinstance(arguments, bytes) else json.dumps(arguments).encode()
-        return await self.running.call(Call(f"s.{self._calls}", name, written))
+        body = arguments if isinstance(arguments, bytes) else json.dumps(arguments).encode()
+        return await self.running.call(Call(f"s.{self._calls}", name, body))
 
-    async def meets(self, name: str, arguments: bytes | Mapping[str, Any], outcome: str, told: str = "") -> Answer:
+    async def meets(self, name: str, arguments: bytes | Mapping[str, Any], outcome: str, output: str = "") -> Answer:
         """Make a call that comes out like that, and see that the session lives and nothing outside was touched."""
         answer = await self.calls(name, arguments)
         assert answer.outcome in get_args(Outcome)
-        assert (answer.outcome, told in answer.text) == (outcome, True), answer
+        assert (answer.outcome, output in answer.text) == (outcome, True), answer
         await self.lives()
         return answer
 
@@ -252,12 +252,12 @@ async def opened(folder: Path, *more: Tool) -> AsyncGenerator[Desk]:
     policy = resolve_policy(
         parse_fleet(load_bytes(b"mode: FULL\n", "halter.yaml")), parse_agent(load_bytes(AGENT, "agent.yaml"))
     )
-    standing = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()))
+    session_context = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()))
     guard = GuardRuntime(
         store, CLOCK, redact=Redactor({}).redact, secrets=GivenSecrets({}), prices=Prices(policy.prices)
     )
     tools = {each.spec.name: each for each in (*OWN, *make_file_tools(root), *more)}
-    yield Desk(store, SessionRuntime(store, CLOCK, guard, lease, standing, tools), root, outside)
+    yield Desk(store, SessionRuntime(store, CLOCK, guard, lease, session_context, tools), root, outside)
     await store.close()
 
 
@@ -349,9 +349,9 @@ async def test_a_child_that_a_tool_left_behind_is_gone_with_it(desk: Desk) -> No
 
 
 async def test_a_tool_whose_time_is_up_is_killed_with_its_children(desk: Desk, tmp_path: Path) -> None:
-    place = tmp_path / "family"
-    await desk.meets("isolated_hang", {"place": str(place)}, "timeout")
-    family = place.read_text() if place.exists() else ""
+    path = tmp_path / "family"
+    await desk.meets("isolated_hang", {"place": str(path)}, "timeout")
+    family = path.read_text() if path.exists() else ""
     assert all(has_ended(int(pid)) for pid in family.split())
 
 
@@ -384,22 +384,22 @@ async def test_no_path_leads_out_of_the_root(desk: Desk, name: str, path: str, m
 
 @pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.soak)])
 async def test_a_link_that_is_swapped_in_between_leads_nowhere(desk: Desk, times: int) -> None:
-    spot, aside, over = desk.root / "spot", desk.root / "aside", threading.Event()
+    spot, aside, event = desk.root / "spot", desk.root / "aside", threading.Event()
     aside.mkdir()
 
     def swap() -> None:
-        for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()):
+        for number in itertools.takewhile(lambda _: not event.is_set(), itertools.count()):
             with suppress(OSError):
                 spot.rename(aside / str(number))
             with suppress(OSError):
                 spot.symlink_to(desk.outside)
             with suppress(OSError):
                 spot.unlink()
-            over.wait(0.0005)
+            event.wait(0.0005)
 
     swapping = asyncio.create_task(asyncio.to_thread(swap))
     outcomes = [(await desk.calls("write_file", {"path": "spot/kept", "text": "new"})).outcome for _ in range(times)]
-    over.set()
+    event.set()
     await swapping
     assert set(outcomes) <= {"ok", "error"}
     await desk.lives()
@@ -415,16 +415,16 @@ class Names:
 @asynccontextmanager
 async def serving(redirect_to: str) -> AsyncGenerator[tuple[int, list[bytes]]]:
     """Serve a page on this machine that leads elsewhere, and note who asked for it."""
-    asked: list[bytes] = []
+    bodies: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        bodies.append(await reader.readuntil(b"\r\n\r\n"))
         head = f"HTTP/1.1 302 Found\r\nlocation: {redirect_to}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
         writer.write(head.encode())
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1], asked
+        yield server.sockets[0].getsockname()[1], bodies
 
 
 INNER = (
@@ -435,19 +435,19 @@ INNER = (
 
 @pytest.mark.parametrize("host", INNER)
 async def test_no_url_leads_inside(tmp_path: Path, host: str) -> None:
-    async with serving("/") as (port, asked), opened(tmp_path, *make_http_tools(["*"])) as desk:
+    async with serving("/") as (port, bodies), opened(tmp_path, *make_http_tools(["*"])) as desk:
         await desk.meets("http_get", {"url": f"http://{host}:{port}/"}, "error", ": ")
         await desk.meets("http_post", {"url": f"http://{host}:{port}/", "body": "x"}, "error", ": ")
-        assert asked == []
+        assert bodies == []
 
 
 @pytest.mark.parametrize("host", INNER[6:])
 async def test_no_redirect_leads_inside(tmp_path: Path, host: str) -> None:
-    async with serving(f"http://{host}/") as (port, asked):
+    async with serving(f"http://{host}/") as (port, bodies):
         web = make_http_tools(["*"], resolve=Names(), allow_addresses=["127.0.0.1/32"])
         async with opened(tmp_path, *web) as desk:
             await desk.meets("http_get", {"url": f"http://near.example:{port}/"}, "error", ": ")
-        assert len(asked) == 1
+        assert len(bodies) == 1
 
 
 @pytest.mark.parametrize("url", ["", "nothing", "file:///etc/passwd", "http://", "http://a\0b/", "http://[::1"])
@@ -498,12 +498,12 @@ async def test_a_command_is_bounded_and_shut_in(
 
 def running(word: str) -> list[int]:
     """Find the processes on this machine that were started with such an argument."""
-    found: list[int] = []
+    numbers: list[int] = []
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(ProcessLookupError, FileNotFoundError):
             if word.encode() in line.read_bytes().split(b"\0"):
-                found.append(int(line.parent.name))
-    return found
+                numbers.append(int(line.parent.name))
+    return numbers
 
 
 @pytest.mark.parametrize(
@@ -514,7 +514,7 @@ async def test_a_playbook_with_a_missing_reference_stops_before_that_call(desk: 
         Step("echo", b'{"word": "not json"}', "first", 2),
         Step("write_file", json.dumps({"path": "made", "text": f"${{{reference}}}"}).encode(), "second", 3),
     )
-    ended = await walk_playbook(desk.running, desk.store, Task(Playbook(steps, "book.yaml")))
-    assert (ended.state, ended.terminal_reason) == ("ERROR", "step_failed")
-    assert f"(line 3): `${{{reference}}}`" in ended.sentence
+    playbook_outcome = await walk_playbook(desk.running, desk.store, Task(Playbook(steps, "book.yaml")))
+    assert (playbook_outcome.state, playbook_outcome.terminal_reason) == ("ERROR", "step_failed")
+    assert f"(line 3): `${{{reference}}}`" in playbook_outcome.sentence
     assert list(desk.root.iterdir()) == []

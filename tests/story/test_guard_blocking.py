@@ -24,7 +24,7 @@ def test_a_session_ends_with_its_block_and_has_a_receipt(guard: Guard) -> None:
     with guard.blocking() as desk:
         with desk.session("Pay the bill.") as session:
             assert session.call("pay", amount=7).text == "paid 7"
-            assert not session.near_budget()
+            assert not session.is_near_budget()
         (receipt,) = desk.receipts()
     assert (receipt.state, [line.name for line in receipt.calls]) == ("COMPLETED", ["pay"])
 

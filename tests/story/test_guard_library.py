@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import halter
-from halter import Guard, NearBudget, Output, SessionOver
+from halter import Guard, NearBudget, Output, SessionAlreadyEnded
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
 from halter.core.ids import SortableIds
@@ -49,8 +49,12 @@ async def test_a_call_goes_through_the_door_and_leaves_a_receipt(tmp_path: Path)
         async with guard.session("answer the mail") as session:
             answer = await session.call(send, to="ada")
         assert (answer.outcome, answer.text, answer.cost_usd) == ("ok", "sent to ada", micros_to_usd(70_000))
-        (made,) = await guard.receipts()
-        assert (made.state, made.terminal_reason, made.cost_usd) == ("COMPLETED", "completed", micros_to_usd(70_000))
+        (receipt,) = await guard.receipts()
+        assert (receipt.state, receipt.terminal_reason, receipt.cost_usd) == (
+            "COMPLETED",
+            "completed",
+            micros_to_usd(70_000),
+        )
         report = await guard.report()
         assert (report.sessions, report.running, report.cost_by_name_usd) == (1, 0, {"send": micros_to_usd(70_000)})
 
@@ -70,31 +74,31 @@ async def test_a_program_is_told_when_any_cap_of_its_session_is_near(tmp_path: P
         return "paid"
 
     async with guard:
-        assert not await guard.near_budget()
+        assert not await guard.is_near_budget()
         async with guard.session("pay twice") as session:
             await session.call(pay)
-            assert not await session.near_budget()
+            assert not await session.is_near_budget()
             await session.call(pay)
-            assert await session.near_budget()
-            assert await guard.near_budget(session.id)
+            assert await session.is_near_budget()
+            assert await guard.is_near_budget(session.id)
         async with guard.session("what comes after") as session:
-            assert await session.near_budget() is (scope != "session")
-        assert await guard.near_budget() is (scope != "session")
+            assert await session.is_near_budget() is (scope != "session")
+        assert await guard.is_near_budget() is (scope != "session")
 
 
 async def test_a_tool_is_told_that_the_budget_is_near_with_what_is_held(tmp_path: Path) -> None:
-    guard, told = guard_in(tmp_path, max_cost_usd=1), list[bool]()
+    guard, results = guard_in(tmp_path, max_cost_usd=1), list[bool]()
 
     @guard.tool(level="SAFE", cost=0.40)
     async def pay(near_budget: NearBudget, what: str = "") -> str:
         """Pay."""
-        told.append(await near_budget())
-        return "stopped early" if told[-1] else f"paid {what}"
+        results.append(await near_budget())
+        return "stopped early" if results[-1] else f"paid {what}"
 
     assert b"near_budget" not in pay.spec.schema
     async with guard, guard.session("pay twice") as session:
         answers = [(await session.call(pay, what="rent")).text, (await session.call(pay)).text]
-    assert (told, answers) == ([False, True], ["paid rent", "stopped early"])
+    assert (results, answers) == ([False, True], ["paid rent", "stopped early"])
 
 
 def test_a_plain_function_cannot_ask_the_ledger_and_is_told_so() -> None:
@@ -131,8 +135,8 @@ async def test_a_session_at_its_cap_ends_as_that(tmp_path: Path) -> None:
 
     async with guard:
         assert (await guard.call(pay)).outcome == "cost_cap_reached"
-        (made,) = await guard.receipts()
-        assert (made.state, made.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
+        (receipt,) = await guard.receipts()
+        assert (receipt.state, receipt.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
 
 
 async def test_a_block_that_raises_ends_its_session_as_an_error(tmp_path: Path) -> None:
@@ -141,8 +145,8 @@ async def test_a_block_that_raises_ends_its_session_as_an_error(tmp_path: Path) 
         with pytest.raises(ZeroDivisionError):
             async with guard.session("divide"):
                 raise ZeroDivisionError
-        (made,) = await guard.receipts()
-        assert (made.state, made.terminal_reason) == ("ERROR", "error")
+        (receipt,) = await guard.receipts()
+        assert (receipt.state, receipt.terminal_reason) == ("ERROR", "error")
 
 
 class Noon:
@@ -166,9 +170,9 @@ async def test_predictions_of_a_program_keep_to_the_rate_of_their_model(tmp_path
         return path
 
     async with guard, guard.session("wipe") as session:
-        asked = [await session.attempt(name, wipe, path=name) for name in ("a", "b")]
-    assert [bool(each.simulation) for each in asked if isinstance(each, ApprovalRequired)] == [True, False]
-    assert len(model.asked) == 1
+        results = [await session.attempt(name, wipe, path=name) for name in ("a", "b")]
+    assert [bool(each.simulation) for each in results if isinstance(each, ApprovalRequired)] == [True, False]
+    assert len(model.requests) == 1
 
 
 async def test_a_program_can_ask_without_waiting_and_try_again_after_the_decision(tmp_path: Path) -> None:
@@ -191,30 +195,30 @@ async def test_a_program_can_ask_without_waiting_and_try_again_after_the_decisio
         await person.commit(answer_decision(waiting, "approve", "ada", "yes"))
         second = await session.attempt("1", wipe, path="a")
         assert not isinstance(second, ApprovalRequired)
-        again = await session.attempt("1", wipe, path="a")
-        assert second == again
+        result = await session.attempt("1", wipe, path="a")
+        assert second == result
         assert acts == ["a"]
         await person.commit(halt("fleet", "ada", "halt"))
         assert (await session.call(wipe, path="b")).outcome == "external_halt"
     await person.close()
     async with guard_in(tmp_path) as looking:
-        (made,) = await looking.receipts()
-        assert (made.state, made.terminal_reason) == ("HALTED", "external_halt")
+        (receipt,) = await looking.receipts()
+        assert (receipt.state, receipt.terminal_reason) == ("HALTED", "external_halt")
 
 
 async def test_secrets_reach_the_tool_and_nothing_else(tmp_path: Path) -> None:
     guard = guard_in(tmp_path, secrets={"KEY": "correct-horse-battery"}, policy={"secrets": ["KEY"]})
-    seen: list[str] = []
+    texts: list[str] = []
 
     @guard.tool(level="CONTROLLED")
     async def use(key: str) -> str:
         """Use a key."""
-        seen.append(key)
+        texts.append(key)
         return f"used {key}"
 
     async with guard:
         answer = await guard.call(use, key="${secret:KEY}")
-    assert seen == ["correct-horse-battery"]
+    assert texts == ["correct-horse-battery"]
     assert "battery" not in answer.text
     assert b"correct-horse-battery" not in (tmp_path / "guard.db").read_bytes()
 
@@ -227,11 +231,11 @@ async def test_what_is_wrong_is_said_before_anything_runs(tmp_path: Path) -> Non
         await guard_in(tmp_path).report()
     guard = guard_in(tmp_path)
     async with guard:
-        with pytest.raises(ConfigError, match="open already"):
+        with pytest.raises(ConfigError, match="already open"):
             guard.tool(lambda: "late")
         async with guard.session(id="one"):
             pass
-        with pytest.raises(SessionOver, match="is over"):
+        with pytest.raises(SessionAlreadyEnded, match="is over"):
             async with guard.session(id="one"):
                 pass
 
@@ -244,11 +248,11 @@ def test_what_is_public_can_be_imported_and_nothing_else() -> None:
 
 def spent(store: Path) -> list[BudgetRow]:
     clock = SystemClock()
-    opened = open_store(str(store), clock=clock, ids=SortableIds(clock.now))
+    journal_store = open_store(str(store), clock=clock, ids=SortableIds(clock.now))
 
     async def ask() -> list[BudgetRow]:
-        rows = await opened.ask(Query("budgets", BudgetRow))
-        await opened.close()
+        rows = await journal_store.ask(Query("budgets", BudgetRow))
+        await journal_store.close()
         return [row for row in rows if row.scope == "fleet"]
 
     return asyncio.run(ask())
@@ -265,8 +269,8 @@ def test_twenty_spenders_that_are_killed_and_started_again_never_pass_a_dollar(t
             assert all(program.stdout.readline() == b"spending\n" for _ in range(calls))
             if calls:
                 program.send_signal(signal.SIGKILL)
-            _, said = program.communicate(timeout=60)
-            assert program.returncode == (-signal.SIGKILL if calls else 0), said.decode()
+            _, body = program.communicate(timeout=60)
+            assert program.returncode == (-signal.SIGKILL if calls else 0), body.decode()
         for row in spent(store):
             assert row.spent + row.held <= DOLLAR
             assert row.overrun == 0

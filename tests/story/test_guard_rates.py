@@ -75,12 +75,12 @@ def started(session: str) -> Write:
 async def all_at_once(store: Store, clock: Clock, lease: Lease, deploy: FunctionTool, count: int) -> list[str]:
     """Make that many calls together, and tell their outcomes."""
     policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk\n", "agent.yaml")))
-    standing = SessionContext(lease.session, "desk", Phase("work", None), policy, str(policy.digest()))
+    session_context = SessionContext(lease.session, "desk", Phase("work", None), policy, str(policy.digest()))
     guard = GuardRuntime(
         store, clock, redact=Redactor({}).redact, secrets=GivenSecrets({}), prices=Prices(policy.prices)
     )
     calls = [Call(f"{lease.session}.{number}", "deploy", ARGUMENTS) for number in range(count)]
-    answers = await asyncio.gather(*(guard.call(lease, standing, call, {"deploy": deploy}) for call in calls))
+    answers = await asyncio.gather(*(guard.call(lease, session_context, call, {"deploy": deploy}) for call in calls))
     return [answer.outcome if isinstance(answer, Answer) else type(answer).__name__ for answer in answers]
 
 
@@ -140,15 +140,15 @@ class Careless:
         keys = [key[1:] for key in write.reads if key[0] is RateRow]
         if not keys:
             return await self._store.commit(write)
-        seen: dict[Any, RateRow | None] = {}
+        values: dict[Any, RateRow | None] = {}
 
         def look(rows: Rows) -> Sequence[Draft]:
-            seen.update({key: rows.get(RateRow, *key) for key in keys})
+            values.update({key: rows.get(RateRow, *key) for key in keys})
             return []
 
         await self._store.commit(replace(write, key=f"{write.key}/look", decide=look))
         await asyncio.sleep(0)
-        return await self._store.commit(replace(write, decide=lambda rows: write.decide(Stale(rows, seen))))
+        return await self._store.commit(replace(write, decide=lambda rows: write.decide(Stale(rows, values))))
 
 
 async def test_a_rate_that_is_checked_outside_of_the_transaction_does_not_hold(world: World) -> None:
@@ -199,8 +199,8 @@ async def in_processes(url: str, count: int, effects: Path, *, fails: bool) -> C
     for each in running:
         assert each.stdout is not None
         assert await each.stdout.readline() == b"ready\n"
-    told = await asyncio.gather(*(each.communicate(b"go\n") for each in running))
-    return Counter(outcome for out, _ in told for outcome in json.loads(out))
+    results = await asyncio.gather(*(each.communicate(b"go\n") for each in running))
+    return Counter(outcome for body, _ in results for outcome in json.loads(body))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def held_back(events: Sequence[Stored]) -> list[tuple[str, str, str]]:
 
 
 def turns(events: Sequence[Stored]) -> list[str]:
-    return [moment(stored.at) for stored in events if stored.kind == "turn_started"]
+    return [moment(event.at) for event in events if event.kind == "turn_started"]
 
 
 RESTLESS = """
@@ -165,7 +165,7 @@ async def test_a_persons_message_wakes_an_agent_outside_of_its_hours(world: Worl
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("clerk", DAYTIME))
     await world.advance(3 * HOUR)
-    await world.say("clerk-1", "Is anybody there?", "ada")
+    await world.send_message("clerk-1", "Is anybody there?", "ada")
     await world.advance(6 * HOUR)
     events = await fleet.events("clerk-1")
     assert rhythm(events) == [
@@ -228,7 +228,7 @@ async def test_the_eleventh_change_within_a_minute_is_refused_and_told(world: Wo
     assert (ran.count("touch"), ran.count("look")) == (11, 15)
     assert [(event.tool, event.outcome) for event in refused] == [("touch", "rate_limited")] * 3
     assert {event.sentence for event in refused} == {
-        "You may make 10 calls in a minute that change something. Wait, with `yield`, and go on then."
+        "You may make 10 calls per minute that change something. Wait with `yield`, then continue."
     }
     assert held_back(events) == [("00:00:00", "max_actions_per_minute", "")] * 2
 

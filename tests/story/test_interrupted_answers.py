@@ -20,8 +20,8 @@ from halter.guard.approvals import list_pending_decisions
 from halter.journal.checkpoints import Checkpointer
 from halter.models.scripted import Scripted
 from halter.operations import control
-from halter.operations.decisions import decision_meant
-from halter.operations.desk import Actor, Principal
+from halter.operations.actor import Actor, Principal
+from halter.operations.decisions import get_open_decision
 from halter.redaction.redact import Redactor, StreamRedactor
 from halter.runtime.runtime import Runtime
 from halter.settings import Settings
@@ -34,10 +34,10 @@ class Hesitant(Scripted):
     """A model that begins its first answer, and does not come to its end."""
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
-        if not self.asked and on_text is not None:
+        if not self.requests and on_text is not None:
             on_text("The report has three parts. " * 40)
             permit.use()
-            self.asked.append(prompt)
+            self.requests.append(prompt)
             await self._clock.sleep(600 * SECOND)
         return await super().ask(prompt, permit, on_text)
 
@@ -66,9 +66,9 @@ async def test_what_was_said_is_kept_and_paid_for_and_the_chat_goes_on(world: Wo
     await interrupted(world, story, "Read the report.")
     assert story.came is not None
     assert story.came.state == "WAITING_FOR_INPUT"
-    shown = "".join(chunk.text for chunk in story.chunks)
-    assert shown.startswith("The report has three parts. ")
-    assert roles(story) == [("user", "Read the report."), ("assistant", shown)]
+    output = "".join(chunk.text for chunk in story.chunks)
+    assert output.startswith("The report has three parts. ")
+    assert roles(story) == [("user", "Read the report."), ("assistant", output)]
     assert (await recalled(world)).transcript.messages == story.messages
     ends = [each.event.why for each in await story.events() if isinstance(each.event, TurnEnded)]
     assert ends == ["cancelled"]
@@ -87,7 +87,7 @@ async def test_calls_that_were_interrupted_have_results_and_are_not_made_later(w
     story = Story(world, [calls(*asked), says("Well.")])
     await story.begin()
     await interrupted(world, story, "Do it.")
-    assert [part.outcome for part in story.results()] == ["cancelled", "ok"]
+    assert [tool_result.outcome for tool_result in story.results()] == ["cancelled", "ok"]
     story.interrupted = False
     await asyncio.wait_for(story.says("Never mind."), 60)
     assert roles(story)[-1] == ("assistant", "Well.")
@@ -126,13 +126,11 @@ async def test_the_question_of_a_session_that_is_over_is_withdrawn(
     world.spawn(control.cancel(desk, "s"))
     await world.advance(2 * MINUTE)
     assert (await world.session("s")).state == "CANCELLED"
-    assert [each.why for each in await withdrawn(world)] == ["Session s is over: CANCELLED."]
+    assert [each.why for each in await withdrawn(world)] == ["Session s has ended: CANCELLED."]
     (row,) = await world.journal.ask(Query("all_decisions", DecisionRow))
     assert row.verdict == "withdrawn"
-    with pytest.raises(
-        NotDone, match=r"s.*/approval was withdrawn: what it was about is gone, or its session no longer waits for it."
-    ):
-        await decision_meant(desk, row.decision)
+    with pytest.raises(NotDone, match=r"s.*/approval was withdrawn: the session no longer needs it\."):
+        await get_open_decision(desk, row.decision)
     assert story.desk.done["wipe a"] == 0
 
 
@@ -155,6 +153,6 @@ async def test_a_task_that_is_cancelled_by_no_person_keeps_its_turn_open(world: 
     await world.advance(30 * SECOND)
     answering.cancel()
     await asyncio.gather(answering, return_exceptions=True)
-    again = await recalled(world)
-    assert not again.turn.over
-    assert [message.role for message in again.transcript.messages] == ["user"]
+    session_history = await recalled(world)
+    assert not session_history.turn.is_over
+    assert [message.role for message in session_history.transcript.messages] == ["user"]

@@ -64,7 +64,7 @@ async def test_code_that_changed_since_it_was_trusted_is_not_started(desk: Desk,
     async with desk.tool() as tool:
         assert await ran(tool) == "as it was trusted"
         desk.write("as it was changed") if changed == "tools.py" else (desk.folder / changed).write_text("")
-        with pytest.raises(Failed, match=r"NotTrusted: .* no person has trusted it as it is now"):
+        with pytest.raises(Failed, match=r"NotTrusted: .* no person has trusted its current version"):
             await ran(tool)
         desk.trust()
         assert await ran(tool) == ("as it was changed" if changed == "tools.py" else "as it was trusted")

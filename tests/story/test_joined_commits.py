@@ -35,11 +35,11 @@ async def commits_of(world: World, steps: int) -> int:
 
 
 def test_a_step_takes_two_commits() -> None:
-    taken: list[int] = []
+    numbers: list[int] = []
     for steps in (2, 5):
         with World(1) as world:
-            taken.append(world.run(commits_of(world, steps)))
-    assert taken[1] - taken[0] == 2 * 3
+            numbers.append(world.run(commits_of(world, steps)))
+    assert numbers[1] - numbers[0] == 2 * 3
 
 
 class Curious(Scripted):
@@ -77,20 +77,20 @@ async def test_what_came_before_is_durable_before_a_tool_or_a_model_acts(world: 
     assert seen == [("model", 0, 0), ("tool", 1, 0), ("model", 1, 1), ("tool", 2, 1), ("model", 2, 2)]
 
 
-def settled(stored: Sequence[Stored], kind: type[object]) -> int:
-    return sum(isinstance(each.event, kind) for each in stored)
+def settled(events: Sequence[Stored], kind: type[object]) -> int:
+    return sum(isinstance(each.event, kind) for each in events)
 
 
 async def test_who_watches_is_told_of_nothing_that_is_not_durable(world: World) -> None:
-    told: list[str] = []
+    texts: list[str] = []
 
     def heard(kind: type[object]) -> Callable[[object, object], None]:
-        return lambda _, __: told.append(f"{kind.__name__} {settled(world.store.written, kind)}")
+        return lambda _, __: texts.append(f"{kind.__name__} {settled(world.store.written, kind)}")
 
     story = Story(world, script(2), kind="task")
     story.watching = LoopObserver(on_text=heard(RequestSettled), on_result=heard(CallSettled))
     await story.run("Look around.")
-    assert told == ["RequestSettled 1", "CallSettled 1", "RequestSettled 2", "CallSettled 2", "RequestSettled 3"]
+    assert texts == ["RequestSettled 1", "CallSettled 1", "RequestSettled 2", "CallSettled 2", "RequestSettled 3"]
 
 
 @pytest.mark.parametrize("failure", [asyncio.CancelledError, RuntimeError])
@@ -103,7 +103,7 @@ async def test_an_outcome_is_written_down_also_when_nothing_follows(world: World
         return ""
 
     story = Story(world, script(2), kind="task")
-    story.senses = LiveContext(volatile=volatile)
+    story.senses = LiveContext(read_volatile=volatile)
     with pytest.raises(failure):
         await story.run("Look around.")
     assert settled(await world.journal.read(session_stream("s")), CallSettled) == 1
@@ -135,13 +135,13 @@ async def test_what_a_turn_came_to_is_durable_before_anybody_looks_whether_there
 
     story = Restless(world, [says("One."), says("Two.")])
     await story.begin()
-    await world.say("s", "Go on.")
+    await world.send_message("s", "Go on.")
     await story.attend()
     assert paces[0].seen == [0, 1]
 
 
 async def test_the_end_of_a_turn_is_durable_before_what_works_beside_the_session_is_stopped(world: World) -> None:
-    seen: list[int] = []
+    numbers: list[int] = []
 
     class Watched(Story):
         def pace(self, running: SessionRuntime, loop: TurnLoop) -> TurnPolicy:
@@ -149,15 +149,15 @@ async def test_the_end_of_a_turn_is_durable_before_what_works_beside_the_session
             return AttendedTurnPolicy(loop)
 
         async def stops(self) -> None:
-            seen.append(sum(isinstance(event, TurnEnded) for event in await durable(self.world)))
+            numbers.append(sum(isinstance(event, TurnEnded) for event in await durable(self.world)))
 
     await Watched(world, script(1), kind="task").run("Look around.")
-    assert seen == [1]
+    assert numbers == [1]
 
 
 async def test_a_cost_beyond_its_hold_is_known_before_the_session_goes_on(world: World) -> None:
     story = Story(world, [calls("look", usage=Usage(10, 10_000_000)), calls("look"), says("Done.")], kind="task")
     story.price = Price(Decimal(10), Decimal(10))
-    came = await story.run("Look around.")
-    assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
+    ending = await story.run("Look around.")
+    assert (ending.state, ending.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
     assert story.desk.done == {"look": 1}

@@ -78,7 +78,7 @@ async def test_a_look_runs_and_leaves_no_trace_but_one_that_costs_is_written_dow
     assert [(await place.looks(lease, number=number)).text for number in range(3)] == ["7"] * 3
     assert len(world.history) == before
     assert (await place.looks(lease, "paid", 9)).text == "7"
-    assert [stored.kind for stored in world.history[before:]] == ["call_started", "call_settled"]
+    assert [event.kind for event in world.history[before:]] == ["call_started", "call_settled"]
 
 
 async def test_a_halt_refuses_a_look_at_once_and_only_while_it_stands(world: World) -> None:

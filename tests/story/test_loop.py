@@ -20,10 +20,10 @@ from tests.story.loops import Story, calls, fails, says
 KINDS: tuple[SessionKind, ...] = ("chat", "task", "autonomous")
 
 
-async def ended(story: Story, came: Conclusion, state: str, reason: str) -> None:
+async def ended(story: Story, ending: Conclusion, state: str, reason: str) -> None:
     """An end is told to the caller, stands in the journal, and is on the receipt."""
     made = await story.receipt()
-    assert (came.state, came.terminal_reason) == (state, reason), came
+    assert (ending.state, ending.terminal_reason) == (state, reason), ending
     assert (made.state, made.terminal_reason) == (state, reason)
     assert made.ended_at == (await story.events())[-1].at
     assert made.in_doubt == ()
@@ -46,7 +46,7 @@ async def test_a_task_runs_until_its_model_has_finished(world: World) -> None:
     await ended(story, await story.run("Send hello."), "COMPLETED", "completed")
     assert story.desk.done == {"send hello": 1}
     assert [message.role for message in story.messages] == ["user", "assistant", "user", "assistant"]
-    assert [part.text for part in story.results()] == ["sent"]
+    assert [tool_result.text for tool_result in story.results()] == ["sent"]
 
 
 def test_a_task_runs_on_a_disk_as_well(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_a_task_runs_on_a_disk_as_well(tmp_path: Path) -> None:
 async def test_a_chat_answers_and_waits_for_the_next_message(world: World) -> None:
     story = Story(world, [says("Hello."), says("Seven.", when="how much")])
     await story.begin()
-    came = await story.says("Hi.")
-    assert (came.state, came.has_ended, came.sentence) == ("WAITING_FOR_INPUT", False, "")
+    ending = await story.says("Hi.")
+    assert (ending.state, ending.has_ended, ending.sentence) == ("WAITING_FOR_INPUT", False, "")
     assert (await world.session("s")).state == "WAITING_FOR_INPUT"
-    came = await story.says("how much?")
-    assert came.state == "WAITING_FOR_INPUT"
+    ending = await story.says("how much?")
+    assert ending.state == "WAITING_FOR_INPUT"
     assert [part.text for message in story.messages for part in message.parts] == [
         "Hi.",
         "Hello.",
@@ -91,10 +91,10 @@ async def test_a_message_that_comes_while_the_model_thinks_opens_the_next_turn_a
     await story.begin()
     thinking = asyncio.create_task(story.says("First."))
     await world.advance(SECOND)
-    await world.say("s", "Second.")
+    await world.send_message("s", "Second.")
     assert (await thinking).state == "WAITING_FOR_INPUT"
     assert await ends_of_turns(story) == ["ended", "ended"]
-    assert len(story.model.asked) == 2
+    assert len(story.model.requests) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,10 +128,10 @@ async def test_a_halt_stops_a_request_that_is_on_its_way(world: World, kind: Ses
     await world.advance(SECOND)
     at = world.now
     await world.store.commit(halt("fleet", "ada", "halt"))
-    came = await running
-    await ended(story, came, "HALTED", "external_halt")
+    ending = await running
+    await ended(story, ending, "HALTED", "external_halt")
     assert world.now - at < SECOND
-    assert "halt" in came.sentence
+    assert "halt" in ending.sentence
     assert [line.outcome for line in (await story.receipt()).requests] == ["external_halt"]
 
 
@@ -142,9 +142,9 @@ async def test_a_halt_between_two_steps_lets_no_further_step_begin(world: World)
         await world.advance(SECOND // 10)
     await world.advance(SECOND - SECOND // 8)
     await world.store.commit(halt("session:s", "ada", "halt"))
-    came = await running
-    await ended(story, came, "HALTED", "external_halt")
-    assert len(story.model.asked) == 1
+    ending = await running
+    await ended(story, ending, "HALTED", "external_halt")
+    assert len(story.model.requests) == 1
 
 
 async def test_a_halt_ends_the_wait_before_a_retry(world: World) -> None:
@@ -155,7 +155,7 @@ async def test_a_halt_ends_the_wait_before_a_retry(world: World) -> None:
     await world.store.commit(halt("session:s", "ada", "halt"))
     await ended(story, await running, "HALTED", "external_halt")
     assert world.now - at < SECOND
-    assert len(story.model.asked) == 1
+    assert len(story.model.requests) == 1
 
 
 async def test_a_halted_session_may_be_let_go_on(world: World) -> None:
@@ -184,15 +184,15 @@ async def test_a_task_whose_time_is_up_is_over_wherever_it_is(world: World, plac
         "cut": [*(calls(("long", {"size": 9000 + number})) for number in range(2)), says("Late.", takes=5 * MINUTE)],
     }
     mind = BrainSpec(model="scripted:script", context_strategy="summarize", max_output_tokens=500)
-    story = Story(world, lines[place], kind="task", more=TIMEOUT, mind=mind)
+    story = Story(world, lines[place], kind="task", policy_yaml=TIMEOUT, mind=mind)
     if place == "cut":
         story.window = 20_000
         story.summarizer = Scripted([says("Pages.", takes=40 * SECOND)], world.clock, ModelName("scripted", "m1"))
     began = world.now
-    came = await story.run("Be quick.")
-    await ended(story, came, "TIMED_OUT", "timed_out")
+    ending = await story.run("Be quick.")
+    await ended(story, ending, "TIMED_OUT", "timed_out")
     assert 60 * SECOND <= world.now - began <= 62 * SECOND
-    assert "60 seconds" in came.sentence
+    assert "60 seconds" in ending.sentence
     if place in ("call", "late call"):
         assert [result.outcome for result in story.results()] == ["timeout"]
     if place == "between":
@@ -201,7 +201,7 @@ async def test_a_task_whose_time_is_up_is_over_wherever_it_is(world: World, plac
 
 async def test_a_timeout_of_zero_is_none(world: World) -> None:
     lines = [*(calls(("look", {"at": f"{number}"}), takes=9 * MINUTE) for number in range(8)), says("Done.")]
-    story = Story(world, lines, kind="task", more="limits: {timeout: 0}")
+    story = Story(world, lines, kind="task", policy_yaml="limits: {timeout: 0}")
     began = world.now
     await ended(story, await story.run("Take your time."), "COMPLETED", "completed")
     assert world.now - began >= 72 * MINUTE
@@ -209,21 +209,21 @@ async def test_a_timeout_of_zero_is_none(world: World) -> None:
 
 async def test_a_task_ends_at_its_most_steps(world: World) -> None:
     lines = [calls(("look", {"at": f"{number}"})) for number in range(9)]
-    story = Story(world, lines, kind="task", more="limits: {max_steps: 4}")
-    came = await story.run("Look everywhere.")
-    await ended(story, came, "MAX_STEPS", "max_steps")
-    assert len(story.model.asked) == 4
+    story = Story(world, lines, kind="task", policy_yaml="limits: {max_steps: 4}")
+    ending = await story.run("Look everywhere.")
+    await ended(story, ending, "MAX_STEPS", "max_steps")
+    assert len(story.model.requests) == 4
     assert len(story.results()) == 4
-    assert "4 steps" in came.sentence
+    assert "4 steps" in ending.sentence
 
 
 async def test_a_task_that_goes_round_in_circles_is_told_once_and_then_stopped(world: World) -> None:
     story = Story(world, [calls("look") for _ in range(9)], kind="task")
-    came = await story.run("Look.")
-    await ended(story, came, "ERROR", "repetition")
+    ending = await story.run("Look.")
+    await ended(story, ending, "ERROR", "repetition")
     assert story.told() == ["repetition"]
-    assert len(story.model.asked) == 5
-    assert "the same calls" in came.sentence
+    assert len(story.model.requests) == 5
+    assert "the same calls" in ending.sentence
 
 
 async def test_a_hint_that_is_heeded_lets_the_task_go_on(world: World) -> None:
@@ -235,16 +235,16 @@ async def test_a_hint_that_is_heeded_lets_the_task_go_on(world: World) -> None:
 
 async def test_a_model_that_will_not_answer_ends_a_task_after_its_retries(world: World) -> None:
     story = Story(world, [fails() for _ in range(9)], kind="task", fallbacks=[[fails() for _ in range(9)]])
-    came = await story.run("Say something.")
-    await ended(story, came, "ERROR", "model_error")
-    assert came.sentence == "Overloaded: the provider says no"
-    assert [len(model.asked) for model in story.models] == [4, 4]
+    ending = await story.run("Say something.")
+    await ended(story, ending, "ERROR", "model_error")
+    assert ending.sentence == "Overloaded: the provider says no"
+    assert [len(model.requests) for model in story.models] == [4, 4]
 
 
 async def test_what_is_wrong_with_the_request_itself_is_not_tried_again(world: World) -> None:
     story = Story(world, [fails("BadRequest", retry=False), says("Never said.")], kind="task")
     await ended(story, await story.run("Say something."), "ERROR", "model_error")
-    assert len(story.model.asked) == 1
+    assert len(story.model.requests) == 1
 
 
 async def test_a_fallback_answers_where_the_model_does_not(world: World) -> None:
@@ -263,12 +263,12 @@ TROUBLES = {
 
 @pytest.mark.parametrize("why", TROUBLES)
 async def test_trouble_ends_the_turn_of_a_chat_and_the_chat_lives(world: World, why: str) -> None:
-    more, lines = TROUBLES[why]
-    story = Story(world, [says("Fine now.", when="once more"), *lines], more=more)
+    text, lines = TROUBLES[why]
+    story = Story(world, [says("Fine now.", when="once more"), *lines], policy_yaml=text)
     await story.begin()
-    came = await story.says("Go.")
-    assert (came.state, came.has_ended) == ("WAITING_FOR_INPUT", False)
-    assert came.sentence
+    ending = await story.says("Go.")
+    assert (ending.state, ending.has_ended) == ("WAITING_FOR_INPUT", False)
+    assert ending.sentence
     assert await ends_of_turns(story) == [why]
     assert (await story.says("once more")).sentence == ""
     assert await ends_of_turns(story) == [why, "ended"]
@@ -276,15 +276,15 @@ async def test_trouble_ends_the_turn_of_a_chat_and_the_chat_lives(world: World, 
 
 @pytest.mark.parametrize("why", TROUBLES)
 async def test_an_autonomous_session_rests_after_trouble_and_gives_up_after_three(world: World, why: str) -> None:
-    more, lines = TROUBLES[why]
-    story = Story(world, lines, kind="autonomous", more=more)
-    came = await story.run("Go.")
-    assert came.state == "SLEEPING"
+    text, lines = TROUBLES[why]
+    story = Story(world, lines, kind="autonomous", policy_yaml=text)
+    ending = await story.run("Go.")
+    assert ending.state == "SLEEPING"
     for _ in range(2):
-        assert came.wake_at is not None
-        await world.advance(came.wake_at - world.now)
-        came = await story.attend()
-    await ended(story, came, "ERROR", why)
+        assert ending.wake_at is not None
+        await world.advance(ending.wake_at - world.now)
+        ending = await story.attend()
+    await ended(story, ending, "ERROR", why)
     assert await ends_of_turns(story) == [why] * 3
     parks = [stored.event for stored in await story.events() if isinstance(stored.event, SessionParked)]
     assert [park.state for park in parks] == ["SLEEPING", "SLEEPING"]

@@ -24,9 +24,9 @@ def raw(*asked: ToolCall) -> ScriptLine:
 async def test_an_empty_message_opens_no_turn_and_costs_nothing(world: World, text: str) -> None:
     story = Story(world, [says("Hello.")])
     await story.begin()
-    came = await story.says(text)
-    assert came.state == "WAITING_FOR_INPUT"
-    assert story.model.asked == []
+    ending = await story.says(text)
+    assert ending.state == "WAITING_FOR_INPUT"
+    assert story.model.requests == []
     await story.says("Hi.")
     assert [part.text for message in story.messages for part in message.parts] == ["Hi.", "Hello."]
 
@@ -44,21 +44,21 @@ async def test_a_message_of_5_mb_is_refused_in_words_and_the_chat_goes_on(world:
     await story.begin()
     for _ in range(before):
         await story.says("Hi.")
-    came = await story.says("x" * 5_000_000)
-    assert came.state == "WAITING_FOR_INPUT"
-    assert "fewer words" in came.sentence
-    assert len(story.model.asked) == before
-    came = await story.says("Shorter now.")
-    assert (came.state, came.sentence) == ("WAITING_FOR_INPUT", "")
-    assert len(msgspec.json.encode(story.model.asked[-1])) < 100_000
-    assert "Shorter now." in str(story.model.asked[-1].messages[-1])
+    ending = await story.says("x" * 5_000_000)
+    assert ending.state == "WAITING_FOR_INPUT"
+    assert "Shorten it" in ending.sentence
+    assert len(story.model.requests) == before
+    ending = await story.says("Shorter now.")
+    assert (ending.state, ending.sentence) == ("WAITING_FOR_INPUT", "")
+    assert len(msgspec.json.encode(story.model.requests[-1])) < 100_000
+    assert "Shorter now." in str(story.model.requests[-1].messages[-1])
 
 
 async def test_a_task_of_5_mb_ends_with_a_sentence(world: World) -> None:
     story = Story(world, [says("Never said.")], kind="task")
-    came = await story.run("x" * 5_000_000)
-    assert (came.state, came.terminal_reason) == ("ERROR", "model_error")
-    assert came.sentence.startswith("TooLarge: ")
+    ending = await story.run("x" * 5_000_000)
+    assert (ending.state, ending.terminal_reason) == ("ERROR", "model_error")
+    assert ending.sentence.startswith("TooLarge: ")
     assert (await story.receipt()).terminal_reason == "model_error"
 
 
@@ -67,33 +67,33 @@ async def test_a_model_that_answers_nothing_is_asked_once_more(world: World, tex
     story = Story(world, [silent(text), says("Sorry: here.")], kind="task")
     assert (await story.run("Say something.")).state == "COMPLETED"
     assert story.told() == ["empty_answer"]
-    assert all(message.parts for prompt in story.model.asked for message in prompt.messages)
+    assert all(message.parts for prompt in story.model.requests for message in prompt.messages)
 
 
 @pytest.mark.parametrize("kind", ["chat", "task"])
 async def test_a_model_that_goes_on_answering_nothing_is_an_error_in_words(world: World, kind: SessionKind) -> None:
     story = Story(world, [silent(), silent(" "), says("Back again.")], kind=kind)
-    came = await story.run("Say something.")
-    assert "answered nothing" in came.sentence
-    assert came.state == ("ERROR" if kind == "task" else "WAITING_FOR_INPUT")
+    ending = await story.run("Say something.")
+    assert "answered nothing" in ending.sentence
+    assert ending.state == ("ERROR" if kind == "task" else "WAITING_FOR_INPUT")
     if kind == "chat":
         assert (await story.says("And now?")).sentence == ""
 
 
 async def test_500_calls_at_once_are_all_refused_and_the_model_may_ask_for_fewer(world: World) -> None:
-    many = calls(*(("send", {"text": f"{number}"}) for number in range(500)))
-    story = Story(world, [many, calls(("send", {"text": "one"})), says("Done.")], kind="task")
+    script_line = calls(*(("send", {"text": f"{number}"}) for number in range(500)))
+    story = Story(world, [script_line, calls(("send", {"text": "one"})), says("Done.")], kind="task")
     assert (await story.run("Send.")).state == "COMPLETED"
     assert story.desk.done == {"send one": 1}
     results = story.results()
     assert [result.outcome for result in results] == ["rate_limited"] * 500 + ["ok"]
-    assert "500 calls at once" in results[0].text
+    assert "requested 500 calls" in results[0].text
     assert len((await story.receipt()).brakes) == 500
 
 
 async def test_50_calls_at_once_are_made(world: World) -> None:
-    many = calls(*(("send", {"text": f"{number}"}) for number in range(50)))
-    story = Story(world, [many, says("Done.")], kind="task")
+    script_line = calls(*(("send", {"text": f"{number}"}) for number in range(50)))
+    story = Story(world, [script_line, says("Done.")], kind="task")
     assert (await story.run("Send.")).state == "COMPLETED"
     assert sum(story.desk.done.values()) == 50
 
@@ -143,8 +143,8 @@ async def test_two_calls_with_the_same_id_are_two_calls(world: World) -> None:
 
 
 async def test_the_same_ids_in_the_next_step_are_other_calls(world: World) -> None:
-    again = [raw(ToolCall("a", "send", f'{{"text": "{number}"}}')) for number in range(3)]
-    story = Story(world, [*again, says("Done.")], kind="task")
+    script_lines = [raw(ToolCall("a", "send", f'{{"text": "{number}"}}')) for number in range(3)]
+    story = Story(world, [*script_lines, says("Done.")], kind="task")
     assert (await story.run("Send.")).state == "COMPLETED"
     assert sum(story.desk.done.values()) == 3
 

@@ -45,12 +45,12 @@ async def cuts(story: Story) -> list[ContextCut]:
 
 def sound(story: Story) -> None:
     """Each prompt fits, has the task, and shows each call with its result."""
-    for prompt in story.model.asked:
+    for prompt in story.model.requests:
         assert bound_prompt_tokens(prompt) + prompt.max_output_tokens <= WINDOW
         assert isinstance(prompt.messages[0].parts[0], Text)
         assert prompt.messages[0].parts[0].text == WORDS
-        asked = [part.id for part in parts(prompt) if isinstance(part, ToolCall)]
-        assert asked == [part.id for part in parts(prompt) if isinstance(part, ToolResult)]
+        ids = [result.id for result in parts(prompt) if isinstance(result, ToolCall)]
+        assert ids == [result.id for result in parts(prompt) if isinstance(result, ToolResult)]
         roles = [message.role for message in prompt.messages]
         assert all(before != after for before, after in pairwise(roles))
 
@@ -60,10 +60,12 @@ async def test_a_long_task_stays_within_its_window_and_never_loses_its_task(worl
     story = long_task(world, strategy)
     assert (await story.run(WORDS)).state == "COMPLETED"
     sound(story)
-    made = await cuts(story)
-    assert 1 <= len(made) <= 10
-    assert {cut.strategy for cut in made} == {strategy}
-    marked = any(isinstance(part, Text) and part.reason == "compacted" for part in parts(story.model.asked[-1]))
+    context_cuts = await cuts(story)
+    assert 1 <= len(context_cuts) <= 10
+    assert {cut.strategy for cut in context_cuts} == {strategy}
+    marked = any(
+        isinstance(result, Text) and result.reason == "compacted" for result in parts(story.model.requests[-1])
+    )
     assert marked == (strategy == "compact")
 
 
@@ -76,9 +78,13 @@ async def test_a_summary_is_asked_for_as_such_and_stands_in_place_of_what_is_lef
     sound(story)
     summaries = [line for line in (await story.receipt()).requests if line.purpose == "summary"]
     assert len(summaries) == len(await cuts(story)) >= 1
-    shown = [part for part in parts(story.model.asked[-1]) if isinstance(part, Text) and part.reason == "summarized"]
-    assert [(part.origin, part.trusted) for part in shown] == [("model", False)]
-    assert f"Summary {len(summaries) - 1}." in shown[0].text
+    texts = [
+        result
+        for result in parts(story.model.requests[-1])
+        if isinstance(result, Text) and result.reason == "summarized"
+    ]
+    assert [(result.origin, result.trusted) for result in texts] == [("model", False)]
+    assert f"Summary {len(summaries) - 1}." in texts[0].text
 
 
 async def test_a_summary_that_fails_leaves_a_mark_and_the_task_goes_on(world: World) -> None:
@@ -86,7 +92,7 @@ async def test_a_summary_that_fails_leaves_a_mark_and_the_task_goes_on(world: Wo
     story.summarizer = Scripted([fails(retry=False)] * 20, world.clock, ModelName("scripted", "script"))
     assert (await story.run(WORDS)).state == "COMPLETED"
     sound(story)
-    assert any(isinstance(part, Text) and part.reason == "compacted" for part in parts(story.model.asked[-1]))
+    assert any(isinstance(result, Text) and result.reason == "compacted" for result in parts(story.model.requests[-1]))
 
 
 async def test_a_summary_that_costs_more_than_the_cap_stops_the_session(world: World) -> None:
@@ -94,8 +100,8 @@ async def test_a_summary_that_costs_more_than_the_cap_stops_the_session(world: W
     story.price = Price(Decimal(1), Decimal(1))
     dear = says("Dear.", usage=Usage(100, 150_000_000))
     story.summarizer = Scripted([dear], world.clock, ModelName("scripted", "script"))
-    came = await story.run(WORDS)
-    assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
+    ending = await story.run(WORDS)
+    assert (ending.state, ending.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
 
 
 @pytest.mark.parametrize("strategy", ["sliding_window", "compact"])
@@ -108,15 +114,15 @@ async def test_a_long_chat_that_is_taken_up_again_for_each_message_stays_within_
     await story.begin()
     await story.says(WORDS)
     for number in range(59):
-        came = await story.says(f"Question {number}: {'why ' * 50}")
-        assert came.sentence == ""
+        ending = await story.says(f"Question {number}: {'why ' * 50}")
+        assert ending.sentence == ""
     sound(story)
-    assert all(f"Question {n}:" in str(prompt.messages[-1]) for n, prompt in enumerate(story.model.asked[1:]))
+    assert all(f"Question {n}:" in str(prompt.messages[-1]) for n, prompt in enumerate(story.model.requests[1:]))
 
 
 async def test_what_is_true_only_now_has_its_room_too(world: World) -> None:
     story = long_task(world, "compact")
-    story.senses = LiveContext(volatile=lambda: "the door is open; " * 300)
+    story.senses = LiveContext(read_volatile=lambda: "the door is open; " * 300)
     assert (await story.run(WORDS)).state == "COMPLETED"
     sound(story)
     assert await cuts(story)
@@ -127,10 +133,10 @@ async def test_a_model_that_finds_the_prompt_too_long_is_sent_less(world: World)
     story = Story(world, [*lines, fails("ContextOverflow", retry=False), says("Now it fits.")], mind=mind("compact"))
     await story.begin()
     for number in range(6):
-        came = await story.says(f"Question {number}: {'why ' * 100}")
-    assert came.sentence == ""
+        ending = await story.says(f"Question {number}: {'why ' * 100}")
+    assert ending.sentence == ""
     assert len(await cuts(story)) == 1
-    assert bound_prompt_tokens(story.model.asked[-1]) < bound_prompt_tokens(story.model.asked[-2])
+    assert bound_prompt_tokens(story.model.requests[-1]) < bound_prompt_tokens(story.model.requests[-2])
 
 
 def test_a_cut_at_the_same_place_that_keeps_less_is_remembered_as_well() -> None:
@@ -142,9 +148,9 @@ def test_a_cut_at_the_same_place_that_keeps_less_is_remembered_as_well() -> None
         for text in (WORDS, f"Do it. {'big ' * 2200}", f"And now? {'why ' * 300}"):
             assert (await story.says(text)).sentence == ""
         sound(story)
-        again = SessionHistory("s")
-        await again.apply(await story.events(), lambda stored: read_body(world.journal, stored))
-        assert str(tuple(again.transcript.sent[:-1])) == str(without_ending(story.model.asked[-1]))
+        session_history = SessionHistory("s")
+        await session_history.apply(await story.events(), lambda stored: read_body(world.journal, stored))
+        assert str(tuple(session_history.transcript.sent[:-1])) == str(without_ending(story.model.requests[-1]))
         return await cuts(story)
 
     places: list[list[int]] = []
@@ -163,16 +169,16 @@ def without_ending(prompt: Prompt) -> tuple[Message, ...]:
 def wire(prompt: Prompt) -> bytes:
     """A prompt as it goes over a wire: the system text, the tools, then the messages in order."""
     tools = b"".join(msgspec.json.encode((spec.name, spec.description)) + spec.schema for spec in prompt.tools)
-    said = b"".join(
-        msgspec.json.encode({"role": message.role, "content": [{"type": "text", "text": part.text} for part in words]})
+    body = b"".join(
+        msgspec.json.encode({"role": message.role, "content": [{"type": "text", "text": word.text} for word in words]})
         for message in prompt.messages
-        if (words := [part for part in message.parts if isinstance(part, Text)])
+        if (words := [word for word in message.parts if isinstance(word, Text)])
     )
-    return prompt.system.encode() + tools + said
+    return prompt.system.encode() + tools + body
 
 
-def common(one: bytes, other: bytes) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def common(body: bytes, content: bytes) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(body, content, strict=False)))
 
 
 async def test_over_fifty_turns_most_of_each_prompt_repeats_the_one_before(world: World) -> None:
@@ -181,16 +187,16 @@ async def test_over_fifty_turns_most_of_each_prompt_repeats_the_one_before(world
     system = "You are a clerk. " + "You know the house and its rules. " * 190
     story = Story(world, lines, mind=BrainSpec(model="scripted:script", instructions=system))
     story.senses = LiveContext(
-        volatile=lambda: f"Hot state {next(numbers)}: " + "the door is open; " * 16,
-        facts=lambda: {"turn": next(numbers)},
+        read_volatile=lambda: f"Hot state {next(numbers)}: " + "the door is open; " * 16,
+        read_facts=lambda: {"turn": next(numbers)},
     )
     await story.begin()
     for number in range(51):
         await story.says(f"Question {number}: {'why ' * 50}")
-    sent = [wire(prompt) for prompt in story.model.asked]
-    shares = [common(before, after) / len(after) for before, after in pairwise(sent)]
-    assert 7500 <= len(sent[0]) <= 9000
+    bodies = [wire(prompt) for prompt in story.model.requests]
+    shares = [common(before, after) / len(after) for before, after in pairwise(bodies)]
+    assert 7500 <= len(bodies[0]) <= 9000
     assert len(shares) == 50
-    assert min(shares) >= 0.9, (min(shares), len(sent[0]))
-    assert all(prompt.messages[-1].parts[-1].reason == "volatile" for prompt in story.model.asked)
-    assert all("Hot state" not in str(prompt.messages[:-1]) for prompt in story.model.asked)
+    assert min(shares) >= 0.9, (min(shares), len(bodies[0]))
+    assert all(prompt.messages[-1].parts[-1].reason == "volatile" for prompt in story.model.requests)
+    assert all("Hot state" not in str(prompt.messages[:-1]) for prompt in story.model.requests)

@@ -33,7 +33,7 @@ def in_a_summary(world: World) -> Story:
 
 
 def in_a_prediction(world: World) -> Story:
-    story = Story(world, [calls(("wipe", {"path": "a"}), "hang")], kind="task", more="policy: {simulate: asked}")
+    story = Story(world, [calls(("wipe", {"path": "a"}), "hang")], kind="task", policy_yaml="policy: {simulate: asked}")
     slow = [says("It will be gone.", takes=25 * SECOND)] * 5
     story.simulates = Scripted(slow, world.clock, ModelName("scripted", "m9"))
     return story
@@ -54,14 +54,14 @@ def before_two_approvals(world: World) -> Story:
 
 
 def before_a_raise(world: World) -> Story:
-    story = Story(world, [calls("look", usage=used(4000, 95_000))], kind="task", more="limits: {on_cap: ask}")
+    story = Story(world, [calls("look", usage=used(4000, 95_000))], kind="task", policy_yaml="limits: {on_cap: ask}")
     story.price = TEN
     return story
 
 
 def asleep_until_tomorrow(world: World) -> Story:
-    more = "limits: {max_cost_usd: 5, max_cost_usd_per_day: 0.5}"
-    story = Story(world, [calls("look", usage=used(4000, 44_000))], kind="task", more=more)
+    text = "limits: {max_cost_usd: 5, max_cost_usd_per_day: 0.5}"
+    story = Story(world, [calls("look", usage=used(4000, 44_000))], kind="task", policy_yaml=text)
     story.price = TEN
     return story
 

@@ -34,10 +34,10 @@ from tests.story.loops import Desk, Story, calls, says, used
 
 async def same_again(world: World, story: Story) -> None:
     """Another process that reads the events knows what this one knows."""
-    again = await recalled(world)
+    session_history = await recalled(world)
     assert story.loop is not None
-    assert timeless(again.turn) == timeless(story.loop.turn)
-    assert again.transcript.messages == story.messages
+    assert timeless(session_history.turn) == timeless(story.loop.turn)
+    assert session_history.transcript.messages == story.messages
 
 
 def cut_off() -> ScriptLine:
@@ -53,7 +53,7 @@ class Echoing(Scripted):
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
-        self.asked.append(prompt)
+        self.requests.append(prompt)
         told = prompt.messages[-1].parts[-1].text
         key = told.partition("<skill ")[2].partition(">")[0]
         return Reply((Text(next(self._texts, "Done.").replace("{k}", key), "model", trusted=False),))
@@ -69,27 +69,32 @@ async def test_what_was_done_before_the_time_was_up_is_told_as_done(world: World
         return "an old page"
 
     lines = [calls(("send", {"text": "x"}), "archive"), says("Done.")]
-    story = Story(world, lines, more="limits: {timeout: 20s}")
+    story = Story(world, lines, policy_yaml="limits: {timeout: 20s}")
     story.extra = [tool(archive, level="SAFE", effect="read")]
     await story.begin("Send it.")
     world.spawn(attended(story))
     await world.advance(5 * SECOND)
     await world.restart()
     await world.advance(MINUTE)
-    came = await story.attend()
-    assert came.sentence.startswith("The turn took longer")
-    assert [(part.tool, part.outcome) for part in story.results()] == [("send", "ok"), ("archive", "ok")]
+    ending = await story.attend()
+    assert ending.sentence.startswith("The turn exceeded its limit")
+    assert [(tool_result.tool, tool_result.outcome) for tool_result in story.results()] == [
+        ("send", "ok"),
+        ("archive", "ok"),
+    ]
     assert story.desk.done == {"send x": 1}
     await same_again(world, story)
 
 
 async def test_of_calls_in_a_row_none_begins_after_the_time_is_up(world: World) -> None:
     text = "<skill {k}>slow(name='a')</skill><skill {k}>slow(name='b')</skill><skill {k}>send(text='late')</skill>"
-    story = Story(world, kind="task", more="limits: {timeout: 1500ms}", mind=BrainSpec(model="m:m", tool_calls="text"))
+    story = Story(
+        world, kind="task", policy_yaml="limits: {timeout: 1500ms}", mind=BrainSpec(model="m:m", tool_calls="text")
+    )
     story.models = [Echoing(world, text)]
-    came = await story.run("Go.")
-    assert (came.state, came.terminal_reason) == ("TIMED_OUT", "timed_out")
-    assert [part.outcome for part in story.results()] == ["ok", "timeout", "cancelled"]
+    ending = await story.run("Go.")
+    assert (ending.state, ending.terminal_reason) == ("TIMED_OUT", "timed_out")
+    assert [tool_result.outcome for tool_result in story.results()] == ["ok", "timeout", "cancelled"]
     assert story.desk.done == {}
     await same_again(world, story)
 
@@ -100,8 +105,8 @@ async def test_a_tool_that_is_called_like_a_verb_cannot_break_its_session(world:
 
     story = Story(world, [calls(("yield", {"mode": 5})), says("Well.")])
     story.extra = [tool(give, name="yield", level="SAFE", effect="read")]
-    came = await story.run("Give way.")
-    assert (came.state, came.has_ended) == ("WAITING_FOR_INPUT", False)
+    ending = await story.run("Give way.")
+    assert (ending.state, ending.has_ended) == ("WAITING_FOR_INPUT", False)
 
 
 @pytest.mark.parametrize("strategy", ["compact", "sliding_window", "summarize"])
@@ -130,7 +135,7 @@ async def test_no_tool_may_be_called_like_one_of_halters_own(tmp_path: Path, nam
     model = Scripted((), SystemClock(), ModelName("scripted", "script"))
     agent = Agent("desk", model=model, store=tmp_path / "h.db", environ={"HOME": str(tmp_path)})
     agent.tool(Desk().look, name=name)
-    with pytest.raises(ConfigError, match=f"gives every agent a tool {name}"):
+    with pytest.raises(ConfigError, match=f"The tool name {name} is reserved"):
         await agent.run("Go.")
 
 
@@ -145,7 +150,7 @@ async def test_a_prediction_is_paid_for_and_told_to_the_model_whoever_takes_the_
     world: World, outputs: int, *, restart: bool
 ) -> None:
     lines = [calls(("wipe", {"path": "a"}), usage=used(500, 20)), says("Done.", usage=used(500, 20))]
-    story = Story(world, lines, kind="task", more="policy: {simulate: asked}")
+    story = Story(world, lines, kind="task", policy_yaml="policy: {simulate: asked}")
     story.price = Price(Decimal(10), Decimal(10))
     foresees = [says("It will be gone.", usage=used(100, outputs))]
     story.simulates = Scripted(foresees, world.clock, ModelName("scripted", "m9"))
@@ -161,8 +166,10 @@ async def test_a_prediction_is_paid_for_and_told_to_the_model_whoever_takes_the_
     await running
     assert story.came is not None
     assert story.came.terminal_reason == ("overrun" if outputs > 50 else "completed")
-    assert [part.text for part in story.results()] == ["wiped"]
-    assert [(part.text, part.origin, part.trusted) for part in story.predictions()] == [(PREDICTED, "model", False)]
+    assert [tool_result.text for tool_result in story.results()] == ["wiped"]
+    assert [(tool_result.text, tool_result.origin, tool_result.trusted) for tool_result in story.predictions()] == [
+        (PREDICTED, "model", False)
+    ]
     assert story.loop is not None
     assert story.loop.spent == (await world.session("s")).spent
     await same_again(world, story)
@@ -174,12 +181,12 @@ async def test_calls_that_wait_for_room_do_not_take_longer_than_their_turn_may(w
         return f"nap {number}"
 
     lines = [calls(*(("nap", {"number": number}) for number in range(25)))]
-    story = Story(world, lines, kind="task", more="limits: {timeout: 20s}")
+    story = Story(world, lines, kind="task", policy_yaml="limits: {timeout: 20s}")
     story.extra = [tool(nap, level="SAFE", effect="read")]
     began = world.now
     assert (await story.run("Sleep.")).state == "TIMED_OUT"
     assert world.now - began < 21 * SECOND
-    assert sorted(part.outcome for part in story.results()) == ["ok"] * 10 + ["timeout"] * 15
+    assert sorted(tool_result.outcome for tool_result in story.results()) == ["ok"] * 10 + ["timeout"] * 15
 
 
 async def held_by_others(world: World, story: Story, usd: int) -> tuple[Lease, InFlight]:
@@ -190,15 +197,15 @@ async def held_by_others(world: World, story: Story, usd: int) -> tuple[Lease, I
     assert lease is not None
     where = make_legs(story.standing().caps, Spender("other", "desk", ""), world.now, usd=usd)
     intent = RequestStarted(request="other.t/0", model="scripted:script", purpose="turn", legs=where)
-    held = await hold(world.ledger, lease, intent)
-    assert isinstance(held, HoldTaken)
-    return lease, held.flight
+    outcome = await hold(world.ledger, lease, intent)
+    assert isinstance(outcome, HoldTaken)
+    return lease, outcome.flight
 
 
 async def test_a_summary_is_done_without_while_others_hold_the_money_for_it(world: World) -> None:
     mind = BrainSpec(model="scripted:script", context_strategy="summarize", max_output_tokens=500)
     lines = [*(calls(("long", {"size": 9000 + number})) for number in range(4)), says("Done.")]
-    story = Story(world, lines, kind="task", mind=mind, more="limits: {max_cost_usd_per_day: 0.6}")
+    story = Story(world, lines, kind="task", mind=mind, policy_yaml="limits: {max_cost_usd_per_day: 0.6}")
     story.window, story.prices = 30_000, {"scripted:dear": Price(Decimal(10), Decimal(10))}
     story.summarizer = Scripted([says("Pages.")], world.clock, ModelName("scripted", "dear"))
     await held_by_others(world, story, 599_999)
@@ -210,7 +217,7 @@ async def test_a_summary_is_done_without_while_others_hold_the_money_for_it(worl
 
 async def test_a_call_that_waits_for_money_does_not_wait_for_a_person_as_well(world: World) -> None:
     lines = [calls("pay", ("wipe", {"path": "a"})), says("Done.")]
-    story = Story(world, lines, kind="task", more="limits: {max_cost_usd_per_day: 0.4}")
+    story = Story(world, lines, kind="task", policy_yaml="limits: {max_cost_usd_per_day: 0.4}")
     lease, flight = await held_by_others(world, story, 300_000)
     await story.begin("Pay.")
     world.spawn(attended(story))
@@ -227,7 +234,7 @@ async def test_a_secret_of_several_lines_in_what_is_known_right_now_is_not_writt
     story.senses = LiveContext(lambda: 'The door says "hunter2\nhunter2".')
     story.redact = lambda text: text.replace('"hunter2\nhunter2"', "[redacted]")
     await story.run("What do you know?")
-    bodies = [stored.body or b"" for stored in await story.events()]
+    bodies = [event.body or b"" for event in await story.events()]
     assert any(b"The door says [redacted]" in body for body in bodies)
     assert not any(b"hunter2" in body for body in bodies)
 
@@ -238,7 +245,7 @@ async def test_after_a_raise_there_are_still_last_words(world: World) -> None:
     story = Story(world, [says("All spent.", when="last answer"), *dear, *small], kind="task")
     story.price = Price(Decimal(10), Decimal(10))
     await world.store.commit(change_cap(Account("session:s", "", "usd"), 2_000_000, "ada", "raise"))
-    came = await story.run("Look.")
-    assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
+    ending = await story.run("Look.")
+    assert (ending.state, ending.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
     assert story.told()[-1] == "wrap_up"
     assert story.messages[-1].parts[0].text == "All spent."

@@ -21,9 +21,9 @@ def texts(story: Story) -> list[str]:
 
 async def test_a_b_a_b_is_a_loop(world: World) -> None:
     story = Story(world, [calls("look" if n % 2 else ("look", {"at": "b"})) for n in range(12)], kind="task")
-    came = await story.run("Look.")
-    assert (came.state, came.terminal_reason) == ("ERROR", "repetition")
-    assert "circle of 2 steps" in came.sentence
+    ending = await story.run("Look.")
+    assert (ending.state, ending.terminal_reason) == ("ERROR", "repetition")
+    assert "cycle of 2 steps" in ending.sentence
 
 
 async def test_a_person_may_ask_the_same_thing_as_often_as_they_like(world: World) -> None:
@@ -56,7 +56,7 @@ async def test_a_look_after_a_chosen_sleep_is_no_loop(world: World) -> None:
 
 async def test_steps_are_counted_per_turn_and_not_for_ever(world: World) -> None:
     story = Story(
-        world, [each for _ in range(30) for each in (calls("look"), says("No."))], more="limits: {max_steps: 2}"
+        world, [each for _ in range(30) for each in (calls("look"), says("No."))], policy_yaml="limits: {max_steps: 2}"
     )
     await story.begin()
     for _ in range(30):
@@ -70,8 +70,8 @@ CUT = ScriptLine(reply=Reply((Text("Once upon a ti", "model", trusted=False),), 
 async def test_a_truncated_answer_is_continued_also_when_it_is_streamed(world: World, *, streaming: bool) -> None:
     mind = BrainSpec(model="scripted:script", streaming=streaming)
     story = Story(world, [CUT, CUT, CUT, says("Never said.")], kind="task", mind=mind)
-    came = await story.run("Tell me.")
-    assert (came.state, came.sentence) == ("COMPLETED", "The answer was cut off at its longest.")
+    ending = await story.run("Tell me.")
+    assert (ending.state, ending.sentence) == ("COMPLETED", "The answer was cut off at max_output_tokens.")
     assert story.told() == ["max_tokens_recovery"] * 2
     assert bool(story.chunks) == streaming
 
@@ -103,7 +103,7 @@ async def test_what_a_person_may_not_see_says_so_and_comes_from_the_runtime(worl
 async def test_what_cannot_get_better_is_not_tried_again(world: World, kind: str) -> None:
     story = Story(world, [fails(kind, retry=False), says("Never said.")], kind="task")
     assert (await story.run("Go.")).terminal_reason == "model_error"
-    assert len(story.model.asked) == 1
+    assert len(story.model.requests) == 1
 
 
 async def test_overload_and_timeouts_are_tried_again_with_growing_pauses(world: World) -> None:
@@ -147,7 +147,7 @@ async def test_every_stream_has_exactly_one_end(world: World, end: str) -> None:
         "halted": [says("Never.", takes=900 * SECOND)],
         "timeout": [says("Never.", takes=900 * SECOND)],
     }
-    story = Story(world, lines[end], more="limits: {timeout: 60s}")
+    story = Story(world, lines[end], policy_yaml="limits: {timeout: 60s}")
     await story.begin()
     if end == "halted":
         world.spawn(halted_soon(world))
@@ -169,11 +169,11 @@ async def test_a_call_that_was_stopped_has_a_result_and_its_session_can_go_on(wo
     assert (await story.run("Wait.")).state == "HALTED"
     await world.store.commit(resume("fleet", "ada", "resume"))
     await world.store.commit(lifecycle.reopen_session("s", "again", "ada"))
-    came = await (story.attend() if kind == "task" else story.says("Go on."))
-    assert came.state == ("COMPLETED" if kind == "task" else "WAITING_FOR_INPUT")
-    parts = [part for message in story.model.asked[-1].messages for part in message.parts]
-    asked = [part.id for part in parts if isinstance(part, ToolCall)]
-    assert asked == [part.id for part in parts if isinstance(part, ToolResult)] != []
+    ending = await (story.attend() if kind == "task" else story.says("Go on."))
+    assert ending.state == ("COMPLETED" if kind == "task" else "WAITING_FOR_INPUT")
+    parts = [part for message in story.model.requests[-1].messages for part in message.parts]
+    ids = [part.id for part in parts if isinstance(part, ToolCall)]
+    assert ids == [part.id for part in parts if isinstance(part, ToolResult)] != []
 
 
 class Texting(Scripted):
@@ -186,7 +186,7 @@ class Texting(Scripted):
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
-        self.asked.append(prompt)
+        self.requests.append(prompt)
         ending = prompt.messages[-1].parts[-1]
         assert isinstance(ending, Text)
         self.nonces.append(ending.text.partition("<skill ")[2].partition(">")[0])
@@ -209,12 +209,12 @@ async def test_text_calls_are_made_only_with_the_word_of_their_own_request(world
     assert story.desk.done == {"send a) b": 1, "send c": 2}
     assert len(set(model.nonces)) == 3
     assert all(model.nonces)
-    assert all(prompt.tools == () for prompt in model.asked)
+    assert all(prompt.tools == () for prompt in model.requests)
 
 
 async def test_calls_of_a_step_are_made_together_and_their_results_keep_their_order(world: World) -> None:
-    many = calls(*(("slow", {"name": f"{number}"}) for number in range(25)))
-    story = Story(world, [many, says("Done.")], kind="task")
+    script_line = calls(*(("slow", {"name": f"{number}"}) for number in range(25)))
+    story = Story(world, [script_line, says("Done.")], kind="task")
     began = world.now
     assert (await story.run("Go.")).state == "COMPLETED"
     assert [result.text for result in story.results()] == [f"slow {number}" for number in range(25)]
@@ -246,13 +246,13 @@ async def test_a_long_result_is_shown_in_part_and_can_be_read_on_through_the_gua
     lines = [calls("long"), calls(("read_output", {"call": "c1_0_0", "offset": 20_000})), says("Read.")]
     story = Story(world, lines, kind="task")
     assert (await story.run("Read it.")).state == "COMPLETED"
-    whole, more = story.results()
+    whole, tool_result = story.results()
     assert len(whole.text) <= 16_000
     assert 'read_output(call="c1_0_0"' in whole.text
-    assert len(more.text) <= 16_000
-    assert "characters follow" in more.text
+    assert len(tool_result.text) <= 16_000
+    assert "characters follow" in tool_result.text
     full = await story.desk.long()
-    assert more.text.startswith(full[20_000:30_000])
+    assert tool_result.text.startswith(full[20_000:30_000])
     assert [line.name for line in (await story.receipt()).calls] == ["long", "read_output"]
 
 

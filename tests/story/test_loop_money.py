@@ -28,8 +28,8 @@ DEAR = used(4000, 85_000)
 CAP = Account("session:s", "", "usd")
 
 
-def priced(world: World, lines: Any, more: str = "", **given: Any) -> Story:
-    story = Story(world, lines, kind="task", more=more, **given)
+def priced(world: World, lines: Any, text: str = "", **given: Any) -> Story:
+    story = Story(world, lines, kind="task", policy_yaml=text, **given)
     story.price = TEN
     return story
 
@@ -40,10 +40,10 @@ async def asked(world: World) -> PendingDecision:
     return waiting[0]
 
 
-async def exact(story: Story, came: Conclusion, state: str, reason: str) -> None:
+async def exact(story: Story, ending: Conclusion, state: str, reason: str) -> None:
     """An end that says why, and money that adds up."""
     made = await story.receipt()
-    assert (came.state, came.terminal_reason, made.state, made.terminal_reason) == (state, reason, state, reason)
+    assert (ending.state, ending.terminal_reason, made.state, made.terminal_reason) == (state, reason, state, reason)
     events = [stored.event for stored in await story.events()]
     charges = [event.charge for event in events if hasattr(event, "charge") and event.charge is not None]
     assert made.cost_usd == micros_to_usd(sum(charge.usd for charge in charges))
@@ -53,12 +53,12 @@ async def exact(story: Story, came: Conclusion, state: str, reason: str) -> None
 async def test_at_the_cap_the_paid_answer_is_kept_and_the_model_has_last_words(world: World) -> None:
     lines = [calls(("send", {"text": "one"}), text="I send it.", usage=DEAR), says("Sent; the rest is open.")]
     story = priced(world, lines)
-    came = await story.run("Send it.")
-    await exact(story, came, "BUDGET_EXCEEDED", "cost_cap_reached")
+    ending = await story.run("Send it.")
+    await exact(story, ending, "BUDGET_EXCEEDED", "cost_cap_reached")
     assert story.desk.done == {"send one": 1}
-    assert [part.outcome for part in story.results()] == ["ok"]
+    assert [tool_result.outcome for tool_result in story.results()] == ["ok"]
     assert story.told()[-1] == "wrap_up"
-    assert story.model.asked[-1].tools == ()
+    assert story.model.requests[-1].tools == ()
     assert story.messages[-1].parts[0].text == "Sent; the rest is open."
     assert (await story.receipt()).cost_usd <= 1
 
@@ -68,35 +68,40 @@ async def test_calls_that_are_asked_for_in_last_words_are_answered_and_not_made(
     story = priced(world, lines)
     await exact(story, await story.run("Look."), "BUDGET_EXCEEDED", "cost_cap_reached")
     assert story.desk.done == {"look": 1}
-    assert [part.outcome for part in story.results()] == ["ok", "cost_cap_reached"]
+    assert [tool_result.outcome for tool_result in story.results()] == ["ok", "cost_cap_reached"]
 
 
 async def test_with_stop_there_are_no_last_words(world: World) -> None:
     story = priced(world, [calls("look", usage=used(4000, 95_000)), says("Never said.")], "limits: {on_cap: stop}")
-    came = await story.run("Look.")
-    await exact(story, came, "BUDGET_EXCEEDED", "cost_cap_reached")
+    ending = await story.run("Look.")
+    await exact(story, ending, "BUDGET_EXCEEDED", "cost_cap_reached")
     assert story.told() == ["near_budget"]
-    assert len(story.model.asked) == 1
-    assert "session:s" in came.sentence
+    assert len(story.model.requests) == 1
+    assert "session:s" in ending.sentence
 
 
 @pytest.mark.parametrize("kind", ["chat", "task", "autonomous"])
 async def test_a_call_that_the_cap_does_not_cover_ends_any_session(world: World, kind: Any) -> None:
     lines = [*(calls("pay", ("look", {"at": f"{n}"})) for n in range(9)), says("All spent.", when="last answer")]
     story = Story(world, [lines[-1], *lines[:-1]], kind=kind)
-    came = await story.run("Pay.")
-    await exact(story, came, "BUDGET_EXCEEDED", "cost_cap_reached")
+    ending = await story.run("Pay.")
+    await exact(story, ending, "BUDGET_EXCEEDED", "cost_cap_reached")
     assert story.desk.done["pay"] == 3
-    assert [part.outcome for part in story.results() if part.tool == "pay"] == ["ok", "ok", "ok", "cost_cap_reached"]
-    assert [part.outcome for part in story.results() if part.tool == "look"] == ["ok"] * 4
+    assert [tool_result.outcome for tool_result in story.results() if tool_result.tool == "pay"] == [
+        "ok",
+        "ok",
+        "ok",
+        "cost_cap_reached",
+    ]
+    assert [tool_result.outcome for tool_result in story.results() if tool_result.tool == "look"] == ["ok"] * 4
     assert story.messages[-1].parts[0].text == "All spent."
 
 
 async def test_a_token_budget_is_a_budget_too(world: World) -> None:
     lines = [calls(("look", {"at": f"{n}"}), usage=used(2000, 100)) for n in range(12)]
-    story = Story(world, lines, kind="task", more="limits: {token_budget: 20000}")
-    came = await story.run("Look.")
-    assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
+    story = Story(world, lines, kind="task", policy_yaml="limits: {token_budget: 20000}")
+    ending = await story.run("Look.")
+    assert (ending.state, ending.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
     events = [stored.event for stored in await story.events()]
     assert {event.unit for event in events if isinstance(event, CostCapReached)} == {"tokens"}
     assert sum(event.charge.tokens for event in events if isinstance(event, RequestSettled) and event.charge) <= 20_000
@@ -168,14 +173,14 @@ async def test_a_cap_that_nobody_raises_is_the_end(world: World, *, restart: boo
     await world.store.commit(answer_decision(waiting, "deny", "ada", "no"))
     await running
     await exact(story, came_of(story), "BUDGET_EXCEEDED", "cost_cap_reached")
-    assert len(story.model.asked) == 1
+    assert len(story.model.requests) == 1
 
 
 @pytest.mark.parametrize("crash", ["none", "asleep", "after"])
 async def test_at_the_cap_of_a_day_the_session_sleeps_until_tomorrow_and_goes_on(world: World, crash: str) -> None:
-    more = "limits: {max_cost_usd: 5, max_cost_usd_per_day: 0.5}"
+    text = "limits: {max_cost_usd: 5, max_cost_usd_per_day: 0.5}"
     lines = [calls("look", usage=used(4000, 44_000)), calls(("slow", {"name": "b"})), says("Done.")]
-    story = priced(world, lines, more)
+    story = priced(world, lines, text)
     began = world.now
     running = world.spawn(attended(story, "Look."))
     await world.advance(MINUTE)
@@ -197,9 +202,9 @@ async def test_at_the_cap_of_a_day_the_session_sleeps_until_tomorrow_and_goes_on
     parks = [stored.event for stored in await story.events() if isinstance(stored.event, SessionParked)]
     assert {park.state for park in parks} == {"SLEEPING"}
     assert "wrap_up" not in story.told()
-    again = SessionHistory("s")
-    await again.apply(await story.events(), lambda stored: read_body(world.journal, stored))
-    assert (again.turn.capped, again.turn.refusal) == (False, "")
+    session_history = SessionHistory("s")
+    await session_history.apply(await story.events(), lambda stored: read_body(world.journal, stored))
+    assert (session_history.turn.capped, session_history.turn.refusal) == (False, "")
 
 
 async def test_after_a_raise_the_model_is_shown_what_is_left_now(world: World) -> None:
@@ -208,7 +213,7 @@ async def test_after_a_raise_the_model_is_shown_what_is_left_now(world: World) -
     running = world.spawn(attended(story, "Look."))
     await world.store.commit(raise_cap(await asked(world), CAP, 10_000_000, "ada", "raise"))
     await running
-    assert "Left to spend: $8" in story.model.asked[-1].messages[-1].parts[-1].text
+    assert "Left to spend: $8" in story.model.requests[-1].messages[-1].parts[-1].text
 
 
 async def test_the_model_is_warned_once_in_a_session_that_its_budget_is_nearly_used_up(world: World) -> None:
@@ -225,13 +230,13 @@ async def test_the_model_is_warned_once_in_a_session_that_its_budget_is_nearly_u
 async def test_the_model_is_shown_what_is_left_and_it_is_the_same_after_a_restart(world: World) -> None:
     more = "limits: {token_budget: 200000}"
     lines = [calls("pay"), says("One.", usage=used(4000, 1000)), says("Two.")]
-    story = Story(world, lines, more=more)
+    story = Story(world, lines, policy_yaml=more)
     story.price = TEN
     await story.begin()
     await story.says("First?")
     assert story.loop is not None
     await story.says("Second?")
-    shown = story.model.asked[2].messages[-1].parts[-1]
+    shown = story.model.requests[2].messages[-1].parts[-1]
     assert shown.reason == "volatile"
     assert "Left to spend: $" in shown.text
     assert story.loop.spent == (await world.session("s")).spent
@@ -239,28 +244,28 @@ async def test_the_model_is_shown_what_is_left_and_it_is_the_same_after_a_restar
 
 async def test_what_costs_more_than_the_cap_stops_the_session_and_is_told_truly(world: World) -> None:
     story = priced(world, [calls("look", usage=used(4000, 200_000)), says("Never said.")])
-    came = await story.run("Look.")
-    await exact(story, came, "BUDGET_EXCEEDED", "overrun")
+    ending = await story.run("Look.")
+    await exact(story, ending, "BUDGET_EXCEEDED", "overrun")
     assert (await story.receipt()).cost_usd == micros_to_usd(2_040_000)
-    assert [part.outcome for part in story.results()] == ["ok"]
-    assert len(story.model.asked) == 1
+    assert [tool_result.outcome for tool_result in story.results()] == ["ok"]
+    assert len(story.model.requests) == 1
 
 
 async def test_a_window_that_never_holds_enough_is_not_slept_for(world: World) -> None:
-    story = Story(world, [says("Never asked.")], kind="task", more="limits: {max_cost_usd_per_day: 0.001}")
+    story = Story(world, [says("Never asked.")], kind="task", policy_yaml="limits: {max_cost_usd_per_day: 0.001}")
     story.price = TEN
     async with asyncio.timeout(3 * DAY / SECOND):
-        came = await story.run("Look.")
-    assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
-    assert story.model.asked == []
+        ending = await story.run("Look.")
+    assert (ending.state, ending.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
+    assert story.model.requests == []
 
 
 async def test_a_provider_that_hangs_is_charged_all_that_was_held_and_the_receipt_says_so(world: World) -> None:
     story = priced(world, [says("Too late.", takes=2 * MODEL_REQUEST_TIMEOUT), says("Here.", usage=used(1000, 100))])
     await story.run("Look.")
-    late, here = (await story.receipt()).requests
+    late, receipt_line = (await story.receipt()).requests
     assert (late.outcome, late.cost_usd, late.usage) == ("timeout", late.held_usd, None)
-    assert (here.outcome, here.cost_usd < here.held_usd) == ("ok", True)
+    assert (receipt_line.outcome, receipt_line.cost_usd < receipt_line.held_usd) == ("ok", True)
     sheet = build_receipt_sheet(await story.receipt())[0]
     assert isinstance(sheet, Facts)
     facts = dict(sheet.facts)

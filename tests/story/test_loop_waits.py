@@ -34,11 +34,11 @@ async def parks(story: Story) -> list[SessionParked]:
     return [stored.event for stored in await story.events() if isinstance(stored.event, SessionParked)]
 
 
-async def wakes(world: World, story: Story, came: Conclusion) -> Conclusion:
+async def wakes(world: World, story: Story, ending: Conclusion) -> Conclusion:
     """Let the session sleep until its time, and go on."""
-    assert came.state == "SLEEPING"
-    assert came.wake_at is not None
-    await world.advance(came.wake_at - world.now)
+    assert ending.state == "SLEEPING"
+    assert ending.wake_at is not None
+    await world.advance(ending.wake_at - world.now)
     return await story.attend()
 
 
@@ -48,7 +48,7 @@ async def test_a_session_waits_for_its_tool_while_a_call_is_being_made(world: Wo
     while not story.desk.together:
         await world.advance(SECOND // 50)
     assert (await world.session("s")).stands == "WAITING_FOR_TOOL"
-    while len(story.model.asked) < 2:
+    while len(story.model.requests) < 2:
         await world.advance(SECOND // 50)
     assert (await world.session("s")).state == "RUNNING"
     assert (await running).state == "COMPLETED"
@@ -58,11 +58,11 @@ async def test_a_session_waits_for_its_tool_while_a_call_is_being_made(world: Wo
 async def test_a_question_to_the_person_is_answered_by_their_next_message(world: World, kind: SessionKind) -> None:
     lines = [calls(("ask_user", {"question": "Which one?"})), says("The red one, then.", when="red")]
     story = Story(world, lines, kind=kind)
-    came = await story.run("Paint it.")
-    assert (came.state, came.has_ended) == ("WAITING_FOR_INPUT", False)
+    ending = await story.run("Paint it.")
+    assert (ending.state, ending.has_ended) == ("WAITING_FOR_INPUT", False)
     assert [park.wake_at for park in await parks(story)] == [None]
-    came = await story.says("red")
-    assert came.state == {"chat": "WAITING_FOR_INPUT", "task": "COMPLETED", "autonomous": "SLEEPING"}[kind]
+    ending = await story.says("red")
+    assert ending.state == {"chat": "WAITING_FOR_INPUT", "task": "COMPLETED", "autonomous": "SLEEPING"}[kind]
     assert [result.outcome for result in story.results()] == ["ok"]
 
 
@@ -109,7 +109,7 @@ async def test_a_denial_is_told_to_the_model_as_one(world: World) -> None:
     assert (await running).state == "COMPLETED"
     (result,) = story.results()
     assert result.outcome == "approval_denied"
-    assert result.text.startswith("[approval_denied] ada said no")
+    assert result.text.startswith("[approval_denied] ada denied this call")
     assert story.desk.done == {}
 
 
@@ -145,7 +145,7 @@ async def test_a_halt_ends_a_session_that_waits_for_approval(world: World, stop:
 
 async def test_the_time_that_a_person_takes_is_not_the_turns_time(world: World) -> None:
     lines = [calls(("wipe", {"path": "a"})), says("Done.", takes=30 * SECOND)]
-    story = Story(world, lines, kind="task", more="limits: {timeout: 60s}")
+    story = Story(world, lines, kind="task", policy_yaml="limits: {timeout: 60s}")
     running = asyncio.create_task(story.run("Clean up."))
     waiting = await asked(world)
     await world.advance(3 * HOUR)
@@ -155,7 +155,7 @@ async def test_the_time_that_a_person_takes_is_not_the_turns_time(world: World) 
 
 async def test_the_time_in_which_nobody_had_the_session_is_not_the_turns_time(world: World) -> None:
     story = Story(world, [says("Never said.", takes=HOUR), says("Done.", takes=30 * SECOND)], kind="task")
-    story.policy = Story(world, more="limits: {timeout: 60s}").policy
+    story.policy = Story(world, policy_yaml="limits: {timeout: 60s}").policy
     world.spawn(attended(story, "Go."))
     await world.advance(10 * SECOND)
     await world.restart()
@@ -169,7 +169,7 @@ async def attended(story: Story, task: str) -> None:
 
 async def test_after_a_restart_in_a_wait_the_turns_clock_runs_again(world: World) -> None:
     lines = [calls(("wipe", {"path": "a"})), says("Too late.", takes=5 * MINUTE)]
-    story = Story(world, lines, kind="task", more="limits: {timeout: 60s}")
+    story = Story(world, lines, kind="task", policy_yaml="limits: {timeout: 60s}")
     world.spawn(attended(story, "Clean up."))
     waiting = await asked(world)
     await world.advance(SECOND)
@@ -179,21 +179,21 @@ async def test_after_a_restart_in_a_wait_the_turns_clock_runs_again(world: World
     await world.advance(MINUTE)
     await world.store.commit(answer_decision(waiting, "approve", "ada", "yes"))
     began = world.now
-    came = await running
-    assert (came.state, came.terminal_reason) == ("TIMED_OUT", "timed_out")
+    ending = await running
+    assert (ending.state, ending.terminal_reason) == ("TIMED_OUT", "timed_out")
     assert world.now - began <= 61 * SECOND
     assert story.desk.done == {"wipe a": 1}
 
 
 async def test_a_chat_lives_for_as_many_turns_as_its_person_likes(world: World) -> None:
     lines = [each for n in range(60) for each in (calls("look", takes=SECOND), says(f"Nothing {n}."))]
-    story = Story(world, lines, more="limits: {timeout: 60s}")
+    story = Story(world, lines, policy_yaml="limits: {timeout: 60s}")
     await story.begin()
     for _ in range(60):
         assert (await story.says("Look there, please.")).sentence == ""
         await world.advance(HOUR)
     assert story.told() == []
-    assert len(story.model.asked) == 120
+    assert len(story.model.requests) == 120
 
 
 async def test_an_autonomous_session_sleeps_as_it_yields_and_looks_again_on_waking(world: World) -> None:
@@ -204,10 +204,10 @@ async def test_an_autonomous_session_sleeps_as_it_yields_and_looks_again_on_waki
     ]
     story = Story(world, lines, kind="autonomous")
     began = world.now
-    came = await story.run("Watch.")
-    assert came.wake_at == began + 90 * SECOND
-    came = await wakes(world, story, came)
-    assert (came.state, came.terminal_reason) == ("COMPLETED", "completed")
+    ending = await story.run("Watch.")
+    assert ending.wake_at == began + 90 * SECOND
+    ending = await wakes(world, story, ending)
+    assert (ending.state, ending.terminal_reason) == ("COMPLETED", "completed")
     assert story.told() == ["observe", "observe"]
     assert [line.name for line in (await story.receipt()).calls] == ["yield"] * 3
 
@@ -215,22 +215,22 @@ async def test_an_autonomous_session_sleeps_as_it_yields_and_looks_again_on_waki
 async def test_a_sleep_is_kept_within_what_is_allowed(world: World) -> None:
     lines = [calls(("yield", {"mode": "sleep", "sleep": seconds})) for seconds in (0, 10**6)]
     story = Story(world, lines, kind="autonomous", min_sleep=10 * SECOND, max_sleep=HOUR)
-    came = await story.run("Watch.")
-    assert came.wake_at == world.now + 10 * SECOND
-    came = await wakes(world, story, came)
-    assert came.wake_at == world.now + HOUR
+    ending = await story.run("Watch.")
+    assert ending.wake_at == world.now + 10 * SECOND
+    ending = await wakes(world, story, ending)
+    assert ending.wake_at == world.now + HOUR
 
 
 async def test_without_a_yield_the_pauses_double_until_there_is_one(world: World) -> None:
     lines = [*(says("Hm.") for _ in range(5)), calls(("yield", {"mode": "sleep", "sleep": 7})), says("Hm.")]
     story = Story(world, lines, kind="autonomous", max_sleep=10 * SECOND)
-    came = await story.run("Watch.")
-    slept = [came.wake_at]
-    pauses = [(came.wake_at or 0) - world.now]
+    ending = await story.run("Watch.")
+    slept = [ending.wake_at]
+    pauses = [(ending.wake_at or 0) - world.now]
     for _ in range(6):
-        came = await wakes(world, story, came)
-        slept.append(came.wake_at)
-        pauses.append((came.wake_at or 0) - world.now)
+        ending = await wakes(world, story, ending)
+        slept.append(ending.wake_at)
+        pauses.append((ending.wake_at or 0) - world.now)
     assert [pause // SECOND for pause in pauses] == [1, 2, 4, 8, 10, 7, 1]
 
 
@@ -245,8 +245,8 @@ async def test_a_message_wakes_a_sleeping_session_and_is_what_its_turn_begins_wi
 
 
 async def test_a_signal_wakes_a_sleeping_session_only_if_it_was_asked_for(world: World) -> None:
-    asks = {"mode": "sleep", "sleep": 9000, "wake_early_if": ["door", "rain"]}
-    story = Story(world, [calls(("yield", asks)), says("Somebody is there.", when="rings")], kind="autonomous")
+    values = {"mode": "sleep", "sleep": 9000, "wake_early_if": ["door", "rain"]}
+    story = Story(world, [calls(("yield", values)), says("Somebody is there.", when="rings")], kind="autonomous")
     await story.run("Watch.")
     assert [park.wake_on for park in await parks(story)] == [("door", "rain")]
     for name, heard in (("wind", False), ("door", True)):
@@ -254,25 +254,25 @@ async def test_a_signal_wakes_a_sleeping_session_only_if_it_was_asked_for(world:
         committed = await world.store.commit(lifecycle.post_wake("s", name, signal, b"it rings"))
         assert [getattr(stored.event, "wakes", None) for stored in committed.events] == [heard]
     await story.attend()
-    assert len(story.model.asked) == 2
+    assert len(story.model.requests) == 2
 
 
 async def test_an_autonomous_session_is_told_what_stopped_its_last_turn(world: World) -> None:
     story = Story(world, [fails("Forbidden", retry=False), calls(("yield", {"mode": "shutdown"}))], kind="autonomous")
-    came = await wakes(world, story, await story.run("Watch."))
-    assert came.state == "COMPLETED"
+    ending = await wakes(world, story, await story.run("Watch."))
+    assert ending.state == "COMPLETED"
     assert story.told() == ["trouble", "observe"]
-    assert "Your last turn was stopped: Forbidden: the provider says no" in str(story.model.asked[-1].messages)
+    assert "Your last turn was stopped: Forbidden: the provider says no" in str(story.model.requests[-1].messages)
 
 
 async def test_a_bad_turn_between_good_ones_is_forgotten(world: World) -> None:
     bad = fails(retry=False)
     good = calls(("yield", {"mode": "sleep", "sleep": 1}))
     story = Story(world, [bad, bad, good, bad, bad, good], kind="autonomous")
-    came = await story.run("Watch.")
+    ending = await story.run("Watch.")
     for _ in range(5):
-        came = await wakes(world, story, came)
-    assert came.state == "SLEEPING"
+        ending = await wakes(world, story, ending)
+    assert ending.state == "SLEEPING"
 
 
 async def test_a_chat_that_is_cancelled_while_it_waits_is_over(world: World) -> None:
@@ -280,8 +280,8 @@ async def test_a_chat_that_is_cancelled_while_it_waits_is_over(world: World) -> 
     await story.begin()
     await story.says("Hi.")
     await world.store.commit(cancel("s", "ada", "cancel"))
-    came = await story.attend()
-    assert (came.state, came.terminal_reason) == ("CANCELLED", "cancelled")
+    ending = await story.attend()
+    assert (ending.state, ending.terminal_reason) == ("CANCELLED", "cancelled")
     assert (await story.receipt()).terminal_reason == "cancelled"
 
 
@@ -291,8 +291,8 @@ async def test_a_question_in_a_task_outlives_a_restart(world: World) -> None:
     await story.run("Paint it.")
     await world.restart()
     await world.advance(DAY)
-    came = await story.says("blue")
-    assert came.state == "COMPLETED"
+    ending = await story.says("blue")
+    assert ending.state == "COMPLETED"
     assert (await world.events(session_stream("s")))[-1].kind == "session_ended"
 
 
@@ -301,10 +301,10 @@ async def test_what_is_said_while_a_task_comes_to_its_end_is_still_answered(worl
     await story.begin("Do it.")
     attending = asyncio.ensure_future(story.attend())
     await world.clock.sleep(SECOND)
-    await world.say("s", "And that?")
+    await world.send_message("s", "And that?")
     assert (await attending).state == "COMPLETED"
     assert [each.turn for each in (await story.receipt()).turns] == [1, 2]
-    assert "And that?" in story.model.asked[1].messages[-1].parts[0].text
+    assert "And that?" in story.model.requests[1].messages[-1].parts[0].text
 
 
 async def test_a_session_that_is_taken_up_twice_under_one_lease_writes_down_each_of_its_rests(world: World) -> None:
@@ -334,10 +334,10 @@ async def test_a_call_made_beside_a_session_that_is_taken_up_is_not_taken_for_on
         await running.wait_until_recovered()
         return (await running.call(Call("s.beside", "slow", b"{}"))).outcome
 
-    beside = asyncio.create_task(sense())
+    task = asyncio.create_task(sense())
     await world.advance(SECOND // 50)
     assert story.desk.together == 0
     await running.resume()
     await world.advance(2 * SECOND)
-    assert (await beside, story.desk.most_together) == ("ok", 1)
+    assert (await task, story.desk.most_together) == ("ok", 1)
     assert (await story.kinds()).count("call_settled") == 1

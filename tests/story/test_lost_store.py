@@ -33,7 +33,7 @@ from halter.guard.tool_door import Answer
 from halter.journal.open import open_store
 from halter.journal.postgres import PostgresEngine
 from halter.journal.store import JournalStore, StoreProblem
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.loop.session_runtime import SessionRuntime
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.agent_context import make_guard
@@ -71,8 +71,8 @@ class Server:
         self.in_tool: Callable[[], object] = lambda: None
 
     def kinds(self) -> Counter[str]:
-        place, _, schema = self.url.partition("?schema=")
-        with psycopg.connect(place) as server:
+        text, _, schema = self.url.partition("?schema=")
+        with psycopg.connect(text) as server:
             return Counter(kind for (kind,) in server.execute(f"SELECT kind FROM {schema}.events".encode()).fetchall())
 
     def worker(self, url: str, **options: Any) -> Guard:
@@ -93,7 +93,7 @@ class Server:
         """Nothing is wrong with the journal, nothing is held, and so much was spent."""
         clock = SystemClock()
         store = open_store(self.url, clock=clock, ids=SortableIds(clock.now))
-        assert (await verify(store)).findings == ()
+        assert (await verify_store(store)).findings == ()
         assert await store.ask(Query("holds", HoldRow)) == []
         budgets = await store.ask(Query("budgets", BudgetRow))
         assert {row.spent for row in budgets if row.unit == "usd" and row.scope.startswith("session:")} <= {spent, 0}
@@ -123,8 +123,8 @@ PHASES: list[tuple[str, When]] = [
 async def test_a_connection_that_is_lost_around_a_commit_costs_nothing_but_time(
     server: Server, cable: Cable, kind: str, when: When
 ) -> None:
-    there: list[int] = []
-    cable.on_cut = lambda: there.append(server.kinds()[kind])
+    numbers: list[int] = []
+    cable.on_cut = lambda: numbers.append(server.kinds()[kind])
     guard = server.worker(cable.url)
     async with guard:
         if kind == "call_settled":
@@ -133,7 +133,7 @@ async def test_a_connection_that_is_lost_around_a_commit_costs_nothing_but_time(
             cable.arm(kind.encode(), when)
         async with guard.session("send it") as session:
             answer = await session.call("send", text="hello")
-    assert there == [1 if when == "after" else 0]
+    assert numbers == [1 if when == "after" else 0]
     assert (answer.outcome, answer.text) == ("ok", "sent")
     assert server.done == {"send hello": 1}
     kinds = server.kinds()
@@ -155,17 +155,17 @@ async def test_who_is_cut_off_for_too_long_loses_its_session_and_what_it_began_i
 ) -> None:
     began = asyncio.Event()
     server.in_tool = lambda: (cable.unplug(), began.set())
-    cut_off, other = server.worker(cable.url, lease=1), server.worker(server.url, lease=1)
-    async with cut_off, other:
+    cut_off, guard = server.worker(cable.url, lease=1), server.worker(server.url, lease=1)
+    async with cut_off, guard:
         first = asyncio.create_task(sends(cut_off))
         await began.wait()
-        second = asyncio.create_task(sends(other, "again"))
-        (asked,) = await waiting(other)
-        assert (asked.about, asked.name) == ("unknown_call", "send")
+        second = asyncio.create_task(sends(guard, "again"))
+        (pending_decision,) = await waiting(guard)
+        assert (pending_decision.about, pending_decision.name) == ("unknown_call", "send")
         server.in_tool = cable.plug
-        await person(server, answer_decision(asked, "approve", "ada", "yes"))
+        await person(server, answer_decision(pending_decision, "approve", "ada", "yes"))
         assert (await second).outcome == "ok"
-        with pytest.raises(LeaseLost, match=r"Session s is no longer held by desk.* Nothing was written"):
+        with pytest.raises(LeaseLost, match=r"desk.* has lost the lease of session s.* Nothing was written"):
             await first
     assert server.done == {"send hello": 1, "send again": 1}
     kinds = server.kinds()
@@ -180,9 +180,9 @@ async def sends(guard: Guard, text: str = "hello") -> Answer:
 
 async def waiting(guard: Guard) -> Sequence[PendingDecision]:
     """Wait until a person is asked something."""
-    while not (asked := (await guard.report()).needs_you):
+    while not (pending_decisions := (await guard.report()).needs_you):
         pass
-    return asked
+    return pending_decisions
 
 
 async def person(server: Server, write: Write) -> None:
@@ -209,10 +209,10 @@ def says(url: str, *statements: str) -> None:
 async def test_a_server_that_is_read_only_for_a_while_is_waited_for_and_that_is_told(
     own_cluster: Cluster, tmp_path: Path
 ) -> None:
-    told: list[str] = []
+    texts: list[str] = []
 
     def tell(sentence: str) -> None:
-        told.append(sentence)
+        texts.append(sentence)
         says(own_cluster.url, "ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
 
     url = f"{own_cluster.url}?schema=demoted"
@@ -220,9 +220,9 @@ async def test_a_server_that_is_read_only_for_a_while_is_waited_for_and_that_is_
     demoted = ("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
     server.in_tool = lambda: says(own_cluster.url, *demoted)
     assert (await sends_one(server, tell)).outcome == "ok"
-    assert "can only be read" in told[0]
-    assert "name the primary server, or make the database writable" in told[0]
-    assert told[-1] == ""
+    assert "is read-only" in texts[0]
+    assert "use the address of the primary server, or make the database writable" in texts[0]
+    assert texts[-1] == ""
     assert server.done == {"send hello": 1}
     await server.demand_order(20_000)
 
@@ -239,14 +239,14 @@ async def test_a_server_whose_disk_is_full_is_waited_for_and_that_is_told(
     small_disk.change("size=4m")
     shutil.chown(small_disk.folder, "postgres", "postgres")
     small_disk.folder.chmod(0o700)
-    place, _, schema = empty_schema_url.partition("?schema=")
-    says(place, f"CREATE TABLESPACE {schema} LOCATION '{small_disk.folder}'")
+    output, _, schema = empty_schema_url.partition("?schema=")
+    says(output, f"CREATE TABLESPACE {schema} LOCATION '{small_disk.folder}'")
     url = f"{empty_schema_url}&options={quote(f'-cdefault_tablespace={schema}')}"
     server = Server(empty_schema_url, tmp_path)
-    told: list[str] = []
+    texts: list[str] = []
 
     def tell(sentence: str) -> None:
-        told.append(sentence)
+        texts.append(sentence)
         small_disk.change("size=64m")
 
     server.sent = os.urandom(1_000_000).hex()
@@ -255,11 +255,11 @@ async def test_a_server_whose_disk_is_full_is_waited_for_and_that_is_told(
     async with guard, guard.session("send it") as session:
         answer = await session.call("send", text="hello")
     assert (answer.outcome, answer.text) == ("ok", server.sent)
-    assert re.search(r"^The disk of PostgreSQL at .* is full. Nothing was written; free some space", told[0])
-    assert told[-1] == ""
+    assert re.search(r"^The disk of PostgreSQL at .* is full. Nothing was written. Free some space", texts[0])
+    assert texts[-1] == ""
     assert server.done == {"send hello": 1}
     await server.demand_order(20_000)
-    says(place, f"DROP SCHEMA {schema} CASCADE", f"DROP TABLESPACE {schema}")
+    says(output, f"DROP SCHEMA {schema} CASCADE", f"DROP TABLESPACE {schema}")
 
 
 async def test_a_server_that_goes_down_for_want_of_room_for_its_log_is_waited_for_until_somebody_starts_it(
@@ -270,7 +270,7 @@ async def test_a_server_that_goes_down_for_want_of_room_for_its_log_is_waited_fo
     cluster = Cluster(small_disk.folder / "cluster", {})
     cluster.start()
     server = Server(f"{cluster.url}?schema=down", tmp_path)
-    told: list[str] = []
+    texts: list[str] = []
 
     def fill() -> None:
         (small_disk.folder / "filler").write_bytes(b"x" * full(small_disk.folder))
@@ -279,17 +279,17 @@ async def test_a_server_that_goes_down_for_want_of_room_for_its_log_is_waited_fo
                 keeper.execute("SELECT pg_logical_emit_message(false, '', repeat('x', 1000000))")
 
     def tell(sentence: str) -> None:
-        if not told:
+        if not texts:
             (small_disk.folder / "filler").unlink()
             cluster.stop_hard()
             cluster.start()
-        told.append(sentence)
+        texts.append(sentence)
 
     server.in_tool = fill
     try:
         assert (await sends_one(server, tell)).outcome == "ok"
-        assert re.search(r"^PostgreSQL at .* tried again", told[0])
-        assert told[-1] == ""
+        assert re.search(r"PostgreSQL at .* retries", texts[0])
+        assert texts[-1] == ""
         assert server.done == {"send hello": 1}
         await server.demand_order(20_000)
     finally:
@@ -303,19 +303,19 @@ def full(folder: Path) -> int:
 
 
 async def test_rows_that_somebody_keeps_locked_are_waited_for_and_that_is_told(server: Server) -> None:
-    place, _, schema = server.url.partition("?schema=")
-    told: list[str] = []
-    with psycopg.connect(place) as keeper:
+    text, _, schema = server.url.partition("?schema=")
+    texts: list[str] = []
+    with psycopg.connect(text) as keeper:
 
         def tell(sentence: str) -> None:
-            told.append(sentence)
+            texts.append(sentence)
             keeper.rollback()
 
         server.in_tool = lambda: keeper.execute(f"SELECT * FROM {schema}.budgets FOR UPDATE".encode())
         assert (await called(server, tell)).outcome == "ok"
-    assert "have been locked by another process for too long" in told[0]
-    assert "look into pg_stat_activity" in told[0]
-    assert told[-1] == ""
+    assert "Another process has locked rows" in texts[0]
+    assert "look in pg_stat_activity" in texts[0]
+    assert texts[-1] == ""
     assert server.done == {"send hello": 1}
     await server.demand_order(20_000)
 
@@ -324,7 +324,7 @@ async def called(server: Server, tell: Callable[[str], None]) -> Answer:
     """Make one call in a process that does not wait for locks as long as others do."""
     clock = Impatient()
     ids = SortableIds(clock.now)
-    store = JournalStore(PostgresEngine(server.url, new_id=ids.make, patience="500ms"))
+    store = JournalStore(PostgresEngine(server.url, new_id=ids.make, lock_timeout="500ms"))
     settings = read_settings({}, server.home, server.url)
     app = Runtime(settings, clock, ids, store, cast("Any", None), Ledger(store, clock), {}, StoreProblem(tell))
     await store.commit(
@@ -332,9 +332,9 @@ async def called(server: Server, tell: Callable[[str], None]) -> Answer:
     )
     (lease,) = await store.claim(WorkerId("worker"), 1)
     policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk", "agent.yaml")))
-    standing = SessionContext("s", "desk", policy.phases[0], policy, str(policy.digest()))
+    session_context = SessionContext("s", "desk", policy.phases[0], policy, str(policy.digest()))
     doors = make_guard(app, policy, GivenSecrets({}))
-    running = SessionRuntime(app.patient(), clock, doors, lease, standing, {"send": tool(server.send, **SEND)})
+    running = SessionRuntime(app.patient(), clock, doors, lease, session_context, {"send": tool(server.send, **SEND)})
     answer = await running.call(Call("s.1", "send", b'{"text":"hello"}'))
     await running.end("COMPLETED", "completed")
     await store.close()

@@ -194,9 +194,13 @@ async def a_day(world: World, home: Path) -> None:
     # While a person is waited for, the sensors read on.
     assert {pulse[1] for pulse in fleet.pulses[before:]} == {"autonomy:sensor_updated"}
     assert len(fleet.pulses) - before == 29 * 2
-    (asked,) = await list_pending_decisions(world.journal)
-    assert (asked.name, asked.level, moment(asked.asked_at, NOON)) == ("place_order", "RESTRICTED", "04:00:00")
-    await world.journal.commit(answer_decision(asked, "approve", "ada", "yes"))
+    (pending_decision,) = await list_pending_decisions(world.journal)
+    assert (pending_decision.name, pending_decision.level, moment(pending_decision.asked_at, NOON)) == (
+        "place_order",
+        "RESTRICTED",
+        "04:00:00",
+    )
+    await world.journal.commit(answer_decision(pending_decision, "approve", "ada", "yes"))
     await world.advance(19 * HOUR + 30 * MINUTE)
     events = await fleet.events("desk-1")
     assert rhythm(events, NOON) == A_DAY.split("\n")[1:-1]
@@ -235,16 +239,16 @@ def assert_order(events: list[Stored]) -> None:
         if isinstance(stored.event, HotStateSeen)
     ]
     held = {turn: (values["positions"]["GLOBEX"], values["cash"]) for turn, values in seen}
-    paid = round(10_000 - held[5][1], 2)
-    assert 5 * 47 < paid < 5 * 49
-    assert held == {turn: (0, 10_000) if turn < 5 else (5, 10_000 - paid) for turn in range(1, 10)}
+    result = round(10_000 - held[5][1], 2)
+    assert 5 * 47 < result < 5 * 49
+    assert held == {turn: (0, 10_000) if turn < 5 else (5, 10_000 - result) for turn in range(1, 10)}
 
 
 async def assert_costs(world: World, events: list[Stored]) -> None:
     """Every micro-dollar has a purpose, in the receipt and in the log of what was spent."""
-    left = make_receipt(events)
-    assert left.spent_by_purpose_usd == {purpose: micros_to_usd(micros) for purpose, micros in SPENT.items()}
-    assert (left.cost_usd, left.overruns, left.in_doubt) == (micros_to_usd(sum(SPENT.values())), (), ())
+    receipt = make_receipt(events)
+    assert receipt.spent_by_purpose_usd == {purpose: micros_to_usd(micros) for purpose, micros in SPENT.items()}
+    assert (receipt.cost_usd, receipt.overruns, receipt.in_doubt) == (micros_to_usd(sum(SPENT.values())), (), ())
     # Two of the turn's spends are the attempts that no provider answered.
     assert set(await world.journal.ask(Query("spent_by_purpose", Spent, {"since": 0}))) == {
         Spent("turn", "scripted:script", 11, SPENT["turn"]),

@@ -27,7 +27,7 @@ from halter.redaction.redact import Redactor
 from halter.redaction.secrets import GivenSecrets
 from halter.testing.world import World
 from halter.tools.function_tool import tool
-from halter_drills.workload import begin_session, policy_of, standing_of
+from halter_drills.workload import begin_session, make_session_context, policy_of
 
 SECRET = 'Zq7"\\x8kP2vL9mT4/wR6yB3nD5hF1jG0sA' * 3
 POLICY = policy_of()
@@ -56,7 +56,7 @@ class Desk:
         redact = Redactor({"IT": SECRET}).redact
         self.world = world
         self.lease = lease
-        self.standing = standing_of(lease.session, POLICY)
+        self.standing = make_session_context(lease.session, POLICY)
         self.doors = GuardRuntime(world.store, world.clock, redact=redact, secrets=secrets, prices=Prices())
         self._numbers = itertools.count(1)
 
@@ -141,13 +141,13 @@ async def test_a_models_excuse_is_cut_only_after_its_secrets_are_gone(desk: Desk
 @pytest.mark.parametrize(("by", "runs"), [("ada", True), ("agent:desk", False), ("", False)])
 async def test_only_a_rule_that_a_person_made_answers_in_their_place(desk: Desk, by: str, *, runs: bool) -> None:
     await desk.call("write_file", path="notes")
-    (asked,) = await list_pending_decisions(desk.world.store)
+    (pending_decision,) = await list_pending_decisions(desk.world.store)
     rule = RuleMade(
         rule="r",
         tool="write_file",
         scope="fleet",
         owner="",
-        matcher=encode_matcher(SameArguments(asked.same)),
+        matcher=encode_matcher(SameArguments(pending_decision.same)),
         keys=("path",),
         by=by,
         expires_at=desk.world.now + HOUR,

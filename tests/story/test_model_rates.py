@@ -43,10 +43,10 @@ USED = Usage(input_tokens=100, output_tokens=20)
 class Process:
     """A process on the store of a world, with doors of its own."""
 
-    def __init__(self, world: World, rates: Mapping[str, RateLimit], more: str = "") -> None:
+    def __init__(self, world: World, rates: Mapping[str, RateLimit], text: str = "") -> None:
         self.world = world
         self.rates = rates
-        self.policy = policy(more)
+        self.policy = policy(text)
         prices = Prices({str(PAID): ONE, str(OTHER): ONE})
         self.doors = GuardRuntime(world.store, world.clock, redact=str, secrets=GivenSecrets({}), prices=prices)
 
@@ -54,10 +54,10 @@ class Process:
         event = SessionStarted(session=name, agent="desk", kind="task", started_by="ada")
         await self.world.store.commit(lifecycle.start_session(event))
         (lease,) = await self.world.store.claim(WorkerId("w"), 1, SessionId(name))
-        standing = SessionContext(
-            name, "desk", self.policy.phases[0], self.policy, str(self.policy.digest()), rates=self.rates
+        session_context = SessionContext(
+            name, "desk", self.policy.phases[0], self.policy, str(self.policy.digest()), rate_limits=self.rates
         )
-        return SessionRuntime(self.world.store, self.world.clock, self.doors, lease, standing, {})
+        return SessionRuntime(self.world.store, self.world.clock, self.doors, lease, session_context, {})
 
     def model(self, name: ModelName = PAID, usage: Usage = USED, takes: int = 0) -> Scripted:
         line = msgspec.structs.replace(say("Yes.", usage, takes=takes), repeat=True)
@@ -132,7 +132,7 @@ def test_who_is_late_waits_asleep_until_the_minute_is_over_and_spends_nothing_by
             "request_settled",
         ]
         (waits,) = [each.event for each in own if isinstance(each.event, GuardrailTriggered)]
-        assert waits.sentence == "It waits for the rate of test:paid until 00:01:00 UTC: 1 request a minute."
+        assert waits.sentence == "Waiting for the rate limit of test:paid until 00:01:00 UTC: 1 request a minute."
         assert (waits.guardrail, waits.until) == ("model_rate", VIRTUAL_START + MINUTE)
 
     live(story)
@@ -141,8 +141,8 @@ def test_who_is_late_waits_asleep_until_the_minute_is_over_and_spends_nothing_by
 def test_the_rate_of_a_provider_holds_beside_that_of_its_model(live: Live) -> None:
     async def story(world: World) -> None:
         process = Process(world, {str(PAID): RateLimit(requests=2), "test:*": RateLimit(requests=3)})
-        paid, other = [await process.session(name) for name in ("paid", "other")]
-        await asyncio.gather(asks(paid, process.model(), 6), asks(other, process.model(OTHER), 6))
+        session_runtime, other = [await process.session(name) for name in ("paid", "other")]
+        await asyncio.gather(asks(session_runtime, process.model(), 6), asks(other, process.model(OTHER), 6))
         together = await begun(world)
         assert max((await begun(world, PAID)).values()) <= 2
         assert [together[minute] for minute in range(4)] == [3, 3, 3, 3]
@@ -153,8 +153,8 @@ def test_the_rate_of_a_provider_holds_beside_that_of_its_model(live: Live) -> No
 def test_another_model_is_asked_while_one_is_waited_for(live: Live) -> None:
     async def story(world: World) -> None:
         process = Process(world, {str(PAID): RateLimit(requests=1)})
-        paid, other = [await process.session(name) for name in ("paid", "other")]
-        await asyncio.gather(asks(paid, process.model(), 3), asks(other, process.model(OTHER), 9))
+        session_runtime, other = [await process.session(name) for name in ("paid", "other")]
+        await asyncio.gather(asks(session_runtime, process.model(), 3), asks(other, process.model(OTHER), 9))
         assert await begun(world, PAID) == {0: 1, 1: 1, 2: 1}
         assert await begun(world, OTHER) == {0: 9}
 
@@ -166,9 +166,9 @@ def test_tokens_that_were_held_and_not_used_are_there_for_others_in_the_same_min
         process = Process(world, {str(PAID): RateLimit(tokens=3000)}, "limits: {max_cost_usd: none}\n")
         sessions = [await process.session(f"s{number}") for number in range(10)]
         await asyncio.gather(*(asks(each, process.model(takes=SECOND), 4) for each in sessions))
-        made = await begun(world)
+        counts = await begun(world)
         # Two can be held at once; of each, 120 tokens are used, and what is left must still hold the bound of another.
-        assert made == {0: 17, 1: 17, 2: 6}
+        assert counts == {0: 17, 1: 17, 2: 6}
 
     live(story)
 
@@ -179,14 +179,14 @@ def test_a_minute_is_never_promised_more_tokens_than_it_has(live: Live) -> None:
         sessions = [await process.session(f"s{number}") for number in range(5)]
         used = Usage(input_tokens=5, output_tokens=MOST)
         await asyncio.gather(*(asks(each, process.model(usage=used, takes=SECOND), 2) for each in sessions))
-        spent = Counter[str]()
+        counts = Counter[str]()
         starts = {e.event.request: e.event for e in await events(world) if isinstance(e.event, RequestStarted)}
         for each in await events(world):
             if isinstance(each.event, RequestSettled) and each.event.charge is not None:
                 window = starts[each.event.request].legs[-1].window
-                spent[window] += each.event.charge.tokens
-        assert len(spent) == 5
-        assert max(spent.values()) <= 3000
+                counts[window] += each.event.charge.tokens
+        assert len(counts) == 5
+        assert max(counts.values()) <= 3000
 
     live(story)
 
@@ -202,7 +202,7 @@ def test_a_request_that_is_larger_than_a_minute_is_let_through_alone(live: Live)
         assert world.now == VIRTUAL_START + MINUTE
         (row,) = await rated(world)
         assert (row.spent, row.held, row.overrun) == (1200, 0, 700)
-        assert not any(stored.kind == "overrun_incurred" for stored in await events(world))
+        assert not any(event.kind == "overrun_incurred" for event in await events(world))
         (answer,) = await asks(last, process.model(), most=200)
         assert (isinstance(answer, AnsweredRequest), world.now) == (True, VIRTUAL_START + 2 * MINUTE)
 
@@ -230,7 +230,7 @@ def test_a_word_that_reaches_a_session_does_not_make_it_ask_too_early(live: Live
         running = await process.session("s")
         asking = asyncio.create_task(asks(running, process.model(), 2))
         await world.advance(5 * SECOND)
-        await world.say("s", "Are you there?")
+        await world.send_message("s", "Are you there?")
         await asking
         assert await begun(world) == {0: 1, 1: 1}
         assert world.now == VIRTUAL_START + MINUTE
@@ -240,8 +240,8 @@ def test_a_word_that_reaches_a_session_does_not_make_it_ask_too_early(live: Live
 
 def test_money_is_counted_to_the_last_bit_where_a_rate_is_waited_for(live: Live) -> None:
     async def story(world: World) -> None:
-        more = "limits: {max_cost_usd_per_day: 0.005, max_cost_usd: none, on_cap: stop}\n"
-        process = Process(world, {str(PAID): RateLimit(requests=2)}, more)
+        text = "limits: {max_cost_usd_per_day: 0.005, max_cost_usd: none, on_cap: stop}\n"
+        process = Process(world, {str(PAID): RateLimit(requests=2)}, text)
         sessions = [await process.session(f"s{number}") for number in range(4)]
         assert process.policy.caps.agent == (Cap(5000, "day"),)
         used = Usage(input_tokens=5, output_tokens=700)
@@ -295,11 +295,11 @@ def test_a_receipt_tells_of_a_long_wait_in_one_line(live: Live) -> None:
         greedy, patient = [await process.session(name) for name in ("greedy", "patient")]
         first = asyncio.create_task(asks(greedy, process.model(), 6))
         await asyncio.gather(first, asks(patient, process.model()))
-        told = make_receipt(await world.events(session_stream("greedy"))).guardrails
+        guardrail_lines = make_receipt(await world.events(session_stream("greedy"))).guardrails
         waits = [e for e in await world.events(session_stream("greedy")) if isinstance(e.event, SessionParked)]
         assert len(waits) >= 5
-        (line,) = told
-        assert line.sentence.startswith("It waits for the rate of test:paid until 00:0")
+        (line,) = guardrail_lines
+        assert line.sentence.startswith("Waiting for the rate limit of test:paid until 00:0")
         assert (line.guardrail, line.times) == ("model_rate", len(waits))
         assert (line.at, line.until) == (waits[0].at, waits[-1].at - waits[-1].at % MINUTE + MINUTE)
 

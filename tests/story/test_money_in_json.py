@@ -16,7 +16,7 @@ from halter.cli.commands import load_all_commands
 from halter.core.events import EVENTS_BY_KIND
 from halter.core.money import format_usd, micros_to_usd
 from halter.core.public_json import encode_public_json
-from halter.demo.night import Night
+from halter.demo.incidents import Night
 from halter.runtime.guard_api import GuardSummary as GuardReport
 from halter.server.api import DO, READ
 from halter.tasks.result import Result as RunResult
@@ -156,32 +156,32 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
 def test_no_command_prints_micro_dollars(halter: Halter, tmp_path: Path) -> None:
     ran = parsed(halter("run", "~/desk", "Send it.", "--json").stdout)
     assert ran["cost_usd"] == Decimal("0.001234")
-    answered, typed = 0, words_for(ran["session"])
-    assert {*typed} == {*with_json(load_all_commands())} - GO_ON - SLOW
-    for path in typed:
-        answer = halter(*path, *typed[path], "--json")
+    text, values = 0, words_for(ran["session"])
+    assert {*values} == {*with_json(load_all_commands())} - GO_ON - SLOW
+    for path in values:
+        answer = halter(*path, *values[path], "--json")
         assert "Traceback" not in answer.output, path
         if answer.stdout:
             refuse_micros(parsed(answer.stdout), path)
-            answered += 1
-    assert answered >= 29
+            text += 1
+    assert text >= 29
     refuse_micros(parsed((tmp_path / "export.jsonl").read_text()), "export")
 
 
 def test_commands_say_exactly_what_was_spent(halter: Halter) -> None:
     session = parsed(halter("run", "~/desk", "Send it.", "--json").stdout)["session"]
-    spent = Decimal("0.001234")
-    made = parsed(halter("receipt", session, "--json").stdout)
-    assert [made["cost_usd"], made["spent_by_purpose_usd"]["turn"], made["calls"][0]["cost_usd"]] == [spent] * 3
+    amount = Decimal("0.001234")
+    result = parsed(halter("receipt", session, "--json").stdout)
+    assert [result["cost_usd"], result["spent_by_purpose_usd"]["turn"], result["calls"][0]["cost_usd"]] == [amount] * 3
     told = parsed(halter("report", "--json").stdout)
-    assert [told["spent_usd"], told["spent_by_purpose_usd"]["turn"], told["agents"][0]["spent_usd"]] == [spent] * 3
+    assert [told["spent_usd"], told["spent_by_purpose_usd"]["turn"], told["agents"][0]["spent_usd"]] == [amount] * 3
     caps = {cap["scope"]: (cap["cap_usd"], cap["spent_usd"]) for cap in told["caps"]}
-    assert caps["agent:desk"] == (Decimal("2.345678"), spent)
+    assert caps["agent:desk"] == (Decimal("2.345678"), amount)
     budgets = parsed(halter("budget", "--json").stdout)
     own = next(row for row in budgets["budgets"] if row["scope"] == "agent:desk")
-    assert (own["unit"], own["cap"], own["spent"], own["held"]) == ("usd", Decimal("2.345678"), spent, 0)
-    assert budgets["last_day"][0]["spent_usd"] == spent
-    assert [row["cost_usd"] for row in parsed(halter("audit", "--json").stdout)] == [spent]
+    assert (own["unit"], own["cap"], own["spent"], own["held"]) == ("usd", Decimal("2.345678"), amount, 0)
+    assert budgets["last_day"][0]["spent_usd"] == amount
+    assert [row["cost_usd"] for row in parsed(halter("audit", "--json").stdout)] == [amount]
     raised = parsed(halter("budget", "raise", "agent:desk", "3.456789", "--json").stdout)
     assert (raised["cap_usd"], raised["by"]) == (Decimal("3.456789"), "ada")
     lowered = parsed(halter("budget", "lower", "agent:desk", "0.001", "--json").stdout)
@@ -196,17 +196,17 @@ async def test_programs_are_told_dollars_by_the_guard_and_its_receipts() -> None
 
     async with Guard("memory:", agent="desk", tools=[send], max_cost_usd=0.5) as guard:
         answer = await guard.call(send)
-        told, (made,) = await guard.report(), await guard.receipts()
-    spent = Decimal("0.001234")
-    assert (answer.cost_usd, made.cost_usd, told.cost_usd, told.cost_by_name_usd) == (
-        spent,
-        spent,
-        spent,
-        {"send": spent},
+        guard_summary, (receipt,) = await guard.report(), await guard.receipts()
+    amount = Decimal("0.001234")
+    assert (answer.cost_usd, receipt.cost_usd, guard_summary.cost_usd, guard_summary.cost_by_name_usd) == (
+        amount,
+        amount,
+        amount,
+        {"send": amount},
     )
-    assert (made.held_usd, made.calls[0].held_usd) == (Decimal("0.002"), Decimal("0.002"))
-    own = next(row for row in told.budgets if row.scope.startswith("session:"))
-    assert (own.cap, own.spent) == (Decimal("0.5"), spent)
+    assert (receipt.held_usd, receipt.calls[0].held_usd) == (Decimal("0.002"), Decimal("0.002"))
+    budget = next(row for row in guard_summary.budgets if row.scope.startswith("session:"))
+    assert (budget.cap, budget.spent) == (Decimal("0.5"), amount)
 
 
 def types_within(kind: Any, known: set[type]) -> Iterator[type[msgspec.Struct]]:

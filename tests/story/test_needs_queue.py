@@ -31,12 +31,12 @@ from halter.core.vocabulary import DecisionKind, SessionKind
 from halter.guard.approvals import Question, ask_question
 from halter.guard.halts import halt, switch_on
 from halter.guard.ledger import ActualResult
-from halter.operations.desk import Actor, Principal
+from halter.operations.actor import Actor, Principal
 from halter.operations.queries import read_needs, report
 from halter.operations.registry import show_home as read_home
 from halter.operations.report import ReportMessage, queue_report
-from halter.operations.status import status
-from halter.runtime.front_door import describe_needs
+from halter.operations.status import read_status
+from halter.runtime.message_router import describe_needs
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import read_settings
 from halter.state import lifecycle
@@ -53,8 +53,8 @@ async def happens(app: Runtime, stream: StreamId, *events: AnyEvent, lease: Leas
 
 
 async def begun(app: Runtime, kind: SessionKind = "task", **more: Any) -> Lease:
-    started = SessionStarted(session="shop-1", agent="shop", kind=kind, started_by="ada", **more)
-    await app.store.commit(lifecycle.start_session(started))
+    event = SessionStarted(session="shop-1", agent="shop", kind=kind, started_by="ada", **more)
+    await app.store.commit(lifecycle.start_session(event))
     (lease,) = await app.store.claim(WorkerId("w"), 1, SessionId("shop-1"))
     return lease
 
@@ -63,19 +63,19 @@ async def parks(app: Runtime, lease: Lease, **how: Any) -> None:
     await app.store.commit(lifecycle.park_session(lease, "parked", SessionParked(**how)))
 
 
-def decides(about: DecisionKind, kind: SessionKind | None = "task") -> Callable[[Runtime], Awaitable[None]]:
+def decides(decision_kind: DecisionKind, kind: SessionKind | None = "task") -> Callable[[Runtime], Awaitable[None]]:
     """A question of a session of that kind, or of none."""
 
     async def asks(app: Runtime) -> None:
         lease = None if kind is None else await begun(app, kind)
         question = Question(
             decision="d1",
-            about=about,
+            about=decision_kind,
             subject="c",
             name="send",
             digest="x",
             expires_in=DAY,
-            shown='send {"to":"bob"}',
+            display_text='send {"to":"bob"}',
             agent="shop",
         )
         assert (await app.store.commit(ask_question(question, lease))).events
@@ -88,8 +88,8 @@ def questions(kind: SessionKind, **more: Any) -> Callable[[Runtime], Awaitable[N
 
     async def asks(app: Runtime) -> None:
         lease = await begun(app, kind, **more)
-        started = CallStarted(call="shop-1.1", tool="ask_user")
-        write = Write(session_stream("shop-1"), "c", lambda _: [Draft(started, b'{"question":"Which?"}')], (), lease)
+        event = CallStarted(call="shop-1.1", tool="ask_user")
+        write = Write(session_stream("shop-1"), "c", lambda _: [Draft(event, b'{"question":"Which?"}')], (), lease)
         await app.store.commit(write)
         await parks(app, lease, state="WAITING_FOR_INPUT")
 
@@ -127,8 +127,8 @@ async def halted(app: Runtime) -> None:
 
 async def host_away(app: Runtime) -> None:
     await app.store.commit(switch_on("shop", "ada", "on"))
-    about = WorkerInfo(kind="up", host="box", pid=42, started_at=app.clock.now() - HOUR, agents={"shop": "v1"})
-    await app.store.beat(WorkerId("w1"), about=about.said())
+    worker_info = WorkerInfo(kind="up", host="box", pid=42, started_at=app.clock.now() - HOUR, agents={"shop": "v1"})
+    await app.store.beat(WorkerId("w1"), about=worker_info.encode())
 
 
 async def undelivered(app: Runtime) -> None:
@@ -148,8 +148,8 @@ async def near_cap(app: Runtime) -> None:
 
 
 async def finding(app: Runtime) -> None:
-    found = FindingEmitted(finding="f1", agent="shop", severity="high", support="unquoted")
-    await happens(app, session_stream("shop-1"), found, lease=await begun(app))
+    event = FindingEmitted(finding="f1", agent="shop", severity="high", support="unquoted")
+    await happens(app, session_stream("shop-1"), event, lease=await begun(app))
 
 
 WAITING: dict[str, tuple[Callable[[Runtime], Awaitable[None]], str]] = {
@@ -157,23 +157,23 @@ WAITING: dict[str, tuple[Callable[[Runtime], Awaitable[None]], str]] = {
     "a question of the brake in a hooked session": (decides("approval", "hooked"), "shop wants to send to bob."),
     "a cap of a proxied session": (decides("cap_raise", "proxied"), "shop needs more money for send"),
     "a cap": (decides("cap_raise"), "shop needs more money for send"),
-    "an unknown call": (decides("unknown_call"), "shop began to send to bob, and it is unknown whether that was done."),
-    "a changed tool": (decides("changed_tool", None), "shop may not use send"),
-    "a changed server": (decides("changed_server", None), "shop may not use some tools of the server send"),
-    "a schedule": (decides("schedule"), "shop wants to do this by itself"),
+    "an unknown call": (decides("unknown_call"), "shop started to send to bob, and the outcome is unknown."),
+    "a changed tool": (decides("changed_tool", None), "shop cannot use send"),
+    "a changed server": (decides("changed_server", None), "shop cannot use some tools of the server send"),
+    "a schedule": (decides("schedule"), "shop wants to schedule a task"),
     "a proposal": (decides("proposal", None), "shop wants a send to be kept"),
     "a question of an agent": (questions("autonomous"), "shop asks: Which?"),
     "a question of a triggered task": (questions("task", trigger=TRIGGER), "shop asks: Which?"),
     "a question of a task that a program or a person began": (questions("task"), "shop asks: Which?"),
     "a paused agent": (paused, "shop is paused in session shop-1."),
-    "an agent whose key is wrong": (cannot_think, "shop-1 cannot think, and waits for you: 401: wrong key"),
+    "an agent whose key is wrong": (cannot_think, "shop-1 cannot use its model: 401: wrong key"),
     "an agent that stopped": (stopped, "shop has stopped: shop-1 ended ERROR (model error)."),
-    "a document": (document, "shop/papers leaves a document to you: invoice-4.txt."),
-    "a halt": (halted, "agent:shop was halted by ada: nothing acts there."),
-    "a host that went away": (host_away, "halter up 42 on box went away without a word"),
-    "a notice that could not be sent": (undelivered, "shop: could not send over mail: No route."),
+    "a document": (document, "shop/papers quarantined a document: invoice-4.txt."),
+    "a halt": (halted, "agent:shop was halted by ada; nothing runs there."),
+    "a host that went away": (host_away, "halter up 42 on box stopped sending heartbeats"),
+    "a notice that could not be sent": (undelivered, "shop could not send a notification over mail: No route."),
     "a cap that is near": (near_cap, "90 % of the cap of agent:shop"),
-    "a finding": (finding, "1 finding waits to be kept or dismissed."),
+    "a finding": (finding, "1 finding waits to be accepted or dismissed."),
 }
 
 
@@ -200,7 +200,7 @@ async def look(app: Runtime) -> dict[str, list[str]]:
     return {
         "api": [need.sentence for need in await read_needs(desk)],
         "home": [need.sentence for need in (await read_home(desk)).needs_you],
-        "status": [need.sentence for need in (await status(desk)).needs_you],
+        "status": [need.sentence for need in (await read_status(desk)).needs_you],
         "report": list((await report(desk)).needs_you),
         "chat": (await describe_needs(app.store, app.clock.now())).splitlines(),
     }
@@ -214,7 +214,7 @@ def test_what_waits_for_a_person_is_on_every_face(tmp_path: Path, kind: str) -> 
     store.does(happen)
     faces = store.does(look)
     faces["inbox"] = [need["sentence"] for need in json.loads(store.types("inbox", "--json").stdout)]
-    missing = [face for face, said in faces.items() if not any(sentence in line for line in said)]
+    missing = [face for face, result in faces.items() if not any(sentence in line for line in result)]
     assert (missing, len(faces["inbox"])) == ([], 1), faces
     assert store.types("inbox", "--check").exit_code == 1
 
@@ -227,7 +227,7 @@ def test_a_chat_that_waits_for_its_next_line_needs_no_person(tmp_path: Path) -> 
 
     store.does(rests)
     faces = store.does(look)
-    assert {face: said for face, said in faces.items() if said} == {"chat": ["Nothing needs you."]}
+    assert {face: result for face, result in faces.items() if result} == {"chat": ["Nothing needs you."]}
     assert store.types("inbox", "--check").exit_code == 0
 
 

@@ -19,7 +19,7 @@ from halter.core.errors import ConfigError
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
-from halter.demo.place import (
+from halter.demo.folder import (
     AGENT,
     FILES,
     LEFTOVER,
@@ -66,25 +66,25 @@ class Demo:
         settings = self.place.settings("ada")
         world, policy = self.world, use_local_policy(settings)
         app = Runtime(settings, world.clock, world.ids, store, cast("Any", None), world.ledger, {}, policy=policy)
-        up = Supervisor(
+        supervisor = Supervisor(
             app,
             lambda _, sentence: self.told.append(sentence),
             rng=random.Random(self.world.seed),
             mode=mode_of(self.world),
         )
-        around = Scenery(self.place.agent, self.world.clock).around
-        await around(lambda: up.run([self.place.agent]))
+        around = Scenery(self.place.agent, self.world.clock).run_with
+        await around(lambda: supervisor.run([self.place.agent]))
 
     async def events(self) -> list[Stored]:
         return await self.world.events(session_stream(SESSION))
 
     async def rhythm(self) -> list[str]:
-        return [said.partition(" ")[2].partition(" until")[0] for said in rhythm(await self.events())]
+        return [text.partition(" ")[2].partition(" until")[0] for text in rhythm(await self.events())]
 
     async def answer(self, verdict: str) -> None:
-        (asked,) = await list_pending_decisions(self.world.journal)
-        assert (asked.name, asked.level) == ("delete_file", "RESTRICTED")
-        await self.world.journal.commit(answer_decision(asked, cast("Any", verdict), "ada", "answered"))
+        (pending_decision,) = await list_pending_decisions(self.world.journal)
+        assert (pending_decision.name, pending_decision.level) == ("delete_file", "RESTRICTED")
+        await self.world.journal.commit(answer_decision(pending_decision, cast("Any", verdict), "ada", "answered"))
 
     @property
     def leftover(self) -> Path:
@@ -110,9 +110,9 @@ async def test_within_a_minute_there_is_a_signal_a_sleep_a_wake_and_a_decision(w
 
 
 async def test_approving_deletes_exactly_the_file_that_was_asked_about(world: World, demo: Demo) -> None:
-    other = demo.leftover.with_name("older.tmp")
-    other.write_text("also old")
-    os.utime(other, (0, 0))
+    path = demo.leftover.with_name("older.tmp")
+    path.write_text("also old")
+    os.utime(path, (0, 0))
     (demo.leftover.with_name("new.tmp")).write_text("new")
     demo.start()
     await world.advance(MINUTE)
@@ -130,7 +130,7 @@ async def test_a_no_leaves_the_file_where_it_is_and_the_agent_goes_on_watching(w
     await world.advance(SERVICE_ROUND)
     assert demo.leftover.exists()
     assert await list_pending_decisions(world.journal) == []
-    findings = [stored for stored in await demo.events() if stored.kind == "finding_emitted"]
+    findings = [event for event in await demo.events() if event.kind == "finding_emitted"]
     assert len(findings) == 2
 
 
@@ -138,11 +138,17 @@ async def test_a_no_leaves_the_file_where_it_is_and_the_agent_goes_on_watching(w
 async def test_who_is_not_answered_asks_whoever_comes_later_but_not_all_night(world: World, demo: Demo) -> None:
     demo.start()
     await world.advance(9 * MINUTE)
-    assert [one.expires_at > world.now for one in await list_pending_decisions(world.journal)] == [False, True]
-    assert [stored.kind for stored in await demo.events()].count("decision_asked") == 2
+    assert [
+        pending_decision.expires_at > world.now for pending_decision in await list_pending_decisions(world.journal)
+    ] == [False, True]
+    assert [event.kind for event in await demo.events()].count("decision_asked") == 2
     await world.advance((MAX_LEFTOVERS + 2) * LEFTOVER_INTERVAL)
-    assert not [one for one in await list_pending_decisions(world.journal) if one.expires_at > world.now]
-    assert [stored.kind for stored in await demo.events()].count("decision_asked") == MAX_LEFTOVERS
+    assert not [
+        pending_decision
+        for pending_decision in await list_pending_decisions(world.journal)
+        if pending_decision.expires_at > world.now
+    ]
+    assert [event.kind for event in await demo.events()].count("decision_asked") == MAX_LEFTOVERS
     assert (await demo.rhythm())[-1] == "SLEEPING"
 
 
@@ -205,7 +211,7 @@ def test_with_a_key_in_the_environment_that_providers_model_thinks(world: World,
     furnished = demo.furnish(model)
     assert thinks(demo.place.agent) == (model, ("reflex:rules",))
     assert furnished.changed == []
-    assert f"It thinks with {model}, whose key is in your environment." in describe_demo(demo.place, model, furnished)
+    assert f"It decides with {model}, whose key is in your environment." in describe_demo(demo.place, model, furnished)
     demo.furnish(RULES_MODEL)
     assert thinks(demo.place.agent) == ("reflex:rules", ())
 
@@ -233,7 +239,7 @@ def test_what_a_person_changed_is_kept_and_what_they_did_not_is_renewed(demo: De
     agent.unlink()
     furnished = demo.furnish()
     assert furnished.changed == ["rules.yaml"]
-    assert furnished.told[0] == "You changed its rules.yaml, which is used as it is."
+    assert furnished.notes[0] == "Using your changed rules.yaml."
     assert rules.read_text().endswith("# mine\n")
     assert agent.exists()
 
@@ -249,10 +255,10 @@ def test_changed_or_added_code_is_not_trusted_until_a_person_says_so(demo: Demo,
     (demo.place.agent / plant).parent.mkdir(exist_ok=True)
     with (demo.place.agent / plant).open("a") as file:
         file.write("# planted\n")
-    with pytest.raises(ConfigError, match=r"is not what came with Halter\. Look through it, then run: HALTER_TRUST="):
+    with pytest.raises(ConfigError, match=r"differs from the shipped code\. Review it, then run: HALTER_TRUST="):
         demo.furnish()
     TrustFile(demo.place.root / "trust.json").trust(demo.place.agent, digest_folder(demo.place.agent), "ada", 0)
-    assert demo.furnish().told[-1] == "Its code is not what came with Halter, and you trusted it."
+    assert demo.furnish().notes[-1] == "Its code differs from the shipped code; you trusted it."
 
 
 def test_nobody_else_can_look_into_the_demos_folder(demo: Demo) -> None:
@@ -268,13 +274,13 @@ def test_the_demo_lives_beside_the_usual_store_whichever_store_is_set(tmp_path: 
     for path in (Path(settings.store), settings.checkpoints, settings.signing_key, settings.trust):
         assert path is not None
         assert path.is_relative_to(usual)
-    with pytest.raises(ConfigError, match="set HOME, or XDG_STATE_HOME"):
+    with pytest.raises(ConfigError, match="Set HOME or XDG_STATE_HOME"):
         find_demo_folder({}, None)
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"which cannot be written \(Not a directory\): set XDG_STATE_HOME"):
+    with pytest.raises(ConfigError, match=r"\(Not a directory\)\. Set XDG_STATE_HOME"):
         lay_out_files(DemoFolder(tmp_path / "file" / "halter" / "demo"), RULES_MODEL, "ada", 0)
 
 
@@ -287,7 +293,7 @@ def test_the_service_is_up_at_first_and_goes_down_and_comes_back_within_the_firs
 
 async def test_an_agent_that_cannot_run_is_a_sentence_and_no_breakdown(world: World, demo: Demo) -> None:
     (demo.place.agent / "agent.yaml").write_text("name: night-watch\nmodle: reflex\n")
-    with pytest.raises(ConfigError, match="There is no agent that could run"):
+    with pytest.raises(ConfigError, match="No agent can run"):
         await demo.process()
     assert any("`modle` is not a key" in sentence for sentence in demo.told)
 

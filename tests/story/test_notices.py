@@ -9,11 +9,11 @@ from halter.core.events import ItemReleased, NotificationQueued
 from halter.core.ids import OUTBOX
 from halter.core.ports import Query, parse_notification, read_body
 from halter.core.rows import ItemRow, NotificationRow
+from halter.operations.actor import Actor, Principal
 from halter.operations.control import send_message
-from halter.operations.desk import Actor, Principal
 from halter.operations.queries import read_needs
 from halter.runtime.supervisor import turn_off
-from halter.runtime.triggers import record_trigger_events
+from halter.runtime.trigger_runner import record_trigger_events
 from halter.testing.world import World
 from tests.story.autonomous import CALM
 
@@ -142,7 +142,7 @@ async def test_a_document_that_cannot_be_read_is_told_of_and_the_watch_lives_on(
     (folder / "inbox" / "empty.txt").write_bytes(b"")
     fleet.start(folder)
     await world.advance(MINUTE)
-    assert await told(world) == [("in_app", "desk: a document is left to you (empty.txt)")]
+    assert await told(world) == [("in_app", "desk: a document was quarantined (empty.txt)")]
     (folder / "inbox" / "fine.txt").write_text("Hello.")
     await world.advance(MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["COMPLETED"]
@@ -158,8 +158,8 @@ async def test_what_an_agents_file_does_not_want_to_be_told_is_not_told(world: W
 @CALM
 async def test_a_document_that_is_left_to_people_once_more_is_told_of_once_more(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
-    more = DESK.replace("schedules: [{name: hourly, every: 1h", "watches: [{name: inbox, path: inbox, max_attempts: 1")
-    folder = fleet.agent("desk", f"{more}notify: {{on: [quarantined]}}\n", replies_yaml=FAILS)
+    text = DESK.replace("schedules: [{name: hourly, every: 1h", "watches: [{name: inbox, path: inbox, max_attempts: 1")
+    folder = fleet.agent("desk", f"{text}notify: {{on: [quarantined]}}\n", replies_yaml=FAILS)
     (folder / "inbox").mkdir()
     (folder / "inbox" / "a.txt").write_text("Hello.")
     fleet.start(folder)
@@ -170,4 +170,4 @@ async def test_a_document_that_is_left_to_people_once_more_is_told_of_once_more(
         record_trigger_events("desk/inbox", "again", ItemReleased(trigger="desk/inbox", item=item.item, by="ada"))
     )
     await world.advance(2 * HOUR)
-    assert await told(world) == 2 * [("in_app", "desk: a document is left to you (a.txt)")]
+    assert await told(world) == 2 * [("in_app", "desk: a document was quarantined (a.txt)")]

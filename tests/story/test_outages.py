@@ -18,8 +18,8 @@ from halter.core.tools import Permit
 from halter.core.usage import Usage
 from halter.guard.halts import halt, resume
 from halter.models.scripted import Scripted, ScriptLine, call, say
+from halter.operations.actor import Actor, Principal
 from halter.operations.decisions import read_inbox
-from halter.operations.desk import Actor, Principal
 from halter.operations.queries import report
 from halter.runtime.supervisor import turn_off, turn_on
 from halter.state.lifecycle import post_message
@@ -80,10 +80,10 @@ class Weather(Scripted):
 class Stormy:
     """An agent that naps for ten minutes at a time, and its weather."""
 
-    def __init__(self, world: World, home: Path, more: str = "", tools: str = "") -> None:
+    def __init__(self, world: World, home: Path, text: str = "", tools: str = "") -> None:
         self.world = world
         self.fleet = Fleet(world, home, PRICED)
-        self.folder = self.fleet.agent("watcher", WATCH + more, tools, script_yaml="- {text: unused}\n")
+        self.folder = self.fleet.agent("watcher", WATCH + text, tools, script_yaml="- {text: unused}\n")
         self.weather = Weather(world)
 
     def start(self) -> None:
@@ -99,9 +99,9 @@ class Stormy:
     async def needs(self) -> list[str]:
         """What the inbox and the report show, which is the same."""
         desk = Actor(self.fleet.app, Principal("ada"))
-        found = await read_inbox(desk)
-        assert found.decisions == []
-        lines = [need.line for need in found.needs]
+        inbox = await read_inbox(desk)
+        assert inbox.decisions == []
+        lines = [need.line for need in inbox.needs]
         assert list((await report(desk)).needs_you) == lines
         return lines
 
@@ -119,7 +119,7 @@ def stormy(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Stor
     return Stormy(world, tmp_path, *((SENSES, TICKS) if request.param == "with sensors" else ()))
 
 
-BEGAN, OVER = "watcher: no model answers", "watcher: waits for its model no longer"
+BEGAN, OVER = "watcher: no model answers", "watcher: the wait for its model has ended"
 
 
 @CALM
@@ -168,7 +168,7 @@ async def test_the_turn_that_waited_is_the_one_that_goes_on(world: World, tmp_pa
     await world.advance(3 * HOUR)
     turns = [stored for stored in await stormy.fleet.events("watcher-1") if isinstance(stored.event, TurnStarted)]
     assert len(turns) == len(stormy.weather.answered)
-    assert "cannot reach" not in str(stormy.weather.asked[-1].messages)
+    assert "cannot reach" not in str(stormy.weather.requests[-1].messages)
 
 
 async def test_a_crash_in_the_middle_of_an_outage_keeps_its_backoff(stormy: Stormy, world: World) -> None:
@@ -225,7 +225,7 @@ async def test_a_message_is_a_reason_to_try_again(stormy: Stormy, world: World) 
     await world.advance(SECOND)
     assert len(stormy.weather.tried) == before + 1
     await world.advance(30 * MINUTE)
-    assert "Are you there?" in str(stormy.weather.asked[-1].messages)
+    assert "Are you there?" in str(stormy.weather.requests[-1].messages)
 
 
 @CALM
@@ -238,9 +238,9 @@ async def test_what_came_during_an_outage_is_heard_right_after_the_turn_that_wai
     await world.advance(50 * MINUTE)
     await world.journal.commit(post_message("watcher-1", "m", b"Are you there?", "ada"))
     await world.advance(2 * HOUR)
-    heard = ["Are you there?" in str(prompt.messages) for prompt in stormy.weather.asked[:2]]
+    results = ["Are you there?" in str(prompt.messages) for prompt in stormy.weather.requests[:2]]
     waited, next_turn = stormy.weather.answered[:2]
-    assert heard == [False, True]
+    assert results == [False, True]
     assert next_turn - waited < MINUTE
 
 
@@ -267,7 +267,7 @@ async def test_a_wrong_key_waits_for_a_person_and_the_next_start_tries_it(stormy
     row = await stormy.outage()
     assert (row.trouble, row.sentence, row.ended_at) == ("needs_person", str(WRONG_KEY), None)
     (need,) = await stormy.needs()
-    assert need.startswith(f"watcher-1 cannot think, and waits for you: {WRONG_KEY} Mend the provider's key")
+    assert need.startswith(f"watcher-1 cannot use its model: {WRONG_KEY} Fix the API key")
     await world.restart()
     stormy.weather.storm = None
     stormy.start()
@@ -339,7 +339,7 @@ async def test_a_document_waits_through_an_outage_and_is_then_worked_on(world: W
     await world.advance(40 * MINUTE)
     assert await office.states() == {"COMPLETED": 3}
     assert [item.attempts for item in await items(world)] == [1] * 3
-    assert await subjects(world) == ["clerk: no model answers", "clerk: waits for its model no longer"]
+    assert await subjects(world) == ["clerk: no model answers", "clerk: the wait for its model has ended"]
 
 
 async def items(world: World) -> Sequence[ItemRow]:
@@ -351,8 +351,10 @@ async def test_what_the_journal_says_of_the_wait_is_what_the_loop_goes_by(stormy
     stormy.weather.fails(0, HOUR)
     stormy.start()
     await world.advance(HOUR // 2)
-    parked = [each.event for each in await stormy.fleet.events("watcher-1") if isinstance(each.event, SessionParked)]
-    assert {(each.trouble, each.sentence) for each in parked} == {("outage", str(AWAY))}
+    session_parkeds = [
+        each.event for each in await stormy.fleet.events("watcher-1") if isinstance(each.event, SessionParked)
+    ]
+    assert {(each.trouble, each.sentence) for each in session_parkeds} == {("outage", str(AWAY))}
 
 
 SUMMARIZE = "---\nname: summarize\ndescription: Says it in a sentence.\n---\nSay it in one sentence.\n"
@@ -378,7 +380,7 @@ async def test_a_skill_that_a_schedule_runs_waits_through_an_outage(world: World
     row = (await office.runs())[0]
     assert row.state == "COMPLETED"
     assert await office.calls(row.session) == [("run_skill", "ok")]
-    assert await subjects(world) == ["clerk: no model answers", "clerk: waits for its model no longer"]
+    assert await subjects(world) == ["clerk: no model answers", "clerk: the wait for its model has ended"]
 
 
 OPINION = call("answer", release=True, reason="It says so.")
@@ -406,12 +408,12 @@ async def test_a_review_waits_through_an_outage_of_its_judge_and_then_happens(
     await world.advance(40 * MINUTE)
     assert (await verdicts(office), await office.states()) == (["released"], {"COMPLETED": 1})
     assert judge.answered
-    told = [
+    bodies = [
         await read_body(world.journal, stored)
         for stored in await office.events("clerk.papers-1")
         if isinstance(stored.event, NotificationQueued)
     ]
-    assert [b"not reviewed" in each for each in told] == [False]
+    assert [b"not reviewed" in each for each in bodies] == [False]
     await all_is_well(world)
 
 

@@ -76,8 +76,8 @@ async def queue(
 
 
 async def row(world: World, name: str = "n1") -> NotificationRow:
-    (found,) = await world.journal.ask(Query("notification", NotificationRow, {"notification": name}))
-    return found
+    (notification_row,) = await world.journal.ask(Query("notification", NotificationRow, {"notification": name}))
+    return notification_row
 
 
 async def outbox(world: World) -> list[Any]:
@@ -91,35 +91,35 @@ def world() -> Any:
 
 
 def test_what_is_queued_is_sent_at_once_and_written_down(world: World) -> None:
-    people = Recipient()
+    recipient = Recipient()
 
     async def story() -> None:
-        open_outbox(world, {OPS: people})
-        begun = world.now
+        open_outbox(world, {OPS: recipient})
+        number = world.now
         await queue(world)
         await world.advance(SECOND)
-        assert people.got == [
+        assert recipient.got == [
             OutgoingNotification(
-                id="n1", subject="News", text="Look.", agent="night-watch", session="s1", about="finding", at=begun
+                id="n1", subject="News", text="Look.", agent="night-watch", session="s1", about="finding", at=number
             )
         ]
         assert await outbox(world) == [NotificationSent(notification="n1", attempts=1)]
         assert (await row(world)).sent_at is not None
         await world.advance(DAY)
-        assert len(people.got) == 1
+        assert len(recipient.got) == 1
 
     world.run(story())
 
 
 def test_what_was_queued_before_the_process_began_is_sent_too(world: World) -> None:
-    people = Recipient()
+    recipient = Recipient()
 
     async def story() -> None:
         await queue(world)
         await world.advance(DAY)
-        open_outbox(world, {OPS: people})
+        open_outbox(world, {OPS: recipient})
         await world.advance(SECOND)
-        assert len(people.got) == 1
+        assert len(recipient.got) == 1
 
     world.run(story())
 
@@ -161,17 +161,17 @@ def test_nothing_is_sent_for_what_was_never_committed() -> None:
 
 
 def test_a_failing_channel_is_tried_again_less_and_less_often(world: World) -> None:
-    people = Recipient(*later(6))
-    people.world = world
+    recipient = Recipient(*later(6))
+    recipient.world = world
 
     async def story() -> None:
-        open_outbox(world, {OPS: people})
+        open_outbox(world, {OPS: recipient})
         await queue(world)
         await world.advance(2 * DAY)
-        pauses = [after - before for before, after in zip(people.times, people.times[1:], strict=False)]
+        pauses = [after - before for before, after in zip(recipient.times, recipient.times[1:], strict=False)]
         for pause, wanted in zip(pauses, (MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 4 * HOUR, DAY), strict=True):
             assert wanted <= pause <= wanted + SECOND
-        assert len(people.got) == 1
+        assert len(recipient.got) == 1
         assert (await outbox(world))[-1] == NotificationSent(notification="n1", attempts=7)
         assert (await row(world)).error == ""
 
@@ -179,48 +179,53 @@ def test_a_failing_channel_is_tried_again_less_and_less_often(world: World) -> N
 
 
 def test_after_a_week_it_is_given_up_and_stays_there_to_be_seen(world: World) -> None:
-    people = Recipient(*later(100))
+    recipient = Recipient(*later(100))
 
     async def story() -> None:
-        open_outbox(world, {OPS: people})
+        open_outbox(world, {OPS: recipient})
         await queue(world)
         await world.advance(8 * DAY)
-        found = await row(world)
-        assert (found.gave_up, found.attempts, found.error, found.sent_at) == (1, 13, "It is away.", None)
+        notification_row = await row(world)
+        assert (
+            notification_row.gave_up,
+            notification_row.attempts,
+            notification_row.error,
+            notification_row.sent_at,
+        ) == (1, 13, "It is away.", None)
 
     world.run(story())
 
 
 def test_what_is_refused_for_good_is_not_tried_again(world: World) -> None:
-    people = Recipient(DeliveryFailed("Nobody lives there.", may_retry=False))
+    recipient = Recipient(DeliveryFailed("Nobody lives there.", may_retry=False))
 
     async def story() -> None:
-        open_outbox(world, {OPS: people})
+        open_outbox(world, {OPS: recipient})
         await queue(world)
         await world.advance(DAY)
         assert await outbox(world) == [
             NotificationFailed(notification="n1", attempts=1, error="Nobody lives there.", next_at=None)
         ]
-        assert people.got == []
+        assert recipient.got == []
 
     world.run(story())
 
 
 def test_a_restart_does_not_begin_the_waiting_anew(world: World) -> None:
-    people = Recipient(*later(3))
-    people.world = world
+    recipient = Recipient(*later(3))
+    recipient.world = world
 
     async def story() -> None:
-        open_outbox(world, {OPS: people})
+        open_outbox(world, {OPS: recipient})
         await queue(world)
         await world.advance(7 * MINUTE)
-        assert len(people.times) == 3
+        assert len(recipient.times) == 3
         await world.restart()
-        open_outbox(world, {OPS: people})
+        open_outbox(world, {OPS: recipient})
         await world.advance(10 * MINUTE)
-        assert len(people.times) == 3
+        assert len(recipient.times) == 3
         await world.advance(10 * MINUTE)
-        assert [letter.id for letter in people.got] == ["n1"]
+        assert [letter.id for letter in recipient.got] == ["n1"]
 
     world.run(story())
 
@@ -230,31 +235,31 @@ def test_a_channel_that_hangs_holds_up_no_other(world: World) -> None:
         async def send(self, letter: OutgoingNotification) -> None:
             await world.clock.sleep(DAY)
 
-    people = Recipient()
+    recipient = Recipient()
 
     async def story() -> None:
-        open_outbox(world, {("night-watch", "slow"): Stuck(), OPS: people})
+        open_outbox(world, {("night-watch", "slow"): Stuck(), OPS: recipient})
         await queue(world, "n0", ("night-watch", "slow"))
         await world.advance(SECOND)
         for number in range(1, 4):
             await queue(world, f"n{number}")
             await world.advance(SECOND)
-        assert [letter.id for letter in people.got] == ["n1", "n2", "n3"]
+        assert [letter.id for letter in recipient.got] == ["n1", "n2", "n3"]
 
     world.run(story())
 
 
 def test_a_sender_that_breaks_down_takes_nobody_along_and_its_words_are_not_kept(world: World) -> None:
     key = "mAdeUpKeyThatOpensNothing1234567890"
-    people, broken = Recipient(), Recipient(RuntimeError(key))
+    recipient, broken = Recipient(), Recipient(RuntimeError(key))
 
     async def story() -> None:
-        open_outbox(world, {("night-watch", "odd"): broken, OPS: people})
+        open_outbox(world, {("night-watch", "odd"): broken, OPS: recipient})
         await queue(world, "n0", ("night-watch", "odd"))
         await queue(world)
         await world.advance(SECOND)
-        assert len(people.got) == 1
-        assert (await row(world, "n0")).error == "The channel odd broke down: RuntimeError."
+        assert len(recipient.got) == 1
+        assert (await row(world, "n0")).error == "The channel odd failed: RuntimeError."
         await world.advance(2 * MINUTE)
         assert len(broken.got) == 1
 
@@ -262,15 +267,15 @@ def test_a_sender_that_breaks_down_takes_nobody_along_and_its_words_are_not_kept
 
 
 def test_what_agents_of_other_processes_have_to_tell_is_left_to_those(world: World) -> None:
-    people = Recipient()
+    recipient = Recipient()
 
     async def story() -> None:
-        open_outbox(world, {OPS: people})
+        open_outbox(world, {OPS: recipient})
         for number in range(150):
             await queue(world, f"theirs{number}", ("other", "ops"))
         await queue(world)
         await world.advance(MINUTE)
-        assert [letter.id for letter in people.got] == ["n1"]
+        assert [letter.id for letter in recipient.got] == ["n1"]
         assert (await row(world, "theirs0")).attempts == 0
 
     world.run(story())
@@ -281,9 +286,9 @@ def test_a_channel_that_was_taken_out_of_the_file_is_waited_for(world: World) ->
         open_outbox(world, {OPS: Recipient()})
         await queue(world, way=("night-watch", "gone"))
         await world.advance(SECOND)
-        found = await row(world)
-        assert found.error == "night-watch has no channel gone: write it under `notify` again."
-        assert found.next_at is not None
+        notification_row = await row(world)
+        assert notification_row.error == "night-watch has no channel gone. Add it under `notify` again."
+        assert notification_row.next_at is not None
 
     world.run(story())
 
@@ -294,16 +299,16 @@ def test_two_processes_that_send_from_one_store_tell_a_thing_once_where_they_can
             await world.clock.sleep(SECOND)
             await super().send(letter)
 
-    people = Slow()
+    slow = Slow()
 
     async def story() -> None:
-        open_outbox(world, {OPS: people})
+        open_outbox(world, {OPS: slow})
         for number in range(10):
             await queue(world, f"n{number}")
         await world.advance(SECOND // 2)
-        open_outbox(world, {OPS: people})
+        open_outbox(world, {OPS: slow})
         await world.advance(MINUTE)
-        names = [letter.id for letter in people.got]
+        names = [letter.id for letter in slow.got]
         assert set(names) == {f"n{number}" for number in range(10)}
         # Only what both had in hand when they met goes out twice.
         assert len(names) == 11
@@ -354,16 +359,16 @@ def test_a_store_that_cannot_be_used_is_told_as_what_it_is(world: World) -> None
 
 
 def test_what_was_erased_before_it_could_be_sent_is_not_told(world: World) -> None:
-    people = Recipient()
+    recipient = Recipient()
 
     async def story() -> None:
         event = NotificationQueued(notification="n1", channel="ops", agent="night-watch")
         await world.store.commit(Write(OUTBOX, "queued/n1", lambda _: [Draft(event)], [make_notification_key("n1")]))
-        open_outbox(world, {OPS: people})
+        open_outbox(world, {OPS: recipient})
         await world.advance(SECOND)
-        found = await row(world)
-        assert (found.error, found.gave_up) == ("What was to be told has been erased.", 1)
-        assert people.got == []
+        notification_row = await row(world)
+        assert (notification_row.error, notification_row.gave_up) == ("The text of the notification was erased.", 1)
+        assert recipient.got == []
 
     world.run(story())
 

@@ -22,7 +22,7 @@ from halter.core.rows import SessionRow
 from halter.runtime.agent_context import models_of
 from halter.runtime.assemble import AssembledAgent, assemble_agent, check_pacing_tools
 from halter.runtime.runtime import open_runtime
-from halter.runtime.sessions import AgentContext, begin_session
+from halter.runtime.session_start import AgentContext, begin_session
 from halter.settings import read_settings
 from halter.tools.function_tool import tool
 
@@ -61,12 +61,14 @@ def agent(text: str) -> AgentFile:
 
 
 def check(text: str, bound: str = "zone: UTC\n") -> None:
-    fleet, said = parse_fleet(load_bytes(bound.encode(), "halter.yaml")), agent(text)
-    check_pacing_tools(resolve_policy(fleet, said), resolve_agent(fleet, said, None).pacing, said, TOOLS)
+    fleet, agent_file = parse_fleet(load_bytes(bound.encode(), "halter.yaml")), agent(text)
+    check_pacing_tools(
+        resolve_policy(fleet, agent_file), resolve_agent(fleet, agent_file, None).pacing, agent_file, TOOLS
+    )
 
 
-def field(more: str) -> str:
-    return f"hot_state:\n  fields:\n    cash: {{{more}}}\n"
+def field(text: str) -> str:
+    return f"hot_state:\n  fields:\n    cash: {{{text}}}\n"
 
 
 def sensor(source: str) -> str:
@@ -105,7 +107,7 @@ def test_a_tool_that_only_looks_and_asks_nobody_may_be_used_while_nobody_watches
         (
             sensor("tool: place_order, params: {symbol: A}"),
             "mode: FULL\n",
-            "agent.yaml line 5: `sensors[1].source.tool` is `place_order`, which may change something; name a tool",
+            "agent.yaml line 5: `sensors[1].source.tool` is `place_order`, which may change something; use a tool",
         ),
         (
             field("refresh_tool: place_order"),
@@ -115,37 +117,37 @@ def test_a_tool_that_only_looks_and_asks_nobody_may_be_used_while_nobody_watches
         (
             field("refresh_tool: get_cash"),
             "mode: ASSIST\n",
-            "agent.yaml line 4: `hot_state.fields.cash.refresh_tool` is `get_cash`, which needs a person's",
+            "agent.yaml line 4: `hot_state.fields.cash.refresh_tool` is `get_cash`, which needs an approval",
         ),
         (
             sensor("tool: get_keys"),
             "mode: FULL\n",
-            "agent.yaml line 5: `sensors[1].source.tool` is `get_keys`, which needs a person's approval each time",
+            "agent.yaml line 5: `sensors[1].source.tool` is `get_keys`, which needs an approval for each call",
         ),
         (
             sensor("tool: get_cash"),
             "policy: {tools: {get_cash: {approval: always}}}\n",
-            "agent.yaml line 5: `sensors[1].source.tool` is `get_cash`, which needs a person's approval each time",
+            "agent.yaml line 5: `sensors[1].source.tool` is `get_cash`, which needs an approval for each call",
         ),
         (
             "policy: {levels: {CONTROLLED: {approval: always}}}\n" + sensor("tool: get_cash"),
             "mode: FULL\n",
-            "agent.yaml line 6: `sensors[1].source.tool` is `get_cash`, which needs a person's approval each time",
+            "agent.yaml line 6: `sensors[1].source.tool` is `get_cash`, which needs an approval for each call",
         ),
         (
             "policy: {disabled: [get_cash]}\n" + sensor("tool: get_cash"),
             "mode: FULL\n",
-            "agent.yaml line 6: `sensors[1].source.tool` is `get_cash`, which is disabled; name another tool, or take",
+            "agent.yaml line 6: `sensors[1].source.tool` is `get_cash`, which is disabled; use another tool, or remove",
         ),
         (
             sensor("tool: get_prices"),
             "mode: SEMI\n",
-            "agent.yaml line 5: `sensors[1].source.params` is nothing that `get_prices` takes: ",
+            "agent.yaml line 5: `sensors[1].source.params` does not fit `get_prices`: ",
         ),
         (
             field("refresh_tool: get_prices, refresh_params: {symbols: 5}"),
             "mode: SEMI\n",
-            "agent.yaml line 4: `hot_state.fields.cash.refresh_params` is nothing that `get_prices` takes: ",
+            "agent.yaml line 4: `hot_state.fields.cash.refresh_params` does not fit `get_prices`: ",
         ),
     ],
 )
@@ -160,7 +162,7 @@ def test_the_sentences_name_what_there_is_and_what_to_change() -> None:
         ConfigError, match=r"did you mean `get_cash`\? The tools are `get_cash`, `get_keys`, `get_prices`"
     ):
         check(field("refresh_tool: get_cahs"))
-    with pytest.raises(ConfigError, match=r"\(CONTROLLED in mode ASSIST\); name another tool, or let the fleet write"):
+    with pytest.raises(ConfigError, match=r"\(CONTROLLED in mode ASSIST\); use another tool, or set"):
         check(field("refresh_tool: get_cash"), "mode: ASSIST\n")
 
 
@@ -192,13 +194,13 @@ async def test_an_agent_of_a_folder_is_put_together_with_how_it_paces_itself(tmp
         f"url: 'https://a.example/?key={KEY}', headers: {{X-Key: {KEY}}}"
     )
     async with context(tmp_path, text) as spoken:
-        found: AssembledAgent = spoken.agent
-        assert found.pacing.autonomy.enabled
-        assert list(found.pacing.fields) == ["cash", "feed"]
-        said = await definition(spoken)
-    assert said["pacing"]["fields"]["cash"]["refresh_tool"] == "list_folder"
-    assert said["pacing"]["sensors"][0]["source"]["headers"] == {"X-Key": "…"}
-    assert KEY not in str(said)
+        assembled_agent: AssembledAgent = spoken.agent
+        assert assembled_agent.pacing.autonomy.enabled
+        assert list(assembled_agent.pacing.fields) == ["cash", "feed"]
+        payload = await definition(spoken)
+    assert payload["pacing"]["fields"]["cash"]["refresh_tool"] == "list_folder"
+    assert payload["pacing"]["sensors"][0]["source"]["headers"] == {"X-Key": "…"}
+    assert KEY not in str(payload)
 
 
 async def test_an_agent_of_a_folder_whose_sensor_names_no_tool_of_its_own_is_not_put_together(tmp_path: Path) -> None:
@@ -223,7 +225,5 @@ async def test_an_agent_of_a_program_is_checked_in_the_same_words(tmp_path: Path
         await agent.run("hello")
     odd = {"hot_state": {"fields": {"cash": {"refresh_tool": "get_prices", "refresh_params": {"symbols": {1}}}}}}
     agent = Bench(tmp_path).agent(says("Hello."), tools=[get_prices], policy=odd)
-    with pytest.raises(
-        ConfigError, match=r"is nothing that `get_prices` takes: it holds something that JSON cannot say"
-    ):
+    with pytest.raises(ConfigError, match=r"does not fit `get_prices`: it contains a value that JSON cannot represent"):
         await agent.run("hello")

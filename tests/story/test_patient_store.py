@@ -50,7 +50,7 @@ async def test_a_write_waits_until_the_store_is_back_and_happens_once(world: Wor
     store, trouble = away(world, 6), StoreProblem()
     before = world.now
     committed = await store.patient(world.clock, trouble).commit(lifecycle.start_session(START))
-    assert committed.repeated
+    assert committed.is_repeated
     assert [event.seq for event in await store.read(session_stream("s"))] == [1]
     assert world.now - before > 2 * SECOND
     assert trouble.problem == ""
@@ -67,26 +67,26 @@ async def test_the_reason_of_the_wait_is_shown_and_a_cancelled_write_never_happe
 
 
 async def test_the_problem_is_told_once_and_then_that_it_is_over(world: World) -> None:
-    told: list[str] = []
-    await away(world, 6).patient(world.clock, StoreProblem(told.append)).commit(lifecycle.start_session(START))
-    assert [sentence.partition(".")[0] for sentence in told] == ["The disk is full", ""]
+    texts: list[str] = []
+    await away(world, 6).patient(world.clock, StoreProblem(texts.append)).commit(lifecycle.start_session(START))
+    assert [sentence.partition(".")[0] for sentence in texts] == ["The disk is full", ""]
 
 
 async def test_it_is_not_over_while_another_call_still_waits(world: World) -> None:
-    told: list[str] = []
-    trouble = StoreProblem(told.append)
+    texts: list[str] = []
+    trouble = StoreProblem(texts.append)
     full, fine = away(world, 100).patient(world.clock, trouble), world.journal.patient(world.clock, trouble)
     waiting = asyncio.create_task(full.commit(lifecycle.start_session(START)))
     await world.advance(SECOND)
     await fine.read(session_stream("s"))
     await world.journal.patient(world.clock).read(session_stream("s"))
-    assert len(told) == 1
+    assert len(texts) == 1
     assert "disk is full" in trouble.problem
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert len(told) == 1
+    assert len(texts) == 1
     await fine.read(session_stream("s"))
-    assert told[1:] == [""]
+    assert texts[1:] == [""]
 
 
 async def test_the_store_itself_does_not_wait(world: World) -> None:

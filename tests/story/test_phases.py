@@ -5,7 +5,7 @@ from pathlib import Path
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import PhaseEntered, TurnStarted
 from halter.guard.halts import halt, resume
-from halter.runtime.sessions import post_message
+from halter.runtime.session_start import post_message
 from halter.testing.world import World
 from tests.story.tasks import WORK, Office, all_is_well, watch
 
@@ -26,16 +26,16 @@ def office_of(world: World, home: Path, script: str = SLOW, head: str = WALK) ->
 
 async def walked(office: Office, session: str = "clerk.papers-1") -> list[str]:
     """The phases and turns of a session, in their order."""
-    told: list[str] = []
+    texts: list[str] = []
     for stored in await office.events(session):
         match stored.event:
             case PhaseEntered(phase=phase):
-                told.append(phase)
+                texts.append(phase)
             case TurnStarted(turn=turn):
-                told.append(f"turn {turn}")
+                texts.append(f"turn {turn}")
             case _:
                 pass
-    return told
+    return texts
 
 
 ALL = ["look", "turn 1", "think", "turn 2", "tell", "turn 3", "rest", "turn 4"]
@@ -57,8 +57,8 @@ async def test_an_agent_without_phases_has_one_in_which_everything_may_be_used(w
     office = office_of(world, tmp_path, head=WORK)
     await world.advance(MINUTE)
     assert await walked(office) == ["turn 1"]
-    told = [part.text for prompt in office.prompts("clerk") for message in prompt.messages for part in message.parts]
-    assert not any("begins" in text for text in told)
+    texts = [part.text for prompt in office.prompts("clerk") for message in prompt.messages for part in message.parts]
+    assert not any("begins" in text for text in texts)
 
 
 async def test_who_is_spoken_to_on_the_way_answers_in_the_phase_where_it_stands(world: World, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from halter.guard.approvals import (
     make_trigger_question,
 )
 from halter.guard.judge import adopt_first_policy
-from halter.runtime.front_door import HandledMessage
+from halter.runtime.message_router import HandledMessage
 from halter.runtime.runtime import make_adoption_event
 from halter.runtime.session_builder import TriggerRecord
 from halter.testing.world import World
@@ -39,27 +39,32 @@ async def triggers(world: World) -> list[str]:
 
 
 async def only(desk: Front) -> PendingDecision:
-    (one,) = await list_pending_decisions(desk.world.store)
-    return one
+    (pending_decision,) = await list_pending_decisions(desk.world.store)
+    return pending_decision
 
 
 async def test_nothing_exists_before_the_yes_and_then_exactly_what_was_shown(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        done = await desk.says("Every 2 days at 9 check the mail")
-        assert isinstance(done, HandledMessage)
-        assert done.routed.strategy == "SCHEDULED_TASK"
-        assert done.answer.splitlines() == [
-            "desk would do this by itself: check the mail",
+        message = await desk.says("Every 2 days at 9 check the mail")
+        assert isinstance(message, HandledMessage)
+        assert message.routed.strategy == "SCHEDULED_TASK"
+        assert message.answer.splitlines() == [
+            "desk would run this task: check the mail",
             "When: every 2 days at 09:00, UTC",
             "Next: Thu 2026-01-01 09:00, Sat 2026-01-03 09:00, Mon 2026-01-05 09:00",
             "Cost: at most $1.00 a run and at most $15.00 in thirty days, bounded by every cap",
-            f"Nothing is planned yet. Say approve, or: halter approve {MAIL}",
+            f"Nothing is scheduled yet. Say approve, or run: halter approve {MAIL}",
         ]
         assert await triggers(world) == []
-        asked = await only(desk)
-        assert (asked.decision, asked.about, asked.agent, asked.session) == (MAIL, "schedule", "desk", "")
-        assert asked.display_text == "\n".join(done.answer.splitlines()[:4])
+        pending_decision = await only(desk)
+        assert (
+            pending_decision.decision,
+            pending_decision.about,
+            pending_decision.agent,
+            pending_decision.session,
+        ) == (MAIL, "schedule", "desk", "")
+        assert pending_decision.display_text == "\n".join(message.answer.splitlines()[:4])
 
         assert "Approved" in await desk.answer("approve")
         (made,) = await world.events(trigger_stream("desk/check-the-mail"))
@@ -82,10 +87,10 @@ async def test_what_was_said_no_to_or_was_answered_too_late_is_not_planned(world
         await desk.answer("every day at 9 check the mail")
         await desk.answer("deny")
         await desk.answer("every day at 9 check the mail")
-        asked = await only(desk)
-        assert asked.decision == f"{MAIL}-2"
+        pending_decision = await only(desk)
+        assert pending_decision.decision == f"{MAIL}-2"
         await world.advance(DAY)
-        assert (await world.store.commit(answer_decision(asked, "approve", "ada", "late"))).events == ()
+        assert (await world.store.commit(answer_decision(pending_decision, "approve", "ada", "late"))).events == ()
         assert await triggers(world) == []
 
 
@@ -93,22 +98,22 @@ async def test_another_proposal_than_the_one_that_was_shown_is_not_planned(world
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         await desk.answer("every day at 9 check the mail")
-        asked = await only(desk)
-        other = (asked.body or b"").replace(b"check the mail", b"wipe the disk!")
+        pending_decision = await only(desk)
+        content = (pending_decision.body or b"").replace(b"check the mail", b"wipe the disk!")
         for forged in (
-            msgspec.structs.replace(asked, body=other),
-            msgspec.structs.replace(asked, body=None),
-            about_itself(asked, other),
+            msgspec.structs.replace(pending_decision, body=content),
+            msgspec.structs.replace(pending_decision, body=None),
+            about_itself(pending_decision, content),
         ):
             assert (await world.store.commit(answer_decision(forged, "approve", "ada", world.ids.make()))).events == ()
         assert await triggers(world) == []
         assert (await desk.decisions())[MAIL].verdict == ""
 
 
-def about_itself(asked: PendingDecision, body: bytes) -> PendingDecision:
+def about_itself(pending_decision: PendingDecision, body: bytes) -> PendingDecision:
     """A forgery whose own digest fits."""
     question = make_trigger_question("desk", msgspec.json.decode(body, type=PlannedTrigger), HOUR)
-    return msgspec.structs.replace(asked, body=body, digest=question.digest)
+    return msgspec.structs.replace(pending_decision, body=body, digest=question.digest)
 
 
 async def test_no_agent_can_say_yes_to_a_schedule(world: World, tmp_path: Path) -> None:
@@ -124,9 +129,9 @@ async def test_a_second_yes_makes_no_second_trigger(world: World, tmp_path: Path
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         await desk.answer("every day at 9 check the mail")
-        asked = await only(desk)
+        pending_decision = await only(desk)
         for key in ("one", "two"):
-            await world.store.commit(answer_decision(asked, "approve", "ada", key))
+            await world.store.commit(answer_decision(pending_decision, "approve", "ada", key))
         assert len(await world.events(trigger_stream("desk/check-the-mail"))) == 1
 
 
@@ -134,27 +139,27 @@ async def test_a_trigger_that_came_to_be_meanwhile_is_not_put_in_the_place_of(wo
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         await desk.answer("every day at 9 check the mail")
-        asked = await only(desk)
-        planned = asked.proposed_trigger()
+        pending_decision = await only(desk)
+        planned = pending_decision.proposed_trigger()
         assert planned is not None
-        again = msgspec.structs.replace(
+        question = msgspec.structs.replace(
             make_trigger_question("desk", msgspec.structs.replace(planned, shown="another"), HOUR), decision="other"
         )
-        await world.store.commit(ask_question(again))
+        await world.store.commit(ask_question(question))
         (other,) = [one for one in await list_pending_decisions(world.store) if one.decision == "other"]
         await world.store.commit(answer_decision(other, "approve", "ada", "one"))
-        assert (await world.store.commit(answer_decision(asked, "approve", "ada", "two"))).events == ()
+        assert (await world.store.commit(answer_decision(pending_decision, "approve", "ada", "two"))).events == ()
         assert len(await world.events(trigger_stream("desk/check-the-mail"))) == 1
 
 
 async def test_once_is_asked_about_as_well_and_not_after_its_time(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        told = await desk.answer("tomorrow at 9 send the report")
-        assert "When: once, on 2026-01-02 at 09:00, UTC" in told
-        assert ", and not again" in told
-        asked = await only(desk)
-        assert asked.expires_at == min(world.now + DAY, asked.expires_at)
+        text = await desk.answer("tomorrow at 9 send the report")
+        assert "When: once, on 2026-01-02 at 09:00, UTC" in text
+        assert ", and not again" in text
+        pending_decision = await only(desk)
+        assert pending_decision.expires_at == min(world.now + DAY, pending_decision.expires_at)
         await desk.answer("approve")
         assert await triggers(world) == ["desk/send-the-report"]
 
@@ -173,23 +178,23 @@ async def test_what_is_unclear_secret_or_endless_is_answered_and_not_asked_about
 ) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        done = await desk.says(text)
+        message = await desk.says(text)
         assert await list_pending_decisions(world.store) == [] or not told
         assert await triggers(world) == []
         if told:
-            assert isinstance(done, HandledMessage)
-            assert told in done.answer
+            assert isinstance(message, HandledMessage)
+            assert told in message.answer
 
 
 async def test_a_link_to_check_is_no_schedule(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        done = await desk.says("Check this link https://example.com/every/day/at/9")
-        assert done.routed.strategy == "GOAL"
+        message = await desk.says("Check this link https://example.com/every/day/at/9")
+        assert message.routed.strategy == "GOAL"
 
 
 async def test_what_earlier_tasks_cost_stands_beside_the_most_that_it_may_cost(world: World, tmp_path: Path) -> None:
-    from halter.runtime.sessions import attend_session, begin_session
+    from halter.runtime.session_start import attend_session, begin_session
 
     reply = "- {text: Done., usage: {input_tokens: 1000, output_tokens: 100}}\n"
     async with AsyncExitStack() as stack:
@@ -197,9 +202,9 @@ async def test_what_earlier_tasks_cost_stands_beside_the_most_that_it_may_cost(w
         for number in range(5):
             await begin_session(desk.context, "tell me more", "task", f"one-{number}")
             await attend_session(desk.context, f"one-{number}")
-        told = await desk.answer("every day at 9 check the mail")
+        text = await desk.answer("every day at 9 check the mail")
         most = "at most $1.00 a run and at most $30.00 in thirty days, bounded by every cap"
-        assert f"Cost: {most}; its last 5 tasks cost $0.002 on average" in told
+        assert f"Cost: {most}; its last 5 tasks cost $0.002 on average" in text
 
 
 async def test_its_cost_is_bounded_by_the_policy_that_the_store_has_by_now(world: World, tmp_path: Path) -> None:
@@ -207,5 +212,5 @@ async def test_its_cost_is_bounded_by_the_policy_that_the_store_has_by_now(world
         desk = await front(stack, world, tmp_path)
         tighter = parse_fleet(load_bytes(b"limits: {max_cost_usd_per_day: 0.05}", "halter.yaml"))
         await world.store.commit(adopt_first_policy(make_adoption_event(tighter, "ada")))
-        told = await desk.answer("every day at 9 check the mail")
-        assert "Cost: at most $1.00 a run and at most $1.50 in thirty days, bounded by every cap" in told
+        text = await desk.answer("every day at 9 check the mail")
+        assert "Cost: at most $1.00 a run and at most $1.50 in thirty days, bounded by every cap" in text

@@ -20,7 +20,7 @@ from halter.core.money import Account
 from halter.core.ports import Lease, Store
 from halter.core.spec import ResolvedPolicy
 from halter.core.tools import Failed, Tool
-from halter.dispatch.heartbeat import acquire_lease, keep_leases
+from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.approvals import (
     PendingDecision,
     RuleWording,
@@ -48,8 +48,8 @@ from halter.tools.function_tool import CallKey, tool
 from tests.story.autonomous import CALM
 
 
-def policy(more: str = "") -> ResolvedPolicy:
-    return resolve_policy(FleetConfig(), parse_agent(load_bytes(f"name: desk\n{more}".encode(), "agent.yaml")))
+def policy(text: str = "") -> ResolvedPolicy:
+    return resolve_policy(FleetConfig(), parse_agent(load_bytes(f"name: desk\n{text}".encode(), "agent.yaml")))
 
 
 def playbook(text: str) -> Task:
@@ -81,7 +81,7 @@ class Desk:
         self.done["look"] += 1
         return '{"price": 7}'
 
-    async def put(self, key: CallKey, what: str = "") -> str:
+    async def put(self, key: CallKey, text: str = "") -> str:
         self.done["put"] += 1
         self.keys[key] += 1
         return "put"
@@ -130,13 +130,13 @@ class Play:
     async def taken(self, world: World) -> AsyncGenerator[tuple[Store, Lease | None]]:
         store = world.store.patient(world.clock)
         worker = make_worker_id("play", world.ids)
-        async with keep_leases(store, world.clock, worker, world.lease - SECOND):
+        async with renew_leases(store, world.clock, worker, world.lease - SECOND):
             yield store, await acquire_lease(store, world.clock, worker, SessionId("s"), 20 * SECOND)
 
     def running(self, world: World, store: Store, lease: Lease) -> SessionRuntime:
         guard = GuardRuntime(store, world.clock, redact=lambda text: text, secrets=GivenSecrets({}), prices=Prices({}))
-        standing = SessionContext("s", "desk", self.policy.phases[0], self.policy, str(self.policy.digest()))
-        return SessionRuntime(store, world.clock, guard, lease, standing, self.desk.tools)
+        session_context = SessionContext("s", "desk", self.policy.phases[0], self.policy, str(self.policy.digest()))
+        return SessionRuntime(store, world.clock, guard, lease, session_context, self.desk.tools)
 
 
 async def receipt_in(world: World) -> Receipt:
@@ -168,8 +168,8 @@ async def test_a_playbook_runs_to_its_end_with_results_that_refer_to_earlier_one
     await play.run(world)
     assert play.ended == PlaybookOutcome("COMPLETED", "completed")
     assert play.desk.done == {"look": 1, "send 7!": 1}
-    made = await receipt_in(world)
-    assert (made.state, made.terminal_reason, [line.name for line in made.calls]) == (
+    receipt = await receipt_in(world)
+    assert (receipt.state, receipt.terminal_reason, [line.name for line in receipt.calls]) == (
         "COMPLETED",
         "completed",
         ["look", "send"],
@@ -201,11 +201,11 @@ def test_a_crash_at_any_commit_does_no_plain_write_twice_and_asks_about_each_tha
 
     for world in crash_everywhere(program, new_world):
         play = plays[-1]
-        made = world.run(receipt_in(world))
-        assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
+        receipt = world.run(receipt_in(world))
+        assert (receipt.state, receipt.terminal_reason) == ("COMPLETED", "completed"), world
         assert play.desk.done["send one"] == play.desk.done["send two"] == 1
         assert len(play.desk.keys) == 1
-        assert made.in_doubt == ()
+        assert receipt.in_doubt == ()
 
 
 async def test_a_step_that_fails_ends_the_playbook_and_says_where(world: World) -> None:
@@ -263,9 +263,9 @@ async def test_a_halt_ends_a_session_that_waits_for_a_person(world: World) -> No
 async def test_a_tenth_of_a_cent_stops_at_the_first_costed_call_with_everything_committed(world: World) -> None:
     play = Play(playbook("- call: look\n- call: pay"), Desk(), policy("limits: {max_cost_usd: 0.001}"))
     await play.run(world)
-    made = await receipt_in(world)
-    assert (made.state, made.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
-    assert [brake.code for brake in made.brakes if brake.code == "cost_cap_reached"]
+    receipt = await receipt_in(world)
+    assert (receipt.state, receipt.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
+    assert [brake.code for brake in receipt.brakes if brake.code == "cost_cap_reached"]
     assert play.desk.done == {"look": 1}
 
 
@@ -290,8 +290,8 @@ async def test_a_session_that_asks_at_its_cap_survives_a_restart_and_goes_on_whe
     else:
         await world.store.commit(change_cap(account, 10_000, "ada", "raise"))
     await running
-    made = await receipt_in(world)
-    assert (made.state, made.terminal_reason) == ("COMPLETED", "completed")
+    receipt = await receipt_in(world)
+    assert (receipt.state, receipt.terminal_reason) == ("COMPLETED", "completed")
     assert play.desk.done == {"look": 1, "pay": 1}
 
 
@@ -339,7 +339,7 @@ async def test_an_approved_call_runs_once_and_a_denied_one_not_at_all(world: Wor
     )
     assert (play.desk.done, outcomes) == ({"wipe a": 1}, ["ok"])
     assert play.ended is not None
-    assert "approval_denied: ada said no." in play.ended.sentence
+    assert "approval_denied: ada denied this call." in play.ended.sentence
 
 
 async def test_an_edit_runs_with_the_arguments_that_the_person_wrote(world: World) -> None:
@@ -361,13 +361,15 @@ async def test_an_edit_that_does_not_fit_the_tool_is_refused(world: World) -> No
 
 
 async def test_always_answers_the_same_call_again_until_it_is_taken_back(world: World) -> None:
-    def agreed(one: PendingDecision) -> Any:
-        rule = RuleWording(id="r1", matcher=SameArguments(one.same), keys=("path",), scope="agent", expires_in=DAY)
-        return approve_always(one, rule, "ada", "always")
+    def agreed(pending_decision: PendingDecision) -> Any:
+        rule = RuleWording(
+            id="r1", matcher=SameArguments(pending_decision.same), keys=("path",), scope="agent", expires_in=DAY
+        )
+        return approve_always(pending_decision, rule, "ada", "always")
 
-    same, other = "- {call: wipe, with: {path: a}}\n", "- {call: wipe, with: {path: b}}\n"
+    same, text = "- {call: wipe, with: {path: a}}\n", "- {call: wipe, with: {path: b}}\n"
     play, outcomes = await played_with(
-        world, same + same + other, agreed, lambda one: answer_decision(one, "approve", "ada", "yes")
+        world, same + same + text, agreed, lambda one: answer_decision(one, "approve", "ada", "yes")
     )
     assert (play.desk.done, outcomes) == ({"wipe a": 2, "wipe b": 1}, ["ok", "ok", "ok"])
     started = [each.event for each in await world.events(session_stream("s")) if isinstance(each.event, CallStarted)]
@@ -389,12 +391,14 @@ async def test_an_approval_that_nobody_gives_in_time_expires_and_is_told_as_that
 async def test_an_agent_decides_nothing_ends_no_rule_and_raises_no_cap(world: World, by: str) -> None:
     play = Play(playbook("- call: wipe"), Desk())
     world.spawn(play.run(world))
-    one = await asked(world)
-    rule = RuleWording(id="r1", matcher=SameArguments(one.same), keys=("path",), scope="agent", expires_in=DAY)
+    pending_decision = await asked(world)
+    rule = RuleWording(
+        id="r1", matcher=SameArguments(pending_decision.same), keys=("path",), scope="agent", expires_in=DAY
+    )
     for write in (
-        answer_decision(one, "approve", by, "a"),
-        approve_edited(one, b"{}", by, "b"),
-        approve_always(one, rule, by, "c"),
+        answer_decision(pending_decision, "approve", by, "a"),
+        approve_edited(pending_decision, b"{}", by, "b"),
+        approve_always(pending_decision, rule, by, "c"),
         change_cap(Account("fleet", "", "usd"), None, by, "d"),
     ):
         assert (await world.store.commit(write)).events == ()

@@ -25,7 +25,7 @@ from halter.core.usage import ModelName
 from halter.guard.tool_door import Answer
 from halter.models.scripted import Scripted
 from halter.operations import money as desks
-from halter.operations.desk import Actor, Principal
+from halter.operations.actor import Actor, Principal
 from halter.runtime.agent import PolicyWarning
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import FleetRunner, Supervisor
@@ -96,7 +96,7 @@ def here(tmp_path: Path) -> Place:
 async def test_a_process_with_no_file_or_a_looser_one_spends_under_the_stores_cap(
     place: Place, second: Mapping[str, Any]
 ) -> None:
-    async with open_runtime(place.settings(), written=lambda _: written("limits: {max_cost_usd_per_day: 0.05}")):
+    async with open_runtime(place.settings(), load_fleet=lambda _: written("limits: {max_cost_usd_per_day: 0.05}")):
         """The first file that is used on the store."""
     with pytest.warns(PolicyWarning, match=r"limits\.max_cost_usd_per_day .*\$0\.05"):
         refused = await place.bought(**second)
@@ -120,27 +120,27 @@ async def test_the_same_file_is_adopted_once_and_says_nothing(here: Place) -> No
 
 async def test_a_stricter_file_counts_for_its_own_process_alone(here: Place) -> None:
     await here.bought(fleet=LOOSE)
-    with pytest.warns(PolicyWarning, match=r"is stricter .+ counts here only, .+ halter policy apply"):
+    with pytest.warns(PolicyWarning, match=r"is stricter .+ applies to this process, .+ halter policy apply"):
         assert (await here.bought(fleet={**LOOSE, **CENTS})).outcome == "cost_cap_reached"
     assert (await here.bought(fleet=LOOSE)).outcome == "ok"
 
 
 async def test_of_two_processes_that_are_first_one_is_and_the_other_is_bound(place: Place) -> None:
     async def opens(text: str) -> str:
-        async with open_runtime(place.settings(), written=lambda _: written(text)) as app:
+        async with open_runtime(place.settings(), load_fleet=lambda _: written(text)) as app:
             return str(app.fleet.spec.limits.max_cost_usd_per_day)
 
     texts = [f"limits: {{max_cost_usd_per_day: {cap}}}" for cap in (0.05, 3, 7, 9)]
     caps = await asyncio.gather(*map(opens, texts))
     (event,) = await place.adopted()
     first = round(json.loads(event.policy)["limits"]["max_cost_usd_per_day"] * 1_000_000)
-    own = [50_000, 3_000_000, 7_000_000, 9_000_000]
-    assert caps == [str(min(first, cap)) for cap in own]
+    numbers = [50_000, 3_000_000, 7_000_000, 9_000_000]
+    assert caps == [str(min(first, cap)) for cap in numbers]
 
 
 async def test_what_an_agent_started_adopts_nothing_and_is_bound_by_the_defaults(here: Place) -> None:
     loose = written("mode: FULL\nlimits: {max_cost_usd_per_day: none}")
-    async with open_runtime(here.settings("agent:clerk"), written=lambda _: loose) as app:
+    async with open_runtime(here.settings("agent:clerk"), load_fleet=lambda _: loose) as app:
         assert app.fleet.spec.mode == "SEMI"
         assert app.fleet.spec.limits.max_cost_usd_per_day != loose.spec.limits.max_cost_usd_per_day
     assert await here.adopted() == []
@@ -170,16 +170,16 @@ async def test_only_a_person_with_the_highest_role_changes_it_and_the_event_name
 
 
 async def test_a_policy_that_somebody_else_changed_meanwhile_is_not_overwritten(here: Place) -> None:
-    async with open_runtime(here.settings(), written=lambda _: written("mode: SEMI")) as app:
+    async with open_runtime(here.settings(), load_fleet=lambda _: written("mode: SEMI")) as app:
         desk = Actor(app, Principal("ada"))
-        seen = await desks.show(desk)
-        await desks.apply(desk, seen, written("mode: ASSIST"))
+        store_policy = await desks.show(desk)
+        await desks.apply(desk, store_policy, written("mode: ASSIST"))
         with pytest.raises(NotDone, match="meanwhile"):
-            await desks.apply(desk, seen, written("mode: FULL"))
+            await desks.apply(desk, store_policy, written("mode: FULL"))
 
 
 async def test_an_agent_of_a_program_is_bound_too(here: Place) -> None:
-    async with open_runtime(here.settings(), written=lambda _: written("policy: {disabled: [buy]}")):
+    async with open_runtime(here.settings(), load_fleet=lambda _: written("policy: {disabled: [buy]}")):
         """The first file that is used on the store."""
     model = Scripted([calls(("buy", {})), says("Done.")], SystemClock(), ModelName("scripted", "first"))
     agent = Agent("desk", store=here.store, settings=here.settings(), model=model, tools=[buy])
@@ -208,11 +208,17 @@ class Shell:
         return folder
 
     def types(self, folder: Path, *words: str, **environ: str) -> tuple[int, str, str]:
-        kept = {"PATH": os.environ["PATH"], "HOME": str(self.home), "HALTER_PERSON": "ada", "COLUMNS": "200", **environ}
-        with Halter(words, env=kept, cwd=folder) as program:
-            said, beside = program.communicate(timeout=120)
-        assert b"Traceback" not in beside, beside.decode()
-        return program.wait(), said.decode(), beside.decode()
+        values = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "HALTER_PERSON": "ada",
+            "COLUMNS": "200",
+            **environ,
+        }
+        with Halter(words, env=values, cwd=folder) as program:
+            body, content = program.communicate(timeout=120)
+        assert b"Traceback" not in content, content.decode()
+        return program.wait(), body.decode(), content.decode()
 
 
 TOOLS = """
@@ -236,18 +242,18 @@ def test_a_command_in_a_folder_without_a_file_says_in_a_line_which_limit_holds_i
     bare, loose = shell.folder("bare"), shell.folder("loose", "limits: {max_cost_usd_per_day: 5}\n")
     play = ("play", "../clerk/buy.yaml")
     assert shell.types(cents, *play)[2].splitlines()[0] == (
-        "halter.yaml is this store's policy from now on: it binds every process on it. See it: halter policy"
+        "halter.yaml is now this store's policy and binds every process that uses it. Show it with: halter policy"
     )
     assert "policy" not in shell.types(cents, *play)[2]
-    code, _, beside = shell.types(bare, *play)
+    code, _, text = shell.types(bare, *play)
     assert code == 1
-    assert beside.splitlines()[0] == (
-        "There is no halter.yaml here, so this store's policy alone counts: limits.max_cost_usd_per_day is $0.05. "
-        "See it: halter policy"
+    assert text.splitlines()[0] == (
+        "No halter.yaml found, so only this store's policy applies: limits.max_cost_usd_per_day is $0.05. "
+        "Show it with: halter policy"
     )
     assert shell.types(loose, *play)[2].splitlines()[0] == (
-        "This store's policy counts, and not halter.yaml, in limits.max_cost_usd_per_day ($0.05, not $5.00). "
-        "To make halter.yaml the store's policy: halter policy apply halter.yaml"
+        "This store's policy applies instead of halter.yaml to limits.max_cost_usd_per_day ($0.05, not $5.00). "
+        "To make halter.yaml the store's policy, run: halter policy apply halter.yaml"
     )
     assert "limits.max_cost_usd_per_day" in shell.types(loose, "doctor")[1]
 
@@ -257,16 +263,16 @@ def test_a_person_makes_another_file_the_stores_policy_and_is_shown_first_what_i
     loose = shell.folder("loose", "mode: ASSIST\nlimits: {max_cost_usd_per_day: 5}\n")
     play = ("play", "../clerk/buy.yaml")
     shell.types(cents, *play)
-    code, _, beside = shell.types(loose, "policy", "apply", "--yes", HALTER_AGENT="clerk")
-    assert (code, "Only a person" in beside) == (1, True)
+    code, _, text = shell.types(loose, "policy", "apply", "--yes", HALTER_AGENT="clerk")
+    assert (code, "Only a person" in text) == (1, True)
     assert shell.types(loose, "policy", "apply")[0] == 2
-    code, shown, _ = shell.types(loose, "policy", "apply", "--yes", "--reason", "agreed")
+    code, output, _ = shell.types(loose, "policy", "apply", "--yes", "--reason", "agreed")
     assert code == 0
-    assert shown.index("LOOSER") < shown.index("stricter")
+    assert output.index("LOOSER") < output.index("stricter")
     assert shell.types(loose, *play)[0] == 0
-    found = json.loads(shell.types(cents, "policy", "show", "--json")[1])
-    assert (found["policy"]["mode"], found["by"]) == ("ASSIST", "ada")
-    assert {each["key"]: each["how"] for each in found["differences"]} == {
+    payload = json.loads(shell.types(cents, "policy", "show", "--json")[1])
+    assert (payload["policy"]["mode"], payload["by"]) == ("ASSIST", "ada")
+    assert {each["key"]: each["how"] for each in payload["differences"]} == {
         "mode": "looser",
         "limits.max_cost_usd_per_day": "stricter",
     }
@@ -289,8 +295,8 @@ async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_per
     sleeps = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 3600, reason: all quiet}}]\n"
     folder = fleet.agent("watch", "model: scripted\nscript: script.yaml\n", script_yaml=sleeps * 3)
 
-    def tell(agent: str, said: str) -> None:
-        fleet.told.append((agent, said))
+    def tell(agent: str, text: str) -> None:
+        fleet.told.append((agent, text))
 
     def make(app: Runtime) -> Supervisor:
         return Supervisor(app, tell, rng=random.Random(1), mode=mode_of(world))
@@ -307,8 +313,8 @@ async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_per
     assert (await fleet.row("watch-1")).state == "SLEEPING"
 
 
-def cap_of(up: Supervisor) -> int | None:
-    return up.agents["watch"].context.agent.policy.caps.session.max_cost_usd
+def cap_of(supervisor: Supervisor) -> int | None:
+    return supervisor.agents["watch"].context.agent.policy.caps.session.max_cost_usd
 
 
 async def test_a_file_that_cannot_be_read_stops_what_acts_and_nothing_is_adopted(here: Place) -> None:

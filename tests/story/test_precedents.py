@@ -14,15 +14,15 @@ from halter.core.ids import FLEET, SessionId, make_worker_id
 from halter.core.ports import Draft, Query, Write
 from halter.core.project import rows_of_event
 from halter.core.rows import DecisionRow, MemoryRow, PrecedentRow
-from halter.dispatch.heartbeat import keep_leases
+from halter.dispatch.heartbeat import renew_leases
 from halter.guard.approvals import list_pending_decisions
 from halter.guard.prepare import Call
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
 from halter.runtime.runtime import open_runtime
 from halter.runtime.session_builder import build_live_session
-from halter.runtime.sessions import begin_session, read_session_row
+from halter.runtime.session_start import begin_session, read_session_row
 from halter.settings import Settings, read_settings
 from halter.testing.world import World
 from halter_drills.children import Pipe, children
@@ -52,18 +52,18 @@ async def _proposes(home: Path, url: str, number: int) -> list[str]:
     ):
         worker = make_worker_id(f"process-{number}", app.ids)
         context = AgentContext(app, agent, models, worker)
-        async with keep_leases(context.store, app.clock, worker):
+        async with renew_leases(context.store, app.clock, worker):
             names = [await begin_session(context, "Look.", "task", f"s-{number}-{each}") for each in range(EACH)]
             return await asyncio.gather(*(_proposal(context, session) for session in names))
 
 
 async def _proposal(context: AgentContext, session: SessionId) -> str:
     (lease,) = await context.store.claim(context.worker, 1, session)
-    made = await build_live_session(context, await read_session_row(context, session), lease)
-    await made.runtime.resume()
+    live_session = await build_live_session(context, await read_session_row(context, session), lease)
+    await live_session.runtime.resume()
     case = {**CASE, "summary": f"  {CASE['summary'].upper()} "} if session.endswith("7") else CASE
-    answer = await made.runtime.call(Call(f"{session}.c1", "propose_precedent", msgspec.json.encode(case)))
-    await made.runtime.end("COMPLETED", "completed")
+    answer = await live_session.runtime.call(Call(f"{session}.c1", "propose_precedent", msgspec.json.encode(case)))
+    await live_session.runtime.end("COMPLETED", "completed")
     return answer.outcome
 
 
@@ -92,11 +92,13 @@ async def looked_at(home: Path, url: str, observed: int) -> None:
     async with open_runtime(settings(home, url)) as app:
         rows = await app.store.ask(Query("all_precedents", PrecedentRow))
         assert [row.observed_count for row in rows] == ([observed] if observed else [])
-        asked = await list_pending_decisions(app.store)
-        assert [(each.about, each.subject) for each in asked] == [("proposal", row.precedent) for row in rows]
+        pending_decisions = await list_pending_decisions(app.store)
+        assert [(each.about, each.subject) for each in pending_decisions] == [
+            ("proposal", row.precedent) for row in rows
+        ]
         questions = await app.store.read(FLEET, limit=1000)
-        assert sum(isinstance(stored.event, DecisionAsked) for stored in questions) == len(rows)
-        assert (await verify(app.store)).findings == ()
+        assert sum(isinstance(question.event, DecisionAsked) for question in questions) == len(rows)
+        assert (await verify_store(app.store)).findings == ()
 
 
 PROPOSES = """
@@ -108,9 +110,9 @@ PROPOSES = """
 """
 
 
-async def decided(world: World, about: Any, proposal: str, status: ProposalVerdict) -> None:
+async def decided(world: World, result: Any, proposal: str, status: ProposalVerdict) -> None:
     """Let a person say what becomes of a proposal."""
-    event = ProposalDecided(proposal=proposal, about=about, status=status, by="ada")
+    event = ProposalDecided(proposal=proposal, about=result, status=status, by="ada")
     rows = rows_of_event(event)
     await world.journal.commit(Write(FLEET, f"{proposal}/{status}", lambda _: [Draft(event)], rows))
 
@@ -133,9 +135,9 @@ async def system_of_second(world: World, office: Office) -> tuple[str, list[Cont
     before = len(office.prompts("clerk"))
     await world.advance(MINUTE)
     prompt = office.prompts("clerk")[before]
-    told = "\n".join([prompt.system, *(part.text for message in prompt.messages for part in message.parts)])
+    output = "\n".join([prompt.system, *(part.text for message in prompt.messages for part in message.parts)])
     stored = await office.events("clerk.papers-2")
-    return told, [each.event for each in stored if isinstance(each.event, ContextGiven)]
+    return output, [each.event for each in stored if isinstance(each.event, ContextGiven)]
 
 
 async def test_what_a_person_kept_is_shown_to_the_next_session_and_named_in_its_journal(
@@ -144,10 +146,10 @@ async def test_what_a_person_kept_is_shown_to_the_next_session_and_named_in_its_
     office, precedent, memory = await proposed(world, tmp_path)
     await decided(world, "precedent", precedent, "kept")
     await decided(world, "memory", memory, "kept")
-    told, given = await system_of_second(world, office)
-    assert f"liability: No limit is asked for. (seen 1 times, {precedent})" in told
-    assert f"The company signs nothing without a limit. ({memory})" in told
-    assert given == [ContextGiven(memories=(memory,), precedents=(precedent,))]
+    text, events = await system_of_second(world, office)
+    assert f"liability: No limit is asked for. (seen 1 times, {precedent})" in text
+    assert f"The company signs nothing without a limit. ({memory})" in text
+    assert events == [ContextGiven(memories=(memory,), precedents=(precedent,))]
     await all_is_well(world)
 
 
@@ -157,10 +159,10 @@ async def test_what_nobody_kept_is_not_shown_to_anybody(world: World, tmp_path: 
     if status:
         await decided(world, "precedent", precedent, status)
         await decided(world, "memory", memory, status)
-    told, given = await system_of_second(world, office)
-    assert "No limit" not in told
-    assert "signs nothing" not in told
-    assert given == []
+    text, events = await system_of_second(world, office)
+    assert "No limit" not in text
+    assert "signs nothing" not in text
+    assert events == []
 
 
 async def test_a_precedent_that_was_decided_on_counts_up_and_asks_nobody_again(world: World, tmp_path: Path) -> None:
@@ -175,8 +177,8 @@ async def test_a_precedent_that_was_decided_on_counts_up_and_asks_nobody_again(w
     for name in "bcd":
         office.drop(f"{name}.txt", f"the words of {name}")
     await world.advance(MINUTE)
-    (again,) = await world.journal.ask(Query("all_precedents", PrecedentRow))
-    assert (again.observed_count, again.status, again.session) == (4, "dismissed", row.session)
+    (precedent_row,) = await world.journal.ask(Query("all_precedents", PrecedentRow))
+    assert (precedent_row.observed_count, precedent_row.status, precedent_row.session) == (4, "dismissed", row.session)
     assert len(await world.journal.ask(Query("all_decisions", DecisionRow))) == 2
     assert sum(isinstance(stored.event, PrecedentProposed) for stored in world.history) == 4
     assert sum(isinstance(stored.event, DecisionAsked) for stored in world.history) == 2

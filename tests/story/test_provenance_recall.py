@@ -10,7 +10,7 @@ from halter.core.ports import Stored, read_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import SessionKind
 from halter.guard.approvals import AnyCondition, EachArgument, make_equals_condition
-from halter.guard.brake import SessionBrake
+from halter.guard.provenance_check import SessionBrake
 from halter.journal.retention import erase_session_bodies
 from halter.loop.history import SessionHistory
 from halter.testing.world import World
@@ -37,8 +37,8 @@ PROBES: Final = tuple(
 
 class Directory:
     def tools(self) -> Sequence[Tool]:
-        known: dict[str, Any] = {"reads": "trusted", "arguments": {"name": "detail"}, "mints": {"mail": "address"}}
-        return [tool(self.find_contact, level="SAFE", effect="read", **known)]
+        fields: dict[str, Any] = {"reads": "trusted", "arguments": {"name": "detail"}, "mints": {"mail": "address"}}
+        return [tool(self.find_contact, level="SAFE", effect="read", **fields)]
 
     async def find_contact(self, name: str) -> str:
         return f"name: {name}\nmail: carol@house.example"
@@ -46,7 +46,7 @@ class Directory:
 
 async def play(world: World, kind: SessionKind = "chat") -> Story:
     """Two turns: letters are read, a contact is looked up, and letters sent; then the person asks for more."""
-    story = Story(world, LINES, kind=kind, more="policy: {lock_after_denial: false}")
+    story = Story(world, LINES, kind=kind, policy_yaml="policy: {lock_after_denial: false}")
     story.provenance, story.extra = "ask", [*Post().tools(), *Directory().tools()]
     answering = world.spawn(answer(world, "deny"))
     await story.run(TASK)
@@ -71,10 +71,10 @@ class Recaller:
         await SessionHistory("s", brake=brake).apply(events, self._read)
         return brake
 
-    async def _read(self, stored: Stored) -> bytes:
-        if stored.body is None and stored.blob is None:
+    async def _read(self, event: Stored) -> bytes:
+        if event.body is None and event.blob is None:
             return b""
-        return await read_body(self.story.world.journal, stored)
+        return await read_body(self.story.world.journal, event)
 
 
 def decide(brake: SessionBrake) -> list[frozenset[tuple[str, str]]]:
@@ -82,8 +82,8 @@ def decide(brake: SessionBrake) -> list[frozenset[tuple[str, str]]]:
     return [frozenset((flaw.argument, flaw.reason) for flaw in brake.judge("send_letter", probe)) for probe in PROBES]
 
 
-def without_body(stored: Stored) -> Stored:
-    return msgspec.structs.replace(stored, body=None, salt=None)
+def without_body(event: Stored) -> Stored:
+    return msgspec.structs.replace(event, body=None, salt=None)
 
 
 def find_looser(whole: SessionBrake, erased: SessionBrake) -> list[bytes]:
@@ -105,25 +105,25 @@ async def test_a_recalled_session_decides_as_the_live_one(world: World) -> None:
     assert story.loop is not None
     live = story.loop.brake
     assert live is not None
-    again = await recall(events)
-    assert (decide(again), again.clean, again.locked) == (decide(live), live.clean, live.locked)
-    assert any(decide(again))
-    assert not all(decide(again))
+    session_brake = await recall(events)
+    assert (decide(session_brake), session_brake.clean, session_brake.locked) == (decide(live), live.clean, live.locked)
+    assert any(decide(session_brake))
+    assert not all(decide(session_brake))
     assert decide(await recall(events, AmnesiacBrake)) != decide(live)
 
 
 async def test_a_recalled_session_takes_a_rule_for_no_word_of_a_person_as_the_live_one_does(world: World) -> None:
     lines = (READ, TO_MALLORY, LOOK_UP, READ, says("Done."))
-    story = Story(world, lines, kind="task", more="policy: {lock_after_denial: false}")
+    story = Story(world, lines, kind="task", policy_yaml="policy: {lock_after_denial: false}")
     story.provenance, story.extra = "ask", [*Post("anyone").tools(), *Directory().tools()]
     to = make_equals_condition("to", "mallory@evil.example")
     answering = world.spawn(always(world, EachArgument((to, AnyCondition("text")))))
     await story.run(TASK)
     answering.cancel()
     assert story.loop is not None
-    live, again = story.loop.brake, await Recaller(story)(await story.events())
+    live, session_brake = story.loop.brake, await Recaller(story)(await story.events())
     assert live is not None
-    assert decide(again) == decide(live)
+    assert decide(session_brake) == decide(live)
 
 
 async def test_two_sessions_that_part_after_any_event_decide_alike_until_then_and_apart_from_then_on(
@@ -133,11 +133,11 @@ async def test_two_sessions_that_part_after_any_event_decide_alike_until_then_an
     story = await play(world)
     recall, events = Recaller(story), await story.events()
     for end in range(1, len(events) + 1):
-        one, other = await recall(events[:end]), await recall(events[:end])
-        before = decide(one)
+        session_brake, other = await recall(events[:end]), await recall(events[:end])
+        before = decide(session_brake)
         assert before == decide(other), end
         other.observe_erased(ToolCall("c", "read_letters", "{}"))
-        assert decide(one) == before, end
+        assert decide(session_brake) == before, end
         assert not other.clean
 
 

@@ -48,14 +48,14 @@ def test_the_schema_accepts_the_example_of_a_provider(folder: Path) -> None:
 
 
 def test_there_is_an_example_for_every_provider_and_the_page_lists_them() -> None:
-    named = {
+    providers = {
         model.provider
         for each in FOLDERS
         for model in models(resolve_agent(FleetConfig(), read_agent(each), each).model_settings)
     }
-    assert named >= {"openai", "anthropic", "gemini", "ollama", "reflex", "scripted"}
-    assert named >= {"azure", "bedrock", "vertex", "openrouter", "groq", "mistral"}
-    assert any(provider not in {*KNOWN_PROVIDERS, "reflex", "scripted"} for provider in named)
+    assert providers >= {"openai", "anthropic", "gemini", "ollama", "reflex", "scripted"}
+    assert providers >= {"azure", "bedrock", "vertex", "openrouter", "groq", "mistral"}
+    assert any(provider not in {*KNOWN_PROVIDERS, "reflex", "scripted"} for provider in providers)
     page = (PROVIDERS / "README.md").read_text("utf-8")
     assert [folder.name for folder in FOLDERS if f"[{folder.name}]({folder.name})" not in page] == []
 
@@ -65,12 +65,12 @@ def test_the_rules_of_the_examples_and_of_a_new_agent_can_be_followed(tmp_path: 
     (tmp_path / "agent.yaml").write_text(render_starter_files("new", "")["agent.yaml"])
     for folder in (tmp_path, PROVIDERS / "ollama", PROVIDERS / "offline-reflex"):
         read = resolve_agent(FleetConfig(), read_agent(folder), folder)
-        reflex_from(list(read.model_settings.reflex), read.reflex_at)
+        reflex_from(list(read.model_settings.reflex), read.locate_reflex)
 
 
 def test_the_script_of_the_example_can_be_played() -> None:
     folder = PROVIDERS / "offline-scripted"
     read = resolve_agent(FleetConfig(), read_agent(folder), folder)
-    assert make_scripted_model(list(read.model_settings.script), read.script_at, SystemClock()).name == ModelName(
+    assert make_scripted_model(list(read.model_settings.script), read.locate_script, SystemClock()).name == ModelName(
         "scripted", "script"
     )

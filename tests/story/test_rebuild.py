@@ -28,11 +28,11 @@ from halter.journal.rebuild import (
     list_streams,
     read_live_rows,
     read_raw_events,
-    rebuild,
+    rebuild_tables,
     sort_streams,
 )
 from halter.journal.retention import erase_session_bodies
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 
 if TYPE_CHECKING:
     from conftest import Ground, Scribe
@@ -51,18 +51,18 @@ class Days:
         self.number = 0
 
     async def live(self, steps: Iterable[tuple[str, str, int]]) -> None:
-        for what, session, amount in steps:
+        for text, session, amount in steps:
             self.number += 1
             self.ground.time += MINUTE // 3
             await self.scribe.claim()
             begun = session in self.scribe.leases
-            if what in ("start", "child"):
+            if text in ("start", "child"):
                 if not begun:
-                    await self._begin(session, amount if what == "child" else 0)
-            elif what == "cap":
+                    await self._begin(session, amount if text == "child" else 0)
+            elif text == "cap":
                 await self.scribe.cap(None if amount % 7 == 0 else 10 * amount)
             elif begun and await self._works(session):
-                await getattr(self, f"_{what}")(session, amount)
+                await getattr(self, f"_{text}")(session, amount)
 
     async def _begin(self, session: str, carved: int) -> None:
         parent = next((name for name in self.scribe.leases if name not in self.parents), None)
@@ -125,7 +125,7 @@ def fold_in(order: random.Random, view: StoreView) -> dict[RowKey, Row]:
     for stream in sort_streams(streams):
         for event in read_raw_events(view, stream):
             fold.apply(event)
-    return fold.rows_beside(read_live_rows(view))
+    return fold.merge_live_leases(read_live_rows(view))
 
 
 async def rows_and_events_agree(scribe: "Scribe", steps: list[tuple[str, str, int]], order: random.Random) -> None:
@@ -135,9 +135,9 @@ async def rows_and_events_agree(scribe: "Scribe", steps: list[tuple[str, str, in
     anew = await compute_projections(ground.store)
     assert compare_rows(live, anew) == []
     assert await ground.store.study(lambda view: fold_in(order, view)) == anew
-    await rebuild(ground.store)
+    await rebuild_tables(ground.store)
     assert await ground.store.study(read_live_rows) == live
-    assert (await verify(ground.store)).ok
+    assert (await verify_store(ground.store)).ok
 
 
 @given(steps=STEPS, order=st.randoms(use_true_random=False))
@@ -158,11 +158,11 @@ async def test_rows_made_anew_equal_the_live_ones_on_every_store(ground: "Ground
         for number in range(120)
     ]
     await rows_and_events_agree(scribe, steps, chance)
-    written = await ground.store.study(
+    texts = await ground.store.study(
         lambda view: {event.kind for name in list_streams(view) for event in read_raw_events(view, name)}
     )
-    assert {"call_settled", "request_settled", "cap_changed", "session_parked", "wake_posted"} <= written
-    assert {"session_ended", "overrun_incurred", "cost_cap_reached"} & written
+    assert {"call_settled", "request_settled", "cap_changed", "session_parked", "wake_posted"} <= texts
+    assert {"session_ended", "overrun_incurred", "cost_cap_reached"} & texts
 
 
 async def test_every_row_that_was_spoiled_is_put_right(history: "Scribe") -> None:
@@ -173,7 +173,7 @@ async def test_every_row_that_was_spoiled_is_put_right(history: "Scribe") -> Non
     ground.sql("DELETE FROM holds")
     ground.sql("UPDATE sessions SET state = 'RUNNING', due_at = 5, agent = 'another'")
     assert not (await ground.verify()).ok
-    await rebuild(ground.store)
+    await rebuild_tables(ground.store)
     assert await ground.store.study(read_live_rows) == before
     assert (await ground.verify()).ok
 
@@ -181,18 +181,18 @@ async def test_every_row_that_was_spoiled_is_put_right(history: "Scribe") -> Non
 async def test_whoever_works_on_a_session_goes_on_after_a_rebuild(ground: "Ground", scribe: "Scribe") -> None:
     await scribe.start("one")
     await scribe.hold("one", "call", 100)
-    await rebuild(ground.store)
+    await rebuild_tables(ground.store)
     await scribe.settle("one", "call", 70)
     await scribe.end("one")
     (fleet,) = [row for row in await ground.store.ask(Query("budgets", BudgetRow)) if row.scope == "fleet"]
     assert (fleet.spent, fleet.held) == (70, 0)
-    assert (await verify(ground.store)).ok
+    assert (await verify_store(ground.store)).ok
 
 
 async def test_a_rebuilt_session_row_lets_no_earlier_owner_write_again(history: "Scribe") -> None:
     ground = history.ground
     ground.sql("DELETE FROM sessions")
-    await rebuild(ground.store)
+    await rebuild_tables(ground.store)
     (row,) = await ground.store.ask(Query("session", SessionRow, {"session": "three"}))
     assert (row.owner, row.generation) == ("", 1)
     woken = SessionWoken(cause="timer")
@@ -208,7 +208,7 @@ async def test_events_that_this_program_does_not_know_are_left_to_a_newer_one(hi
     before = await ground.store.study(read_live_rows)
     ground.sql("UPDATE events SET kind = 'from_the_future' WHERE stream = 'fleet'")
     with pytest.raises(StoreUnusable, match=r"Event 1 of fleet .*'from_the_future', version 1.* newer Halter"):
-        await rebuild(ground.store)
+        await rebuild_tables(ground.store)
     assert await ground.store.study(read_live_rows) == before
 
 
@@ -216,7 +216,7 @@ async def test_rows_that_cannot_be_right_replace_nothing(history: "Scribe") -> N
     ground = history.ground
     before = await ground.store.study(read_live_rows)
     wrong = BudgetRow("fleet", "", "usd", cap=1, spent=2)
-    with pytest.raises(StoreUnusable, match="cannot be right"):
+    with pytest.raises(StoreUnusable, match="produce invalid rows"):
         await ground.store.replace(lambda _: [wrong])
     assert await ground.store.study(read_live_rows) == before
 
@@ -230,6 +230,6 @@ async def test_every_table_of_rows_can_be_read_whole(ground: "Ground", scribe: "
     await scribe.park("two", inbox_seen=9, trouble="outage")
     assert (await ground.verify()).ok
     for table in PROJECTIONS:
-        found = await ground.store.study(lambda view, table=table: view.ask(f"all_{table.TABLE}", {}))
-        assert found, table.TABLE
-        assert list(found[0]) == [field.name for field in msgspec.structs.fields(table)]
+        results = await ground.store.study(lambda view, table=table: view.ask(f"all_{table.TABLE}", {}))
+        assert results, table.TABLE
+        assert list(results[0]) == [field.name for field in msgspec.structs.fields(table)]

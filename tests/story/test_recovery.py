@@ -93,7 +93,9 @@ async def test_a_plain_write_never_runs_again_by_itself_and_its_hold_stays(world
     assert await recovery.resolve(lease, doubt) == ApprovalRequired("s.1", "s.1/unknown")
     assert await recovery.resolve(lease, doubt) == ApprovalRequired("s.1", "s.1/unknown")
     assert tool.keys == []
-    assert [one.about for one in await list_pending_decisions(world.store)] == ["unknown_call"]
+    assert [pending_decision.about for pending_decision in await list_pending_decisions(world.store)] == [
+        "unknown_call"
+    ]
     assert [hold.hold for hold in await world.store.ask(Query("holds", HoldRow))] == ["s.1"]
 
 
@@ -129,10 +131,10 @@ async def test_a_successor_that_asks_for_the_same_call_does_not_act_on_its_prede
     await world.store.commit(
         lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="ada"))
     )
-    asked = CallRequest(call="s.1", tool="deed", arguments=b"{}", session="s", agent="desk", now=world.now)
+    call_request = CallRequest(call="s.1", tool="deed", arguments=b"{}", session="s", agent="desk", now=world.now)
     for worker in ("first", "second"):
         (lease,) = await world.store.claim(WorkerId(worker), 1)
         assert lease.session == SessionId("s")
-        await door.guarded_tool_call(lease, asked, ToolExecution(tool, ARGUMENTS, {}, (), tool.spec.timeout))
+        await door.guarded_tool_call(lease, call_request, ToolExecution(tool, ARGUMENTS, {}, (), tool.spec.timeout))
         await world.advance(MINUTE)
     assert tool.keys == ["s.1"]

@@ -86,10 +86,10 @@ async def test_a_path_that_leads_nowhere_is_told_and_asked_once(world: World, tm
     wrong = DESK.replace("ttl: 30", "ttl: 30, auto_refresh: true").replace("path: positions", "path: holdings")
     fleet.start(fleet.agent("desk", wrong, ACCOUNT, script_yaml=NAP))
     await world.advance(MINUTE)
-    (shown,) = map(known, fleet.prompts("desk"))
-    assert "cash: 100 (0s ago)" in shown
-    assert "positions: not yet loaded" in shown
-    assert "There is no `holdings` where `holdings` looks for it." in shown
+    (text,) = map(known, fleet.prompts("desk"))
+    assert "cash: 100 (0s ago)" in text
+    assert "positions: not yet loaded" in text
+    assert "There is no `holdings` at `holdings`." in text
 
 
 @pytest.mark.both_dispatchers

@@ -45,8 +45,8 @@ FLEET_FILE = "models: {'test:paid': {price: {input: 1, output: 1}}}\n"
 def policy_of(limits: str = "{}", fleet: str = "", agent: str = "") -> SessionContext:
     ours = parse_fleet(load_bytes((FLEET_FILE + fleet).encode(), "halter.yaml"))
     theirs = parse_agent(load_bytes(f"name: desk\nlimits: {limits}\n{agent}".encode(), "agent.yaml"))
-    resolved = resolve_policy(ours, theirs)
-    return SessionContext("s", "desk", Phase("work", None), resolved, str(resolved.digest()))
+    resolved_policy = resolve_policy(ours, theirs)
+    return SessionContext("s", "desk", Phase("work", None), resolved_policy, str(resolved_policy.digest()))
 
 
 def prompt(text: str = "What is new?", most: int = 1000) -> Prompt:
@@ -61,15 +61,15 @@ def answers(*lines: ScriptLine | str, world: World, name: ModelName = PAID) -> S
 class Desk:
     """A session with its door to models."""
 
-    def __init__(self, world: World, lease: Lease, standing: SessionContext) -> None:
+    def __init__(self, world: World, lease: Lease, session_context: SessionContext) -> None:
         self.world = world
         self.lease = lease
-        self.standing = standing
+        self.standing = session_context
         self.door = ModelDoor(
             world.store,
             world.clock,
             world.ledger,
-            Prices(standing.policy.prices),
+            Prices(session_context.policy.prices),
             redact=lambda text: text.replace("hunter2", "[redacted]"),
         )
 
@@ -139,19 +139,19 @@ async def test_what_was_sent_and_what_was_answered_can_be_read_in_the_journal(wo
     desk = await desk_in(world)
     long = "A long tale. " * 10_000
     await desk.asks(answers(long, world=world), prompt=prompt(long, most=10))
-    began, ended = await desk.events()
+    began, event = await desk.events()
     assert began.blob is not None
-    assert ended.blob is not None
-    sent = msgspec.json.decode(await read_body(world.store, began), type=Prompt)
-    assert sent == prompt(long, most=10)
-    assert msgspec.json.decode(await read_body(world.store, ended), type=Reply).text == long
+    assert event.blob is not None
+    payload = msgspec.json.decode(await read_body(world.store, began), type=Prompt)
+    assert payload == prompt(long, most=10)
+    assert msgspec.json.decode(await read_body(world.store, event), type=Reply).text == long
 
 
 async def test_who_asks_twice_for_one_request_is_told_twice_and_the_model_is_asked_once(world: World) -> None:
     desk, model = await desk_in(world), answers("One.", "Two.", world=world)
     first = await desk.asks(model)
     assert await desk.asks(model) == msgspec.structs.replace(first, repeated=True)
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
     assert (await desk.asks(model, attempt=1)).reply.text == "Two."
 
 
@@ -161,7 +161,7 @@ async def test_a_failure_is_told_again_as_it_was(world: World) -> None:
     first = await desk.asks(model)
     assert first == FailedRequest("s.1/0", "error", "Busy: come back", 0, True, 30 * SECOND)
     assert await desk.asks(model) == msgspec.structs.replace(first, repeated=True)
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
 
 
 class Repeating(StoreProxy):
@@ -180,7 +180,7 @@ async def test_a_request_whose_admission_was_confirmed_late_is_asked_all_the_sam
     )
     assert (await desk.asks(model)).cost_usd == 120
     assert await desk.kinds() == ["request_started", "request_settled"]
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
 
 
 async def test_an_answer_that_was_erased_is_gone_and_not_asked_for_again(world: World) -> None:
@@ -191,9 +191,9 @@ async def test_an_answer_that_was_erased_is_gone_and_not_asked_for_again(world: 
     await world.store.commit(Write(FLEET, "erase", lambda _: [Draft(erased)], others=(stream,)))
     answer = await desk.asks(model)
     assert answer == FailedRequest(
-        "s.1/0", "error", "Erased: what the model answered was erased", 120, tokens=120, repeated=True
+        "s.1/0", "error", "Erased: the model's answer was erased", 120, tokens=120, repeated=True
     )
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
 
 
 async def test_what_was_to_be_sent_goes_with_the_refusal_and_can_be_erased_with_it(world: World) -> None:
@@ -210,19 +210,19 @@ async def test_what_was_to_be_sent_goes_with_the_refusal_and_can_be_erased_with_
 async def test_a_request_that_would_trip_all_brakes_reports_the_halt_then_the_model_then_the_money(
     world: World,
 ) -> None:
-    standing = policy_of("{max_cost_usd: 0.0001}", agent="allowed_models: ['other:*']\n")
-    desk, model = await desk_in(world, standing), answers("No.", world=world)
+    session_context = policy_of("{max_cost_usd: 0.0001}", agent="allowed_models: ['other:*']\n")
+    desk, model = await desk_in(world, session_context), answers("No.", world=world)
     await world.store.commit(halt("fleet", "ada", "halt", "enough"))
     assert await desk.asks(model) == RefusedRequest("s.1/0", "external_halt", "fleet was halted by ada: enough.")
     await world.store.commit(resume("fleet", "ada", "resume"))
     assert (await desk.asks(model)).outcome == "external_halt"
     second = await desk.asks(model, attempt=1)
     assert second.outcome == "disabled"
-    assert second.sentence == "test:paid may not be asked by desk: `allowed_models` has other:*."
+    assert second.sentence == "test:paid is not allowed for desk: `allowed_models` is other:*."
     desk.standing = policy_of("{max_cost_usd: 0.0001}")
     assert (await desk.asks(model, attempt=2)).outcome == "cost_cap_reached"
     assert await desk.kinds() == ["request_refused", "request_refused", "cost_cap_reached", "request_refused"]
-    assert model.asked == []
+    assert model.requests == []
     brakes = make_receipt(await world.events(session_stream("s"))).brakes
     assert [(brake.code, brake.refused) for brake in brakes] == [
         ("external_halt", "s.1/0"),
@@ -239,7 +239,7 @@ async def test_a_model_without_a_price_is_refused_while_a_cap_binds_and_told_wha
     assert answer.outcome == "disabled"
     assert "The price of nobody:knows is not known" in answer.sentence
     assert "`price: free`" in answer.sentence
-    assert model.asked == []
+    assert model.requests == []
 
 
 NO_CAPS = "{max_cost_usd: none, max_cost_usd_per_day: none}"
@@ -254,18 +254,18 @@ async def test_a_model_without_a_price_may_be_asked_where_no_cap_binds_until_a_p
     assert (await desk.asks(model)).cost_usd == 0
     await world.store.commit(change_cap(Account("session:s", "", "usd"), usd_to_micros(1), "ada", "cap"))
     assert (await desk.asks(model, "s.2")).outcome == "disabled"
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
 
 
 def test_the_answer_is_kept_shorter_where_the_money_is_short(live: Live) -> None:
     async def story(world: World) -> None:
         desk, model = await desk_in(world, policy_of("{max_cost_usd: 0.0006}")), answers("Short.", world=world)
         answer = await desk.asks(model)
-        started = await desk.started()
-        (sent,) = model.asked
+        event = await desk.started()
+        (sent,) = model.requests
         assert 256 <= sent.max_output_tokens < 1000
-        assert sent.max_output_tokens == started.max_output_tokens == answer.max_output_tokens
-        assert {leg.amount for leg in started.legs if leg.unit == "usd"} == {600}
+        assert sent.max_output_tokens == event.max_output_tokens == answer.max_output_tokens
+        assert {leg.amount for leg in event.legs if leg.unit == "usd"} == {600}
 
     live(story)
 
@@ -282,7 +282,7 @@ async def test_the_shortest_useful_answer_is_what_the_agent_says(world: World) -
     limits = "{max_cost_usd: 0.0003, min_output_tokens: 20}"
     desk, model = await desk_in(world, policy_of(limits)), answers("Yes.", world=world)
     await desk.asks(model)
-    assert 20 <= model.asked[0].max_output_tokens < 256
+    assert 20 <= model.requests[0].max_output_tokens < 256
 
 
 async def test_a_token_budget_shortens_the_answer_counts_uncached_tokens_and_then_refuses(world: World) -> None:
@@ -290,7 +290,7 @@ async def test_a_token_budget_shortens_the_answer_counts_uncached_tokens_and_the
     cached = Usage(input_tokens=400, output_tokens=20, cache_read_tokens=380)
     model = answers(say("One.", cached), say("Two.", Usage(500, 100)), world=world)
     await desk.asks(model)
-    assert model.asked[0].max_output_tokens < 1000
+    assert model.requests[0].max_output_tokens < 1000
     assert (await desk.budget(unit="tokens")).spent == 40
     await desk.asks(model, "s.2")
     answer = await desk.asks(model, "s.3")
@@ -302,17 +302,17 @@ def over_time(events: list[Stored]) -> list[int]:
     """What is spent and held for the fleet after each event."""
     held: dict[str, int] = {}
     sums: list[int] = []
-    spent = 0
+    text = 0
     for stored in events:
         match stored.event:
             case RequestStarted(request=name, legs=legs):
                 held[name] = max(leg.amount for leg in legs if leg.scope == "fleet")
             case RequestSettled(request=name, charge=charge) if charge is not None:
-                spent += charge.usd
+                text += charge.usd
                 del held[name]
             case _:
                 pass
-        sums.append(spent + sum(held.values()))
+        sums.append(text + sum(held.values()))
     return sums
 
 
@@ -330,12 +330,12 @@ async def twenty_at_once(world: World, prices: PriceTable | None = None) -> tupl
 def test_of_twenty_requests_at_once_under_one_cap_none_is_ever_admitted_above_it(live: Live) -> None:
     async def story(world: World) -> None:
         desk, model, outcomes = await twenty_at_once(world)
-        answered = [each for each in outcomes if isinstance(each, AnsweredRequest)]
+        answered_requests = [each for each in outcomes if isinstance(each, AnsweredRequest)]
         refused = [each for each in outcomes if isinstance(each, RefusedRequest)]
-        assert len(answered) + len(refused) == 20
-        assert len(answered) == len(model.asked) > 5
+        assert len(answered_requests) + len(refused) == 20
+        assert len(answered_requests) == len(model.requests) > 5
         assert max(over_time(await desk.events())) <= CAP
-        assert (await desk.budget("fleet")).spent == 600 * len(answered)
+        assert (await desk.budget("fleet")).spent == 600 * len(answered_requests)
 
     live(story)
 
@@ -355,7 +355,7 @@ class Flatterer:
 
 async def test_with_a_bound_that_is_none_the_same_twenty_are_seen_to_pass_the_cap(world: World) -> None:
     desk, model, _ = await twenty_at_once(world, Flatterer())
-    assert len(model.asked) == 20
+    assert len(model.requests) == 20
     assert max(over_time(await desk.events())) > CAP
 
 
@@ -490,19 +490,19 @@ class Punctual(Scripted):
 
 
 def test_an_answer_that_was_given_just_as_its_time_was_up_is_never_thrown_away() -> None:
-    kept: set[bool] = set()
+    results: set[bool] = set()
 
     async def story(world: World) -> None:
         desk = await desk_in(world)
         model = Punctual([say("Just in time.", Usage(100, 20), takes=5 * SECOND)], world.clock, PAID)
         answer = await desk.asks(model, timeout=5 * SECOND)
         assert isinstance(answer, AnsweredRequest) == model.finished
-        kept.add(model.finished)
+        results.add(model.finished)
 
     for seed in range(20):
         with World(seed) as world:
             world.run(story(world))
-    assert True in kept
+    assert True in results
 
 
 class Stubborn(Interrupted):
@@ -573,12 +573,12 @@ async def test_a_truth_beyond_the_cap_is_recorded_with_an_incident_and_the_answe
 async def test_secrets_are_masked_before_the_journal_and_the_model_and_whoever_asked(world: World) -> None:
     desk = await desk_in(world)
     parts = (Text("It is hunter2."), ToolCall("1", "login", '{"password":"hunter2"}'))
-    told = Message("user", (ToolResult("1", "login", "ok", "hunter2 is right"),))
+    message = Message("user", (ToolResult("1", "login", "ok", "hunter2 is right"),))
     model = answers(ScriptLine(reply=Reply(parts, "calls", Usage(100, 20))), world=world)
     tool = ToolSpec(name="login", description="Never say hunter2.", schema=b"{}")
     secret = Prompt(
         system="hunter2",
-        messages=(make_user_message("hunter2\ud800"), Message("assistant", parts), told),
+        messages=(make_user_message("hunter2\ud800"), Message("assistant", parts), message),
         tools=(tool,),
     )
     answer = await desk.asks(model, prompt=secret)
@@ -586,7 +586,7 @@ async def test_secrets_are_masked_before_the_journal_and_the_model_and_whoever_a
         Text("It is [redacted]."),
         ToolCall("1", "login", '{"password":"[redacted]"}'),
     )
-    assert b"hunter2" not in msgspec.json.encode(model.asked)
+    assert b"hunter2" not in msgspec.json.encode(model.requests)
     for event in await desk.events():
         assert b"hunter2" not in (event.body or b"") + event.facts
     assert await desk.asks(model, prompt=secret) == msgspec.structs.replace(answer, repeated=True)
@@ -601,8 +601,8 @@ async def test_a_failures_words_are_masked_too(world: World) -> None:
 
 
 async def test_observing_lets_pass_and_records_what_would_have_been_refused(world: World) -> None:
-    standing = policy_of("{max_cost_usd: 0.0001}", "observe: true\n", "allowed_models: ['other:*']\n")
-    desk, model = await desk_in(world, standing), answers("Yes.", world=world)
+    session_context = policy_of("{max_cost_usd: 0.0001}", "observe: true\n", "allowed_models: ['other:*']\n")
+    desk, model = await desk_in(world, session_context), answers("Yes.", world=world)
     answer = await desk.asks(model)
     assert (answer.reply.text, answer.max_output_tokens) == ("Yes.", 1000)
     assert (await desk.started()).observed == ("disabled", "cost_cap_reached")
@@ -643,9 +643,9 @@ def test_a_crash_between_intent_and_outcome_leaves_the_hold_and_recovery_settles
         await world.advance(MINUTE)
         (lease,) = await world.store.claim(WorkerId("successor"), 1)
         heir = Desk(world, lease, desk.standing)
-        again = await heir.asks(model)
-        assert (again.outcome, again.may_retry) == ("unknown", True)
-        assert len(model.asked) == 1
+        result = await heir.asks(model)
+        assert (result.outcome, result.may_retry) == ("unknown", True)
+        assert len(model.requests) == 1
         (flight,) = replay(await world.events(session_stream("s"))).in_flight.values()
         door = ToolDoor(world.store, world.clock, world.ledger, redact=str)
         await Recovery(world.store, world.ledger, door).resolve(lease, CallInDoubt(flight, None))
@@ -663,6 +663,6 @@ async def test_a_successor_is_given_the_answer_that_its_predecessor_paid_for(wor
     first = await desk.asks(model)
     await world.advance(MINUTE)
     (lease,) = await world.store.claim(WorkerId("successor"), 1)
-    again = await Desk(world, lease, desk.standing).asks(model)
-    assert again == msgspec.structs.replace(first, repeated=True)
-    assert len(model.asked) == 1
+    result = await Desk(world, lease, desk.standing).asks(model)
+    assert result == msgspec.structs.replace(first, repeated=True)
+    assert len(model.requests) == 1

@@ -97,8 +97,8 @@ class Place:
     def copies(self) -> Path:
         """Copy the store, as SQLite does it."""
         copy = self.home / "copy.db"
-        with closing(sqlite3.connect(self.store)) as one, closing(sqlite3.connect(copy)) as other:
-            one.backup(other)
+        with closing(sqlite3.connect(self.store)) as connection, closing(sqlite3.connect(copy)) as other:
+            connection.backup(other)
         return copy
 
     def puts_back(self, copy: Path) -> None:
@@ -139,11 +139,11 @@ def test_an_older_copy_of_the_store_runs_nothing_and_says_what_is_missing(restor
         assert refused(result), f"{words}\n{result.output}"
     assert restored.paid() == 2
     assert restored.kept() == before
-    told = " ".join(restored.pays().output.split())
-    assert "events until" in told
-    assert "1 of fleet" in told
-    assert "up to $0.06 of spending, 1 halt." in told
-    assert told.endswith("halter store accept")
+    text = " ".join(restored.pays().output.split())
+    assert "events until" in text
+    assert "1 of fleet" in text
+    assert "up to $0.06 of spending, 1 halt." in text
+    assert text.endswith("halter store accept")
 
 
 def test_who_only_looks_at_an_older_copy_is_warned_and_answered(restored: Place) -> None:
@@ -155,8 +155,8 @@ def test_who_only_looks_at_an_older_copy_is_warned_and_answered(restored: Place)
         assert MISSING not in result.stdout.replace("\n", " "), words
     assert restored.halter("verify").exit_code == 1
     assert restored.halter("store").exit_code == 1
-    found = restored.json("store")
-    assert (found["whole"], found["missing"] > 1) == (False, True)
+    payload = restored.json("store")
+    assert (payload["whole"], payload["missing"] > 1) == (False, True)
     checks = {check["name"]: check for check in restored.json("doctor")}
     assert checks["checkpoints"]["verdict"] == "problem"
     assert MISSING in checks["checkpoints"]["finding"]
@@ -181,12 +181,12 @@ def test_after_a_person_accepted_what_is_missing_everything_goes_on(restored: Pl
     assert restored.json("store")["whole"]
     verified = restored.halter("verify")
     assert verified.exit_code == 0, verified.output
-    assert "a person went on with the store" in " ".join(verified.stdout.split())
+    assert "a person accepted the store" in " ".join(verified.stdout.split())
     with closing(sqlite3.connect(restored.store)) as store:
         ((facts,),) = store.execute("SELECT facts FROM events WHERE kind = 'store_accepted'")
-    said = json.loads(facts)
-    assert (said["by"], said["reason"]) == ("ada", "the backup of Monday")
-    assert "1 halt" in said["lacks"]
+    payload = json.loads(facts)
+    assert (payload["by"], payload["reason"]) == ("ada", "the backup of Monday")
+    assert "1 halt" in payload["lacks"]
     assert "there is nothing to accept" in restored.answer("store", "accept")
 
 
@@ -208,7 +208,7 @@ def test_a_store_that_was_deleted_is_not_begun_anew_in_silence(place: Place) -> 
         path.unlink()
     result = place.pays()
     assert result.exit_code == 3
-    assert "is gone" in " ".join(result.output.split())
+    assert "is missing" in " ".join(result.output.split())
     assert not place.store.exists()
     assert place.halter("sessions").exit_code == 3
     place.answer("store", "accept", "--yes")
@@ -217,10 +217,10 @@ def test_a_store_that_was_deleted_is_not_begun_anew_in_silence(place: Place) -> 
 
 
 def test_a_store_that_another_one_replaced_is_missed(place: Place) -> None:
-    other = place.home / "other.db"
+    path = place.home / "other.db"
     assert place.pays().exit_code == 0
-    place.answer("play", "clerk/pay.yaml", HALTER_STORE=str(other))
-    place.puts_back(other)
+    place.answer("play", "clerk/pay.yaml", HALTER_STORE=str(path))
+    place.puts_back(path)
     result = place.pays()
     assert result.exit_code == 3
     assert "is not the one that was used here before" in " ".join(result.output.split())
@@ -229,19 +229,19 @@ def test_a_store_that_another_one_replaced_is_missed(place: Place) -> None:
 
 
 def test_machines_with_checkpoints_of_their_own_doubt_nothing_and_hear_of_what_was_accepted(place: Place) -> None:
-    here, there = ({"XDG_STATE_HOME": str(place.home / name)} for name in ("here", "there"))
-    assert place.pays(**here).exit_code == 0
+    values, there = ({"XDG_STATE_HOME": str(place.home / name)} for name in ("here", "there"))
+    assert place.pays(**values).exit_code == 0
     place.answer("halt", "fleet", **there)
     copy = place.copies()
-    place.answer("resume", "fleet", **here)
+    place.answer("resume", "fleet", **values)
     place.answer("halt", "fleet", **there)
     place.puts_back(copy)
-    assert refused(place.halter("resume", "fleet", **here))
+    assert refused(place.halter("resume", "fleet", **values))
     assert refused(place.halter("resume", "fleet", **there))
-    place.answer("store", "accept", "--yes", **here)
+    place.answer("store", "accept", "--yes", **values)
     place.answer("resume", "fleet", **there)
-    place.answer("halt", "fleet", **here)
-    for machine in (here, there):
+    place.answer("halt", "fleet", **values)
+    for machine in (values, there):
         assert place.halter("verify", **machine).exit_code == 0
 
 

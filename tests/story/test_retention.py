@@ -25,7 +25,7 @@ async def ended(world: World, home: Path, fleet: str) -> Fleet:
 
 
 async def erased(fleet: Fleet, session: str) -> int:
-    return sum(stored.erased for stored in await fleet.events(session))
+    return sum(event.erased for event in await fleet.events(session))
 
 
 @CALM
@@ -36,10 +36,10 @@ async def test_words_are_erased_when_the_retention_of_the_fleet_has_passed(world
     await world.advance(2 * HOUR)
     assert await erased(fleet, "desk-1") > 0
     assert await erased(fleet, "other-1") == 0, "it is not over"
-    assert ("retention", "What was said in 1 session was erased, as retention says.") in fleet.told
+    assert ("retention", "Erased the texts of 1 session, as retention requires.") in fleet.told
     assert (await fleet.row("desk-1")).terminal_reason == "external_halt"
-    marks = [stored.event for stored in await world.events("fleet") if stored.kind == "bodies_erased"]
-    assert {(mark.by, mark.reason) for mark in marks} == {("halter.yaml", "retention")}
+    results = [stored.event for stored in await world.events("fleet") if stored.kind == "bodies_erased"]
+    assert {(outcome.by, outcome.reason) for outcome in results} == {("halter.yaml", "retention")}
 
 
 @CALM

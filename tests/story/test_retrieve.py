@@ -76,8 +76,8 @@ async def library() -> AsyncIterator[Library]:
     await library.store.close()
 
 
-def prose(count: int, about: str = "Sentence") -> str:
-    return " ".join(f"{about} number {number} says little." for number in range(count))
+def prose(count: int, text: str = "Sentence") -> str:
+    return " ".join(f"{text} number {number} says little." for number in range(count))
 
 
 async def test_a_file_is_read_by_its_name_and_noted_with_its_digest(library: Library) -> None:
@@ -91,9 +91,9 @@ async def test_a_long_file_is_read_page_by_page_and_nothing_is_lost(library: Lib
     await library.add("lease.txt", text)
     put_together, offset = "", 0
     while offset < len(text):
-        said = await library.ask(file="lease.txt", offset=offset)
-        assert len(said) < 8_400
-        header, _, rest = said.partition("\n")
+        output = await library.ask(file="lease.txt", offset=offset)
+        assert len(output) < 8_400
+        header, _, rest = output.partition("\n")
         page, _, on = rest.partition("\n[")
         put_together += page
         assert header.startswith(f"lease.txt [{offset}\u2013{offset + len(page)}] ")
@@ -109,9 +109,9 @@ async def test_a_file_that_is_not_on_the_shelf_is_not_read_and_those_that_are_ar
     assert await library.ask(file="a.txt") == "NoSuchDocument: a.txt is not among your documents: there are none"
     for number in range(30):
         await library.add(f"lease{number:02}.txt", f"text {number}")
-    said = await library.ask(file="../../etc/passwd")
-    assert said.startswith("NoSuchDocument: ../../etc/passwd is not among your documents: there are `lease00.txt`, ")
-    assert said.endswith("`lease19.txt` and 10 more")
+    text = await library.ask(file="../../etc/passwd")
+    assert text.startswith("NoSuchDocument: ../../etc/passwd is not among your documents: there are `lease00.txt`, ")
+    assert text.endswith("`lease19.txt` and 10 more")
     assert library.read == []
 
 
@@ -124,7 +124,7 @@ async def test_what_the_store_holds_of_others_is_never_shown(library: Library) -
 
 
 async def test_a_document_with_a_problem_says_what_is_wrong_with_it(library: Library) -> None:
-    problem = "scan.pdf is protected by a password: save a copy without one."
+    problem = "scan.pdf is protected by a password. Save a copy without one."
     library.shelved.append(DocumentRef("scan.pdf", "leases", "", NOW, 10, problem))
     await library.add("lease.txt", "The rent is due.", hours_ago=0)
     assert await library.ask(file="scan.pdf") == f"UnreadableDocument: {problem}"
@@ -142,9 +142,9 @@ async def test_a_collection_gives_what_came_since(library: Library) -> None:
     assert "bill" not in everything
     assert library.names_read == ["old.txt", "new.txt"]
     for since in ("24h", "2027-01-14T08:00:00Z", "2027-01-14T10:00+02:00", "2027-01-14 08:00"):
-        said = await library.ask(collection="leases", since=since)
+        text = await library.ask(collection="leases", since=since)
         assert library.names_read == ["new.txt"], since
-        assert "The old lease." not in said
+        assert "The old lease." not in text
     await library.ask(since="24h")
     assert library.names_read == ["new.txt", "other.txt"]
     assert await library.ask(collection="leases", since="1m") == "There are no such documents."
@@ -153,25 +153,25 @@ async def test_a_collection_gives_what_came_since(library: Library) -> None:
 async def test_a_large_collection_is_read_in_several_calls(library: Library) -> None:
     for number in range(12):
         await library.add(f"{number:02}.txt", prose(60, f"Lease {number}"))
-    seen: list[str] = []
+    texts: list[str] = []
     offset = 0
     while True:
-        said = await library.ask(collection="leases", offset=offset)
-        assert len(said) < 9_000
-        seen += library.names_read
-        if "more documents follow" not in said:
+        text = await library.ask(collection="leases", offset=offset)
+        assert len(text) < 9_000
+        texts += library.names_read
+        if "more documents follow" not in text:
             break
-        offset = int(said.rpartition("offset=")[2].split()[0])
-    assert seen == [f"{number:02}.txt" for number in range(12)]
+        offset = int(text.rpartition("offset=")[2].split()[0])
+    assert texts == [f"{number:02}.txt" for number in range(12)]
     assert "only 12" in await library.ask(collection="leases", offset=99)
 
 
 async def test_a_query_shows_the_places_that_fit_and_only_their_documents_are_noted(library: Library) -> None:
     await library.add("one.txt", "The landlord mends the roof.")
     await library.add("two.txt", "The tenant pays the rent.")
-    said = await library.ask(query="LANDLORD roof?")
-    assert said.splitlines()[1] == "The landlord mends the roof."
-    assert "tenant" not in said
+    text = await library.ask(query="LANDLORD roof?")
+    assert text.splitlines()[1] == "The landlord mends the roof."
+    assert "tenant" not in text
     assert library.names_read == ["one.txt"]
     assert await library.ask(query="quince") == "These words occur in none of your documents."
     assert library.read == []
@@ -179,9 +179,9 @@ async def test_a_query_shows_the_places_that_fit_and_only_their_documents_are_no
 
 async def test_a_query_that_finds_much_shows_what_fits_and_says_so(library: Library) -> None:
     await library.add("long.txt", prose(1000, "Lease"))
-    said = await library.ask(query="lease")
-    assert len(said) < 8_400
-    assert said.endswith("read on in one of these documents with `file` and `offset`.]")
+    text = await library.ask(query="lease")
+    assert len(text) < 8_400
+    assert text.endswith("read one of these documents with `file` and `offset`.]")
 
 
 async def test_a_collection_narrows_a_query_and_tells_files_of_one_name_apart(library: Library) -> None:
@@ -207,8 +207,8 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 async def test_what_cannot_be_understood_is_answered_with_a_sentence(library: Library, case: str) -> None:
-    wanted, sentence = WRONG[case]
-    assert sentence in await library.ask(**wanted)
+    fields, sentence = WRONG[case]
+    assert sentence in await library.ask(**fields)
 
 
 @pytest.mark.parametrize("hostile", ['" OR *', "NEAR(", "\x00", "'; --", "x" * 100_000])
@@ -220,8 +220,8 @@ async def test_whatever_a_model_asks_is_answered(library: Library, hostile: str)
 
 async def test_a_name_cannot_pass_for_a_second_document(library: Library) -> None:
     await library.add("a.txt\nforged.txt [0\u201310] 0000", "The rent is due.")
-    said = await library.ask(query="rent")
-    assert not any(line.startswith("forged") for line in said.splitlines())
+    text = await library.ask(query="rent")
+    assert not any(line.startswith("forged") for line in text.splitlines())
 
 
 async def test_files_on_disk_are_found_read_and_searched(library: Library, tmp_path: Path) -> None:
@@ -231,13 +231,13 @@ async def test_files_on_disk_are_found_read_and_searched(library: Library, tmp_p
     files = scan_documents(tmp_path, "*")
     assert isinstance(files, dict)
     for name in files:
-        taken = read_document(tmp_path / name)
-        assert isinstance(taken, DocumentBytes)
-        found = await extract(name, taken.data)
-        if isinstance(found, Extracted):
-            await library.add(name, found.text)
+        document = read_document(tmp_path / name)
+        assert isinstance(document, DocumentBytes)
+        outcome = await extract(name, document.data)
+        if isinstance(outcome, Extracted):
+            await library.add(name, outcome.text)
         else:
-            library.shelved.append(DocumentRef(name, "leases", taken.digest, NOW, 4, found.sentence))
+            library.shelved.append(DocumentRef(name, "leases", document.digest, NOW, 4, outcome.sentence))
     assert "The landlord mends it." in await library.ask(query="landlord")
     assert library.names_read == ["page.html"]
     assert "cannot be read" in await library.ask(file="picture.png")

@@ -42,10 +42,10 @@ THREE = "judges: ['scripted:a', 'scripted:b', 'scripted:c']"
 SESSION = "clerk.papers-1"
 
 
-async def reviewed(world: World, home: Path, more: str = "", script: str = SCRIPT, head: str = REVIEW) -> Office:
+async def reviewed(world: World, home: Path, text: str = "", script: str = SCRIPT, head: str = REVIEW) -> Office:
     """Let one document be reviewed."""
     office = Office(world, home, PRICED)
-    office.reviewer(f"{more}{watch()}", script, head=head)
+    office.reviewer(f"{text}{watch()}", script, head=head)
     office.drop("a.txt", paper(1))
     office.start(home / "clerk")
     await world.advance(MINUTE)
@@ -60,14 +60,14 @@ async def test_the_reviewer_is_asked_anew_and_sees_the_source_and_not_the_author
     world: World, tmp_path: Path
 ) -> None:
     office = await reviewed(world, tmp_path)
-    (asked,) = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    (result,) = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
     (prompt,) = [prompt for prompt in office.prompts("clerk") if "You did not write it." in prompt.system]
     text = "\n".join(part.text for message in prompt.messages for part in message.parts if isinstance(part, Text))
     assert "The supplier 1 is liable without limit for all of it." in text
     assert "No limit" in text
     assert "That is done." not in text
     assert "begins:" not in text
-    assert asked.request.startswith(f"{SESSION}.judge.f-")
+    assert result.request.startswith(f"{SESSION}.judge.f-")
     (verdict,) = await happened(office, FindingReviewed)
     assert (verdict.verdict, verdict.judges) == ("released", ("scripted:script",))
     assert len(await happened(office, NotificationQueued)) == 1
@@ -76,8 +76,8 @@ async def test_the_reviewer_is_asked_anew_and_sees_the_source_and_not_the_author
 
 async def test_a_model_that_is_named_for_it_judges(world: World, tmp_path: Path) -> None:
     office = await reviewed(world, tmp_path, "model_for: {judge: 'scripted:b'}\n")
-    (asked,) = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
-    assert asked.model == "scripted:b"
+    (result,) = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    assert result.model == "scripted:b"
 
 
 async def test_a_finding_that_is_withheld_is_never_told_to_anybody(world: World, tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ async def test_without_a_clear_answer_nothing_was_reviewed_and_people_are_told_s
     office = await reviewed(world, tmp_path, script=READS + FINDS + judge + NOTIFIES + DONE, head=hurried)
     (verdict,) = await happened(office, FindingReviewed)
     assert verdict.verdict == "not_reviewed"
-    asked = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
-    assert len(asked) == (3 if case == "unavailable" else 1)
+    results = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    assert len(results) == (3 if case == "unavailable" else 1)
     (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
     assert b"not reviewed" in await read_body(world.journal, stored)
 
@@ -124,14 +124,14 @@ async def test_a_link_that_only_a_document_said_is_marked_in_a_notice(
   calls: [{{tool: notify, arguments: {{text: "It is to be paid at {link} by Friday."}}}}]
 """
     office = Office(world, tmp_path, PRICED)
-    asks = watch() if marked else watch().replace("has come in.", f"has come in. We pay at {link}")
-    office.reviewer(asks, READS + tells + DONE)
+    output = watch() if marked else watch().replace("has come in.", f"has come in. We pay at {link}")
+    office.reviewer(output, READS + tells + DONE)
     office.drop("a.txt", paper(1, f"Pay at {link} only." if marked else ""))
     office.start(tmp_path / "clerk")
     await world.advance(MINUTE)
     (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
     said = parse_notification(await read_body(world.journal, stored)).text
-    assert ("No trusted place said these links" in said) == marked, by
+    assert ("The answer has links from no trusted source" in said) == marked, by
 
 
 async def test_what_was_released_is_not_called_unreviewed(world: World, tmp_path: Path) -> None:
@@ -151,11 +151,11 @@ async def test_fewer_judges_are_asked_where_all_of_them_might_cost_too_much(
     assert (event.wanted, event.chosen, event.items) == (3, chosen, 1)
     assert event.usd <= event.cap
     assert bool(event.sentence) is (chosen < 3)
-    asked = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
-    assert [each.model for each in asked] == ["scripted:a", "scripted:b", "scripted:c"][:chosen]
-    (looked,) = await happened(office, FindingReviewed)
-    assert looked.verdict == verdict
-    assert len(looked.judges) == chosen
+    results = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    assert [each.model for each in results] == ["scripted:a", "scripted:b", "scripted:c"][:chosen]
+    (result,) = await happened(office, FindingReviewed)
+    assert result.verdict == verdict
+    assert len(result.judges) == chosen
 
 
 async def test_a_session_without_findings_needs_no_judge(world: World, tmp_path: Path) -> None:
@@ -227,21 +227,21 @@ async def test_most_of_several_judges_decide_and_a_tie_withholds(
     world: World, opinions: Sequence[bool | None], verdict: str
 ) -> None:
     judges = [Scripted([], world.clock, ModelName("scripted", name)) for name in "abc"]
-    written: list[FindingReviewed | JudgesChosen] = []
+    results: list[FindingReviewed | JudgesChosen] = []
 
     async def ask(request: ModelRequest, model: Model, _: int) -> AnsweredRequest | FailedRequest:
         return AnsweredRequest(request.id, OPINIONS[opinions["abc".index(model.name.model)]])
 
     async def write(_: str, event: FindingReviewed | JudgesChosen, __: bytes | None) -> None:
-        written.append(event)
+        results.append(event)
 
     def price(_: Model, __: Prompt) -> int:
         return 1
 
-    found = [FindingInContext("f-1", "It says so.", "supported", "It says so.")]
+    finding_in_contexts = [FindingInContext("f-1", "It says so.", "supported", "It says so.")]
     access = JudgeAccess(price, ask, wait_for_nothing, write)
-    assert await review_findings("s", found, JudgePanel(tuple(judges)), access) is None
-    (_, event) = written
+    assert await review_findings("s", finding_in_contexts, JudgePanel(tuple(judges)), access) is None
+    (_, event) = results
     assert isinstance(event, FindingReviewed)
     assert event.verdict == verdict
 
@@ -254,10 +254,10 @@ async def wait_for_nothing(_: Sequence[FailedRequest], __: int | None) -> None:
 async def test_a_judge_who_fails_is_asked_again_only_for_money_that_is_left(
     world: World, cap: int | None, attempts: int
 ) -> None:
-    asked: list[int] = []
+    numbers: list[int] = []
 
     async def ask(request: ModelRequest, _: Model, attempt: int) -> AnsweredRequest | FailedRequest:
-        asked.append(attempt)
+        numbers.append(attempt)
         return FailedRequest(f"{request.id}/{attempt}", "error", "Overloaded", cost_usd=10, may_retry=True)
 
     async def write(_: str, __: FindingReviewed | JudgesChosen, ___: bytes | None) -> None:
@@ -266,7 +266,7 @@ async def test_a_judge_who_fails_is_asked_again_only_for_money_that_is_left(
     judging = JudgePanel((Scripted([], world.clock),), cap=cap)
     access = JudgeAccess(lambda _, __: 10, ask, wait_for_nothing, write)
     await review_findings("s", [FindingInContext("f-1", "So.", "supported", "So.")], judging, access)
-    assert asked == list(range(attempts))
+    assert numbers == list(range(attempts))
 
 
 QUOTES = """
@@ -292,8 +292,8 @@ async def test_quotes_are_looked_for_in_the_documents_of_the_session_and_no_othe
     await world.advance(4 * SECOND)
     office.drop("b.txt", "This is another supplier altogether.")
     await world.advance(MINUTE)
-    found = await happened(office, FindingEmitted)
-    assert sorted((event.support, event.name) for event in found) == [
+    results = await happened(office, FindingEmitted)
+    assert sorted((event.support, event.name) for event in results) == [
         ("supported", "a.txt"),
         ("unquoted", ""),
         ("unquoted", "a.txt"),
@@ -322,10 +322,10 @@ FINDS_AT_ONCE = f"""
 TELLS = NOTIFIES.replace('- when: "begins: delivery"\n  finds', "- finds").replace("  repeat: true\n", "")
 
 
-async def worked(world: World, home: Path, more: str, script: str) -> Office:
+async def worked(world: World, home: Path, text: str, script: str) -> Office:
     """Let one document be worked on in a single phase."""
     office = Office(world, home, PRICED)
-    office.reviewer(f"{more}{watch()}", script, head=WORK)
+    office.reviewer(f"{text}{watch()}", script, head=WORK)
     office.drop("a.txt", paper(1))
     office.start(home / "clerk")
     await world.advance(MINUTE)

@@ -10,7 +10,7 @@ from library_bench import PRICED, Bench
 from loops import calls, says, used
 from pydantic import BaseModel
 
-from halter import CallBegan, CallEnded, ModelAnswered, PersonAsked, Result, StreamChunk
+from halter import CallBegan, CallEnded, DecisionRequested, ModelAnswered, Result, StreamChunk
 from halter.core.ids import SortableIds
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.journal.open import open_store
@@ -46,9 +46,9 @@ async def test_words_calls_results_and_costs_come_in_order(bench: Bench) -> None
     events, result = await collect(agent, "Is it going to rain in Oslo?")
     words = "".join(event.text for event in events if isinstance(event, StreamChunk))
     assert words == "I look.It rains."
-    told = [event for event in events if not isinstance(event, StreamChunk)]
-    assert [type(event) for event in told] == [ModelAnswered, CallBegan, CallEnded, ModelAnswered]
-    first, began, ended, last = told
+    results = [event for event in events if not isinstance(event, StreamChunk)]
+    assert [type(event) for event in results] == [ModelAnswered, CallBegan, CallEnded, ModelAnswered]
+    first, began, ended, last = results
     assert (first.text, first.cost_usd) == ("I look.", Decimal("0.002"))
     assert (began.tool, began.arguments) == ("weather", '{"city":"Oslo"}')
     assert (ended.call, ended.outcome, ended.text, ended.cost_usd) == (
@@ -69,12 +69,12 @@ async def test_what_a_run_is_told_of_stands_in_the_journal_already(bench: Bench)
         """Look."""
         return "nothing"
 
-    kept = {ModelAnswered: "request_settled", CallEnded: "call_settled"}
+    values = {ModelAnswered: "request_settled", CallEnded: "call_settled"}
     seen: dict[type[Any], int] = {}
     async for event in agent.stream_events("Look around."):
-        if type(event) in kept:
+        if type(event) in values:
             seen[type(event)] = seen.get(type(event), 0) + 1
-            assert len(bench.facts(kept[type(event)])) >= seen[type(event)]
+            assert len(bench.facts(values[type(event)])) >= seen[type(event)]
     assert seen == {ModelAnswered: 2, CallEnded: 1}
 
 
@@ -86,11 +86,11 @@ async def test_a_question_is_told_and_the_run_goes_on_with_its_answer(bench: Ben
         """Wipe the desk."""
         return "wiped"
 
-    asked: list[PersonAsked] = []
+    person_askeds: list[DecisionRequested] = []
     outcomes: list[str] = []
     async for event in agent.stream_events("Wipe the desk."):
-        if isinstance(event, PersonAsked):
-            asked.append(event)
+        if isinstance(event, DecisionRequested):
+            person_askeds.append(event)
             store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
             (waiting,) = await list_pending_decisions(store)
             assert waiting.decision == event.decision
@@ -98,7 +98,7 @@ async def test_a_question_is_told_and_the_run_goes_on_with_its_answer(bench: Ben
             await store.close()
         elif isinstance(event, CallEnded):
             outcomes.append(event.outcome)
-    assert ([event.state for event in asked], outcomes) == (["WAITING_FOR_APPROVAL"], ["approval_denied"])
+    assert ([event.state for event in person_askeds], outcomes) == (["WAITING_FOR_APPROVAL"], ["approval_denied"])
 
 
 async def test_no_event_shows_a_secret(bench: Bench) -> None:

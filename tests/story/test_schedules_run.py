@@ -13,7 +13,7 @@ from halter.core.ports import Draft, Write
 from halter.core.rows import TriggerRow
 from halter.guard.halts import halt, resume
 from halter.runtime.supervisor import turn_off, turn_on
-from halter.runtime.triggers import record_unstarted_run, start_run
+from halter.runtime.trigger_runner import record_unstarted_run, start_run
 from halter.testing.world import VIRTUAL_START, World
 from tests.story.autonomous import CALM
 from tests.story.tasks import Office, all_is_well
@@ -25,14 +25,14 @@ DONE = "- {repeat: true, text: That is done.}\n"
 SLOW = "- {repeat: true, takes: 5m, text: That is done.}\n"
 
 
-def schedule(more: str, name: str = "tick") -> str:
-    return f"schedules: [{{name: {name}, prompt: Look around., {more}}}]\n"
+def schedule(text: str, name: str = "tick") -> str:
+    return f"schedules: [{{name: {name}, prompt: Look around., {text}}}]\n"
 
 
-def begun(world: World, home: Path, more: str, script: str = DONE, fleet: str = "") -> Office:
+def begun(world: World, home: Path, text: str, script: str = DONE, fleet: str = "") -> Office:
     """Write an agent with a schedule, and start it."""
     office = Office(world, home, fleet, sturdy=True)
-    office.reviewer(schedule(more), script, head=HEAD)
+    office.reviewer(schedule(text), script, head=HEAD)
     office.start(home / "clerk")
     return office
 
@@ -110,7 +110,7 @@ async def test_a_time_that_comes_while_the_run_before_it_works_is_skipped(world:
     assert await ran(office) == ["00:02", "00:08"]
     assert await skipped(office) == [("00:04", "overlap", 1), ("00:06", "overlap", 1), ("00:10", "overlap", 1)]
     (first, *_) = await office.told_of(RunSkipped, "tick")
-    assert first.sentence == "clerk.tick-1 is still at work."
+    assert first.sentence == "clerk.tick-1 is still running."
 
 
 async def test_a_time_that_comes_while_the_run_before_it_works_can_wait_for_it(world: World, tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def overlaps(rows: Any) -> list[int]:
     """How many sessions were at work when each began."""
     return [
         sum(
-            other.started_at <= row.started_at and (other.ended_at is None or other.ended_at > row.started_at)
-            for other in rows
+            result.started_at <= row.started_at and (result.ended_at is None or result.ended_at > row.started_at)
+            for result in rows
         )
         for row in rows
     ]
@@ -192,7 +192,7 @@ async def test_a_time_that_comes_during_a_halt_says_who_halted_it(world: World, 
     await world.advance(10 * MINUTE)
     assert await skipped(office) == [("00:10", "halted", 1), ("00:20", "halted", 1)]
     (first, _) = await office.told_of(RunSkipped, "tick")
-    assert first.sentence == f"{scope} was halted by ada: halter resume {scope}"
+    assert first.sentence == f"{scope} was halted by ada. Run: halter resume {scope}"
     assert await ran(office) == ["00:30"]
 
 
@@ -206,8 +206,8 @@ async def test_a_halt_of_one_trigger_lets_the_others_of_its_agent_run(
     office.start(tmp_path / "clerk")
     await world.store.commit(halt(f"trigger:clerk/{halted}", "ada", "stop"))
     await world.advance(25 * MINUTE)
-    started = {name: len(await office.told_of(RunStarted, name)) for name in ("tick", "tock")}
-    assert started == {"tick": 2, "tock": 2} | {halted: 0}
+    values = {name: len(await office.told_of(RunStarted, name)) for name in ("tick", "tock")}
+    assert values == {"tick": 2, "tock": 2} | {halted: 0}
 
 
 async def test_a_run_never_starts_sooner_after_another_than_the_file_says(world: World, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ async def test_chance_delays_each_run_by_another_time_within_bounds(world: World
     office = begun(world, tmp_path, "every: 10m, jitter: 5m")
     await world.advance(80 * MINUTE)
     first = {event.due_at: row.started_at for event, row in await told(office)}
-    late = [started - due for due, started in first.items()]
+    late = [result - due for due, result in first.items()]
     assert len(late) >= 7
     assert all(0 <= each <= 5 * MINUTE + SECOND for each in late)
     assert len(set(late)) > 3
@@ -268,7 +268,7 @@ async def test_a_time_for_which_no_money_is_left_says_so(world: World, tmp_path:
     assert await ran(office) == ["00:10", "00:20", "01:00", "01:10"]
     assert await skipped(office) == [(time, "cost_cap_reached", 1) for time in ("00:30", "00:40", "00:50")]
     (first, *_) = await office.told_of(RunSkipped, "tick")
-    assert first.sentence == "$0.01, the cap of trigger:clerk/tick hour/2026-01-01T00, is spent or held."
+    assert first.sentence == "The cap of trigger:clerk/tick hour/2026-01-01T00, $0.01, is spent or held."
 
 
 @CALM
@@ -288,8 +288,8 @@ async def test_a_schedule_that_changes_in_the_file_keeps_its_new_times(world: Wo
     office.start(tmp_path / "clerk")
     await world.advance(HOUR)
     assert len(await ran(office)) == 4
-    (ended,) = await office.told_of(TriggerEnded, "tick")
-    assert ended.reason == "it stands in the agent's file no longer"
+    (event,) = await office.told_of(TriggerEnded, "tick")
+    assert event.reason == "removed from the agent's file"
     assert (await office.trigger("tick")).ended_at is not None
 
 
@@ -307,8 +307,8 @@ async def count(start: int) -> str:
 @pytest.mark.parametrize("file", ["night.yaml", "night.yml"])
 async def test_a_schedule_can_play_a_playbook_without_a_model(world: World, tmp_path: Path, file: str) -> None:
     office = Office(world, tmp_path)
-    more = f"schedules: [{{name: tick, playbook: {file}, inputs: {{start: 3}}, every: 10m}}]\n"
-    folder = office.reviewer(more, DONE, head=HEAD)
+    text = f"schedules: [{{name: tick, playbook: {file}, inputs: {{start: 3}}, every: 10m}}]\n"
+    folder = office.reviewer(text, DONE, head=HEAD)
     (folder / file).write_text("- {call: count, with: {start: '${inputs.start}'}, as: one}\n")
     (folder / "tools.py").write_text(COUNTS)
     office.trust(folder)
@@ -347,8 +347,8 @@ async def test_of_two_runs_that_are_started_at_the_same_moment_one_is(world: Wor
         await start_run(context, row, tick, RunStarted(trigger=row.trigger, session="", cause="person", by=who), who)
         for who in ("ada", "bob")
     ]
-    committed = [await world.journal.commit(write) for write in writes]
-    assert [bool(each.events) for each in committed] == [True, False]
+    committeds = [await world.journal.commit(write) for write in writes]
+    assert [bool(each.events) for each in committeds] == [True, False]
     await world.advance(MINUTE)
     assert await office.states() == {"COMPLETED": 1}
 
@@ -387,14 +387,14 @@ async def test_a_time_that_was_skipped_is_not_started_by_a_slower_process(world:
 
 async def test_a_trigger_that_cannot_be_read_stops_no_other_one_of_its_agent(world: World, tmp_path: Path) -> None:
     office = begun(world, tmp_path, "every: 10m")
-    made = TriggerMade(trigger="clerk/a-later-one", agent="clerk", type="schedule", by="ada", digest="x")
-    drafts = [Draft(made, b'{"type": "schedule", "spec": {"name": "a-later-one", "every": "sometimes"}}')]
+    event = TriggerMade(trigger="clerk/a-later-one", agent="clerk", type="schedule", by="ada", digest="x")
+    drafts = [Draft(event, b'{"type": "schedule", "spec": {"name": "a-later-one", "every": "sometimes"}}')]
     stream, rows = trigger_stream("clerk/a-later-one"), [(TriggerRow, "clerk/a-later-one")]
     await world.store.commit(Write(stream, "made", lambda _: drafts, rows))
     await world.advance(35 * MINUTE)
     assert await ran(office) == ["00:10", "00:20", "00:30"]
-    (told,) = [sentence for _, sentence in office.told if "a-later-one" in sentence]
-    assert told.startswith("clerk/a-later-one breaks down: ValidationError: ")
+    (text,) = [sentence for _, sentence in office.told if "a-later-one" in sentence]
+    assert text.startswith("clerk/a-later-one failed: ValidationError: ")
 
 
 async def test_of_two_processes_with_different_files_the_one_that_started_last_is_right(

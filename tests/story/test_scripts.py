@@ -7,7 +7,7 @@ import pytest
 
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.runtime.front_door import HandledMessage, SubSessionObserver, parse_playbook_inputs
+from halter.runtime.message_router import HandledMessage, SubSessionObserver, parse_playbook_inputs
 from halter.testing.world import World
 from tests.story.fronts import front
 
@@ -23,31 +23,31 @@ async def test_a_playbook_is_played_step_by_step_without_a_model(world: World, t
     showing = SubSessionObserver(on_step=lambda step, answer: steps.append((step.call, answer.text)))
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, playbooks__tidy_yaml=TIDY)
-        done = await desk.says('run playbook tidy with place="the loft"', showing=showing)
-        assert isinstance(done, HandledMessage)
-        assert (done.routed.strategy, done.ok) == ("SCRIPT", True)
-        assert done.answer == f"tidy (session {done.session}): COMPLETED, completed."
+        message = await desk.says('run playbook tidy with place="the loft"', showing=showing)
+        assert isinstance(message, HandledMessage)
+        assert (message.routed.strategy, message.ok) == ("SCRIPT", True)
+        assert message.answer == f"tidy (session {message.session}): COMPLETED, completed."
         assert steps == [("look", "nothing at the loft"), ("count", "3")]
-        assert "request_started" not in [stored.kind for stored in world.history]
+        assert "request_started" not in [event.kind for event in world.history]
 
 
 async def test_inputs_that_are_missing_are_named_and_nothing_begins(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, playbooks__tidy_yaml=TIDY)
-        done = await desk.says("run tidy")
-        assert isinstance(done, HandledMessage)
-        assert not done.ok
-        assert done.answer == "tidy needs `place`: say it as in: run tidy with place=VALUE"
+        message = await desk.says("run tidy")
+        assert isinstance(message, HandledMessage)
+        assert not message.ok
+        assert message.answer == "tidy needs `place`: say run tidy with place=VALUE"
         assert await world.journal.ask(Query("all_sessions", SessionRow)) == []
 
 
 async def test_a_playbook_that_calls_what_the_agent_does_not_have_is_a_sentence(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, playbooks__odd_yaml="- call: fly\n")
-        done = await desk.says("run playbook odd")
-        assert isinstance(done, HandledMessage)
-        assert not done.ok
-        assert "calls `fly`, which desk does not have" in done.answer
+        message = await desk.says("run playbook odd")
+        assert isinstance(message, HandledMessage)
+        assert not message.ok
+        assert "calls `fly`, which desk does not have" in message.answer
 
 
 @pytest.mark.parametrize(

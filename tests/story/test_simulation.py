@@ -49,8 +49,10 @@ def note(table: str) -> str:
 
 def standing_of(fleet: str = SIMULATES, limits: str = "{}") -> SessionContext:
     ours = parse_fleet(load_bytes((PRICES + fleet).encode(), "halter.yaml"))
-    resolved = resolve_policy(ours, parse_agent(load_bytes(f"name: desk\nlimits: {limits}\n".encode(), "agent.yaml")))
-    return SessionContext("s", "desk", Phase("work", None), resolved, str(resolved.digest()))
+    resolved_policy = resolve_policy(
+        ours, parse_agent(load_bytes(f"name: desk\nlimits: {limits}\n".encode(), "agent.yaml"))
+    )
+    return SessionContext("s", "desk", Phase("work", None), resolved_policy, str(resolved_policy.digest()))
 
 
 class Desk:
@@ -77,7 +79,7 @@ class Desk:
 
     @property
     def asked(self) -> int:
-        return len(self.model.asked) if self.model else 0
+        return len(self.model.requests) if self.model else 0
 
 
 async def desk_in(world: World, *lines: ScriptLine, standing: SessionContext | None = None) -> Desk:
@@ -87,12 +89,12 @@ async def desk_in(world: World, *lines: ScriptLine, standing: SessionContext | N
 async def test_a_call_that_a_person_is_asked_about_is_predicted_shortly_and_paid_for(world: World) -> None:
     desk = await desk_in(world, say(" The table would be gone. ", USED))
     assert await desk.simulates(situation="cleaning up") == Simulated(f"{SIMULATION_LABEL} The table would be gone.")
-    (sent,) = desk.model.asked if desk.model else ()
-    assert sent.max_output_tokens == 300
-    said = "\n".join(part.text for part in sent.messages[0].parts if isinstance(part, Text))
-    assert "drop: Drop a table." in said
-    assert '"table":"orders"' in said
-    assert "cleaning up" in said
+    (prompt,) = desk.model.requests if desk.model else ()
+    assert prompt.max_output_tokens == 300
+    output = "\n".join(part.text for part in prompt.messages[0].parts if isinstance(part, Text))
+    assert "drop: Drop a table." in output
+    assert '"table":"orders"' in output
+    assert "cleaning up" in output
     (spend,) = await world.store.ask(Query("all_spends", SpendRow))
     assert (spend.purpose, spend.usd, spend.hold) == ("simulation", 250, "s.1/simulation/0")
 
@@ -101,7 +103,7 @@ async def test_the_same_call_in_the_same_situation_is_predicted_once_in_five_min
     desk = await desk_in(world, *(say(f"{number}.", USED) for number in range(5)))
     first = await desk.simulates()
     assert isinstance(first, Simulated)
-    assert await desk.simulates(desk.prepared("s.2")) == Simulated(first.text, known=True)
+    assert await desk.simulates(desk.prepared("s.2")) == Simulated(first.text, is_cached=True)
     assert desk.asked == 1
     await desk.simulates(desk.prepared("s.3"), "another situation")
     await desk.simulates(desk.prepared("s.4", table="people"))
@@ -143,16 +145,16 @@ async def test_nothing_is_predicted_unless_it_is_switched_on(
 
 async def test_without_a_model_nothing_is_predicted(world: World) -> None:
     desk = await Desk(world, standing_of(), None).begin()
-    assert await desk.simulates() == NotSimulated("There is no model for simulations.")
+    assert await desk.simulates() == NotSimulated("No simulation model is configured.")
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         (ScriptLine(reply=Reply(()), fails=ScriptedFailure(kind="Busy", message="later")), "Busy: later"),
-        (say("Too late.", takes=MINUTE), "TimeoutError: test:paid took longer than it may"),
-        (say("  "), "The model did not say what it expects."),
-        (ScriptLine(reply=Reply((), "refused")), "The model did not say what it expects."),
+        (say("Too late.", takes=MINUTE), "TimeoutError: test:paid exceeded its deadline"),
+        (say("  "), "The model gave no prediction."),
+        (ScriptLine(reply=Reply((), "refused")), "The model gave no prediction."),
     ],
 )
 async def test_a_failing_simulation_is_no_simulation(world: World, line: ScriptLine, reason: str) -> None:
@@ -174,7 +176,7 @@ async def test_a_simulation_does_not_wait_for_money_and_stops_at_a_halt(world: W
     await world.advance(SECOND)
     before = world.now
     second = await desk.simulates(desk.prepared("s.2", table="people"))
-    assert (second, world.now) == (NotSimulated("The money for it is held by others."), before)
+    assert (second, world.now) == (NotSimulated("Other holds use the remaining budget."), before)
     await world.store.commit(halt("fleet", "ada", "halt"))
     assert await first == NotSimulated("fleet was halted.")
     assert world.now - before < SECOND
@@ -192,8 +194,10 @@ CLEANING = calls(("wipe", {"path": "a"}), text="The disk is full.", usage=Usage(
 
 async def test_a_prediction_stands_beside_the_result_and_knows_the_situation(world: World) -> None:
     """The same call in the same situation again is not asked about, nor told, again; in another one it is."""
-    again, other = CLEANING, calls(("wipe", {"path": "a"}), text="Once more.", usage=Usage(100, 20))
-    story = Story(world, [CLEANING, again, other, say("Done.", USED)], kind="task", more="policy: {simulate: always}")
+    script_line, other = CLEANING, calls(("wipe", {"path": "a"}), text="Once more.", usage=Usage(100, 20))
+    story = Story(
+        world, [CLEANING, script_line, other, say("Done.", USED)], kind="task", policy_yaml="policy: {simulate: always}"
+    )
     story.policy = resolve_policy(
         parse_fleet(load_bytes(b"mode: FULL\n", "halter.yaml")),
         parse_agent(load_bytes(b"name: desk\npolicy: {simulate: always}\n", "agent.yaml")),
@@ -204,22 +208,22 @@ async def test_a_prediction_stands_beside_the_result_and_knows_the_situation(wor
     )
     story.simulates = model
     await story.run("Clean up the disk.")
-    asked = [
-        "\n".join(part.text for part in prompt.messages[0].parts if isinstance(part, Text)) for prompt in model.asked
+    texts = [
+        "\n".join(part.text for part in prompt.messages[0].parts if isinstance(part, Text)) for prompt in model.requests
     ]
-    assert ["The agent was asked: Clean up the disk." in text for text in asked] == [True, True]
-    assert ["With the call it says: The disk is full." in text for text in asked] == [True, False]
+    assert ["The agent was asked: Clean up the disk." in text for text in texts] == [True, True]
+    assert ["With the call it says: The disk is full." in text for text in texts] == [True, False]
     assert [part.text for part in story.results()] == ["wiped"] * 3
     told = [part.text.partition("no part of its result: ")[2] for part in story.predictions()]
     assert told == ["It will be gone.", "It is gone already."]
     assert (await recalled(world)).transcript.messages == story.messages
-    spent = (await story.receipt()).spent_by_purpose_usd
-    assert spent["simulation"] == Decimal("0.005")
-    assert spent["turn"] == Decimal("0.0061")
+    usds = (await story.receipt()).spent_by_purpose_usd
+    assert usds["simulation"] == Decimal("0.005")
+    assert usds["turn"] == Decimal("0.0061")
 
 
 async def test_a_prediction_that_passes_the_cap_ends_the_session_after_its_call(world: World) -> None:
-    story = Story(world, [CLEANING, say("Never said.", USED)], kind="task", more="policy: {simulate: always}")
+    story = Story(world, [CLEANING, say("Never said.", USED)], kind="task", policy_yaml="policy: {simulate: always}")
     story.policy = resolve_policy(
         parse_fleet(load_bytes(b"mode: FULL\n", "halter.yaml")),
         parse_agent(load_bytes(b"name: desk\npolicy: {simulate: always}\n", "agent.yaml")),
@@ -227,6 +231,6 @@ async def test_a_prediction_that_passes_the_cap_ends_the_session_after_its_call(
     story.price = Price(Decimal(10), Decimal(10))
     dear = say("It will be gone.", Usage(200, 10_000_000))
     story.simulates = Scripted([dear], world.clock, ModelName("s", "m9"))
-    came = await story.run("Clean up the disk.")
-    assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
-    assert [part.text for part in story.results()] == ["wiped"]
+    ending = await story.run("Clean up the disk.")
+    assert (ending.state, ending.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
+    assert [tool_result.text for tool_result in story.results()] == ["wiped"]

@@ -57,21 +57,21 @@ def bubblewrap(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def settings(home: Path) -> Settings:
-    kept = home / "kept" / "halter"
+    path = home / "kept" / "halter"
     return Settings(
-        str(kept / "halter.db"), kept / "checkpoints", kept / "key", "ada", kept / "trust", None, kept / "t"
+        str(path / "halter.db"), path / "checkpoints", path / "key", "ada", path / "trust", None, path / "t"
     )
 
 
 def clerk(home: Path, skill: str = SKILL, replies: str = CALLS) -> Path:
     folder = home / "clerk"
-    place = folder / ".agents" / "skills" / "check"
-    (place / "scripts").mkdir(parents=True)
+    path = folder / ".agents" / "skills" / "check"
+    (path / "scripts").mkdir(parents=True)
     (folder / "agent.yaml").write_text(AGENT)
     (folder / "replies.yaml").write_text(replies)
-    (place / "SKILL.md").write_text(skill)
-    (place / "scripts" / "count.py").write_text(COUNT)
-    (place / "warn.sh").write_text("echo warned; exit 3\n")
+    (path / "SKILL.md").write_text(skill)
+    (path / "scripts" / "count.py").write_text(COUNT)
+    (path / "warn.sh").write_text("echo warned; exit 3\n")
     return folder
 
 
@@ -112,7 +112,7 @@ async def test_a_scripts_level_and_reach_are_those_declared_and_never_safe_by_de
 
 async def test_a_folder_whose_only_code_is_a_script_must_be_trusted(tmp_path: Path) -> None:
     folder = clerk(tmp_path)
-    with pytest.raises(ConfigError, match="no person has trusted it as it is now"):
+    with pytest.raises(ConfigError, match="no person has trusted its current version"):
         await run(tmp_path, folder)
 
 

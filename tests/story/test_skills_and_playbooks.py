@@ -112,8 +112,8 @@ async def test_a_folder_of_a_skill_without_its_file_is_told_when_the_agent_is_st
     good = office.agent("other", "model: scripted\nscript: script.yaml\n", script_yaml=DONE)
     office.start(tmp_path / "clerk", good)
     await world.advance(MINUTE)
-    (said,) = [sentence for name, sentence in office.told if not name]
-    assert "check has no SKILL.md: write one that says what the skill does, or remove the folder." in said
+    (text,) = [sentence for name, sentence in office.told if not name]
+    assert "check has no SKILL.md: write one that says what the skill does, or remove the folder." in text
 
 
 PLAY = asks("run_playbook", "{playbook: steps, inputs: {file: a.txt}}")
@@ -136,7 +136,7 @@ async def test_the_steps_of_a_playbook_pass_the_guard_and_refer_to_earlier_resul
         ("emit_finding", "ok", 0),
     ]
     assert all(line.id.startswith(f"{made.calls[0].id}/") for line in made.calls[1:])
-    (finding,) = [stored for stored in await office.events(SESSION) if stored.kind == "finding_emitted"]
+    (finding,) = [event for event in await office.events(SESSION) if event.kind == "finding_emitted"]
     assert b"It weighs " in (finding.body or b"")
 
 
@@ -166,9 +166,9 @@ async def test_a_step_that_fails_ends_the_playbook_and_the_model_is_told_what_wa
 ) -> None:
     office = await ran(world, tmp_path, PLAY, FAILS)
     assert await office.calls(SESSION) == [("retrieve_chunks", "ok"), ("fail", "error"), ("run_playbook", "error")]
-    (told,) = [result.text for result in results(office) if result.tool == "run_playbook"]
-    assert "step 2 (fail): error" in told
-    assert "The supplier 1 is liable" in told
+    (output,) = [result.text for result in results(office) if result.tool == "run_playbook"]
+    assert "step 2 (fail): error" in output
+    assert "The supplier 1 is liable" in output
 
 
 @pytest.mark.parametrize(

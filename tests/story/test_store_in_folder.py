@@ -19,8 +19,8 @@ PRESENT = 128
 
 def holder(file: Path, byte: int) -> int:
     """Ask from another process who holds a lock: a process does not see its own."""
-    asked = [sys.executable, "-c", LOOK, str(file), str(byte)]
-    return int(subprocess.run(asked, capture_output=True, check=True).stdout)
+    texts = [sys.executable, "-c", LOOK, str(file), str(byte)]
+    return int(subprocess.run(texts, capture_output=True, check=True).stdout)
 
 
 async def test_a_store_in_the_folder_of_its_agent_keeps_its_locks(tmp_path: Path) -> None:

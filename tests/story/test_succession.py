@@ -15,7 +15,7 @@ from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow, SpendRow
 from halter.guard.halts import halt, resume
 from halter.operations import money, queries
-from halter.operations.desk import Actor, Principal
+from halter.operations.actor import Actor, Principal
 from halter.runtime.supervisor import turn_off, turn_on
 from halter.state.receipt import make_receipt
 from halter.testing.world import World
@@ -39,9 +39,9 @@ README = "max_cost_usd: 0.50, max_cost_usd_per_day: 3, max_output_tokens: 256"
 """The caps of the README's example."""
 
 
-def agent(fleet: Fleet, limits: str = README, script: str = "", more: str = "") -> Path:
+def agent(fleet: Fleet, limits: str = README, script: str = "", output: str = "") -> Path:
     text = WATCH.format(limits=limits)
-    return fleet.agent("watch", text + more, script_yaml=script or LAST * 60 + NAP * 400)
+    return fleet.agent("watch", text + output, script_yaml=script or LAST * 60 + NAP * 400)
 
 
 async def spent(fleet: Fleet) -> list[SpendRow]:
@@ -64,16 +64,16 @@ async def test_an_agent_whose_session_cap_is_used_up_goes_on_within_its_other_ca
     fleet = Fleet(world, tmp_path, PRICES, sturdy=True)
     fleet.start(agent(fleet))
     await world.advance(36 * HOUR)
-    found = await rows(fleet)
-    *over, last = found
+    session_rows = await rows(fleet)
+    *over, last = session_rows
     assert len(over) >= 6
     assert {(row.state, row.terminal_reason) for row in over} == {("BUDGET_EXCEEDED", "cost_cap_reached")}
     assert last.ended_at is None
     # One at a time, each begun when the one before it was over.
-    for before, after in pairwise(found):
+    for before, after in pairwise(session_rows):
         assert before.ended_at is not None
         assert before.ended_at <= after.started_at
-    for row in found:
+    for row in session_rows:
         assert make_receipt(await fleet.events(row.session)).cost_usd <= micros_to_usd(500_000)
     by_day: dict[int, int] = {}
     for each in await spent(fleet):
@@ -96,11 +96,11 @@ async def test_the_next_session_says_whom_it_follows_and_why_and_knows_its_last_
     assert "You go on where the session watch-1 stopped." in handed.text
     assert (handed.origin, handed.trusted) == ("model", False)
     assert prompt.text == "Look around."
-    made = make_receipt(events)
-    assert (made.follows, made.because) == ("watch-1", "watch-1 has used up its cap of $0.50.")
+    receipt = make_receipt(events)
+    assert (receipt.follows, receipt.because) == ("watch-1", "watch-1 has used up its cap of $0.50.")
     told = await queries.report(Actor(fleet.app, Principal("ada", "admin", ())), 0)
     assert any(line.startswith("watch-1: BUDGET_EXCEEDED") and "watch-2 went on" in line for line in told.ended_badly)
-    assert ("watch", "watch-2 begins: watch-1 has used up its cap of $0.50.") in fleet.told
+    assert ("watch", "watch-2 starts: watch-1 has used up its cap of $0.50.") in fleet.told
 
 
 NONE = "max_cost_usd: 0.50, max_cost_usd_per_day: none, max_output_tokens: 256"
@@ -115,7 +115,7 @@ async def test_without_a_cap_of_a_window_the_session_cap_is_the_only_one_and_a_p
     await world.advance(DAY)
     (row,) = await rows(fleet)
     assert (row.state, row.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
-    assert any("no cap of an hour, a day or a month bounds" in sentence for _, sentence in fleet.told)
+    assert any("no hourly, daily or monthly cap bounds" in sentence for _, sentence in fleet.told)
     await turn_on(fleet.app, "watch")
     await world.advance(MINUTE)
     assert len(await rows(fleet)) == 2
@@ -134,8 +134,8 @@ async def test_a_cap_that_does_not_last_for_a_turn_is_not_begun_again_and_again(
         await world.restart()
     (row,) = await rows(fleet)
     assert row.state == "BUDGET_EXCEEDED"
-    assert any("its cap of $0.01 before a single turn was done" in told and "raise `max_cost_usd`" in told
-               for _, told in fleet.told)  # fmt: skip
+    assert any("its cap of $0.01 before it finished a turn" in text and "Raise `max_cost_usd`" in text
+               for _, text in fleet.told)  # fmt: skip
 
 
 @CALM
@@ -148,7 +148,7 @@ async def test_who_asks_at_its_cap_is_not_begun_anew_when_nobody_agrees(world: W
     await world.advance(DAY)
     (row,) = await rows(fleet)
     assert row.state == "BUDGET_EXCEEDED"
-    assert any("no person agreed to more" in sentence for _, sentence in fleet.told)
+    assert any("no person approved more" in sentence for _, sentence in fleet.told)
 
 
 @CALM
@@ -206,11 +206,11 @@ async def test_a_session_cap_is_shown_as_it_was_written_with_what_is_kept_for_it
     first = await shown("watch-1")
     assert (first.cap, first.kept) == (Decimal("0.5"), Decimal("0.05"))
     assert first.remaining == Decimal("0.45") - first.spent
-    assert first.describe() == f"{format_usd(first.spent)} spent of $0.50 ($0.05 kept for the last words)"
+    assert first.describe() == f"{format_usd(first.spent)} spent of $0.50 ($0.05 reserved for the wrap-up)"
     await money.set_cap(desk, "raise", "session:watch-1", "0.8")
     raised = await shown("watch-1")
     assert (raised.cap, raised.kept, raised.cap_by) == (Decimal("0.8"), Decimal("0.05"), "ada")
     await world.advance(5 * HOUR)
-    over = await shown("watch-1")
-    assert (over.cap, over.kept) == (Decimal("0.8"), 0)
+    budget = await shown("watch-1")
+    assert (budget.cap, budget.kept) == (Decimal("0.8"), 0)
     assert (await shown("watch-2")).cap == Decimal("0.5")

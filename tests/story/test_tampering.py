@@ -6,7 +6,7 @@ import pytest
 
 from halter.core.ids import session_stream
 from halter.journal.rebuild import IntegrityReport
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 
 if TYPE_CHECKING:
     from conftest import Forger, Scribe
@@ -15,7 +15,7 @@ ONE, TWO, THREE = session_stream("one"), session_stream("two"), session_stream("
 
 
 def kinds(report: IntegrityReport) -> list[tuple[str, str, int]]:
-    return [(found.kind, found.stream, found.seq) for found in report.findings]
+    return [(finding.kind, finding.stream, finding.seq) for finding in report.findings]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_an_event_that_was_put_in_another_ones_place_leaves_its_own_empty(
 
 async def test_a_deleted_tail_is_found_by_its_head(history: "Scribe") -> None:
     history.ground.sql("DELETE FROM events WHERE stream = :stream AND seq > 6", stream=ONE)
-    report = await verify(history.ground.store)
+    report = await verify_store(history.ground.store)
     assert kinds(report) == [("deleted", ONE, 7)]
 
 
@@ -136,7 +136,7 @@ async def test_events_that_changed_places_from_afar_are_found(history: "Scribe",
 
 async def test_an_event_that_was_put_last_is_found(history: "Scribe") -> None:
     history.ground.sql("UPDATE events SET seq = 9 WHERE stream = :stream AND seq = 3", stream=ONE)
-    assert kinds(await verify(history.ground.store)) == [("head", ONE, 9), ("reordered", ONE, 9)]
+    assert kinds(await verify_store(history.ground.store)) == [("head", ONE, 9), ("reordered", ONE, 9)]
 
 
 async def test_a_duplicated_event_is_found(history: "Scribe", forger: "Forger") -> None:
@@ -182,7 +182,7 @@ async def test_a_forged_event_between_others_is_found(history: "Scribe", forger:
     change = "UPDATE events SET key = 'forged', hash = :hash WHERE stream = :stream AND seq = 5"
     history.ground.sql(change, hash=forged, stream=ONE)
     history.ground.sql("UPDATE streams SET head = 9 WHERE stream = :stream", stream=ONE)
-    assert kinds(await verify(history.ground.store)) == [("inserted", ONE, 6)]
+    assert kinds(await verify_store(history.ground.store)) == [("inserted", ONE, 6)]
 
 
 async def test_an_event_before_the_first_is_found(history: "Scribe", forger: "Forger") -> None:
@@ -195,7 +195,7 @@ async def test_swapped_streams_are_found(history: "Scribe") -> None:
     for table in ("events", "streams"):
         for old, new in ((ONE, "aside"), (TWO, ONE), ("aside", TWO)):
             ground.sql(f"UPDATE {table} SET stream = :new WHERE stream = :old", old=old, new=new)
-    found = kinds(await verify(ground.store))
+    found = kinds(await verify_store(ground.store))
     assert found == [("moved", ONE, 1), ("moved", TWO, 1)]
 
 
@@ -207,7 +207,7 @@ async def test_long_streams_that_were_swapped_are_found_as_such(history: "Scribe
     for table in ("events", "streams"):
         for old, new in ((ada, "aside"), (bob, ada), ("aside", bob)):
             ground.sql(f"UPDATE {table} SET stream = :new WHERE stream = :old", old=old, new=new)
-    report = await verify(ground.store)
+    report = await verify_store(ground.store)
     assert kinds(report) == [("moved", ada, 1), ("moved", bob, 1)]
     assert "and so were 81 events after it" in report.findings[0].sentence
 
@@ -215,7 +215,7 @@ async def test_long_streams_that_were_swapped_are_found_as_such(history: "Scribe
 async def test_an_event_that_was_moved_to_another_stream_is_found(history: "Scribe") -> None:
     ground = history.ground
     ground.sql("UPDATE events SET stream = :two, seq = 11 WHERE stream = :one AND seq = 4", one=ONE, two=TWO)
-    assert kinds(await verify(ground.store)) == [("head", TWO, 11), ("moved", TWO, 11)]
+    assert kinds(await verify_store(ground.store)) == [("head", TWO, 11), ("moved", TWO, 11)]
 
 
 async def test_a_copied_stream_is_found(history: "Scribe", forger: "Forger") -> None:
@@ -241,7 +241,7 @@ async def test_a_missing_head_is_found(history: "Scribe") -> None:
 async def test_a_stream_without_a_readable_name_is_found(sqlite_history: "Scribe") -> None:
     ground = sqlite_history.ground
     ground.sql("UPDATE events SET stream = CAST(x'fffe' AS TEXT) WHERE stream = :stream", stream=ONE)
-    report = await verify(ground.store)
+    report = await verify_store(ground.store)
     assert ("head", "\ufffd\ufffd", 0) in kinds(report)
     assert ("deleted", ONE, 1) in kinds(report)
 
@@ -253,6 +253,6 @@ async def test_much_tampering_is_reported_in_bounds(history: "Scribe") -> None:
         f"INSERT INTO events (stream, seq, {columns}) SELECT stream, number, {columns} FROM events, numbers "
         "WHERE stream = 'fleet'"
     )
-    report = await verify(history.ground.store)
+    report = await verify_store(history.ground.store)
     assert len(report.findings) == 1000
     assert "more findings" in "".join(report.notes)

@@ -13,8 +13,8 @@ from halter.core.usage import ModelName
 from halter.models.scripted import Scripted, ScriptLine, say
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.session_builder import MAX_KEPT_ENTRIES, read_kept_context
-from halter.runtime.sessions import attend_session, begin_session
+from halter.runtime.session_builder import MAX_ACCEPTED_ENTRIES, read_accepted_context
+from halter.runtime.session_start import attend_session, begin_session
 from halter.testing.world import World
 
 CALL = ToolCall("1", "run_skill", '{"skill": "proofread", "input": "Teh end."}')
@@ -24,9 +24,9 @@ async def test_a_skill_is_worked_by_the_model_that_is_named_for_it(world: World,
     fleet = Fleet(world, tmp_path, 'models: {"openai:large": {price: free}, "openai:small": {price: free}}\n')
     more = "model: openai:large\nmodel_for: {skill: openai:small}\nverbs: [run_skill]\n"
     folder = fleet.agent("desk", f"autonomy: {{enabled: false}}\n{more}")
-    place = folder / ".agents" / "skills" / "proofread"
-    place.mkdir(parents=True)
-    (place / "SKILL.md").write_text("Mend the spelling.")
+    path = folder / ".agents" / "skills" / "proofread"
+    path.mkdir(parents=True)
+    (path / "SKILL.md").write_text("Mend the spelling.")
     large = Scripted(
         [ScriptLine(reply=Reply((CALL,), "calls")), say("Done.")], world.clock, ModelName("openai", "large")
     )
@@ -35,23 +35,23 @@ async def test_a_skill_is_worked_by_the_model_that_is_named_for_it(world: World,
     async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, models) as named:
         context = AgentContext(fleet.app, agent, named, WorkerId("w"))
         await attend_session(context, await begin_session(context, "Mend it.", "task"))
-    (asked,) = small.asked
-    (part,) = asked.messages[0].parts
+    (prompt,) = small.requests
+    (part,) = prompt.messages[0].parts
     assert isinstance(part, Text)
-    assert (asked.system, part.text, part.trusted) == ("Mend the spelling.", "Teh end.", False)
+    assert (prompt.system, part.text, part.trusted) == ("Mend the spelling.", "Teh end.", False)
 
 
 async def test_a_session_is_given_the_newest_of_what_people_kept_and_not_all_of_it(world: World) -> None:
-    for number in range(MAX_KEPT_ENTRIES + 5):
+    for number in range(MAX_ACCEPTED_ENTRIES + 5):
         name = f"m-{number:03}"
-        proposed, kept = MemoryProposed(memory=name, agent="desk"), _kept(name)
-        drafts = [Draft(proposed, b"Remember %d." % number), Draft(kept, stream=FLEET)]
+        proposed, event = MemoryProposed(memory=name, agent="desk"), _kept(name)
+        drafts = [Draft(proposed, b"Remember %d." % number), Draft(event, stream=FLEET)]
         rows = rows_of_event(proposed)
         write = Write(session_stream("s"), name, lambda _, drafts=drafts: drafts, rows, others=(FLEET,))
         await world.journal.commit(write)
-    memories, _, words = await read_kept_context(world.journal, "desk")
-    assert (len(memories), memories[-1]) == (MAX_KEPT_ENTRIES, f"m-{MAX_KEPT_ENTRIES + 4:03}")
-    assert words.count("Remember") == MAX_KEPT_ENTRIES
+    memories, _, words = await read_accepted_context(world.journal, "desk")
+    assert (len(memories), memories[-1]) == (MAX_ACCEPTED_ENTRIES, f"m-{MAX_ACCEPTED_ENTRIES + 4:03}")
+    assert words.count("Remember") == MAX_ACCEPTED_ENTRIES
 
 
 async def test_an_agent_that_remembers_nothing_is_given_its_cases_the_most_frequent_first(world: World) -> None:
@@ -63,9 +63,9 @@ async def test_an_agent_that_remembers_nothing_is_given_its_cases_the_most_frequ
             await world.journal.commit(
                 Write(session_stream("s"), f"{name}-{time}", lambda _, drafts=drafts: drafts, rows)
             )
-        kept = ProposalDecided(proposal=name, about="precedent", status="kept", by="ada")
-        await world.journal.commit(Write(FLEET, name, lambda _, kept=kept: [Draft(kept)], rows_of_event(kept)))
-    memories, precedents, words = await read_kept_context(world.journal, "desk")
+        event = ProposalDecided(proposal=name, about="precedent", status="kept", by="ada")
+        await world.journal.commit(Write(FLEET, name, lambda _, event=event: [Draft(event)], rows_of_event(event)))
+    memories, precedents, words = await read_accepted_context(world.journal, "desk")
     assert (memories, precedents) == ((), ("usual", "rare"))
     assert words.splitlines()[1:] == [
         "- Liability: Seen 0. (seen 2 times, usual)",

@@ -33,17 +33,17 @@ CAP = 200_000
 
 def most_bound(history: Iterable[Stored], scope: str) -> dict[str, int]:
     """Add up, event by event, what was spent and held together in each window; tell the most that it came to."""
-    held: dict[str, tuple[Leg, ...]] = {}
+    values: dict[str, tuple[Leg, ...]] = {}
     bound, most = defaultdict[str, int](int), defaultdict[str, int](int)
     for stored in history:
         match stored.event:
             case RequestStarted(request=name, legs=legs) | CallStarted(call=name, legs=legs):
-                held[name] = tuple(leg for leg in legs if leg.scope == scope and leg.unit == "usd")
-                for leg in held[name]:
+                values[name] = tuple(leg for leg in legs if leg.scope == scope and leg.unit == "usd")
+                for leg in values[name]:
                     bound[leg.window] += leg.amount
                     most[leg.window] = max(most[leg.window], bound[leg.window])
             case RequestSettled(request=name, charge=charge) | CallSettled(call=name, charge=charge):
-                for leg in held.pop(name):
+                for leg in values.pop(name):
                     bound[leg.window] += (charge.usd if charge else 0) - leg.amount
                     most[leg.window] = max(most[leg.window], bound[leg.window])
             case _:
@@ -53,8 +53,8 @@ def most_bound(history: Iterable[Stored], scope: str) -> dict[str, int]:
 
 def budgets(path: Path) -> list[tuple[str, int, int]]:
     with closing(sqlite3.connect(path)) as file:
-        found = file.execute("SELECT window, spent, held FROM budgets WHERE scope = 'trigger:clerk/papers'")
-        return sorted(found.fetchall())
+        cursor = file.execute("SELECT window, spent, held FROM budgets WHERE scope = 'trigger:clerk/papers'")
+        return sorted(cursor.fetchall())
 
 
 def spent(path: Path) -> int:
@@ -84,7 +84,7 @@ async def _fifty(world: World, home: Path) -> None:
     assert len(await office.items()) == 49
     assert await office.states() == {"COMPLETED": 49}
     assert len({item.session for item in await office.items()}) == 49
-    assert waited >= {"What is at work now may need all the money that is left.", ""}
+    assert waited >= {"Running sessions may need the rest of the budget.", ""}
     assert "cost_cap_reached" in {event.why for event in await office.told_of(RunsDelayed)}
     most = most_bound(world.history, "trigger:clerk/papers")
     assert len(most) >= 3

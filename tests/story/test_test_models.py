@@ -56,13 +56,13 @@ def test_a_function_is_a_model(agent: Agent) -> None:
     model = FunctionModel(answer)
     with agent.override(model=model):
         assert agent.run_sync("Where is it?").text == "It said: letter 42 was shipped"
-    assert len(model.asked) == 2
+    assert len(model.requests) == 2
 
 
 async def test_an_open_agent_is_not_overridden(agent: Agent) -> None:
     with agent.override(model=TestModel()):
         async with agent:
-            with pytest.raises(ConfigError, match="open already"), agent.override(model=TestModel()):
+            with pytest.raises(ConfigError, match="already open"), agent.override(model=TestModel()):
                 pass
 
 

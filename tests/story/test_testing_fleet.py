@@ -18,14 +18,14 @@ async def test_an_agent_of_a_folder_lives_in_a_world_as_halter_up_would_run_it(w
     fleet = Fleet(world, tmp_path)
     fleet.start(desk(tmp_path))
     await world.advance(8 * MINUTE)
-    (asked,) = await fleet.waiting()
-    assert (asked.name, asked.level) == ("place_order", "RESTRICTED")
-    await fleet.answer(asked, "approve")
+    (pending_decision,) = await fleet.waiting()
+    assert (pending_decision.name, pending_decision.level) == ("place_order", "RESTRICTED")
+    await fleet.answer(pending_decision, "approve")
     await world.advance(MINUTE)
     left = await fleet.receipt("market-desk-1")
     assert [each.outcome for each in left.calls if each.name == "place_order"] == ["ok"]
     assert left.decisions[0].by == "ada"
-    assert ("market-desk", "market-desk-1 begins.") in fleet.reports
+    assert ("market-desk", "market-desk-1 starts.") in fleet.reports
 
 
 async def test_what_the_fleets_file_says_bounds_it(world: World, tmp_path: Path) -> None:
@@ -49,5 +49,5 @@ async def test_after_a_crash_the_next_process_asks_no_second_time(world: World, 
 
 
 def test_a_line_of_a_script_can_ask_for_a_call() -> None:
-    (asked,) = call("weather", city="Oslo").reply.calls
-    assert (asked.tool, asked.arguments) == ("weather", '{"city":"Oslo"}')
+    (tool_call,) = call("weather", city="Oslo").reply.calls
+    assert (tool_call.tool, tool_call.arguments) == ("weather", '{"city":"Oslo"}')

@@ -69,9 +69,9 @@ async def halter(folder: Path, *words: str) -> tuple[str, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await process.communicate()
+    body, err = await process.communicate()
     assert process.returncode == 0, err.decode()
-    return out.decode(), err.decode()
+    return body.decode(), err.decode()
 
 
 @pytest.mark.parametrize(("token", "value"), [("${secret:TOKEN}", SECRET), (FOUND, FOUND)], ids=["given", "found"])
@@ -82,10 +82,10 @@ async def test_what_tools_print_log_and_warn_of_is_shown_without_secrets(
     (tmp_path / "tools.py").write_text(TOOLS)
     (tmp_path / "play.yaml").write_text(PLAYED.format(token=token))
     await halter(tmp_path, "trust", str(tmp_path))
-    out, err = await halter(tmp_path, "play", str(tmp_path / "play.yaml"))
-    shown = out + err
+    text, err = await halter(tmp_path, "play", str(tmp_path / "play.yaml"))
+    output = text + err
     for where in ("loop", "helper", "thread", "copy"):
         for how in ("printed", "wrote", "told", "logged", "raised", "warned of"):
-            assert f"{where} {how}" in shown
-    assert value not in shown
-    assert not any(value[at : at + 12] in shown for at in range(len(value) - 12))
+            assert f"{where} {how}" in output
+    assert value not in output
+    assert not any(value[at : at + 12] in output for at in range(len(value) - 12))

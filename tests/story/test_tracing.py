@@ -60,13 +60,13 @@ class Receiver:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def spans(self) -> list[Any]:
-        found: list[Any] = []
+        results: list[Any] = []
         for body in self.bodies:
             request = ExportTraceServiceRequest.FromString(body)
             for resource in request.resource_spans:
                 for scope in resource.scope_spans:
-                    found += scope.spans
-        return found
+                    results += scope.spans
+        return results
 
     def until(self, *names: str) -> list[Any]:
         with self.news:
@@ -101,9 +101,9 @@ def test_a_collector_gets_the_spans_of_a_turn_and_not_a_word_of_what_was_said(ad
     turn = spans["turn 1"]
     assert {spans["execute_tool look"].parent_span_id, spans["chat script"].parent_span_id} == {turn.span_id}
     assert len({span.trace_id for span in receiver.spans()}) == 1
-    named = {each.key: each.value for each in spans["execute_tool look"].attributes}
-    assert named["gen_ai.tool.name"].string_value == "look"
-    assert named["halter.level"].string_value == "SAFE"
+    fields = {each.key: each.value for each in spans["execute_tool look"].attributes}
+    assert fields["gen_ai.tool.name"].string_value == "look"
+    assert fields["halter.level"].string_value == "SAFE"
     assert all(CANARY.encode() not in body for body in receiver.bodies)
 
 
@@ -112,9 +112,9 @@ def test_what_was_said_is_sent_where_somebody_asked_for_it(ada: Person, receiver
     up = Up(ada, str(ada.agent))
     (tool,) = [span for span in receiver.until("execute_tool look") if span.name == "execute_tool look"]
     up.ends()
-    named = {each.key: each.value.string_value for each in tool.attributes}
-    assert json.loads(named["gen_ai.tool.call.arguments"]) == {"at": CANARY}
-    assert named["gen_ai.tool.call.result"] == f"nothing at {CANARY}"
+    fields = {each.key: each.value.string_value for each in tool.attributes}
+    assert json.loads(fields["gen_ai.tool.call.arguments"]) == {"at": CANARY}
+    assert fields["gen_ai.tool.call.result"] == f"nothing at {CANARY}"
 
 
 def test_a_restart_goes_on_in_the_same_trace_and_repeats_no_span(ada: Person, receiver: Receiver) -> None:
@@ -124,7 +124,7 @@ def test_a_restart_goes_on_in_the_same_trace_and_repeats_no_span(ada: Person, re
     receiver.until("turn 1")
     first.ends(signal.SIGTERM)
     second = Up(ada, str(ada.agent))
-    second.until("goes on where it stands")
+    second.until("-1 resumes (")
     assert ada.types("cancel", "desk-1")[0] == 0
     spans = receiver.until("invoke_agent desk")
     second.ends()
@@ -140,8 +140,8 @@ def test_a_collector_that_refuses_everything_is_told_of_once_and_agents_go_on(ad
     ada.environ |= {"HALTER_TRACES": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": refusing.url}
     up = Up(ada, str(ada.agent))
     up.until("sleeps", "Traces are being lost")
-    code, beside = up.ends()
-    assert (code, beside) == (130, "")
+    code, text = up.ends()
+    assert (code, text) == (130, "")
     assert len([line for line in up.seen if "Traces are being lost" in line]) == 1
     refusing.server.shutdown()
     refusing.server.server_close()
@@ -165,16 +165,16 @@ def test_traces_go_to_a_file_that_only_its_owner_may_read(ada: Person) -> None:
 @pytest.mark.parametrize(
     ("way", "sentence"),
     [
-        ("jaeger", "HALTER_TRACES is 'jaeger', which is no place for traces: write otlp, console, file:PATH or off."),
-        ("file:", "HALTER_TRACES is 'file:', which is no place for traces"),
+        ("jaeger", "HALTER_TRACES is 'jaeger', which is not a valid target: write otlp, console, file:PATH or off."),
+        ("file:", "HALTER_TRACES is 'file:', which is not a valid target"),
         ("file:/nowhere/at/all", "Traces cannot be written to '/nowhere/at/all' (No such file or directory)"),
     ],
 )
 def test_a_slip_in_the_variable_is_answered_with_a_sentence(ada: Person, way: str, sentence: str) -> None:
     ada.environ["HALTER_TRACES"] = way
-    code, _, beside = ada.types("up", str(ada.agent))
+    code, _, text = ada.types("up", str(ada.agent))
     assert code == 3
-    assert sentence in beside
+    assert sentence in text
 
 
 def test_a_missing_extra_is_a_sentence(tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_a_missing_extra_is_a_sentence(tmp_path: Path) -> None:
         "from halter.runtime.telemetry import open_span_sender\n"
         "try:\n  open_span_sender('otlp', {}).__enter__()\nexcept Exception as e: print(type(e).__name__, e)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    sentence = "HALTER_TRACES is set, but OpenTelemetry is not here: pip install 'halter[telemetry]', or unset it."
-    assert done.stdout == f"ConfigError {sentence}\n"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    sentence = "HALTER_TRACES is set, but OpenTelemetry is not installed: pip install 'halter[telemetry]', or unset it."
+    assert process.stdout == f"ConfigError {sentence}\n"
 
 
 def test_without_the_variable_nothing_is_imported_and_no_thread_is_started(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ async def main():
             print([each.name for each in threading.enumerate() if "trace" in each.name])
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout == "0 []\n[]\n"
+    process = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert process.stdout == "0 []\n[]\n"
 
 
 class Kept:
@@ -218,8 +218,8 @@ class Kept:
         self.spans.append(span)
 
     def trouble(self) -> str:
-        said, self.said = self.said, ""
-        return said
+        text, self.said = self.said, ""
+        return text
 
 
 async def write(world: World, lease: Lease, *events: Any) -> None:
@@ -242,8 +242,8 @@ def test_a_follower_that_begins_in_the_middle_makes_the_spans_that_the_one_befor
             world.spawn(SessionTracer(world.journal, world.clock, whole, print).run({}))
             await write(world, lease, TurnStarted(turn=1), ASKS)
             await world.advance(10**6)
-            seen = {session_stream("desk-1"): 3}
-            world.spawn(SessionTracer(world.journal, world.clock, late, print).run(seen))
+            values = {session_stream("desk-1"): 3}
+            world.spawn(SessionTracer(world.journal, world.clock, late, print).run(values))
             ends = SessionEnded(state="COMPLETED", terminal_reason="completed")
             await write(world, lease, ANSWERS, TurnEnded(turn=1, why="ended"), ends)
             await world.advance(10**7)
@@ -264,16 +264,16 @@ def test_a_session_that_moves_between_workers_stays_one_trace_and_each_makes_the
             world.spawn(SessionTracer(world.journal, world.clock, whole, print).run({}))
             loop = asyncio.get_running_loop()
             north, south = CommitObserver(loop, lambda _: True), CommitObserver(loop, lambda _: True)
-            for sink, committed in zip(sinks, (north, south), strict=True):
-                world.spawn(SessionTracer(world.journal, world.clock, sink, print).run_here(committed))
+            for sink, commit_observer in zip(sinks, (north, south), strict=True):
+                world.spawn(SessionTracer(world.journal, world.clock, sink, print).run_here(commit_observer))
             ends = SessionEnded(state="COMPLETED", terminal_reason="completed")
             done = ((TurnStarted(turn=1), ASKS), (ANSWERS, TurnEnded(turn=1, why="ended"), TurnStarted(turn=2)))
             after = 1
-            for committed, events in zip(
+            for commit_observer, events in zip(
                 (north, south, north), (*done, (TurnEnded(turn=2, why="ended"), ends)), strict=True
             ):
                 await write(world, lease, *events)
-                committed.on_commit(await world.journal.read(session_stream("desk-1"), after))
+                commit_observer.on_commit(await world.journal.read(session_stream("desk-1"), after))
                 after += len(events)
                 await world.advance(10**6)
             await world.advance(10**7)
@@ -308,15 +308,15 @@ def test_only_our_own_agents_are_traced_and_trouble_is_told() -> None:
         async def story() -> tuple[list[Span], list[str]]:
             await world.start("desk-1")
             (lease,) = await world.journal.claim(WorkerId("w"), 1)
-            kept, told = Kept(), list[str]()
+            kept, texts = Kept(), list[str]()
             kept.said = "The collector is gone."
             others = SessionTracer(
-                world.journal, world.clock, kept, told.append, lambda agent: agent == "somebody else"
+                world.journal, world.clock, kept, texts.append, lambda agent: agent == "somebody else"
             )
             world.spawn(others.run({}))
             await write(world, lease, ASKS, ANSWERS)
             await world.advance(10**7)
-            return kept.spans, told
+            return kept.spans, texts
 
         assert world.run(story()) == ([], ["The collector is gone."])
 
@@ -334,15 +334,15 @@ def test_a_breakdown_of_the_traces_is_told_and_stops_nobody() -> None:
         async def story() -> list[str]:
             await world.start("desk-1")
             (lease,) = await world.journal.claim(WorkerId("w"), 1)
-            told = list[str]()
-            task = world.spawn(SessionTracer(world.journal, world.clock, Broken(), told.append).run({}))
+            texts = list[str]()
+            task = world.spawn(SessionTracer(world.journal, world.clock, Broken(), texts.append).run({}))
             await write(world, lease, ASKS, ANSWERS)
             await world.advance(10**7)
             assert task.done()
-            return told
+            return texts
 
         (sentence,) = world.run(story())
-    assert sentence.startswith("There are no more traces until the next start, because of a breakdown; agents go on")
+    assert sentence.startswith("Tracing failed and is off until the next start; agents continue")
     assert "no room for chat gpt-5-mini" in sentence
 
 
@@ -380,7 +380,7 @@ def _stalling(until: threading.Event) -> type[BaseHTTPRequestHandler]:
 
 
 def test_a_place_that_is_none_is_a_sentence() -> None:
-    with pytest.raises(ConfigError, match="no place for traces"), open_span_sender("elsewhere", {}):
+    with pytest.raises(ConfigError, match="not a valid target"), open_span_sender("elsewhere", {}):
         pass
 
 
@@ -396,11 +396,11 @@ def test_a_run_a_chat_and_a_playbook_are_traced_to_their_end(ada: Person) -> Non
         "chat": (["chat", str(ada.agent), "--no-route"], b"look\n/quit\n", ["chat script", "turn 1"]),
         "play": (["play", str(ada.agent / "steps.yaml")], b"", ["execute_tool look", "invoke_agent desk"]),
     }
-    for name, (words, typed, expected) in commands.items():
+    for name, (words, body, expected) in commands.items():
         ada.environ["HALTER_TRACES"] = f"file:{name}.jsonl"
-        assert ada.types(*words, given=typed)[0] == 0
-        found = names_in(ada.home / f"{name}.jsonl")
-        assert [each for each in expected if each not in found] == [], name
+        assert ada.types(*words, given=body)[0] == 0
+        texts = names_in(ada.home / f"{name}.jsonl")
+        assert [each for each in expected if each not in texts] == [], name
 
 
 async def test_an_agent_of_a_program_is_traced(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from halter.guard.approvals import (
 )
 from halter.guard.judge import are_two_people
 from halter.operations import decisions
+from halter.operations.actor import Actor, Principal, Role
 from halter.operations.decisions import AlwaysRule, ApprovalTerms, ShownDecision, render_prompt, to_json_object
-from halter.operations.desk import Actor, Principal, Role
 from halter.state.receipt import make_receipt
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
@@ -81,22 +81,22 @@ async def asking(world: World, home: Path, policy: str = POLICY) -> House:
 
 async def test_the_call_runs_when_two_people_agreed_and_all_faces_name_both(world: World, tmp_path: Path) -> None:
     house = await asking(world, tmp_path)
-    (one,) = await decisions.waiting(house.desk("ada"))
-    assert render_prompt(one).what == "desk wants to wipe old. Two people must agree."
-    assert (
-        await house.approve("ada") == f"ada agrees to wipe of desk, session {SESSION}. Another person must agree, too."
-    )
+    (waiting_decision,) = await decisions.waiting(house.desk("ada"))
+    assert render_prompt(waiting_decision).what == "desk wants to wipe old. Two approvers are needed."
+    assert await house.approve("ada") == f"ada approved wipe of desk, session {SESSION}. It needs another approver."
     assert not await house.has_run()
-    (one,) = await decisions.waiting(house.desk("bob"))
-    assert render_prompt(one).what == "desk wants to wipe old. ada has agreed; another person must."
-    assert (to_json_object(one)["approvers"], to_json_object(one)["first_by"]) == (2, "ada")
-    assert await house.approve("bob", digest=one.digest) == f"Approved: wipe of desk, session {SESSION}."
+    (waiting_decision,) = await decisions.waiting(house.desk("bob"))
+    assert (
+        render_prompt(waiting_decision).what == "desk wants to wipe old. ada approved it; one more approver is needed."
+    )
+    assert (to_json_object(waiting_decision)["approvers"], to_json_object(waiting_decision)["first_by"]) == (2, "ada")
+    assert await house.approve("bob", digest=waiting_decision.digest) == f"Approved: wipe of desk, session {SESSION}."
     assert await house.has_run()
     events = [*await house.fleet.events(SESSION), *await house.fleet.inbox(SESSION)]
     assert [each.event.people for each in events if isinstance(each.event, DecisionMade)] == ["ada and bob"]
     receipt = make_receipt(await house.fleet.events(SESSION), await house.fleet.inbox(SESSION))
     assert [each.by for each in receipt.decisions] == ["ada and bob"]
-    with pytest.raises(NotDone, match="answered already: approve, by ada and bob"):
+    with pytest.raises(NotDone, match=r"already answered \(approve, by ada and bob\)"):
         await house.approve("carol")
 
 
@@ -104,13 +104,13 @@ async def test_the_call_runs_when_two_people_agreed_and_all_faces_name_both(worl
 async def test_no_one_agrees_twice_through_another_token_or_channel(world: World, tmp_path: Path, second: str) -> None:
     house = await asking(world, tmp_path)
     await house.approve("ada")
-    with pytest.raises(NotDone, match=r"ada has agreed to .* already: another person must, too"):
+    with pytest.raises(NotDone, match=r"ada has already approved .*; it needs another person"):
         await house.approve(second)
-    shown = [ShownDecision((await house.row()).decision, (await house.row()).digest)]
+    shown_decisions = [ShownDecision((await house.row()).decision, (await house.row()).digest)]
     with pytest.raises(NotDone, match="another person must"):
-        await decisions.approve_together(house.desk(second), SESSION, shown=shown)
-    (one,) = await decisions.waiting(house.desk("ada"))
-    assert (await world.journal.commit(answer_decision(one, "approve", second, "forced"))).events == ()
+        await decisions.approve_together(house.desk(second), SESSION, shown=shown_decisions)
+    (waiting_decision,) = await decisions.waiting(house.desk("ada"))
+    assert (await world.journal.commit(answer_decision(waiting_decision, "approve", second, "forced"))).events == ()
     assert not await house.has_run()
 
 
@@ -136,10 +136,12 @@ async def test_an_agent_is_neither_the_first_nor_the_second(world: World, tmp_pa
     for first in ("", "ada"):
         if first:
             await house.approve(first)
-        with pytest.raises(NotDone, match="Only a person may"):
+        with pytest.raises(NotDone, match="Only a person can"):
             await house.approve(agent)
-        (one,) = await decisions.waiting(house.desk("ada"))
-        assert (await world.journal.commit(answer_decision(one, "approve", agent, f"forced/{first}"))).events == ()
+        (waiting_decision,) = await decisions.waiting(house.desk("ada"))
+        assert (
+            await world.journal.commit(answer_decision(waiting_decision, "approve", agent, f"forced/{first}"))
+        ).events == ()
     assert not await house.has_run()
 
 
@@ -147,13 +149,13 @@ async def test_a_decision_that_one_person_forged_into_the_store_runs_nothing(wor
     """As a program would write it that does not know of two people."""
     house = await asking(world, tmp_path)
     row = await house.row()
-    (one,) = await decisions.waiting(house.desk("ada"))
-    alone = answer_decision(msgspec.structs.replace(one, approvers=1), "approve", "ada", "x")
+    (waiting_decision,) = await decisions.waiting(house.desk("ada"))
+    alone = answer_decision(msgspec.structs.replace(waiting_decision, approvers=1), "approve", "ada", "x")
     made = DecisionMade(decision=row.decision, verdict="approve", by="ada", digest=row.digest)
     await world.journal.commit(Write(alone.stream, "forged", lambda _: [Draft(made)], alone.reads, others=(FLEET,)))
     assert not await house.has_run()
     assert any(
-        "Two people must agree" in getattr(each.event, "sentence", "") for each in await house.fleet.events(SESSION)
+        "needs two approvers" in getattr(each.event, "sentence", "") for each in await house.fleet.events(SESSION)
     )
 
 
@@ -167,13 +169,13 @@ async def test_one_no_is_enough(world: World, tmp_path: Path) -> None:
 
 async def test_two_people_agree_to_what_is_shown_and_to_nothing_else(world: World, tmp_path: Path) -> None:
     house = await asking(world, tmp_path)
-    (one,) = await decisions.waiting(house.desk("ada"))
-    assert decisions.list_rule_offers(one) == ()
+    (waiting_decision,) = await decisions.waiting(house.desk("ada"))
+    assert decisions.list_rule_offers(waiting_decision) == ()
     for terms in ({"edit": b'{"path": "new"}'}, {"always": True}):
         with pytest.raises(NotDone, match="each to what is shown"):
             await house.approve("ada", **terms)
     with pytest.raises(NotDone, match="each to what is shown"):
-        await decisions.approve_with(house.desk("ada"), one.decision, always=AlwaysRule(scope="agent"))
+        await decisions.approve_with(house.desk("ada"), waiting_decision.decision, always=AlwaysRule(scope="agent"))
     assert (await house.row()).first_by == ""
 
 
@@ -188,9 +190,9 @@ async def test_the_first_yes_expires_with_its_question(world: World, tmp_path: P
 
 async def test_of_two_who_agree_at_once_one_is_first(world: World, tmp_path: Path) -> None:
     house = await asking(world, tmp_path)
-    (one,) = await decisions.waiting(house.desk("ada"))
+    (waiting_decision,) = await decisions.waiting(house.desk("ada"))
     for by in ("ada", "bob"):
-        await world.journal.commit(answer_decision(one, "approve", by, f"at once/{by}"))
+        await world.journal.commit(answer_decision(waiting_decision, "approve", by, f"at once/{by}"))
     given = [each.event for each in await world.events(FLEET) if isinstance(each.event, ApprovalGiven)]
     assert [each.by for each in given] == ["ada"]
     assert await house.has_run()
@@ -198,18 +200,20 @@ async def test_of_two_who_agree_at_once_one_is_first(world: World, tmp_path: Pat
 
 async def test_the_guard_itself_takes_no_edit_and_no_rule_for_it(world: World, tmp_path: Path) -> None:
     house = await asking(world, tmp_path)
-    (one,) = await decisions.waiting(house.desk("ada"))
-    wording = RuleWording(id="r1", matcher=SameArguments(one.same), keys=("path",), scope="fleet", expires_in=HOUR)
+    (waiting_decision,) = await decisions.waiting(house.desk("ada"))
+    wording = RuleWording(
+        id="r1", matcher=SameArguments(waiting_decision.same), keys=("path",), scope="fleet", expires_in=HOUR
+    )
     for write in (
-        approve_edited(one, b'{"path": "new"}', "ada", "edit"),
-        approve_always(one, wording, "ada", "always"),
+        approve_edited(waiting_decision, b'{"path": "new"}', "ada", "edit"),
+        approve_always(waiting_decision, wording, "ada", "always"),
     ):
         assert (await world.journal.commit(write)).events == ()
     assert not await house.has_run()
 
 
 async def test_a_rule_of_one_person_does_not_answer_for_two(world: World, tmp_path: Path) -> None:
-    made = RuleMade(
+    event = RuleMade(
         rule="r1",
         tool="wipe",
         scope="fleet",
@@ -219,7 +223,7 @@ async def test_a_rule_of_one_person_does_not_answer_for_two(world: World, tmp_pa
         by="ada",
         expires_at=world.now + 24 * HOUR,
     )
-    await world.journal.commit(Write(FLEET, "rule", lambda _: [Draft(made)], [(RuleRow, "r1")]))
+    await world.journal.commit(Write(FLEET, "rule", lambda _: [Draft(event)], [(RuleRow, "r1")]))
     house = await asking(world, tmp_path)
     assert not await house.has_run()
     assert (await house.row()).verdict == ""

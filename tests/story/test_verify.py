@@ -21,7 +21,7 @@ from halter.journal.engine import Engine, StoreView
 from halter.journal.open import open_engine
 from halter.journal.rebuild import FINDING_ADVICE, IntegrityReport
 from halter.journal.store import JournalStore
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.state import lifecycle
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ONE, TWO, THREE = session_stream("one"), session_stream("two"), session_stream("
 
 
 def kinds(report: IntegrityReport) -> list[tuple[str, str, int]]:
-    return [(found.kind, found.stream, found.seq) for found in report.findings]
+    return [(finding.kind, finding.stream, finding.seq) for finding in report.findings]
 
 
 async def test_an_untouched_store_has_no_finding(ground: "Ground", scribe: "Scribe") -> None:
@@ -49,12 +49,12 @@ async def test_an_untouched_store_has_no_finding(ground: "Ground", scribe: "Scri
 
 
 async def test_an_empty_store_has_no_finding(ground: "Ground") -> None:
-    assert (await verify(ground.store, ground.folder)).ok
+    assert (await verify_store(ground.store, ground.folder)).ok
 
 
 async def test_a_store_is_verified_without_checkpoints_too(ground: "Ground", scribe: "Scribe") -> None:
     await scribe.whole_session("one")
-    report = await verify(ground.store)
+    report = await verify_store(ground.store)
     assert report.ok
     assert report.checkpoints is None
     assert report.uncovered_events == report.events == 10
@@ -62,16 +62,16 @@ async def test_a_store_is_verified_without_checkpoints_too(ground: "Ground", scr
 
 async def test_a_report_can_be_written_as_json(history: "Scribe") -> None:
     history.ground.sql("UPDATE events SET at = at + 1 WHERE stream = 'fleet'")
-    written = msgspec.json.decode(msgspec.json.encode(await history.ground.verify()))
-    assert written["ok"] is False
-    assert [found["kind"] for found in written["findings"]] == ["head", "edited"]
+    payload = msgspec.json.decode(msgspec.json.encode(await history.ground.verify()))
+    assert payload["ok"] is False
+    assert [result["kind"] for result in payload["findings"]] == ["head", "edited"]
 
 
 async def test_a_finding_says_what_and_where_and_what_to_do(history: "Scribe") -> None:
     history.ground.sql("UPDATE events SET facts = :facts WHERE stream = :stream AND seq = 3", facts=b"{}", stream=ONE)
-    (found,) = (await history.ground.verify()).findings
-    assert found.sentence.startswith(f"Event 3 of {ONE} ")
-    assert found.sentence.endswith(FINDING_ADVICE["edited"])
+    (integrity_finding,) = (await history.ground.verify()).findings
+    assert integrity_finding.sentence.startswith(f"Event 3 of {ONE} ")
+    assert integrity_finding.sentence.endswith(FINDING_ADVICE["edited"])
 
 
 async def test_a_body_that_was_nulled_is_no_erasure(history: "Scribe") -> None:
@@ -118,23 +118,23 @@ async def test_a_definition_that_was_replaced_is_found(history: "Scribe") -> Non
     [
         ("UPDATE budgets SET spent = 0 WHERE scope = 'fleet'", "spent is 0, not 4900"),
         ("UPDATE budgets SET cap = 9000000 WHERE scope = 'fleet'", "cap is 9000000, not 900000"),
-        ("DELETE FROM holds", "is missing, and the events make one"),
+        ("DELETE FROM holds", "is missing, but the events define it"),
         ("UPDATE sessions SET state = 'RUNNING' WHERE session = 'one'", "state is 'RUNNING', not 'COMPLETED'"),
         ("UPDATE sessions SET generation = 0 WHERE session = 'one'", "generation is 0, not 1"),
         ("DELETE FROM spends WHERE hold = 'one-1'", "is missing"),
         ("UPDATE spends SET usd = 1 WHERE hold = 'two-0'", "usd is 1, not 700"),
         (
             "INSERT INTO budgets VALUES ('nobody', '', 'usd', 1, 1, '', 0, 0, 0)",
-            "stands there, and no event makes it",
+            "exists, but no event defines it",
         ),
     ],
 )
 async def test_a_row_that_was_changed_by_hand_is_found(history: "Scribe", change: str, says: str) -> None:
     history.ground.sql(change)
     report = await history.ground.verify()
-    (found,) = report.findings
-    assert found.kind == "row"
-    assert says in found.sentence
+    (integrity_finding,) = report.findings
+    assert integrity_finding.kind == "row"
+    assert says in integrity_finding.sentence
 
 
 async def test_an_owner_and_its_next_generation_are_nobodys_tampering(history: "Scribe") -> None:
@@ -143,8 +143,8 @@ async def test_an_owner_and_its_next_generation_are_nobodys_tampering(history: "
 
 
 async def test_a_checkpointed_tail_that_was_cut_off_is_found(history: "Scribe", forger: "Forger") -> None:
-    kept = forger.events_of(ONE)[:6]
-    forger.rechain(ONE, kept)
+    fields = forger.events_of(ONE)[:6]
+    forger.rechain(ONE, fields)
     report = await history.ground.verify()
     assert kinds(report) == [("cut", ONE, 7)]
     assert "had 8 events" in report.findings[0].sentence
@@ -191,7 +191,7 @@ async def test_checkpoints_that_belong_to_the_store_must_be_there(history: "Scri
 
 
 async def test_checkpoints_signed_by_somebody_else_vouch_for_nothing(history: "Scribe") -> None:
-    report = await verify(history.ground.store, history.ground.folder, ["00" * 32])
+    report = await verify_store(history.ground.store, history.ground.folder, ["00" * 32])
     assert {kind for kind, _, _ in kinds(report)} == {"checkpoint_key"}
     assert report.uncovered_events == report.events
 
@@ -219,7 +219,7 @@ async def test_an_event_of_a_kind_to_come_is_verified_and_said_to_be_unreadable(
     whole = forger.events_of("fleet")
     whole[0]["kind"] = "from_the_future"
     forger.rechain("fleet", whole)
-    report = await verify(history.ground.store)
+    report = await verify_store(history.ground.store)
     assert kinds(report) == [("unreadable", "fleet", 1)]
     assert not report.compared
 
@@ -228,7 +228,7 @@ async def test_numbers_that_no_program_wrote_do_not_stop_the_search(history: "Sc
     whole = forger.events_of(THREE)
     whole[1]["facts"] = whole[1]["facts"].replace(b",500]", b",5" + b"0" * 30 + b"]")
     forger.rechain(THREE, whole)
-    assert {kind for kind, _, _ in kinds(await verify(history.ground.store))} == {"unreadable"}
+    assert {kind for kind, _, _ in kinds(await verify_store(history.ground.store))} == {"unreadable"}
 
 
 async def test_a_store_can_be_verified_while_it_is_written_to(ground: "Ground", scribe: "Scribe") -> None:
@@ -245,10 +245,10 @@ async def test_a_store_can_be_verified_while_it_is_written_to(ground: "Ground", 
 
     async with asyncio.TaskGroup() as group:
         working = [group.create_task(work(session)) for session in sessions]
-        reports = [await verify(ground.store)]
+        reports = [await verify_store(ground.store)]
         while not all(task.done() for task in working):
-            reports.append(await verify(ground.store))
-    reports.append(await verify(ground.store))
+            reports.append(await verify_store(ground.store))
+    reports.append(await verify_store(ground.store))
     await ground.store.close()
     assert [report.findings for report in reports if not report.ok] == []
     assert reports[-1].events == 5 * 81
@@ -286,7 +286,7 @@ async def test_what_is_committed_and_checkpointed_meanwhile_never_looks_cut_off(
         await scribe.whole_session(next(sessions))
     busy = JournalStore(cast("Engine", Busy(ground.engine, meanwhile)), inline=True)
     for _ in range(3):
-        report = await verify(busy, ground.folder, ())
+        report = await verify_store(busy, ground.folder, ())
         assert report.findings == ()
     assert next(sessions) == f"session-{before + 6}"
 
@@ -298,16 +298,16 @@ async def test_a_damaged_index_is_found_though_every_event_is_sound(sqlite_histo
     with closing(sqlite3.connect(ground.url, isolation_level=None)) as file:
         file.execute("PRAGMA writable_schema = ON")
         (sound,) = file.execute("SELECT sql FROM sqlite_master WHERE name = 'events_key'").fetchone()
-        other = sound.replace("(key)", "(kind)")
-        file.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'events_key'", (other,))
+        result = sound.replace("(key)", "(kind)")
+        file.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'events_key'", (result,))
     with closing(sqlite3.connect(ground.url, isolation_level=None)) as file:
         file.execute("REINDEX events_key")
         file.execute("PRAGMA writable_schema = ON")
         file.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'events_key'", (sound,))
     store = JournalStore(open_engine(ground.url, clock=ground, ids=ground), inline=True)
-    report = await verify(store, ground.folder, ())
+    report = await verify_store(store, ground.folder, ())
     await store.close()
-    assert {found.kind for found in report.findings} == {"damaged"}
+    assert {finding.kind for finding in report.findings} == {"damaged"}
     assert "missing from index events_key" in report.findings[0].sentence
     assert "REINDEX" in report.findings[0].sentence
 
@@ -315,20 +315,20 @@ async def test_a_damaged_index_is_found_though_every_event_is_sound(sqlite_histo
 async def test_two_copies_of_a_store_are_told_why_they_contradict_each_other(sqlite_history: "Scribe") -> None:
     ground = sqlite_history.ground
     copy = Path(ground.url).with_name("copy.db")
-    with closing(sqlite3.connect(ground.url)) as file, closing(sqlite3.connect(copy)) as other:
-        file.backup(other)
+    with closing(sqlite3.connect(ground.url)) as file, closing(sqlite3.connect(copy)) as connection:
+        file.backup(connection)
     engine = open_engine(str(copy), clock=ground, ids=ground)
     checkpointer = Checkpointer(ground.folder, ground.key_path, ground.store_id, ground.now)
     twin = JournalStore(engine, inline=True, observers=[checkpointer])
-    for store, said in ((ground.store, "here"), (twin, "there")):
-        await store.commit(lifecycle.post_message(SessionId("three"), said, said.encode(), "ann"))
+    for store, text in ((ground.store, "here"), (twin, "there")):
+        await store.commit(lifecycle.post_message(SessionId("three"), text, text.encode(), "ann"))
     checkpointer.flush()
     ground.checkpointer.flush()
-    for report in (await ground.verify(), await verify(twin, ground.folder)):
+    for report in (await ground.verify(), await verify_store(twin, ground.folder)):
         assert not report.ok
-        for found in report.findings:
-            assert "a copy of another" in found.sentence
-            assert "give each its own folder of checkpoints with HALTER_CHECKPOINTS" in found.sentence
+        for finding in report.findings:
+            assert "a copy of another" in finding.sentence
+            assert "give each a separate folder of checkpoints with HALTER_CHECKPOINTS" in finding.sentence
     await twin.close()
 
 
@@ -351,5 +351,5 @@ async def test_removed_checkpoints_are_missed_also_after_new_ones_were_written(s
     await sqlite_history.whole_session("later")
     report = await ground.verify()
     assert not report.ok
-    assert {found.kind for found in report.findings} == {"checkpoint_missing"}
-    assert {found.stream for found in report.findings} >= {"session:one", "session:two"}
+    assert {finding.kind for finding in report.findings} == {"checkpoint_missing"}
+    assert {finding.stream for finding in report.findings} >= {"session:one", "session:two"}

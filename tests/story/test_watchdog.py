@@ -24,7 +24,7 @@ from halter.core.money import Caps, Spender, make_legs
 from halter.core.ports import Draft, Lease, Query, Store, Write, offload_body
 from halter.core.rows import HoldRow, SessionRow
 from halter.dispatch.dispatcher import AttendLease, RunningSessions
-from halter.dispatch.heartbeat import IdleLimits, is_idle_too_long, is_pause_over, keep_leases
+from halter.dispatch.heartbeat import IdleLimits, has_pause_expired, is_idle_too_long, renew_leases
 from halter.guard.ledger import ActualResult
 from halter.guard.model_door import MODEL_REQUEST_TIMEOUT
 from halter.runtime.runtime import Runtime
@@ -50,7 +50,7 @@ def allowed(_: str, flight: InFlight) -> int:
 async def works(world: World, attend: AttendLease, worker: str = "up", idle_halt: int = IDLE) -> None:
     """Be a process that runs the sessions of an agent, and watches over them."""
     store: Store = world.store.patient(world.clock)
-    async with keep_leases(store, world.clock, WorkerId(worker), world.lease - SECOND):
+    async with renew_leases(store, world.clock, WorkerId(worker), world.lease - SECOND):
         sessions = RunningSessions(store, world.clock, WorkerId(worker), attend)
         sessions.idle_limits = IdleLimits(lambda _: idle_halt, allowed)
         await dispatcher(world, sessions, ("desk",)).run()
@@ -62,8 +62,8 @@ async def begin(world: World, session: str = "desk-1") -> None:
 
 
 async def row(world: World, session: str = "desk-1") -> SessionRow:
-    (found,) = await world.journal.ask(Query("session", SessionRow, {"session": session}))
-    return found
+    (session_row,) = await world.journal.ask(Query("session", SessionRow, {"session": session}))
+    return session_row
 
 
 async def told(world: World, session: str = "desk-1") -> list[tuple[str, str]]:
@@ -83,10 +83,10 @@ class Hangs:
 
     async def __call__(self, lease: Lease, _: SessionRow) -> None:
         self.attended.append(moment(self.world.now))
-        found = await row(self.world, lease.session)
-        if found.state != "RUNNING":
+        session_row = await row(self.world, lease.session)
+        if session_row.state != "RUNNING":
             key = f"{lease.session}/{lease.generation}/woken"
-            await self.world.store.commit(lifecycle.wake_session(lease, key, "message", found.inbox_head))
+            await self.world.store.commit(lifecycle.wake_session(lease, key, "message", session_row.inbox_head))
         try:
             await self.works(lease)
             await asyncio.Event().wait()
@@ -105,26 +105,26 @@ async def test_a_session_that_hangs_is_paused_and_then_halted_with_a_receipt(wor
     paused = await row(world)
     assert (paused.state, paused.owner, hangs.stopped) == ("PAUSED", "", 1)
     await world.advance(6 * MINUTE)
-    ended = await row(world)
-    assert (ended.state, ended.terminal_reason) == ("HALTED", "idle_timeout")
+    session_row = await row(world)
+    assert (session_row.state, session_row.terminal_reason) == ("HALTED", "idle_timeout")
     assert await told(world) == [
         ("guardrail_triggered", "00:05:00"),
         ("session_parked", "00:05:00"),
         ("session_ended", "00:10:00"),
     ]
     assert hangs.attended == ["00:00:00"]
-    made = make_receipt(await world.events(session_stream("desk-1")))
-    assert (made.state, made.terminal_reason) == ("HALTED", "idle_timeout")
-    assert [line.guardrail for line in made.guardrails] == ["idle_halt"]
+    receipt = make_receipt(await world.events(session_stream("desk-1")))
+    assert (receipt.state, receipt.terminal_reason) == ("HALTED", "idle_timeout")
+    assert [line.guardrail for line in receipt.guardrails] == ["idle_halt"]
 
 
 async def test_both_words_of_a_pause_are_one_commit(world: World) -> None:
     await begin(world)
     world.spawn(works(world, Hangs(world)))
     await world.advance(6 * MINUTE)
-    *_, guardrail, parked = await world.events(session_stream("desk-1"))
-    assert (guardrail.kind, parked.kind) == ("guardrail_triggered", "session_parked")
-    assert guardrail.key == parked.key
+    *_, guardrail, event = await world.events(session_stream("desk-1"))
+    assert (guardrail.kind, event.kind) == ("guardrail_triggered", "session_parked")
+    assert guardrail.key == event.key
 
 
 async def test_whoever_writes_to_a_paused_session_lets_it_go_on(world: World) -> None:
@@ -132,7 +132,7 @@ async def test_whoever_writes_to_a_paused_session_lets_it_go_on(world: World) ->
     await begin(world)
     world.spawn(works(world, hangs))
     await world.advance(7 * MINUTE)
-    await world.say("desk-1", "Go on, please.")
+    await world.send_message("desk-1", "Go on, please.")
     await world.advance(SECOND)
     assert (await row(world)).state == "RUNNING"
     assert hangs.attended == ["00:00:00", "00:07:00"]
@@ -230,8 +230,8 @@ class Rests(Hangs):
     """Rests in its owner's hands, as a session with sensors does."""
 
     async def works(self, lease: Lease) -> None:
-        parked = SessionParked(state="SLEEPING", wake_at=self.world.now + 24 * HOUR, resident=True)
-        await self.world.store.commit(lifecycle.park_session(lease, "parked", parked))
+        event = SessionParked(state="SLEEPING", wake_at=self.world.now + 24 * HOUR, resident=True)
+        await self.world.store.commit(lifecycle.park_session(lease, "parked", event))
 
 
 class Busy(Hangs):
@@ -308,9 +308,12 @@ async def test_an_agent_that_hangs_in_the_middle_of_a_wake_is_paused_and_halted(
     await world.advance(3 * MINUTE)
     assert (await row(world)).state == "PAUSED"
     await world.advance(6 * MINUTE)
-    ended = await row(world)
-    assert (ended.state, ended.terminal_reason) == ("HALTED", "idle_timeout")
-    assert "desk-1 is over (HALTED, idle_timeout): halter on desk begins the next session." in dict(fleet.told)["desk"]
+    session_row = await row(world)
+    assert (session_row.state, session_row.terminal_reason) == ("HALTED", "idle_timeout")
+    assert (
+        "desk-1 has ended (HALTED: idle_timeout). Run `halter on desk` to start the next session."
+        in dict(fleet.told)["desk"]
+    )
 
 
 async def test_an_agent_that_hung_goes_on_where_it_stood_when_somebody_writes(world: World, tmp_path: Path) -> None:
@@ -330,14 +333,14 @@ async def test_an_agent_that_hung_goes_on_where_it_stood_when_somebody_writes(wo
     await world.advance(7 * MINUTE)
     assert (await row(world)).state == "PAUSED"
     fleet.disk.stalled = False
-    await world.say("desk-1", "The disk is back.")
+    await world.send_message("desk-1", "The disk is back.")
     await world.advance(SECOND)
     assert (await row(world)).state == "SLEEPING"
-    heard = "".join(
+    output = "".join(
         part.text for message in fleet.prompts("desk")[-1].messages for part in message.parts if isinstance(part, Text)
     )
-    assert "a long story" in heard
-    assert "The disk is back." in heard
+    assert "a long story" in output
+    assert "The disk is back." in output
 
 
 async def test_requests_and_tools_have_the_time_that_is_theirs(world: World, tmp_path: Path) -> None:
@@ -364,7 +367,7 @@ def test_a_session_idles_from_the_very_moment_on(still: int, idle_halt: int, is_
 
 
 def test_a_session_that_was_left_to_a_person_is_never_halted_for_being_still() -> None:
-    assert not is_pause_over(SessionRow("s", state="PAUSED", wake_at=1), [], 5)
+    assert not has_pause_expired(SessionRow("s", state="PAUSED", wake_at=1), [], 5)
 
 
 async def test_what_somebody_wrote_while_no_process_ran_counts_however_late_it_is_found(world: World) -> None:
@@ -373,7 +376,7 @@ async def test_what_somebody_wrote_while_no_process_ran_counts_however_late_it_i
     first = world.spawn(works(world, does, "first"))
     await world.advance(6 * MINUTE)
     first.cancel()
-    await world.say("desk-1", "Go on, please.")
+    await world.send_message("desk-1", "Go on, please.")
     await world.advance(HOUR)
     world.spawn(works(world, Hangs(world), "second"))
     await world.advance(SECOND)

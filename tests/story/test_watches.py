@@ -10,7 +10,7 @@ from halter.core.events import ItemQuarantined, ItemReleased, ItemSeen, RunsDela
 from halter.guard.halts import cancel, halt, resume
 from halter.loop.session_runtime import watch_changes
 from halter.runtime.supervisor import turn_off, turn_on
-from halter.runtime.triggers import MAX_DOCUMENTS_PER_LOOK, record_trigger_events
+from halter.runtime.trigger_runner import MAX_DOCUMENTS_PER_CHECK, record_trigger_events
 from halter.testing.fakes import Crash
 from halter.testing.world import World
 from tests.documents.test_extract import pdf, protected
@@ -20,9 +20,9 @@ DONE = "- {repeat: true, text: That is done.}\n"
 SLOW = "- {repeat: true, takes: 30s, text: That is done.}\n"
 
 
-def office_of(world: World, home: Path, more: str = "", script: str = DONE, head: str = WORK) -> Office:
+def office_of(world: World, home: Path, text: str = "", script: str = DONE, head: str = WORK) -> Office:
     office = Office(world, home)
-    office.reviewer(watch(more), script, head=head)
+    office.reviewer(watch(text), script, head=head)
     return office
 
 
@@ -135,9 +135,9 @@ async def test_a_folder_that_vanishes_is_told_of_once_and_watched_again_when_it_
     file.unlink()
     file.parent.rmdir()
     await world.advance(5 * MINUTE)
-    said = [sentence for _, sentence in office.told if "clerk/papers" in sentence]
-    assert len(said) == 1
-    assert said[0].endswith("It is looked for again and again.")
+    texts = [sentence for _, sentence in office.told if "clerk/papers" in sentence]
+    assert len(texts) == 1
+    assert texts[0].endswith(" Retrying.")
     file.parent.mkdir()
     office.drop("a.txt", "the first words")
     office.drop("b.txt", "more words")
@@ -173,11 +173,11 @@ async def test_hidden_files_and_those_that_the_pattern_does_not_name_are_left_al
 
 UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     "a password": ("a.pdf", protected(pdf("secret"), "made up", "AES-128"), "a.pdf is protected by a password"),
-    "a broken PDF": ("a.pdf", pdf("one")[:200], "a.pdf is damaged, or is no PDF"),
+    "a broken PDF": ("a.pdf", pdf("one")[:200], "a.pdf is damaged, or is not a PDF"),
     "nothing": ("a.txt", b"", "a.txt is empty"),
-    "noise": ("a.txt", bytes(range(256)) * 20, "a.txt holds bytes that are no text"),
-    "a broken Word file": ("a.docx", b"PK", "a.docx is damaged, or is not what its ending says"),
-    "another kind": ("a.odt", b"PK", "a.odt is of a kind that cannot be read"),
+    "noise": ("a.txt", bytes(range(256)) * 20, "a.txt contains bytes that are not text"),
+    "a broken Word file": ("a.docx", b"PK", "a.docx is damaged, or does not match its suffix"),
+    "another kind": ("a.odt", b"PK", "a.odt has an unsupported type"),
 }
 
 
@@ -189,9 +189,9 @@ async def test_a_document_that_cannot_be_read_is_left_to_a_person_with_a_sentenc
     office = office_of(world, tmp_path, "debounce: 0s")
     office.drop(name, data)
     await until_quarantined(world, office)
-    (told,) = await office.told_of(ItemQuarantined)
-    assert told.sentence.startswith(sentence)
-    assert told.attempts == 0
+    (event,) = await office.told_of(ItemQuarantined)
+    assert event.sentence.startswith(sentence)
+    assert event.attempts == 0
     office.drop("good.txt", "good words")
     await world.advance(MINUTE)
     assert await office.states() == {"COMPLETED": 1}
@@ -200,13 +200,13 @@ async def test_a_document_that_cannot_be_read_is_left_to_a_person_with_a_sentenc
 async def until_quarantined(world: World, office: Office) -> None:
     """Start the process, and let no virtual time pass while another real one reads a document."""
     with world.clock.outside():
-        async with watch_changes(world.journal) as news:
+        async with watch_changes(world.journal) as event:
             office.start(office.home / "clerk")
             while True:
-                news.clear()
+                event.clear()
                 if await office.told_of(ItemQuarantined):
                     return
-                await news.wait()
+                await event.wait()
 
 
 async def test_a_document_of_hundreds_of_megabytes_is_not_read_in(world: World, tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ async def test_a_document_of_hundreds_of_megabytes_is_not_read_in(world: World, 
     office.drop("good.txt", "good words")
     office.start(tmp_path / "clerk")
     await world.advance(MINUTE)
-    (told,) = await office.told_of(ItemQuarantined)
-    assert told.sentence.startswith("huge.txt has 209,715,200 bytes, and a document may have 52,428,800")
+    (event,) = await office.told_of(ItemQuarantined)
+    assert event.sentence.startswith("huge.txt has 209,715,200 bytes, and a document may have 52,428,800")
     assert await office.states() == {"COMPLETED": 1}
 
 
@@ -242,9 +242,9 @@ async def test_odd_names_of_documents_do_no_harm(world: World, tmp_path: Path) -
     office.start(tmp_path / "clerk")
     await world.advance(MINUTE)
     assert await office.states() == {"COMPLETED": len(ODD)}
-    told = [part.text for prompt in office.prompts("clerk") for message in prompt.messages for part in message.parts]
-    assert not any("\x1b" in text for text in told)
-    assert not any("new\nline" in text for text in told)
+    texts = [part.text for prompt in office.prompts("clerk") for message in prompt.messages for part in message.parts]
+    assert not any("\x1b" in text for text in texts)
+    assert not any("new\nline" in text for text in texts)
     assert not any("\x1b" in item.name or "\n" in item.name for item in await office.items())
 
 
@@ -260,13 +260,13 @@ async def test_a_document_whose_name_is_no_text_is_worked_on_as_any_other(world:
 
 async def test_many_documents_are_taken_in_little_by_little(world: World, tmp_path: Path) -> None:
     office = office_of(world, tmp_path)
-    for number in range(3 * MAX_DOCUMENTS_PER_LOOK):
+    for number in range(3 * MAX_DOCUMENTS_PER_CHECK):
         office.drop(f"{number}.txt", f"the words of {number}")
     office.start(tmp_path / "clerk")
     await world.advance(5 * MINUTE)
-    kinds = [stored.kind for stored in await office.happened()]
-    assert kinds[: kinds.index("run_started")].count("item_seen") == MAX_DOCUMENTS_PER_LOOK
-    assert await office.states() == {"COMPLETED": 3 * MAX_DOCUMENTS_PER_LOOK}
+    kinds = [event.kind for event in await office.happened()]
+    assert kinds[: kinds.index("run_started")].count("item_seen") == MAX_DOCUMENTS_PER_CHECK
+    assert await office.states() == {"COMPLETED": 3 * MAX_DOCUMENTS_PER_CHECK}
 
 
 async def test_off_stops_what_runs_and_on_goes_on_with_it(world: World, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ async def test_a_halt_stops_what_runs_and_says_why_the_rest_waits(world: World, 
     await world.store.commit(halt(scope, "ada", "enough"))
     await world.advance(5 * MINUTE)
     assert await office.states() == {"HALTED": 1}
-    assert (await office.trigger()).delayed == f"{scope} was halted by ada: halter resume {scope}"
+    assert (await office.trigger()).delayed == f"{scope} was halted by ada. Run: halter resume {scope}"
     assert [event.why for event in await office.told_of(RunsDelayed)][-1] == "halted"
     await world.store.commit(resume(scope, "ada", "go on"))
     await world.advance(5 * MINUTE)
@@ -311,8 +311,8 @@ async def test_a_document_whose_session_a_person_cancels_is_left_to_them(world: 
     await world.advance(10 * SECOND)
     await world.store.commit(cancel("clerk.papers-1", "ada", "no"))
     await world.advance(5 * MINUTE)
-    (told,) = await office.told_of(ItemQuarantined)
-    assert told.sentence == "a.txt: a person cancelled clerk.papers-1."
+    (event,) = await office.told_of(ItemQuarantined)
+    assert event.sentence == "a.txt: a person cancelled clerk.papers-1."
     assert await office.states() == {"CANCELLED": 1}
 
 
@@ -321,11 +321,11 @@ async def test_no_more_documents_are_worked_on_at_once_than_the_file_says(world:
     for number in range(5):
         office.drop(f"{number}.txt", paper(number))
     office.start(tmp_path / "clerk")
-    most = 0
+    text = 0
     for _ in range(40):
         await world.advance(5 * SECOND)
-        most = max(most, sum(row.ended_at is None for row in await office.runs()))
-    assert most == 2
+        text = max(text, sum(row.ended_at is None for row in await office.runs()))
+    assert text == 2
     assert await office.states() == {"COMPLETED": 5}
 
 
@@ -385,13 +385,13 @@ async def test_why_documents_wait_is_told_anew_whenever_the_reason_changes(world
     await world.store.commit(halt("fleet", "ada", "stop 1"))
     office.drop("a.txt", "the first words")
     await world.advance(MINUTE)
-    assert (await office.trigger()).delayed == "fleet was halted by ada: halter resume fleet"
+    assert (await office.trigger()).delayed == "fleet was halted by ada. Run: halter resume fleet"
     for number, scope in enumerate(["agent:clerk", "fleet", "agent:clerk", "fleet"]):
-        other = "fleet" if scope == "agent:clerk" else "agent:clerk"
+        text = "fleet" if scope == "agent:clerk" else "agent:clerk"
         await world.store.commit(halt(scope, "ada", f"halt {number}"))
-        await world.store.commit(resume(other, "ada", f"resume {number}"))
+        await world.store.commit(resume(text, "ada", f"resume {number}"))
         await world.advance(MINUTE)
-        assert (await office.trigger()).delayed == f"{scope} was halted by ada: halter resume {scope}"
+        assert (await office.trigger()).delayed == f"{scope} was halted by ada. Run: halter resume {scope}"
     assert len(await office.told_of(RunsDelayed)) == 5
 
 
@@ -407,7 +407,7 @@ async def test_a_document_whose_session_a_person_halts_rests_until_they_let_it_g
     office.drop("b.txt", "other words")
     await world.advance(5 * MINUTE)
     assert await office.states() == {"HALTED": 1, "COMPLETED": 1}
-    assert (await office.trigger()).delayed == f"{scope} was halted by ada: halter resume {scope}"
+    assert (await office.trigger()).delayed == f"{scope} was halted by ada. Run: halter resume {scope}"
     await world.store.commit(resume(scope, "ada", "go on"))
     await world.advance(5 * MINUTE)
     assert await office.states() == {"HALTED": 1, "COMPLETED": 2}

@@ -14,7 +14,7 @@ from halter.core.events import RunSkipped, RunStarted, SessionEnded, TurnStarted
 from halter.core.ids import trigger_stream
 from halter.core.ports import read_body
 from halter.guard.halts import halt, switch_off
-from halter.runtime.triggers import Delivery, HookAccepted, HookRejected, WebhookReceiver
+from halter.runtime.trigger_runner import Delivery, HookAccepted, HookRejected, WebhookReceiver
 from halter.server.api import serve_hooks
 from halter.testing.world import World
 
@@ -33,14 +33,14 @@ webhooks:
 REPLIES = "- {repeat: true, text: Answered.}\n"
 
 
-def desk(fleet: Fleet, more: str = "") -> Path:
+def desk(fleet: Fleet, text: str = "") -> Path:
     fleet.environ["HALTER_SECRET_HOOK_TOKEN"] = TOKEN
-    return fleet.agent("desk", DESK + more, replies_yaml=REPLIES)
+    return fleet.agent("desk", DESK + text, replies_yaml=REPLIES)
 
 
-async def started(world: World, tmp_path: Path, more: str = "", fleet_file: str = "") -> tuple[Fleet, WebhookReceiver]:
+async def started(world: World, tmp_path: Path, text: str = "", fleet_file: str = "") -> tuple[Fleet, WebhookReceiver]:
     fleet = Fleet(world, tmp_path, fleet_file)
-    fleet.start(desk(fleet, more))
+    fleet.start(desk(fleet, text))
     await world.advance(SECOND)
     assert fleet.up is not None, fleet.told
     return fleet, fleet.up.hooks()
@@ -76,8 +76,8 @@ async def test_the_same_delivery_twice_starts_nothing_more_and_is_answered_as_be
 ) -> None:
     fleet, hooks = await started(world, tmp_path)
     first = await hooks.receive("desk", "tickets", ticket())
-    again = await hooks.receive("desk", "tickets", ticket(b'{"ticket": 8}'))
-    assert (first, again) == (HookAccepted("desk.tickets-1"), HookAccepted("desk.tickets-1", repeated=True))
+    outcome = await hooks.receive("desk", "tickets", ticket(b'{"ticket": 8}'))
+    assert (first, outcome) == (HookAccepted("desk.tickets-1"), HookAccepted("desk.tickets-1", repeated=True))
     assert await hooks.receive("desk", "tickets", ticket(delivery="d2")) == HookAccepted("desk.tickets-2")
     await world.advance(MINUTE)
     assert [row.session for row in await fleet.sessions("desk")] == ["desk.tickets-1", "desk.tickets-2"]
@@ -188,8 +188,8 @@ async def _knocks(port: int, serving: asyncio.Task[None]) -> None:
     async with httpx2.AsyncClient(trust_env=False, timeout=10) as client:
         answer = await _answered(client, url, headers, serving)
         assert (answer.status_code, answer.json()) == (202, {"session": "desk.tickets-1", "repeated": False})
-        again = await client.post(url, headers=headers, json={"ticket": 7})
-        assert (again.status_code, again.json()["repeated"]) == (200, True)
+        response = await client.post(url, headers=headers, json={"ticket": 7})
+        assert (response.status_code, response.json()["repeated"]) == (200, True)
         wrong = await client.post(url, headers={**headers, "Authorization": "Bearer no"}, json={})
         assert wrong.status_code == 401
         large = await client.post(url, headers={**headers, "Halter-Delivery": "43"}, content=b"x" * 5_000_000)

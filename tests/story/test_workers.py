@@ -10,7 +10,7 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.ids import WorkerId
 from halter.core.rows import WorkerInfo
 from halter.operations import fleet as desk_workers
-from halter.operations.fleet import SHOWN, WorkerView
+from halter.operations.fleet import DEAD_WORKER_TTL, WorkerView
 from halter.present import report as words
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION
 from tests.story.test_desk import Office
@@ -36,21 +36,28 @@ def says(office: Office) -> Says:
     """Let a worker say something of itself."""
 
     async def say(name: str, **other: Any) -> None:
-        about = WorkerInfo(**{field: getattr(ABOUT, field) for field in ABOUT.__struct_fields__} | other)
-        await office.ground.store.beat(WorkerId(name), {}, about.said())
+        worker_info = WorkerInfo(**{field: getattr(ABOUT, field) for field in ABOUT.__struct_fields__} | other)
+        await office.ground.store.beat(WorkerId(name), {}, worker_info.encode())
 
     return say
 
 
 async def the_one(office: Office, *agents: str, everything: bool = False) -> WorkerView:
-    (one,) = await desk_workers.workers(office.desk("viewer", *agents), everything=everything)
-    return one
+    (worker_view,) = await desk_workers.workers(office.desk("viewer", *agents), everything=everything)
+    return worker_view
 
 
 async def test_a_worker_is_shown_with_all_that_it_says_of_itself(office: Office, says: Says) -> None:
     await says("w1")
-    one = await the_one(office)
-    assert (one.worker, one.kind, one.host, one.pid, one.version, one.since) == (
+    worker_view = await the_one(office)
+    assert (
+        worker_view.worker,
+        worker_view.kind,
+        worker_view.host,
+        worker_view.pid,
+        worker_view.version,
+        worker_view.since,
+    ) == (
         "w1",
         "worker",
         "north",
@@ -58,28 +65,32 @@ async def test_a_worker_is_shown_with_all_that_it_says_of_itself(office: Office,
         "0.7.0",
         5,
     )
-    assert (one.health, one.alive, one.agents) == ("alive", True, {"mine": "a" * 12, "theirs": "b" * 12})
-    assert words.name_worker(one) == "halter worker 11 on north"
-    assert words.describe_load(one) == "3 of 100, 2 stay"
-    assert words.agents_of_worker(one) == "mine aaaaaaaaaaaa, theirs bbbbbbbbbbbb"
-    assert words.describe_worker_condition(one, office.ground.now()) == ""
+    assert (worker_view.health, worker_view.alive, worker_view.agents) == (
+        "alive",
+        True,
+        {"mine": "a" * 12, "theirs": "b" * 12},
+    )
+    assert words.name_worker(worker_view) == "halter worker 11 on north"
+    assert words.describe_load(worker_view) == "3 of 100, 2 stay"
+    assert words.agents_of_worker(worker_view) == "mine aaaaaaaaaaaa, theirs bbbbbbbbbbbb"
+    assert words.describe_worker_condition(worker_view, office.ground.now()) == ""
 
 
 async def test_who_sees_one_agent_is_shown_only_that_of_a_worker_that_has_two(office: Office, says: Says) -> None:
     await says("w1", waiting=("mine", "theirs"))
     await says("w2", agents={"theirs": "1"})
-    one = await the_one(office, "mine")
-    assert (one.worker, list(one.agents), one.waiting) == ("w1", ["mine"], ["mine"])
-    assert "theirs" not in words.describe_worker_condition(one, office.ground.now())
+    worker_view = await the_one(office, "mine")
+    assert (worker_view.worker, list(worker_view.agents), worker_view.waiting) == ("w1", ["mine"], ["mine"])
+    assert "theirs" not in words.describe_worker_condition(worker_view, office.ground.now())
 
 
 async def test_one_that_dies_is_shown_for_an_hour_and_afterwards_only_to_who_asks(office: Office, says: Says) -> None:
     await says("w1")
     office.ground.time += DEFAULT_LEASE_DURATION + MINUTE
-    one = await the_one(office)
-    assert (one.health, one.alive, words.describe_load(one)) == ("lapsed", False, "")
-    assert "last heartbeat 1m15s ago" in words.describe_worker_condition(one, office.ground.now())
-    office.ground.time += SHOWN
+    worker_view = await the_one(office)
+    assert (worker_view.health, worker_view.alive, words.describe_load(worker_view)) == ("lapsed", False, "")
+    assert "last heartbeat 1m15s ago" in words.describe_worker_condition(worker_view, office.ground.now())
+    office.ground.time += DEAD_WORKER_TTL
     assert await desk_workers.workers(office.desk()) == []
     assert (await the_one(office, everything=True)).worker == "w1"
 
@@ -88,8 +99,8 @@ async def test_one_that_ended_in_good_order_is_shown_only_to_who_asks(office: Of
     await says("w1")
     await office.ground.store.leave(WorkerId("w1"))
     assert await desk_workers.workers(office.desk()) == []
-    one = await the_one(office, everything=True)
-    assert (one.health, one.heard_at) == ("left", None)
+    worker_view = await the_one(office, everything=True)
+    assert (worker_view.health, worker_view.heard_at) == ("left", None)
 
 
 async def test_a_process_that_only_has_a_conversation_is_no_worker(office: Office) -> None:
@@ -103,13 +114,13 @@ async def test_one_that_drains_waits_or_refuses_says_so(office: Office, says: Sa
     await says("b", waiting=("mine", "theirs"))
     await says("c", waiting=("mine",))
     await says("d", problem="This machine's clock is 9s ahead.")
-    found = {one.worker: one for one in await desk_workers.workers(office.desk())}
-    assert [one.health for one in found.values()] == ["draining", "waits", "alive", "draining"]
+    worker_views = {worker_view.worker: worker_view for worker_view in await desk_workers.workers(office.desk())}
+    assert [worker_view.health for worker_view in worker_views.values()] == ["draining", "waits", "alive", "draining"]
     now = office.ground.now()
-    assert words.describe_worker_condition(found["a"], now).startswith("It takes no new sessions")
-    assert "newer files of mine, theirs" in words.describe_worker_condition(found["b"], now)
-    assert "newer files of mine," in words.describe_worker_condition(found["c"], now)
-    assert words.describe_worker_condition(found["d"], now) == "This machine's clock is 9s ahead."
+    assert words.describe_worker_condition(worker_views["a"], now).startswith("It takes no new sessions")
+    assert "newer files of mine, theirs" in words.describe_worker_condition(worker_views["b"], now)
+    assert "newer files of mine," in words.describe_worker_condition(worker_views["c"], now)
+    assert words.describe_worker_condition(worker_views["d"], now) == "This machine's clock is 9s ahead."
 
 
 async def test_a_worker_that_was_heard_lately_is_never_said_to_be_heard_in_the_future(

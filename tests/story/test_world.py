@@ -11,7 +11,7 @@ from halter.core.events import CallStarted, SessionParked, SessionWoken, WakePos
 from halter.core.ids import WorkerId, inbox_stream
 from halter.core.money import BudgetRow, Caps, Spender, make_legs
 from halter.core.ports import Lease, Query
-from halter.core.text import from_body
+from halter.core.text import decode_body
 from halter.guard.ledger import ActualResult
 from halter.state.lifecycle import end_session, park_session, post_wake, wake_session
 from halter.testing.fakes import Crash, Crashed, CrashKind, HoldTaken, hold
@@ -35,9 +35,9 @@ class Diary:
         await world.store.commit(wake_session(lease, f"{turn}/wake", "timer", 0))
         spender = Spender(lease.session, "diarist")
         call = CallStarted(call=f"{turn}/call", tool="look", legs=make_legs(Caps(), spender, world.now, usd=20))
-        held = await hold(world.ledger, lease, call)
-        assert isinstance(held, HoldTaken)
-        await world.ledger.settle(lease, held.flight, ActualResult("ok", usd=10))
+        outcome = await hold(world.ledger, lease, call)
+        assert isinstance(outcome, HoldTaken)
+        await world.ledger.settle(lease, outcome.flight, ActualResult("ok", usd=10))
         if world.now >= self.until:
             await world.store.commit(end_session(lease, "COMPLETED", "completed"))
             return
@@ -84,7 +84,7 @@ def day_of(seed: int, path: Path | None = None, workers: int = 1) -> tuple[list[
             await world.advance(6 * HOUR)
 
         world.run(main())
-        return diary.notes, [stored.hash for stored in world.history]
+        return diary.notes, [event.hash for event in world.history]
 
 
 def test_a_day_replays_from_its_seed_to_the_last_hash() -> None:
@@ -119,10 +119,10 @@ class Sleeper:
     async def turn(self, lease: Lease) -> None:
         world, turn = self.world, f"{lease.session}/{lease.generation}"
         inbox = await world.events(inbox_stream(lease.session))
-        seen = (await world.session(lease.session)).inbox_seen
-        self.notes.append((world.now - VIRTUAL_START, [from_body(stored.body or b"") for stored in inbox[seen:]]))
+        event = (await world.session(lease.session)).inbox_seen
+        self.notes.append((world.now - VIRTUAL_START, [decode_body(stored.body or b"") for stored in inbox[event:]]))
         await world.store.commit(
-            wake_session(lease, f"{turn}/wake", "message" if inbox[seen:] else "timer", len(inbox))
+            wake_session(lease, f"{turn}/wake", "message" if inbox[event:] else "timer", len(inbox))
         )
         rest = SessionParked(state="SLEEPING", inbox_seen=len(inbox), wake_at=world.now + DAY, wake_on=self.wake_on)
         await world.store.commit(park_session(lease, f"{turn}/park", rest))
@@ -133,7 +133,7 @@ async def test_a_message_wakes_a_sleeper_early(world: World) -> None:
     sleeper = Sleeper(world)
     world.work(sleeper.turn)
     await world.advance(3 * HOUR)
-    await world.say(session, "Good morning.")
+    await world.send_message(session, "Good morning.")
     await world.advance(2 * DAY)
     assert sleeper.notes == [(0, []), (3 * HOUR, ["Good morning."]), (3 * HOUR + DAY, []), (3 * HOUR + 2 * DAY, [])]
 
@@ -152,18 +152,18 @@ async def test_a_signal_wakes_only_a_sleeper_that_asked_for_it(world: World) -> 
 
 async def test_parking_is_refused_when_the_inbox_has_grown(world: World) -> None:
     session = await world.start()
-    parked: list[int] = []
+    numbers: list[int] = []
 
     async def turn(lease: Lease) -> None:
         await world.store.commit(wake_session(lease, "wake", "timer", 0))
-        await world.say(session, "One more thing!")
-        for seen in (0, 1):
-            rest = SessionParked(state="SLEEPING", inbox_seen=seen)
-            parked.append(len((await world.store.commit(park_session(lease, f"park {seen}", rest))).events))
+        await world.send_message(session, "One more thing!")
+        for text in (0, 1):
+            rest = SessionParked(state="SLEEPING", inbox_seen=text)
+            numbers.append(len((await world.store.commit(park_session(lease, f"park {text}", rest))).events))
 
     world.work(turn)
     await world.advance(HOUR)
-    assert parked == [0, 1]
+    assert numbers == [0, 1]
     assert (await world.session(session)).state == "SLEEPING"
 
 
@@ -241,7 +241,7 @@ async def test_a_dead_process_ends_and_can_do_nothing_more(world: World) -> None
     assert task.done()
     assert survived == ["its last words"]
     with pytest.raises(Crashed):
-        await world.say("anybody", "there?")
+        await world.send_message("anybody", "there?")
     await world.restart()
     await world.start()
     assert len(world.history) == written + 1
@@ -261,8 +261,8 @@ def test_a_planned_crash_befalls_exactly_its_commit(
     with World(crash=Crash(2, kind)) as world:
         with pytest.raises(error):
             world.run(two_sessions())
-        assert [stored.stream for stored in world.history] == ["session:one", "session:two"][:written]
-        assert [stored.stream for stored in world.acknowledged] == ["session:one"]
+        assert [event.stream for event in world.history] == ["session:one", "session:two"][:written]
+        assert [event.stream for event in world.acknowledged] == ["session:one"]
         assert world.store.dead == dead
 
 

@@ -37,14 +37,14 @@ class Desk:
         self.pauses = 0
         self.synced: list[tuple[str, int]] = []
 
-    def checkpointer(self, every_events: int = 1000, every_seconds: float = 60.0) -> Checkpointer:
+    def checkpointer(self, events_per_checkpoint: int = 1000, interval_seconds: float = 60.0) -> Checkpointer:
         return Checkpointer(
             self.folder,
             self.key_path,
             STORE,
             lambda: self.now,
-            every_events=every_events,
-            every_seconds=every_seconds,
+            events_per_checkpoint=events_per_checkpoint,
+            interval_seconds=interval_seconds,
             machine=CheckpointIo(self._pause, self._sync),
         )
 

@@ -12,18 +12,21 @@ from halter.operations.decisions import WaitingDecision, list_rule_offers, rule_
 
 
 def asked(values: dict[str, Any], risk: str = "LOW", simulated: str = "") -> WaitingDecision:
-    shown = f"run {msgspec.json.encode(values, order='sorted').decode()}{simulated}"
+    text = f"run {msgspec.json.encode(values, order='sorted').decode()}{simulated}"
     keys = msgspec.json.encode(list(values)).decode()
     return WaitingDecision("d1", "approval", "s1", "desk", "c1", "run", "digest", "RESTRICTED", risk, "same", keys, 0,
-                           9, shown.encode())  # fmt: skip
+                           9, text.encode())  # fmt: skip
 
 
-def answers(match: str, shown: dict[str, Any], called: dict[str, Any]) -> bool:
-    rule = rule_for(asked(shown), "r1", match, "fleet", 5)
-    made = StandingRule(id="r1", tool="run", matcher=rule.matcher, keys=rule.keys, scope="fleet", by="ann", made_at=0,
-                  expires_at=5)  # fmt: skip
+def answers(match: str, fields: dict[str, Any], called: dict[str, Any]) -> bool:
+    rule = rule_for(asked(fields), "r1", match, "fleet", 5)
+    standing_rule = StandingRule(
+        id="r1", tool="run", matcher=rule.matcher, keys=rule.keys, scope="fleet", by="ann", made_at=0, expires_at=5
+    )
     canonical = msgspec.json.encode(called, order="sorted")
-    return matches_rule(made, ToolSpec(name="run", description="", schema=b""), Valid(called, canonical), "", "", 1)
+    return matches_rule(
+        standing_rule, ToolSpec(name="run", description="", schema=b""), Valid(called, canonical), "", "", 1
+    )
 
 
 def offered(values: dict[str, Any], risk: str = "LOW") -> list[str]:
@@ -31,16 +34,16 @@ def offered(values: dict[str, Any], risk: str = "LOW") -> list[str]:
 
 
 def test_a_command_offers_itself_and_its_last_operand_opened() -> None:
-    shown = {"argv": ["git", "show", "abc"], "folder": ".", "stdin": ""}
-    same, wider = list_rule_offers(asked(shown))
+    values = {"argv": ["git", "show", "abc"], "folder": ".", "stdin": ""}
+    same, wider = list_rule_offers(asked(values))
     assert (same.match, same.sentence) == ("same", "with exactly the same arguments")
     assert wider.match == "words:argv=git show *"
     assert wider.sentence == (
-        'where argv is git show * (a * is a piece of one word, no option); folder is exactly "."; stdin is exactly ""'
+        'where argv is git show * (a * is part of one word, and no option); folder is exactly "."; stdin is exactly ""'
     )
-    assert answers(wider.match, shown, {**shown, "argv": ["git", "show", "def"]})
+    assert answers(wider.match, values, {**values, "argv": ["git", "show", "def"]})
     for other in ({"argv": ["git", "show", "-x"]}, {"argv": ["git", "push", "abc"]}, {"stdin": "x"}, {"folder": "/"}):
-        assert not answers(wider.match, shown, {**shown, **other})
+        assert not answers(wider.match, values, {**values, **other})
 
 
 @pytest.mark.parametrize(
@@ -70,10 +73,10 @@ def test_the_riskier_a_call_the_less_is_offered(risk: str, expected: list[str]) 
 @pytest.mark.parametrize(
     ("values", "match", "sentence"),
     [
-        ({"argv": ["ls"], "key": "[redacted:x]"}, "words:argv=ls", "write same, or any:key"),
-        ({"argv": ["ls"]}, "", "is no way to match"),
-        ({"argv": ["ls"]}, "\n".join(["any:argv"] * 60), "is no way to match"),
-        ({"argv": ["ls"]}, "same\nany:argv", "is no way to match"),
+        ({"argv": ["ls"], "key": "[redacted:x]"}, "words:argv=ls", "Use same or any:key"),
+        ({"argv": ["ls"]}, "", "Invalid match"),
+        ({"argv": ["ls"]}, "\n".join(["any:argv"] * 60), "Invalid match"),
+        ({"argv": ["ls"]}, "same\nany:argv", "Invalid match"),
     ],
 )
 def test_a_rule_that_cannot_mean_what_is_shown_is_a_sentence(values: dict[str, Any], match: str, sentence: str) -> None:

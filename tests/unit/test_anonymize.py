@@ -70,10 +70,10 @@ JUNK = st.text(st.characters(exclude_characters="[", exclude_categories=("Cs",))
 
 
 def hidden(text: str, names: tuple[str, ...] = NAMES) -> tuple[str, AnonymizedPrompt]:
-    made = anonymize_prompt(Prompt(messages=(make_user_message(f"Note: {text}"),)), "salt", names)
-    (part,) = made.prompt.messages[0].parts
+    anonymized_prompt = anonymize_prompt(Prompt(messages=(make_user_message(f"Note: {text}"),)), "salt", names)
+    (part,) = anonymized_prompt.prompt.messages[0].parts
     assert isinstance(part, Text)
-    return part.text.removeprefix("Note: "), made
+    return part.text.removeprefix("Note: "), anonymized_prompt
 
 
 KNOWN = {
@@ -86,26 +86,26 @@ ONEIL, LINES = KNOWN['O"Neil'], KNOWN["two\nlines"]
 @pytest.mark.parametrize(("value", "kind"), VALUES.items())
 @pytest.mark.parametrize("around", ["{}", "call {}, please", "“{}”", "({})", "x= {}\n", "请{}。", '{{"a": "{}"}}'])
 def test_what_tells_who_somebody_is_becomes_one_placeholder(value: str, kind: str, around: str) -> None:
-    shown, made = hidden(around.format(value))
-    (placeholder,) = made.values
-    assert made.values == {placeholder: value}
-    assert made.counts == {kind: 1}
+    text, anonymized_prompt = hidden(around.format(value))
+    (placeholder,) = anonymized_prompt.values
+    assert anonymized_prompt.values == {placeholder: value}
+    assert anonymized_prompt.counts == {kind: 1}
     assert placeholder.startswith(f"[{kind.upper()}_")
-    assert shown == around.format(placeholder)
+    assert text == around.format(placeholder)
 
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_only_looks_like_it_is_left_alone(text: str) -> None:
-    shown, made = hidden(text)
-    assert shown == text
-    assert not made.values
+    output, anonymized_prompt = hidden(text)
+    assert output == text
+    assert not anonymized_prompt.values
 
 
 @given(st.sampled_from(["4111111111111111", "DE89370400440532013000", "GB82WEST12345698765432"]), st.data())
 def test_one_wrong_digit_and_it_is_no_number_of_anybody(number: str, data: st.DataObject) -> None:
     place = data.draw(st.sampled_from([at for at, sign in enumerate(number) if sign.isdigit() and at >= 4]))
-    other = data.draw(st.sampled_from([sign for sign in "0123456789" if sign != number[place]]))
-    wrong = number[:place] + other + number[place + 1 :]
+    text = data.draw(st.sampled_from([sign for sign in "0123456789" if sign != number[place]]))
+    wrong = number[:place] + text + number[place + 1 :]
     assert hidden(f"It is {wrong}.")[0] == f"It is {wrong}."
 
 
@@ -122,14 +122,14 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_what_was_hidden_comes_back_exactly_whatever_stands_around_it(text: str) -> None:
-    shown, made = hidden(text)
-    assert rehydrate_text(shown, made.values) == text
+    output, anonymized_prompt = hidden(text)
+    assert rehydrate_text(output, anonymized_prompt.values) == text
 
 
 @given(TEXTS)
 def test_hiding_leaves_no_placeholder_that_is_not_its_own(text: str) -> None:
-    shown, made = hidden(text)
-    assert set(find_placeholders(shown)) == set(made.values)
+    output, anonymized_prompt = hidden(text)
+    assert set(find_placeholders(output)) == set(anonymized_prompt.values)
 
 
 ANSWERS = st.lists(st.one_of(JUNK, st.sampled_from(sorted(PLACEHOLDERS))), max_size=8)
@@ -137,8 +137,8 @@ ANSWERS = st.lists(st.one_of(JUNK, st.sampled_from(sorted(PLACEHOLDERS))), max_s
 
 @given(ANSWERS)
 def test_a_model_may_use_placeholders_anywhere_and_nothing_else_is_touched(answer: list[str]) -> None:
-    meant = "".join(PLACEHOLDERS.get(piece, piece) for piece in answer)
-    assert rehydrate_text("".join(answer), PLACEHOLDERS) == meant
+    text = "".join(PLACEHOLDERS.get(output, output) for output in answer)
+    assert rehydrate_text("".join(answer), PLACEHOLDERS) == text
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_a_placeholder_that_is_paraphrased_split_or_unknown_is_not_guessed(text:
 def test_a_stream_says_the_same_however_it_is_cut(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
     stream = StreamRehydrator(PLACEHOLDERS)
-    said = [stream.feed(text[start:end]) for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert "".join([*said, stream.finish()]) == rehydrate_text(text, PLACEHOLDERS)
+    texts = [stream.feed(text[start:end]) for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert "".join([*texts, stream.finish()]) == rehydrate_text(text, PLACEHOLDERS)
 
 
 @pytest.mark.parametrize("shown", [ONEIL, LINES])
@@ -193,22 +193,22 @@ def everywhere(value: Any) -> Any:
 
 @given(JSONS)
 def test_arguments_stay_json_whatever_is_put_into_them(value: Any) -> None:
-    for written in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
-        assert json.loads(rehydrate_arguments(written, PLACEHOLDERS)) == everywhere(value)
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
+        assert json.loads(rehydrate_arguments(text, PLACEHOLDERS)) == everywhere(value)
 
 
 def test_arguments_are_otherwise_left_as_they_were_written() -> None:
-    written = ' {"a":1.0,"a" : 1e400, "b":"\\u00e9\\/", "c": 12345678901234567890123 } '
-    assert rehydrate_arguments(written, PLACEHOLDERS) == written
+    text = ' {"a":1.0,"a" : 1e400, "b":"\\u00e9\\/", "c": 12345678901234567890123 } '
+    assert rehydrate_arguments(text, PLACEHOLDERS) == text
 
 
 def test_arguments_that_are_cut_off_wrong_or_endlessly_deep_are_taken_as_they_are() -> None:
-    shown = ONEIL
-    assert rehydrate_arguments(f'{{"to": "{shown} and', PLACEHOLDERS) == '{"to": "O\\"Neil and'
-    assert rehydrate_arguments(f'{{"to": {shown}}}', PLACEHOLDERS) == f'{{"to": {shown}}}'
-    assert rehydrate_arguments(f'{{"to": "\\u00{shown}"}}', PLACEHOLDERS) == f'{{"to": "\\u00{shown}"}}'
-    deep = "[" * 10_000 + f'"{shown}"' + "]" * 10_000
-    assert rehydrate_arguments(deep, PLACEHOLDERS) == deep.replace(shown, 'O\\"Neil')
+    text = ONEIL
+    assert rehydrate_arguments(f'{{"to": "{text} and', PLACEHOLDERS) == '{"to": "O\\"Neil and'
+    assert rehydrate_arguments(f'{{"to": {text}}}', PLACEHOLDERS) == f'{{"to": {text}}}'
+    assert rehydrate_arguments(f'{{"to": "\\u00{text}"}}', PLACEHOLDERS) == f'{{"to": "\\u00{text}"}}'
+    deep = "[" * 10_000 + f'"{text}"' + "]" * 10_000
+    assert rehydrate_arguments(deep, PLACEHOLDERS) == deep.replace(text, 'O\\"Neil')
 
 
 @given(st.lists(st.tuples(st.sampled_from(['"', "'", '"""', "'''"]), ANSWERS), max_size=3))
@@ -219,31 +219,33 @@ def test_a_call_that_is_written_as_text_stays_the_same_call(arguments: list[tupl
     after = rehydrate_reply(Reply((Text(text),)), PLACEHOLDERS, "k7")
     assert after.text.startswith('I write to O"Neil: <skill k7>')
     assert after.text.endswith("</skill> two\nlines")
-    (call,), (meant,) = read_calls(after.text, "k7").calls, before
-    assert json.loads(call.arguments) == everywhere(json.loads(meant.arguments))
+    (call,), (tool_call,) = read_calls(after.text, "k7").calls, before
+    assert json.loads(call.arguments) == everywhere(json.loads(tool_call.arguments))
 
 
 def quoted(pieces: list[str]) -> str:
     """Write a text as a model would: its own words escaped, placeholders as they are."""
-    return "".join(piece if piece in PLACEHOLDERS else plain(piece) for piece in pieces)
+    return "".join(text if text in PLACEHOLDERS else plain(text) for text in pieces)
 
 
-def plain(piece: str) -> str:
-    return "".join(letter if letter.isalnum() else f"\\U{ord(letter):08x}" for letter in piece)
+def plain(text: str) -> str:
+    return "".join(letter if letter.isalnum() else f"\\U{ord(letter):08x}" for letter in text)
 
 
 @pytest.mark.parametrize("before", ["\\n", "\\\\1", "\\123", "\\1", "\\x4", "\\u004", "\\", "\\\\", "\\N", "\\12"])
 def test_an_escape_before_a_placeholder_takes_no_letter_of_the_value(before: str) -> None:
     values = {"[NAME_aaaaaa]": "23 and 1F", "[NAME_bbbbbb]": "nick"}
-    for shown in values:
-        text = f'<skill k7>send(text="{before}{shown}")</skill>'
-        (meant,) = read_calls(text, "k7").calls
+    for output in values:
+        text = f'<skill k7>send(text="{before}{output}")</skill>'
+        (tool_call,) = read_calls(text, "k7").calls
         (call,) = read_calls(rehydrate_reply(Reply((Text(text),)), values, "k7").text, "k7").calls
-        if meant.arguments.startswith("<skill>"):
+        if tool_call.arguments.startswith("<skill>"):
             assert call.arguments.startswith("<skill>")
         else:
-            kept = json.loads(call.arguments)["text"]
-            assert kept == rehydrate_text(json.loads(meant.arguments)["text"], values) or find_placeholders(kept)
+            payload = json.loads(call.arguments)["text"]
+            assert payload == rehydrate_text(json.loads(tool_call.arguments)["text"], values) or find_placeholders(
+                payload
+            )
 
 
 def test_a_value_outside_of_quotes_becomes_no_argument_of_a_call() -> None:
@@ -260,15 +262,15 @@ def test_a_quote_that_is_never_closed_is_not_closed_by_a_value() -> None:
 
 def test_a_call_over_several_parts_of_an_answer_is_one_call() -> None:
     parts = (Text('<skill k7>send(text="'), ToolCall("1", "look", "{}"), Text(f'{ONEIL}")</skill>'))
-    made = rehydrate_reply(Reply(parts), PLACEHOLDERS, "k7")
-    assert made.text == '<skill k7>send(text="O\\"Neil")</skill>'
-    assert [call.tool for call in made.calls] == ["look"]
+    reply = rehydrate_reply(Reply(parts), PLACEHOLDERS, "k7")
+    assert reply.text == '<skill k7>send(text="O\\"Neil")</skill>'
+    assert [call.tool for call in reply.calls] == ["look"]
 
 
 def test_an_answer_that_is_nothing_but_json_stays_json() -> None:
     text = json.dumps({"who": ONEIL})
-    made = rehydrate_reply(Reply((Text(text),)), PLACEHOLDERS)
-    assert json.loads(made.text) == {"who": 'O"Neil'}
+    reply = rehydrate_reply(Reply((Text(text),)), PLACEHOLDERS)
+    assert json.loads(reply.text) == {"who": 'O"Neil'}
 
 
 CALL = '{"to": "Zo\\u00eb", "card": 378282246310005}'
@@ -293,51 +295,59 @@ def test_everything_that_is_sent_is_looked_at() -> None:
         tools=(tool,),
         facts={"boss": ["Zoë", {"mail": "bob@example.com"}], "age": 7},
     )
-    made = anonymize_prompt(prompt, "salt", NAMES)
-    sent = msgspec.json.encode(made.prompt).decode()
-    assert set(made.values.values()) == {"Zoë", "bob@example.com", "+49 30 1234567", "378282246310005", "10.20.30.40"}
-    assert made.counts == {"name": 1, "email": 1, "phone": 1, "card": 1, "ip": 1}
-    assert not [value for value in made.values.values() if value in sent]
-    (spec,) = made.prompt.tools
-    shown = next(each for each, value in made.values.items() if value == "Zoë")
+    anonymized_prompt = anonymize_prompt(prompt, "salt", NAMES)
+    payload = msgspec.json.encode(anonymized_prompt.prompt).decode()
+    assert set(anonymized_prompt.values.values()) == {
+        "Zoë",
+        "bob@example.com",
+        "+49 30 1234567",
+        "378282246310005",
+        "10.20.30.40",
+    }
+    assert anonymized_prompt.counts == {"name": 1, "email": 1, "phone": 1, "card": 1, "ip": 1}
+    assert not [value for value in anonymized_prompt.values.values() if value in payload]
+    (spec,) = anonymized_prompt.prompt.tools
+    text = next(each for each, value in anonymized_prompt.values.items() if value == "Zoë")
     assert list(json.loads(spec.schema)["properties"]) == json.loads(spec.schema)["required"] == ["Zoë"]
-    assert json.loads(spec.schema)["properties"]["Zoë"]["enum"] == [shown]
-    call = made.prompt.messages[1].parts[1]
+    assert json.loads(spec.schema)["properties"]["Zoë"]["enum"] == [text]
+    call = anonymized_prompt.prompt.messages[1].parts[1]
     assert isinstance(call, ToolCall)
-    assert json.loads(call.arguments)["to"] == shown
+    assert json.loads(call.arguments)["to"] == text
 
 
 def test_a_name_that_json_spells_otherwise_is_the_same_name() -> None:
-    shown, made = hidden('I called send with {"to": "ZO\\u00cb M\\u00DCLLER", "or": "O\\"Neil"}.')
-    assert set(made.values.values()) == {"ZOË MÜLLER", 'O"Neil'}
-    assert "\\" not in shown
+    text, anonymized_prompt = hidden('I called send with {"to": "ZO\\u00cb M\\u00DCLLER", "or": "O\\"Neil"}.')
+    assert set(anonymized_prompt.values.values()) == {"ZOË MÜLLER", 'O"Neil'}
+    assert "\\" not in text
 
 
 def test_the_end_of_a_line_inside_of_json_hides_nobody() -> None:
-    shown, made = hidden('Result: {"text": "Hello\\nZoë\\n4111111111111111\\nbob@example.com\\n+49 30 1234567"}')
-    assert set(made.values.values()) == {"Zoë", "4111111111111111", "bob@example.com", "+49 30 1234567"}
-    assert shown.count("\\n[") == 4
+    text, anonymized_prompt = hidden(
+        'Result: {"text": "Hello\\nZoë\\n4111111111111111\\nbob@example.com\\n+49 30 1234567"}'
+    )
+    assert set(anonymized_prompt.values.values()) == {"Zoë", "4111111111111111", "bob@example.com", "+49 30 1234567"}
+    assert text.count("\\n[") == 4
 
 
 def test_a_name_in_an_earlier_call_that_was_written_as_text_is_hidden_again() -> None:
     for name in NAMES:
         text = rehydrate_reply(Reply((Text(f'<skill k7>send(text="{KNOWN[name]}")</skill>'),)), PLACEHOLDERS, "k7").text
-        shown, made = hidden(text)
-        assert set(made.values.values()) == {name}
-        assert shown == f'<skill k7>send(text="{KNOWN[name]}")</skill>'
+        output, anonymized_prompt = hidden(text)
+        assert set(anonymized_prompt.values.values()) == {name}
+        assert output == f'<skill k7>send(text="{KNOWN[name]}")</skill>'
 
 
 def test_two_spellings_of_a_name_come_back_as_they_were_written() -> None:
     text = "Zoë and ZOË and zoë\nMÜLLER"
-    shown, made = hidden(text)
-    assert set(made.values.values()) == {"Zoë", "ZOË", "zoë\nMÜLLER"}
-    assert rehydrate_text(shown, made.values) == text
+    output, anonymized_prompt = hidden(text)
+    assert set(anonymized_prompt.values.values()) == {"Zoë", "ZOË", "zoë\nMÜLLER"}
+    assert rehydrate_text(output, anonymized_prompt.values) == text
 
 
 def test_placeholders_are_the_same_in_every_request_of_a_session_and_in_no_other() -> None:
     mail = Prompt(messages=(make_user_message("to bob@example.com"),))
-    more = Prompt(messages=(make_user_message("to zoe@example.com and bob@example.com"),))
-    first, second = anonymize_prompt(mail, "s1", ()), anonymize_prompt(more, "s1", ())
+    prompt = Prompt(messages=(make_user_message("to zoe@example.com and bob@example.com"),))
+    first, second = anonymize_prompt(mail, "s1", ()), anonymize_prompt(prompt, "s1", ())
     assert set(first.values) < set(second.values)
     assert set(first.values).isdisjoint(anonymize_prompt(mail, "s2", ()).values)
 
@@ -353,13 +363,15 @@ def test_two_values_never_share_a_placeholder() -> None:
     else:
         pytest.fail("no two values collide")
     text = f"{seen[placeholder]} and {value}"
-    made = anonymize_prompt(Prompt(messages=(make_user_message(seen[placeholder]), make_user_message(value))), "s", ())
-    assert sorted(made.values.values()) == sorted((seen[placeholder], value))
-    assert all(len(each) > len(placeholder) for each in made.values)
-    (shown, other) = (message.parts[0] for message in made.prompt.messages)
+    anonymized_prompt = anonymize_prompt(
+        Prompt(messages=(make_user_message(seen[placeholder]), make_user_message(value))), "s", ()
+    )
+    assert sorted(anonymized_prompt.values.values()) == sorted((seen[placeholder], value))
+    assert all(len(each) > len(placeholder) for each in anonymized_prompt.values)
+    (shown, other) = (message.parts[0] for message in anonymized_prompt.prompt.messages)
     assert isinstance(shown, Text)
     assert isinstance(other, Text)
-    assert rehydrate_text(f"{shown.text} and {other.text}", made.values) == text
+    assert rehydrate_text(f"{shown.text} and {other.text}", anonymized_prompt.values) == text
 
 
 def test_a_history_is_looked_at_once() -> None:
@@ -367,15 +379,15 @@ def test_a_history_is_looked_at_once() -> None:
     first = anonymize_prompt(Prompt(messages=(message,)), "s", ("Zoë",))
     second = anonymize_prompt(Prompt(messages=(message, make_user_message("and Zoë"))), "s", ("Zoë",))
     assert second.prompt.messages[0] is first.prompt.messages[0]
-    other = anonymize_prompt(Prompt(messages=(message,)), "s", ("Bob",))
-    assert other.prompt.messages == first.prompt.messages
+    anonymized_prompt = anonymize_prompt(Prompt(messages=(message,)), "s", ("Bob",))
+    assert anonymized_prompt.prompt.messages == first.prompt.messages
 
 
 @given(TEXTS, TEXTS)
 def test_what_is_sent_grows_by_no_more_than_is_said(one: str, two: str) -> None:
     prompt = Prompt(system=one, messages=(make_user_message(two), make_user_message(one + two)))
-    made = anonymize_prompt(prompt, "salt", NAMES)
-    assert size(made.prompt) <= size(prompt) + made.growth
+    anonymized_prompt = anonymize_prompt(prompt, "salt", NAMES)
+    assert size(anonymized_prompt.prompt) <= size(prompt) + anonymized_prompt.growth
 
 
 def size(prompt: Prompt) -> int:
@@ -388,8 +400,8 @@ def size(prompt: Prompt) -> int:
 )
 def test_hostile_text_is_only_text(text: str) -> None:
     long = text * (200_000 // len(text))
-    shown, made = hidden(long)
-    assert rehydrate_text(shown, made.values) == long
+    output, anonymized_prompt = hidden(long)
+    assert rehydrate_text(output, anonymized_prompt.values) == long
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ SMALL = 6_000
 
 def calls_of(job: Callable[[], object]) -> int:
     """Count the functions that are called, those of libraries included: it is the same on every machine."""
-    counted = 0
+    count_of_calls = 0
 
     def count(_: object, event: str, __: object) -> None:
-        nonlocal counted
-        counted += event in {"call", "c_call"}
+        nonlocal count_of_calls
+        count_of_calls += event in {"call", "c_call"}
 
     before = sys.getprofile()
     sys.setprofile(count)
@@ -27,7 +27,7 @@ def calls_of(job: Callable[[], object]) -> int:
         job()
     finally:
         sys.setprofile(before)
-    return counted
+    return count_of_calls
 
 
 def hide(text: str, names: tuple[str, ...] = anonymous.NAMES) -> object:
@@ -42,15 +42,17 @@ def test_a_thousand_names_are_compiled_once_for_all_requests() -> None:
 
 
 def test_a_thousand_names_are_all_found() -> None:
-    made = anonymize_prompt(Prompt(messages=(make_user_message(", ".join(anonymous.NAMES)),)), "salt", anonymous.NAMES)
-    assert set(made.values.values()) == set(anonymous.NAMES)
+    anonymized_prompt = anonymize_prompt(
+        Prompt(messages=(make_user_message(", ".join(anonymous.NAMES)),)), "salt", anonymous.NAMES
+    )
+    assert set(anonymized_prompt.values.values()) == set(anonymous.NAMES)
 
 
 def test_ten_times_as_many_names_take_no_more_work_in_the_same_text() -> None:
-    few, many, text = anonymous.NAMES[:100], anonymous.NAMES, "the order was shipped " * 1_000
-    for names in (few, many):
+    few, texts, text = anonymous.NAMES[:100], anonymous.NAMES, "the order was shipped " * 1_000
+    for names in (few, texts):
         hide("warm", names)
-    assert calls_of(lambda: hide(text, many)) <= 1.1 * calls_of(lambda: hide(text, few))
+    assert calls_of(lambda: hide(text, texts)) <= 1.1 * calls_of(lambda: hide(text, few))
 
 
 @pytest.mark.parametrize("what", [*anonymous.HOSTILE, "a letter"])
@@ -63,7 +65,7 @@ def test_twice_the_text_takes_at_most_about_twice_the_work(what: str) -> None:
 
 
 def test_a_name_that_begins_another_one_is_found_where_the_other_one_does_not_end() -> None:
-    made = anonymize_prompt(
+    anonymized_prompt = anonymize_prompt(
         Prompt(messages=(make_user_message("Ann Arbor, Ann Ar, Ann, Anna, Annas"),)), "s", ("Ann", "Ann Ar", "Anna")
     )
-    assert sorted(made.values.values()) == ["Ann", "Ann Ar", "Anna"]
+    assert sorted(anonymized_prompt.values.values()) == ["Ann", "Ann Ar", "Anna"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halter.core.messages import Reply, StopReason, Text, ToolCall
-from halter.loop.prompt import LONGEST_DATA, ScoreAnswer, Worth, make_question_prompt, read_form_answer
+from halter.loop.prompt import MAX_DATA_LENGTH, ScoreAnswer, Worth, make_question_prompt, read_form_answer
 
 
 def said(text: str, stop: StopReason = "end") -> Reply:
@@ -132,5 +132,5 @@ def test_data_is_shown_as_data_of_a_sensor_that_nobody_trusts(data: Any, shown: 
 def test_a_giant_reading_is_cut() -> None:
     (part,) = make_question_prompt("Is this odd?", "a" * 1_000_000, Worth).messages[0].parts
     assert isinstance(part, Text)
-    assert len(part.text) < LONGEST_DATA + 100
+    assert len(part.text) < MAX_DATA_LENGTH + 100
     assert part.text.endswith("[cut: 1,000,002 characters in all]")

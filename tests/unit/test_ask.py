@@ -44,11 +44,16 @@ class NoRows:
 
 
 def standing(agent: str = "name: desk\n", fleet: str = "{}", grants: tuple[str, ...] | None = None) -> SessionContext:
-    resolved = resolve_policy(
+    resolved_policy = resolve_policy(
         parse_fleet(load_bytes(fleet.encode(), "halter.yaml")), parse_agent(load_bytes(agent.encode(), "agent.yaml"))
     )
     return SessionContext(
-        "s", "desk", Phase("work", grants), resolved, str(resolved.digest()), secrets=frozenset(resolved.secrets)
+        "s",
+        "desk",
+        Phase("work", grants),
+        resolved_policy,
+        str(resolved_policy.digest()),
+        secrets=frozenset(resolved_policy.secrets),
     )
 
 
@@ -80,8 +85,8 @@ def test_what_stands_against_a_call_is_known_before_it_is_judged(
 @pytest.mark.parametrize("arguments", [b"not json", b'{"order": 7, "note": "${secret:KEY}"}'])
 def test_observing_waives_what_a_policy_forbids_and_never_what_cannot_be_run(arguments: bytes) -> None:
     forbids = standing("name: desk\npolicy: {disabled: [deed]}\n", grants=("look",))
-    watched = msgspec.structs.replace(forbids, policy=msgspec.structs.replace(forbids.policy, observe=True))
-    (draft,) = judge_call(prepared(watched, deed, arguments).request, NoRows())
+    session_context = msgspec.structs.replace(forbids, policy=msgspec.structs.replace(forbids.policy, observe=True))
+    (draft,) = judge_call(prepared(session_context, deed, arguments).request, NoRows())
     assert isinstance(draft.event, CallRefused)
     assert draft.event.outcome == "invalid_arguments"
     (draft,) = judge_call(prepared(forbids, deed, arguments).request, NoRows())
@@ -129,7 +134,7 @@ def test_no_rule_answers_for_a_call_of_critical_risk(command: str, risk: str, ru
     arguments = b'{"command":"%s"}' % command.encode()
     same = encode_matcher(SameArguments(sha256(arguments).hexdigest()))
     row = RuleRow("r", "shell", "fleet", matcher=same, keys='["command"]', by="ada", expires_at=9)
-    found = prepare_call(standing(), Call("s.1", "shell", arguments), shell, 1, 0, [row]).request
-    assert found.risk == risk
-    assert found.approval is not None
-    assert found.approval.rule == rule
+    call_request = prepare_call(standing(), Call("s.1", "shell", arguments), shell, 1, 0, [row]).request
+    assert call_request.risk == risk
+    assert call_request.approval is not None
+    assert call_request.approval.rule == rule

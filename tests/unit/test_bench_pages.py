@@ -30,25 +30,25 @@ def page(*rows: dict[str, Any], **notes: Any) -> str:
 
 
 def test_the_table_stands_where_only_we_were_measured() -> None:
-    told = page(measured("halter", "cpu", ms_per_step=0.05), measured("halter", "durable", runs_per_second=100))
-    assert "| a step, CPU ms | 0.2 | 0.05 | yes |" in told
-    assert "Where others are ahead" not in told
-    assert "against the best that syncs" not in told
+    text = page(measured("halter", "cpu", ms_per_step=0.05), measured("halter", "durable", runs_per_second=100))
+    assert "| a step, CPU ms | 0.2 | 0.05 | yes |" in text
+    assert "Where others are ahead" not in text
+    assert "against the best that syncs" not in text
 
 
 def test_the_table_stands_where_a_peer_failed_or_could_not_be_installed_and_says_so() -> None:
-    told = page(measured("halter", "cpu", ms_per_step=1), failed("agno", "cpu"), missing={"langgraph": "no network"})
-    assert "- agno, cpu: failed: it broke" in told
-    assert "- langgraph: no network" in told
+    text = page(measured("halter", "cpu", ms_per_step=1), failed("agno", "cpu"), missing={"langgraph": "no network"})
+    assert "- agno, cpu: failed: it broke" in text
+    assert "- langgraph: no network" in text
 
 
 def test_the_table_stands_where_we_failed() -> None:
-    told = page(failed("halter", "cpu"), measured("agno", "cpu", ms_per_step=1))
-    assert "- halter, cpu: failed: it broke" in told
+    text = page(failed("halter", "cpu"), measured("agno", "cpu", ms_per_step=1))
+    assert "- halter, cpu: failed: it broke" in text
 
 
 def test_who_is_ahead_is_named_row_by_row_the_best_first() -> None:
-    told = page(
+    text = page(
         measured("halter", "cpu", ms_per_step=0.5),
         measured("agno", "cpu", ms_per_step=0.4),
         measured("agent-framework", "cpu", ms_per_step=0.3),
@@ -56,25 +56,25 @@ def test_who_is_ahead_is_named_row_by_row_the_best_first() -> None:
         measured("agno", "durable", runs_per_second=10, cpu_ms_per_run=2),
         measured("agent-framework", "durable", runs_per_second=30, cpu_ms_per_run=3),
     )
-    assert "- CPU ms a step: agent-framework 0.30, agno 0.40; Halter 0.50." in told
-    assert "- runs a second: agent-framework 30.0 (which never syncs); Halter 20.0." in told
-    assert "- CPU ms a run" not in told
-    assert "| durable runs, against the best that syncs | 5× | 2.0× | no |" in told
+    assert "- CPU ms a step: agent-framework 0.30, agno 0.40; Halter 0.50." in text
+    assert "- runs a second: agent-framework 30.0 (which never syncs); Halter 20.0." in text
+    assert "- CPU ms a run" not in text
+    assert "| durable runs, against the best that syncs | 5× | 2.0× | no |" in text
 
 
 def test_more_steps_a_second_reach_an_aim_and_are_ahead() -> None:
-    told = page(
+    text = page(
         measured("halter", "durable_crowd", steps_per_cpu_second=2600, steps_per_second=2000),
         measured("agno", "durable_crowd", steps_per_cpu_second=200, steps_per_second=2100),
     )
-    assert "| 1,000 durable runs at once, steps a CPU second | 2500 | 2,600 | yes |" in told
-    assert "- 1,000 at once: steps a second: agno 2,100; Halter 2,000." in told
-    assert "- 1,000 at once: steps a CPU second" not in told
+    assert "| 1,000 durable runs at once, steps a CPU second | 2500 | 2,600 | yes |" in text
+    assert "- 1,000 at once: steps a second: agno 2,100; Halter 2,000." in text
+    assert "- 1,000 at once: steps a CPU second" not in text
 
 
 def test_nobody_is_said_to_be_ahead_who_is_not() -> None:
-    told = page(measured("halter", "cpu", ms_per_step=0.1), measured("agno", "cpu", ms_per_step=0.4))
-    assert "Nowhere in these tables." in told
+    text = page(measured("halter", "cpu", ms_per_step=0.1), measured("agno", "cpu", ms_per_step=0.4))
+    assert "Nowhere in these tables." in text
 
 
 COSTS = Costs(
@@ -104,23 +104,23 @@ def test_where_noise_hides_a_wake_it_is_counted_to_the_steps() -> None:
 
 
 def test_the_needs_of_a_fleet_add_up() -> None:
-    told = dict(zip(sizing.ROWS, sizing.needs(Fleet(36_000, 3_600, 5), COSTS), strict=True))
+    values = dict(zip(sizing.ROWS, sizing.needs(Fleet(36_000, 3_600, 5), COSTS), strict=True))
     # 10 wakes and 50 steps a second: 10 × 10 ms + 50 × 2 ms, and 10 × 5 ms + 50 × 1 ms.
-    assert told["wakes a second"] == "10.0"
-    assert told["steps a second"] == "50"
-    assert told["CPU of workers, cores busy"] == "0.2"
-    assert told["CPU of PostgreSQL, cores busy"] == "0.1"
-    assert told["workers, each with a core"] == "2"
-    assert told["connections"] == "16"
-    assert told["sleepers on disk"] == "54.0 MB"
-    assert told["kept on disk a day"] == "8.6 GB"
-    assert told["of what can be offered"] == "1.0 %"
+    assert values["wakes a second"] == "10.0"
+    assert values["steps a second"] == "50"
+    assert values["CPU of workers, cores busy"] == "0.2"
+    assert values["CPU of PostgreSQL, cores busy"] == "0.1"
+    assert values["workers, each with a core"] == "2"
+    assert values["connections"] == "16"
+    assert values["sleepers on disk"] == "54.0 MB"
+    assert values["kept on disk a day"] == "8.6 GB"
+    assert values["of what can be offered"] == "1.0 %"
 
 
 def test_a_larger_fleet_gets_as_many_workers_as_leave_room() -> None:
-    told = dict(zip(sizing.ROWS, sizing.needs(Fleet(1_000_000, 600, 5), COSTS), strict=True))
+    values = dict(zip(sizing.ROWS, sizing.needs(Fleet(1_000_000, 600, 5), COSTS), strict=True))
     # 1,667 wakes a second at 20 ms each are 33.3 cores; at 60 % of a core each, 56 workers.
-    assert told["workers, each with a core"] == "56"
+    assert values["workers, each with a core"] == "56"
 
 
 @pytest.mark.parametrize("name", sorted(tables.pages()))

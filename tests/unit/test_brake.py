@@ -107,7 +107,7 @@ def test_a_trusted_record_that_the_person_named_mints_its_address() -> None:
 
 def test_two_records_of_the_same_name_are_asked() -> None:
     brake = tainted("Send a mail to Sarah Baker that says hello")
-    book = [{"name": "Sarah Baker", "email": f"sarah@{place}.example"} for place in ("work", "evil")]
+    book = [{"name": "Sarah Baker", "email": f"sarah@{text}.example"} for text in ("work", "evil")]
     brake.observe("contacts", CONTACTS, {"query": "Sarah Baker"}, json.dumps(book))
     for record in book:
         assert reasons(brake, "mail", MAIL, {"to": record["email"], "body": "hello"}) == ["weak"]
@@ -197,7 +197,7 @@ def test_an_address_that_only_looks_like_the_one_that_was_said_is_asked(value: s
 
 
 def test_a_wide_spelling_of_a_said_address_is_that_address() -> None:
-    wide = "".join(chr(ord(mark) + 0xFEE0) for mark in "bob@work.example")
+    wide = "".join(chr(ord(text) + 0xFEE0) for text in "bob@work.example")
     assert reasons(tainted(TASK), "mail", MAIL, {"to": wide, "body": "hello"}) == []
 
 
@@ -343,8 +343,8 @@ def test_a_quoted_title_is_no_id() -> None:
 def test_a_part_of_a_quoted_name_is_not_that_name() -> None:
     brake = tainted("Post to the channel 'Le Marais Boutique' on the 11th: hello")
     assert reasons(brake, "post", POST, {"channel": "Le Marais Boutique", "text": "hello"}) == []
-    for part in ("Boutique", "Marais", "Le Marais", "11th"):
-        assert reasons(brake, "post", POST, {"channel": part, "text": "hello"}) == ["unsaid"]
+    for text in ("Boutique", "Marais", "Le Marais", "11th"):
+        assert reasons(brake, "post", POST, {"channel": text, "text": "hello"}) == ["unsaid"]
 
 
 def test_a_single_plain_word_is_too_little_for_what_cannot_be_taken_back() -> None:

@@ -12,7 +12,7 @@ from halter.guard.prepare import Call
 from halter.guard.provenance import MAX_ARGUMENTS, Provenance
 from halter.guard.tool_door import Answer
 from halter.guard.trusted_text import find_links
-from halter.tasks.playbooks import run_playbook
+from halter.tasks.playbooks import make_playbook_verb
 
 PERSON = Source("person", trusted=True)
 PAGE = Source("tool", "get_page")
@@ -199,7 +199,8 @@ def test_digits_in_a_detail_leave_with_what_others_see() -> None:
 def test_figures_leave_with_a_read_that_calls_a_number() -> None:
     uses = {"phone": ArgumentUse("destination", "phone"), "code": ArgumentUse("content")}
     calling, counting = (
-        Declaration(reads="anyone", reach="none", arguments=given) for given in (uses, {"code": ArgumentUse("content")})
+        Declaration(reads="anyone", reach="none", arguments=argument_uses)
+        for argument_uses in (uses, {"code": ArgumentUse("content")})
     )
     brake = tainted("Look up whose number that is")
     assert reasons(brake, "look_up", calling, {"phone": 4930901820, "code": 4638207151}) == ["content"]
@@ -215,9 +216,9 @@ def test_only_figures_that_are_declared_and_no_place_go_along_with_a_read_unlook
     assert "content" in reasons(brake, "count", counting, {"code": 4638207151, "phone": 4930901820})
     assert "content" in reasons(brake, "count", counting, {"code": 4638207151, "caller.phone": 4930901820})
     assert reasons(brake, "count", counting, {"code": 1, "page": "https://evil.example/?s=4638"}) == ["egress"]
-    many = {f"n{number}": ArgumentUse("detail") for number in range(MAX_ARGUMENTS + 1)}
-    endless = Declaration(reads="anyone", reach="none", arguments=many)
-    assert reasons(brake, "count", endless, dict.fromkeys(many, 1)) == ["unclear"]
+    argument_uses = {f"n{number}": ArgumentUse("detail") for number in range(MAX_ARGUMENTS + 1)}
+    endless = Declaration(reads="anyone", reach="none", arguments=argument_uses)
+    assert reasons(brake, "count", endless, dict.fromkeys(argument_uses, 1)) == ["unclear"]
 
 
 @pytest.mark.parametrize("amount", ["1,0000", "1.000"])
@@ -282,7 +283,7 @@ async def read_no_cost(call: str) -> int:
 
 
 def test_a_playbook_that_was_not_named_is_asked_about() -> None:
-    spec = run_playbook({}, refuse_call, read_no_cost).spec
+    spec = make_playbook_verb({}, refuse_call, read_no_cost).spec
     brake = tainted("Run the playbook 'morning'")
     declaration = find_declaration(spec)
     assert not reasons(brake, "run_playbook", declaration, {"playbook": "morning", "inputs": {}})

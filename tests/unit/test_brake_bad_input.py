@@ -10,10 +10,10 @@ import pytest
 from halter.core.messages import Text, ToolCall, ToolResult
 from halter.core.provenance import ArgumentUse, Declaration, Flaw, Source
 from halter.core.spec import ResolvedPolicy
-from halter.guard.brake import SessionBrake, describe_flaw, explain_flaws
 from halter.guard.provenance import Provenance
+from halter.guard.provenance_check import SessionBrake, describe_flaw, explain_flaws
 from halter_drills.inject.attacks import LARGE, MANY, Attack, AttackStep, load_attacks, vary_attack
-from halter_drills.inject.house import make_house_tools
+from halter_drills.inject.office import make_house_tools
 from tests.story.loops import policy
 
 SPECS: Final = {each.spec.name: each.spec for each in make_house_tools()}
@@ -70,10 +70,10 @@ def judge(attack: Attack, *, cut: int | None = None) -> list[tuple[Flaw, ...]]:
     for call in attack.calls:
         flaws = brake.judge(call.tool, msgspec.json.encode(call.arguments))
         found.append(flaws)
-        shown = explain_flaws("clerk", call.tool, flaws, brake)
+        output = explain_flaws("clerk", call.tool, flaws, brake)
         assert all(describe_flaw(flaw).partition(": ")[2] for flaw in flaws)
-        assert attack.task[:40] in shown
-        assert len(shown) < 20_000
+        assert attack.task[:40] in output
+        assert len(output) < 20_000
     return found
 
 

@@ -155,8 +155,8 @@ def test_what_goes_along_with_an_address_of_a_read_is_said(arguments: dict[str, 
 
 @pytest.mark.parametrize("site", ["evil%2eexample/x", "http:evil", "//[2001:db8::1]/x", "//evil/x"])
 def test_an_address_without_a_usual_host_is_egress(site: str) -> None:
-    look = guess("open_page", read_only=True, site={"type": "string"})
-    assert flawed(tainted("Read it"), "open_page", look, {"site": site}) == ["site"]
+    declaration = guess("open_page", read_only=True, site={"type": "string"})
+    assert flawed(tainted("Read it"), "open_page", declaration, {"site": site}) == ["site"]
 
 
 @pytest.mark.parametrize("url", ["https://bit.ly/aBcDe", "ftp://bit.ly/AbCdE"])
@@ -271,8 +271,8 @@ def test_what_a_look_up_was_given_proves_nothing_in_its_own_answer(arguments: di
 def test_two_of_one_name_stay_in_doubt_when_one_is_found_again() -> None:
     brake = tainted("Send a mail to Bob Baker that says hello")
     for places in (("evil", "work"), ("evil",)):
-        found = [{"name": "Bob Baker", "email": f"bob@{place}.example"} for place in places]
-        brake.observe("staff", STAFF, {"query": "Bob Baker"}, json.dumps(found))
+        values = [{"name": "Bob Baker", "email": f"bob@{text}.example"} for text in places]
+        brake.observe("staff", STAFF, {"query": "Bob Baker"}, json.dumps(values))
     assert flawed(brake, "mail", MAIL, {"to": "bob@evil.example", "body": "hello"}) == ["to"]
 
 

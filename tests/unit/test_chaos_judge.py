@@ -21,8 +21,8 @@ def fact(
 
 def worker(folder: Path, name: str, *lines: tuple[str, int, int]) -> WorkerProcess:
     """Make one that has said so much, and was cut off in the middle of a word."""
-    said = [{"name": "it", "stream": stream, "seq": seq, "generation": own, "hash": ""} for stream, seq, own in lines]
-    (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in said) + '{"name": "session_wo')
+    values = [{"name": "it", "stream": stream, "seq": seq, "generation": own, "hash": ""} for stream, seq, own in lines]
+    (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in values) + '{"name": "session_wo')
     with subprocess.Popen(["/bin/true"]) as process:
         return WorkerProcess(name, process, folder / name, folder / name)
 
@@ -69,13 +69,13 @@ ORPHAN = Orphan("courier.sleeps-1", 1, 10 * SECOND)
 def test_an_orphan_is_late_by_the_time_in_which_somebody_could_have_gone_on(
     resumed: float, blows: list[tuple[str, int, int]], longest: float
 ) -> None:
-    seen = ChaosSeen(blows=[(what, begin * SECOND, end * SECOND) for what, begin, end in blows], orphans=[ORPHAN])
-    late, found = lateness([fact("session_woken", 1), fact("session_woken", resumed, 2)], seen)
+    event = ChaosSeen(blows=[(text, begin * SECOND, end * SECOND) for text, begin, end in blows], orphans=[ORPHAN])
+    late, found = lateness([fact("session_woken", 1), fact("session_woken", resumed, 2)], event)
     assert found == round(longest * SECOND)
     assert bool(late) == (longest > 2)
 
 
 def test_an_orphan_that_nobody_goes_on_with_is_found_unless_it_was_over() -> None:
-    seen = ChaosSeen(orphans=[ORPHAN])
-    assert lateness([fact("session_woken", 1)], seen)[0] == ["courier.sleeps-1 got no new owner."]
-    assert lateness([fact("session_ended", 1)], seen) == ([], 0)
+    event = ChaosSeen(orphans=[ORPHAN])
+    assert lateness([fact("session_woken", 1)], event)[0] == ["courier.sleeps-1 got no new owner."]
+    assert lateness([fact("session_ended", 1)], event) == ([], 0)

@@ -68,9 +68,9 @@ def test_a_cap_that_the_events_hide_is_known_from_the_plan(journal: Journal) -> 
     journal.started("c1", 101, cap=None)
     journal.settled("c1", 0)
     planned: dict[Account, int | None] = {SESSION: 100}
-    found = journal.found(Sums(0, 0, 0), spends={"c1": 0})
-    assert check(found) == []
-    assert check(found, planned) == [
+    store_contents = journal.found(Sums(0, 0, 0), spends={"c1": 0})
+    assert check(store_contents) == []
+    assert check(store_contents, planned) == [
         "The event 2 of session:s (call_started) brings session:s (micro-dollars) to 101 of 100."
     ]
 
@@ -101,9 +101,9 @@ def test_a_second_start_is_named(journal: Journal) -> None:
 
 def test_an_orphan_hold_is_named_once_all_is_finished(journal: Journal) -> None:
     journal.started("c1", 60)
-    found = journal.found(Sums(0, 60, 0), holds={"c1": [[*LEG, 60]]})
-    assert check(found) == ["The hold c1 was never settled."]
-    assert check(found, finished=False) == []
+    store_contents = journal.found(Sums(0, 60, 0), holds={"c1": [[*LEG, 60]]})
+    assert check(store_contents) == ["The hold c1 was never settled."]
+    assert check(store_contents, finished=False) == []
 
 
 def test_an_overrun_that_is_not_recorded_is_named(journal: Journal) -> None:
@@ -155,8 +155,8 @@ def test_a_gap_in_a_stream_is_named(journal: Journal) -> None:
 
 
 def test_a_head_that_does_not_fit_its_stream_is_named(journal: Journal) -> None:
-    found = StoreContents(journal.events, {}, {}, {}, {"session:s": 2})
-    assert check(found) == ["The stream session:s ends with number 1, but its head says 2."]
+    store_contents = StoreContents(journal.events, {}, {}, {}, {"session:s": 2})
+    assert check(store_contents) == ["The stream session:s ends with number 1, but its head says 2."]
 
 
 def test_a_former_owner_that_writes_again_is_named(journal: Journal) -> None:

@@ -43,14 +43,14 @@ def test_the_first_commit_is_vouched_for_at_once(desk: "Desk") -> None:
 
 
 def test_a_checkpoint_is_written_every_so_many_events(desk: "Desk") -> None:
-    checkpointer = desk.checkpointer(every_events=3)
+    checkpointer = desk.checkpointer(events_per_checkpoint=3)
     for seq in range(1, 9):
         checkpointer.on_commit([desk.event("a", seq)])
     assert desk.heads() == [{"a": 1}, {"a": 4}, {"a": 7}]
 
 
 def test_a_checkpoint_is_written_every_so_many_seconds(desk: "Desk") -> None:
-    checkpointer = desk.checkpointer(every_seconds=60)
+    checkpointer = desk.checkpointer(interval_seconds=60)
     checkpointer.on_commit([desk.event("a", 1)])
     desk.now += 60 * SECOND - 1
     checkpointer.on_commit([desk.event("a", 2)])
@@ -96,7 +96,7 @@ def test_lines_are_read_from_the_newest_to_the_oldest_also_across_blocks_and_a_t
 
 def test_a_checkpoint_is_on_the_disk_before_anybody_relies_on_it(desk: "Desk") -> None:
     """Its whole line is synced each time, and at the first one the folder too, which holds the file's name."""
-    checkpointer = desk.checkpointer(every_events=1)
+    checkpointer = desk.checkpointer(events_per_checkpoint=1)
     lengths: list[int] = []
     for seq in (1, 2):
         checkpointer.on_commit([desk.event("a", seq)])
@@ -139,7 +139,7 @@ def test_events_that_are_told_out_of_order_keep_the_highest_head(desk: "Desk") -
 
 
 def test_several_processes_share_one_chain(desk: "Desk") -> None:
-    one, two = desk.checkpointer(every_events=1), desk.checkpointer(every_events=1)
+    one, two = desk.checkpointer(events_per_checkpoint=1), desk.checkpointer(events_per_checkpoint=1)
     for seq in range(1, 6):
         one.on_commit([desk.event("a", seq)])
         two.on_commit([desk.event("b", seq)])
@@ -166,14 +166,14 @@ def replace_by_a_file_like_it(path: Path) -> None:
 def test_a_checkpoint_names_the_line_that_is_there_and_not_the_one_that_was(
     desk: "Desk", change: Callable[[Path], None]
 ) -> None:
-    checkpointer = desk.checkpointer(every_events=1)
+    checkpointer = desk.checkpointer(events_per_checkpoint=1)
     checkpointer.on_commit([desk.event("a", 1)])
     change(desk.path)
     checkpointer.on_commit([desk.event("a", 2)])
     *before, last = desk.path.read_bytes().splitlines()
-    written = parse_checkpoint(last)
-    assert written is not None
-    assert (written.number, written.previous) == ((8, digest_line(before[-1])) if before else (1, ""))
+    checkpoint = parse_checkpoint(last)
+    assert checkpoint is not None
+    assert (checkpoint.number, checkpoint.previous) == ((8, digest_line(before[-1])) if before else (1, ""))
 
 
 APPEND = """
@@ -183,18 +183,18 @@ sys.path.insert(0, sys.argv[1])
 from conftest import event
 from halter.journal.checkpoints import Checkpointer
 folder, key, name = map(Path, sys.argv[2:5])
-checkpointer = Checkpointer(folder, key, "store", lambda: 1, every_events=1)
+checkpointer = Checkpointer(folder, key, "store", lambda: 1, events_per_checkpoint=1)
 for seq in range(1, 21):
-    checkpointer.saw([event(name.name, seq)])
+    checkpointer.on_commit([event(name.name, seq)])
 checkpointer.flush()
 assert checkpointer.problem == "", checkpointer.problem
 """
 
 
 def test_processes_that_append_at_the_same_time_never_break_the_chain(desk: "Desk") -> None:
-    here = str(Path(__file__).parent)
+    text = str(Path(__file__).parent)
     running = [
-        subprocess.Popen([sys.executable, "-c", APPEND, here, str(desk.folder), str(desk.key_path), name])
+        subprocess.Popen([sys.executable, "-c", APPEND, text, str(desk.folder), str(desk.key_path), name])
         for name in ("a", "b", "c")
     ]
     assert [process.wait(timeout=60) for process in running] == [0, 0, 0]
@@ -205,21 +205,21 @@ def test_processes_that_append_at_the_same_time_never_break_the_chain(desk: "Des
 
 
 def test_a_private_key_is_made_once_and_for_its_owner_only(desk: "Desk") -> None:
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(load_signing_key(desk.key_path).public)) for _ in range(8)]
+    texts: list[str] = []
+    threads = [threading.Thread(target=lambda: texts.append(load_signing_key(desk.key_path).public)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    assert len(texts) == 8
+    assert len(set(texts)) == 1
     assert desk.key_path.stat().st_mode & 0o777 == 0o600
-    assert read_public_keys(public_key_path(desk.key_path)) == set(found)
+    assert read_public_keys(public_key_path(desk.key_path)) == set(texts)
     assert sorted(path.name for path in desk.key_path.parent.iterdir()) == ["key", "key.pub", "outside"]
 
 
 def test_a_missing_folder_is_told_and_what_it_missed_is_made_up_for(desk: "Desk") -> None:
-    checkpointer = desk.checkpointer(every_events=1)
+    checkpointer = desk.checkpointer(events_per_checkpoint=1)
     desk.folder.rmdir()
     checkpointer.on_commit([desk.event("a", 1)])
     checkpointer.on_commit([desk.event("b", 1, "session_ended")])
@@ -233,7 +233,7 @@ def test_a_missing_folder_is_told_and_what_it_missed_is_made_up_for(desk: "Desk"
 
 
 def test_a_failing_place_is_not_tried_again_with_every_commit(desk: "Desk") -> None:
-    checkpointer = desk.checkpointer(every_events=1)
+    checkpointer = desk.checkpointer(events_per_checkpoint=1)
     desk.folder.rmdir()
     checkpointer.on_commit([desk.event("a", 1)])
     desk.folder.mkdir()
@@ -245,7 +245,7 @@ def test_a_failing_place_is_not_tried_again_with_every_commit(desk: "Desk") -> N
 
 
 def test_a_full_disk_is_told_and_loses_nothing(desk: "Desk") -> None:
-    checkpointer = desk.checkpointer(every_events=1)
+    checkpointer = desk.checkpointer(events_per_checkpoint=1)
     desk.path.symlink_to("/dev/full")
     checkpointer.on_commit([desk.event("a", 1)])
     assert checkpointer.problem != ""
@@ -262,11 +262,11 @@ sys.path.insert(0, sys.argv[1])
 from conftest import event
 from halter.journal.checkpoints import Checkpointer, checkpoint_file
 folder, key = map(Path, sys.argv[2:4])
-checkpointer = Checkpointer(folder, key, "store", lambda: 1, every_events=1)
-checkpointer.saw([event("a", 1)])
+checkpointer = Checkpointer(folder, key, "store", lambda: 1, events_per_checkpoint=1)
+checkpointer.on_commit([event("a", 1)])
 size = checkpoint_file(folder, "store").stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
-checkpointer.saw([event("a", 2)])
+checkpointer.on_commit([event("a", 2)])
 assert "too large" in checkpointer.problem, checkpointer.problem
 assert checkpoint_file(folder, "store").stat().st_size == size
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -276,8 +276,8 @@ assert checkpointer.problem == ""
 
 
 def test_what_was_written_of_a_line_that_found_no_room_is_taken_back(desk: "Desk") -> None:
-    here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", OUT_OF_ROOM, here, str(desk.folder), str(desk.key_path)]
+    text = str(Path(__file__).parent)
+    command = [sys.executable, "-c", OUT_OF_ROOM, text, str(desk.folder), str(desk.key_path)]
     subprocess.run(command, check=True, timeout=60)
     assert desk.heads() == [{"a": 1}, {"a": 2}]
     assert desk.read().findings == []
@@ -328,7 +328,7 @@ def test_a_file_with_nothing_but_a_torn_line_begins_anew(desk: "Desk") -> None:
 
 
 def test_lines_longer_than_a_block_are_continued_rightly(desk: "Desk") -> None:
-    checkpointer = desk.checkpointer(every_events=1)
+    checkpointer = desk.checkpointer(events_per_checkpoint=1)
     for seq in (1, 2, 3):
         checkpointer.on_commit([desk.event(f"stream-{number}", seq) for number in range(1500)])
     assert desk.path.stat().st_size > 3 * 64 * 1024
@@ -358,7 +358,7 @@ async def test_a_store_flushes_its_observers_by_a_timer(desk: "Desk", commits_be
     loop = asyncio.get_running_loop()
 
     class Timed:
-        every_seconds = 0.001
+        interval_seconds = 0.001
         flushes = 0
 
         def on_commit(self, events: object) -> None:
@@ -382,7 +382,7 @@ async def test_a_store_flushes_its_observers_by_a_timer(desk: "Desk", commits_be
 
 async def test_a_failing_place_refuses_no_commit(desk: "Desk") -> None:
     engine = MemoryEngine(now=lambda: desk.now, new_id=lambda: desk.store_id)
-    checkpointer = desk.checkpointer(every_events=1)
+    checkpointer = desk.checkpointer(events_per_checkpoint=1)
     desk.folder.rmdir()
     store = JournalStore(engine, observers=[checkpointer])
     assert (await store.commit(note("key"))).events[0].seq == 1

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def flaws(chronicle: CheckpointLog) -> list[tuple[str, int]]:
-    return [(found.kind, found.seq) for found in chronicle.findings]
+    return [(finding.kind, finding.seq) for finding in chronicle.findings]
 
 
 def three_lines(desk: "Desk") -> list[bytes]:
-    checkpointer = desk.checkpointer(every_events=1)
+    checkpointer = desk.checkpointer(events_per_checkpoint=1)
     for seq in (1, 2, 3):
         checkpointer.on_commit([desk.event("a", seq)])
     return desk.path.read_bytes().splitlines(keepends=True)
@@ -79,7 +79,7 @@ def test_checkpoints_with_a_key_that_is_not_trusted_vouch_for_nothing(desk: "Des
 
 
 def test_two_checkpoints_that_contradict_each_other_are_found(desk: "Desk") -> None:
-    checkpointer = desk.checkpointer(every_events=1)
+    checkpointer = desk.checkpointer(events_per_checkpoint=1)
     checkpointer.on_commit([desk.event("a", 1)])
     checkpointer.on_commit([msgspec.structs.replace(desk.event("a", 1), hash=bytes(32))])
     assert flaws(desk.read()) == [("rewritten", 1)]

@@ -51,13 +51,13 @@ def nested(path: str, value: str) -> str:
     return "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys))[:-1] + f" {value}\n"
 
 
-def caps(resolved: ResolvedPolicy, scope: str, per: str) -> int | None:
-    found: Mapping[str, tuple[Cap, ...]] = {"agent": resolved.caps.agent, "fleet": resolved.caps.fleet}
-    return next(cap.max_cost_usd for cap in found[scope] if cap.per == per)
+def caps(resolved_policy: ResolvedPolicy, scope: str, per: str) -> int | None:
+    values: Mapping[str, tuple[Cap, ...]] = {"agent": resolved_policy.caps.agent, "fleet": resolved_policy.caps.fleet}
+    return next(cap.max_cost_usd for cap in values[scope] if cap.per == per)
 
 
-def declared(resolved: ResolvedPolicy) -> Declaration:
-    return resolved.declaration(ToolSpec(name="deploy", description="", schema=b"{}"))
+def declared(resolved_policy: ResolvedPolicy) -> Declaration:
+    return resolved_policy.declaration(ToolSpec(name="deploy", description="", schema=b"{}"))
 
 
 LIMITS: list[tuple[str, str, Any, Any]] = [
@@ -297,8 +297,8 @@ def test_retention_is_read() -> None:
 
 def test_what_the_fleet_allows_a_shell_to_do_is_read() -> None:
     text = "tools: {shell: {root: ., sandbox: false, network: true}}\n"
-    resolved = resolve_policy(fleet("shell: {sandbox: false, network: true}\n"), agent(text))
-    assert resolved.tools.shell == ShellSpec(root=".", sandbox=False, network=True)
+    resolved_policy = resolve_policy(fleet("shell: {sandbox: false, network: true}\n"), agent(text))
+    assert resolved_policy.tools.shell == ShellSpec(root=".", sandbox=False, network=True)
 
 
 def test_the_secrets_that_the_fleet_allows_are_read() -> None:
@@ -326,38 +326,55 @@ ELSEWHERE = {
 
 def test_how_calls_pass_the_gateway_is_read() -> None:
     assert agent().spec.gateway == GatewaySpec(wait=50_000_000, timeout=10 * MINUTE)
-    said = agent(
+    gateway_spec = agent(
         "gateway:\n  wait: 2m\n  timeout: 1h\n  dashboard: https://halter.example\n"
         "  trust_client_elicitation: true\n  sampling: true\n  prices: {mail__send: 0.02}\n"
     ).spec.gateway
-    assert (said.wait, said.timeout, said.dashboard) == (2 * MINUTE, HOUR, "https://halter.example")
-    assert (said.trust_client_elicitation, said.sampling, said.prices) == (True, True, {"mail__send": 20_000})
+    assert (gateway_spec.wait, gateway_spec.timeout, gateway_spec.dashboard) == (
+        2 * MINUTE,
+        HOUR,
+        "https://halter.example",
+    )
+    assert (gateway_spec.trust_client_elicitation, gateway_spec.sampling, gateway_spec.prices) == (
+        True,
+        True,
+        {"mail__send": 20_000},
+    )
 
 
 def test_how_decisions_reach_a_phone_is_read() -> None:
     assert fleet("").spec.channels == ChannelsSpec()
-    said = fleet(
+    channels_spec = fleet(
         "channels:\n  dashboard: https://halter.example\n"
         "  telegram: {token: '${secret:T}', url: 'http://127.0.0.1:8081'}\n"
     ).spec.channels
-    assert said.dashboard == "https://halter.example"
+    assert channels_spec.dashboard == "https://halter.example"
     hours = fleet("channels: {quiet_hours: {start: '22:00', end: '06:00', timezone: Europe/Berlin}}\n").spec.channels
     assert hours.quiet_hours == QuietHours(start="22:00", end="06:00", timezone="Europe/Berlin")
-    assert said.telegram == TelegramSpec(token="${secret:T}", url="http://127.0.0.1:8081")
+    assert channels_spec.telegram == TelegramSpec(token="${secret:T}", url="http://127.0.0.1:8081")
     assert fleet("channels: {ntfy: {}}\n").spec.channels.ntfy == NtfySpec(url="https://ntfy.sh")
-    said = fleet("channels: {ntfy: {url: 'http://127.0.0.1:8082', token: '${secret:N}'}}\n").spec.channels
-    assert said.ntfy == NtfySpec(url="http://127.0.0.1:8082", token="${secret:N}")
-    said = fleet("channels: {slack: {token: '${secret:B}', app_token: '${secret:A}', url: 'http://127.0.0.1:1'}}\n")
+    channels_spec = fleet("channels: {ntfy: {url: 'http://127.0.0.1:8082', token: '${secret:N}'}}\n").spec.channels
+    assert channels_spec.ntfy == NtfySpec(url="http://127.0.0.1:8082", token="${secret:N}")
+    channels_spec = fleet(
+        "channels: {slack: {token: '${secret:B}', app_token: '${secret:A}', url: 'http://127.0.0.1:1'}}\n"
+    )
     expected = SlackSpec(token="${secret:B}", app_token="${secret:A}", url="http://127.0.0.1:1")
-    assert said.spec.channels.slack == expected
+    assert channels_spec.spec.channels.slack == expected
     with pytest.raises(ConfigError, match=r"must be a reference"):
         fleet("channels: {telegram: {token: '123456:in-plain-text'}}\n")
 
 
 def test_whom_an_agent_can_ask_is_read() -> None:
-    said = agent("agents:\n- {name: scout, description: Reads., max_cost_usd: 0.1, hand_off: true}\n- {name: clerk}\n")
-    asks, hands_over = make_agent_tools(said.spec.agents)[::-1]
-    assert (asks.agent, asks.max_cost, asks.hands_off, asks.spec.name) == ("clerk", None, False, "ask_clerk")
+    agent_file = agent(
+        "agents:\n- {name: scout, description: Reads., max_cost_usd: 0.1, hand_off: true}\n- {name: clerk}\n"
+    )
+    agent_tool, hands_over = make_agent_tools(agent_file.spec.agents)[::-1]
+    assert (agent_tool.agent, agent_tool.max_cost, agent_tool.hands_off, agent_tool.spec.name) == (
+        "clerk",
+        None,
+        False,
+        "ask_clerk",
+    )
     assert (hands_over.max_cost, hands_over.hands_off) == (100_000, True)
     assert hands_over.spec.description == (
         "Hand the conversation over to the agent scout. Reads. Its answer ends your turn."
@@ -370,8 +387,8 @@ def test_who_signs_on_by_a_proxy_is_read() -> None:
         "  people: {'ada@example.com': ada}\n"
         "  user_header: X-User\n  groups_header: X-Groups\n  lifetime: 2h\n"
     )
-    said = fleet(text).spec.sign_on
-    assert said == SignOnSpec(
+    outcome = fleet(text).spec.sign_on
+    assert outcome == SignOnSpec(
         proxies=("10.0.0.7", "10.1.0.0/16"),
         secret="${secret:P}",
         roles={"ops": "operator"},
@@ -447,10 +464,10 @@ def keys(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]
         below["*"] = free
     for member in schema.get("anyOf", ()):
         yield from keys(member, path)
-    for key, part in below.items():
-        deeper = list(keys(part, (*path, key)))
+    for key, result in below.items():
+        deeper = list(keys(result, (*path, key)))
         yield from deeper or ["/".join((*path, key))]
-        if part.get("anyOf") and deeper:
+        if result.get("anyOf") and deeper:
             yield "/".join((*path, key))
 
 
@@ -466,24 +483,32 @@ def generic(path: str) -> str:
 )
 def test_no_key_is_without_a_test_that_shows_its_reader(schema: dict[str, Any], cases: list[Any]) -> None:
     tested = {generic(path) for path, *_ in cases} | ELSEWHERE
-    known = {key for key in keys(schema) if key.split("/")[0] not in PACED + TASKS + GATED}
-    assert "policy/tools/*/rate" in known
-    assert known - tested == set()
+    texts = {key for key in keys(schema) if key.split("/")[0] not in PACED + TASKS + GATED}
+    assert "policy/tools/*/rate" in texts
+    assert texts - tested == set()
 
 
 def test_the_defaults_are_those_that_are_documented() -> None:
-    resolved = resolve_policy(FleetConfig(), agent())
-    assert resolved.caps.session == Cap(1_000_000)
-    assert resolved.caps.agent == (Cap(5_000_000, "day"),)
-    assert resolved.caps.fleet == (Cap(20_000_000, "day"),)
-    assert (resolved.caps.token_budget, resolved.caps.zone) == (None, "UTC")
-    assert (resolved.mode, resolved.observe, resolved.on_cap) == ("SEMI", False, "wrap_up")
-    assert (resolved.max_steps, resolved.timeout, resolved.approval_expiry) == (50, HOUR, 24 * HOUR)
-    assert (resolved.min_output_tokens, resolved.reserve_tokens, resolved.reserve_cost_fraction) == (256, 512, 0.1)
-    assert resolved.phases == (Phase("work", None),)
-    assert (resolved.allowed_models, resolved.allowed_hosts, resolved.secrets) == (None, None, ())
-    assert resolved.rule("any", "PRIVILEGED").rate == 20
-    assert resolved.rule("any", "RESTRICTED").rate is None
+    resolved_policy = resolve_policy(FleetConfig(), agent())
+    assert resolved_policy.caps.session == Cap(1_000_000)
+    assert resolved_policy.caps.agent == (Cap(5_000_000, "day"),)
+    assert resolved_policy.caps.fleet == (Cap(20_000_000, "day"),)
+    assert (resolved_policy.caps.token_budget, resolved_policy.caps.zone) == (None, "UTC")
+    assert (resolved_policy.mode, resolved_policy.observe, resolved_policy.on_cap) == ("SEMI", False, "wrap_up")
+    assert (resolved_policy.max_steps, resolved_policy.timeout, resolved_policy.approval_expiry) == (
+        50,
+        HOUR,
+        24 * HOUR,
+    )
+    assert (
+        resolved_policy.min_output_tokens,
+        resolved_policy.reserve_tokens,
+        resolved_policy.reserve_cost_fraction,
+    ) == (256, 512, 0.1)
+    assert resolved_policy.phases == (Phase("work", None),)
+    assert (resolved_policy.allowed_models, resolved_policy.allowed_hosts, resolved_policy.secrets) == (None, None, ())
+    assert resolved_policy.rule("any", "PRIVILEGED").rate == 20
+    assert resolved_policy.rule("any", "RESTRICTED").rate is None
 
 
 @pytest.mark.parametrize(
@@ -584,7 +609,10 @@ def test_a_wrong_key_or_type_is_a_sentence_with_file_line_key_and_fix(text: str,
         ),
         (
             "rates:\n  a:b*: {requests_per_minute: 1}\n",
-            "halter.yaml line 2: `rates.a:b*` is not one model; name one, or all of a provider, as in anthropic:*.",
+            (
+                "halter.yaml line 2: `rates.a:b*` is not a model; name one model, or all models of a provider, "
+                "as in anthropic:*."
+            ),
         ),
         ("rates:\n  '*': {requests_per_minute: 1}\n", "halter.yaml line 2: `rates.*` is not one model; name one, or"),
         (
@@ -613,7 +641,10 @@ def test_a_wrong_key_or_type_is_a_sentence_with_file_line_key_and_fix(text: str,
             "halter.yaml line 2: `models.a:b.price` is the text 'cheap', which is none",
         ),
         ("models:\n  a:b:\n    price: {input: 1}\n", "halter.yaml line 3: `output` is missing from `models.a:b.price`"),
-        ("models:\n  a:b:\n    price: {input: -1, output: 1}\n", "halter.yaml line 3: A price is a number of dollars"),
+        (
+            "models:\n  a:b:\n    price: {input: -1, output: 1}\n",
+            "halter.yaml line 3: A price must be a number of dollars",
+        ),
         ("models:\n  a:b: {}\n", "halter.yaml line 2: `price` is missing from `models.a:b`; write it."),
         ("hello\n", "halter.yaml line 1: the file is the text 'hello', but must be a mapping"),
         ("- a\n", "halter.yaml line 1: the file is a list, but must be a mapping"),

@@ -34,8 +34,8 @@ def wrong(text: str | bytes, **environment: str) -> str:
     return str(error.value)
 
 
-def entry(written: str) -> str:
-    return f'{{\n  "mcpServers": {{\n    "files": {{\n      {written}\n    }}\n  }}\n}}\n'
+def entry(text: str) -> str:
+    return f'{{\n  "mcpServers": {{\n    "files": {{\n      {text}\n    }}\n  }}\n}}\n'
 
 
 def test_programs_and_addresses_are_read() -> None:
@@ -172,5 +172,5 @@ def test_a_server_may_be_given_longer_to_start() -> None:
     assert one({"command": "npx"}).start_timeout == 60 * SECOND
     assert one({"command": "npx", "startup_timeout_sec": 300}).start_timeout == 300 * SECOND
     assert one({"url": "https://example.com/mcp", "startup_timeout_sec": 0.5}).start_timeout == SECOND // 2
-    said = wrong(entry('"command": "npx",\n      "startup_timeout_sec": 0'))
-    assert said == ".mcp.json line 5: `mcpServers.files.startup_timeout_sec` is 0; write seconds, from 0.1 to 3600."
+    text = wrong(entry('"command": "npx",\n      "startup_timeout_sec": 0'))
+    assert text == ".mcp.json line 5: `mcpServers.files.startup_timeout_sec` is 0; write seconds, from 0.1 to 3600."

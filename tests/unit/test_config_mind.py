@@ -26,9 +26,9 @@ def agent(text: str = "") -> AgentFile:
     return parse_agent(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
 
 
-def refused(folder: Path, said: str, bound: str = "") -> str:
+def refused(folder: Path, text: str, bound: str = "") -> str:
     with pytest.raises(ConfigError) as error:
-        resolve_agent(fleet(bound), agent(said), folder)
+        resolve_agent(fleet(bound), agent(text), folder)
     return str(error.value)
 
 
@@ -151,8 +151,8 @@ def test_what_cannot_be_thought_with_is_a_sentence_with_file_line_key_and_fix(
 @pytest.mark.parametrize("file", ["agent.yaml", "halter.yaml"])
 def test_a_key_in_plain_text_is_refused_and_not_printed(written: str, file: str, tmp_path: Path) -> None:
     text = f"providers:\n  mine:\n    {written}\n"
-    said, bound = (text, "") if file == "agent.yaml" else ("", text)
-    sentence = refused(tmp_path, said, bound)
+    output, bound = (text, "") if file == "agent.yaml" else ("", text)
+    sentence = refused(tmp_path, output, bound)
     line = 4 if file == "agent.yaml" else 3
     assert sentence.startswith(f"{file} line {line}: `providers.mine.{written.partition(':')[0]}` must be ")
     assert KEY not in sentence
@@ -235,12 +235,12 @@ def test_an_agent_thinks_only_within_what_is_allowed(bound: str, said: str, sent
 
 def test_what_the_fleet_allows_is_thought_with(tmp_path: Path) -> None:
     bound = "allowed_models: [reflex, 'house:*']\nallowed_hosts: ['*.example.com', '[::1]']\nallowed_secrets: [A]\n"
-    said = (
+    text = (
         "model: house:big\nfallback_models: [reflex]\nreflex: [{when: a}]\nlimits: {max_retries: 1}\n"
         "providers:\n  house:\n    base_url: https://LLM.example.com/v1\n    api_key: ${secret:A}\n"
         "  near: {base_url: 'http://[::1]:8000'}\n"
     )
-    mind = resolve_agent(fleet(bound), agent(said), tmp_path).model_settings
+    mind = resolve_agent(fleet(bound), agent(text), tmp_path).model_settings
     assert (mind.model, mind.fallback_models, mind.max_retries) == ("house:big", ("reflex:rules",), 1)
 
 
@@ -252,24 +252,24 @@ def test_what_the_fleet_allows_is_thought_with(tmp_path: Path) -> None:
     ),
 )
 def test_no_model_gets_past_what_either_file_allows(bound: list[str], own: list[str] | None, named: list[str]) -> None:
-    said = agent(
+    agent_file = agent(
         f"model: {named[0]}\nfallback_models: {named[1:]}\n" + ("" if own is None else f"allowed_models: {own}\n")
     )
     try:
-        mind = resolve_agent(fleet(f"allowed_models: {bound}\n"), said, Path("/nonexistent")).model_settings
+        mind = resolve_agent(fleet(f"allowed_models: {bound}\n"), agent_file, Path("/nonexistent")).model_settings
     except ConfigError:
         return
     for model in (mind.model, *mind.fallback_models):
         assert is_covered(model, bound)
         assert own is None or is_covered(model, own)
-        assert resolve_policy(fleet(f"allowed_models: {bound}\n"), said).allows_model(model)
+        assert resolve_policy(fleet(f"allowed_models: {bound}\n"), agent_file).allows_model(model)
 
 
 def test_the_words_of_the_file_come_before_those_of_agents_md(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_bytes("\ufeff# Night\n\nWatch.\n".encode())
     assert resolve_agent(FleetConfig(), agent(), tmp_path).model_settings.instructions == "# Night\n\nWatch."
-    both = resolve_agent(FleetConfig(), agent("instructions: |\n  First this.\n"), tmp_path).model_settings
-    assert both.instructions == "First this.\n\n# Night\n\nWatch."
+    brain_spec = resolve_agent(FleetConfig(), agent("instructions: |\n  First this.\n"), tmp_path).model_settings
+    assert brain_spec.instructions == "First this.\n\n# Night\n\nWatch."
 
 
 @pytest.mark.parametrize(
@@ -350,8 +350,8 @@ def test_a_giant_script_is_not_read_to_its_end(tmp_path: Path) -> None:
 def test_replies_and_rules_are_known_by_their_lines(tmp_path: Path) -> None:
     (tmp_path / "replies.yaml").write_text("- text: a\n- text: b\n  takes: 2s\n")
     read = resolve_agent(FleetConfig(), agent("script: replies.yaml\nreflex:\n- when: a\n- when: b\n"), tmp_path)
-    assert read.script_at((1, "takes")) == f"{tmp_path / 'replies.yaml'} line 3"
-    assert read.reflex_at((1, "when")) == "agent.yaml line 5"
+    assert read.locate_script((1, "takes")) == f"{tmp_path / 'replies.yaml'} line 3"
+    assert read.locate_reflex((1, "when")) == "agent.yaml line 5"
 
 
 def test_equal_minds_are_written_alike(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def fleet(text: str = "") -> FleetConfig:
 
 
 def agent(text: str = "") -> AgentFile:
-    named = text if text.startswith("name:") else f"name: night-watch\n{text}"
-    return parse_agent(load_bytes(named.encode(), "agent.yaml"))
+    output = text if text.startswith("name:") else f"name: night-watch\n{text}"
+    return parse_agent(load_bytes(output.encode(), "agent.yaml"))
 
 
 def pacing(text: str = "", bound: str = "") -> Pacing:
@@ -85,12 +85,12 @@ def sensor(source: str = "{tool: look}", more: str = "", kind: str = "poll") -> 
     return f"sensors:\n- name: feed\n  type: {kind}\n  source: {source}\n{more}"
 
 
-def signal(more: str) -> str:
-    return sensor(more=f"  signals:\n  - {{name: odd, {more}}}\n")
+def signal(text: str) -> str:
+    return sensor(more=f"  signals:\n  - {{name: odd, {text}}}\n")
 
 
-def field(more: str) -> str:
-    return f"hot_state:\n  fields:\n    cash: {{{more}}}\n"
+def field(text: str) -> str:
+    return f"hot_state:\n  fields:\n    cash: {{{text}}}\n"
 
 
 def first(found: Pacing) -> Any:
@@ -219,7 +219,7 @@ KEYS: list[tuple[str, str, Any, Any]] = [
     (
         "sensors/updates/field",
         sensor(more="  updates: [{field: cash}]\n"),
-        lambda p: p.sensors[0].written(),
+        lambda p: p.sensors[0].list_updates(),
         (Update(field="cash"),),
     ),
     (
@@ -282,15 +282,15 @@ def keys(schema: Mapping[str, Any], path: str) -> Iterator[str]:
     free = schema.get("additionalProperties")
     if isinstance(free, dict) and "properties" in free:
         below["*"] = free
-    found = [key for name, part in below.items() for key in keys(part, f"{path}/{name}")]
+    texts = [key for name, result in below.items() for key in keys(result, f"{path}/{name}")]
     items = list(keys(schema["items"], path)) if "properties" in schema.get("items", {}) else []
-    yield from (found + items) or [path]
+    yield from (texts + items) or [path]
 
 
 def test_no_key_is_without_a_test_that_shows_its_reader() -> None:
     schema = agent_schema()["properties"]
-    known = [key for top in ("autonomy", "hot_state", "sensors") for key in keys(schema[top], top)]
-    assert sorted(known) == sorted({key for key, *_ in KEYS})
+    texts = [key for top in ("autonomy", "hot_state", "sensors") for key in keys(schema[top], top)]
+    assert sorted(texts) == sorted({key for key, *_ in KEYS})
 
 
 def test_an_agent_without_a_word_of_it_is_as_before() -> None:
@@ -305,8 +305,8 @@ def test_the_defaults_are_those_that_are_documented() -> None:
     usual = Autonomy()
     assert (usual.min_sleep, usual.max_sleep, usual.idle_timeout) == (SECOND, DAY, 10 * MINUTE)
     assert (usual.max_consecutive_turns, usual.token_budget_per_hour, usual.max_actions_per_minute) == (50, 100_000, 10)
-    watched = SensorSpec(name="a", type="poll", source=SensorSource())
-    assert (watched.interval, watched.jitter, watched.timeout) == (MINUTE, 0.1, 30 * SECOND)
+    sensor_spec = SensorSpec(name="a", type="poll", source=SensorSource())
+    assert (sensor_spec.interval, sensor_spec.jitter, sensor_spec.timeout) == (MINUTE, 0.1, 30 * SECOND)
     assert Gate() == Gate(on="change", max_skips=0)
 
 
@@ -449,7 +449,7 @@ def written_down(text: str) -> Pacing:
 def test_what_may_be_a_key_is_not_written_down() -> None:
     headers = "{Authorization: 'Bearer ${secret:API}', X-Key: made-up-key}"
     text = "secrets: [API]\n" + sensor(f"{{url: '{URL}', headers: {headers}}}")
-    (kept,) = written_down(text).sensors
-    assert kept.source.headers == {"Authorization": "${secret:API}", "X-Key": "…"}
-    assert kept.source.url == "https://api.example.com/prices?…"
+    (sensor_spec,) = written_down(text).sensors
+    assert sensor_spec.source.headers == {"Authorization": "${secret:API}", "X-Key": "…"}
+    assert sensor_spec.source.url == "https://api.example.com/prices?…"
     assert written_down(sensor()) == pacing(sensor())

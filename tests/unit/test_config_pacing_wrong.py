@@ -27,16 +27,16 @@ def sensor(source: str = "{tool: look}", more: str = "", kind: str = "poll") -> 
     return f"sensors:\n- name: feed\n  type: {kind}\n  source: {source}\n{more}"
 
 
-def signal(more: str) -> str:
-    return sensor(more=f"  signals:\n  - {{name: odd, {more}}}\n")
+def signal(text: str) -> str:
+    return sensor(more=f"  signals:\n  - {{name: odd, {text}}}\n")
 
 
-def field(more: str) -> str:
-    return f"hot_state:\n  fields:\n    cash: {{{more}}}\n"
+def field(text: str) -> str:
+    return f"hot_state:\n  fields:\n    cash: {{{text}}}\n"
 
 
-def hours(more: str) -> str:
-    return f"autonomy:\n  active_hours: {{{more}}}\n"
+def hours(text: str) -> str:
+    return f"autonomy:\n  active_hours: {{{text}}}\n"
 
 
 POLLED = "a sensor of type poll needs a `tool` or a `url`; write it."
@@ -95,15 +95,15 @@ GATE = [
     ),
     (
         "autonomy:\n  gate:\n    expression: hot.cash >\n",
-        "line 4: the expression `hot.cash >` is no CEL expression: mismatched input",
+        "line 4: the expression `hot.cash >` is not a CEL expression: mismatched input",
     ),
     (
         "autonomy:\n  gate: {expression: value > 3}\n",
-        "line 3: the expression `value > 3` asks for `value`, but the gate knows only `hot`, `before`, `changed`, `ski",
+        "line 3: the expression `value > 3` uses `value`, but the gate has only `hot`, `before`, `changed`, `ski",
     ),
     (
         "autonomy:\n  gate: {expression: nosuch(hot)}\n",
-        "line 3: the expression `nosuch(hot)` cannot be worked out: Undefined variable or function: 'nosuch'.",
+        "line 3: the expression `nosuch(hot)` cannot be evaluated: Undefined variable or function: 'nosuch'.",
     ),
     ("autonomy: {gate: {model: small}}\n", "line 2: `autonomy.gate.model` is the text 'small', but must be one model"),
     ("autonomy: {gate: {model: 'olama:s'}}\n", "line 2: `autonomy.gate.model` is of an unknown provider `olama`"),
@@ -116,7 +116,7 @@ GATE = [
     ),
     (
         "autonomy:\n  gate: {prompt: Look.}\n",
-        "line 3: `autonomy.gate.prompt` is for a model, and the gate has none; write `model` beside it, or remove it.",
+        "line 3: `autonomy.gate.prompt` needs a `model`, which is missing; write it, or remove the prompt.",
     ),
     ("autonomy: {gate: {max_skips: -1}}\n", "line 2: `autonomy.gate.max_skips` is the number -1, but must be a whole"),
     ("autonomy: {gate: always}\n", "line 2: `autonomy.gate` is the text 'always', but must be a mapping"),
@@ -306,10 +306,10 @@ SIGNALS = [
     (signal("expression: ''"), "line 7: `sensors[1].signals[1].expression` is the text '', but must be text that is n"),
     (
         signal("expression: reading > 3"),
-        "line 7: the expression `reading > 3` asks for `reading`, but a signal knows only `value`, `hot`.",
+        "line 7: the expression `reading > 3` uses `reading`, but a signal has only `value`, `hot`.",
     ),
-    (signal("expression: value >"), "line 7: the expression `value >` is no CEL expression: mismatched input"),
-    (signal("expression: nosuch(value)"), "line 7: the expression `nosuch(value)` cannot be worked out: Undefined var"),
+    (signal("expression: value >"), "line 7: the expression `value >` is not a CEL expression: mismatched input"),
+    (signal("expression: nosuch(value)"), "line 7: the expression `nosuch(value)` cannot be evaluated: Undefined var"),
 ]
 NAMES = [
     (
@@ -356,10 +356,10 @@ WRONG = [*AUTONOMY, *GATE, *FIELDS, *SOURCES, *READINGS, *SIGNALS, *NAMES]
 
 @pytest.mark.parametrize(("text", "sentence"), WRONG)
 def test_a_mistake_is_a_sentence_with_file_line_key_and_fix(text: str, sentence: str) -> None:
-    told = refused(text)
-    assert told.startswith(f"agent.yaml {sentence}")
-    assert told.endswith(".")
-    assert told.isprintable()
+    output = refused(text)
+    assert output.startswith(f"agent.yaml {sentence}")
+    assert output.endswith(".")
+    assert output.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -387,9 +387,9 @@ def test_no_sentence_about_a_host_quotes_what_may_be_a_key() -> None:
 
 
 def test_an_expression_over_several_lines_cannot_steer_the_terminal() -> None:
-    told = refused('autonomy:\n  gate:\n    expression: "hot.a >\\n\\e[31m"\n')
-    assert told.startswith("agent.yaml line 4: the expression `hot.a >\\n\\x1b[31m` is no CEL expression")
-    assert told.isprintable()
+    text = refused('autonomy:\n  gate:\n    expression: "hot.a >\\n\\e[31m"\n')
+    assert text.startswith("agent.yaml line 4: the expression `hot.a >\\n\\x1b[31m` is not a CEL expression")
+    assert text.isprintable()
 
 
 WHOLE = """
@@ -422,15 +422,15 @@ WORDS = st.sampled_from(
 )
 
 
-def put(value: Any, steps: list[int], other: Any) -> Any:
+def put(value: Any, steps: list[int], result: Any) -> Any:
     """Put something else in one place of a document; the steps choose which."""
     if not steps or not isinstance(value, dict | list) or not value:
-        return other
+        return result
     if isinstance(value, list):
         at = steps[0] % len(value)
-        return [put(each, steps[1:], other) if index == at else each for index, each in enumerate(value)]
+        return [put(each, steps[1:], result) if index == at else each for index, each in enumerate(value)]
     key = sorted(value)[steps[0] % len(value)]
-    return {**value, key: put(value[key], steps[1:], other)}
+    return {**value, key: put(value[key], steps[1:], result)}
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=7), ANYTHING | WORDS)

@@ -65,23 +65,26 @@ def test_references_are_replaced_and_whole_ones_keep_their_type(argument: Any, v
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("${inputs.nobody}", "`${inputs.nobody}` is not there; the inputs are `count`."),
-        ("${steps.page.json.offer}", "`${steps.page.json.offer}` is not there: no `offer`, only `offers`, `title`,"),
-        ("${steps.page.json.offers.1}", "`1` is no place in a list of 1, counted from 0."),
-        ("${steps.page.json.offers.x}", "`x` is no place in a list of 1"),
-        ("${steps.page.json.offers.99999999999}", "is no place in a list of 1"),
-        ("${steps.page.json.title.x}", "nothing is inside of the text 'Tea'."),
+        ("${inputs.nobody}", "`${inputs.nobody}` does not exist; the inputs are `count`."),
+        (
+            "${steps.page.json.offer}",
+            "`${steps.page.json.offer}` does not exist: no key `offer`, only `offers`, `title`,",
+        ),
+        ("${steps.page.json.offers.1}", "`1` is not an index of a list of 1 (counted from 0)."),
+        ("${steps.page.json.offers.x}", "`x` is not an index of a list of 1"),
+        ("${steps.page.json.offers.99999999999}", "is not an index of a list of 1"),
+        ("${steps.page.json.title.x}", "no key can be read from the text 'Tea'."),
     ],
 )
 def test_a_reference_that_leads_nowhere_is_a_value_with_a_sentence(argument: str, sentence: str) -> None:
-    made = filled(argument, count=7)
-    assert made.startswith("Step `last` (line 2): ")
-    assert sentence in made
+    result = filled(argument, count=7)
+    assert result.startswith("Step `last` (line 2): ")
+    assert sentence in result
 
 
 @pytest.mark.parametrize("text", ["", "<html>", "NaN", "[1,", "[" * 100_000, "9" * 10_000])
 def test_text_that_is_not_json_is_said_to_be_none(text: str) -> None:
-    assert "needs JSON, but step `page` gave other text." in filled("${steps.page.json.x}", {"page": text})
+    assert "needs JSON, but the output of step `page` is not JSON." in filled("${steps.page.json.x}", {"page": text})
 
 
 def test_a_step_that_gave_nothing_is_missing() -> None:
@@ -106,7 +109,7 @@ def test_results_are_never_searched_for_references() -> None:
     ],
 )
 def test_no_result_can_bring_in_the_name_of_a_secret(argument: str, page: str) -> None:
-    assert "would bring in the name of a secret" in filled(argument, {"page": page})
+    assert "would insert the name of a secret" in filled(argument, {"page": page})
 
 
 def test_any_text_of_a_result_can_be_passed_on() -> None:

@@ -110,11 +110,11 @@ def agent(text: str = "") -> AgentFile:
 def test_a_key_in_which_they_differ_is_named_with_what_that_means(
     in_store: str, in_file: str, key: str, how: DifferenceKind
 ) -> None:
-    found = [
+    policy_differences = [
         each for each in merge_with_policy(stored(in_store), fleet(in_file)).differences if each.key.startswith(key)
     ]
-    assert [each.how for each in found] == [how]
-    assert found[0].stored != found[0].written or key == "providers"
+    assert [each.how for each in policy_differences] == [how]
+    assert policy_differences[0].stored != policy_differences[0].written or key == "providers"
 
 
 FILES = [
@@ -142,24 +142,27 @@ def rank(limit: int | None) -> float:
     return math.inf if limit is None else limit
 
 
-def is_within(one: ResolvedPolicy, other: ResolvedPolicy) -> bool:
+def is_within(resolved_policy: ResolvedPolicy, other: ResolvedPolicy) -> bool:
     """Tell whether a policy allows nothing that another one forbids."""
     caps = [
         rank(ours.max_cost_usd) <= rank(theirs.max_cost_usd)
-        for ours, theirs in [(one.caps.session, other.caps.session)]
+        for ours, theirs in [(resolved_policy.caps.session, other.caps.session)]
         + [
             (ours, theirs)
-            for ours, theirs in itertools.product(one.caps.agent + one.caps.fleet, other.caps.agent + other.caps.fleet)
-            if ours.per == theirs.per and (ours in one.caps.agent) == (theirs in other.caps.agent)
+            for ours, theirs in itertools.product(
+                resolved_policy.caps.agent + resolved_policy.caps.fleet, other.caps.agent + other.caps.fleet
+            )
+            if ours.per == theirs.per and (ours in resolved_policy.caps.agent) == (theirs in other.caps.agent)
         ]
     ]
-    windows = {cap.per for cap in one.caps.fleet} >= {cap.per for cap in other.caps.fleet}
+    windows = {cap.per for cap in resolved_policy.caps.fleet} >= {cap.per for cap in other.caps.fleet}
     rules = [
-        LEVELS.index(one.rule(*tool).level) >= LEVELS.index(other.rule(*tool).level)
-        and rank(one.rule(*tool).rate) <= rank(other.rule(*tool).rate)
-        and one.rule(*tool).approvers >= other.rule(*tool).approvers
-        and SIMULATE_MODES.index(one.rule(*tool).simulate) >= SIMULATE_MODES.index(other.rule(*tool).simulate)
-        and ("never", None, "always").index(one.rule(*tool).approval)
+        LEVELS.index(resolved_policy.rule(*tool).level) >= LEVELS.index(other.rule(*tool).level)
+        and rank(resolved_policy.rule(*tool).rate) <= rank(other.rule(*tool).rate)
+        and resolved_policy.rule(*tool).approvers >= other.rule(*tool).approvers
+        and SIMULATE_MODES.index(resolved_policy.rule(*tool).simulate)
+        >= SIMULATE_MODES.index(other.rule(*tool).simulate)
+        and ("never", None, "always").index(resolved_policy.rule(*tool).approval)
         >= ("never", None, "always").index(other.rule(*tool).approval)
         for tool in TOOLS
     ]
@@ -167,17 +170,19 @@ def is_within(one: ResolvedPolicy, other: ResolvedPolicy) -> bool:
         all(caps)
         and windows
         and all(rules)
-        and MODES.index(one.mode) <= MODES.index(other.mode)
-        and one.observe <= other.observe
-        and one.max_steps <= other.max_steps
-        and rank(one.timeout or None) <= rank(other.timeout or None)
-        and rank(one.caps.token_budget) <= rank(other.caps.token_budget)
-        and one.approval_expiry <= other.approval_expiry
-        and {*one.disabled} >= {*other.disabled}
+        and MODES.index(resolved_policy.mode) <= MODES.index(other.mode)
+        and resolved_policy.observe <= other.observe
+        and resolved_policy.max_steps <= other.max_steps
+        and rank(resolved_policy.timeout or None) <= rank(other.timeout or None)
+        and rank(resolved_policy.caps.token_budget) <= rank(other.caps.token_budget)
+        and resolved_policy.approval_expiry <= other.approval_expiry
+        and {*resolved_policy.disabled} >= {*other.disabled}
         and all(
-            price.output >= other.prices[model].output for model, price in one.prices.items() if model in other.prices
+            price.output >= other.prices[model].output
+            for model, price in resolved_policy.prices.items()
+            if model in other.prices
         )
-        and {*other.prices} <= {*one.prices}
+        and {*other.prices} <= {*resolved_policy.prices}
     )
 
 
@@ -187,13 +192,13 @@ STORED = [stored(text) for text in FILES]
 
 @pytest.mark.parametrize("alone", STORED, ids=FILES)
 def test_what_holds_is_never_looser_than_the_stores_policy(alone: FleetConfig) -> None:
-    for written in READ:
-        both = merge_with_policy(alone, written).fleet
+    for fleet_config in READ:
+        both = merge_with_policy(alone, fleet_config).fleet
         assert is_within(resolve_policy(both, agent()), resolve_policy(alone, agent()))
         for model in ("openai:gpt-5", "google:gemini", "anthropic:claude"):
-            allowed = [resolve_policy(each, agent()).allows_model(model) for each in (both, alone, written)]
+            allowed = [resolve_policy(each, agent()).allows_model(model) for each in (both, alone, fleet_config)]
             assert allowed[0] == (allowed[1] and allowed[2])
-        rates = [read_model_rates(each).get("openai:*") for each in (both, alone, written)]
+        rates = [read_model_rates(each).get("openai:*") for each in (both, alone, fleet_config)]
         asked = [math.inf if rate is None or rate.requests is None else rate.requests for rate in rates]
         assert asked[0] == min(asked[1:])
         assert both.spec.shell.sandbox >= alone.spec.shell.sandbox
@@ -212,31 +217,35 @@ def test_the_same_file_changes_nothing_and_says_nothing(text: str) -> None:
 
 
 def test_a_cap_for_agents_in_a_file_does_not_raise_the_default_of_those_that_set_none() -> None:
-    both = merge_with_policy(stored("mode: SEMI"), fleet("agents: {limits: {max_cost_usd: 3}}")).fleet
-    assert resolve_policy(both, agent()).caps.session.max_cost_usd == 1_000_000
-    assert resolve_policy(both, agent("limits: {max_cost_usd: 2}")).caps.session.max_cost_usd == 2_000_000
+    fleet_config = merge_with_policy(stored("mode: SEMI"), fleet("agents: {limits: {max_cost_usd: 3}}")).fleet
+    assert resolve_policy(fleet_config, agent()).caps.session.max_cost_usd == 1_000_000
+    assert resolve_policy(fleet_config, agent("limits: {max_cost_usd: 2}")).caps.session.max_cost_usd == 2_000_000
     with pytest.raises(ConfigError, match=r"\$4\.00, but .+ allows only \$3\.00"):
-        resolve_policy(both, agent("limits: {max_cost_usd: 4}"))
+        resolve_policy(fleet_config, agent("limits: {max_cost_usd: 4}"))
 
 
 def test_a_rule_for_a_tool_in_a_file_does_not_hide_a_stricter_one_for_its_level_in_the_store() -> None:
     in_store = stored("policy: {levels: {PRIVILEGED: {rate: 2/hour, approval: always}}}")
-    both = merge_with_policy(in_store, fleet("policy: {tools: {shell: {rate: 15/hour, approval: never}}}")).fleet
-    rule = resolve_policy(both, agent()).rule("shell", "PRIVILEGED")
+    fleet_config = merge_with_policy(
+        in_store, fleet("policy: {tools: {shell: {rate: 15/hour, approval: never}}}")
+    ).fleet
+    rule = resolve_policy(fleet_config, agent()).rule("shell", "PRIVILEGED")
     assert (rule.rate, rule.approval) == (2, "always")
 
 
 def test_an_agent_that_asks_for_more_than_the_store_allows_is_told_whose_word_that_is() -> None:
-    both = merge_with_policy(stored("agents: {limits: {max_cost_usd: 2}}"), None).fleet
-    with pytest.raises(ConfigError, match=r"\$3\.00, but this store's policy allows only \$2\.00") as told:
-        resolve_policy(both, agent("limits: {max_cost_usd: 3}"))
-    assert "default" not in str(told.value)
+    fleet_config = merge_with_policy(stored("agents: {limits: {max_cost_usd: 2}}"), None).fleet
+    with pytest.raises(ConfigError, match=r"\$3\.00, but this store's policy allows only \$2\.00") as error:
+        resolve_policy(fleet_config, agent("limits: {max_cost_usd: 3}"))
+    assert "default" not in str(error.value)
 
 
 def test_a_stricter_file_is_named_with_its_line() -> None:
-    both = merge_with_policy(stored("mode: SEMI"), fleet("mode: SEMI\nagents:\n  limits:\n    max_cost_usd: 0.5")).fleet
+    fleet_config = merge_with_policy(
+        stored("mode: SEMI"), fleet("mode: SEMI\nagents:\n  limits:\n    max_cost_usd: 0.5")
+    ).fleet
     with pytest.raises(ConfigError, match=r"but halter\.yaml line 4 allows only \$0\.50"):
-        resolve_policy(both, agent("limits: {max_cost_usd: 3}"))
+        resolve_policy(fleet_config, agent("limits: {max_cost_usd: 3}"))
 
 
 def test_what_is_stored_is_read_as_it_was_written_and_keeps_nothing_that_could_be_a_key() -> None:
@@ -247,8 +256,8 @@ def test_what_is_stored_is_read_as_it_was_written_and_keeps_nothing_that_could_b
     policy = canonicalize_policy(fleet(text).raw)
     assert "hooks.example" not in policy
     assert digest_policy(policy) == digest_policy(canonicalize_policy(dict(reversed([*fleet(text).raw.items()]))))
-    again = parse_stored_fleet(policy).spec
-    assert (again.limits, again.retention, again.models) == (
+    fleet_spec = parse_stored_fleet(policy).spec
+    assert (fleet_spec.limits, fleet_spec.retention, fleet_spec.models) == (
         fleet(text).spec.limits,
         fleet(text).spec.retention,
         fleet(text).spec.models,
@@ -257,13 +266,13 @@ def test_what_is_stored_is_read_as_it_was_written_and_keeps_nothing_that_could_b
 
 def test_every_key_of_a_fleets_file_is_compared() -> None:
     """A key that is added to the file must be held to the store's policy, or be named here."""
-    told = {
+    texts = {
         each.key.partition(".")[0].partition("[")[0]
-        for one, other in itertools.product(STORED, READ)
-        for each in merge_with_policy(one, other).differences
+        for fleet_config, other in itertools.product(STORED, READ)
+        for each in merge_with_policy(fleet_config, other).differences
     }
     elsewhere = {"retention", "providers", "notify", "channels", "sign_on"}
-    assert {*FleetSpec.__struct_fields__} == told | elsewhere
+    assert {*FleetSpec.__struct_fields__} == texts | elsewhere
 
 
 def test_a_policy_of_a_newer_halter_is_not_taken_for_a_looser_one() -> None:
@@ -274,8 +283,8 @@ def test_a_policy_of_a_newer_halter_is_not_taken_for_a_looser_one() -> None:
 def test_a_program_s_figures_are_stored_as_numbers() -> None:
     from decimal import Decimal
 
-    said = {"limits": {"max_cost_usd_per_day": Decimal("0.05")}}
-    assert canonicalize_policy(said) == '{"limits":{"max_cost_usd_per_day":0.05}}'
+    values = {"limits": {"max_cost_usd_per_day": Decimal("0.05")}}
+    assert canonicalize_policy(values) == '{"limits":{"max_cost_usd_per_day":0.05}}'
     assert parse_fleet(Document({"limits": {"max_cost_usd_per_day": 0.05}}, SourceMap("x"))).spec.limits == (
-        parse_stored_fleet(canonicalize_policy(said)).spec.limits
+        parse_stored_fleet(canonicalize_policy(values)).spec.limits
     )

@@ -143,10 +143,10 @@ def test_a_loosening_is_a_sentence_that_names_both_files(fleet_says: str, agent_
 
 
 def test_of_two_caps_the_lower_counts() -> None:
-    resolved = resolve_policy(
+    resolved_policy = resolve_policy(
         fleet("agents: {limits: {max_cost_usd: 2, max_steps: 9}}\n"), agent("limits: {max_cost_usd: 1.5}\n")
     )
-    assert (resolved.caps.session.max_cost_usd, resolved.max_steps) == (1_500_000, 9)
+    assert (resolved_policy.caps.session.max_cost_usd, resolved_policy.max_steps) == (1_500_000, 9)
 
 
 def test_the_fleets_cap_counts_where_the_agent_says_nothing() -> None:
@@ -165,21 +165,21 @@ def test_a_month_of_the_fleet_does_not_replace_its_day() -> None:
 
 
 def test_a_rule_for_a_tool_does_not_hide_the_other_files_rule_for_its_level() -> None:
-    resolved = resolve_policy(
+    resolved_policy = resolve_policy(
         fleet("policy: {tools: {deploy: {approval: never, rate: none}}}\n"),
         agent("policy: {levels: {RESTRICTED: {approval: always, rate: 3/hour}}}\n"),
     )
-    assert resolved.rule("deploy", "RESTRICTED").approval == "always"
-    assert resolved.rule("deploy", "RESTRICTED").rate == 3
-    assert resolved.rule("deploy", "CONTROLLED").approval == "never"
+    assert resolved_policy.rule("deploy", "RESTRICTED").approval == "always"
+    assert resolved_policy.rule("deploy", "RESTRICTED").rate == 3
+    assert resolved_policy.rule("deploy", "CONTROLLED").approval == "never"
 
 
 def test_raising_a_level_never_leads_to_laxer_rules() -> None:
-    resolved = resolve_policy(
+    resolved_policy = resolve_policy(
         fleet("policy: {levels: {PRIVILEGED: {approval: never, rate: none}, RESTRICTED: {rate: 4/hour}}}\n"),
         agent("policy: {tools: {deploy: {level: PRIVILEGED}}}\n"),
     )
-    rule = resolved.rule("deploy", "RESTRICTED")
+    rule = resolved_policy.rule("deploy", "RESTRICTED")
     assert (rule.level, rule.approval, rule.rate) == ("PRIVILEGED", None, 4)
 
 
@@ -241,8 +241,8 @@ def test_the_web_without_hosts_of_its_own_has_those_of_the_fleet() -> None:
 
 
 def test_disabled_tools_of_both_files_add_up() -> None:
-    resolved = resolve_policy(fleet("policy: {disabled: [b]}\n"), agent("policy: {disabled: [a, b]}\n"))
-    assert resolved.disabled == ("a", "b")
+    resolved_policy = resolve_policy(fleet("policy: {disabled: [b]}\n"), agent("policy: {disabled: [a, b]}\n"))
+    assert resolved_policy.disabled == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -270,10 +270,10 @@ def test_patterns_cover_what_they_stand_for(name: str, patterns: tuple[str, ...]
 
 
 def test_equal_files_have_equal_digests_however_they_are_written() -> None:
-    one = resolve_policy(fleet("mode: SEMI\nzone: UTC\n"), agent("limits: {timeout: 1h, max_steps: 5}\n"))
+    resolved_policy = resolve_policy(fleet("mode: SEMI\nzone: UTC\n"), agent("limits: {timeout: 1h, max_steps: 5}\n"))
     two = resolve_policy(fleet("zone: UTC\n"), agent("limits:\n  max_steps: 5\n  timeout: 60m\n"))
-    assert one.canonical() == two.canonical()
-    assert re.fullmatch("[0-9a-f]{64}", one.digest())
+    assert resolved_policy.canonical() == two.canonical()
+    assert re.fullmatch("[0-9a-f]{64}", resolved_policy.digest())
 
 
 @pytest.mark.parametrize(
@@ -294,13 +294,13 @@ def test_whatever_changes_the_policy_changes_its_digest(change: str) -> None:
 
 
 def test_what_is_resolved_can_be_kept_and_read_again() -> None:
-    resolved = resolve_policy(
+    resolved_policy = resolve_policy(
         fleet("models: {a/b: {price: {input: 3, output: 15}}}\nlimits: {max_cost_usd_per_day: none}\n"),
         agent("policy: {levels: {SAFE: {rate: 5/hour}}}\ntools: {files: {root: .}}\nphases: {look: [a], act: all}\n"),
     )
-    kept = msgspec.json.decode(resolved.canonical(), type=ResolvedPolicy)
-    assert kept == resolved
-    assert kept.digest() == resolved.digest()
+    payload = msgspec.json.decode(resolved_policy.canonical(), type=ResolvedPolicy)
+    assert payload == resolved_policy
+    assert payload.digest() == resolved_policy.digest()
 
 
 def tools(**levels: Level) -> list[ToolSpec]:
@@ -331,20 +331,24 @@ def tools(**levels: Level) -> list[ToolSpec]:
     ],
 )
 def test_what_is_said_of_tools_is_checked_against_the_tools(text: str, sentence: str) -> None:
-    said = agent(text)
+    agent_file = agent(text)
     with pytest.raises(ConfigError) as refused:
-        check_named_tools(resolve_policy(fleet(), said), said, tools(deploy="PRIVILEGED", read="SAFE"))
+        check_named_tools(resolve_policy(fleet(), agent_file), agent_file, tools(deploy="PRIVILEGED", read="SAFE"))
     assert str(refused.value).startswith(sentence)
 
 
 def test_rules_that_tighten_a_tool_pass() -> None:
-    said = agent("policy: {tools: {read: {level: RESTRICTED, rate: 5/hour, simulate: asked, approval: always}}}\n")
-    check_named_tools(resolve_policy(fleet(), said), said, tools(read="SAFE"))
+    agent_file = agent(
+        "policy: {tools: {read: {level: RESTRICTED, rate: 5/hour, simulate: asked, approval: always}}}\n"
+    )
+    check_named_tools(resolve_policy(fleet(), agent_file), agent_file, tools(read="SAFE"))
 
 
 def test_a_rule_of_the_fleet_that_fits_no_tool_is_pointed_out() -> None:
-    said = fleet("policy:\n  tools:\n    shel: {approval: always}\n    read: {rate: 1/hour}\n  disabled: [rm]\n")
-    assert list_unknown_tool_rules(said, ["read", "shell"]) == (
+    fleet_config = fleet(
+        "policy:\n  tools:\n    shel: {approval: always}\n    read: {rate: 1/hour}\n  disabled: [rm]\n"
+    )
+    assert list_unknown_tool_rules(fleet_config, ["read", "shell"]) == (
         "halter.yaml line 3: no agent has a tool `shel`; did you mean `shell`? The tools are `read`, `shell`.",
         "halter.yaml line 5: no agent has a tool `rm`; the tools are `read`, `shell`.",
     )

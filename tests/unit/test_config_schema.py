@@ -31,14 +31,14 @@ def parts(schema: Any) -> Iterator[dict[str, Any]]:
 def test_no_mapping_takes_unknown_keys(schema: dict[str, Any]) -> None:
     assert schema["$schema"] == DIALECT
     assert json.loads(json.dumps(schema)) == schema
-    for part in parts(schema):
-        if isinstance(part.get("properties"), dict) and part.get("type") == "object":
-            assert part["additionalProperties"] is False
+    for fields in parts(schema):
+        if isinstance(fields.get("properties"), dict) and fields.get("type") == "object":
+            assert fields["additionalProperties"] is False
 
 
 @pytest.mark.parametrize("schema", [agent_schema(), fleet_schema()], ids=["agent.yaml", "halter.yaml"])
 def test_every_key_at_the_top_is_described(schema: dict[str, Any]) -> None:
-    assert [key for key, part in schema["properties"].items() if not part.get("description")] == []
+    assert [key for key, result in schema["properties"].items() if not result.get("description")] == []
 
 
 def test_a_cap_is_a_number_of_dollars_or_none() -> None:
@@ -59,7 +59,7 @@ def test_what_is_required_and_what_is_bounded_is_said() -> None:
 def test_a_price_is_free_or_figures() -> None:
     price = fleet_schema()["properties"]["models"]["additionalProperties"]["properties"]["price"]
     assert {"enum": ["free"]} in price["anyOf"]
-    assert {"input", "output"} == set(next(part for part in price["anyOf"] if "required" in part)["required"])
+    assert {"input", "output"} == set(next(result for result in price["anyOf"] if "required" in result)["required"])
 
 
 def test_a_model_and_a_key_have_their_forms() -> None:
@@ -169,8 +169,8 @@ WRONG = (
 
 
 def document(text: str) -> Any:
-    named = text if text.startswith("name:") else f"name: x\n{text}"
-    return load_bytes(named.encode(), "agent.yaml")
+    output = text if text.startswith("name:") else f"name: x\n{text}"
+    return load_bytes(output.encode(), "agent.yaml")
 
 
 @pytest.mark.parametrize("text", RIGHT)

@@ -33,21 +33,21 @@ def tasks(text: str = "", bound: str = "", folder: Path | None = None) -> Tasks:
     return resolve_agent(fleet(bound), agent(text), folder).tasks
 
 
-def schedule(more: str = "every: 15m") -> str:
-    prompt = "" if "playbook" in more else "prompt: Look., "
-    return f"schedules: [{{name: nightly, {prompt}{more}}}]\n"
+def schedule(text: str = "every: 15m") -> str:
+    prompt = "" if "playbook" in text else "prompt: Look., "
+    return f"schedules: [{{name: nightly, {prompt}{text}}}]\n"
 
 
-def watch(more: str = "path: in") -> str:
-    return f"watches: [{{name: mail, prompt: Read it., {more}}}]\n"
+def watch(text: str = "path: in") -> str:
+    return f"watches: [{{name: mail, prompt: Read it., {text}}}]\n"
 
 
-def webhook(more: str = "") -> str:
-    return f"secrets: [HOOK]\nwebhooks: [{{name: push, prompt: Look., token: '${{secret:HOOK}}'{more}}}]\n"
+def webhook(text: str = "") -> str:
+    return f"secrets: [HOOK]\nwebhooks: [{{name: push, prompt: Look., token: '${{secret:HOOK}}'{text}}}]\n"
 
 
-def channel(more: str) -> str:
-    return f"secrets: [KEY]\nnotify: {{channels: [{{name: ops, {more}}}]}}\n"
+def channel(text: str) -> str:
+    return f"secrets: [KEY]\nnotify: {{channels: [{{name: ops, {text}}}]}}\n"
 
 
 MAIL = "type: email, to: [ada@example.com], sender: halter@example.com, host: mail.example.com"
@@ -61,27 +61,27 @@ def of(kind: str, key: str) -> Any:
 
 def common(kind: str, write: Any, first: str) -> list[tuple[str, str, Any, Any]]:
     """List the keys that all triggers have."""
-    more = first + ", " if first else ""
+    text = first + ", " if first else ""
     return [
         (f"{kind}/name", write(first), of(kind, "name"), write("").partition("name: ")[2].partition(",")[0]),
         (f"{kind}/prompt", write(first), of(kind, "prompt"), write("").partition("prompt: ")[2].partition(",")[0]),
-        (f"{kind}/max_cost_usd", write(f"{more}max_cost_usd: 0.1"), of(kind, "max_cost_usd"), 100_000),
-        (f"{kind}/max_cost_usd", write(f"{more}max_cost_usd: none"), of(kind, "max_cost_usd"), None),
+        (f"{kind}/max_cost_usd", write(f"{text}max_cost_usd: 0.1"), of(kind, "max_cost_usd"), 100_000),
+        (f"{kind}/max_cost_usd", write(f"{text}max_cost_usd: none"), of(kind, "max_cost_usd"), None),
         (
             f"{kind}/max_cost_usd_per_hour",
-            write(f"{more}max_cost_usd_per_hour: 1"),
+            write(f"{text}max_cost_usd_per_hour: 1"),
             lambda t: getattr(t, kind)[0].caps(),
             (Cap(1_000_000, "hour"),),
         ),
         (
             f"{kind}/max_cost_usd_per_day",
-            write(f"{more}max_cost_usd_per_day: 2"),
+            write(f"{text}max_cost_usd_per_day: 2"),
             lambda t: getattr(t, kind)[0].caps(),
             (Cap(2_000_000, "day"),),
         ),
         (
             f"{kind}/collections",
-            DOCS + write(f"{more}collections: [contracts]"),
+            DOCS + write(f"{text}collections: [contracts]"),
             of(kind, "collections"),
             ("contracts",),
         ),
@@ -96,8 +96,8 @@ def played(kind: str, body: str, before: str = "") -> list[tuple[str, str, Any, 
     ]
 
 
-def pushed(more: str) -> str:
-    return webhook(f", {more}" if more else "")
+def pushed(text: str) -> str:
+    return webhook(f", {text}" if text else "")
 
 
 HOURS = "active_hours: {start: '08:00', end: '18:00'%s}"
@@ -246,16 +246,16 @@ def keys(schema: Mapping[str, Any], path: str) -> Iterator[str]:
         below |= member.get("properties", {})
         if "properties" in member:
             yield path
-    found = [key for name, part in below.items() for key in keys(part, f"{path}/{name}")]
+    texts = [key for name, result in below.items() for key in keys(result, f"{path}/{name}")]
     items = list(keys(schema["items"], path)) if "properties" in schema.get("items", {}) else []
-    yield from (found + items) or [path]
+    yield from (texts + items) or [path]
 
 
 def test_no_key_is_without_a_test_that_shows_its_reader() -> None:
     schema = agent_schema()["properties"]
     tops = ("schedules", "watches", "webhooks", "collections", "verbs", "review", "notify", "anonymize")
-    known = [key for top in (*tops, "heartbeat", "idle_halt_minutes", "concurrency") for key in keys(schema[top], top)]
-    assert sorted(known) == sorted({key for key, *_ in ALL})
+    texts = [key for top in (*tops, "heartbeat", "idle_halt_minutes", "concurrency") for key in keys(schema[top], top)]
+    assert sorted(texts) == sorted({key for key, *_ in ALL})
     assert schema["notify"]["properties"] == fleet_schema()["properties"]["notify"]["properties"]
 
 
@@ -315,13 +315,13 @@ def test_the_channels_of_the_fleet_come_before_the_agents_own() -> None:
     found = tasks(channel(HOOK), bound).notify
     assert [each.name for each in found.channels] == ["all", "ops"]
     assert found.on == ("failed",)
-    said = "notify: {on: [halted, failed, waiting, quarantined]}\n"
-    assert tasks(said, bound).notify.on == ("halted", "failed", "waiting", "quarantined")
+    text = "notify: {on: [halted, failed, waiting, quarantined]}\n"
+    assert tasks(text, bound).notify.on == ("halted", "failed", "waiting", "quarantined")
 
 
 def test_a_program_without_places_may_say_what_is_told_too() -> None:
-    made = agent()
-    spoken = replace(made, spec=replace(made.spec, notify=Notify(on=("halted",))))
+    agent_file = agent()
+    spoken = replace(agent_file, spec=replace(agent_file.spec, notify=Notify(on=("halted",))))
     assert resolve_agent(FleetConfig(), spoken, None).tasks.notify.on == ("halted",)
 
 

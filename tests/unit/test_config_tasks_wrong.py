@@ -57,7 +57,7 @@ SCHEDULES = [
         schedule("every: 1h", "prompt: a", "playbook: b"),
         "line 6: `schedules[1]` has both a `prompt` and a `playbook`; keep one of them.",
     ),
-    (timed(), "line 3: `schedules[1]` does not say when; write `cron`, `every` or `at`."),
+    (timed(), "line 3: `schedules[1]` has no time; write `cron`, `every` or `at`."),
     (timed("every: 1h", "at: 2036-01-01 09:00"), "line 6: `schedules[1]` has both `every` and `at`; one of them says"),
     (timed("cron: 0 9 * * *", "every: 1h"), "line 6: `schedules[1]` has both `cron` and `every`; one of them says"),
     (
@@ -87,7 +87,7 @@ SCHEDULES = [
     ),
     (
         timed("every: 1h", "max_cost_usd: 0"),
-        "line 6: `schedules[1].max_cost_usd` is 0, so nothing could ever run; write a number of dollars, or `none`",
+        "line 6: `schedules[1].max_cost_usd` is 0, so nothing could run; write a number of dollars, or `none`",
     ),
     (timed("every: 1h", "max_cost_usd: -1"), "line 6: `schedules[1].max_cost_usd` is the number -1, but must be a n"),
     (timed("every: 1h", "max_cost_usd_per_day: 0"), "line 6: `schedules[1].max_cost_usd_per_day` is 0, so nothing"),
@@ -121,7 +121,7 @@ WATCHES = [
         f"{timed('every: 1h')}watches: [{{name: nightly, prompt: a, path: b}}]\n",
         "line 6: `watches[1].name` is `nightly`, as that of `schedules[1]`; choose another name.",
     ),
-    (watch(), "line 3: `watches[1]` does not say what to watch; write a `path`, or name a `collection`."),
+    (watch(), "line 3: `watches[1]` has nothing to watch; write a `path` or a `collection`."),
     (
         f"{watch('path: a', 'collection: b')}collections: {{b: {{path: c}}}}\n",
         "line 6: `watches[1]` has both a `path` and a `collection`; keep one of them.",
@@ -129,7 +129,7 @@ WATCHES = [
     (watch("collection: b"), "line 5: `watches[1].collection` is `b`, which is no collection; the `collections` of"),
     (
         f"{watch('collection: b', 'pattern: x')}collections: {{b: {{path: c}}}}\n",
-        "line 6: `watches[1].pattern` is for a `path`, and this watches a collection; write it there",
+        "line 6: `watches[1].pattern` applies to a `path`, but this watches a collection; write it there",
     ),
     (watch('path: "a\\0b"'), "line 5: `watches[1].path` is `a\\x00b`, which is no folder; name the one that holds th"),
     (watch("path: a", "pattern: ../*.md"), "line 6: `watches[1].pattern` is `../*.md`, which leads out of its folder"),
@@ -139,7 +139,10 @@ WATCHES = [
     *(
         (
             f"tools: {{shell: {{root: {root}}}}}\n{watch(f'path: {path}')}",
-            "line 6: `watches[1].path` leads to where commands write (`tools.shell.root`), so that the agent's own out",
+            (
+                "line 6: `watches[1].path` overlaps with the folder of commands (`tools.shell.root`), "
+                "so that the agent's own out"
+            ),
         )
         for root, path in ((".", "inbox"), ("desk/out", "desk"), ("desk", "desk"), ("desk", "x/../desk"))
     ),
@@ -182,7 +185,7 @@ CHANNELS = [
     ),
     (
         channel("type: email", "to: [ada]", "sender: h@example.com", "host: a"),
-        "line 6: `notify.channels[1].to[1]` is no e-mail address; write one alone, as in ada@example.com.",
+        "line 6: `notify.channels[1].to[1]` is not an e-mail address; write one address, as in ada@example.com.",
     ),
     (
         channel("type: email", "to: [a@b.c]", 'sender: "h@example.com\\r\\nBcc: x@y.z"', "host: a"),
@@ -249,9 +252,9 @@ OTHERS = [
 def test_what_cannot_be_meant_is_refused_with_file_line_key_and_fix(text: str, sentence: str) -> None:
     if "cron:" in text or "at:" in text:
         pytest.importorskip("halter.core.schedules")
-    said = refused(text)
-    assert said.startswith(f"agent.yaml {sentence}")
-    assert KEY not in said
+    output = refused(text)
+    assert output.startswith(f"agent.yaml {sentence}")
+    assert KEY not in output
 
 
 @pytest.mark.parametrize(("text", "sentence"), MOMENTS)
@@ -287,25 +290,25 @@ def test_a_link_is_followed_before_it_is_compared_with_where_commands_write(tmp_
 
 @pytest.mark.parametrize("key", [f"type: webhook, url: 'https://hooks.example.com/{KEY}'", "HOST"])
 def test_the_hosts_of_the_fleet_bound_where_an_agent_tells_things(key: str) -> None:
-    more = "type: email, to: [a@b.c], sender: a@b.c, host: hooks.example.com" if key == "HOST" else key
-    said = refused(f"notify:\n  channels:\n  - {{name: ops, {more}}}\n", "allowed_hosts: [api.example.com]\n")
-    assert "is at `hooks.example.com`, but halter.yaml line 1 allows only `api.example.com`" in said
-    assert KEY not in said
+    text = "type: email, to: [a@b.c], sender: a@b.c, host: hooks.example.com" if key == "HOST" else key
+    output = refused(f"notify:\n  channels:\n  - {{name: ops, {text}}}\n", "allowed_hosts: [api.example.com]\n")
+    assert "is at `hooks.example.com`, but halter.yaml line 1 allows only `api.example.com`" in output
+    assert KEY not in output
 
 
 def test_the_models_of_the_fleet_bound_the_judges() -> None:
-    said = refused("review: {judges: ['anthropic:x']}\n", "allowed_models: ['openai:*']\n")
-    assert said.startswith("agent.yaml line 2: `review.judges[1]` is `anthropic:x`, but halter.yaml line 1 allows only")
+    text = refused("review: {judges: ['anthropic:x']}\n", "allowed_models: ['openai:*']\n")
+    assert text.startswith("agent.yaml line 2: `review.judges[1]` is `anthropic:x`, but halter.yaml line 1 allows only")
 
 
 def test_a_channel_of_the_fleet_is_looked_at_in_its_own_file() -> None:
-    said = refused("", "notify:\n  channels:\n  - {name: ops, type: webhook}\n")
-    assert said == "halter.yaml line 3: `notify.channels[1]` is of type webhook, which needs `url`; write it."
+    text = refused("", "notify:\n  channels:\n  - {name: ops, type: webhook}\n")
+    assert text == "halter.yaml line 3: `notify.channels[1]` is of type webhook, which needs `url`; write it."
 
 
 def test_an_agent_cannot_have_a_channel_of_the_fleets_name() -> None:
-    said = refused(channel("type: in_app"), "notify:\n  channels:\n  - {name: ops, type: in_app}\n")
-    assert said.startswith("agent.yaml line 4: `notify.channels[1].name` is `ops`, as that of a channel in halter.yaml")
+    text = refused(channel("type: in_app"), "notify:\n  channels:\n  - {name: ops, type: in_app}\n")
+    assert text.startswith("agent.yaml line 4: `notify.channels[1].name` is `ops`, as that of a channel in halter.yaml")
 
 
 WHOLE = """
@@ -342,15 +345,15 @@ ODD = st.sampled_from(
 )
 
 
-def put(value: Any, steps: list[int], other: Any) -> Any:
+def put(value: Any, steps: list[int], result: Any) -> Any:
     """Put something else in one place of a document; the steps choose which."""
     if not steps or not isinstance(value, dict | list) or not value:
-        return other
+        return result
     if isinstance(value, list):
         at = steps[0] % len(value)
-        return [put(each, steps[1:], other) if index == at else each for index, each in enumerate(value)]
+        return [put(each, steps[1:], result) if index == at else each for index, each in enumerate(value)]
     key = sorted(value)[steps[0] % len(value)]
-    return {**value, key: put(value[key], steps[1:], other)}
+    return {**value, key: put(value[key], steps[1:], result)}
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=7), ANYTHING | ODD)
@@ -366,5 +369,5 @@ def test_whatever_stands_there_is_read_or_is_a_sentence(steps: list[int], other:
 
 
 def test_the_whole_of_it_is_right() -> None:
-    found = read(WHOLE)
-    assert (len(found.triggers()), len(found.notify.channels)) == (5, 3)
+    tasks = read(WHOLE)
+    assert (len(tasks.triggers()), len(tasks.notify.channels)) == (5, 3)

@@ -23,16 +23,16 @@ from halter.core.tools import ToolServer
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "agent"
-    (made / "lib").mkdir(parents=True)
-    (made / "tools.py").write_text("def look() -> str: ...\n")
-    (made / "lib/deep.py").write_text("x = 1\n")
-    (made / ".mcp.json").write_text("{}")
-    (made / "notes.txt").write_text("data")
-    (made / "server").write_text("#!/bin/sh\ntrue\n")
+    path = tmp_path / "agent"
+    (path / "lib").mkdir(parents=True)
+    (path / "tools.py").write_text("def look() -> str: ...\n")
+    (path / "lib/deep.py").write_text("x = 1\n")
+    (path / ".mcp.json").write_text("{}")
+    (path / "notes.txt").write_text("data")
+    (path / "server").write_text("#!/bin/sh\ntrue\n")
     for folder in ("node_modules/pkg", ".venv/lib", ".git/hooks"):
-        (made / folder).mkdir(parents=True)
-    return made
+        (path / folder).mkdir(parents=True)
+    return path
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def test_nothing_is_trusted_before_a_person_said_so(folder: Path, trust: TrustFi
 
 def test_what_a_person_trusted_stays_trusted(folder: Path, trust: TrustFile, tmp_path: Path) -> None:
     trust.trust(folder, digest_folder(folder), "ada", 7)
-    again = TrustFile(tmp_path / "state/trust.json")
-    assert again.is_trusted(folder, digest_folder(folder))
-    assert [(found.by, found.at) for found in again.folders().values()] == [("ada", 7)]
+    trust_file = TrustFile(tmp_path / "state/trust.json")
+    assert trust_file.is_trusted(folder, digest_folder(folder))
+    assert [(trust_entry.by, trust_entry.at) for trust_entry in trust_file.folders().values()] == [("ada", 7)]
 
 
 CHANGES: list[Callable[[Path], object]] = [
@@ -128,8 +128,8 @@ def test_what_has_changed_since_is_told(folder: Path, trust: TrustFile) -> None:
     (folder / "server").write_text("evil")
     (folder / "new").write_text("")
     (folder / "notes.txt").unlink()
-    told = trust.describe_change(folder, AgentCode(folder).contents())
-    assert told == "changed: `server`; new: `new`; gone: `notes.txt`"
+    change = trust.describe_change(folder, AgentCode(folder).contents())
+    assert change == "changed: `server`; new: `new`; gone: `notes.txt`"
 
 
 def test_what_looks_as_it_did_is_not_read_again_and_what_does_not_is(folder: Path) -> None:

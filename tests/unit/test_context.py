@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from halter.core.agent_spec import BrainSpec, ContextStrategy, ToolCalls
 from halter.core.messages import Message, Part, Text, ToolCall, ToolResult, bound_message_tokens, make_user_message
 from halter.loop.history import (
-    LONGEST_RESULT,
     MARKER_TOKENS,
+    MAX_RESULT_LENGTH,
     TARGET_FILL,
     Cut,
     Fits,
@@ -25,7 +25,7 @@ from halter.loop.history import (
     can_start,
     find_unanswered,
     fit_history,
-    list_left_out,
+    list_dropped_messages,
     make_marker,
     marker_text,
     measure_message,
@@ -54,7 +54,9 @@ def uniform(starts: str, *, turn: int = 0, newest: int | None = None) -> History
     """Make a history of messages of ten tokens: `s` where a cut may fall, `-` where it may not."""
     last = starts.rindex("s") if newest is None else newest
     sizes = [10] * len(starts)
-    return HistoryShape(sizes=sizes, starts=[sign == "s" for sign in starts], task=0, turn=turn, newest=last)
+    return HistoryShape(
+        sizes=sizes, can_start=[sign == "s" for sign in starts], task_index=0, turn_index=turn, newest_index=last
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,15 +173,15 @@ def test_a_marker_says_how_much_is_left_out_or_what_it_was_about() -> None:
     assert marker_text(1) == "[1 earlier message is left out here.]"
     assert make_marker(cut, "sliding_window") is None
     assert make_marker(cut, "compact") == make_marker(cut, "summarize")
-    told = make_marker(cut, "summarize", "They met.", trusted=True)
-    assert told == Text(f"{marker_text(4)} A summary of them:\nThey met.", "model", True, "summarized")
+    marker = make_marker(cut, "summarize", "They met.", trusted=True)
+    assert marker == Text(f"{marker_text(4)} A summary of them:\nThey met.", "model", True, "summarized")
     assert measure_message(Message("user", (Text(marker_text(10**12)),))) <= MARKER_TOKENS
 
 
 def test_what_a_second_cut_leaves_out_is_told_apart_from_the_first() -> None:
-    assert list_left_out(HISTORY, Cut(4, (0, 3))) == (HISTORY[1], HISTORY[2])
-    assert list_left_out(HISTORY, Cut(6, (0, 3)), Cut(4, (0, 3))) == (HISTORY[4], HISTORY[5])
-    assert list_left_out(HISTORY, Cut(6, (0,)), Cut(4, (0, 3))) == (HISTORY[3], HISTORY[4], HISTORY[5])
+    assert list_dropped_messages(HISTORY, Cut(4, (0, 3))) == (HISTORY[1], HISTORY[2])
+    assert list_dropped_messages(HISTORY, Cut(6, (0, 3)), Cut(4, (0, 3))) == (HISTORY[4], HISTORY[5])
+    assert list_dropped_messages(HISTORY, Cut(6, (0,)), Cut(4, (0, 3))) == (HISTORY[3], HISTORY[4], HISTORY[5])
 
 
 def test_a_summary_of_anything_untrusted_is_not_trusted() -> None:
@@ -261,27 +263,29 @@ def ask(session: Session, window: int, strategy: ContextStrategy) -> None:
     """Make the request that a loop would make, and see that all promises hold."""
     history, sizes = session.history, [measure_message(message) for message in session.history]
     starts = [can_start(message) for message in history]
-    now = HistoryShape(sizes=sizes, starts=starts, task=0, turn=session.turn, newest=find_unanswered(history))
+    now = HistoryShape(
+        sizes=sizes, can_start=starts, task_index=0, turn_index=session.turn, newest_index=find_unanswered(history)
+    )
     match fit_history(now, window, session.cut, marker=MARKER_TOKENS):
         case TooLarge(least):
-            must = {0, session.turn, *range(now.newest, len(history))}
+            must = {0, session.turn, *range(now.newest_index, len(history))}
             assert least > window
             assert sum(sizes[place] for place in must) + MARKER_TOKENS > window
             return
         case Cut() as cut:
             assert cut != session.cut
-            assert session.cut is None or cut.through >= session.cut.through
+            assert session.cut is None or cut.tail_start >= session.cut.tail_start
             session.cut, session.before = cut, []
         case Fits():
             pass
     marker = make_marker(session.cut, strategy, "S") if session.cut else None
-    sent = build_history_view(history, session.cut, marker)
-    promised(session, sent, window)
+    history_view = build_history_view(history, session.cut, marker)
+    promised(session, history_view, window)
 
 
-def promised(session: Session, sent: tuple[Message, ...], window: int) -> None:
-    parts = flat(sent)
-    assert sum(map(measure_message, sent)) <= window
+def promised(session: Session, messages: tuple[Message, ...], window: int) -> None:
+    parts = flat(messages)
+    assert sum(map(measure_message, messages)) <= window
     assert parts[: len(session.before)] == session.before
     session.before = parts
     for opening in (session.history[0], session.history[session.turn]):
@@ -292,8 +296,8 @@ def promised(session: Session, sent: tuple[Message, ...], window: int) -> None:
     assert [part.id for _, part in parts if isinstance(part, ToolCall)] == [
         part.id for _, part in parts if isinstance(part, ToolResult)
     ]
-    assert sent[0].role == "user"
-    assert all(one.role == "assistant" or other.role == "assistant" for one, other in pairwise(sent))
+    assert messages[0].role == "user"
+    assert all(one.role == "assistant" or other.role == "assistant" for one, other in pairwise(messages))
 
 
 growth = st.tuples(st.sampled_from(["answer"] * 4 + ["turn", "internal"]), st.integers(0, 300), st.integers(0, 3))
@@ -321,14 +325,14 @@ def test_cuts_are_rare() -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "😀"])
-@pytest.mark.parametrize("longer", [0, 1, LONGEST_RESULT])
+@pytest.mark.parametrize("longer", [0, 1, MAX_RESULT_LENGTH])
 def test_a_result_is_shown_at_its_longest_and_counted_as_it_is_shown(longer: int, letter: str) -> None:
-    transcript, text = Transcript(), letter * (LONGEST_RESULT + longer)
+    transcript, text = Transcript(), letter * (MAX_RESULT_LENGTH + longer)
     transcript.add(Message("user", (ToolResult("c", "read", "ok", text), Text("Well."))))
     (message,) = transcript.sent
     shown, _ = message.parts
     assert isinstance(shown, ToolResult)
-    assert len(shown.text) <= LONGEST_RESULT
+    assert len(shown.text) <= MAX_RESULT_LENGTH
     assert (shown.text == text) == (not longer)
     assert transcript.size == bound_message_tokens(message)
 
@@ -348,15 +352,15 @@ def test_each_request_of_a_growing_history_is_built_as_if_it_were_the_first(
         transcript.add(message)
         if place == cut:
             transcript.cut_at(Cut(place, (0,)), None)
-        shown = transcript.sent if tool_calls == "native" else list(map(to_text_message, transcript.sent))
+        messages = transcript.sent if tool_calls == "native" else list(map(to_text_message, transcript.sent))
         for now in ("noon", "one"):
             *before, last = build(transcript, now, tool_calls)
-            kept = shown[:-1] if shown[-1].role == "user" else shown
+            kept = messages[:-1] if messages[-1].role == "user" else messages
             assert before == kept
             assert last == Message(
-                "user", (*(each for said in shown[len(kept) :] for each in said.parts), volatile(now))
+                "user", (*(each for said in messages[len(kept) :] for each in said.parts), volatile(now))
             )
-        assert build(transcript, "", tool_calls) == tuple(shown)
+        assert build(transcript, "", tool_calls) == tuple(messages)
 
 
 def volatile(text: str) -> Text:

@@ -16,7 +16,7 @@ from halter.core.ids import FLEET
 from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.journal.checkpoints import Checkpointer, CheckpointIo, checkpoint_file, load_signing_key
-from halter.journal.open import FITTING_CHECKPOINTS, AcceptancePending, Continuity, OlderCopy, name_store_place
+from halter.journal.open import FITTING_CHECKPOINTS, AcceptancePending, Continuity, OlderCopy, format_store_location
 from halter.journal.verify import read_checkpoint_log
 from tests.unit.conftest import event as made
 
@@ -38,15 +38,17 @@ class History:
 
     def process(self, key: Path | None = None) -> Checkpointer:
         quick = CheckpointIo(sync=lambda _: None)
-        return Checkpointer(self.folder, key or self.key, STORE, lambda: self.now, every_events=10**6, machine=quick)
+        return Checkpointer(
+            self.folder, key or self.key, STORE, lambda: self.now, events_per_checkpoint=10**6, machine=quick
+        )
 
-    def commits(self, stream: str, what: Any = None, salt: int = 0) -> Stored:
+    def commits(self, stream: str, result: Any = None, salt: int = 0) -> Stored:
         """Commit an event; with another salt it is another event."""
         self.now += SECOND
         seq = 1 + sum(event.stream == stream for event in self.events)
-        stored = made(stream, seq, what.KIND if what else "call_settled")
+        stored = made(stream, seq, result.KIND if result else "call_settled")
         digest = bytes([seq % 256, salt]) + stream.encode().ljust(30)[:30]
-        stored = msgspec.structs.replace(stored, at=self.now, hash=digest, event=what or stored.event)
+        stored = msgspec.structs.replace(stored, at=self.now, hash=digest, event=result or stored.event)
         self.events.append(stored)
         return stored
 
@@ -103,20 +105,20 @@ def lived(history: History, taken: Steps) -> int:
     """Let processes commit and checkpoint; tell how many events a store must have that lacks none of those known."""
     processes: dict[int, Checkpointer] = {}
     last: dict[int, int] = {}
-    known = 0
-    for number, what in taken:
-        first = number not in processes and what != FLUSH
+    text = 0
+    for number, output in taken:
+        first = number not in processes and output != FLUSH
         process = processes.setdefault(number, history.process()) if number in processes or first else None
         if process is None:
             continue
-        if what == FLUSH:
+        if output == FLUSH:
             process.flush()
         else:
-            process.on_commit([history.commits(what)])
+            process.on_commit([history.commits(output)])
             last[number] = len(history.events)
-        if first or what == FLUSH:
-            known = max(known, last[number])
-    return known
+        if first or output == FLUSH:
+            text = max(text, last[number])
+    return text
 
 
 @given(taken=steps)
@@ -126,12 +128,12 @@ def test_every_copy_older_than_a_checkpoint_is_doubted_and_no_later_one(taken: S
         history = History(Path(root))
         known = lived(history, taken)
         for length in range(len(history.events) + 1):
-            found = history.look(history.copy(length))
-            assert (found is not None) == (length < known)
-            if isinstance(found, OlderCopy):
-                assert found.kind == "older"
-                assert 0 < found.events <= len(history.events) - length
-                assert {gap.stream for gap in found.gaps} <= {event.stream for event in history.events[length:]}
+            outcome = history.look(history.copy(length))
+            assert (outcome is not None) == (length < known)
+            if isinstance(outcome, OlderCopy):
+                assert outcome.kind == "older"
+                assert 0 < outcome.events <= len(history.events) - length
+                assert {gap.stream for gap in outcome.gaps} <= {event.stream for event in history.events[length:]}
 
 
 @given(taken=steps, after=steps, data=st.data())
@@ -144,17 +146,17 @@ def test_an_accepted_copy_goes_on_and_verifies_and_a_still_older_one_is_doubted_
         known = lived(history, taken)
         length = data.draw(st.integers(0, known - 1))
         lost = history.events[length:]
-        found = history.look(history.copy(length))
-        assert isinstance(found, OlderCopy)
+        outcome = history.look(history.copy(length))
+        assert isinstance(outcome, OlderCopy)
         del history.events[length:]
         person = history.process()
         accepted = history.commits(FLEET, StoreAccepted(by="ada", lacks="much"), salt=1)
-        person.accept(found.count_given_up)
+        person.accept(outcome.matching_seq_by_stream)
         person.on_commit([accepted])
         assert history.look() is None
-        for _, what in after:
-            if what != FLUSH:
-                person.on_commit([history.commits(what, salt=1)])
+        for _, text in after:
+            if text != FLUSH:
+                person.on_commit([history.commits(text, salt=1)])
         person.flush()
         assert history.look() is None
         chronicle = read_checkpoint_log(history.folder, STORE)
@@ -174,13 +176,13 @@ def test_what_is_missing_is_said_in_words(history: History) -> None:
     process.on_commit([history.commits("session:a", CallSettled(call="c", outcome="ok", charge=Charge(usd=120_000)))])
     process.on_commit([history.commits("session:a", DecisionMade(decision="d", verdict="deny", by="ada", digest=""))])
     process.on_commit([history.commits("fleet", HaltRequested(scope="fleet", by="ada"))])
-    found = history.look(history.copy(ends))
-    assert isinstance(found, OlderCopy)
-    assert found.sentence() == (
+    result = history.look(history.copy(ends))
+    assert isinstance(result, OlderCopy)
+    assert result.sentence() == (
         f"The store {history.place} is older than its checkpoints: it ends at 2023-11-14 22:13:21 UTC, and 3 events "
-        "until 2023-11-14 22:13:24 UTC are missing (1 of fleet, 2 of session:a). Missing with them: up to $0.12 of "
-        "spending, 1 halt, 1 denial. Nothing runs on it until a person decides. Put the newer one back, or go on with "
-        "this one, without what is missing: halter store accept"
+        "until 2023-11-14 22:13:24 UTC are missing (1 of fleet, 2 of session:a). They include up to $0.12 of "
+        "spending, 1 halt, 1 denial. Nothing runs on it until a person decides. Restore the newer store, or continue "
+        "with this one without the missing events: halter store accept"
     )
 
 
@@ -239,10 +241,10 @@ def test_what_was_accepted_on_another_machine_is_accepted_here(history: History)
     del history.events[1:]
     assert isinstance(history.look(), OlderCopy)
     history.commits(FLEET, StoreAccepted(by="ada", lacks="much"))
-    found = history.look()
-    assert isinstance(found, AcceptancePending)
-    assert found.given_up == {"session:b": 0}
-    history.process().accept(found.given_up)
+    outcome = history.look()
+    assert isinstance(outcome, AcceptancePending)
+    assert outcome.accepted_seq_by_stream == {"session:b": 0}
+    history.process().accept(outcome.accepted_seq_by_stream)
     assert history.look() is None
 
 
@@ -260,9 +262,9 @@ def test_a_store_that_is_gone_or_was_replaced_is_missed_where_it_was_used(histor
     continuity.remember(STORE)
     assert continuity.find_missing_store() is None, "nothing of it was ever checkpointed"
     history.process().on_commit([history.commits("fleet")])
-    gone = continuity.find_missing_store()
-    assert gone is not None
-    assert "is gone" in gone.sentence()
+    missing_store = continuity.find_missing_store()
+    assert missing_store is not None
+    assert "is missing" in missing_store.sentence()
     replaced = continuity.check(asking([]), "another")
     assert isinstance(replaced, OlderCopy)
     assert "is not the one that was used here before" in replaced.sentence()
@@ -278,8 +280,8 @@ def spelled(folder: Path) -> Iterator[str]:
 
 
 def test_a_place_has_one_name_and_no_password(tmp_path: Path) -> None:
-    assert len({name_store_place(url) for url in spelled(tmp_path)}) == 1
-    assert name_store_place("memory:") == ""
-    place = name_store_place("postgresql://ada:secret@db.example:5432/fleet?connect_timeout=5")
-    assert place == "postgresql://db.example:5432/fleet?schema=halter"
-    assert place == name_store_place("postgresql://db.example/fleet")
+    assert len({format_store_location(url) for url in spelled(tmp_path)}) == 1
+    assert format_store_location("memory:") == ""
+    text = format_store_location("postgresql://ada:secret@db.example:5432/fleet?connect_timeout=5")
+    assert text == "postgresql://db.example:5432/fleet?schema=halter"
+    assert text == format_store_location("postgresql://db.example/fleet")

@@ -29,9 +29,10 @@ from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.usage import Usage
 from halter.dashboard.history import LANES, find_health_spans, find_skips, find_spans, list_happenings
-from halter.dashboard.parts import (
+from halter.dashboard.session import find_number_series
+from halter.dashboard.widgets import (
     BAD,
-    MOST_BARS,
+    MAX_POINTS,
     ChartOptions,
     ChartSpan,
     chart_spending,
@@ -41,7 +42,6 @@ from halter.dashboard.parts import (
     make_single_line,
     thin_points,
 )
-from halter.dashboard.session import find_number_series
 from halter.operations.queries import HotStateShown
 
 ANY = st.text(st.characters(codec=None, categories=None), max_size=40)
@@ -76,11 +76,11 @@ def harmless(options: ChartOptions) -> None:
 
 
 def test_spending_adds_up_against_its_cap() -> None:
-    made = chart_spending([(1 * SECOND, 0.5), (2 * SECOND, 0.25)], 2.0, 9 * SECOND)
-    (line,) = made["series"]
+    chart_options = chart_spending([(1 * SECOND, 0.5), (2 * SECOND, 0.25)], 2.0, 9 * SECOND)
+    (line,) = chart_options["series"]
     assert line["data"] == [[1000, 0.5], [2000, 0.75], [9000, 0.75]]
     assert line["markLine"]["data"][0]["yAxis"] == 2.0
-    assert made["yAxis"]["max"] > 2.0
+    assert chart_options["yAxis"]["max"] > 2.0
 
 
 def test_without_a_cap_no_line_is_drawn_for_it_and_without_spending_nothing_breaks() -> None:
@@ -91,7 +91,7 @@ def test_without_a_cap_no_line_is_drawn_for_it_and_without_spending_nothing_brea
 
 def test_many_points_are_thinned_and_the_last_one_stays() -> None:
     points = thin_points(list(range(12_345)))
-    assert len(points) <= MOST_BARS + 1
+    assert len(points) <= MAX_POINTS + 1
     assert points[-1] == 12_344
 
 
@@ -108,13 +108,13 @@ def test_a_timeline_tells_turns_requests_calls_and_brakes_apart() -> None:
     spans = find_spans(events, 20 * SECOND)
     told = {(span.lane, span.name, span.start // SECOND, span.end and span.end // SECOND) for span in spans}
     assert told == {
-        ("turns", "turn 1, under way", 1, 20),
+        ("turns", "turn 1, running", 1, 20),
         ("requests", "m, done", 2, 3),
         ("calls", "pay, failed", 4, 5),
-        ("brakes", "pay: not granted", 6, None),
-        ("brakes", "guardrail idle", 7, None),
+        ("refusals", "pay: not granted", 6, None),
+        ("refusals", "limit idle", 7, None),
     }
-    assert {span.lane for span in spans if span.mood == BAD} == {"calls", "brakes"}
+    assert {span.lane for span in spans if span.mood == BAD} == {"calls", "refusals"}
     harmless(chart_timeline(spans, LANES))
 
 
@@ -145,14 +145,14 @@ def test_turns_skipped_in_a_row_are_one_span_and_one_line() -> None:
     assert [(span.name, span.start // SECOND, span.end) for span in find_skips(events)] == [
         ("3 turns skipped", 4, 10 * SECOND)
     ]
-    told = list_happenings(events)
-    assert [(one.kind, one.count) for one in told] == [
+    happenings = list_happenings(events)
+    assert [(happening.kind, happening.count) for happening in happenings] == [
         ("turn started", 1),
         ("turn ended", 1),
         ("turn skipped", 3),
         ("session ended", 1),
     ]
-    assert told[-1].text == "Halted"
+    assert happenings[-1].text == "Halted"
 
 
 def test_what_a_model_and_a_tool_did_is_told_by_their_names() -> None:
@@ -164,7 +164,7 @@ def test_what_a_model_and_a_tool_did_is_told_by_their_names() -> None:
         CallStarted(call="c1", tool="pay", purpose="turn", legs=(), level="SAFE", effect="write"),
         CallSettled(call="c1", outcome="ok", duration_ms=20),
     )
-    assert [one.text for one in list_happenings(events)][1::2] == [
+    assert [happening.text for happening in list_happenings(events)][1::2] == [
         "acme:small · 1,200 in, 30 out · $0.0124",
         "pay · done · 20 ms",
     ]
@@ -179,11 +179,11 @@ def test_the_health_of_a_sensor_lasts_until_it_changes() -> None:
 
 
 def test_only_facts_that_are_numbers_and_seen_more_than_once_are_drawn() -> None:
-    seen = [
+    hot_state_showns = [
         HotStateShown(1, {"a": 1, "b": "x", "c": True, "d": 1e300}),
         HotStateShown(2, {"a": 2.5, "b": 7, "e": None}),
     ]
-    assert find_number_series(seen) == {"a": [(1, 1.0), (2, 2.5)]}
+    assert find_number_series(hot_state_showns) == {"a": [(1, 1.0), (2, 2.5)]}
 
 
 @given(ANY, ANY)
@@ -193,9 +193,9 @@ def test_no_words_become_a_key_of_a_chart_or_its_html(name: str, lane: str) -> N
 
 @given(ANY)
 def test_any_text_can_be_sent_to_a_browser_and_hides_nothing(text: str) -> None:
-    shown = make_legible(text)
-    shown.encode()
-    assert not set(shown) & set("\u202e\u202d\u2066\u2067\u2068\u200b\u200f\x00\x1b\x07")
+    legible = make_legible(text)
+    legible.encode()
+    assert not set(legible) & set("\u202e\u202d\u2066\u2067\u2068\u200b\u200f\x00\x1b\x07")
     assert "\n" not in make_single_line(text)
 
 

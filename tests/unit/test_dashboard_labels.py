@@ -10,6 +10,7 @@ import pytest
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import NotDone
 from halter.core.rows import SessionRow
+from halter.dashboard.budgets_audit import arrange_caps, is_of_model, parse_browser_time, sum_by_name
 from halter.dashboard.home import build_story, indent_arguments, list_need_pages
 from halter.dashboard.labels import (
     explain_health,
@@ -23,10 +24,9 @@ from halter.dashboard.labels import (
     shorten_id,
     translate_scopes,
 )
-from halter.dashboard.parts import split_arguments
-from halter.dashboard.records import arrange_caps, is_of_model, parse_browser_time, sum_by_name
 from halter.dashboard.session import find_number_series
 from halter.dashboard.sessions import count_states, fits_filter
+from halter.dashboard.widgets import split_arguments
 from halter.operations.money import Spending
 from halter.operations.queries import AgentLine, HotStateShown
 from halter.operations.report import AnswersAlike, EndsAlike, NightSummary
@@ -68,8 +68,8 @@ def test_ids_and_tokens_are_short() -> None:
         (AgentLine(agent="a", on=False, switched_by="ann"), "Switched off", "by ann", False),
         (AgentLine(agent="a", halted="agent:a was halted by ann"), "Halted", "Agent a was halted by ann", True),
         (AgentLine(agent="a", on=True, trouble="a-1 ended", stopped=True), "Stopped", "a-1 ended", True),
-        (AgentLine(agent="a", on=True, trouble="no answer"), "Held up", "no answer", True),
-        (AgentLine(agent="a", sensors={"disk": "failing"}), "Sensors fail", "disk: no reading", False),
+        (AgentLine(agent="a", on=True, trouble="no answer"), "Waiting", "no answer", True),
+        (AgentLine(agent="a", sensors={"disk": "failing"}), "Sensors failing", "disk: no reading", False),
     ],
 )
 def test_an_agent_has_a_word_for_its_health_and_a_reason(line: AgentLine, word: str, why: str, *, unwell: bool) -> None:
@@ -81,8 +81,7 @@ def test_scopes_and_windows_are_told_as_people_say_them() -> None:
     near = "96 % of the cap of trigger:a/reports (day/2026-11-17) are spent."
     assert translate_scopes(near) == "96 % of the cap of trigger a/reports (today) are spent."
     assert (
-        translate_scopes("a/papers leaves a document to you: http://x.")
-        == "a/papers leaves a document to you: http://x."
+        translate_scopes("a/papers quarantined a document: http://x.") == "a/papers quarantined a document: http://x."
     )
 
 
@@ -98,12 +97,14 @@ def test_what_needs_a_person_leads_to_where_it_is_settled() -> None:
 
 def test_the_story_of_a_night_tells_what_happened_alike_once() -> None:
     answer = partial(AnswersAlike, by="ann", agent="shop", name="pay")
-    ended = EndsAlike(agent="shop", state="ERROR", terminal_reason="repetition", count=1200, at=3, session="shop-7")
+    ends_alike = EndsAlike(
+        agent="shop", state="ERROR", terminal_reason="repetition", count=1200, at=3, session="shop-7"
+    )
     night = NightSummary(
-        since=0, ends=[ended], answers=[answer(denied=0, count=2, at=1), answer(denied=1, count=1, at=2)]
+        since=0, ends=[ends_alike], answers=[answer(denied=0, count=2, at=1), answer(denied=1, count=1, at=2)]
     )
     assert [line.text for line in build_story(night, (), ())] == [
-        "shop ended 1,200 sessions: failed, it repeated itself",
+        "shop ended 1,200 sessions: failed, it repeated the same calls",
         "ann denied pay of shop",
         "ann approved pay of shop, 2 times",
     ]
@@ -140,7 +141,7 @@ def test_caps_stand_below_the_fleet_and_their_agent() -> None:
         Budget("agent:a", "day/2026-11-17", "usd", Decimal(5)),
         Budget("fleet", "day/2026-11-17", "usd", Decimal(20)),
     ]
-    placed = [(place.row.scope, place.depth) for place in arrange_caps(rows, {"b-1": "b"})]
+    placed = [(arrange_cap.row.scope, arrange_cap.depth) for arrange_cap in arrange_caps(rows, {"b-1": "b"})]
     assert placed == [("fleet", 0), ("agent:a", 1), ("agent:b", 1), ("trigger:b/nightly", 2), ("session:b-1", 2)]
 
 
@@ -171,8 +172,8 @@ def test_sessions_are_filtered_by_how_they_stand() -> None:
         SessionRow("4", state="ERROR", ended_at=1),
     ]
 
-    def fit(wanted: str) -> list[str]:
-        return [row.session for row in rows if fits_filter(row, wanted)]
+    def fit(text: str) -> list[str]:
+        return [row.session for row in rows if fits_filter(row, text)]
 
     assert fit("Every state") == ["1", "2", "3", "4"]
     assert (fit("Under way"), fit("Waiting for a person")) == (["1", "2"], ["2"])
@@ -180,24 +181,24 @@ def test_sessions_are_filtered_by_how_they_stand() -> None:
 
 
 def test_numbers_inside_of_a_fact_are_charted_by_their_own_names() -> None:
-    seen = [HotStateShown(at, {"machine": {"cpu": at, "name": "north"}, "ready": True}) for at in (1, 2)]
-    assert find_number_series(seen) == {"machine.cpu": [(1, 1.0), (2, 2.0)]}
+    hot_state_showns = [HotStateShown(at, {"machine": {"cpu": at, "name": "north"}, "ready": True}) for at in (1, 2)]
+    assert find_number_series(hot_state_showns) == {"machine.cpu": [(1, 1.0), (2, 2.0)]}
 
 
 def test_a_time_that_cannot_be_read_is_refused() -> None:
-    assert parse_browser_time("", "the end") is None
-    assert parse_browser_time("2026-11-17T08:30", "the end") is not None
-    with pytest.raises(NotDone, match="not a time for the end"):
-        parse_browser_time("soon", "the end")
+    assert parse_browser_time("", "end") is None
+    assert parse_browser_time("2026-11-17T08:30", "end") is not None
+    with pytest.raises(NotDone, match="Invalid end time"):
+        parse_browser_time("soon", "end")
 
 
 def test_the_arguments_of_a_call_are_told_from_what_is_said_about_them() -> None:
-    shown = '{"to":"bob","amount":5}\ndesk wants to call pay, after it has read what others wrote:\n- to: {unnamed}'
-    values, more = split_arguments(shown)
+    text = '{"to":"bob","amount":5}\ndesk wants to call pay after reading untrusted content:\n- to: {unnamed}'
+    values, output = split_arguments(text)
     assert values == {"to": "bob", "amount": 5}
-    assert more.startswith("desk wants to call pay")
+    assert output.startswith("desk wants to call pay")
     # What a person edits is the arguments alone.
-    assert json.loads(indent_arguments(shown)) == values
+    assert json.loads(indent_arguments(text)) == values
 
 
 @pytest.mark.parametrize("text", ["words", "", "[1]", '{"to":', '"to" bob', "{} and more"])

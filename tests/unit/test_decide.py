@@ -13,20 +13,20 @@ from halter.core.messages import ToolCall, ToolResult
 from halter.core.vocabulary import SessionKind, TurnEnd
 from halter.loop import decide
 from halter.loop.decide import (
-    LONGEST_BACKOFF,
-    LONGEST_PERIOD,
-    LONGEST_RETRY_AFTER,
-    MOST_CALLS,
-    MOST_OUTPUT_REMINDERS,
-    MOST_OVERFLOWS,
+    MAX_BACKOFF,
+    MAX_CALLS,
+    MAX_OUTPUT_REMINDERS,
+    MAX_OVERFLOWS,
+    MAX_PERIOD,
+    MAX_RETRY_AFTER,
     Act,
+    AddMessage,
     End,
     FailedAttempt,
     Finish,
     NextTurn,
     Park,
     Refuse,
-    Say,
     Shrink,
     Think,
     Turn,
@@ -46,7 +46,7 @@ LONG_AGO = -RULES.timeout
 
 
 def turn(**given: Any) -> Turn:
-    return Turn(number=1, over=False, **{"since": 0, **given})
+    return Turn(number=1, is_over=False, **{"clock_started_at": 0, **given})
 
 
 def rules(**given: Any) -> TurnLimits:
@@ -58,14 +58,14 @@ def step(given: Turn, of: TurnLimits = RULES, **more: Any) -> Any:
     return decide_next_step(given, of, now, given.time_worked(now), **more)
 
 
-def why(found: Any) -> str:
-    assert isinstance(found, Finish), found
-    return found.why
+def why(result: Any) -> str:
+    assert isinstance(result, Finish), result
+    return result.why
 
 
-def reason(found: Any) -> str:
-    assert isinstance(found, Say), found
-    return found.reason
+def reason(result: Any) -> str:
+    assert isinstance(result, AddMessage), result
+    return result.reason
 
 
 def test_a_turn_begins_with_a_thought() -> None:
@@ -81,36 +81,41 @@ def test_calls_are_made_before_anything_else_is_looked_at() -> None:
     [
         ({"stop": "max_tokens"}, "invalid_arguments"),
         ({"wrapping": True}, "cost_cap_reached"),
-        ({"since": LONG_AGO}, "cancelled"),
-        ({"calls": (CALL,) * (MOST_CALLS + 1)}, "rate_limited"),
+        ({"clock_started_at": LONG_AGO}, "cancelled"),
+        ({"calls": (CALL,) * (MAX_CALLS + 1)}, "rate_limited"),
     ],
 )
 def test_calls_that_are_not_made_are_answered(given: dict[str, Any], outcome: str) -> None:
-    found = step(turn(**{"calls": (CALL,), **given}))
-    assert isinstance(found, Refuse)
-    assert found.outcome == outcome
-    assert found.calls == given.get("calls", (CALL,))
+    result = step(turn(**{"calls": (CALL,), **given}))
+    assert isinstance(result, Refuse)
+    assert result.outcome == outcome
+    assert result.calls == given.get("calls", (CALL,))
 
 
 def test_as_many_calls_as_may_be_are_made() -> None:
-    assert isinstance(step(turn(calls=(CALL,) * MOST_CALLS)), Act)
+    assert isinstance(step(turn(calls=(CALL,) * MAX_CALLS)), Act)
 
 
 def test_before_each_step_a_halt_goes_first_then_the_time_then_the_steps() -> None:
-    everything: dict[str, Any] = {"halted": True, "since": LONG_AGO, "steps": 50, "failures": (FailedAttempt("no"),)}
+    everything: dict[str, Any] = {
+        "halted": True,
+        "clock_started_at": LONG_AGO,
+        "steps": 50,
+        "failures": (FailedAttempt("no"),),
+    }
     assert why(step(turn(**everything))) == "external_halt"
     everything["halted"] = False
     assert why(step(turn(**everything))) == "timed_out"
-    everything["since"] = 0
+    everything["clock_started_at"] = 0
     assert why(step(turn(**everything))) == "max_steps"
     everything["steps"] = 49
     assert why(step(turn(**everything))) == "model_error"
 
 
 def test_the_time_is_what_was_worked_and_zero_is_no_limit() -> None:
-    assert why(step(turn(worked=RULES.timeout - 1, since=0), now=1)) == "timed_out"
-    assert step(turn(worked=RULES.timeout - 1, since=0), now=0) == Think()
-    assert step(turn(worked=RULES.timeout - 1, since=None), now=10**15) == Think()
+    assert why(step(turn(work_time=RULES.timeout - 1, clock_started_at=0), now=1)) == "timed_out"
+    assert step(turn(work_time=RULES.timeout - 1, clock_started_at=0), now=0) == Think()
+    assert step(turn(work_time=RULES.timeout - 1, clock_started_at=None), now=10**15) == Think()
     assert step(turn(), rules(timeout=0), now=10**15) == Think()
 
 
@@ -121,7 +126,7 @@ def test_a_cap_ends_the_turn_with_last_words_or_without() -> None:
     assert step(capped, rules(on_cap="ask")) == Finish("cost_cap_reached", "no money")
     wrapping = capped.with_message("wrap_up", 0)
     assert step(wrapping) == Think()
-    assert why(step(wrapping.thought("end", (), 0, spoke=False))) == "cost_cap_reached"
+    assert why(step(wrapping.with_reply("end", (), 0, spoke=False))) == "cost_cap_reached"
     assert why(step(wrapping.with_failure(0, FailedAttempt("no", may_retry=True), 0))) == "cost_cap_reached"
     assert why(step(wrapping.with_refusal(0, "cost_cap_reached", "none left", 0))) == "cost_cap_reached"
 
@@ -147,11 +152,11 @@ def test_a_halt_that_a_call_met_ends_the_turn_and_stays() -> None:
 def test_an_answer_that_did_not_fit_its_form_counts_as_a_reminder(outcome: Any, expected: int) -> None:
     call = ToolCall("c1_0_0", "final_answer", "{}")
     acted = turn(calls=(call,), stop="calls").with_results([call], [ToolResult(call.id, call.tool, outcome, "")], 0)
-    assert (acted.expected, acted.answered) == (expected, not expected)
+    assert (acted.expected, acted.has_answered) == (expected, not expected)
 
 
 def spoken(text: str, stop: Any = "end") -> Turn:
-    return turn().thought(stop, (), 0, spoke=bool(text.strip()))
+    return turn().with_reply(stop, (), 0, spoke=bool(text.strip()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,12 +171,12 @@ def test_words_end_the_turn_also_when_time_or_steps_are_just_used_up() -> None:
 def test_an_empty_answer_is_asked_about_once() -> None:
     empty = spoken(" \n")
     assert reason(step(empty)) == "empty_answer"
-    again = empty.with_message("empty_answer", 0).thought("end", (), 0, spoke=False)
-    assert step(again) == Finish("model_error", decide.SAID_NOTHING)
+    again = empty.with_message("empty_answer", 0).with_reply("end", (), 0, spoke=False)
+    assert step(again) == Finish("model_error", decide.REPEATED_EMPTY_ANSWER)
 
 
 def test_an_autonomous_turn_that_has_acted_may_end_in_silence() -> None:
-    silent = msgspec.structs.replace(spoken(""), prints=("a",))
+    silent = msgspec.structs.replace(spoken(""), fingerprints=("a",))
     assert step(silent, rules(kind="autonomous")) == Finish("ended")
     assert reason(step(silent, rules(kind="chat"))) == "empty_answer"
 
@@ -183,8 +188,8 @@ def test_a_refusal_of_the_model_is_an_error() -> None:
 @pytest.mark.parametrize(("used", "most", "ends"), [(0, 0, True), (0, 1, False), (1, 2, False), (2, 2, True)])
 def test_a_cut_answer_is_continued_so_often(used: int, most: int, *, ends: bool) -> None:
     given = msgspec.structs.replace(spoken("Hel", "max_tokens"), recoveries=used)
-    found = step(given, rules(max_tokens_recoveries=most))
-    assert (why(found) == "ended") if ends else (reason(found) == "max_tokens_recovery")
+    result = step(given, rules(max_tokens_recoveries=most))
+    assert (why(result) == "ended") if ends else (reason(result) == "max_tokens_recovery")
     if not ends:
         assert given.with_message("max_tokens_recovery", 0).recoveries == used + 1
 
@@ -198,12 +203,12 @@ def test_a_cut_call_is_asked_for_again() -> None:
 
 def test_an_expected_output_is_asked_for_until_patience_ends() -> None:
     given, expecting = spoken("Seven."), rules(expects_output=True)
-    for _ in range(MOST_OUTPUT_REMINDERS):
+    for _ in range(MAX_OUTPUT_REMINDERS):
         assert reason(step(given, expecting)) == "output_expected"
         told = given.with_message("output_expected", 0)
-        given = told.thought("end", (), 0, spoke=True)
+        given = told.with_reply("end", (), 0, spoke=True)
     assert why(step(given, expecting)) == "model_error"
-    assert step(turn(answered=True), expecting) == Finish("ended")
+    assert step(turn(has_answered=True), expecting) == Finish("ended")
 
 
 @pytest.mark.parametrize(("tool", "end"), [("yield", "yielded"), ("ask_user", "asked"), ("final_answer", "ended")])
@@ -250,18 +255,18 @@ circles = st.tuples(st.text("abcdefg", min_size=1, max_size=6), st.integers(1, 8
 def test_a_turn_remembers_as_many_steps_as_its_circles_take(results: str, most: int) -> None:
     fingerprints = [fingerprint_step([CALL], [ToolResult(CALL.id, CALL.tool, "ok", each)]) for each in results]
     acted = acting(turn(), results)
-    assert find_repetition(acted.prints, most) == find_repetition(fingerprints, most)
-    assert acted.printed == len(results)
+    assert find_repetition(acted.fingerprints, most) == find_repetition(fingerprints, most)
+    assert acted.fingerprint_count == len(results)
 
 
 def test_a_long_turn_remembers_only_its_newest_steps() -> None:
-    assert len(acting(turn(), "abcdefghijklmnopqrstuvwxyz").prints) == LONGEST_PERIOD + 1
+    assert len(acting(turn(), "abcdefghijklmnopqrstuvwxyz").fingerprints) == MAX_PERIOD + 1
 
 
 def test_a_warning_is_given_once() -> None:
     assert reason(step(turn(), near_budget=True)) == "near_budget"
     assert step(turn().with_message("near_budget", 0), near_budget=True) == Think()
-    assert turn().with_message("near_budget", 0).opened(2, 0, 0).warned
+    assert turn().with_message("near_budget", 0).make_next(2, 0, 0).warned
 
 
 RETRY, FINAL = FailedAttempt("busy", may_retry=True), FailedAttempt("bad")
@@ -286,22 +291,22 @@ OVERFLOW = FailedAttempt("ContextOverflow: too long")
     ],
 )
 def test_a_failure_is_tried_again_then_elsewhere_then_told(failures: Any, models: int, found: Any) -> None:
-    assert step(turn(failures=failures), rules(models=models)) == found
+    assert step(turn(failures=failures), rules(model_count=models)) == found
 
 
 def test_a_history_is_not_shrunk_for_ever() -> None:
-    assert why(step(turn(failures=(OVERFLOW,), overflows=MOST_OVERFLOWS))) == "model_error"
-    assert why(step(turn(failures=(OVERFLOW,)).hopeless())) == "model_error"
+    assert why(step(turn(failures=(OVERFLOW,), overflows=MAX_OVERFLOWS))) == "model_error"
+    assert why(step(turn(failures=(OVERFLOW,)).with_final_overflow())) == "model_error"
 
 
 def test_pauses_grow_and_spread_and_have_an_end() -> None:
     assert [compute_backoff(RETRY, tries, 1.0) // SECOND for tries in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
     assert compute_backoff(RETRY, 3, 0.0) == 2 * SECOND
-    assert compute_backoff(RETRY, 900, 1.0) == LONGEST_BACKOFF
-    asked = msgspec.structs.replace(RETRY, retry_after=20 * SECOND)
-    assert compute_backoff(asked, 1, 1.0) == 20 * SECOND
-    assert compute_backoff(asked, 6, 1.0) == 30 * SECOND
-    assert compute_backoff(msgspec.structs.replace(RETRY, retry_after=10**12), 1, 1.0) == LONGEST_RETRY_AFTER
+    assert compute_backoff(RETRY, 900, 1.0) == MAX_BACKOFF
+    failed_attempt = msgspec.structs.replace(RETRY, retry_after=20 * SECOND)
+    assert compute_backoff(failed_attempt, 1, 1.0) == 20 * SECOND
+    assert compute_backoff(failed_attempt, 6, 1.0) == 30 * SECOND
+    assert compute_backoff(msgspec.structs.replace(RETRY, retry_after=10**12), 1, 1.0) == MAX_RETRY_AFTER
 
 
 def ended(end: TurnEnd, chosen: YieldRequest | None = None, **given: Any) -> Turn:
@@ -329,7 +334,7 @@ def test_a_question_waits_for_its_answer_in_any_session(kind: SessionKind) -> No
 
 @pytest.mark.parametrize("end", ["ended", *TROUBLES])
 def test_a_chat_waits_for_its_person_whatever_ended_its_turn(end: Any) -> None:
-    assert decide_after_turn(ended(end, troubles=9), rules(kind="chat")) == Park("WAITING_FOR_INPUT")
+    assert decide_after_turn(ended(end, trouble_count=9), rules(kind="chat")) == Park("WAITING_FOR_INPUT")
 
 
 @pytest.mark.parametrize(
@@ -366,18 +371,22 @@ def test_an_autonomous_session_goes_on_as_it_yielded(chosen: YieldRequest, after
 @pytest.mark.parametrize("end", ["ended", *TROUBLES])
 def test_without_a_yield_its_pauses_double_up_to_the_longest(end: Any) -> None:
     def slept(before: int) -> int | None:
-        found = decide_after_turn(ended(end, pauses=before), ALONE)
-        assert isinstance(found, Park)
-        assert found.state == "SLEEPING"
-        return found.sleep
+        after_turn = decide_after_turn(ended(end, pause_count=before), ALONE)
+        assert isinstance(after_turn, Park)
+        assert after_turn.state == "SLEEPING"
+        return after_turn.sleep
 
     assert [slept(before) for before in range(7)] == [each * SECOND for each in (2, 4, 8, 16, 32, 64, 100)]
     assert slept(10_000) == 100 * SECOND
-    assert ended("yielded", YieldRequest("continue"), pauses=5).pauses == 0
+    assert ended("yielded", YieldRequest("continue"), pause_count=5).pause_count == 0
 
 
 @pytest.mark.parametrize("end", TROUBLES)
 def test_three_bad_turns_in_a_row_are_too_many(end: Any) -> None:
-    assert isinstance(decide_after_turn(ended(end, troubles=1), ALONE), Park)
-    assert decide_after_turn(ended(end, troubles=2), ALONE) == End("ERROR", end)
-    assert ended("ended", troubles=2).troubles == ended("yielded", YieldRequest("continue"), troubles=2).troubles == 0
+    assert isinstance(decide_after_turn(ended(end, trouble_count=1), ALONE), Park)
+    assert decide_after_turn(ended(end, trouble_count=2), ALONE) == End("ERROR", end)
+    assert (
+        ended("ended", trouble_count=2).trouble_count
+        == ended("yielded", YieldRequest("continue"), trouble_count=2).trouble_count
+        == 0
+    )

@@ -87,7 +87,7 @@ def test_what_is_not_finite_is_passed_over(odd: float) -> None:
 def test_what_is_no_number_is_told_in_a_sentence(value: Any) -> None:
     answer = parse_sample(value)
     assert isinstance(answer, UnusableSample)
-    assert answer.sentence.startswith("a detector takes a")
+    assert answer.sentence.startswith("a detector needs a")
 
 
 @given(

@@ -62,7 +62,7 @@ def work(connection: sqlite3.Connection, number: int, chance: random.Random) -> 
 
 def record(path: Path, journal: str, synchronous: str, count: int = COMMITS) -> tuple[Log, dict[str, Rows | None]]:
     """The log of a small workload, and the rows after each commit by the label of its acknowledgment."""
-    chance, seen = random.Random(7), dict[str, Rows | None]()
+    chance, values = random.Random(7), dict[str, Rows | None]()
     with (
         Recorder(path) as recorder,
         closing(sqlite3.connect(recorder.uri, uri=True, isolation_level=None)) as connection,
@@ -76,8 +76,8 @@ def record(path: Path, journal: str, synchronous: str, count: int = COMMITS) -> 
             if number:
                 work(connection, number, chance)
             recorder.mark(f"acknowledged {number}")
-            seen[f"acknowledged {number}"] = rows(connection)
-    return recorder.log(), seen
+            values[f"acknowledged {number}"] = rows(connection)
+    return recorder.log(), values
 
 
 def recovered(image: Image, path: Path) -> Rows | None:
@@ -108,14 +108,14 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Log, dict[str, Rows 
 def test_sqlite_recovers_every_image_to_the_commit_that_the_oracle_names(
     full: tuple[Log, dict[str, Rows | None]], tmp_path: Path, every: int
 ) -> None:
-    log, seen = full
+    log, values = full
     states = commits(log)
     for place, (image, number) in enumerate(numbers(log)):
         assert number is not None, image.moment
         assert number >= image.acknowledged, image.moment
         if place % every:
             continue
-        assert recovered(image, tmp_path / "image.db") == seen.get(states[number].label), image.moment
+        assert recovered(image, tmp_path / "image.db") == values.get(states[number].label), image.moment
 
 
 def test_a_synced_wal_loses_nothing_that_was_acknowledged_and_invents_nothing(
@@ -129,9 +129,9 @@ def test_a_synced_wal_loses_nothing_that_was_acknowledged_and_invents_nothing(
 
 
 def test_every_commit_of_the_log_is_found_and_named(full: tuple[Log, dict[str, Rows | None]]) -> None:
-    log, seen = full
+    log, values = full
     found = commits(log)
-    assert [commit.label for commit in found] == ["", "", *seen]
+    assert [commit.label for commit in found] == ["", "", *values]
     assert len({commit.digest for commit in found}) == len(found)
 
 
@@ -161,15 +161,15 @@ def test_the_same_seed_gives_the_same_images_and_another_one_others(
     full: tuple[Log, dict[str, Rows | None]],
 ) -> None:
     log, _ = full
-    assert all(one == other for one, other in zip(images(log, 3), images(log, 3), strict=True))
-    assert any(one != other for one, other in zip(images(log, 3), images(log, 4), strict=False))
+    assert all(image == other for image, other in zip(images(log, 3), images(log, 3), strict=True))
+    assert any(image != other for image, other in zip(images(log, 3), images(log, 4), strict=False))
 
 
 def test_a_point_gives_at_most_as_many_images_as_asked_for(full: tuple[Log, dict[str, Rows | None]]) -> None:
     log, _ = full
-    for most in (1, 3, 6):
-        points = Counter(image.point for image in images(log, 1, most))
-        assert max(points.values()) == most
+    for text in (1, 3, 6):
+        points = Counter(image.point for image in images(log, 1, text))
+        assert max(points.values()) == text
 
 
 @pytest.mark.parametrize("synchronous", ["OFF", "NORMAL"])
@@ -187,12 +187,12 @@ def test_a_disk_that_only_claims_to_sync_loses_an_acknowledged_commit(
 
 @pytest.mark.parametrize("journal", ["DELETE", "TRUNCATE", "PERSIST"])
 def test_a_rollback_journal_recovers_to_the_commit_that_the_oracle_names(journal: str, tmp_path: Path) -> None:
-    log, seen = record(tmp_path / "halter.db", journal, "EXTRA", 5)
+    log, values = record(tmp_path / "halter.db", journal, "EXTRA", 5)
     states = commits(log)
     for image, number in numbers(log, per_point=2):
         assert number is not None, image.moment
         assert image.acknowledged <= number <= image.acknowledged + 1, image.moment
-        assert recovered(image, tmp_path / "image.db") == seen.get(states[number].label), image.moment
+        assert recovered(image, tmp_path / "image.db") == values.get(states[number].label), image.moment
 
 
 def test_a_deleted_journal_may_come_back_where_its_folder_is_not_synced(tmp_path: Path) -> None:
@@ -339,16 +339,16 @@ def test_wherever_a_wal_is_damaged_the_oracle_and_sqlite_keep_the_same_commits(
     path, content = wal
     step = 24 + int.from_bytes(content[8:12])
     anywhere = random.Random(5).sample(range(len(content)), 50)
-    kept = Counter[int]()
+    counts = Counter[int]()
     for place in (*range(32 + 3 * step, 56 + 3 * step), *anywhere):
         damaged = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
         cut = content[:place]
         for attempt in (damaged, cut):
-            found = parse(attempt).commits
-            kept[found] += 1
+            number = parse(attempt).commits
+            counts[number] += 1
             read = reopened(path.read_bytes(), attempt, tmp_path / "copy.db")
-            assert read == ([(n, bytes(3000)) for n in range(found - 1)] if found else None)
-    assert len(kept) == 5
+            assert read == ([(n, bytes(3000)) for n in range(number - 1)] if number else None)
+    assert len(counts) == 5
 
 
 def test_the_wal_of_an_empty_database_counts_for_nothing(wal: tuple[Path, bytes], tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_the_wal_of_an_empty_database_counts_for_nothing(wal: tuple[Path, bytes]
 
 
 def test_a_content_that_was_never_committed_or_twice_is_no_state() -> None:
-    found = pages(b"SQLite format 3\0")
-    assert find_committed(found, []) is None
-    assert find_committed(found, [b"", found.digest]) == 1
-    assert find_committed(found, [found.digest, found.digest]) is None
+    content = pages(b"SQLite format 3\0")
+    assert find_committed(content, []) is None
+    assert find_committed(content, [b"", content.digest]) == 1
+    assert find_committed(content, [content.digest, content.digest]) is None

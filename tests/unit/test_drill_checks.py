@@ -20,8 +20,8 @@ DONE = [ToolEffect(name, order, f"k{order}") for order, name in enumerate(STEPS,
 
 def test_what_ran_by_a_forged_approval_is_found_and_so_is_an_honest_one_that_did_not_run() -> None:
     assert approval.find_violations(HONESTLY) == []
-    (found,) = approval.find_violations([*HONESTLY, f"0-{len(HONEST)}\tpay\torder-2"])
-    assert found == "One byte of the arguments changed after the approval. Even so, pay ran for order-2."
+    (text,) = approval.find_violations([*HONESTLY, f"0-{len(HONEST)}\tpay\torder-2"])
+    assert text == "One byte of the arguments changed after the approval. Even so, pay ran for order-2."
     assert approval.find_violations(HONESTLY[1:]) == ["An honest approval. It ran 0 times."]
     assert approval.find_violations([*HONESTLY, HONESTLY[0]]) == ["An honest approval. It ran 2 times."]
 
@@ -44,9 +44,9 @@ def test_an_idempotent_write_may_be_repeated_under_its_own_key_only() -> None:
 
 
 def test_a_doubt_that_nobody_was_asked_about_is_found_and_so_is_a_needless_question() -> None:
-    assert kill.find_unasked([("c1", "pay"), ("c2", "put")], ["c1"]) == []
-    assert kill.find_unasked([("c1", "pay")], []) == ["The write c1 was in doubt, and no person was asked about it."]
-    assert kill.find_unasked([("c2", "put")], ["c2"]) == ["A person was asked about c2, which was in no doubt."]
+    assert kill.find_undecided([("c1", "pay"), ("c2", "put")], ["c1"]) == []
+    assert kill.find_undecided([("c1", "pay")], []) == ["The write c1 was in doubt, and no person was asked about it."]
+    assert kill.find_undecided([("c2", "put")], ["c2"]) == ["A person was asked about c2, which was in no doubt."]
 
 
 def told(kind: str, at: int, **facts: object) -> RecordedEvent:
@@ -54,12 +54,12 @@ def told(kind: str, at: int, **facts: object) -> RecordedEvent:
 
 
 def test_what_begins_or_ends_a_second_after_a_halt_is_found() -> None:
-    begun, settled = told("call_started", 0, call="c"), told("call_settled", SECOND // 2, call="c")
+    recorded_event, settled = told("call_started", 0, call="c"), told("call_settled", SECOND // 2, call="c")
     ended = told("session_ended", SECOND // 2, state="HALTED", terminal_reason="external_halt")
-    assert list(halt.find_late([begun, settled, ended], 0)) == []
-    assert list(halt.find_late([begun], 0)) == [LateFinding("has no outcome of c.")]
+    assert list(halt.find_late([recorded_event, settled, ended], 0)) == []
+    assert list(halt.find_late([recorded_event], 0)) == [LateFinding("has no outcome of c.")]
     later = told("call_settled", SECOND, call="c")
-    assert list(halt.find_late([begun, later], 0)) == [
+    assert list(halt.find_late([recorded_event, later], 0)) == [
         LateFinding("had c under way until 1.00 s after the halt.", 0, 1)
     ]
     assert len(list(halt.find_late([told("call_started", 2 * SECOND, call="c"), settled], 0))) == 1

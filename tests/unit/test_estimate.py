@@ -12,9 +12,9 @@ DOLLARS = {"in": Decimal(3), "out": Decimal(15)}
 
 @pytest.fixture
 def rates() -> ModelPrices:
-    found = Prices({"acme:one": Price(DOLLARS["in"], DOLLARS["out"])}).find(ModelName("acme", "one"))
-    assert not isinstance(found, Unpriced)
-    return found
+    outcome = Prices({"acme:one": Price(DOLLARS["in"], DOLLARS["out"])}).find(ModelName("acme", "one"))
+    assert not isinstance(outcome, Unpriced)
+    return outcome
 
 
 def test_a_request_that_fits_is_held_at_its_whole_bound(rates: ModelPrices) -> None:

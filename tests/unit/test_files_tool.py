@@ -93,13 +93,13 @@ async def test_replacing_a_file_keeps_who_may_read_it_but_never_that_it_can_be_r
 )
 async def test_no_path_leads_out(desk: Desk, name: str, path: str) -> None:
     (desk.root / "link").symlink_to(desk.outside)
-    more = {"write_file": {"text": "x"}, "find_files": {"pattern": "*"}}.get(name, {})
+    values = {"write_file": {"text": "x"}, "find_files": {"pattern": "*"}}.get(name, {})
     if (name, path) == ("delete_file", "link"):
         await desk.do(name, path=path)
         assert not (desk.root / "link").is_symlink()
     else:
         with pytest.raises(Failed):
-            await desk.do(name, path=path, **more)
+            await desk.do(name, path=path, **values)
     assert (desk.outside / "secret.txt").read_text() == SECRET
     assert [each.name for each in desk.outside.iterdir()] == ["secret.txt"]
 
@@ -117,11 +117,11 @@ async def test_a_link_to_a_file_is_neither_read_nor_written_through(desk: Desk) 
 @contextmanager
 def swapping(folder: Path, link: Path, target: Path) -> Iterator[None]:
     """Exchange a folder for a link and back, as often as can be."""
-    over = threading.Event()
+    event = threading.Event()
 
     def swap() -> None:
         aside = folder.with_name("aside")
-        while not over.is_set():
+        while not event.is_set():
             folder.rename(aside)
             with suppress(FileExistsError):
                 link.symlink_to(target)
@@ -130,14 +130,14 @@ def swapping(folder: Path, link: Path, target: Path) -> Iterator[None]:
                 shutil.rmtree(folder, ignore_errors=True)
                 with suppress(OSError):
                     aside.rename(folder)
-            over.wait(0.0005)  # Without a pause, few calls would ever meet the folder.
+            event.wait(0.0005)  # Without a pause, few calls would ever meet the folder.
 
     thread = threading.Thread(target=swap)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        event.set()
         thread.join()
 
 
@@ -148,9 +148,9 @@ async def test_a_link_swapped_in_between_leads_nowhere(desk: Desk) -> None:
     answers: set[str] = set()
     with swapping(folder, desk.root / "inner", desk.outside):
         for number in range(10):
-            for name, more in (("read_file", {}), ("write_file", {"text": "harmless"})):
+            for name, values in (("read_file", {}), ("write_file", {"text": "harmless"})):
                 try:
-                    answers.add(await desk.do(name, path="inner/secret.txt", **more))
+                    answers.add(await desk.do(name, path="inner/secret.txt", **values))
                 except Failed as failed:
                     answers.add(str(failed)[:10])
             assert (desk.outside / "secret.txt").read_text() == SECRET, number

@@ -11,11 +11,11 @@ from halter.guard.halts import run_shielded
 
 
 async def test_it_goes_on_when_whoever_waits_is_cancelled() -> None:
-    go_on, done = asyncio.Event(), asyncio.Event()
+    go_on, event = asyncio.Event(), asyncio.Event()
 
     async def act() -> None:
         await go_on.wait()
-        done.set()
+        event.set()
 
     waiting = asyncio.create_task(run_shielded(act()))
     await asyncio.sleep(0)
@@ -23,7 +23,7 @@ async def test_it_goes_on_when_whoever_waits_is_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     go_on.set()
-    await done.wait()
+    await event.wait()
 
 
 async def test_whoever_waits_hears_what_went_wrong() -> None:
@@ -35,17 +35,17 @@ async def test_whoever_waits_hears_what_went_wrong() -> None:
 
 
 async def test_what_goes_wrong_when_nobody_waits_any_more_is_told_to_nobody() -> None:
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-    go_on, begun = asyncio.Event(), asyncio.Event()
+    fields: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: fields.append(context))
+    go_on, event = asyncio.Event(), asyncio.Event()
 
     async def act() -> None:
-        begun.set()
+        event.set()
         await go_on.wait()
         raise LeaseLost("It belongs to somebody else.")
 
     waiting = asyncio.create_task(run_shielded(act()))
-    await begun.wait()
+    await event.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -53,4 +53,4 @@ async def test_what_goes_wrong_when_nobody_waits_any_more_is_told_to_nobody() ->
     for _ in range(3):
         await asyncio.sleep(0)
     gc.collect()
-    assert told == []
+    assert fields == []

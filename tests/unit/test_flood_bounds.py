@@ -12,7 +12,7 @@ from halter_drills.checker import RecordedEvent
 from halter_drills.flood import (
     Outside,
     SessionRemains,
-    count_most_within,
+    count_peak,
     find_active,
     too_many_actions,
     too_many_tokens,
@@ -29,7 +29,7 @@ def fact(kind: str, at: int = 0, **facts: Any) -> RecordedEvent:
 
 
 def outside(*asked: tuple[int, int]) -> Outside:
-    return Outside(ManualClock(), asked=[(at, Usage(tokens, 0)) for at, tokens in asked])
+    return Outside(ManualClock(), requests=[(at, Usage(tokens, 0)) for at, tokens in asked])
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def outside(*asked: tuple[int, int]) -> Outside:
     [([], 0), ([5], 1), ([0, 59, 60], 2), ([0, 59, 119], 2), ([0, 60, 120], 1), ([0, 100, 110, 120, 159], 4)],
 )
 def test_a_span_slides_over_all_moments(moments: list[int], most: int) -> None:
-    assert count_most_within(moments, 60) == most
+    assert count_peak(moments, 60) == most
 
 
 def test_more_turns_than_without_a_sleep_are_found_also_across_the_full_hour() -> None:
@@ -52,16 +52,16 @@ def test_tokens_are_counted_hour_by_hour() -> None:
 
 
 def test_actions_are_counted_in_any_minute() -> None:
-    sent = [30 * SECOND + number * 5 * SECOND for number in range(11)]
-    assert len(list(too_many_actions(sent, 10))) == 1
-    assert list(too_many_actions(sent, 11)) == []
+    numbers = [30 * SECOND + number * 5 * SECOND for number in range(11)]
+    assert len(list(too_many_actions(numbers, 10))) == 1
+    assert list(too_many_actions(numbers, 11)) == []
 
 
 @pytest.mark.parametrize(("slept", "found"), [(0, 1), (SECOND, 0), (DAY, 0), (DAY + 1, 1)])
 def test_sleeps_between_turns_have_bounds_and_those_within_have_not(slept: int, found: int) -> None:
-    parked = fact("session_parked", 7, state="SLEEPING", wake_at=7 + slept)
-    assert len(list(wrong_sleeps([fact("turn_started"), fact("turn_ended"), parked], LIMITS))) == found
-    assert list(wrong_sleeps([fact("turn_started"), parked], LIMITS)) == []
+    recorded_event = fact("session_parked", 7, state="SLEEPING", wake_at=7 + slept)
+    assert len(list(wrong_sleeps([fact("turn_started"), fact("turn_ended"), recorded_event], LIMITS))) == found
+    assert list(wrong_sleeps([fact("turn_started"), recorded_event], LIMITS)) == []
 
 
 @pytest.mark.parametrize(("charged", "found"), [(19, 1), (20, 0), (21, 1), (40, 1)])

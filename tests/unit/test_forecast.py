@@ -19,7 +19,7 @@ EACH_SECOND = Timing(every=SECOND, anchor=VIRTUAL_START)
 def desk(caps: Caps, *, renews: bool = False, **schedules: Timing) -> Clockwork:
     runs = [ScheduledRuns(trigger=f"desk/{name}", timing=timing, caps=caps) for name, timing in schedules.items()]
     own = (caps.session.max_cost_usd,) if renews else ()
-    return Clockwork(agent="desk", caps=caps, sessions=own, renews=renews, schedules=tuple(runs))
+    return Clockwork(agent="desk", caps=caps, session_bounds=own, renews=renews, schedules=tuple(runs))
 
 
 def balance(scope: str, spent: int, cap: int | None = None, by: str = "") -> Balances:
@@ -44,9 +44,9 @@ def test_hourly_runs_under_a_day_cap_of_five_cents_cost_that_cap_each_day() -> N
 
 
 def test_a_span_that_passes_midnight_has_the_rest_of_today_and_all_of_tomorrow() -> None:
-    spent = balance("agent:desk", 4 * DOLLAR)
+    balances = balance("agent:desk", 4 * DOLLAR)
     work, since = desk(Caps(), renews=True), VIRTUAL_START + 20 * HOUR
-    assert forecast_bounds(work, spent, since, since + 12 * HOUR).clock == 6 * DOLLAR
+    assert forecast_bounds(work, balances, since, since + 12 * HOUR).clock == 6 * DOLLAR
     lowered = balance("agent:desk", DOLLAR, 2 * DOLLAR, "ada")
     assert forecast_bounds(work, lowered, since, since + 12 * HOUR).clock == 6 * DOLLAR
 
@@ -68,12 +68,12 @@ def test_without_any_cap_it_is_any_amount_and_without_anything_to_do_it_is_nothi
 
 
 def test_a_session_that_nothing_renews_is_all_that_it_spends_by_itself() -> None:
-    work = Clockwork(agent="desk", caps=Caps(), sessions=(DOLLAR // 3, DOLLAR // 3))
+    work = Clockwork(agent="desk", caps=Caps(), session_bounds=(DOLLAR // 3, DOLLAR // 3))
     assert forecast_bounds(work, {}, VIRTUAL_START, VIRTUAL_START + DAY) == Forecast(2 * (DOLLAR // 3), 5 * DOLLAR)
 
 
 def test_what_has_no_price_costs_nothing() -> None:
-    work = Clockwork(agent="desk", caps=NO_CAPS, sessions=(None,), renews=True, free=True)
+    work = Clockwork(agent="desk", caps=NO_CAPS, session_bounds=(None,), renews=True, is_free=True)
     assert forecast_bounds(work, {}, VIRTUAL_START, VIRTUAL_START + MONTH) == Forecast(0, 0)
 
 
@@ -104,8 +104,8 @@ def test_a_schedule_is_bounded_by_its_own_caps_in_the_windows_that_it_touches() 
     caps = Caps(trigger=(Cap(3 * DOLLAR, "day"),), agent=(Cap(None),), fleet=(Cap(None),))
     work = desk(caps, hourly=HOURLY)
     assert forecast_bounds(work, {}, VIRTUAL_START, VIRTUAL_START + 12 * HOUR).clock == 3 * DOLLAR
-    spent = balance("trigger:desk/hourly", 2 * DOLLAR)
-    assert forecast_bounds(work, spent, VIRTUAL_START, VIRTUAL_START + DAY).clock == DOLLAR
+    balances = balance("trigger:desk/hourly", 2 * DOLLAR)
+    assert forecast_bounds(work, balances, VIRTUAL_START, VIRTUAL_START + DAY).clock == DOLLAR
 
 
 AMOUNT = st.none() | st.integers(0, 40)
@@ -134,11 +134,11 @@ def test_the_bound_of_caps_is_exactly_what_a_spender_reaches_who_takes_all_it_ca
     reached: int | None = 0
     for at in range(since, since + hours * HOUR, HOUR):
         accounts = [(scope, window_at(cap.per, at), cap.max_cost_usd) for scope, cap in caps]
-        left = [max(0, cap - before.get((scope, window), 0)) for scope, window, cap in accounts if cap is not None]
-        if not left:
+        numbers = [max(0, cap - before.get((scope, window), 0)) for scope, window, cap in accounts if cap is not None]
+        if not numbers:
             reached = None
             break
         for account in {(scope, window) for scope, window, _ in accounts}:
-            before[account] = before.get(account, 0) + min(left)
-        reached += min(left)
+            before[account] = before.get(account, 0) + min(numbers)
+        reached += min(numbers)
     assert bound_by_windows(caps, "UTC", balances, since, since + hours * HOUR) == reached

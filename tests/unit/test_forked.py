@@ -36,9 +36,9 @@ def permit() -> Permit:
 
 
 async def ran(subject: FunctionTool, **arguments: Any) -> str:
-    checked = subject.validate(json.dumps(arguments).encode())
-    assert isinstance(checked, Valid), checked
-    return (await subject.run(checked, permit())).text
+    result = subject.validate(json.dumps(arguments).encode())
+    assert isinstance(result, Valid), result
+    return (await subject.run(result, permit())).text
 
 
 @tool
@@ -80,7 +80,7 @@ async def test_a_plain_tool_is_killed_whatever_it_is_stuck_in_and_the_loop_goes_
 
 
 async def test_a_plain_tool_sees_what_the_process_has_now_and_changes_nothing_of_it() -> None:
-    seen: list[str] = ["first"]
+    texts: list[str] = ["first"]
 
     class Bank:
         balance = 5
@@ -88,25 +88,25 @@ async def test_a_plain_tool_sees_what_the_process_has_now_and_changes_nothing_of
     def spend(amount: int, bank: Deps[Bank]) -> str:
         """Spend."""
         bank.balance -= amount
-        seen.append("spent")
-        return f"{bank.balance} {seen}"
+        texts.append("spent")
+        return f"{bank.balance} {texts}"
 
     bank = Bank()
-    subject = tool(spend).given(bank)
-    seen.append("second")
+    subject = tool(spend).with_deps(bank)
+    texts.append("second")
     assert await ran(subject, amount=2) == "3 ['first', 'second', 'spent']"
     assert await ran(tool(lambda: "a lambda", name="nameless")) == "a lambda"
-    assert (bank.balance, seen) == (5, ["first", "second"])
+    assert (bank.balance, texts) == (5, ["first", "second"])
 
 
 async def test_a_tool_may_be_let_run_in_the_process() -> None:
-    seen: list[int] = []
+    numbers: list[int] = []
 
     def note() -> None:
-        seen.append(os.getpid())
+        numbers.append(os.getpid())
 
     await ran(tool(note, isolate=False))
-    assert seen == [os.getpid()]
+    assert numbers == [os.getpid()]
 
 
 async def test_what_a_plain_tool_prints_is_seen_by_nobody_and_kept_where_it_fails(
@@ -138,8 +138,8 @@ async def test_a_plain_tool_cannot_disturb_the_connections_of_the_process(tmp_pa
 
     def meddle() -> str:
         """Use what the process has open, after opening a file of its own."""
-        with file.open("wb") as own:
-            own.write(b"own")
+        with file.open("wb") as buffered_writer:
+            buffered_writer.write(b"own")
             with pytest.raises(BrokenPipeError):
                 here.send(b"meddled")
             assert here.recv(1) == b""
@@ -177,9 +177,9 @@ async def test_a_copy_handles_no_signal_as_the_process_does_and_says_that_an_age
 
 async def test_a_signal_that_comes_while_a_copy_is_made_is_handled_once_and_by_the_process() -> None:
     """The copy shares the pipe that wakes the loop: a handler that ran there would have the process act twice."""
-    heard: list[int] = []
+    numbers: list[int] = []
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, heard.append, 1)
+    loop.add_signal_handler(signal.SIGUSR1, numbers.append, 1)
 
     def after_fork() -> None:
         if copying:
@@ -193,14 +193,14 @@ async def test_a_signal_that_comes_while_a_copy_is_made_is_handled_once_and_by_t
             await ran(tool(lambda: "done", name="quick"))
         copying = False
         await asyncio.sleep(0)
-        assert heard == []
+        assert numbers == []
         assert await ran(tool(lambda: "done", name="quick")) == "done"
         os.kill(os.getpid(), signal.SIGUSR1)
-        while not heard:  # noqa: ASYNC110  nobody else tells
+        while not numbers:  # noqa: ASYNC110  nobody else tells
             await asyncio.sleep(0.001)
     finally:
         loop.remove_signal_handler(signal.SIGUSR1)
-    assert heard == [1]
+    assert numbers == [1]
 
 
 async def test_a_plain_tool_may_have_a_loop_of_its_own() -> None:
@@ -267,20 +267,20 @@ async def test_a_program_that_forgets_its_children_at_once_gets_their_answers() 
 
 async def test_a_call_for_which_there_are_no_files_left_fails_and_leaves_no_process_behind() -> None:
     subject, before = tool(lambda: "done", name="quick"), children()
-    with no_files_left() as opened:
-        told = [await outcome(subject)]
-        while told[-1] != "done":
-            os.close(opened.pop())
-            told.append(await outcome(subject))
-    assert len(told) > 5
+    with no_files_left() as numbers:
+        texts = [await outcome(subject)]
+        while texts[-1] != "done":
+            os.close(numbers.pop())
+            texts.append(await outcome(subject))
+    assert len(texts) > 5
     # The last ones fail in the copy, which wants some files for itself.
-    assert all(each.startswith(("OSError: no process could be", "Crashed: ")) for each in told[:-1]), told
+    assert all(each.startswith(("OSError: no process could be", "Crashed: ")) for each in texts[:-1]), texts
     assert children() <= before
 
 
 def children() -> set[int]:
     """List the processes that this one has started and not reaped, in whichever thread."""
-    lists = (place.read_text() for place in Path("/proc/self/task").glob("*/children"))
+    lists = (path.read_text() for path in Path("/proc/self/task").glob("*/children"))
     return {int(pid) for each in lists for pid in each.split()}
 
 
@@ -288,15 +288,15 @@ def children() -> set[int]:
 def no_files_left() -> Generator[list[int]]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
-    opened: list[int] = []
+    numbers: list[int] = []
     try:
         with suppress(OSError):
             while True:
-                opened.append(os.open(os.devnull, os.O_RDONLY))
-        yield opened
+                numbers.append(os.open(os.devnull, os.O_RDONLY))
+        yield numbers
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for fd in opened:
+        for fd in numbers:
             os.close(fd)
 
 
@@ -326,9 +326,9 @@ async def test_a_plain_check_can_be_killed_too(tmp_path: Path) -> None:
     async def pay() -> None: ...
 
     subject = tool(pay, check=paid)
-    checked = subject.validate(b"{}")
-    assert isinstance(checked, Valid)
-    task = asyncio.create_task(subject.check(checked, permit()))
+    result = subject.validate(b"{}")
+    assert isinstance(result, Valid)
+    task = asyncio.create_task(subject.check(result, permit()))
     pid = int(await asyncio.to_thread(fifo.read_text))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -368,28 +368,28 @@ def test_virtual_time_waits_for_a_copy() -> None:
     assert [run_in_virtual_time(scene(), seed=seed) for seed in (None, 1, 2)] == [("499999500000", 0.0)] * 3
 
 
-def _child_of(done: threading.Event) -> None:
+def _child_of(event: threading.Event) -> None:
     pid = fork()
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    done.set()
+    event.set()
 
 
 def test_a_process_forks_only_while_no_thread_holds_a_fork_lock() -> None:
-    lock, done = ForkLock(), threading.Event()
+    lock, event = ForkLock(), threading.Event()
     with lock:
-        forking = threading.Thread(target=_child_of, args=(done,))
+        forking = threading.Thread(target=_child_of, args=(event,))
         forking.start()
-        assert not done.wait(0.05)
+        assert not event.wait(0.05)
     forking.join()
-    assert done.is_set()
+    assert event.is_set()
 
 
 def test_a_process_does_not_fork_while_a_thread_is_inside_sqlite(tmp_path: Path) -> None:
     """SQLite's own locks would stay locked in the copy, and whatever uses SQLite there would hang."""
     connection = open_connection(str(tmp_path / "halter.db"))
-    inside, leave, done = threading.Event(), threading.Event(), threading.Event()
+    inside, leave, event = threading.Event(), threading.Event(), threading.Event()
 
     def hold() -> int:
         inside.set()
@@ -400,9 +400,9 @@ def test_a_process_does_not_fork_while_a_thread_is_inside_sqlite(tmp_path: Path)
     asking = threading.Thread(target=lambda: connection.execute("SELECT hold()").fetchall())
     asking.start()
     inside.wait()
-    forking = threading.Thread(target=_child_of, args=(done,))
+    forking = threading.Thread(target=_child_of, args=(event,))
     forking.start()
-    assert not done.wait(0.05)
+    assert not event.wait(0.05)
     leave.set()
     asking.join()
     forking.join()
@@ -419,8 +419,8 @@ async def test_a_copy_uses_sqlite_while_threads_of_the_process_do(tmp_path: Path
 
     def use(number: int) -> str:
         """Use SQLite."""
-        with closing(sqlite3.connect(tmp_path / f"{number}.db")) as own:
-            return str(own.execute("SELECT 7").fetchone()[0])
+        with closing(sqlite3.connect(tmp_path / f"{number}.db")) as connection:
+            return str(connection.execute("SELECT 7").fetchone()[0])
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:

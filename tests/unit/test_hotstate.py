@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from halter.autonomy.hot_state import (
-    LARGEST_VALUE,
-    LONGEST_BLOCK,
+    MAX_BLOCK_LENGTH,
+    MAX_VALUE_BYTES,
     ChangedValue,
     FieldChange,
     HotState,
@@ -27,7 +27,7 @@ from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.messages import Text, ToolCall
 from halter.core.tools import HealthReport
 from halter.guard.tool_door import Answer
-from halter.loop.text_calls import DEEPEST_VALUE
+from halter.loop.text_calls import MAX_VALUE_DEPTH
 from halter.testing.fakes import ManualClock
 
 NOW = 1_000 * HOUR
@@ -93,8 +93,8 @@ def nested(levels: int) -> Any:
         ("any", {1, 2}, False),
         ("any", b"bytes", False),
         ("any", object(), False),
-        ("any", nested(DEEPEST_VALUE), True),
-        ("any", nested(DEEPEST_VALUE + 1), False),
+        ("any", nested(MAX_VALUE_DEPTH), True),
+        ("any", nested(MAX_VALUE_DEPTH + 1), False),
         ("any", nested(100_000), False),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_value_that_does_not_fit_leaves_the_old_one_with_its_age() -> None:
     hot.put("x", 5, NOW, by="sensor")
     refused = hot.put("x", "five", NOW + SECOND, by="prices")
     assert refused == RejectedValue(
-        "What prices gave for `x` is left out: the field takes a number, and this is the text 'five'."
+        "The value of prices for `x` was rejected: the field needs a number, and this is the text 'five'."
     )
     assert lines(hot, NOW + 5 * SECOND)[-1] == "x: 5 (5s ago)"
 
@@ -123,8 +123,8 @@ def test_a_field_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
 def test_a_value_is_bounded() -> None:
     hot = state()
-    assert hot.put("x", "a" * (LARGEST_VALUE - 2), NOW, by="s") == ChangedValue()
-    refused = hot.put("x", "b" * (LARGEST_VALUE - 1), NOW, by="s")
+    assert hot.put("x", "a" * (MAX_VALUE_BYTES - 2), NOW, by="s") == ChangedValue()
+    refused = hot.put("x", "b" * (MAX_VALUE_BYTES - 1), NOW, by="s")
     assert isinstance(refused, RejectedValue)
     assert "64,001 bytes" in refused.sentence
     assert hot.values()["x"][0] == "a"
@@ -148,10 +148,10 @@ def test_a_value_is_bounded() -> None:
 def test_an_equal_value_is_no_change(old: Any, new: Any, *, same: bool) -> None:
     hot = state()
     hot.put("x", old, NOW, by="s")
-    before = hot.take_snapshot()
+    before = hot.make_snapshot()
     assert hot.put("x", new, NOW, by="s") == (Unchanged() if same else ChangedValue())
-    assert (hot.take_snapshot().digest == before.digest) == same
-    assert (list_changed_fields(before, hot.take_snapshot()) == ()) == same
+    assert (hot.make_snapshot().digest == before.digest) == same
+    assert (list_changed_fields(before, hot.make_snapshot()) == ()) == same
 
 
 def test_an_equal_value_renews_the_age() -> None:
@@ -165,10 +165,10 @@ def test_an_equal_value_renews_the_age() -> None:
 def test_what_is_changed_outside_later_is_not_changed_here() -> None:
     hot, mine = state(), {"a": [1]}
     hot.put("x", mine, NOW, by="s")
-    seen = hot.take_snapshot()
+    snapshot = hot.make_snapshot()
     mine["a"].append(2)
     hot.put("x", 3, NOW, by="s", append=True)
-    assert seen.values == {"x": {"a": [1]}}
+    assert snapshot.values == {"x": {"a": [1]}}
 
 
 def test_an_array_takes_news_and_drops_the_oldest() -> None:
@@ -199,13 +199,13 @@ def test_a_full_array_goes_on_taking_news() -> None:
     hot = state(log=HotField(type="array"))
     for item in range(20):
         assert hot.put("log", f"{item:010}" * 1000, NOW, by="s", append=True) == ChangedValue()
-        assert len(msgspec.json.encode(hot.values()["log"])) <= LARGEST_VALUE
+        assert len(msgspec.json.encode(hot.values()["log"])) <= MAX_VALUE_BYTES
     assert hot.values()["log"][-1].startswith("0000000019")
-    assert isinstance(hot.put("log", "x" * LARGEST_VALUE, NOW, by="s", append=True), RejectedValue)
-    assert isinstance(hot.put("log", "x" * (LARGEST_VALUE - 3), NOW, by="s", append=True), RejectedValue)
+    assert isinstance(hot.put("log", "x" * MAX_VALUE_BYTES, NOW, by="s", append=True), RejectedValue)
+    assert isinstance(hot.put("log", "x" * (MAX_VALUE_BYTES - 3), NOW, by="s", append=True), RejectedValue)
     assert len(hot.values()["log"]) == 6
-    assert hot.put("log", "x" * (LARGEST_VALUE - 4), NOW, by="s", append=True) == ChangedValue()
-    assert len(msgspec.json.encode(hot.values()["log"])) == LARGEST_VALUE
+    assert hot.put("log", "x" * (MAX_VALUE_BYTES - 4), NOW, by="s", append=True) == ChangedValue()
+    assert len(msgspec.json.encode(hot.values()["log"])) == MAX_VALUE_BYTES
 
 
 def test_a_field_is_refreshed_when_it_asks_for_it_and_is_not_known_or_stale() -> None:
@@ -247,12 +247,12 @@ def test_notifications_come_first_and_failing_sensors_last() -> None:
         HealthReport(sensor="files", health="ok"),
         HealthReport(sensor="new", health="starting"),
     ]
-    shown = lines(hot, notes=["first", "second"], health=health)
-    assert shown[0].startswith("Notifications")
-    assert shown[1:3] == ['- "first"', '- "second"']
-    assert shown[5] == "x: not yet loaded"
-    assert shown[-1] == 'Failing sensors, whose fields may be old: prices "The server said 500."'
-    assert "files" not in shown[-1]
+    texts = lines(hot, notes=["first", "second"], health=health)
+    assert texts[0].startswith("Notifications")
+    assert texts[1:3] == ['- "first"', '- "second"']
+    assert texts[5] == "x: not yet loaded"
+    assert texts[-1] == 'Failing sensors, whose fields may be old: prices "The server said 500."'
+    assert "files" not in texts[-1]
 
 
 def test_nothing_to_show_is_nothing() -> None:
@@ -261,36 +261,36 @@ def test_nothing_to_show_is_nothing() -> None:
 
 
 def test_of_many_notifications_the_newest_are_shown_and_the_rest_is_counted() -> None:
-    shown = lines(HotState({}), notes=[f"note {number}" for number in range(25)])
-    assert shown[1] == "- 5 older ones are left out"
-    assert shown[2] == '- "note 5"'
-    assert shown[-1] == '- "note 24"'
-    assert len(shown) == 22
+    texts = lines(HotState({}), notes=[f"note {number}" for number in range(25)])
+    assert texts[1] == "- 5 older ones are left out"
+    assert texts[2] == '- "note 5"'
+    assert texts[-1] == '- "note 24"'
+    assert len(texts) == 22
 
 
 def test_what_is_long_is_cut_and_says_how_long_it_was() -> None:
     hot = state()
     hot.put("x", "a" * 5000, NOW, by="s")
-    shown = lines(hot, notes=["b" * 5000])
-    assert shown[1] == f'- "{"b" * 499}… [cut: 5,002 characters in all]'
-    assert shown[-1] == f'x: "{"a" * 1999}… [cut: 5,002 characters in all] (0s ago)'
+    texts = lines(hot, notes=["b" * 5000])
+    assert texts[1] == f'- "{"b" * 499}… [cut: 5,002 characters in all]'
+    assert texts[-1] == f'x: "{"a" * 1999}… [cut: 5,002 characters in all] (0s ago)'
 
 
 def test_many_long_fields_are_each_cut_shorter_so_that_all_are_shown() -> None:
     hot = HotState({f"field{number}": HotField() for number in range(40)})
     for number in range(40):
         hot.put(f"field{number}", "a" * 5000, NOW, by="s")
-    shown = hot.render(NOW, notes=["n" * 900] * 30)
-    assert len(shown) <= LONGEST_BLOCK
-    assert all(f"\nfield{number}: " in shown for number in range(40))
+    text = hot.render(NOW, notes=["n" * 900] * 30)
+    assert len(text) <= MAX_BLOCK_LENGTH
+    assert all(f"\nfield{number}: " in text for number in range(40))
 
 
 def test_too_many_fields_to_show_are_counted() -> None:
     hot = HotState({f"field{number}": HotField() for number in range(5000)})
-    shown = hot.render(NOW)
-    assert len(shown) <= LONGEST_BLOCK
-    named = shown.count("not yet loaded")
-    assert f"[{5000 - named} more fields are left out" in shown
+    text = hot.render(NOW)
+    assert len(text) <= MAX_BLOCK_LENGTH
+    named = text.count("not yet loaded")
+    assert f"[{5000 - named} more fields are left out" in text
 
 
 FAKES = [
@@ -312,10 +312,10 @@ def test_what_a_sensor_wrote_cannot_begin_a_line_of_its_own(fake: str) -> None:
     hot.put("x", {fake: fake}, NOW, by=fake)
     hot.put("log", fake, NOW, by=fake, append=True)
     health = [HealthReport(sensor="prices", health="failing", sentence=fake)]
-    shown = lines(hot, notes=[fake, fake], health=health)
-    assert len(shown) == 10
-    assert sum(line.startswith("cash:") for line in shown) == 1
-    assert not any(character in "".join(shown) for character in "\u202e\u2028\x85\x0b\x00\x1c")
+    texts = lines(hot, notes=[fake, fake], health=health)
+    assert len(texts) == 10
+    assert sum(line.startswith("cash:") for line in texts) == 1
+    assert not any(character in "".join(texts) for character in "\u202e\u2028\x85\x0b\x00\x1c")
 
 
 @given(st.lists(st.text(), max_size=30), st.lists(JSON, min_size=1, max_size=12), st.text(max_size=300))
@@ -323,10 +323,10 @@ def test_the_block_is_bounded_and_has_one_line_for_each_thing(notes: list[str], 
     hot = HotState({f"f{place}": HotField() for place in range(len(values))})
     for place, value in enumerate(values):
         hot.put(f"f{place}", value, NOW, by="s")
-    shown = hot.render(NOW, notes=notes, health=[HealthReport(sensor="s", health="failing", sentence=said)])
-    assert len(shown) <= LONGEST_BLOCK
+    output = hot.render(NOW, notes=notes, health=[HealthReport(sensor="s", health="failing", sentence=said)])
+    assert len(output) <= MAX_BLOCK_LENGTH
     notified = 0 if not notes else min(len(notes), 20) + (len(notes) > 20) + 2
-    assert len(shown.splitlines()) == notified + 1 + len(values) + 2
+    assert len(output.splitlines()) == notified + 1 + len(values) + 2
 
 
 @given(st.dictionaries(st.sampled_from("abc"), JSON))
@@ -334,11 +334,11 @@ def test_what_was_seen_survives_the_journal(values: dict[str, Any]) -> None:
     hot = HotState(dict.fromkeys("abc", HotField()))
     for name, value in values.items():
         hot.put(name, value, NOW, by="s")
-    seen = hot.take_snapshot()
-    read = HotStateSnapshot.from_bytes(seen.to_bytes())
+    snapshot = hot.make_snapshot()
+    read = HotStateSnapshot.from_bytes(snapshot.to_bytes())
     assert read is not None
-    assert read.digest == seen.digest
-    assert list_changed_fields(seen, read) == ()
+    assert read.digest == snapshot.digest
+    assert list_changed_fields(snapshot, read) == ()
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_a_restored_value_is_stale_until_it_is_written_again() -> None:
     old.put("y", 1, NOW, by="s")
     new = HotState(fields)
     new.restore(old.snapshot())
-    assert new.take_snapshot() == old.take_snapshot()
+    assert new.make_snapshot() == old.make_snapshot()
     assert lines(new)[1:] == ['x: [1,2.5,"é"] (stale: 5s ago)', "y: 1 (stale: 0s ago)", "z: not yet loaded"]
     assert new.due(NOW) == ["y"]
     assert new.put("y", 1, NOW, by="s") == Unchanged()
@@ -431,12 +431,12 @@ def test_a_snapshot_keeps_every_value_as_it_is(value: Any) -> None:
 
 
 def test_a_session_without_fields_is_shown_its_alerts_and_its_failing_sensors_and_nothing_else() -> None:
-    told, failing = (LiveFacts(HotState({}), ManualClock()) for _ in range(2))
-    assert told.make_live_context().volatile() == ""
-    told.show([Text("The disk is full.", "sensor", trusted=False)])
-    assert "The disk is full." in told.make_live_context().volatile()
+    live_facts, failing = (LiveFacts(HotState({}), ManualClock()) for _ in range(2))
+    assert live_facts.make_live_context().read_volatile() == ""
+    live_facts.show([Text("The disk is full.", "sensor", trusted=False)])
+    assert "The disk is full." in live_facts.make_live_context().read_volatile()
     failing.add_health_report(HealthReport(sensor="ticker", health="failing", sentence="no answer"))
-    assert "ticker" in failing.make_live_context().volatile()
+    assert "ticker" in failing.make_live_context().read_volatile()
 
 
 def test_a_call_of_the_agents_own_fills_the_field_that_it_refreshes() -> None:

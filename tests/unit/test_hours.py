@@ -174,20 +174,20 @@ def test_away_from_a_change_the_wall_clock_alone_decides(start: int, end: int, z
     "written", ["8:00", "08:60", "24:00", "0800", "08:00:00", "", "eight", " 08:00", "08:00\n", "0\u0668:00"]
 )
 def test_a_time_of_day_that_is_none_is_refused(written: str) -> None:
-    with pytest.raises(ConfigError, match="no time of day: write it like"):
+    with pytest.raises(ConfigError, match=r"not a time of day\. Use a quoted time such as"):
         hours(written, "23:00")
     with pytest.raises(ConfigError, match=r"active_hours\.end"):
         hours("08:00", written)
 
 
 def test_hours_without_length_are_refused() -> None:
-    with pytest.raises(ConfigError, match="begins and ends at 08:00: let `end` differ"):
+    with pytest.raises(ConfigError, match=r"starts and ends at 08:00\. Set a different `end`"):
         hours("08:00", "08:00")
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "../etc/passwd", "/etc/localtime", "a\x00b", "Europe"])
 def test_a_zone_that_does_not_exist_is_refused(zone: str) -> None:
-    with pytest.raises(ConfigError, match="no known zone"):
+    with pytest.raises(ConfigError, match="which is unknown"):
         hours("08:00", "23:00", zone)
 
 

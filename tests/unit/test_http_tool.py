@@ -238,7 +238,7 @@ async def test_long_and_binary_answers_are_bounded(site: Site) -> None:
     site.answer = lambda _: page("x" * 1_000_000)
     answer = await got(url, allow_addresses=LOOPBACK, max_bytes=1000)
     assert len(answer) < 1100
-    assert answer.endswith("[the answer is longer; the rest was not read]")
+    assert answer.endswith("[response truncated]")
     site.answer = lambda _: page(b"\0\1", content_type="image/png")
     answer = await got(url, allow_addresses=LOOPBACK)
     assert answer == "200 OK\ncontent-type: image/png\n\n[2 bytes that are not text, in base64]\nAAE="
@@ -275,11 +275,17 @@ def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
-    made = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
-    made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
-    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    pem = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    certificate_builder = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+    certificate_builder = certificate_builder.not_valid_before(now - timedelta(days=1)).not_valid_after(
+        now + timedelta(days=1)
+    )
+    certificate_builder = certificate_builder.add_extension(
+        x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False
+    )
+    certificate_builder = certificate_builder.add_extension(
+        x509.BasicConstraints(ca=True, path_length=None), critical=True
+    )
+    pem = certificate_builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     (folder / "pem").write_bytes(pem + key.private_bytes(encoding, form, serialization.NoEncryption()))
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

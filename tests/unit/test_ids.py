@@ -10,7 +10,7 @@ from halter.core.ids import (
     StreamId,
     inbox_stream,
     is_inbox,
-    session_of,
+    parse_session_id,
     session_stream,
     trigger_stream,
 )
@@ -29,7 +29,7 @@ from halter.testing.world import VIRTUAL_START
     ],
 )
 def test_a_stream_tells_whose_it_is(stream: StreamId, session: str | None, *, inbox: bool) -> None:
-    assert session_of(stream) == session
+    assert parse_session_id(stream) == session
     assert is_inbox(stream) == inbox
 
 
@@ -47,12 +47,12 @@ def test_the_first_part_of_an_id_is_its_millisecond() -> None:
 def test_whatever_chance_gives_ids_count_up(drawn: list[int]) -> None:
     numbers = iter(drawn)
     ids = SortableIds(lambda: VIRTUAL_START, lambda _: next(numbers))
-    made = [ids.make() for _ in drawn]
-    assert made == sorted(set(made))
+    texts = [ids.make() for _ in drawn]
+    assert texts == sorted(set(texts))
 
 
 def test_even_the_largest_draw_is_followed_by_a_larger_id() -> None:
     ids = SortableIds(lambda: VIRTUAL_START, lambda bits: 2**bits - 1)
-    made = [ids.make() for _ in range(3)]
-    assert made == sorted(set(made))
-    assert {len(one) for one in made} == {26}
+    texts = [ids.make() for _ in range(3)]
+    assert texts == sorted(set(texts))
+    assert {len(text) for text in texts} == {26}

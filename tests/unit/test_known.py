@@ -20,7 +20,7 @@ from halter.core.rows import HaltRow, HoldRow, StreamRow
 from halter.core.vocabulary import RowKey
 from halter.guard.halts import halt
 from halter.journal.apply import Changes, WorkingSet
-from halter.journal.engine import MOST_CACHED_ROWS, MOST_CACHED_WRITES, RowCache
+from halter.journal.engine import MAX_CACHED_ROWS, MAX_CACHED_WRITES, RowCache
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import ForkSafeConnection, SqliteEngine
 from halter.journal.store import DONE_BEFORE_YIELD, JournalStore
@@ -92,7 +92,7 @@ def test_what_is_undone_was_never_there(known: RowCache) -> None:
 
 
 def test_no_more_rows_are_known_than_fit(table: Table, known: RowCache) -> None:
-    known.load([(HaltRow, f"session:{number}") for number in range(MOST_CACHED_ROWS + 1)])
+    known.load([(HaltRow, f"session:{number}") for number in range(MAX_CACHED_ROWS + 1)])
     before = table.looks
     known.load([(HaltRow, "session:0")])
     assert table.looks == before + 1
@@ -104,53 +104,55 @@ def engine(tmp_path: Path) -> Iterator[Callable[[], SqliteEngine]]:
     with ExitStack() as stack:
 
         def make() -> SqliteEngine:
-            made = SqliteEngine(str(tmp_path / "halter.db"), now=lambda: next(ticks), new_id=lambda: "store")
-            stack.callback(made.close)
-            return made
+            sqlite_engine = SqliteEngine(str(tmp_path / "halter.db"), now=lambda: next(ticks), new_id=lambda: "store")
+            stack.callback(sqlite_engine.close)
+            return sqlite_engine
 
         yield make
 
 
 def written(engine: SqliteEngine, row: HaltRow) -> None:
-    known = engine.begin([FLEET]).loaded[FLEET]
-    engine.save(changing(row) if known else Changes({row.key(): row}))
+    result = engine.begin([FLEET]).loaded[FLEET]
+    engine.save(changing(row) if result else Changes({row.key(): row}))
     engine.commit()
 
 
 def statements_of(engine: SqliteEngine, row: HaltRow) -> list[str]:
     """What SQLite is told when a row is written that the engine may know."""
-    told: list[str] = []
+    texts: list[str] = []
     connection = cast("ForkSafeConnection", vars(engine)["_connection"])
-    connection.set_trace_callback(told.append)
+    connection.set_trace_callback(texts.append)
     written(engine, row)
     connection.set_trace_callback(None)
-    return [each for each in told if each.startswith("UPDATE")]
+    return [each for each in texts if each.startswith("UPDATE")]
 
 
 def test_of_a_row_that_is_known_only_what_changes_is_written(engine: Callable[[], SqliteEngine]) -> None:
-    one = engine()
-    written(one, HALTED)
-    assert statements_of(one, HALTED) == []
-    assert statements_of(one, RESUMED) == ['UPDATE halts SET "halted" = 0, "at" = 2 WHERE "scope" = \'fleet\'']
-    assert seen(one) == RESUMED
+    sqlite_engine = engine()
+    written(sqlite_engine, HALTED)
+    assert statements_of(sqlite_engine, HALTED) == []
+    assert statements_of(sqlite_engine, RESUMED) == [
+        'UPDATE halts SET "halted" = 0, "at" = 2 WHERE "scope" = \'fleet\''
+    ]
+    assert seen(sqlite_engine) == RESUMED
 
 
 def test_what_another_wrote_is_compared_and_not_what_was_there_before(engine: Callable[[], SqliteEngine]) -> None:
-    one, other = engine(), engine()
-    written(one, HALTED)
+    sqlite_engine, other = engine(), engine()
+    written(sqlite_engine, HALTED)
     written(other, RESUMED)
-    written(one, HALTED)
+    written(sqlite_engine, HALTED)
     assert seen(other) == HALTED
 
 
 def test_what_was_undone_is_written_when_it_comes_again(engine: Callable[[], SqliteEngine]) -> None:
-    one = engine()
-    written(one, HALTED)
-    one.begin([FLEET])
-    one.save(changing(RESUMED))
-    one.rollback()
-    written(one, RESUMED)
-    assert seen(one) == RESUMED
+    sqlite_engine = engine()
+    written(sqlite_engine, HALTED)
+    sqlite_engine.begin([FLEET])
+    sqlite_engine.save(changing(RESUMED))
+    sqlite_engine.rollback()
+    written(sqlite_engine, RESUMED)
+    assert seen(sqlite_engine) == RESUMED
 
 
 def seen(engine: SqliteEngine) -> object:
@@ -168,42 +170,42 @@ def seen_by_write(engine: SqliteEngine) -> tuple[object, object]:
 
 
 def test_two_processes_on_one_file_see_what_the_other_wrote(engine: Callable[[], SqliteEngine]) -> None:
-    one, other = engine(), engine()
+    sqlite_engine, other = engine(), engine()
     for row in (HALTED, RESUMED, HALTED):
-        written(one, row)
+        written(sqlite_engine, row)
         assert seen(other) == row
-        assert seen(one) == row
+        assert seen(sqlite_engine) == row
         written(other, RESUMED)
-        assert seen(one) == RESUMED
+        assert seen(sqlite_engine) == RESUMED
 
 
 def test_a_row_that_a_person_changes_by_hand_is_seen(engine: Callable[[], SqliteEngine], tmp_path: Path) -> None:
-    one = engine()
-    written(one, HALTED)
+    sqlite_engine = engine()
+    written(sqlite_engine, HALTED)
     with sqlite3.connect(tmp_path / "halter.db") as hand:
         hand.execute("UPDATE halts SET reason = 'by hand'")
     hand.close()
-    assert getattr(seen(one), "reason", "") == "by hand"
+    assert getattr(seen(sqlite_engine), "reason", "") == "by hand"
 
 
 def test_what_is_made_once_is_looked_up_while_it_is_not_there_and_forgotten_when_it_is_gone() -> None:
     hold = HoldRow("call", "s", 1, "turn", "deed", b"[]")
-    there: list[HoldRow] = []
+    hold_rows: list[HoldRow] = []
     looks: list[RowKey] = []
 
     def look(key: RowKey) -> HoldRow | None:
         looks.append(key)
-        return there[0] if there else None
+        return hold_rows[0] if hold_rows else None
 
-    known, key = RowCache(look), hold.key()
-    assert [known.load([key])[key] for _ in range(2)] == [None, None]
+    row_cache, key = RowCache(look), hold.key()
+    assert [row_cache.load([key])[key] for _ in range(2)] == [None, None]
     assert len(looks) == 2
-    known.written = Changes({key: hold})
-    known.on_commit()
-    assert known.load([key])[key] is hold
-    known.written = Changes(deletes={key: None})
-    known.on_commit()
-    assert known.load([key])[key] is None
+    row_cache.written = Changes({key: hold})
+    row_cache.on_commit()
+    assert row_cache.load([key])[key] is hold
+    row_cache.written = Changes(deletes={key: None})
+    row_cache.on_commit()
+    assert row_cache.load([key])[key] is None
 
 
 @pytest.mark.parametrize(
@@ -240,63 +242,63 @@ def halt_write(key: str) -> Write:
 
 def selecting(engine: SqliteEngine) -> list[str]:
     """The queries for earlier writes that an engine makes from now on."""
-    asked: list[str] = []
+    texts: list[str] = []
     connection = engine._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    connection.set_trace_callback(lambda sql: asked.append(sql) if "FROM events WHERE key IN" in sql else None)
-    return asked
+    connection.set_trace_callback(lambda sql: texts.append(sql) if "FROM events WHERE key IN" in sql else None)
+    return texts
 
 
 async def test_a_stream_that_was_begun_here_is_not_asked_for_earlier_writes(
     engine: Callable[[], SqliteEngine],
 ) -> None:
-    made = engine()
-    store = JournalStore(made, inline=True)
+    sqlite_engine = engine()
+    store = JournalStore(sqlite_engine, inline=True)
     await store.commit(halt_write("first"))
-    asked = selecting(made)
+    texts = selecting(sqlite_engine)
     await store.claim(WorkerId("w"), 1)
-    assert not (await store.commit(halt_write("second"))).repeated
-    assert asked == []
-    assert (await store.commit(halt_write("first"))).repeated
-    assert (await store.commit(halt_write("second"))).repeated
-    assert len(asked) == 2
+    assert not (await store.commit(halt_write("second"))).is_repeated
+    assert texts == []
+    assert (await store.commit(halt_write("first"))).is_repeated
+    assert (await store.commit(halt_write("second"))).is_repeated
+    assert len(texts) == 2
 
 
 async def test_a_stream_that_another_process_writes_to_is_asked_for_earlier_writes(
     engine: Callable[[], SqliteEngine],
 ) -> None:
-    one, other = engine(), engine()
-    first, second = JournalStore(one, inline=True), JournalStore(other, inline=True)
+    sqlite_engine, other = engine(), engine()
+    first, second = JournalStore(sqlite_engine, inline=True), JournalStore(other, inline=True)
     await first.commit(halt_write("mine"))
     await second.commit(halt_write("yours"))
-    asked = selecting(one)
-    assert (await first.commit(halt_write("yours"))).repeated
-    assert len(asked) == 1
+    texts = selecting(sqlite_engine)
+    assert (await first.commit(halt_write("yours"))).is_repeated
+    assert len(texts) == 1
 
 
 async def test_a_write_that_was_undone_is_made_the_second_time(
     engine: Callable[[], SqliteEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = engine()
-    store = JournalStore(made, inline=True)
+    sqlite_engine = engine()
+    store = JournalStore(sqlite_engine, inline=True)
     await store.commit(halt_write("first"))
     with monkeypatch.context() as broken:
-        broken.setattr(made, "commit", lambda: 1 / 0)
+        broken.setattr(sqlite_engine, "commit", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await store.commit(halt_write("second"))
-    assert not (await store.commit(halt_write("second"))).repeated
+    assert not (await store.commit(halt_write("second"))).is_repeated
 
 
 async def test_what_was_undone_is_not_known_after_a_write_that_decides_nothing(
     engine: Callable[[], SqliteEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = engine()
-    store = JournalStore(made, inline=True)
+    sqlite_engine = engine()
+    store = JournalStore(sqlite_engine, inline=True)
     with monkeypatch.context() as broken:
-        broken.setattr(made, "commit", lambda: 1 / 0)
+        broken.setattr(sqlite_engine, "commit", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await store.commit(halt("fleet", "ada", "first"))
     await store.commit(Write(StreamId("fleet"), "nothing", lambda _: [], [FLEET]))
-    assert seen_by_write(made) == (None, None)
+    assert seen_by_write(sqlite_engine) == (None, None)
 
 
 async def test_a_commit_whose_answer_was_lost_is_known_as_it_was_made(tmp_path: Path) -> None:
@@ -313,16 +315,16 @@ async def test_a_commit_whose_answer_was_lost_is_known_as_it_was_made(tmp_path: 
     def connect(path: str) -> ForkSafeConnection:
         return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=LosesAnswer)
 
-    made = SqliteEngine(str(tmp_path / "halter.db"), now=lambda: 1, new_id=lambda: "store", connect=connect)
-    store = JournalStore(made, inline=True)
+    sqlite_engine = SqliteEngine(str(tmp_path / "halter.db"), now=lambda: 1, new_id=lambda: "store", connect=connect)
+    store = JournalStore(sqlite_engine, inline=True)
     await store.commit(Write(StreamId("fleet"), "nothing", lambda _: [], [FLEET]))
     losing.append("COMMIT")
     with pytest.raises(StoreError):
         await store.commit(halt("fleet", "ada", "first"))
-    halted, head = seen_by_write(made)
+    halted, head = seen_by_write(sqlite_engine)
     assert isinstance(halted, HaltRow)
     assert isinstance(head, StreamRow)
-    assert (await store.commit(halt("fleet", "ada", "first"))).repeated
+    assert (await store.commit(halt("fleet", "ada", "first"))).is_repeated
     await store.close()
 
 
@@ -342,8 +344,11 @@ async def test_an_error_of_the_file_is_one_of_the_store_also_where_a_row_is_look
         assert rows.get(HoldRow, "call") is None
         return []
 
-    made = SqliteEngine(str(tmp_path / "halter.db"), now=lambda: 1, new_id=lambda: "store", connect=connect)
-    store, write = JournalStore(made, inline=True), Write(StreamId("fleet"), "key", decide, [(HoldRow, "call")])
+    sqlite_engine = SqliteEngine(str(tmp_path / "halter.db"), now=lambda: 1, new_id=lambda: "store", connect=connect)
+    store, write = (
+        JournalStore(sqlite_engine, inline=True),
+        Write(StreamId("fleet"), "key", decide, [(HoldRow, "call")]),
+    )
     broken.append("holds")
     with pytest.raises(StoreError):
         await store.commit(write)
@@ -354,8 +359,8 @@ async def test_an_error_of_the_file_is_one_of_the_store_also_where_a_row_is_look
 
 async def test_of_events_of_which_the_store_refuses_one_nothing_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "halter.db"
-    made = SqliteEngine(str(path), now=lambda: 1, new_id=lambda: "store")
-    store, stream, draft = JournalStore(made, inline=True), session_stream("s"), Draft(TurnStarted(turn=1))
+    sqlite_engine = SqliteEngine(str(path), now=lambda: 1, new_id=lambda: "store")
+    store, stream, draft = JournalStore(sqlite_engine, inline=True), session_stream("s"), Draft(TurnStarted(turn=1))
     await store.commit(Write(stream, "first", lambda _: [draft]))
     with sqlite3.connect(path) as by_hand:
         by_hand.execute("CREATE TEMP TABLE copied AS SELECT * FROM events")
@@ -370,20 +375,20 @@ async def test_of_events_of_which_the_store_refuses_one_nothing_is_kept(tmp_path
 
 async def test_a_question_to_a_file_that_fails_has_an_error_of_the_store(tmp_path: Path) -> None:
     path = tmp_path / "halter.db"
-    made = SqliteEngine(str(path), now=lambda: 1, new_id=lambda: "store")
+    sqlite_engine = SqliteEngine(str(path), now=lambda: 1, new_id=lambda: "store")
     with sqlite3.connect(path) as by_hand:
         by_hand.execute("DROP TABLE halts")
     by_hand.close()
     with pytest.raises(StoreError, match="no such table: halts"):
-        made.ask("all_halts", {})
-    made.close()
+        sqlite_engine.ask("all_halts", {})
+    sqlite_engine.close()
 
 
 def test_rows_that_are_made_anew_are_looked_up_again(engine: Callable[[], SqliteEngine]) -> None:
-    made = engine()
-    written(made, HALTED)
-    made.replace(lambda _: [RESUMED])
-    assert seen_by_write(made)[0] == RESUMED
+    sqlite_engine = engine()
+    written(sqlite_engine, HALTED)
+    sqlite_engine.replace(lambda _: [RESUMED])
+    assert seen_by_write(sqlite_engine)[0] == RESUMED
 
 
 async def test_a_store_that_is_opened_with_a_clock_set_back_puts_no_event_before_those_it_finds(tmp_path: Path) -> None:
@@ -398,16 +403,16 @@ async def test_a_store_that_is_opened_with_a_clock_set_back_puts_no_event_before
 
 def test_when_more_was_written_than_is_known_the_store_is_asked() -> None:
     head = StreamRow("fleet", 1, b"", 1)
-    there: list[StreamRow] = []
-    known = RowCache(lambda _: there[0] if there else None)
-    for seq in range(1, MOST_CACHED_WRITES + 2):
-        known.load([head.key()])
-        assert not known.may_repeat([head.key()], [f"key{seq}"])
-        known.written = Changes(updates={head.key(): head}, events=[stored(StreamId("fleet"), seq, f"key{seq}")])
-        known.on_commit()
-        there = [head]
-    known.load([head.key()])
-    assert known.may_repeat([head.key()], ["new"])
+    stream_rows: list[StreamRow] = []
+    row_cache = RowCache(lambda _: stream_rows[0] if stream_rows else None)
+    for seq in range(1, MAX_CACHED_WRITES + 2):
+        row_cache.load([head.key()])
+        assert not row_cache.can_repeat([head.key()], [f"key{seq}"])
+        row_cache.written = Changes(updates={head.key(): head}, events=[stored(StreamId("fleet"), seq, f"key{seq}")])
+        row_cache.on_commit()
+        stream_rows = [head]
+    row_cache.load([head.key()])
+    assert row_cache.can_repeat([head.key()], ["new"])
 
 
 def begin_request(key: str, request: str, *, read: bool) -> Write:
@@ -424,19 +429,19 @@ def begin_request(key: str, request: str, *, read: bool) -> Write:
 
 def looking_for_holds(engine: SqliteEngine) -> list[str]:
     """The queries for holds that an engine makes from now on."""
-    asked: list[str] = []
+    texts: list[str] = []
     connection = engine._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    connection.set_trace_callback(lambda sql: asked.append(sql) if "FROM holds WHERE" in sql else None)
-    return asked
+    connection.set_trace_callback(lambda sql: texts.append(sql) if "FROM holds WHERE" in sql else None)
+    return texts
 
 
 async def test_what_is_made_once_is_not_looked_up_before_it_is_made(engine: Callable[[], SqliteEngine]) -> None:
-    made = engine()
-    store, asked = JournalStore(made, inline=True), looking_for_holds(made)
+    sqlite_engine = engine()
+    store, texts = JournalStore(sqlite_engine, inline=True), looking_for_holds(sqlite_engine)
     await store.commit(begin_request("first", "r1", read=False))
-    assert asked == []
+    assert texts == []
     await store.commit(begin_request("second", "r2", read=True))
-    assert len(asked) == 1
+    assert len(texts) == 1
 
 
 @pytest.mark.parametrize("read", [True, False])
@@ -444,25 +449,25 @@ async def test_what_is_made_once_and_there_already_is_found_by_a_process_that_do
     engine: Callable[[], SqliteEngine], *, read: bool
 ) -> None:
     await JournalStore(engine(), inline=True).commit(begin_request("first", "r1", read=True))
-    other = engine()
-    store, asked = JournalStore(other, inline=True), looking_for_holds(other)
+    sqlite_engine = engine()
+    store, texts = JournalStore(sqlite_engine, inline=True), looking_for_holds(sqlite_engine)
     again = await store.commit(begin_request("second", "r1", read=read))
     assert len(again.events) == (0 if read else 1)
-    assert len(asked) == 1
-    (held,) = await store.ask(Query("budget", BudgetRow, {"scope": "session:s", "window": "", "unit": "usd"}))
-    assert held.held == (5 if read else 10)
+    assert len(texts) == 1
+    (budget_row,) = await store.ask(Query("budget", BudgetRow, {"scope": "session:s", "window": "", "unit": "usd"}))
+    assert budget_row.held == (5 if read else 10)
 
 
 def test_a_row_that_was_not_looked_up_is_found_before_it_is_dropped() -> None:
     hold = HoldRow("call", "s", 1, "turn", "deed", b"[]")
-    rows = WorkingSet(loaded={}, now=0, postponed={hold.key()}, look=lambda _: hold)
+    rows = WorkingSet(loaded={}, now=0, unread={hold.key()}, read_row=lambda _: hold)
     rows.drop(hold.key())
     assert list(rows.deletes) == [hold.key()]
 
 
 def test_rows_that_are_looked_for_together_are_those_that_each_look_finds() -> None:
-    hold, gone = HoldRow("call", "s", 1, "turn", "deed", b"[]"), HoldRow("gone", "s", 1, "turn", "deed", b"[]")
-    rows = WorkingSet(loaded={gone.key(): None}, now=0, postponed={hold.key()}, look=lambda _: hold)
+    hold, hold_row = HoldRow("call", "s", 1, "turn", "deed", b"[]"), HoldRow("gone", "s", 1, "turn", "deed", b"[]")
+    rows = WorkingSet(loaded={hold_row.key(): None}, now=0, unread={hold.key()}, read_row=lambda _: hold)
     both = [(HoldRow, "gone"), (HoldRow, "call")]
     assert rows.find(both) == rows.find(both) == [None, hold]
     assert (rows.find([]), rows.find(both[:1])) == ([], [None])
@@ -489,8 +494,8 @@ async def test_a_task_that_writes_without_a_pause_lets_the_others_run() -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    other = asyncio.create_task(take_turns())
+    task = asyncio.create_task(take_turns())
     await write(2)
     assert await write(3 * DONE_BEFORE_YIELD) == 3
-    other.cancel()
+    task.cancel()
     await store.close()

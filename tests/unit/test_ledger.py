@@ -13,7 +13,7 @@ from halter.core.events import CallStarted, CostCapReached, OverrunIncurred, Req
 from halter.core.ids import WorkerId, session_stream
 from halter.core.money import (
     COLD_START_COST,
-    LARGEST_AMOUNT,
+    MAX_AMOUNT,
     Account,
     BudgetRow,
     Cap,
@@ -66,14 +66,16 @@ async def held(world: World, lease: Lease, intent: Intent) -> HoldTaken:
 
 
 async def spent(world: World, lease: Lease, usd: int, name: str, caps: Caps = CAPS) -> None:
-    taken = await held(world, lease, call(world, usd, name, caps))
-    await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=usd))
+    event = await held(world, lease, call(world, usd, name, caps))
+    await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=usd))
 
 
 async def budget(world: World, account: Account = SESSION) -> BudgetRow:
     rows = await world.journal.ask(Query("budgets", BudgetRow))
-    found = [row for row in rows if (row.scope, row.window, row.unit) == (account.scope, account.window, account.unit)]
-    return found[0] if found else BudgetRow(account.scope, account.window, account.unit)
+    budget_rows = [
+        row for row in rows if (row.scope, row.window, row.unit) == (account.scope, account.window, account.unit)
+    ]
+    return budget_rows[0] if budget_rows else BudgetRow(account.scope, account.window, account.unit)
 
 
 async def sums(world: World, account: Account = SESSION) -> tuple[int, int, int]:
@@ -83,10 +85,10 @@ async def sums(world: World, account: Account = SESSION) -> tuple[int, int, int]
 
 async def test_the_hold_stands_before_anything_acts_and_the_rest_is_freed_after_it(world: World) -> None:
     lease = await begun(world)
-    taken = await held(world, lease, call(world, 60))
+    event = await held(world, lease, call(world, 60))
     assert await sums(world) == (0, 60, 0)
-    assert (await world.session("s1")).in_flight == {"c1": taken.flight}
-    await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=25))
+    assert (await world.session("s1")).in_flight == {"c1": event.flight}
+    await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=25))
     assert await sums(world) == (25, 0, 0)
     assert (await world.session("s1")).in_flight == {}
 
@@ -94,8 +96,8 @@ async def test_the_hold_stands_before_anything_acts_and_the_rest_is_freed_after_
 async def test_the_charge_is_the_reported_truth_and_the_hold_only_where_nothing_truer_is_known(world: World) -> None:
     lease = await begun(world)
     for name, usd in (("known", 3), ("free", 0), ("unknown", None)):
-        taken = await held(world, lease, call(world, 20, name))
-        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=usd))
+        event = await held(world, lease, call(world, 20, name))
+        await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=usd))
     spends = await world.store.ask(Query("all_spends", SpendRow))
     assert {row.hold: (row.usd, row.held_usd) for row in spends} == {
         "known": (3, 20),
@@ -164,9 +166,9 @@ async def test_all_who_wait_get_their_turn_as_holds_are_settled(world: World) ->
     lease = await begun(world)
 
     async def spend(number: int) -> None:
-        taken = await held(world, lease, call(world, 40, f"c{number}"))
+        event = await held(world, lease, call(world, 40, f"c{number}"))
         await world.clock.sleep(SECOND)
-        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=1))
+        await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=1))
 
     before = world.now
     await asyncio.gather(*(spend(number) for number in range(20)))
@@ -190,8 +192,8 @@ async def test_whoever_gives_up_waiting_does_not_take_the_word_from_others(world
 def test_dearer_than_held_but_within_the_cap_just_settles(path: str | None) -> None:
     async def scene() -> None:
         lease = await begun(world)
-        taken = await held(world, lease, call(world, 10))
-        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=90))
+        event = await held(world, lease, call(world, 10))
+        await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=90))
         assert await sums(world) == (90, 0, 0)
         assert not (await world.session("s1")).overrun
 
@@ -236,11 +238,11 @@ def test_a_cap_can_be_lowered_below_what_is_spent_and_held_and_then_nothing_more
     async def scene() -> None:
         lease = await begun(world)
         await spent(world, lease, 40, "first")
-        taken = await held(world, lease, call(world, 30, "second"))
+        event = await held(world, lease, call(world, 30, "second"))
         await world.store.commit(change_cap(SESSION, 50, "mara", "lower"))
         assert await sums(world) == (40, 30, 20)
         assert (await budget(world)).cap == 50
-        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=30))
+        await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=30))
         assert await sums(world) == (70, 0, 20)
         assert isinstance(await hold(world.ledger, lease, call(world, 1, "third")), HoldRefused)
 
@@ -251,7 +253,7 @@ def test_a_cap_can_be_lowered_below_what_is_spent_and_held_and_then_nothing_more
 async def test_what_is_held_already_is_not_held_a_second_time_by_a_later_attempt(world: World) -> None:
     lease = await begun(world)
     assert isinstance(await hold(world.ledger, lease, call(world, 1)), HoldTaken)
-    with pytest.raises(ValueError, match="is held already"):
+    with pytest.raises(ValueError, match="already has a hold"):
         await hold(world.ledger, lease, call(world, 1), attempt=1)
 
 
@@ -280,9 +282,9 @@ async def test_a_window_that_is_full_refuses_today_and_takes_the_same_tomorrow(w
 async def test_a_hold_is_settled_into_the_window_that_it_was_taken_from(world: World) -> None:
     lease = await begun(world)
     await world.advance(DAY - SECOND)
-    taken = await held(world, lease, call(world, 60, caps=DAILY))
+    event = await held(world, lease, call(world, 60, caps=DAILY))
     await world.advance(HOUR)
-    await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=45))
+    await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=45))
     assert await sums(world, Account("agent:a1", "day/2026-01-01", "usd")) == (45, 0, 0)
     assert await sums(world, Account("agent:a1", "day/2026-01-02", "usd")) == (0, 0, 0)
 
@@ -294,8 +296,8 @@ def test_a_hold_whose_answer_was_lost_at_midnight_is_still_the_hold_of_yesterday
         with pytest.raises(StoreUnavailable):
             await hold(world.ledger, lease, call(world, 60, caps=DAILY))
         await world.advance(MINUTE)
-        taken = await held(world, lease, call(world, 60, caps=DAILY))
-        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=45))
+        event = await held(world, lease, call(world, 60, caps=DAILY))
+        await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=45))
         assert await sums(world, Account("agent:a1", "day/2026-01-01", "usd")) == (45, 0, 0)
         assert await sums(world, Account("agent:a1", "day/2026-01-02", "usd")) == (0, 0, 0)
 
@@ -305,10 +307,10 @@ def test_a_hold_whose_answer_was_lost_at_midnight_is_still_the_hold_of_yesterday
 
 async def test_what_is_settled_twice_is_charged_once(world: World) -> None:
     lease = await begun(world)
-    taken = await held(world, lease, call(world, 60))
-    first = (await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=25))).committed
-    second = (await world.ledger.settle(lease, taken.flight, ActualResult("error", usd=99))).committed
-    assert second.repeated
+    event = await held(world, lease, call(world, 60))
+    first = (await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=25))).committed
+    second = (await world.ledger.settle(lease, event.flight, ActualResult("error", usd=99))).committed
+    assert second.is_repeated
     assert second.events == first.events
     assert await sums(world) == (25, 0, 0)
 
@@ -345,10 +347,10 @@ async def test_a_hold_in_doubt_is_freed_by_no_timer_and_settled_at_its_most(worl
 
 async def test_an_owner_that_lost_its_lease_can_neither_hold_nor_settle(world: World) -> None:
     lease = await begun(world)
-    taken = await held(world, lease, call(world, 60))
+    event = await held(world, lease, call(world, 60))
     await taken_over(world)
     with pytest.raises(LeaseLost):
-        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=1))
+        await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=1))
     with pytest.raises(LeaseLost):
         await hold(world.ledger, lease, call(world, 1, "c2"))
     assert await sums(world) == (0, 60, 0)
@@ -375,8 +377,8 @@ async def test_tokens_are_held_and_settled_like_money(world: World) -> None:
 async def test_every_spend_is_logged_with_who_spent_it_on_what_and_why(world: World) -> None:
     lease = await begun(world, agent="night-watch")
     amounts = make_legs(CAPS, Spender("s1", "night-watch"), world.now, usd=50)
-    taken = await held(world, lease, RequestStarted(request="r1", model="scripted:m", purpose="gate", legs=amounts))
-    await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=7, usage=Usage(100, 20, 30, 4)))
+    event = await held(world, lease, RequestStarted(request="r1", model="scripted:m", purpose="gate", legs=amounts))
+    await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=7, usage=Usage(100, 20, 30, 4)))
     (spend,) = await world.store.ask(Query("all_spends", SpendRow))
     assert (spend.at, spend.hold, spend.session) == (world.now, "r1", "s1")
     assert (spend.agent, spend.trigger) == ("night-watch", "")
@@ -388,8 +390,8 @@ async def test_every_spend_is_logged_with_who_spent_it_on_what_and_why(world: Wo
 
 async def test_a_call_that_costs_nothing_is_settled_without_touching_any_budget(world: World) -> None:
     lease = await begun(world)
-    taken = await held(world, lease, call(world, 0))
-    committed = (await world.ledger.settle(lease, taken.flight, ActualResult("ok"))).committed
+    event = await held(world, lease, call(world, 0))
+    committed = (await world.ledger.settle(lease, event.flight, ActualResult("ok"))).committed
     assert [stored.kind for stored in committed.events] == ["call_settled"]
     assert await world.store.ask(Query("budgets", BudgetRow)) == []
 
@@ -424,8 +426,8 @@ async def test_the_forecast_forgets_what_is_older_than_thirty_days(world: World)
 async def test_a_body_too_large_for_the_events_table_is_kept_as_a_blob(world: World) -> None:
     lease = await begun(world)
     large = bytes(BLOB_THRESHOLD + 1)
-    taken = await held(world, lease, call(world, 1))
-    settlement = await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=1, body=large))
+    event = await held(world, lease, call(world, 1))
+    settlement = await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=1, body=large))
     (settled,) = settlement.committed.events
     assert settled.body is None
     assert settled.blob is not None
@@ -457,14 +459,14 @@ async def test_a_cost_that_nothing_was_held_for_counts_all_the_same(world: World
 async def test_only_what_cost_no_more_than_its_hold_is_settled_with_what_follows(world: World) -> None:
     lease = await begun(world)
     free = await held(world, lease, CallStarted(call="c1", tool="look"))
-    taken = await held(world, lease, call(world, 60, "c2"))
+    event = await held(world, lease, call(world, 60, "c2"))
     assert world.ledger.defer_settlement(lease, free.flight, ActualResult("ok", usd=1)) is None
-    assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=61)) is None
-    assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("error", usd=60)) is None
+    assert world.ledger.defer_settlement(lease, event.flight, ActualResult("ok", usd=61)) is None
+    assert world.ledger.defer_settlement(lease, event.flight, ActualResult("error", usd=60)) is None
     assert not world.ledger.has_deferred(lease)
-    settled = world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=60))
-    assert settled is not None
-    assert (settled.usd, settled.overrun) == (60, False)
+    settlement = world.ledger.defer_settlement(lease, event.flight, ActualResult("ok", usd=60))
+    assert settlement is not None
+    assert (settlement.usd, settlement.overrun) == (60, False)
     await world.ledger.flush_deferred(lease)
     assert await sums(world) == (60, 0, 0)
 
@@ -472,9 +474,9 @@ async def test_only_what_cost_no_more_than_its_hold_is_settled_with_what_follows
 async def test_what_keeps_within_a_rate_is_settled_with_what_follows(world: World) -> None:
     lease = await begun(world)
     rates = make_rate_legs((("mine:big", RateLimit(requests=5, tokens=1_000)),), world.now, 300)
-    taken = await held(world, lease, msgspec.structs.replace(call(world, 60), legs=(*call(world, 60).legs, *rates)))
-    assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=60, tokens=301)) is None
-    assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=60, tokens=300)) is not None
+    event = await held(world, lease, msgspec.structs.replace(call(world, 60), legs=(*call(world, 60).legs, *rates)))
+    assert world.ledger.defer_settlement(lease, event.flight, ActualResult("ok", usd=60, tokens=301)) is None
+    assert world.ledger.defer_settlement(lease, event.flight, ActualResult("ok", usd=60, tokens=300)) is not None
     await world.ledger.flush_deferred(lease)
     rows = [row for row in await world.store.ask(Query("budgets", BudgetRow)) if row.scope == "model:mine:big"]
     assert {row.unit: (row.spent, row.held) for row in rows} == {"requests": (1, 0), "tokens": (300, 0)}
@@ -485,15 +487,15 @@ async def test_what_keeps_within_a_rate_is_settled_with_what_follows(world: Worl
 def test_a_cost_that_cannot_be_is_taken_for_none_that_was_reported(reported: int, path: str | None) -> None:
     async def scene() -> None:
         lease = await begun(world)
-        taken = await held(world, lease, call(world, 60))
-        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=reported, tokens=reported))
+        event = await held(world, lease, call(world, 60))
+        await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=reported, tokens=reported))
         assert await sums(world) == (60, 0, 0)
 
     with World(path=path) as world:
         world.run(scene())
 
 
-@pytest.mark.parametrize("amount", [-1, LARGEST_AMOUNT + 1])
+@pytest.mark.parametrize("amount", [-1, MAX_AMOUNT + 1])
 def test_no_amount_that_frees_money_or_cannot_be_counted_is_held(amount: int) -> None:
     with pytest.raises(ValueError, match="cannot be held"):
         Leg("session:s1", "", "usd", 100, amount)
@@ -531,21 +533,21 @@ async def test_money_of_a_day_that_is_over_is_not_held(world: World) -> None:
 async def test_what_was_settled_and_is_held_again_is_settled_again(world: World) -> None:
     lease = await begun(world)
     await spent(world, lease, 10, "c1")
-    again = await hold(world.ledger, lease, call(world, 20), attempt=1)
-    assert isinstance(again, HoldTaken)
-    await world.ledger.settle(lease, again.flight, ActualResult("ok", usd=15))
+    outcome = await hold(world.ledger, lease, call(world, 20), attempt=1)
+    assert isinstance(outcome, HoldTaken)
+    await world.ledger.settle(lease, outcome.flight, ActualResult("ok", usd=15))
     assert await sums(world) == (25, 0, 0)
 
 
 async def test_a_settlement_without_its_hold_charges_nothing(world: World) -> None:
     lease = await begun(world)
-    taken = await held(world, lease, call(world, 60))
-    await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=25))
+    event = await held(world, lease, call(world, 60))
+    await world.ledger.settle(lease, event.flight, ActualResult("ok", usd=25))
     twice = Write(
         session_stream("s1"),
         "another key",
-        lambda rows: settle_flight(taken.flight, ActualResult("ok", usd=25), 25, 0, None, rows),
-        rows_of_hold("c1", taken.flight.legs),
+        lambda rows: settle_flight(event.flight, ActualResult("ok", usd=25), 25, 0, None, rows),
+        rows_of_hold("c1", event.flight.legs),
         lease,
     )
     assert (await world.store.commit(twice)).events == ()

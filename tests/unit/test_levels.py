@@ -132,8 +132,8 @@ def test_simulation_happens_only_where_it_is_written(level: Level, simulate: Sim
     fleet = Policy() if simulate is None else Policy(tools={"act": ToolRule(simulate=simulate)})
     meant = simulate or "never"
     rule = find_tool_policy(policy(fleet=fleet), spec(level))
-    assert needs_simulation(rule, asked=True) is (meant != "never")
-    assert needs_simulation(rule, asked=False) is (meant == "always")
+    assert needs_simulation(rule, is_approval_needed=True) is (meant != "never")
+    assert needs_simulation(rule, is_approval_needed=False) is (meant == "always")
 
 
 @pytest.mark.parametrize(("level", "simulate"), list(product(LEVELS, SIMULATE_MODES)))

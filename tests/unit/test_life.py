@@ -87,7 +87,7 @@ async def test_a_session_that_waits_without_a_time_is_due_only_when_something_ar
     await world.store.commit(park_session(lease, "rest", SessionParked(state="WAITING_FOR_INPUT")))
     assert (await row_of(world, "s1")).due_at is None
     await world.advance(HOUR)
-    await world.say("s1", "Hello.")
+    await world.send_message("s1", "Hello.")
     assert (await row_of(world, "s1")).due_at == world.now
 
 
@@ -101,7 +101,7 @@ async def test_a_resident_session_keeps_its_owner_while_it_rests(world: World) -
 
 async def test_a_session_taken_up_without_a_cause_was_taken_over(world: World) -> None:
     lease = await begun(world)
-    await world.say("s1", "Hello.")
+    await world.send_message("s1", "Hello.")
     await world.store.commit(wake_session(lease, "wake", None, 1))
     (woken,) = [stored.event for stored in world.history if isinstance(stored.event, SessionWoken)]
     assert (woken.cause, woken.inbox_seen) == ("takeover", 1)
@@ -142,7 +142,7 @@ async def test_for_a_session_that_is_over_or_never_was_nothing_is_written(world:
 
 async def test_parking_is_refused_while_something_that_wakes_is_unseen(world: World) -> None:
     lease = await begun(world)
-    await world.say("s1", "Wait!")
+    await world.send_message("s1", "Wait!")
     refused = await world.store.commit(park_session(lease, "rest", SessionParked(state="SLEEPING", inbox_seen=0)))
     assert refused.events == ()
     assert (await row_of(world, "s1")).owner == "w1"
@@ -187,7 +187,7 @@ async def test_a_session_cannot_end_while_it_holds_money(world: World) -> None:
 async def test_a_sub_sessions_cap_is_held_in_its_parents_session_and_nowhere_else(world: World) -> None:
     lease = await begun(world)
     committed = await world.store.commit(start_child(child(), lease, b"Help."))
-    assert [stored.stream for stored in committed.events] == [session_stream("kid")]
+    assert [event.stream for event in committed.events] == [session_stream("kid")]
     assert await budgets(world) == {"session:s1": (0, CARVED, 0), "session:kid": (0, 0, 0)}
     assert (await row_of(world, "kid")).parent == "s1"
     assert (await world.store.commit(end_session(lease, "COMPLETED", "completed"))).events == ()
@@ -261,12 +261,12 @@ async def test_what_a_sub_session_spent_beyond_its_cap_is_charged_to_its_parent_
     call = await held(world, kid, CARVED, CHILD_CAPS)
     await world.ledger.settle(kid, call.flight, ActualResult("ok", usd=CARVED + 7))
     committed = await world.store.commit(end_session(kid, "BUDGET_EXCEEDED", "cost_cap_reached", "s1"))
-    incident, ended, told = (stored.event for stored in committed.events)
-    assert isinstance(told, WakePosted)
+    incident, outcome, result = (stored.event for stored in committed.events)
+    assert isinstance(result, WakePosted)
     assert incident == OverrunIncurred(hold="kid", scope="session:s1", window="", unit="usd", amount=7)
-    assert isinstance(ended, SessionEnded)
-    assert ended.charge is not None
-    assert ended.charge.overruns == (Overrun("session:s1", "", "usd", 7),)
+    assert isinstance(outcome, SessionEnded)
+    assert outcome.charge is not None
+    assert outcome.charge.overruns == (Overrun("session:s1", "", "usd", 7),)
     assert (await budgets(world))["session:s1"] == (CARVED + 7, CAP - CARVED, 7)
 
 
@@ -276,6 +276,6 @@ async def test_a_child_of_a_taken_over_parent_begins_with_a_generation_of_its_ow
     (parent,) = await world.store.claim(WorkerId("w2"), 10)
     assert parent.generation == 2
     committed = await world.store.commit(start_child(child(), parent))
-    assert [stored.generation for stored in committed.events] == [0]
+    assert [event.generation for event in committed.events] == [0]
     (kid,) = await world.store.claim(WorkerId("w2"), 10)
     assert kid.generation == 1

@@ -75,8 +75,8 @@ def test_windows_follow_the_zone_of_the_fleet() -> None:
 def test_tokens_weigh_on_the_session_alone() -> None:
     caps = Caps(token_budget=5000)
     assert make_legs(caps, SPENDER, VIRTUAL_START, usd=0, tokens=12) == (Leg("session:s1", "", "tokens", 5000, 12),)
-    both = make_legs(caps, SPENDER, VIRTUAL_START, usd=3, tokens=12)
-    assert [leg.unit for leg in both] == ["usd", "usd", "usd", "tokens"]
+    legs = make_legs(caps, SPENDER, VIRTUAL_START, usd=3, tokens=12)
+    assert [leg.unit for leg in legs] == ["usd", "usd", "usd", "tokens"]
 
 
 def test_what_costs_nothing_holds_nothing() -> None:
@@ -115,6 +115,6 @@ CAPS = st.lists(
 def test_each_cap_gives_one_leg_with_the_whole_amount(
     trigger: tuple[Cap, ...], agent: tuple[Cap, ...], fleet: tuple[Cap, ...], usd: int
 ) -> None:
-    made = make_legs(Caps(Cap(1), trigger, agent, fleet), SPENDER, VIRTUAL_START, usd=usd)
-    assert [leg.cap for leg in made] == [cap.max_cost_usd for cap in (Cap(1), *trigger, *agent, *fleet)]
-    assert {leg.amount for leg in made} == {usd}
+    legs = make_legs(Caps(Cap(1), trigger, agent, fleet), SPENDER, VIRTUAL_START, usd=usd)
+    assert [leg.cap for leg in legs] == [cap.max_cost_usd for cap in (Cap(1), *trigger, *agent, *fleet)]
+    assert {leg.amount for leg in legs} == {usd}

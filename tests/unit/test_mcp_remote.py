@@ -35,9 +35,9 @@ def terms(**more: Any) -> McpTerms:
 
 
 async def ran(tool: McpTool, **arguments: Any) -> str:
-    checked = tool.validate(json.dumps(arguments).encode())
-    assert isinstance(checked, Valid), checked
-    return (await tool.run(checked, Permit("call-1", deadline=0, secrets={}))).text
+    outcome = tool.validate(json.dumps(arguments).encode())
+    assert isinstance(outcome, Valid), outcome
+    return (await tool.run(outcome, Permit("call-1", deadline=0, secrets={}))).text
 
 
 @asynccontextmanager
@@ -56,7 +56,7 @@ async def honest() -> AsyncGenerator[str]:
 async def test_an_honest_server_is_used_over_http() -> None:
     async with honest() as url, open_mcp_tools([ToolServer("web", "http", url=url)], terms()) as offer:
         tools = {tool.spec.name: tool for tool in offer.tools}
-        assert offer.left_out == ()
+        assert offer.omissions == ()
         assert await ran(tools["web__add"], a=2, b=3) == "5"
         assert await asyncio.gather(*(ran(tools["web__shout"], text=f"x{n}") for n in range(10))) == [
             f"X{n}" for n in range(10)
@@ -81,7 +81,7 @@ class Actor:
         described = ToolServer("actor", transport, url=url, headers={"authorization": "Bearer ${secret:KEY}"})
         reveal = {"KEY": "hush"}.__getitem__
         async with server, open_mcp_tools([described], terms(reveal=reveal, **more)) as offer:
-            assert offer.left_out == ()
+            assert offer.omissions == ()
             yield offer.tools[0]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,15 +98,15 @@ class Actor:
         finally:
             writer.close()
 
-    async def _answer(self, head: str, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        match asked.get("method"):
+    async def _answer(self, head: str, fields: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        match fields.get("method"):
             case "initialize":
                 self.greetings += 1
-                send(writer, {"id": asked["id"], "result": GREETING}, **{"mcp-session-id": f"s{self.greetings}"})
+                send(writer, {"id": fields["id"], "result": GREETING}, **{"mcp-session-id": f"s{self.greetings}"})
             case "tools/list":
-                send(writer, {"id": asked["id"], "result": {"tools": [TOOL | {"annotations": self._hints}]}})
+                send(writer, {"id": fields["id"], "result": {"tools": [TOOL | {"annotations": self._hints}]}})
             case "tools/call":
-                await self._call(asked, writer)
+                await self._call(fields, writer)
             case _:
                 writer.write(
                     b"HTTP/1.1 405 Method Not Allowed\r\ncontent-length: 0\r\n\r\n"
@@ -118,26 +118,26 @@ class Actor:
 
 def send(writer: asyncio.StreamWriter, message: dict[str, Any], **headers: str) -> None:
     body = json.dumps({"jsonrpc": "2.0", **message}).encode()
-    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{more}\r\n"
+    text = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{text}\r\n"
     writer.write(head.encode() + body)
 
 
 class ModernActor(Actor):
     """Speaks the newer protocol alone, and makes a task of its one call."""
 
-    async def _answer(self, head: str, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        kept = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+    async def _answer(self, head: str, fields: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        values = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
         task = {"taskId": "task-1", "ttlMs": None, "createdAt": "", "lastUpdatedAt": ""}
         results: dict[str, Any] = {
-            "server/discover": {**kept, "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}},
-            "tools/list": {**kept, "tools": [TOOL]},
+            "server/discover": {**values, "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}},
+            "tools/list": {**values, "tools": [TOOL]},
             "tools/call": {**task, "resultType": "task", "status": "working"},
             "tasks/get": {**task, "resultType": "complete", "status": "completed", "result": WISH},
         }
         refusal = {"error": {"code": -32601, "message": "Method not found"}}
-        said = {"result": results[asked["method"]]} if asked.get("method") in results else refusal
-        send(writer, {"id": asked.get("id"), **said})
+        said = {"result": results[fields["method"]]} if fields.get("method") in results else refusal
+        send(writer, {"id": fields.get("id"), **said})
         await writer.drain()
 
 
@@ -148,9 +148,9 @@ async def test_requests_about_a_task_name_it_in_their_headers() -> None:
         call = asyncio.create_task(ran(tool))
         await let_server_work(clock, call)
         assert await call == "as you wish"
-    (asked,) = [head.lower() for head in actor.headers if "tasks/get" in head.lower()]
-    assert "mcp-method: tasks/get\r\n" in asked
-    assert "mcp-name: task-1\r\n" in asked
+    (text,) = [head.lower() for head in actor.headers if "tasks/get" in head.lower()]
+    assert "mcp-method: tasks/get\r\n" in text
+    assert "mcp-name: task-1\r\n" in text
 
 
 def saying(head: str, body: bytes = b"", *, cut: bool = False) -> Answer:
@@ -163,8 +163,8 @@ def saying(head: str, body: bytes = b"", *, cut: bool = False) -> Answer:
     return answer
 
 
-async def politely(asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-    send(writer, {"id": asked["id"], "result": WISH})
+async def politely(fields: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    send(writer, {"id": fields["id"], "result": WISH})
 
 
 async def hang_up(_: dict[str, Any], writer: asyncio.StreamWriter) -> None:
@@ -244,12 +244,12 @@ async def test_what_a_server_refuses_was_not_done(call: Answer, why: str) -> Non
 async def test_a_server_that_forgot_the_session_is_greeted_again() -> None:
     answers = [saying("404 Not Found"), politely]
 
-    async def forget_once(asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        await answers.pop(0)(asked, writer)
+    async def forget_once(fields: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        await answers.pop(0)(fields, writer)
 
     actor = Actor(forget_once, {})
     async with actor.playing() as tool:
-        with pytest.raises(Failed, match="NotReached: it does not know this session any more"):
+        with pytest.raises(Failed, match="NotReached: it does not know this session"):
             await ran(tool)
         assert await ran(tool) == "as you wish"
         assert actor.greetings == 2
@@ -261,17 +261,17 @@ async def test_a_server_that_is_not_there_is_left_out_with_a_sentence() -> None:
     for transport in ("http", "sse"):
         async with open_mcp_tools([ToolServer("gone", transport, url=url)], terms()) as offer:
             assert offer.tools == ()
-            assert "The server gone is left out. NotConnected: the server gone cannot be used:" in offer.left_out[0]
+            assert "The server gone is left out. NotConnected: the server gone cannot be used:" in offer.omissions[0]
 
 
 async def test_a_server_that_is_gone_did_nothing() -> None:
     async with honest() as url:
-        opened = open_mcp_tools([ToolServer("web", "http", url=url)], terms(grace=0))
-        offer = await opened.__aenter__()
+        mcp_tools = open_mcp_tools([ToolServer("web", "http", url=url)], terms(grace=0))
+        offer = await mcp_tools.__aenter__()
         tool = next(tool for tool in offer.tools if tool.spec.name == "web__shout")
     with pytest.raises(Failed, match="NotReached: it cannot be reached"):
         await ran(tool, text="x")
-    await opened.__aexit__(None, None, None)
+    await mcp_tools.__aexit__(None, None, None)
 
 
 async def test_a_server_that_does_not_answer_in_time_is_given_up() -> None:
@@ -291,15 +291,15 @@ class EventActor(Actor):
         super().__init__(politely, {})
         self._stream: asyncio.StreamWriter | None = None
 
-    async def _answer(self, head: str, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, head: str, fields: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if head.startswith("GET"):
             self._stream = writer
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\nevent: endpoint\ndata: /say\n\n")
             return
         writer.write(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n")
         results = {"initialize": GREETING, "tools/list": {"tools": [TOOL]}, "tools/call": WISH}
-        if self._stream is not None and asked["method"] in results:
-            message = {"jsonrpc": "2.0", "id": asked["id"], "result": results[asked["method"]]}
+        if self._stream is not None and fields["method"] in results:
+            message = {"jsonrpc": "2.0", "id": fields["id"], "result": results[fields["method"]]}
             self._stream.write(f"event: message\ndata: {json.dumps(message)}\n\n".encode())
 
 

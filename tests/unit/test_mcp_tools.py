@@ -40,8 +40,8 @@ def honest(**more: Any) -> ToolServer:
 
 def liar(*names: str, annotations: Mapping[str, Any] | None = None, **how: Any) -> ToolServer:
     tools = [described(name, annotations=dict(annotations or {})) for name in names]
-    said = json.dumps({"tools": tools, **how})
-    return ToolServer("liar", command=sys.executable, args=("-I", str(SERVERS / "liar.py"), said))
+    text = json.dumps({"tools": tools, **how})
+    return ToolServer("liar", command=sys.executable, args=("-I", str(SERVERS / "liar.py"), text))
 
 
 def described(name: Any = "echo", schema: Any = None, **more: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def described(name: Any = "echo", schema: Any = None, **more: Any) -> dict[str, 
 @asynccontextmanager
 async def using(server: ToolServer, **more: Any) -> AsyncGenerator[dict[str, McpTool]]:
     async with open_mcp_tools([server], terms(**more)) as offer:
-        assert offer.left_out == ()
+        assert offer.omissions == ()
         yield {tool.spec.name.partition("__")[2]: tool for tool in offer.tools}
 
 
@@ -61,9 +61,9 @@ async def offered(server: ToolServer, **more: Any) -> McpOffer:
 
 
 async def ran(tool: McpTool, arguments: Mapping[str, Any] | None = None, **secrets: str) -> str:
-    checked = tool.validate(json.dumps(arguments or {}).encode())
-    assert isinstance(checked, Valid), checked
-    return (await tool.run(checked, Permit("call-1", deadline=0, secrets=secrets))).text
+    outcome = tool.validate(json.dumps(arguments or {}).encode())
+    assert isinstance(outcome, Valid), outcome
+    return (await tool.run(outcome, Permit("call-1", deadline=0, secrets=secrets))).text
 
 
 def watched(pids: str) -> list[int]:
@@ -88,8 +88,8 @@ async def test_an_honest_server_is_used_through_its_pipes() -> None:
         assert json.loads(add.schema)["required"] == ["a"]
         assert await ran(tools["add"], {"a": 2, "b": 3}) == "5"
         assert await ran(tools["shout"], {"text": "hello"}) == "HELLO"
-        both = await asyncio.gather(*(ran(tools["shout"], {"text": f"{n}x"}) for n in range(20)))
-        assert both == [f"{n}X" for n in range(20)]
+        results = await asyncio.gather(*(ran(tools["shout"], {"text": f"{n}x"}) for n in range(20)))
+        assert results == [f"{n}X" for n in range(20)]
 
 
 async def test_what_a_tool_says_of_its_failure_reaches_the_model() -> None:
@@ -106,8 +106,8 @@ async def test_a_task_of_a_server_is_followed_and_cancelled_where_it_asks_for_in
     server = ToolServer("modern", command=sys.executable, args=(str(program), str(notes)))
 
     async def run(what: str, *asks: str) -> str:
-        given = {"what": what, "ends": "completed", "asks": asks}
-        call = asyncio.create_task(ran(tools["job"], given))
+        values = {"what": what, "ends": "completed", "asks": asks}
+        call = asyncio.create_task(ran(tools["job"], values))
         await let_server_work(clock, call)
         return await call
 
@@ -127,36 +127,36 @@ async def test_arguments_are_checked_before_they_are_sent() -> None:
 
 async def test_pictures_become_words_about_them() -> None:
     async with using(honest()) as tools:
-        said = await ran(tools["picture"])
-    assert said.splitlines()[0] == "[an image, image/png, about 402 bytes, which text cannot show]"
-    assert "a caption" in said
+        text = await ran(tools["picture"])
+    assert text.splitlines()[0] == "[an image, image/png, about 402 bytes, which text cannot show]"
+    assert "a caption" in text
 
 
 async def test_a_program_gets_nothing_of_the_environment_but_what_was_meant_for_it() -> None:
     server = honest(env={"TOKEN": "${secret:TOKEN}", "MODE": "quiet"})
     async with using(server, reveal={"TOKEN": "hush"}.__getitem__) as tools:
-        seen = json.loads(await ran(tools["environment"]))
-    seen.pop("LC_CTYPE", None)
-    assert seen.pop("PYTHONDONTWRITEBYTECODE") == "1", "what a server would write there would not be trusted"
-    assert seen == {"PATH": os.environ["PATH"], "HOME": "/nowhere", "TOKEN": "hush", "MODE": "quiet"}
+        payload = json.loads(await ran(tools["environment"]))
+    payload.pop("LC_CTYPE", None)
+    assert payload.pop("PYTHONDONTWRITEBYTECODE") == "1", "what a server would write there would not be trusted"
+    assert payload == {"PATH": os.environ["PATH"], "HOME": "/nowhere", "TOKEN": "hush", "MODE": "quiet"}
 
 
 async def test_a_secret_that_nobody_gave_keeps_a_server_out() -> None:
     offer = await offered(honest(env={"TOKEN": "${secret:TOKEN}"}))
-    assert "TOKEN is no secret that the server may use" in offer.left_out[0]
+    assert "TOKEN is no secret that the server may use" in offer.omissions[0]
 
 
 async def test_secrets_are_put_in_on_the_way_and_a_permit_is_good_for_one_call() -> None:
     async with using(liar("echo")) as tools:
-        checked = tools["echo"].validate(b'{"key": ["${secret:KEY}"]}')
-        assert isinstance(checked, Valid)
+        outcome = tools["echo"].validate(b'{"key": ["${secret:KEY}"]}')
+        assert isinstance(outcome, Valid)
         permit = Permit("call-1", deadline=0, secrets={"KEY": "hush"})
-        assert (await tools["echo"].run(checked, permit)).text == '{"key": ["hush"]}'
+        assert (await tools["echo"].run(outcome, permit)).text == '{"key": ["hush"]}'
         with pytest.raises(RuntimeError, match="used before"):
-            await tools["echo"].run(checked, permit)
+            await tools["echo"].run(outcome, permit)
         with pytest.raises(Failed, match="UnknownSecret: KEY"):
             await ran(tools["echo"], {"key": "${secret:KEY}"})
-        assert await tools["echo"].check(checked, Permit("call-1", deadline=0, secrets={})) == "unknown"
+        assert await tools["echo"].check(outcome, Permit("call-1", deadline=0, secrets={})) == "unknown"
 
 
 async def test_a_secret_that_does_not_fit_is_not_told() -> None:
@@ -178,7 +178,7 @@ async def test_tools_come_in_pages() -> None:
 async def test_a_list_without_end_is_cut() -> None:
     offer = await offered(liar(*(f"tool{number}" for number in range(700)), page=50, endless=True))
     assert len(offer.tools) == 500
-    assert offer.left_out == ("The server liar offers more than 500 tools; the rest is left out.",)
+    assert offer.omissions == ("The server liar offers more than 500 tools; the rest is left out.",)
     assert len((await offered(liar("echo", page=1, endless=True))).tools) == 1
 
 
@@ -186,7 +186,7 @@ async def test_a_tool_with_a_lie_is_left_out_and_the_others_are_used() -> None:
     lies = [described("bad", {"type": "object", "properties": 3}), {"name": "bare"}, "a tool", described("loop", LOOP)]
     async with open_mcp_tools([liar(tools=[*lies, described("echo")])], terms()) as offer:
         assert [tool.spec.name for tool in offer.tools] == ["liar__echo"]
-        assert len(offer.left_out) == 4
+        assert len(offer.omissions) == 4
         assert await ran(offer.tools[0], {"x": 1}) == '{"x": 1}'
 
 
@@ -267,9 +267,9 @@ async def test_a_server_that_asks_back_gets_no_say() -> None:
 
 async def test_long_answers_keep_their_ends() -> None:
     async with using(liar("big"), max_output=1000) as tools:
-        said = await ran(tools["big"], {"words": 100_000})
-    assert len(said) < 1100
-    assert "characters are left out here" in said
+        text = await ran(tools["big"], {"words": 100_000})
+    assert len(text) < 1100
+    assert "characters are left out here" in text
 
 
 async def test_all_kinds_of_content_become_text() -> None:
@@ -283,13 +283,13 @@ async def test_all_kinds_of_content_become_text() -> None:
         {"type": "resource", "resource": {"uri": "file:///e", "blob": "x"}},
     ]
     async with using(liar("contents")) as tools:
-        said = await ran(tools["contents"], {"result": {"content": contents, "structuredContent": {"four": 4}}})
+        text = await ran(tools["contents"], {"result": {"content": contents, "structuredContent": {"four": 4}}})
         same = {"content": [{"type": "text", "text": '{"four":4}'}], "structuredContent": {"four": 4}}
         assert await ran(tools["contents"], {"result": same}) == '{"four":4}'
         with pytest.raises(Failed, match="does not say why"):
             await ran(tools["contents"], {"result": {"content": [], "isError": True}})
     for part in ("one", "a sound, audio/wav", "A file.", "two", "three", "AAECAw==", "not base64", '{"four": 4}'):
-        assert part in said
+        assert part in text
 
 
 @pytest.mark.parametrize(
@@ -310,18 +310,18 @@ def test_what_a_server_says_as_text_and_as_json_is_shown_once(texts: list[str], 
 
 
 async def test_a_server_that_starts_slowly_is_named_while_it_is_waited_for() -> None:
-    told: list[str] = []
+    texts: list[str] = []
     mute = replace(liar(mute=True), start_timeout=SECOND // 4)
-    offer = await offered(mute, tell=told.append, tells_every=SECOND // 10)
-    assert told == [f"Starting the MCP server liar: {waited} s …" for waited in ("0.1", "0.2")]
-    (sentence,) = offer.left_out
+    offer = await offered(mute, report=texts.append, report_interval=SECOND // 10)
+    assert texts == [f"Starting the MCP server liar: {waited} s …" for waited in ("0.1", "0.2")]
+    (sentence,) = offer.omissions
     assert "the program " + sys.executable in sentence
     assert "`startup_timeout_sec` for `mcpServers.liar`" in sentence
 
 
 async def test_a_dead_server_is_started_again_but_not_for_ever() -> None:
     clock = ManualClock()
-    async with using(liar("die", "echo", annotations=READ), clock=clock, restarts=2) as tools:
+    async with using(liar("die", "echo", annotations=READ), clock=clock, max_restarts=2) as tools:
         for _ in range(2):
             with pytest.raises(Failed, match="AnswerLost"):
                 await ran(tools["die"])
@@ -384,12 +384,12 @@ async def test_a_server_that_cannot_be_used_is_left_out_with_a_sentence(
 ) -> None:
     offer = await offered(replace(server, start_timeout=round(seconds * SECOND)))
     assert offer.tools == ()
-    assert why in offer.left_out[0]
+    assert why in offer.omissions[0]
 
 
 async def test_a_server_that_cannot_be_used_stands_in_nobodys_way() -> None:
     async with open_mcp_tools([liar(dead=True), liar("echo")], terms()) as offer:
-        assert len(offer.left_out) == 1
+        assert len(offer.omissions) == 1
         assert await ran(offer.tools[0]) == "{}"
 
 
@@ -401,16 +401,16 @@ async def test_nothing_of_a_server_is_left_at_the_end() -> None:
 
 async def test_nothing_of_a_server_is_left_when_its_user_is_cancelled() -> None:
     watches: list[int] = []
-    up = asyncio.Event()
+    event = asyncio.Event()
 
     async def use() -> None:
         async with using(liar("family", "silence", clings=True)) as tools:
             watches.extend(watched(await ran(tools["family"])))
-            up.set()
+            event.set()
             await ran(tools["silence"])
 
     working = asyncio.create_task(use())
-    await up.wait()
+    await event.wait()
     working.cancel()
     with pytest.raises((asyncio.CancelledError, Unstoppable)):
         await working
@@ -436,5 +436,5 @@ async def test_without_the_extra_one_sentence_says_what_to_install() -> None:
         "asyncio.run(main())"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
-    said, _ = await process.communicate()
-    assert b"pip install 'halter[mcp]'" in said
+    body, _ = await process.communicate()
+    assert b"pip install 'halter[mcp]'" in body

@@ -47,22 +47,22 @@ def test_a_message_is_counted_once() -> None:
 
 
 def test_a_model_that_was_never_asked_gets_a_token_for_every_byte() -> None:
-    assert TokenMeter().bound(MODEL, PromptSize("p", 900, 100)) == 1000
-    assert TokenMeter().estimate(MODEL, 1000) == 1000
+    assert TokenMeter().bound_tokens(MODEL, PromptSize("p", 900, 100)) == 1000
+    assert TokenMeter().estimate_tokens(MODEL, 1000) == 1000
 
 
 def test_a_prompt_that_goes_on_is_what_was_reported_and_the_bytes_that_are_new() -> None:
     meter = TokenMeter().with_usage(MODEL, PromptSize("p", 900, 100), 250)
-    assert meter.bound(MODEL, PromptSize("p", 940, 60)) == 250 + 40 + 60
-    assert meter.estimate(MODEL, 1000) == math.ceil(1000 * 0.25 * 1.15)
-    assert meter.bound("other:one", PromptSize("p", 940, 60)) == 1000
-    assert meter.estimate("other:one", 1000) == 1000
+    assert meter.bound_tokens(MODEL, PromptSize("p", 940, 60)) == 250 + 40 + 60
+    assert meter.estimate_tokens(MODEL, 1000) == math.ceil(1000 * 0.25 * 1.15)
+    assert meter.bound_tokens("other:one", PromptSize("p", 940, 60)) == 1000
+    assert meter.estimate_tokens("other:one", 1000) == 1000
 
 
 @pytest.mark.parametrize("other", [PromptSize("q", 940, 60), PromptSize("p", 899, 60)])
 def test_a_prompt_that_begins_otherwise_is_counted_anew(other: PromptSize) -> None:
     meter = TokenMeter().with_usage(MODEL, PromptSize("p", 900, 100), 250)
-    assert meter.bound(MODEL, other) == other.total
+    assert meter.bound_tokens(MODEL, other) == other.total
 
 
 @pytest.mark.parametrize("reported", [-1, 0, 61, 1001, 10**9])
@@ -73,8 +73,8 @@ def test_a_report_that_cannot_be_true_is_not_believed(reported: int) -> None:
 
 def test_the_densest_text_that_was_seen_counts_and_never_more_than_its_bytes() -> None:
     meter = TokenMeter().with_usage(MODEL, PromptSize("p", 1000), 500).with_usage(MODEL, PromptSize("p", 2000), 600)
-    assert meter.estimate(MODEL, 1000) == 575
-    assert meter.with_usage(MODEL, PromptSize("p", 1000), 1000).estimate(MODEL, 1000) == 1000
+    assert meter.estimate_tokens(MODEL, 1000) == 575
+    assert meter.with_usage(MODEL, PromptSize("p", 1000), 1000).estimate_tokens(MODEL, 1000) == 1000
 
 
 requests = st.lists(
@@ -93,13 +93,13 @@ requests = st.lists(
 @settings(deadline=None)
 @given(requests)
 def test_the_bound_is_never_below_the_truth(drawn: list[tuple[int, int, float, float, bool, bool]]) -> None:
-    meter, stable, truth, cuts = TokenMeter(), 100, 100, 0
+    meter, stable, text, cuts = TokenMeter(), 100, 100, 0
     for new, volatile, dense, end_dense, cut, reports in drawn:
         if cut:
-            stable, truth, cuts = stable // 2, min(truth, stable // 2), cuts + 1
-        stable, truth = stable + new, truth + math.ceil(new * dense)
-        asked, true = PromptSize(str(cuts), stable, volatile), truth + math.ceil(volatile * end_dense)
-        assert true <= meter.bound(MODEL, asked) <= asked.total
-        assert 0 <= meter.estimate(MODEL, asked.total) <= asked.total
+            stable, text, cuts = stable // 2, min(text, stable // 2), cuts + 1
+        stable, text = stable + new, text + math.ceil(new * dense)
+        prompt_size, true = PromptSize(str(cuts), stable, volatile), text + math.ceil(volatile * end_dense)
+        assert true <= meter.bound_tokens(MODEL, prompt_size) <= prompt_size.total
+        assert 0 <= meter.estimate_tokens(MODEL, prompt_size.total) <= prompt_size.total
         if reports:
-            meter = meter.with_usage(MODEL, asked, true)
+            meter = meter.with_usage(MODEL, prompt_size, true)

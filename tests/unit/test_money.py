@@ -215,7 +215,7 @@ def test_an_overrun_is_named_for_each_scope_whose_cap_is_passed() -> None:
     legs = [leg(10, 12, "session"), leg(10, 100, "agent"), leg(10, 11, "fleet")]
     rows = {taken.scope: BudgetRow(taken.scope, "", "usd", taken.cap, held=10) for taken in legs}
     charge = settle(legs, 15, 0, lambda found: rows[found.scope])
-    assert [(over.scope, over.amount) for over in charge.overruns] == [("session", 3), ("fleet", 4)]
+    assert [(overrun.scope, overrun.amount) for overrun in charge.overruns] == [("session", 3), ("fleet", 4)]
 
 
 def test_tokens_are_settled_beside_the_money_and_each_against_its_own_leg() -> None:
@@ -231,8 +231,8 @@ def test_the_truth_can_always_be_recorded(
     amount: int, truth: int, spent: int, others: int, cap: int | None, earlier: int
 ) -> None:
     """The rule that the database keeps, `spent + held <= cap + overrun`, never stands in its way."""
-    taken = budget(spent, others + amount, overrun=earlier)
-    before = taken.with_cap(cap, 1).with_amounts(overrun=compute_cap_overrun(taken, cap))
+    budget_row = budget(spent, others + amount, overrun=earlier)
+    before = budget_row.with_cap(cap, 1).with_amounts(overrun=compute_cap_overrun(budget_row, cap))
     charge = settle([leg(amount, cap)], truth, 0, lambda _: before)
     after = before.with_amounts(spent=charge.usd, held=-amount, overrun=sum(over.amount for over in charge.overruns))
     assert (after.spent, after.held) == (spent + truth, others)
@@ -319,10 +319,10 @@ def test_only_the_newest_hundred_samples_count() -> None:
 
 @given(st.lists(st.integers(0, 10**9), min_size=5, max_size=120))
 def test_a_forecast_lies_between_the_least_and_the_most_and_its_bound_is_not_below_it(costs: list[int]) -> None:
-    made = forecast_cost(costs)
+    cost_forecast = forecast_cost(costs)
     newest = costs[:100]
-    assert min(newest) <= made.mean <= max(newest)
-    assert made.bound >= made.mean >= math.floor(sum(newest) / len(newest))
+    assert min(newest) <= cost_forecast.mean <= max(newest)
+    assert cost_forecast.bound >= cost_forecast.mean >= math.floor(sum(newest) / len(newest))
 
 
 def test_an_amount_counts_for_the_session_its_trigger_its_agent_and_the_fleet() -> None:
@@ -330,10 +330,10 @@ def test_an_amount_counts_for_the_session_its_trigger_its_agent_and_the_fleet() 
         session=Cap(1), trigger=(Cap(2, "day"),), agent=(Cap(3, "day"), Cap(4, "month")), fleet=(Cap(5, "day"),)
     )
     scopes = ["session:s1", "trigger:t", "agent:a", "agent:a", "fleet"]
-    found = list_accounts(caps, Spender("s1", "a", "t"), 0)
-    assert [(leg.scope, leg.cap) for leg in found] == list(zip(scopes, range(1, 6), strict=True))
-    beside = list_accounts(caps, Spender("s2", "a", "t"), 0)
-    assert [leg.scope for leg in beside] == ["session:s2", *scopes[1:]]
+    accounts = list_accounts(caps, Spender("s1", "a", "t"), 0)
+    assert [(leg.scope, leg.cap) for leg in accounts] == list(zip(scopes, range(1, 6), strict=True))
+    legs = list_accounts(caps, Spender("s2", "a", "t"), 0)
+    assert [leg.scope for leg in legs] == ["session:s2", *scopes[1:]]
     without = list_accounts(caps, Spender("s1", "a"), 0)
     assert [leg.scope for leg in without] == ["session:s1", *scopes[2:]]
     assert [leg.scope for leg in list_accounts(caps, Spender("s1", "b", "u"), 0)][1:3] == ["trigger:u", "agent:b"]

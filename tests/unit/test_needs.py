@@ -37,23 +37,23 @@ def test_a_call_is_put_into_words(tool: str, arguments: dict[str, Any], words: s
     assert describe_call(tool, arguments) == words
 
 
-def decision(about: str = "approval", body: bytes = b'send {"to":"bob"}', **more: Any) -> PendingDecision:
+def decision(text: str = "approval", body: bytes = b'send {"to":"bob"}', **more: Any) -> PendingDecision:
     facts = {"decision": "d1", "session": "s1", "agent": "shop", "subject": "s1.1", "name": "send", "digest": "d"}
     rest = {"level": "RESTRICTED", "risk": "LOW", "same": "", "keys": "", "asked_at": NOW, "expires_at": NOW + HOUR}
-    return msgspec.convert({**facts, **rest, "about": about, "body": body, **more}, PendingDecision)
+    return msgspec.convert({**facts, **rest, "about": text, "body": body, **more}, PendingDecision)
 
 
 @pytest.mark.parametrize(
     ("one", "sentence"),
     [
         (decision(), "shop wants to send to bob."),
-        (decision("unknown_call"), "shop began to send to bob, and it is unknown whether that was done."),
+        (decision("unknown_call"), "shop started to send to bob, and the outcome is unknown."),
         (
             decision("cap_raise", subject="session:s1"),
             "shop needs more money for send than the cap of session:s1 leaves.",
         ),
-        (decision("changed_tool"), "shop may not use send: it is new, or has changed since it was approved."),
-        (decision("proposal", b"Bob is away."), "shop wants a send to be kept: Bob is away."),
+        (decision("changed_tool"), "shop cannot use send until you approve it: it is new or has changed."),
+        (decision("proposal", b"Bob is away."), "shop proposes a send: Bob is away."),
         (decision(body=b""), "shop wants to send."),
         (decision(body=b'send {"text":"Come on Monday."}'), "shop wants to send text “Come on Monday.”"),
     ],
@@ -66,19 +66,24 @@ def test_a_decision_is_a_sentence(one: PendingDecision, sentence: str) -> None:
 @pytest.mark.parametrize("about", ["approval", "changed_tool", "proposal"])
 def test_an_inbox_hides_no_character_of_what_is_asked(about: str, hidden: str) -> None:
     body = f'send {{"to":"bob{hidden}by"}}' if about == "approval" else f"Keep bob{hidden}by."
-    asked = decision(about, body.encode(), said=msgspec.json.encode(Reply((Text(f"Say{hidden}so."),), "calls")))
-    one = msgspec.convert(msgspec.structs.asdict(asked), WaitingDecision)
-    sheet = [*build_decision_sheet(one, NOW), *build_inbox_sheet(OpenInbox([one], [], []), NOW)]
+    pending_decision = decision(
+        about, body.encode(), said=msgspec.json.encode(Reply((Text(f"Say{hidden}so."),), "calls"))
+    )
+    waiting_decision = msgspec.convert(msgspec.structs.asdict(pending_decision), WaitingDecision)
+    sheet = [
+        *build_decision_sheet(waiting_decision, NOW),
+        *build_inbox_sheet(OpenInbox([waiting_decision], [], []), NOW),
+    ]
     facts = [fact for part in sheet if isinstance(part, Facts) for fact in part.facts]
     assert not any(hidden in text for _, text in facts)
     assert sum(f"\\u{ord(hidden):04x}" in text for _, text in facts) >= 2
 
 
 def test_the_models_own_reason_is_told_with_its_call() -> None:
-    said = msgspec.json.encode(Reply((Text("He  asked\nfor it."), ToolCall("1", "send", b"{}"))))
-    assert read_reason(decision(said=said)) == "He asked for it."
+    body = msgspec.json.encode(Reply((Text("He  asked\nfor it."), ToolCall("1", "send", b"{}"))))
+    assert read_reason(decision(said=body)) == "He asked for it."
     assert read_reason(decision(said=b"not json")) == ""
-    assert read_reason(decision("unknown_call", said=said)) == ""
+    assert read_reason(decision("unknown_call", said=body)) == ""
 
 
 def session(state: str, **more: Any) -> SessionRow:
@@ -86,20 +91,20 @@ def session(state: str, **more: Any) -> SessionRow:
 
 
 def process(host: str, alive_until: int, *agents: str, kind: str = "up") -> WorkerRow:
-    about = WorkerInfo(kind=kind, host=host, pid=7, agents=dict.fromkeys(agents, "v"))
-    return WorkerRow(f"{host}{alive_until}", alive_until, about.said())
+    worker_info = WorkerInfo(kind=kind, host=host, pid=7, agents=dict.fromkeys(agents, "v"))
+    return WorkerRow(f"{host}{alive_until}", alive_until, worker_info.encode())
 
 
 def needs(**rows: Any) -> list[tuple[str, str]]:
-    found = ReportRows(since=NOW - DAY, until=NOW, **rows)
-    made = [(need.kind, need.line) for need in list_needs(found)]
-    assert list(build_report(found).needs_you) == [line for _, line in made]
+    report_rows = ReportRows(since=NOW - DAY, until=NOW, **rows)
+    made = [(need.kind, need.line) for need in list_needs(report_rows)]
+    assert list(build_report(report_rows).needs_you) == [line for _, line in made]
     return made
 
 
 ON = frozenset(("shop",))
 LOST = NOW - 10 * MINUTE
-AWAY = "halter up 7 on box went away without a word 10m ago, with shop:"
+AWAY = "halter up 7 on box stopped sending heartbeats 10m ago. It ran shop;"
 
 
 @pytest.mark.parametrize(
@@ -120,37 +125,37 @@ AWAY = "halter up 7 on box went away without a word 10m ago, with shop:"
         (
             {"left": [ItemRow("shop/in", "0123456789abcdef00", name="a.txt", sentence="It failed.")]},
             "document",
-            "shop/in leaves a document to you: a.txt. It failed. halter schedules retry shop/in 0123456789abcdef",
+            "shop/in quarantined a document: a.txt. It failed. halter schedules retry shop/in 0123456789abcdef",
         ),
         (
             {"halts": [HaltRow("agent:shop", 1, 1, "ada", "", 0)]},
             "halt",
-            "agent:shop was halted by ada: nothing acts there. halter resume agent:shop",
+            "agent:shop was halted by ada; nothing runs there. halter resume agent:shop",
         ),
         (
             {"undelivered": [NotificationRow("n", channel="mail", agent="shop", gave_up=1, error="No route.")]},
             "undelivered",
-            "shop: could not send over mail: No route.",
+            "shop could not send a notification over mail: No route.",
         ),
         (
             {"budgets": [BudgetRow("agent:shop", "", "usd", cap=100, spent=90)]},
             "budget",
-            "90 % of the cap of agent:shop (its life) are spent or held. halter budget raise agent:shop AMOUNT",
+            "90 % of the cap of agent:shop (whole life) is spent or held. halter budget raise agent:shop AMOUNT",
         ),
         (
             {"proposals": ProposalCounts(memories=2)},
             "kept",
-            "2 memories wait to be kept or dismissed. halter proposals",
+            "2 memories wait to be accepted or dismissed. halter proposals",
         ),
         (
             {"workers": [process("box", LOST, "shop")], "switched_on": ON},
             "host",
-            f"{AWAY} nothing runs them now. Start it again there.",
+            f"{AWAY} no process runs them now. Start it again on that host.",
         ),
         (
             {"workers": [process("box", LOST, "shop"), process("other", NOW + 1, "shop")], "switched_on": ON},
             "host",
-            f"{AWAY} other processes run them meanwhile. Start it again there.",
+            f"{AWAY} other processes run them now. Start it again on that host.",
         ),
     ],
 )
@@ -160,7 +165,7 @@ def test_everything_that_waits_is_in_the_one_queue(rows: dict[str, Any], kind: s
 
 def test_a_model_that_cannot_be_used_waits_for_a_person_and_a_mere_outage_does_not() -> None:
     (need,) = needs(outages=[OutageRow("shop-1", "shop", "needs_person", "The key is wrong.")])
-    assert need[1].startswith("shop-1 cannot think, and waits for you: The key is wrong. Mend the provider's key")
+    assert need[1].startswith("shop-1 cannot use its model: The key is wrong. Fix the API key")
     assert needs(outages=[OutageRow("shop-1", "shop", "unavailable", "It is away.")]) == []
 
 
@@ -182,5 +187,5 @@ def test_what_came_back_was_switched_off_or_is_over_needs_nobody(rows: dict[str,
 
 
 def test_a_proposal_that_is_asked_about_is_counted_once() -> None:
-    asked = decision("proposal", b"Bob is away.", name="memory")
-    assert [kind for kind, _ in needs(waiting=[asked], proposals=ProposalCounts(memories=1))] == ["proposal"]
+    pending_decision = decision("proposal", b"Bob is away.", name="memory")
+    assert [kind for kind, _ in needs(waiting=[pending_decision], proposals=ProposalCounts(memories=1))] == ["proposal"]

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.tools.mcp import MAX_SENTENCES, describe_server_tools
+from halter.tools.mcp import MAX_SENTENCES, parse_server_tools
 
 
 def entry(name: Any = "echo", schema: Any = None, **more: Any) -> dict[str, Any]:
     return {"name": name, "description": f"Do {name}.", "inputSchema": schema or {"type": "object"}, **more}
 
 
-def digest(said: dict[str, Any]) -> str:
-    return describe_server_tools("liar", [said]).tools[0].spec.digest
+def digest(fields: dict[str, Any]) -> str:
+    return parse_server_tools("liar", [fields]).tools[0].spec.digest
 
 
 @pytest.mark.parametrize(
@@ -33,35 +33,33 @@ def digest(said: dict[str, Any]) -> str:
         (entry("x" * 60), "is longer than 64 characters"),
         (entry("bad", description="x" * 20_001), "its description is no text"),
         (entry("bad", description=["x"]), "its description is no text"),
-        (entry("bad", annotations=7), "its annotations are no object"),
-        (entry("bad", annotations={"title": "\ud800"}), "its annotations cannot be read"),
+        (entry("bad", annotations=7), "its annotations are not an object"),
+        (entry("bad", annotations={"title": "\ud800"}), "its annotations are not valid JSON"),
     ],
 )
 def test_a_tool_with_a_lie_is_left_out_with_a_sentence(lie: Any, why: str) -> None:
-    known = describe_server_tools("liar", [lie, entry("good")])
-    assert [tool.spec.name for tool in known.tools] == ["liar__good"]
-    assert why in known.left_out[0]
-    assert known.left_out[0].endswith(".")
+    server_tools = parse_server_tools("liar", [lie, entry("good")])
+    assert [tool.spec.name for tool in server_tools.tools] == ["liar__good"]
+    assert why in server_tools.omissions[0]
+    assert server_tools.omissions[0].endswith(".")
 
 
 def test_of_two_tools_with_one_name_neither_is_offered() -> None:
-    known = describe_server_tools("liar", [entry("a.b"), entry("a_b"), entry("good")])
-    assert [tool.name for tool in known.tools] == ["good"]
-    assert "another of its tools is called liar__a_b, too" in known.left_out[0]
-    assert len(known.left_out) == 2
+    server_tools = parse_server_tools("liar", [entry("a.b"), entry("a_b"), entry("good")])
+    assert [tool.name for tool in server_tools.tools] == ["good"]
+    assert "another of its tools is called liar__a_b, too" in server_tools.omissions[0]
+    assert len(server_tools.omissions) == 2
 
 
 def test_names_that_no_model_can_write_are_written_otherwise_and_called_as_they_are() -> None:
-    tool = describe_server_tools("liar", [entry("files/read.all")]).tools[0]
+    tool = parse_server_tools("liar", [entry("files/read.all")]).tools[0]
     assert (tool.name, tool.spec.name) == ("files/read.all", "liar__files_read_all")
 
 
 def test_hints_count_only_if_they_are_plainly_true() -> None:
-    spec = (
-        describe_server_tools("liar", [entry(annotations={"readOnlyHint": "yes", "idempotentHint": 1})]).tools[0].spec
-    )
+    spec = parse_server_tools("liar", [entry(annotations={"readOnlyHint": "yes", "idempotentHint": 1})]).tools[0].spec
     assert (spec.level, spec.effect, spec.idempotent) == ("RESTRICTED", "write", False)
-    spec = describe_server_tools("liar", [entry(annotations={"readOnlyHint": True})]).tools[0].spec
+    spec = parse_server_tools("liar", [entry(annotations={"readOnlyHint": True})]).tools[0].spec
     assert (spec.level, spec.effect, spec.server) == ("CONTROLLED", "read", "liar")
 
 
@@ -94,5 +92,5 @@ ANYTHING = st.recursive(
 
 @given(st.lists(ANYTHING, max_size=MAX_SENTENCES))
 def test_whatever_a_server_lists_every_entry_is_a_tool_or_a_sentence(entries: list[Any]) -> None:
-    known = describe_server_tools("liar", entries)
-    assert len(known.tools) + len(known.left_out) == len(entries)
+    server_tools = parse_server_tools("liar", entries)
+    assert len(server_tools.tools) + len(server_tools.omissions) == len(entries)

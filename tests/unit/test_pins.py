@@ -44,7 +44,7 @@ def row(question: Question, verdict: str = "", expires_at: int = NOW + PIN_QUEST
 
 
 def change(question: Question) -> ServerChange:
-    return msgspec.json.decode(question.shown, type=ServerChange)
+    return msgspec.json.decode(question.display_text, type=ServerChange)
 
 
 def test_all_changes_of_a_server_are_one_question_that_shows_and_pins_just_them() -> None:
@@ -52,20 +52,20 @@ def test_all_changes_of_a_server_are_one_question_that_shows_and_pins_just_them(
     (question,) = plan.questions
     assert plan.waiting == {"web__t1", "web__t3"}
     assert [(pin.tool, pin.digest[:1]) for pin in change(question).pins] == [("web__t1", "b"), ("web__t3", "c")]
-    shown = change(question).shown
-    assert "1 shown here are new, 1 changed, 1 gone" in shown
-    assert f"changed  web__t1  {'b' * 12} (was {'a' * 12})" in shown
-    assert f"new      web__t3  {'c' * 12}" in shown
-    assert "gone     web__t2" in shown
+    text = change(question).shown
+    assert "1 shown here are new, 1 changed, 1 gone" in text
+    assert f"changed  web__t1  {'b' * 12} (was {'a' * 12})" in text
+    assert f"new      web__t3  {'c' * 12}" in text
+    assert "gone     web__t2" in text
     assert (question.about, question.subject, question.agent) == ("changed_server", "web", "desk")
 
 
 def test_a_server_that_announces_thousands_of_tools_is_one_bounded_question() -> None:
-    many = [*tools("web", "a", "a", "a", *"b" * 20_000, description="x" * 20_000)]
-    plan = planned(many)
+    tool_specs = [*tools("web", "a", "a", "a", *"b" * 20_000, description="x" * 20_000)]
+    plan = planned(tool_specs)
     (question,) = plan.questions
     assert len(change(question).pins) == MAX_TOOLS_PER_QUESTION
-    assert len(question.shown) < 32 * 1024
+    assert len(question.display_text) < 32 * 1024
     assert len(plan.waiting) == 20_000
     assert "19,900 more tools stay out of use" in change(question).shown
 
@@ -86,17 +86,17 @@ def test_a_server_that_is_seen_for_the_first_time_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("specs", "servers", "why"),
     [
-        (tools("web", "a", "a", "a"), ("web",), "web offers again what was agreed to."),
-        ([], ("web",), "web offers no tools now, or cannot be reached: it is asked about when it does."),
-        ([], (), "web is not in .mcp.json any more."),
-        (tools("web", "a", "c"), ("web",), "web offers other tools by now: it is asked about anew."),
+        (tools("web", "a", "a", "a"), ("web",), "web offers the approved tools again."),
+        ([], ("web",), "web offers no tools or cannot be reached; it is asked about when it does."),
+        ([], (), "web was removed from .mcp.json."),
+        (tools("web", "a", "c"), ("web",), "The tools of web have changed again; there is a new question about them."),
     ],
 )
 def test_a_question_is_withdrawn_with_its_cause(specs: list[ToolSpec], servers: tuple[str, ...], why: str) -> None:
     (question,) = planned(tools("web", "a", "b")).questions
     plan = planned(specs, row(question), servers=servers)
     assert plan.withdrawn == ((question.decision, why),)
-    assert len(plan.questions) == (1 if "anew" in why else 0)
+    assert len(plan.questions) == (1 if "new question" in why else 0)
 
 
 def test_a_question_that_stands_is_not_put_twice_and_one_that_was_denied_not_again() -> None:
@@ -120,4 +120,4 @@ def test_questions_of_an_earlier_version_about_single_tools_give_way_to_the_one_
     plan = planned(tools("web", "a", "b"), old)
     assert plan.withdrawn == ((old.decision, MERGED_QUESTION_REASON),)
     assert len(plan.questions) == 1
-    assert planned(tools("web", "a", "a", "a"), old).withdrawn[0][1] == "web offers again what was agreed to."
+    assert planned(tools("web", "a", "a", "a"), old).withdrawn[0][1] == "web offers the approved tools again."

@@ -10,7 +10,7 @@ import pytest
 from halter.core.agent_spec import SensorSource
 from halter.core.agent_spec import SensorSpec as Spec
 from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.core.tools import LARGEST_READING, Sensor, SensorFailed
+from halter.core.tools import MAX_READING_BYTES, Sensor, SensorFailed
 from halter.sensors.poll import MIN_POLLING_INTERVAL, compute_poll_rest, make_poll_sensor
 from halter.testing.world import World
 
@@ -65,11 +65,11 @@ async def listen(sensor: Sensor, note: Callable[[Any], None]) -> None:
 
 async def test_a_poll_looks_at_once_and_then_every_interval(world: World) -> None:
     looks = Looks(world)
-    heard: list[Any] = []
-    world.spawn(listen(make_poll_sensor(spec(), looks, world.clock, world.random), heard.append))
+    results: list[Any] = []
+    world.spawn(listen(make_poll_sensor(spec(), looks, world.clock, world.random), results.append))
     await world.advance(35 * SECOND)
     assert looks.seconds() == [0, 10, 20, 30]
-    assert heard == [1, 2, 3, 4]
+    assert results == [1, 2, 3, 4]
 
 
 async def test_a_slow_look_does_not_shift_the_next(world: World) -> None:
@@ -110,11 +110,11 @@ async def test_a_clock_that_jumps_makes_neither_a_burst_nor_a_silence(world: Wor
 
 async def test_a_look_that_hangs_is_a_failure(world: World) -> None:
     sensor = make_poll_sensor(spec(), Looks(world, lasting=3600), world.clock, world.random)
-    with pytest.raises(SensorFailed, match="no answer within 30 s"):
+    with pytest.raises(SensorFailed, match="No answer within 30 s"):
         await listen(sensor, ignore)
 
 
-@pytest.mark.parametrize("value", ["x" * LARGEST_READING, object(), "\ud800"])
+@pytest.mark.parametrize("value", ["x" * MAX_READING_BYTES, object(), "\ud800"])
 async def test_a_look_at_what_is_no_reading_is_a_failure(world: World, value: Any) -> None:
     async def look() -> Any:
         return value

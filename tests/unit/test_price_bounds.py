@@ -53,9 +53,9 @@ def priced() -> list[tuple[ModelInfo, Tariff]]:
 
 def library_cost(model: ModelInfo, usage: Usage, at: int) -> int:
     seller = Provider(id="any", name="Any", api_pattern="")
-    said = msgspec.structs.asdict(usage)
-    sound, cached = said.pop("audio_tokens"), said.pop("audio_cached_tokens")
-    counted = genai_prices.Usage(**said, input_audio_tokens=sound + cached, cache_audio_read_tokens=cached)
+    fields = msgspec.structs.asdict(usage)
+    sound, cached = fields.pop("audio_tokens"), fields.pop("audio_cached_tokens")
+    counted = genai_prices.Usage(**fields, input_audio_tokens=sound + cached, cache_audio_read_tokens=cached)
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at)
     with localcontext(prec=80):
         price = model.calc_price(counted, seller, genai_request_timestamp=moment).total_price
@@ -221,7 +221,7 @@ def test_the_output_that_fits_is_the_most_whose_bound_fits(
 
 
 def test_the_output_that_fits_is_at_most_what_was_asked_for() -> None:
-    assert rates(SONNET).max_output_that_fits(1_000, 10**9, NOW, max_wait=8_192) == 8_192
+    assert rates(SONNET).max_output_that_fits(1_000, 10**9, NOW, limit=8_192) == 8_192
 
 
 @pytest.mark.parametrize("budget", [-1_000_000, 0, 3_824, 3_825, 3_840])
@@ -236,7 +236,7 @@ def test_one_more_micro_dollar_is_one_more_token_where_it_covers_one() -> None:
 def test_a_free_model_may_answer_at_any_length_but_spends_nothing() -> None:
     tariff = rates("ollama:llama3")
     assert tariff.max_output_that_fits(10**6, 0, NOW) == NO_LIMIT
-    assert tariff.max_output_that_fits(10**6, 0, NOW, max_wait=4_096) == 4_096
+    assert tariff.max_output_that_fits(10**6, 0, NOW, limit=4_096) == 4_096
     assert tariff.max_output_that_fits(10**6, -1, NOW) == 0
 
 
@@ -257,8 +257,8 @@ constraints = st.one_of(
 @st.composite
 def model_prices(draw: st.DrawFn) -> ModelPrice:
     optional = ("cache_read_mtok", "cache_write_mtok", "requests_kcount")
-    known = {key: draw(st.none() | figure_or_tiers) for key in optional}
-    return ModelPrice(input_mtok=draw(figure_or_tiers), output_mtok=draw(figure_or_tiers), **known)
+    values = {key: draw(st.none() | figure_or_tiers) for key in optional}
+    return ModelPrice(input_mtok=draw(figure_or_tiers), output_mtok=draw(figure_or_tiers), **values)
 
 
 rules = st.builds(ConditionalPrice, constraint=constraints, prices=model_prices())

@@ -26,9 +26,9 @@ def rates(name: str, base_url: str | None = None, prices: Prices | None = None) 
 
 
 def unpriced(name: str, base_url: str | None = None) -> Unpriced:
-    found = Prices().find(ModelName.parse(name), base_url)
-    assert isinstance(found, Unpriced), found
-    return found
+    outcome = Prices().find(ModelName.parse(name), base_url)
+    assert isinstance(outcome, Unpriced), outcome
+    return outcome
 
 
 # What things cost, by hand from the figures of the bundled table
@@ -92,25 +92,25 @@ def test_a_price_that_changes_on_a_day_follows_it(at: int, cost: int) -> None:
         ("ollama:llama3", "http://gpu:11434/v1", "has no provider at gpu"),
         ("openai:big", "https://gateway.example/v1", "has no provider at gateway.example"),
         ("openai:big", "https://user:hunter22@gateway.example/v1", "has no provider at gateway.example"),
-        ("openai:big", "http://[::1", "has no provider at an address that cannot be read"),
+        ("openai:big", "http://[::1", "has no provider at an invalid address"),
         ("openai:big", "gateway", "has no provider at an address without a host"),
-        ("mine:big", "http://127.0.0.1:4000/v1", "an address of this machine may lead to a paid model"),
-        ("mine:llama-3", "http://localhost:8000/v1", "an address of this machine may lead to a paid model"),
-        ("llamafarm:mine", "http://localhost:8000/v1", "an address of this machine may lead to a paid model"),
-        ("mine:azure/my-deployment", "http://[::1]:4000/v1", "an address of this machine may lead to a paid model"),
-        ("ollama:gpt-oss:120b-cloud", "http://localhost:11434/v1", "an address of this machine may lead to a paid"),
+        ("mine:big", "http://127.0.0.1:4000/v1", "a local address may forward to a paid model"),
+        ("mine:llama-3", "http://localhost:8000/v1", "a local address may forward to a paid model"),
+        ("llamafarm:mine", "http://localhost:8000/v1", "a local address may forward to a paid model"),
+        ("mine:azure/my-deployment", "http://[::1]:4000/v1", "a local address may forward to a paid model"),
+        ("ollama:gpt-oss:120b-cloud", "http://localhost:11434/v1", "a local address may forward to a paid"),
         ("ollama:nobody-knows:cloud", None, "has no provider 'ollama'"),
         ("openai:no-such-model", None, "has no such model of OpenAI"),
-        ("openai:text-embedding-3-small", None, "without a price of its tokens"),
-        ("openai-decisions:gpt-6-luna", "https://api.openai.com/v1", "without a price of its tokens"),
-        ("github-copilot:gpt-4o", None, "without a price of its tokens"),
+        ("openai:text-embedding-3-small", None, "without token prices"),
+        ("openai-decisions:gpt-6-luna", "https://api.openai.com/v1", "without token prices"),
+        ("github-copilot:gpt-4o", None, "without token prices"),
     ],
 )
 def test_an_unknown_price_is_a_value_that_says_what_to_write(name: str, base_url: str | None, reason: str) -> None:
     sentence = unpriced(name, base_url).sentence
     assert name in sentence
     assert reason in sentence
-    assert f"into halter.yaml, under `models` and there under `{name}`" in sentence
+    assert f"in halter.yaml under `models`, `{name}`" in sentence
     assert "`price: free`" in sentence
     assert "`price: {input: 3.00, output: 15.00}`" in sentence
     assert "hunter22" not in sentence
@@ -305,8 +305,8 @@ def test_a_figure_is_kept_exactly_to_eighteen_digits_and_never_becomes_nothing()
 def test_sound_has_a_price_where_it_is_listed_or_where_all_models_take_it(
     name: str, base_url: str | None, audio: float | None
 ) -> None:
-    found = rates(name, base_url)
-    covering = found.covering(RequestExtras(audio_tokens=1_000))
+    tariff = rates(name, base_url)
+    covering = tariff.covering(RequestExtras(audio_tokens=1_000))
     if audio is None:
         assert isinstance(covering, str)
         assert "whose price is not listed" in covering
@@ -315,7 +315,7 @@ def test_sound_has_a_price_where_it_is_listed_or_where_all_models_take_it(
     held, least = covering.bound(1_000, 0, NOW), round(audio * 1_000)
     assert held >= least
     assert covering.cost(Usage(1_000), NOW) == covering.cost(Usage(1_000, audio_tokens=1_000), NOW) == least
-    assert covering.cost(Usage(2_000), NOW) == least + found.cost(Usage(1_000), NOW)
+    assert covering.cost(Usage(2_000), NOW) == least + tariff.cost(Usage(1_000), NOW)
 
 
 # What a lookup does to the process
@@ -348,8 +348,8 @@ def test_prices_are_found_without_network_or_thread_and_imported_only_when_neede
 
 def test_cache_writes_of_a_claude_model_are_held_and_charged_with_their_surcharge() -> None:
     name = ModelName("gateway", "us.anthropic.claude-sonnet-4-5")
-    found = Prices({str(name): Price(Decimal(4), Decimal(20))}, margin=Decimal(0)).find(name)
-    assert isinstance(found, Tariff)
-    assert found.cost(Usage(input_tokens=1_000, cache_write_tokens=1_000), 0) == 5_000
-    assert found.cost(Usage(input_tokens=1_000, cache_read_tokens=1_000), 0) == 4_000
-    assert found.bound(1_000, 0, 0) == 5_000
+    outcome = Prices({str(name): Price(Decimal(4), Decimal(20))}, margin=Decimal(0)).find(name)
+    assert isinstance(outcome, Tariff)
+    assert outcome.cost(Usage(input_tokens=1_000, cache_write_tokens=1_000), 0) == 5_000
+    assert outcome.cost(Usage(input_tokens=1_000, cache_read_tokens=1_000), 0) == 4_000
+    assert outcome.bound(1_000, 0, 0) == 5_000

@@ -9,9 +9,9 @@ from io import FileIO
 import pytest
 
 from halter.cli.entrypoint import OutputLost
-from halter.cli.terminal import MOST_UNWRITTEN, Printer
+from halter.cli.terminal import MAX_PENDING_TEXTS, Printer
 
-LINES = 4 * MOST_UNWRITTEN
+LINES = 4 * MAX_PENDING_TEXTS
 
 
 @contextmanager
@@ -22,11 +22,11 @@ def reading() -> Generator[FileIO]:
         yield reader
 
 
-async def show(line: str, shown: list[str]) -> None:
+async def show(line: str, texts: list[str]) -> None:
     async with Printer() as printer:
         for _ in range(LINES):
             printer.write(line)
-            shown.append(line)
+            texts.append(line)
             await printer.wait_for_space()
 
 
@@ -39,17 +39,17 @@ async def test_everything_is_written_in_order(capfd: pytest.CaptureFixture[str])
 
 
 async def test_a_stalled_reader_is_waited_for() -> None:
-    line, shown = "a" * 10_000 + "\n", list[str]()
+    line, texts = "a" * 10_000 + "\n", list[str]()
     with reading() as reader:
-        showing = asyncio.create_task(show(line, shown))
+        showing = asyncio.create_task(show(line, texts))
         for _ in range(100):
             await asyncio.sleep(0)
-        assert len(shown) == MOST_UNWRITTEN
+        assert len(texts) == MAX_PENDING_TEXTS
         left = len(line) * LINES
         while left:
             left -= len(await asyncio.to_thread(reader.read, 65_536))
         await showing
-    assert len(shown) == LINES
+    assert len(texts) == LINES
 
 
 async def test_output_that_is_read_no_more_ends_it() -> None:

@@ -23,12 +23,12 @@ def test_what_is_printed_outside_of_a_call_passes_as_it_is(capsys: pytest.Captur
         with MaskedPrints(MASK):
             sys.stdout.write(f"the tool has {SECRET}\n")
         sys.stdout.writelines([f"again {SECRET}\n"])
-    out = capsys.readouterr().out
-    assert out == f"log in with {SECRET}\nthe tool has [redacted:TOKEN]\nagain {SECRET}\n"
+    output = capsys.readouterr().out
+    assert output == f"log in with {SECRET}\nthe tool has [redacted:TOKEN]\nagain {SECRET}\n"
 
 
 async def test_only_the_task_of_a_call_is_masked_and_what_it_leaves_behind(capsys: pytest.CaptureFixture[str]) -> None:
-    beside, left = asyncio.Event(), asyncio.Event()
+    event, left = asyncio.Event(), asyncio.Event()
 
     async def lingers() -> None:
         await left.wait()
@@ -37,20 +37,20 @@ async def test_only_the_task_of_a_call_is_masked_and_what_it_leaves_behind(capsy
     async def call() -> "asyncio.Task[None]":
         with MaskedPrints(MASK):
             lingering = asyncio.create_task(lingers())
-            beside.set()
+            event.set()
             await asyncio.sleep(0)
             sys.stdout.writelines(["called ", SECRET[:9], SECRET[9:], "\n"])
         return lingering
 
     with install_print_masks():
         calling = asyncio.create_task(call())
-        await beside.wait()
+        await event.wait()
         sys.stdout.write(f"beside {SECRET}\n")
         lingering = await calling
         left.set()
         await lingering
-    printed = capsys.readouterr().out.splitlines()
-    assert sorted(printed) == [f"beside {SECRET}", "called [redacted:TOKEN]", "left [redacted:TOKEN]"]
+    output = capsys.readouterr().out.splitlines()
+    assert sorted(output) == [f"beside {SECRET}", "called [redacted:TOKEN]", "left [redacted:TOKEN]"]
 
 
 def test_what_a_thread_prints_just_as_the_call_ends_is_masked_and_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,8 +70,8 @@ class House:
 
     def protect(self, *tools: FunctionTool) -> dict[str, FunctionTool]:
         for each in tools:
-            assert each.place is not None
-            each.place.protect(self.paths)
+            assert each.rooted_tool is not None
+            each.rooted_tool.protect(self.paths)
         return {each.spec.name: each for each in tools}
 
 
@@ -89,40 +89,40 @@ async def does(subject: FunctionTool, **arguments: Any) -> str:
 @pytest.mark.parametrize(
     ("root", "told"),
     [
-        (".", "holds .*agent.yaml, the agent's own definition"),
-        ("..", "holds .*agent.yaml"),
-        ("desk/..", "holds .*agent.yaml"),
-        ("../clerk", "holds .*agent.yaml"),
-        ("/", "holds"),
-        ("{home}", "holds"),
-        ("{home}/agents", "holds"),
-        ("{home}/agents/clerk", "holds .*agent.yaml"),
-        ("rules", "holds .*first.yaml, the agent's own definition"),
-        (".agents", "lies in .*agents, the agent's own definition"),
-        (".agents/skills", "lies in"),
-        (".agents/skills/count", "lies in"),
-        ("playbooks", "lies in"),
-        (".venv/lib", "lies in .*venv"),
-        ("node_modules/x", "lies in"),
-        (".git", "lies in"),
-        ("../scout", "holds .*scout/agent.yaml, from which the agent in .*scout is loaded"),
-        ("../scout/.agents", "lies in .*scout/.agents"),
+        (".", "contains .*agent.yaml, the agent's own definition"),
+        ("..", "contains .*agent.yaml"),
+        ("desk/..", "contains .*agent.yaml"),
+        ("../clerk", "contains .*agent.yaml"),
+        ("/", "contains"),
+        ("{home}", "contains"),
+        ("{home}/agents", "contains"),
+        ("{home}/agents/clerk", "contains .*agent.yaml"),
+        ("rules", "contains .*first.yaml, the agent's own definition"),
+        (".agents", "is inside .*agents, the agent's own definition"),
+        (".agents/skills", "is inside"),
+        (".agents/skills/count", "is inside"),
+        ("playbooks", "is inside"),
+        (".venv/lib", "is inside .*venv"),
+        ("node_modules/x", "is inside"),
+        (".git", "is inside"),
+        ("../scout", "contains .*scout/agent.yaml, from which the agent in .*scout is loaded"),
+        ("../scout/.agents", "is inside .*scout/.agents"),
         ("{home}/config/halter", "a folder of Halter's own"),
-        ("{home}/config/halter/notes", "lies in .*a folder of Halter's own"),
-        ("{home}/config", "holds .*signing.key"),
-        ("{home}/state", "holds .*halter.db, the store"),
-        ("{home}/state/halter/checkpoints", "lies in .*checkpoints"),
-        ("{home}/state/halter/checkpoints/old", "lies in .*checkpoints"),
-        ("{home}/fleet", "holds .*halter.yaml, the fleet's file"),
-        ("{home}/tokens", "holds .*tokens.json, the list of tokens"),
+        ("{home}/config/halter/notes", "is inside .*a folder of Halter's own"),
+        ("{home}/config", "contains .*signing.key"),
+        ("{home}/state", "contains .*halter.db, the store"),
+        ("{home}/state/halter/checkpoints", "is inside .*checkpoints"),
+        ("{home}/state/halter/checkpoints/old", "is inside .*checkpoints"),
+        ("{home}/fleet", "contains .*halter.yaml, the fleet's file"),
+        ("{home}/tokens", "contains .*tokens.json, the list of tokens"),
         ("{code}", "from which this program loads code"),
-        ("{home}/usual", "holds .*usual/halter/halter.yaml, where the fleet's file is looked for"),
+        ("{home}/usual", "contains .*usual/halter/halter.yaml, where the fleet's file is looked for"),
         ("{home}/usual/halter", "a folder of Halter's own"),
-        ("/usr/local/bin", "lies in /usr/local/bin, from which programs are started"),
-        ("/proc/self", "lies in /proc"),
-        ("to-agent", "holds .*agent.yaml"),
-        ("to-agents/clerk", "holds .*agent.yaml"),
-        ("to-desk/..", "holds .*agent.yaml"),
+        ("/usr/local/bin", "is inside /usr/local/bin, from which programs are started"),
+        ("/proc/self", "is inside /proc"),
+        ("to-agent", "contains .*agent.yaml"),
+        ("to-agents/clerk", "contains .*agent.yaml"),
+        ("to-desk/..", "contains .*agent.yaml"),
     ],
 )
 def test_a_root_that_reaches_what_is_protected_is_told_however_it_is_spelled(
@@ -132,9 +132,9 @@ def test_a_root_that_reaches_what_is_protected_is_told_however_it_is_spelled(
     (house.agent / "to-agents").symlink_to("..")
     (house.agent / "to-desk").symlink_to("desk")
     code = Path(sys.modules["halter"].__file__ or "").parent
-    found = house.paths.reach(house.agent / root.format(home=house.home, code=code))
-    assert found
-    assert re.search(told, found), found
+    text = house.paths.reach(house.agent / root.format(home=house.home, code=code))
+    assert text
+    assert re.search(told, text), text
 
 
 @pytest.mark.parametrize("root", ["desk", "desk/inner", "{home}/elsewhere", "{home}/elsewhere/inbox", "to-desk"])
@@ -166,13 +166,13 @@ def test_another_name_of_a_protected_file_is_told(house: House, file: str) -> No
 def test_a_root_that_holds_what_a_skill_or_a_playbook_is_a_link_to_is_told(
     house: House, link: str, *, dangles: bool
 ) -> None:
-    kept = house.home / "elsewhere" / "kept"
-    kept.mkdir()
+    path = house.home / "elsewhere" / "kept"
+    path.mkdir()
     if not dangles:
-        (kept / "two").mkdir() if link.endswith("skills/two") else (kept / "two").write_text("[]\n")
+        (path / "two").mkdir() if link.endswith("skills/two") else (path / "two").write_text("[]\n")
     (house.agent / link).parent.mkdir(exist_ok=True)
-    (house.agent / link).symlink_to(kept / "two")
-    assert re.match(r"(?:holds|lies in) .*, the agent's own definition", house.paths.reach(kept))
+    (house.agent / link).symlink_to(path / "two")
+    assert re.match(r"(?:contains|is inside) .*, the agent's own definition", house.paths.reach(path))
     assert not house.paths.reach(house.desk)
 
 
@@ -188,12 +188,12 @@ def test_what_is_mounted_at_a_root_or_below_it_is_told(house: House, source: str
     )
     mount = 'mount --bind "$1/$4" "$1/$5" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, str(house.agent), sys.executable, asked, source, point], capture_output=True, text=True, check=False
     )
-    if "peration not permitted" in done.stderr or "unshare failed" in done.stderr:
+    if "peration not permitted" in process.stderr or "unshare failed" in process.stderr:
         pytest.skip("No user namespace can be made here.")
-    assert re.match("holds|lies in", done.stdout), done.stderr
+    assert re.match("contains|is inside", process.stdout), process.stderr
 
 
 def replaced_by_a_link(house: House) -> None:
@@ -248,9 +248,9 @@ async def test_what_a_root_leads_to_is_looked_at_for_every_write(
     happens(house)
     before = _all(house.home)
     deleted = [("delete_file", path, {}) for path in ("agent.yaml", "plain.txt")]
-    for name, path, more in [*(("write_file", path, {"text": RAISED}) for path in OF_NO_TOOL), *deleted]:
+    for name, path, values in [*(("write_file", path, {"text": RAISED}) for path in OF_NO_TOOL), *deleted]:
         with pytest.raises(Failed, match="Protected"):
-            await does(tools[name], path=path, **more)
+            await does(tools[name], path=path, **values)
         assert _all(house.home) == before, (name, path)
 
 
@@ -267,9 +267,9 @@ async def test_no_tool_makes_or_changes_an_agent(house: House, path: str) -> Non
 async def test_another_name_of_the_store_is_neither_read_nor_written(house: House, name: str) -> None:
     tools = house.protect(*make_file_tools(house.desk))
     os.link(house.settings.store, house.desk / "notes")
-    more = {"text": "x"} if name == "write_file" else {}
+    values = {"text": "x"} if name == "write_file" else {}
     with pytest.raises(Failed, match="Protected: notes leads to what no tool may reach: the store"):
-        await does(tools[name], path="notes", **more)
+        await does(tools[name], path="notes", **values)
     assert (house.home / "state/halter/halter.db").read_text() == "the store"
 
 
@@ -278,9 +278,9 @@ async def test_a_root_that_leads_to_the_keys_later_is_not_read(house: House) -> 
     (house.home / "tokens" / "tokens.json").write_text("not for agents")
     house.desk.rmdir()
     house.desk.symlink_to(house.home / "tokens")
-    for name, more in (("read_file", {"path": "tokens.json"}), ("list_folder", {}), ("find_files", {"pattern": "*"})):
+    for name, values in (("read_file", {"path": "tokens.json"}), ("list_folder", {}), ("find_files", {"pattern": "*"})):
         with pytest.raises(Failed, match="Protected"):
-            await does(tools[name], **more)
+            await does(tools[name], **values)
 
 
 async def test_an_honest_agent_writes_reads_and_deletes(house: House) -> None:
@@ -339,10 +339,10 @@ async def test_no_command_runs_beside_another_name_of_the_policy(house: House) -
 
 @pytest.mark.usefixtures("sandbox")
 async def test_no_command_runs_where_the_sandbox_itself_would_show_a_key(house: House) -> None:
-    key = ProtectedEntry(Path("/etc/ssl/halter/signing.key"), "the signing key", secret=True)
+    key = ProtectedEntry(Path("/etc/ssl/halter/signing.key"), "the signing key", is_secret=True)
     tool = make_shell_tool(house.desk)
-    assert tool.place is not None
-    tool.place.protect(ProtectedPaths((key,)))
+    assert tool.rooted_tool is not None
+    tool.rooted_tool.protect(ProtectedPaths((key,)))
     with pytest.raises(Failed, match="Protected"):
         await does(tool, argv=["cat", str(key.path)])
 
@@ -353,26 +353,26 @@ async def test_a_root_that_is_exchanged_between_the_look_and_the_start_runs_noth
         """A sandbox whose root is exchanged at the worst moment."""
 
         def _identify_folder(self) -> tuple[int, int]:
-            found = super()._identify_folder()
+            file_identity = super()._identify_folder()
             if house.desk.is_dir() and not house.desk.is_symlink() and (house.desk / "now").exists():
                 replaced_by_a_link(house)
-            return found
+            return file_identity
 
     late = Late(house.desk)
     late.protect(house.paths)
     await late.verify()
     (house.desk / "now").touch()
-    ended = await late.run(["sh", "-c", "echo x > agent.yaml"], house.desk)
-    assert "nothing was run" in ended.text
+    process_exit = await late.run(["sh", "-c", "echo x > agent.yaml"], house.desk)
+    assert "nothing was run" in process_exit.text
     assert (house.agent / "agent.yaml").read_text() == POLICY
 
 
 def _all(folder: Path) -> dict[str, bytes | str]:
     """Everything below a folder, by path: content, or where a link leads."""
-    found: dict[str, bytes | str] = {}
+    values: dict[str, bytes | str] = {}
     for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):
             path = Path(parent, name)
             link = str(path.readlink()) if path.is_symlink() else ""
-            found[str(path)] = link or (b"" if path.is_dir() else path.read_bytes())
-    return found
+            values[str(path)] = link or (b"" if path.is_dir() else path.read_bytes())
+    return values

@@ -39,9 +39,9 @@ def sentence(name: str, environment: Mapping[str, str] | None = None, **options:
 def test_a_known_provider_needs_only_its_key(name: str, variable: str, wire: str) -> None:
     model = made(name, {variable: "made-up"})
     assert (model.name, model.wire, model.base_url) == (ModelName.parse(name), wire, None)
-    said = sentence(name)
-    assert variable in said
-    assert "providers:" in said
+    text = sentence(name)
+    assert variable in text
+    assert "providers:" in text
 
 
 @pytest.mark.parametrize("name", ["ollama:qwen3", "llamacpp:qwen3", "vllm:qwen3", "lmstudio:qwen3"])
@@ -107,22 +107,22 @@ def test_a_described_provider_wins_over_a_known_one() -> None:
 
 def test_a_secret_that_nobody_set_is_named() -> None:
     mine = Provider(base_url="https://mine.example", api_key="${secret:MINE}")
-    said = sentence("mine:m", providers={"mine": mine})
-    assert "providers.mine.api_key" in said
-    assert "MINE" in said
+    text = sentence("mine:m", providers={"mine": mine})
+    assert "providers.mine.api_key" in text
+    assert "MINE" in text
 
 
 def test_a_key_does_not_belong_into_a_file() -> None:
     mine = Provider(base_url="https://mine.example", api_key="sk-made-up")
-    said = sentence("mine:m", providers={"mine": mine})
-    assert "${secret:NAME}" in said
-    assert "sk-made-up" not in said
+    text = sentence("mine:m", providers={"mine": mine})
+    assert "${secret:NAME}" in text
+    assert "sk-made-up" not in text
 
 
 def test_an_unknown_provider_says_what_to_write() -> None:
-    said = sentence("acme:m")
-    assert "providers: {acme: {wire: openai, base_url:" in said
-    assert all(f"`{known}`" in said for known in KNOWN_PROVIDERS)
+    text = sentence("acme:m")
+    assert "providers: {acme: {wire: openai, base_url:" in text
+    assert all(f"`{output}`" in text for output in KNOWN_PROVIDERS)
 
 
 @pytest.mark.parametrize("name", ["", "gpt-5", "openai:", ":gpt-5"])
@@ -134,16 +134,16 @@ def test_a_name_without_its_provider_says_how_to_write_it(name: str) -> None:
     "url", ["", "mine.example/v1", "ftp://mine.example", "http://", "https://[::1", "http://h:port"]
 )
 def test_an_address_that_cannot_be_used_is_refused_without_being_repeated(url: str) -> None:
-    said = sentence("mine:m", providers={"mine": Provider(base_url=url)})
-    assert said == "The address in `providers.mine` cannot be used: write it like https://host/v1."
+    text = sentence("mine:m", providers={"mine": Provider(base_url=url)})
+    assert text == "Invalid address in `providers.mine`. Write it like https://host/v1."
 
 
 @pytest.mark.parametrize("missing", ["pydantic_ai", "anthropic"])
 def test_a_library_that_is_missing_says_what_to_install(missing: str) -> None:
-    said = sentence(
+    text = sentence(
         "anthropic:claude-opus-4-8", {"ANTHROPIC_API_KEY": "k"}, installed=lambda library: library != missing
     )
-    assert "pip install 'halter[models]'" in said
+    assert "pip install 'halter[models]'" in text
 
 
 def test_a_window_is_the_models_own_or_a_cautious_guess() -> None:

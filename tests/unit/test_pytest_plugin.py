@@ -110,5 +110,5 @@ def test_the_plugin_is_loaded_by_itself_and_a_passing_test_shows_no_seed(pyteste
 
 def test_at_start_up_the_plugin_loads_nothing_but_itself() -> None:
     report = "import pytest, sys; old = set(sys.modules); import halter.testing.plugin; print(*set(sys.modules) - old)"
-    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=True)
-    assert set(done.stdout.split()) == {"halter", "halter.testing", "halter.testing.plugin"}
+    process = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=True)
+    assert set(process.stdout.split()) == {"halter", "halter.testing", "halter.testing.plugin"}

@@ -167,10 +167,10 @@ def walked(tables: sqlite3.Connection, sql: str) -> set[str]:
     plan = plan_of(tables, sql)
     grows = {*GROWS, *(alias for table in GROWS for alias in re.findall(rf"\b{table} ([a-z])\b", sql))}
     partial = {name for (name,) in tables.execute("SELECT name FROM sqlite_master WHERE sql LIKE '% WHERE %'")}
-    found = [match for line in plan if (match := _TABLE.fullmatch(line)) and match[2] not in partial]
-    return {match[1] for match in found if match[1] in grows}
+    matches = [match for line in plan if (match := _TABLE.fullmatch(line)) and match[2] not in partial]
+    return {match[1] for match in matches if match[1] in grows}
 
 
 def plan_of(tables: sqlite3.Connection, sql: str) -> list[str]:
-    given = dict.fromkeys(re.findall(r"(?<!:):([a-z_]+)", sql), "")
-    return [str(row[3]) for row in tables.execute(f"EXPLAIN QUERY PLAN {sql}", given)]
+    values = dict.fromkeys(re.findall(r"(?<!:):([a-z_]+)", sql), "")
+    return [str(row[3]) for row in tables.execute(f"EXPLAIN QUERY PLAN {sql}", values)]

@@ -129,7 +129,7 @@ def test_what_is_waited_for_is_said_in_a_sentence() -> None:
     reached = fits(used("tokens", spent=40_000, cap=40_000))
     assert isinstance(reached, RateReached)
     assert reached.until == NOON + MINUTE
-    assert reached.sentence == f"It waits for the rate of {MODEL} until 12:01:00 UTC: 40,000 tokens a minute."
+    assert reached.sentence == f"Waiting for the rate limit of {MODEL} until 12:01:00 UTC: 40,000 tokens a minute."
 
 
 def test_to_pass_a_rate_is_no_overrun_of_money() -> None:
@@ -139,7 +139,7 @@ def test_to_pass_a_rate_is_no_overrun_of_money() -> None:
 
 
 def asking(**more: Any) -> ModelAttempt:
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "request": "r/0",
         "model": MODEL,
         "purpose": "turn",
@@ -153,17 +153,17 @@ def asking(**more: Any) -> ModelAttempt:
         "halts": list_halt_rows(("fleet",)),
         "paces": ((MODEL, RateLimit(50, 40_000)),),
     }
-    return ModelAttempt(**{**known, **more})
+    return ModelAttempt(**{**fields, **more})
 
 
-def decided(asked: ModelAttempt, *rows: Row, now: int = NOON) -> Sequence[AnyEvent]:
-    return [draft.event for draft in judge_attempt(asked, Rows(*rows, now=now))]
+def decided(model_attempt: ModelAttempt, *rows: Row, now: int = NOON) -> Sequence[AnyEvent]:
+    return [draft.event for draft in judge_attempt(model_attempt, Rows(*rows, now=now))]
 
 
 def test_a_rate_is_held_beside_the_money_in_the_minute_of_the_stores_clock() -> None:
-    (started,) = decided(asking(now=NOON - SECOND), now=NOON)
-    assert isinstance(started, RequestStarted)
-    assert started.legs[-2:] == make_rate_legs(((MODEL, RateLimit(50, 40_000)),), NOON, 1000)
+    (event,) = decided(asking(now=NOON - SECOND), now=NOON)
+    assert isinstance(event, RequestStarted)
+    assert event.legs[-2:] == make_rate_legs(((MODEL, RateLimit(50, 40_000)),), NOON, 1000)
     assert (BudgetRow, f"model:{MODEL}", MINUTE_WINDOW, "requests") in list_request_rows(asking())
 
 
@@ -222,15 +222,15 @@ LIVES = st.lists(
 
 def streams_of(lives: Sequence[Life]) -> Mapping[StreamId, Sequence[AnyEvent]]:
     """Write down what happened: in each session one thing after the other, minutes never going back."""
-    told: dict[StreamId, list[AnyEvent]] = {}
+    values: dict[StreamId, list[AnyEvent]] = {}
     ordered = sorted(lives, key=lambda life: life.minute)
     for number, life in enumerate(ordered):
         legs = make_rate_legs((("m:x", RateLimit(life.rate, life.rate)),), NOON + life.minute * MINUTE, life.bound)
-        events = told.setdefault(session_stream(f"s{life.session}"), [])
+        events = values.setdefault(session_stream(f"s{life.session}"), [])
         events.append(RequestStarted(request=f"r{number}", model="m:x", purpose="turn", legs=legs))
         if life.used is not None:
             events.append(RequestSettled(request=f"r{number}", outcome="ok", charge=Charge(tokens=life.used)))
-    return told
+    return values
 
 
 @given(LIVES, st.randoms(use_true_random=False))

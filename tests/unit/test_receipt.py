@@ -64,12 +64,12 @@ def refusal(outcome: Outcome, **facts: Any) -> CallRefused:
 
 
 def test_who_started_a_session_and_whether_that_is_trusted_is_told() -> None:
-    told = made()
-    assert (told.started_by, told.origin, told.trusted) == ("ada", "agent", False)
+    receipt = made()
+    assert (receipt.started_by, receipt.origin, receipt.trusted) == ("ada", "agent", False)
 
 
 def test_a_call_is_told_with_all_that_was_known_of_it() -> None:
-    started = call(
+    event = call(
         level="RESTRICTED",
         risk="HIGH",
         effect="read",
@@ -78,7 +78,7 @@ def test_a_call_is_told_with_all_that_was_known_of_it() -> None:
         parallel_group="g",
         observed=("disabled",),
     )
-    (line,) = made(started, CallSettled(call="c1", outcome="error", duration_ms=5, error="Oops: no")).calls
+    (line,) = made(event, CallSettled(call="c1", outcome="error", duration_ms=5, error="Oops: no")).calls
     assert (line.level, line.risk, line.effect, line.egress) == ("RESTRICTED", "HIGH", "read", True)
     assert (line.phase, line.parallel_group, line.observed) == ("work", "g", ("disabled",))
     assert (line.outcome, line.duration_ms, line.error) == ("error", 5, "Oops: no")
@@ -86,8 +86,8 @@ def test_a_call_is_told_with_all_that_was_known_of_it() -> None:
 
 def test_every_brake_counts_what_it_let_through_by_itself() -> None:
     request = RequestStarted(request="r", model="m", purpose="simulation")
-    told = made(call("c1"), call("c2", observed=("rate_limited",)), request)
-    assert told.passed == {"halt": 3, "grants": 2, "budget": 3}
+    receipt = made(call("c1"), call("c2", observed=("rate_limited",)), request)
+    assert receipt.passed == {"halt": 3, "grants": 2, "budget": 3}
     assert made().passed == {}
 
 
@@ -138,24 +138,29 @@ def test_rules_that_answered_are_named_once() -> None:
 
 
 def test_what_simulations_cost_is_told_apart_from_turns() -> None:
-    told = made(
+    receipt = made(
         RequestStarted(request="r1", model="m", purpose="simulation"),
         RequestSettled(request="r1", outcome="ok", charge=Charge(usd=3)),
         call(),
         CallSettled(call="c1", outcome="ok", charge=Charge(usd=4)),
     )
-    assert (told.spent_by_purpose_usd, told.cost_usd) == (
+    assert (receipt.spent_by_purpose_usd, receipt.cost_usd) == (
         {"turn": micros_to_usd(4), "simulation": micros_to_usd(3)},
         micros_to_usd(7),
     )
 
 
 def test_what_nobody_knows_is_told_apart_from_what_is_still_in_doubt() -> None:
-    told = made(call("c1"), call("c2"), CallSettled(call="c1", outcome="unknown"), Unknown("dream", 1, b"{}"))
-    assert (told.unknown_calls, told.in_doubt, told.unknown) == (("c1",), ("c2",), 1)
+    receipt = made(call("c1"), call("c2"), CallSettled(call="c1", outcome="unknown"), Unknown("dream", 1, b"{}"))
+    assert (receipt.unknown_calls, receipt.in_doubt, receipt.unknown) == (("c1",), ("c2",), 1)
 
 
 def test_what_was_heard_keeps_its_origin_and_trust() -> None:
     wake = WakePosted(cause="message", origin="document", sender="mail", trusted=False)
-    (heard,) = made(inbox=(wake,)).heard
-    assert (heard.cause, heard.origin, heard.sender, heard.trusted) == ("message", "document", "mail", False)
+    (inbound_line,) = made(inbox=(wake,)).heard
+    assert (inbound_line.cause, inbound_line.origin, inbound_line.sender, inbound_line.trusted) == (
+        "message",
+        "document",
+        "mail",
+        False,
+    )

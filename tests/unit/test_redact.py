@@ -22,9 +22,9 @@ from halter.core.ports import Lease
 from halter.core.tools import ToolSpec
 from halter.redaction.key_patterns import SECRET_FAMILIES
 from halter.redaction.redact import (
-    LONGEST_KNOWN,
-    MOST_CHARACTERS,
-    MOST_TEXTS,
+    MAX_CACHED_CHARACTERS,
+    MAX_CACHED_TEXT_LENGTH,
+    MAX_CACHED_TEXTS,
     CleanTexts,
     PromptMasker,
     Redactor,
@@ -287,10 +287,10 @@ def test_nothing_of_a_known_value_is_left_in_any_spelling(size: int) -> None:
             clean = spell(f"{padding}{'|' * len(padding)}{' ' * size}")
             spelled = spell(f"{padding}{value}")
             redacted = redactor.redact(spelled).replace("[redacted:MINE]", "")
-            left = {redacted[at : at + 12] for at in range(len(redacted) - 11)}
+            texts = {redacted[at : at + 12] for at in range(len(redacted) - 11)}
             parts = {spelled[at : at + 12] for at in range(len(spelled) - 11)}
             known = {clean[at : at + 12] for at in range(len(clean) - 11)}
-            assert not (left & parts) - known or len(redacted) <= 80, (name, redacted)
+            assert not (texts & parts) - known or len(redacted) <= 80, (name, redacted)
 
 
 @given(before=st.binary(max_size=5), value=SECRET, after=st.binary(max_size=5))
@@ -402,12 +402,12 @@ def test_what_stands_beside_messages_without_a_secret_is_masked(where: str) -> N
     masker, lease = PromptMasker(KNOWN.redact), Lease(SessionId("s"), WorkerId("w"), 1)
     said = [make_user_message(f"message {number}") for number in range(4)]
     for count, word in enumerate(("shut", "open-sesame", "open-sesame"), start=2):
-        beside: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "system": word,
             "tools": (ToolSpec(name="look", description=word, schema=b"{}"),),
             "facts": {"door": word},
         }
-        prompt = Prompt(messages=tuple(said[:count]), **{where: beside[where]})
+        prompt = Prompt(messages=tuple(said[:count]), **{where: fields[where]})
         masked = masker.prompt(lease, prompt)
         assert "open-sesame" not in repr(masked)
         assert masked.messages == prompt.messages
@@ -434,13 +434,13 @@ def test_a_long_text_without_a_secret_is_looked_through_once() -> None:
 
 
 def test_what_is_known_of_clean_texts_has_an_end() -> None:
-    known = CleanTexts()
-    for number in range(3 * MOST_TEXTS):
-        known.remember(str(number))
-        assert str(number) in known
-        assert len(known) <= MOST_TEXTS
-    for number in range(3 * MOST_CHARACTERS // LONGEST_KNOWN):
-        known.remember(str(number).ljust(LONGEST_KNOWN))
-        assert sum(map(len, known)) <= MOST_CHARACTERS
-    known.remember("x" * (LONGEST_KNOWN + 1))
-    assert max(map(len, known)) == LONGEST_KNOWN
+    clean_texts = CleanTexts()
+    for number in range(3 * MAX_CACHED_TEXTS):
+        clean_texts.remember(str(number))
+        assert str(number) in clean_texts
+        assert len(clean_texts) <= MAX_CACHED_TEXTS
+    for number in range(3 * MAX_CACHED_CHARACTERS // MAX_CACHED_TEXT_LENGTH):
+        clean_texts.remember(str(number).ljust(MAX_CACHED_TEXT_LENGTH))
+        assert sum(map(len, clean_texts)) <= MAX_CACHED_CHARACTERS
+    clean_texts.remember("x" * (MAX_CACHED_TEXT_LENGTH + 1))
+    assert max(map(len, clean_texts)) == MAX_CACHED_TEXT_LENGTH

@@ -12,7 +12,7 @@ SEEDS = (1, 2, 3)
 
 
 def every(kind: str, seed: int = 1) -> list[corpus.Sample]:
-    return [sample for part in corpus.PARTS for sample in corpus.samples(kind, part, seed)]
+    return [sample for text in corpus.PARTS for sample in corpus.samples(kind, text, seed)]
 
 
 def test_the_corpus_is_large_enough_to_say_something() -> None:
@@ -51,13 +51,13 @@ def test_the_corpus_is_redacted_alike_in_chunks_of_any_size(longest: int) -> Non
     chance = random.Random(longest)
     text = "\n\n".join(sample.text for sample in chance.sample((*every("found"), *every("harmless")), 300))
     stream = StreamRedactor(REDACTOR)
-    out: list[str] = []
+    texts: list[str] = []
     at = 0
     while at < len(text):
         size = chance.randint(1, longest)
-        out.append(stream.feed(text[at : at + size]))
+        texts.append(stream.feed(text[at : at + size]))
         at += size
-    assert "".join((*out, stream.finish())) == REDACTOR.redact(text)
+    assert "".join((*texts, stream.finish())) == REDACTOR.redact(text)
 
 
 def test_the_corpus_is_redacted_alike_where_it_stands_in_a_streamed_answer() -> None:

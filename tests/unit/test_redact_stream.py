@@ -44,22 +44,22 @@ def test_chunks_come_out_as_the_whole_text_would(words: list[str], seed: int, lo
     text = " ".join(words)
     cut = random.Random(seed)
     stream = StreamRedactor(REDACTOR)
-    out: list[str] = []
+    texts: list[str] = []
     at = 0
     while at < len(text):
         size = cut.randint(1, longest)
-        out.append(stream.feed(text[at : at + size]))
+        texts.append(stream.feed(text[at : at + size]))
         at += size
-    out.append(stream.finish())
-    assert "".join(out) == REDACTOR.redact(text)
+    texts.append(stream.finish())
+    assert "".join(texts) == REDACTOR.redact(text)
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_secret_that_comes_letter_by_letter_is_caught(key: str) -> None:
     stream = StreamRedactor(REDACTOR)
     text = "word " * 100 + key + " word" * 100
-    out = "".join(stream.feed(letter) for letter in text) + stream.finish()
-    assert out == REDACTOR.redact(text)
+    output = "".join(stream.feed(letter) for letter in text) + stream.finish()
+    assert output == REDACTOR.redact(text)
 
 
 PROSE = [
@@ -121,8 +121,8 @@ def test_a_known_value_in_prose_is_caught_in_every_spelling(value: str, spell: C
         before, after = (" ".join(chance.choices(PROSE, k=chance.randint(0, 90))) for _ in range(2))
         text = before + chance.choice(["", " ", "\n"]) + spell(value) + chance.choice(["", " ", "\n"]) + after
         stream = StreamRedactor(redactor)
-        out = "".join(map(stream.feed, batched(text, longest))) + stream.finish()
-        assert out == redactor.redact(text)
+        output = "".join(map(stream.feed, batched(text, longest))) + stream.finish()
+        assert output == redactor.redact(text)
 
 
 def test_prose_is_held_back_by_its_last_words_only() -> None:

@@ -45,7 +45,7 @@ def answered(reply: Reply, outcome: str = "ok", text: str = "done") -> tuple[Mes
     """Make the calls of an answer as the loop does, with ids of its own."""
     calls = [msgspec.structs.replace(call, id=f"call-{place}") for place, call in enumerate(reply.calls)]
     results = tuple(ToolResult(call.id, call.tool, outcome, text) for call in calls)  # pyright: ignore[reportArgumentType]
-    words = tuple(part for part in reply.parts if isinstance(part, Text))
+    words = tuple(result for result in reply.parts if isinstance(result, Text))
     return Message("assistant", (*words, *calls)), Message("user", results)
 
 
@@ -91,11 +91,11 @@ async def test_an_answer_is_free_and_says_why_it_stopped() -> None:
 
 
 async def test_what_is_said_is_heard_and_asking_takes_a_permit() -> None:
-    heard: list[str] = []
+    texts: list[str] = []
     permit = Permit("r/0", 0, {})
     model, prompt = rules(DISK), Prompt(messages=(make_user_message("Hello."),))
-    await model.ask(prompt, permit, heard.append)
-    assert heard == ["Nothing to do."]
+    await model.ask(prompt, permit, texts.append)
+    assert texts == ["Nothing to do."]
     with pytest.raises(RuntimeError, match="was used before"):
         await model.ask(prompt, permit)
 
@@ -228,19 +228,19 @@ async def test_whatever_is_known_and_said_an_answer_comes(facts: dict[str, Any],
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("say: One.\n", "rules.yaml line 1: the rules are a list"),
+        ("say: One.\n", "rules.yaml line 1: the rules must be a list"),
         ("- say: One.\n- sya: Two.\n", "rules.yaml line 2: Object contains unknown field `sya`"),
         ("- call:\n    arguments: {}\n", "rules.yaml line 1: Object missing required field `tool`"),
         ("- call: {tool: a, arguments: text}\n", "rules.yaml line 1: Expected `object`, got `str`"),
         ("- say: One.\n- when: step > 1\n", "rules.yaml line 2: this rule does nothing"),
         ("- call: {tool: a}\n  calls: [{tool: b}]\n", "rules.yaml line 1: a rule has `call` for one call or `calls`"),
-        ("- say: One.\n  when: hot.x >\n", "rules.yaml line 2: the condition `hot.x >` is no CEL expression: "),
-        ("- say: One.\n  when: ''\n", "rules.yaml line 2: the condition `` is no CEL expression"),
+        ("- say: One.\n  when: hot.x >\n", "rules.yaml line 2: the condition `hot.x >` is not a CEL expression: "),
+        ("- say: One.\n  when: ''\n", "rules.yaml line 2: the condition `` is not a CEL expression"),
         (
             "- say: One.\n  when: hott.x > 1\n",
-            "rules.yaml line 2: the condition `hott.x > 1` asks for `hott`, but a rule",
+            "rules.yaml line 2: the condition `hott.x > 1` uses `hott`, but a rule",
         ),
-        ("- say: One.\n  when: foo(step)\n", "rules.yaml line 2: the condition `foo(step)` cannot be worked out: "),
+        ("- say: One.\n  when: foo(step)\n", "rules.yaml line 2: the condition `foo(step)` cannot be evaluated: "),
         ("- say: One.\n  when: 3\n", "rules.yaml line 2: Expected `str | null`, got `int`"),
         ("- yield: {sleep: 5m}\n", "rules.yaml line 1: Object missing required field `mode`"),
         ("- yield:\n    mode: rest\n", "rules.yaml line 2: Invalid enum value 'rest'"),

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from halter.core.messages import ToolCall, ToolResult
 from halter.loop.decide import (
-    LONGEST_PERIOD,
-    LONGEST_PRINT,
+    MAX_FINGERPRINT_LENGTH,
+    MAX_PERIOD,
     RepeatedSteps,
     StepPrint,
     find_repetition,
@@ -61,7 +61,7 @@ def test_a_loop_is_told_in_a_sentence() -> None:
     assert find_repetition("AAAA", 3) == RepeatedSteps(1, 4)
     assert find_repetition("XABAB", 3) == RepeatedSteps(2, 4)
     assert RepeatedSteps(1, 4).sentence == "The last 4 steps made the same calls and got the same results."
-    assert "a circle of 2 steps" in RepeatedSteps(2, 4).sentence
+    assert "a cycle of 2 steps" in RepeatedSteps(2, 4).sentence
 
 
 def test_a_result_that_changes_is_polling_and_no_loop() -> None:
@@ -101,13 +101,13 @@ def test_whatever_differs_counts(
 
 
 def test_ids_order_and_the_way_that_json_is_written_do_not_count() -> None:
-    one = fingerprint_step(
+    step_print = fingerprint_step(
         [call('{"a": 1, "b": [2]}', name="x"), call('{"c":3}', name="y")], [result("X", "x"), result("Y", "y")]
     )
     other = fingerprint_step(
         [call('{"c": 3}', name="1"), call('{"b":[2],"a":1}', name="2")], [result("Y", "1"), result("X", "2")]
     )
-    assert one == other
+    assert step_print == other
 
 
 def test_a_fingerprint_keeps_no_long_text_and_yet_counts_all_of_it() -> None:
@@ -118,7 +118,7 @@ def test_a_fingerprint_keeps_no_long_text_and_yet_counts_all_of_it() -> None:
         for said in (long, f"{long}y", "")
     ]
     assert len(set(prints)) == len(prints)
-    assert all(len(part) < 2 * LONGEST_PRINT for each in prints for part in each)
+    assert all(len(text) < 2 * MAX_FINGERPRINT_LENGTH for each in prints for text in each)
     hashed = prints[0][-1]
     assert fingerprint_step([call(f'"{long}"')], [result(hashed)]) not in prints
 
@@ -148,7 +148,7 @@ def test_no_arguments_are_too_strange(arguments: str) -> None:
 
 def naively(steps: Sequence[str], most: int) -> bool:
     """Say it from the rule alone: the newest steps are some cycle, written down often enough."""
-    for period in range(1, LONGEST_PERIOD + 1):
+    for period in range(1, MAX_PERIOD + 1):
         length = period + (most if period == 1 else max(period, most - 1))
         tail = list(steps[-length:])
         if len(tail) == length and tail == (tail[:period] * length)[:length]:
@@ -180,4 +180,4 @@ class Counted(Sequence[str]):
 def test_only_the_end_of_a_long_turn_is_looked_at() -> None:
     steps = Counted("AB" * 50_000 + "ABCDEF" * 3)
     assert find_repetition(steps, 3) is None
-    assert steps.looked <= 2 * LONGEST_PERIOD * LONGEST_PERIOD
+    assert steps.looked <= 2 * MAX_PERIOD * MAX_PERIOD

@@ -39,9 +39,9 @@ def made(*needs: str, agents: int = 1) -> Report:
 
 
 def test_a_quiet_night_is_told_in_a_few_lines() -> None:
-    told = render_report_message(made())
-    assert told.subject == "Halter: nothing needs you; 2 sessions and $1.50 in 1d"
-    assert told.text.splitlines() == [
+    report_message = render_report_message(made())
+    assert report_message.subject == "Halter: nothing needs you; 2 sessions and $1.50 in 1d"
+    assert report_message.text.splitlines() == [
         "Nothing needs you.",
         "agent0: 2 began (COMPLETED, completed 2), 2 runs, $1.50",
         "Spent: $1.50 (turn $1.50)",
@@ -50,9 +50,9 @@ def test_a_quiet_night_is_told_in_a_few_lines() -> None:
 
 
 def test_what_needs_somebody_comes_first_and_is_counted_in_the_subject() -> None:
-    told = render_report_message(made("halter approve d1", "halter resume fleet"))
-    assert told.subject.startswith("Halter: 2 things need you")
-    assert told.text.splitlines()[:3] == ["Needs you:", "- halter approve d1", "- halter resume fleet"]
+    report_message = render_report_message(made("halter approve d1", "halter resume fleet"))
+    assert report_message.subject.startswith("Halter: 2 things need you")
+    assert report_message.text.splitlines()[:3] == ["Needs you:", "- halter approve d1", "- halter resume fleet"]
 
 
 @settings(deadline=None)
@@ -62,6 +62,6 @@ def test_a_message_is_never_longer_than_it_may_be(needs: list[str], agents: int)
 
 
 def test_one_long_line_does_not_crowd_out_the_others_and_what_is_left_out_is_said() -> None:
-    told = render_report_message(made("x" * 5000, "halter approve d1", agents=100))
-    assert "- halter approve d1" in told.text
-    assert told.text.endswith(REPORT_TRUNCATED)
+    report_message = render_report_message(made("x" * 5000, "halter approve d1", agents=100))
+    assert "- halter approve d1" in report_message.text
+    assert report_message.text.endswith(REPORT_TRUNCATED)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from halter.autonomy.upkeep import GiveUp, RestartAfter, decide_restart
 from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.loop.decide import MOST_CALLS, count_allowed_calls
+from halter.loop.decide import MAX_CALLS, count_allowed_calls
 from halter.loop.history import SessionHistory
 
 NOW = 100 * HOUR
@@ -40,7 +40,7 @@ def test_five_breakdowns_in_ten_minutes_are_left_to_a_person(ages: list[int], an
         ([0, 59, 60, 61], 10, 8),
         ([0] * 10, 10, 0),
         ([0] * 25, 10, 0),
-        ([0] * 25, 0, MOST_CALLS),
+        ([0] * 25, 0, MAX_CALLS),
         ([-30], 1, 0),
         ([-3600], 1, 1),
     ],
@@ -51,11 +51,11 @@ def test_a_minute_sees_so_many_calls(ages: list[int], most: int, more: int) -> N
 
 @given(st.lists(st.integers(0, 20 * SECOND), max_size=80), st.integers(1, 5))
 def test_no_minute_ever_sees_more(pauses: list[int], most: int) -> None:
-    now, made, recalled = NOW, list[int](), SessionHistory("s")
+    now, numbers, recalled = NOW, list[int](), SessionHistory("s")
     for pause in pauses:
         now += pause
         if count_allowed_calls(recalled.actions, now, most):
             recalled.mark_acting(now)
-            made.append(now)
+            numbers.append(now)
     assert len(recalled.actions) <= most
-    assert all(late - early >= MINUTE for early, late in zip(made, made[most:], strict=False))
+    assert all(late - early >= MINUTE for early, late in zip(numbers, numbers[most:], strict=False))

@@ -23,17 +23,17 @@ def level(values: dict[str, Any]) -> int:
 def lines(table: str) -> list[str]:
     """List the lines of one table; `\\n` in them is the end of a line."""
     text = Path(__file__).with_name("risk_lines.txt").read_text(encoding="utf-8")
-    found = text.partition(f"[{table}]\n")[2].partition("\n\n")[0]
-    return [line.replace("\\n", "\n").replace("\\t", "\t") for line in found.splitlines()]
+    output = text.partition(f"[{table}]\n")[2].partition("\n\n")[0]
+    return [line.replace("\\n", "\n").replace("\\t", "\t") for line in output.splitlines()]
 
 
-def outside(table: str, least: str, most: str) -> list[tuple[str, str]]:
+def outside(table: str, text: str, output: str) -> list[tuple[str, str]]:
     """List those lines of a table that are taken for less or for more than they are."""
     rated = [(line, level({"command": line})) for line in lines(table)]
     return [
         (line, RISK_ORDER[found])
         for line, found in rated
-        if not RISK_ORDER.index(least) <= found <= RISK_ORDER.index(most)
+        if not RISK_ORDER.index(text) <= found <= RISK_ORDER.index(output)
     ]
 
 
@@ -152,9 +152,9 @@ def wrapped(draw: st.DrawFn) -> tuple[list[str], list[str]]:
         if draw(st.booleans()):
             argv = draw(st.sampled_from(LINES))(shlex.join(argv))
         else:
-            program, options, own = draw(st.sampled_from(PREFIXES))
+            program, options, texts = draw(st.sampled_from(PREFIXES))
             chosen = draw(st.lists(st.sampled_from(options), max_size=3)) if options else []
-            argv = [*program, *(word for option in chosen for word in option), *own, *argv]
+            argv = [*program, *(word for option in chosen for word in option), *texts, *argv]
     return command, argv
 
 

@@ -190,8 +190,8 @@ def test_a_plain_imperative_with_a_time_before_or_behind_it_is_read_exactly(recu
         for text in (f"{when} {task}", f"{when}, please {task}", f"Please {task} {when}.\n"):
             details = route_message(text, HERE).details
             after = next_tick_after(details.timing, NOW) if isinstance(details, Scheduled) else None
-            shown = datetime.fromtimestamp(after / SECOND, UTC).strftime("%Y-%m-%dT%H:%M") if after else ""
-            if not isinstance(details, Scheduled) or (shown, details.prompt, details.recurring) != (
+            output = datetime.fromtimestamp(after / SECOND, UTC).strftime("%Y-%m-%dT%H:%M") if after else ""
+            if not isinstance(details, Scheduled) or (output, details.prompt, details.recurring) != (
                 first,
                 task,
                 recurring,
@@ -211,7 +211,7 @@ def test_what_is_denied_asked_quoted_described_or_past_is_never_planned() -> Non
 def test_what_stands_around_a_message_unseen_changes_nothing(word: str) -> None:
     plain = route_message(word, HERE)
     assert plain.route != "strategy"
-    for around in (
+    for text in (
         "{}\n",
         "{}\r\n",
         " {} ",
@@ -223,7 +223,7 @@ def test_what_stands_around_a_message_unseen_changes_nothing(word: str) -> None:
         "\u2060{}\u3000",
         "{}.\n",
     ):
-        assert route_message(around.format(word), HERE).route == plain.route
+        assert route_message(text.format(word), HERE).route == plain.route
 
 
 @pytest.mark.parametrize(

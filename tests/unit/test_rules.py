@@ -25,10 +25,10 @@ from halter.guard.approvals import (
     SameArguments,
     StandingRule,
     UnreadableRule,
+    decode_rule,
     digest_approval,
     make_equals_condition,
     matches_rule,
-    read_standing_rule,
 )
 
 SPEC = ToolSpec(name="run", description="Runs.", schema=b"{}")
@@ -44,8 +44,8 @@ def rule(matcher: RuleMatcher, scope: RuleScope = "fleet", owner: str = "", keys
     )
 
 
-def answers(asked: StandingRule, values: dict[str, Any], now: int = 15) -> bool:
-    return matches_rule(asked, SPEC, valid(values), "s1", "night-watch", now)
+def answers(standing_rule: StandingRule, values: dict[str, Any], now: int = 15) -> bool:
+    return matches_rule(standing_rule, SPEC, valid(values), "s1", "night-watch", now)
 
 
 GIT = EachArgument((ArgvCondition("command", ("git", "status")),))
@@ -235,19 +235,19 @@ CALL = {"url": "https://api.example.com/v1", "method": "GET", "tries": 1, "more"
 )
 def test_what_a_person_did_not_open_stays_exactly_as_it_was_shown(other: dict[str, Any]) -> None:
     pinned = tuple(make_equals_condition(key, value) for key, value in CALL.items() if key != "url")
-    here = rule(EachArgument((HostCondition("url", "api.example.com"), *pinned)))
-    assert answers(here, CALL)
-    assert answers(here, {**CALL, "url": "https://api.example.com/v2"})
-    assert not answers(here, {**CALL, **other})
+    standing_rule = rule(EachArgument((HostCondition("url", "api.example.com"), *pinned)))
+    assert answers(standing_rule, CALL)
+    assert answers(standing_rule, {**CALL, "url": "https://api.example.com/v2"})
+    assert not answers(standing_rule, {**CALL, **other})
     if other.keys() <= CALL.keys():
-        assert not answers(here, {key: value for key, value in CALL.items() if key not in other})
+        assert not answers(standing_rule, {key: value for key, value in CALL.items() if key not in other})
 
 
 def test_an_argument_that_a_person_opened_may_be_anything_and_must_be_there() -> None:
-    here = rule(EachArgument((FolderCondition("path", "notes"), AnyCondition("content"))))
-    assert answers(here, {"path": "notes/a", "content": {"x": [None]}})
-    assert not answers(here, {"path": "notes/a"})
-    assert not answers(here, {"path": "notes/a", "content": "", "mode": "x"})
+    standing_rule = rule(EachArgument((FolderCondition("path", "notes"), AnyCondition("content"))))
+    assert answers(standing_rule, {"path": "notes/a", "content": {"x": [None]}})
+    assert not answers(standing_rule, {"path": "notes/a"})
+    assert not answers(standing_rule, {"path": "notes/a", "content": "", "mode": "x"})
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_rule_of_an_earlier_version_is_read_narrowly(
 
 def test_a_rule_that_cannot_be_read_answers_nothing() -> None:
     row = RuleRow(rule="r", tool="run", scope="fleet", matcher='{"by":"magic"}', keys="[]", by="ann", expires_at=20)
-    assert read_standing_rule(row).matcher == UnreadableRule()
+    assert decode_rule(row).matcher == UnreadableRule()
     assert not answers(rule(UnreadableRule()), {"command": "ls"})
 
 
@@ -316,8 +316,8 @@ def test_a_rule_answers_only_while_it_lasts(now: int, *, answered: bool) -> None
 
 
 def test_a_rule_answers_only_for_its_tool() -> None:
-    other = msgspec.structs.replace(SPEC, name="run2")
-    assert not matches_rule(rule(GIT), other, valid({"command": "git status"}), "s1", "night-watch", 15)
+    tool_spec = msgspec.structs.replace(SPEC, name="run2")
+    assert not matches_rule(rule(GIT), tool_spec, valid({"command": "git status"}), "s1", "night-watch", 15)
 
 
 def test_a_rule_can_be_kept_and_read_back() -> None:
@@ -345,7 +345,7 @@ def test_a_digest_is_bound_to_each_of_its_parts() -> None:
     st.lists(st.text("ab", max_size=3), min_size=4, max_size=4),
 )
 def test_no_part_of_a_digest_can_pose_as_another(one: list[str], two: list[str]) -> None:
-    first, second = (digest_approval(parts[0], parts[1].encode(), parts[2], parts[3]) for parts in (one, two))
+    first, second = (digest_approval(texts[0], texts[1].encode(), texts[2], texts[3]) for texts in (one, two))
     assert (first == second) is (one == two)
 
 

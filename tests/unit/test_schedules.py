@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.schedules import (
-    LONGEST,
+    MAX_CRON_LENGTH,
     TickCount,
     Timing,
     count_ticks,
@@ -34,13 +34,13 @@ def shown(moment: int | None) -> str:
 
 
 def three(timing: Timing, after: str) -> list[str]:
-    found: list[str] = []
+    texts: list[str] = []
     moment: int | None = at(after)
-    while moment is not None and len(found) < 3:
+    while moment is not None and len(texts) < 3:
         moment = next_tick_after(timing, moment)
         if moment is not None:
-            found.append(shown(moment).removesuffix(":00"))
-    return found
+            texts.append(shown(moment).removesuffix(":00"))
+    return texts
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,9 @@ def test_intervals_days_and_moments_fire_in_their_order(timing: Timing, after: s
     ],
 )
 def test_a_cron_that_can_never_fire_is_refused_with_what_to_write(cron: str) -> None:
-    said = find_timing_flaw(Timing(cron=cron))
-    assert said.endswith("Write it like `0 9 * * 1-5`, which is 09:00 on weekdays.")
-    assert len(said) < 2 * LONGEST + 300
+    timing_flaw = find_timing_flaw(Timing(cron=cron))
+    assert timing_flaw.endswith("Write it like `0 9 * * 1-5`, which is 09:00 on weekdays.")
+    assert len(timing_flaw) < 2 * MAX_CRON_LENGTH + 300
 
 
 @pytest.mark.parametrize(
@@ -238,13 +238,13 @@ def test_a_cron_that_can_never_fire_is_refused_with_what_to_write(cron: str) -> 
         (Timing(every=-5), "at least one second"),
         (Timing(every=999_999), "at least one second"),
         (Timing(every=10_000 * DAY), "at most"),
-        (Timing(days=-1, time="09:00"), "`days` goes from 1"),
-        (Timing(days=100_000, time="09:00"), "`days` goes from 1"),
-        (Timing(days=1), "no time of day"),
-        (Timing(days=1, time="9"), "no time of day"),
-        (Timing(days=1, time="24:00"), "no time of day"),
-        (Timing(days=1, time="09:00", anchor=10**30), "beyond all calendars"),
-        (Timing(at=10**30), "beyond all calendars"),
+        (Timing(days=-1, time="09:00"), "`days` must be from 1"),
+        (Timing(days=100_000, time="09:00"), "`days` must be from 1"),
+        (Timing(days=1), "not a time of day"),
+        (Timing(days=1, time="9"), "not a time of day"),
+        (Timing(days=1, time="24:00"), "not a time of day"),
+        (Timing(days=1, time="09:00", anchor=10**30), "beyond the calendar"),
+        (Timing(at=10**30), "beyond the calendar"),
         (Timing(cron="0 9 * * *", timezone="Europe/Berlinn"), "is not known"),
         (Timing(cron="0 9 * * *", timezone="../etc/passwd"), "is not known"),
         (Timing(cron="0 9 * * *", timezone=""), "is not known"),
@@ -344,9 +344,9 @@ def test_a_moment_is_read_by_the_wall_clock_of_its_zone(text: str, zone: str, mo
     ],
 )
 def test_a_moment_that_cannot_be_read_is_answered_with_a_sentence(text: str) -> None:
-    said = parse_moment(text, AUCKLAND)
-    assert isinstance(said, str)
-    assert "write it like 2026-12-01 09:00" in said
+    moment = parse_moment(text, AUCKLAND)
+    assert isinstance(moment, str)
+    assert "Write it like 2026-12-01 09:00" in moment
 
 
 def test_a_moment_in_an_unknown_zone_is_answered_with_a_sentence() -> None:
@@ -389,5 +389,5 @@ def test_no_moment_is_too_far_away_to_ask_about(after: int, kind: str) -> None:
         "every": Timing(every=HOUR),
         "at": Timing(at=5),
     }
-    found = next_tick_after(timings[kind], after)
-    assert found is None or found > after
+    number = next_tick_after(timings[kind], after)
+    assert number is None or number > after

@@ -13,13 +13,13 @@ from halter.tools.function_tool import SchemaChecker, UnusableSchema, compile_sc
 
 
 def checker(properties: dict[str, Any], **more: Any) -> SchemaChecker:
-    made = compile_schema({"type": "object", "properties": properties, **more})
-    assert isinstance(made, SchemaChecker), made
-    return made
+    outcome = compile_schema({"type": "object", "properties": properties, **more})
+    assert isinstance(outcome, SchemaChecker), outcome
+    return outcome
 
 
-def verdict(made: SchemaChecker, value: Any) -> str:
-    match made.validate("tool", json.dumps(value).encode()):
+def verdict(schema_checker: SchemaChecker, value: Any) -> str:
+    match schema_checker.validate("tool", json.dumps(value).encode()):
         case Valid():
             return ""
         case Invalid(sentence):
@@ -40,16 +40,16 @@ def doubling(levels: int) -> dict[str, Any]:
 
 
 def test_mistakes_are_told_with_their_place_and_without_what_was_sent() -> None:
-    made = checker({"n": {"type": "integer"}, "deep": {"items": {"enum": [1, 2]}}}, required=["n"])
-    assert verdict(made, {"n": 1}) == ""
-    told = verdict(made, {"n": "a private text", "deep": [1, 3]})
-    assert told == 'The arguments of tool do not fit. n: type is "integer"; deep.1: enum is [1, 2].'
-    assert verdict(made, {}) == 'The arguments of tool do not fit. required is ["n"].'
+    schema_checker = checker({"n": {"type": "integer"}, "deep": {"items": {"enum": [1, 2]}}}, required=["n"])
+    assert verdict(schema_checker, {"n": 1}) == ""
+    text = verdict(schema_checker, {"n": "a private text", "deep": [1, 3]})
+    assert text == 'Invalid arguments for tool. n: type is "integer"; deep.1: enum is [1, 2].'
+    assert verdict(schema_checker, {}) == 'Invalid arguments for tool. required is ["n"].'
 
 
 def test_unknown_arguments_are_named_and_many_mistakes_are_counted() -> None:
-    made = checker({"a": {}}, additionalProperties=False)
-    assert verdict(made, {"a": 1, "b": 2}).endswith("additionalProperties is false, but there is b.")
+    schema_checker = checker({"a": {}}, additionalProperties=False)
+    assert verdict(schema_checker, {"a": 1, "b": 2}).endswith("additionalProperties is false, but there is b.")
     many = checker({f"p{n}": {"type": "null"} for n in range(20)})
     assert verdict(many, {f"p{n}": n for n in range(20)}).endswith("; and 15 more.")
 
@@ -88,9 +88,9 @@ def test_no_arguments_are_an_empty_object_and_keys_have_one_order() -> None:
     ],
 )
 def test_a_schema_that_cannot_be_used_says_why(schema: Any, why: str) -> None:
-    made = compile_schema(schema)
-    assert isinstance(made, UnusableSchema)
-    assert why in made.why
+    outcome = compile_schema(schema)
+    assert isinstance(outcome, UnusableSchema)
+    assert why in outcome.why
 
 
 def test_nothing_that_a_schema_refers_to_is_fetched() -> None:
@@ -98,8 +98,10 @@ def test_nothing_that_a_schema_refers_to_is_fetched() -> None:
         listening.setblocking(False)
         base = f"http://127.0.0.1:{listening.getsockname()[1]}/"
         assert isinstance(compile_schema({"type": "object", "allOf": [{"$ref": base}]}), UnusableSchema)
-        made = checker({"a": {"$ref": "#/$defs/x"}}, **{"$id": base, "$schema": base, "$defs": {"x": {"$id": "x"}}})
-        verdict(made, {"a": 1})
+        schema_checker = checker(
+            {"a": {"$ref": "#/$defs/x"}}, **{"$id": base, "$schema": base, "$defs": {"x": {"$id": "x"}}}
+        )
+        verdict(schema_checker, {"a": 1})
         with pytest.raises(BlockingIOError):
             listening.accept()
 
@@ -115,20 +117,20 @@ def test_nothing_that_a_schema_refers_to_is_fetched() -> None:
     ],
 )
 def test_a_hostile_schema_refuses_arguments_instead_of_hanging(properties: Any, more: Any, value: Any) -> None:
-    assert verdict(checker(properties, **more), value).startswith("The arguments of tool do not fit. ")
+    assert verdict(checker(properties, **more), value).startswith("Invalid arguments for tool. ")
 
 
 def test_what_cannot_be_checked_cheaply_is_left_to_the_server() -> None:
     assert verdict(checker({"x": {"pattern": "^(?=a)b"}}), {"x": "c"}) == ""
     assert verdict(checker({"x": {"uniqueItems": True}}), {"x": [{}, {}]}) == ""
-    made = checker({}, patternProperties={"^(a+)+$": {}}, additionalProperties=False)
-    assert verdict(made, {"a" * 5000 + "!": 1}) == ""
+    schema_checker = checker({}, patternProperties={"^(a+)+$": {}}, additionalProperties=False)
+    assert verdict(schema_checker, {"a" * 5000 + "!": 1}) == ""
 
 
 def test_a_schema_may_lead_back_to_itself_one_level_down() -> None:
-    made = checker({"child": {"$ref": "#"}, "name": {"type": "string"}})
-    assert verdict(made, {"child": {"child": {"name": "x"}}}) == ""
-    assert 'child.child.name: type is "string"' in verdict(made, {"child": {"child": {"name": 1}}})
+    schema_checker = checker({"child": {"$ref": "#"}, "name": {"type": "string"}})
+    assert verdict(schema_checker, {"child": {"child": {"name": "x"}}}) == ""
+    assert 'child.child.name: type is "string"' in verdict(schema_checker, {"child": {"child": {"name": 1}}})
 
 
 ANYTHING = st.recursive(
@@ -140,6 +142,6 @@ ANYTHING = st.recursive(
 
 @given(ANYTHING, st.binary() | ANYTHING.map(lambda value: json.dumps(value).encode()))
 def test_whatever_a_server_and_a_model_write_nothing_is_raised(schema: Any, arguments: bytes) -> None:
-    made = compile_schema({"type": "object", "properties": {"x": schema}})
-    if isinstance(made, SchemaChecker):
-        assert isinstance(made.validate("tool", arguments), Valid | Invalid)
+    outcome = compile_schema({"type": "object", "properties": {"x": schema}})
+    if isinstance(outcome, SchemaChecker):
+        assert isinstance(outcome.validate("tool", arguments), Valid | Invalid)

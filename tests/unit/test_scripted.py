@@ -40,7 +40,7 @@ async def asked(model: Scripted, text: str = "Hello.") -> Reply:
 async def test_replies_are_given_in_order() -> None:
     model = script("- text: One.\n- text: Two.\n")
     assert [(await asked(model)).text, (await asked(model)).text] == ["One.", "Two."]
-    assert len(model.asked) == 2
+    assert len(model.requests) == 2
 
 
 async def test_a_reply_carries_calls_a_stop_and_a_usage() -> None:
@@ -84,17 +84,17 @@ async def test_a_reply_with_an_unless_is_left_out_once_its_words_were_said_anywh
 
 async def test_what_a_tool_said_counts_as_the_last_message_of_the_user() -> None:
     model = Scripted([say("Fine.", when="42 lines")], ManualClock())
-    told = Message("user", (ToolResult("1", "look", "ok", "42 lines"),))
-    assert (await model.ask(Prompt(messages=(told,)), permit())).text == "Fine."
+    message = Message("user", (ToolResult("1", "look", "ok", "42 lines"),))
+    assert (await model.ask(Prompt(messages=(message,)), permit())).text == "Fine."
 
 
 async def test_a_script_that_has_run_out_says_so() -> None:
     model = script("- {when: never said, text: No.}\n")
-    with pytest.raises(ModelRejected, match=r"none of the 1 replies left is for 'Hello\.'") as lost:
+    with pytest.raises(ModelRejected, match=r"none of the 1 remaining replies fits 'Hello\.'") as lost:
         await asked(model)
     assert not lost.value.billed
     await asked(model, "never said")
-    with pytest.raises(ModelRejected, match="all 1 replies of the script have been given"):
+    with pytest.raises(ModelRejected, match="all 1 replies of the script are used"):
         await asked(model)
 
 
@@ -126,17 +126,17 @@ async def test_nothing_is_said_without_a_fresh_permit() -> None:
     used.use()
     with pytest.raises(RuntimeError, match="was used before"):
         await model.ask(Prompt(messages=()), used)
-    assert model.asked == []
+    assert model.requests == []
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("text: One.\n", "script.yaml line 1: a script is a list of replies"),
+        ("text: One.\n", "script.yaml line 1: a script must be a list of replies"),
         ("- text: One.\n- txt: Two.\n", "script.yaml line 2: Object contains unknown field `txt`"),
         ("- text: One.\n- text: Two.\n  stop: soon\n", "script.yaml line 3: Invalid enum value 'soon'"),
         ("- calls:\n  - tool: a\n  - arguments: {}\n", "script.yaml line 3: Object missing required field `tool`"),
-        ("- usage:\n    input_tokens: 1\n    cache_read_tokens: 2\n", "script.yaml line 1: Cached tokens are part of"),
+        ("- usage:\n    input_tokens: 1\n    cache_read_tokens: 2\n", "script.yaml line 1: Cached tokens exceed"),
         ("- text: One.\n  takes: soon\n", "script.yaml line 2: 'soon' is not a duration"),
         ("- text: One.\n  takes: -1\n", "script.yaml line 2: -1.0 is not a duration"),
         ("- fails:\n    kind: Busy\n    retry_after: later\n", "script.yaml line 3: 'later' is not a duration"),
@@ -152,16 +152,16 @@ def test_a_mistake_in_a_script_is_a_sentence_with_its_line(text: str, sentence: 
 def test_every_byte_that_is_sent_counts_as_a_token() -> None:
     tool = ToolSpec(name="look", description="Löök.", schema=b'{"type":"object"}')
     bare = Prompt(messages=())
-    said = Message("assistant", (ToolCall("1", "look", "{}"),))
+    message = Message("assistant", (ToolCall("1", "look", "{}"),))
     heard = Message("user", (ToolResult("1", "look", "ok", "ü" * 500),))
-    for more, least in (
+    for prompt, least in (
         (Prompt(system="ä" * 100, messages=()), 200),
         (Prompt(messages=(make_user_message("\ud800" * 10),)), 30),
-        (Prompt(messages=(said, heard)), 1000 + len("1look{}1look")),
+        (Prompt(messages=(message, heard)), 1000 + len("1look{}1look")),
         (Prompt(messages=(), tools=(tool,)), len(b'lookLXXXXk.{"type":"object"}')),
     ):
-        assert bound_prompt_tokens(more) >= bound_prompt_tokens(bare) + least
-        assert Scripted([], ManualClock()).count(more) == bound_prompt_tokens(more)
+        assert bound_prompt_tokens(prompt) >= bound_prompt_tokens(bare) + least
+        assert Scripted([], ManualClock()).count(prompt) == bound_prompt_tokens(prompt)
 
 
 async def test_a_line_made_by_hand_needs_no_file() -> None:

@@ -53,16 +53,16 @@ async def lost_update() -> Trace:
 
 
 async def reader_beside_writer() -> Trace:
-    written: Trace = []
+    trace: Trace = []
     read: Trace = []
 
     async def write() -> None:
         await asyncio.sleep(0)
-        written.append("here")
+        trace.append("here")
 
     async def look() -> None:
         await asyncio.sleep(0)
-        read.extend(written)
+        read.extend(trace)
 
     await asyncio.gather(write(), look())
     return read
@@ -99,9 +99,9 @@ async def tasks_left_behind(trace: Trace) -> None:
         finally:
             trace.append(number)
 
-    left = [asyncio.create_task(linger(number)) for number in range(30)]
+    tasks = [asyncio.create_task(linger(number)) for number in range(30)]
     await asyncio.sleep(1)
-    assert not any(task.done() for task in left)
+    assert not any(task.done() for task in tasks)
 
 
 def test_the_same_seed_replays_the_same_interleaving() -> None:
@@ -247,7 +247,7 @@ def test_queues_events_locks_and_timeouts_keep_their_promises(seed: int | None) 
     async def scene() -> Trace:
         queue: asyncio.Queue[int] = asyncio.Queue(maxsize=2)
         begin, lock = asyncio.Event(), asyncio.Lock()
-        taken: Trace = []
+        trace: Trace = []
 
         async def produce() -> None:
             await begin.wait()
@@ -257,7 +257,7 @@ def test_queues_events_locks_and_timeouts_keep_their_promises(seed: int | None) 
         async def consume() -> None:
             while True:
                 async with lock:
-                    taken.append(await queue.get())
+                    trace.append(await queue.get())
                 queue.task_done()
 
         async with asyncio.TaskGroup() as group:
@@ -271,7 +271,7 @@ def test_queues_events_locks_and_timeouts_keep_their_promises(seed: int | None) 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5):
                 await queue.get()
-        return [*taken, this_loop().now() - VIRTUAL_START]
+        return [*trace, this_loop().now() - VIRTUAL_START]
 
     assert run_in_virtual_time(scene(), seed=seed) == [*range(20), 15 * SECOND]
 

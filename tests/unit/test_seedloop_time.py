@@ -119,9 +119,9 @@ def test_it_is_quiet_when_all_that_can_happen_at_this_moment_has_happened(seed: 
         tasks = [asyncio.create_task(steps(number)) for number in range(10)]
         await asyncio.sleep(1)
         await this_loop().wait_until_quiet()
-        seen = [*trace]
+        results = [*trace]
         await asyncio.gather(*tasks)
-        return [sorted(seen), trace.count("too late"), this_loop().now() - VIRTUAL_START]
+        return [sorted(results), trace.count("too late"), this_loop().now() - VIRTUAL_START]
 
     assert run_in_virtual_time(scene(), seed=seed) == [list(range(10)), 10, SECOND + 1]
 

@@ -11,16 +11,16 @@ import pytest
 from halter.autonomy.resident import (
     HEALTH_REPORT_INTERVAL,
     MAX_BACKOFF,
+    MAX_BUFFERED_BYTES,
+    MAX_READINGS,
     MIN_BACKOFF,
-    MOST_BYTES,
-    MOST_READINGS,
     ReadingBuffer,
     SupervisedSensor,
     compute_sensor_backoff,
     compute_sensor_pause,
 )
 from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.core.tools import LARGEST_READING, HealthReport, Reading, SensorFailed
+from halter.core.tools import MAX_READING_BYTES, HealthReport, Reading, SensorFailed
 from halter.testing.world import World
 
 FAILS = SensorFailed("The source is on fire.")
@@ -31,13 +31,13 @@ class Programmed:
 
     name = "source"
 
-    def __init__(self, world: World, programs: Sequence[Sequence[Any]], *, then: Sequence[Any] = (FAILS,)) -> None:
+    def __init__(self, world: World, programs: Sequence[Sequence[Any]], *, results: Sequence[Any] = (FAILS,)) -> None:
         self.retry_after: int | None = None
         self.begun: list[int] = []
         self.closed = 0
         self._world = world
         self._programs = iter(programs)
-        self._then = then
+        self._then = results
 
     async def readings(self) -> AsyncGenerator[Reading]:
         self.begun.append(self._world.now)
@@ -119,7 +119,7 @@ async def test_failures_are_waited_out_each_time_longer_up_to_a_cap(world: World
 
 
 async def test_a_clean_close_never_reconnects_faster_than_the_floor(world: World) -> None:
-    source = Programmed(world, [], then=[1])
+    source = Programmed(world, [], results=[1])
     watcher = Watcher(world, source)
     await world.advance(MINUTE)
     assert set(source.pauses()) == {MIN_BACKOFF}
@@ -127,7 +127,7 @@ async def test_a_clean_close_never_reconnects_faster_than_the_floor(world: World
 
 
 async def test_a_clean_close_without_a_reading_waits_too(world: World) -> None:
-    source = Programmed(world, [], then=[])
+    source = Programmed(world, [], results=[])
     watcher = Watcher(world, source)
     await world.advance(MINUTE)
     assert min(source.pauses()) >= MIN_BACKOFF
@@ -135,7 +135,7 @@ async def test_a_clean_close_without_a_reading_waits_too(world: World) -> None:
 
 
 async def test_a_reading_ends_the_row_of_failures(world: World) -> None:
-    source = Programmed(world, [[FAILS], [FAILS], [FAILS], [FAILS], [1, FAILS]], then=[1000.0])
+    source = Programmed(world, [[FAILS], [FAILS], [FAILS], [FAILS], [1, FAILS]], results=[1000.0])
     Watcher(world, source)
     await world.advance(HOUR)
     assert source.pauses()[3] >= 8 * MIN_BACKOFF
@@ -146,7 +146,7 @@ async def test_a_reading_ends_the_row_of_failures(world: World) -> None:
 async def test_a_source_is_left_alone_for_as_long_as_it_asks_within_bounds(
     world: World, asked: int, least: int, most: int
 ) -> None:
-    source = Programmed(world, [[FAILS]], then=[1000.0])
+    source = Programmed(world, [[FAILS]], results=[1000.0])
     source.retry_after = asked * SECOND
     Watcher(world, source)
     await world.advance(10 * MINUTE)
@@ -170,7 +170,7 @@ async def test_a_failing_sensor_is_told_once_and_not_with_each_failure(world: Wo
 
 
 async def test_a_sensor_that_flaps_tells_at_most_one_change_in_ten_seconds(world: World) -> None:
-    watcher = Watcher(world, Programmed(world, [], then=[1, 0.5, FAILS]))
+    watcher = Watcher(world, Programmed(world, [], results=[1, 0.5, FAILS]))
     await world.advance(10 * MINUTE)
     times = [at for at, _ in watcher.told]
     assert all(after - before >= HEALTH_REPORT_INTERVAL for before, after in pairwise(times))
@@ -216,11 +216,11 @@ async def test_whatever_taking_in_raises_the_sensor_goes_on(world: World, failur
     await world.advance(3 * MINUTE)
     assert watcher.taken == [1, 3]
     assert watcher.health == ["ok", "failing", "ok"]
-    assert watcher.told[1][1].sentence.startswith("What was read was not taken in: ")
+    assert watcher.told[1][1].sentence.startswith("The reading was not processed: ")
 
 
 async def test_a_taker_that_never_works_keeps_a_sensor_failing_however_well_its_source_is_read(world: World) -> None:
-    watcher = Watcher(world, Programmed(world, [], then=[1, 0.1] * 100_000), refuse=lambda _: ValueError("no"))
+    watcher = Watcher(world, Programmed(world, [], results=[1, 0.1] * 100_000), refuse=lambda _: ValueError("no"))
     await world.advance(5 * MINUTE)
     assert watcher.health in (["failing"], ["ok", "failing"])
     assert watcher.sensing.report.health == "failing"
@@ -257,11 +257,11 @@ class Flood:
 
 
 async def test_a_flood_neither_fills_the_memory_nor_stops_the_others(world: World) -> None:
-    taken: list[int] = []
+    numbers: list[int] = []
     flood = Flood(10_000)
 
     async def slowly(reading: Reading) -> None:
-        taken.append(reading.value)
+        numbers.append(reading.value)
         await world.clock.sleep(SECOND)
 
     async def note(_: HealthReport) -> None: ...
@@ -279,17 +279,17 @@ async def test_a_flood_neither_fills_the_memory_nor_stops_the_others(world: Worl
     await world.spawn(other())
     await world.advance(HOUR)
     assert others > 1000
-    assert sensing.report.dropped == 10_000 - len(taken)
-    assert len(taken) <= MOST_READINGS + 1
-    assert taken == sorted(taken)
-    assert taken[-MOST_READINGS:] == list(range(10_001 - MOST_READINGS, 10_001))
+    assert sensing.report.dropped == 10_000 - len(numbers)
+    assert len(numbers) <= MAX_READINGS + 1
+    assert numbers == sorted(numbers)
+    assert numbers[-MAX_READINGS:] == list(range(10_001 - MAX_READINGS, 10_001))
 
 
 def test_large_readings_that_wait_are_bounded_by_their_bytes() -> None:
     buffer = ReadingBuffer()
     for number in range(10):
-        buffer.add(Reading(number, 0, LARGEST_READING))
-    assert buffer.dropped == 10 - MOST_BYTES // LARGEST_READING
+        buffer.add(Reading(number, 0, MAX_READING_BYTES))
+    assert buffer.dropped == 10 - MAX_BUFFERED_BYTES // MAX_READING_BYTES
 
 
 async def test_a_cancelled_sensor_lets_go_of_its_source_at_once(world: World) -> None:

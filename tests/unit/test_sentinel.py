@@ -29,8 +29,8 @@ def memory() -> mmap:
 
 
 def test_a_pulse_shows_what_another_process_has_to_know(memory: mmap) -> None:
-    begun: list[int] = []
-    pulse = LivenessWriter(memory, lambda: begun.append(1))
+    numbers: list[int] = []
+    pulse = LivenessWriter(memory, lambda: numbers.append(1))
     pulse.beat()
     pulse.show_groups([7, 8])
     assert read_liveness(memory)[1:] == (0, "", (), (7, 8))
@@ -44,7 +44,7 @@ def test_a_pulse_shows_what_another_process_has_to_know(memory: mmap) -> None:
         assert read_liveness(memory).deadline - signs.alive_at > 59 * NANO
         pulse.end_call(slow)
     assert read_liveness(memory)[1:] == (0, "quick", (), (7, 8))
-    assert begun == [1]
+    assert numbers == [1]
 
 
 def test_whatever_a_process_has_fits_into_its_pulse(memory: mmap) -> None:
@@ -67,14 +67,14 @@ def test_a_pulse_that_nobody_reads_costs_nothing() -> None:
 
 def looks(*seen: tuple[float, int, str, float], deadline: int = 0, workers: tuple[str, ...] = ("w",)) -> str:
     """Look again and again: when, at which last sign of life, in which state, after how much processor time."""
-    first, *more = [
+    first, *process_samples = [
         ProcessSample(at, LivenessReading(alive, deadline, "tool", workers), state, cpu)
         for at, alive, state, cpu in seen
     ]
     silence = begin_silence(first)
-    for look in more:
-        silence = update_silence(silence, look)
-    return find_reason_to_end(silence, [first, *more][-1], lambda worker: f"agent:{worker}")
+    for process_sample in process_samples:
+        silence = update_silence(silence, process_sample)
+    return find_reason_to_end(silence, [first, *process_samples][-1], lambda worker: f"agent:{worker}")
 
 
 def each_tenth(seconds: float, state: str, cpu: float) -> list[tuple[float, int, str, float]]:
@@ -139,8 +139,8 @@ def test_a_blocked_process_that_keeps_the_store_locked_is_ended_since_no_halt_co
     times = [tick / 10 for tick in range(int(seconds * 10) + 1)]
     signs = [ProcessSample(at, LivenessReading(1), state, share * at, locked[0] <= at <= locked[1]) for at in times]
     silence = begin_silence(signs[0])
-    for look in signs[1:]:
-        silence = update_silence(silence, look)
+    for process_sample in signs[1:]:
+        silence = update_silence(silence, process_sample)
     assert find_reason_to_end(silence, signs[-1], lambda _: "") == why
 
 
@@ -154,6 +154,6 @@ def test_a_silence_counts_from_before_the_first_look_unless_the_process_was_stop
 
 def test_a_silence_counts_from_the_last_sign_of_life() -> None:
     first = ProcessSample(0.0, LivenessReading(1), "S", 0.0)
-    heard = update_silence(begin_silence(first), ProcessSample(0.9, LivenessReading(2), "S", 0.0))
-    assert heard.since == 0.9
-    assert not is_blocked(heard, ProcessSample(2.3, LivenessReading(2), "S", 0.0))
+    silence = update_silence(begin_silence(first), ProcessSample(0.9, LivenessReading(2), "S", 0.0))
+    assert silence.since == 0.9
+    assert not is_blocked(silence, ProcessSample(2.3, LivenessReading(2), "S", 0.0))

@@ -15,22 +15,22 @@ from halter.server.auth import (
     Login,
     Token,
     authorize_request,
-    describe_token,
     digest_login_key,
     digest_token_fields,
     digest_token_secret,
     find_cookies,
     make_secret,
     make_server_names,
+    make_token,
 )
 
 NOW = 1_800_000_000 * SECOND
 SECRET = make_secret(lambda size: b"a" * size)
 OTHER_SECRET = make_secret(lambda size: b"b" * size)
 GONE_SECRET = make_secret(lambda size: b"c" * size)
-ADA = describe_token(SECRET, "ada", "admin", NOW)
-BOB = describe_token(OTHER_SECRET, "bob.b", "viewer", NOW, ["desk"])
-GONE = describe_token(GONE_SECRET, "gone", "admin", NOW)
+ADA = make_token(SECRET, "ada", "admin", NOW)
+BOB = make_token(OTHER_SECRET, "bob.b", "viewer", NOW, ["desk"])
+GONE = make_token(GONE_SECRET, "gone", "admin", NOW)
 DOOR = make_server_names("127.0.0.1", 8765, ["halter.example", "desk.example:9443"])
 HOST = ("host", "127.0.0.1:8765")
 OWN = ("origin", "http://127.0.0.1:8765")
@@ -61,14 +61,16 @@ COOKIE = cookie(ADA)
 def forged(token: Token) -> str:
     """Sign a cookie with the digest of a token, which stands in the tokens' file."""
     ends = (NOW + LOGIN_LIFETIME) // SECOND
-    said = f"halter cookie 1\n{token.name}\n{ends}".encode()
-    return f"{token.name}.{ends}.{hmac.new(bytes.fromhex(token.digest), said, hashlib.sha256).hexdigest()}"
+    body = f"halter cookie 1\n{token.name}\n{ends}".encode()
+    return f"{token.name}.{ends}.{hmac.new(bytes.fromhex(token.digest), body, hashlib.sha256).hexdigest()}"
 
 
 def ask(*headers: tuple[str, str], kind: str = "http", method: str = "GET", path: str = "/api/home", query: str = ""):  # noqa: ANN201
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    asked = IncomingRequest("websocket" if kind == "websocket" else "http", method, path, query.encode(), raw)
-    return authorize_request(asked, DOOR, [ADA, BOB], LOGINS, NOW)
+    incoming_request = IncomingRequest(
+        "websocket" if kind == "websocket" else "http", method, path, query.encode(), raw
+    )
+    return authorize_request(incoming_request, DOOR, [ADA, BOB], LOGINS, NOW)
 
 
 WS = {"kind": "websocket", "path": "/api/ws"}
@@ -213,7 +215,7 @@ def test_who_does_not_say_clearly_who_they_are_is_refused(headers: list[tuple[st
 def test_a_token_in_an_address_is_never_taken(query: str, way: dict[str, str]) -> None:
     answer = ask(HOST, OWN, query=query, **way)
     assert isinstance(answer, AuthRejected)
-    assert "ends up in logs" in answer.sentence
+    assert "end up in logs" in answer.sentence
 
 
 @pytest.mark.parametrize(
@@ -306,13 +308,13 @@ def test_who_is_let_in_is_named() -> None:
 
 
 def test_a_cookie_dies_with_its_token_or_any_change_of_it_even_if_the_name_is_given_again() -> None:
-    again = [describe_token(GONE_SECRET, "ada", "admin", NOW)]
-    asked = IncomingRequest(
+    again = [make_token(GONE_SECRET, "ada", "admin", NOW)]
+    incoming_request = IncomingRequest(
         "http", "GET", "/api/home", b"", [(b"host", HOST[1].encode()), (b"cookie", COOKIE[1].encode())]
     )
-    assert authorize_request(asked, DOOR, [ADA], LOGINS, NOW) == Allowed(ADA, login_of(ADA))
+    assert authorize_request(incoming_request, DOOR, [ADA], LOGINS, NOW) == Allowed(ADA, login_of(ADA))
     for tokens in (again, [], [replace(ADA, role="viewer")], [replace(ADA, agents=("desk",))]):
-        assert isinstance(authorize_request(asked, DOOR, tokens, LOGINS, NOW), AuthRejected)
+        assert isinstance(authorize_request(incoming_request, DOOR, tokens, LOGINS, NOW), AuthRejected)
 
 
 def test_an_address_for_all_addresses_is_no_name_of_the_server() -> None:

@@ -20,8 +20,8 @@ def test_a_tool_that_is_as_agreed_is_usable() -> None:
 
 
 def test_a_changed_tool_is_quarantined() -> None:
-    changed = spec("files__read", "r2")
-    assert check_pins([changed, WRITE], {"files__read": "r1", "files__write": "w1"}) == ((WRITE,), (changed,), ())
+    tool_spec = spec("files__read", "r2")
+    assert check_pins([tool_spec, WRITE], {"files__read": "r1", "files__write": "w1"}) == ((WRITE,), (tool_spec,), ())
 
 
 def test_a_new_tool_of_a_known_server_is_quarantined() -> None:
@@ -29,8 +29,8 @@ def test_a_new_tool_of_a_known_server_is_quarantined() -> None:
 
 
 def test_a_tool_of_no_server_is_nobodys_secret_change() -> None:
-    own = spec("read", "x", server="")
-    assert check_pins([own], {"read": "y", "read__x": "z"}) == ((own,), (), ())
+    tool_spec = spec("read", "x", server="")
+    assert check_pins([tool_spec], {"read": "y", "read__x": "z"}) == ((tool_spec,), (), ())
 
 
 def test_a_server_whose_name_begins_like_another_is_another() -> None:

@@ -77,9 +77,9 @@ def test_a_session_begins_running_as_whoever_began_it_said() -> None:
 
 
 def test_it_rests_and_is_taken_up_again() -> None:
-    parked = folded(START, SessionParked(state="SLEEPING", inbox_seen=3, wake_at=99, wake_on=("smoke",)))
-    assert (parked.state, parked.inbox_seen, parked.wake_at, parked.ended) == ("SLEEPING", 3, 99, False)
-    woken = fold(parked, stored(SessionWoken(cause="message", inbox_seen=4), 3))
+    session = folded(START, SessionParked(state="SLEEPING", inbox_seen=3, wake_at=99, wake_on=("smoke",)))
+    assert (session.state, session.inbox_seen, session.wake_at, session.ended) == ("SLEEPING", 3, 99, False)
+    woken = fold(session, stored(SessionWoken(cause="message", inbox_seen=4), 3))
     assert (woken.state, woken.inbox_seen, woken.wake_at, woken.head) == ("RUNNING", 4, None, 3)
 
 
@@ -125,14 +125,14 @@ def test_what_is_settled_is_no_longer_in_flight_and_its_cost_adds_up() -> None:
 
 def test_a_reached_cap_and_an_overrun_are_remembered() -> None:
     cap = CostCapReached(refused="c1", name="look", scope="fleet", window="", unit="usd", cap=1, spent=1, amount=1)
-    over = OverrunIncurred(hold="c1", scope="fleet", window="", unit="usd", amount=1)
+    overrun_incurred = OverrunIncurred(hold="c1", scope="fleet", window="", unit="usd", amount=1)
     assert (folded(START, cap).cost_cap_reached, folded(START, cap).overrun) == (True, False)
-    assert (folded(START, over).cost_cap_reached, folded(START, over).overrun) == (False, True)
+    assert (folded(START, overrun_incurred).cost_cap_reached, folded(START, overrun_incurred).overrun) == (False, True)
 
 
 def test_what_does_not_concern_a_session_only_moves_its_head() -> None:
-    changed = CapChanged(scope="fleet", window="", unit="usd", cap=5, by="mara")
-    assert folded(START, changed) == msgspec.structs.replace(folded(START), head=2)
+    cap_changed = CapChanged(scope="fleet", window="", unit="usd", cap=5, by="mara")
+    assert folded(START, cap_changed) == msgspec.structs.replace(folded(START), head=2)
 
 
 def test_an_event_that_this_program_does_not_know_is_never_folded() -> None:
@@ -163,8 +163,8 @@ def journal(events: Sequence[AnyEvent]) -> list[Stored]:
 def test_a_session_replayed_in_two_parts_is_the_session_replayed_in_one(events: list[AnyEvent], cut: int) -> None:
     whole = journal(events)
     session = replay(whole[:cut])
-    for one in whole[cut:]:
-        session = fold(session, one)
+    for event in whole[cut:]:
+        session = fold(session, event)
     assert session == replay(whole)
 
 
@@ -179,9 +179,9 @@ def test_replayed_from_what_was_written_a_session_is_the_same(events: list[AnyEv
 @given(EVENTS)
 def test_folding_changes_no_earlier_state(events: list[AnyEvent]) -> None:
     before = replay(journal(events))
-    kept = msgspec.json.encode(before)
+    body = msgspec.json.encode(before)
     fold(before, stored(CallStarted(call="new", tool="look"), before.head + 1))
-    assert msgspec.json.encode(before) == kept
+    assert msgspec.json.encode(before) == body
 
 
 @given(EVENTS)

@@ -159,9 +159,9 @@ async def test_stopping_a_command_kills_all_that_it_started(root: Path, escape: 
 async def test_what_a_command_leaves_behind_ends_with_it(root: Path) -> None:
     fifo = root / "fifo"
     os.mkfifo(fifo)
-    left = "setsid sh -c 'exec 3> fifo; echo started >&3; touch ready; exec sleep 600' &"
+    text = "setsid sh -c 'exec 3> fifo; echo started >&3; touch ready; exec sleep 600' &"
     task = asyncio.create_task(
-        ran(make_shell_tool(root), "sh", "-c", f"{left} while [ ! -e ready ]; do :; done; echo over")
+        ran(make_shell_tool(root), "sh", "-c", f"{text} while [ ! -e ready ]; do :; done; echo over")
     )
     with await asyncio.to_thread(fifo.open) as alive:
         assert await asyncio.to_thread(alive.readline) == "started\n"

@@ -68,7 +68,7 @@ async def one(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, An
 )
 async def test_an_expression_scores_a_reading(expression: str, value: Any, score: float, *, fires: bool) -> None:
     scored = await one(signals(Signal(name="s", expression=expression)), value, hot={"limit": 10})
-    assert (scored.score, scored.fires, scored.told) == (score, fires, fires)
+    assert (scored.score, scored.fires, scored.is_reported) == (score, fires, fires)
 
 
 @pytest.mark.parametrize(
@@ -85,20 +85,20 @@ async def test_an_expression_scores_a_reading(expression: str, value: Any, score
     ],
 )
 async def test_an_expression_without_an_answer_scores_nothing_and_says_why(expression: str, value: Any) -> None:
-    looked = await look(signals(Signal(name="s", expression=expression)), value)
-    (scored,) = looked.scored
-    assert (scored.score, scored.fires, scored.told) == (None, False, False)
-    assert looked.writes
-    (sentence,) = looked.sentences
+    signal_results = await look(signals(Signal(name="s", expression=expression)), value)
+    (scored,) = signal_results.scored
+    assert (scored.score, scored.fires, scored.is_reported) == (None, False, False)
+    assert signal_results.is_written
+    (sentence,) = signal_results.sentences
     assert sentence.startswith("The signal `s` has no score: `")
 
 
 @pytest.mark.parametrize("value", [math.nan, {"a": math.inf}, {1: 2}, object()])
 async def test_a_reading_that_is_no_json_scores_nothing(value: Any) -> None:
-    looked = await look(signals(Signal(name="s", expression="true"), Signal(name="m", model="a:b")), value)
-    assert [each.fires for each in looked.scored] == [False, False]
-    assert not looked.writes
-    assert looked.sentences[0].startswith("The reading is no JSON")
+    signal_results = await look(signals(Signal(name="s", expression="true"), Signal(name="m", model="a:b")), value)
+    assert [each.fires for each in signal_results.scored] == [False, False]
+    assert not signal_results.is_written
+    assert signal_results.sentences[0].startswith("The reading is not JSON")
 
 
 @pytest.mark.parametrize(
@@ -117,27 +117,27 @@ def test_a_signal_fires_from_its_threshold_on(signal: Signal, most: float) -> No
 
 async def test_a_signal_is_told_once_in_its_cooldown() -> None:
     watched = signals(Signal(name="s", expression="value > 5", cooldown=MINUTE))
-    told = [(await one(watched, 6, after * SECOND)).told for after in (0, 1, 59, 60, 61, 119, 120)]
-    assert told == [True, False, False, True, False, False, True]
+    results = [(await one(watched, 6, after * SECOND)).is_reported for after in (0, 1, 59, 60, 61, 119, 120)]
+    assert results == [True, False, False, True, False, False, True]
 
 
 async def test_a_signal_fires_in_its_cooldown_without_being_told() -> None:
     watched = signals(Signal(name="s", expression="value > 5"))
     await one(watched, 6)
     scored = await one(watched, 6, SECOND)
-    assert (scored.fires, scored.told) == (True, False)
+    assert (scored.fires, scored.is_reported) == (True, False)
 
 
 async def test_however_short_its_cooldown_a_signal_is_told_at_most_once_a_second() -> None:
     watched = signals(Signal(name="s", expression="true", cooldown=0))
-    told = [(await one(watched, 6, at * SECOND // 2)).told for at in range(5)]
-    assert told == [True, False, True, False, True]
+    results = [(await one(watched, 6, at * SECOND // 2)).is_reported for at in range(5)]
+    assert results == [True, False, True, False, True]
 
 
 async def test_a_clock_that_was_set_back_silences_nobody() -> None:
     watched = signals(Signal(name="s", expression="true"))
-    assert (await one(watched, 6)).told
-    assert (await one(watched, 6, -60 * MINUTE)).told
+    assert (await one(watched, 6)).is_reported
+    assert (await one(watched, 6, -60 * MINUTE)).is_reported
 
 
 @pytest.mark.parametrize(
@@ -160,21 +160,21 @@ async def test_a_clock_that_was_set_back_silences_nobody() -> None:
     ],
 )
 async def test_a_filter_lets_through_only_what_fires(given: tuple[Signal, ...], value: Any, *, writes: bool) -> None:
-    assert (await look(signals(*given), value)).writes == writes
+    assert (await look(signals(*given), value)).is_written == writes
 
 
 async def test_a_filter_in_its_cooldown_still_lets_through_what_fires() -> None:
     panel = Panel()
     watched = signals(Signal(name="m", model="a:b", filter=True), panel=panel)
-    assert [(await look(watched, value, value)).writes for value in range(3)] == [True, True, True]
+    assert [(await look(watched, value, value)).is_written for value in range(3)] == [True, True, True]
     assert panel.asked == [0, 1, 2]
 
 
 async def test_a_model_is_not_paid_for_while_its_cooldown_runs() -> None:
     panel = Panel()
     watched = signals(Signal(name="m", model="a:b", cooldown=MINUTE), panel=panel)
-    told = [(await one(watched, after, after * SECOND)).told for after in (0, 1, 30, 59, 60)]
-    assert told == [True, False, False, False, True]
+    results = [(await one(watched, after, after * SECOND)).is_reported for after in (0, 1, 30, 59, 60)]
+    assert results == [True, False, False, False, True]
     assert panel.asked == [0, 60]
 
 
@@ -203,9 +203,9 @@ def takes_too_long(_: Any) -> Score | ScoringFailure:
     ],
 )
 async def test_a_judge_that_fails_gives_no_score(says: Callable[[Any], Score | ScoringFailure], sentence: str) -> None:
-    looked = await look(signals(Signal(name="m", model="a:b"), panel=Panel(says)), 1)
-    assert looked.sentences == (f"The signal `m` has no score: {sentence}",)
-    assert looked.scored == (ScoredSignal(Signal(name="m", model="a:b")),)
+    signal_results = await look(signals(Signal(name="m", model="a:b"), panel=Panel(says)), 1)
+    assert signal_results.sentences == (f"The signal `m` has no score: {sentence}",)
+    assert signal_results.scored == (ScoredSignal(Signal(name="m", model="a:b")),)
 
 
 async def test_whoever_lost_the_session_hears_of_it() -> None:
@@ -221,7 +221,7 @@ async def test_a_detector_learns_what_is_usual_and_tells_what_is_not() -> None:
     for value in (1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0):
         assert not (await one(watched, {"load": [value]})).fires
     scored = await one(watched, {"load": [50]})
-    assert scored.told
+    assert scored.is_reported
     assert scored.reason.startswith("50 is ")
     assert scored.reason.endswith("deviations above the usual 1")
 
@@ -229,16 +229,16 @@ async def test_a_detector_learns_what_is_usual_and_tells_what_is_not() -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ({}, "There is no `load` where `load` looks for it."),
-        ({"load": "high"}, "a detector takes a number, and this is the text 'high'."),
-        ({"load": True}, "a detector takes a number, and this is true."),
+        ({}, "There is no `load` at `load`."),
+        ({"load": "high"}, "a detector needs a number, and this is the text 'high'."),
+        ({"load": True}, "a detector needs a number, and this is true."),
     ],
 )
 async def test_a_detector_passes_over_what_is_no_number(value: Any, sentence: str) -> None:
     watched = signals(Signal(name="d", detector=Detector(path="load", warmup=2)))
-    looked = await look(watched, value)
-    assert looked.sentences == (f"The signal `d` has no score: {sentence}",)
-    assert looked.scored[0].score is None
+    signal_results = await look(watched, value)
+    assert signal_results.sentences == (f"The signal `d` has no score: {sentence}",)
+    assert signal_results.scored[0].score is None
 
 
 async def test_each_detector_learns_for_itself() -> None:
@@ -247,8 +247,8 @@ async def test_each_detector_learns_for_itself() -> None:
     watched = signals(first, second)
     for value in (1, 2, 1, 2):
         await look(watched, {"a": value, "b": value * 1000})
-    looked = await look(watched, {"a": 1000, "b": 1000})
-    assert [each.fires for each in looked.scored] == [True, False]
+    signal_results = await look(watched, {"a": 1000, "b": 1000})
+    assert [each.fires for each in signal_results.scored] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.core.tools import LARGEST_READING, SensorFailed
+from halter.core.tools import MAX_READING_BYTES, SensorFailed
 from halter.sensors.stream import ServerSentEvent, SseParser
 
 STREAMS: dict[str, tuple[bytes, list[ServerSentEvent]]] = {
@@ -66,7 +66,7 @@ def test_how_the_bytes_are_cut_changes_nothing(case: str) -> None:
 @given(st.lists(st.sampled_from([b"data: x", b"id: 1", b"\r", b"\n", b"\r\n", b":", b"\xef\xbb\xbf", b"event", b""])))
 def test_any_cut_gives_the_same_as_none(pieces: list[bytes]) -> None:
     cut, whole = SseParser(), SseParser()
-    events = [event for piece in pieces for event in cut.feed(piece)]
+    events = [event for body in pieces for event in cut.feed(body)]
     assert events == whole.feed(b"".join(pieces))
     assert cut.last_id == whole.last_id
 
@@ -121,19 +121,19 @@ def test_a_plain_message_of_json_is_that_json(event: ServerSentEvent, value: Any
 
 def feed(begin: bytes, pieces: list[bytes]) -> None:
     parser = SseParser()
-    for piece in (begin, *pieces):
-        parser.feed(piece)
+    for body in (begin, *pieces):
+        parser.feed(body)
 
 
 @pytest.mark.parametrize("begin", [b"", b"data: ", b": ", b"id: "])
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(begin: bytes) -> None:
     with pytest.raises(SensorFailed, match="larger than 1,000,000 bytes"):
-        feed(begin, [b"x" * 10_000] * (LARGEST_READING // 10_000 + 1))
+        feed(begin, [b"x" * 10_000] * (MAX_READING_BYTES // 10_000 + 1))
 
 
 def test_an_event_without_end_is_refused_before_it_fills_the_memory() -> None:
     with pytest.raises(SensorFailed, match="larger than 1,000,000 bytes"):
-        feed(b"data: " + b"x" * (LARGEST_READING - 1_000) + b"\n", [b"data\n"] * 1_000)
+        feed(b"data: " + b"x" * (MAX_READING_BYTES - 1_000) + b"\n", [b"data\n"] * 1_000)
 
 
 def test_a_stream_of_comments_goes_on_for_ever() -> None:

@@ -157,12 +157,12 @@ def some_context(draw: random.Random) -> SessionContext:
         policy,
         str(policy.digest()),
         trigger=draw.choice(("", "nightly")),
-        quarantined=draw.choice((frozenset[str](), frozenset[str](), frozenset(("deed",)))),
+        quarantined_tools=draw.choice((frozenset[str](), frozenset[str](), frozenset(("deed",)))),
         secrets=frozenset(policy.secrets),
-        kept_usd=draw.choice((0, 100)),
-        kept_tokens=draw.choice((0, 50)),
+        reserve_usd=draw.choice((0, 100)),
+        reserve_tokens=draw.choice((0, 50)),
         tokens_per_hour=draw.choice((None, None, 2000)),
-        rates=draw.choice(({}, {}, RATES)),
+        rate_limits=draw.choice(({}, {}, RATES)),
     )
 
 
@@ -191,26 +191,43 @@ def plain_request_of_call(where: SessionContext, call: Call, using: FunctionTool
     unfit = bool(find_secret_names(valid.canonical) - where.secrets)
     if not where.phase.grants_tool(spec.name):
         flaw = "tool_not_granted"
-    if spec.name in where.quarantined:
+    if spec.name in where.quarantined_tools:
         flaw = "quarantined"
     if spec.name in policy.disabled:
         flaw = "disabled"
     if unfit and (flaw is None or policy.observe):
         flaw = "invalid_arguments"
-    made = prepare_call(msgspec.structs.replace(where), call, using, now, usd).request
-    assert (made.flaw and made.flaw[0]) == flaw
-    assert (made.approval is not None) == judge.needs_approval(rule, policy.mode, made.risk)
-    assert (made.level, made.audit) == (rule.level, judge.audit_of_policy(rule))
-    assert made.rate == judge.find_attempt_rate(rule)
-    assert (made.risk is None) == (not judge.needs_risk_assessment(rule))
-    assert made.legs == make_legs(where.caps, where.spender, now, usd=usd)
-    assert made.accounts == list_accounts(policy.caps, where.spender, now)
-    assert (made.call, made.tool, made.arguments, made.now) == (call.id, spec.name, valid.canonical, now)
-    assert (made.session, made.agent, made.kept) == (where.session, where.agent, where.reserve)
-    assert made.halts == judge.list_halt_rows(where.scopes)
-    assert (made.effect, made.idempotent, made.egress) == (spec.effect, spec.idempotent, spec.egress)
-    assert (made.phase, made.observe, made.purpose) == (where.phase.name, policy.observe, call.purpose)
-    return made
+    call_request = prepare_call(msgspec.structs.replace(where), call, using, now, usd).request
+    assert (call_request.flaw and call_request.flaw[0]) == flaw
+    assert (call_request.approval is not None) == judge.needs_approval(rule, policy.mode, call_request.risk)
+    assert (call_request.level, call_request.audit) == (rule.level, judge.audit_of_policy(rule))
+    assert call_request.rate == judge.find_attempt_rate(rule)
+    assert (call_request.risk is None) == (not judge.needs_risk_assessment(rule))
+    assert call_request.legs == make_legs(where.caps, where.spender, now, usd=usd)
+    assert call_request.accounts == list_accounts(policy.caps, where.spender, now)
+    assert (call_request.call, call_request.tool, call_request.arguments, call_request.now) == (
+        call.id,
+        spec.name,
+        valid.canonical,
+        now,
+    )
+    assert (call_request.session, call_request.agent, call_request.reserve) == (
+        where.session,
+        where.agent,
+        where.reserve,
+    )
+    assert call_request.halts == judge.list_halt_rows(where.scopes)
+    assert (call_request.effect, call_request.idempotent, call_request.egress) == (
+        spec.effect,
+        spec.idempotent,
+        spec.egress,
+    )
+    assert (call_request.phase, call_request.observe, call_request.purpose) == (
+        where.phase.name,
+        policy.observe,
+        call.purpose,
+    )
+    return call_request
 
 
 @pytest.mark.parametrize("cases", SCALES)
@@ -220,7 +237,7 @@ def test_a_call_is_prepared_as_if_its_session_had_just_begun(cases: int) -> None
     for number in range(cases // 2):
         where, using = contexts.one(), draw.choice(TOOLS)
         name = using.spec.name if using else "nosuch"
-        call = Call(f"s.{number}", name, draw.choice(ARGUMENTS), at_most=draw.choice((None, 5)))
+        call = Call(f"s.{number}", name, draw.choice(ARGUMENTS), timeout=draw.choice((None, 5)))
         usd = draw.choice((0, 0, 200))
         warm = prepare_call(where, call, using, contexts.now, usd)
         cold = prepare_call(msgspec.structs.replace(where), call, using, contexts.now, usd)
@@ -236,8 +253,8 @@ def some_rows(draw: random.Random, legs: Sequence[Leg], now: int) -> list[Row]:
         if draw.random() < 0.6:
             by = draw.choice(("", "", "ada"))
             cap = draw.choice((None, 700, 2500)) if by else leg.cap
-            spent, held = draw.choice((0, 0, 350, 1400)), draw.choice((0, 0, 300))
-            rows.append(BudgetRow(leg.scope, leg.window, leg.unit, cap, 0, by, spent, held))
+            text, held = draw.choice((0, 0, 350, 1400)), draw.choice((0, 0, 300))
+            rows.append(BudgetRow(leg.scope, leg.window, leg.unit, cap, 0, by, text, held))
     if draw.random() < 0.2:
         ramp, halted = draw.choice((0, MINUTE)), int(draw.random() < 0.5)
         rows.append(HaltRow(draw.choice(("fleet", "agent:desk", "session:s")), halted, now - 1, "ada", "", ramp))
@@ -247,48 +264,52 @@ def some_rows(draw: random.Random, legs: Sequence[Leg], now: int) -> list[Row]:
     return rows
 
 
-def plain_decision(asked: ModelAttempt, rows: Laid) -> list[AnyEvent]:
+def plain_decision(model_attempt: ModelAttempt, rows: Laid) -> list[AnyEvent]:
     """Decide about a request that has no rate, one account after the other, with nothing known from before."""
-    halt = judge.explain_halt(rows.find(asked.halts), asked.spender.session, rows.now)
+    halt = judge.explain_halt(rows.find(model_attempt.halts), model_attempt.spender.session, rows.now)
     if halt:
-        return [refused(asked, "external_halt", halt)]
-    policy = rows.get(FleetPolicyRow, FLEET) if asked.caps.fleet else None
-    caps = judge.lower_caps_to_policy(asked.caps, policy)
-    everywhere = make_legs(caps, asked.spender, asked.now, usd=1, tokens=1)
+        return [refused(model_attempt, "external_halt", halt)]
+    policy = rows.get(FleetPolicyRow, FLEET) if model_attempt.caps.fleet else None
+    caps = judge.lower_caps_to_policy(model_attempt.caps, policy)
+    everywhere = make_legs(caps, model_attempt.spender, model_attempt.now, usd=1, tokens=1)
     waived: list[Any] = []
-    reasons = [asked.flaw] if asked.flaw else []
-    if isinstance(asked.rates, Unpriced) and left_of(asked, everywhere, rows, "usd") is not None:
-        reasons.append(("disabled", asked.rates.sentence))
+    reasons = [model_attempt.flaw] if model_attempt.flaw else []
+    if isinstance(model_attempt.rates, Unpriced) and left_of(model_attempt, everywhere, rows, "usd") is not None:
+        reasons.append(("disabled", model_attempt.rates.sentence))
     for reason in reasons:
-        if not asked.observe:
-            return [refused(asked, *reason)]
+        if not model_attempt.observe:
+            return [refused(model_attempt, *reason)]
         waived.append(reason[0])
     if any(end <= rows.now for leg in everywhere if (end := window_end(leg.window)) is not None):
         return []
-    most, least = asked.max_output_tokens, min(asked.min_output_tokens, asked.max_output_tokens)
-    tokens, usd = (left_of(asked, everywhere, rows, unit) for unit in ("tokens", "usd"))
+    most, least = model_attempt.max_output_tokens, min(model_attempt.min_output_tokens, model_attempt.max_output_tokens)
+    tokens, usd = (left_of(model_attempt, everywhere, rows, unit) for unit in ("tokens", "usd"))
     if tokens is not None:
-        most = max(least, min(most, tokens - asked.input_tokens))
-    if asked.observe:
-        tried = first_obstacle(asked, make_legs(caps, asked.spender, asked.now, **bound(asked, most, least, usd)), rows)
+        most = max(least, min(most, tokens - model_attempt.input_tokens))
+    if model_attempt.observe:
+        tried = first_obstacle(
+            model_attempt,
+            make_legs(caps, model_attempt.spender, model_attempt.now, **bound(model_attempt, most, least, usd)),
+            rows,
+        )
         waived += ["cost_cap_reached"] if isinstance(tried, CapReached) else []
-        most, usd = asked.max_output_tokens, None
-    amounts = bound(asked, most, least, usd)
-    legs = make_legs(caps, asked.spender, asked.now, **amounts)
-    legs = tuple(msgspec.structs.replace(leg, cap=None) for leg in legs) if asked.observe else legs
-    obstacle = first_obstacle(asked, legs, rows)
+        most, usd = model_attempt.max_output_tokens, None
+    amounts = bound(model_attempt, most, least, usd)
+    legs = make_legs(caps, model_attempt.spender, model_attempt.now, **amounts)
+    legs = tuple(msgspec.structs.replace(leg, cap=None) for leg in legs) if model_attempt.observe else legs
+    obstacle = first_obstacle(model_attempt, legs, rows)
     if obstacle == "wait":
         return []
     if isinstance(obstacle, CapReached):
-        told = refused(asked, "cost_cap_reached", describe_cap_reached(obstacle))
-        reached = CostCapReached.refusing(asked.request, asked.model, obstacle)
-        return [told] if asked.optional else [reached, told]
-    output = amounts["tokens"] - asked.input_tokens
+        request_refused = refused(model_attempt, "cost_cap_reached", describe_cap_reached(obstacle))
+        reached = CostCapReached.refusing(model_attempt.request, model_attempt.model, obstacle)
+        return [request_refused] if model_attempt.optional else [reached, request_refused]
+    output = amounts["tokens"] - model_attempt.input_tokens
     return [
         RequestStarted(
-            request=asked.request,
-            model=asked.model,
-            purpose=asked.purpose,
+            request=model_attempt.request,
+            model=model_attempt.model,
+            purpose=model_attempt.purpose,
             legs=legs,
             max_output_tokens=output,
             observed=tuple(waived),
@@ -296,40 +317,53 @@ def plain_decision(asked: ModelAttempt, rows: Laid) -> list[AnyEvent]:
     ]
 
 
-def refused(asked: ModelAttempt, outcome: Any, sentence: str) -> RequestRefused:
+def refused(model_attempt: ModelAttempt, outcome: Any, sentence: str) -> RequestRefused:
     return RequestRefused(
-        request=asked.request, model=asked.model, purpose=asked.purpose, outcome=outcome, sentence=sentence
+        request=model_attempt.request,
+        model=model_attempt.model,
+        purpose=model_attempt.purpose,
+        outcome=outcome,
+        sentence=sentence,
     )
 
 
-def budget_of(asked: ModelAttempt, leg: Leg, rows: Laid) -> tuple[int | None, BudgetRow]:
+def budget_of(model_attempt: ModelAttempt, leg: Leg, rows: Laid) -> tuple[int | None, BudgetRow]:
     """The cap of an account and what stands against it; of a person's cap the last words are kept back."""
     row = rows.get(BudgetRow, leg.scope, leg.window, leg.unit) or BudgetRow(leg.scope, leg.window, leg.unit)
-    kept = asked.kept.usd if leg.unit == "usd" else asked.kept.tokens
-    if (leg.scope, leg.window) == (f"session:{asked.kept.session}", "") and kept and row.cap_by and row.cap is not None:
+    kept = model_attempt.reserve.usd if leg.unit == "usd" else model_attempt.reserve.tokens
+    if (
+        (leg.scope, leg.window) == (f"session:{model_attempt.reserve.session}", "")
+        and kept
+        and row.cap_by
+        and row.cap is not None
+    ):
         row = msgspec.structs.replace(row, cap=max(0, row.cap - kept))
     return (row.cap if row.cap_by else leg.cap), row
 
 
-def left_of(asked: ModelAttempt, legs: Sequence[Leg], rows: Laid, unit: str) -> int | None:
-    caps = [budget_of(asked, leg, rows) for leg in legs if leg.unit == unit]
+def left_of(model_attempt: ModelAttempt, legs: Sequence[Leg], rows: Laid, unit: str) -> int | None:
+    caps = [budget_of(model_attempt, leg, rows) for leg in legs if leg.unit == unit]
     return min((cap - row.spent for cap, row in caps if cap is not None), default=None)
 
 
-def bound(asked: ModelAttempt, most: int, least: int, left: int | None) -> dict[str, int]:
-    if isinstance(asked.rates, Unpriced):
-        return {"usd": 0, "tokens": asked.input_tokens + most}
-    for output in (most, asked.rates.max_output_that_fits(asked.input_tokens, left or 0, asked.now, most), least):
-        usd = asked.rates.bound(asked.input_tokens, output, asked.now)
-        if left is None or (usd <= left and output >= min(least, most)):
+def bound(model_attempt: ModelAttempt, most: int, least: int, number: int | None) -> dict[str, int]:
+    if isinstance(model_attempt.rates, Unpriced):
+        return {"usd": 0, "tokens": model_attempt.input_tokens + most}
+    for output in (
+        most,
+        model_attempt.rates.max_output_that_fits(model_attempt.input_tokens, number or 0, model_attempt.now, most),
+        least,
+    ):
+        usd = model_attempt.rates.bound(model_attempt.input_tokens, output, model_attempt.now)
+        if number is None or (usd <= number and output >= min(least, most)):
             break
-    return {"usd": usd, "tokens": asked.input_tokens + output}
+    return {"usd": usd, "tokens": model_attempt.input_tokens + output}
 
 
-def first_obstacle(asked: ModelAttempt, legs: Sequence[Leg], rows: Laid) -> Any:
+def first_obstacle(model_attempt: ModelAttempt, legs: Sequence[Leg], rows: Laid) -> Any:
     waits: Any = None
     for leg in legs:
-        cap, row = budget_of(asked, leg, rows)
+        cap, row = budget_of(model_attempt, leg, rows)
         if cap is not None and leg.amount > cap - row.spent:
             return CapReached(leg, cap, row)
         if cap is not None and leg.amount > cap - row.spent - row.held:
@@ -340,7 +374,7 @@ def first_obstacle(asked: ModelAttempt, legs: Sequence[Leg], rows: Laid) -> Any:
 @pytest.mark.parametrize("cases", SCALES)
 def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> None:
     contexts, table = Contexts("requests"), Table()
-    draw, seen = contexts.draw, set[str]()
+    draw, texts = contexts.draw, set[str]()
     for number in range(cases // 2):
         where, model = contexts.one(), draw.choice(MODELS)
         terms = where.terms_of_model(model, table, contexts.now)
@@ -348,12 +382,12 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
         hold = msgspec.structs.replace(hold, keys=tuple(map(budget_key, hold.legs)) if terms.hold.keys else ())
         cold = msgspec.structs.replace(where).terms_of_model(model, table, contexts.now)
         assert terms == msgspec.structs.replace(cold, hold=hold, halts=where.halts if hold.keys else ())
-        seen.add("known" if hold.keys else "new")
+        texts.add("known" if hold.keys else "new")
         soon = contexts.now + draw.choice((0, QUARTER, DAY))
         whole = make_legs(where.caps_with_reserve, where.spender, soon, usd=1, tokens=1)
         keys, caps = where.find_caps(soon)
         assert ([*keys], [*caps]) == ([*map(budget_key, whole)], [leg.cap for leg in whole])
-        known: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "request": f"r{number}/0",
             "model": str(model.name),
             "purpose": "turn",
@@ -365,24 +399,24 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
             "max_output_tokens": draw.choice((20, 500, 3000)),
             "min_output_tokens": draw.choice((1, 256)),
             "halts": judge.list_halt_rows(where.scopes),
-            "kept": where.reserve,
+            "reserve": where.reserve,
             "flaw": find_model_flaw(where, str(model.name)),
             "optional": draw.random() < 0.2,
             "observe": where.policy.observe,
         }
-        paces = find_rate_limits(where.rates, str(model.name))
+        paces = find_rate_limits(where.rate_limits, str(model.name))
         own = ("request", "now", "input_tokens", "max_output_tokens", "min_output_tokens", "optional")
-        its = {"spender": terms.spender, "kept": terms.kept, "terms": terms.hold, "halts": where.halts}
-        warm = msgspec.structs.replace(terms.base, **its, **{name: known[name] for name in own})
-        assert warm == ModelAttempt(**known, paces=paces, terms=hold)
+        its = {"spender": terms.spender, "kept": terms.reserve, "terms": terms.hold, "halts": where.halts}
+        warm = msgspec.structs.replace(terms.base, **its, **{name: fields[name] for name in own})
+        assert warm == ModelAttempt(**fields, paces=paces, terms=hold)
         later = contexts.now + draw.choice((0, 0, 0, 5, HOUR, DAY))
         rows = Laid(some_rows(draw, warm.hold.legs, contexts.now), later, list_request_rows(warm))
         decided = [draft.event for draft in judge_attempt(warm, rows)]
         assert decided == [draft.event for draft in judge_attempt(msgspec.structs.replace(warm, terms=None), rows)]
         if not paces:
-            assert decided == plain_decision(ModelAttempt(**known), rows)
-        seen.add(decided[0].KIND if decided else "")
-    assert seen >= {"", "known", "new", "request_started", "request_refused", "cost_cap_reached"}
+            assert decided == plain_decision(ModelAttempt(**fields), rows)
+        texts.add(decided[0].KIND if decided else "")
+    assert texts >= {"", "known", "new", "request_started", "request_refused", "cost_cap_reached"}
 
 
 class Raised:
@@ -393,25 +427,29 @@ class Raised:
 def test_sessions_of_an_agent_share_only_what_is_worked_out_from_the_same() -> None:
     caps = Caps(trigger=(Cap(800, "day"),))
     policy = msgspec.structs.replace(resolved("{}", AGENTS[3]), allowed_models=(), caps=caps)
-    where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), kept_usd=5)
+    where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), reserve_usd=5)
     table = Table()
     first = where.terms_of_model(MODELS[0], table, NOON)
-    beside = msgspec.structs.replace(where, session="t").terms_of_model(MODELS[0], table, NOON)
-    assert beside.base is first.base
-    assert (beside.spender.session, beside.kept.session, beside.hold.legs[0].scope) == ("t", "t", "session:t")
-    for other, model, prices, now in (
-        (msgspec.structs.replace(where, kept_usd=0), MODELS[0], table, NOON),
+    request_terms = msgspec.structs.replace(where, session="t").terms_of_model(MODELS[0], table, NOON)
+    assert request_terms.base is first.base
+    assert (request_terms.spender.session, request_terms.reserve.session, request_terms.hold.legs[0].scope) == (
+        "t",
+        "t",
+        "session:t",
+    )
+    for session_context, model, prices, now in (
+        (msgspec.structs.replace(where, reserve_usd=0), MODELS[0], table, NOON),
         (msgspec.structs.replace(where, agent="till"), MODELS[0], table, NOON),
         (msgspec.structs.replace(where, trigger="nightly"), MODELS[0], table, NOON),
-        (msgspec.structs.replace(where, askers=(("agent:till", Cap(5, "day")),)), MODELS[0], table, NOON),
-        (msgspec.structs.replace(where, rates=RATES), MODELS[0], table, NOON),
+        (msgspec.structs.replace(where, caller_caps=(("agent:till", Cap(5, "day")),)), MODELS[0], table, NOON),
+        (msgspec.structs.replace(where, rate_limits=RATES), MODELS[0], table, NOON),
         (where, MODELS[1], table, NOON),
         (where, MODELS[0], Raised(), NOON),
         (where, MODELS[0], table, NOON + HOUR),
     ):
         assert msgspec.structs.replace(where).terms_of_model(MODELS[0], table, NOON) == first
-        alone = msgspec.structs.replace(other, policy=msgspec.structs.replace(policy))
-        changed = msgspec.structs.replace(other).terms_of_model(model, prices, now)
+        alone = msgspec.structs.replace(session_context, policy=msgspec.structs.replace(policy))
+        changed = msgspec.structs.replace(session_context).terms_of_model(model, prices, now)
         assert (first.base, first.hold) != (changed.base, changed.hold)
         assert changed == alone.terms_of_model(model, prices, now)
 
@@ -419,42 +457,42 @@ def test_sessions_of_an_agent_share_only_what_is_worked_out_from_the_same() -> N
 def test_sessions_of_an_agent_share_only_the_terms_of_tools_that_are_worked_out_from_the_same() -> None:
     caps = Caps(trigger=(Cap(800, "day"),), agent=(Cap(900, "hour"),))
     policy = msgspec.structs.replace(resolved("{}", AGENTS[0]), caps=caps)
-    where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), kept_usd=5)
+    where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), reserve_usd=5)
     first = where.terms_of_tool(jot.spec, NOON)
-    beside = msgspec.structs.replace(where, session="t").terms_of_tool(jot.spec, NOON)
-    assert beside.base.accounts[1] is first.base.accounts[1]
-    assert (beside.base.session, beside.base.kept.session) == ("t", "t")
-    assert (beside.base.legs[0].scope, beside.base.accounts[0].scope) == ("session:t", "session:t")
-    assert beside.base.halts == judge.list_halt_rows(("session:t", "agent:desk", "fleet"))
+    tool_terms = msgspec.structs.replace(where, session="t").terms_of_tool(jot.spec, NOON)
+    assert tool_terms.base.accounts[1] is first.base.accounts[1]
+    assert (tool_terms.base.session, tool_terms.base.reserve.session) == ("t", "t")
+    assert (tool_terms.base.legs[0].scope, tool_terms.base.accounts[0].scope) == ("session:t", "session:t")
+    assert tool_terms.base.halts == judge.list_halt_rows(("session:t", "agent:desk", "fleet"))
     dear = msgspec.structs.replace(jot.spec, cost=300)
-    for other, spec, now in (
-        (msgspec.structs.replace(where, kept_usd=0), jot.spec, NOON),
+    for session_context, spec, now in (
+        (msgspec.structs.replace(where, reserve_usd=0), jot.spec, NOON),
         (msgspec.structs.replace(where, agent="till"), jot.spec, NOON),
         (msgspec.structs.replace(where, trigger="nightly"), jot.spec, NOON),
-        (msgspec.structs.replace(where, askers=(("agent:till", Cap(5, "day")),)), jot.spec, NOON),
+        (msgspec.structs.replace(where, caller_caps=(("agent:till", Cap(5, "day")),)), jot.spec, NOON),
         (msgspec.structs.replace(where, phase=Phase("work", ("look",))), jot.spec, NOON),
-        (msgspec.structs.replace(where, quarantined=frozenset(("jot",))), jot.spec, NOON),
+        (msgspec.structs.replace(where, quarantined_tools=frozenset(("jot",))), jot.spec, NOON),
         (where, dear, NOON),
         (where, jot.spec, NOON + HOUR),
     ):
         assert msgspec.structs.replace(where).terms_of_tool(jot.spec, NOON) == first
-        alone = msgspec.structs.replace(other, policy=msgspec.structs.replace(policy))
-        changed = msgspec.structs.replace(other).terms_of_tool(spec, now)
+        alone = msgspec.structs.replace(session_context, policy=msgspec.structs.replace(policy))
+        changed = msgspec.structs.replace(session_context).terms_of_tool(spec, now)
         assert first != changed
         assert changed == alone.terms_of_tool(spec, now)
 
 
 def test_a_changed_context_keeps_nothing_that_was_worked_out_before() -> None:
-    policy, paid, now = resolved("{}", AGENTS[3]), MODELS[0], NOON
-    where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), kept_usd=5)
-    before = where.terms_of_model(paid, Table(), now), where.terms_of_tool(look.spec, now)
+    policy, named, now = resolved("{}", AGENTS[3]), MODELS[0], NOON
+    where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), reserve_usd=5)
+    before = where.terms_of_model(named, Table(), now), where.terms_of_tool(look.spec, now)
     assert (before[0].base.flaw, before[1].flaw) == (None, None)
-    assert before == (where.terms_of_model(paid, Table(), now), where.terms_of_tool(look.spec, now))
+    assert before == (where.terms_of_model(named, Table(), now), where.terms_of_tool(look.spec, now))
     barred = msgspec.structs.replace(policy, allowed_models=(), disabled=("look",))
-    other = msgspec.structs.replace(where, session="t", policy=barred, kept_usd=0)
-    request, call = other.terms_of_model(paid, Table(), now), other.terms_of_tool(look.spec, now)
+    session_context = msgspec.structs.replace(where, session="t", policy=barred, reserve_usd=0)
+    request, call = session_context.terms_of_model(named, Table(), now), session_context.terms_of_tool(look.spec, now)
     assert request.base.flaw is not None
     assert call.flaw is not None
-    assert other.scopes == ("session:t", "agent:desk", "fleet")
-    assert call.base.halts == other.halts == judge.list_halt_rows(other.scopes)
-    assert other.caps == policy.caps != where.caps
+    assert session_context.scopes == ("session:t", "agent:desk", "fleet")
+    assert call.base.halts == session_context.halts == judge.list_halt_rows(session_context.scopes)
+    assert session_context.caps == policy.caps != where.caps

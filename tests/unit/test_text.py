@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.core.text import clean, escape_hidden, from_body, to_body
+from halter.core.text import clean, decode_body, encode_body, escape_hidden
 
 ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\x00"))
 
@@ -47,27 +47,27 @@ def test_cleaning_twice_changes_nothing_more(text: str) -> None:
 
 @given(ANY_TEXT)
 def test_a_body_gives_back_exactly_the_text_that_was_put_into_it(text: str) -> None:
-    assert from_body(to_body(text)) == text
+    assert decode_body(encode_body(text)) == text
 
 
 @given(st.binary())
 def test_bytes_that_never_were_text_can_still_be_shown(data: bytes) -> None:
-    assert isinstance(from_body(data), str)
+    assert isinstance(decode_body(data), str)
 
 
 def test_a_body_of_ten_thousand_nested_lists_is_text_like_any_other() -> None:
     deep = "[" * 10_000 + "]" * 10_000
-    assert from_body(to_body(deep)) == deep
+    assert decode_body(encode_body(deep)) == deep
 
 
 @pytest.mark.parametrize(
     "hidden", [*"\x00\x1b\x7f\x9b\u200b\u202e\u2066\u3164\u115f\u2800\ufe0f\ud800", "\U000e0041", "\U000e0100"]
 )
 def test_nothing_that_a_person_decides_on_is_hidden(hidden: str) -> None:
-    shown = escape_hidden(f"a{hidden}1")
-    assert shown.isascii()
-    assert shown.isprintable()
-    assert json.loads(f'"{shown}"') == f"a{hidden}1"
+    text = escape_hidden(f"a{hidden}1")
+    assert text.isascii()
+    assert text.isprintable()
+    assert json.loads(f'"{text}"') == f"a{hidden}1"
 
 
 def test_letters_of_all_languages_are_shown_as_they_are() -> None:

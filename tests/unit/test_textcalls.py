@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from halter.core.messages import Message, Text, ToolCall, ToolResult
 from halter.core.tools import ToolSpec
 from halter.loop.text_calls import (
-    DEEPEST_LITERAL,
-    LONGEST_UNREADABLE_CALL,
-    MOST_TEXT_CALLS,
-    MOST_TOKENS,
+    MAX_CALL_TOKENS,
+    MAX_LITERAL_DEPTH,
+    MAX_TEXT_CALLS,
+    MAX_UNREADABLE_CALL_LENGTH,
     explain_nonce,
     explain_text_calls,
     read_calls,
@@ -144,10 +144,10 @@ def test_what_cannot_be_read_is_a_call_that_no_tool_accepts(inside: str) -> None
 
 
 def test_a_call_that_cannot_be_read_keeps_its_name_and_the_start_of_what_was_written() -> None:
-    [call] = read_calls(f"{OPEN} write(1, {'x' * LONGEST_UNREADABLE_CALL})</skill>", KEY).calls
+    [call] = read_calls(f"{OPEN} write(1, {'x' * MAX_UNREADABLE_CALL_LENGTH})</skill>", KEY).calls
     assert call.tool == "write"
     assert call.arguments.startswith("<skill> write(1, xxx")
-    assert len(call.arguments) <= LONGEST_UNREADABLE_CALL + len("<skill>")
+    assert len(call.arguments) <= MAX_UNREADABLE_CALL_LENGTH + len("<skill>")
     assert read_calls(f"{OPEN}(1)</skill>", KEY).calls[0].tool == ""
 
 
@@ -201,8 +201,8 @@ def test_identical_calls_stay_two() -> None:
 )
 def test_only_a_closed_block_is_made_together(text: str, groups: list[int]) -> None:
     words = {"(": "\n<parallel>\n", ")": "</parallel> "}
-    written = "".join(words.get(sign, f"{OPEN}{sign}()</skill>\n") for sign in text)
-    assert [group for _, _, group in calls(written)] == groups
+    output = "".join(words.get(sign, f"{OPEN}{sign}()</skill>\n") for sign in text)
+    assert [group for _, _, group in calls(output)] == groups
 
 
 def test_a_block_inside_an_argument_is_no_block() -> None:
@@ -213,23 +213,23 @@ def test_a_block_inside_an_argument_is_no_block() -> None:
 @pytest.mark.parametrize("end", ["", "f", "f(", 'f(a="x', 'f(a="x")', "f(a='don't')</skill>", 'f(a="""x"")</skill>'])
 def test_nothing_is_read_after_a_call_that_does_not_end(end: str) -> None:
     read = read_calls(f"{OPEN}first()</skill>{OPEN}{end}", KEY)
-    assert read.cut
+    assert read.is_cut_off
     assert [call.id for call in read.calls] == ["text0", "text1"]
     hidden = f"{OPEN}f(text='quoted: </skill> {OPEN}rm()</skill>"
     assert [(tool, isinstance(arguments, str)) for tool, arguments, _ in calls(hidden)] == [("f", True)]
 
 
 def test_an_answer_that_ends_after_its_calls_is_not_cut() -> None:
-    assert not read_calls(f"{OPEN}f(1)</skill> done", KEY).cut
+    assert not read_calls(f"{OPEN}f(1)</skill> done", KEY).is_cut_off
 
 
 def test_there_is_an_end_to_how_much_one_answer_asks_for() -> None:
-    found = calls(f"{OPEN}f()</skill>" * (MOST_TEXT_CALLS + 5))
-    assert len(found) == MOST_TEXT_CALLS + 1
-    assert found[MOST_TEXT_CALLS - 1] == ("f", {}, MOST_TEXT_CALLS - 1)
-    assert isinstance(found[MOST_TEXT_CALLS][1], str)
-    assert is_refused(f"f(a=[{'1,' * MOST_TOKENS}])")
-    assert not is_refused(f"f(a={'[' * (DEEPEST_LITERAL - 1)}{']' * (DEEPEST_LITERAL - 1)})")
+    found = calls(f"{OPEN}f()</skill>" * (MAX_TEXT_CALLS + 5))
+    assert len(found) == MAX_TEXT_CALLS + 1
+    assert found[MAX_TEXT_CALLS - 1] == ("f", {}, MAX_TEXT_CALLS - 1)
+    assert isinstance(found[MAX_TEXT_CALLS][1], str)
+    assert is_refused(f"f(a=[{'1,' * MAX_CALL_TOKENS}])")
+    assert not is_refused(f"f(a={'[' * (MAX_LITERAL_DEPTH - 1)}{']' * (MAX_LITERAL_DEPTH - 1)})")
 
 
 @pytest.mark.parametrize(
@@ -340,11 +340,11 @@ def tool(name: str, schema: bytes = b'{"type":"object"}') -> ToolSpec:
 
 
 def test_a_model_is_told_its_tools_in_words_that_stay_the_same_and_the_key_apart() -> None:
-    told = explain_text_calls([tool("read"), tool("write", b'{"properties":{"path":{}}}')])
-    assert told == explain_text_calls([tool("read"), tool("write", b'{"properties":{"path":{}}}')])
-    assert "read: Does read." in told
-    assert '{"properties":{"path":{}}}' in told
-    assert KEY not in told
+    text = explain_text_calls([tool("read"), tool("write", b'{"properties":{"path":{}}}')])
+    assert text == explain_text_calls([tool("read"), tool("write", b'{"properties":{"path":{}}}')])
+    assert "read: Does read." in text
+    assert '{"properties":{"path":{}}}' in text
+    assert KEY not in text
     assert OPEN in explain_nonce(KEY)
     assert explain_text_calls([]) == ""
 
@@ -358,8 +358,8 @@ def test_the_example_that_a_model_is_told_can_be_read() -> None:
 def test_calls_and_results_become_text_and_keep_where_they_came_from() -> None:
     answer = Message("assistant", read_calls(f"{OPEN}read()</skill>", KEY).parts)
     assert to_text_message(answer).parts == answer.parts[:1]
-    told = Message("user", (ToolResult("c", "read", "ok", "42"), Text("Go on.", "config", reason="hint")))
-    assert to_text_message(told).parts == (
+    message = Message("user", (ToolResult("c", "read", "ok", "42"), Text("Go on.", "config", reason="hint")))
+    assert to_text_message(message).parts == (
         Text("Result of read (ok): 42", "tool", trusted=False),
         Text("Go on.", "config", reason="hint"),
     )

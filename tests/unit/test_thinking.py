@@ -24,22 +24,22 @@ def settings(wire: Any, thinking: Any, prompt: Prompt, temperature: float | None
 
 @pytest.mark.parametrize("wire", ["openai", "google", "anthropic"])
 def test_it_is_asked_for_and_bounded_by_the_output(wire: Any) -> None:
-    sent = settings(wire, "low", Prompt(messages=(ASKED,), max_output_tokens=4096))
-    assert (sent["thinking"], sent["max_tokens"]) == ("low", 4096)
+    fields = settings(wire, "low", Prompt(messages=(ASKED,), max_output_tokens=4096))
+    assert (fields["thinking"], fields["max_tokens"]) == ("low", 4096)
     assert settings(wire, "off", Prompt(messages=(ASKED,)))["thinking"] is False
     assert "thinking" not in settings(wire, None, Prompt(messages=(ASKED,)))
 
 
 def test_anthropic_is_not_asked_to_think_where_its_thoughts_are_missing_or_have_no_room() -> None:
-    room = {"max_output_tokens": 20_000}
-    assert choose_thinking("high", Prompt(messages=(ASKED,), **room)) == "high"
-    assert choose_thinking("high", Prompt(messages=ACTED, **room)) is None
+    values = {"max_output_tokens": 20_000}
+    assert choose_thinking("high", Prompt(messages=(ASKED,), **values)) == "high"
+    assert choose_thinking("high", Prompt(messages=ACTED, **values)) is None
     assert choose_thinking("high", Prompt(messages=(ASKED,), max_output_tokens=4096)) is None
-    assert "thinking" not in settings("anthropic", "high", Prompt(messages=ACTED, **room))
-    assert settings("openai", "high", Prompt(messages=ACTED, **room))["thinking"] == "high"
+    assert "thinking" not in settings("anthropic", "high", Prompt(messages=ACTED, **values))
+    assert settings("openai", "high", Prompt(messages=ACTED, **values))["thinking"] == "high"
 
 
 def test_a_model_that_thinks_chooses_its_own_temperature() -> None:
-    made = make_model_settings(100, 0.5, "high", cache_points=False)
-    assert "temperature" not in made
+    model_settings = make_model_settings(100, 0.5, "high", cache_points=False)
+    assert "temperature" not in model_settings
     assert make_model_settings(100, 0.5, "off", cache_points=False).get("temperature") == 0.5

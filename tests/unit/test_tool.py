@@ -40,9 +40,9 @@ def permit(**secrets: str) -> Permit:
 
 
 def valid(subject: FunctionTool, **arguments: Any) -> Valid:
-    checked = subject.validate(json.dumps(arguments).encode())
-    assert isinstance(checked, Valid), checked
-    return checked
+    outcome = subject.validate(json.dumps(arguments).encode())
+    assert isinstance(outcome, Valid), outcome
+    return outcome
 
 
 async def ran(subject: FunctionTool, **arguments: Any) -> str:
@@ -176,12 +176,12 @@ def test_a_default_that_could_not_be_read_again_is_refused() -> None:
 
 
 def test_equal_arguments_have_one_canonical_form() -> None:
-    one = weather.validate(b' { "days":3, "place": {"zip":null,"city":"K\xc3\xb6ln"} }')
-    other = weather.validate(b'{"place":{"city":"K\\u00f6ln"}}')
-    assert isinstance(one, Valid)
-    assert isinstance(other, Valid)
-    assert one.canonical == other.canonical
-    assert one.canonical == '{"copy":"","days":3,"place":{"city":"Köln","zip":null}}'.encode()
+    outcome = weather.validate(b' { "days":3, "place": {"zip":null,"city":"K\xc3\xb6ln"} }')
+    result = weather.validate(b'{"place":{"city":"K\\u00f6ln"}}')
+    assert isinstance(outcome, Valid)
+    assert isinstance(result, Valid)
+    assert outcome.canonical == result.canonical
+    assert outcome.canonical == '{"copy":"","days":3,"place":{"city":"Köln","zip":null}}'.encode()
 
 
 @given(words=st.text(), count=st.integers(), sure=st.booleans())
@@ -340,7 +340,7 @@ def _check_of_y(y: int) -> int:
     ("function", "options", "told"),
     [
         (_starred, {}, "which no schema can describe"),
-        (_odd, {}, "has a type that cannot be described"),
+        (_odd, {}, "has a type that a schema cannot describe"),
         (_plain, {"name": "has space"}, "is no name for a tool"),
         (_plain, {"level": "HARMLESS"}, "level cannot be 'HARMLESS'"),
         (_plain, {"effect": "none"}, "effect cannot be 'none'"),
@@ -356,32 +356,32 @@ def test_a_mistake_in_a_tool_is_told_where_it_is_made(function: Any, options: An
 
 
 async def test_cancelling_reaches_an_async_function() -> None:
-    seen = asyncio.Event()
+    event = asyncio.Event()
 
     @tool
     async def hang() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            seen.set()
+            event.set()
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await ran(hang)
-    assert seen.is_set()
+    assert event.is_set()
 
 
 async def test_a_blocked_read_is_abandoned_and_a_blocked_write_is_said_to_be_unstoppable() -> None:
-    release, started = threading.Event(), threading.Semaphore(0)
+    release, semaphore = threading.Event(), threading.Semaphore(0)
 
     def block() -> None:
-        started.release()
+        semaphore.release()
         release.wait()
 
     effects: list[tuple[Effect, type[BaseException]]] = [("read", asyncio.CancelledError), ("write", Unstoppable)]
     for effect, raised in effects:
         task = asyncio.create_task(ran(tool(block, effect=effect, isolate=False)))
-        await asyncio.to_thread(started.acquire)
+        await asyncio.to_thread(semaphore.acquire)
         task.cancel()
         with pytest.raises(raised):
             await task

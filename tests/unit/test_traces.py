@@ -36,12 +36,12 @@ REPLY = Reply((Text(f"I write {CANARY}"), ToolCall("c", "send", f'{{"to":"{CANAR
 
 def journal(*happened: AnyEvent | tuple[AnyEvent, bytes]) -> list[Stored]:
     """Put events into a stream, a second after each other."""
-    stored: list[Stored] = []
+    events: list[Stored] = []
     for seq, each in enumerate(happened, 1):
         event, body = each if isinstance(each, tuple) else (each, CANARY.encode())
         digest = hashlib.sha256(f"{seq}".encode()).digest()
         assert isinstance(event, Event)
-        stored.append(
+        events.append(
             Stored(
                 StreamId("session:desk-1"),
                 seq,
@@ -59,7 +59,7 @@ def journal(*happened: AnyEvent | tuple[AnyEvent, bytes]) -> list[Stored]:
                 event,
             )
         )
-    return stored
+    return events
 
 
 START = SessionStarted(session="desk-1", agent="desk", kind="autonomous", started_by="ada")
@@ -78,8 +78,8 @@ def spans(events: Sequence[Stored], *, content: bool = False) -> list[Span]:
     trace = begin_trace(events[0])
     assert trace is not None
     found: list[Span] = []
-    for stored in events[1:]:
-        trace, span = advance_trace(trace, stored, content=content)
+    for event in events[1:]:
+        trace, span = advance_trace(trace, event, content=content)
         found += [span] if span is not None else []
     return found
 
@@ -183,11 +183,11 @@ def test_what_did_not_go_well_says_why_and_nothing_of_what_was_said(
 def test_a_span_has_the_same_id_whoever_makes_it_and_wherever_they_begin() -> None:
     trace = begin_trace(WHOLE[0])
     assert trace is not None
-    kept: list[Trace] = []
-    for stored in WHOLE[1:5]:
-        trace, _ = advance_trace(trace, stored)
-        kept.append(trace)
-    again = [advance_trace(kept[-1], WHOLE[5])[1]]
+    traces: list[Trace] = []
+    for event in WHOLE[1:5]:
+        trace, _ = advance_trace(trace, event)
+        traces.append(trace)
+    again = [advance_trace(traces[-1], WHOLE[5])[1]]
     assert again == [spans(WHOLE)[1]]
 
 

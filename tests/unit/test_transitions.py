@@ -57,8 +57,8 @@ async def resting(world: World, state: State) -> Lease:
     """A session that rests, with its owner at hand."""
     await world.start("s")
     lease = await claimed(world)
-    parked = SessionParked(state=state, wake_at=world.now + HOUR, resident=True)
-    await world.store.commit(lifecycle.park_session(lease, "rest", parked))
+    event = SessionParked(state=state, wake_at=world.now + HOUR, resident=True)
+    await world.store.commit(lifecycle.park_session(lease, "rest", event))
     return lease
 
 

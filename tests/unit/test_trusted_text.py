@@ -15,19 +15,19 @@ SAID = (
 
 @given(st.lists(st.sampled_from(SAID) | st.text(max_size=60), max_size=4))
 def test_what_is_taken_from_indexes_is_what_reading_text_by_text_finds(texts: list[str]) -> None:
-    heard, read = TrustedText(), TrustedText()
+    trusted_text, read = TrustedText(), TrustedText()
     for text in texts:
-        heard.add(text)
+        trusted_text.add(text)
         read.index(text)
-    assert vars(heard) == vars(read)
+    assert vars(trusted_text) == vars(read)
 
 
 def test_what_one_session_hears_is_not_said_in_another() -> None:
-    one, other = TrustedText(), TrustedText()
-    one.add(SAID[0])
+    trusted_text, other = TrustedText(), TrustedText()
+    trusted_text.add(SAID[0])
     other.add(SAID[0])
-    one.add(SAID[1])
-    assert one.names("Bob & Sons")
+    trusted_text.add(SAID[1])
+    assert trusted_text.names("Bob & Sons")
     later = TrustedText()
     later.add(SAID[0])
     alone = TrustedText()

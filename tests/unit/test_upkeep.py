@@ -29,12 +29,12 @@ ON = AgentRow("watch", 1, BEFORE, "ada", "")
 AGAIN = AgentRow("watch", 1, LATER, "ada", "")
 OFF = AgentRow("watch", 0, LATER, "ada", "")
 
-OFF_SENTENCE = LeaveAlone("watch is switched off: halter on watch")
+OFF_SENTENCE = LeaveAlone("watch is switched off. Run `halter on watch`.")
 
 
 def session(state: State, name: str = "watch-3", **more: Any) -> SessionRow:
-    ended = THEN if state in END_STATES else None
-    return SessionRow(name, agent="watch", kind="autonomous", state=state, started_at=1, ended_at=ended, **more)
+    text = THEN if state in END_STATES else None
+    return SessionRow(name, agent="watch", kind="autonomous", state=state, started_at=1, ended_at=text, **more)
 
 
 def halt(scope: str, *, halted: bool = True, at: int = LATER, ramp: int = 0) -> HaltRow:
@@ -53,7 +53,7 @@ def decided(
 
 
 def over(state: State, reason: str) -> LeaveAlone:
-    return LeaveAlone(f"watch-3 is over ({state}, {reason}): halter on watch begins the next session.")
+    return LeaveAlone(f"watch-3 has ended ({state}: {reason}). Run `halter on watch` to start the next session.")
 
 
 @pytest.mark.parametrize("starting", [True, False])
@@ -107,7 +107,7 @@ def test_a_start_gives_no_other_ended_session_a_new_budget(state: State) -> None
 @pytest.mark.parametrize("scope", ["fleet", "agent:watch"])
 @pytest.mark.parametrize("last", [None, session("COMPLETED"), session("HALTED"), session("ERROR")])
 def test_while_everything_is_halted_nothing_begins(scope: str, last: SessionRow | None) -> None:
-    sentence = f"{scope} was halted by bob: halter resume {scope}"
+    sentence = f"{scope} was halted by bob. Run `halter resume {scope}`."
     assert decided(AGAIN, last, [halt(scope)], starting=True) == LeaveAlone(sentence)
 
 
@@ -141,23 +141,23 @@ def test_a_halt_that_is_lifted_lets_the_session_go_on_that_it_ended(scope: str) 
 
 
 def test_of_several_halts_all_must_be_lifted_and_the_last_one_says_who_did_it() -> None:
-    own, fleet = halt("session:watch-3", halted=False), halt("fleet", halted=False, at=LATER + 1)
-    assert isinstance(decided(ON, session("HALTED"), [own, halt("fleet")]), LeaveAlone)
+    halt_row, fleet = halt("session:watch-3", halted=False), halt("fleet", halted=False, at=LATER + 1)
+    assert isinstance(decided(ON, session("HALTED"), [halt_row, halt("fleet")]), LeaveAlone)
     assert isinstance(decided(ON, session("HALTED"), [fleet, halt("session:watch-3")]), LeaveAlone)
     later = HaltRow("fleet", 0, LATER + 1, "eve", "", 0)
-    assert decided(ON, session("HALTED"), [own, later]) == ReopenSession("watch-3", "eve")
+    assert decided(ON, session("HALTED"), [halt_row, later]) == ReopenSession("watch-3", "eve")
 
 
 def test_sessions_are_let_go_in_their_turn() -> None:
     lifted = halt("fleet", halted=False, ramp=MINUTE)
     due = LATER + compute_ramp_delay("watch-3", MINUTE)
     waits = decided(ON, session("HALTED"), [lifted], now=due - 1)
-    assert waits == LeaveAlone("fleet was resumed by bob; watch-3 goes on in its turn.", due)
+    assert waits == LeaveAlone("fleet was resumed by bob; watch-3 resumes in its turn.", due)
     assert decided(ON, session("HALTED"), [lifted], now=due) == ReopenSession("watch-3", "bob")
 
 
 ENDED = session("BUDGET_EXCEEDED", terminal_reason="cost_cap_reached")
-FITS = ExhaustedSession("its cap of $0.50", "max_cost_usd", turns=3, bounded=True)
+FITS = ExhaustedSession("its cap of $0.50", "max_cost_usd", turns=3, has_window_cap=True)
 
 
 @pytest.mark.parametrize("starting", [True, False])
@@ -169,9 +169,9 @@ def test_after_its_cap_the_next_session_begins_by_itself_and_says_why(*, startin
 @pytest.mark.parametrize(
     ("known", "sentence"),
     [
-        ({"turns": 0}, "before a single turn was done, so it is not begun anew: raise `max_cost_usd`."),
-        ({"bounded": False}, "no cap of an hour, a day or a month bounds what the next sessions would spend"),
-        ({"asks": True}, "and no person agreed to more."),
+        ({"turns": 0}, "before it finished a turn, so no next session starts. Raise `max_cost_usd`."),
+        ({"has_window_cap": False}, "no hourly, daily or monthly cap bounds the next sessions."),
+        ({"asks": True}, "and no person approved more."),
         ({"tokens": True}, "which no cap on money bounds."),
     ],
 )
@@ -179,7 +179,7 @@ def test_where_no_other_cap_holds_or_none_lasts_a_person_is_waited_for(known: di
     answer = decide_upkeep("watch", ON, ENDED, {}, NOW, used_up=msgspec.structs.replace(FITS, **known))
     assert isinstance(answer, LeaveAlone)
     assert sentence in answer.sentence
-    assert "`halter on watch` begins the next session." in answer.sentence
+    assert "Run `halter on watch` to start the next session." in answer.sentence
 
 
 @pytest.mark.parametrize("scope", ["fleet", "agent:watch"])
@@ -190,5 +190,5 @@ def test_after_its_cap_nothing_begins_that_is_halted_or_off(scope: str) -> None:
 
 
 def test_a_person_who_switches_it_on_begins_the_next_session_in_any_case() -> None:
-    poor = msgspec.structs.replace(FITS, turns=0, bounded=False)
+    poor = msgspec.structs.replace(FITS, turns=0, has_window_cap=False)
     assert decide_upkeep("watch", AGAIN, ENDED, {}, NOW, used_up=poor) == BeginSession(4)

@@ -13,13 +13,13 @@ def test_token_budgets_do_not_count_what_was_read_from_a_cache() -> None:
 
 @pytest.mark.parametrize("counts", [(-1, 0), (0, -1), (5, 0, -1), (5, 0, 0, -1), (5, 0, -1, 6)], ids=str)
 def test_negative_usage_is_refused(counts: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="fewer than no tokens"):
+    with pytest.raises(ValueError, match="must not be negative"):
         Usage(*counts)
 
 
 def test_more_cached_than_sent_is_refused() -> None:
     assert Usage(input_tokens=10, cache_read_tokens=4, cache_write_tokens=6)
-    with pytest.raises(ValueError, match="part of the input"):
+    with pytest.raises(ValueError, match="exceed the input tokens"):
         Usage(input_tokens=10, cache_read_tokens=5, cache_write_tokens=6)
 
 
@@ -38,7 +38,7 @@ def test_more_cached_than_sent_is_refused() -> None:
 )
 def test_extras_that_cannot_be_are_refused(extras: dict[str, int]) -> None:
     whole = Usage(10, 0, 0, 4, cache_write_1h_tokens=4, audio_tokens=6, audio_cached_tokens=4)
-    with pytest.raises(ValueError, match=r"but in Usage\(.*\) it is"):
+    with pytest.raises(ValueError, match=r"exceed .*, or a count is negative: Usage\("):
         msgspec.structs.replace(whole, **{"cache_write_1h_tokens": 0, "audio_tokens": 0, **extras})
 
 
@@ -69,7 +69,7 @@ def test_the_first_separator_of_a_model_name_wins(text: str, provider: str, mode
     "text", ["", "gpt-4o", ":gpt-4o", "/x", "openai:", "openai: ", " openai:x", "open ai:x", "a:x\n"]
 )
 def test_a_malformed_model_name_is_answered_with_what_to_write(text: str) -> None:
-    with pytest.raises(ValueError, match=r"write provider:model, as in anthropic:"):
+    with pytest.raises(ValueError, match=r"Write provider:model, as in anthropic:"):
         ModelName.parse(text)
 
 

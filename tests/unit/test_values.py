@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from halter.autonomy.pace import FieldDifference, diff_json
-from halter.loop.text_calls import MissingPath, PathValue, look_up_path
+from halter.loop.text_calls import MissingPath, PathValue, find_path_value
 
 READING = {"quotes": {"AAPL": 5, "a b": 6, "é": 7, "0": 8}, "items": [{"x": 1}, {"x": [2, 3]}], "none": None}
 
@@ -27,37 +27,37 @@ READING = {"quotes": {"AAPL": 5, "a b": 6, "é": 7, "0": 8}, "items": [{"x": 1},
     ],
 )
 def test_a_path_leads_to_a_part_of_a_reading(path: str, value: Any) -> None:
-    assert look_up_path(READING, path) == PathValue(value)
+    assert find_path_value(READING, path) == PathValue(value)
 
 
 def test_a_path_may_begin_with_a_place() -> None:
-    assert look_up_path([[1], [2]], "[1][0]") == PathValue(2)
+    assert find_path_value([[1], [2]], "[1][0]") == PathValue(2)
 
 
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("prices", "There is no `prices` where `prices` looks for it."),
-        ("quotes.AAPL.x", "There is no `x` where `quotes.AAPL.x` looks for it."),
-        ("items[2]", "There is no `[2]` where `items[2]` looks for it."),
-        ("quotes[0]", "There is no `[0]` where `quotes[0]` looks for it."),
-        ("items.0", "There is no `0` where `items.0` looks for it."),
-        ("none.x", "There is no `x` where `none.x` looks for it."),
-        ("a..b", "`a..b` is no path: write it like quotes.AAPL or items[0].price."),
-        (".a", "`.a` is no path: write it like quotes.AAPL or items[0].price."),
-        ("a.", "`a.` is no path: write it like quotes.AAPL or items[0].price."),
-        ("a[-1]", "`a[-1]` is no path: write it like quotes.AAPL or items[0].price."),
-        ("a[x]", "`a[x]` is no path: write it like quotes.AAPL or items[0].price."),
-        ("a[0]b", "`a[0]b` is no path: write it like quotes.AAPL or items[0].price."),
+        ("prices", "There is no `prices` at `prices`."),
+        ("quotes.AAPL.x", "There is no `x` at `quotes.AAPL.x`."),
+        ("items[2]", "There is no `[2]` at `items[2]`."),
+        ("quotes[0]", "There is no `[0]` at `quotes[0]`."),
+        ("items.0", "There is no `0` at `items.0`."),
+        ("none.x", "There is no `x` at `none.x`."),
+        ("a..b", "`a..b` is not a path. Write it like quotes.AAPL or items[0].price."),
+        (".a", "`.a` is not a path. Write it like quotes.AAPL or items[0].price."),
+        ("a.", "`a.` is not a path. Write it like quotes.AAPL or items[0].price."),
+        ("a[-1]", "`a[-1]` is not a path. Write it like quotes.AAPL or items[0].price."),
+        ("a[x]", "`a[x]` is not a path. Write it like quotes.AAPL or items[0].price."),
+        ("a[0]b", "`a[0]b` is not a path. Write it like quotes.AAPL or items[0].price."),
     ],
 )
 def test_a_path_that_leads_nowhere_says_where_it_ends(path: str, sentence: str) -> None:
-    assert look_up_path(READING, path) == MissingPath(sentence)
+    assert find_path_value(READING, path) == MissingPath(sentence)
 
 
 @given(st.text() | st.text("a.[]09"), st.sampled_from([READING, [], 5, None, "text", {"a": [[0]]}]))
 def test_no_path_raises(path: str, value: Any) -> None:
-    assert isinstance(look_up_path(value, path), PathValue | MissingPath)
+    assert isinstance(find_path_value(value, path), PathValue | MissingPath)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ NOW = 1_000
 
 
 def worker(version: str, started_at: int, *, alive_until: int = NOW, closing: bool = False) -> WorkerRow:
-    about = WorkerInfo(agents={"desk": version}, started_at=started_at, closing=closing)
-    return WorkerRow(f"{version}.{started_at}", alive_until, about.said())
+    worker_info = WorkerInfo(agents={"desk": version}, started_at=started_at, closing=closing)
+    return WorkerRow(f"{version}.{started_at}", alive_until, worker_info.encode())
 
 
 @pytest.mark.parametrize(

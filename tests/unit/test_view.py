@@ -42,7 +42,7 @@ def shown(view: EventLines, event: AnyEvent, body: bytes = b"") -> tuple[str, st
 
 LINES: list[tuple[AnyEvent, bytes, str, str]] = [
     (TurnStarted(turn=3), b"", "turn 3 begins", PLAIN),
-    (TurnEnded(turn=3, why="yielded", yielded=YieldRequest("continue")), b"", "turn 3 ends, $0.00: on at once", PLAIN),
+    (TurnEnded(turn=3, why="yielded", yielded=YieldRequest("continue")), b"", "turn 3 ends, $0.00: continue", PLAIN),
     (
         TurnEnded(turn=3, why="yielded", yielded=YieldRequest("sleep", 5 * MINUTE, (), "all\nquiet")),
         b"",
@@ -50,7 +50,7 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
         PLAIN,
     ),
     (TurnEnded(turn=3, why="yielded", yielded=YieldRequest("shutdown")), b"", "turn 3 ends, $0.00: shut down", PLAIN),
-    (TurnEnded(turn=3, why="ended"), b"", "turn 3 ends, $0.00: it answered", PLAIN),
+    (TurnEnded(turn=3, why="ended"), b"", "turn 3 ends, $0.00: answered", PLAIN),
     (
         TurnEnded(turn=3, why="model_error", sentence="It is on fire."),
         b"",
@@ -64,12 +64,12 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
     (
         SessionParked(state="WAITING_FOR_INPUT"),
         b"",
-        "Needs you: it waits for an answer. Answer it with halter chat.",
+        "Needs you: Waiting for an answer. Answer with halter chat.",
         URGENT_STYLE,
     ),
     (SessionWoken(cause="timer"), b"", "wakes, by timer", PLAIN),
     (SessionWoken(cause="takeover"), b"", "continues on another worker", PLAIN),
-    (SessionEnded(state="HALTED", terminal_reason="external_halt"), b"", "is over: HALTED, external_halt", PLAIN),
+    (SessionEnded(state="HALTED", terminal_reason="external_halt"), b"", "ended: HALTED, external_halt", PLAIN),
     (SessionResumed(by="ada"), b"", "is resumed by ada", PLAIN),
     (
         WakePosted(cause="signal", origin="sensor", sender="shop", notifies=True),
@@ -77,29 +77,29 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
         "alert: Flood!",
         WARNING_STYLE,
     ),
-    (WakePosted(cause="message", origin="person", sender="ada", notifies=True), b"ada: Hi", "hears: ada: Hi", PLAIN),
+    (WakePosted(cause="message", origin="person", sender="ada", notifies=True), b"ada: Hi", "message: ada: Hi", PLAIN),
     (WakePosted(cause="signal", origin="sensor", sender="shop", name="flood"), b"", "flood of shop", PLAIN),
-    (WakePosted(cause="signal", origin="sensor", sender="shop", name="shop"), b"", "shop has news", PLAIN),
-    (WakePosted(cause="message", origin="person", sender="ada"), b"hello", "hears from ada", PLAIN),
+    (WakePosted(cause="signal", origin="sensor", sender="shop", name="shop"), b"", "shop fires", PLAIN),
+    (WakePosted(cause="message", origin="person", sender="ada"), b"hello", "message from ada", PLAIN),
     (GuardrailTriggered(guardrail="model_rate", sentence="It waits.", until=9), b"", "It waits.", PLAIN),
     (
         GuardrailTriggered(guardrail="idle_timeout", sentence="It was idle."),
         b"",
-        "guardrail idle_timeout: It was idle.",
+        "limit idle_timeout: It was idle.",
         WARNING_STYLE,
     ),
     (
         SensorChanged(sensor="shop", health="failing", sentence="No route."),
         b"",
-        "sensor shop fails: No route.",
+        "sensor shop failing: No route.",
         WARNING_STYLE,
     ),
-    (SensorChanged(sensor="shop", health="ok"), b"", "sensor shop reads", PLAIN),
-    (AttendingFailed(failures=1, error="Boom"), b"", "failed, and is retried: Boom", WARNING_STYLE),
+    (SensorChanged(sensor="shop", health="ok"), b"", "sensor shop ok", PLAIN),
+    (AttendingFailed(failures=1, error="Boom"), b"", "failed; retrying: Boom", WARNING_STYLE),
     (
         AttendingFailed(failures=5, error="Boom", quarantined=True),
         b"",
-        "Needs you: it failed 5 times and is stopped; restart it with halter on desk: Boom",
+        "Needs you: stopped after failing 5 times; restart with halter on desk: Boom",
         URGENT_STYLE,
     ),
     (
@@ -130,13 +130,13 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
     (
         RequestSettled(request="r", outcome="error", error="Overloaded"),
         b"",
-        "the model gave no answer: Overloaded",
+        "model request failed: Overloaded",
         WARNING_STYLE,
     ),
     (
         RequestSettled(request="r", outcome="timeout", error="TimeoutError", charge=Charge(usd=20_000)),
         b"",
-        "the model gave no answer, $0.02 (it may have been billed, so all that was held is charged): TimeoutError",
+        "model request failed, $0.02 (possibly billed, so the whole hold is charged): TimeoutError",
         WARNING_STYLE,
     ),
     (SessionStarted(session="desk-1", agent="desk", kind="autonomous", started_by="ada"), b"", "", ""),
@@ -164,9 +164,9 @@ def test_a_turn_tells_what_it_cost_and_how_many_calls_it_made_since_the_last_one
     shown(view, CallStarted(call="c2", tool="yield"))
     shown(view, CallSettled(call="c2", outcome="ok"))
     shown(view, RequestSettled(request="r1", outcome="ok", charge=Charge(usd=1_500)))
-    ended = TurnEnded(turn=1, why="ended")
-    assert shown(view, ended)[0].startswith("turn 1 ends, 1 call, $0.0215: ")
-    assert shown(view, ended)[0].startswith("turn 1 ends, $0.00: ")
+    event = TurnEnded(turn=1, why="ended")
+    assert shown(view, event)[0].startswith("turn 1 ends, 1 call, $0.0215: ")
+    assert shown(view, event)[0].startswith("turn 1 ends, $0.00: ")
 
 
 def test_a_question_of_the_agent_is_shown() -> None:

@@ -54,8 +54,12 @@ def shown(
 
 
 TRIGGERED: list[tuple[AnyEvent, str, str]] = [
-    (TriggerMade(trigger=TRIGGER, agent="clerk", type="watch", by="ada", digest=""), "is a watch now, by ada", PLAIN),
-    (TriggerEnded(trigger=TRIGGER, by="ada", reason="done"), "starts nothing any more, by ada: done", PLAIN),
+    (
+        TriggerMade(trigger=TRIGGER, agent="clerk", type="watch", by="ada", digest=""),
+        "is created as a watch, by ada",
+        PLAIN,
+    ),
+    (TriggerEnded(trigger=TRIGGER, by="ada", reason="done"), "is ended, by ada: done", PLAIN),
     (ItemSeen(trigger=TRIGGER, item=ITEM, name="may.pdf"), "finds may.pdf", PLAIN),
     (ItemSeen(trigger=TRIGGER, item=ITEM, name="may.pdf", ignored=True), "", ""),
     (
@@ -69,7 +73,7 @@ TRIGGERED: list[tuple[AnyEvent, str, str]] = [
         "does not run 3 times (overlap): The last one still runs.",
         WARNING_STYLE,
     ),
-    (RunQueued(trigger=TRIGGER, due_at=1), "waits for the run before it", PLAIN),
+    (RunQueued(trigger=TRIGGER, due_at=1), "waits for the previous run", PLAIN),
     (
         RunsDelayed(trigger=TRIGGER, why="cost_cap_reached", waiting=2, sentence="No money."),
         "keeps 2 waiting (cost_cap_reached): No money.",
@@ -80,7 +84,7 @@ TRIGGERED: list[tuple[AnyEvent, str, str]] = [
         f"Needs you: document {ITEM[:12]} is quarantined after 3 attempts: It failed.",
         URGENT_STYLE,
     ),
-    (ItemReleased(trigger=TRIGGER, item=ITEM, by="ada"), f"document {ITEM[:12]} is tried again, by ada", PLAIN),
+    (ItemReleased(trigger=TRIGGER, item=ITEM, by="ada"), f"document {ITEM[:12]} is retried, by ada", PLAIN),
 ]
 
 
@@ -92,15 +96,15 @@ def test_what_a_trigger_does_is_one_line_beside_its_name(event: AnyEvent, text: 
 def test_a_document_is_called_by_the_name_under_which_it_was_found() -> None:
     view, stream = EventLines(), f"trigger:{TRIGGER}"
     shown(view, ItemSeen(trigger=TRIGGER, item=ITEM, name="may.pdf"), stream=stream)
-    started = RunStarted(trigger=TRIGGER, session="clerk.papers-1", cause="watch", item=ITEM)
-    assert shown(view, started, stream=stream)[0] == "starts clerk.papers-1 for may.pdf, by watch"
+    event = RunStarted(trigger=TRIGGER, session="clerk.papers-1", cause="watch", item=ITEM)
+    assert shown(view, event, stream=stream)[0] == "starts clerk.papers-1 for may.pdf, by watch"
     left = ItemQuarantined(trigger=TRIGGER, item=ITEM, attempts=0, sentence="It cannot be read.")
     assert shown(view, left, stream=stream)[0] == "Needs you: may.pdf is quarantined: It cannot be read."
 
 
 WALKED: list[tuple[AnyEvent, bytes, str, str]] = [
     (PhaseEntered(phase="analysis", number=1), b"", "enters analysis", PLAIN),
-    (ContextGiven(memories=("m",), precedents=()), b"", "is given 1 memory and 0 precedents", PLAIN),
+    (ContextGiven(memories=("m",), precedents=()), b"", "gets 1 memory and 0 precedents", PLAIN),
     (DocumentRead(document="d", name="may.pdf"), b"", "reads may.pdf (d)", PLAIN),
     (JudgesChosen(wanted=2, chosen=2, items=1, usd=0), b"", "2 judges for 1 finding", PLAIN),
     (
@@ -109,7 +113,7 @@ WALKED: list[tuple[AnyEvent, bytes, str, str]] = [
         "1 of 3 judges for 2 findings: Three cost too much.",
         WARNING_STYLE,
     ),
-    (MessageRouted(route="goal", strategy="GOAL", why="it has tools"), b"", "takes it as GOAL: it has tools", PLAIN),
+    (MessageRouted(route="goal", strategy="GOAL", why="it has tools"), b"", "is routed as GOAL: it has tools", PLAIN),
     (
         FindingEmitted(finding="f1", agent="clerk", severity="high", support="supported", name="may.pdf"),
         FINDING,
@@ -156,8 +160,8 @@ def test_where_a_task_is_and_what_it_leaves_is_one_line(event: AnyEvent, body: b
 
 def test_a_session_that_was_paused_says_when_it_ends_and_what_lets_it_go_on() -> None:
     text, style = shown(EventLines(), SessionParked(state="PAUSED", wake_at=NOW + 5 * MINUTE))
-    assert text.startswith("Needs you: it is paused, and ends at ")
-    assert text.endswith(" without halter on clerk")
+    assert text.startswith("Needs you: paused; ends at ")
+    assert text.endswith(" unless you run halter on clerk")
     assert style == URGENT_STYLE
 
 

@@ -40,13 +40,13 @@ async def failing() -> str:
 async def ended(watch: HaltWatch, effect: Coroutine[Any, Any, str], allowed: int = SECOND) -> tuple[object, int, str]:
     """How an effect ended, what is left of a cancel in its task, and what the same task can do afterwards."""
     try:
-        came: object = await watch.run(effect, SCOPES, allowed, "deed")
+        text: object = await watch.run(effect, SCOPES, allowed, "deed")
     except asyncio.CancelledError as error:
-        came = read_cancelled_effect(error)
+        text = read_cancelled_effect(error)
     except (EffectStopped, ValueError) as error:
-        came = error
+        text = error
     left = cancelling()
-    return came, left, await watch.run(said("after"), SCOPES, allowed) if not left else ""
+    return text, left, await watch.run(said("after"), SCOPES, allowed) if not left else ""
 
 
 async def run(world: World, effect: Callable[[], Coroutine[Any, Any, str]], allowed: int = SECOND, *stops: str) -> Any:
@@ -80,8 +80,8 @@ async def test_what_is_under_way_is_shown_to_the_process_that_looks_after_this_o
 
 async def test_what_is_done_and_what_fails_comes_back_as_it_is(world: World) -> None:
     assert await run(world, lambda: said("done")) == ("done", 0, "after")
-    failed, left, after = await run(world, failing)
-    assert (type(failed), left, after) == (ValueError, 0, "after")
+    failed, result, after = await run(world, failing)
+    assert (type(failed), result, after) == (ValueError, 0, "after")
 
 
 async def test_a_late_effect_is_stopped_and_its_task_goes_on(world: World) -> None:
@@ -89,10 +89,10 @@ async def test_a_late_effect_is_stopped_and_its_task_goes_on(world: World) -> No
         await world.clock.sleep(MINUTE)
         return "too late"
 
-    stopped, left, after = await run(world, slow)
-    assert (stopped.outcome, str(stopped), left, after) == (
+    stopped, result, after = await run(world, slow)
+    assert (stopped.outcome, str(stopped), result, after) == (
         "timeout",
-        "TimeoutError: deed took longer than it may",
+        "TimeoutError: deed exceeded its deadline",
         0,
         "after",
     )
@@ -104,8 +104,8 @@ async def test_a_halted_effect_is_stopped_and_its_task_goes_on(world: World, sco
         await world.clock.sleep(MINUTE)
         return "too late"
 
-    stopped, left, after = await run(world, slow, MINUTE // 2, scope)
-    assert (stopped.outcome, str(stopped), left, after) == ("external_halt", f"{scope} was halted.", 0, "after")
+    stopped, result, after = await run(world, slow, MINUTE // 2, scope)
+    assert (stopped.outcome, str(stopped), result, after) == ("external_halt", f"{scope} was halted.", 0, "after")
 
 
 @pytest.mark.parametrize("halted", ["first", "second"])
@@ -145,9 +145,9 @@ async def test_what_is_halted_is_found_whichever_of_its_scopes_is(world: World, 
     watch = HaltWatch(world.store, world.clock)
     assert await watch.find(SCOPES) is None
     await world.store.commit(halt(scope, "ada", "halt"))
-    found = await watch.find(SCOPES)
-    assert found is not None
-    assert (found.scope, found.by) == (scope, "ada")
+    halt_row = await watch.find(SCOPES)
+    assert halt_row is not None
+    assert (halt_row.scope, halt_row.by) == (scope, "ada")
 
 
 @pytest.mark.parametrize("stop", ["fleet", "late"])
@@ -159,8 +159,8 @@ async def test_what_an_effect_says_while_it_is_stopped_is_kept(world: World, sto
             return "paid for"
         return "too late"
 
-    stopped, left, after = await run(world, polite, SECOND, *([] if stop == "late" else [stop]))
-    assert (stopped.left, left, after) == ("paid for", 0, "after")
+    stopped, result, after = await run(world, polite, SECOND, *([] if stop == "late" else [stop]))
+    assert (stopped.leftover, result, after) == ("paid for", 0, "after")
 
 
 @pytest.mark.parametrize("swallows", [True, False])
@@ -174,9 +174,9 @@ async def test_a_cancelled_session_stays_cancelled_even_if_its_effect_answers(wo
             raise
         return "too late"
 
-    cancelled, left, _ = await run(world, stubborn, MINUTE // 2, "cancel")
-    assert (type(cancelled), cancelled.twice, left) == (CancelledEffect, False, 1)
-    assert (cancelled.left == "done all the same") == swallows
+    cancelled, result, _ = await run(world, stubborn, MINUTE // 2, "cancel")
+    assert (type(cancelled), cancelled.twice, result) == (CancelledEffect, False, 1)
+    assert (cancelled.leftover == "done all the same") == swallows
 
 
 @pytest.mark.parametrize("stops", [("cancel", "cancel"), ("fleet", "cancel")])
@@ -188,16 +188,16 @@ async def test_an_effect_that_was_told_twice_to_stop_may_not_have_stopped(world:
             await world.clock.sleep(MINUTE)
         return "stopped"
 
-    cancelled, left, _ = await run(world, slow_to_stop, MINUTE // 2, *stops)
-    assert (type(cancelled), cancelled.twice, left >= 1) == (CancelledEffect, True, True)
+    cancelled, result, _ = await run(world, slow_to_stop, MINUTE // 2, *stops)
+    assert (type(cancelled), cancelled.twice, result >= 1) == (CancelledEffect, True, True)
 
 
 async def test_an_effect_that_cancels_itself_ends_its_session_as_a_cancel(world: World) -> None:
     async def gives_up() -> str:
         raise asyncio.CancelledError
 
-    cancelled, left, _ = await run(world, gives_up)
-    assert (type(cancelled), cancelled.twice, left) == (CancelledEffect, False, 0)
+    cancelled, result, _ = await run(world, gives_up)
+    assert (type(cancelled), cancelled.twice, result) == (CancelledEffect, False, 0)
 
 
 async def test_effects_at_the_same_time_are_each_stopped_at_their_own_time(world: World) -> None:

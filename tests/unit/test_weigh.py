@@ -37,7 +37,7 @@ class Laid:
 
 
 def asking(caps: Caps = UNCAPPED, **more: Any) -> ModelAttempt:
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "request": "r/0",
         "model": "test:paid",
         "purpose": "turn",
@@ -50,7 +50,7 @@ def asking(caps: Caps = UNCAPPED, **more: Any) -> ModelAttempt:
         "min_output_tokens": 256,
         "halts": list_halt_rows(SCOPES),
     }
-    return ModelAttempt(**{**known, **more})
+    return ModelAttempt(**{**fields, **more})
 
 
 def session(caps: int | None) -> Caps:
@@ -61,18 +61,18 @@ def spent(amount: int, held: int = 0, **more: Any) -> BudgetRow:
     return BudgetRow("session:s", "", "usd", spent=amount, held=held, **more)
 
 
-def decided(asked: ModelAttempt, *rows: Row, now: int = 0) -> list[AnyEvent]:
-    return [draft.event for draft in judge_attempt(asked, Laid(*rows, now=now))]
+def decided(model_attempt: ModelAttempt, *rows: Row, now: int = 0) -> list[AnyEvent]:
+    return [draft.event for draft in judge_attempt(model_attempt, Laid(*rows, now=now))]
 
 
-def started(asked: ModelAttempt, *rows: Row) -> RequestStarted:
-    (event,) = decided(asked, *rows)
+def started(model_attempt: ModelAttempt, *rows: Row) -> RequestStarted:
+    (event,) = decided(model_attempt, *rows)
     assert isinstance(event, RequestStarted)
     return event
 
 
-def refusal(asked: ModelAttempt, *rows: Row) -> RequestRefused:
-    event = decided(asked, *rows)[-1]
+def refusal(model_attempt: ModelAttempt, *rows: Row) -> RequestRefused:
+    event = decided(model_attempt, *rows)[-1]
     assert isinstance(event, RequestRefused)
     return event
 
@@ -127,8 +127,8 @@ def test_a_price_must_be_known_only_where_a_cap_binds() -> None:
     assert refusal(asking(session(5000), rates=unpriced)).outcome == "disabled"
     assert refusal(asking(rates=unpriced), spent(0, cap=5000, cap_by="ada")).outcome == "disabled"
     assert [leg.unit for leg in started(asking(rates=unpriced)).legs] == ["tokens"]
-    watched = started(asking(session(5000), rates=unpriced, observe=True))
-    assert watched.observed == ("disabled",)
+    event = started(asking(session(5000), rates=unpriced, observe=True))
+    assert event.observed == ("disabled",)
 
 
 def test_observing_waits_for_nobody_and_shortens_nothing() -> None:
@@ -150,8 +150,8 @@ def test_a_halt_comes_before_everything_and_is_never_waived() -> None:
 
 def test_every_row_that_is_looked_at_is_declared() -> None:
     caps = Caps(Cap(1), (Cap(2), Cap(3, "hour")), (Cap(4, "day"),), (Cap(5, "month"),), token_budget=9)
-    asked = asking(caps, spender=Spender("s", "desk", "nightly"))
-    keys = list_request_rows(asked)
+    model_attempt = asking(caps, spender=Spender("s", "desk", "nightly"))
+    keys = list_request_rows(model_attempt)
     assert (HoldRow, "r/0") in keys
     assert {key[1] for key in keys if key[0] is HaltRow} == set(SCOPES)
     scopes = [(key[1], key[3]) for key in keys if key[0] is BudgetRow]

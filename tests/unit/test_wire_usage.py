@@ -11,9 +11,9 @@ from halter.models.wire_format import UsageReader
 
 def whole(wire: Any, body: Any) -> UsageReader:
     meter = UsageReader(wire)
-    written = body if isinstance(body, bytes) else json.dumps(body).encode()
-    meter.feed(written[:7])
-    meter.feed(written[7:])
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    meter.feed(content[:7])
+    meter.feed(content[7:])
     meter.close()
     return meter
 
@@ -21,9 +21,9 @@ def whole(wire: Any, body: Any) -> UsageReader:
 def streamed(wire: Any, *events: Any, end: bytes = b"\n\n") -> UsageReader:
     meter = UsageReader(wire)
     for event in events:
-        written = event if isinstance(event, bytes) else b"data: " + json.dumps(event).encode() + end
-        for byte in range(0, len(written), 11):
-            meter.feed(written[byte : byte + 11])
+        body = event if isinstance(event, bytes) else b"data: " + json.dumps(event).encode() + end
+        for byte in range(0, len(body), 11):
+            meter.feed(body[byte : byte + 11])
     return meter
 
 
@@ -77,8 +77,8 @@ def test_output_of_openais_protocol_counts_all_that_is_billed_once(said: Any, us
 
 
 def test_thoughts_of_google_are_output_beside_the_candidates() -> None:
-    counted = {"promptTokenCount": 100, "candidatesTokenCount": 20, "thoughtsTokenCount": 480, "totalTokenCount": 600}
-    assert whole("google", {"usageMetadata": counted}).usage == Usage(100, 500)
+    values = {"promptTokenCount": 100, "candidatesTokenCount": 20, "thoughtsTokenCount": 480, "totalTokenCount": 600}
+    assert whole("google", {"usageMetadata": values}).usage == Usage(100, 500)
     hidden = {"promptTokenCount": 100, "candidatesTokenCount": 20, "totalTokenCount": 600}
     assert whole("google", {"usageMetadata": hidden}).usage == Usage(100, 500)
     tools = {"promptTokenCount": 90, "toolUsePromptTokenCount": 10, "candidatesTokenCount": 5, "totalTokenCount": 105}
@@ -86,22 +86,22 @@ def test_thoughts_of_google_are_output_beside_the_candidates() -> None:
 
 
 def test_sound_that_google_read_from_a_cache_is_counted_apart() -> None:
-    said = {"promptTokenCount": 100, "candidatesTokenCount": 5, "cachedContentTokenCount": 40}
+    values = {"promptTokenCount": 100, "candidatesTokenCount": 5, "cachedContentTokenCount": 40}
     details = [{"modality": "TEXT", "tokenCount": 30}, {"modality": "AUDIO", "tokenCount": 70}]
     cached = [{"modality": "AUDIO", "tokenCount": 40}]
-    whole_said = {**said, "promptTokensDetails": details, "cacheTokensDetails": cached}
+    whole_said = {**values, "promptTokensDetails": details, "cacheTokensDetails": cached}
     usage = Usage(100, 5, 40, audio_tokens=30, audio_cached_tokens=40)
     assert whole("google", {"usageMetadata": whole_said}).usage == usage
 
 
 def test_more_sound_than_input_is_no_report() -> None:
-    said = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"audio_tokens": 10}}
-    assert whole("openai", chat(said, "stop")).usage is None
+    values = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"audio_tokens": 10}}
+    assert whole("openai", chat(values, "stop")).usage is None
 
 
 def test_cached_input_of_anthropic_is_input_beside_the_rest() -> None:
-    said = {"input_tokens": 50, "output_tokens": 7, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 10}
-    assert whole("anthropic", {"type": "message", "usage": said}).usage == Usage(100, 7, 40, 10)
+    values = {"input_tokens": 50, "output_tokens": 7, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 10}
+    assert whole("anthropic", {"type": "message", "usage": values}).usage == Usage(100, 7, 40, 10)
 
 
 START = {"type": "message_start", "message": {"usage": {"input_tokens": 100, "output_tokens": 1}}}
@@ -164,8 +164,8 @@ BLOCKED = {
 
 
 def chunk(output: int, finish: str | None = None) -> dict[str, Any]:
-    said = {"promptTokenCount": 100, "candidatesTokenCount": output}
-    return {"candidates": [{"finishReason": finish}] if finish else [{}], "usageMetadata": said}
+    values = {"promptTokenCount": 100, "candidatesTokenCount": output}
+    return {"candidates": [{"finishReason": finish}] if finish else [{}], "usageMetadata": values}
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ def test_input_is_cached_only_if_the_last_report_says_so() -> None:
     assert streamed("openai", chat(cached(90, 1)), chat(cached(0, 5), "stop")).usage == Usage(100, 5)
     assert streamed("openai", chat(cached(0, 1)), chat(cached(90, 5), "stop")).usage == Usage(100, 5, 90)
     assert streamed("openai", chat(cached(90, 1)), chat(cached(None, 5), "stop")).usage == Usage(100, 5, 90)
-    begun = {"message": {"usage": {"input_tokens": 10, "cache_read_input_tokens": 90, "output_tokens": 1}}}
+    values = {"message": {"usage": {"input_tokens": 10, "cache_read_input_tokens": 90, "output_tokens": 1}}}
     ended = {"input_tokens": 100, "cache_read_input_tokens": 0, "output_tokens": 5}
-    assert streamed("anthropic", begun, {"delta": {"stop_reason": "x"}, "usage": ended}).usage == Usage(100, 5)
+    assert streamed("anthropic", values, {"delta": {"stop_reason": "x"}, "usage": ended}).usage == Usage(100, 5)
     short = {"delta": {"stop_reason": "x"}, "usage": {"output_tokens": 5}}
-    assert streamed("anthropic", begun, short).usage == Usage(100, 5, 90)
+    assert streamed("anthropic", values, short).usage == Usage(100, 5, 90)

@@ -33,28 +33,28 @@ def request(number: int, method: str) -> Any:
 
 async def test_questions_of_a_server_wait_in_bounded_numbers() -> None:
     ending = ConnectionEnding()
-    told, inner = anyio.create_memory_object_stream[Any](1000)
-    outward, sent = anyio.create_memory_object_stream[Any](1000)
-    async with told, inner, outward, sent:
-        heard = ServerOutput(inner, ending)
-        said = ServerInput(outward, heard)
+    memory_object_send_stream, inner = anyio.create_memory_object_stream[Any](1000)
+    outward, memory_object_receive_stream = anyio.create_memory_object_stream[Any](1000)
+    async with memory_object_send_stream, inner, outward, memory_object_receive_stream:
+        server_output = ServerOutput(inner, ending)
+        server_input = ServerInput(outward, server_output)
         for number in range(300):
-            told.send_nowait(request(number, "ping" if number % 2 else "sampling/createMessage"))
-        told.send_nowait(ValueError("a message that cannot be read"))
-        told.send_nowait(SessionMessage(JSONRPCNotification(jsonrpc="2.0", method="last")))
-        methods = [(await heard.receive()).message.method for _ in range(101)]
+            memory_object_send_stream.send_nowait(request(number, "ping" if number % 2 else "sampling/createMessage"))
+        memory_object_send_stream.send_nowait(ValueError("a message that cannot be read"))
+        memory_object_send_stream.send_nowait(SessionMessage(JSONRPCNotification(jsonrpc="2.0", method="last")))
+        methods = [(await server_output.receive()).message.method for _ in range(101)]
         assert methods == ["ping"] * 100 + ["last"]
-        await said.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=1, result={})))
-        told.send_nowait(request(301, "ping"))
-        assert (await heard.receive()).message.id == 301
+        await server_input.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=1, result={})))
+        memory_object_send_stream.send_nowait(request(301, "ping"))
+        assert (await server_output.receive()).message.id == 301
 
 
 async def test_the_end_of_a_connection_is_noticed() -> None:
     ending = ConnectionEnding()
-    told, inner = anyio.create_memory_object_stream[Any](1)
-    async with ServerOutput(inner, ending) as heard:
-        told.send_nowait(SessionMessage(JSONRPCNotification(jsonrpc="2.0", method="last")))
-        told.close()
+    memory_object_send_stream, inner = anyio.create_memory_object_stream[Any](1)
+    async with ServerOutput(inner, ending) as server_output:
+        memory_object_send_stream.send_nowait(SessionMessage(JSONRPCNotification(jsonrpc="2.0", method="last")))
+        memory_object_send_stream.close()
         assert not ending.ended.is_set()
-        assert [item.message.method async for item in heard] == ["last"]
+        assert [item.message.method async for item in server_output] == ["last"]
     assert ending.ended.is_set()

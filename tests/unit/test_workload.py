@@ -14,10 +14,10 @@ from halter.core.money import usd_to_micros
 from halter.core.ports import BLOB_THRESHOLD, Lease, Stored
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
-from halter.journal.verify import verify
+from halter.journal.verify import verify_store
 from halter.state.session import Session, replay
 from halter.testing.fakes import Crash, Crashed, CrashingStore, ManualClock, SeededIds, make_seeded_salts
-from halter_drills.workload import BLOB_BYTES, ActStep, SessionUnavailable, Told, Workload, child_of, plan
+from halter_drills.workload import BLOB_BYTES, AckedEvent, ActStep, SessionUnavailable, Workload, child_of, plan
 
 SESSION = "drill"
 STREAMS = (session_stream(SESSION), inbox_stream(SESSION), session_stream(child_of(SESSION)), FLEET)
@@ -30,11 +30,11 @@ class Bench:
         self.clock = ManualClock(1_767_225_600 * SECOND)
         engine = MemoryEngine(now=self.clock.now, new_id=SeededIds(1, self.clock.now).make, lease=SECOND // 2)
         self.store = JournalStore(engine, inline=True, salt=make_seeded_salts(1))
-        self.told: list[Told] = []
+        self.told: list[AckedEvent] = []
         self.acknowledgments = 0
 
-    def acknowledged(self, told: Sequence[Told]) -> None:
-        self.told += told
+    def acknowledged(self, tolds: Sequence[AckedEvent]) -> None:
+        self.told += tolds
         self.acknowledgments += 1
         self.clock.advance(SECOND)
 
@@ -72,9 +72,9 @@ BY_OTHERS = {
 async def test_the_plan_brings_about_every_kind_of_event_but_those_of_the_guard_and_the_loop(bench: Bench) -> None:
     state = await bench.run()
     assert (state.state, state.terminal_reason) == ("COMPLETED", "completed")
-    assert {stored.kind for stored, _ in bench.told} == set(EVENTS_BY_KIND) - BY_OTHERS
+    assert {event.kind for event, _ in bench.told} == set(EVENTS_BY_KIND) - BY_OTHERS
     assert 70 <= len(bench.told) <= 100
-    assert (await verify(bench.store)).ok
+    assert (await verify_store(bench.store)).ok
 
 
 async def test_every_event_is_acknowledged_once_with_the_state_that_it_leads_to(bench: Bench) -> None:
@@ -90,7 +90,7 @@ async def test_the_plan_goes_the_same_way_every_time(bench: Bench) -> None:
     other = Bench()
     await bench.run()
     await other.run()
-    assert [stored.hash for stored, _ in bench.told] == [stored.hash for stored, _ in other.told]
+    assert [event.hash for event, _ in bench.told] == [event.hash for event, _ in other.told]
 
 
 async def test_money_is_settled_in_every_way_there_is(bench: Bench) -> None:
@@ -114,7 +114,7 @@ async def test_a_successor_goes_on_from_wherever_its_predecessor_died() -> None:
     whole = Bench()
     await whole.run()
     expected = await whole.settled()
-    for number in range(1, len({stored.key for stored, _ in whole.told}) + 1):
+    for number in range(1, len({event.key for event, _ in whole.told}) + 1):
         bench = Bench()
         with pytest.raises(Crashed):
             await bench.run(crash=Crash(number, "after"))
@@ -122,7 +122,7 @@ async def test_a_successor_goes_on_from_wherever_its_predecessor_died() -> None:
         state = await bench.run("successor")
         assert (state.state, state.in_flight) == ("COMPLETED", {}), number
         assert await bench.settled() == expected, number
-        assert (await verify(bench.store)).findings == (), number
+        assert (await verify_store(bench.store)).findings == (), number
 
 
 async def test_a_session_that_is_over_is_not_touched_again(bench: Bench) -> None:
@@ -146,4 +146,4 @@ async def test_one_worker_can_walk_many_sessions_at_once(bench: Bench) -> None:
     walks = (Workload(bench.store, bench.clock, "worker", name, claimed=claimed).run() for name in names)
     states = await asyncio.gather(*walks)
     assert [(state.session, state.state) for state in states] == [(name, "COMPLETED") for name in names]
-    assert (await verify(bench.store)).ok
+    assert (await verify_store(bench.store)).ok

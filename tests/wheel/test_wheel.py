@@ -53,14 +53,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel and the plain dependencies, which are lent by the one that the tests run in."""
-    made = tmp_path_factory.mktemp("plain") / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
-    packages = next(made.glob("lib/python*/site-packages"))
+    path = tmp_path_factory.mktemp("plain") / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True)
+    packages = next(path.glob("lib/python*/site-packages"))
     for name in re.findall(r"^([\w.-]+)==", (ROOT / "requirements" / "plain.txt").read_text(), re.MULTILINE):
         _lend(name, packages)
-    install = [sys.executable, "-m", "pip", "--python", made / "bin" / "python", "install"]
+    install = [sys.executable, "-m", "pip", "--python", path / "bin" / "python", "install"]
     subprocess.run([*install, "--quiet", "--no-index", "--no-deps", "--no-compile", wheel], check=True)
-    return made
+    return path
 
 
 def _lend(name: str, packages: Path) -> None:
@@ -113,10 +113,10 @@ def test_what_needs_an_extra_says_so(installed: Installed, words: str, sentence:
     (installed.home / "mcp" / ".mcp.json").write_text(SERVER)
     if "run mcp" in words:
         assert installed.halter("trust", "mcp").returncode == 0
-    said = installed.halter(*words.split(), OPENAI_API_KEY="none", HALTER_SECRET_HOOK="0123456789abcdef")
-    assert sentence in said.stderr + said.stdout
-    assert "ModuleNotFoundError" not in said.stderr
-    assert said.returncode == 3
+    process = installed.halter(*words.split(), OPENAI_API_KEY="none", HALTER_SECRET_HOOK="0123456789abcdef")
+    assert sentence in process.stderr + process.stdout
+    assert "ModuleNotFoundError" not in process.stderr
+    assert process.returncode == 3
 
 
 def test_a_library_of_an_extra_that_is_missing_anywhere_is_named(installed: Installed) -> None:
@@ -128,9 +128,9 @@ def test_a_library_of_an_extra_that_is_missing_anywhere_is_named(installed: Inst
         "raise SystemExit(door.run_program())"
     )
     python = installed.environment / "bin" / "python"
-    left = subprocess.run([python, "-c", probe], env={"HOME": str(installed.home)}, capture_output=True, check=False)
-    assert left.returncode == 3
-    assert b"pip install 'halter[server]'" in left.stderr
+    process = subprocess.run([python, "-c", probe], env={"HOME": str(installed.home)}, capture_output=True, check=False)
+    assert process.returncode == 3
+    assert b"pip install 'halter[server]'" in process.stderr
 
 
 @pytest.mark.soak
@@ -147,12 +147,12 @@ def test_every_command_and_the_demo_work(installed: Installed) -> None:
 @pytest.mark.soak
 def test_pip_installs_the_wheel_into_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     """With every dependency from where pip finds them, as a user does it."""
-    made = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", made], check=True)
-    install = [made / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    path = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", path], check=True)
+    install = [path / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, "--require-hashes", "-r", ROOT / "requirements" / "plain.txt"], check=True)
     subprocess.run([*install, "--no-index", wheel], check=True, env={**os.environ})
     (tmp_path / "home").mkdir()
-    installed = Installed(made, tmp_path / "home")
+    installed = Installed(path, tmp_path / "home")
     assert installed.halter("init", "clerk").returncode == 0
     assert installed.halter("run", "clerk", "hello").returncode == 0

@@ -102,9 +102,9 @@ class Provider:
 
     def sends(self, status: int = 200, body: Any = b"", kind: str = "application/json", **headers: str) -> None:
         """Answer byte for byte; see `Raw`."""
-        written = body if isinstance(body, bytes) else json.dumps(body).encode()
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.answer = Raw(status, written, named, kind)
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        values = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.answer = Raw(status, content, values, kind)
 
     def then(self) -> None:
         """Put the answer in line: it is given once, and another one after it."""
@@ -114,7 +114,7 @@ class Provider:
         """Write down what would be streamed, byte for byte."""
         paths = {"openai": "/v1/chat/completions", "anthropic": "/v1/messages", "google": "/"}
         assert isinstance(self.answer, Answer)
-        return b"".join(piece for _, piece in events(Asked(paths[wire], {}, {}), self.answer))
+        return b"".join(content for _, content in events(Asked(paths[wire], {}, {}), self.answer))
 
     def refuses(self, status: int, message: str = "No luck.", code: str = "", **headers: str) -> None:
         """Answer with an error in a body that each of the three wires can read."""
@@ -166,15 +166,15 @@ class Provider:
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         exact = dict(line.split(": ", 1) for line in head[1:] if line)
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        named = {name.lower(): value for name, value in exact.items()}
-        return Asked(head[0].split(" ")[1], named, json.loads(body), body)
+        values = {name.lower(): value for name, value in exact.items()}
+        return Asked(head[0].split(" ")[1], values, json.loads(body), body)
 
     async def _stream(
         self, asked: Asked, answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        for brings, piece in events(asked, answer):
-            writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        for brings, content in events(asked, answer):
+            writer.write(b"%x\r\n%s\r\n" % (len(content), content))
             await writer.drain()
             if brings == answer.until:
                 break
@@ -262,10 +262,10 @@ def openai_events(answer: Answer) -> Iterator[Event]:
     for text in answer.text:
         yield "text", chunk({"content": text})
     for index, call in enumerate(answer.calls):
-        opened = {"index": index, "id": call.id, "type": "function", "function": {"name": call.tool, "arguments": ""}}
-        yield "call", chunk({"tool_calls": [opened]})
-        for piece in call.arguments:
-            yield "args", chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        values = {"index": index, "id": call.id, "type": "function", "function": {"name": call.tool, "arguments": ""}}
+        yield "call", chunk({"tool_calls": [values]})
+        for argument in call.arguments:
+            yield "args", chunk({"tool_calls": [{"index": index, "function": {"arguments": argument}}]})
     if answer.finish:
         yield "finish", chunk({}, OPENAI_FINISH[answer.finish])
     if answer.usage:
@@ -274,10 +274,10 @@ def openai_events(answer: Answer) -> Iterator[Event]:
         yield "done", sse("[DONE]")
 
 
-def anthropic_usage(answer: Answer, written: int | None = None) -> dict[str, Any]:
+def anthropic_usage(answer: Answer, number: int | None = None) -> dict[str, Any]:
     read, all_written, cached = answer.usage or (0, 0, 0)
-    counted = {"input_tokens": read - cached, "output_tokens": all_written if written is None else written}
-    return {**counted, "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0}
+    values = {"input_tokens": read - cached, "output_tokens": all_written if number is None else number}
+    return {**values, "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0}
 
 
 def anthropic_whole(answer: Answer) -> dict[str, Any]:
@@ -313,8 +313,8 @@ def anthropic_events(answer: Answer) -> Iterator[Event]:
         at = next(index)
         block = {"type": "tool_use", "id": call.id, "name": call.tool, "input": {}}
         yield "call", event("content_block_start", index=at, content_block=block)
-        for piece in call.arguments:
-            delta = {"type": "input_json_delta", "partial_json": piece}
+        for argument in call.arguments:
+            delta = {"type": "input_json_delta", "partial_json": argument}
             yield "args", event("content_block_delta", index=at, delta=delta)
         yield "stop", event("content_block_stop", index=at)
     if answer.finish:
@@ -324,16 +324,16 @@ def anthropic_events(answer: Answer) -> Iterator[Event]:
         yield "done", event("message_stop")
 
 
-def google_chunk(answer: Answer, parts: list[dict[str, Any]], finish: Finish | None, written: int) -> dict[str, Any]:
-    candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
+def google_chunk(answer: Answer, fields: list[dict[str, Any]], finish: Finish | None, written: int) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"content": {"role": "model", "parts": fields}, "index": 0}
     if finish:
         candidate["finishReason"] = GOOGLE_FINISH[finish]
-    made: dict[str, Any] = {"candidates": [candidate], "modelVersion": "m", "responseId": "r1"}
+    payload: dict[str, Any] = {"candidates": [candidate], "modelVersion": "m", "responseId": "r1"}
     if answer.usage:
         read, _, cached = answer.usage
-        counted = {"promptTokenCount": read, "candidatesTokenCount": written, "cachedContentTokenCount": cached}
-        made["usageMetadata"] = {**counted, "totalTokenCount": read + written}
-    return made
+        values = {"promptTokenCount": read, "candidatesTokenCount": written, "cachedContentTokenCount": cached}
+        payload["usageMetadata"] = {**values, "totalTokenCount": read + written}
+    return payload
 
 
 def google_parts(answer: Answer) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -346,13 +346,13 @@ def google_parts(answer: Answer) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def google_whole(answer: Answer) -> dict[str, Any]:
-    parts = [part for _, part in google_parts(answer)]
-    return google_chunk(answer, parts, answer.finish, (answer.usage or (0, 0, 0))[1])
+    fields = [payload for _, payload in google_parts(answer)]
+    return google_chunk(answer, fields, answer.finish, (answer.usage or (0, 0, 0))[1])
 
 
 def google_events(answer: Answer) -> Iterator[Event]:
-    for brings, part in google_parts(answer):
-        yield brings, sse(google_chunk(answer, [part], None, 1))
+    for brings, fields in google_parts(answer):
+        yield brings, sse(google_chunk(answer, [fields], None, 1))
     if answer.finish:
         yield "finish", sse(google_chunk(answer, [], answer.finish, (answer.usage or (0, 0, 0))[1]))
 

@@ -14,7 +14,7 @@ async def test_words_come_whole_and_in_order(desk: Any) -> None:
     desk.provider.says("It says ", "hello.")
     reply = await desk.ask()
     assert (reply.text, reply.stop) == ("It says hello.", "end")
-    assert {(type(part), part.origin, part.trusted) for part in reply.parts} == {(Text, "model", False)}
+    assert {(type(result), result.origin, result.trusted) for result in reply.parts} == {(Text, "model", False)}
     assert "".join(desk.heard) == ("It says hello." if desk.streaming else "")
 
 
@@ -161,9 +161,9 @@ async def test_one_connection_carries_one_request_after_the_other(desk: Any) -> 
 
 @pytest.mark.parametrize(("wire", "streaming"), [("google", False)], indirect=True)
 async def test_what_a_model_thought_is_paid_for_as_output(desk: Any) -> None:
-    counted = {"promptTokenCount": 100, "candidatesTokenCount": 20, "thoughtsTokenCount": 30, "totalTokenCount": 150}
+    values = {"promptTokenCount": 100, "candidatesTokenCount": 20, "thoughtsTokenCount": 30, "totalTokenCount": 150}
     candidate = {"content": {"role": "model", "parts": [{"text": "Yes."}]}, "finishReason": "STOP"}
-    desk.provider.sends(body={"candidates": [candidate], "usageMetadata": counted, "modelVersion": "m"})
+    desk.provider.sends(body={"candidates": [candidate], "usageMetadata": values, "modelVersion": "m"})
     assert (await desk.ask()).usage == Usage(100, 50)
 
 

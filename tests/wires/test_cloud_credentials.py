@@ -38,8 +38,8 @@ class TokenServer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = re.search(r"content-length: (\d+)", head)
         self.asked.append(await reader.readexactly(int(length[1]) if length else 0))
-        made = {"access_token": f"ya29.made-up-{len(self.asked)}", "expires_in": 3600, "token_type": "Bearer"}
-        body = json.dumps(made if self.status == "200 OK" else {"error": "invalid_grant"}).encode()
+        values = {"access_token": f"ya29.made-up-{len(self.asked)}", "expires_in": 3600, "token_type": "Bearer"}
+        body = json.dumps(values if self.status == "200 OK" else {"error": "invalid_grant"}).encode()
         kind = "content-type: application/json\r\nconnection: close"
         writer.write(f"HTTP/1.1 {self.status}\r\n{kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         await writer.drain()
@@ -48,11 +48,11 @@ class TokenServer:
 
 @pytest.fixture
 async def tokens() -> AsyncIterator[TokenServer]:
-    made = TokenServer()
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.port = server.sockets[0].getsockname()[1]
+    token_server = TokenServer()
+    server = await asyncio.start_server(token_server.serve, "127.0.0.1", 0)
+    token_server.port = server.sockets[0].getsockname()[1]
     async with server:
-        yield made
+        yield token_server
 
 
 @pytest.fixture
@@ -62,24 +62,24 @@ def account(tmp_path: Path, tokens: TokenServer, monkeypatch: pytest.MonkeyPatch
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
-    said = {
+    values = {
         "type": "service_account",
         "client_email": "desk@example.iam.gserviceaccount.com",
         "private_key": pem,
         "token_uri": f"http://127.0.0.1:{tokens.port}/token",
         "project_id": "example",
     }
-    (tmp_path / "account.json").write_text(json.dumps(said))
+    (tmp_path / "account.json").write_text(json.dumps(values))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
 
 
 async def ask(folder: Path, provider: Any, cloud: str, wire: str, path: str, **environ: str) -> Any:
     """Ask a model whose provider the fleet describes, on this machine."""
-    place = {"wire": wire, "base_url": f"http://127.0.0.1:{provider.port}{path}", "credentials": cloud}
+    values = {"wire": wire, "base_url": f"http://127.0.0.1:{provider.port}{path}", "credentials": cloud}
     bench = Bench(folder)
     agent = bench.agent(
         model="cloud:big",
-        fleet={"providers": {"cloud": place}, "models": {"cloud:big": PRICE}},
+        fleet={"providers": {"cloud": values}, "models": {"cloud:big": PRICE}},
         clock=SystemClock(),
         environ={"HOME": str(folder), **environ},
         limits={"max_retries": 0},
@@ -118,7 +118,7 @@ async def test_without_a_token_a_person_is_told_what_to_do_and_nothing_is_paid(
     tmp_path: Path, provider: Any, tokens: TokenServer
 ) -> None:
     tokens.status = "400 Bad Request"
-    with pytest.raises(ModelUnusable, match=r"NoCredentials: there are none of google here .*gcloud auth"):
+    with pytest.raises(ModelUnusable, match=r"NoCredentials: no credentials for google found .*gcloud auth"):
         await GoogleCredentials().renew()
     result = await ask(tmp_path, provider, "google", "openai", "/v1")
     assert (result.ok, result.cost_usd, provider.asked) == (False, 0, [])
@@ -134,18 +134,18 @@ async def test_a_request_to_aws_is_signed_as_it_leaves(tmp_path: Path, provider:
     assert result.text == "Yes."
     (request,) = provider.asked
     assert "x-api-key" not in request.headers
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/(\d{8})/us-west-2/bedrock/aws4_request, SignedHeaders=([a-z;-]+), "
         r"Signature=([0-9a-f]{64})",
         request.headers["authorization"],
     )
-    assert found is not None
-    names = found[2].split(";")
+    assert match is not None
+    names = match[2].split(";")
     assert names == ["host", "x-amz-date", *(["x-amz-security-token"] if token else [])]
     signed = {name: request.headers[name] for name in names}
     canonical = make_canonical_request("POST", f"http://h{request.path}", signed, request.raw)
-    scope = (found[1], "us-west-2", "bedrock", "aws4_request")
-    assert sign_request(KEYS["AWS_SECRET_ACCESS_KEY"], signed["x-amz-date"], scope, canonical) == found[3]
+    scope = (match[1], "us-west-2", "bedrock", "aws4_request")
+    assert sign_request(KEYS["AWS_SECRET_ACCESS_KEY"], signed["x-amz-date"], scope, canonical) == match[3]
 
 
 def test_a_signature_is_that_of_the_published_example() -> None:
@@ -165,8 +165,8 @@ def test_a_signature_is_that_of_the_published_example() -> None:
 @pytest.mark.parametrize(
     ("url", "environ", "why"),
     [
-        ("https://bedrock-runtime.us-west-2.amazonaws.com/openai/v1", {}, "botocore, which is not installed"),
-        ("http://127.0.0.1:9/v1", KEYS, "The region of AWS at 127.0.0.1 is not known: set AWS_REGION"),
+        ("https://bedrock-runtime.us-west-2.amazonaws.com/openai/v1", {}, "of AWS, is not installed"),
+        ("http://127.0.0.1:9/v1", KEYS, "The AWS region of 127.0.0.1 is unknown. Set AWS_REGION"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_begins(url: str, environ: dict[str, str], why: str) -> None:
@@ -176,9 +176,9 @@ def test_what_is_missing_is_said_before_anything_begins(url: str, environ: dict[
 
 def test_the_address_says_region_and_service() -> None:
     url = "https://bedrock-mantle.eu-west-1.api.aws/anthropic"
-    found = make_cloud_credentials("aws", url, KEYS.get, lambda _: False)
-    assert isinstance(found, AwsCredentials)
-    assert (found.region, found.service) == ("eu-west-1", "bedrock-mantle")
+    cloud_credentials = make_cloud_credentials("aws", url, KEYS.get, lambda _: False)
+    assert isinstance(cloud_credentials, AwsCredentials)
+    assert (cloud_credentials.region, cloud_credentials.service) == ("eu-west-1", "bedrock-mantle")
 
 
 @pytest.mark.parametrize(

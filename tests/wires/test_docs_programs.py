@@ -58,9 +58,9 @@ async def ran(program: str, folder: Path, address: str = "", *, warm: bool = Tru
     environ = {**live_at(folder), "ANTHROPIC_API_KEY": "made-up", "ANTHROPIC_BASE_URL": address}
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     running = await asyncio.create_subprocess_exec(*command, cwd=folder, env=environ, **pipes)
-    said, complained = await running.communicate()
+    body, complained = await running.communicate()
     assert running.returncode == 0, complained.decode()
-    return said.decode()
+    return body.decode()
 
 
 @pytest.mark.parametrize("title", TOLD)
@@ -77,8 +77,8 @@ async def test_the_first_example_of_all_does_what_it_says(provider: Any, tmp_pat
     for reply in (calls("weather", '{"city":"Oslo"}'), says("Yes, it rains.")):
         reply(provider)
         provider.then()
-    said = await ran(FIRST[1], tmp_path, f"http://127.0.0.1:{provider.port}", warm=False)
-    assert said == "Yes, it rains. 0.000984\n", "a model that a server on this machine passes on costs its price"
+    text = await ran(FIRST[1], tmp_path, f"http://127.0.0.1:{provider.port}", warm=False)
+    assert text == "Yes, it rains. 0.000984\n", "a model that a server on this machine passes on costs its price"
 
 
 async def test_the_guard_goes_around_the_tools_of_another_framework(provider: Any, tmp_path: Path) -> None:

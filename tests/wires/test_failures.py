@@ -78,8 +78,8 @@ REPORTED = {
 async def test_an_error_that_reports_a_usage_costs_that_usage(desk: Any, status: int) -> None:
     error = {"type": "error", "error": {"message": "No luck.", "type": "some_error"}}
     desk.provider.sends(status, {**error, **REPORTED[desk.wire]})
-    found = await failed(desk)
-    assert (found.billed, found.usage, found.final) == (True, Usage(100, 20), True)
+    model_error = await failed(desk)
+    assert (model_error.billed, model_error.usage, model_error.final) == (True, Usage(100, 20), True)
 
 
 @pytest.mark.parametrize(("status", "kind"), NEVER_AGAIN)
@@ -184,7 +184,11 @@ async def test_a_host_that_nobody_knows_costs_nothing(desk: Any) -> None:
 @pytest.mark.parametrize("wire", ["openai"], indirect=True)
 async def test_a_connection_that_cannot_be_encrypted_costs_nothing(desk: Any) -> None:
     model = WireModel(
-        desk.model.name, "openai", f"https://127.0.0.1:{desk.provider.port}/v1", "k", terms=ExchangeTerms(connecting=1)
+        desk.model.name,
+        "openai",
+        f"https://127.0.0.1:{desk.provider.port}/v1",
+        "k",
+        terms=ExchangeTerms(connect_timeout=1),
     )
     error = await failed(desk, model)
     await model.aclose()
@@ -207,7 +211,7 @@ def silent() -> Iterator[int]:
 
 
 async def test_a_connection_that_does_not_come_about_in_time_costs_nothing(desk: Any, silent: int) -> None:
-    model = desk.reach(desk.model.name, silent, terms=ExchangeTerms(connecting=0.05))
+    model = desk.reach(desk.model.name, silent, terms=ExchangeTerms(connect_timeout=0.05))
     error = await failed(desk, model)
     await model.aclose()
     assert type(error) is ModelUnavailable
@@ -257,18 +261,18 @@ async def test_a_cut_stream_is_never_taken_for_a_whole_answer(streamed: Any, unt
     streamed.provider.says("I will ", "look.", calls=CALL, until=until, abort=abort)
     error = await failed(streamed)
     assert type(error) is ModelUnavailable
-    assert str(error) == f"CutStream: the answer of {streamed.model.name} ended before it was finished"
+    assert str(error) == f"CutStream: the answer of {streamed.model.name} ended before it was complete"
     assert error.billed
     assert len(streamed.provider.asked) == 1
 
 
 async def test_wherever_a_stream_is_cut_it_ends_once_in_a_whole_answer_or_in_an_error(streamed: Any) -> None:
     streamed.provider.says("I will ", "look.", calls=CALL)
-    written = streamed.provider.written(streamed.wire)
+    result = streamed.provider.written(streamed.wire)
     whole = await streamed.ask()
     ends = {"whole": 0, "cut": 0}
-    for length in range(0, len(written), 17):
-        streamed.provider.sends(200, written[:length], "text/event-stream")
+    for length in range(0, len(result), 17):
+        streamed.provider.sends(200, result[:length], "text/event-stream")
         try:
             reply = await streamed.ask()
         except ModelUnavailable:
@@ -472,7 +476,7 @@ MEGABYTE = 1 << 20
 
 async def test_an_answer_without_end_is_not_read_to_its_end(desk: Any) -> None:
     desk.provider.says("x" * 2 * MEGABYTE)
-    bounded = desk.reach(desk.model.name, terms=ExchangeTerms(largest=MEGABYTE))
+    bounded = desk.reach(desk.model.name, terms=ExchangeTerms(max_bytes=MEGABYTE))
     error = await failed(desk, bounded)
     await bounded.aclose()
     assert type(error) is ModelUnavailable
@@ -485,7 +489,7 @@ async def test_little_that_unpacks_to_much_is_not_unpacked_to_its_end(streamed: 
     streamed.provider.says("x" * 2 * MEGABYTE)
     packed = gzip.compress(streamed.provider.written(streamed.wire))
     streamed.provider.sends(200, packed, "text/event-stream", content_encoding="gzip")
-    bounded = streamed.reach(streamed.model.name, terms=ExchangeTerms(largest=MEGABYTE))
+    bounded = streamed.reach(streamed.model.name, terms=ExchangeTerms(max_bytes=MEGABYTE))
     error = await failed(streamed, bounded)
     await bounded.aclose()
     assert type(error) is ModelUnavailable

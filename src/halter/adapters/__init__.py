@@ -1,1 +1,1 @@
-"""The guard for agents of other frameworks: each module guards one of them, and imports it."""
+"""Guards for agents of other frameworks, one module for each framework."""

@@ -10,8 +10,8 @@ settled by its usage. Each tool call is admitted, made and settled. A call that 
 `AgentSession` with a `function_approval_request`: approve it in Halter and answer the request in the same session. Any
 other run waits for the decision. A halt and a cap raise EffectRefused.
 
-Hosted tools and agents as tools do not pass here: an agent with one is refused, unless the tool's name is in
-`allow_native`. So is a client without the framework's function and chat middleware, which would call no guard at all.
+The guard does not see hosted tools and agents as tools: an agent with one is rejected, unless the tool's name is in
+`allow_native`. A client without the framework's function and chat middleware is rejected, since it calls no guard.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
@@ -51,7 +51,7 @@ from halter.adapters.guarded_runs import (
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
-from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
+from halter.runtime.external_effects import DecisionPending, EffectRefused, ModelResult
 from halter.runtime.guard_api import Guard, GuardedSession
 
 APPROVAL_REQUEST: Final = "function_approval_request"
@@ -65,18 +65,18 @@ def guard(
     max_output_tokens: int = MAX_OUTPUT_TOKENS,
     allow_native: Collection[str] = (),
 ) -> "GuardedChatAgent":
-    """Return the agent with every run under the guard. `tools` says what the guard is to know of its tools.
+    """Return the agent with every run under the guard. `tools` has the properties of its tools.
 
-    Raises ConfigError for a tool or a client that no guard would see.
+    Raises ConfigError for a tool or a client that the guard would not see.
     """
-    client, allowed = agent.client, frozenset(allow_native)
+    client, allowed_names = agent.client, frozenset(allow_native)
     if not isinstance(client, FunctionInvocationLayer) or not isinstance(client, ChatMiddlewareLayer):
         raise ConfigError(
-            f"{type(client).__name__} calls no function and chat middleware, so no guard would see its requests: use a "
-            "client with FunctionInvocationLayer and ChatMiddlewareLayer."
+            f"{type(client).__name__} calls no function and chat middleware, so the guard cannot see its requests. Use "
+            "a client with FunctionInvocationLayer and ChatMiddlewareLayer."
         )
-    reject_unseen(_name_unseen(agent.default_options.get("tools")), allowed)
-    return GuardedChatAgent(agent, GuardedRuns(guard, tools), max_output_tokens, allowed)
+    reject_unseen(_name_unseen(agent.default_options.get("tools")), allowed_names)
+    return GuardedChatAgent(agent, GuardedRuns(guard, tools), max_output_tokens, allowed_names)
 
 
 class GuardedChatAgent:
@@ -91,7 +91,7 @@ class GuardedChatAgent:
         self._allow_native = allow_native
 
     def run(self, messages: Any = None, *, stream: bool = False, **options: Any) -> Any:
-        """Run as `Agent.run` does: await it, or with `stream` read its updates."""
+        """Run as `Agent.run` does: await the result, or iterate over the updates with `stream`."""
         if stream:
             return ResponseStream(self._updates(messages, options), finalizer=AgentResponse.from_updates)
         return self._run(messages, options)
@@ -100,42 +100,42 @@ class GuardedChatAgent:
         async with self._runs.session(_text_of(messages), _find_conversation(options)) as session:
             with _translate_guard_errors():
                 result = await self._agent.run(messages, **self._guard_options(session, options))
-            await _pause_if_asked(session, result.user_input_requests)
+            await _pause_for_approval(session, result.user_input_requests)
             return result
 
     async def _updates(self, messages: Any, options: dict[str, Any]) -> AsyncGenerator[Any]:
-        asked: list[Content] = []
+        requests: list[Content] = []
         async with self._runs.session(_text_of(messages), _find_conversation(options)) as session:
             with _translate_guard_errors():
                 async for update in self._agent.run(messages, stream=True, **self._guard_options(session, options)):
-                    asked += update.user_input_requests
+                    requests += update.user_input_requests
                     yield update
-            await _pause_if_asked(session, asked)
+            await _pause_for_approval(session, requests)
 
     def _guard_options(self, session: GuardedSession, options: dict[str, Any]) -> dict[str, Any]:
-        """The options of a run. The guard stands behind every other middleware that the run is given."""
-        own = [
+        """Return the options of a run. The guard comes after every other middleware of the run."""
+        guard_middleware = [
             _GuardedRequests(session, self._max_output_tokens, self._allow_native),
-            _GuardedCalls(session, self._runs, pauses=options.get("session") is not None),
+            _GuardedCalls(session, self._runs, can_pause=options.get("session") is not None),
         ]
-        return {**options, "middleware": [*(options.get("middleware") or ()), *own]}
+        return {**options, "middleware": [*(options.get("middleware") or ()), *guard_middleware]}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
 
 
 class _GuardedCalls(FunctionMiddleware):
-    """Admits each tool call of a run before it is made, and settles it."""
+    """Middleware that admits each tool call of a run before it is made, and settles it."""
 
-    def __init__(self, session: GuardedSession, runs: GuardedRuns, *, pauses: bool) -> None:
+    def __init__(self, session: GuardedSession, runs: GuardedRuns, *, can_pause: bool) -> None:
         self._session = session
         self._runs = runs
-        self._pauses = pauses
+        self._can_pause = can_pause
 
     async def process(self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]) -> None:
-        call, raised = str(context.metadata["call_id"]), _Raised()
+        call, error_recorder = str(context.metadata["call_id"]), _Raised()
         try:
-            answer = await self._act(context, call, raised.watch(call_next))
+            answer = await self._act(context, call, error_recorder.watch(call_next))
         except DecisionPending as pending:
             context.result = _ask_for_approval(context, call, pending)
             raise MiddlewareTermination(str(pending)) from None
@@ -144,31 +144,31 @@ class _GuardedCalls(FunctionMiddleware):
                 raise MiddlewareFailure(str(refused)) from refused
             context.result = str(refused)
         except Exception as error:
-            # A tool's own error is told to the model. An error of the guard's must not be: the loop would go on.
-            if error is raised.error:
+            # The model sees a tool's own error. An error of the guard must end the loop instead.
+            if error is error_recorder.error:
                 raise
-            raise MiddlewareFailure(f"The guard could not decide about {context.function.name}: {error}") from error
+            raise MiddlewareFailure(f"The guard failed to check {context.function.name}: {error}") from error
         else:
             if context.result is None:
-                context.result = answer  # It was made before, by another process.
+                context.result = answer  # Another process made this call before.
 
     async def _act(
         self, context: FunctionInvocationContext, call: str, call_next: Callable[[], Awaitable[None]]
     ) -> Any:
-        tool, given = context.function, _arguments_of(context)
+        tool, arguments = context.function, _arguments_of(context)
         spec = self._runs.spec(tool.name, tool.description, tool.parameters)
 
-        async def act(admitted: Mapping[str, Any]) -> Any:
-            if admitted != given:
-                context.arguments = dict(admitted)
+        async def act(admitted_arguments: Mapping[str, Any]) -> Any:
+            if admitted_arguments != arguments:
+                context.arguments = dict(admitted_arguments)
             await call_next()
             return [each.to_dict() if isinstance(each, Content) else each for each in _as_list(context.result)]
 
-        return await self._session.act(spec, given, act, name=call, wait=not self._pauses)
+        return await self._session.act(spec, arguments, act, name=call, wait=not self._can_pause)
 
 
 class _Raised:
-    """Remembers what a tool itself raised."""
+    """A recorder of the error that a tool itself raised."""
 
     error: Exception | None = None
 
@@ -184,7 +184,7 @@ class _Raised:
 
 
 class _GuardedRequests(ChatMiddleware):
-    """Holds the most that each model request of a run can cost, and settles what it did cost."""
+    """Middleware that holds the maximum cost of each model request of a run, and settles its true cost."""
 
     def __init__(self, session: GuardedSession, max_output_tokens: int, allow_native: frozenset[str]) -> None:
         self._session = session
@@ -195,8 +195,8 @@ class _GuardedRequests(ChatMiddleware):
         options = dict(context.options or {})
         reject_unseen(_name_unseen(options.get("tools")), self._allow_native)
 
-        async def open_answer(fits: int) -> Any:
-            context.options = {**options, "max_tokens": fits}
+        async def open_answer(max_tokens: int) -> Any:
+            context.options = {**options, "max_tokens": max_tokens}
             await call_next()
             return context.result
 
@@ -206,16 +206,16 @@ class _GuardedRequests(ChatMiddleware):
             )
             return
 
-        async def ask(fits: int) -> ModelResult[None]:
-            answer = await open_answer(fits)
+        async def ask(max_tokens: int) -> ModelResult[None]:
+            answer = await open_answer(max_tokens)
             return ModelResult(None, answer.text, _read_usage(answer))
 
         await self._hold(context, options, ask)
 
     async def _stream(self, context: ChatContext, options: dict[str, Any], open_answer: Any) -> AsyncGenerator[Any]:
         async def request(emit: Callable[[Any], None]) -> None:
-            async def ask(fits: int) -> ModelResult[None]:
-                stream = await open_answer(fits)
+            async def ask(max_tokens: int) -> ModelResult[None]:
+                stream = await open_answer(max_tokens)
                 async for update in stream:
                     emit(update)
                 answer = await stream.get_final_response()
@@ -232,15 +232,15 @@ class _GuardedRequests(ChatMiddleware):
             [tool.name, tool.description, tool.parameters()] if isinstance(tool, FunctionTool) else tool
             for tool in _as_list(options.get("tools"))
         ]
-        sent = msgspec.json.encode(
+        request_json = msgspec.json.encode(
             [options.get("instructions"), context.messages, tools], enc_hook=_to_attributes
         ).decode()
-        most = options.get("max_tokens") or self._max_output_tokens
-        await ask_model(self._session, _name_model(context, options), sent, ask, most)
+        max_output_tokens = options.get("max_tokens") or self._max_output_tokens
+        await ask_model(self._session, _name_model(context, options), request_json, ask, max_output_tokens)
 
 
 def _to_attributes(value: Any) -> Any:
-    """A message or a part of one as its own attributes: the framework's `to_dict` takes ten times as long."""
+    """Return the attributes of a message or a content. The framework's `to_dict` is ten times slower."""
     if not isinstance(value, Message | Content):
         return str(value)
     return {name: each for name, each in vars(value).items() if each is not None and name != "raw_representation"}
@@ -248,43 +248,43 @@ def _to_attributes(value: Any) -> Any:
 
 @contextmanager
 def _translate_guard_errors() -> Generator[None]:
-    """Raise what the guard said where the framework's loop was ended by it."""
+    """Raise the guard's own error after it ended the framework's loop."""
     try:
         yield
     except MiddlewareFailure as failed:
         raise failed.__cause__ or failed from None
 
 
-async def _pause_if_asked(session: GuardedSession, requests: Sequence[Content]) -> None:
+async def _pause_for_approval(session: GuardedSession, requests: Sequence[Content]) -> None:
     if any(each.type == APPROVAL_REQUEST for each in requests):
         await session.pause()
 
 
 def _ask_for_approval(context: FunctionInvocationContext, call: str, pending: DecisionPending) -> Content:
-    """The framework's own question about a call. After a yes that Halter does not know of, it is another question."""
-    occurrence = str(context.metadata.get("function_call_occurrence_id") or call)
-    answered = context.metadata.get("approval_response")
-    request = f"{answered.id}:again" if isinstance(answered, Content) else occurrence
+    """Make the framework's approval request. After a yes there without an approval in Halter, it gets a new id."""
+    occurrence_id = str(context.metadata.get("function_call_occurrence_id") or call)
+    response = context.metadata.get("approval_response")
+    request_id = f"{response.id}:again" if isinstance(response, Content) else occurrence_id
     return Content.from_function_approval_request(
-        id=request,
+        id=request_id,
         function_call=Content.from_function_call(
-            call, context.function.name, arguments=_arguments_of(context), id=occurrence
+            call, context.function.name, arguments=_arguments_of(context), id=occurrence_id
         ),
         additional_properties={
             "decision": pending.decision,
-            "_approval_request_id": request,
-            "_replacement_approval_request": request != occurrence,
+            "_approval_request_id": request_id,
+            "_replacement_approval_request": request_id != occurrence_id,
         },
     )
 
 
 def _arguments_of(context: FunctionInvocationContext) -> dict[str, Any]:
-    given = context.arguments
-    return dict(given) if isinstance(given, Mapping) else given.model_dump()
+    arguments = context.arguments
+    return dict(arguments) if isinstance(arguments, Mapping) else arguments.model_dump()
 
 
 def _name_unseen(tools: Any) -> list[str]:
-    """The tools that run where no guard sees them: those of the provider, and agents, whose requests are their own."""
+    """Return the tools that run outside the guard: provider-side tools, and agents, which make their own requests."""
     return [
         str(getattr(tool, "name", None) or as_mapping(tool).get("type") or type(tool).__name__)
         for tool in _as_list(tools)
@@ -301,11 +301,11 @@ def _name_model(context: ChatContext, options: Mapping[str, Any]) -> str:
 def _read_usage(answer: ChatResponse[Any]) -> Usage | None:
     """Read the usage of an answer; one that was not reported settles the request at its hold."""
     usage = as_mapping(answer.usage_details)
-    given, said = usage.get("input_token_count"), usage.get("output_token_count")
-    if given is None or said is None:
+    input_tokens, output_tokens = usage.get("input_token_count"), usage.get("output_token_count")
+    if input_tokens is None or output_tokens is None:
         return None
-    cached, written = usage.get("cache_read_input_token_count"), usage.get("cache_creation_input_token_count")
-    return read_usage(given, said, cached or 0, written or 0)
+    cached, cache_written = usage.get("cache_read_input_token_count"), usage.get("cache_creation_input_token_count")
+    return read_usage(input_tokens, output_tokens, cached or 0, cache_written or 0)
 
 
 def _find_conversation(options: Mapping[str, Any]) -> str:
@@ -314,8 +314,8 @@ def _find_conversation(options: Mapping[str, Any]) -> str:
 
 
 def _text_of(messages: Any) -> str:
-    last: Any = _as_list(messages)[-1:]
-    return str(getattr(last[0], "text", last[0])) if last else ""
+    last_messages: Any = _as_list(messages)[-1:]
+    return str(getattr(last_messages[0], "text", last_messages[0])) if last_messages else ""
 
 
 def _as_list(value: Any) -> list[Any]:

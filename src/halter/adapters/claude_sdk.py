@@ -5,13 +5,13 @@ desk = guard(ClaudeAgentOptions(tools=["Bash"]), guard=Guard("runs.db", agent="d
 async for message in desk.query("Tidy the repository."): ...
 ```
 
-Each query is a guarded session. Each tool call, of subagents and MCP servers as well, is admitted before Claude Code
-makes it, by a hook that blocks where it fails, and settled by what Claude Code reports. A call that needs a person ends
-the query: decide in Halter, and resume Claude's session. A halt and a cap raise EffectRefused.
+Each query is a guarded session. Each tool call, including those of subagents and MCP servers, is admitted before Claude
+Code makes it, by a hook that blocks the call if the hook fails. Claude Code's report settles it. A call that needs a
+person ends the query: decide in Halter, and resume Claude's session. A halt and a cap raise EffectRefused.
 
-**The model requests are made by Claude Code's own program, where no Python sees them.** `max_budget_usd` is set to what
-a session of the guard may cost, which Claude Code checks after each request. A cap that is held before each request
-needs `halter proxy`: set its address as `ANTHROPIC_BASE_URL` in the options' `env`.
+**Claude Code's own program makes the model requests, so no Python code sees them.** `max_budget_usd` is set to the cap
+of the guard's session, and Claude Code checks it after each request. A cap that is held before each request needs
+`halter proxy`: set its address as `ANTHROPIC_BASE_URL` in the options' `env`.
 """
 # pyright: basic, reportMissingImports=false
 
@@ -48,16 +48,16 @@ from halter.core.errors import ConfigError
 from halter.core.folders import ProtectedPaths
 from halter.hooks.tools import HookedTool
 from halter.loop.session_runtime import cancel_and_wait
-from halter.runtime.external import DecisionPending, EffectRefused
+from halter.runtime.external_effects import DecisionPending, EffectRefused
 from halter.runtime.guard_api import Guard, GuardedSession
 from halter.tools.function_tool import canonical_json
 
-LONGEST_CALL: Final = 24 * HOUR
-"""Claude Code has time limits of its own for its tools, and a subagent is one call."""
+MAX_CALL_TIME: Final = 24 * HOUR
+"""Claude Code limits the time of its own tools, and a subagent is one call."""
 HOOK_TIMEOUT: Final = 600.0
 INTERRUPT_SECONDS: Final = 0.5
-_NO_HOOKS: Final = ("bare", "safe-mode")
-_NO_HOOKS_ENVIRONMENT: Final = ("CLAUDE_CODE_SIMPLE", "CLAUDE_CODE_PERSONAL_HOOKS_OFF")
+_HOOKLESS_FLAGS: Final = ("bare", "safe-mode")
+_HOOKLESS_VARIABLES: Final = ("CLAUDE_CODE_SIMPLE", "CLAUDE_CODE_PERSONAL_HOOKS_OFF")
 
 
 def guard(
@@ -67,30 +67,30 @@ def guard(
     tools: Mapping[str, ExternalToolOptions] = NO_TOOLS,
     allow_native: Collection[str] = (),
 ) -> "GuardedClaude":
-    """Return an agent with these options whose queries are under the guard. `tools` says what the guard is to know.
+    """Return an agent with these options whose queries are under the guard. `tools` has the properties of its tools.
 
     Raises ConfigError for options with which Claude Code would call no hooks.
     """
-    given = options or ClaudeAgentOptions()
-    reject_hookless(given)
-    # What this process inherited of them must not reach Claude Code either.
-    given = replace(given, env={**given.env, **dict.fromkeys(_NO_HOOKS_ENVIRONMENT, "")})
-    if given.max_budget_usd is None and guard.max_cost_usd is not None:
-        given = replace(given, max_budget_usd=guard.max_cost_usd)
-    return GuardedClaude(given, GuardedRuns(guard, tools), frozenset(allow_native))
+    guarded_options = options or ClaudeAgentOptions()
+    reject_hookless(guarded_options)
+    # Claude Code must not inherit these variables from this process.
+    guarded_options = replace(guarded_options, env={**guarded_options.env, **dict.fromkeys(_HOOKLESS_VARIABLES, "")})
+    if guarded_options.max_budget_usd is None and guard.max_cost_usd is not None:
+        guarded_options = replace(guarded_options, max_budget_usd=guard.max_cost_usd)
+    return GuardedClaude(guarded_options, GuardedRuns(guard, tools), frozenset(allow_native))
 
 
 def reject_hookless(options: ClaudeAgentOptions) -> None:
-    """Refuse options that turn hooks off, and those that do not say which of Claude's sessions goes on."""
-    off = [f"--{each}" for each in _NO_HOOKS if each in options.extra_args]
-    off += [each for each in _NO_HOOKS_ENVIRONMENT if each in options.env]
-    off += ["disableAllHooks"] if "disableAllHooks" in (options.settings or "") else []
-    if off:
+    """Reject options that turn hooks off, and options that select Claude's session."""
+    hook_switches = [f"--{each}" for each in _HOOKLESS_FLAGS if each in options.extra_args]
+    hook_switches += [each for each in _HOOKLESS_VARIABLES if each in options.env]
+    hook_switches += ["disableAllHooks"] if "disableAllHooks" in (options.settings or "") else []
+    if hook_switches:
         raise ConfigError(
-            f"With {', '.join(off)} Claude Code calls no hooks, and no guard sees its tools: leave it out."
+            f"{', '.join(hook_switches)} turns off Claude Code's hooks, so the guard cannot see its tools. Remove it."
         )
     if options.continue_conversation or options.resume or options.session_id:
-        raise ConfigError("Say which of Claude's sessions goes on in the query: `query(prompt, resume=session_id)`.")
+        raise ConfigError("Pass the session of Claude to the query instead: `query(prompt, resume=session_id)`.")
 
 
 class GuardedClaude:
@@ -102,15 +102,15 @@ class GuardedClaude:
         self._allow_native = allow_native
 
     async def query(self, prompt: str, *, resume: str = "") -> AsyncGenerator[Any]:
-        """Yield messages as the SDK's `query` does. `resume` names the session of Claude's that goes on."""
-        named = resume or str(uuid4())
-        options = replace(self.options, **({"resume": named} if resume else {"session_id": named}))
+        """Yield messages as the SDK's `query` does. `resume` is the id of Claude's session to continue."""
+        session_id = resume or str(uuid4())
+        options = replace(self.options, **({"resume": session_id} if resume else {"session_id": session_id}))
 
-        async def work(put: Callable[[Any], None]) -> None:
-            async with self._runs.session(prompt, f"claude-sdk.{named}") as session:
+        async def work(emit: Callable[[Any], None]) -> None:
+            async with self._runs.session(prompt, f"claude-sdk.{session_id}") as session:
                 run = _ClaudeRun(session, self._runs, self._allow_native)
-                await run.read(prompt, replace(options, hooks=run.add_hooks(options.hooks)), put)
-                if run.has_asked:
+                await run.read(prompt, replace(options, hooks=run.add_hooks(options.hooks)), emit)
+                if run.has_pending_decision:
                     await session.pause()
 
         async with aclosing(stream_from(work)) as messages:
@@ -123,7 +123,7 @@ class ClaudeToolError(Exception):
 
 
 class _ClaudeRun:
-    """A query under way: the calls that Claude Code makes, and what ends it."""
+    """A query in progress: the calls that Claude Code makes, and the failure that ends it."""
 
     def __init__(self, session: GuardedSession, runs: GuardedRuns, allow_native: frozenset[str]) -> None:
         self._session = session
@@ -134,38 +134,38 @@ class _ClaudeRun:
         self._judged_calls: set[str] = set()
         self._names: set[str] = set()
         self._client: ClaudeSDKClient | None = None
-        self.has_asked = False
+        self.has_pending_decision = False
 
     def add_hooks(self, hooks: Any) -> Any:
-        """The hooks of the options, with those of the guard. Where several answer, the strictest counts."""
-        own = {"PreToolUse": self._on_call, "PostToolUse": self._on_result, "PostToolUseFailure": self._on_result}
-        added = {
+        """Return the hooks of the options with those of the guard. If several answer, the strictest applies."""
+        callbacks = {"PreToolUse": self._on_call, "PostToolUse": self._on_result, "PostToolUseFailure": self._on_result}
+        guard_hooks = {
             event: [HookMatcher(hooks=[callback], timeout=HOOK_TIMEOUT, on_failure="block")]
-            for event, callback in own.items()
+            for event, callback in callbacks.items()
         }
-        given = hooks or {}
-        return {event: [*given.get(event, ()), *added.get(event, ())] for event in {**given, **added}}
+        existing = hooks or {}
+        return {event: [*existing.get(event, ()), *guard_hooks.get(event, ())] for event in {**existing, **guard_hooks}}
 
     async def read(self, prompt: str, options: ClaudeAgentOptions, emit: Callable[[Any], None]) -> None:
-        """Pass the messages on until they end, or until a halt or a failure ends them."""
-        reading = asyncio.ensure_future(self._read(prompt, options, emit))
-        halted = asyncio.ensure_future(self._session.until_halted())
+        """Emit the messages until they end, or until a halt or a failure ends the query."""
+        read_task = asyncio.ensure_future(self._read(prompt, options, emit))
+        halt_task = asyncio.ensure_future(self._session.wait_until_halted())
         try:
-            await asyncio.wait([reading, halted, self._failure], return_when=asyncio.FIRST_COMPLETED)
-            for ended in (self._failure, halted):
-                if ended.done():
+            await asyncio.wait([read_task, halt_task, self._failure], return_when=asyncio.FIRST_COMPLETED)
+            for failure in (self._failure, halt_task):
+                if failure.done():
                     await self._interrupt()
-                    raise ended.result()
-            reading.result()
+                    raise failure.result()
+            read_task.result()
         finally:
-            # Claude Code ends first: what it has not reported by then is unknown.
+            # Claude Code ends first: the outcome of a call that it has not reported by then is unknown.
             with suppress(Exception):
-                await cancel_and_wait(reading, halted)
+                await cancel_and_wait(read_task, halt_task)
             with suppress(Exception):
-                await cancel_and_wait(*(each.settled for each in self._calls.values()))
+                await cancel_and_wait(*(each.settlement for each in self._calls.values()))
 
     async def _interrupt(self) -> None:
-        """Have Claude Code stop what it does: the SDK gives one that is busy five seconds to end by itself."""
+        """Interrupt Claude Code, because the SDK otherwise waits five seconds for a busy program to end."""
         if self._client is not None:
             with suppress(Exception):
                 async with asyncio.timeout(INTERRUPT_SECONDS):
@@ -180,7 +180,7 @@ class _ClaudeRun:
                 emit(message)
 
     def _reject_unjudged(self, message: Any) -> None:
-        """End the query where a tool ran that no hook was called for."""
+        """End the query if a tool ran without a call of the hook."""
         blocks = message.content if isinstance(message, AssistantMessage | UserMessage) else ()
         for block in blocks if isinstance(blocks, list) else ():
             if isinstance(block, ServerToolUseBlock):
@@ -191,31 +191,31 @@ class _ClaudeRun:
                 and block.tool_use_id not in self._judged_calls
             ):
                 raise ConfigError(
-                    f"Claude Code made the call {block.tool_use_id} and asked no guard: its settings turn hooks off."
+                    f"Claude Code made the call {block.tool_use_id} without the guard. Its settings turn hooks off."
                 )
 
     async def _on_call(self, event: Any, _: Any, __: Any) -> dict[str, Any]:
         self._judged_calls.add(event["tool_use_id"])
         try:
             return await self._judge(event)
-        except Exception as error:  # noqa: BLE001 If anything goes wrong, the call is not made.
+        except Exception as error:  # noqa: BLE001 On any error, the call is not made.
             self._fail(error)
-            return _deny(f"The guard could not decide: {error}", stops=True)
+            return _deny(f"Blocked: the guard failed ({error}).", stops=True)
 
     async def _judge(self, event: Mapping[str, Any]) -> dict[str, Any]:
-        name, given = event["tool_name"], event["tool_input"]
-        same = sha256(name.encode() + canonical_json(given)).hexdigest()[:16]
+        name, arguments = event["tool_name"], event["tool_input"]
+        digest = sha256(name.encode() + canonical_json(arguments)).hexdigest()[:16]
         while True:
-            call, key = ReportedEffect(), self._name(same)
-            if await call.admit(self._session.act(self._spec(name), given, call.act, name=key)):
+            call, key = ReportedEffect(), self._name(digest)
+            if await call.admit(self._session.act(self._spec(name), arguments, call.act, name=key)):
                 self._calls[event["tool_use_id"]] = call
-                return _admit(call.admission.result(), given)
+                return _admit(call.admission.result(), arguments)
             try:
-                call.settled.result()  # An earlier process made it: this one is another call.
+                call.settlement.result()  # An earlier process made that call: this is a different one.
             except DecisionPending as pending:
                 self._names.discard(key)
-                self.has_asked = True
-                return _deny(f"{pending} When it is decided, make the same call again.", stops=True)
+                self.has_pending_decision = True
+                return _deny(f"{pending} Repeat the same call after the decision.", stops=True)
             except EffectRefused as refused:
                 if refused.terminal:
                     self._fail(refused)
@@ -230,39 +230,43 @@ class _ClaudeRun:
         else:
             call.outcome.set_exception(ClaudeToolError(event["error"]))
         try:
-            await call.settled
+            await call.settlement
         except ClaudeToolError:
             pass
-        except Exception as error:  # noqa: BLE001 What is not settled ends the query.
+        except Exception as error:  # noqa: BLE001 A failed settlement ends the query.
             self._fail(error)
             return {"continue_": False, "stopReason": str(error)}
         return {}
 
-    def _name(self, same: str) -> str:
-        """The first free name of a call with these arguments. One that waits for a person keeps its name."""
-        name = next(name for number in count() if (name := f"{same}.{number}") not in self._names)
+    def _name(self, digest: str) -> str:
+        """Return the first free name for a call with these arguments. A call that waits for a person keeps its name."""
+        name = next(name for number in count() if (name := f"{digest}.{number}") not in self._names)
         self._names.add(name)
         return name
 
     def _spec(self, name: str) -> Any:
-        known = HookedTool(name, "", ProtectedPaths(), None).spec
-        otherwise: ExternalToolOptions = {"level": known.level, "effect": known.effect, "egress": known.egress}
-        spec = self._runs.spec(name, "A tool of Claude Code.", lambda: msgspec.Raw(known.schema), otherwise)
-        return msgspec.structs.replace(spec, timeout=LONGEST_CALL)
+        inferred_spec = HookedTool(name, "", ProtectedPaths(), None).spec
+        defaults: ExternalToolOptions = {
+            "level": inferred_spec.level,
+            "effect": inferred_spec.effect,
+            "egress": inferred_spec.egress,
+        }
+        spec = self._runs.spec(name, "A tool of Claude Code.", lambda: msgspec.Raw(inferred_spec.schema), defaults)
+        return msgspec.structs.replace(spec, timeout=MAX_CALL_TIME)
 
     def _fail(self, error: Exception) -> None:
         if not self._failure.done():
             self._failure.set_result(error)
 
 
-def _admit(admitted: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """No opinion: Claude Code's own rules still count. Arguments that a person put in place are allowed with them."""
-    if admitted == values:
+def _admit(admitted_arguments: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Render an admission without a verdict, so that Claude Code's own rules apply; with one if a person edited it."""
+    if admitted_arguments == arguments:
         return {}
-    said = {"hookEventName": "PreToolUse", "permissionDecision": "allow", "updatedInput": dict(admitted)}
-    return {"hookSpecificOutput": said}
+    output = {"hookEventName": "PreToolUse", "permissionDecision": "allow", "updatedInput": dict(admitted_arguments)}
+    return {"hookSpecificOutput": output}
 
 
-def _deny(why: str, *, stops: bool = False) -> dict[str, Any]:
-    raw = {"hookEventName": "PreToolUse", "permissionDecision": "deny", "permissionDecisionReason": why}
-    return {"hookSpecificOutput": raw} | ({"continue_": False, "stopReason": why} if stops else {})
+def _deny(reason: str, *, stops: bool = False) -> dict[str, Any]:
+    output = {"hookEventName": "PreToolUse", "permissionDecision": "deny", "permissionDecisionReason": reason}
+    return {"hookSpecificOutput": output} | ({"continue_": False, "stopReason": reason} if stops else {})

@@ -5,14 +5,15 @@ desk = guard(Crew(agents=[clerk], tasks=[task]), guard=Guard("runs.db", agent="d
 result = desk.kickoff()
 ```
 
-Each kickoff is a guarded session, of a copy of the crew. Each model request is held before it is sent, with its limit
-of tokens lowered to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call that
-needs a person waits for the decision. A halt and a cap raise EffectRefused. A kickoff of a conversation that a killed
-process left goes on in its session: what was decided counts, and a call that was made is not made again.
+Each kickoff is a guarded session, and runs a copy of the crew. Each model request is held before it is sent, with its
+token limit lowered to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call that
+needs a person waits for the decision. A halt and a cap raise EffectRefused. If the process of a conversation was
+killed, the next kickoff continues its session: decisions still apply, and a completed call is not repeated.
 
-CrewAI goes on where a hook or a tool raises. So the guard stands in the models and the tools themselves, and what ends
-a run is kept: nothing is asked or made after it. Memory, knowledge, planning, MCP servers, apps, remote agents, tools
-of the provider's and agents of another class are refused, unless their name is in `allow_native`.
+CrewAI continues after a hook or a tool raises. The guard therefore wraps the models and the tools themselves, and
+records the error that ends a run: no request and no call starts after it. Memory, knowledge, planning, MCP servers,
+apps, remote agents, provider-side tools and agents of another class are rejected, unless their name is in
+`allow_native`.
 """
 # pyright: basic, reportMissingImports=false
 
@@ -28,9 +29,8 @@ from threading import Lock, Thread
 from typing import Any, Final
 
 import msgspec
-from crewai import Agent, Crew
+from crewai import Agent, Crew, llm_overlay
 from crewai.hooks.dispatch import HookAborted, InterceptionPoint, scoped_hooks
-from crewai.llm_overlay import active as overlay_active
 from crewai.tools.agent_tools.base_agent_tools import BaseAgentTool
 from crewai.utilities.llm_utils import create_llm
 
@@ -48,18 +48,18 @@ from halter.core.errors import ConfigError
 from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
 from halter.loop.session_runtime import cancel_and_wait
-from halter.runtime.external import Act, EffectRefused, ModelResult
+from halter.runtime.external_effects import Act, EffectRefused, ModelResult
 from halter.runtime.guard_api import Guard, GuardedSession
 from halter.tools.function_tool import canonical_json
 
-_LIMITS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")
-"""How the models of CrewAI name the longest answer."""
-_UNSEEN_OF_CREW: Final = ("memory", "knowledge", "knowledge_sources", "planning", "function_calling_llm", "stream")
-_UNSEEN_OF_AGENT: Final = (
+_LIMIT_FIELDS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")
+"""The fields of CrewAI's models that limit an answer."""
+_UNSEEN_CREW_FIELDS: Final = ("memory", "knowledge", "knowledge_sources", "planning", "function_calling_llm", "stream")
+_UNSEEN_AGENT_FIELDS: Final = (
     *("memory", "knowledge", "knowledge_sources", "function_calling_llm", "mcps", "apps", "a2a"),
     "allow_code_execution",
 )
-_UNSEEN_OF_MODEL: Final = ("builtin_tools", "additional_params")
+_UNSEEN_MODEL_FIELDS: Final = ("builtin_tools", "additional_params")
 
 
 def guard(
@@ -70,16 +70,16 @@ def guard(
     max_output_tokens: int = MAX_OUTPUT_TOKENS,
     allow_native: Collection[str] = (),
 ) -> "GuardedCrew":
-    """Return the crew with every kickoff under the guard. `tools` says what the guard is to know of its tools.
+    """Return the crew with every kickoff under the guard. `tools` has the properties of its tools.
 
-    Raises ConfigError for what no guard would see.
+    Raises ConfigError for anything that the guard would not see.
     """
     reject_unseen(_name_unseen(crew), allow_native)
     return GuardedCrew(crew, lambda: GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
 
 
 class GuardedCrew:
-    """A crew whose kickoffs are guarded sessions. Several threads may kick it off at once."""
+    """A crew whose kickoffs are guarded sessions. Several threads may call `kickoff` concurrently."""
 
     def __init__(
         self, crew: Crew, make_runs: Callable[[], GuardedRuns], max_output_tokens: int, allow_native: frozenset[str]
@@ -90,31 +90,31 @@ class GuardedCrew:
         self._allow_native = allow_native
 
     def kickoff(self, inputs: dict[str, Any] | None = None, *, conversation: str = "") -> Any:
-        """Run as `Crew.kickoff` does. It waits while a person has to decide.
+        """Run as `Crew.kickoff` does. It waits while a decision is pending.
 
-        A kickoff of the same `conversation` takes up what a process that died left, from the crew's beginning: the
-        model is asked again, and a call with the same arguments that was made returns what it returned.
+        A kickoff of the same `conversation` continues the session of a process that died, from the crew's beginning:
+        the model requests are repeated, and a call that was made returns its earlier result for the same arguments.
         """
-        if overlay_active.get() is not None:
-            raise ConfigError("An llm_overlay puts models in place that no guard sees: kick the crew off without it.")
+        if llm_overlay.active.get() is not None:
+            raise ConfigError("llm_overlay replaces models, so the guard cannot see them. Call `kickoff` without it.")
         context = copy_context()
         with self._loop.open() as (loop, runs):
             return asyncio.run_coroutine_threadsafe(self._run(runs, context.run, inputs, conversation), loop).result()
 
     async def _run(
-        self, runs: GuardedRuns, enter: Callable[..., Any], inputs: dict[str, Any] | None, conversation: str
+        self, runs: GuardedRuns, run_in_context: Callable[..., Any], inputs: dict[str, Any] | None, conversation: str
     ) -> Any:
         task = " ".join(each.description for each in self._crew.tasks)
         async with runs.session(task, f"crewai.{conversation}" if conversation else "") as session:
             run = _CrewRun(session, runs, self._max_output_tokens, self._allow_native)
-            ended = _start_thread(enter, self._kickoff, run, inputs)
+            kickoff = _start_thread(run_in_context, self._kickoff, run, inputs)
             try:
-                await asyncio.wait([ended, run.failure], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([kickoff, run.failure], return_when=asyncio.FIRST_COMPLETED)
                 if run.failure.done():
                     raise run.failure.result()
-                return ended.result()
+                return kickoff.result()
             finally:
-                # No thread can be stopped, but none begins anything after this.
+                # A thread cannot be stopped, but it starts no effect after this.
                 await run.close()
 
     def _kickoff(self, run: "_CrewRun", inputs: dict[str, Any] | None) -> Any:
@@ -134,7 +134,7 @@ class GuardedCrew:
 
 
 class _CrewRun:
-    """A run under way: what its threads may begin, and what ended it."""
+    """A run in progress: the effects of its threads, and the failure that ended it."""
 
     def __init__(
         self, session: GuardedSession, runs: GuardedRuns, max_output_tokens: int, allow_native: frozenset[str]
@@ -149,32 +149,32 @@ class _CrewRun:
         self._call_counts: Counter[str] = Counter()
         self._is_closed = False
 
-    def have(self, judge: Callable[[ReportedEffect], Awaitable[Any]], make: Callable[[Any], tuple[Any, Any]]) -> Any:
-        """In a thread of the crew: have an effect between the guard's admission and its settlement.
+    def have(self, judge: Callable[[ReportedEffect], Awaitable[Any]], perform: Callable[[Any], tuple[Any, Any]]) -> Any:
+        """Run an effect in a thread of the crew, between the guard's admission and its settlement.
 
-        `make` returns what the crew gets and what is reported. Raises what it raises, and EffectRefused.
+        `perform` returns the crew's value and the value to report. Raises the errors of `perform`, and EffectRefused.
         """
         effect = self._wait(self._begin(judge))
-        if not effect.begun.done():
-            return effect.settled.result()  # A process that died had this effect, and this is what it returned.
+        if not effect.admission.done():
+            return effect.settled.result()  # The result of this effect in an earlier process, which died.
         try:
-            value, reported = make(effect.begun.result())
+            value, report = perform(effect.admission.result())
         except Exception as error:
             self._wait(self._settle(effect, error=error))
             raise
-        self._wait(self._settle(effect, reported))
+        self._wait(self._settle(effect, report))
         return value
 
     async def call(self, spec: ToolSpec, values: Mapping[str, Any], act: Act) -> Any:
-        """Judge a call under a name that a later process gives it again: by its arguments, and how often they came."""
-        same = sha256(spec.name.encode() + canonical_json(msgspec.to_builtins(dict(values)))).hexdigest()[:16]
-        self._call_counts[same] += 1
-        return await self.session.act(spec, values, act, name=f"{same}.{self._call_counts[same]}", wait=True)
+        """Check a call under a name that a later process can repeat: a digest of its arguments, and a count."""
+        digest = sha256(spec.name.encode() + canonical_json(msgspec.to_builtins(dict(values)))).hexdigest()[:16]
+        self._call_counts[digest] += 1
+        return await self.session.act(spec, values, act, name=f"{digest}.{self._call_counts[digest]}", wait=True)
 
     def _wait(self, work: Any) -> Any:
         if self._is_closed:
             work.close()
-            raise HookAborted("The run is over.", "halter")
+            raise HookAborted("The run has ended.", "halter")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _begin(self, judge: Callable[[ReportedEffect], Awaitable[Any]]) -> ReportedEffect:
@@ -183,7 +183,7 @@ class _CrewRun:
         effect = ReportedEffect()
         try:
             if not await effect.admit(judge(effect)):
-                effect.settled.result()
+                effect.settlement.result()
         except EffectRefused as refused:
             if refused.terminal:
                 raise self._abort(refused) from refused
@@ -192,26 +192,26 @@ class _CrewRun:
             raise self._abort(error) from error
         if effect.admission.done():
             self._effects.add(effect)
-            effect.settled.add_done_callback(lambda settled: self._end_early(effect, settled))
+            effect.settlement.add_done_callback(lambda settled: self._end_early(effect, settled))
         return effect
 
-    def _end_early(self, effect: ReportedEffect, settled: asyncio.Future[Any]) -> None:
-        """A halt ends the run while a thread still waits for its provider or its tool."""
-        if effect in self._effects and not settled.cancelled() and (error := settled.exception()):
+    def _end_early(self, effect: ReportedEffect, settlement: asyncio.Future[Any]) -> None:
+        """End the run on a halt while a thread still waits for its provider or its tool."""
+        if effect in self._effects and not settlement.cancelled() and (error := settlement.exception()):
             self._abort(error)
 
-    async def _settle(self, effect: ReportedEffect, reported: Any = None, error: Exception | None = None) -> None:
+    async def _settle(self, effect: ReportedEffect, report: Any = None, error: Exception | None = None) -> None:
         self._effects.discard(effect)
         if not effect.outcome.done():
-            effect.outcome.set_exception(error) if error else effect.outcome.set_result(reported)
+            effect.outcome.set_exception(error) if error else effect.outcome.set_result(report)
         try:
-            await effect.settled
+            await effect.settlement
         except Exception as raised:
             if raised is not error:
                 raise self._abort(raised) from raised
 
     def _abort(self, error: BaseException) -> HookAborted:
-        """What CrewAI does not go on after; the caller of `kickoff` gets the error itself."""
+        """Record the error for the caller of `kickoff`, and return one after which CrewAI does not continue."""
         if not self.failure.done():
             self.failure.set_result(error)
         return HookAborted(str(error), "halter")
@@ -219,7 +219,7 @@ class _CrewRun:
     async def close(self) -> None:
         self._is_closed = True
         with suppress(Exception):
-            await cancel_and_wait(*(each.settled for each in self._effects))
+            await cancel_and_wait(*(each.settlement for each in self._effects))
 
     def reject_model(self, context: Any) -> None:
         if getattr(context.llm, "_halter", None) is not self:
@@ -239,7 +239,7 @@ class _CrewRun:
 
 
 class _LoopThread:
-    """An event loop in a thread of its own while any crew runs: CrewAI is not async."""
+    """An event loop in a separate thread while any crew runs: CrewAI is not async."""
 
     def __init__(self, make_runs: Callable[[], GuardedRuns]) -> None:
         self._make_runs = make_runs
@@ -256,9 +256,9 @@ class _LoopThread:
                 self._thread = Thread(target=self._loop_and_thread[0].run_forever, name="halter-crewai", daemon=True)
                 self._thread.start()
             self._users += 1
-            opened = self._loop_and_thread
+            loop_and_runs = self._loop_and_thread
         try:
-            yield opened
+            yield loop_and_runs
         finally:
             with self._lock:
                 self._users -= 1
@@ -275,62 +275,62 @@ class _LoopThread:
         loop.close()
 
 
-def _start_thread(enter: Callable[..., Any], work: Callable[..., Any], *given: Any) -> asyncio.Future[Any]:
-    """Run a function in a thread of its own: a run that a halt ended may still wait there for its provider."""
+def _start_thread(run_in_context: Callable[..., Any], work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    """Run a function in a new thread, which may still wait for its provider after a halt ended the run."""
     loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    ended.add_done_callback(lambda _: ended.cancelled() or ended.exception())  # It may end after its run.
+    future = loop.create_future()
+    future.add_done_callback(lambda _: future.cancelled() or future.exception())  # It may end after its run.
 
     def end(settle: Callable[[Any], None], value: Any) -> None:
-        if not ended.done():
+        if not future.done():
             settle(value)
 
     def run() -> None:
         try:
-            said = (ended.set_result, enter(work, *given))
+            outcome = (future.set_result, run_in_context(work, *args))
         except BaseException as error:  # noqa: BLE001 It is raised where the run is awaited.
-            said = (ended.set_exception, error)
-        with suppress(RuntimeError):  # The loop is closed: the run was over before.
-            loop.call_soon_threadsafe(end, *said)
+            outcome = (future.set_exception, error)
+        with suppress(RuntimeError):  # The loop is closed, because the run ended earlier.
+            loop.call_soon_threadsafe(end, *outcome)
 
     Thread(target=run, name="halter-crew", daemon=True).start()
-    return ended
+    return future
 
 
 @cache
-def _derive_model(own: Any) -> Any:
-    class GuardedModelOfCrew(own):
+def _derive_model(model_class: Any) -> Any:
+    class GuardedModelOfCrew(model_class):
         def call(self, messages: Any, tools: Any = None, *args: Any, **options: Any) -> Any:
-            return _ask_guarded(self, own, messages, tools, args, options)
+            return _ask_guarded(self, model_class, messages, tools, args, options)
 
         async def acall(self, *_: Any, **__: Any) -> Any:
-            raise HookAborted("A guarded crew is not async: use `kickoff`, in a thread if need be.", "halter")
+            raise HookAborted("A guarded crew is not async. Use `kickoff`, in a thread if needed.", "halter")
 
     return GuardedModelOfCrew
 
 
 @cache
-def _derive_tool(own: Any) -> Any:
-    class GuardedToolOfCrew(own):
-        def run(self, *args: Any, **given: Any) -> Any:
-            return _call_guarded(self, self._halter[1].run, args, given)
+def _derive_tool(tool_class: Any) -> Any:
+    class GuardedToolOfCrew(tool_class):
+        def run(self, *args: Any, **arguments: Any) -> Any:
+            return _call_guarded(self, self._halter[1].run, args, arguments)
 
-        def _run(self, *args: Any, **given: Any) -> Any:
-            return _call_guarded(self, self._halter[1]._run, args, given)  # noqa: SLF001 CrewAI calls either.
+        def _run(self, *args: Any, **arguments: Any) -> Any:
+            return _call_guarded(self, self._halter[1]._run, args, arguments)  # noqa: SLF001 CrewAI calls either.
 
         async def arun(self, *_: Any, **__: Any) -> Any:
-            raise HookAborted("A guarded crew is not async: use `kickoff`, in a thread if need be.", "halter")
+            raise HookAborted("A guarded crew is not async. Use `kickoff`, in a thread if needed.", "halter")
 
         _arun = arun
 
     return GuardedToolOfCrew
 
 
-def _copy_as(kind: Any, given: Any, bound: Any) -> Any:
-    made = copy.copy(given)
-    object.__setattr__(made, "__class__", kind)
-    object.__setattr__(made, "_halter", bound)
-    return made
+def _copy_as(kind: Any, original: Any, binding: Any) -> Any:
+    clone = copy.copy(original)
+    object.__setattr__(clone, "__class__", kind)
+    object.__setattr__(clone, "_halter", binding)
+    return clone
 
 
 def _guard_model(model: Any, run: _CrewRun) -> Any:
@@ -341,45 +341,45 @@ def _guard_tools(tools: Any, run: _CrewRun) -> list[Any]:
     return [_copy_as(_derive_tool(type(tool)), tool, (run, tool)) for tool in tools or ()]
 
 
-def _ask_guarded(model: Any, own: Any, messages: Any, tools: Any, args: Any, options: Any) -> Any:
+def _ask_guarded(model: Any, model_class: Any, messages: Any, tools: Any, args: Any, options: Any) -> Any:
     run: _CrewRun = model._halter  # noqa: SLF001 It is ours.
-    limit = _find_limit(model)
-    sent = msgspec.json.encode([messages, tools, str(options.get("response_model"))], enc_hook=str).decode()
-    # One that makes a single request, with its own limit and its own count of tokens.
-    asked = _copy_as(own, model, run)
-    asked._token_usage = dict.fromkeys(model._token_usage, 0)  # noqa: SLF001 The sum of the model is of all threads.
+    limit_field = _find_limit(model)
+    request_json = msgspec.json.encode([messages, tools, str(options.get("response_model"))], enc_hook=str).decode()
+    # A copy of the model for one request, with its own limit and its own token counts.
+    single_use = _copy_as(model_class, model, run)
+    single_use._token_usage = dict.fromkeys(model._token_usage, 0)  # noqa: SLF001 The sum of the model is of all threads.
 
-    def ask(fits: int) -> tuple[Any, ModelResult[None]]:
-        setattr(asked, limit, fits)
-        asked.n = None  # More answers than one would cost more than what is held.
-        answer = asked.call(messages, tools, *args, **options)
-        return answer, ModelResult(None, str(answer), _read_usage(asked))
+    def ask(max_tokens: int) -> tuple[Any, ModelResult[None]]:
+        setattr(single_use, limit_field, max_tokens)
+        single_use.n = None  # Several answers would cost more than the hold.
+        answer = single_use.call(messages, tools, *args, **options)
+        return answer, ModelResult(None, str(answer), _read_usage(single_use))
 
     def judge(effect: ReportedEffect) -> Awaitable[Any]:
-        most = getattr(model, limit) or run.max_output_tokens
-        return ask_model(run.session, _name_model(model), sent, effect.act, int(most))
+        max_output_tokens = getattr(model, limit_field) or run.max_output_tokens
+        return ask_model(run.session, _name_model(model), request_json, effect.act, int(max_output_tokens))
 
     try:
         return run.have(judge, ask)
     finally:
-        for name, tokens in asked._token_usage.items():  # noqa: SLF001 As above.
+        for name, tokens in single_use._token_usage.items():  # noqa: SLF001 As above.
             model._token_usage[name] += tokens  # noqa: SLF001
 
 
-def _call_guarded(tool: Any, make: Callable[..., Any], args: Any, given: dict[str, Any]) -> Any:
+def _call_guarded(tool: Any, run_tool: Callable[..., Any], args: Any, arguments: dict[str, Any]) -> Any:
     run: _CrewRun = tool._halter[0]  # noqa: SLF001 It is ours.
     if args:
-        given = dict(zip(tool.args_schema.model_fields, args, strict=False)) | given
+        arguments = dict(zip(tool.args_schema.model_fields, args, strict=False)) | arguments
     spec = run.runs.spec(tool.name, tool.description, tool.args_schema.model_json_schema)
 
     def judge(effect: ReportedEffect) -> Awaitable[Any]:
-        return run.call(spec, given, effect.act)
+        return run.call(spec, arguments, effect.act)
 
-    def call(admitted: Mapping[str, Any]) -> tuple[Any, Any]:
-        made = make(**admitted)
-        if asyncio.iscoroutine(made):
-            made = asyncio.run(made)
-        return made, made
+    def call(admitted_arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+        result = run_tool(**admitted_arguments)
+        if asyncio.iscoroutine(result):
+            result = asyncio.run(result)
+        return result, result
 
     try:
         return run.have(judge, call)
@@ -388,11 +388,11 @@ def _call_guarded(tool: Any, make: Callable[..., Any], args: Any, given: dict[st
 
 
 def _find_limit(model: Any) -> str:
-    """The field that bounds an answer: Gemini's, else the one that is set, else the newest that the model has."""
-    known = [each for each in _LIMITS if each in type(model).model_fields]
-    if known[0] == _LIMITS[0]:
-        return known[0]
-    return next((each for each in known if getattr(model, each) is not None), known[0])
+    """Return the field that limits an answer: Gemini's, else the one that is set, else the newest of the model."""
+    fields = [each for each in _LIMIT_FIELDS if each in type(model).model_fields]
+    if fields[0] == _LIMIT_FIELDS[0]:
+        return fields[0]
+    return next((each for each in fields if getattr(model, each) is not None), fields[0])
 
 
 def _read_usage(model: Any) -> Usage | None:
@@ -412,17 +412,17 @@ def _name_model(model: Any) -> str:
 
 
 def _name_unseen(crew: Crew) -> Iterator[str]:
-    """What would run or ask a model where no guard sees it."""
-    yield from _name_set(crew, _UNSEEN_OF_CREW)
+    """Yield the parts of a crew that would run or request a model outside the guard."""
+    yield from _name_set(crew, _UNSEEN_CREW_FIELDS)
     for agent in [*crew.agents, *([crew.manager_agent] if crew.manager_agent else [])]:
         if type(agent) is not Agent:
             yield type(agent).__name__
             continue
-        yield from _name_set(agent, _UNSEEN_OF_AGENT)
-        yield from _name_set(agent.llm, _UNSEEN_OF_MODEL)
+        yield from _name_set(agent, _UNSEEN_AGENT_FIELDS)
+        yield from _name_set(agent.llm, _UNSEEN_MODEL_FIELDS)
     if crew.manager_llm is not None:
-        yield from _name_set(create_llm(crew.manager_llm), _UNSEEN_OF_MODEL)
+        yield from _name_set(create_llm(crew.manager_llm), _UNSEEN_MODEL_FIELDS)
 
 
-def _name_set(given: Any, names: Collection[str]) -> Iterator[str]:
-    yield from (name for name in names if getattr(given, name, None))
+def _name_set(target: Any, names: Collection[str]) -> Iterator[str]:
+    yield from (name for name in names if getattr(target, name, None))

@@ -5,13 +5,13 @@ desk = guard(Runner(app=app, session_service=sessions), guard=Guard("runs.db", a
 async for event in desk.run_async(user_id="ada", session_id="s1", new_message=message): ...
 ```
 
-Each run is a guarded session, with all agents of the tree. Each model request is held before it is sent, with
+Each run is a guarded session that includes all agents of the tree. Each model request is held before it is sent, with
 `max_output_tokens` lowered to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call
 that needs a person ends the run with ADK's own confirmation request: approve it in Halter, and answer the request in
 the same session. A halt and a cap raise EffectRefused.
 
-What the model's side runs (search, code, URLs), agents as tools, code executors and agents of another kind do not pass
-here: they are refused, unless their name is in `allow_native`.
+The guard does not see provider-side tools (search, code, URLs), agents as tools, code executors and agents of another
+class: they are rejected, unless their name is in `allow_native`.
 """
 # pyright: basic, reportMissingImports=false
 
@@ -49,11 +49,11 @@ from halter.adapters.guarded_runs import (
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
-from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
+from halter.runtime.external_effects import DecisionPending, EffectRefused, ModelResult
 from halter.runtime.guard_api import Guard, GuardedSession
 
 ATTEMPT: Final = "halter_attempt:"
-"""In a session's state: how often a call was made whose tool asked for something itself, and is to be made again."""
+"""The prefix of keys in a session's state that count the attempts of a call whose own tool asked for something."""
 
 
 def guard(
@@ -64,16 +64,17 @@ def guard(
     max_output_tokens: int = MAX_OUTPUT_TOKENS,
     allow_native: Collection[str] = (),
 ) -> "GuardedAdkRunner":
-    """Return the runner with every run under the guard. `tools` says what the guard is to know of its agents' tools.
+    """Return the runner with every run under the guard. `tools` has the properties of its agents' tools.
 
-    The agents are copied: those that were given stay as they are. Raises ConfigError for what no guard would see.
+    The agents are copied, and the originals are not changed. Raises ConfigError for anything that the guard would not
+    see.
     """
     terms = _AdkTerms(GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
     reject_unseen(_name_unseen(runner), terms.allow_native)
-    guarded = copy.copy(runner)
-    guarded.agent = _guard_agent(runner.agent)
-    guarded.app = runner.app.model_copy(update={"root_agent": guarded.agent})
-    return GuardedAdkRunner(guarded, terms)
+    guarded_runner = copy.copy(runner)
+    guarded_runner.agent = _guard_agent(runner.agent)
+    guarded_runner.app = runner.app.model_copy(update={"root_agent": guarded_runner.agent})
+    return GuardedAdkRunner(guarded_runner, terms)
 
 
 class _AdkTerms(msgspec.Struct, frozen=True):
@@ -83,12 +84,12 @@ class _AdkTerms(msgspec.Struct, frozen=True):
 
 
 class _AdkRun:
-    """A run under way. What ends it is kept: a callback of the agent's or a plugin may turn an error into an answer."""
+    """A run in progress. It records the error that ends it, because a callback or plugin may replace an error."""
 
     def __init__(self, session: GuardedSession, terms: _AdkTerms) -> None:
         self.session = session
         self.terms = terms
-        self.has_asked = False
+        self.has_pending_decision = False
         self.failure: Exception | None = None
 
     def fail(self, error: Exception) -> None:
@@ -105,13 +106,13 @@ _RUN: Final[ContextVar[_AdkRun | None]] = ContextVar("halter_google_adk_run", de
 def _find_run() -> _AdkRun:
     run = _RUN.get()
     if run is None:
-        raise ConfigError("A guarded agent was run outside of a session: run it with the guarded runner's `run_async`.")
+        raise ConfigError("A guarded agent ran outside a session. Run it with `run_async` of the guarded runner.")
     run.raise_failure()
     return run
 
 
 class GuardedAdkRunner:
-    """Runs agents under the guard."""
+    """A runner of agents under the guard."""
 
     def __init__(self, runner: Runner, terms: _AdkTerms) -> None:
         self._runner = runner
@@ -124,14 +125,14 @@ class GuardedAdkRunner:
     async def run_async(
         self, *, user_id: str, session_id: str, new_message: Any = None, **options: Any
     ) -> AsyncGenerator[Any]:
-        """Run as `Runner.run_async` does. A run of the same ADK session goes on with what a question ended."""
+        """Run as `Runner.run_async` does. A run of the same ADK session continues one that ended for a decision."""
         options |= {"user_id": user_id, "session_id": session_id, "new_message": new_message}
-        named = (self._runner.app_name, user_id, session_id)
-        conversation = "google-adk." + ":".join(quote(each, safe="") for each in named)
+        key_parts = (self._runner.app_name, user_id, session_id)
+        conversation = "google-adk." + ":".join(quote(each, safe="") for each in key_parts)
 
-        async def work(put: Callable[[Any], None]) -> None:
+        async def work(emit: Callable[[Any], None]) -> None:
             async with self._terms.runs.session(_text_of(new_message), conversation) as session:
-                await self._run(session, options, put)
+                await self._run(session, options, emit)
 
         async with aclosing(stream_from(work)) as events:
             async for event in events:
@@ -139,7 +140,7 @@ class GuardedAdkRunner:
 
     async def _run(self, session: GuardedSession, options: dict[str, Any], emit: Callable[[Any], None]) -> None:
         run = _AdkRun(session, self._terms)
-        _RUN.set(run)  # The task is this run's own, and so is its context.
+        _RUN.set(run)  # Each run has its own task, and so its own context.
         try:
             async with aclosing(self._runner.run_async(**options)) as events:
                 async for event in events:
@@ -149,52 +150,54 @@ class GuardedAdkRunner:
             run.raise_failure()
             raise
         run.raise_failure()
-        if run.has_asked:
+        if run.has_pending_decision:
             await session.pause()
 
 
 async def _ask_guarded(model: Any, generate: Any, request: LlmRequest, *, stream: bool) -> AsyncGenerator[Any]:
-    """Hold the most that a request can cost, and settle what it did cost."""
-    run, raised = _find_run(), []
+    """Make a request under the guard: hold its maximum cost, and settle its true cost."""
+    run, raised_errors = _find_run(), []
 
     async def hold(emit: Callable[[Any], None]) -> None:
-        async def ask(fits: int) -> ModelResult[None]:
+        async def ask(max_tokens: int) -> ModelResult[None]:
             try:
-                return await _pass_on(generate(_shorten(request, fits), stream=stream), emit)
+                return await _pass_on(generate(_shorten(request, max_tokens), stream=stream), emit)
             except Exception as error:
-                raised.append(error)
+                raised_errors.append(error)
                 raise
 
         reject_unseen(_name_unseen_tools(request), run.terms.allow_native)
-        most = request.config.max_output_tokens or run.terms.max_output_tokens
-        await ask_model(run.session, _name_model(request.model or model.model), _render(request), ask, most)
+        max_output_tokens = request.config.max_output_tokens or run.terms.max_output_tokens
+        await ask_model(
+            run.session, _name_model(request.model or model.model), _render(request), ask, max_output_tokens
+        )
 
     try:
         async with aclosing(stream_from(hold)) as answers:
             async for answer in answers:
                 yield answer
     except Exception as error:
-        # A provider's error is the framework's to handle. What the guard says ends the run.
-        if error not in raised:
+        # The framework handles a provider's error. An error of the guard ends the run.
+        if error not in raised_errors:
             run.fail(error)
         raise
 
 
-async def _call_guarded(tool: Any, make: Any, args: dict[str, Any], context: ToolContext) -> Any:
+async def _call_guarded(tool: Any, run_tool: Any, args: dict[str, Any], context: ToolContext) -> Any:
     """Admit a call before it is made, and settle it."""
-    run, raised = _find_run(), []
+    run, raised_errors = _find_run(), []
 
-    async def act(admitted: Mapping[str, Any]) -> Any:
+    async def act(admitted_arguments: Mapping[str, Any]) -> Any:
         try:
-            result = await make(args=dict(admitted), tool_context=context)
+            result = await run_tool(args=dict(admitted_arguments), tool_context=context)
         except Exception as error:
-            raised.append(error)
+            raised_errors.append(error)
             raise
         _count_attempt(context)
         return result
 
     if _is_rejected(context):
-        return {"error": "This tool call is rejected."}
+        return {"error": "This tool call was rejected."}
     try:
         spec = run.terms.runs.spec(tool.name, tool.description, lambda: _schema_of(tool))
         return await run.session.act(spec, args, act, name=_name_call(context))
@@ -206,15 +209,15 @@ async def _call_guarded(tool: Any, make: Any, args: dict[str, Any], context: Too
         run.fail(refused)
         raise
     except Exception as error:
-        # A tool's own error is the framework's to handle. An error of the guard's ends the run.
-        if error not in raised:
+        # The framework handles a tool's own error. An error of the guard ends the run.
+        if error not in raised_errors:
             run.fail(error)
         raise
 
 
 @cache
-def _derive_model(own: Any) -> Any:
-    class GuardedModelOfAdk(own):
+def _derive_model(model_class: Any) -> Any:
+    class GuardedModelOfAdk(model_class):
         async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[Any]:  # noqa: FBT001, FBT002 It is ADK's.
             answers = _ask_guarded(self, super().generate_content_async, llm_request, stream=stream)
             async with aclosing(answers):
@@ -222,14 +225,14 @@ def _derive_model(own: Any) -> Any:
                     yield answer
 
         def connect(self, llm_request: LlmRequest) -> Any:
-            raise ConfigError(f"No guard sees a live connection to {llm_request.model}: use `run_async`.")
+            raise ConfigError(f"The guard cannot see a live connection to {llm_request.model}. Use `run_async`.")
 
     return GuardedModelOfAdk
 
 
 @cache
-def _derive_tool(own: Any) -> Any:
-    class GuardedToolOfAdk(own):
+def _derive_tool(tool_class: Any) -> Any:
+    class GuardedToolOfAdk(tool_class):
         async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
             return await _call_guarded(self, super().run_async, args, tool_context)
 
@@ -237,25 +240,25 @@ def _derive_tool(own: Any) -> Any:
 
 
 @cache
-def _derive_toolset(own: Any) -> Any:
-    class GuardedToolsetOfAdk(own):
+def _derive_toolset(toolset_class: Any) -> Any:
+    class GuardedToolsetOfAdk(toolset_class):
         async def get_tools(self, readonly_context: Any = None) -> list[Any]:
             return [_guard_tool(tool) for tool in await super().get_tools(readonly_context)]
 
     return GuardedToolsetOfAdk
 
 
-def _is_guarded(given: Any) -> bool:
-    return type(given).__module__ == __name__
+def _is_guarded(value: Any) -> bool:
+    return type(value).__module__ == __name__
 
 
-def _copy_as(derive: Callable[[Any], Any], given: Any) -> Any:
-    """A copy of an object in a class derived from its own: ADK asks of which class a model and a tool are."""
-    if _is_guarded(given):
-        return given
-    made = copy.copy(given)
-    object.__setattr__(made, "__class__", derive(type(given)))
-    return made
+def _copy_as(derive: Callable[[Any], Any], original: Any) -> Any:
+    """Copy an object into a subclass of its class, because ADK checks the classes of models and tools."""
+    if _is_guarded(original):
+        return original
+    clone = copy.copy(original)
+    object.__setattr__(clone, "__class__", derive(type(original)))
+    return clone
 
 
 def _guard_agent(agent: Any) -> Any:
@@ -279,7 +282,7 @@ def _guard_tool(tool: Any) -> Any:
 
 
 def _name_unseen(runner: Runner) -> Iterator[str]:
-    """What would run or ask a model where no guard sees it."""
+    """Yield the parts of a runner that would run or request a model outside the guard."""
     compaction = runner.app.events_compaction_config
     if getattr(compaction, "summarizer", None) is not None:
         yield type(compaction.summarizer).__name__
@@ -299,7 +302,7 @@ def _name_unseen_agents(agents: Iterable[Any]) -> Iterator[str]:
 
 
 def _can_guard(tool: Any) -> bool:
-    """Whether a tool does what it does in its `run_async`: not those of the model's side, and no agents."""
+    """Return True for a tool that works in its `run_async`: no provider-side tool and no agent."""
     if isinstance(tool, BaseToolset):
         return True
     if isinstance(tool, BaseTool):
@@ -308,20 +311,20 @@ def _can_guard(tool: Any) -> bool:
 
 
 def _name_unseen_tools(request: LlmRequest) -> Iterator[str]:
-    """The tools of a request that the model's side would run for itself, and those that came in past the guard."""
-    for offered in request.config.tools or ():
-        if isinstance(offered, Tool):
-            yield from (name for name in offered.model_dump(exclude_none=True) if name != "function_declarations")
+    """Yield the tools of a request that the provider would run, and those that were added without the guard."""
+    for declaration in request.config.tools or ():
+        if isinstance(declaration, Tool):
+            yield from (name for name in declaration.model_dump(exclude_none=True) if name != "function_declarations")
         else:
-            yield type(offered).__name__
+            yield type(declaration).__name__
     for name, tool in request.tools_dict.items():
         if not _is_guarded(tool) and not isinstance(tool, TransferToAgentTool | SetModelResponseTool):
             yield name
 
 
-def _shorten(request: LlmRequest, fits: int) -> LlmRequest:
-    """The request with an answer, and only one, that is at most as long as what fits."""
-    config = request.config.model_copy(update={"max_output_tokens": fits, "candidate_count": None})
+def _shorten(request: LlmRequest, max_tokens: int) -> LlmRequest:
+    """Copy the request with a limit on its answer, and with a single answer."""
+    config = request.config.model_copy(update={"max_output_tokens": max_tokens, "candidate_count": None})
     return request.model_copy(update={"config": config})
 
 
@@ -340,9 +343,9 @@ def _read_usage(usage: Any) -> Usage | None:
     """Read the usage of an answer; one that was not reported settles the request at its hold."""
     if usage is None or usage.prompt_token_count is None or usage.candidates_token_count is None:
         return None
-    given = usage.prompt_token_count + (usage.tool_use_prompt_token_count or 0)
-    written = usage.candidates_token_count + (usage.thoughts_token_count or 0)
-    return read_usage(given, written, usage.cached_content_token_count or 0, 0)
+    input_tokens = usage.prompt_token_count + (usage.tool_use_prompt_token_count or 0)
+    output_tokens = usage.candidates_token_count + (usage.thoughts_token_count or 0)
+    return read_usage(input_tokens, output_tokens, usage.cached_content_token_count or 0, 0)
 
 
 def _render(request: LlmRequest) -> str:
@@ -354,7 +357,7 @@ def _render(request: LlmRequest) -> str:
 
 
 def _name_model(name: str) -> str:
-    """ADK's own names say no provider: those of Gemini and of Claude."""
+    """Add the provider to a name of ADK, which has none for Gemini and Claude."""
     if ":" in name or "/" in name:
         return name
     return f"anthropic:{name}" if name.startswith("claude") else f"google:{name}"
@@ -366,13 +369,13 @@ def _schema_of(tool: Any) -> Any:
 
 
 def _is_rejected(context: ToolContext) -> bool:
-    """Whether a person said no in ADK. What a tool asked itself it hears itself."""
+    """Return True if a person rejected the call in ADK. A tool that asked itself reads its own answer."""
     answer = context.tool_confirmation
     return answer is not None and not answer.confirmed and not context.state.get(ATTEMPT + context.function_call_id)
 
 
 def _name_call(context: ToolContext) -> str:
-    """The name of a call: the same when ADK makes it again, unless its tool asked for that itself."""
+    """Return the name of a call. It is the same if ADK repeats the call, unless its own tool asked for the repeat."""
     call = context.function_call_id or ""
     attempt = context.state.get(ATTEMPT + call)
     return f"{call}.{attempt}" if attempt else call
@@ -386,15 +389,15 @@ def _count_attempt(context: ToolContext) -> None:
 
 
 def _ask_for_confirmation(run: _AdkRun, context: ToolContext, pending: DecisionPending) -> Any:
-    """ADK's own question about a call. A yes that Halter does not know of ends the run, and can be said again later."""
+    """Send ADK's confirmation request. A yes there without an approval in Halter ends the run, and can be repeated."""
     if context.tool_confirmation is not None:
         run.fail(pending)
         raise pending
-    run.has_asked = True
+    run.has_pending_decision = True
     context.request_confirmation(hint=str(pending), payload={"decision": pending.decision})
     context.actions.skip_summarization = True
     return {"error": str(pending)}
 
 
 def _text_of(message: Any) -> str:
-    return " ".join(part.text for part in getattr(message, "parts", None) or () if part.text)
+    return " ".join(content.text for content in getattr(message, "parts", None) or () if content.text)

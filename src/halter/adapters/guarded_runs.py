@@ -1,4 +1,4 @@
-"""What every adapter needs: one guarded session for each run of a framework's agent."""
+"""The part that all adapters share: one guarded session for each run of a framework's agent."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
@@ -12,13 +12,13 @@ from halter.core.money import usd_to_micros
 from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.usage import Usage
 from halter.loop.session_runtime import cancel_and_wait
-from halter.runtime.guard_api import Guard, GuardedSession, SessionOver
+from halter.runtime.guard_api import Guard, GuardedSession, SessionAlreadyEnded
 
 T = TypeVar("T")
 
 
 class ExternalToolOptions(TypedDict, total=False):
-    """What the guard is to know of a framework's tool: how dangerous it is, and whether it only reads."""
+    """The properties of a framework's tool that the guard decides by: its level, its effect and its cost."""
 
     level: Level
     effect: Effect
@@ -28,33 +28,33 @@ class ExternalToolOptions(TypedDict, total=False):
 
 
 MAX_OUTPUT_TOKENS: Final = 4096
-"""The longest answer where the model's settings name no `max_tokens`: an answer without a bound cannot be held for."""
+"""The limit of an answer where the model's settings have no `max_tokens`: without a limit there can be no hold."""
 
 NO_TOOLS: Final[Mapping[str, ExternalToolOptions]] = {}
 
 
-def reject_unseen(names: Iterable[str], allowed: Collection[str]) -> None:
-    """Refuse tools that the provider runs for itself, where no guard sees them."""
-    unseen = sorted({*names}.difference(allowed))
+def reject_unseen(names: Iterable[str], allowed_names: Collection[str]) -> None:
+    """Reject tools that the provider runs on its side, where the guard does not see them."""
+    unseen = sorted({*names}.difference(allowed_names))
     if unseen:
         raise ConfigError(
-            f"The provider would run {', '.join(unseen)} for itself, where no guard sees it: leave it out, or name it "
-            "in `allow_native`."
+            f"The guard cannot see {', '.join(unseen)}: it runs outside this program. Remove it, or add its name to "
+            "`allow_native`."
         )
 
 
-def read_usage(given: int, written: int, cached: int, cache_written: int) -> Usage | None:
-    """A usage as a framework reports it. One that contradicts itself is none: the request then settles at its hold."""
+def read_usage(input_tokens: int, output_tokens: int, cached_tokens: int, cache_write_tokens: int) -> Usage | None:
+    """Read a usage that a framework reports. Return None for an inconsistent one: the request settles at its hold."""
     try:
-        return Usage(given, written, cached, cache_written)
+        return Usage(input_tokens, output_tokens, cached_tokens, cache_write_tokens)
     except ValueError:
         return None
 
 
 async def stream_from(work: Callable[[Callable[[T], None]], Awaitable[object]]) -> AsyncGenerator[T]:
-    """Yield what `work` puts out, in a task of its own; raise what it raises. Not read to its end, it is cancelled.
+    """Run `work` in its own task, yield the items that it emits, and raise its error.
 
-    A request that is cancelled is settled at its hold.
+    If the caller stops reading before the end, the task is cancelled. A cancelled request is settled at its hold.
     """
     items: asyncio.Queue[T | None] = asyncio.Queue()
     task = asyncio.ensure_future(work(items.put_nowait))
@@ -68,47 +68,47 @@ async def stream_from(work: Callable[[Callable[[T], None]], Awaitable[object]]) 
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Read a framework's value as the mapping that it is; anything else has nothing in it."""
+    """Return a framework's value if it is a mapping, and an empty mapping otherwise."""
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 class ReportedEffect:
-    """An effect that is had elsewhere: the guard admits it, and waits until its outcome is reported."""
+    """An effect that another program makes: the guard admits it, and waits until its outcome is reported."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.admission: asyncio.Future[Any] = loop.create_future()
         self.outcome: asyncio.Future[Any] = loop.create_future()
-        self.settled: asyncio.Future[Any] = loop.create_future()
+        self.settlement: asyncio.Future[Any] = loop.create_future()
 
-    async def act(self, admitted: Any) -> Any:
-        """What the guard has done: it says that the effect may begin, and with what."""
-        self.admission.set_result(admitted)
+    async def act(self, value: Any) -> Any:
+        """Run as the effect for the guard: report the admission with its arguments, and wait for the outcome."""
+        self.admission.set_result(value)
         return await self.outcome
 
     async def admit(self, work: Awaitable[Any]) -> bool:
-        """Let the guard judge; return whether the effect may begin. If not, `settled` says why."""
-        self.settled = asyncio.ensure_future(work)
-        await asyncio.wait([self.admission, self.settled], return_when=asyncio.FIRST_COMPLETED)
+        """Run the guard's checks; return True if the effect may begin. If it may not, `settlement` has the reason."""
+        self.settlement = asyncio.ensure_future(work)
+        await asyncio.wait([self.admission, self.settlement], return_when=asyncio.FIRST_COMPLETED)
         return self.admission.done()
 
 
 async def find_first_open(has_ended: Callable[[int], Awaitable[bool]]) -> int:
-    """Find the first number that has not ended. All before it have, so a few looks are enough for a thousand."""
-    first, step = 0, 1
-    while await has_ended(first + step - 1):
-        first, step = first + step, 2 * step
-    last = first + step - 1
-    while first < last:
-        middle = (first + last) // 2
-        first, last = (middle + 1, last) if await has_ended(middle) else (first, middle)
-    return first
+    """Find the first number that has not ended. All numbers before it have ended, so a binary search finds it."""
+    low, step = 0, 1
+    while await has_ended(low + step - 1):
+        low, step = low + step, 2 * step
+    high = low + step - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if await has_ended(middle) else (low, middle)
+    return low
 
 
 class GuardedRuns:
-    """A guard that is open while anything runs, and a session for each run.
+    """A guard that is open while any run is in progress, and a session for each run.
 
-    A run that waits for a person leaves its session open; the next run of the same conversation goes on with it.
+    A run that waits for a person leaves its session open; the next run of the same conversation continues it.
     """
 
     def __init__(self, guard: Guard, tools: Mapping[str, ExternalToolOptions]) -> None:
@@ -124,7 +124,7 @@ class GuardedRuns:
     async def session(self, task: str, conversation: str = "") -> AsyncGenerator[GuardedSession]:
         """Open the session of a run; it ends with the run, or waits if the run ends for a decision.
 
-        A run without a conversation has a session of its own, and cannot be taken up again.
+        A run without a conversation has a new session, and cannot be resumed.
         """
         await self._open()
         try:
@@ -134,13 +134,13 @@ class GuardedRuns:
             await self._close()
 
     async def _enter(self, stack: AsyncExitStack, task: str, conversation: str) -> GuardedSession:
-        """Take up the first session of a conversation that is not over."""
+        """Open the first session of a conversation that has not ended."""
         if not conversation:
             return await stack.enter_async_context(self._guard.session(task))
         while True:
             number = await find_first_open(lambda number: self._guard.has_ended(f"{conversation}.{number}"))
-            # Another process may have ended it since.
-            with suppress(SessionOver):
+            # Another process may have ended it after the search.
+            with suppress(SessionAlreadyEnded):
                 return await stack.enter_async_context(self._guard.session(task, id=f"{conversation}.{number}"))
 
     async def _open(self) -> None:
@@ -158,16 +158,16 @@ class GuardedRuns:
                 await stack.aclose()
 
     def spec(
-        self, name: str, description: str, schema: Callable[[], Any], otherwise: ExternalToolOptions | None = None
+        self, name: str, description: str, schema: Callable[[], Any], defaults: ExternalToolOptions | None = None
     ) -> ToolSpec:
-        """What the guard knows of a tool: unless said otherwise, CONTROLLED and changing something.
+        """Return the guard's description of a tool: by default CONTROLLED, with the effect `write`.
 
-        `schema` is asked for at the tool's first call only.
+        `schema` is called only at the tool's first call.
         """
-        known = self._specs.get(name)
-        if known is None:
-            terms: ExternalToolOptions = {**(otherwise or {}), **self._terms.get(name, {})}
-            known = self._specs[name] = ToolSpec(
+        tool_spec = self._specs.get(name)
+        if tool_spec is None:
+            terms: ExternalToolOptions = {**(defaults or {}), **self._terms.get(name, {})}
+            tool_spec = self._specs[name] = ToolSpec(
                 name=name,
                 description=description,
                 schema=msgspec.json.encode(schema(), enc_hook=str),
@@ -177,4 +177,4 @@ class GuardedRuns:
                 egress=terms.get("egress", False),
                 cost=usd_to_micros(terms.get("cost", 0)),
             )
-        return known
+        return tool_spec

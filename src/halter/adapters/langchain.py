@@ -1,4 +1,4 @@
-"""Guard a LangChain agent: `create_agent` with one more word.
+"""Guard a LangChain agent: `create_agent` with one more argument.
 
 ```python
 agent = create_agent("openai:gpt-5-mini", tools=[pay], guard=Guard("runs.db", agent="desk", max_cost_usd=1.00))
@@ -7,10 +7,10 @@ result = await agent.ainvoke({"messages": [{"role": "user", "content": "Pay the 
 
 Each run is a guarded session. Each model request is held before it is sent, with `max_tokens` lowered to what fits, and
 settled by its usage. Each tool call is admitted, made and settled. A call that needs a person interrupts the run if it
-has a checkpointer, and else waits. A halt and a cap raise EffectRefused, which ends the run.
+has a checkpointer, and otherwise waits. A halt and a cap raise EffectRefused, which ends the run.
 
-Tools that the provider runs for itself are given as dictionaries, and no hook sees them: an agent with one is refused,
-unless its type is in `allow_native`. Nodes of graphs that `create_agent` did not make are not seen either.
+Provider-side tools are passed as dictionaries, and no hook sees them: an agent with one is rejected, unless its type is
+in `allow_native`. The guard does not see nodes of graphs that `create_agent` did not make.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ from halter.adapters.guarded_runs import (
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
-from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
+from halter.runtime.external_effects import DecisionPending, EffectRefused, ModelResult
 from halter.runtime.guard_api import Guard, GuardedSession
 
 SESSION_KEY: Final = "__halter_session"
-"""Where a run's configuration names its session. LangGraph keeps what begins so out of its checkpoints."""
+"""The configuration key of a run's session. LangGraph does not write keys with this prefix into checkpoints."""
 INTERRUPT: Final = "__interrupt__"
 
 
@@ -59,21 +59,21 @@ def create_agent(
     middleware: Sequence[AgentMiddleware[Any, Any]] = (),
     **options: Any,
 ) -> "GuardedGraph":
-    """Make LangChain's agent with every run under the guard. `tool_options` says what the guard is to know of tools.
+    """Make LangChain's agent with every run under the guard. `tool_options` has the properties of its tools.
 
-    Raises ConfigError for a tool that the provider would run for itself.
+    Raises ConfigError for a tool that the provider would run on its side.
     """
-    runs, allowed = GuardedRuns(guard, tool_options), frozenset(allow_native)
-    _reject_native(tools, allowed)
-    own = GuardMiddleware(runs, max_output_tokens, allowed)
-    # The first middleware is the outermost: what stands behind it could go round it, so it comes last.
-    make: Callable[..., Any] = getattr(agents, "create_agent")  # noqa: B009 Its own types are not complete.
-    agent = make(model, list(tools), middleware=[*middleware, own], **options)
-    return GuardedGraph(agent, runs, own)
+    runs, allowed_names = GuardedRuns(guard, tool_options), frozenset(allow_native)
+    _reject_native(tools, allowed_names)
+    guard_middleware = GuardMiddleware(runs, max_output_tokens, allowed_names)
+    # The first middleware is the outermost. The guard is the last, so that no other middleware can bypass it.
+    make_agent: Callable[..., Any] = getattr(agents, "create_agent")  # noqa: B009 Its own types are not complete.
+    agent = make_agent(model, list(tools), middleware=[*middleware, guard_middleware], **options)
+    return GuardedGraph(agent, runs, guard_middleware)
 
 
 class GuardedGraph:
-    """LangChain's agent, whose runs are guarded sessions. A run that is begun in another way is refused."""
+    """LangChain's agent, whose runs are guarded sessions. A run that starts in another way is rejected."""
 
     def __init__(self, agent: Any, runs: GuardedRuns, middleware: "GuardMiddleware") -> None:
         self._agent = agent
@@ -82,25 +82,25 @@ class GuardedGraph:
 
     async def ainvoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002 It is LangChain's name.
         async with self._runs.session(_text_of(input), _find_conversation(config)) as session:
-            configured = _name_session(config, session.id)
+            session_config = _name_session(config, session.id)
             with self._middleware.serving(session):
-                result = await self._agent.ainvoke(input, configured, **options)
+                result = await self._agent.ainvoke(input, session_config, **options)
             if INTERRUPT in as_mapping(result):
                 await session.pause()
             return result
 
     def invoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002 It is LangChain's name.
-        """Calls `ainvoke` from a program that is not async."""
+        """Call `ainvoke` from a program that is not async."""
         return asyncio.run(self.ainvoke(input, config, **options))
 
     async def astream(self, input: Any, config: Any = None, **options: Any) -> AsyncGenerator[Any]:  # noqa: A002 As above.
         async with self._runs.session(_text_of(input), _find_conversation(config)) as session:
-            configured = _name_session(config, session.id)
+            session_config = _name_session(config, session.id)
             with self._middleware.serving(session):
-                async with aclosing(self._agent.astream(input, configured, **options)) as parts:
-                    async for part in parts:
-                        yield part
-            state = await self._agent.aget_state(configured) if self._agent.checkpointer else None
+                async with aclosing(self._agent.astream(input, session_config, **options)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            state = await self._agent.aget_state(session_config) if self._agent.checkpointer else None
             if state is not None and state.interrupts:
                 await session.pause()
 
@@ -109,7 +109,7 @@ class GuardedGraph:
 
 
 class GuardMiddleware(AgentMiddleware[Any, Any]):
-    """Takes an agent's calls and requests through the session of its run."""
+    """Middleware that passes an agent's calls and requests through the session of its run."""
 
     def __init__(self, runs: GuardedRuns, max_output_tokens: int, allow_native: frozenset[str]) -> None:
         super().__init__()
@@ -131,42 +131,44 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
         session = self._find_session()
         _reject_native([*request.tools, *_find_bound_tools(request.model)], self._allow_native)
         settings = request.model_settings
-        most = settings.get("max_tokens") or getattr(request.model, "max_tokens", None) or self._max_output_tokens
+        max_output_tokens = (
+            settings.get("max_tokens") or getattr(request.model, "max_tokens", None) or self._max_output_tokens
+        )
 
-        async def ask(fits: int) -> ModelResult[ModelResponse[Any]]:
-            answer = await handler(request.override(model_settings={**settings, "max_tokens": fits}))
-            said = [message for message in answer.result if isinstance(message, AIMessage)]
-            return ModelResult(answer, "".join(str(each.text) for each in said), _read_usage(said))
+        async def ask(max_tokens: int) -> ModelResult[ModelResponse[Any]]:
+            answer = await handler(request.override(model_settings={**settings, "max_tokens": max_tokens}))
+            messages = [message for message in answer.result if isinstance(message, AIMessage)]
+            return ModelResult(answer, "".join(str(each.text) for each in messages), _read_usage(messages))
 
-        return await ask_model(session, _name_model(request.model), self._render(request), ask, most)
+        return await ask_model(session, _name_model(request.model), self._render(request), ask, max_output_tokens)
 
     def _render(self, request: ModelRequest[Any]) -> str:
-        """All that is sent, as text."""
+        """Render the whole request as text."""
         messages: list[BaseMessage] = [*([request.system_message] if request.system_message else []), *request.messages]
-        tools = [tool if isinstance(tool, dict) else self._describe(tool) for tool in request.tools]
+        tools = [tool if isinstance(tool, dict) else self._get_spec_fields(tool) for tool in request.tools]
         return msgspec.json.encode([messages_to_dict(messages), tools], enc_hook=str).decode()
 
-    def _describe(self, tool: BaseTool) -> list[Any]:
-        """What the model is told of a tool. Its schema is made once: that takes longer than all else here."""
-        known = self._specs.get(tool.name)
-        if known is None or known[0] is not tool:
-            known = self._specs[tool.name] = (tool, [tool.name, tool.description, tool.get_input_jsonschema()])
-        return known[1]
+    def _get_spec_fields(self, tool: BaseTool) -> list[Any]:
+        """Return a tool's name, description and schema. The schema is built once, since that is the slowest step."""
+        entry = self._specs.get(tool.name)
+        if entry is None or entry[0] is not tool:
+            entry = self._specs[tool.name] = (tool, [tool.name, tool.description, tool.get_input_jsonschema()])
+        return entry[1]
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Any) -> Any:
         session, call, tool = self._find_session(), request.tool_call, request.tool
         schema = tool.get_input_jsonschema if tool else dict
         spec = self._runs.spec(call["name"], tool.description if tool else "", schema)
 
-        async def act(admitted: Mapping[str, Any]) -> Any:
-            return await handler(request.override(tool_call={**call, "args": dict(admitted)}))
+        async def act(admitted_arguments: Mapping[str, Any]) -> Any:
+            return await handler(request.override(tool_call={**call, "args": dict(admitted_arguments)}))
 
         pauses = bool(get_config().get("configurable", {}).get("__pregel_checkpointer"))
         while True:
             try:
                 return await session.act(spec, call["args"], act, name=str(call["id"]), wait=not pauses)
             except DecisionPending as pending:
-                # The answer to the interrupt is not the decision: only Halter's own counts, and is looked up again.
+                # The answer to the interrupt is not the decision. Only the decision in Halter counts: it is read again.
                 interrupt({"decision": pending.decision, "session": session.id, "tool": spec.name})
             except EffectRefused as refused:
                 if refused.terminal:
@@ -180,19 +182,17 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
         raise ConfigError(ONLY_ASYNC)
 
     def _find_session(self) -> GuardedSession:
-        named = get_config().get("configurable", {}).get(SESSION_KEY)
-        if named not in self._sessions:
-            raise ConfigError(
-                "A guarded agent was run outside of a session: run it with `ainvoke`, `invoke` or `astream`."
-            )
-        return self._sessions[named]
+        session_id = get_config().get("configurable", {}).get(SESSION_KEY)
+        if session_id not in self._sessions:
+            raise ConfigError("A guarded agent ran outside a session. Run it with `ainvoke`, `invoke` or `astream`.")
+        return self._sessions[session_id]
 
 
 ONLY_ASYNC: Final = "Run it with `ainvoke`, `astream` or `invoke` of the guarded agent itself."
 
 
-def _reject_native(tools: Sequence[Any], allowed: frozenset[str]) -> None:
-    reject_unseen((_name_native(as_mapping(tool)) for tool in tools if isinstance(tool, dict)), allowed)
+def _reject_native(tools: Sequence[Any], allowed_names: frozenset[str]) -> None:
+    reject_unseen((_name_native(as_mapping(tool)) for tool in tools if isinstance(tool, dict)), allowed_names)
 
 
 def _name_native(tool: Mapping[str, Any]) -> str:
@@ -200,24 +200,24 @@ def _name_native(tool: Mapping[str, Any]) -> str:
 
 
 def _find_bound_tools(model: Any) -> Sequence[Any]:
-    """Tools that were bound to the model before the agent was made."""
+    """Return the provider-side tools that were bound to the model before the agent was made."""
     return [each for each in as_mapping(getattr(model, "kwargs", None)).get("tools", ()) if "function" not in each]
 
 
 def _name_model(model: BaseChatModel) -> str:
-    # LangChain tells a model's name nowhere else.
-    known = as_mapping(getattr(model, "_get_ls_params", dict)())
-    return f"{known.get('ls_provider') or type(model).__name__}:{known.get('ls_model_name') or 'unnamed'}"
+    # LangChain has no public way to read a model's name.
+    params = as_mapping(getattr(model, "_get_ls_params", dict)())
+    return f"{params.get('ls_provider') or type(model).__name__}:{params.get('ls_model_name') or 'unnamed'}"
 
 
-def _read_usage(said: Sequence[AIMessage]) -> Usage | None:
+def _read_usage(messages: Sequence[AIMessage]) -> Usage | None:
     """Read the usage of an answer; one that was not reported settles the request at its hold."""
-    usage = said[0].usage_metadata if len(said) == 1 else None
+    usage = messages[0].usage_metadata if len(messages) == 1 else None
     if usage is None:
         return None
     details = usage.get("input_token_details") or {}
-    cached, written = details.get("cache_read") or 0, details.get("cache_creation") or 0
-    return read_usage(usage["input_tokens"], usage["output_tokens"], cached, written)
+    cached, cache_written = details.get("cache_read") or 0, details.get("cache_creation") or 0
+    return read_usage(usage["input_tokens"], usage["output_tokens"], cached, cache_written)
 
 
 def _find_conversation(config: Any) -> str:
@@ -230,7 +230,7 @@ def _name_session(config: Any, session: str) -> dict[str, Any]:
     return {**values, "configurable": {**as_mapping(values.get("configurable")), SESSION_KEY: session}}
 
 
-def _text_of(given: Any) -> str:
-    messages: Sequence[Any] = as_mapping(given).get("messages", ())
-    last = messages[-1] if messages else ""
-    return str(as_mapping(last).get("content", "") or getattr(last, "content", last))
+def _text_of(state: Any) -> str:
+    messages: Sequence[Any] = as_mapping(state).get("messages", ())
+    last_message = messages[-1] if messages else ""
+    return str(as_mapping(last_message).get("content", "") or getattr(last_message, "content", last_message))

@@ -5,13 +5,13 @@ desk = guard(Agent(name="desk", tools=[pay]), guard=Guard("runs.db", agent="desk
 result = await desk.run("Pay the bill.")
 ```
 
-Each run is a guarded session, with all agents that it hands off to. Each model request is held before it is sent, with
-`max_tokens` lowered to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call that
-needs a person interrupts a run that names its `conversation`: approve it in Halter and in the run's state, and run that
-state in the same conversation. Any other run waits for the decision. A halt and a cap raise EffectRefused.
+Each run is a guarded session that includes all agents of its handoffs. Each model request is held before it is sent,
+with `max_tokens` lowered to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call
+that needs a person interrupts a run that names its `conversation`: approve it in Halter and in the run's state, and run
+that state in the same conversation. Any other run waits for the decision. A halt and a cap raise EffectRefused.
 
-Hosted tools, shells, patches, computers, MCP servers and agents as tools do not pass here: an agent with one is
-refused, unless the tool's name is in `allow_native`.
+The guard does not see hosted tools, shells, patches, computers, MCP servers and agents as tools: an agent with one is
+rejected, unless the tool's name is in `allow_native`.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from halter.adapters.guarded_runs import (
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.loop.session_runtime import cancel_and_wait
-from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
+from halter.runtime.external_effects import DecisionPending, EffectRefused, ModelResult
 from halter.runtime.guard_api import Guard, GuardedSession
 
 
@@ -51,9 +51,9 @@ def guard(
     max_output_tokens: int = MAX_OUTPUT_TOKENS,
     allow_native: Collection[str] = (),
 ) -> "GuardedRunner":
-    """Return a runner of the agent with every run under the guard. `tools` says what the guard is to know of its tools.
+    """Return a runner of the agent with every run under the guard. `tools` has the properties of its tools.
 
-    Raises ConfigError for a tool that no guard would see.
+    Raises ConfigError for a tool that the guard would not see.
     """
     terms = _Terms(GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
     return GuardedRunner(_AgentWrapper(terms).wrap(agent), terms)
@@ -66,11 +66,14 @@ class _Terms(msgspec.Struct, frozen=True):
 
 
 class _Run:
-    """A run under way: its session, whether a question ends it, and the calls that were admitted and not begun."""
+    """A run in progress: its session, and the calls that are admitted and not started.
 
-    def __init__(self, session: GuardedSession, *, pauses: bool) -> None:
+    `can_pause` is True if a pending decision interrupts the run.
+    """
+
+    def __init__(self, session: GuardedSession, *, can_pause: bool) -> None:
         self.session = session
-        self.pauses = pauses
+        self.can_pause = can_pause
         self.admitted: dict[str, _AdmittedCall] = {}
 
 
@@ -80,19 +83,19 @@ _RUN: Final[ContextVar[_Run | None]] = ContextVar("halter_openai_agents_run", de
 def _find_run() -> _Run:
     run = _RUN.get()
     if run is None:
-        raise ConfigError("A guarded agent was run outside of a session: run it with its own `run` or `run_streamed`.")
+        raise ConfigError("A guarded agent ran outside a session. Use `run` or `run_streamed` of the guarded runner.")
     return run
 
 
 class GuardedRunner:
-    """Runs an agent under the guard. `agent` is the guarded one, with which a state is read back."""
+    """A runner of an agent under the guard. `agent` is the guarded copy; pass it when you load a RunState."""
 
     def __init__(self, agent: Agent[Any], terms: _Terms) -> None:
         self.agent = agent
         self._terms = terms
 
     async def run(self, input: Any, *, conversation: str = "", **options: Any) -> RunResult:  # noqa: A002 It is the SDK's name.
-        """Run as `Runner.run` does. A run that names its conversation is interrupted by questions and resumed later."""
+        """Run as `Runner.run` does. With a `conversation`, a pending decision interrupts the run, which can resume."""
         async with self._session(input, conversation) as run:
             result = await Runner.run(self.agent, input, **self._guard_options(options))
             if result.interruptions:
@@ -100,7 +103,7 @@ class GuardedRunner:
             return result
 
     def run_sync(self, input: Any, **options: Any) -> RunResult:  # noqa: A002 It is the SDK's name.
-        """Calls `run` from a program that is not async."""
+        """Call `run` from a program that is not async."""
         return asyncio.run(self.run(input, **options))
 
     @asynccontextmanager
@@ -111,7 +114,7 @@ class GuardedRunner:
         conversation: str = "",
         **options: Any,
     ) -> AsyncGenerator[RunResultStreaming]:
-        """Run as `Runner.run_streamed` does; read the events inside of the block."""
+        """Run as `Runner.run_streamed` does. Read the events inside the `async with` block."""
         async with self._session(input, conversation) as run:
             result = Runner.run_streamed(self.agent, input, **self._guard_options(options))
             try:
@@ -123,13 +126,13 @@ class GuardedRunner:
                 await run.session.pause()
 
     @asynccontextmanager
-    async def _session(self, given: Any, conversation: str) -> AsyncGenerator[_Run]:
-        if isinstance(given, RunState) and not conversation:
-            raise ConfigError("A state goes on in the conversation that it was made in: name it with `conversation`.")
-        task = given if isinstance(given, str) else ""
-        named = f"openai-agents.{conversation}" if conversation else ""
-        async with self._terms.runs.session(task, named) as session:
-            run = _Run(session, pauses=bool(conversation))
+    async def _session(self, run_input: Any, conversation: str) -> AsyncGenerator[_Run]:
+        if isinstance(run_input, RunState) and not conversation:
+            raise ConfigError("A RunState continues only in its own conversation. Pass it as `conversation`.")
+        task = run_input if isinstance(run_input, str) else ""
+        conversation_id = f"openai-agents.{conversation}" if conversation else ""
+        async with self._terms.runs.session(task, conversation_id) as session:
+            run = _Run(session, can_pause=bool(conversation))
             token = _RUN.set(run)
             try:
                 yield run
@@ -138,7 +141,7 @@ class GuardedRunner:
                 await cancel_and_wait(*(each.settled for each in run.admitted.values()))
 
     def _guard_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options, with the models of the run's own configuration under the guard."""
+        """Copy the options with the models of the run's configuration under the guard."""
         config = options.get("run_config") or RunConfig()
         if not isinstance(config, RunConfig):
             config = RunConfig(**config)
@@ -148,36 +151,36 @@ class GuardedRunner:
 
 
 class _AgentWrapper:
-    """Makes guarded copies of an agent, and of those that it hands off to, each once."""
+    """A factory of guarded copies: one of an agent, and one of each agent that it hands off to."""
 
     def __init__(self, terms: _Terms) -> None:
         self._terms = terms
         self._wrapped_agents: dict[int, tuple[Agent[Any], Agent[Any]]] = {}
-        """The copies by the ids of what they are of, which are kept: the id of one that is gone is given away."""
+        """The originals with their copies, by the id of the original. A kept original's id cannot be reused."""
 
     def wrap(self, agent: Agent[Any]) -> Agent[Any]:
         if id(agent) in self._wrapped_agents:
             return self._wrapped_agents[id(agent)][1]
         if agent.mcp_servers:
             names = ", ".join(server.name for server in agent.mcp_servers)
-            raise ConfigError(f"No guard would see the tools of {names}: give them to the agent as function tools.")
+            raise ConfigError(f"The guard cannot see the tools of {names}. Pass them to the agent as function tools.")
         model = _GuardedModel(agent.model, self._terms) if isinstance(agent.model, Model) else agent.model
-        made = agent.clone(tools=[self._tool(tool) for tool in agent.tools], handoffs=[])
-        # Not by `clone`, which would take the settings of a named model for those of none.
-        made.model = model
-        self._wrapped_agents[id(agent)] = (agent, made)
-        made.handoffs = [self._handoff(each) for each in agent.handoffs]
-        return made
+        guarded_agent = agent.clone(tools=[self._tool(tool) for tool in agent.tools], handoffs=[])
+        # `clone` would replace the settings of a named model with the defaults.
+        guarded_agent.model = model
+        self._wrapped_agents[id(agent)] = (agent, guarded_agent)
+        guarded_agent.handoffs = [self._handoff(each) for each in agent.handoffs]
+        return guarded_agent
 
-    def _handoff(self, given: Agent[Any] | Handoff[Any, Any]) -> Any:
-        if isinstance(given, Agent):
-            return self.wrap(given)
-        found = given.on_invoke_handoff
+    def _handoff(self, handoff: Agent[Any] | Handoff[Any, Any]) -> Any:
+        if isinstance(handoff, Agent):
+            return self.wrap(handoff)
+        invoke_original = handoff.on_invoke_handoff
 
         async def invoke(context: Any, arguments: str) -> Any:
-            return self.wrap(await found(context, arguments))
+            return self.wrap(await invoke_original(context, arguments))
 
-        return replace(given, on_invoke_handoff=invoke)
+        return replace(handoff, on_invoke_handoff=invoke)
 
     def _tool(self, tool: Any) -> Any:
         name = str(getattr(tool, "name", type(tool).__name__))
@@ -185,14 +188,14 @@ class _AgentWrapper:
             return _guard_tool(tool, self._terms.runs)
         if name not in self._terms.allow_native:
             raise ConfigError(
-                f"No guard would see what {name} does: leave it out, or name it in `allow_native`. An agent that is "
-                "used as a tool can be handed off to instead."
+                f"The guard cannot see what {name} does. Remove it, or add its name to `allow_native`. Use a handoff "
+                "instead of an agent as a tool."
             )
         return tool
 
 
 class _AdmittedCall:
-    """A call that the guard has admitted, and that the SDK has not begun yet."""
+    """A call that the guard has admitted, and that the SDK has not started yet."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -205,37 +208,39 @@ class _AdmittedCall:
 
 
 def _guard_tool(tool: FunctionTool, runs: GuardedRuns) -> FunctionTool:
-    """The same tool, which is admitted before it begins, and settled when it has ended."""
+    """Copy a tool so that the guard admits each call before it starts, and settles it after it ends."""
     spec = runs.spec(tool.name, tool.description, lambda: tool.params_json_schema)
 
     async def needs_approval(_: Any, arguments: dict[str, Any], call: str) -> bool:
-        """Let the guard admit the call; say whether a person has to decide first."""
-        run, admitted = _find_run(), _AdmittedCall()
-        if not run.pauses:
+        """Pass the call to the guard; return True if a person has to decide first."""
+        run, admitted_call = _find_run(), _AdmittedCall()
+        if not run.can_pause:
             return False
-        admitted.settled = asyncio.ensure_future(run.session.act(spec, arguments, admitted.act, name=call))
-        begun = asyncio.ensure_future(admitted.started.wait())
-        await asyncio.wait([admitted.settled, begun], return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
-        if admitted.settled.done() and isinstance(admitted.settled.exception(), DecisionPending):
+        admitted_call.settled = asyncio.ensure_future(run.session.act(spec, arguments, admitted_call.act, name=call))
+        start_task = asyncio.ensure_future(admitted_call.started.wait())
+        await asyncio.wait([admitted_call.settled, start_task], return_when=asyncio.FIRST_COMPLETED)
+        start_task.cancel()
+        if admitted_call.settled.done() and isinstance(admitted_call.settled.exception(), DecisionPending):
             return True
-        run.admitted[call] = admitted
+        run.admitted[call] = admitted_call
         return False
 
-    async def invoke(context: Any, written: str) -> Any:
+    async def invoke(context: Any, arguments_json: str) -> Any:
         run, call = _find_run(), context.tool_call_id
-        arguments = msgspec.json.decode(written or "{}", type=dict[str, Any])
+        arguments = msgspec.json.decode(arguments_json or "{}", type=dict[str, Any])
 
-        async def work(admitted: Mapping[str, Any]) -> Any:
-            # The words of the model, unless a person put others in their place.
-            text = written if admitted == arguments else msgspec.json.encode(admitted).decode()
+        async def work(admitted_arguments: Mapping[str, Any]) -> Any:
+            # The model's own text, unless a person edited the arguments.
+            text = (
+                arguments_json if admitted_arguments == arguments else msgspec.json.encode(admitted_arguments).decode()
+            )
             return await tool.on_invoke_tool(context, text)
 
         try:
-            if (known := run.admitted.pop(call, None)) is None:
-                return await run.session.act(spec, arguments, work, name=call, wait=not run.pauses)
-            known.work.set_result(work)
-            return await known.settled
+            if (admitted_call := run.admitted.pop(call, None)) is None:
+                return await run.session.act(spec, arguments, work, name=call, wait=not run.can_pause)
+            admitted_call.work.set_result(work)
+            return await admitted_call.settled
         except EffectRefused as refused:
             if refused.terminal:
                 raise
@@ -280,8 +285,8 @@ class _GuardedModel(Model):
         *args: Any,
         **options: Any,
     ) -> ModelResponse:
-        async def ask(fits: int) -> ModelResult[ModelResponse]:
-            settings = replace(model_settings, max_tokens=fits)
+        async def ask(max_tokens: int) -> ModelResult[ModelResponse]:
+            settings = replace(model_settings, max_tokens=max_tokens)
             answer = await self._wrapped.get_response(system_instructions, input, settings, tools, *args, **options)
             return ModelResult(answer, str(answer.to_input_items()), _read_usage(answer.usage))
 
@@ -297,15 +302,17 @@ class _GuardedModel(Model):
         **options: Any,
     ) -> AsyncGenerator[Any]:
         async def request(emit: Callable[[Any], None]) -> None:
-            async def ask(fits: int) -> ModelResult[None]:
-                settings = replace(model_settings, max_tokens=fits)
-                ended: Any = None
+            async def ask(max_tokens: int) -> ModelResult[None]:
+                settings = replace(model_settings, max_tokens=max_tokens)
+                response: Any = None
                 async for event in self._wrapped.stream_response(
                     system_instructions, input, settings, tools, *args, **options
                 ):
-                    ended = getattr(event, "response", ended)
+                    response = getattr(event, "response", response)
                     emit(event)
-                return ModelResult(None, str(getattr(ended, "output", "")), _read_usage(getattr(ended, "usage", None)))
+                return ModelResult(
+                    None, str(getattr(response, "output", "")), _read_usage(getattr(response, "usage", None))
+                )
 
             await self._hold(system_instructions, input, model_settings, tools, ask)
 
@@ -313,15 +320,15 @@ class _GuardedModel(Model):
             async for event in events:
                 yield event
 
-    async def _hold(self, system: str | None, given: Any, settings: ModelSettings, tools: Any, ask: Any) -> Any:
+    async def _hold(self, system: str | None, request_input: Any, settings: ModelSettings, tools: Any, ask: Any) -> Any:
         schemas = [
             [tool.name, getattr(tool, "description", ""), getattr(tool, "params_json_schema", {})] for tool in tools
         ]
-        sent = msgspec.json.encode([system, given, schemas], enc_hook=str).decode()
+        request_json = msgspec.json.encode([system, request_input, schemas], enc_hook=str).decode()
         limit = settings.max_tokens or self._terms.max_output_tokens
         name = str(getattr(self._wrapped, "model", type(self._wrapped).__name__))
-        named = name if ":" in name else f"openai:{name}"
-        return await ask_model(_find_run().session, named, sent, ask, limit)
+        model_name = name if ":" in name else f"openai:{name}"
+        return await ask_model(_find_run().session, model_name, request_json, ask, limit)
 
 
 def _read_usage(usage: Any) -> Usage | None:
@@ -329,5 +336,5 @@ def _read_usage(usage: Any) -> Usage | None:
     if usage is None or not usage.total_tokens:
         return None
     cached = getattr(usage.input_tokens_details, "cached_tokens", 0) or 0
-    written = getattr(usage.input_tokens_details, "cache_write_tokens", 0) or 0
-    return read_usage(usage.input_tokens, usage.output_tokens, cached, written)
+    cache_written = getattr(usage.input_tokens_details, "cache_write_tokens", 0) or 0
+    return read_usage(usage.input_tokens, usage.output_tokens, cached, cache_written)

@@ -7,11 +7,11 @@ result = await agent.run("Pay the bill.")
 
 Each run is a guarded session. Each attempt of each model request is held before it is sent, with `max_tokens` lowered
 to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call that needs a person ends
-the run with `DeferredToolRequests`, if that is among the agent's output types, and else waits. A halt and a cap raise
-EffectRefused, which ends the run.
+the run with `DeferredToolRequests` if that is one of the agent's output types, and otherwise waits. A halt and a cap
+raise EffectRefused, which ends the run.
 
-Tools that the provider runs for itself (web search, code execution) are not seen by any hook: a request that offers one
-is refused, unless its name is in `allow_native`. Realtime sessions and batches are refused as well.
+No hook sees provider-side tools (web search, code execution): a request that offers one is rejected, unless its name is
+in `allow_native`. Realtime sessions and batches are rejected too.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from halter.adapters.guarded_runs import (
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
-from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
+from halter.runtime.external_effects import DecisionPending, EffectRefused, ModelResult
 from halter.runtime.guard_api import Guard, GuardedSession
 
 
@@ -56,7 +56,7 @@ def guard(
     max_output_tokens: int = MAX_OUTPUT_TOKENS,
     allow_native: Collection[str] = (),
 ) -> "GuardedAgent":
-    """Return the agent with every run under the guard. `tools` says what the guard is to know of its tools."""
+    """Return the agent with every run under the guard. `tools` has the properties of its tools."""
     capability = GuardCapability(GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
     return GuardedAgent(agent, capability)
 
@@ -70,17 +70,17 @@ class GuardedAgent(WrapperAgent[Any, Any]):
 
     @asynccontextmanager
     async def iter(self, *args: Any, **options: Any) -> AsyncGenerator[Any]:
-        """Run the agent; every other way of running it comes through here."""
-        given = options.pop("capabilities", None) or ()
-        async with self.wrapped.iter(*args, **options, capabilities=[self._capability, *given]) as run:
+        """Run the agent. All other ways to run it call this method."""
+        capabilities = options.pop("capabilities", None) or ()
+        async with self.wrapped.iter(*args, **options, capabilities=[self._capability, *capabilities]) as run:
             yield run
 
     def realtime_session(self, *_: Any, **__: Any) -> Any:
-        raise ConfigError("A realtime session calls no hooks, so nothing of it can be guarded: use `run` or `iter`.")
+        raise ConfigError("A realtime session calls no hooks and cannot be guarded. Use `run` or `iter`.")
 
 
 class GuardCapability(AbstractCapability[Any]):
-    """Takes an agent's calls and requests through the guard; one copy for each run."""
+    """A capability that passes an agent's calls and requests through the guard; one copy for each run."""
 
     def __init__(self, runs: GuardedRuns, max_output_tokens: int, allow_native: frozenset[str]) -> None:
         self._runs = runs
@@ -103,20 +103,20 @@ class GuardCapability(AbstractCapability[Any]):
 
     def get_wrapper_model(self, model: Model) -> Model | None:
         if self._session is None:
-            raise ConfigError("A guarded agent was asked outside of a run: run it with `run`, `iter` or `run_stream`.")
+            raise ConfigError("A guarded agent requested a model outside a run. Use `run`, `iter` or `run_stream`.")
         return _GuardedModel(model, self._session, self._max_output_tokens, self._allow_native)
 
     async def wrap_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: dict[str, Any], handler: Any
     ) -> Any:
         if self._session is None:
-            raise ConfigError(f"{call.tool_name} was called outside of a guarded run.")
+            raise ConfigError(f"{call.tool_name} was called outside a guarded run. Use `run`, `iter` or `run_stream`.")
         arguments = call.args_as_dict()
         spec = self._runs.spec(call.tool_name, tool_def.description or "", lambda: tool_def.parameters_json_schema)
 
-        async def act(admitted: Mapping[str, Any]) -> Any:
-            # The arguments that the framework validated, unless a person put others in their place.
-            return await handler(args if admitted == arguments else dict(admitted))
+        async def act(admitted_arguments: Mapping[str, Any]) -> Any:
+            # The arguments that the framework validated, unless a person edited them.
+            return await handler(args if admitted_arguments == arguments else dict(admitted_arguments))
 
         try:
             return await self._session.act(spec, arguments, act, name=call.tool_call_id, wait=not self._pauses)
@@ -161,35 +161,35 @@ class _GuardedModel(WrapperModel):
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
         self._reject_native(model_request_parameters)
-        opened: asyncio.Future[StreamedResponse] = asyncio.get_running_loop().create_future()
-        read = asyncio.Event()
+        stream_future: asyncio.Future[StreamedResponse] = asyncio.get_running_loop().create_future()
+        reader_done = asyncio.Event()
 
         async def ask(limit: int) -> ModelResult[None]:
             settings = _lower_max_tokens(model_settings, limit)
             async with self.wrapped.request_stream(messages, settings, model_request_parameters, run_context) as stream:
-                opened.set_result(stream)
-                await read.wait()
+                stream_future.set_result(stream)
+                await reader_done.wait()
                 answer = stream.get()
                 return ModelResult(None, answer.text or "", _read_usage(answer.usage))
 
-        held = asyncio.ensure_future(self._hold(messages, model_settings, model_request_parameters, ask))
-        await asyncio.wait([held, opened], return_when=asyncio.FIRST_COMPLETED)
-        if not opened.done():
-            await held
+        request_task = asyncio.ensure_future(self._hold(messages, model_settings, model_request_parameters, ask))
+        await asyncio.wait([request_task, stream_future], return_when=asyncio.FIRST_COMPLETED)
+        if not stream_future.done():
+            await request_task
         reader = asyncio.current_task()
-        held.add_done_callback(lambda _: None if read.is_set() or reader is None else reader.cancel())
+        request_task.add_done_callback(lambda _: None if reader_done.is_set() or reader is None else reader.cancel())
         try:
-            yield opened.result()
+            yield stream_future.result()
         except asyncio.CancelledError:
-            # A halt has ended the request, and with it the reader: its reason is told instead.
-            if held.done() and not read.is_set() and reader is not None:
+            # A halt ended the request and cancelled the reader: raise the reason of the halt instead.
+            if request_task.done() and not reader_done.is_set() and reader is not None:
                 reader.uncancel()
-                held.result()
+                request_task.result()
             raise
         finally:
-            read.set()
-            await asyncio.wait([held])
-        held.result()
+            reader_done.set()
+            await asyncio.wait([request_task])
+        request_task.result()
 
     async def _hold(
         self,
@@ -200,17 +200,17 @@ class _GuardedModel(WrapperModel):
     ) -> Any:
         tools = [*parameters.function_tools, *parameters.output_tools]
         schemas = [[tool.name, tool.description, tool.parameters_json_schema] for tool in tools]
-        sent = b"[%s,%s]" % (_render(messages), msgspec.json.encode(schemas, enc_hook=str))
+        request_json = b"[%s,%s]" % (_render(messages), msgspec.json.encode(schemas, enc_hook=str))
         limit = (settings or {}).get("max_tokens") or self._max_output_tokens
-        named = f"{self.wrapped.system}:{self.wrapped.model_name}"
-        return await ask_model(self._session, named, sent.decode(), ask, limit)
+        model_name = f"{self.wrapped.system}:{self.wrapped.model_name}"
+        return await ask_model(self._session, model_name, request_json.decode(), ask, limit)
 
     def _reject_native(self, parameters: ModelRequestParameters) -> None:
         reject_unseen((tool.kind for tool in parameters.native_tools), self._allow_native)
 
 
 def _render(messages: list[ModelMessage]) -> bytes:
-    """Messages as JSON. The framework's own way takes a hundred times as long, and can render more."""
+    """Render messages as JSON. The framework's encoder is the fallback: it renders more, and is 100 times slower."""
     try:
         return msgspec.json.encode(messages, enc_hook=partial(to_jsonable_python, fallback=str))
     except (TypeError, ValueError, RecursionError):
@@ -218,11 +218,11 @@ def _render(messages: list[ModelMessage]) -> bytes:
 
 
 def _lower_max_tokens(settings: ModelSettings | None, limit: int) -> ModelSettings:
-    return {**(settings or {}), "max_tokens": limit}  # pyright: ignore[reportReturnType]  It is the same mapping, with one key set.
+    return {**(settings or {}), "max_tokens": limit}  # pyright: ignore[reportReturnType]  The same mapping, with one key set.
 
 
 def _read_usage(usage: RequestUsage) -> Usage | None:
-    """Read the usage of an answer; one without tokens was not reported, and settles at its hold."""
+    """Read the usage of an answer. Without tokens it was not reported, and the request settles at its hold."""
     if not usage.has_values():
         return None
     return read_usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)

@@ -1,1 +1,1 @@
-"""How an agent runs by itself: what it knows, what wakes it, whether a turn is worth it, and what holds it back."""
+"""Unattended agents: hot state, sensors and signals, the pace of turns, triggers, and upkeep."""

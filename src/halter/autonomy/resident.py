@@ -1,8 +1,8 @@
 """A resident session: its sensors run in this process while it sleeps, and wake it.
 
-Readings are in memory; what matters is in the journal. A signal becomes an event in the session's inbox before anything
-acts on it, so an alert survives the process that saw it. A failing sensor is retried, more slowly each time; readings
-that come too fast are dropped and counted.
+Readings are only in memory. A signal becomes an event in the session's inbox before anything acts on it, so an alert
+survives its process. A failing sensor is retried with a growing delay. Readings that arrive too fast are dropped and
+counted.
 """
 
 import asyncio
@@ -22,91 +22,91 @@ from halter.core.clock import MINUTE, SECOND, Clock
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import SensorChanged, WakePosted
 from halter.core.text import clean, shorten
-from halter.core.tools import LARGEST_READING, Health, HealthReport, Reading, Sensor, SensorFailed
+from halter.core.tools import MAX_READING_BYTES, Health, HealthReport, Reading, Sensor, SensorFailed
 from halter.loop.loop import TurnLoop
 from halter.loop.session_runtime import SessionRuntime, raise_if_cancelled
-from halter.loop.text_calls import PathValue, look_up_path
+from halter.loop.text_calls import PathValue, find_path_value
 from halter.tasks.conversation import Conclusion, Conversation
 
 MIN_BACKOFF: Final = SECOND
 MAX_BACKOFF: Final = 5 * MINUTE
 HEALTH_REPORT_INTERVAL: Final = 10 * SECOND
 """Minimum time between two health reports: a flapping sensor must not flood the journal."""
-MOST_READINGS: Final = 100
-MOST_BYTES: Final = 4 * LARGEST_READING
-"""Most bytes of readings that wait."""
-_LONGEST_SENTENCE: Final = 10_000
-"""Listeners shorten it further, after secrets are redacted."""
+MAX_READINGS: Final = 100
+MAX_BUFFERED_BYTES: Final = 4 * MAX_READING_BYTES
+"""Maximum size of the waiting readings, in bytes."""
+_MAX_ERROR_LENGTH: Final = 10_000
+"""Listeners shorten the text further, after secrets are redacted."""
 
 P = ParamSpec("P")
-TakeReading = Callable[[Reading], Awaitable[None]]
+ReadingListener = Callable[[Reading], Awaitable[None]]
 HealthListener = Callable[[HealthReport], Awaitable[None]]
 
 
 def compute_sensor_backoff(failures: int, rng: random.Random) -> int:
-    """Returns how long to wait after so many failures in a row; after none, the minimum."""
-    longest = min(MAX_BACKOFF, MIN_BACKOFF << min(failures, 20))
-    shortest = max(MIN_BACKOFF, longest // 2)
-    return shortest + round(rng.random() * (longest - shortest))
+    """Return the delay after a number of consecutive failures; the minimum after none."""
+    max_delay = min(MAX_BACKOFF, MIN_BACKOFF << min(failures, 20))
+    min_delay = max(MIN_BACKOFF, max_delay // 2)
+    return min_delay + round(rng.random() * (max_delay - min_delay))
 
 
 def compute_sensor_pause(failures: int, retry_after: int | None, rng: random.Random) -> int:
-    """Returns how long to wait, for a source that may have asked for a delay."""
+    """Return the delay for a source that may have asked for a longer one."""
     return max(compute_sensor_backoff(failures, rng), min(retry_after or 0, MAX_BACKOFF))
 
 
 class ReadingBuffer:
-    """Readings that wait. When there are too many, the oldest are dropped and counted."""
+    """A queue of readings. If there are too many, the oldest are dropped and counted."""
 
     def __init__(self) -> None:
         self.dropped = 0
         self._waiting: deque[Reading] = deque()
         self._bytes = 0
-        self._news = asyncio.Event()
+        self._reading_event = asyncio.Event()
 
     def add(self, reading: Reading) -> None:
         self._waiting.append(reading)
         self._bytes += reading.size
-        while len(self._waiting) > MOST_READINGS or (self._bytes > MOST_BYTES and len(self._waiting) > 1):
-            self._oldest()
+        while len(self._waiting) > MAX_READINGS or (self._bytes > MAX_BUFFERED_BYTES and len(self._waiting) > 1):
+            self._pop_oldest()
             self.dropped += 1
-        self._news.set()
+        self._reading_event.set()
 
     async def get(self) -> Reading:
         while not self._waiting:
-            self._news.clear()
-            await self._news.wait()
-        return self._oldest()
+            self._reading_event.clear()
+            await self._reading_event.wait()
+        return self._pop_oldest()
 
-    def _oldest(self) -> Reading:
+    def _pop_oldest(self) -> Reading:
         reading = self._waiting.popleft()
         self._bytes -= reading.size
         return reading
 
 
 class SupervisedSensor:
-    """Runs one sensor. `report` is its health.
+    """The supervisor of one sensor. `report` is its health.
 
-    `take` gets the readings one after the other; `changed` is called when the health changes. A failure of either, or
-    of the sensor, is retried.
+    `on_reading` gets the readings in order; `on_health` is called when the health changes. A failure of either, or of
+    the sensor, is retried.
     """
 
     def __init__(
-        self, sensor: Sensor, clock: Clock, rng: random.Random, take: TakeReading, changed: HealthListener
+        self, sensor: Sensor, clock: Clock, rng: random.Random, on_reading: ReadingListener, on_health: HealthListener
     ) -> None:
         self.report = HealthReport(sensor=sensor.name, since=clock.now())
         self._sensor = sensor
         self._clock = clock
         self._rng = rng
-        self._on_reading = take
-        self._on_health = changed
+        self._on_reading = on_reading
+        self._on_health = on_health
         self._buffer = ReadingBuffer()
         self._health_changed = asyncio.Event()
         self._read_failures = 0
         self._delivery_failures = 0
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._read())
             tasks.create_task(self._deliver())
@@ -114,10 +114,10 @@ class SupervisedSensor:
 
     async def _read(self) -> None:
         while True:
-            trouble = await _run_and_explain(self._read_once)
-            if trouble:
+            problem = await _run_and_explain(self._read_once)
+            if problem:
                 self._read_failures += 1
-                self._fail(trouble)
+                self._fail(problem)
             await self._clock.sleep(compute_sensor_pause(self._read_failures, self._sensor.retry_after, self._rng))
 
     async def _read_once(self) -> None:
@@ -127,38 +127,38 @@ class SupervisedSensor:
                 self.report = replace(self.report, read_at=reading.at, dropped=self._buffer.dropped)
                 self._read_failures = 0
                 self._recover()
-                # A source that always has more would starve other tasks.
+                # A source that always has another reading would starve other tasks.
                 await asyncio.sleep(0)
 
     async def _deliver(self) -> None:
         while True:
             reading = await self._buffer.get()
-            trouble = await _run_and_explain(self._on_reading, reading)
-            if trouble:
+            problem = await _run_and_explain(self._on_reading, reading)
+            if problem:
                 self._delivery_failures += 1
-                self._fail(f"What was read was not taken in: {trouble}")
+                self._fail(f"The reading was not processed: {problem}")
                 await self._clock.sleep(compute_sensor_backoff(self._delivery_failures, self._rng))
             else:
                 self._delivery_failures = 0
                 self._recover()
 
     async def _report_health(self) -> None:
-        told: Health = "starting"
+        reported_health: Health = "starting"
         while True:
-            while self.report.health == told:
+            while self.report.health == reported_health:
                 self._health_changed.clear()
                 await self._health_changed.wait()
             report = self.report
-            # What was not reported is reported after the interval, if it still holds.
+            # A health that could not be reported is reported after the interval, if it has not changed.
             if not await _run_and_explain(self._on_health, report):
-                told = report.health
+                reported_health = report.health
             await self._clock.sleep(HEALTH_REPORT_INTERVAL)
 
     def _fail(self, sentence: str) -> None:
-        self._turn("failing", self.report.failures + 1, shorten(clean(sentence), _LONGEST_SENTENCE))
+        self._turn("failing", self.report.failures + 1, shorten(clean(sentence), _MAX_ERROR_LENGTH))
 
     def _recover(self) -> None:
-        """Marks the sensor healthy, once the source is read and its readings are taken."""
+        """Mark the sensor healthy, if the source is read and its readings are processed without a failure."""
         if self.report.health != "ok" and not self._read_failures and not self._delivery_failures:
             self._turn("ok", 0, "")
 
@@ -168,24 +168,24 @@ class SupervisedSensor:
         self._health_changed.set()
 
 
-async def _run_and_explain(act: Callable[P, Awaitable[None]], *args: P.args, **named: P.kwargs) -> str:
-    """Runs something and returns what went wrong. A cancellation from inside counts as a failure."""
-    trouble = ""
+async def _run_and_explain(act: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs) -> str:
+    """Run a function and return its error as text, or "". A cancellation from inside counts as a failure."""
+    problem = ""
     try:
-        await act(*args, **named)
+        await act(*args, **kwargs)
     except asyncio.CancelledError:
-        trouble = "It was cancelled from within."
+        problem = "Cancelled from inside."
     except HalterError as error:
-        trouble = str(error) or type(error).__name__
-    except Exception as error:  # noqa: BLE001, no failure of a source or a taker may stop the sensor.
-        trouble = f"It failed unexpectedly: {type(error).__name__}: {error}"
+        problem = str(error) or type(error).__name__
+    except Exception as error:  # noqa: BLE001, no failure of a source or a callback may stop the sensor.
+        problem = f"Unexpected error: {type(error).__name__}: {error}"
     raise_if_cancelled()
-    return trouble
+    return problem
 
 
 @asynccontextmanager
 async def _closing(readings: AsyncIterator[Reading]) -> AsyncGenerator[AsyncIterator[Reading]]:
-    """Closes a source at once."""
+    """Close a source when the block ends, without waiting for the garbage collector."""
     try:
         yield readings
     finally:
@@ -193,17 +193,19 @@ async def _closing(readings: AsyncIterator[Reading]) -> AsyncGenerator[AsyncIter
             await readings.aclose()
 
 
-LONGEST_SENTENCE: Final = 500
-"""Most characters kept of a sensor's error."""
+MAX_RECORDED_ERROR_LENGTH: Final = 500
+"""Maximum number of characters of a sensor's error in the journal."""
 
 SessionPulseListener = Callable[[str, Mapping[str, Any]], None]
-"""Called with a name and values of something that happens now."""
+"""Listener that gets the name and the values of a live event."""
 
 
 class SensorRunner(Protocol):
-    """Makes the supervisor of a sensor, given the callbacks for readings and health."""
+    """A factory of a sensor's supervisor, with the callbacks for readings and health."""
 
-    def __call__(self, sensor: SensorSpec, take: Any, changed: Any) -> SupervisedSensor: ...
+    def __call__(
+        self, sensor: SensorSpec, on_reading: ReadingListener, on_health: HealthListener, /
+    ) -> SupervisedSensor: ...
 
 
 class WatchedSensor(msgspec.Struct, frozen=True):
@@ -240,144 +242,146 @@ class ResidentSession:
         runtime.ending = self._stop_sensors
 
     async def live(self, resting: Conclusion | None = None) -> Conclusion:
-        """Runs the sensors and gives the session its turns, until it ends. It may start asleep."""
+        """Run the sensors and the session's turns until it ends. The session may start asleep."""
         self._lease_lost = asyncio.get_running_loop().create_future()
-        living = asyncio.create_task(self._living(resting), name="halter-resident")
+        turns_task = asyncio.create_task(self._living(resting), name="halter-resident")
         self._run_sensors()
         try:
-            await asyncio.wait((living, self._lease_lost), return_when=asyncio.FIRST_COMPLETED)
-            if not living.done():
+            await asyncio.wait((turns_task, self._lease_lost), return_when=asyncio.FIRST_COMPLETED)
+            if not turns_task.done():
                 raise self._lease_lost.result()
-            return await living
+            return await turns_task
         finally:
-            living.cancel()
-            await asyncio.gather(living, return_exceptions=True)
+            turns_task.cancel()
+            await asyncio.gather(turns_task, return_exceptions=True)
             await self._stop_sensors()
 
     def _run_sensors(self) -> None:
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._run_sensor(each), name="halter-sensor") for each in self._sensors]
 
-    async def _run_sensor(self, watched: WatchedSensor) -> None:
-        """Runs a sensor. Its calls in flight must not be taken for an earlier owner's."""
+    async def _run_sensor(self, watched_sensor: WatchedSensor) -> None:
+        """Run a sensor after the recovery, so that its calls are not mistaken for those of an earlier owner."""
         await self._runtime.wait_until_recovered()
         try:
-            sensing = self._sensing(watched)
+            supervisor = self._sensing(watched_sensor)
         except SensorFailed as failed:
-            report = HealthReport(sensor=watched.sensor.name, health="failing", failures=1, sentence=str(failed))
+            report = HealthReport(sensor=watched_sensor.sensor.name, health="failing", failures=1, sentence=str(failed))
             await self._unless_lost(self._record_health(report))
         else:
-            await sensing.run()
+            await supervisor.run()
 
     async def _stop_sensors(self) -> None:
-        """Stops the sensors and lets them settle their calls: no session ends while it holds something."""
+        """Stop the sensors and let them settle their calls: no session ends while it has a hold."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _living(self, resting: Conclusion | None) -> Conclusion:
-        came = resting or await self._conversation.run_until_parked()
-        while not came.has_ended:
+        conclusion = resting or await self._conversation.run_until_parked()
+        while not conclusion.has_ended:
             self._run_sensors()
-            self._waits_for = frozenset(came.wake_on)
-            if came is not resting:
+            self._waits_for = frozenset(conclusion.wake_on)
+            if conclusion is not resting:
                 await self._wake_for_missed()
-            await self._runtime.wait_for_wake(came.wake_at)
+            await self._runtime.wait_for_wake(conclusion.wake_at)
             self._waits_for = frozenset()
-            came = await self._conversation.run_until_parked()
-        return came
+            conclusion = await self._conversation.run_until_parked()
+        return conclusion
 
-    def _sensing(self, watched: WatchedSensor) -> SupervisedSensor:
+    def _sensing(self, watched_sensor: WatchedSensor) -> SupervisedSensor:
         async def on_reading(reading: Reading) -> None:
-            await self._unless_lost(self._handle_reading(watched, reading))
+            await self._unless_lost(self._handle_reading(watched_sensor, reading))
 
         async def on_health(report: HealthReport) -> None:
             await self._unless_lost(self._record_health(report))
 
-        return self._runs(watched.sensor, on_reading, on_health)
+        return self._runs(watched_sensor.sensor, on_reading, on_health)
 
-    async def _unless_lost(self, act: Awaitable[None]) -> None:
-        """Runs something; releases the session if it has another owner."""
+    async def _unless_lost(self, work: Awaitable[None]) -> None:
+        """Await something; end the resident session if its lease is lost."""
         try:
-            await act
+            await work
         except LeaseLost as lost:
             if self._lease_lost is not None and not self._lease_lost.done():
                 self._lease_lost.set_result(lost)
 
-    async def _handle_reading(self, watched: WatchedSensor, reading: Reading) -> None:
-        """Handles a reading: scores it, keeps what is wanted, and reports what fired."""
+    async def _handle_reading(self, watched_sensor: WatchedSensor, reading: Reading) -> None:
+        """Handle a reading: score it, write it into its fields, and post the signals that fired."""
         reading = Reading(redact_json(reading.value, self._runtime.redact), reading.at)
-        looked = await watched.signals.score(reading, self._hot_view.hot.values())
-        self._set_problem(f"{watched.sensor.name} (signals)", " ".join(looked.sentences))
-        moved = self._store_reading(watched.sensor, reading) if looked.writes else frozenset[str]()
-        known = self._hot_view.hot.values()
-        values = {name: known[name] for name in sorted(moved)}
-        self._pulse("autonomy:sensor_updated", {"sensor": watched.sensor.name, "changed": values})
-        for scored in looked.scored:
-            if scored.told:
-                await self._post_signal(watched.sensor.name, scored, reading)
-        await self._wake_if_waiting(watched.sensor.name, moved, reading.at)
+        results = await watched_sensor.signals.score(reading, self._hot_view.hot.values())
+        self._set_problem(f"{watched_sensor.sensor.name} (signals)", " ".join(results.sentences))
+        changed_names = self._store_reading(watched_sensor.sensor, reading) if results.is_written else frozenset[str]()
+        hot_values = self._hot_view.hot.values()
+        values = {name: hot_values[name] for name in sorted(changed_names)}
+        self._pulse("autonomy:sensor_updated", {"sensor": watched_sensor.sensor.name, "changed": values})
+        for scored_signal in results.scored:
+            if scored_signal.is_reported:
+                await self._post_signal(watched_sensor.sensor.name, scored_signal, reading)
+        await self._wake_if_waiting(watched_sensor.sensor.name, changed_names, reading.at)
 
     def _store_reading(self, sensor: SensorSpec, reading: Reading) -> frozenset[str]:
-        """Writes a reading into its fields; returns the changed ones. Misfits go to the sensor's health."""
-        moved: set[str] = set()
+        """Write a reading into its fields; return the changed ones. A value that does not fit is a health problem."""
+        changed_names: set[str] = set()
         for update in sensor.list_updates():
-            problem = self._write_field(sensor.name, update, reading, moved)
+            problem = self._write_field(sensor.name, update, reading, changed_names)
             self._set_problem(f"{sensor.name}.{update.field}", problem)
-        return frozenset(moved)
+        return frozenset(changed_names)
 
     def _set_problem(self, name: str, problem: str) -> None:
-        """Shows the model what is wrong with a reading, while it is."""
+        """Show the model a problem with a reading until it is resolved."""
         if problem or name in self._unfit:
             self._hot_view.add_health_report(
                 HealthReport(sensor=name, health="failing" if problem else "ok", sentence=problem)
             )
             (self._unfit.add if problem else self._unfit.discard)(name)
 
-    def _write_field(self, sensor: str, update: Update, reading: Reading, moved: set[str]) -> str:
-        found = look_up_path(reading.value, update.path)
-        if not isinstance(found, PathValue):
-            return found.sentence
-        put = self._hot_view.hot.put(update.field, found.value, reading.at, by=sensor, append=update.append)
-        if isinstance(put, ChangedValue):
-            moved.add(update.field)
-        return put.sentence if isinstance(put, RejectedValue) else ""
+    def _write_field(self, sensor: str, update: Update, reading: Reading, changed_names: set[str]) -> str:
+        path_value = find_path_value(reading.value, update.path)
+        if not isinstance(path_value, PathValue):
+            return path_value.sentence
+        outcome = self._hot_view.hot.put(update.field, path_value.value, reading.at, by=sensor, append=update.append)
+        if isinstance(outcome, ChangedValue):
+            changed_names.add(update.field)
+        return outcome.sentence if isinstance(outcome, RejectedValue) else ""
 
-    async def _post_signal(self, sensor: str, scored: ScoredSignal, reading: Reading) -> None:
-        """Puts a fired signal into the session's inbox; as an alert, if configured."""
-        signal = scored.signal
-        text = describe_signal(sensor, scored, reading) if signal.notify else ""
+    async def _post_signal(self, sensor: str, scored_signal: ScoredSignal, reading: Reading) -> None:
+        """Post a fired signal into the session's inbox; as an alert if it notifies."""
+        signal = scored_signal.signal
+        text = describe_signal(sensor, scored_signal, reading) if signal.notify else ""
         event = WakePosted(cause="signal", origin="sensor", sender=sensor, name=signal.name, notifies=signal.notify)
         await self._runtime.post(f"{self._runtime.lease.session}/{sensor}/{signal.name}/{reading.at}", event, text)
 
-    async def _wake_if_waiting(self, sensor: str, moved: frozenset[str], at: int) -> None:
-        """Wakes a session that waits for one of these fields, or for this sensor."""
-        found = moved | {sensor} if moved else moved
-        names = sorted(found & self._waits_for)
+    async def _wake_if_waiting(self, sensor: str, changed_names: frozenset[str], at: int) -> None:
+        """Wake a session that waits for one of these fields, or for this sensor."""
+        candidates = changed_names | {sensor} if changed_names else changed_names
+        names = sorted(candidates & self._waits_for)
         for name in names[:1]:
             self._waits_for = frozenset()
             event = WakePosted(cause="signal", origin="sensor", sender=sensor, name=name)
             await self._runtime.post(f"{self._runtime.lease.session}/{sensor}/{name}/{at}", event, "")
 
     async def _wake_for_missed(self) -> None:
-        """Wakes a session that fell asleep waiting for what had just changed or fired."""
-        before = HotStateSnapshot.from_bytes(self._loop.hot) if self._loop.hot else None
-        moved = frozenset(change.name for change in list_changed_fields(before, self._hot_view.hot.take_snapshot()))
-        for name in sorted((moved | await self._find_fired()) & self._waits_for)[:1]:
+        """Wake a session that went to sleep waiting for a field or signal that had just changed or fired."""
+        previous = HotStateSnapshot.from_bytes(self._loop.hot) if self._loop.hot else None
+        changed_names = frozenset(
+            change.name for change in list_changed_fields(previous, self._hot_view.hot.make_snapshot())
+        )
+        for name in sorted((changed_names | await self._find_fired()) & self._waits_for)[:1]:
             event = WakePosted(cause="signal", origin="sensor", sender=name, name=name)
-            key = f"{self._runtime.lease.session}/missed/{name}/{self._loop.turn.number}_{self._loop.turn.skips}"
+            key = f"{self._runtime.lease.session}/missed/{name}/{self._loop.turn.number}_{self._loop.turn.skip_count}"
             await self._runtime.post(key, event, "")
 
     async def _find_fired(self) -> frozenset[str]:
-        """Returns the signals that fired since the last turn began, while the session was awake."""
-        inbox = await self._runtime.inbox(self._loop.turn.heard) if self._waits_for else ()
-        posted = [stored.event for stored in inbox if isinstance(stored.event, WakePosted)]
-        return frozenset(event.name for event in posted if event.cause == "signal" and not event.wakes)
+        """Return the signals that fired since the start of the last turn, while the session was awake."""
+        inbox = await self._runtime.inbox(self._loop.turn.inbox_seen) if self._waits_for else ()
+        wakes = [stored.event for stored in inbox if isinstance(stored.event, WakePosted)]
+        return frozenset(event.name for event in wakes if event.cause == "signal" and not event.wakes)
 
     async def _record_health(self, report: HealthReport) -> None:
-        """Records that a sensor fails, or recovered."""
-        sentence = shorten(self._runtime.redact(report.sentence), LONGEST_SENTENCE)
+        """Record that a sensor fails or has recovered."""
+        sentence = shorten(self._runtime.redact(report.sentence), MAX_RECORDED_ERROR_LENGTH)
         report = msgspec.structs.replace(report, sentence=sentence)
         self._hot_view.add_health_report(report)
         event = SensorChanged(
@@ -390,13 +394,13 @@ class ResidentSession:
 
 
 def redact_json(value: Any, redact: Callable[[str], str]) -> Any:
-    """Redacts every text in a JSON value. Most hold no secret, which one check of the whole shows."""
+    """Redact every text in a JSON value. One check of the encoded value skips values without a secret."""
     try:
-        whole = msgspec.json.encode(value).decode()
+        value_json = msgspec.json.encode(value).decode()
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
         return _redact_texts(value, redact)
     # A secret that JSON escapes contains a backslash.
-    return value if "\\" not in whole and redact(whole) == whole else _redact_texts(value, redact)
+    return value if "\\" not in value_json and redact(value_json) == value_json else _redact_texts(value, redact)
 
 
 def _redact_texts(value: Any, redact: Callable[[str], str]) -> Any:
@@ -404,10 +408,10 @@ def _redact_texts(value: Any, redact: Callable[[str], str]) -> Any:
         case str():
             return redact(value)
         case list():
-            return [_redact_texts(each, redact) for each in cast("list[Any]", value)]
+            return [_redact_texts(item, redact) for item in cast("list[Any]", value)]
         case dict():
             return {
-                redact(str(key)): _redact_texts(each, redact) for key, each in cast("dict[Any, Any]", value).items()
+                redact(str(key)): _redact_texts(item, redact) for key, item in cast("dict[Any, Any]", value).items()
             }
         case _:
             return value

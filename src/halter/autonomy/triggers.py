@@ -1,10 +1,10 @@
-"""What a trigger does now, and what an agent can spend within a span: decisions without I/O.
+"""Decisions of triggers, and bounds on an agent's spending in a span of time. There is no I/O here.
 
-The due times of a schedule are handled in order, and each that starts nothing says why. A document of a watch is done
-when a session about it completed; one that fails too often is left to a person.
+The due times of a schedule are handled in order, and each skipped one has a reason. A document of a watch is done when
+a session about it has completed; a document that fails too often is quarantined.
 
-The clock alone causes autonomous turns, scheduled runs, and what is under way. A model chooses how long it sleeps and
-how much it does in a turn, so only caps bound the cost of its turns.
+The clock causes autonomous turns, scheduled runs, and the remaining work of open sessions. A model chooses how long
+it sleeps and what it does in a turn, so only caps bound the cost of its turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from halter.core.vocabulary import State
 LATENESS_TOLERANCE: Final = MINUTE
 """A due time handled within this time was not missed."""
 MIN_INTERVAL_SLACK: Final = 5 * SECOND
-"""A run may start this much before its `min_interval` is over: the one before it was a little late."""
+"""A run may start this much before its `min_interval` ends, because the previous run may have been late."""
 FIRST_RETRY_DELAY: Final = 5 * SECOND
 """Delay after a document's first failure; each further one is four times as long."""
 
@@ -46,110 +46,113 @@ class SkipRuns(msgspec.Struct, frozen=True):
 
 
 class QueueRun(msgspec.Struct, frozen=True):
-    """Start the run of that due time when the one before it ends."""
+    """Start the run of that due time when the previous run ends."""
 
     due_at: int
 
 
 class CapExhausted(msgspec.Struct, frozen=True):
-    """Which cap leaves nothing, and until when."""
+    """A cap has nothing left; `ends_at` is the end of its window."""
 
     sentence: str
-    until: int | None = None
+    ends_at: int | None = None
 
 
 class TriggerConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trigger's decision depends on beside itself.
+    """The conditions of a trigger's decision.
 
-    `on_since` is when its agent was switched on; `halted` and `empty` say what prevents a run.
+    `on_since` is the time when its agent was switched on; `halt_reason` and
+    `exhausted_cap` describe what prevents a run.
     """
 
     now: int
     on_since: int
-    halted: str = ""
-    empty: CapExhausted | None = None
+    halt_reason: str = ""
+    exhausted_cap: CapExhausted | None = None
     running: int = 0
 
 
 def decide_schedule(
     schedule: Schedule, timing: Timing, row: TriggerRow, conditions: TriggerConditions, hours: Hours | None = None
 ) -> Sequence[RunNow | SkipRuns | QueueRun]:
-    """Decides about the due times since the last check."""
-    if row.queued_at is not None and not conditions.running and not conditions.halted:
+    """Decide about the due times since the last check."""
+    if row.queued_at is not None and not conditions.running and not conditions.halt_reason:
         return [_decide_queued(schedule, row.queued_at, row, conditions, hours)]
-    found = count_ticks(timing, row.ticked_at, conditions.now)
-    if found.latest is None:
+    ticks = count_ticks(timing, row.ticked_at, conditions.now)
+    if ticks.latest is None:
         return []
     while_off = count_ticks(timing, row.ticked_at, min(conditions.on_since, conditions.now))
-    skipped = list(_skip_past(found, while_off))
-    latest = found.latest
+    skips = list(_skip_past(ticks, while_off))
+    latest = ticks.latest
     if latest <= conditions.on_since or conditions.now < latest + _jitter(schedule, row.trigger, latest):
-        return skipped
-    return [*skipped, _decide_latest(schedule, latest, row, conditions, hours)]
+        return skips
+    return [*skips, _decide_latest(schedule, latest, row, conditions, hours)]
 
 
 def _decide_queued(
-    schedule: Schedule, due: int, row: TriggerRow, conditions: TriggerConditions, hours: Hours | None
+    schedule: Schedule, due_at: int, row: TriggerRow, conditions: TriggerConditions, hours: Hours | None
 ) -> RunNow | SkipRuns:
-    """Starts a queued run, unless something prevents it now."""
-    if due <= conditions.on_since:
-        return SkipRuns("off", due, 1, "The agent was switched off.")
-    against = _find_objection(schedule, row, conditions, hours)
-    return RunNow(due) if against is None else SkipRuns(against[0], due, 1, against[1])
+    """Start a queued run, unless something prevents it now."""
+    if due_at <= conditions.on_since:
+        return SkipRuns("off", due_at, 1, "The agent was switched off.")
+    objection = _find_objection(schedule, row, conditions, hours)
+    return RunNow(due_at) if objection is None else SkipRuns(objection[0], due_at, 1, objection[1])
 
 
-def _skip_past(found: TickCount, while_off: TickCount) -> Iterator[SkipRuns]:
-    """Skips due times while the agent was off, and all but the last while no process ran."""
+def _skip_past(ticks: TickCount, while_off: TickCount) -> Iterator[SkipRuns]:
+    """Skip due times while the agent was off, and all but the last while no process ran."""
     if while_off.latest is not None:
         yield SkipRuns("off", while_off.latest, while_off.count, "The agent was switched off.")
-    missed = found.count - while_off.count - 1
-    if missed > 0 and found.latest is not None:
-        yield SkipRuns("missed", found.latest - 1, missed, "Nothing ran then; the last one stands in for all.")
+    missed_count = ticks.count - while_off.count - 1
+    if missed_count > 0 and ticks.latest is not None:
+        yield SkipRuns(
+            "missed", ticks.latest - 1, missed_count, "No process was running; one run replaces all missed ones."
+        )
 
 
 def _decide_latest(
-    schedule: Schedule, due: int, row: TriggerRow, conditions: TriggerConditions, hours: Hours | None
+    schedule: Schedule, due_at: int, row: TriggerRow, conditions: TriggerConditions, hours: Hours | None
 ) -> RunNow | SkipRuns | QueueRun:
-    late = conditions.now - due - _jitter(schedule, row.trigger, due)
-    if schedule.catch_up == "never" and late > LATENESS_TOLERANCE:
-        return SkipRuns("missed", due, 1, "Nothing ran then, and it is not made up for.")
-    against = _find_objection(schedule, row, conditions, hours)
-    if against is not None:
-        return SkipRuns(against[0], due, 1, against[1])
+    lateness = conditions.now - due_at - _jitter(schedule, row.trigger, due_at)
+    if schedule.catch_up == "never" and lateness > LATENESS_TOLERANCE:
+        return SkipRuns("missed", due_at, 1, "No process was running, and `catch_up` is `never`.")
+    objection = _find_objection(schedule, row, conditions, hours)
+    if objection is not None:
+        return SkipRuns(objection[0], due_at, 1, objection[1])
     if not conditions.running:
-        return RunNow(due)
+        return RunNow(due_at)
     if schedule.overlap == "queue" and row.queued_at is None:
-        return QueueRun(due)
-    waits = " and another one waits" if row.queued_at is not None else ""
-    return SkipRuns("overlap", due, 1, f"{row.session} is still at work{waits}.")
+        return QueueRun(due_at)
+    waits = " and another run is queued" if row.queued_at is not None else ""
+    return SkipRuns("overlap", due_at, 1, f"{row.session} is still running{waits}.")
 
 
 def _find_objection(
     schedule: Schedule, row: TriggerRow, conditions: TriggerConditions, hours: Hours | None
 ) -> tuple[SkipReason, str] | None:
-    if conditions.halted:
-        return ("halted", conditions.halted)
+    if conditions.halt_reason:
+        return ("halted", conditions.halt_reason)
     if hours is not None and find_wake_time(hours, conditions.now) is not None:
-        return ("active_hours", "It is outside of the active hours.")
+        return ("active_hours", "Outside active hours.")
     if row.ran_at and conditions.now - row.ran_at < schedule.min_interval - MIN_INTERVAL_SLACK:
-        return ("too_soon", "The run before it began less than `min_interval` ago.")
-    if conditions.empty is not None:
-        return ("cost_cap_reached", conditions.empty.sentence)
+        return ("too_soon", "The previous run started less than `min_interval` ago.")
+    if conditions.exhausted_cap is not None:
+        return ("cost_cap_reached", conditions.exhausted_cap.sentence)
     return None
 
 
-def _jitter(schedule: Schedule, trigger: str, due: int) -> int:
-    """Delays a run by a random time that is the same at every check."""
+def _jitter(schedule: Schedule, trigger: str, due_at: int) -> int:
+    """Return the random delay of a run, which is the same at every check."""
     if not schedule.jitter:
         return 0
-    return int.from_bytes(sha256(f"{trigger} {due}".encode()).digest()[:8]) % (schedule.jitter + 1)
+    return int.from_bytes(sha256(f"{trigger} {due_at}".encode()).digest()[:8]) % (schedule.jitter + 1)
 
 
-def find_next_schedule_look(schedule: Schedule, timing: Timing, row: TriggerRow, now: int) -> int | None:
-    due = next_tick_after(timing, row.ticked_at)
-    if due is None:
+def find_next_schedule_check(schedule: Schedule, timing: Timing, row: TriggerRow, now: int) -> int | None:
+    due_at = next_tick_after(timing, row.ticked_at)
+    if due_at is None:
         return None
-    return max(now, due + _jitter(schedule, row.trigger, due))
+    return max(now, due_at + _jitter(schedule, row.trigger, due_at))
 
 
 class WatchedDocument(msgspec.Struct, frozen=True):
@@ -175,7 +178,7 @@ class WatchedDocument(msgspec.Struct, frozen=True):
 
     @property
     def blameless(self) -> bool:
-        """Whether a person ended its last session, not a failure or idling."""
+        """True if a person halted its last session, so that its end does not count as a failure."""
         return self.state == "HALTED" and self.terminal_reason != "idle_timeout"
 
 
@@ -197,7 +200,7 @@ class DelayDocuments(msgspec.Struct, frozen=True):
 
 
 class WatchPlan(msgspec.Struct, frozen=True):
-    """What to do about the documents of a watch, and when to check again."""
+    """The actions for the documents of a watch, and the time of the next check."""
 
     acts: tuple[StartRun | QuarantineDocument | DelayDocuments, ...] = ()
     until: int | None = None
@@ -206,25 +209,25 @@ class WatchPlan(msgspec.Struct, frozen=True):
 def decide_watch(
     watch: Watch, items: Sequence[WatchedDocument], conditions: TriggerConditions, capacity: int | None = None
 ) -> WatchPlan:
-    """Decides which documents start, which are left to a person, and why the rest waits.
+    """Decide which documents start, which are quarantined, and why the rest waits.
 
-    `room` is for how many sessions money is left; None is unlimited.
+    `capacity` is the number of sessions that the remaining budget covers; None is unlimited.
     """
     waiting = [item for item in items if not item.is_done and not item.open]
-    given_up = [item for item in waiting if _is_hopeless(item, watch)]
-    ready = [item for item in waiting if item not in given_up]
-    resting = [at for item in ready if (at := _rests_until(item)) > conditions.now]
-    startable = [item for item in ready if _rests_until(item) <= conditions.now]
-    slots = 0 if conditions.halted or conditions.empty else max(0, watch.max_parallel - conditions.running)
-    begun = startable[: slots if capacity is None else min(slots, capacity)]
+    hopeless_items = [item for item in waiting if _is_hopeless(item, watch)]
+    retryable = [item for item in waiting if item not in hopeless_items]
+    retry_times = [at for item in retryable if (at := _rests_until(item)) > conditions.now]
+    startable = [item for item in retryable if _rests_until(item) <= conditions.now]
+    slots = 0 if conditions.halt_reason or conditions.exhausted_cap else max(0, watch.max_parallel - conditions.running)
+    starting = startable[: slots if capacity is None else min(slots, capacity)]
     acts: list[StartRun | QuarantineDocument | DelayDocuments] = [
-        QuarantineDocument(item, _describe_failure(item)) for item in given_up
+        QuarantineDocument(item, _describe_failure(item)) for item in hopeless_items
     ]
-    acts += [StartRun(item, item.attempts if item.blameless else item.attempts + 1) for item in begun]
-    remaining = len(startable) - len(begun)
+    acts += [StartRun(item, item.attempts if item.blameless else item.attempts + 1) for item in starting]
+    remaining = len(startable) - len(starting)
     if remaining:
         acts.append(_make_delay(remaining, conditions, capacity))
-    return WatchPlan(tuple(acts), min(resting, default=None))
+    return WatchPlan(tuple(acts), min(retry_times, default=None))
 
 
 def _is_hopeless(item: WatchedDocument, watch: Watch) -> bool:
@@ -246,25 +249,29 @@ def _rests_until(item: WatchedDocument) -> int:
 
 
 def _make_delay(remaining: int, conditions: TriggerConditions, capacity: int | None) -> DelayDocuments:
-    if conditions.halted:
-        return DelayDocuments("halted", remaining, conditions.halted)
-    if conditions.empty is not None:
-        return DelayDocuments("cost_cap_reached", remaining, conditions.empty.sentence, conditions.empty.until)
+    if conditions.halt_reason:
+        return DelayDocuments("halted", remaining, conditions.halt_reason)
+    if conditions.exhausted_cap is not None:
+        return DelayDocuments(
+            "cost_cap_reached", remaining, conditions.exhausted_cap.sentence, conditions.exhausted_cap.ends_at
+        )
     if capacity == 0:
-        return DelayDocuments("cost_cap_reached", remaining, "What is at work now may need all the money that is left.")
-    return DelayDocuments("overlap", remaining, f"{conditions.running or 'As many as may be'} are at work.")
+        return DelayDocuments("cost_cap_reached", remaining, "Running sessions may need the rest of the budget.")
+    return DelayDocuments(
+        "overlap", remaining, f"{conditions.running or 'The maximum number of sessions'} are running."
+    )
 
 
 def check_cap_exhausted(remaining: int, cap: int, scope: str, until: int | None) -> CapExhausted | None:
     if remaining > 0:
         return None
-    return CapExhausted(f"{format_micros(cap)}, the cap of {scope}, is spent or held.", until)
+    return CapExhausted(f"The cap of {scope}, {format_micros(cap)}, is spent or held.", until)
 
 
 COARSEST_FIRST: Final[tuple[WindowLength, ...]] = ("", "month", "day", "hour", "minute")
 
 Balances = Mapping[tuple[str, str], BudgetRow]
-"""Budget rows in dollars by scope and window. Without a row nothing is spent."""
+"""Budget rows in dollars, by scope and window. Without a row nothing is spent."""
 
 
 class ScheduledRuns(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,56 +285,56 @@ class ScheduledRuns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Clockwork(msgspec.Struct, frozen=True, kw_only=True):
-    """What the clock alone makes an agent do.
+    """The work of an agent that starts by the clock, without a message or a document.
 
-    `sessions` is what each open or starting session may still spend; None is unbounded. If the agent `renews`, an
-    exhausted session is followed by the next. `free` says that nothing it uses has a price.
+    `session_bounds` are the amounts that each open or starting session may still spend; None is unbounded. If the
+    agent `renews`, another session follows an exhausted one. `is_free` is True if nothing that it uses has a price.
     """
 
     agent: str
     caps: Caps
-    sessions: tuple[int | None, ...] = ()
+    session_bounds: tuple[int | None, ...] = ()
     renews: bool = False
     schedules: tuple[ScheduledRuns, ...] = ()
-    free: bool = False
+    is_free: bool = False
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The most that can be spent in a span, in micro-dollars, by the clock alone and in all. None is unbounded."""
+    """Upper bounds on the spending in a span, in micro-dollars: by the clock alone, and in total. None is unbounded."""
 
     clock: int | None
-    most: int | None
+    total: int | None
 
 
 def forecast_bounds(work: Clockwork, balances: Balances, since: int, until: int) -> Forecast:
-    """Bounds what an agent spends from `since` until `until`, by what the clock causes and by every cap."""
-    if work.free:
+    """Bound an agent's spending from `since` until `until`, by the work that the clock causes and by every cap."""
+    if work.is_free:
         return Forecast(0, 0)
-    own: list[ScopedCap] = [(f"agent:{work.agent}", cap) for cap in work.caps.agent]
-    fleet: list[ScopedCap] = [("fleet", cap) for cap in work.caps.fleet]
-    limit = bound_by_windows([*own, *fleet], work.caps.zone, balances, since, until)
+    agent_caps: list[ScopedCap] = [(f"agent:{work.agent}", cap) for cap in work.caps.agent]
+    fleet_caps: list[ScopedCap] = [("fleet", cap) for cap in work.caps.fleet]
+    limit = bound_by_windows([*agent_caps, *fleet_caps], work.caps.zone, balances, since, until)
     runs = [_bound_runs(each, balances, since, until, limit) for each in work.schedules]
-    caused = None if work.renews else _add([*work.sessions, *runs])
-    return Forecast(find_tightest([caused, limit]), limit)
+    clock_bound = None if work.renews else _add([*work.session_bounds, *runs])
+    return Forecast(find_tightest([clock_bound, limit]), limit)
 
 
 def bound_by_windows(caps: Sequence[ScopedCap], zone: str, balances: Balances, since: int, until: int) -> int | None:
-    """Sums what caps leave in all windows that a span touches; None where nothing bounds it.
+    """Sum the remaining amounts of caps in all windows that a span touches; None if nothing bounds it.
 
-    In each window the tightest cap counts: its own, or what the finer windows in it leave together. An hour that a
-    local day cuts in two counts in both, so the bound holds.
+    In each window the tightest bound counts: the window's own cap, or the sum of the finer windows in it. An hour that
+    is split between two local days counts in both, so the result is still an upper bound.
     """
     if not caps:
         return None
     per = min((cap for _, cap in caps), key=lambda cap: COARSEST_FIRST.index(cap.per)).per
-    here = [(scope, cap) for scope, cap in caps if cap.per == per]
-    finer = [(scope, cap) for scope, cap in caps if cap.per != per]
+    window_caps = [(scope, cap) for scope, cap in caps if cap.per == per]
+    finer_caps = [(scope, cap) for scope, cap in caps if cap.per != per]
     total, at = 0, since
     while at < until:
         window = window_at(per, at, zone)
         end = min(until, window_end(window) or until)
-        left = [_remaining_in_window(scope, cap, window, balances) for scope, cap in here]
-        tightest = find_tightest([*left, bound_by_windows(finer, zone, balances, at, end)])
+        remaining = [_remaining_in_window(scope, cap, window, balances) for scope, cap in window_caps]
+        tightest = find_tightest([*remaining, bound_by_windows(finer_caps, zone, balances, at, end)])
         if tightest is None:
             return None
         total, at = total + tightest, end
@@ -335,38 +342,38 @@ def bound_by_windows(caps: Sequence[ScopedCap], zone: str, balances: Balances, s
 
 
 def _remaining_in_window(scope: str, cap: Cap, window: str, balances: Balances) -> int | None:
-    """Returns what a cap leaves in a window. Held money counts as left, since it may be spent."""
+    """Return the remaining amount of a cap in a window. Held money counts as remaining, since it may still be spent."""
     row = balances.get((scope, window)) or BudgetRow(scope, window, "usd")
     binding = row.binding(cap.max_cost_usd)
     return None if binding is None else max(0, binding - row.spent)
 
 
-def _bound_runs(each: ScheduledRuns, balances: Balances, since: int, until: int, limit: int | None) -> int | None:
-    """Bounds the runs of a schedule by their number and cap, and by the caps of all its runs together."""
-    own: list[ScopedCap] = [(f"trigger:{each.trigger}", cap) for cap in each.caps.trigger]
-    together = bound_by_windows(own, each.caps.zone, balances, since, until)
-    cap = each.caps.session.max_cost_usd
-    runs = _count_runs(each, since, until, _count_enough_runs(cap, find_tightest([together, limit])))
-    return 0 if not runs else find_tightest([None if cap is None else runs * cap, together])
+def _bound_runs(schedule: ScheduledRuns, balances: Balances, since: int, until: int, limit: int | None) -> int | None:
+    """Bound the runs of a schedule by their number and cap, and by the caps of all its runs together."""
+    trigger_caps: list[ScopedCap] = [(f"trigger:{schedule.trigger}", cap) for cap in schedule.caps.trigger]
+    trigger_bound = bound_by_windows(trigger_caps, schedule.caps.zone, balances, since, until)
+    cap = schedule.caps.session.max_cost_usd
+    run_count = _count_runs(schedule, since, until, _count_enough_runs(cap, find_tightest([trigger_bound, limit])))
+    return 0 if not run_count else find_tightest([None if cap is None else run_count * cap, trigger_bound])
 
 
 def _count_enough_runs(cap: int | None, tightest: int | None) -> int | None:
-    """Returns how many runs are worth counting: more than reach the tightest cap change nothing."""
+    """Return the number of runs that reach the tightest cap. More runs do not change the bound."""
     if not cap:
         return 1
     return None if tightest is None else tightest // cap + 1
 
 
-def _count_runs(each: ScheduledRuns, since: int, until: int, enough: int | None) -> int:
-    """Counts the runs that start within a span, up to `enough`, including delayed ones."""
-    spaced = (until - since) // max(SECOND, each.min_interval - MIN_INTERVAL_SLACK) + 1
-    counted = spaced if enough is None else min(spaced, enough)
-    interval, anchor = each.timing.every, each.timing.anchor
+def _count_runs(schedule: ScheduledRuns, since: int, until: int, enough_runs: int | None) -> int:
+    """Count the runs that start within a span, up to `enough_runs`, including delayed ones."""
+    max_runs = (until - since) // max(SECOND, schedule.min_interval - MIN_INTERVAL_SLACK) + 1
+    max_count = max_runs if enough_runs is None else min(max_runs, enough_runs)
+    interval, anchor = schedule.timing.every, schedule.timing.anchor
     if interval:
-        times = (until - anchor) // interval - (max(since, anchor - 1) - anchor) // interval
+        tick_count = (until - anchor) // interval - (max(since, anchor - 1) - anchor) // interval
     else:
-        times = count_ticks(each.timing, since, until, counted).count
-    return min(max(0, times), counted) + each.pending
+        tick_count = count_ticks(schedule.timing, since, until, max_count).count
+    return min(max(0, tick_count), max_count) + schedule.pending
 
 
 def find_tightest(amounts: Sequence[int | None]) -> int | None:
@@ -374,5 +381,5 @@ def find_tightest(amounts: Sequence[int | None]) -> int | None:
 
 
 def _add(amounts: Sequence[int | None]) -> int | None:
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) if len(known) == len(amounts) else None
+    bounded_amounts = [amount for amount in amounts if amount is not None]
+    return sum(bounded_amounts) if len(bounded_amounts) == len(amounts) else None

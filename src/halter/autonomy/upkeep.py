@@ -1,9 +1,9 @@
-"""What has to be done for an agent that is to run by itself: a decision without I/O, looked at again and again.
+"""Upkeep of unattended agents: decisions without I/O, made at every check.
 
-A session that is over stays over, unless a person's word came later. There is one exception: when a session has used up
-its own cap, the next one begins by itself, provided that a cap of an hour, a day or a month still bounds the agent.
+An ended session stays ended, unless a person resumes it later. There is one exception: after a session has used up its
+own cap, the next one starts automatically if an hourly, daily or monthly cap still bounds the agent.
 
-How often an agent that breaks down is started again, before a person has to look.
+An agent that fails is restarted a limited number of times, before a person has to act.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,15 +17,15 @@ from halter.core.vocabulary import State
 from halter.guard.judge import compute_ramp_delay
 
 REST_STATES: frozenset[State] = frozenset(("SLEEPING", "WAITING_FOR_INPUT", "PAUSED"))
-"""Rests between turns; a rest inside of a turn is handled by its loop."""
+"""States of a session that is parked between turns. The loop handles a park inside a turn."""
 
 
 class BeginSession(msgspec.Struct, frozen=True):
-    """Start the agent's session of this number; `follows` and `because` are set if it continues another."""
+    """Start the agent's session of this number; `follows` and `reason` are set if it continues an exhausted one."""
 
     number: int
     follows: str = ""
-    because: str = ""
+    reason: str = ""
 
 
 class ReopenSession(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class ReopenSession(msgspec.Struct, frozen=True):
 
 
 class AttendSession(msgspec.Struct, frozen=True):
-    """Run a resting session that was halted, so that it ends."""
+    """Run a parked session that was halted, so that it ends."""
 
     session: str
 
@@ -51,23 +51,23 @@ class StopSession(msgspec.Struct, frozen=True):
 class ExhaustedSession(msgspec.Struct, frozen=True):
     """A session that its cap ended.
 
-    `cap` names the cap and its amount, as in the configuration. `turns` counts finished ones. `bounded` says that an
-    hourly, daily or monthly cap applies to the agent now.
+    `cap` names the cap and its amount, as in the configuration. `has_window_cap` is True if an hourly, daily or
+    monthly cap applies to the agent now.
     """
 
     cap: str
     key: str
     turns: int
-    bounded: bool
+    has_window_cap: bool
     asks: bool = False
     tokens: bool = False
 
 
 class LeaveAlone(msgspec.Struct, frozen=True):
-    """Do nothing. The sentence says why the agent does not run, if so; `until` when that may change."""
+    """Do nothing. If the agent does not run, the sentence is the reason; `check_at` is when that may change."""
 
     sentence: str = ""
-    until: int | None = None
+    check_at: int | None = None
 
 
 UpkeepStep = BeginSession | ReopenSession | AttendSession | StopSession | LeaveAlone
@@ -76,92 +76,100 @@ UpkeepStep = BeginSession | ReopenSession | AttendSession | StopSession | LeaveA
 def decide_upkeep(
     agent: str,
     switch: AgentRow | None,
-    last: SessionRow | None,
+    newest: SessionRow | None,
     halts: Mapping[str, HaltRow],
     now: int,
     *,
     starting: bool = False,
     used_up: ExhaustedSession | None = None,
 ) -> UpkeepStep:
-    """Decides by the agent's switch, its newest session and the halts.
+    """Decide by the agent's switch, its newest session and the active halts.
 
-    `starting` is the first check of a process. `used_up` is set where a cap ended the newest session.
+    `starting` is the first check of a process. `exhausted` is set where a cap ended the newest session.
     """
-    if last is not None and (newer := explain_newer_format(last)):
+    if newest is not None and (newer := explain_newer_format(newest)):
         return LeaveAlone(newer)
-    if last is not None and last.ended_at is None:
-        return _decide_for_open(last, switch, halts)
+    if newest is not None and newest.ended_at is None:
+        return _decide_for_open(newest, switch, halts)
     if switch is None or not switch.switched_on:
-        return LeaveAlone(f"{agent} is switched off: halter on {agent}")
-    halted = next(_list_halts(agent, "", halts), None)
-    if halted is not None:
-        return LeaveAlone(f"{halted.scope} was halted by {halted.by}: halter resume {halted.scope}")
-    if last is None:
+        return LeaveAlone(f"{agent} is switched off. Run `halter on {agent}`.")
+    halt = next(_list_halts(agent, "", halts), None)
+    if halt is not None:
+        return LeaveAlone(f"{halt.scope} was halted by {halt.by}. Run `halter resume {halt.scope}`.")
+    if newest is None:
         return BeginSession(1)
-    if last.state == "COMPLETED" and starting:
-        return BeginSession(_parse_number(agent, last) + 1)
-    if switch.at >= _find_stop_time(last, halts):
-        return BeginSession(_parse_number(agent, last) + 1)
-    if used_up is not None and last.state == "BUDGET_EXCEEDED":
-        return _decide_after_cap(agent, last, used_up)
-    return _decide_for_ended(agent, last, halts, now)
+    if newest.state == "COMPLETED" and starting:
+        return BeginSession(_parse_number(agent, newest) + 1)
+    if switch.at >= _find_stop_time(newest, halts):
+        return BeginSession(_parse_number(agent, newest) + 1)
+    if used_up is not None and newest.state == "BUDGET_EXCEEDED":
+        return _decide_after_cap(agent, newest, used_up)
+    return _decide_for_ended(agent, newest, halts, now)
 
 
-def _decide_after_cap(agent: str, last: SessionRow, used_up: ExhaustedSession) -> UpkeepStep:
-    """Starts the next session where other caps bound the agent; else a person must agree.
+def _decide_after_cap(agent: str, newest: SessionRow, exhausted: ExhaustedSession) -> UpkeepStep:
+    """Start the next session if other caps bound the agent; otherwise a person must start it.
 
-    A session cap that renews itself without another cap would be no cap. One that does not last a single turn would end
-    one session after the other.
+    Without another cap, a session cap that renews automatically would not limit anything. A cap that does not last a
+    single turn would end one session after the other.
     """
-    again = f"`halter on {agent}` begins the next session."
-    if used_up.asks:
-        return LeaveAlone(f"{last.session} has used up {used_up.cap}, and no person agreed to more. {again}")
-    if used_up.tokens:
-        return LeaveAlone(f"{last.session} has used up {used_up.cap}, which no cap on money bounds. {again}")
-    if not used_up.turns:
+    advice = f"Run `halter on {agent}` to start the next session."
+    if exhausted.asks:
+        return LeaveAlone(f"{newest.session} has used up {exhausted.cap}, and no person approved more. {advice}")
+    if exhausted.tokens:
         return LeaveAlone(
-            f"{last.session} came to {used_up.cap} before a single turn was done, so it is not begun anew: raise "
-            f"`{used_up.key}`. Then {again}"
+            f"{newest.session} has used up {exhausted.cap}, a token cap; no next session starts automatically. {advice}"
         )
-    if not used_up.bounded:
+    if not exhausted.turns:
         return LeaveAlone(
-            f"{last.session} has used up {used_up.cap}, and no cap of an hour, a day or a month bounds what the next "
-            f"sessions would spend: write `max_cost_usd_per_day`, or say so each time. {again}"
+            f"{newest.session} reached {exhausted.cap} before it finished a turn, so no next session starts. Raise "
+            f"`{exhausted.key}`. {advice}"
         )
-    return BeginSession(_parse_number(agent, last) + 1, last.session, f"{last.session} has used up {used_up.cap}.")
+    if not exhausted.has_window_cap:
+        return LeaveAlone(
+            f"{newest.session} has used up {exhausted.cap}, and no hourly, daily or monthly cap bounds the next "
+            f"sessions. Set `max_cost_usd_per_day`. {advice}"
+        )
+    return BeginSession(
+        _parse_number(agent, newest) + 1, newest.session, f"{newest.session} has used up {exhausted.cap}."
+    )
 
 
-def _find_stop_time(last: SessionRow, halts: Mapping[str, HaltRow]) -> int:
-    """Returns when a session was told to end: by its own halt, it ended a moment later."""
-    halted = halts.get(f"session:{last.session}")
-    ended = (last.ended_at or 0) + 1
-    return min(ended, halted.at) if halted is not None and halted.halted else ended
+def _find_stop_time(newest: SessionRow, halts: Mapping[str, HaltRow]) -> int:
+    """Return when a session was ordered to end: with its own halt, that is a moment before its end."""
+    halt = halts.get(f"session:{newest.session}")
+    ended_at = (newest.ended_at or 0) + 1
+    return min(ended_at, halt.at) if halt is not None and halt.halted else ended_at
 
 
-def _decide_for_open(last: SessionRow, switch: AgentRow | None, halts: Mapping[str, HaltRow]) -> UpkeepStep:
-    halted = next(_list_halts(last.agent, last.session, halts), None)
-    if halted is None and switch is not None and not switch.switched_on:
-        return StopSession(last.session, switch.by)
-    if halted is not None and last.owner == NO_OWNER and last.state in REST_STATES:
-        return AttendSession(last.session)
+def _decide_for_open(newest: SessionRow, switch: AgentRow | None, halts: Mapping[str, HaltRow]) -> UpkeepStep:
+    halt = next(_list_halts(newest.agent, newest.session, halts), None)
+    if halt is None and switch is not None and not switch.switched_on:
+        return StopSession(newest.session, switch.by)
+    if halt is not None and newest.owner == NO_OWNER and newest.state in REST_STATES:
+        return AttendSession(newest.session)
     return LeaveAlone()
 
 
-def _decide_for_ended(agent: str, last: SessionRow, halts: Mapping[str, HaltRow], now: int) -> UpkeepStep:
-    """Go on where a halt was lifted after it had ended the session; each session in its own turn."""
-    over = LeaveAlone(
-        f"{last.session} is over ({last.state}, {last.terminal_reason}): halter on {agent} begins the next session."
+def _decide_for_ended(agent: str, newest: SessionRow, halts: Mapping[str, HaltRow], now: int) -> UpkeepStep:
+    """Reopen a session that a halt ended, after the halt is lifted; the ramp delays each session differently."""
+    no_action = LeaveAlone(
+        f"{newest.session} has ended ({newest.state}: {newest.terminal_reason}). Run `halter on {agent}` to start the "
+        "next session."
     )
-    if last.state != "HALTED" or next(_list_halts(agent, last.session, halts), None) is not None:
-        return over
-    rows = (halts[scope] for scope in list_scopes(agent, last.session) if scope in halts)
-    lifted = max((row for row in rows if row.at >= (last.ended_at or 0)), key=lambda row: row.at, default=None)
-    if lifted is None:
-        return over
-    due = lifted.at + compute_ramp_delay(last.session, lifted.ramp)
-    if now < due:
-        return LeaveAlone(f"{lifted.scope} was resumed by {lifted.by}; {last.session} goes on in its turn.", due)
-    return ReopenSession(last.session, lifted.by)
+    if newest.state != "HALTED" or next(_list_halts(agent, newest.session, halts), None) is not None:
+        return no_action
+    rows = (halts[scope] for scope in list_scopes(agent, newest.session) if scope in halts)
+    lifted_halt = max((row for row in rows if row.at >= (newest.ended_at or 0)), key=lambda row: row.at, default=None)
+    if lifted_halt is None:
+        return no_action
+    due_at = lifted_halt.at + compute_ramp_delay(newest.session, lifted_halt.ramp)
+    if now < due_at:
+        return LeaveAlone(
+            f"{lifted_halt.scope} was resumed by {lifted_halt.by}; {newest.session} resumes after its ramp delay.",
+            due_at,
+        )
+    return ReopenSession(newest.session, lifted_halt.by)
 
 
 def _list_halts(agent: str, session: str, halts: Mapping[str, HaltRow]) -> Iterator[HaltRow]:
@@ -169,35 +177,35 @@ def _list_halts(agent: str, session: str, halts: Mapping[str, HaltRow]) -> Itera
 
 
 def list_scopes(agent: str, session: str) -> tuple[str, ...]:
-    """What halts an autonomous agent or its session."""
+    """List the scopes whose halts apply to an autonomous agent or its session."""
     return (*((f"session:{session}",) if session else ()), f"agent:{agent}", "fleet")
 
 
-def _parse_number(agent: str, last: SessionRow) -> int:
-    """Read the number of a session off its name; one that was named otherwise is the first."""
-    number = last.session.removeprefix(f"{agent}-")
+def _parse_number(agent: str, newest: SessionRow) -> int:
+    """Parse the number in a session's name; a session with another form of name is the first."""
+    number = newest.session.removeprefix(f"{agent}-")
     return int(number) if number.isdecimal() else 1
 
 
 RESTART_WINDOW: Final = 10 * MINUTE
 MAX_RESTARTS: Final = 5
-"""Most restarts within the window."""
+"""Maximum number of restarts within the window."""
 
 
 class RestartAfter(msgspec.Struct, frozen=True):
-    """Start again after so many microseconds."""
+    """Restart the agent after this many microseconds."""
 
     after: int
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """Leave it to a person."""
+    """Do not restart; a person has to act."""
 
 
 def decide_restart(failures: Sequence[int], now: int) -> RestartAfter | GiveUp:
-    """Decide what follows a breakdown; `failures` are the moments of all of them, this one included.
+    """Decide what follows a failure; `failures` are the times of all failures, including this one.
 
-    A moment that a clock set back has put into the future counts if it is near.
+    A time in the future, from a clock that was set back, counts if it is within the window.
     """
     recent = sum(1 for at in failures if abs(now - at) < RESTART_WINDOW)
     return GiveUp() if recent >= MAX_RESTARTS else RestartAfter(SECOND << max(0, recent - 1))

@@ -1,1 +1,1 @@
-"""Decisions on a phone: what waits is sent to the people who may answer, and their replies are answers."""
+"""Decisions over chat platforms: open decisions are sent to the people who may answer, and replies answer them."""

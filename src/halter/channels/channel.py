@@ -1,8 +1,8 @@
-"""A channel at work: sends what waits to the people who may answer, performs their replies, and shows the outcome.
+"""A running channel: sends decisions to the people who may answer, performs their replies, and shows the outcome.
 
-One process serves a channel at a time: the one whose name the channel's stream has, as long as that worker is alive.
-Everything that must survive a restart is in that stream. A reply may be delivered again after a crash; what it answered
-is answered by then, and says so.
+One process serves a channel at a time: the worker that the channel's stream names, while it is alive. Everything that
+must survive a restart is in that stream. A reply may be delivered again after a crash; its decision is then already
+answered, and the sender is informed.
 """
 
 import asyncio
@@ -33,46 +33,54 @@ from halter.channels.messages import (
     read_reply,
     session_of_question,
 )
-from halter.core import events as ev
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import HalterError, NotDone, StoreUnavailable
+from halter.core.events import (
+    ApproverPaired,
+    ChannelEvent,
+    ChannelTaken,
+    DecisionShown,
+    MessageClosed,
+    RepliesRead,
+    WakePosted,
+)
 from halter.core.ids import inbox_stream, make_worker_id
 from halter.core.ports import Query, read_stream
 from halter.core.rows import DecisionRow, WorkerRow
 from halter.core.text import clean, shorten
-from halter.dispatch.heartbeat import keep_leases
-from halter.loop.session_runtime import raise_if_cancelled, run_until_first, wait_for_news, watch_changes
+from halter.dispatch.heartbeat import renew_leases
+from halter.loop.session_runtime import raise_if_cancelled, run_until_first, wait_for_change, watch_changes
 from halter.operations import control, decisions
+from halter.operations.actor import Actor, Principal
 from halter.operations.channels import read_who
 from halter.operations.decisions import WaitingDecision
-from halter.operations.desk import Actor, Principal
-from halter.operations.status import FleetStatus, status
+from halter.operations.status import FleetStatus, read_status
 from halter.runtime.needs import read_open_questions
 from halter.runtime.runtime import Runtime
 from halter.state.channel import Approver, ChannelLog, ChannelState, ShownMessage, digest_token
 
 ANNOUNCE_INTERVAL: Final = 30 * SECOND
-"""Polling interval for what waits: hints may be lost, and decisions expire."""
+"""Polling interval for open decisions: change hints may be lost, and decisions expire."""
 DEBOUNCE: Final = SECOND
 TAKE_INTERVAL: Final = 5 * SECOND
 SEND_INTERVAL: Final = SECOND
-"""Between two messages: platforms allow about one a second in a chat."""
+"""Time between two messages: platforms allow about one per second in a chat."""
 MAX_OPEN: Final = 20
-"""So many open questions are shown in a chat at once; the others follow as these are answered."""
+"""Maximum number of open questions in a chat; others follow as these are answered."""
 MAX_CODES_PER_MINUTE: Final = 10
-"""So many codes of one account are looked at, so that no account keeps another from pairing.
+"""Maximum number of codes read from one account per minute, so that no account keeps another from pairing.
 
-A code has 60 random bits and counts for ten minutes: any number of accounts find none by trying.
+A code has 60 random bits and is valid for ten minutes, so even many accounts cannot guess one.
 """
 MAX_STATUS_LINES: Final = 20
 BACKOFF: Final = 2 * SECOND
 MAX_BACKOFF: Final = 2 * MINUTE
 
-Tell = Callable[[str], None]
+ReportSentence = Callable[[str], None]
 
 
 class TransportFailed(HalterError):
-    """A platform did not do what was asked: a sentence without any secret. `retry_after` is in microseconds."""
+    """A platform failed; the sentence contains no secret. `retry_after` is in microseconds."""
 
     def __init__(self, sentence: str, *, may_retry: bool, retry_after: int = 0) -> None:
         super().__init__(sentence)
@@ -81,7 +89,7 @@ class TransportFailed(HalterError):
 
 
 class ChannelLost(HalterError):
-    """Another process serves the channel now."""
+    """Another process has taken over the channel."""
 
 
 class Transport(Protocol):
@@ -90,31 +98,31 @@ class Transport(Protocol):
     name: str
 
     def can_send(self, text: str) -> bool:
-        """Whether a text can be sent whole."""
+        """Return True if a text can be sent whole."""
         ...
 
     async def probe(self) -> str:
-        """Ask the platform whether it takes the token, and say as whom; nothing is sent to a person."""
+        """Check that the platform accepts the token; return the identity. Sends nothing to a person."""
         ...
 
-    async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
-        """Wait for replies that follow a mark, for a while; oldest first."""
+    async def receive(self, after: str, chats: frozenset[str]) -> Sequence[ChatReply]:
+        """Wait a while for replies after a mark; return them oldest first."""
         ...
 
-    async def send(self, place: str, message: ChatMessage) -> str:
+    async def send(self, chat: str, message: ChatMessage) -> str:
         """Send a message, and return its id."""
         ...
 
-    async def close_message(self, place: str, message: str, text: str) -> None:
+    async def close_message(self, chat: str, message: str, text: str) -> None:
         """Replace a message's text, and remove its buttons."""
         ...
 
     async def respond(self, reply: ChatReply, text: str) -> None:
-        """Tell the sender of a reply what came of it."""
+        """Send the result of a reply to its sender."""
         ...
 
     async def close(self) -> None:
-        """Close all connections; the next call opens them anew."""
+        """Close all connections; the next call opens them again."""
         ...
 
 
@@ -123,7 +131,7 @@ class DecisionChannel:
         self,
         app: Runtime,
         transport: Transport,
-        report: Tell,
+        report: ReportSentence,
         dashboard: str = "",
         quiet: Hours | None = None,
         randomly: Callable[[int], bytes] = secrets.token_bytes,
@@ -137,7 +145,7 @@ class DecisionChannel:
         self._store = app.patient()
         self._worker = make_worker_id(f"channel-{transport.name}", app.ids)
         self._log = ChannelLog(self._store, transport.name)
-        self._news = asyncio.Event()
+        self._change_event = asyncio.Event()
         self._last_reported = ""
         self._failures = 0
         self._undeliverable: set[tuple[str, str]] = set()
@@ -145,32 +153,32 @@ class DecisionChannel:
 
     async def run(self) -> None:
         """Serve the channel whenever no other process does, until cancelled."""
-        async with keep_leases(self._store, self._app.clock, self._worker, liveness=self._app.liveness):
+        async with renew_leases(self._store, self._app.clock, self._worker, liveness=self._app.liveness):
             while True:
                 await self._acquire()
-                self._report(f"Decisions are sent and answered over {self._transport.name}.")
+                self._report(f"Serving decisions over {self._transport.name}.")
                 try:
                     await run_until_first([self._announce_forever(), self._receive_forever()])
                 except ChannelLost:
-                    self._report(f"Another process serves {self._transport.name} now; this one waits.")
+                    self._report(f"Another process now serves {self._transport.name}; this one waits.")
 
     async def _acquire(self) -> None:
-        """Wait until no live worker serves the channel, and take it."""
-        clock, taken = self._app.clock, ev.ChannelTaken(channel=self._transport.name, worker=self._worker)
+        """Wait until no live worker serves the channel, then take it over."""
+        clock, event = self._app.clock, ChannelTaken(channel=self._transport.name, worker=self._worker)
         await self._store.beat(self._worker)
         while True:
-            before = (await self._log.refresh()).worker
+            owner = (await self._log.refresh()).worker
             rows = await self._store.ask(Query("all_workers", WorkerRow))
-            free = before not in {row.worker for row in rows if row.alive(clock.now())}
-            if free and await self._append(lambda state, b=before: [taken] if state.worker == b else []):
+            is_free = owner not in {row.worker for row in rows if row.alive(clock.now())}
+            if is_free and await self._append(lambda state, b=owner: [event] if state.worker == b else []):
                 return
             await clock.sleep(TAKE_INTERVAL)
 
-    async def _append(self, decide: Callable[[ChannelState], Sequence[ev.ChannelEvent]]) -> bool:
+    async def _append(self, decide: Callable[[ChannelState], Sequence[ChannelEvent]]) -> bool:
         return await self._log.append(f"channel/{self._transport.name}/{self._app.ids.make()}", decide)
 
-    async def _append_held(self, event: ev.ChannelEvent) -> None:
-        """Append an event, unless another process serves the channel by now."""
+    async def _append_held(self, event: ChannelEvent) -> None:
+        """Append an event. Raises ChannelLost if another process has taken over the channel."""
         if not await self._append(lambda state: [event] if state.worker == self._worker else []):
             raise ChannelLost(self._transport.name)
 
@@ -181,7 +189,7 @@ class DecisionChannel:
         return state
 
     async def _back_off(self, failed: TransportFailed) -> None:
-        """Report a failure once, and wait: for as long as the platform says, or twice as long each time."""
+        """Report a failure once, and wait: as long as the platform asks for, or with exponential backoff."""
         if str(failed) != self._last_reported:
             self._last_reported = str(failed)
             self._report(str(failed))
@@ -191,122 +199,124 @@ class DecisionChannel:
 
     def _on_recovery(self) -> None:
         if self._last_reported:
-            self._report(f"{self._transport.name} answers again.")
+            self._report(f"{self._transport.name} is available again.")
         self._last_reported, self._failures = "", 0
 
     async def _announce_forever(self) -> None:
-        async with watch_changes(self._store, news=self._news):
+        async with watch_changes(self._store, change_event=self._change_event):
             while True:
                 try:
                     await self._announce()
                 except TransportFailed as failed:
                     await self._back_off(failed)
-                    self._news.set()
+                    self._change_event.set()
                 await self._app.clock.sleep(DEBOUNCE)
-                await wait_for_news(self._news, ANNOUNCE_INTERVAL)
+                await wait_for_change(self._change_event, ANNOUNCE_INTERVAL)
 
     async def _announce(self) -> None:
-        """Close the messages of what is decided, then show what waits and was not shown yet."""
+        """Close the messages of settled decisions, then send the open ones that were not sent yet."""
         state = await self._refresh()
-        asked = {**await self._read_open(), **await self._read_questions()}
-        for shown in [each for each in state.shown.values() if not each.closed]:
-            one = asked.get(shown.decision)
-            if one is None or one.digest != shown.digest or shown.place not in state.list_chats():
-                await self._close(shown)
-        for place, approvers in state.list_chats().items():
-            await self._announce_in(place, approvers, asked)
+        open_items = {**await self._read_open(), **await self._read_questions()}
+        for message in [each for each in state.messages.values() if not each.closed]:
+            item = open_items.get(message.decision)
+            if item is None or item.digest != message.digest or message.place not in state.list_chats():
+                await self._close(message)
+        for chat, approvers in state.list_chats().items():
+            await self._announce_in(chat, approvers, open_items)
 
     async def _announce_in(
-        self, place: str, approvers: Sequence[Approver], asked: Mapping[str, WaitingDecision | AskedQuestion]
+        self, chat: str, approvers: Sequence[Approver], open_items: Mapping[str, WaitingDecision | AskedQuestion]
     ) -> None:
-        people = [read_who(each) for each in approvers]
-        for one in asked.values():
+        principals = [read_who(message) for message in approvers]
+        for item in open_items.values():
             state = await self._refresh()
-            there = {each.decision for each in state.shown.values() if each.place == place and not each.closed}
-            if len(there) >= MAX_OPEN:
+            open_ids = {
+                message.decision for message in state.messages.values() if message.place == chat and not message.closed
+            }
+            if len(open_ids) >= MAX_OPEN:
                 return
-            role = "operator" if isinstance(one, AskedQuestion) else "approver"
-            wanted = any(principal.can_see(one.agent) and principal.has_role(role) for principal in people)
-            if wanted and one.decision not in there and (place, one.decision) not in self._undeliverable:
-                await self._show(place, one)
+            role = "operator" if isinstance(item, AskedQuestion) else "approver"
+            is_allowed = any(principal.can_see(item.agent) and principal.has_role(role) for principal in principals)
+            if is_allowed and item.decision not in open_ids and (chat, item.decision) not in self._undeliverable:
+                await self._show(chat, item)
 
-    async def _show(self, place: str, one: WaitingDecision | AskedQuestion) -> None:
+    async def _show(self, chat: str, item: WaitingDecision | AskedQuestion) -> None:
         now, random = self._app.clock.now(), self._randomly(RANDOM_BYTES)
-        if isinstance(one, AskedQuestion):
-            message = compose_question(one, self._transport.can_send, random)
+        if isinstance(item, AskedQuestion):
+            message = compose_question(item, self._transport.can_send, random)
         else:
-            message = compose(one, now, self._transport.can_send, random, self._dashboard)
+            message = compose(item, now, self._transport.can_send, random, self._dashboard)
         if self._quiet is not None and find_wake_time(self._quiet, now) is None:
             message = replace(message, silent=True)
         try:
-            sent = await self._transport.send(place, message)
+            message_id = await self._transport.send(chat, message)
         except TransportFailed as failed:
             if failed.may_retry:
                 raise
-            self._undeliverable.add((place, one.decision))
+            self._undeliverable.add((chat, item.decision))
             self._report(str(failed))
             return
         self._on_recovery()
         await self._append_held(
-            ev.DecisionShown(
+            DecisionShown(
                 channel=self._transport.name,
-                place=place,
-                message=sent,
-                decision=one.decision,
-                digest=one.digest,
+                place=chat,
+                message=message_id,
+                decision=item.decision,
+                digest=item.digest,
                 button=digest_token(message.button),
                 cut=message.cut,
             )
         )
         await self._app.clock.sleep(SEND_INTERVAL)
 
-    async def _close(self, shown: ShownMessage) -> None:
-        text = await self._describe_outcome(shown.decision)
+    async def _close(self, message: ShownMessage) -> None:
+        text = await self._describe_outcome(message.decision)
         try:
-            await self._transport.close_message(shown.place, shown.message, text)
+            await self._transport.close_message(message.place, message.message, text)
         except TransportFailed as failed:
             if failed.may_retry:
                 raise
             self._report(str(failed))
         await self._append_held(
-            ev.MessageClosed(channel=self._transport.name, place=shown.place, message=shown.message)
+            MessageClosed(channel=self._transport.name, place=message.place, message=message.message)
         )
 
     async def _describe_outcome(self, decision: str) -> str:
         if decision.endswith(QUESTION):
             session = session_of_question(decision)
             inbox = await read_stream(self._store, inbox_stream(session))
-            said = [
-                stored.event
-                for stored in inbox
-                if isinstance(stored.event, ev.WakePosted) and stored.event.cause == "message"
+            answers = [
+                stored_event.event
+                for stored_event in inbox
+                if isinstance(stored_event.event, WakePosted) and stored_event.event.cause == "message"
             ]
             return (
-                f"Answered by {said[-1].sender}, in session {session}." if said else f"{decision} is no longer asked."
+                f"Answered by {answers[-1].sender}, in session {session}." if answers else f"{decision} was withdrawn."
             )
         rows = await self._store.ask(Query("decision", DecisionRow, {"decision": decision}))
         return describe_outcome(next(iter(rows), None), decision, self._app.clock.now())
 
     async def _read_open(self) -> Mapping[str, WaitingDecision]:
-        """All open decisions, the longest waiting first."""
+        """Read all open decisions, the longest waiting first."""
         actor = Actor(self._app, Principal(self._transport.name, "viewer"))
         return {decision.decision: decision for decision in await decisions.waiting(actor)}
 
     async def _read_questions(self) -> Mapping[str, AskedQuestion]:
-        """What sessions ask in words of their own, and no person has answered."""
-        found = [
-            AskedQuestion(one.session, one.agent, one.call, one.question_text)
-            for one in (await read_open_questions(self._store)).values()
-            if one.question_text
+        """Read the unanswered questions of sessions."""
+        questions = [
+            AskedQuestion(question.session, question.agent, question.call, question.question_text)
+            for question in (await read_open_questions(self._store)).values()
+            if question.question_text
         ]
-        return {one.decision: one for one in found}
+        return {question.decision: question for question in questions}
 
     async def _receive_forever(self) -> None:
         while True:
             state = await self._refresh()
-            places = frozenset((*state.list_chats(), *(each.place for each in state.offers.values() if each.place)))
+            chats = frozenset((*state.list_chats(), *(each.place for each in state.offers.values() if each.place)))
             try:
-                replies = await self._transport.receive(state.mark, places)
+                replies = await self._transport.receive(state.mark, chats)
             except TransportFailed as failed:
                 await self._back_off(failed)
                 continue
@@ -315,7 +325,7 @@ class DecisionChannel:
                 await self._handle(reply)
 
     async def _handle(self, reply: ChatReply) -> None:
-        """Perform one reply. While the store is unavailable it waits; it changes nothing twice."""
+        """Perform one reply. Waits while the store is unavailable; a repeated reply changes nothing."""
         while True:
             try:
                 await self._handle_once(reply)
@@ -323,10 +333,10 @@ class DecisionChannel:
                 await self._app.clock.sleep(SECOND)
             except ChannelLost:
                 raise
-            except Exception as error:  # noqa: BLE001 A reply that breaks must not keep the others from being read.
+            except Exception as error:  # noqa: BLE001 A failing reply must not block the others.
                 raise_if_cancelled()
-                self._report(f"A reply over {self._transport.name} broke: {describe_error(error)}")
-                await self._append_held(ev.RepliesRead(channel=self._transport.name, mark=reply.mark))
+                self._report(f"A reply over {self._transport.name} failed: {describe_error(error)}")
+                await self._append_held(RepliesRead(channel=self._transport.name, mark=reply.mark))
                 return
             else:
                 return
@@ -336,7 +346,7 @@ class DecisionChannel:
         if await self._pair(reply, state):
             return
         approver = state.approvers.get(reply.account)
-        if approver is None or approver.place != reply.place:
+        if approver is None or approver.place != reply.chat:
             return
         try:
             intent = read_reply(reply, state, await self._read_open())
@@ -344,25 +354,25 @@ class DecisionChannel:
         except NotDone as refused:
             sentence = str(refused)
         await self._respond(reply, sentence)
-        await self._append_held(ev.RepliesRead(channel=self._transport.name, mark=reply.mark))
-        self._news.set()
+        await self._append_held(RepliesRead(channel=self._transport.name, mark=reply.mark))
+        self._change_event.set()
 
     async def _perform(self, intent: Intent, actor: Actor, mark: str) -> str:
         match intent:
             case ApproveShown():
-                return (await decisions.approve(actor, intent.shown.decision, intent.terms)).sentence
+                return (await decisions.approve(actor, intent.message.decision, intent.terms)).sentence
             case DenyShown():
-                return (await decisions.deny(actor, intent.shown.decision, clean(intent.reason))).sentence
+                return (await decisions.deny(actor, intent.message.decision, clean(intent.reason))).sentence
             case AnswerShown():
-                question = intent.shown.decision
+                question = intent.message.decision
                 key, call = f"{question}/{self._transport.name}/{mark}", question.removesuffix(QUESTION)
                 return (
                     await control.answer_question(actor, session_of_question(question), call, intent.text, key)
                 ).sentence
             case StopScope():
-                return (await control.halt(actor, intent.scope, f"said over {self._transport.name}")).sentence
+                return (await control.halt(actor, intent.scope, f"over {self._transport.name}")).sentence
             case ShowStatus():
-                return describe_status(await status(actor))
+                return describe_status(await read_status(actor))
             case Explain():
                 return intent.sentence
 
@@ -373,35 +383,35 @@ class DecisionChannel:
             self._report(str(failed))
 
     async def _pair(self, reply: ChatReply, state: ChannelState) -> bool:
-        """Make the sender of an open code an approver; any other code gets no answer."""
+        """Pair the sender of a valid code; any other code gets no answer."""
         code = find_code(reply.press or reply.text)
         if not code or reply.forwarded or not self._is_attempt_allowed(reply.account):
             return False
         offer, now = state.offers.get(digest_token(code)), self._app.clock.now()
-        if offer is None or offer.expires_at <= now or (offer.place and offer.place != reply.place):
+        if offer is None or offer.expires_at <= now or (offer.place and offer.place != reply.chat):
             return False
-        paired = ev.ApproverPaired(
+        event = ApproverPaired(
             channel=self._transport.name,
             account=reply.account,
-            place=reply.place,
+            place=reply.chat,
             name=offer.name,
             role=offer.role,
             by=offer.by,
             agents=offer.agents,
         )
-        if not await self._append(lambda newer: [paired] if offer.code in newer.offers else []):
+        if not await self._append(lambda newer: [event] if offer.code in newer.offers else []):
             return False
-        await self._respond(reply, f"You answer here as {offer.name} ({offer.role}). What waits for you is sent here.")
-        self._news.set()
+        await self._respond(reply, f"Paired as {offer.name} ({offer.role}). Open decisions are sent here.")
+        self._change_event.set()
         return True
 
     def _is_attempt_allowed(self, account: str) -> bool:
         now = self._app.clock.now()
-        self._codes = {each: tries for each, tries in self._codes.items() if tries[-1] > now - MINUTE}
-        tries = [at for at in self._codes.get(account, ()) if at > now - MINUTE]
-        if len(tries) >= MAX_CODES_PER_MINUTE:
+        self._codes = {sender: attempts for sender, attempts in self._codes.items() if attempts[-1] > now - MINUTE}
+        attempts = [at for at in self._codes.get(account, ()) if at > now - MINUTE]
+        if len(attempts) >= MAX_CODES_PER_MINUTE:
             return False
-        self._codes[account] = [*tries, now]
+        self._codes[account] = [*attempts, now]
         return True
 
 
@@ -409,13 +419,13 @@ def describe_error(error: Exception) -> str:
     return shorten(clean(f"{type(error).__name__}: {error}"), 300)
 
 
-def describe_status(found: FleetStatus) -> str:
-    """The fleet in a few lines for a small screen."""
-    cap = "" if found.cap_today_usd is None else f" of ${found.cap_today_usd:.2f}"
-    lines = [f"${found.spent_today_usd:.2f}{cap} spent today; {len(found.needs_you)} waiting for you."]
+def describe_status(fleet_status: FleetStatus) -> str:
+    """Describe the fleet in a few lines for a small screen."""
+    cap = "" if fleet_status.cap_today_usd is None else f" of ${fleet_status.cap_today_usd:.2f}"
+    lines = [f"${fleet_status.spent_today_usd:.2f}{cap} spent today; {len(fleet_status.needs_you)} waiting for you."]
     lines += [
-        f"{each.agent}: {shorten(each.waits, 200)} ${each.spent_today_usd:.2f} today."
-        for each in found.agents[:MAX_STATUS_LINES]
+        f"{agent.agent}: {shorten(agent.waits, 200)} ${agent.spent_today_usd:.2f} today."
+        for agent in fleet_status.agents[:MAX_STATUS_LINES]
     ]
-    more = len(found.agents) - MAX_STATUS_LINES
-    return "\n".join([*lines, *([f"… and {more} more agents."] if more > 0 else [])])
+    more_count = len(fleet_status.agents) - MAX_STATUS_LINES
+    return "\n".join([*lines, *([f"… and {more_count} more agents."] if more_count > 0 else [])])

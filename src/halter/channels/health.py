@@ -1,4 +1,4 @@
-"""What `halter doctor` says of channels: whether each is reached, who answers there, and which process serves it."""
+"""Checks of channels for `halter doctor`: connection, approvers and the serving process."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,11 +18,11 @@ PROBE_SECONDS: Final = 10.0
 
 
 async def check_channels(app: Runtime, connect: Connect = connect_directly) -> AsyncGenerator[Check]:
-    """Check each channel that the fleet's file names, and find people who are paired where none is named."""
+    """Check each configured channel, and warn about people who are paired on a channel that is not configured."""
     try:
         transports = make_transports(app, read_channels(app), connect)
     except ConfigError:
-        return  # The file is a finding of its own.
+        return  # Another check reports the file.
     live = {row.worker for row in await app.store.ask(Query("all_workers", WorkerRow)) if row.alive(app.clock.now())}
     states = {name: await ChannelLog(app.store, name).refresh() for name in CHANNELS}
     for transport in transports:
@@ -30,11 +30,11 @@ async def check_channels(app: Runtime, connect: Connect = connect_directly) -> A
         checks = [await _probe(transport), _check_people(name, states[name]), _check_worker(name, states[name], live)]
         yield combine_checks(name, checks)
     for name in sorted({*CHANNELS} - {each.name for each in transports}):
-        if people := sorted({each.name for each in states[name].approvers.values()}):
+        if approver_names := sorted({each.name for each in states[name].approvers.values()}):
             yield warn_check(
                 name,
-                f"{', '.join(people)} cannot be asked there: halter.yaml names no {name} under `channels`. Write it, "
-                f"or remove them with halter channels unpair {name} {people[0]}.",
+                f"{', '.join(approver_names)} cannot be reached: halter.yaml has no {name} under `channels`. Add it, "
+                f"or unpair them with halter channels unpair {name} {approver_names[0]}.",
             )
 
 
@@ -42,28 +42,26 @@ async def _probe(transport: Transport) -> Check:
     name = transport.name
     try:
         async with asyncio.timeout(PROBE_SECONDS):
-            found = await transport.probe()
+            identity = await transport.probe()
     except TransportFailed as failed:
-        return fail_check(name, str(failed).removesuffix(" It is tried again."))
+        return fail_check(name, str(failed).removesuffix(" Retrying."))
     except TimeoutError:
-        return fail_check(
-            name, f"It does not answer within {PROBE_SECONDS:.0f} seconds: look at its url and at the network."
-        )
+        return fail_check(name, f"No answer within {PROBE_SECONDS:.0f} seconds. Check its url and the network.")
     finally:
         await transport.close()
-    return pass_check(name, f"It lets Halter in, {found}.")
+    return pass_check(name, f"Connected {identity}.")
 
 
 def _check_people(name: str, state: ChannelState) -> Check:
-    people = sorted({each.name for each in state.approvers.values() if read_who(each).has_role("approver")})
-    if not people:
-        return warn_check(name, f"No one may decide there: pair a person with halter channels pair {name} NAME.")
-    return pass_check(name, f"{', '.join(people)} may decide there.")
+    approver_names = sorted({each.name for each in state.approvers.values() if read_who(each).has_role("approver")})
+    if not approver_names:
+        return warn_check(name, f"No approver is paired. Pair a person with halter channels pair {name} NAME.")
+    return pass_check(name, f"{', '.join(approver_names)} may decide here.")
 
 
 def _check_worker(name: str, state: ChannelState, live: set[str]) -> Check:
     if state.worker not in live:
         return warn_check(
-            name, "No process serves it now: start halter serve, halter up or a worker, where halter.yaml names it."
+            name, "No process serves it. Start halter serve, halter up or a worker with this halter.yaml."
         )
     return pass_check(name, f"{state.worker} serves it.")

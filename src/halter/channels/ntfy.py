@@ -1,7 +1,7 @@
-"""ntfy with a topic for questions and one for answers, for each person.
+"""ntfy with one topic for questions and one for answers per person.
 
-The name of a topic is a secret that pairing makes, and knows a person: what is sent to the topic of answers was sent by
-them. A button posts there what it carries. Both topics are on the server, so no address of Halter's is reached.
+The name of a topic is a secret that pairing makes, and identifies the person: messages in the topic of answers are
+theirs. A button posts its token there. Both topics are on the ntfy server, which need not reach Halter.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ MAX_BYTES: Final = 4096
 """A longer message becomes a file, which a phone does not show."""
 MAX_BUTTONS: Final = 3
 REPLIES: Final = "-re"
-"""What the topic of answers is called, after that of questions."""
+"""Suffix of the topic of answers, after the name of the topic of questions."""
 SINCE: Final = "10m"
-"""How far back is read where nothing was read yet: as long as a pairing code is good."""
+"""How far back the first read goes: the lifetime of a pairing code."""
 POLL_SECONDS: Final = 25
 IDLE_SECONDS: Final = 2
-"""Between looks for a first person to read from."""
+"""Polling interval for the first paired person."""
 CALL_SECONDS: Final = 20
 _DENIED: Final = (401, 403)
 _TOO_MANY: Final = 429
@@ -68,14 +68,14 @@ class NtfyTransport:
         return len(text.encode("utf-8", "replace")) <= MAX_BYTES
 
     async def probe(self) -> str:
-        """Without a token, the server is asked for its health alone."""
+        """Check the server's health, and with a token the account."""
         health = await self._get("v1/health")
         try:
             healthy = msgspec.json.decode(health, type=_Health).healthy
         except msgspec.DecodeError:
             healthy = False
         if not healthy:
-            sentence = f"{self._url} does not answer as ntfy does: look at `channels.ntfy.url`."
+            sentence = f"{self._url} does not answer like ntfy. Check `channels.ntfy.url`."
             raise TransportFailed(sentence, may_retry=True)
         if self._reveal_token is None:
             return "without a token"
@@ -88,17 +88,17 @@ class NtfyTransport:
         try:
             response = await self._open().get(f"{self._url}/{path}", headers=self._headers(), timeout=CALL_SECONDS)
         except HTTPError as error:
-            raise _describe_outage(error) from None
+            raise _make_outage(error) from None
         if response.status_code >= _ERROR:
-            raise _describe_failure(response)
+            raise _make_failure(response)
         return response.content
 
-    async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
-        """Read what follows from the topics of answers, until something comes or a while has passed."""
-        if not places:
+    async def receive(self, after: str, chats: frozenset[str]) -> Sequence[ChatReply]:
+        """Read the topics of answers until a reply arrives or the poll times out."""
+        if not chats:
             await asyncio.sleep(IDLE_SECONDS)
             return []
-        topics = ",".join(f"{place}{REPLIES}" for place in sorted(places))
+        topics = ",".join(f"{chat}{REPLIES}" for chat in sorted(chats))
         address = f"{self._url}/{topics}/json?since={self._last_id or after or SINCE}"
         replies: list[ChatReply] = []
         try:
@@ -109,7 +109,7 @@ class NtfyTransport:
         return replies
 
     async def _read_lines(self, address: str, replies: list[ChatReply]) -> None:
-        """Collect replies until the server has none ready: after the first, it is asked anew."""
+        """Add the next reply from the stream to `replies`."""
         from httpx2 import HTTPError, Timeout
 
         timeout = Timeout(CALL_SECONDS, read=None)
@@ -117,7 +117,7 @@ class NtfyTransport:
             async with self._open().stream("GET", address, headers=self._headers(), timeout=timeout) as response:
                 if response.status_code >= _ERROR:
                     await response.aread()
-                    raise _describe_failure(response)
+                    raise _make_failure(response)
                 async for line in response.aiter_lines():
                     event = _read_event(line)
                     if event is None:
@@ -126,36 +126,36 @@ class NtfyTransport:
                     replies.append(_make_reply(event))
                     return
         except HTTPError as error:
-            raise _describe_outage(error) from None
+            raise _make_outage(error) from None
 
-    async def send(self, place: str, message: ChatMessage) -> str:
+    async def send(self, chat: str, message: ChatMessage) -> str:
         buttons = [
             {
                 "action": "http",
-                "label": each.label,
-                "url": f"{self._url}/{place}{REPLIES}",
+                "label": button.label,
+                "url": f"{self._url}/{chat}{REPLIES}",
                 "method": "POST",
-                "body": each.data,
+                "body": button.data,
                 "clear": True,
             }
-            for each in message.buttons[:MAX_BUTTONS]
+            for button in message.buttons[:MAX_BUTTONS]
         ]
         quiet = {"priority": 2} if message.silent else {}
         return await self._publish(
-            {"topic": place, "title": "Halter", "message": message.text, "actions": buttons, **quiet}
+            {"topic": chat, "title": "Halter", "message": message.text, "actions": buttons, **quiet}
         )
 
-    async def close_message(self, place: str, message: str, text: str) -> None:
-        """Publish the outcome in place of a message; a server before 2.16 shows it as another one."""
+    async def close_message(self, chat: str, message: str, text: str) -> None:
+        """Publish the outcome in place of a message; a server before 2.16 shows it as a second message."""
         await self._publish(
-            {"topic": place, "title": "Halter", "message": clean(text), "sequence_id": message, "priority": 2}
+            {"topic": chat, "title": "Halter", "message": clean(text), "sequence_id": message, "priority": 2}
         )
 
     async def respond(self, reply: ChatReply, text: str) -> None:
-        said = clean(text)
-        while not self.can_send(said):
-            said = f"{said[: len(said) * 3 // 4]}…"
-        await self._publish({"topic": reply.place, "title": "Halter", "message": said, "priority": 2})
+        shortened_text = clean(text)
+        while not self.can_send(shortened_text):
+            shortened_text = f"{shortened_text[: len(shortened_text) * 3 // 4]}…"
+        await self._publish({"topic": reply.chat, "title": "Halter", "message": shortened_text, "priority": 2})
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -168,13 +168,13 @@ class NtfyTransport:
         try:
             response = await self._open().post(self._url, json=content, headers=self._headers(), timeout=CALL_SECONDS)
         except HTTPError as error:
-            raise _describe_outage(error) from None
+            raise _make_outage(error) from None
         if response.status_code >= _ERROR:
-            raise _describe_failure(response)
+            raise _make_failure(response)
         try:
             return msgspec.json.decode(response.content, type=_Sent).id
         except msgspec.DecodeError:
-            sentence = f"{self._url} does not answer as ntfy does: look at `channels.ntfy.url`."
+            sentence = f"{self._url} does not answer like ntfy. Check `channels.ntfy.url`."
             raise TransportFailed(sentence, may_retry=True) from None
 
     def _open(self) -> "AsyncClient":
@@ -185,11 +185,11 @@ class NtfyTransport:
         return {} if self._reveal_token is None else {"Authorization": f"Bearer {self._reveal_token()}"}
 
 
-def _describe_outage(error: Exception) -> TransportFailed:
-    return TransportFailed(f"ntfy cannot be reached ({type(error).__name__}). It is tried again.", may_retry=True)
+def _make_outage(error: Exception) -> TransportFailed:
+    return TransportFailed(f"ntfy cannot be reached ({type(error).__name__}). Retrying.", may_retry=True)
 
 
-def _describe_failure(response: "Response") -> TransportFailed:
+def _make_failure(response: "Response") -> TransportFailed:
     try:
         text = shorten(clean(msgspec.json.decode(response.content, type=_Problem).error), 200)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -198,16 +198,16 @@ def _describe_failure(response: "Response") -> TransportFailed:
         case code if code == _TOO_MANY:
             wait = response.headers.get("retry-after", "")
             seconds = int(wait) if wait.isdecimal() else 10
-            return TransportFailed("ntfy asks to wait.", may_retry=True, retry_after=seconds * SECOND)
+            return TransportFailed("ntfy rate limit reached.", may_retry=True, retry_after=seconds * SECOND)
         case code if code in _DENIED:
-            sentence = f"ntfy refuses this ({code} {text}): look at `channels.ntfy.token`, and at the rights on topics."
+            sentence = f"ntfy denies access ({code} {text}). Check `channels.ntfy.token` and the rights on topics."
             return TransportFailed(sentence, may_retry=True, retry_after=MINUTE)
         case code:
             return TransportFailed(f"ntfy refused a message: {code} {text}", may_retry=code >= _BROKEN)
 
 
 def _read_event(line: str) -> _Event | None:
-    """Read a line of the stream; only messages in a topic of answers matter."""
+    """Parse a line of the stream; None unless it is a message in a topic of answers."""
     try:
         event = msgspec.json.decode(line, type=_Event)
     except (msgspec.DecodeError, UnicodeError):
@@ -216,6 +216,6 @@ def _read_event(line: str) -> _Event | None:
 
 
 def _make_reply(event: _Event) -> ChatReply:
-    place, text = event.topic.removesuffix(REPLIES), event.message.strip()
+    chat, text = event.topic.removesuffix(REPLIES), event.message.strip()
     press = text if BUTTON_PATTERN.fullmatch(text) else ""
-    return ChatReply(mark=event.id, account=place, place=place, press=press, text="" if press else text)
+    return ChatReply(mark=event.id, account=chat, chat=chat, press=press, text="" if press else text)

@@ -1,4 +1,4 @@
-"""Serves the channels that the fleet's file names, beside all else that a process does."""
+"""Serves the channels that the fleet's file configures, in any process that runs agents or the server."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET
 
 from halter.autonomy.pace import parse_active_hours
-from halter.channels.channel import DecisionChannel, Tell, Transport, TransportFailed, describe_error
+from halter.channels.channel import DecisionChannel, ReportSentence, Transport, TransportFailed, describe_error
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError
 from halter.core.spec import ChannelsSpec
@@ -26,13 +26,13 @@ RESTART_INTERVAL: Final = MINUTE
 
 
 def read_channels(app: Runtime) -> ChannelsSpec:
-    """The channels of the local fleet file: a store's policy has none."""
-    written = read_local_fleet(app.settings)
-    return ChannelsSpec() if written is None else written.spec.channels
+    """Read the channels of the local fleet file; a store's policy has none."""
+    fleet_file = read_local_fleet(app.settings)
+    return ChannelsSpec() if fleet_file is None else fleet_file.spec.channels
 
 
 def connect_directly() -> "AsyncClient":
-    """A client that no variable of the environment sends elsewhere, and that logs no address: they hold secrets."""
+    """Make a client that ignores proxy variables of the environment and logs no addresses, which contain secrets."""
     from httpx2 import AsyncClient, AsyncHTTPTransport
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -41,25 +41,25 @@ def connect_directly() -> "AsyncClient":
 
 
 def make_transports(app: Runtime, spec: ChannelsSpec, connect: Connect = connect_directly) -> Sequence[Transport]:
-    found: list[Transport] = []
+    transports: list[Transport] = []
     if spec.telegram is not UNSET:
         from halter.channels.telegram import TelegramTransport
 
         token = partial(_reveal, app, spec.telegram.token, "channels.telegram.token")
-        found.append(TelegramTransport(token, spec.telegram.url, connect))
+        transports.append(TelegramTransport(token, spec.telegram.url, connect))
     if spec.ntfy is not UNSET:
         from halter.channels.ntfy import NtfyTransport
 
         key = spec.ntfy.token
         access = None if key is UNSET else partial(_reveal, app, key, "channels.ntfy.token")
-        found.append(NtfyTransport(spec.ntfy.url, access, connect))
+        transports.append(NtfyTransport(spec.ntfy.url, access, connect))
     if spec.slack is not UNSET:
         from halter.channels.slack import SlackTransport
 
         bot = partial(_reveal, app, spec.slack.token, "channels.slack.token")
-        own = partial(_reveal, app, spec.slack.app_token, "channels.slack.app_token")
-        found.append(SlackTransport(bot, own, spec.slack.url, connect))
-    return found
+        reveal_app_token = partial(_reveal, app, spec.slack.app_token, "channels.slack.app_token")
+        transports.append(SlackTransport(bot, reveal_app_token, spec.slack.url, connect))
+    return transports
 
 
 def _reveal(app: Runtime, reference: str, key: str) -> str:
@@ -67,24 +67,24 @@ def _reveal(app: Runtime, reference: str, key: str) -> str:
         return substitute_secrets(reference, read_environment_secrets(app.environ).value)
     except KeyError as missing:
         name = missing.args[0]
-        sentence = f"`{key}` needs the secret {name}, which is not set: set HALTER_SECRET_{name}, and start again."
+        sentence = f"`{key}` needs the secret {name}, which is not set. Set HALTER_SECRET_{name} and restart."
         raise TransportFailed(sentence, may_retry=True, retry_after=MINUTE) from None
 
 
-async def serve_channels(app: Runtime, report: Tell, connect: Connect = connect_directly) -> None:
-    """Serve every channel until cancelled. Without one this returns at once."""
+async def serve_channels(app: Runtime, report: ReportSentence, connect: Connect = connect_directly) -> None:
+    """Serve every channel until cancelled. Without channels, return."""
     try:
         spec = read_channels(app)
     except ConfigError as error:
-        report(f"No channel is served: {error}")
+        report(f"Channels are not served: {error}")
         return
     acts = [partial(_serve, app, each, report, spec) for each in make_transports(app, spec, connect)]
     if acts:
         await run_together(acts)
 
 
-async def _serve(app: Runtime, transport: Transport, report: Tell, spec: ChannelsSpec) -> None:
-    """Serve one channel, and begin anew after a failure: it must not end what runs beside it."""
+async def _serve(app: Runtime, transport: Transport, report: ReportSentence, spec: ChannelsSpec) -> None:
+    """Serve one channel; restart it after a failure, which must not end the other tasks of the process."""
     dashboard = "" if spec.dashboard is UNSET else spec.dashboard
     while True:
         try:
@@ -92,7 +92,7 @@ async def _serve(app: Runtime, transport: Transport, report: Tell, spec: Channel
             await DecisionChannel(app, transport, report, dashboard, quiet).run()
         except Exception as error:  # noqa: BLE001 no failure here may stop an agent or the server
             raise_if_cancelled()
-            report(f"The channel {transport.name} broke, and is tried again: {describe_error(error)}")
+            report(f"The channel {transport.name} failed and is restarted: {describe_error(error)}")
         finally:
             await transport.close()
         await app.clock.sleep(RESTART_INTERVAL)

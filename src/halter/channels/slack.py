@@ -1,6 +1,6 @@
-"""Slack by Socket Mode: an app of your own opens a WebSocket to Slack, so no address of Halter's is reached.
+"""Slack by Socket Mode: your own app opens a WebSocket to Slack, so Slack need not reach Halter.
 
-Each envelope is confirmed when it is read: Slack waits three seconds for that, and sends it again otherwise.
+Each envelope is confirmed when it is read: after three seconds without that, Slack sends it again.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from httpx2 import AsyncClient
 
 MAX_TEXT: Final = 3000
-"""The most characters of one block of text."""
+"""Maximum number of characters of one block of text."""
 MAX_BUTTON: Final = 75
 POLL_SECONDS: Final = 25
 CALL_SECONDS: Final = 20
-MAX_SEEN: Final = 1000
+MAX_REMEMBERED_IDS: Final = 1000
 _TOO_MANY: Final = 429
 _WRONG_KEY: Final = ("invalid_auth", "not_authed", "account_inactive", "token_revoked", "not_allowed_token_type")
 _LATER: Final = ("ratelimited", "internal_error", "fatal_error", "service_unavailable", "request_timeout")
 _LINK: Final = re.compile(r"<(?:[a-z]+:[^<>|]*\|([^<>]+)|([a-z]+:[^<>|]+))>")
-"""A link as Slack delivers it: with what was typed, where that is not the whole address."""
+"""A link as Slack delivers it: the address, and the typed text if that differs."""
 _GONE: Final = ("message_not_found", "cant_update_message")
 
 
@@ -59,7 +59,7 @@ class _Action(msgspec.Struct, frozen=True):
     action_ts: str = ""
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _Message(msgspec.Struct, frozen=True):
     type: str = ""
     subtype: str = ""
     channel: str = ""
@@ -72,7 +72,7 @@ class _Said(msgspec.Struct, frozen=True):
 
 class _Payload(msgspec.Struct, frozen=True):
     type: str = ""
-    event: _Said = _Said()
+    event: _Message = _Message()
     user: _Named = _Named()
     channel: _Named = _Named()
     actions: tuple[_Action, ...] = ()
@@ -116,19 +116,19 @@ class SlackTransport:
         self._open_socket = open_socket
         self._client: AsyncClient | None = None
         self._socket: Socket | None = None
-        self._last_id: deque[str] = deque(maxlen=MAX_SEEN)
+        self._last_id: deque[str] = deque(maxlen=MAX_REMEMBERED_IDS)
 
     def can_send(self, text: str) -> bool:
         return len(escape_entities(text).encode("utf-16-le", "surrogatepass")) // 2 <= MAX_TEXT
 
     async def probe(self) -> str:
-        known = await self._call("auth.test", {}, self._reveal_token())
+        account = await self._call("auth.test", {}, self._reveal_token())
         await self._call("apps.connections.open", {}, self._reveal_app_token())
-        return f"as {clean(known.user) or 'its bot'}"
+        return f"as {clean(account.user) or 'its bot'}"
 
-    async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
-        """The next reply, if one comes within a while. A refreshed socket is opened anew by the next call."""
-        del after, places
+    async def receive(self, after: str, chats: frozenset[str]) -> Sequence[ChatReply]:
+        """Return the next reply, if one arrives in time. After Slack closes the socket, the next call reopens it."""
+        del after, chats
         from websockets.exceptions import WebSocketException
 
         try:
@@ -139,61 +139,61 @@ class SlackTransport:
             return []
         except (OSError, WebSocketException, EOFError) as error:
             await self._hang_up()
-            sentence = f"Slack closed the connection ({type(error).__name__}). It is opened anew."
+            sentence = f"Slack closed the connection ({type(error).__name__}). Reconnecting."
             raise TransportFailed(sentence, may_retry=True, retry_after=SECOND) from None
 
     async def _open(self) -> Socket:
-        opened = await self._call("apps.connections.open", {}, self._reveal_app_token())
-        return await self._open_socket(opened.url)
+        connection = await self._call("apps.connections.open", {}, self._reveal_app_token())
+        return await self._open_socket(connection.url)
 
     async def _read(self, socket: Socket) -> Sequence[ChatReply]:
         raw = await socket.recv()
         try:
-            bare = msgspec.json.decode(raw, type=_Bare)
+            header = msgspec.json.decode(raw, type=_Bare)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return []
-        if bare.type == "disconnect":
+        if header.type == "disconnect":
             await self._hang_up()
             return []
-        if bare.envelope_id:
-            await socket.send(msgspec.json.encode({"envelope_id": bare.envelope_id}).decode())
+        if header.envelope_id:
+            await socket.send(msgspec.json.encode({"envelope_id": header.envelope_id}).decode())
         reply = _read_envelope(raw)
         if reply is None or reply.handle in self._last_id:
             return []
         self._last_id.append(reply.handle)
         return [reply]
 
-    async def send(self, place: str, message: ChatMessage) -> str:
+    async def send(self, chat: str, message: ChatMessage) -> str:
         blocks: list[Mapping[str, Any]] = [_make_section(message.text)]
         buttons = [
             {
                 "type": "button",
-                "text": {"type": "plain_text", "text": shorten(each.label, MAX_BUTTON - 1)},
-                "value": each.data,
-                "action_id": each.data.partition(":")[0],
+                "text": {"type": "plain_text", "text": shorten(button.label, MAX_BUTTON - 1)},
+                "value": button.data,
+                "action_id": button.data.partition(":")[0],
             }
-            for each in message.buttons
+            for button in message.buttons
         ]
         blocks += [{"type": "actions", "elements": buttons}] if buttons else []
-        return (await self._write("chat.postMessage", {"channel": place}, blocks)).ts
+        return (await self._write("chat.postMessage", {"channel": chat}, blocks)).ts
 
-    async def close_message(self, place: str, message: str, text: str) -> None:
+    async def close_message(self, chat: str, message: str, text: str) -> None:
         try:
-            await self._write("chat.update", {"channel": place, "ts": message}, [_make_section(clean(text))])
+            await self._write("chat.update", {"channel": chat, "ts": message}, [_make_section(clean(text))])
         except TransportFailed as failed:
-            if not any(word in str(failed) for word in _GONE):
+            if not any(code in str(failed) for code in _GONE):
                 raise
 
     async def respond(self, reply: ChatReply, text: str) -> None:
-        """Tell a person who pressed a button alone; answer words where they were written."""
-        said = clean(text)
-        while not self.can_send(said):
-            said = f"{said[: len(said) * 3 // 4]}…"
-        where, blocks = {"channel": reply.place}, [_make_section(said)]
+        """Answer a press visibly to that person only, and a text in its chat."""
+        shortened_text = clean(text)
+        while not self.can_send(shortened_text):
+            shortened_text = f"{shortened_text[: len(shortened_text) * 3 // 4]}…"
+        chat, blocks = {"channel": reply.chat}, [_make_section(shortened_text)]
         if reply.press:
-            await self._write("chat.postEphemeral", {**where, "user": reply.account}, blocks)
+            await self._write("chat.postEphemeral", {**chat, "user": reply.account}, blocks)
         else:
-            await self._write("chat.postMessage", where, blocks)
+            await self._write("chat.postMessage", chat, blocks)
 
     async def close(self) -> None:
         await self._hang_up()
@@ -206,10 +206,10 @@ class SlackTransport:
         if socket is not None:
             await socket.close()
 
-    async def _write(self, method: str, where: Mapping[str, str], blocks: Sequence[Mapping[str, Any]]) -> _Answer:
-        """Write plain text: nothing in it is markup or a mention, and no link in it is fetched."""
-        more = {"text": "Halter", "blocks": blocks, "unfurl_links": False, "unfurl_media": False}
-        return await self._call(method, {**where, **more}, self._reveal_token())
+    async def _write(self, method: str, target: Mapping[str, str], blocks: Sequence[Mapping[str, Any]]) -> _Answer:
+        """Send plain text: none of it is markup or a mention, and no link is fetched."""
+        content = {"text": "Halter", "blocks": blocks, "unfurl_links": False, "unfurl_media": False}
+        return await self._call(method, {**target, **content}, self._reveal_token())
 
     async def _call(self, method: str, params: Mapping[str, Any], token: str) -> _Answer:
         from httpx2 import HTTPError
@@ -223,16 +223,16 @@ class SlackTransport:
             if response.status_code == _TOO_MANY:
                 wait = response.headers.get("retry-after", "")
                 seconds = int(wait) if wait.isdecimal() else 10
-                raise TransportFailed("Slack asks to wait.", may_retry=True, retry_after=seconds * SECOND)
+                raise TransportFailed("Slack rate limit reached.", may_retry=True, retry_after=seconds * SECOND)
             answer = msgspec.json.decode(response.content, type=_Answer)
         except HTTPError as error:
-            sentence = f"Slack cannot be reached ({type(error).__name__}). It is tried again."
+            sentence = f"Slack cannot be reached ({type(error).__name__}). Retrying."
             raise TransportFailed(sentence, may_retry=True) from None
         except (msgspec.DecodeError, UnicodeDecodeError):
-            sentence = f"{self._url} does not answer as Slack does: look at `channels.slack.url`."
+            sentence = f"{self._url} does not answer like Slack. Check `channels.slack.url`."
             raise TransportFailed(sentence, may_retry=True) from None
         if not answer.ok:
-            raise _describe_failure(method, answer.error)
+            raise _make_failure(method, answer.error)
         return answer
 
 
@@ -241,48 +241,54 @@ def _make_section(text: str) -> Mapping[str, Any]:
 
 
 def escape_entities(text: str) -> str:
-    """Slack shows `&lt;` as `<`, so a text that holds such an entity would be shown as another."""
+    """Escape the characters of Slack's entities: otherwise a text with `&lt;` would be shown as `<`."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def read_typed(text: str) -> str:
-    """A text as it was typed: Slack delivers what looks like an address as a link, and three characters as entities."""
-    typed = _LINK.sub(lambda link: link[1] or link[2], text)
-    return typed.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+    """Restore the typed text: Slack delivers addresses as links, and three characters as entities."""
+    typed_text = _LINK.sub(lambda link: link[1] or link[2], text)
+    return typed_text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 
-def _describe_failure(method: str, error: str) -> TransportFailed:
+def _make_failure(method: str, error: str) -> TransportFailed:
     text = shorten(clean(error), 100)
     if error in _WRONG_KEY:
-        sentence = f"Slack refuses a token ({text}): look at the secrets of `channels.slack.token` and `app_token`."
+        sentence = f"Slack rejects a token ({text}). Check the secrets of `channels.slack.token` and `app_token`."
         return TransportFailed(sentence, may_retry=True, retry_after=MINUTE)
     return TransportFailed(f"Slack refused {method}: {text}", may_retry=error in _LATER)
 
 
 def _read_envelope(raw: str | bytes) -> ChatReply | None:
-    """Read what a person did; everything else, and what is not known, is none of a channel's business."""
+    """Parse an envelope; None for everything that is not a reply of a person."""
     try:
         envelope = msgspec.json.decode(raw, type=_Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    payload, said = envelope.payload, envelope.payload.event
+    payload, message = envelope.payload, envelope.payload.event
     if envelope.type == "interactive" and payload.type == "block_actions" and payload.actions:
         action = payload.actions[0]
         return ChatReply(
             mark=action.action_ts,
             account=payload.user.id,
-            place=payload.channel.id,
+            chat=payload.channel.id,
             message=str(payload.container.get("message_ts", "")),
             press=action.value,
             handle=f"{payload.user.id}/{action.action_ts}",
         )
-    if envelope.type != "events_api" or said.type != "message" or said.subtype or said.bot_id or not said.user:
+    if (
+        envelope.type != "events_api"
+        or message.type != "message"
+        or message.subtype
+        or message.bot_id
+        or not message.user
+    ):
         return None
     return ChatReply(
-        mark=said.ts,
-        account=said.user,
-        place=said.channel,
-        message=said.thread_ts if said.thread_ts != said.ts else "",
-        text=read_typed(said.text),
-        handle=f"{said.user}/{said.ts}",
+        mark=message.ts,
+        account=message.user,
+        chat=message.channel,
+        message=message.thread_ts if message.thread_ts != message.ts else "",
+        text=read_typed(message.text),
+        handle=f"{message.user}/{message.ts}",
     )

@@ -1,6 +1,6 @@
-"""Telegram by long poll: the Bot API over one HTTP client, with no address to be reached at.
+"""Telegram by long poll: the Bot API over one HTTP client, without an address that others must reach.
 
-The token is part of every address, so no error of the HTTP library is passed on.
+The token is part of every address, so errors of the HTTP library are not passed on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +22,13 @@ MAX_TOAST: Final = 200
 POLL_SECONDS: Final = 50
 CALL_SECONDS: Final = 20
 CONFLICT_WAIT: Final = 10 * SECOND
-"""A poll of a process that ended is remembered for about half a minute."""
+"""Telegram keeps the poll of an ended process for about half a minute."""
 UNCHANGED: Final = "message is not modified"
 _CONFLICT: Final = 409
 _TOO_MANY: Final = 429
 _BROKEN: Final = 500
 _UNAUTHORIZED: Final = (401, 404)
-"""A token that is wrong is answered as unauthorized; one that is none, as not found."""
+"""A wrong token is answered as unauthorized, a malformed one as not found."""
 
 
 class _Account(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ Connect = Callable[[], "AsyncClient"]
 
 
 def count_units(text: str) -> int:
-    """The length of a text as Telegram counts it."""
+    """Return the length of a text as Telegram counts it."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
@@ -116,30 +116,30 @@ class TelegramTransport:
         bot = await self._call("getMe", {}, _Bot)
         hook = await self._call("getWebhookInfo", {}, _Webhook)
         if hook.url:
-            sentence = f"A webhook is set for @{bot.username}, so that nothing can be read: remove it (deleteWebhook)."
+            sentence = f"A webhook is set for @{bot.username}, so replies cannot be polled. Remove it (deleteWebhook)."
             raise TransportFailed(sentence, may_retry=False)
         return f"as @{bot.username}"
 
-    async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
-        """The replies of one long poll. Asking for what follows confirms what came before."""
-        del places
+    async def receive(self, after: str, chats: frozenset[str]) -> Sequence[ChatReply]:
+        """Return the replies of one long poll. Polling from an offset confirms the updates before it."""
+        del chats
         self._offset = max(self._offset, int(after or -1) + 1)
         params = {"offset": self._offset, "timeout": POLL_SECONDS, "allowed_updates": ["message", "callback_query"]}
         updates = await self._call("getUpdates", params, list[msgspec.Raw], POLL_SECONDS + CALL_SECONDS)
         replies: list[ChatReply] = []
-        for each in updates:
-            known = msgspec.json.decode(each, type=_UpdateId).update_id
-            if known >= self._offset and (reply := _read_update(each)) is not None:
+        for raw in updates:
+            update_id = msgspec.json.decode(raw, type=_UpdateId).update_id
+            if update_id >= self._offset and (reply := _read_update(raw)) is not None:
                 replies.append(reply)
-            self._offset = max(self._offset, known + 1)
+            self._offset = max(self._offset, update_id + 1)
         return replies
 
-    async def send(self, place: str, message: ChatMessage) -> str:
+    async def send(self, chat: str, message: ChatMessage) -> str:
         """Send plain text: nothing in it is markup, and no link in it is fetched by Telegram."""
-        keyboard = [[{"text": each.label, "callback_data": each.data} for each in message.buttons]]
-        start, end = (count_units(message.text[:index]) for index in message.shown)
+        keyboard = [[{"text": button.label, "callback_data": button.data} for button in message.buttons]]
+        start, end = (count_units(message.text[:index]) for index in message.verbatim_span)
         params = {
-            "chat_id": int(place),
+            "chat_id": int(chat),
             "text": message.text,
             "entities": [{"type": "pre", "offset": start, "length": end - start}] if end > start else [],
             "link_preview_options": {"is_disabled": True},
@@ -148,8 +148,8 @@ class TelegramTransport:
         }
         return str((await self._call("sendMessage", params, _Sent)).message_id)
 
-    async def close_message(self, place: str, message: str, text: str) -> None:
-        params = {"chat_id": int(place), "message_id": int(message), "text": clean(text)}
+    async def close_message(self, chat: str, message: str, text: str) -> None:
+        params = {"chat_id": int(chat), "message_id": int(message), "text": clean(text)}
         try:
             await self._call("editMessageText", {**params, "link_preview_options": {"is_disabled": True}}, msgspec.Raw)
         except TransportFailed as failed:
@@ -157,16 +157,20 @@ class TelegramTransport:
                 raise
 
     async def respond(self, reply: ChatReply, text: str) -> None:
-        """Answer a press, so that its button stops turning; a text is answered by another."""
-        said = clean(text)
+        """Answer a press in a pop-up, a text with a message."""
+        shortened_text = clean(text)
         if reply.handle:
-            toast = {"callback_query_id": reply.handle, "text": shorten(said, MAX_TOAST - 1), "show_alert": True}
+            toast = {
+                "callback_query_id": reply.handle,
+                "text": shorten(shortened_text, MAX_TOAST - 1),
+                "show_alert": True,
+            }
             await self._call("answerCallbackQuery", toast, msgspec.Raw)
-            if len(said) < MAX_TOAST:
+            if len(shortened_text) < MAX_TOAST:
                 return
-        while not self.can_send(said):
-            said = f"{said[: len(said) * 3 // 4]}…"
-        await self.send(reply.place, ChatMessage(said))
+        while not self.can_send(shortened_text):
+            shortened_text = f"{shortened_text[: len(shortened_text) * 3 // 4]}…"
+        await self.send(reply.chat, ChatMessage(shortened_text))
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -174,7 +178,7 @@ class TelegramTransport:
             await client.aclose()
 
     async def _call(self, method: str, params: Mapping[str, Any], kind: type[T], seconds: int = CALL_SECONDS) -> T:
-        """Call a method, and decode its result."""
+        """Call a method and decode its result."""
         from httpx2 import HTTPError, InvalidURL
 
         self._client = self._client or self._connect()
@@ -185,35 +189,35 @@ class TelegramTransport:
             if answer.ok:
                 return msgspec.json.decode(answer.result, type=kind)
         except (HTTPError, InvalidURL, UnicodeError) as error:
-            sentence = f"Telegram cannot be reached ({type(error).__name__}). It is tried again."
+            sentence = f"Telegram cannot be reached ({type(error).__name__}). Retrying."
             raise TransportFailed(sentence, may_retry=True) from None
         except msgspec.DecodeError:
-            sentence = f"{self._url} does not answer as the Bot API does: look at `channels.telegram.url`."
+            sentence = f"{self._url} does not answer like the Bot API. Check `channels.telegram.url`."
             raise TransportFailed(sentence, may_retry=True) from None
-        raise _describe_failure(method, answer)
+        raise _make_failure(method, answer)
 
 
-def _describe_failure(method: str, answer: _Answer) -> TransportFailed:
+def _make_failure(method: str, answer: _Answer) -> TransportFailed:
     text = shorten(clean(answer.description), 200)
     match answer.error_code:
         case code if code == _CONFLICT:
             sentence = (
-                "Another program reads this Telegram bot's messages, or a webhook is set for it: stop it, or use a bot "
-                f"of its own. It is tried again. ({text})"
+                "Another program polls this Telegram bot, or a webhook is set for it. Stop it, or use a separate bot. "
+                f"Retrying. ({text})"
             )
             return TransportFailed(sentence, may_retry=True, retry_after=CONFLICT_WAIT)
         case code if code == _TOO_MANY:
             wait = int(answer.parameters.retry_after * SECOND)
-            return TransportFailed("Telegram asks to wait.", may_retry=True, retry_after=max(SECOND, wait))
+            return TransportFailed("Telegram rate limit reached.", may_retry=True, retry_after=max(SECOND, wait))
         case code if code in _UNAUTHORIZED:
-            sentence = f"Telegram refuses the bot's token ({code}): look at the secret of `channels.telegram.token`."
+            sentence = f"Telegram rejects the bot's token ({code}). Check the secret of `channels.telegram.token`."
             return TransportFailed(sentence, may_retry=True, retry_after=MINUTE)
         case code:
             return TransportFailed(f"Telegram refused {method}: {code} {text}", may_retry=code >= _BROKEN)
 
 
 def _read_update(raw: msgspec.Raw) -> ChatReply | None:
-    """Read an update; one that this program does not know is none of its business."""
+    """Parse an update; None for kinds that are not replies."""
     try:
         update = msgspec.json.decode(raw, type=_Update)
     except msgspec.DecodeError:
@@ -223,19 +227,19 @@ def _read_update(raw: msgspec.Raw) -> ChatReply | None:
         return ChatReply(
             mark=mark,
             account=str(press.sender.id),
-            place=str(press.message.chat.id),
+            chat=str(press.message.chat.id),
             message=str(press.message.message_id),
             press=press.data,
             handle=press.id,
         )
     if message is None or message.sender is None or message.sender.is_bot:
         return None
-    replied = message.reply_to_message
+    original = message.reply_to_message
     return ChatReply(
         mark=mark,
         account=str(message.sender.id),
-        place=str(message.chat.id),
-        message="" if replied is None else str(replied.message_id),
+        chat=str(message.chat.id),
+        message="" if original is None else str(original.message_id),
         text=message.text,
         forwarded=message.forward_origin is not None,
     )

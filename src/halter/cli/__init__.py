@@ -1,4 +1,4 @@
-"""The command line. Little is imported here, so that an interrupt is handled from the first moment on."""
+"""The command line. Few imports here, so that an interrupt is handled from the start."""
 
 import sys
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""`halter status`, `top`, `report`, `findings`, `proposals`: what stands, what happened, what sessions left behind."""
+"""`halter status`, `top`, `report`, `findings` and `proposals`: the state of agents, and the results of sessions."""
 
 import asyncio
 import os
@@ -33,8 +33,8 @@ from halter.core.errors import NotDone
 from halter.core.ports import Query
 from halter.core.rows import AgentRow
 from halter.operations import artifacts
-from halter.operations import status as statuses
 from halter.operations.report import Report, build_report, queue_report, read_report_rows, render_report_message
+from halter.operations.status import read_status
 from halter.present.report import build_report_sheet, build_status_sheet, format_report_title
 from halter.present.sheet import render_html_page
 from halter.present.tables import build_artifacts_sheet
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from halter.top.source import OperationSource
 
 status = command(
-    statuses.status,
-    """Show all agents at a glance: where each runs, what it waits for, what it spent of its caps, when it wakes next.
+    read_status,
+    """Show the state of all agents: where each runs, what it waits for, its spending and caps, and its next wake.
 
-    Below them is everything that needs you, with the commands that answer it, as in `halter inbox`.
+    Below the agents is everything that needs you, with the commands that answer it, as in `halter inbox`.
     """,
     build_status_sheet,
-    look=True,
-    fresh=True,
+    despite_doubt=True,
+    allow_missing=True,
 )
 
 
@@ -61,30 +61,34 @@ SERVER_TIMEOUT_SECONDS: Final = 10
 ServerOption = Annotated[
     str,
     typer.Option(
-        "--server", metavar="URL", help=f"Look at a server instead of a store, with the token in ${TOKEN_VARIABLE}."
+        "--server", metavar="URL", help=f"Watch a server instead of a store, with the token in ${TOKEN_VARIABLE}."
     ),
 ]
-OnceOption = Annotated[bool, typer.Option("--once", help="Print it once, and end.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Print the view once and exit.")]
 
 
 def top(
     *, once: OnceOption = False, server: ServerOption = "", store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
-    """Watch and steer the fleet in a live terminal: sessions and their spending, what needs you, caps, workers.
+    """Watch and control the fleet in a live terminal: sessions and their spending, what needs you, caps, workers.
 
-    Answer what waits with y, n or e; halt by typing what to halt. With --once it is printed, for a pipe or a script.
+    Answer a decision with y, n or e; type a scope to halt it. With --once, print the view for a pipe or a script.
     """
     if as_json and not once:
-        fail("--json prints the view once: pass --once as well.", EXIT_USAGE)
+        fail("--json requires --once.", EXIT_USAGE)
     if server and store is not None:
-        fail("--server and --store name two places to look at: pass one of them.", EXIT_USAGE)
+        fail("--server cannot be combined with --store.", EXIT_USAGE)
     if not once and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail("This is no terminal: pass --once to print the view.", EXIT_USAGE)
+        fail("Not a terminal. Pass --once to print the view.", EXIT_USAGE)
     if server:
         view = report_errors(lambda: asyncio.run(_watch_server(server, once=once)))
     else:
         view = run_with_app(
-            store, lambda app: _watch_store(app, store, once=once), despite_doubt=True, fresh=True, following=not once
+            store,
+            lambda app: _watch_store(app, store, once=once),
+            despite_doubt=True,
+            allow_missing=True,
+            until_interrupted=not once,
         )
     if view is not None and as_json:
         answer_json(view)
@@ -107,14 +111,14 @@ async def _watch_server(url: str, *, once: bool) -> "FleetView | None":
 
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
-        raise NotDone(f"${TOKEN_VARIABLE} is not set: put a token there, from `halter tokens add`.", "wrong")
+        raise NotDone(f"${TOKEN_VARIABLE} is not set. Set it to a token from `halter tokens add`.", "wrong")
     check_server(url, token)
     async with httpx2.AsyncClient(timeout=SERVER_TIMEOUT_SECONDS) as client:
         return await _watch(ServerSource(url, token, client), once=once)
 
 
 async def _watch(source: "OperationSource", *, once: bool) -> "FleetView | None":
-    """Give the view once, or none after a person has watched it."""
+    """Return the view with `once`; otherwise run the live terminal and return None."""
     if once:
         return await source.call("top")
     from halter.top.app import TopApp
@@ -124,42 +128,42 @@ async def _watch(source: "OperationSource", *, once: bool) -> "FleetView | None"
 
 
 def promote(
-    proposal: Annotated[str, typer.Argument(metavar="ID", help="Its id, or the beginning.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The agent's folder.")],
+    proposal: Annotated[str, typer.Argument(metavar="ID", help="Id or prefix of the proposal.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Agent folder.")],
     *,
     yes: YesOption = False,
     reason: ReasonOption = "",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a proposal into the agent's AGENTS.md, which all of its sessions read. Shows the file and asks first.
+    """Add a proposal to the agent's AGENTS.md, which all of its sessions read. Shows the file and asks first.
 
     The proposal is recorded as promoted, with your name and reason. The rest of the file is kept.
     """
     if as_json and not yes:
-        fail("--json asks no questions: review the proposal, then pass --yes.", EXIT_USAGE)
+        fail("--json cannot ask for confirmation. Review the proposal, then pass --yes.", EXIT_USAGE)
 
     async def job(app: Runtime) -> artifacts.ArtifactSettled:
         from halter.operations.agents import promote_into
 
-        require_person(app, "promote anything")
+        require_person(app, "promote a proposal")
         artifact = await artifacts.resolve_artifact(make_desk(app), proposal, "proposals")
         text = artifacts.render_context_file(folder, artifact)
         if not yes:
-            print_sentence(f"{folder / artifacts.CONTEXT_FILE} would say:\n\n{text}", at_once=True)
-            if not confirm("Write it so?"):
+            print_sentence(f"{folder / artifacts.CONTEXT_FILE} would contain:\n\n{text}", at_once=True)
+            if not confirm("Write this file?"):
                 fail("Nothing was written.", EXIT_FAILED)
         return await promote_into(make_desk(app), artifact, folder, reason)
 
-    done = run_with_app(store, job)
+    result = run_with_app(store, job)
     if as_json:
-        answer_json(to_json(done))
+        answer_json(to_json(result))
     else:
-        print_sentence(done.sentence)
+        print_sentence(result.sentence)
 
 
 proposals = group(
-    "Show what agents want remembered; keep or dismiss it.",
+    "List proposals of agents; keep, dismiss or promote one.",
     {
         "list": command(
             artifacts.proposals,
@@ -167,43 +171,43 @@ proposals = group(
 
             Sessions see a proposal only after a person keeps it.
             """,
-            lambda found, _: build_artifacts_sheet(found, "No agent has proposed anything yet."),
-            look=True,
-            fresh=True,
+            lambda found, _: build_artifacts_sheet(found, "No agent has made a proposal yet."),
+            despite_doubt=True,
+            allow_missing=True,
         ),
         "keep": command(
             artifacts.settle_proposal,
-            """Keep a proposal: later sessions of its agent see it.
+            """Keep a proposal. Future sessions of its agent see it.
 
             Sessions see the newest kept proposals, as far as they fit; `promote` makes one permanent.
             """,
-            values={"status": "kept"},
+            fixed_values={"status": "kept"},
         ),
         "dismiss": command(
             artifacts.settle_proposal,
-            """Dismiss a proposal: no session sees it.
+            """Dismiss a proposal. No session sees it.
 
             It stays in the list as dismissed, with your name and reason.
             """,
-            values={"status": "dismissed"},
+            fixed_values={"status": "dismissed"},
         ),
         "promote": promote,
     },
 )
 
 findings = group(
-    "Show what sessions found; keep or dismiss it.",
+    "List findings of sessions; keep or dismiss one.",
     {
         "list": command(
             artifacts.findings,
             """List findings, the newest first, with the result of their checks.
 
-            A quote is looked up in its document. Where the agent has judges, a judge other than the author reviews the
+            A quote is checked against its document. If the agent has judges, a judge other than the author reviews the
             finding.
             """,
             lambda found, _: build_artifacts_sheet(found, "No findings yet."),
-            look=True,
-            fresh=True,
+            despite_doubt=True,
+            allow_missing=True,
         ),
         "keep": command(
             artifacts.settle_finding,
@@ -211,7 +215,7 @@ findings = group(
 
             It stays in the list as kept, with your name and reason.
             """,
-            values={"status": "kept"},
+            fixed_values={"status": "kept"},
         ),
         "dismiss": command(
             artifacts.settle_finding,
@@ -219,7 +223,7 @@ findings = group(
 
             It stays in the list as dismissed, with your name and reason; nothing is deleted.
             """,
-            values={"status": "dismissed"},
+            fixed_values={"status": "dismissed"},
         ),
     },
 )
@@ -227,57 +231,61 @@ findings = group(
 
 def report(
     *,
-    since: Annotated[str, typer.Option("--since", metavar="AGE", help="How far back, as in 24h.")] = "24h",
+    since: Annotated[
+        str, typer.Option("--since", metavar="AGE", help="Age of the oldest events, such as 24h.")
+    ] = "24h",
     html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write an HTML page to a file.")] = "",
-    message: Annotated[bool, typer.Option("--message", help="Print a message: a subject and a few lines.")] = False,
-    send_over: Annotated[
+    message: Annotated[
+        bool, typer.Option("--message", help="Print a short message: a subject and a few lines.")
+    ] = False,
+    addressee: Annotated[
         str,
         typer.Option("--send", metavar="AGENT/CHANNEL", help="Send the message over an agent's channel."),
     ] = "",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Report what happened since yesterday: sessions, runs, findings, money, decisions, halts; and what needs you.
+    """Report the last day: sessions, runs, findings, spending, decisions, halts, and what needs you.
 
     The report is computed from the journal, without a model.
     """
-    back = parse_typed_duration(since)
-    agent, channel = _parse_addressee(send_over)
+    age = parse_typed_duration(since)
+    agent, channel = _parse_addressee(addressee)
 
     async def job(app: Runtime) -> Report:
         now = app.clock.now()
-        made = build_report(await read_report_rows(app.store, now - back, now))
-        if send_over:
+        fleet_report = build_report(await read_report_rows(app.store, now - age, now))
+        if addressee:
             await _require_known_agent(app, agent)
-            await app.store.commit(queue_report(agent, channel, render_report_message(made), app.ids.make()))
-        return made
+            await app.store.commit(queue_report(agent, channel, render_report_message(fleet_report), app.ids.make()))
+        return fleet_report
 
-    made = run_with_app(store, job, despite_doubt=True, fresh=not send_over)
+    fleet_report = run_with_app(store, job, despite_doubt=True, allow_missing=not addressee)
     if html:
-        page = render_html_page(format_report_title(made), build_report_sheet(made))
+        page = render_html_page(format_report_title(fleet_report), build_report_sheet(fleet_report))
         report_errors(lambda: write_private(html, page))
     if as_json:
-        answer_json(made)
+        answer_json(fleet_report)
     elif html:
         print_sentence(f"Wrote the report to {html}.")
     elif message:
-        said = render_report_message(made)
-        print_sentence(f"{said.subject}\n\n{said.text}")
-    elif send_over:
+        report_message = render_report_message(fleet_report)
+        print_sentence(f"{report_message.subject}\n\n{report_message.text}")
+    elif addressee:
         print_sentence(f"The process that runs {agent} will send the report over {channel}.")
     else:
-        show_sheet(build_report_sheet(made))
+        show_sheet(build_report_sheet(fleet_report))
 
 
-def _parse_addressee(send_over: str) -> tuple[str, str]:
-    agent, _, channel = require_readable_name(send_over, "an agent's channel").partition("/")
-    if send_over and not (agent and channel):
-        fail(f"{send_over!r} names no channel: write AGENT/CHANNEL.", EXIT_USAGE)
+def _parse_addressee(text: str) -> tuple[str, str]:
+    agent, _, channel = require_readable_name(text, "channel").partition("/")
+    if text and not (agent and channel):
+        fail(f"Invalid channel {text!r}. Use AGENT/CHANNEL.", EXIT_USAGE)
     return agent, channel
 
 
 async def _require_known_agent(app: Runtime, agent: str) -> None:
-    known = sorted(row.agent for row in await app.store.ask(Query("all_agents", AgentRow)))
-    if agent not in known:
-        names = ", ".join(known) or "none"
+    agent_names = sorted(row.agent for row in await app.store.ask(Query("all_agents", AgentRow)))
+    if agent not in agent_names:
+        names = ", ".join(agent_names) or "none"
         fail(f"There is no autonomous agent {agent!r}. Known agents: {names}.", EXIT_USAGE)

@@ -1,8 +1,8 @@
-"""What every command shares: opening the store, reading arguments, and printing answers.
+"""The shared parts of all commands: open the store, parse arguments, print results.
 
-A command whose work is one operation is declared: `command(control.halt, "Stop everything in a scope. …")`. Its
-arguments and options come from the operation's signature, its text from a renderer in `present`, and its JSON from the
-same result.
+A command for one operation is declared: `make_command(control.halt, "Halt everything in a scope. …")`. Its arguments
+and options come from the operation's signature, its text from a renderer in `present`, and its JSON from the same
+result.
 """
 
 import asyncio
@@ -34,11 +34,10 @@ from halter.cli.exit_codes import (
 from halter.cli.output import answer_block, answer_json, answer_table, print_sentence, warn
 from halter.core.clock import DAY, parse_duration
 from halter.core.errors import HalterError, NotDone, StoreUnavailable, StoreUnusable
-from halter.core.ids import may_decide
+from halter.core.ids import can_decide
 from halter.core.processes import LivenessWriter
 from halter.core.rows import SessionRow
-from halter.operations import desk as desks
-from halter.operations.desk import Actor, Done, Principal
+from halter.operations.actor import Actor, Done, Principal, meta_of, readable
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.runtime.runtime import Runtime, find_continuity, open_runtime
 from halter.settings import Settings, find_home, read_settings
@@ -47,12 +46,12 @@ T = TypeVar("T")
 
 OpenApp = Callable[[], AbstractAsyncContextManager[Runtime]]
 
-STORE_BACK_NOTICE: Final = "The store is back, and everything goes on."
+STORE_BACK_NOTICE: Final = "Store available again; resuming."
 
-INTERRUPTED_NOTICE: Final = "Interrupted; what was committed stands."
+INTERRUPTED_NOTICE: Final = "Interrupted. Committed changes are kept."
 
 MAX_TYPED_DURATION: Final = 36_500 * DAY
-"""A hundred years: longer durations are typing errors."""
+"""A hundred years: a longer duration is a typing error."""
 
 STORE_POLL_SECONDS: Final = 1
 """Polling interval for an unavailable store."""
@@ -65,19 +64,19 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="STORE",
-        help="A file, or postgresql://… (default: $HALTER_STORE, else a file in your home folder).",
+        help="File or postgresql://… URL (default: $HALTER_STORE, else a file in your home folder).",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded in the journal.")]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, recorded in the journal.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
-SessionArgument = Annotated[str, typer.Argument(help="A session's id, or its beginning, from halter sessions.")]
+SessionArgument = Annotated[str, typer.Argument(help="Session id or prefix, from halter sessions.")]
 
 
 def read_cli_settings(store: str | None) -> Settings:
-    """Read the environment, here and nowhere further in."""
+    """Read the settings from the environment. Only the CLI reads it."""
     if store == "":
-        fail("--store is empty: name a store, or omit the option for the default one.", EXIT_USAGE)
+        fail("--store is empty. Pass a store, or omit the option to use the default.", EXIT_USAGE)
     return read_settings(os.environ, find_home(os.environ), store)
 
 
@@ -85,107 +84,114 @@ def run_with_app(
     store: str | None,
     job: Callable[[Runtime], Awaitable[T]],
     *,
-    warned: bool = True,
+    warn_uncovered: bool = True,
     new: bool = False,
-    acts: bool = False,
-    following: bool = False,
-    patient: bool = False,
+    runs_agents: bool = False,
+    until_interrupted: bool = False,
+    wait_for_store: bool = False,
     settings: Settings | None = None,
     runs: str = "",
     despite_doubt: bool = False,
-    fresh: bool = False,
+    allow_missing: bool = False,
 ) -> T:
     """Run a job on an open store, and close everything afterwards.
 
-    `new`: create a missing store. Other commands refuse one, so that a typo in its name does not look like good news.
-    `warned`: warn about commits that no checkpoint covers. `acts`: the job runs agents, so the store's policy binds it.
-    `following`: an interrupt is the normal end. `patient`: wait for a store that is unavailable. `runs`: the job runs
-    sessions; the text says how to continue after a sentinel ended the process. `despite_doubt`: go on, with a warning,
-    where the store lacks what its checkpoints know. `fresh`: the job only looks; where nothing ever ran, it looks at an
-    empty store.
+    - `create_store`: create a missing store; otherwise it is an error, so that a mistyped name shows no empty store.
+    - `warn_uncovered`: warn about commits that no checkpoint covers.
+    - `runs_agents`: the job runs agents, so the store's policy binds it.
+    - `until_interrupted`: an interrupt is the normal end.
+    - `wait_for_store`: wait while the store is unavailable.
+    - `restart_hint`: the job runs sessions; the hint is shown if a sentinel ends the process.
+    - `despite_doubt`: continue, with a warning, on a store that lacks events which its checkpoints know.
+    - `allow_missing`: the job only reads; if nothing ever ran, it reads an empty store.
     """
 
     async def main() -> tuple[T, str]:
-        places = settings or read_cli_settings(store)
-        if fresh and is_never_used(places, store):
-            warn(describe_never_used(places.store))
-            places = replace(places, store="memory:")
+        chosen_settings = settings or read_cli_settings(store)
+        if allow_missing and is_never_used(chosen_settings, store):
+            warn(describe_never_used(chosen_settings.store))
+            chosen_settings = replace(chosen_settings, store="memory:")
         elif not new:
-            require_store(places.store)
-        hurries = replace(places, store=add_connect_timeout(places.store))
+            require_store(chosen_settings.store)
+        settings_with_timeout = replace(chosen_settings, store=add_connect_timeout(chosen_settings.store))
         async with AsyncExitStack() as stack:
-            liveness = await stack.enter_async_context(_start_sentinel(hurries.store, runs))
-            opening = partial(
-                open_runtime, hurries, environ=os.environ, liveness=liveness, acts=acts, despite_doubt=despite_doubt
+            liveness = await stack.enter_async_context(_start_sentinel(settings_with_timeout.store, runs))
+            open_app = partial(
+                open_runtime,
+                settings_with_timeout,
+                environ=os.environ,
+                liveness=liveness,
+                acts=runs_agents,
+                allow_older_copy=despite_doubt,
             )
-            app = await (_wait_for_store(opening, stack) if patient else stack.enter_async_context(opening()))
-            if app.doubt is not None and warned:
-                warn(app.doubt.sentence())
+            app = await (_wait_for_store(open_app, stack) if wait_for_store else stack.enter_async_context(open_app()))
+            if app.older_copy is not None and warn_uncovered:
+                warn(app.older_copy.sentence())
             if app.policy is not None and (
                 notice := app.policy.describe_adoption() or app.policy.describe_difference()
             ):
                 warn(notice)
-            app.trouble.tell = _report_store_trouble
+            app.store_problem.report = _report_store_trouble
             if runs:
                 stack.enter_context(_tune_interpreter())
-            answer = await job(app)
-        return answer, app.checkpointer.problem
+            result = await job(app)
+        return result, app.checkpointer.problem
 
-    run = _run_cancelled_by_signals if following else asyncio.run
-    answer, problem = report_errors(lambda: run(main()), interrupted="" if following else INTERRUPTED_NOTICE)
-    if problem and warned:
+    run = _run_cancelled_by_signals if until_interrupted else asyncio.run
+    result, problem = report_errors(lambda: run(main()), interrupted="" if until_interrupted else INTERRUPTED_NOTICE)
+    if problem and warn_uncovered:
         warn(problem)
-    return answer
+    return result
 
 
 COLLECTOR_THRESHOLDS: Final = (10_000, 20, 20)
 SWITCH_INTERVAL: Final = 0.02
-"""For how many seconds the event loop is not interrupted by another thread that is ready, such as the store's."""
+"""Seconds for which another ready thread, such as the store's, does not interrupt the event loop."""
 
 
 @contextmanager
 def _tune_interpreter() -> Generator[None]:
-    """Let the garbage collector run rarely, skip what is loaded by now, and let threads take turns less often.
+    """Run the garbage collector rarely, exclude loaded objects from it, and switch threads less often.
 
-    For a process of Halter's own that runs sessions: they are freed without it when they end.
+    For a process that runs only Halter's sessions: they are freed without the collector when they end.
     """
-    before, interval = gc.get_threshold(), sys.getswitchinterval()
+    thresholds, switch_interval = gc.get_threshold(), sys.getswitchinterval()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         yield
     finally:
-        sys.setswitchinterval(interval)
-        gc.set_threshold(*before)
+        sys.setswitchinterval(switch_interval)
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 
 @asynccontextmanager
-async def _start_sentinel(store: str, runs: str) -> AsyncGenerator[LivenessWriter]:
-    """Start a sentinel beside a process that runs sessions; others need none."""
-    if not runs:
+async def _start_sentinel(store: str, restart_hint: str) -> AsyncGenerator[LivenessWriter]:
+    """Start a sentinel for a process that runs sessions; other processes need none."""
+    if not restart_hint:
         yield LivenessWriter()
         return
     from halter.dispatch.sentinel import run_sentinel
 
-    async with run_sentinel(store, runs) as liveness:
+    async with run_sentinel(store, restart_hint) as liveness:
         yield liveness
 
 
-async def _wait_for_store(opening: OpenApp, stack: AsyncExitStack) -> Runtime:
+async def _wait_for_store(open_app: OpenApp, stack: AsyncExitStack) -> Runtime:
     """Open a store as soon as it is available; print each reason for waiting once."""
-    last = ""
+    last_reason = ""
     while True:
         try:
-            app = await stack.enter_async_context(opening())
-        except StoreUnavailable as away:
-            if str(away) != last:
-                last = str(away)
-                warn(last)
+            app = await stack.enter_async_context(open_app())
+        except StoreUnavailable as error:
+            if str(error) != last_reason:
+                last_reason = str(error)
+                warn(last_reason)
             await asyncio.sleep(STORE_POLL_SECONDS)
         else:
-            if last:
+            if last_reason:
                 warn(STORE_BACK_NOTICE)
             return app
 
@@ -196,12 +202,14 @@ def _report_store_trouble(problem: str) -> None:
 
 def _run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:
     """Let the first termination signal cancel the job, so that it cleans up in order."""
-    before = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
-    heeded = {number: handler for number, handler in before.items() if handler not in {None, signal.SIG_IGN}}
+    handler_by_signal = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
+    active_handlers = {
+        number: handler for number, handler in handler_by_signal.items() if handler not in {None, signal.SIG_IGN}
+    }
 
     async def cancellable() -> T:
         running, loop = asyncio.ensure_future(main), asyncio.get_running_loop()
-        for number in heeded:
+        for number in active_handlers:
             loop.add_signal_handler(number, lambda: None if running.cancelling() else running.cancel())
         return await running
 
@@ -210,45 +218,47 @@ def _run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
-        for number, handler in heeded.items():
+        for number, handler in active_handlers.items():
             signal.signal(number, handler)
 
 
 def require_store(url: str) -> None:
-    """Refuse a store that does not exist, rather than create an empty one."""
+    """Require that a store exists, rather than create an empty one."""
     from halter.journal.open import mask_url, store_file_exists
 
     if not store_file_exists(url):
-        raise StoreUnusable(f"There is no store {mask_url(url)}: check the name, or start something that makes it.")
+        raise StoreUnusable(
+            f"There is no store {mask_url(url)}. Check the name, or run a command that creates it, such as `halter up`."
+        )
 
 
-def is_never_used(settings: Settings, typed: str | None) -> bool:
-    """Whether nothing ever ran here: no store is named, and the usual one neither exists nor is known of."""
+def is_never_used(settings: Settings, store_option: str | None) -> bool:
+    """Return whether nothing ever ran here: no store is named, and the default store never existed."""
     from halter.journal.open import store_file_exists
 
-    if typed is not None or os.environ.get("HALTER_STORE") or store_file_exists(settings.store):
+    if store_option is not None or os.environ.get("HALTER_STORE") or store_file_exists(settings.store):
         return False
-    known = find_continuity(settings)
-    return known is None or known.find_missing_store() is None
+    continuity = find_continuity(settings)
+    return continuity is None or continuity.find_missing_store() is None
 
 
 def describe_never_used(store: str) -> str:
-    return f"Nothing has run here yet, so there is no store {store}. Begin with: halter init FOLDER"
+    return f"No store {store} yet: nothing has run here. Start with: halter init FOLDER"
 
 
 def add_connect_timeout(url: str) -> str:
-    """Bound the wait for a PostgreSQL server, unless the URL itself does."""
+    """Add a connect timeout to a PostgreSQL URL that has none."""
     if not url.lower().startswith(("postgresql://", "postgres://")) or "connect_timeout=" in url:
         return url
     return f"{url}{'&' if '?' in url else '?'}connect_timeout={CONNECT_SECONDS}"
 
 
 def report_errors(job: Callable[[], T], code: int = EXIT_UNUSABLE, interrupted: str = INTERRUPTED_NOTICE) -> T:
-    """Turn an expected error into its sentence and an exit code, without a traceback."""
+    """Run a job; print an expected error as a sentence, without a traceback, and exit."""
     try:
         return job()
-    except NotDone as no:
-        fail(str(no), EXIT_CODES[no.why])
+    except NotDone as error:
+        fail(str(error), EXIT_CODES[error.why])
     except HalterError as error:
         fail(str(error), code)
     except KeyboardInterrupt:
@@ -263,55 +273,55 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 
 def make_desk(app: Runtime, store: str | None = None) -> Actor:
-    """Make the desk of the person who typed: access to the store is every right on it."""
+    """Make the actor of the person who typed. Access to the store grants every right on it."""
     option = "" if store is None else f" --store {quote(store)}"
     return Actor(app, Principal(app.settings.person), short_ids=True, option=option)
 
 
-def require_person(app: Runtime, what: str) -> None:
-    """Refuse what an agent, or a program that it started, may not do."""
-    if not may_decide(app.settings.person):
-        fail(f"Only a person may {what}, and this was started by an agent ({app.settings.person}).", EXIT_FAILED)
+def require_person(app: Runtime, action: str) -> None:
+    """Require a person: reject an agent, and a program that an agent started."""
+    if not can_decide(app.settings.person):
+        fail(f"Only a person can {action}; this command runs inside an agent ({app.settings.person}).", EXIT_FAILED)
 
 
 def parse_typed_duration(text: str) -> int:
     try:
-        length = report_errors(lambda: parse_duration(text), EXIT_USAGE)
+        duration = report_errors(lambda: parse_duration(text), EXIT_USAGE)
     except OverflowError:
-        length = MAX_TYPED_DURATION + 1
-    if length > MAX_TYPED_DURATION:
-        fail(f"{text!r} is too long: write at most 36500d, which is a hundred years.", EXIT_USAGE)
-    return length
+        duration = MAX_TYPED_DURATION + 1
+    if duration > MAX_TYPED_DURATION:
+        fail(f"Duration {text!r} is too long. The maximum is 36500d.", EXIT_USAGE)
+    return duration
 
 
-def require_readable_name(text: str, what: str) -> str:
-    return report_errors(lambda: desks.readable(text, what))
+def require_readable_name(text: str, noun: str) -> str:
+    return report_errors(lambda: readable(text, noun))
 
 
-async def find_session_by_prefix(app: Runtime, beginning: str) -> SessionRow:
-    return await make_desk(app).session(beginning)
+async def find_session_by_prefix(app: Runtime, prefix: str) -> SessionRow:
+    return await make_desk(app).session(prefix)
 
 
 def show_sheet(sheet: Sheet) -> None:
-    for part in sheet:
-        match part:
+    for item in sheet:
+        match item:
             case str():
-                print_sentence(part)
+                print_sentence(item)
             case Facts():
-                answer_block(part.title, part.facts)
-            case Listing() if part.rows or part.empty:
-                answer_table(part.title, part.columns, part.rows, right=part.right, long=part.long, empty=part.empty)
+                answer_block(item.title, item.facts)
+            case Listing() if item.rows or item.empty:
+                answer_table(item.title, item.columns, item.rows, right=item.right, long=item.long, empty=item.empty)
             case Listing():
                 pass
 
 
 MAX_TYPED_NUMBER: Final = 1_000_000
-"""A person may ask for longer lists than a client of the HTTP API."""
+"""A person can request longer lists than a client of the HTTP API."""
 
 
 @dataclass(frozen=True)
 class Typed:
-    """How a person types some parameters of an operation that the HTTP API takes in another form."""
+    """The CLI form of parameters that the HTTP API takes in another form."""
 
     replaces: tuple[str, ...]
     annotation: Any
@@ -320,7 +330,7 @@ class Typed:
 
 
 def to_json(result: Any) -> Any:
-    """Write a result for programs; of what was done, its facts without the sentence."""
+    """Convert a result to JSON; of an action's result, the facts without the sentence."""
     if not isinstance(result, Done):
         return result
     return {"subject": result.subject, "done": True, **{k: v for k, v in asdict(result).items() if k != "sentence"}}
@@ -331,79 +341,93 @@ def command(
     text: str,
     show: Callable[[Any, int], Sheet] = lambda result, _: [result.sentence],
     *,
-    look: bool = False,
-    warned: bool = True,
-    fresh: bool = False,
-    values: Mapping[str, Any] | None = None,
-    typed: Mapping[str, Typed] | None = None,
+    despite_doubt: bool = False,
+    warn_uncovered: bool = True,
+    allow_missing: bool = False,
+    fixed_values: Mapping[str, Any] | None = None,
+    replacements: Mapping[str, Typed] | None = None,
     json: Callable[[Any], Any] = to_json,
-    ok: Callable[[Any], bool] = lambda _: True,
+    is_ok: Callable[[Any], bool] = lambda _: True,
 ) -> Callable[..., None]:
-    """Make a command of an operation.
+    """Make a command from an operation.
 
-    `text` is its help; `show` renders the result as of a moment. With `look` it also works on a store in doubt, with
-    `fresh` also where nothing ever ran. `given` fixes parameters, `typed` replaces some. It exits 1 where the result is
-    not `ok`.
+    `text` is its help; `show` renders the result as of a moment. With `despite_doubt` it also works on a store in
+    doubt, with `allow_missing` also if nothing ever ran. `fixed_values` sets parameters, `replacements` replaces some
+    by others. The command exits 1 unless `is_ok(result)`.
     """
-    fixed, replaced = values or {}, typed or {}
+    fixed_parameters, replacement_by_parameter = fixed_values or {}, replacements or {}
 
-    def callback(**words: Any) -> None:
-        store, as_json = words.pop("store"), words.pop("as_json")
-        for name, how in replaced.items():
-            words.update(how.convert(words.pop(name)))
+    def callback(**arguments: Any) -> None:
+        store, as_json = arguments.pop("store"), arguments.pop("as_json")
+        for name, replacement in replacement_by_parameter.items():
+            arguments.update(replacement.convert(arguments.pop(name)))
 
         async def job(app: Runtime) -> tuple[Any, int]:
-            return await run(make_desk(app, store), **fixed, **words), app.clock.now()
+            return await run(make_desk(app, store), **fixed_parameters, **arguments), app.clock.now()
 
-        result, now = run_with_app(store, job, despite_doubt=look, warned=warned, fresh=fresh)
+        result, now = run_with_app(
+            store, job, despite_doubt=despite_doubt, warn_uncovered=warn_uncovered, allow_missing=allow_missing
+        )
         if as_json:
             answer_json(json(result))
         else:
             show_sheet(show(result, now))
-        if not ok(result):
+        if not is_ok(result):
             raise typer.Exit(EXIT_FAILED)
 
     callback.__doc__ = text
     return _sign(
-        callback, {**_parameters(run, fixed, replaced), "store": (StoreOption, None), "as_json": (JsonOption, False)}
+        callback,
+        {
+            **_parameters(run, fixed_parameters, replacement_by_parameter),
+            "store": (StoreOption, None),
+            "as_json": (JsonOption, False),
+        },
     )
 
 
 def _parameters(
-    run: Callable[..., Any], fixed: Mapping[str, Any], replaced: Mapping[str, Typed]
+    run: Callable[..., Any], fixed_parameters: Mapping[str, Any], replacement_by_parameter: Mapping[str, Typed]
 ) -> dict[str, tuple[Any, Any]]:
-    """Annotate the parameters of an operation for Typer; one that has no description is for Python alone."""
-    hints, found = get_type_hints(run, include_extras=True), dict[str, tuple[Any, Any]]()
-    stands_for = {name: (word, how) for word, how in replaced.items() for name in how.replaces}
+    """Annotate the parameters of an operation for Typer. One without a description is for Python callers only."""
+    hints, annotation_by_name = get_type_hints(run, include_extras=True), dict[str, tuple[Any, Any]]()
+    replacement_by_name = {
+        name: (typed_name, replacement)
+        for typed_name, replacement in replacement_by_parameter.items()
+        for name in replacement.replaces
+    }
     for name, parameter in list(signature(run).parameters.items())[1:]:
-        if name in stands_for:
-            word, how = stands_for[name]
-            found[word] = (how.annotation, how.default)
-        elif name not in fixed and (marks := desks.meta_of(hints[name])):
-            found[name] = (_annotate(name, get_args(hints[name])[0], marks, parameter.default), parameter.default)
-    return found
+        if name in replacement_by_name:
+            typed_name, replacement = replacement_by_name[name]
+            annotation_by_name[typed_name] = (replacement.annotation, replacement.default)
+        elif name not in fixed_parameters and (meta := meta_of(hints[name])):
+            annotation_by_name[name] = (
+                _annotate(name, get_args(hints[name])[0], meta, parameter.default),
+                parameter.default,
+            )
+    return annotation_by_name
 
 
-def _annotate(name: str, kind: Any, marks: Meta, default: Any) -> Any:
-    extra = marks.extra or {}
-    text, metavar = extra.get("typed") or marks.description, extra.get("metavar")
+def _annotate(name: str, kind: Any, meta: Meta, default: Any) -> Any:
+    extra = meta.extra or {}
+    text, metavar = extra.get("typed") or meta.description, extra.get("metavar")
     if default is Parameter.empty or extra.get("argument"):
         return Annotated[kind, typer.Argument(metavar=metavar, help=text)]
     flag = f"--{name.replace('_', '-')}"
     if kind is int:
-        return Annotated[kind, typer.Option(flag, metavar=metavar, min=marks.ge, max=MAX_TYPED_NUMBER, help=text)]
+        return Annotated[kind, typer.Option(flag, metavar=metavar, min=meta.ge, max=MAX_TYPED_NUMBER, help=text)]
     return Annotated[kind, typer.Option(flag, metavar=metavar, help=text)]
 
 
 def _sign(callback: Callable[..., None], parameters: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
-    """Give a function the signature that Typer reads."""
-    made = Signature(
+    """Set the signature of a function, which Typer reads."""
+    typed_signature = Signature(
         [
             Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
             for name, (kind, default) in parameters.items()
         ]
     )
-    callback.__dict__["__signature__"] = made
+    callback.__dict__["__signature__"] = typed_signature
     callback.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
     return callback
 
@@ -411,24 +435,24 @@ def _sign(callback: Callable[..., None], parameters: Mapping[str, tuple[Any, Any
 def group(
     text: str, commands: Mapping[str, Callable[..., None]], default: Callable[..., None] | None = None
 ) -> typer.Typer:
-    """Make a group of commands. Without a word it runs its `default`, or the command `list`."""
+    """Make a group of commands. Without a subcommand it runs `default`, or else the command `list`."""
     if default is None:
-        made = typer.Typer(cls=ListingGroup, help=text)
+        typer_group = typer.Typer(cls=ListingGroup, help=text)
     else:
-        made = typer.Typer(cls=PlainGroup, invoke_without_command=True)
-        made.callback()(_default(text, default))
-    for name, each in commands.items():
-        made.command(name, cls=PlainCommand)(each)
-    return made
+        typer_group = typer.Typer(cls=PlainGroup, invoke_without_command=True)
+        typer_group.callback()(_default(text, default))
+    for name, callback in commands.items():
+        typer_group.command(name, cls=PlainCommand)(callback)
+    return typer_group
 
 
 def _default(text: str, default: Callable[..., None]) -> Callable[..., None]:
-    def callback(context: typer.Context, **words: Any) -> None:
+    def callback(context: typer.Context, **options: Any) -> None:
         if context.invoked_subcommand is None:
-            default(**words)
-        elif any(words.values()):
-            fail(f"Write options after the word {context.invoked_subcommand}, not before it.", EXIT_USAGE)
+            default(**options)
+        elif any(options.values()):
+            fail(f"Pass options after {context.invoked_subcommand}, not before it.", EXIT_USAGE)
 
     callback.__doc__ = text
-    own = {name: (each.annotation, each.default) for name, each in signature(default).parameters.items()}
-    return _sign(callback, {"context": (typer.Context, Parameter.empty), **own})
+    parameters = {name: (each.annotation, each.default) for name, each in signature(default).parameters.items()}
+    return _sign(callback, {"context": (typer.Context, Parameter.empty), **parameters})

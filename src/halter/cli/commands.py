@@ -1,6 +1,6 @@
 """The tree of commands, their help, and their examples.
 
-A command is a name and a line until it is typed; then its module is loaded. Flags show no type beside them. The
+A command is a name and a summary; its module is loaded when it is invoked. The help of a flag shows no type. The
 examples use one agent, `clerk`, and its first session.
 """
 
@@ -29,8 +29,8 @@ class PlainGroup(TyperGroup):
         return _clear_flag_metavars(super().get_params(ctx))
 
     def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, command.loaded() if isinstance(command, LazyCommand) else command, rest
+        name, command, remaining = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, LazyCommand) else command, remaining
 
 
 class ListingGroup(PlainGroup):
@@ -39,8 +39,10 @@ class ListingGroup(PlainGroup):
     DEFAULT = "list"
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        first = next(iter(args), "")
-        return super().parse_args(ctx, args if first in self.commands or first == "--help" else [self.DEFAULT, *args])
+        first_argument = next(iter(args), "")
+        return super().parse_args(
+            ctx, args if first_argument in self.commands or first_argument == "--help" else [self.DEFAULT, *args]
+        )
 
 
 class EvalGroup(ListingGroup):
@@ -50,20 +52,20 @@ class EvalGroup(ListingGroup):
 
 
 class LazyCommand(PlainCommand):
-    """A command that is only a name and a line until it is typed."""
+    """A command that is a name and a summary until it is invoked."""
 
-    def loaded(self) -> "Command":
+    def load(self) -> "Command":
         load: Callable[[], Command] | None = self.callback
         return self if load is None else load()
 
 
-def make_lazy_loader(place: str, name: str) -> "Callable[[], Command]":
-    """Load a command by its place, as in `halter.cli.sessions:show`: a function, or a group of commands."""
+def make_lazy_loader(target: str, name: str) -> "Callable[[], Command]":
+    """Make a loader of a command from its target, such as `halter.cli.sessions:show`: a function or a group."""
 
     def load() -> Any:
-        module, _, attribute = place.partition(":")
-        made = add_examples(name, _command(name, getattr(import_module(module), attribute)))
-        return name_arguments(add_short_flags(add_completion(made)))
+        module, _, attribute = target.partition(":")
+        command = add_examples(name, _command(name, getattr(import_module(module), attribute)))
+        return name_arguments(add_short_flags(add_completion(command)))
 
     return load
 
@@ -81,12 +83,12 @@ SHORT_FLAGS: Final[Mapping[str, str]] = {
     "--tool": "-t",
     "--yes": "-y",
 }
-"""A letter means the same with every command."""
+"""A letter has the same meaning in every command."""
 
 
 def add_short_flags(command: "Command") -> "Command":
     for param in command.params:
-        param.opts += [SHORT_FLAGS[word] for word in param.opts if word in SHORT_FLAGS]
+        param.opts += [SHORT_FLAGS[flag] for flag in param.opts if flag in SHORT_FLAGS]
     if isinstance(command, TyperGroup):
         for inner in command.commands.values():
             add_short_flags(inner)
@@ -104,89 +106,89 @@ def name_arguments(command: "Command") -> "Command":
     return command
 
 
-def _command(name: str, found: typer.Typer | Callable[..., Any]) -> "Command":
-    if isinstance(found, typer.Typer):
-        command = typer.main.get_group(found)
+def _command(name: str, target: typer.Typer | Callable[..., Any]) -> "Command":
+    if isinstance(target, typer.Typer):
+        command = typer.main.get_group(target)
     else:
-        alone = typer.Typer(add_completion=False)
-        alone.command(name, cls=PlainCommand)(found)
-        command = typer.main.get_command(alone)
+        app = typer.Typer(add_completion=False)
+        app.command(name, cls=PlainCommand)(target)
+        command = typer.main.get_command(app)
     command.name = name
     return command
 
 
 def _clear_flag_metavars(params: "Iterable[Parameter]") -> "list[Parameter]":
-    found = list(params)
-    for param in found:
+    parameters = list(params)
+    for param in parameters:
         if isinstance(param, TyperOption) and param.is_flag:
             param.metavar = ""
-    return found
+    return parameters
 
 
 COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "Run": {
         "init": ("setup:init", "Write a new agent: its file, instructions and a tool."),
-        "run": ("talk:run", "Give an agent a task, and wait until it is done."),
-        "chat": ("talk:chat", "Talk with an agent, line by line."),
+        "run": ("talk:run", "Give an agent a task and wait for the result."),
+        "chat": ("talk:chat", "Chat with an agent in the terminal."),
         "play": ("play:play", "Run a playbook through the guard, call by call."),
-        "eval": ("play:evals", "Run an agent's cases under one cap; compare with the last run."),
-        "demo": ("demo:demo", "Show what Halter is for, then watch this machine."),
+        "eval": ("play:evals", "Run an agent's eval cases under one cap; compare runs."),
+        "demo": ("demo:demo", "Show a demo night, then run an agent on this machine."),
     },
-    "Run by themselves": {
-        "up": ("up:up", "Run agents by themselves until you interrupt it."),
-        "worker": ("serve:worker", "Run agents as one of many workers on a PostgreSQL store."),
+    "Run unattended": {
+        "up": ("up:up", "Run autonomous agents until interrupted."),
+        "worker": ("serve:worker", "Run agents as one of several workers on PostgreSQL."),
         "serve": ("serve:serve", "Serve the dashboard and the HTTP API, and run agents."),
         "hook": ("hook:hook", "Guard the tool calls of Claude Code, Codex and others."),
-        "proxy": ("proxy:proxy", "Put other programs' agents under the same caps and halts."),
+        "proxy": ("proxy:proxy", "Guard the model requests of other programs' agents."),
         "gateway": ("proxy:gateway", "Guard the calls of other programs to MCP servers."),
         "on": ("up:on", "Switch an agent on."),
-        "off": ("up:off", "Switch an agent off, and stop its session."),
+        "off": ("up:off", "Switch an agent off and stop its session."),
     },
-    "Look": {
-        "status": ("artifacts:status", "Show all agents at a glance, and what needs you."),
-        "top": ("artifacts:top", "Watch and steer the fleet in a live terminal."),
+    "Inspect": {
+        "status": ("artifacts:status", "Show the state of all agents, and what needs you."),
+        "top": ("artifacts:top", "Watch and control the fleet in a live terminal."),
         "sessions": ("sessions:sessions", "List sessions, the newest first."),
-        "show": ("sessions:show", "Show a session: what was said, each call and its outcome."),
+        "show": ("sessions:show", "Show a session: messages, calls and outcomes."),
         "tail": ("sessions:tail", "Show events as they are committed."),
         "receipt": ("sessions:receipt", "Show what a session did, spent and saw, and why it ended."),
-        "report": ("artifacts:report", "Report what happened since yesterday, and what needs you."),
-        "export": ("audit:export", "Write a session's journal to a file that can be checked."),
-        "findings": ("artifacts:findings", "Show what sessions found; keep or dismiss it."),
-        "proposals": ("artifacts:proposals", "Show what agents want remembered; keep or dismiss it."),
+        "report": ("artifacts:report", "Report what happened in the last day."),
+        "export": ("audit:export", "Export a session's journal to a verifiable file."),
+        "findings": ("artifacts:findings", "List findings of sessions; keep or dismiss one."),
+        "proposals": ("artifacts:proposals", "List proposals of agents; keep or dismiss one."),
     },
-    "Steer": {
+    "Control": {
         "inbox": ("decisions:inbox", "Show what needs you."),
-        "approve": ("decisions:approve", "Approve a decision: once, with other arguments, or always."),
+        "approve": ("decisions:approve", "Approve a decision: once, edited, or with a rule."),
         "deny": ("decisions:deny", "Deny a decision."),
         "tell": ("decisions:tell", "Send a message to a session, or answer its question."),
-        "fork": ("decisions:fork", "Begin a new session from any point of another one."),
-        "halt": ("decisions:halt", "Stop the fleet, an agent or a session within a second."),
-        "resume": ("decisions:resume", "Let go on what was halted, is off, or has stopped."),
-        "cancel": ("decisions:cancel", "End a session for good."),
-        "budget": ("money:budget", "Show what is spent against every cap; raise or lower one."),
-        "policy": ("money:policy", "Show the policy that binds the store; change it."),
-        "rules": ("decisions:rules", "Show standing rules; end one."),
+        "fork": ("decisions:fork", "Create a session from any point of another one."),
+        "halt": ("decisions:halt", "Halt the fleet, an agent or a session within a second."),
+        "resume": ("decisions:resume", "Resume a halted scope or a stopped agent."),
+        "cancel": ("decisions:cancel", "End a session. Running calls are cancelled."),
+        "budget": ("money:budget", "Show spending against every cap; raise or lower one."),
+        "policy": ("money:policy", "Show, test or change the store's policy."),
+        "rules": ("decisions:rules", "List standing rules; end one."),
     },
     "Plan": {
-        "schedules": ("triggers:schedules", "Show what starts sessions; run it now, or end it."),
+        "schedules": ("triggers:schedules", "List triggers; run or end one."),
         "route": ("talk:route", "Show how a message to an agent would be routed."),
     },
     "Trust": {
-        "audit": ("audit:audit", "Show who called which tool, and who agreed to it."),
-        "verify": ("journal:verify", "Find altered events, and rebuild tables."),
-        "store": ("journal:store", "Check the store for missing events; accept that some are."),
-        "erase": ("journal:erase", "Erase the bodies of sessions that have ended."),
-        "drill": ("drill:drill", "Prove a promise on this machine."),
+        "audit": ("audit:audit", "List tool calls with caller, outcome and approver."),
+        "verify": ("journal:verify", "Verify the journal's hash chain; rebuild tables."),
+        "store": ("journal:store", "Check the store for missing events; accept a loss."),
+        "erase": ("journal:erase", "Erase the bodies of ended sessions."),
+        "drill": ("drill:drill", "Test Halter's promises on this machine."),
         "doctor": ("setup:doctor", "Check everything that unattended agents need."),
-        "tools": ("talk:tools", "Show what each tool of an agent declares, and what is guessed."),
+        "tools": ("talk:tools", "Show the declared and inferred properties of each tool."),
         "schema": ("setup:schema", "Print the JSON Schema of agent.yaml or halter.yaml."),
-        "tokens": ("serve:tokens", "Show the tokens for the server; make or remove one."),
-        "channels": ("decisions:channels", "Show who answers decisions from a phone; pair or remove a person."),
-        "keys": ("proxy:keys", "Show the keys for the proxy; make or revoke one."),
-        "trust": ("play:trust", "Let the code of an agent's folder run, as it is now."),
+        "tokens": ("serve:tokens", "List tokens for the server; make or remove one."),
+        "channels": ("decisions:channels", "List who answers decisions by phone; pair or unpair."),
+        "keys": ("proxy:keys", "List virtual keys for the proxy; make or revoke one."),
+        "trust": ("play:trust", "Trust the current code of an agent folder."),
     },
 }
-"""Commands by panel and name: where each is, and its one line in a help of 80 columns."""
+"""Commands by panel and name: the target of each, and its summary, which fits a help of 80 columns."""
 
 EXIT_CODES_TEXT: Final = "\n".join(f"{code:>5}  {meaning}" for code, meaning in EXIT_MEANINGS.items())
 EPILOG: Final = f"halter COMMAND --help shows more, with examples.\n\nExit codes:\n{EXIT_CODES_TEXT}"
@@ -198,9 +200,9 @@ def build_command_tree() -> typer.Typer:
     )
     app.callback()(_root)
     for panel, commands in COMMANDS.items():
-        for name, (place, line) in commands.items():
-            load = make_lazy_loader(f"halter.cli.{place}", name)
-            app.command(name, help=line, rich_help_panel=panel, cls=LazyCommand)(load)
+        for name, (target, summary) in commands.items():
+            load = make_lazy_loader(f"halter.cli.{target}", name)
+            app.command(name, help=summary, rich_help_panel=panel, cls=LazyCommand)(load)
     return app
 
 
@@ -211,13 +213,13 @@ def load_all_commands() -> TyperGroup:
     group = typer.main.get_group(build_command_tree())
     for name, command in group.commands.items():
         if isinstance(command, LazyCommand):
-            loaded = group.commands[name] = command.loaded()
-            setattr(loaded, PANEL, getattr(command, PANEL))
+            loaded_command = group.commands[name] = command.load()
+            setattr(loaded_command, PANEL, getattr(command, PANEL))
     return group
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"halter {__version__}")
         raise typer.Exit
 
@@ -347,10 +349,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def add_examples(name: str, command: "Command") -> "Command":
-    found = EXAMPLES.get(name, ())
-    if found:
-        command.epilog = "\n".join((f"Example{'s' * (len(found) > 1)}:", *(f"  {line}" for line in found)))
+    examples = EXAMPLES.get(name, ())
+    if examples:
+        command.epilog = "\n".join((f"Example{'s' * (len(examples) > 1)}:", *(f"  {line}" for line in examples)))
     if isinstance(command, TyperGroup):
-        for each, inner in command.commands.items():
-            add_examples(f"{name} {each}", inner)
+        for inner_name, inner in command.commands.items():
+            add_examples(f"{name} {inner_name}", inner)
     return command

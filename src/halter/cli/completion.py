@@ -1,4 +1,4 @@
-"""Shell completion from what is in the store. It only reads a store; on any error it offers nothing."""
+"""Shell completion from the store. It only reads the store; on any error it offers nothing."""
 
 import sqlite3
 from collections.abc import Callable, Mapping
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from halter.journal.open import CompletionKind
 
 CompletionSource = Callable[[str, str], list[tuple[str, str]]]
-"""What may stand there: of a store, what begins so; each with a word about it."""
+"""From a store and a prefix to the matching names, each with a short description."""
 
 
 def add_completion(command: "Command", group: str = "") -> "Command":
     for param in command.params:
         offer = _OFFERS.get(f"{group or command.name}.{param.name}") or _OFFERS.get(param.name or "")
         if offer is not None:
-            # A parameter takes this only where it is declared; here it stands once, for all that have the name.
+            # Typer sets this where a parameter is declared; here it is set once for all parameters of that name.
             setattr(param, _HOOK, _completer(offer))
     if isinstance(command, TyperGroup):
         for inner in command.commands.values():
@@ -37,45 +37,46 @@ def _completer(offer: CompletionSource) -> "Callable[[Context, Parameter, str], 
     def complete(ctx: "Context", _: "Parameter", incomplete: str) -> "list[CompletionItem]":
         from typer._click.shell_completion import CompletionItem
 
-        typed: str | None = ctx.params.get("store")
+        store_option: str | None = ctx.params.get("store")
         return [
-            CompletionItem(name, help=sentence or None) for name, sentence in _complete_word(offer, typed, incomplete)
+            CompletionItem(name, help=sentence or None)
+            for name, sentence in _complete_word(offer, store_option, incomplete)
         ]
 
     return complete
 
 
-def _complete_word(offer: CompletionSource, typed: str | None, beginning: str) -> list[tuple[str, str]]:
+def _complete_word(offer: CompletionSource, store_option: str | None, prefix: str) -> list[tuple[str, str]]:
     from halter.cli.command import read_cli_settings
 
     try:
-        return offer(read_cli_settings(typed or None).store, beginning)
+        return offer(read_cli_settings(store_option or None).store, prefix)
     except (HalterError, sqlite3.Error, OSError):
         return []
 
 
 def _make_name_source(names: "CompletionKind") -> CompletionSource:
-    def offer(store: str, beginning: str) -> list[tuple[str, str]]:
+    def offer(store: str, prefix: str) -> list[tuple[str, str]]:
         from halter.journal.open import complete_names
 
-        return complete_names(store, names, beginning)
+        return complete_names(store, names, prefix)
 
     return offer
 
 
-def _complete_scope(store: str, beginning: str) -> list[tuple[str, str]]:
+def _complete_scope(store: str, prefix: str) -> list[tuple[str, str]]:
     from halter.journal.open import complete_names
 
     kinds: dict[str, CompletionKind] = {"agent:": "agents", "trigger:": "triggers", "session:": "sessions"}
     for kind, names in kinds.items():
-        if beginning.startswith(kind):
-            found = complete_names(store, names, beginning.removeprefix(kind))
-            return [(f"{kind}{name}", sentence) for name, sentence in found]
-    return [(scope, "") for scope in ("fleet", *kinds) if scope.startswith(beginning)]
+        if prefix.startswith(kind):
+            completions = complete_names(store, names, prefix.removeprefix(kind))
+            return [(f"{kind}{name}", sentence) for name, sentence in completions]
+    return [(scope, "") for scope in ("fleet", *kinds) if scope.startswith(prefix)]
 
 
-def _complete_way(_: str, beginning: str) -> list[tuple[str, str]]:
-    return [(scope, "") for scope in ("session", "agent", "fleet") if scope.startswith(beginning)]
+def _complete_way(_: str, prefix: str) -> list[tuple[str, str]]:
+    return [(scope, "") for scope in ("session", "agent", "fleet") if scope.startswith(prefix)]
 
 
 _OFFERS: Final[Mapping[str, CompletionSource]] = {
@@ -93,4 +94,4 @@ _OFFERS: Final[Mapping[str, CompletionSource]] = {
     "finding": _make_name_source("findings"),
     "proposal": _make_name_source("proposals"),
 }
-"""By the name of a parameter, or where that means different things, by its command's or group's and its own."""
+"""By parameter name; by `command.parameter` or `group.parameter` where one name has several meanings."""

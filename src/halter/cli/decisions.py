@@ -1,6 +1,6 @@
-"""`halter inbox`, `approve`, `deny`, `rules`, `tell`, `halt`, `resume`, `cancel`: what a person says to agents.
+"""`halter inbox`, `approve`, `deny`, `rules`, `tell`, `fork`, `halt`, `resume` and `cancel`: control by a person.
 
-And `halter channels`: who may say it from a phone.
+Also `halter channels`: the people who can answer from a phone.
 """
 
 import re
@@ -35,16 +35,16 @@ from halter.core.clock import SECOND
 from halter.core.errors import NotDone
 from halter.core.ports import BLOB_THRESHOLD
 from halter.operations import control, decisions
+from halter.operations.actor import Actor
 from halter.operations.channels import PairingCode, list_approvers, offer_pairing, remove_approver
 from halter.operations.decisions import ApprovalTerms, DecisionResult, GroupResult, WaitingDecision, to_json_object
-from halter.operations.desk import Actor
 from halter.operations.money import amount_of
 from halter.present.tables import build_decision_sheet, build_inbox_sheet, build_offers_sheet, build_rules_sheet
 from halter.runtime.runtime import Runtime
 
 DEFAULT_RULE_LIFETIME: Final = "7d"
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,2}")
-"""A number in the inbox, never the beginning of an id: what it means is shown before it counts."""
+"""A number in the inbox, never an id prefix. Its decision is shown before it is answered."""
 
 
 def _to_json(result: DecisionResult) -> Mapping[str, Any]:
@@ -53,22 +53,22 @@ def _to_json(result: DecisionResult) -> Mapping[str, Any]:
 
 inbox = command(
     decisions.read_inbox,
-    """Show open decisions, what a yes and a no to each of them do, and everything else that needs you.
+    """Show open decisions, the effects of a yes and a no, and everything else that needs you.
 
-    Below them are the notices of the last day that agents sent to the app.
+    Below them are the notices that agents sent to the app in the last day.
     """,
     build_inbox_sheet,
-    look=True,
-    fresh=True,
-    ok=lambda found: not (found.check and (found.decisions or found.needs)),
-    json=lambda found: [*(to_json_object(one) for one in found.decisions), *found.needs],
+    despite_doubt=True,
+    allow_missing=True,
+    is_ok=lambda result: not (result.check and (result.decisions or result.needs)),
+    json=lambda result: [*(to_json_object(decision) for decision in result.decisions), *result.needs],
 )
 
 deny = command(
     decisions.deny,
     """Deny a decision.
 
-    The model is told that you said no, and may try another way. Your reason is in the journal and in the receipt.
+    The model sees the denial and may try another way. Your reason is recorded in the journal and in the receipt.
     """,
     json=_to_json,
 )
@@ -76,7 +76,7 @@ deny = command(
 
 def approve(
     decision: Annotated[
-        str, typer.Argument(help="Its id, the beginning, or its number in halter inbox (default: ask about each).")
+        str, typer.Argument(help="Decision id or prefix, or number in halter inbox (default: ask about each).")
     ] = "",
     *,
     edit: Annotated[
@@ -88,31 +88,31 @@ def approve(
         typer.Option(
             "--match",
             metavar="WHAT",
-            help="Which calls: same, words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST or any:KEY; may be repeated.",
+            help="Calls that match: same, words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST or any:KEY. Repeatable.",
         ),
     ] = None,
     scope: Annotated[
-        str, typer.Option("--scope", metavar="SCOPE", help="Where the rule holds: session, agent or fleet.")
+        str, typer.Option("--scope", metavar="SCOPE", help="Scope of the rule: session, agent or fleet.")
     ] = "",
-    lasts: Annotated[str, typer.Option("--for", metavar="TIME", help="How long the rule holds (default: 7d).")] = "",
-    cap: Annotated[str, typer.Option("--cap", metavar="AMOUNT", help="The new cap in dollars, or none.")] = "",
+    lasts: Annotated[str, typer.Option("--for", metavar="TIME", help="Duration of the rule (default: 7d).")] = "",
+    cap: Annotated[str, typer.Option("--cap", metavar="AMOUNT", help="New cap in dollars, or none.")] = "",
     reason: ReasonOption = "",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Approve a decision: exactly as shown, once; with other arguments; always; or with a higher cap.
+    """Approve a decision: once as shown, with other arguments, with a standing rule, or with a higher cap.
 
-    An approval covers the very call that was shown, until it expires. `halter inbox` shows open decisions, `halter
-    rules offer` the rules that one could make. A rule requires every argument as shown, except where --match differs.
-    Without an id you are shown one after the other, and asked; several calls of one session are shown and asked about
-    together. A number, too, is shown and asked about first, since the inbox may have changed.
+    An approval covers exactly the call that was shown, until it expires. `halter inbox` shows open decisions, `halter
+    rules offer` the rules that an approval can make. A rule requires every argument as shown, except where --match
+    differs. Without an id, each decision is shown and you are asked about it; several calls of one session are shown
+    together. A number is also shown and confirmed first, since the inbox may have changed.
     """
     if sum((edit != "", always, cap != "")) > 1:
-        fail("--edit, --always and --cap are three different answers: give one of them.", EXIT_USAGE)
+        fail("--edit, --always and --cap cannot be combined. Pass one of them.", EXIT_USAGE)
     if not always and (match or scope or lasts):
-        fail("--match, --scope and --for describe a rule: add --always.", EXIT_USAGE)
+        fail("--match, --scope and --for require --always.", EXIT_USAGE)
     if not decision and (edit or always or cap):
-        fail("--edit, --always and --cap answer one decision: name it.", EXIT_USAGE)
+        fail("--edit, --always and --cap require a decision id.", EXIT_USAGE)
     terms = ApprovalTerms(
         edit=_read_arguments(edit) if edit else None,
         always=always,
@@ -135,77 +135,81 @@ def approve(
 def _ask_at_keyboard(store: str | None, terms: ApprovalTerms, number: int, *, as_json: bool) -> None:
     keyboard = StandardInput()
     if as_json or not keyboard.is_tty:
-        fail("You are asked first, and this is no terminal: name a decision by its id, from halter inbox.", EXIT_USAGE)
+        fail("Not a terminal, so you cannot be asked. Pass a decision id from halter inbox.", EXIT_USAGE)
     run_with_app(store, lambda app: ask_decisions(make_desk(app, store), keyboard, terms, number))
 
 
 async def ask_decisions(actor: Actor, keyboard: Keyboard, terms: ApprovalTerms, number: int = 0) -> None:
-    """Show open decisions, or the one with a number, and do what is answered. An answer holds for what was shown."""
-    found = await decisions.waiting(actor)
-    if number > len(found):
-        raise NotDone(f"There is no decision {number} in halter inbox: it has {len(found)}.", "missing")
-    if not found:
+    """Show open decisions, or the one with a number, and apply the answers. An answer covers what was shown."""
+    open_decisions = await decisions.waiting(actor)
+    if number > len(open_decisions):
+        raise NotDone(f"There is no decision {number}. halter inbox has {len(open_decisions)}.", "missing")
+    if not open_decisions:
         print_sentence("Nothing needs you.")
-    for calls in decisions.group_calls(found[number - 1 : number] if number else found):
-        together = await _ask_together(actor, keyboard, calls, terms) if len(calls) > 1 else "one by one"
-        if together == "quit" or (together == "one by one" and not await _ask_each(actor, keyboard, calls, terms)):
+    for calls in decisions.group_calls(open_decisions[number - 1 : number] if number else open_decisions):
+        outcome = await _ask_together(actor, keyboard, calls, terms) if len(calls) > 1 else "one by one"
+        if outcome == "quit" or (outcome == "one by one" and not await _ask_each(actor, keyboard, calls, terms)):
             return
 
 
 async def _ask_together(
     actor: Actor, keyboard: Keyboard, calls: Sequence[WaitingDecision], terms: ApprovalTerms
 ) -> Literal["answered", "one by one", "quit"]:
-    """Show all calls of a session that wait, and ask once."""
+    """Show all pending calls of a session, and ask once."""
     for decision in calls:
         show_sheet(build_decision_sheet(decision, actor.app.clock.now()))
-    question = f"yes: Exactly these {len(calls)} calls, once each. no: None of them runs. "
-    typed = ask_freshly(keyboard, f"{question}[y]es, [n]o, [o]ne by one, [q]uit (default: one by one): ")
-    match (typed or "").strip().lower():
+    question = f"yes: Exactly these {len(calls)} calls run, once each. no: None of them runs. "
+    reply = ask_freshly(keyboard, f"{question}[y]es, [n]o, [o]ne by one, [q]uit (default: one by one): ")
+    match (reply or "").strip().lower():
         case "y" | "yes":
-            shown = [decisions.ShownDecision(decision.decision, decision.digest) for decision in calls]
-            await _print_result(decisions.approve_together(actor, calls[0].session, shown=shown, reason=terms.reason))
+            shown_decisions = [decisions.ShownDecision(decision.decision, decision.digest) for decision in calls]
+            await _print_result(
+                decisions.approve_together(actor, calls[0].session, shown=shown_decisions, reason=terms.reason)
+            )
         case "n" | "no":
             for decision in calls:
                 await _print_result(decisions.deny(actor, decision.decision, terms.reason))
         case "q" | "quit":
             return "quit"
         case _:
-            return "quit" if typed is None else "one by one"
+            return "quit" if reply is None else "one by one"
     return "answered"
 
 
-async def _ask_each(actor: Actor, keyboard: Keyboard, calls: Sequence[WaitingDecision], answer: ApprovalTerms) -> bool:
-    """Ask about one after the other; return whether to go on."""
+async def _ask_each(actor: Actor, keyboard: Keyboard, calls: Sequence[WaitingDecision], terms: ApprovalTerms) -> bool:
+    """Ask about each decision in turn; return False if the person quits."""
     for decision in calls:
         show_sheet(build_decision_sheet(decision, actor.app.clock.now()))
-        if decision.about == "cap_raise" and answer.cap is None:
-            print_sentence(f"It takes a new cap: halter approve {decision.decision} --cap AMOUNT{actor.option}")
+        if decision.about == "cap_raise" and terms.cap is None:
+            print_sentence(
+                f"This decision needs a new cap: halter approve {decision.decision} --cap AMOUNT{actor.option}"
+            )
             continue
-        words = decisions.render_prompt(decision)
-        typed = ask_freshly(
-            keyboard, f"yes: {words.yes}. no: {words.no}. [y]es, [n]o, [s]kip, [q]uit (default: skip): "
+        prompt = decisions.render_prompt(decision)
+        reply = ask_freshly(
+            keyboard, f"yes: {prompt.yes}. no: {prompt.no}. [y]es, [n]o, [s]kip, [q]uit (default: skip): "
         )
-        match (typed or "").strip().lower():
+        match (reply or "").strip().lower():
             case "y" | "yes":
-                terms = msgspec.structs.replace(answer, digest=decision.digest)
-                await _print_result(decisions.approve(actor, decision.decision, terms))
+                bound_terms = msgspec.structs.replace(terms, digest=decision.digest)
+                await _print_result(decisions.approve(actor, decision.decision, bound_terms))
             case "n" | "no":
-                await _print_result(decisions.deny(actor, decision.decision, answer.reason))
+                await _print_result(decisions.deny(actor, decision.decision, terms.reason))
             case "q" | "quit":
                 return False
-            case _ if typed is None:
+            case _ if reply is None:
                 return False
             case _:
                 print_sentence(f"{decision.decision} stays open.")
     return True
 
 
-async def _print_result(answered: Awaitable[DecisionResult | GroupResult]) -> None:
-    """Say what became of one decision; one that another person answered meanwhile keeps no other from being asked."""
+async def _print_result(result: Awaitable[DecisionResult | GroupResult]) -> None:
+    """Print the result of an answer. A decision that another person answered meanwhile does not stop the loop."""
     try:
-        print_sentence((await answered).sentence)
-    except NotDone as no:
-        warn(str(no))
+        print_sentence((await result).sentence)
+    except NotDone as error:
+        warn(str(error))
 
 
 def _read_arguments(file: str) -> bytes:
@@ -214,77 +218,81 @@ def _read_arguments(file: str) -> bytes:
         if file == "-":
             data = sys.stdin.buffer.read(BLOB_THRESHOLD + 1)
         else:
-            with Path(file).open("rb") as opened:
-                data = opened.read(BLOB_THRESHOLD + 1)
+            with Path(file).open("rb") as stream:
+                data = stream.read(BLOB_THRESHOLD + 1)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else None
-        fail(f"Cannot read {file!r}: {why or error}.", EXIT_UNUSABLE)
+        reason = error.strerror if isinstance(error, OSError) else None
+        fail(f"Cannot read {file!r}: {reason or error}.", EXIT_UNUSABLE)
     return report_errors(lambda: decisions.arguments(data, f" in {file!r}"))
 
 
 rules = group(
-    "Show standing rules, end one, or list those that a decision offers.",
+    "List standing rules, end one, or list the rules that a decision offers.",
     {
         "end": command(
             decisions.end,
-            """End a standing rule: from now on such calls are asked about again.
+            """End a standing rule. Matching calls need approval again.
 
-            Exits 1 if the rule was over already.
+            Exits 1 if the rule had already ended.
             """,
         ),
         "offer": command(
             decisions.offer_rules,
-            """Show the rules that an approval could make, each in full, and how to choose it.
+            """Show the rules that an approval can make, each in full, and how to choose it.
 
-            They are made from the call that is shown; the narrowest is first. Write others with --match.
+            They are derived from the shown call; the narrowest is first. Define others with --match.
             """,
             build_offers_sheet,
-            look=True,
-            json=lambda found: found.offers,
+            despite_doubt=True,
+            json=lambda result: result.offers,
         ),
     },
-    command(decisions.rules, "Show standing rules.", build_rules_sheet, look=True, fresh=True),
+    command(decisions.rules, "List standing rules.", build_rules_sheet, despite_doubt=True, allow_missing=True),
 )
 
 tell = command(
     control.send_message,
-    """Send a message to a session, or answer the question that it asks: it wakes, and sees it in its next turn.
+    """Send a message to a session, or answer its question. The session wakes and reads it in its next turn.
 
-    Exits 1 if the session is over.
+    Exits 1 if the session has ended.
     """,
 )
 
 fork = command(
     control.fork,
-    """Begin a new session with what was said in another one, up to one of its events.
+    """Create a session from the messages of another one, up to one of its events.
 
-    halter show SESSION --events numbers them. The new session has a budget of its own: what was spent, approved or
-    granted in the other one is not inherited. What others wrote there stays marked as theirs. Nothing runs yet.
+    `halter show SESSION --events` numbers the events. The new session has its own budget. Spending, approvals and
+    grants are not inherited; untrusted content stays marked. The new session does not run yet.
     """,
 )
 
 halt = command(
     control.halt,
-    """Stop everything in a scope: nothing starts, and what is in flight is cancelled within a second.
+    """Halt everything in a scope: nothing starts, and running effects are cancelled within a second.
 
-    It binds every process on the store until the scope is resumed. `halter halt fleet` stops all agents, `halter halt
-    NAME` one agent, `halter halt ID` one session, which goes on in its place with `halter resume`. What is not known is
-    refused. `halter off` ends an agent's session, too, so that the next one begins anew; `halter cancel` ends a session
-    for good.
+    The halt binds every process on the store until the scope is resumed. `halter halt fleet` halts all agents, `halter
+    halt NAME` one agent, `halter halt ID` one session; `halter resume` continues a halted session where it stopped. An
+    unknown scope is rejected. `halter off` also ends the session of an agent, so that the next one starts anew; `halter
+    cancel` ends a session.
     """,
-    look=True,
+    despite_doubt=True,
 )
 
 resume = command(
     control.resume,
-    """Resume a halted scope. A fleet comes back over a second for each session, at most a minute.
+    """Resume a halted scope or a stopped agent.
 
-    An agent that is off, has stopped or is paused goes on as well. Exits 1 if there was nothing to resume.
+    The sessions of a fleet resume over a second for each session, at most a minute. An agent that is off or paused
+    resumes, too. Exits 1 if there was nothing to resume.
     """,
-    typed={
+    replacements={
         "over": Typed(
             ("over_seconds",),
-            Annotated[str, typer.Option("--over", metavar="TIME", help="Resume sessions one by one, as in 5m.")],
+            Annotated[
+                str,
+                typer.Option("--over", metavar="TIME", help="Resume sessions one by one over this time, such as 5m."),
+            ],
             lambda over: {"over_seconds": parse_typed_duration(over) // SECOND if over else None},
             "",
         )
@@ -293,36 +301,36 @@ resume = command(
 
 cancel = command(
     control.cancel,
-    """End a session for good: what it has in flight is stopped, and nothing of it starts again.
+    """End a session. Running calls are cancelled.
 
-    Exits 1 if the session is not over yet.
+    Exits 1 if the session has not ended yet.
     """,
-    lambda done, _: [f"Session {done.session} is cancelled. {done.sentence}"],
-    look=True,
-    json=lambda done: {"subject": done.session, "done": True, "ended": done.came == "ended"},
-    ok=lambda done: done.came == "ended",
+    lambda result, _: [f"Session {result.session} is cancelled. {result.sentence}"],
+    despite_doubt=True,
+    json=lambda result: {"subject": result.session, "done": True, "ended": result.came == "ended"},
+    is_ok=lambda result: result.came == "ended",
 )
 
 
-ChannelArgument = Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel: telegram, ntfy or slack.")]
-PersonArgument = Annotated[str, typer.Argument(metavar="NAME", help="The person's name; it is in every event.")]
+ChannelArgument = Annotated[str, typer.Argument(metavar="CHANNEL", help="Channel: telegram, ntfy or slack.")]
+PersonArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the person, recorded in every event.")]
 
 
 def list_channels(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List who may answer decisions over which channel.
+    """List the people who can answer decisions over each channel.
 
-    Each has a name that is in every event, a role, the agents that they see, and an account of the platform.
+    Each has a name, which is in every event, a role, the agents that they see, and an account of the platform.
     """
-    found = run_with_app(store, lambda app: list_approvers(make_desk(app, store)), fresh=True)
+    approvers = run_with_app(store, lambda app: list_approvers(make_desk(app, store)), allow_missing=True)
     if as_json:
-        answer_json([msgspec.structs.asdict(each) for each in found])
-    elif found:
-        rows = [[each.channel, each.name, each.role, ", ".join(each.agents) or "all", each.account] for each in found]
+        answer_json([msgspec.structs.asdict(each) for each in approvers])
+    elif approvers:
+        rows = [
+            [each.channel, each.name, each.role, ", ".join(each.agents) or "all", each.account] for each in approvers
+        ]
         answer_table("Channels", ["channel", "name", "role", "agents", "account"], rows)
     else:
-        print_sentence(
-            "No one answers decisions over a channel: `halter channels pair telegram NAME` makes a code for that."
-        )
+        print_sentence("No one is paired with a channel. Make a code with `halter channels pair telegram NAME`.")
 
 
 def pair(
@@ -333,15 +341,15 @@ def pair(
         str, typer.Option("--role", metavar="ROLE", help="viewer, approver, operator or admin.")
     ] = "approver",
     agent: Annotated[
-        list[str] | None, typer.Option("--agent", metavar="AGENT", help="Only this agent; may be repeated.")
+        list[str] | None, typer.Option("--agent", metavar="AGENT", help="Only this agent. Repeatable.")
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a code that pairs an account of a platform with a person. It is good for ten minutes, and once.
+    """Make a code that pairs an account of a platform with a person. It is valid once, for ten minutes.
 
-    The first account that sends the code to the bot answers for that person from then on. The fleet's file says how the
-    platform is reached, and `halter serve`, `halter up` or a worker reads the code.
+    The first account that sends the code to the bot is paired with the person. halter.yaml configures the platform, and
+    `halter serve`, `halter up` or a worker receives the code.
     """
 
     async def job(app: Runtime) -> tuple[PairingCode, str]:
@@ -355,11 +363,11 @@ def pair(
         return
     print_sentence(code.code)
     if code.place:
+        print_sentence(f"Subscribe to the topic {code.place} in the ntfy app, and keep its name secret: it is the key.")
         print_sentence(
-            f"Subscribe to the topic {code.place} in the ntfy app, and keep its name to yourself: it is the key."
-        )
-        print_sentence(
-            f"{problem} Publish the code to {code.place}-re." if problem else "Then press Pair below what comes there."
+            f"{problem} Publish the code to {code.place}-re."
+            if problem
+            else "Then press Pair in the message that arrives there."
         )
         return
     print_sentence(
@@ -368,7 +376,7 @@ def pair(
 
 
 async def _send_code(app: Runtime, code: PairingCode) -> str:
-    """Send a code to the topic that was made for it; returns why that failed."""
+    """Send a code to its topic; return the problem if that failed, or an empty text."""
     if not code.place:
         return ""
     from halter.channels.channel import TransportFailed
@@ -385,7 +393,7 @@ async def _send_code(app: Runtime, code: PairingCode) -> str:
             finally:
                 await transport.close()
             return ""
-    return f"No {code.channel} is named under `channels` in halter.yaml, so the code was not sent there."
+    return f"The code was not sent: halter.yaml has no {code.channel} under `channels`."
 
 
 def unpair(
@@ -396,18 +404,18 @@ def unpair(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a person from a channel: from this moment, nothing that they send counts.
+    """Remove a person from a channel. Their replies become invalid immediately.
 
-    Do this with a lost phone. Their unused codes are void as well.
+    Use this after a phone was lost. Unused codes of the person become invalid, too.
     """
-    done = run_with_app(store, lambda app: remove_approver(make_desk(app, store), channel, name, reason))
+    result = run_with_app(store, lambda app: remove_approver(make_desk(app, store), channel, name, reason))
     if as_json:
-        answer_json({"subject": done.subject, "done": True})
+        answer_json({"subject": result.subject, "done": True})
     else:
-        print_sentence(done.sentence)
+        print_sentence(result.sentence)
 
 
 channels = group(
-    "Show who answers decisions from a phone; pair or remove a person.",
+    "List who answers decisions by phone; pair or unpair a person.",
     {"list": list_channels, "pair": pair, "unpair": unpair},
 )

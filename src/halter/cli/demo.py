@@ -28,51 +28,53 @@ from halter.settings import find_home, name_person
 
 if TYPE_CHECKING:
     from halter.cli.terminal import Printer
-    from halter.demo.night import Bill, Frame, Night, NightRecord, Scene
-    from halter.demo.place import DemoFolder, LayoutResult
-    from halter.runtime.triggers import WebhookReceiver
+    from halter.demo.folder import DemoFolder, LayoutResult
+    from halter.demo.incidents import Bill, Frame, Night, NightRecord, Scene
+    from halter.runtime.trigger_runner import WebhookReceiver
 
     Act = Callable[[], Coroutine[Any, Any, None]]
 
-NIGHT_INTERRUPTED: Final = "Interrupted. The night was made up, and leaves nothing behind."
+NIGHT_INTERRUPTED: Final = "Interrupted. The simulated night leaves nothing behind."
 DEMO_PLAN: Final = (
-    "Within a minute the service that it watches goes down, and it asks you whether it may delete an old file."
+    "Within a minute, the service that it watches goes down, and it asks you for approval to delete an old file."
 )
-NIGHT_KEPT: Final = (
-    "The first night stays there too: its sessions, spending and brakes are on the dashboard, as those of bookkeeper, "
-    "watchman and analyst."
+FIRST_NIGHT_HINT: Final = (
+    "It also has the first night: its sessions, spending and refusals are on the dashboard, under the agents "
+    "bookkeeper, watchman and analyst."
 )
-DEMO_STOPPED: Final = "night-watch is stopped. `halter demo --skip-night` goes on where it stands."
+DEMO_STOPPED: Final = "night-watch is stopped. Continue with `halter demo --skip-night`."
 
 
 def demo(
     *,
-    night_only: Annotated[bool, typer.Option("--night-only", help="Show the worst night, and leave.")] = False,
-    skip_night: Annotated[bool, typer.Option("--skip-night", help="Begin with the live agent.")] = False,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the dashboard's address.")] = False,
+    night_only: Annotated[bool, typer.Option("--night-only", help="Show only the worst night.")] = False,
+    skip_night: Annotated[bool, typer.Option("--skip-night", help="Start with the live agent.")] = False,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the dashboard's address, and open no browser.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what Halter is for: the worst night without it and with it, then a live agent on this machine.
+    """Show the worst night without and with Halter, then run a live agent on this machine.
 
-    Nothing is sent anywhere, unless a model provider's key is in the environment. The agent keeps to a folder of its
-    own, beside your stores. Ctrl-C ends it, and the next start continues. --json prints only the figures of the night.
+    Nothing is sent over the network, unless a model provider's key is in the environment. The agent has its own folder,
+    next to your stores. Ctrl-C stops it, and the next start continues. --json prints only the figures of the night.
     """
     if skip_night and (night_only or as_json):
-        fail("--skip-night leaves nothing for --night-only or --json to show: leave one of them out.", EXIT_USAGE)
+        fail("--skip-night cannot be combined with --night-only or --json.", EXIT_USAGE)
     live = not night_only and not as_json
     if not skip_night:
-        report_errors(lambda: _run_night(as_json=as_json, kept=live), interrupted=NIGHT_INTERRUPTED)
+        report_errors(lambda: _run_night(as_json=as_json, is_recorded=live), interrupted=NIGHT_INTERRUPTED)
     if live:
         _live(browser=not no_browser)
 
 
-def _run_night(*, as_json: bool, kept: bool) -> None:
+def _run_night(*, as_json: bool, is_recorded: bool) -> None:
     if as_json:
         answer_json(run_whole_night(quiet=True))
         return
     print_introduction()
-    if kept:
-        from halter.demo.place import find_demo_folder, record_night
+    if is_recorded:
+        from halter.demo.folder import find_demo_folder, record_night
 
         with record_night(
             find_demo_folder(os.environ, find_home(os.environ)), name_person(os.environ), SystemClock().now()
@@ -85,27 +87,27 @@ def _run_night(*, as_json: bool, kept: bool) -> None:
 def _live(*, browser: bool) -> None:
     """Run the agent until it is interrupted, which is its normal end."""
     from halter.cli.up import RESTART_HINT
-    from halter.demo.place import choose_demo_model, find_demo_folder, lay_out_files
+    from halter.demo.folder import choose_demo_model, find_demo_folder, lay_out_files
 
     person = name_person(os.environ)
-    place = report_errors(lambda: find_demo_folder(os.environ, find_home(os.environ)))
+    demo_folder = report_errors(lambda: find_demo_folder(os.environ, find_home(os.environ)))
     model = choose_demo_model(os.environ)
-    furnished = report_errors(lambda: lay_out_files(place, model, person, SystemClock().now()))
-    words = describe_demo(place, model, furnished, _find_hidden_program())
+    layout = report_errors(lambda: lay_out_files(demo_folder, model, person, SystemClock().now()))
+    lines = describe_demo(demo_folder, model, layout, _find_hidden_program())
     try:
         run_with_app(
             None,
-            lambda app: _run_demo_agent(app, place, words, browser=browser),
+            lambda app: _run_demo_agent(app, demo_folder, lines, browser=browser),
             new=True,
-            acts=True,
-            following=True,
-            settings=place.settings(person),
+            runs_agents=True,
+            until_interrupted=True,
+            settings=demo_folder.settings(person),
             runs=RESTART_HINT,
         )
-    except typer.Exit as left:
-        if left.exit_code != EXIT_INTERRUPTED:
+    except typer.Exit as error:
+        if error.exit_code != EXIT_INTERRUPTED:
             raise
-        # A terminal has just shown the keys that were pressed.
+        # A terminal shows ^C on the current line: start a new one.
         print_sentence(f"\n{DEMO_STOPPED}" if sys.stdout.isatty() else DEMO_STOPPED)
 
 
@@ -118,40 +120,44 @@ def _find_hidden_program() -> Path | None:
 
 
 def describe_demo(
-    place: "DemoFolder", model: str, furnished: "LayoutResult", hidden: Path | None = None
+    demo_folder: "DemoFolder", model: str, layout: "LayoutResult", program_folder: Path | None = None
 ) -> Sequence[str]:
-    from halter.demo.place import RULES_MODEL
+    from halter.demo.folder import RULES_MODEL
 
-    with_what = "rules, without a network" if model == RULES_MODEL else f"{model}, whose key is in your environment"
+    engine = "rules, without a network" if model == RULES_MODEL else f"{model}, whose key is in your environment"
     return (
         "",
-        f"Now a live one: night-watch looks after this machine. {DEMO_PLAN}",
-        *(() if "agent.yaml" in furnished.changed else (f"It thinks with {with_what}.",)),
-        *furnished.told,
-        f"All of it lies in {place.root}. {NIGHT_KEPT} You can also use another terminal:",
-        *(() if hidden is None else (f"  export PATH={shlex.quote(str(hidden))}:$PATH",)),
-        f"  export HALTER_STORE={shlex.quote(str(place.store))}",
+        f"Next, a live agent: night-watch watches this machine. {DEMO_PLAN}",
+        *(() if "agent.yaml" in layout.changed else (f"It decides with {engine}.",)),
+        *layout.notes,
+        f"Its files are in {demo_folder.root}. {FIRST_NIGHT_HINT} You can also use another terminal:",
+        *(() if program_folder is None else (f"  export PATH={shlex.quote(str(program_folder))}:$PATH",)),
+        f"  export HALTER_STORE={shlex.quote(str(demo_folder.store))}",
         "  halter inbox",
         "  halter serve                 # the dashboard, also after the demo has ended",
     )
 
 
-async def _run_demo_agent(app: Runtime, place: "DemoFolder", words: Sequence[str], *, browser: bool) -> None:
+async def _run_demo_agent(app: Runtime, demo_folder: "DemoFolder", lines: Sequence[str], *, browser: bool) -> None:
     from halter.cli.terminal import Printer
     from halter.cli.up import HOW_TO_STOP, FeedPrinter, make_bus, run_and_show
-    from halter.demo.place import Scenery
+    from halter.demo.folder import Scenery
     from halter.loop.session_runtime import run_together
 
     bus = make_bus(app)
     async with Printer() as printer:
-        shows = FeedPrinter(printer, app.clock, as_json=False)
-        for sentence in words:
+        feed_printer = FeedPrinter(printer, app.clock, as_json=False)
+        for sentence in lines:
             printer.write(render_sentence(sentence))
-        serving = _dashboard(app, bus, printer, browser=browser)
+        dashboard_jobs = _dashboard(app, bus, printer, browser=browser)
         printer.write(render_sentence(f"{HOW_TO_STOP}\n"))
-        around = Scenery(place.agent, app.clock).around
-        running = [lambda: around(lambda: run_and_show(app, [place.agent], bus, shows, _ignore_deliveries, "demo"))]
-        await run_together([*running, *serving])
+        with_scenery = Scenery(demo_folder.agent, app.clock).run_with
+        agent_jobs = [
+            lambda: with_scenery(
+                lambda: run_and_show(app, [demo_folder.agent], bus, feed_printer, _ignore_deliveries, "demo")
+            )
+        ]
+        await run_together([*agent_jobs, *dashboard_jobs])
 
 
 async def _ignore_deliveries(_: "WebhookReceiver") -> None:
@@ -159,17 +165,17 @@ async def _ignore_deliveries(_: "WebhookReceiver") -> None:
 
 
 def _dashboard(app: Runtime, bus: Bus, printer: "Printer", *, browser: bool) -> Sequence["Act"]:
-    from halter.demo.place import has_display, open_demo_dashboard
+    from halter.demo.folder import has_display, open_demo_dashboard
 
     try:
-        found = open_demo_dashboard(app, bus, lambda sentence: warn(sentence, "red"))
+        dashboard = open_demo_dashboard(app, bus, lambda sentence: warn(sentence, "red"))
     except ConfigError as error:
         printer.write(render_sentence(str(error)))
         return ()
-    # An address is one word: broken into lines it could not be followed.
-    printer.write(f"{render_sentence(found.told)}{found.url}\n")
-    opens = [lambda: _open_browser(found.url)] if browser and has_display(os.environ) else []
-    return (found.serve, *opens)
+    # An address must stay on one line, so that a terminal can open it.
+    printer.write(f"{render_sentence(dashboard.note)}{dashboard.url}\n")
+    browser_jobs = [lambda: _open_browser(dashboard.url)] if browser and has_display(os.environ) else []
+    return (dashboard.serve, *browser_jobs)
 
 
 async def _open_browser(url: str) -> None:
@@ -184,9 +190,9 @@ PROMISE: Final = (
     "they did."
 )
 MIN_INCIDENT_SECONDS: Final = 4.0
-"""The shortest time in which an incident is shown."""
+"""The minimum time for which an incident is shown."""
 MIN_WIDE_COLUMNS: Final = 80
-"""In fewer columns an incident takes three lines."""
+"""With fewer columns, an incident takes three lines."""
 LOSS: Final = "bold red"
 GAIN: Final = "bold green"
 
@@ -195,7 +201,7 @@ Show = Callable[["Scene", "Frame"], None]
 
 
 def run_whole_night(*, quiet: bool, pause: Pause = time.sleep, record: "NightRecord | None" = None) -> "Night":
-    from halter.demo.night import SCENES, play_incident, sum_night, summarize_incident
+    from halter.demo.incidents import SCENES, play_incident, sum_night, summarize_incident
 
     with _show_live(quiet=quiet, pause=pause) as show:
         incidents = [
@@ -206,13 +212,13 @@ def run_whole_night(*, quiet: bool, pause: Pause = time.sleep, record: "NightRec
 
 
 def print_introduction() -> None:
-    from halter.demo.night import MODEL
+    from halter.demo.incidents import MODEL
 
     print_sentence(f"{PROMISE}\n")
     print_sentence(
         "The worst night comes first: three incidents of unattended agents. Each is played twice, "
         f"in virtual time, with one scripted model at the price of {MODEL.model}: in a plain loop with retries and a "
-        "budget check, and in Halter. It takes less than a minute, and Ctrl-C ends it.\n",
+        "budget check, and in Halter. It takes less than a minute. Ctrl-C stops it.\n",
         at_once=True,
     )
 
@@ -227,14 +233,18 @@ def _show_live(*, quiet: bool, pause: Pause) -> Generator[Show]:
 
     frames: dict[str, Frame] = {}
     with Live(console=console, transient=True, auto_refresh=False) as live:
-        began = time.monotonic()
+        last_frame_at = time.monotonic()
 
         def show(scene: "Scene", frame: "Frame") -> None:
-            nonlocal began
+            nonlocal last_frame_at
             frames[scene.title] = frame
             live.update(render_night(frames, console.width), refresh=True)
-            pause(max(0.0, began + MIN_INCIDENT_SECONDS * scene.frame / scene.span - time.monotonic()))
-            began = time.monotonic()
+            pause(
+                max(
+                    0.0, last_frame_at + MIN_INCIDENT_SECONDS * scene.frame_interval / scene.duration - time.monotonic()
+                )
+            )
+            last_frame_at = time.monotonic()
 
         yield show
 
@@ -252,19 +262,19 @@ def render_night(frames: "dict[str, Frame]", width: int) -> RenderableType:
 
 
 def _pair(bill: "Bill", style: str) -> tuple[Text, Text]:
-    from halter.demo.night import format_cents
+    from halter.demo.incidents import format_cents
 
     return Text(format_count(bill.requests, "request")), Text(format_cents(bill.cost_usd), style)
 
 
 def _block(title: str, frame: "Frame") -> Text:
-    without, within = _pair(frame.without, LOSS), _pair(frame.within, GAIN)
+    loop_texts, halter_texts = _pair(frame.without, LOSS), _pair(frame.within, GAIN)
     return Text.assemble(
         f"{title}, {_hour(frame.at)}\n  a plain loop ",
-        without[1],
-        f" ({without[0]})\n  Halter ",
-        within[1],
-        f" ({within[0]})",
+        loop_texts[1],
+        f" ({loop_texts[0]})\n  Halter ",
+        halter_texts[1],
+        f" ({halter_texts[0]})",
     )
 
 
@@ -273,24 +283,24 @@ def _hour(at: int) -> str:
 
 
 def print_conclusion(night: "Night") -> None:
-    from halter.demo.night import format_cents
+    from halter.demo.incidents import format_cents
 
     columns = ["what happens", "a plain loop", "Halter", "what stopped it"]
     rows = [
-        [f"{each.title}. {each.happens}", _bill(each.without), _bill(each.within), each.stopped_by]
-        for each in night.incidents
+        [f"{incident.title}. {incident.happens}", _bill(incident.without), _bill(incident.within), incident.stopped_by]
+        for incident in night.incidents
     ]
     answer_table("The worst night", columns, rows)
-    passed = format_count(night.overruns, "time") if night.overruns else "never"
+    overruns = f"a cap was exceeded {format_count(night.overruns, 'time')}" if night.overruns else "no cap was exceeded"
     print_sentence(
         f"A plain loop paid {format_cents(night.without.cost_usd)} for "
         f"{format_count(night.without.requests, 'request')}. "
-        f"Halter paid {format_cents(night.within.cost_usd)} for {night.within.requests:,}; a cap was {passed} passed.",
+        f"Halter paid {format_cents(night.within.cost_usd)} for {night.within.requests:,}; {overruns}.",
         at_once=True,
     )
 
 
 def _bill(bill: "Bill") -> str:
-    from halter.demo.night import format_cents
+    from halter.demo.incidents import format_cents
 
     return f"{format_cents(bill.cost_usd)}\n{format_count(bill.requests, 'request')}"

@@ -1,4 +1,4 @@
-"""The program's outermost layer: its streams, signals and exit code."""
+"""The outermost layer of the program: streams, signals and exit code."""
 
 import errno
 import io
@@ -21,15 +21,15 @@ STREAMS: Final = (0, 1, 2)
 
 
 class OutputLost(Exception):
-    """The answer could not be written to stdout."""
+    """The output could not be written to stdout."""
 
-    def __init__(self, why: OSError) -> None:
-        super().__init__(why.strerror)
-        self.code = EXIT_BROKEN_PIPE if why.errno == errno.EPIPE else EXIT_UNUSABLE
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror)
+        self.code = EXIT_BROKEN_PIPE if error.errno == errno.EPIPE else EXIT_UNUSABLE
 
 
 class StandardOutput(io.FileIO):
-    """Stdout; its errors are told apart from those of other files."""
+    """Stdout, with an error type that distinguishes it from other files."""
 
     def write(self, data: Buffer, /) -> int:
         try:
@@ -46,15 +46,15 @@ def run_program() -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    except OutputLost as unheard:
+    except OutputLost as output_lost:
         # Keep the interpreter from retrying the failed write at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = unheard.code
+        code = output_lost.code
         if code == EXIT_UNUSABLE:
-            warn(f"The command ran, but its answer could not be written ({unheard}).", "red")
+            warn(f"The command ran, but its output could not be written ({output_lost}).", "red")
     except ModuleNotFoundError as missing:
         code = _report_missing_extra(missing)
-    except Exception as mistake:  # noqa: BLE001  the outermost door: nothing further out could answer
+    except Exception as mistake:  # noqa: BLE001  the outermost layer: no caller handles the error
         code = report_internal_error(mistake)
     return code
 
@@ -76,9 +76,9 @@ def _report_missing_extra(missing: ModuleNotFoundError) -> int:
 
 
 def open_streams() -> None:
-    """Make sure that there are three standard streams, and that any text can be written to stdout.
+    """Open missing standard streams, and make stdout accept any text.
 
-    If one is closed, the next opened file gets its number, and receives error messages.
+    If a standard stream is closed, the next opened file gets its number and receives error messages.
     """
     for number in STREAMS:
         try:
@@ -93,7 +93,7 @@ def open_streams() -> None:
 
 
 def handle_termination_signals() -> None:
-    """Clean up on SIGTERM and SIGHUP, too; leave ignored signals ignored."""
+    """Clean up on SIGTERM and SIGHUP, too; ignored signals stay ignored."""
     for number in TERMINATION_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
@@ -102,7 +102,7 @@ def handle_termination_signals() -> None:
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     """Interrupt once: later signals must not disturb the cleanup.
 
-    What the interrupt left half made, such as an event loop, may fail when it is freed: nothing to tell the operator.
+    Half-made objects, such as an event loop, may fail when they are freed. The operator does not need that error.
     """
     for number in TERMINATION_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -111,17 +111,17 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _ignore_unraisable(_unraisable: "sys.UnraisableHookArgs") -> None:
-    """Say nothing."""
+    """Print nothing."""
 
 
-def report_internal_error(mistake: Exception) -> int:
-    """Report a bug, and keep the traceback in a file."""
-    sentence = f"Internal error ({type(mistake).__name__}: {mistake})."
+def report_internal_error(bug: Exception) -> int:
+    """Report a bug, and save the traceback to a file."""
+    sentence = f"Internal error ({type(bug).__name__}: {bug})."
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="halter-mistake-", suffix=".txt", delete=False) as kept:
-            kept.write("".join(traceback.format_exception(mistake)))
+        with tempfile.NamedTemporaryFile("w", prefix="halter-mistake-", suffix=".txt", delete=False) as file:
+            file.write("".join(traceback.format_exception(bug)))
     except OSError as error:
         warn(f"{sentence} The traceback could not be saved ({error.strerror}); please report it.", "red")
     else:
-        warn(f"{sentence} Please report it with {kept.name}.", "red")
+        warn(f"{sentence} Please report it with {file.name}.", "red")
     return EXIT_INTERNAL

@@ -1,4 +1,4 @@
-"""Exit codes, for scripts, and the signals that end a command.
+"""Exit codes, and the signals that end a command.
 
 | code | meaning |
 |---|---|

@@ -1,4 +1,4 @@
-"""`halter hook`: put the tool calls of Claude Code, Codex and others under Halter's guard."""
+"""`halter hook`: guard the tool calls of Claude Code, Codex and other programs."""
 
 import os
 import shutil
@@ -22,29 +22,27 @@ from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, answer_table, print_sentence, warn
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError, NotDone
-from halter.core.ids import may_decide
+from halter.core.ids import can_decide
 from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from halter.hooks.install import InstallationStatus
     from halter.hooks.registry import HookedProgram, HookFolder
 
-ForOption = Annotated[
-    str, typer.Option("--for", metavar="PROGRAM", help="The program: claude, codex, gemini or cursor.")
-]
+ForOption = Annotated[str, typer.Option("--for", metavar="PROGRAM", help="Program: claude, codex, gemini or cursor.")]
 AgentOption = Annotated[
-    str, typer.Option("--agent", metavar="NAME", help="The agent that stands for it (default: by the program).")
+    str, typer.Option("--agent", metavar="NAME", help="Agent whose sessions these are (default: by program).")
 ]
 BinaryOption = Annotated[
-    str, typer.Option("--binary", metavar="PATH", help="The program itself, to ask for its version.")
+    str, typer.Option("--binary", metavar="PATH", help="Executable of the program, to read its version.")
 ]
 MAX_PRICE: Final = 1000
 
 
 def answer(program: ForOption = "", *, agent: AgentOption = "") -> None:
-    """Answer one hook event on stdin, as a program with hooks sends it. Exits 2, which blocks, if anything fails.
+    """Answer one hook event from stdin, in the format of the program. Exits 2, which blocks the call, on any failure.
 
-    `halter hook install` writes a faster command than this into the settings of a program.
+    `halter hook install` writes a faster command than this to the settings of a program.
     """
     from halter.hooks import client
     from halter.hooks.install import MARGIN_SECONDS, find_terms
@@ -62,45 +60,43 @@ def install(
     program: ForOption,
     agent: AgentOption = "",
     folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="FOLDER", help="Where its agent.yaml is (default: a new one).")
+        Path | None, typer.Option("--folder", metavar="FOLDER", help="Folder of its agent.yaml (default: a new one).")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help="The settings file (default: the program's own).")
+        Path | None, typer.Option("--file", metavar="FILE", help="Settings file (default: the program's own).")
     ] = None,
-    wait: Annotated[
-        str, typer.Option("--wait", metavar="TIME", help="How long a call waits for a person's decision.")
-    ] = "30s",
+    wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="How long a call waits for a decision.")] = "30s",
     price: Annotated[
         list[str] | None,
-        typer.Option("--price", metavar="TOOL=USD", help="What each call of a tool costs; may be repeated."),
+        typer.Option("--price", metavar="TOOL=USD", help="Cost of each call of a tool. Repeatable."),
     ] = None,
     binary: BinaryOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Write Halter's hooks into a program's settings, beside what is there.
+    """Add Halter's hooks to a program's settings. Other settings are kept.
 
-    From then on each of its tool calls passes the guard, and none runs while no `halter serve` answers. A version that
-    would run a tool whose hook fails is refused.
+    Then each tool call of the program passes the guard, and none runs while no `halter serve` answers. A version of the
+    program that runs a tool although its hook fails is rejected.
     """
-    from halter.hooks import install as hooks
+    from halter.hooks.install import TERMS, find_settings_file, find_terms, install_hooks, read_version, write_policy
     from halter.hooks.protocol import DIALECTS
     from halter.hooks.registry import HookedProgram
 
     settings = read_cli_settings(None)
-    if not may_decide(settings.person):
-        fail(f"Only a person may install hooks, and this was started by an agent ({settings.person}).", EXIT_FAILED)
+    if not can_decide(settings.person):
+        fail(f"Only a person can install hooks; this command runs inside an agent ({settings.person}).", EXIT_FAILED)
     seconds, prices = parse_typed_duration(wait) // SECOND, dict(_parse_price(each) for each in price or ())
-    place = _hook_folder()
+    hook_folder = _hook_folder()
 
     def do() -> HookedProgram:
-        terms = hooks.find_terms(program)
-        version = hooks.read_version(program, binary or _find_binary(terms.binary))
+        terms = find_terms(program)
+        version = read_version(program, binary or _find_binary(terms.binary))
         name = agent or terms.agent
-        policy = folder.absolute() if folder else hooks.write_policy(place, name, DIALECTS[program].TITLE)
+        policy = folder.absolute() if folder else write_policy(hook_folder, name, DIALECTS[program].TITLE)
         _check_policy(policy, name)
-        known = place.agents().get(name)
-        if known is not None and known.program != program:
-            raise NotDone(f"{name} stands for {known.program} already: name another with --agent.", "refused")
+        existing = hook_folder.agents().get(name)
+        if existing is not None and existing.program != program:
+            raise NotDone(f"{name} is already used for {existing.program}. Choose another with --agent.", "refused")
         entry = HookedProgram(
             agent=name,
             program=program,
@@ -108,9 +104,9 @@ def install(
             wait_seconds=seconds,
             prices=prices,
             version=version,
-            installed=known.installed if known else (),
+            installed=existing.installed if existing else (),
         )
-        return hooks.install(entry, place, file or hooks.find_settings_file(program, os.environ, Path.home()))
+        return install_hooks(entry, hook_folder, file or find_settings_file(program, os.environ, Path.home()))
 
     entry = report_errors(do)
     if as_json:
@@ -118,89 +114,93 @@ def install(
             {"agent": entry.agent, "program": program, "folder": entry.folder, "file": entry.installed[-1].file}
         )
         return
-    _show_installed(entry, DIALECTS[program].TITLE, hooks.TERMS[program].note)
+    _show_installed(entry, DIALECTS[program].TITLE, TERMS[program].note)
 
 
 def _show_installed(entry: "HookedProgram", title: str, note: str) -> None:
     print_sentence(f"{title} {entry.version} asks Halter before each tool call: {entry.installed[-1].file}")
-    print_sentence(
-        f"What it may do is in {entry.folder}/agent.yaml; its sessions are those of the agent {entry.agent}."
-    )
+    print_sentence(f"Its policy is {entry.folder}/agent.yaml; its sessions belong to the agent {entry.agent}.")
     if note:
         print_sentence(note)
-    print_sentence("Start `halter serve` now, or start it again: without it, every tool call is blocked.")
+    print_sentence("Start or restart `halter serve` now: without it, every tool call is blocked.")
 
 
 def uninstall(*, program: ForOption, agent: AgentOption = "", as_json: JsonOption = False) -> None:
-    """Take Halter's hooks out of a program's settings.
+    """Remove Halter's hooks from a program's settings.
 
-    A file that was not changed since is put back byte for byte; any other keeps all but these hooks.
+    A file that was not changed since is restored byte for byte; in any other file only these hooks are removed.
     """
-    from halter.hooks import install as hooks
+    from halter.hooks.install import find_terms, remove_hooks
 
     settings = read_cli_settings(None)
-    if not may_decide(settings.person):
-        fail(f"Only a person may remove hooks, and this was started by an agent ({settings.person}).", EXIT_FAILED)
-    place = _hook_folder()
-    done = report_errors(lambda: hooks.uninstall(place.find(agent or hooks.find_terms(program).agent), place))
+    if not can_decide(settings.person):
+        fail(f"Only a person can remove hooks; this command runs inside an agent ({settings.person}).", EXIT_FAILED)
+    hook_folder = _hook_folder()
+    sentences = report_errors(lambda: remove_hooks(hook_folder.find(agent or find_terms(program).agent), hook_folder))
     if as_json:
-        answer_json({"program": program, "done": done})
+        answer_json({"program": program, "done": sentences})
     else:
-        print_sentence("\n".join(done) or "Nothing was installed.")
+        print_sentence("\n".join(sentences) or "Nothing was installed.")
 
 
 def status(*, binary: BinaryOption = "", as_json: JsonOption = False) -> None:
-    """Show where hooks are installed, whether they hold, whether the server answers, and what goes round them.
+    """Show where hooks are installed, whether they are intact, whether the server answers, and known bypasses.
 
-    Exits 1 if one of them does not hold.
+    Exits 1 if any hook is not effective.
     """
-    from halter.hooks import install as hooks
+    from halter.hooks.install import list_status
 
-    place = _hook_folder()
+    hook_folder = _hook_folder()
 
     def read_status() -> "list[InstallationStatus]":
-        binaries = {entry.program: binary for entry in place.agents().values()} if binary else {}
-        return list(hooks.list_status(place, binaries))
+        binaries = {entry.program: binary for entry in hook_folder.agents().values()} if binary else {}
+        return list(list_status(hook_folder, binaries))
 
-    found = report_errors(read_status)
+    installations = report_errors(read_status)
     if as_json:
-        answer_json(found)
-    elif not found:
-        print_sentence("No hooks are installed: halter hook install --for claude")
+        answer_json(installations)
+    elif not installations:
+        print_sentence("No hooks are installed. Install them with: halter hook install --for claude")
     else:
-        _show_status(found)
-    if any(not each.intact or each.problem or not each.server for each in found):
+        _show_status(installations)
+    if any(not each.intact or each.problem or not each.server for each in installations):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _show_status(found: "list[InstallationStatus]") -> None:
+def _show_status(installations: "list[InstallationStatus]") -> None:
     rows = [
-        [each.agent, each.program, each.version or "?", "yes" if each.intact else "no", "yes" if each.server else "no"]
-        for each in found
+        [
+            installation.agent,
+            installation.program,
+            installation.version or "?",
+            "yes" if installation.intact else "no",
+            "yes" if installation.server else "no",
+        ]
+        for installation in installations
     ]
     answer_table("Hooks", ["agent", "program", "version", "installed", "server answers"], rows)
-    for each in found:
-        print_sentence(f"{each.agent}: {each.file}, policy in {each.folder}/agent.yaml.")
-        if each.problem:
-            warn(each.problem, "red")
-        if not each.server:
+    for installation in installations:
+        print_sentence(f"{installation.agent}: {installation.file}, policy in {installation.folder}/agent.yaml.")
+        if installation.problem:
+            warn(installation.problem, "red")
+        if not installation.server:
             warn("No server answers: every tool call is blocked until `halter serve` or `halter hook serve` runs.")
-        if each.note:
-            print_sentence(each.note)
-        print_sentence("What goes round these hooks:\n" + "\n".join(f"  {way}" for way in each.bypasses))
+        if installation.note:
+            print_sentence(installation.note)
+        print_sentence("Bypasses of these hooks:\n" + "\n".join(f"  {bypass}" for bypass in installation.bypasses))
 
 
 def serve(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Answer hooks until you interrupt it, without the dashboard.
+    """Answer hooks until interrupted, without the dashboard.
 
-    `halter serve` does both, once hooks are installed. While neither runs, the programs with hooks call no tool.
+    `halter serve` does both if hooks are installed. While neither runs, programs with hooks cannot call tools.
     """
 
     def on_ready(path: Path) -> None:
         if as_json:
             answer_json({"name": "serving", "socket": str(path)})
         else:
-            print_sentence(f"Hooks are answered at {path}. Ctrl-C ends it; then every tool call is blocked.")
+            print_sentence(f"Answering hooks at {path}. Ctrl-C stops it; then every tool call is blocked.")
 
     async def job(app: Runtime) -> None:
         from halter.hooks.server import serve_hooks
@@ -208,7 +208,7 @@ def serve(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
         require_person(app, "answer hooks")
         await serve_hooks(app, warn, on_ready)
 
-    run_with_app(store, job, new=True, acts=True, following=True)
+    run_with_app(store, job, new=True, runs_agents=True, until_interrupted=True)
 
 
 def _hook_folder() -> "HookFolder":
@@ -224,24 +224,26 @@ def _find_binary(name: str) -> str:
 def _check_policy(folder: Path, agent: str) -> None:
     from halter.config.agent_files import read_agent
 
-    found = read_agent(folder).spec.name
-    if found != agent:
-        raise ConfigError(f"{folder}/agent.yaml is of the agent {found}: say --agent {found}, or name another folder.")
+    name = read_agent(folder).spec.name
+    if name != agent:
+        raise ConfigError(
+            f"{folder}/agent.yaml defines the agent {name}. Pass --agent {name}, or choose another folder."
+        )
 
 
-def _parse_price(typed: str) -> tuple[str, float]:
-    tool, _, amount = typed.partition("=")
+def _parse_price(text: str) -> tuple[str, float]:
+    tool, _, amount = text.partition("=")
     try:
         usd = float(amount)
     except ValueError:
         usd = -1
     if not tool or not 0 <= usd <= MAX_PRICE:
-        fail(f"{typed!r} is no price: write it like WebSearch=0.01.", EXIT_USAGE)
+        fail(f"Invalid price {text!r}. Use a form such as WebSearch=0.01.", EXIT_USAGE)
     return tool, usd
 
 
 hook = group(
-    "Answer a hook on stdin; install, remove and check hooks.",
+    "Answer a hook event on stdin; install, remove or check hooks.",
     {"install": install, "uninstall": uninstall, "status": status, "serve": serve},
     default=answer,
 )

@@ -1,4 +1,4 @@
-"""`halter verify`, `erase` and `store`: check the journal, erase bodies, accept an older copy of a store."""
+"""`halter verify`, `erase` and `store`: verify the journal, erase bodies, accept an older copy of a store."""
 
 from typing import Annotated
 
@@ -29,7 +29,7 @@ from halter.core.text import format_count
 from halter.journal.rebuild import IntegrityReport
 from halter.journal.retention import Erasure
 from halter.operations import journal
-from halter.operations.desk import Actor
+from halter.operations.actor import Actor
 from halter.runtime.runtime import Runtime, find_continuity
 
 
@@ -38,20 +38,21 @@ def verify(
     store: StoreOption = None,
     as_json: JsonOption = False,
     repair: Annotated[
-        bool, typer.Option("--rebuild", help="Then rebuild all tables from the events, if these are sound.")
+        bool, typer.Option("--rebuild", help="Then rebuild all tables from the events, if the events are sound.")
     ] = False,
 ) -> None:
-    """Find events that were edited, deleted, moved or repeated, and tables that disagree with the events.
+    """Verify the journal's hash chain and the tables.
 
-    Exits 1 if anything is found.
+    Finds events that were edited, deleted, moved or repeated, and tables that disagree with the events. Exits 1 if
+    anything is found.
     """
-    with progress("Verifying", quiet=as_json) as tell:
+    with progress("Verifying", quiet=as_json) as on_progress:
 
         async def job(app: Runtime) -> journal.VerifyResult:
             return await journal.verify(
                 make_desk(app),
                 rebuild=repair,
-                progress=lambda done, total: tell(format_progress(done, total, "streams")),
+                progress=lambda done, total: on_progress(format_progress(done, total, "streams")),
             )
 
         report = run_with_app(store, job, despite_doubt=True)
@@ -60,7 +61,7 @@ def verify(
     else:
         _print_report(report)
         if repair:
-            print_sentence("All tables were rebuilt." if report.rebuilt else "Nothing was rebuilt: see the findings.")
+            print_sentence("All tables were rebuilt." if report.rebuilt else "Nothing was rebuilt. See the findings.")
     if not report.ok:
         raise typer.Exit(EXIT_FAILED)
 
@@ -72,21 +73,24 @@ def _print_report(report: IntegrityReport) -> None:
     for note in report.notes:
         print_sentence(note)
     verdict = "Nothing was altered" if report.ok else format_count(len(report.findings), "finding")
-    covered = "no checkpoints" if report.checkpoints is None else format_count(report.checkpoints, "checkpoint")
+    checkpoint_count = (
+        "no checkpoints" if report.checkpoints is None else format_count(report.checkpoints, "checkpoint")
+    )
     print_sentence(
         f"{verdict}: {format_count(report.events, 'event')} in {format_count(report.streams, 'stream')}, "
         f"{report.erased:,} erased, "
-        f"{report.uncovered_events:,} not covered by a checkpoint yet ({covered})."
+        f"{report.uncovered_events:,} not covered by a checkpoint yet ({checkpoint_count})."
     )
 
 
 def erase(
     *,
     session: Annotated[
-        list[str] | None, typer.Option("--session", metavar="SESSION", help="A session; may be repeated.")
+        list[str] | None, typer.Option("--session", metavar="SESSION", help="A session. Repeatable.")
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="AGE", help="Sessions that ended that long ago, as in 90d.")
+        str | None,
+        typer.Option("--older-than", metavar="AGE", help="Sessions that ended longer ago than this, such as 90d."),
     ] = None,
     messages: Annotated[
         bool, typer.Option("--messages", help="Messages outside of sessions, and answered questions.")
@@ -96,17 +100,19 @@ def erase(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase the bodies of sessions that have ended, for good. The facts and their chain stay.
+    """Erase the bodies of ended sessions. The facts and their hash chain are kept. This cannot be undone.
 
-    Asks first, unless --yes is given. Exits 1 if a session could not be erased, such as one that still runs.
+    Asks first, unless --yes is given. Exits 1 if a session could not be erased, such as a running one.
     """
     if (bool(session), bool(older_than), messages).count(True) != 1:
-        fail("Name either sessions (--session ID), an age (--older-than 90d) or --messages.", EXIT_USAGE)
+        fail("Pass exactly one of --session ID, --older-than AGE and --messages.", EXIT_USAGE)
     age = parse_typed_duration(older_than) if older_than else 0
     for name in session or []:
-        require_readable_name(name, "a session's id")
-    what = f"sessions that ended more than {older_than} ago" if older_than else ", ".join(session or ["all messages"])
-    if not yes and not confirm(f"Erase the bodies of {what}? This cannot be undone."):
+        require_readable_name(name, "session id")
+    targets = (
+        f"sessions that ended more than {older_than} ago" if older_than else ", ".join(session or ["all messages"])
+    )
+    if not yes and not confirm(f"Erase the bodies of {targets}? This cannot be undone."):
         fail("Nothing was erased.", EXIT_FAILED)
 
     async def job(app: Runtime) -> Erasure:
@@ -126,19 +132,19 @@ def erase(
     else:
         outside = f" and of {format_count(erasure.messages, 'message')} outside of sessions" if erasure.messages else ""
         print_sentence(f"Erased the bodies of {format_count(len(erasure.erased), 'session')}{outside}.")
-        for refused in erasure.refused:
-            print_sentence(refused.sentence)
+        for refusal in erasure.refused:
+            print_sentence(refusal.sentence)
         if not erasure.scrubbed:
             print_sentence(
                 "Copies may remain in the store's write-ahead log. SQLite: run this again while no other process "
-                "reads the store. PostgreSQL: they go when the server recycles its log."
+                "reads the store. PostgreSQL: the server removes them when it recycles its log."
             )
     if erasure.refused:
         raise typer.Exit(EXIT_FAILED)
 
 
 class StoreCompleteness(msgspec.Struct, frozen=True):
-    """Whether a store has all events that its checkpoints know; if not, how many are known to be missing."""
+    """The completeness of a store: `whole`, or the number of `missing` events that its checkpoints know."""
 
     store: str
     whole: bool
@@ -148,9 +154,9 @@ class StoreCompleteness(msgspec.Struct, frozen=True):
 
 async def _check_store(actor: Actor) -> StoreCompleteness:
     app = actor.app
-    if app.doubt is None:
+    if app.older_copy is None:
         return StoreCompleteness(app.checkpointer.store_id, whole=True)
-    return StoreCompleteness(app.checkpointer.store_id, False, app.doubt.events, app.doubt.sentence())
+    return StoreCompleteness(app.checkpointer.store_id, False, app.older_copy.events, app.older_copy.sentence())
 
 
 def accept(
@@ -162,39 +168,41 @@ def accept(
 ) -> None:
     """Accept a store that lacks events its checkpoints know, such as a restored backup.
 
-    Shows what is missing and asks first, unless --yes is given. The journal and the checkpoints record who did it.
-    Effects since then are not undone: look at `halter inbox` before you let agents run.
+    Shows what is missing and asks first, unless --yes is given. The journal and the checkpoints record who accepted it.
+    The effects of missing events are not undone: check `halter inbox` before you let agents run.
     """
 
     async def job(app: Runtime) -> int | None:
         from halter.operations import control
 
-        require_person(app, "go on with a store that lacks something")
-        if app.doubt is None:
+        require_person(app, "accept a store with missing events")
+        if app.older_copy is None:
             return None
         if not yes:
-            warn(app.doubt.describe_missing())
-            if not confirm("Go on without it? This cannot be undone."):
+            warn(app.older_copy.describe_missing())
+            if not confirm("Continue without these events? This cannot be undone."):
                 fail("Nothing was accepted.", EXIT_FAILED)
-        done = await control.accept(make_desk(app), reason)
+        older_copy = await control.accept(make_desk(app), reason)
         if app.checkpointer.problem:
             warn(app.checkpointer.problem)
-        return done.events
+        return older_copy.events
 
     settings = report_errors(lambda: read_cli_settings(store))
     continuity = report_errors(lambda: find_continuity(settings))
-    gone = None if continuity is None else continuity.find_missing_store()
-    missing = run_with_app(store, job, new=gone is not None, despite_doubt=True, warned=False, settings=settings)
+    missing_store = None if continuity is None else continuity.find_missing_store()
+    missing = run_with_app(
+        store, job, new=missing_store is not None, despite_doubt=True, warn_uncovered=False, settings=settings
+    )
     if as_json:
         answer_json({"subject": "store", "done": missing is not None, "missing": missing or 0})
     elif missing is None:
-        print_sentence("The store has all that its newest checkpoints know: there is nothing to accept.")
+        print_sentence("The store has every event that its newest checkpoints know: there is nothing to accept.")
     else:
-        print_sentence("The store is accepted as it is. Agents run on it from their next start.")
+        print_sentence("Store accepted. Restart agents to use it.")
 
 
 store = group(
-    """Check whether the store has all events that its checkpoints know, or accept that some are missing.
+    """Check whether the store has all events that its checkpoints know, or accept missing ones.
 
     Exits 1 if something is missing.
     """,
@@ -202,9 +210,11 @@ store = group(
     command(
         _check_store,
         "Check whether the store has all events that its checkpoints know.",
-        lambda found, _: [found.sentence or f"The store {found.store} has all that its newest checkpoints know."],
-        look=True,
-        warned=False,
-        ok=lambda found: found.whole,
+        lambda found, _: [
+            found.sentence or f"The store {found.store} has every event that its newest checkpoints know."
+        ],
+        despite_doubt=True,
+        warn_uncovered=False,
+        is_ok=lambda found: found.whole,
     ),
 )

@@ -17,38 +17,38 @@ from rich.text import Text
 from halter.core.public_json import encode_public_json
 
 MIN_TABLE_WIDTH: Final = 60
-"""Columns of a screen below which a table is never readable."""
+"""A screen with fewer columns never shows a table."""
 
 MIN_FOLDED_WIDTH: Final = 13
-"""The least that a column of ids or of long text is given: half an id."""
+"""The minimum width of a column of ids or of long text: half an id."""
 
 FRAME: Final = 3
-"""What a column needs besides its text: a line, and a space on both sides."""
+"""The width of a column's frame: a line, and a space on both sides."""
 
 _CONTROL_CHARACTERS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What steers a terminal, and what turns the order of letters around: people decide about what they read."""
+"""Characters that control a terminal or reverse the text direction: people decide on what they read."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column: the width at which no word is broken, and the one at which no line is."""
+    """A column: at `min_width` no word is broken, at `max_width` no line is."""
 
     name: str
     number: bool
-    least: int
-    most: int
+    min_width: int
+    max_width: int
 
 
 def make_console(*, stderr: bool = False, highlight: bool = False) -> Console:
     """Make a console. Rich assumes 80 columns for a dumb terminal; here its real size is used."""
-    made = Console(stderr=stderr, highlight=highlight)
-    if made.is_dumb_terminal:
-        made.size = ConsoleDimensions(*shutil.get_terminal_size((80, 25)))
-    return made
+    console = Console(stderr=stderr, highlight=highlight)
+    if console.is_dumb_terminal:
+        console.size = ConsoleDimensions(*shutil.get_terminal_size((80, 25)))
+    return console
 
 
 def print_sentence(sentence: str, *, at_once: bool = False) -> None:
-    """Print a sentence; with `at_once`, flush it."""
+    """Print a sentence."""
     _print(make_console(), sentence)
     if at_once:
         sys.stdout.flush()
@@ -62,28 +62,28 @@ def warn(sentence: str, style: str = "yellow") -> None:
 
 def render_sentence(sentence: str, style: str = "") -> str:
     screen = make_console()
-    with screen.capture() as captured:
+    with screen.capture() as capture:
         _print(screen, sentence, style)
-    return captured.get()
+    return capture.get()
 
 
 def _print(screen: Console, sentence: str, style: str = "") -> None:
-    """Wrap lines on a screen; a file or a program gets the sentence as one line."""
+    """Wrap lines on a terminal; a file or a pipe gets the sentence as one line."""
     screen.print(escape_text(sentence), style=style, soft_wrap=not screen.is_terminal)
 
 
 def escape_text(text: str) -> Text:
-    """Replace control characters: agents and tools must not control the terminal."""
+    """Replace control characters, so that agents and tools cannot control the terminal."""
     return Text(_CONTROL_CHARACTERS.sub("�", text))
 
 
 def answer_json(value: object) -> None:
-    """Print JSON; amounts are dollars, times microseconds."""
+    """Print JSON; amounts are in dollars, times in microseconds."""
     sys.stdout.write(msgspec.json.format(encode_public_json(value), indent=2).decode() + "\n")
 
 
 def answer_line(value: object) -> None:
-    """Print JSON on one line, and flush it."""
+    """Print JSON on one line, and flush the output."""
     sys.stdout.write(encode_json_line(value).decode())
     sys.stdout.flush()
 
@@ -103,18 +103,18 @@ def answer_table(
 ) -> None:
     """Print a table; if it does not fit the screen, print each row as a block of lines.
 
-    `right` names the columns of numbers, `long` those whose words may be broken, `empty` the text without rows.
+    `right` names the columns of numbers, `long` those whose words may be broken; `empty` is the text for no rows.
     """
     if not rows and empty:
         print_sentence(empty)
         return
     screen = make_console(highlight=True)
-    laid_out = [
-        _column(name, [row[place] for row in rows], right.split(), long.split()) for place, name in enumerate(columns)
+    table_columns = [
+        _column(name, [row[index] for row in rows], right.split(), long.split()) for index, name in enumerate(columns)
     ]
     capacity = screen.width - 1 - FRAME * len(columns)
-    if screen.width >= MIN_TABLE_WIDTH and capacity >= sum(column.least for column in laid_out):
-        screen.print(_table(title, laid_out, rows, capacity))
+    if screen.width >= MIN_TABLE_WIDTH and capacity >= sum(column.min_width for column in table_columns):
+        screen.print(_table(title, table_columns, rows, capacity))
         return
     for row in rows:
         answer_block(title, list(zip(columns, row, strict=True)))
@@ -138,9 +138,11 @@ def answer_block(title: str, facts: Sequence[tuple[str, str]]) -> None:
 def _column(name: str, cells: Sequence[str], right: Sequence[str], long: Sequence[str]) -> TableColumn:
     texts = [name, *cells]
     words = texts if name in right else [word for text in texts for word in text.split()]
-    widest = max(map(cell_len, words), default=0)
-    lines = max(cell_len(line) for text in texts for line in text.splitlines() or [""])
-    return TableColumn(name, name in right, min(widest, MIN_FOLDED_WIDTH) if name in long else widest, lines)
+    widest_word = max(map(cell_len, words), default=0)
+    widest_line = max(cell_len(line) for text in texts for line in text.splitlines() or [""])
+    return TableColumn(
+        name, name in right, min(widest_word, MIN_FOLDED_WIDTH) if name in long else widest_word, widest_line
+    )
 
 
 def _table(title: str, columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], capacity: int) -> Table:
@@ -154,12 +156,12 @@ def _table(title: str, columns: Sequence[TableColumn], rows: Sequence[Sequence[s
 
 
 def _widths(columns: Sequence[TableColumn], capacity: int) -> list[int]:
-    """Share the remaining width: columns that lack little get all of it, others equal parts of the rest."""
-    widths = [column.least for column in columns]
+    """Share the remaining width: columns that need little get all they need, the others equal parts of the rest."""
+    widths = [column.min_width for column in columns]
     remaining = capacity - sum(widths)
-    lacking = sorted(range(len(columns)), key=lambda place: columns[place].most - columns[place].least)
-    for served, place in enumerate(lacking):
-        given = min(columns[place].most - widths[place], remaining // (len(lacking) - served))
-        widths[place] += given
-        remaining -= given
+    indexes = sorted(range(len(columns)), key=lambda index: columns[index].max_width - columns[index].min_width)
+    for served_count, index in enumerate(indexes):
+        extra = min(columns[index].max_width - widths[index], remaining // (len(indexes) - served_count))
+        widths[index] += extra
+        remaining -= extra
     return widths

@@ -1,4 +1,4 @@
-"""`halter play`, `eval` and `trust`: a playbook through the guard, cases for an agent, and the code that may run."""
+"""`halter play`, `eval` and `trust`: run a playbook through the guard, run eval cases, trust an agent's code."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, print_sentence, warn
 from halter.core.agent_spec import Playbook, Step
 from halter.core.errors import ConfigError
-from halter.core.ids import SessionId, may_decide, session_stream
+from halter.core.ids import SessionId, can_decide, session_stream
 from halter.core.money import format_micros, format_usd
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
@@ -38,7 +38,7 @@ MAX_STEP_TEXT: Final = 100
 
 AgentOption = Annotated[
     Path | None,
-    typer.Option("--agent", metavar="FOLDER", help="The agent whose tools it uses (default: the one beside it)."),
+    typer.Option("--agent", metavar="FOLDER", help="Agent folder (default: the playbook's own)."),
 ]
 
 
@@ -46,84 +46,88 @@ def play(
     playbook: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML list of calls.")],
     *,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", metavar="NAME=VALUE", help="An input that the playbook refers to.")
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=VALUE", help="Value of an input that the playbook declares."),
     ] = None,
     agent: AgentOption = None,
-    resume: Annotated[str, typer.Option("--resume", metavar="SESSION", help="Continue a session that stopped.")] = "",
+    resume: Annotated[str, typer.Option("--resume", metavar="SESSION", help="Resume a session that stopped.")] = "",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a playbook through the guard, call by call. It waits where a person has to decide, and survives a crash.
+    """Run a playbook through the guard, call by call. It waits for a person's decisions, and survives a crash.
 
-    A playbook is a list of calls in YAML. A model is asked only by a step that asks one, as run_skill does. What
-    the session may spend is said first. Exits 1 if a step was refused or failed.
+    A playbook is a list of calls in YAML. No model is called, except by a step that needs one, such as run_skill. The
+    cap of the session is printed first. Exits 1 if a step was refused or failed.
     """
-    given = _parse_inputs(inputs or [])
+    input_values = _parse_inputs(inputs or [])
     folder = agent or _find_agent_folder(playbook)
 
     async def job(app: Runtime) -> tuple[SessionId, PlaybookOutcome]:
         from halter.config.agent_files import read_agent, read_playbook
         from halter.config.resolve import resolve_policy
         from halter.runtime.assemble import assemble_agent
-        from halter.runtime.sessions import begin_playbook, resume_playbook
+        from halter.runtime.session_start import begin_playbook, resume_playbook
         from halter.runtime.telemetry import trace_process
 
-        begun = await _find_play_session(app, resume) if resume else SessionId("")
-        steps = None if begun else read_playbook(playbook)
+        resumed_session = await _find_play_session(app, resume) if resume else SessionId("")
+        steps = None if resumed_session else read_playbook(playbook)
         if not as_json:
-            own = resolve_policy(app.fleet, read_agent(folder)).caps.session.max_cost_usd
-            print_sentence(await _describe_cap(app, own, steps, begun), at_once=True)
-        async with trace_process(app, warn), assemble_agent(app, folder, report=warn) as ready:
-            for sentence in ready.left_out:
+            own_cap = resolve_policy(app.fleet, read_agent(folder)).caps.session.max_cost_usd
+            print_sentence(await _describe_cap(app, own_cap, steps, resumed_session), at_once=True)
+        async with trace_process(app, warn), assemble_agent(app, folder, report=warn) as assembled_agent:
+            for sentence in assembled_agent.unavailable_tools:
                 warn(sentence)
-            session = begun if steps is None else await begin_playbook(app, ready, steps, given)
+            session = (
+                resumed_session if steps is None else await begin_playbook(app, assembled_agent, steps, input_values)
+            )
             if not as_json:
                 print_sentence(f"Session {session}", at_once=True)
             try:
                 return session, await resume_playbook(
-                    app, ready, session, _ignore_step if as_json else show_step, _announce_wait
+                    app, assembled_agent, session, _ignore_step if as_json else show_step, _announce_wait
                 )
             except asyncio.CancelledError:
-                warn(f"Continue it with: halter play {playbook} --resume {session}")
+                warn(f"Continue with: halter play {playbook} --resume {session}")
                 raise
 
-    again = f"Continue with: halter play {quote(str(playbook))} --resume SESSION (halter sessions names it)."
-    session, ended = run_with_app(store, job, new=True, acts=True, runs=again)
+    restart_hint = f"Continue with: halter play {quote(str(playbook))} --resume SESSION (see halter sessions)."
+    session, outcome = run_with_app(store, job, new=True, runs_agents=True, runs=restart_hint)
     if as_json:
-        answer_json({"session": session, "state": ended.state, "terminal_reason": ended.terminal_reason})
+        answer_json({"session": session, "state": outcome.state, "terminal_reason": outcome.terminal_reason})
     else:
-        print_sentence(f"{ended.state}: {ended.terminal_reason}. {ended.sentence}".strip())
-        print_sentence(f"Its receipt: halter receipt {session}")
-    if ended.state != "COMPLETED":
+        print_sentence(f"{outcome.state}: {outcome.terminal_reason}. {outcome.sentence}".strip())
+        print_sentence(f"Receipt: halter receipt {session}")
+    if outcome.state != "COMPLETED":
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _describe_cap(app: Runtime, own: int | None, playbook: Playbook | None, session: SessionId) -> str:
-    """Say what the whole session may spend; one that goes on has what is left of its cap."""
+async def _describe_cap(app: Runtime, configured_cap: int | None, playbook: Playbook | None, session: SessionId) -> str:
+    """Describe the cap of the session. A resumed session has the rest of its cap."""
     if session:
         row = await read_budget(app.store, session_stream(session))
-        cap, spent = (row.cap if row.cap_by or row.cap is not None else own), row.spent
+        cap, spent_micros = (row.cap if row.cap_by or row.cap is not None else configured_cap), row.spent
     else:
-        caps = [each for each in (own, playbook and playbook.max_cost_usd) if each is not None]
-        cap, spent = min(caps, default=None), 0
+        caps = [each for each in (configured_cap, playbook and playbook.max_cost_usd) if each is not None]
+        cap, spent_micros = min(caps, default=None), 0
     if cap is None:
-        return "It has no cap of its own; those of its agent and of the fleet count."
-    return f"It may spend at most {format_micros(cap)}{f', of which {format_micros(spent)} is spent' if spent else ''}."
+        return "The session has no cap of its own; the caps of its agent and of the fleet apply."
+    spent_text = f", of which {format_micros(spent_micros)} is spent" if spent_micros else ""
+    return f"The session may spend at most {format_micros(cap)}{spent_text}."
 
 
-async def _find_play_session(app: Runtime, beginning: str) -> SessionId:
-    row = await find_session_by_prefix(app, beginning)
+async def _find_play_session(app: Runtime, prefix: str) -> SessionId:
+    row = await find_session_by_prefix(app, prefix)
     if row.ended_at is not None:
-        fail(f"Session {row.session} is over already: {row.state}, {row.terminal_reason}.", EXIT_FAILED)
+        fail(f"Session {row.session} has already ended ({row.state}: {row.terminal_reason}).", EXIT_FAILED)
     return SessionId(row.session)
 
 
 def trust(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An agent's folder.")], *, as_json: JsonOption = False
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Agent folder.")], *, as_json: JsonOption = False
 ) -> None:
-    """Let the code of an agent's folder run, as it is now. After a change, it has to be trusted again.
+    """Trust the current code of an agent folder. Changed code must be trusted again.
 
-    Code is its tools.py, and the servers in its .mcp.json: review both first. It runs with your rights.
+    The code is tools.py and the servers in .mcp.json: review both first. It runs with your rights.
     """
     settings = read_cli_settings(None)
 
@@ -132,74 +136,74 @@ def trust(
         from halter.core.clock import SystemClock
         from halter.runtime.assemble import find_agent_code, open_trust
 
-        if not may_decide(settings.person):
-            raise ConfigError("Only a person can trust code, and this was started by an agent.")
-        contents, trust = find_agent_code(settings, folder).contents(), open_trust(settings)
-        digest, since = digest_contents(contents), trust.describe_change(folder, contents)
-        trust.trust(folder, digest, settings.person, SystemClock().now(), contents)
-        return digest, since
+        if not can_decide(settings.person):
+            raise ConfigError("Only a person can trust code; this command runs inside an agent.")
+        contents, trust_store = find_agent_code(settings, folder).contents(), open_trust(settings)
+        digest, changes = digest_contents(contents), trust_store.describe_change(folder, contents)
+        trust_store.trust(folder, digest, settings.person, SystemClock().now(), contents)
+        return digest, changes
 
-    digest, since = report_errors(job)
+    digest, changes = report_errors(job)
     if as_json:
-        answer_json({"folder": str(folder), "digest": digest, "by": settings.person, "since": since})
+        answer_json({"folder": str(folder), "digest": digest, "by": settings.person, "since": changes})
         return
-    print_sentence(f"{folder} is trusted as it is now ({digest[:16]}…).")
-    if since:
-        print_sentence(f"Since it was trusted last: {since}.")
+    print_sentence(f"Trusted the current code of {folder} ({digest[:16]}…).")
+    if changes:
+        print_sentence(f"Changes since it was last trusted: {changes}.")
 
 
 def _find_agent_folder(playbook: Path) -> Path:
     for folder in (playbook.parent, playbook.parent.parent):
         if (folder / AGENT_FILE).is_file():
             return folder
-    return fail(f"There is no {AGENT_FILE} beside {playbook} or above: name the agent with --agent FOLDER.", EXIT_USAGE)
+    return fail(f"No {AGENT_FILE} found for {playbook}. Pass --agent FOLDER.", EXIT_USAGE)
 
 
 def _parse_inputs(inputs: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    value_by_name: dict[str, str] = {}
     for text in inputs:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            fail(f"{text!r} is no input: write NAME=VALUE.", EXIT_USAGE)
-        found[name] = value
-    return found
+            fail(f"Invalid input {text!r}. Use NAME=VALUE.", EXIT_USAGE)
+        value_by_name[name] = value
+    return value_by_name
 
 
 def show_step(step: Step, answer: Answer) -> None:
     cost = f" {format_usd(answer.cost_usd)}" if answer.cost_usd else ""
-    first = shorten(clean(answer.text).strip().partition("\n")[0], MAX_STEP_TEXT)
+    first_line = shorten(clean(answer.text).strip().partition("\n")[0], MAX_STEP_TEXT)
     print_sentence(
-        f"  {answer.outcome:<8} {step.call}{f' as {step.name}' if step.name else ''}{cost}  {first}", at_once=True
+        f"  {answer.outcome:<8} {step.call}{f' as {step.name}' if step.name else ''}{cost}  {first_line}", at_once=True
     )
 
 
 def _announce_wait(approval: ApprovalRequired, state: State) -> None:
-    more = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
-    warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {approval.decision}{more}")
+    cap_option = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
+    warn(f"  waits    for you. Review it with halter inbox, then: halter approve {approval.decision}{cap_option}")
 
 
 def _ignore_step(_: Step, __: Answer) -> None:
-    """A program reads the answer at the end."""
+    """Print no step: with --json, the result is printed at the end."""
 
 
-EvalFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The agent's folder.")]
+EvalFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Agent folder.")]
 
 
 def run_cases(
     folder: EvalFolder,
     *,
     cases: Annotated[
-        Path | None, typer.Option("--cases", metavar="FILE", help="The cases (default: evals.yaml in the folder).")
+        Path | None, typer.Option("--cases", metavar="FILE", help="Cases file (default: evals.yaml in the folder).")
     ] = None,
     model: Annotated[
         str, typer.Option("--model", metavar="MODEL", help="Run the cases with this model instead of the agent's.")
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Run an agent's cases, some at a time, under one cap, and compare with the last run.
+    """Run an agent's eval cases, several at a time, under one cap, and compare with the last run.
 
-    Each run has a store of its own, which is named at the end. A case in which the agent waits for a person fails.
-    Exits 1 if a case fails.
+    Each run has its own store, which is printed at the end. A case in which the agent waits for a person fails. Exits 1
+    if a case fails.
     """
     from halter.testing.evals import build_eval_sheet, evaluate
 
@@ -217,18 +221,20 @@ def add_recorded_case(
     session: SessionArgument,
     folder: EvalFolder,
     *,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Its name (default: the session's id).")] = "",
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Name of the case (default: the session id).")
+    ] = "",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a case of a recorded session: its first words, the tools that it called, and its answer.
+    """Make a case from a recorded session: its first message, the tools that it called, and its answer.
 
-    It is added to evals.yaml in the agent's folder; edit there what is expected.
+    The case is added to evals.yaml in the agent's folder; edit its expectations there.
     """
     from halter.testing.evals import CASES_FILE, add_case, make_case
 
     async def job(app: Runtime) -> dict[str, Any]:
-        from halter.runtime.sessions import read_fork
+        from halter.runtime.session_start import read_fork
 
         row = await find_session_by_prefix(app, session)
         fork = await read_fork(app.store, row)
@@ -239,9 +245,9 @@ def add_recorded_case(
     if as_json:
         answer_json({"file": str(path), "case": case})
     else:
-        print_sentence(f"{path} has a case {case['name']!r} now: edit there what is expected of it.")
+        print_sentence(f"Added case {case['name']!r} to {path}. Edit its expectations there.")
 
 
-evals = typer.Typer(cls=EvalGroup, help="Run an agent's cases under one cap; compare with the last run.")
+evals = typer.Typer(cls=EvalGroup, help="Run an agent's eval cases under one cap; compare with the last run.")
 evals.command("run", cls=PlainCommand)(run_cases)
 evals.command("add", cls=PlainCommand)(add_recorded_case)

@@ -1,4 +1,4 @@
-"""`halter init`, `schema` and `doctor`: a new agent, the schemas of its files, and a check of everything it needs."""
+"""`halter init`, `schema` and `doctor`: write a new agent, print schemas of its files, check everything it needs."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ from halter.cli.exit_codes import EXIT_FAILED, EXIT_UNUSABLE, EXIT_USAGE
 from halter.cli.output import answer_json, answer_table, print_sentence, warn
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, HalterError
-from halter.core.ids import may_decide
+from halter.core.ids import can_decide
 from halter.core.text import join_names
 from halter.core.usage import ModelName
 from halter.journal.open import mask_url
@@ -40,58 +40,66 @@ if TYPE_CHECKING:
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The agent's folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Agent folder.")],
     *,
     model: Annotated[
         str, typer.Option("--model", metavar="MODEL", help="provider:model (default: rules, offline).")
     ] = "",
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Its name (default: that of the folder).")] = "",
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Name of the agent (default: that of the folder).")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Write a new agent: its file, its instructions and a tool. Existing files are not touched.
+    """Write a new agent: its file, its instructions and a tool. Existing files are not changed.
 
-    It works at once, by rules and offline; with --model it uses that model. Its code is trusted as written.
+    It runs immediately, by rules and offline; with --model it uses that model. Its code is trusted as written.
     """
     from halter.config.roots import render_starter_files
 
-    called, thinks = _name(name, folder), _model(model)
+    agent_name, agent_model = _name(name, folder), _model(model)
     settings = read_cli_settings(None)
-    files = render_starter_files(called, thinks)
-    trusted = report_errors(lambda: _write_and_trust(folder, files, settings))
+    files = render_starter_files(agent_name, agent_model)
+    is_trusted = report_errors(lambda: _write_and_trust(folder, files, settings))
     problem = _problem(folder, settings)
-    following = _list_next_commands(folder, thinks, trusted=trusted)
+    next_commands = _list_next_commands(folder, agent_model, trusted=is_trusted)
     if as_json:
-        made = {"folder": str(folder), "name": called, "files": list(files), "trusted": trusted, "problem": problem}
-        answer_json({**made, "next": following})
+        summary = {
+            "folder": str(folder),
+            "name": agent_name,
+            "files": list(files),
+            "trusted": is_trusted,
+            "problem": problem,
+        }
+        answer_json({**summary, "next": next_commands})
         return
     print_sentence(
-        f"{called} is in {folder}: {', '.join(files)}.{' Its code is trusted as it is now.' if trusted else ''}"
+        f"Wrote {agent_name} to {folder}: {', '.join(files)}.{' Its current code is trusted.' if is_trusted else ''}"
     )
     if problem:
         warn(problem)
-    print_sentence("\n".join(("Next:", *(f"  {command}" for command in following))))
+    print_sentence("\n".join(("Next:", *(f"  {command}" for command in next_commands))))
 
 
 def _name(name: str, folder: Path) -> str:
     from halter.config.decode import SCALAR_FORMS, UnfitValue
 
-    written = name or re.sub(r"[^A-Za-z0-9_-]+", "-", folder.absolute().resolve().name).strip("-_")[:64].strip("-_")
+    candidate = name or re.sub(r"[^A-Za-z0-9_-]+", "-", folder.absolute().resolve().name).strip("-_")[:64].strip("-_")
     try:
-        return SCALAR_FORMS["name"].read(written)
+        return SCALAR_FORMS["name"].read(candidate)
     except UnfitValue:
-        return fail(f"{written!r} cannot be its name: write --name with {SCALAR_FORMS['name'].expected}.", EXIT_USAGE)
+        return fail(f"Invalid agent name {candidate!r}. Pass --name with {SCALAR_FORMS['name'].expected}.", EXIT_USAGE)
 
 
 def _model(model: str) -> str:
     from halter.config.decode import SCALAR_FORMS, UnfitValue
 
     try:
-        read = SCALAR_FORMS["model"].read(model) if model else ""
-        if read:
-            SCALAR_FORMS["name"].read(ModelName.parse(read).provider)
+        parsed_model = SCALAR_FORMS["model"].read(model) if model else ""
+        if parsed_model:
+            SCALAR_FORMS["name"].read(ModelName.parse(parsed_model).provider)
     except UnfitValue:
-        return fail(f"{model!r} cannot be its model: write {SCALAR_FORMS['model'].expected}.", EXIT_USAGE)
-    return read
+        return fail(f"Invalid model {model!r}. Use {SCALAR_FORMS['model'].expected}.", EXIT_USAGE)
+    return parsed_model
 
 
 def _write_and_trust(folder: Path, files: Mapping[str, str], settings: Settings) -> bool:
@@ -99,16 +107,19 @@ def _write_and_trust(folder: Path, files: Mapping[str, str], settings: Settings)
     from halter.config.trust import AgentCode, digest_contents, holds_code
     from halter.runtime.assemble import open_trust
 
-    trust = open_trust(settings) if may_decide(settings.person) else None
+    trust = open_trust(settings) if can_decide(settings.person) else None
     try:
-        others = folder.exists() and holds_code(folder)
-        there = [name for name in files if (folder / name).exists()]
+        had_code = folder.exists() and holds_code(folder)
+        existing = [name for name in files if (folder / name).exists()]
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be looked into: {error.strerror or error}.") from error
-    if there:
-        fail(f"{folder} has {join_names(there)} already, and nothing is overwritten: name another folder.", EXIT_FAILED)
+        raise ConfigError(f"Cannot read {folder}: {error.strerror or error}.") from error
+    if existing:
+        fail(
+            f"{folder} already has {join_names(existing)}. Nothing was written; choose another folder.",
+            EXIT_FAILED,
+        )
     _write(folder, files)
-    if others or trust is None:
+    if had_code or trust is None:
         return False
     contents = AgentCode(folder).contents()
     trust.trust(folder, digest_contents(contents), settings.person, SystemClock().now(), contents)
@@ -116,19 +127,19 @@ def _write_and_trust(folder: Path, files: Mapping[str, str], settings: Settings)
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write all of the files, none of which may exist, or none of them."""
-    written: list[Path] = []
+    """Write all files, or none if one exists already."""
+    written_paths: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             with (folder / name).open("x", encoding="utf-8") as file:
-                written.append(folder / name)
+                written_paths.append(folder / name)
                 file.write(text)
     except OSError as error:
-        for path in written:
+        for path in written_paths:
             with suppress(OSError):
                 path.unlink()
-        raise ConfigError(f"{error.filename or folder} cannot be written: {error.strerror or error}.") from error
+        raise ConfigError(f"Cannot write {error.filename or folder}: {error.strerror or error}.") from error
 
 
 def _problem(folder: Path, settings: Settings) -> str:
@@ -147,11 +158,11 @@ def _problem(folder: Path, settings: Settings) -> str:
 def _list_next_commands(folder: Path, model: str, *, trusted: bool) -> list[str]:
     from halter.config.roots import find_key_variable
 
-    place, key = shlex.quote(str(folder)), find_key_variable(model)
-    run = f'halter run {place} "hello"'
+    quoted_folder, key_variable = shlex.quote(str(folder)), find_key_variable(model)
+    run = f'halter run {quoted_folder} "hello"'
     if not trusted:
-        return [f"halter trust {place}", run]
-    return [f"export {key}=…", run] if key else [run, f"halter chat {place}"]
+        return [f"halter trust {quoted_folder}", run]
+    return [f"export {key_variable}=…", run] if key_variable else [run, f"halter chat {quoted_folder}"]
 
 
 def schema(
@@ -162,32 +173,30 @@ def schema(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the JSON Schema of agent.yaml or halter.yaml, for an editor that completes keys and marks mistakes.
+    """Print the JSON Schema of agent.yaml or halter.yaml, for an editor that completes keys and marks errors.
 
-    Give agent or fleet. Every key has its meaning and its default.
+    Pass agent or fleet. Every key has a description and its default.
     """
     from halter.config.decode import agent_schema, fleet_schema
 
-    _ = as_json  # A schema is JSON in any case.
+    _ = as_json  # A schema is always JSON.
     answer_json(agent_schema() if file == "agent" else fleet_schema())
 
 
-MARKS: Final[dict[CheckStatus, str]] = {"ok": "ok", "warning": "look", "problem": "PROBLEM"}
+MARKS: Final[dict[CheckStatus, str]] = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
 STORE: Final = "store"
 
 
 def doctor(
-    agents: Annotated[
-        list[Path] | None, typer.Argument(metavar="AGENT", help="Folders of agents to check, too.")
-    ] = None,
+    agents: Annotated[list[Path] | None, typer.Argument(metavar="AGENT", help="Agent folders to check, too.")] = None,
     *,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check store, disk, workers, channels, sign-on, prices, sandbox, port and agents, and say what to do about each.
+    """Check store, disk, workers, channels, sign-on, prices, sandbox, port and agents, with a remedy for each problem.
 
-    For an agent's folder it checks files, models, keys, secrets and sensors, and runs nothing: no model is asked, no
-    secret is shown. Exits 1 if there is a problem, 3 if the store cannot be used.
+    For an agent folder, check files, models, keys, secrets and sensors. No agent runs, no model is called, no secret is
+    shown. Exits 1 if there is a problem, 3 if the store cannot be used.
     """
     settings = report_errors(lambda: read_cli_settings(store))
     checks = report_errors(lambda: asyncio.run(_collect_checks(settings, agents or [], is_never_used(settings, store))))
@@ -195,26 +204,28 @@ def doctor(
         answer_json(checks)
     else:
         rows = [[check.name, MARKS[check.verdict], check.finding] for check in checks]
-        answer_table(f"Halter on {mask_url(settings.store)}", ["what", "is", "finding"], rows, long="what finding")
-    unusable = next((check for check in checks if check.name == STORE and check.verdict == "problem"), None)
-    if unusable is not None:
-        warn(unusable.finding, "red")
+        answer_table(
+            f"Halter on {mask_url(settings.store)}", ["check", "result", "finding"], rows, long="check finding"
+        )
+    store_problem = next((check for check in checks if check.name == STORE and check.verdict == "problem"), None)
+    if store_problem is not None:
+        warn(store_problem.finding, "red")
         raise typer.Exit(EXIT_UNUSABLE)
     if any(check.verdict == "problem" for check in checks):
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _collect_checks(settings: Settings, agents: Sequence[Path], fresh: bool) -> list[Check]:
-    return [check async for check in _run_checks(settings, agents, fresh)]
+async def _collect_checks(settings: Settings, agents: Sequence[Path], is_unused: bool) -> list[Check]:
+    return [check async for check in _run_checks(settings, agents, is_unused)]
 
 
-async def _run_checks(settings: Settings, agents: Sequence[Path], fresh: bool) -> AsyncGenerator[Check]:
+async def _run_checks(settings: Settings, agents: Sequence[Path], is_unused: bool) -> AsyncGenerator[Check]:
     from halter.operations import health
     from halter.operations.health import check_agent
 
     yield health.check_program()
     checks, fleet = (
-        ([Check(STORE, "ok", describe_never_used(settings.store))], None) if fresh else await _store(settings)
+        ([Check(STORE, "ok", describe_never_used(settings.store))], None) if is_unused else await _store(settings)
     )
     for check in checks:
         yield check
@@ -239,8 +250,8 @@ async def _store(settings: Settings) -> "tuple[list[Check], FleetConfig | None]"
 
     try:
         require_store(settings.store)
-        places = replace(settings, store=add_connect_timeout(settings.store))
-        async with open_runtime(places, environ=os.environ, acts=False, despite_doubt=True) as app:
+        settings_with_timeout = replace(settings, store=add_connect_timeout(settings.store))
+        async with open_runtime(settings_with_timeout, environ=os.environ, acts=False, allow_older_copy=True) as app:
             checks = [check async for check in check_store(app)]
             checks += [check async for check in check_channels(app)]
             checks += [check] if (check := await check_sign_on(app, connect_directly)) else []

@@ -1,4 +1,4 @@
-"""`halter run`, `chat` and `route`: give an agent a task, talk with it, or see how a message is routed."""
+"""`halter run`, `chat`, `route` and `tools`: run a task, chat, show how a message is routed, show tools."""
 
 import asyncio
 import signal
@@ -30,15 +30,15 @@ from halter.core.clock import SystemClock
 from halter.core.effect_events import CostCapReached
 from halter.core.errors import ConfigError
 from halter.core.events import ApprovalGiven
-from halter.core.ids import SessionId, may_decide, session_stream
+from halter.core.ids import SessionId, can_decide, session_stream
 from halter.core.messages import StreamChunk, ToolCall
 from halter.core.money import format_micros, format_unit_amount, format_usd, to_unit_amount
 from halter.core.text import clean, escape_hidden, shorten
 from halter.core.vocabulary import SessionKind, State, Verdict
 from halter.guard.approvals import answer_decision
 from halter.guard.tool_door import Answer, ApprovalRequired
-from halter.operations.decisions import decision_meant
-from halter.operations.desk import Actor, Principal
+from halter.operations.actor import Actor, Principal
+from halter.operations.decisions import get_open_decision
 from halter.operations.queries import read_all_events
 from halter.present.events import format_moment
 from halter.present.tables import describe_next_due
@@ -56,7 +56,7 @@ MAX_CALL_TEXT = 100
 
 
 class Screen:
-    """Shows one session: its words on stdout, everything else on stderr."""
+    """Prints one session: the model's text on stdout, everything else on stderr."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -64,10 +64,10 @@ class Screen:
         self.streamed = ""
 
     def listen(self, chunk: StreamChunk) -> None:
-        """Show a chunk of an answer; if the attempt failed, say that the answer begins anew."""
+        """Print a chunk of an answer; if the attempt failed, print that the answer starts again."""
         if chunk.discard and self.streamed:
             self.end_line()
-            self.show_note("  again    the answer above was cut off; it follows anew.")
+            self.show_note("  again    the answer above was interrupted and starts again below.")
             self.streamed = ""
         if chunk.text and not self.quiet:
             sys.stdout.write(escape_text(chunk.text).plain)
@@ -89,28 +89,30 @@ class Screen:
 
     def show_result(self, call: ToolCall, answer: Answer) -> None:
         cost = f" {format_usd(answer.cost_usd)}" if answer.cost_usd else ""
-        first = shorten(clean(answer.text).strip().partition("\n")[0], MAX_CALL_TEXT)
+        first_line = shorten(clean(answer.text).strip().partition("\n")[0], MAX_CALL_TEXT)
         arguments = shorten(clean(call.arguments), 60)
-        self.show_note(f"  {answer.outcome:<8} {call.tool} {arguments}{cost}  {first}")
+        self.show_note(f"  {answer.outcome:<8} {call.tool} {arguments}{cost}  {first_line}")
 
     def show_waiting(self, approval: ApprovalRequired, state: State) -> None:
         self.end_line()
-        more = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
-        warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {approval.decision}{more}")
+        cap_option = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
+        warn(f"  waits    for you. Review it with halter inbox, then: halter approve {approval.decision}{cap_option}")
 
     def show_sleeping(self, cap: CostCapReached, until: int) -> None:
-        """Say at once which cap is met, until when the session sleeps, and how to raise it."""
+        """Print which cap is reached, until when the session sleeps, and how to raise the cap."""
         self.end_line()
-        spent, most = (format_unit_amount(to_unit_amount(each, cap.unit), cap.unit) for each in (cap.spent, cap.cap))
-        per = cap.window.partition("/")[0]
-        more = f"halter budget raise {cap.scope} AMOUNT" if cap.unit == "usd" else "a higher token_budget_per_hour"
+        spent_text, cap_text = (
+            format_unit_amount(to_unit_amount(each, cap.unit), cap.unit) for each in (cap.spent, cap.cap)
+        )
+        period = cap.window.partition("/")[0]
+        remedy = f"halter budget raise {cap.scope} AMOUNT" if cap.unit == "usd" else "raise token_budget_per_hour"
         warn(
-            f"  sleeps   until {format_moment(until)}: {spent} of {most} is spent, the cap of {cap.scope} for "
-            f"{'an' if per == 'hour' else 'a'} {per}. It goes on at once with: {more}"
+            f"  paused   until {format_moment(until)}: {cap.scope} has spent {spent_text} of {cap_text} for this "
+            f"{period}. To continue now: {remedy}"
         )
 
     def make_sub_observer(self) -> "LoopObserver":
-        """Show a sub-session: its calls as they come, its words at the end."""
+        """Make an observer of a sub-session, which prints its calls and costs, and no text."""
         from halter.loop.loop import LoopObserver
 
         return LoopObserver(on_text=self._cost, on_result=self.show_result, on_cap=self.show_sleeping)
@@ -132,7 +134,7 @@ class Screen:
 
 
 class FrontDoorAnswer(msgspec.Struct, frozen=True):
-    """A message that was answered at the front door."""
+    """An answer of the front door, without a session's turn."""
 
     route: str
     strategy: str | None
@@ -148,63 +150,65 @@ async def pass_front_door(
     text: str,
     kind: SessionKind,
     screen: Screen,
-    waits: Callable[[ApprovalRequired, State], None],
-    began: Callable[[], None] = lambda: None,
+    on_wait: Callable[[ApprovalRequired, State], None],
+    on_start: Callable[[], None] = lambda: None,
     *,
     routes: bool,
-    asked: bool,
-    ahead: bool = False,
+    is_answer: bool,
+    typed_ahead: bool = False,
 ) -> FrontDoorAnswer | None:
-    """Answer a message, or pass it on to the session; None if its agent has to answer.
+    """Answer a message at the front door, or send it to the session and return None.
 
-    A message typed `ahead` agrees to nothing that was shown meanwhile.
+    A message that was typed before its prompt was shown (`typed_ahead`) approves nothing shown in the meantime.
     """
-    from halter.runtime.front_door import ForwardedMessage, SubSessionObserver, handle_message, send_message
+    from halter.runtime.message_router import ForwardedMessage, SubSessionObserver, handle_message, send_message
 
     def on_step(step: Any, answer: Any) -> None:
         if not screen.quiet:
             show_step(step, answer)
 
-    told = False
+    is_posted = False
     if routes:
-        showing = SubSessionObserver(screen.make_sub_observer(), waits, on_step, began)
-        done = await handle_message(context, session, text, kind=kind, answering=asked, showing=showing, ahead=ahead)
-        if not isinstance(done, ForwardedMessage):
-            route = done.routed
-            return FrontDoorAnswer(route.route, route.strategy, route.why, done.ok, done.answer, done.session)
-        told = done.told
-    if not told:
+        observer = SubSessionObserver(screen.make_sub_observer(), on_wait, on_step, on_start)
+        outcome = await handle_message(
+            context, session, text, kind=kind, is_answer=is_answer, showing=observer, typed_ahead=typed_ahead
+        )
+        if not isinstance(outcome, ForwardedMessage):
+            route = outcome.routed
+            return FrontDoorAnswer(route.route, route.strategy, route.why, outcome.ok, outcome.answer, outcome.session)
+        is_posted = outcome.is_posted
+    if not is_posted:
         await send_message(context, session, text, kind)
-    began()
+    on_start()
     return None
 
 
-def show_front_door_answer(done: FrontDoorAnswer, *, as_json: bool, alone: bool = False) -> None:
+def show_front_door_answer(answer: FrontDoorAnswer, *, as_json: bool, alone: bool = False) -> None:
     if as_json:
-        (answer_json if alone else answer_line)(done)
-    elif done.ok:
-        print_sentence(done.text, at_once=True)
+        (answer_json if alone else answer_line)(answer)
+    elif answer.ok:
+        print_sentence(answer.text, at_once=True)
     else:
-        warn(done.text)
+        warn(answer.text)
 
 
 AGENT_FILE: Final = "agent.yaml"
-MOST_PATIENT_INTERRUPTS: Final = 2
-"""After so many Ctrl-C in one answer the chat ends without waiting for the answer to stop."""
+MAX_PATIENT_INTERRUPTS: Final = 2
+"""After more Ctrl-C than this in one answer, the chat ends without waiting for the answer to stop."""
 LEAVE_COMMANDS: Final = frozenset(("/quit", "/exit", "/q"))
 TYPED_ANSWERS: Final[Mapping[str, Verdict]] = {"y": "approve", "yes": "approve", "n": "deny", "no": "deny"}
 
-AgentArgument = Annotated[Path, typer.Argument(metavar="AGENT", help="An agent's folder.")]
+AgentArgument = Annotated[Path, typer.Argument(metavar="AGENT", help="Agent folder.")]
 NoRouteOption = Annotated[bool, typer.Option("--no-route", help="Send every message to the model, without routing.")]
 FileOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--file",
         metavar="PATH",
-        help="A picture, PDF, sound or text, more than once if need be; PATH#pages=9 or PATH#seconds=90 bounds it.",
+        help="Picture, PDF, sound or text. PATH#pages=9 or PATH#seconds=90 limits it. Repeatable.",
     ),
 ]
-ResumeOption = Annotated[str, typer.Option("--resume", metavar="SESSION", help="Continue a session.")]
+ResumeOption = Annotated[str, typer.Option("--resume", metavar="SESSION", help="Resume a session.")]
 
 
 def run(
@@ -217,40 +221,47 @@ def run(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give an agent a task, and wait until it is done. It survives a crash, and continues with --resume.
+    """Give an agent a task and wait for the result. The run survives a crash, and continues with --resume.
 
-    The answer is printed to stdout, progress to stderr. What needs no model is answered without one: halter route shows
-    how a message is routed. Exits 1 if the run failed.
+    The answer is printed to stdout, progress to stderr. A message that needs no model is answered without one: halter
+    route shows how a message is routed. Exits 1 if the run failed.
     """
     text = sys.stdin.read() if message == "-" else message
     if not text.strip() and not resume:
-        fail('There is no task: give one, as in halter run FOLDER "message".', EXIT_USAGE)
+        fail('No task. Pass one, as in halter run FOLDER "message".', EXIT_USAGE)
     if file and resume:
-        fail("A session that has begun takes no files: give them to a new one, without --resume.", EXIT_USAGE)
+        fail("--file cannot be combined with --resume. Start a new session with the files.", EXIT_USAGE)
     screen = Screen(quiet=as_json)
 
     async def job(app: Runtime) -> Any:
         async with open_agent_context(app, resolve_agent_folder(agent)) as context:
             session = await _resume_session(app, context, resume) if resume else SessionId(app.ids.make())
-            asked = bool(resume) and await _is_waiting_for_answer(app, session)
+            answering = bool(resume) and await _is_waiting_for_answer(app, session)
             if file:
                 await _begin_with_files(context, session, text, file)
             elif text.strip():
-                done = await pass_front_door(
-                    context, session, text, "task", screen, screen.show_waiting, routes=not no_route, asked=asked
+                answer = await pass_front_door(
+                    context,
+                    session,
+                    text,
+                    "task",
+                    screen,
+                    screen.show_waiting,
+                    routes=not no_route,
+                    is_answer=answering,
                 )
-                if done is not None:
-                    return done
+                if answer is not None:
+                    return answer
             screen.show_note(f"Session {session}")
             try:
                 return await _attend_session(context, session, screen)
             except asyncio.CancelledError:
                 screen.end_line()
-                warn(f"Continue it with: halter run {quote(str(agent))} --resume {session}")
+                warn(f"Continue with: halter run {quote(str(agent))} --resume {session}")
                 raise
 
-    again = f"Continue with: halter run {quote(str(agent))} --resume SESSION (halter sessions names it)."
-    result = run_with_app(store, job, new=True, acts=True, following=True, runs=again)
+    restart_hint = f"Continue with: halter run {quote(str(agent))} --resume SESSION (see halter sessions)."
+    result = run_with_app(store, job, new=True, runs_agents=True, until_interrupted=True, runs=restart_hint)
     _print_result(result, agent, as_json=as_json)
     if not result.ok:
         raise typer.Exit(EXIT_FAILED)
@@ -264,25 +275,27 @@ def chat(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Talk with an agent, line by line. It shows its calls and their cost, and asks you where you have to decide.
+    """Chat with an agent in the terminal. Calls and their cost are shown, and you are asked for decisions.
 
-    What needs no model is answered without one. Ctrl-C ends the answer, at the prompt or a second time the chat. Ctrl-D
-    or /quit leaves; --resume continues later.
+    A message that needs no model is answered without one. Ctrl-C stops the answer; at the prompt or a second time, it
+    ends the chat. Ctrl-D or /quit leaves; --resume continues later.
     """
     folder = resolve_agent_folder(agent)
 
     async def job(app: Runtime) -> None:
         await _chat(app, folder, resume, routes=not no_route, as_json=as_json)
 
-    again = f"Continue with: halter chat {quote(str(folder))} --resume SESSION (halter sessions names it)."
-    run_with_app(store, job, new=True, acts=True, following=True, runs=again)
+    restart_hint = f"Continue with: halter chat {quote(str(folder))} --resume SESSION (see halter sessions)."
+    run_with_app(store, job, new=True, runs_agents=True, until_interrupted=True, runs=restart_hint)
 
 
 async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:
-    """Talk line by line. A session begins with the first line."""
-    async with open_agent_context(app, folder) as context, LineReader(prompt="" if as_json else "you> ") as lines:
+    """Chat line by line. A session starts with the first line."""
+    async with open_agent_context(app, folder) as context, LineReader(prompt="" if as_json else "you> ") as line_reader:
         session = await _resume_session(app, context, resume) if resume else SessionId(app.ids.make())
-        talk = ChatState(has_begun=bool(resume), has_asked=bool(resume) and await _is_waiting_for_answer(app, session))
+        chat_state = ChatState(
+            has_session=bool(resume), has_open_question=bool(resume) and await _is_waiting_for_answer(app, session)
+        )
         if not as_json:
             print_sentence(
                 f"Session {session}, with {context.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True
@@ -290,68 +303,70 @@ async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_jso
             await _report_running(app, context)
         try:
             if resume:
-                await _resume_sub_sessions(app, context, session, lines, as_json=as_json)
-            async for line in lines:
+                await _resume_sub_sessions(app, context, session, line_reader, as_json=as_json)
+            async for line in line_reader:
                 if line.strip() in LEAVE_COMMANDS:
                     break
                 if line.strip():
-                    answering = _answer_line(app, context, session, line, lines, talk, routes=routes, as_json=as_json)
-                    await _run_interruptible(answering, talk)
-                    if talk.over:
+                    answering = _answer_line(
+                        app, context, session, line, line_reader, chat_state, routes=routes, as_json=as_json
+                    )
+                    await _run_interruptible(answering, chat_state)
+                    if chat_state.over:
                         return
-                    if talk.interrupts > 1:
+                    if chat_state.interrupts > 1:
                         raise asyncio.CancelledError
         finally:
-            if lines.asking:
+            if line_reader.asking:
                 print_sentence("", at_once=True)
-            if talk.has_begun and not (as_json or talk.over):
-                warn(f"Continue it with: halter chat {quote(str(folder))} --resume {session}", "dim")
+            if chat_state.has_session and not (as_json or chat_state.over):
+                warn(f"Continue with: halter chat {quote(str(folder))} --resume {session}", "dim")
 
 
 @dataclass(slots=True)
 class ChatState:
-    """Whether the session has begun, whether the agent has asked something, whether it is over.
+    """The state of a chat.
 
-    `interrupts` counts how often Ctrl-C was typed during the last answer.
+    `interrupts` counts the Ctrl-C typed during the last answer.
     """
 
-    has_begun: bool = False
-    has_asked: bool = False
+    has_session: bool = False
+    has_open_question: bool = False
     over: bool = False
     interrupts: int = 0
 
     def start_answer(self) -> None:
-        self.has_begun = True
+        self.has_session = True
 
 
-async def _run_interruptible(answering: Coroutine[Any, Any, None], talk: ChatState) -> None:
-    """Let Ctrl-C end an answer. A second one ends the chat once the first is done, a third one at once."""
-    chat, answer = asyncio.current_task(), asyncio.ensure_future(answering)
+async def _run_interruptible(answering: Coroutine[Any, Any, None], chat_state: ChatState) -> None:
+    """Let Ctrl-C stop an answer. A second one ends the chat after the answer has stopped, a third one immediately."""
+    chat_task, answer_task = asyncio.current_task(), asyncio.ensure_future(answering)
     loop = asyncio.get_running_loop()
-    talk.interrupts = 0
+    chat_state.interrupts = 0
 
     def end_chat() -> None:
-        if chat is not None and not chat.cancelling():
-            chat.cancel()
+        if chat_task is not None and not chat_task.cancelling():
+            chat_task.cancel()
 
     def interrupt() -> None:
-        talk.interrupts += 1
-        if talk.interrupts == 1:
-            answer.cancel()
-        elif talk.interrupts > MOST_PATIENT_INTERRUPTS:
+        chat_state.interrupts += 1
+        if chat_state.interrupts == 1:
+            answer_task.cancel()
+        elif chat_state.interrupts > MAX_PATIENT_INTERRUPTS:
             end_chat()
 
-    heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-    if heeded:
+    handles_sigint = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    if handles_sigint:
         loop.add_signal_handler(signal.SIGINT, interrupt)
     try:
-        await answer
+        await answer_task
     except asyncio.CancelledError:
-        if not talk.interrupts or (chat is not None and chat.cancelling()):
+        if not chat_state.interrupts or (chat_task is not None and chat_task.cancelling()):
             raise
-        warn("  interrupted. What was begun is kept, and goes on with your next message.", "dim")
+        warn("  Interrupted. Send a message to continue.", "dim")
     finally:
-        if heeded:
+        if handles_sigint:
             loop.add_signal_handler(signal.SIGINT, end_chat)
 
 
@@ -360,65 +375,65 @@ async def _answer_line(
     context: Any,
     session: SessionId,
     line: str,
-    lines: LineReader,
-    talk: ChatState,
+    line_reader: LineReader,
+    chat_state: ChatState,
     *,
     routes: bool,
     as_json: bool,
 ) -> None:
     screen = Screen(quiet=as_json)
-    asking = _DecisionPrompt(app, lines, screen)
+    prompt = _DecisionPrompt(app, line_reader, screen)
     try:
-        done = await pass_front_door(
+        answer = await pass_front_door(
             context,
             session,
             line,
             "chat",
             screen,
-            asking.ask,
-            talk.start_answer,
+            prompt.ask,
+            chat_state.start_answer,
             routes=routes,
-            asked=talk.has_asked,
-            ahead=lines.ahead,
+            is_answer=chat_state.has_open_question,
+            typed_ahead=line_reader.ahead,
         )
-        if done is not None:
-            show_front_door_answer(done, as_json=as_json)
+        if answer is not None:
+            show_front_door_answer(answer, as_json=as_json)
             return
-        result = await _attend_session(context, session, screen, asking.ask, lambda: bool(talk.interrupts))
+        result = await _attend_session(context, session, screen, prompt.ask, lambda: bool(chat_state.interrupts))
     finally:
-        await asking.end()
-        if talk.interrupts and lines.asking:
-            # The question that was not answered is gone: what is typed next is for the next prompt.
-            lines.require_fresh()
+        await prompt.end()
+        if chat_state.interrupts and line_reader.asking:
+            # The unanswered question is gone: the next line answers the next prompt.
+            line_reader.require_fresh()
     _show(result, as_json=as_json)
-    talk.has_asked, talk.over = bool(result.question), result.over
-    if talk.has_asked:
-        lines.require_fresh()
+    chat_state.has_open_question, chat_state.over = bool(result.question), result.over
+    if chat_state.has_open_question:
+        line_reader.require_fresh()
 
 
 async def _resume_sub_sessions(
-    app: Runtime, context: Any, session: SessionId, lines: LineReader, *, as_json: bool
+    app: Runtime, context: Any, session: SessionId, line_reader: LineReader, *, as_json: bool
 ) -> None:
-    """Resume the sub-sessions that were under way."""
+    """Resume the sub-sessions that were running."""
     from halter.runtime.sub_sessions import resume_delegation
 
     screen = Screen(quiet=as_json)
-    asking = _DecisionPrompt(app, lines, screen)
+    prompt = _DecisionPrompt(app, line_reader, screen)
     try:
-        async with aclosing(resume_delegation(context, session, screen.make_sub_observer(), asking.ask)) as parts:
-            async for came in parts:
-                screen.show_note(f"Session {came.session}, a part of this one:")
+        async with aclosing(resume_delegation(context, session, screen.make_sub_observer(), prompt.ask)) as results:
+            async for result in results:
+                screen.show_note(f"Session {result.session}, a sub-session of this one:")
                 if not as_json:
-                    print_sentence(came.text, at_once=True)
+                    print_sentence(result.text, at_once=True)
     finally:
-        await asking.end()
+        await prompt.end()
 
 
 async def _begin_with_files(context: Any, session: SessionId, text: str, files: Sequence[Path]) -> None:
-    """Begin a session with files. They are for the model, so nothing else answers."""
-    from halter.runtime.sessions import begin_session, read_given_messages
+    """Start a session with files. Only the model can answer it, so the front door is skipped."""
+    from halter.runtime.session_start import begin_session, read_initial_messages
 
-    await begin_session(context, text, "task", session, history=read_given_messages(context, (), files))
+    await begin_session(context, text, "task", session, history=read_initial_messages(context, (), files))
 
 
 async def _is_waiting_for_answer(app: Runtime, session: SessionId) -> bool:
@@ -430,11 +445,11 @@ async def _is_waiting_for_answer(app: Runtime, session: SessionId) -> bool:
 async def _report_running(app: Runtime, context: Any) -> None:
     from halter.runtime.session_builder import find_autonomous_session
 
-    beside = await find_autonomous_session(context)
-    if beside is not None and beside.ended_at is None:
-        due = describe_next_due(beside, app.clock.now())
-        rest = f", next turn {due}" if due else ""
-        sentence = f"{beside.agent} also runs by itself, in {beside.session} ({beside.state}{rest})."
+    autonomous = await find_autonomous_session(context)
+    if autonomous is not None and autonomous.ended_at is None:
+        next_due = describe_next_due(autonomous, app.clock.now())
+        due_note = f", next turn {next_due}" if next_due else ""
+        sentence = f"{autonomous.agent} also runs unattended, in {autonomous.session} ({autonomous.state}{due_note})."
         print_sentence(
             f"{sentence} Your messages here reach it; this chat sees its hot state as last saved.", at_once=True
         )
@@ -452,7 +467,7 @@ def _show(result: Any, *, as_json: bool) -> None:
 
 
 class _DecisionPrompt:
-    """Asks the person at the keyboard for decisions; they may be made elsewhere, too."""
+    """Asks the person at the keyboard for decisions, which can also be answered elsewhere."""
 
     def __init__(self, app: Runtime, lines: LineReader, screen: Screen) -> None:
         self._app = app
@@ -462,8 +477,8 @@ class _DecisionPrompt:
         self._turn = asyncio.Lock()
 
     def ask(self, approval: ApprovalRequired, state: State) -> None:
-        """Ask here, if there is a person; a plain yes does not raise a cap."""
-        if state == "WAITING_FOR_APPROVAL" and self._lines.is_tty and may_decide(self._app.settings.person):
+        """Ask here if a person is at the terminal; a cap cannot be raised by a plain yes."""
+        if state == "WAITING_FOR_APPROVAL" and self._lines.is_tty and can_decide(self._app.settings.person):
             self._asking.append(asyncio.create_task(self._ask(approval)))
         else:
             self._screen.show_waiting(approval, state)
@@ -471,20 +486,22 @@ class _DecisionPrompt:
     async def _ask(self, approval: ApprovalRequired) -> None:
         async with self._turn:
             self._screen.end_line()
-            found = await decision_meant(Actor(self._app, Principal(self._app.settings.person)), approval.decision)
-            for line in escape_hidden(found.display_text).splitlines():
+            decision = await get_open_decision(
+                Actor(self._app, Principal(self._app.settings.person)), approval.decision
+            )
+            for line in escape_hidden(decision.display_text).splitlines():
                 warn(f"  {line}")
-            word: str | None = ""
-            while word is not None and word not in TYPED_ANSWERS:
-                word = await self._lines.ask("  approve? [y/n] ")
-                word = None if word is None else word.strip().lower()
-            if word is None:
+            reply: str | None = ""
+            while reply is not None and reply not in TYPED_ANSWERS:
+                reply = await self._lines.ask("  approve? [y/n] ")
+                reply = None if reply is None else reply.strip().lower()
+            if reply is None:
                 self._screen.show_waiting(approval, "WAITING_FOR_APPROVAL")
                 return
             person = self._app.settings.person
-            write = answer_decision(found, TYPED_ANSWERS[word], person, self._app.ids.make())
-            if any(isinstance(each.event, ApprovalGiven) for each in (await self._app.store.commit(write)).events):
-                warn("  Another person must agree, too.")
+            write = answer_decision(decision, TYPED_ANSWERS[reply], person, self._app.ids.make())
+            if any(isinstance(stored.event, ApprovalGiven) for stored in (await self._app.store.commit(write)).events):
+                warn("  This decision needs another approver.")
 
     async def end(self) -> None:
         for task in self._asking:
@@ -501,12 +518,12 @@ async def open_agent_context(app: Runtime, folder: Path) -> AsyncGenerator[Any]:
         yield context
 
 
-async def _resume_session(app: Runtime, context: Any, beginning: str) -> SessionId:
-    from halter.runtime.sessions import reopen_agent_session
+async def _resume_session(app: Runtime, context: Any, prefix: str) -> SessionId:
+    from halter.runtime.session_start import reopen_agent_session
 
-    row = await find_session_by_prefix(app, beginning)
-    if row.ended_at is not None and not may_decide(app.settings.person):
-        raise ConfigError("Only a person may reopen a session that is over, and this was started by an agent.")
+    row = await find_session_by_prefix(app, prefix)
+    if row.ended_at is not None and not can_decide(app.settings.person):
+        raise ConfigError("Only a person can reopen an ended session; this command runs inside an agent.")
     await reopen_agent_session(context, row.session)
     return SessionId(row.session)
 
@@ -515,23 +532,23 @@ async def _attend_session(
     context: Any,
     session: SessionId,
     screen: Screen,
-    waits: Any = None,
-    interrupted: Callable[[], bool] = lambda: False,
+    on_wait: Any = None,
+    is_interrupted: Callable[[], bool] = lambda: False,
 ) -> Any:
     from halter.loop.loop import LoopObserver
-    from halter.runtime.sessions import attend_session
+    from halter.runtime.session_start import attend_session
     from halter.tasks.conversation import build_result
 
     observer = LoopObserver(
         screen.listen, screen.show_text, screen.show_result, screen.show_warning, screen.show_sleeping
     )
-    came, loop = await attend_session(
-        context, session, observer=observer, waits=waits or screen.show_waiting, interrupted=interrupted
+    outcome, loop = await attend_session(
+        context, session, observer=observer, waits=on_wait or screen.show_waiting, interrupted=is_interrupted
     )
     screen.end_line()
-    near = await context.guard().near_budget(context.agent.standing(session))
+    is_near_budget = await context.guard().is_near_budget(context.agent.make_context(session))
     events = await read_all_events(context.app, session_stream(session))
-    return build_result(came, loop, session, lambda: events, near_budget=near)
+    return build_result(outcome, loop, session, lambda: events, near_budget=is_near_budget)
 
 
 def _print_result(result: Any, agent: Path, *, as_json: bool) -> None:
@@ -543,17 +560,17 @@ def _print_result(result: Any, agent: Path, *, as_json: bool) -> None:
         return
     if result.question:
         print_sentence(f"? {result.question}")
-        warn(f'Answer it: halter run {quote(str(agent))} --resume {result.session} "your answer"', "dim")
+        warn(f'Answer with: halter run {quote(str(agent))} --resume {result.session} "your answer"', "dim")
     elif not result.ok:
         warn(_describe_failure(result))
-    warn(f"{result.state}, {format_usd(result.cost_usd)}. Its receipt: halter receipt {result.session}", "dim")
+    warn(f"{result.state}, {format_usd(result.cost_usd)}. Receipt: halter receipt {result.session}", "dim")
 
 
 def _describe_failure(result: Any) -> str:
     reason = result.terminal_reason or "the turn ended early"
     sentence = result.sentence.removeprefix(f"[{reason}] ")
-    raised = f" To continue, raise it: halter budget raise session:{result.session} AMOUNT"
-    return f"{result.state}: {sentence or f'{reason}.'}{raised if reason == 'cost_cap_reached' else ''}"
+    cap_hint = f" To continue, raise the cap: halter budget raise session:{result.session} AMOUNT"
+    return f"{result.state}: {sentence or f'{reason}.'}{cap_hint if reason == 'cost_cap_reached' else ''}"
 
 
 def _to_json_object(result: Any) -> dict[str, Any]:
@@ -574,7 +591,7 @@ def _to_json_object(result: Any) -> dict[str, Any]:
 
 def resolve_agent_folder(agent: Path) -> Path:
     if not (agent / AGENT_FILE).is_file() and not agent.is_file():
-        fail(f"There is no {AGENT_FILE} in {agent}: name an agent's folder, or make one with halter init.", EXIT_USAGE)
+        fail(f"No {AGENT_FILE} found in {agent}. Pass an agent folder, or make one with halter init.", EXIT_USAGE)
     return agent.parent if agent.is_file() else agent
 
 
@@ -585,25 +602,25 @@ def route(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how a message to an agent would be routed, and why. Nothing is done or recorded.
+    """Show how a message to an agent would be routed, and why. Nothing is executed or recorded.
 
-    What needs no model, such as sums, dates and commands, is answered without one: this shows which rule applies.
+    Sums, dates, commands and other messages that need no model are answered without one; this shows which rule applies.
     """
     folder = resolve_agent_folder(agent)
-    name, found = report_errors(lambda: _route_text(folder, text, store))
+    name, decision = report_errors(lambda: _route_text(folder, text, store))
     if as_json:
-        answer_json({"route": found.route, "strategy": found.strategy, "why": found.why})
+        answer_json({"route": decision.route, "strategy": decision.strategy, "why": decision.why})
     else:
-        print_sentence(f"{name}: {found.strategy or found.route}. {found.why}")
+        print_sentence(f"{name}: {decision.strategy or decision.route}. {decision.why}")
 
 
 def _route_text(folder: Path, text: str, store: str | None) -> "tuple[str, RoutingDecision]":
     from halter.config.agent_files import read_agent
     from halter.config.merge import FleetConfig
     from halter.config.resolve import resolve_agent
-    from halter.front_door.route import route_message as routed
+    from halter.front_door.route import route_message
     from halter.journal.open import store_file_exists
-    from halter.runtime.front_door import build_surroundings, declares_tools
+    from halter.runtime.message_router import build_surroundings, declares_tools
     from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
 
     settings = read_cli_settings(store)
@@ -617,16 +634,16 @@ def _route_text(folder: Path, text: str, store: str | None) -> "tuple[str, Routi
         return await names((await resolve_effective_policy(app.store, file)).fleet, app.store, app.clock.now())
 
     if store_file_exists(settings.store):
-        known = run_with_app(store, job, despite_doubt=True)
+        surroundings = run_with_app(store, job, despite_doubt=True)
     else:
-        known = asyncio.run(names(file or FleetConfig(), None, SystemClock().now()))
-    return known.agent, routed(text, known)
+        surroundings = asyncio.run(names(file or FleetConfig(), None, SystemClock().now()))
+    return surroundings.agent, route_message(text, surroundings)
 
 
 def tools(agent: AgentArgument, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show who writes what each tool of an agent returns, what it reaches, and what each argument decides.
+    """Show the declared and inferred properties of each tool: who writes its results, its reach, its arguments.
 
-    The injection brake goes by it. What is guessed is worth declaring: in the tool, or under policy.tools.
+    The provenance check uses these properties. Declare inferred ones in the tool or under policy.tools.
     """
     folder = resolve_agent_folder(agent)
 
@@ -634,25 +651,35 @@ def tools(agent: AgentArgument, *, store: StoreOption = None, as_json: JsonOptio
         from halter.runtime.assemble import assemble_agent
         from halter.tasks.task_tools import list_verb_specs
 
-        async with assemble_agent(app, folder, report=warn) as ready:
-            specs = (*(each.spec for each in ready.tools.values()), *list_verb_specs())
-            return [(spec.name, ready.policy.declaration(spec)) for spec in specs], ready.model_settings.provider_tools
+        async with assemble_agent(app, folder, report=warn) as assembled_agent:
+            specs = (*(each.spec for each in assembled_agent.tools.values()), *list_verb_specs())
+            return [
+                (spec.name, assembled_agent.policy.declaration(spec)) for spec in specs
+            ], assembled_agent.model_settings.provider_tools
 
-    found, unseen = run_with_app(store, job, new=True, acts=True)
+    declarations, provider_tools = run_with_app(store, job, new=True, runs_agents=True)
     if as_json:
-        seen = [{"tool": name, "declaration": declaration} for name, declaration in found]
-        answer_json([*seen, *({"tool": each.name, "provider": True, "max_uses": each.max_uses} for each in unseen)])
+        entries = [{"tool": name, "declaration": declaration} for name, declaration in declarations]
+        answer_json(
+            [*entries, *({"tool": each.name, "provider": True, "max_uses": each.max_uses} for each in provider_tools)]
+        )
         return
     rows = [
         [name, each.reads, each.reach, ", ".join(_describe_uses(each)), ", ".join(each.guessed) or "nothing"]
-        for name, each in found
+        for name, each in declarations
     ]
     rows += [
-        [each.name, "anyone", "others", f"run by the provider, unseen: {each.max_uses} a request", "nothing"]
-        for each in unseen
+        [
+            each.name,
+            "anyone",
+            "others",
+            f"run by the provider, not seen by the guard: {each.max_uses} per request",
+            "nothing",
+        ]
+        for each in provider_tools
     ]
-    columns = ["tool", "reads", "reach", "arguments", "guessed"]
-    answer_table(f"The tools of {folder.name}", columns, rows, long="arguments guessed")
+    columns = ["tool", "reads", "reach", "arguments", "inferred"]
+    answer_table(f"Tools of {folder.name}", columns, rows, long="arguments inferred")
 
 
 def _describe_uses(declaration: "Declaration") -> list[str]:

@@ -1,7 +1,7 @@
 """The terminal: questions, typed lines, progress, and output that does not block agents.
 
 An answer counts only if it was typed after its question was shown. A stalled reader of the output (a stopped terminal,
-a pager) delays those who wait for the output, and never an agent.
+a pager) delays only code that waits for the output, never an agent.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from halter.cli.entrypoint import OutputLost
 from halter.cli.exit_codes import EXIT_USAGE
 from halter.cli.output import make_console
 
-EARLY_INPUT_NOTICE: Final = "What was typed before this question does not answer it."
+EARLY_INPUT_NOTICE: Final = "Input typed before this question was discarded."
 _CHUNK: Final = 4096
 
 
 class Keyboard(Protocol):
-    """A source of lines; `by_hand` says that a person types them."""
+    """A source of lines; `is_tty` is true if a person types them."""
 
     is_tty: bool
 
@@ -55,7 +55,7 @@ class StandardInput:
         self.is_tty = sys.stdin.isatty()
         if self.is_tty:
             with suppress(ImportError):
-                # `input` lets a line be edited once this module is there.
+                # `input` supports line editing once this module is loaded.
                 import_module("readline")
 
     def has_line(self) -> bool:
@@ -76,7 +76,7 @@ class StandardInput:
 
 
 class TerminalDevice:
-    """A terminal by its file number, without line editing of our own."""
+    """A terminal by its file number, without line editing."""
 
     def __init__(self, number: int) -> None:
         self.is_tty = os.isatty(number)
@@ -90,13 +90,13 @@ class TerminalDevice:
 
     def line(self, prompt: str) -> str | None:
         os.write(self._number, prompt.encode())
-        typed = b""
-        while not typed.endswith(b"\n"):
-            piece = os.read(self._number, _CHUNK)
-            if not piece:
+        data = b""
+        while not data.endswith(b"\n"):
+            chunk = os.read(self._number, _CHUNK)
+            if not chunk:
                 return None
-            typed += piece
-        return typed.decode("utf-8", "replace").rstrip("\n")
+            data += chunk
+        return data.decode("utf-8", "replace").rstrip("\n")
 
 
 def is_readable(number: int) -> bool:
@@ -114,17 +114,17 @@ def discard_typed(number: int) -> None:
 
 
 def ask_freshly(keyboard: Keyboard, question: str) -> str | None:
-    """Ask a question; earlier input is discarded, with a notice."""
-    early = keyboard.has_line()
+    """Ask a question; discard earlier input, with a notice."""
+    had_early_input = keyboard.has_line()
     keyboard.drop()
-    return keyboard.line(f"{EARLY_INPUT_NOTICE}\n{question}" if early else question)
+    return keyboard.line(f"{EARLY_INPUT_NOTICE}\n{question}" if had_early_input else question)
 
 
-def confirm(question: str, make: Callable[[], Keyboard] = StandardInput) -> bool:
-    """Ask for a yes. Without a terminal, fail."""
-    keyboard = make()
+def confirm(question: str, make_keyboard: Callable[[], Keyboard] = StandardInput) -> bool:
+    """Ask for a yes; fail without a terminal."""
+    keyboard = make_keyboard()
     if not keyboard.is_tty:
-        fail("Not a terminal; pass --yes to confirm.", EXIT_USAGE)
+        fail("Not a terminal. Pass --yes to confirm.", EXIT_USAGE)
     while (line := ask_freshly(keyboard, f"{question} [y/N]: ")) is not None:
         match line.strip().lower():
             case "y" | "yes":
@@ -160,7 +160,7 @@ class LineReader:
         self._terminal: list[Any] | None = None
         self.is_tty = self._keyboard.is_tty
         self.ahead = False
-        """Whether the last line was typed before its prompt was shown."""
+        """True if the last line was typed before its prompt."""
 
     async def __aenter__(self) -> Self:
         if self.is_tty:
@@ -172,7 +172,7 @@ class LineReader:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Restore the terminal: the thread may still wait for a line."""
+        """Restore the terminal settings: the thread may still wait for a line."""
         if self._terminal is not None:
             import termios
 
@@ -187,53 +187,53 @@ class LineReader:
             yield line
 
     async def ask(self, question: str) -> str | None:
-        """Ask a question; only what is typed from now on answers it. None at the end of input."""
+        """Ask a question; only input typed after it counts. None at the end of input."""
         self.require_fresh()
         return await self._next(question)
 
     def require_fresh(self) -> None:
-        """Take for the next line only what is typed after its prompt."""
+        """Discard input typed before the next prompt."""
         self._freshly = True
 
     @property
     def asking(self) -> bool:
-        """Whether a prompt is unanswered."""
+        """True while a prompt is unanswered."""
         return self.is_tty and self._asking
 
     async def _next(self, prompt: str) -> str | None:
         freshly, self._freshly = self._freshly and self.is_tty, False
         if freshly and self._asking and not self._is_closed:
-            # Something else was asked here and is settled: what is being typed was meant for that.
-            await self._take_line()
+            # The earlier prompt here is settled: the line being typed was meant for it.
+            await self._read_line()
             prompt = f"{EARLY_INPUT_NOTICE}\n{prompt}"
         if self._is_closed:
             return None
         if not self._asking:
             self._wishes.put(_ReadRequest(prompt, freshly))
             self._asking = True
-        return await self._take_line()
+        return await self._read_line()
 
-    async def _take_line(self) -> str | None:
-        typed = await self._lines.get()
+    async def _read_line(self) -> str | None:
+        typed_line = await self._lines.get()
         # The end of input leaves the prompt unanswered.
-        self._is_closed = self._asking = typed.line is None
-        self.ahead = typed.ahead
-        return typed.line
+        self._is_closed = self._asking = typed_line.line is None
+        self.ahead = typed_line.ahead
+        return typed_line.line
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
-            typed = self._prompt_line(self._wishes.get())
+            typed_line = self._prompt_line(self._wishes.get())
             with suppress(RuntimeError):
                 # The loop may be closed by now.
-                loop.call_soon_threadsafe(self._lines.put_nowait, typed)
-            if typed.line is None:
+                loop.call_soon_threadsafe(self._lines.put_nowait, typed_line)
+            if typed_line.line is None:
                 return
 
-    def _prompt_line(self, wish: _ReadRequest) -> _TypedLine:
-        if wish.freshly:
-            return _TypedLine(ask_freshly(self._keyboard, wish.prompt), ahead=False)
-        ahead = self._keyboard.has_line()
-        return _TypedLine(self._keyboard.line(wish.prompt), ahead)
+    def _prompt_line(self, request: _ReadRequest) -> _TypedLine:
+        if request.freshly:
+            return _TypedLine(ask_freshly(self._keyboard, request.prompt), ahead=False)
+        is_ahead = self._keyboard.has_line()
+        return _TypedLine(self._keyboard.line(request.prompt), is_ahead)
 
 
 def _read_terminal_settings() -> list[Any] | None:
@@ -252,32 +252,34 @@ ProgressListener = Callable[[str], None]
 
 
 @contextmanager
-def progress(what: str, *, quiet: bool = False, a_while: float = PROGRESS_DELAY_SECONDS) -> Generator[ProgressListener]:
-    """Show progress on stderr if a job takes longer than `a_while`; only at a terminal."""
+def progress(
+    label: str, *, quiet: bool = False, delay_seconds: float = PROGRESS_DELAY_SECONDS
+) -> Generator[ProgressListener]:
+    """Show progress on stderr if a job takes longer than `delay_seconds`; only at a terminal."""
     screen = make_console(stderr=True)
     if quiet or not screen.is_terminal:
         yield lambda _: None
         return
-    waiting = _Progress(screen, what)
-    timer = threading.Timer(a_while, waiting.start)
+    progress_line = _Progress(screen, label)
+    timer = threading.Timer(delay_seconds, progress_line.start)
     timer.daemon = True
     timer.start()
     try:
-        yield waiting.update
+        yield progress_line.update
     finally:
         timer.cancel()
         timer.join()
-        waiting.end()
+        progress_line.end()
 
 
 class _Progress:
-    """A progress line that appears later. A dumb terminal gets one line only."""
+    """A progress line that appears after a delay. A dumb terminal gets one line only."""
 
-    def __init__(self, screen: Console, what: str) -> None:
+    def __init__(self, screen: Console, label: str) -> None:
         self._screen = screen
-        self._label = what
-        self._spinner = Spinner("dots", text=f"{what} …")
-        # The answer goes its own way, and must never be taken for a part of this.
+        self._label = label
+        self._spinner = Spinner("dots", text=f"{label} …")
+        # The output of the command must not be mixed with the progress line.
         self._live = Live(self._spinner, console=screen, transient=True, redirect_stdout=False, redirect_stderr=False)
 
     def start(self) -> None:
@@ -286,29 +288,29 @@ class _Progress:
         else:
             self._live.start(refresh=True)
 
-    def update(self, more: str) -> None:
-        self._spinner.update(text=f"{self._label}: {more} …")
+    def update(self, detail: str) -> None:
+        self._spinner.update(text=f"{self._label}: {detail} …")
 
     def end(self) -> None:
         self._live.stop()
 
 
-def format_progress(done: int, total: int, noun: str = "events") -> str:
-    return f"{done:,} of {total:,} {noun}"
+def format_progress(done_count: int, total: int, noun: str = "events") -> str:
+    return f"{done_count:,} of {total:,} {noun}"
 
 
 PRINTER_FLUSH_SECONDS: Final = 1.0
-"""Time limit for writing the rest at the end."""
+"""Time limit for the remaining writes at exit."""
 
 
-MOST_UNWRITTEN: Final = 64
-"""So many texts may wait to be written."""
+MAX_PENDING_TEXTS: Final = 64
+"""Maximum number of texts that wait to be written."""
 
 
 class Printer:
     """Writes in a thread that ends with the process: a write to a stalled terminal cannot be cancelled.
 
-    What is put while it writes is written together next.
+    Texts added during a write are written together next.
     """
 
     def __init__(self) -> None:
@@ -338,12 +340,12 @@ class Printer:
 
     @property
     def is_full(self) -> bool:
-        """Whether `room` would not return at once."""
-        return len(self._texts) >= MOST_UNWRITTEN or self._problem is not None
+        """True if `wait_for_space` would block or raise."""
+        return len(self._texts) >= MAX_PENDING_TEXTS or self._problem is not None
 
     async def wait_for_space(self) -> None:
-        """Wait while too much is unwritten. Raises OutputLost if it cannot be written."""
-        if len(self._texts) >= MOST_UNWRITTEN:
+        """Wait while too many texts are unwritten. Raises OutputLost if the output failed."""
+        if len(self._texts) >= MAX_PENDING_TEXTS:
             await self._idle.wait()
         if self._problem is not None:
             raise OutputLost(self._problem)

@@ -15,7 +15,7 @@ from halter.operations import fleet
 from halter.present.tables import build_triggers_sheet
 from halter.runtime.runtime import Runtime
 
-_TRIGGER: Final = typer.Argument(metavar="TRIGGER", help="A trigger, as in desk/nightly.")
+_TRIGGER_ARGUMENT: Final = typer.Argument(metavar="TRIGGER", help="Trigger, such as desk/nightly.")
 
 
 def _split(trigger: str) -> dict[str, str]:
@@ -23,54 +23,52 @@ def _split(trigger: str) -> dict[str, str]:
     return {"agent": agent, "name": name}
 
 
-_TYPED: Final = {"trigger": Typed(("agent", "name"), Annotated[str, _TRIGGER], _split)}
+_TRIGGER_PARAMETERS: Final = {"trigger": Typed(("agent", "name"), Annotated[str, _TRIGGER_ARGUMENT], _split)}
 
 
 def run(
-    trigger: Annotated[str, _TRIGGER],
+    trigger: Annotated[str, _TRIGGER_ARGUMENT],
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="The document of a watch, or the delivery of a webhook.")
+        Path | None, typer.Argument(metavar="FILE", help="Document of a watch, or delivery of a webhook.")
     ] = None,
     *,
     agent: Annotated[
         Path,
-        typer.Option(
-            "--agent", metavar="FOLDER", help="The agent's folder (default: the current one, or AGENT in it)."
-        ),
+        typer.Option("--agent", metavar="FOLDER", help="Agent folder (default: the current one, or AGENT in it)."),
     ] = Path(),
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a trigger now, on the same path as its schedule or a document. Exits 1 if it fails.
+    """Run a trigger now, exactly as if it had fired. Exits 1 if the run fails.
 
-    The agent's folder is looked for in the current one: name it with --agent if it is elsewhere.
+    The agent folder is searched in the current folder. Pass --agent if it is elsewhere.
     """
-    name, _, own = trigger.partition("/")
+    name, _, trigger_name = trigger.partition("/")
     folder = next((each for each in (agent, agent / name) if (each / AGENT_FILE).is_file()), None)
-    if not own:
-        fail(f"{trigger!r} is no trigger: write AGENT/NAME, as halter schedules shows it.", EXIT_USAGE)
+    if not trigger_name:
+        fail(f"Invalid trigger {trigger!r}. Use AGENT/NAME, as halter schedules shows it.", EXIT_USAGE)
     if folder is None:
-        fail(f"There is no {AGENT_FILE} in {agent}: name the folder of {name} with --agent FOLDER.", EXIT_USAGE)
+        fail(f"No {AGENT_FILE} found in {agent}. Pass the folder of {name} with --agent FOLDER.", EXIT_USAGE)
 
     async def job(app: Runtime) -> tuple[SessionRow, bool]:
-        from halter.runtime.triggers import attend_run_here, run_now
+        from halter.runtime.trigger_runner import attend_run_here, run_now
 
-        require_person(app, "run a trigger by hand")
+        require_person(app, "run a trigger manually")
         async with open_agent_context(app, folder) as context:
             if context.agent.policy.name != name:
                 fail(f"{folder} is the folder of {context.agent.policy.name}, not of {name}.", EXIT_USAGE)
-            session = await run_now(context, folder, own, file)
+            session = await run_now(context, folder, trigger_name, file)
             if not as_json:
                 print_sentence(f"Session {session}", at_once=True)
-            here = await attend_run_here(context, folder, session)
+            ran_here = await attend_run_here(context, folder, session)
             (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
-            return row, here
+            return row, ran_here
 
-    row, here = run_with_app(store, job, new=True, acts=True, following=True)
+    row, ran_here = run_with_app(store, job, new=True, runs_agents=True, until_interrupted=True)
     if as_json:
         answer_json(row)
-    elif not here:
-        print_sentence("Another process has taken it up: look at halter sessions.")
+    elif not ran_here:
+        print_sentence("Another process runs this session. See `halter sessions`.")
     else:
         print_sentence(
             f"{row.state}{f', {row.terminal_reason}' if row.terminal_reason else ''}: halter receipt {row.session}"
@@ -80,35 +78,36 @@ def run(
 
 
 schedules = group(
-    "Show what starts sessions, run it now, or end it.",
+    "List triggers; run or end one.",
     {
         "list": command(
             fleet.plans,
-            """List schedules, watches and webhooks: their next and last run, and what waits.
+            """List schedules, watches and webhooks with their next and last run, and what waits.
 
-            Those in a file appear when `halter up` has read it; those that you agreed to in a chat are only here.
+            Triggers of an agent.yaml appear when `halter up` has read it; triggers that you approved in a chat are only
+            here.
             """,
             build_triggers_sheet,
-            look=True,
-            fresh=True,
+            despite_doubt=True,
+            allow_missing=True,
         ),
         "run": run,
         "cancel": command(
             fleet.end_trigger,
-            """End a trigger: it starts nothing more. Remove one that is in an agent's file there instead.
+            """End a trigger. It starts no more sessions. Remove a trigger of an agent.yaml there instead.
 
-            Sessions that it started continue: `halter cancel SESSION` ends one.
+            Sessions that it started continue; `halter cancel SESSION` ends one.
             """,
-            typed=_TYPED,
+            replacements=_TRIGGER_PARAMETERS,
         ),
         "retry": command(
             fleet.retry_item,
-            """Try a quarantined document again.
+            """Retry a quarantined document.
 
-            A document is quarantined when it cannot be read, or failed too often. Give its name, or the beginning of
-            its digest.
+            A document is quarantined when it cannot be read, or failed too often. Pass its name or a prefix of its
+            digest.
             """,
-            typed=_TYPED,
+            replacements=_TRIGGER_PARAMETERS,
         ),
     },
 )

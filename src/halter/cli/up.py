@@ -1,4 +1,4 @@
-"""`halter up`, `on` and `off`: autonomous agents."""
+"""`halter up`, `on` and `off`: run autonomous agents, and switch them on or off."""
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -29,7 +29,7 @@ from halter.cli.output import (
 from halter.cli.terminal import Printer
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError
-from halter.core.ids import StreamId, session_of
+from halter.core.ids import StreamId, parse_session_id
 from halter.core.public_json import encode_public_lines
 from halter.core.text import format_count, join_names
 from halter.present.events import WARNING_STYLE, EventLines, StyledLine
@@ -41,25 +41,25 @@ if TYPE_CHECKING:
     from halter.runtime.supervisor import Serve
 
 AGENT_FILE: Final = "agent.yaml"
-HOW_TO_STOP: Final = "Ctrl-C stops this; the next start continues."
-RESTART_HINT: Final = "Start it again: its sessions continue, and halted ones end."
+HOW_TO_STOP: Final = "Stop with Ctrl-C; the next start continues."
+RESTART_HINT: Final = "Start it again. Its sessions continue; halted ones end."
 
-AgentsArgument = Annotated[list[Path], typer.Argument(metavar="AGENT", help="The folders of the agents.")]
-NamedArgument = Annotated[str, typer.Argument(metavar="AGENT", help="An agent's name, or its folder.")]
+AgentsArgument = Annotated[list[Path], typer.Argument(metavar="AGENT", help="Agent folders.")]
+NamedArgument = Annotated[str, typer.Argument(metavar="AGENT", help="Agent name or folder.")]
 
 
 def up(
     agents: AgentsArgument,
     *,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="The address for webhooks.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address for webhooks.")
     ] = "127.0.0.1:8765",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run agents by themselves, in this terminal, until you interrupt it. The next start continues.
+    """Run autonomous agents in this terminal until interrupted. The next start continues.
 
-    A line reports each turn, sleep, wake and alert, and what needs you. With --json each line is one of them.
+    A line reports each turn, sleep, wake and alert, and what needs you. With --json, each line is a JSON object.
     """
     host, port = parse_listen_address(listen)
     folders = resolve_agent_folders(agents)
@@ -67,8 +67,8 @@ def up(
         store,
         lambda app: _up(app, folders, host, port, as_json=as_json),
         new=True,
-        acts=True,
-        following=True,
+        runs_agents=True,
+        until_interrupted=True,
         runs=RESTART_HINT,
     )
 
@@ -77,10 +77,10 @@ def resolve_agent_folders(agents: Sequence[Path]) -> list[Path]:
     return [agent.parent if agent.is_file() else agent for agent in agents]
 
 
-def parse_listen_address(listen: str, least: int = 1) -> tuple[str, int]:
+def parse_listen_address(listen: str, min_port: int = 1) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or not least <= int(port) < 1 << 16:
-        fail(f"{listen!r} is no address to listen on: write it like 127.0.0.1:8765.", EXIT_USAGE)
+    if not host or not port.isdecimal() or not min_port <= int(port) < 1 << 16:
+        fail(f"Invalid listen address {listen!r}. Use a form such as 127.0.0.1:8765.", EXIT_USAGE)
     return host.strip("[]"), int(port)
 
 
@@ -90,11 +90,13 @@ async def _up(app: Runtime, folders: list[Path], host: str, port: int, *, as_jso
     from halter.server.api import serve_hooks
 
     async with Printer() as printer:
-        shows = FeedPrinter(printer, app.clock, as_json=as_json)
+        feed_printer = FeedPrinter(printer, app.clock, as_json=as_json)
         if not as_json:
             printer.write(render_sentence(HOW_TO_STOP))
-        running = run_and_show(app, folders, make_bus(app), shows, lambda hooks: serve_hooks(hooks, host, port))
-        await run_together([lambda: running, lambda: serve_channels(app, partial(shows.report, "channels"))])
+        agent_job = run_and_show(
+            app, folders, make_bus(app), feed_printer, lambda hooks: serve_hooks(hooks, host, port)
+        )
+        await run_together([lambda: agent_job, lambda: serve_channels(app, partial(feed_printer.report, "channels"))])
 
 
 def make_bus(app: Runtime) -> Bus:
@@ -102,7 +104,7 @@ def make_bus(app: Runtime) -> Bus:
 
 
 async def run_and_show(
-    app: Runtime, folders: list[Path], bus: Bus, shows: "FeedPrinter", serve: "Serve", kind: str = "up"
+    app: Runtime, folders: list[Path], bus: Bus, feed_printer: "FeedPrinter", serve: "Serve", kind: str = "up"
 ) -> None:
     """Run agents until cancelled, and show what they do. `kind` names this process in the list of workers."""
     from halter.loop.session_runtime import run_together
@@ -111,20 +113,26 @@ async def run_and_show(
     from halter.runtime.worker import make_embedded_mode
 
     store = app.patient()
-    seen = dict(await read_stream_heads(store))
-    runs = FleetRunner(
-        app, lambda app: Supervisor(app, shows.report, bus.publish_live, serve=serve, mode=make_embedded_mode(kind))
+    stream_heads = dict(await read_stream_heads(store))
+    fleet_runner = FleetRunner(
+        app,
+        lambda app: Supervisor(app, feed_printer.report, bus.publish_live, serve=serve, mode=make_embedded_mode(kind)),
     )
 
-    def is_wanted(stream: StreamId) -> bool:
-        name, _, number = (session_of(stream) or "").rpartition("-")
+    def is_own_stream(stream: StreamId) -> bool:
+        name, _, number = (parse_session_id(stream) or "").rpartition("-")
         agent = stream.removeprefix("trigger:").partition("/")[0] if stream.startswith("trigger:") else ""
-        ours = number.isdecimal() and (runs.runs(name) or runs.runs(name.partition(".")[0]))
-        return ours or runs.runs(agent)
+        is_ours = number.isdecimal() and (fleet_runner.runs(name) or fleet_runner.runs(name.partition(".")[0]))
+        return is_ours or fleet_runner.runs(agent)
 
-    acts = [lambda: runs.run(folders), lambda: shows.follow(_as_singletons(bus.listen(seen, is_wanted)))]
-    with trace_agents(app, store, lambda sentence: shows.report("traces", sentence), runs.runs, seen) as tracing:
-        await run_together([*acts, *tracing])
+    jobs = [
+        lambda: fleet_runner.run(folders),
+        lambda: feed_printer.follow(_as_singletons(bus.listen(stream_heads, is_own_stream))),
+    ]
+    with trace_agents(
+        app, store, lambda sentence: feed_printer.report("traces", sentence), fleet_runner.runs, stream_heads
+    ) as tracing:
+        await run_together([*jobs, *tracing])
 
 
 async def _as_singletons(items: AsyncGenerator[FeedItem]) -> AsyncGenerator[Sequence[FeedItem]]:
@@ -143,19 +151,19 @@ class FeedPrinter:
         self._view = EventLines()
 
     def report(self, agent: str, sentence: str) -> None:
-        """Show a sentence about an agent; without one, about an unusable folder or store."""
+        """Print a sentence about an agent; without an agent, about an unusable folder or store."""
         now = self._clock.now()
         if self._as_json:
             self._print_json([{"name": "told", "at": now, "agent": agent, "sentence": sentence}])
         elif agent:
-            self._print_line(StyledLine(self._view.place(now, agent, sentence)))
+            self._print_line(StyledLine(self._view.format_line(now, agent, sentence)))
         else:
             warn(sentence, "red")
 
-    async def follow(self, news: AsyncGenerator[Sequence[FeedItem]]) -> None:
-        """Show some items after the other, as fast as they are written."""
-        async with aclosing(news):
-            async for items in news:
+    async def follow(self, batches: AsyncGenerator[Sequence[FeedItem]]) -> None:
+        """Print batches of items in order, no faster than they can be written."""
+        async with aclosing(batches):
+            async for items in batches:
                 if self._as_json:
                     self._print_json(map(serialize_feed_item, items))
                 else:
@@ -165,15 +173,15 @@ class FeedPrinter:
                     await self._printer.wait_for_space()
 
     def _show(self, item: FeedItem) -> None:
-        """Show an event; live words and readings would be too many."""
+        """Print an event; live text and readings are left out, as too many."""
         match item:
             case FeedEvent():
                 self._print_line(self._view.line(item.stored))
             case FeedGap() if item.events:
-                sessions = sorted({session_of(stream) or stream for stream in item.lost})
+                sessions = sorted({parse_session_id(stream) or stream for stream in item.lost})
                 count = format_count(item.events, "event")
                 self._print_line(
-                    StyledLine(f"{count} of {join_names(sessions)} missed: see halter show.", WARNING_STYLE)
+                    StyledLine(f"{count} of {join_names(sessions)} missed. See halter show.", WARNING_STYLE)
                 )
             case FeedGap() | LiveUpdate():
                 pass
@@ -189,10 +197,10 @@ class FeedPrinter:
 def on(
     agent: NamedArgument, *, reason: ReasonOption = "", store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
-    """Switch an agent on: where `halter up` runs it, its next session begins at once.
+    """Switch an agent on. If `halter up` runs it, its next session starts immediately.
 
-    Given a folder, first prints the most that the agent can spend in the next 12 hours and in thirty days: by the clock
-    alone, and with messages, webhooks and watched folders.
+    Given a folder, first prints the maximum that the agent can spend in the next 12 hours and in thirty days: by
+    schedules alone, and with messages, webhooks and watched folders.
     """
 
     async def job(app: Runtime) -> "tuple[SwitchResult, Mapping[str, Decimal | None]]":
@@ -200,14 +208,14 @@ def on(
 
         require_person(app, "switch an agent on")
         name = await _resolve_agent_name(app, agent)
-        costs = await _describe_costs(app, Path(agent), name, as_json=as_json)
+        costs = await _print_costs(app, Path(agent), name, as_json=as_json)
         return await switch(make_desk(app), name, on=True, reason=reason), costs
 
-    done, costs = run_with_app(store, job)
-    _show_switched(done, costs if as_json else None)
+    result, costs = run_with_app(store, job)
+    _show_switched(result, costs if as_json else None)
 
 
-async def _describe_costs(app: Runtime, folder: Path, name: str, *, as_json: bool) -> Mapping[str, Decimal | None]:
+async def _print_costs(app: Runtime, folder: Path, name: str, *, as_json: bool) -> Mapping[str, Decimal | None]:
     if not (folder / AGENT_FILE).is_file():
         return {}
     from halter.config.agent_files import read_agent
@@ -219,18 +227,18 @@ async def _describe_costs(app: Runtime, folder: Path, name: str, *, as_json: boo
     agent = resolve_agent(policy.fleet, read_agent(folder), folder)
     if agent.policy.name != name:
         return {}
-    found = await forecast_spending(app.store, agent, folder, app.environ, app.clock.now())
-    for sentence in () if as_json else (await describe_spending_limits(app, agent.policy), *found.describe()):
+    forecast = await forecast_spending(app.store, agent, folder, app.environ, app.clock.now())
+    for sentence in () if as_json else (await describe_spending_limits(app, agent.policy), *forecast.describe()):
         print_sentence(sentence, at_once=True)
-    return found.amounts()
+    return forecast.amounts()
 
 
 def off(
     agent: NamedArgument, *, reason: ReasonOption = "", store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
-    """Switch an agent off: its session stops within a second, and none begins until it is switched on.
+    """Switch an agent off. Its session stops within a second, and none starts until it is switched on.
 
-    It works from anywhere that reaches the store, whichever process runs the agent, and also if its file is broken.
+    Works from any machine that reaches the store, whichever process runs the agent, and also if its file is broken.
     """
 
     async def job(app: Runtime) -> "SwitchResult":
@@ -238,31 +246,31 @@ def off(
 
         return await switch(make_desk(app), await _resolve_agent_name(app, agent), on=False, reason=reason)
 
-    done = run_with_app(store, job, despite_doubt=True)
-    _show_switched(done, {"stopped": done.stopped} if as_json else None)
+    result = run_with_app(store, job, despite_doubt=True)
+    _show_switched(result, {"stopped": result.stopped} if as_json else None)
 
 
-def _show_switched(done: "SwitchResult", more: Mapping[str, Any] | None) -> None:
-    if more is not None:
-        answer_json({"agent": done.subject, "on": done.on, "known": done.known, **more})
+def _show_switched(result: "SwitchResult", details: Mapping[str, Any] | None) -> None:
+    if details is not None:
+        answer_json({"agent": result.subject, "on": result.on, "known": result.known, **details})
         return
-    print_sentence(done.sentence)
+    print_sentence(result.sentence)
 
 
 async def _resolve_agent_name(app: Runtime, agent: str) -> str:
-    """Find which agent is meant.
+    """Resolve an agent name or folder to an agent name.
 
-    A known name wins over a folder of that name: an agent can be switched off even if its file is broken.
+    A known name takes precedence over a folder of that name: an agent with a broken file can be switched off.
     """
-    require_readable_name(agent, "an agent")
+    require_readable_name(agent, "agent name")
     from halter.operations.control import list_known_agents, reject_unknown_agent
 
-    known = await list_known_agents(make_desk(app))
-    return agent if agent in known else _name(agent) or reject_unknown_agent(agent, known)
+    agent_names = await list_known_agents(make_desk(app))
+    return agent if agent in agent_names else _name(agent) or reject_unknown_agent(agent, agent_names)
 
 
 def _name(agent: str) -> str:
-    """Read the name of an agent from its folder; "" where that is no folder of an agent."""
+    """Read the name of an agent from its folder; "" if the folder has no agent."""
     from halter.config.agent_files import read_agent
 
     folder = Path(agent)
@@ -272,5 +280,5 @@ def _name(agent: str) -> str:
         except ConfigError as error:
             fail(str(error), EXIT_UNUSABLE)
     if not agent or "/" in agent:
-        fail(f"There is no {AGENT_FILE} in {agent!r}: name an agent, or its folder.", EXIT_USAGE)
+        fail(f"No {AGENT_FILE} found in {agent!r}. Pass an agent name or folder.", EXIT_USAGE)
     return ""

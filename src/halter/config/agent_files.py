@@ -1,14 +1,14 @@
-"""An agent's folder: `agent.yaml`, skills, playbooks and the default providers. Nothing outside the folder is read.
+"""An agent's folder: `agent.yaml`, skills and playbooks. Nothing outside the folder is read.
 
 A skill is a folder in `.agents/skills` with a SKILL.md. A playbook is a YAML list of calls, or a mapping with such a
-list under `steps` and a `max_cost_usd` for all of them:
+list under `steps` and a `max_cost_usd` for the whole playbook:
 
 ```yaml
 - call: http__get
-  with: {url: "https://example.com/${inputs.item}.json"}
+  arguments: {url: "https://example.com/${inputs.item}.json"}
   as: page
 - call: files__write
-  with: {path: price.txt, text: "${steps.page.json.offers.0.price}"}
+  arguments: {path: price.txt, text: "${steps.page.json.offers.0.price}"}
 ```
 
 `halter.core.agent_spec` defines the references.
@@ -53,8 +53,8 @@ class AgentFile(msgspec.Struct, frozen=True):
     source_map: SourceMap = SourceMap(AGENT_FILE)
 
 
-def read_agent(path: Path, shown: str | None = None) -> AgentFile:
-    return parse_agent(load_file(path / AGENT_FILE if path.is_dir() else path, shown))
+def read_agent(path: Path, display_name: str | None = None) -> AgentFile:
+    return parse_agent(load_file(path / AGENT_FILE if path.is_dir() else path, display_name))
 
 
 def parse_agent(document: Document) -> AgentFile:
@@ -63,22 +63,24 @@ def parse_agent(document: Document) -> AgentFile:
 
 
 def _merge_guardrails(spec: AgentSpec, source_map: SourceMap) -> Limits:
-    """Merge `guardrails` into `limits`: two spellings of one section."""
-    written = {key: word for key, word in asdict(spec.guardrails).items() if word is not UNSET}
-    for key in written:
+    """Merge `guardrails`, a former name of four of the `limits`, into these."""
+    values = {key: value for key, value in asdict(spec.guardrails).items() if value is not UNSET}
+    for key in values:
         if getattr(spec.limits, key) is not UNSET:
-            there = source_map.at(("limits", key))
-            sentence = f"`guardrails.{key}` stands in {there} already, as `limits.{key}`; keep one of them."
+            location = source_map.at(("limits", key))
+            sentence = f"`guardrails.{key}` is already set in {location} as `limits.{key}`; keep one of them."
             raise source_map.error_at(("guardrails", key), sentence)
-    return replace(spec.limits, **written)
+    if values:
+        source_map.rename((), "guardrails", "limits")
+    return replace(spec.limits, **values)
 
 
 class UnusableFile(Exception):
-    """Why a file cannot be used, as the end of a sentence about it."""
+    """A file cannot be used. The message is the end of a sentence about the file."""
 
 
-def read_beside(folder: Path, name: str) -> bytes | None:
-    """Read a file below a folder; None if it does not exist."""
+def read_folder_file(folder: Path, name: str) -> bytes | None:
+    """Read a file below a folder. Returns None if it does not exist."""
     path = _resolve_inside(folder, name)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -100,14 +102,14 @@ def _resolve_inside(folder: Path, name: str) -> Path:
         root = folder.resolve()
         path = resolve_links(root / name)
     except (OSError, RuntimeError, ValueError) as error:
-        raise UnusableFile("is not the name of a file") from error
+        raise UnusableFile("is not a valid file name") from error
     if not path.is_relative_to(root):
         raise UnusableFile("leads out of the agent's folder")
     return path
 
 
 def resolve_links(path: Path) -> Path:
-    """Resolve a path, which need not exist; links in a circle are an OSError, or before Python 3.13 a RuntimeError."""
+    """Resolve a path, which need not exist. A loop of links raises OSError, or RuntimeError before Python 3.13."""
     try:
         return path.resolve(strict=True)
     except OSError as error:
@@ -123,7 +125,9 @@ def decode_file_text(data: bytes) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         raise UnusableFile(f"is not UTF-8 text in line {line}; save it as UTF-8") from None
     if "\0" in text:
-        raise UnusableFile(f"holds a NUL in line {text.count(chr(10), 0, text.index(chr(0))) + 1}; remove it")
+        raise UnusableFile(
+            f"contains a NUL character in line {text.count(chr(10), 0, text.index(chr(0))) + 1}; remove it"
+        )
     return text
 
 
@@ -134,65 +138,69 @@ _FENCE: Final = "---"
 
 
 def read_skills(folder: Path) -> dict[str, Skill]:
-    home = folder / SKILLS
-    if not home.is_dir():
+    skills_folder = folder / SKILLS
+    if not skills_folder.is_dir():
         return {}
-    found: dict[str, Skill] = {}
-    for place in sorted(path for path in home.iterdir() if path.is_dir()):
-        skill = read_skill(folder, place)
-        if skill.name in found:
-            raise ConfigError(f"{place / SKILL_FILE} is called {skill.name}, as another skill is: rename one of them.")
-        found[skill.name] = skill
-    return found
+    skills: dict[str, Skill] = {}
+    for skill_folder in sorted(path for path in skills_folder.iterdir() if path.is_dir()):
+        skill = read_skill(folder, skill_folder)
+        if skill.name in skills:
+            raise ConfigError(
+                f"{skill_folder / SKILL_FILE}: another skill is also called {skill.name}; rename one of them."
+            )
+        skills[skill.name] = skill
+    return skills
 
 
 def read_skill(folder: Path, path: Path) -> Skill:
     file = path / SKILL_FILE
     try:
-        data = read_beside(folder, str(file.relative_to(folder)))
+        data = read_folder_file(folder, str(file.relative_to(folder)))
         text = None if data is None else decode_file_text(data)
-    except UnusableFile as why:
-        raise ConfigError(f"{file} {why}.") from None
+    except UnusableFile as error:
+        raise ConfigError(f"{file} {error}.") from None
     if text is None:
-        raise ConfigError(f"{path} has no {SKILL_FILE}: write one that says what the skill does, or remove the folder.")
-    head, body = _split_front_matter(text)
-    values = _head(head, str(file))
+        raise ConfigError(f"{path} has no {SKILL_FILE}. Write one that describes the skill, or remove the folder.")
+    front_matter, body = _split_front_matter(text)
+    values = _head(front_matter, str(file))
     name, description = values.get("name", path.name), values.get("description", "")
     if not isinstance(name, str) or not isinstance(description, str) or not name.strip():
         raise ConfigError(f"{file}: `name` and `description` must be text.")
     if not body.strip():
-        raise ConfigError(f"{file} has no text below its front matter: write the instructions.")
+        raise ConfigError(f"{file} has no text below its front matter. Write the instructions.")
     scripts = dict(_read_scripts(path, name.strip(), values.get("scripts", {})))
     return Skill(name.strip(), shorten(description.strip(), 1000), body.strip(), scripts, str(path))
 
 
-def _read_scripts(path: Path, skill: str, written: Any) -> Iterator[tuple[str, SkillScript]]:
-    """Read the programs that a skill declares, by the name of the tool that each becomes."""
+def _read_scripts(path: Path, skill: str, raw_scripts: Any) -> Iterator[tuple[str, SkillScript]]:
+    """Yield the scripts that a skill declares, with the name of each one's tool."""
     file = path / SKILL_FILE
-    if not isinstance(written, dict):
-        raise ConfigError(f"{file}: `scripts` is {describe_value(written)}, but must be a mapping of names to scripts.")
-    for key, value in cast("dict[Any, Any]", written).items():
+    if not isinstance(raw_scripts, dict):
+        raise ConfigError(
+            f"{file}: `scripts` is {describe_value(raw_scripts)}, but must be a mapping of names to scripts."
+        )
+    for key, value in cast("dict[Any, Any]", raw_scripts).items():
         where = f"{file}: `scripts.{shorten(str(key))}`"
         try:
             script = msgspec.convert(value, SkillScript)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{where} does not fit: {error}.") from None
+            raise ConfigError(f"{where} is invalid: {error}.") from None
         name = f"{skill}_{key}"
         if not _TOOL_NAME.fullmatch(name):
-            raise ConfigError(f"{where} would be the tool {name!r}: use letters, digits, - and _ in both names.")
+            raise ConfigError(f"{where} would become the tool {name!r}; use letters, digits, - and _ in both names.")
         _check_script_file(path, script.file, where)
         yield name, script
 
 
 def _check_script_file(path: Path, name: str, where: str) -> None:
-    """Refuse a script that is no file of the skill's own folder, or that nothing could run."""
-    file = path / name
-    if not resolve_links(file).is_relative_to(path.resolve()):
-        raise ConfigError(f"{where} names {name}, which lies outside of the skill's folder: move it there.")
-    if not file.is_file():
-        raise ConfigError(f"{where} names {name}, and there is no such file in {path}.")
-    if file.suffix not in SCRIPT_RUNNERS and not os.access(file, os.X_OK):
-        raise ConfigError(f"{where}: {name} cannot be run. Make it executable (chmod +x), or a .py or .sh file.")
+    """Require that a script is a file in the skill's folder and can be run."""
+    script = path / name
+    if not resolve_links(script).is_relative_to(path.resolve()):
+        raise ConfigError(f"{where} names {name}, which is outside the skill's folder; move it there.")
+    if not script.is_file():
+        raise ConfigError(f"{where} names {name}, which does not exist in {path}.")
+    if script.suffix not in SCRIPT_RUNNERS and not os.access(script, os.X_OK):
+        raise ConfigError(f"{where}: {name} cannot be run. Make it executable (chmod +x), or use a .py or .sh file.")
 
 
 def _split_front_matter(text: str) -> tuple[str, str]:
@@ -214,73 +222,89 @@ def _head(text: str, file: str) -> dict[str, Any]:
 
 MAX_STEPS: Final = 1000
 
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_KEYS: Final = ("call", "with", "as")
-_BESIDE: Final = ("steps", "max_cost_usd")
-MOST_DOLLARS: Final = 1_000_000
-_FORMS: Final = "write ${inputs.NAME}, ${steps.NAME.text}, ${steps.NAME.json.PATH} or ${secret:NAME}"
+_STEP_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_STEP_KEYS: Final = ("call", "arguments", "as")
+_FORMER_STEP_KEY: Final = "with"
+"""The former name of `arguments`."""
+
+_PLAYBOOK_KEYS: Final = ("steps", "max_cost_usd")
+MAX_DOLLARS: Final = 1_000_000
+_REFERENCE_FORMS: Final = "write ${inputs.NAME}, ${steps.NAME.text}, ${steps.NAME.json.PATH} or ${secret:NAME}"
 
 
-def read_playbook(path: Path, shown: str | None = None) -> Playbook:
-    return parse_playbook(load_file(path, shown))
+def read_playbook(path: Path, display_name: str | None = None) -> Playbook:
+    return parse_playbook(load_file(path, display_name))
 
 
 def parse_playbook(document: Document) -> Playbook:
     source_map = document.source_map
-    above, value, cap = _steps(document)
+    list_path, value, cap = _steps(document)
     if not isinstance(value, list) or not value:
         raise source_map.error_at(
-            above, f"a playbook is a list of steps, each with a `call`, but this is {describe_value(value)}."
+            list_path, f"a playbook is a list of steps, each with a `call`, but this is {describe_value(value)}."
         )
-    written = cast("list[Any]", value)
-    if len(written) > MAX_STEPS:
-        raise source_map.error_at((*above, MAX_STEPS), f"a playbook has at most {MAX_STEPS} steps; split it.")
+    if len(cast("list[Any]", value)) > MAX_STEPS:
+        raise source_map.error_at((*list_path, MAX_STEPS), f"a playbook has at most {MAX_STEPS} steps; split it.")
+    items = [
+        _rename_former_key(item, source_map, (*list_path, index)) for index, item in enumerate(cast("list[Any]", value))
+    ]
     steps: list[Step] = []
     inputs: dict[str, None] = {}
-    for index, step in enumerate(written):
-        steps.append(_step(step, source_map, (*above, index), [done.name for done in steps if done.name]))
-        inputs |= dict.fromkeys(found.name for found in _list_references(step.get("with")) if found.source == "inputs")
+    for index, step in enumerate(items):
+        steps.append(_step(step, source_map, (*list_path, index), [earlier.name for earlier in steps if earlier.name]))
+        inputs |= dict.fromkeys(
+            reference.name for reference in _list_references(step.get("arguments")) if reference.source == "inputs"
+        )
     return Playbook(tuple(steps), source_map.file, tuple(inputs), cap)
 
 
 def _steps(document: Document) -> tuple[KeyPath, Any, int | None]:
-    whole: Any = document.value
-    if not isinstance(whole, dict) or "steps" not in whole:
-        return (), cast("Any", whole), None
-    value, source_map = cast("dict[str, Any]", whole), document.source_map
-    for key in value:
-        if key not in _BESIDE:
+    content: Any = document.value
+    if not isinstance(content, dict) or "steps" not in content:
+        return (), cast("Any", content), None
+    mapping, source_map = cast("dict[str, Any]", content), document.source_map
+    for key in mapping:
+        if key not in _PLAYBOOK_KEYS:
             raise source_map.error_at(
-                (key,), f"`{shorten(key)}` is unknown; {suggest_nearest(key, _BESIDE, 'the keys of a playbook')}"
+                (key,),
+                f"`{shorten(key)}` is not a key of a playbook; {suggest_nearest(key, _PLAYBOOK_KEYS, 'its keys')}",
             )
-    cap = value.get("max_cost_usd")
+    cap = mapping.get("max_cost_usd")
     if cap is None:
-        return ("steps",), value["steps"], None
-    if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < MOST_DOLLARS:
+        return ("steps",), mapping["steps"], None
+    if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < MAX_DOLLARS:
         raise source_map.error_at(
             ("max_cost_usd",), f"`max_cost_usd` is {describe_value(cap)}, but must be an amount, as in 0.50."
         )
-    return ("steps",), value["steps"], usd_to_micros(cap)
+    return ("steps",), mapping["steps"], usd_to_micros(cap)
 
 
 def _step(value: Any, source_map: SourceMap, path: KeyPath, earlier: list[str]) -> Step:
     step = _check_step(value, source_map, path)
-    name, arguments = step.get("as", ""), step.get("with", {})
-    if "as" in step and not (isinstance(name, str) and _NAME.fullmatch(name)):
+    name, arguments = step.get("as", ""), step.get("arguments", {})
+    if "as" in step and not (isinstance(name, str) and _STEP_NAME.fullmatch(name)):
         raise source_map.error_at(
             (*path, "as"), f"`as` is {describe_value(name)}, but must be a name of letters, digits, - and _."
         )
     if name in earlier:
-        raise source_map.error_at((*path, "as"), f"an earlier step is called `{name}` already; choose another name.")
+        raise source_map.error_at((*path, "as"), f"an earlier step is already called `{name}`; choose another name.")
     if not isinstance(arguments, dict):
         raise source_map.error_at(
-            (*path, "with"), f"`with` is {describe_value(arguments)}, but must be a mapping of arguments."
+            (*path, "arguments"), f"`arguments` is {describe_value(arguments)}, but must be a mapping of arguments."
         )
-    for at, text in list_texts(cast("dict[str, Any]", arguments), (*path, "with")):
+    for at, text in list_texts(cast("dict[str, Any]", arguments), (*path, "arguments")):
         for body in REFERENCE_PATTERN.findall(text):
             _check_reference(body, source_map, at, earlier)
     line = source_map.lines.get(path, 0)
     return Step(step["call"], json.dumps(arguments, separators=(",", ":")).encode(), name, line)
+
+
+def _rename_former_key(item: Any, source_map: SourceMap, path: KeyPath) -> Any:
+    if not isinstance(item, dict) or _FORMER_STEP_KEY not in item or "arguments" in item:
+        return cast("Any", item)
+    source_map.rename(path, _FORMER_STEP_KEY, "arguments")
+    step = cast("dict[str, Any]", item)
+    return {"arguments" if key == _FORMER_STEP_KEY else key: value for key, value in step.items()}
 
 
 def _check_step(value: Any, source_map: SourceMap, path: KeyPath) -> dict[str, Any]:
@@ -292,9 +316,9 @@ def _check_step(value: Any, source_map: SourceMap, path: KeyPath) -> dict[str, A
             (*path, "skill"), "steps with a `skill` are not supported by this version; write a `call`."
         )
     for key in step:
-        if key not in _KEYS:
+        if key not in _STEP_KEYS:
             raise source_map.error_at(
-                (*path, key), f"`{key}` is not a key of a step; {suggest_nearest(key, _KEYS, 'its keys')}"
+                (*path, key), f"`{key}` is not a key of a step; {suggest_nearest(key, _STEP_KEYS, 'its keys')}"
             )
     call = step.get("call")
     if not isinstance(call, str) or not call:
@@ -305,12 +329,12 @@ def _check_step(value: Any, source_map: SourceMap, path: KeyPath) -> dict[str, A
 def _check_reference(body: str, source_map: SourceMap, path: KeyPath, earlier: list[str]) -> None:
     if body.startswith("secret:"):
         return
-    found = parse_reference(body)
-    if found is None:
-        raise source_map.error_at(path, f"`${{{shorten(body)}}}` is not a reference; {_FORMS}.")
-    if found.source != "inputs" and found.name not in earlier:
-        hint = suggest_nearest(found.name, earlier, "the steps named before it")
-        raise source_map.error_at(path, f"`${{{body}}}` refers to no earlier step; {hint}")
+    reference = parse_reference(body)
+    if reference is None:
+        raise source_map.error_at(path, f"`${{{shorten(body)}}}` is not a reference; {_REFERENCE_FORMS}.")
+    if reference.source != "inputs" and reference.name not in earlier:
+        hint = suggest_nearest(reference.name, earlier, "the steps named before it")
+        raise source_map.error_at(path, f"`${{{body}}}` does not refer to an earlier step; {hint}")
 
 
 def list_texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
@@ -329,27 +353,29 @@ def list_texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 def _list_references(value: Any) -> Iterator[Reference]:
     for _, text in list_texts(value, ()):
-        yield from (found for body in REFERENCE_PATTERN.findall(text) if (found := parse_reference(body)) is not None)
+        yield from (
+            reference for body in REFERENCE_PATTERN.findall(text) if (reference := parse_reference(body)) is not None
+        )
 
 
 _NAME_LINE: Final = re.compile(
     r"^name:[ \t]*(?P<q>['\"]?)(?P<name>[A-Za-z0-9_.-]{1,64})(?P=q)[ \t]*(?:#.*)?$", re.MULTILINE
 )
-_HEAD: Final = 20_000
+_MAX_HEAD: Final = 20_000
 
 
 def find_neighbour_agents(path: Path | None) -> Mapping[str, Path]:
-    """Finds the agents in the folders beside an agent's own, by the names in their files. Runs none of their code."""
+    """Find the agents in the sibling folders of an agent, by the names in their files. Their code is not run."""
     if path is None:
         return {}
-    own, found = path.resolve(), dict[str, Path]()
-    for file in sorted(own.parent.glob(f"*/{AGENT_FILE}")):
+    own_folder, folders = path.resolve(), dict[str, Path]()
+    for file in sorted(own_folder.parent.glob(f"*/{AGENT_FILE}")):
         try:
             with file.open(encoding="utf-8", errors="replace") as text:
-                head = text.read(_HEAD)
+                head = text.read(_MAX_HEAD)
         except OSError:
             continue
-        named = _NAME_LINE.search(head)
-        if named is not None and file.parent != own:
-            found.setdefault(named["name"], file.parent)
-    return found
+        match = _NAME_LINE.search(head)
+        if match is not None and file.parent != own_folder:
+            folders.setdefault(match["name"], file.parent)
+    return folders

@@ -1,7 +1,7 @@
-"""Plain values into frozen structs, and JSON Schemas of the same structs.
+"""Decodes plain values into frozen structs, and builds JSON Schemas of the same structs.
 
-The types of the structs define what a file may hold. They are walked beside the values, so that an error has its whole
-path, also inside mappings with free keys.
+The types of the structs define what a file may contain. They are walked together with the values, so that an error has
+its whole key path, also inside mappings with free keys.
 """
 
 import re
@@ -26,7 +26,7 @@ from halter.core.text import describe_value, suggest_nearest
 from halter.core.usage import ModelName
 
 MAX_SAFE_INTEGER: Final = 2**53
-"""The largest integer that every store and JSON reader represents exactly."""
+"""The largest integer that every store and JSON parser represents exactly."""
 NONE_WORD: Final = "none"
 
 _RATE: Final = r"([0-9]{1,9})\s*/\s*(?:hour|h)"
@@ -40,30 +40,30 @@ _HEADER_NAME: Final = r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}"
 _HEADER: Final = r"[\x20-\x7e]*"
 _DAY_TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _PATH_INTO: Final = r"(?:(?:[^.\[\]]+|\[[0-9]{1,9}\])(?:\.[^.\[\]]+|\[[0-9]{1,9}\])*)?"
-_USE: Final = r"(?:destination|target|amount|content|detail)(?::[a-z][a-z0-9_-]{0,31})?"
+_ARGUMENT_USE: Final = r"(?:destination|target|amount|content|detail)(?::[a-z][a-z0-9_-]{0,31})?"
 _BARE_MODEL: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}"
-_ALONE: Final = MappingProxyType({SCRIPTED: f"{SCRIPTED}:script", REFLEX: f"{REFLEX}:rules"})
+_MODEL_BY_WORD: Final = MappingProxyType({SCRIPTED: f"{SCRIPTED}:script", REFLEX: f"{REFLEX}:rules"})
 _ONE_MODEL: Final = rf"{SCRIPTED}|{REFLEX}|[^\s:/*]+[:/][^\s*](?:[^*]*[^\s*])?"
-SMALLEST_WINDOW: Final = 1000
-LARGEST_WINDOW: Final = 100_000_000
+MIN_CONTEXT_WINDOW: Final = 1000
+MAX_CONTEXT_WINDOW: Final = 100_000_000
 _MONEY: Final = {"type": "number", "minimum": 0}
 _TIME: Final = {"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}]}
 
 
 class UnfitValue(ValueError):
-    """The value does not have its scalar form. The message, if any, is the fix."""
+    """A value does not have its scalar form. The message, if any, is the fix."""
 
 
 class ScalarForm(msgspec.Struct, frozen=True):
-    """How a scalar is written: its reader (raises UnfitValue), its description and its JSON Schema.
+    """The form in which a scalar is written: its parser (raises UnfitValue), description and JSON Schema.
 
-    The value of a `secret` form may be the secret itself, so no message quotes it.
+    The value of a form that `is_secret` may be the secret itself, so no message quotes it.
     """
 
     read: Callable[[Any], Any]
     expected: str
     schema: Mapping[str, Any]
-    secret: bool = False
+    is_secret: bool = False
 
 
 def _is_number(value: Any) -> bool:
@@ -86,7 +86,7 @@ def _duration(value: Any) -> int:
 
 
 def _dollars(value: Any) -> int:
-    """Read an amount as a file writes it, or as a program gives it."""
+    """Parse an amount, which is a number in a file and may be a Decimal in a program."""
     exact = isinstance(value, Decimal) and value.is_finite()
     if not (exact or _is_number(value)) or not 0 <= value <= MAX_SAFE_INTEGER // DOLLAR:
         raise UnfitValue
@@ -148,7 +148,7 @@ def _read_model_name(value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable():
         raise UnfitValue
     try:
-        return _ALONE.get(value) or str(ModelName.parse(value))
+        return _MODEL_BY_WORD.get(value) or str(ModelName.parse(value))
     except ValueError:
         raise UnfitValue(_require_provider(value)) from None
 
@@ -156,40 +156,40 @@ def _read_model_name(value: Any) -> str:
 def _require_provider(value: str) -> str:
     if not re.fullmatch(_BARE_MODEL, value):
         return ""
-    return f"write its provider before it, as in openai:{value} or ollama:{value}"
+    return f"add the provider, as in openai:{value} or ollama:{value}"
 
 
 def _window(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise UnfitValue
-    if value != 0 and not SMALLEST_WINDOW <= value <= LARGEST_WINDOW:
+    if value != 0 and not MIN_CONTEXT_WINDOW <= value <= MAX_CONTEXT_WINDOW:
         raise UnfitValue
     return value
 
 
 def _url(value: Any) -> str:
-    """Read a base URL. Credentials, queries and fragments are refused."""
+    """Parse a base URL. Credentials, queries and fragments are rejected."""
     return _require_usable(_make_pattern_reader(_URL)(value)).rstrip("/")
 
 
 def _require_usable(address: str) -> str:
     try:
-        parts = urlsplit(address)
-        usable = bool(parts.hostname) and parts.port != 0
+        url_parts = urlsplit(address)
+        is_usable = bool(url_parts.hostname) and url_parts.port != 0
     except ValueError:
         raise UnfitValue from None
-    if not usable or not address.isprintable():
+    if not is_usable or not address.isprintable():
         raise UnfitValue
     return address
 
 
 def _address(value: Any) -> str:
-    """Read the URL of a sensor or a webhook, query included."""
+    """Parse the URL of a sensor or a webhook, including its query."""
     return _require_usable(_make_pattern_reader(_ADDRESS)(value))
 
 
 def _header(value: Any) -> str:
-    """Read a header's value. A malformed reference is refused: it would be sent as it is."""
+    """Parse the value of a header. A malformed reference is rejected, since it would be sent literally."""
     text = _make_pattern_reader(_HEADER)(value)
     if "${" in re.sub(_REFERENCE, "", text):
         raise UnfitValue
@@ -222,44 +222,51 @@ SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
         "models": ScalarForm(_models, "a model, as in anthropic:claude-sonnet-4-5 or anthropic:*", {"type": "string"}),
         "model": ScalarForm(
             _model,
-            "one model, as in anthropic:claude-sonnet-4-5, or one of the words scripted and reflex",
+            "one model, as in anthropic:claude-sonnet-4-5, or scripted or reflex",
             _text(_ONE_MODEL),
         ),
         "window": ScalarForm(
             _window,
-            f"0 for the model's own window, or a number of tokens from {SMALLEST_WINDOW} to {LARGEST_WINDOW}",
-            {"anyOf": [{"const": 0}, {"type": "integer", "minimum": SMALLEST_WINDOW, "maximum": LARGEST_WINDOW}]},
+            f"0 for the model's own window, or a number of tokens from {MIN_CONTEXT_WINDOW} to {MAX_CONTEXT_WINDOW}",
+            {
+                "anyOf": [
+                    {"const": 0},
+                    {"type": "integer", "minimum": MIN_CONTEXT_WINDOW, "maximum": MAX_CONTEXT_WINDOW},
+                ]
+            },
         ),
         "url": ScalarForm(
             _url,
-            "an address, as in https://api.example.com/v1, without a password, a ? or a # in it",
+            "a URL, as in https://api.example.com/v1, without a password, a query or a fragment",
             _text(_URL),
-            secret=True,
+            is_secret=True,
         ),
         "reference": _pattern_form(
-            _REFERENCE, "a reference, as in ${secret:OPENAI}, to the key in HALTER_SECRET_OPENAI", secret=True
+            _REFERENCE,
+            "a reference to a secret, as in ${secret:OPENAI} for the key in HALTER_SECRET_OPENAI",
+            secret=True,
         ),
         "address": ScalarForm(
             _address,
-            "an address, as in https://api.example.com/prices or wss://api.example.com/feed, "
-            "without a password, a secret or a # in it",
+            "a URL, as in https://api.example.com/prices or wss://api.example.com/feed, "
+            "without a password, a secret or a fragment",
             _text(_ADDRESS),
-            secret=True,
+            is_secret=True,
         ),
         "header_name": _pattern_form(_HEADER_NAME, "the name of a header, as in Authorization"),
         "header": ScalarForm(
             _header,
-            "text on one line, without accents; a key is best written as in Bearer ${secret:API_KEY}",
+            "one line of ASCII text; write a key as in Bearer ${secret:API_KEY}",
             _text(_HEADER),
-            secret=True,
+            is_secret=True,
         ),
         "day_time": _pattern_form(_DAY_TIME, "a time of day from 00:00 to 23:59, as in 08:00"),
         "path_into": _pattern_form(_PATH_INTO, "a path into a reading, as in quotes.AAPL or items[0].price"),
         "use": _pattern_form(
-            _USE,
-            "a destination, target, amount, content or detail, perhaps with a kind, as in destination:address",
+            _ARGUMENT_USE,
+            "destination, target, amount, content or detail, with an optional kind, as in destination:address",
         ),
-        "secret": _pattern_form(_REFERABLE, "the name of a secret, made of letters, digits, _, . and -"),
+        "secret": _pattern_form(_REFERABLE, "the name of a secret, with letters, digits, _, . and -"),
     }
 )
 
@@ -280,27 +287,37 @@ def name_written_form(kind: inspect.Type) -> str:
 
 
 def is_hidden(kind: inspect.Type) -> bool:
-    """Whether the value may be a key by mistake, so that no message quotes it."""
+    """Return true if the value could be a key by mistake, so that no message quotes it."""
     extra: Any = getattr(kind, "extra", None)
     return bool(extra and extra.get("hidden")) or bool(getattr(getattr(kind, "cls", None), "HIDDEN", False))
 
 
+def is_deprecated(kind: inspect.Type) -> bool:
+    """True if the key is a former name, which is understood and not shown."""
+    extra: Any = getattr(kind, "extra", None)
+    return bool(extra and extra.get("deprecated"))
+
+
 def list_key_aliases(kind: inspect.StructType) -> Mapping[str, str]:
-    return getattr(kind.cls, "ALSO", {})
+    return getattr(kind.cls, "ALIASES", {})
+
+
+def list_former_values(kind: inspect.StructType) -> Mapping[str, Mapping[str, str]]:
+    return getattr(kind.cls, "FORMER_VALUES", {})
 
 
 def format_key_path(path: KeyPath) -> str:
-    """Format a path: `policy.tools.shell.rate`, `allowed_hosts[2]`."""
-    words = "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step}" for step in path)
-    return words.removeprefix(".")
+    """Format a key path, as in `policy.tools.shell.rate` or `allowed_hosts[2]`; indexes start at 1."""
+    text = "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".")
 
 
 def make_mistake(path: KeyPath, sentence: str) -> Mistake:
     return path, f"`{format_key_path(path)}` {sentence}"
 
 
-def value_or_default(word: T | UnsetType, otherwise: T) -> T:
-    return otherwise if word is UNSET else word
+def value_or_default(value: T | UnsetType, default: T) -> T:
+    return default if value is UNSET else value
 
 
 class _Reader:
@@ -308,8 +325,8 @@ class _Reader:
         self._source_map = source_map
 
     def read(self, kind: inspect.Type, value: Any, path: KeyPath) -> Any:
-        if word := name_written_form(kind):
-            return self._read_word(word, value, path)
+        if form := name_written_form(kind):
+            return self._read_word(form, value, path)
         match kind:
             case inspect.Metadata():
                 if is_hidden(kind):
@@ -328,8 +345,8 @@ class _Reader:
                 return self.read(_member(kind, value), value, path)
             case inspect.LiteralType():
                 if value not in kind.values:
-                    sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is none of its values"
-                    hint = suggest_nearest(str(value), [str(word) for word in kind.values], "they")
+                    sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is not one of its values"
+                    hint = suggest_nearest(str(value), [str(form) for form in kind.values], "they")
                     raise self._source_map.error_at(path, f"{sentence}; {hint}")
                 return value
             case inspect.AnyType():
@@ -339,18 +356,18 @@ class _Reader:
 
     def _make_error(self, value: Any, expected: str, path: KeyPath, *, hidden: bool = False) -> Exception:
         if hidden and value is not None:
-            sentence = f"`{format_key_path(path)}` must be {expected}; the value is something else."
+            sentence = f"`{format_key_path(path)}` must be {expected}. The value is not shown, as it may be a secret."
             return self._source_map.error_at(path, sentence)
         subject = f"`{format_key_path(path)}` is" if path else "the file is"
         return self._source_map.error_at(path, f"{subject} {describe_value(value)}, but must be {expected}.")
 
-    def _read_word(self, word: str, value: Any, path: KeyPath) -> Any:
+    def _read_word(self, form: str, value: Any, path: KeyPath) -> Any:
         try:
-            return SCALAR_FORMS[word].read(value)
-        except UnfitValue as unfit:
-            hint = f"; {unfit}" if str(unfit) else ""
+            return SCALAR_FORMS[form].read(value)
+        except UnfitValue as error:
+            hint = f"; {error}" if str(error) else ""
             raise self._make_error(
-                value, f"{SCALAR_FORMS[word].expected}{hint}", path, hidden=SCALAR_FORMS[word].secret
+                value, f"{SCALAR_FORMS[form].expected}{hint}", path, hidden=SCALAR_FORMS[form].is_secret
             ) from None
 
     def _mapping(self, value: Any, path: KeyPath, *, hidden: bool = False) -> dict[str, Any]:
@@ -360,37 +377,49 @@ class _Reader:
 
     def _struct(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> Any:
         fields = {field.encode_name: field for field in kind.fields}
-        written = self._own_names(kind, value, path)
-        read: dict[str, Any] = {}
-        for name, key in written.items():
+        key_by_name = self._own_names(kind, value, path)
+        values: dict[str, Any] = {}
+        for name, key in key_by_name.items():
             if name not in fields:
                 raise self._unknown(key, list(fields), path)
-            read[fields[name].name] = self.read(fields[name].type, value[key], (*path, key))
+            written = self._replace_former_value(kind, name, value[key], (*path, key))
+            values[fields[name].name] = self.read(fields[name].type, written, (*path, key))
         for name, field in fields.items():
-            if field.required and name not in written:
-                place = f"`{format_key_path(path)}`" if path else self._source_map.file
-                raise self._source_map.error_at(path, f"`{name}` is missing from {place}; write it.")
+            if field.required and name not in key_by_name:
+                location = f"`{format_key_path(path)}`" if path else self._source_map.file
+                raise self._source_map.error_at(path, f"`{name}` is missing from {location}; write it.")
         try:
-            return kind.cls(**read)
+            return kind.cls(**values)
         except ValueError as error:
             raise self._source_map.error_at(path, str(error)) from None
 
     def _own_names(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> dict[str, str]:
-        """Map the fields' own names to the names in the file."""
-        also = list_key_aliases(kind)
+        """Map the names of the fields to the keys in the file."""
+        aliases = list_key_aliases(kind)
         names: dict[str, str] = {}
         for key in value:
-            name = also.get(key, key)
+            name = aliases.get(key, key)
             if name in names:
                 raise self._source_map.error_at(
                     (*path, key), f"`{key}` and `{names[name]}` are two names of one key; keep one of them."
                 )
             names[name] = key
+            if name != key:
+                self._source_map.rename(path, key, name)
         return names
 
-    def _unknown(self, key: str, known: Sequence[str], path: KeyPath) -> Exception:
-        place = f"`{format_key_path(path)}`" if path else self._source_map.file
-        sentence = f"`{key}` is not a key of {place}; {suggest_nearest(key, known, 'its keys')}"
+    def _replace_former_value(self, kind: inspect.StructType, name: str, value: Any, path: KeyPath) -> Any:
+        former_values = list_former_values(kind).get(name, {})
+        if not isinstance(value, str) or value not in former_values:
+            return value
+        self._source_map.former_names.append(
+            f"{self._source_map.at(path)}: `{name}: {value}` is now written `{name}: {former_values[value]}`."
+        )
+        return former_values[value]
+
+    def _unknown(self, key: str, known_keys: Sequence[str], path: KeyPath) -> Exception:
+        location = f"`{format_key_path(path)}`" if path else self._source_map.file
+        sentence = f"`{key}` is not a key of {location}; {suggest_nearest(key, known_keys, 'its keys')}"
         return self._source_map.error_at((*path, key), sentence)
 
     def _free(self, kind: inspect.DictType, value: dict[str, Any], path: KeyPath) -> dict[str, Any]:
@@ -412,9 +441,9 @@ class _Reader:
                 return value
             case inspect.StrType(), str() if len(value) >= (kind.min_length or 0):
                 return value
-            case inspect.IntType(), int() if not isinstance(value, bool) and _is_within(kind, value):
+            case inspect.IntType(), int() if not isinstance(value, bool) and _is_in_range(kind, value):
                 return value
-            case inspect.FloatType(), int() | float() if not isinstance(value, bool) and _is_within(kind, value):
+            case inspect.FloatType(), int() | float() if not isinstance(value, bool) and _is_in_range(kind, value):
                 return float(value)
             case inspect.DecimalType(), int() | float() if not isinstance(value, bool):
                 return Decimal(str(value))
@@ -422,10 +451,10 @@ class _Reader:
                 raise self._make_error(value, _describe_expected(kind), path)
 
 
-def _is_within(kind: inspect.IntType | inspect.FloatType, value: float) -> bool:
-    least = -MAX_SAFE_INTEGER if kind.ge is None else kind.ge
-    most = MAX_SAFE_INTEGER if kind.le is None else kind.le
-    return least <= value <= most
+def _is_in_range(kind: inspect.IntType | inspect.FloatType, value: float) -> bool:
+    low = -MAX_SAFE_INTEGER if kind.ge is None else kind.ge
+    high = MAX_SAFE_INTEGER if kind.le is None else kind.le
+    return low <= value <= high
 
 
 def _describe_expected(kind: inspect.Type) -> str:
@@ -443,12 +472,12 @@ def _describe_expected(kind: inspect.Type) -> str:
 
 
 def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
-    least = f" from {kind.ge} up" if kind.ge is not None else ""
-    return f" from {kind.ge} to {kind.le}" if kind.le is not None else least
+    lower_bound_text = f" from {kind.ge} up" if kind.ge is not None else ""
+    return f" from {kind.ge} to {kind.le}" if kind.le is not None else lower_bound_text
 
 
 def _member(kind: inspect.UnionType, value: Any) -> inspect.Type:
-    """Choose the member of a union by the kind of the value; the first one is named in messages."""
+    """Choose the member of a union by the type of the value; messages name the first member."""
     members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
     return next((member for member in members if _looks_like(member, value)), members[0])
 
@@ -481,20 +510,25 @@ def _make_titled_schema(title: str, kind: type[msgspec.Struct]) -> dict[str, Any
 
 
 def _schema(kind: inspect.Type) -> dict[str, Any]:
-    if word := name_written_form(kind):
+    if form := name_written_form(kind):
         return {
-            **SCALAR_FORMS[word].schema,
-            "description": _read_description(kind) or f"Write {SCALAR_FORMS[word].expected}.",
+            **SCALAR_FORMS[form].schema,
+            "description": _read_description(kind) or f"Write {SCALAR_FORMS[form].expected}.",
         }
     match kind:
         case inspect.Metadata():
-            described = _read_description(kind)
-            return {**_schema(kind.type), **({"description": described} if described else {})}
+            description = _read_description(kind)
+            return {**_schema(kind.type), **({"description": description} if description else {})}
         case inspect.StructType():
             return _struct(kind)
         case inspect.DictType():
-            least = {"minProperties": kind.min_length} if kind.min_length else {}
-            return {"type": "object", "additionalProperties": _schema(kind.value_type), **_keys(kind.key_type), **least}
+            minimum = {"minProperties": kind.min_length} if kind.min_length else {}
+            return {
+                "type": "object",
+                "additionalProperties": _schema(kind.value_type),
+                **_keys(kind.key_type),
+                **minimum,
+            }
         case inspect.VarTupleType():
             return {"type": "array", "items": _schema(kind.item_type)}
         case inspect.UnionType():
@@ -513,21 +547,27 @@ def _read_description(kind: inspect.Type) -> str:
 
 
 def _struct(kind: inspect.StructType) -> dict[str, Any]:
-    properties = {field.encode_name: _schema(field.type) for field in kind.fields}
-    also = {other: properties[own] for other, own in list_key_aliases(kind).items()}
-    required = [field.encode_name for field in kind.fields if field.required]
+    properties = {
+        field.encode_name: {**_schema(field.type), **({"deprecated": True} if is_deprecated(field.type) else {})}
+        for field in kind.fields
+    }
+    for name, former_values in list_former_values(kind).items():
+        values = {"enum": properties[name].pop("enum")}
+        properties[name]["anyOf"] = [values, {"enum": [*former_values], "deprecated": True}]
+    aliases = {alias: {**properties[name], "deprecated": True} for alias, name in list_key_aliases(kind).items()}
+    required_names = [field.encode_name for field in kind.fields if field.required]
     return {
         "type": "object",
         "description": (kind.cls.__doc__ or "").partition("\n")[0],
-        "properties": properties | also,
+        "properties": properties | aliases,
         "additionalProperties": False,
-        **({"required": required} if required else {}),
+        **({"required": required_names} if required_names else {}),
     }
 
 
 def _keys(kind: inspect.Type) -> Mapping[str, Any]:
-    plain = isinstance(kind, inspect.StrType)
-    return {} if plain else {"propertyNames": _schema(kind)}
+    is_plain = isinstance(kind, inspect.StrType)
+    return {} if is_plain else {"propertyNames": _schema(kind)}
 
 
 def _leaf(kind: inspect.Type) -> dict[str, Any]:

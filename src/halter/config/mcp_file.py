@@ -1,10 +1,10 @@
-"""`.mcp.json`: the MCP servers of an agent, in the format that other programs share.
+"""`.mcp.json`: the MCP servers of an agent, in the format that other programs use.
 
     {"mcpServers": {"files": {"command": "npx", "args": ["-y", "some-server"], "env": {"TOKEN": "${FILES_TOKEN}"}},
                     "search": {"type": "http", "url": "https://example.com/mcp"}}}
 
-`${VAR}` and `${VAR:-default}` are filled in from the environment. `${secret:NAME}` stays in `env` and `headers` until
-the server is started or called. `startup_timeout_sec` is how long a server may take until it has listed its tools.
+`${VAR}` and `${VAR:-default}` are expanded from the environment. `${secret:NAME}` in `env` and `headers` is expanded
+when the server is started or called. `startup_timeout_sec` is the time that a server has to start and list its tools.
 """
 
 import json
@@ -24,15 +24,15 @@ from halter.core.tools import DEFAULT_SERVER_START, SERVER_SEPARATOR, ToolServer
 
 MCP_FILE: Final = ".mcp.json"
 
-LONGEST_START: Final = 3600.0
+MAX_START_TIMEOUT: Final = 3600.0
 
-_NAME: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]{0,30}[A-Za-z0-9-])?")
+_NAME_PATTERN: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]{0,30}[A-Za-z0-9-])?")
 _REFERENCE: Final = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|(secret:[A-Za-z_][A-Za-z0-9_.-]*\})?)")
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+|\n')
-_VARIABLE: Final = re.compile(r"[^=\0]+")
-_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_OF_PROGRAMS: Final = ("command", "args", "env", "cwd")
-_OF_ADDRESSES: Final = ("url", "headers")
+_VARIABLE_NAME: Final = re.compile(r"[^=\0]+")
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_STDIO_KEYS: Final = ("command", "args", "env", "cwd")
+_REMOTE_KEYS: Final = ("url", "headers")
 
 
 class McpServerEntry(msgspec.Struct, frozen=True):
@@ -50,12 +50,12 @@ class McpFile(msgspec.Struct, frozen=True, rename={"servers": "mcpServers"}):
     servers: dict[str, McpServerEntry]
 
 
-def read_servers(path: Path, environment: Mapping[str, str], shown: str | None = None) -> tuple[ToolServer, ...]:
+def read_servers(path: Path, environment: Mapping[str, str], display_name: str | None = None) -> tuple[ToolServer, ...]:
     file = path / MCP_FILE if path.is_dir() else path
-    name = shown or str(file)
+    name = display_name or str(file)
     try:
-        with file.open("rb") as opened:
-            data = opened.read(MAX_BYTES + 1)
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -64,9 +64,10 @@ def read_servers(path: Path, environment: Mapping[str, str], shown: str | None =
 
 
 def parse_servers(document: Document, folder: Path, environment: Mapping[str, str]) -> tuple[ToolServer, ...]:
-    read = decode_document(document, McpFile)
+    mcp_file = decode_document(document, McpFile)
     return tuple(
-        _Reader(document.source_map, name, environment).server(entry, folder) for name, entry in read.servers.items()
+        _Reader(document.source_map, name, environment).server(entry, folder)
+        for name, entry in mcp_file.servers.items()
     )
 
 
@@ -78,10 +79,10 @@ class _Reader:
         self._environment = environment
 
     def server(self, entry: McpServerEntry, folder: Path) -> ToolServer:
-        if _NAME.fullmatch(self._name) is None or SERVER_SEPARATOR in self._name:
+        if _NAME_PATTERN.fullmatch(self._name) is None or SERVER_SEPARATOR in self._name:
             raise self._make_error(
-                f"{self._name!r} is no name for a server: its tools are called SERVER__TOOL, so use up to 32 letters, "
-                "digits, - and _, beginning with a letter, without __ and without _ at the end."
+                f"{self._name!r} is not a valid server name. Tools are called SERVER__TOOL, so use up to 32 letters, "
+                "digits, - and _, starting with a letter, without __ and without _ at the end."
             )
         transport = self._transport(entry)
         limit = self._start_timeout(entry)
@@ -89,12 +90,12 @@ class _Reader:
             return ToolServer(
                 self._name,
                 command=self._program(entry),
-                args=tuple(self._expand(each, "args", place) for place, each in enumerate(entry.args)),
-                env=self._expand_all(entry.env, "env", _VARIABLE),
+                args=tuple(self._expand(argument, "args", index) for index, argument in enumerate(entry.args)),
+                env=self._expand_all(entry.env, "env", _VARIABLE_NAME),
                 cwd=str(folder / self._expand(entry.cwd or ".", "cwd")),
                 start_timeout=limit,
             )
-        headers = self._expand_all(entry.headers, "headers", _HEADER)
+        headers = self._expand_all(entry.headers, "headers", _HEADER_NAME)
         return ToolServer(self._name, transport, url=self._address(entry), headers=headers, start_timeout=limit)
 
     def _make_error(self, sentence: str, *keys: str | int) -> ConfigError:
@@ -102,27 +103,29 @@ class _Reader:
 
     def _transport(self, entry: McpServerEntry) -> Transport:
         transport = _transport_of(entry)
-        foreign = _OF_ADDRESSES if transport == "stdio" else _OF_PROGRAMS
-        needed = "command" if transport == "stdio" else "url"
-        for key in foreign:
+        foreign_keys = _REMOTE_KEYS if transport == "stdio" else _STDIO_KEYS
+        required_key = "command" if transport == "stdio" else "url"
+        for key in foreign_keys:
             if (*self._path, key) in self._source_map.lines:
                 raise self._make_error(
-                    f"`{format_key_path((*self._path, key))}` does not belong to a server of type {transport}; "
+                    f"`{format_key_path((*self._path, key))}` is not a key of a server of type {transport}; "
                     "write either `command` with `args`, `env` and `cwd`, or `url` with `headers`.",
                     key,
                 )
-        if getattr(entry, needed) is None:
+        if getattr(entry, required_key) is None:
             raise self._make_error(
-                f"`{format_key_path(self._path)}` has no `{needed}`; write `command` for a program to start, "
-                "or `url` for a server to ask."
+                f"`{format_key_path(self._path)}` has no `{required_key}`; write `command` for a program to start, "
+                "or `url` for a remote server."
             )
         return transport
 
     def _start_timeout(self, entry: McpServerEntry) -> int:
         seconds = entry.startup_timeout_sec
-        if not 0 < seconds <= LONGEST_START:
+        if not 0 < seconds <= MAX_START_TIMEOUT:
             key = format_key_path((*self._path, "startup_timeout_sec"))
-            raise self._make_error(f"`{key}` is {seconds:g}; write seconds, from 0.1 to 3600.", "startup_timeout_sec")
+            raise self._make_error(
+                f"`{key}` is {seconds:g}; write a number of seconds from 0.1 to 3600.", "startup_timeout_sec"
+            )
         return round(seconds * SECOND)
 
     def _program(self, entry: McpServerEntry) -> str:
@@ -134,56 +137,59 @@ class _Reader:
         return command
 
     def _address(self, entry: McpServerEntry) -> str:
-        """Check the URL. A password in it would show wherever the URL is shown."""
+        """Read and check the URL. A password is rejected: it would be visible wherever the URL is shown."""
         url = self._expand(entry.url or "", "url")
         try:
-            parts = urlsplit(url)
-            fits = parts.scheme in {"http", "https"} and bool(parts.hostname) and "@" not in parts.netloc
+            url_parts = urlsplit(url)
+            is_valid = (
+                url_parts.scheme in {"http", "https"} and bool(url_parts.hostname) and "@" not in url_parts.netloc
+            )
         except ValueError:
-            fits = False
-        if not fits or any(letter <= " " for letter in url):
+            is_valid = False
+        if not is_valid or any(letter <= " " for letter in url):
             raise self._make_error(
-                f"`{format_key_path((*self._path, 'url'))}` is no address that can be asked; write one "
-                "that begins with "
-                "https:// or http://, and put names and passwords into `headers`.",
+                f"`{format_key_path((*self._path, 'url'))}` is not a valid URL; write one that begins with https:// "
+                "or http://, and put names and passwords into `headers`.",
                 "url",
             )
         return url
 
-    def _expand_all(self, written: Mapping[str, str], key: str, form: re.Pattern[str]) -> dict[str, str]:
-        for name in written:
-            if form.fullmatch(name) is None:
+    def _expand_all(self, values: Mapping[str, str], key: str, name_pattern: re.Pattern[str]) -> dict[str, str]:
+        for name in values:
+            if name_pattern.fullmatch(name) is None:
                 raise self._make_error(
-                    f"`{format_key_path((*self._path, key))}` has the name {name!r}, which cannot be used.", key
+                    f"`{format_key_path((*self._path, key))}` has the invalid name {name!r}; rename or remove it.", key
                 )
-        return {name: self._expand(value, key, name) for name, value in written.items()}
+        return {name: self._expand(value, key, name) for name, value in values.items()}
 
     def _expand(self, text: str, *keys: str | int) -> str:
-        """Expand variables once: the text of a variable is not expanded again."""
-        where = format_key_path((*self._path, *keys))
+        """Expand variables once: the value of a variable is not expanded again."""
+        key_path = format_key_path((*self._path, *keys))
 
         def fill(match: re.Match[str]) -> str:
             name, default, secret = match.groups()
             if secret and keys[0] in {"env", "headers"}:
                 return match[0]
             if name is None:
-                raise self._make_error(f"`{where}` holds a `${{` that is no reference; {_FORMS}", *keys)
+                raise self._make_error(
+                    f"`{key_path}` contains a `${{` that is not a reference; {_REFERENCE_FORMS}", *keys
+                )
             value = self._environment.get(name) or default
             if value is None:
                 raise self._make_error(
-                    f"`{where}` refers to ${{{name}}}, which is not set; set {name} in the environment, or write "
+                    f"`{key_path}` refers to ${{{name}}}, which is not set; set {name} in the environment, or write "
                     f"${{{name}:-default}}.",
                     *keys,
                 )
             return value
 
-        filled = _REFERENCE.sub(fill, text)
-        if "\0" in filled or (keys[0] == "headers" and re.search(r"[\r\n]", filled)):
-            raise self._make_error(f"`{where}` holds a character that cannot be sent; remove it.", *keys)
-        return filled
+        expanded_text = _REFERENCE.sub(fill, text)
+        if "\0" in expanded_text or (keys[0] == "headers" and re.search(r"[\r\n]", expanded_text)):
+            raise self._make_error(f"`{key_path}` contains a character that cannot be sent; remove it.", *keys)
+        return expanded_text
 
 
-_FORMS: Final = "write ${VAR} or ${VAR:-default}, or ${secret:NAME} in `env` and `headers`."
+_REFERENCE_FORMS: Final = "write ${VAR} or ${VAR:-default}, or ${secret:NAME} in `env` and `headers`."
 
 
 def _transport_of(entry: McpServerEntry) -> Transport:
@@ -198,12 +204,12 @@ def _transport_of(entry: McpServerEntry) -> Transport:
 
 def load_json(data: bytes, file: str) -> Document:
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{file} is larger than {MAX_BYTES:,} bytes: keep data out of configuration.")
+        raise ConfigError(f"{file} is larger than {MAX_BYTES:,} bytes. Keep data out of configuration files.")
     try:
         text = data.decode("utf-8-sig")
         value = json.loads(text, parse_constant=_reject_constant)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{file} line {error.lineno}: this is not JSON: {error.msg}.") from None
+        raise ConfigError(f"{file} line {error.lineno}: this is not valid JSON: {error.msg}.") from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{file} line {line}: this is not UTF-8 text; save the file as UTF-8.") from None
@@ -213,9 +219,9 @@ def load_json(data: bytes, file: str) -> Document:
     source_map = SourceMap(file, lines)
     for path, line in _lines(text):
         if len(path) > MAX_DEPTH:
-            raise source_map.error_at(path, f"values are nested more than {MAX_DEPTH} deep; make it flatter.")
+            raise source_map.error_at(path, f"values are nested more than {MAX_DEPTH} levels deep; reduce the nesting.")
         if path in lines:
-            sentence = f"`{format_key_path(path)}` was written in line {lines[path]} already; keep one of them."
+            sentence = f"`{format_key_path(path)}` is already set in line {lines[path]}; keep one of them."
             raise ConfigError(f"{file} line {line}: {sentence}")
         lines[path] = line
     return Document(value, source_map)
@@ -226,28 +232,28 @@ def _reject_constant(constant: str) -> Any:
 
 
 def _lines(text: str) -> Iterator[tuple[KeyPath, int]]:
-    """Find the line of every key and element of valid JSON."""
+    """Yield the line of each key and element of valid JSON."""
     line = 1
     path: list[str | int | None] = []
     yield (), 1
-    for part in _TOKEN.findall(text):
-        match part:
+    for symbol in _TOKEN.findall(text):
+        match symbol:
             case "\n":
                 line += 1
             case "}" | "]":
                 path.pop()
             case ",":
-                path[-1] = path[-1] + 1 if isinstance(path[-1], int) else _KEY_NEXT
+                path[-1] = path[-1] + 1 if isinstance(path[-1], int) else _AWAITS_KEY
             case ":":
                 pass
-            case _ if path and path[-1] is _KEY_NEXT:
-                path[-1] = cast("str", json.loads(part))
+            case _ if path and path[-1] is _AWAITS_KEY:
+                path[-1] = cast("str", json.loads(symbol))
                 yield cast("KeyPath", tuple(path)), line
             case _:
                 if path and isinstance(path[-1], int):
                     yield cast("KeyPath", tuple(path)), line
-                if part in "{[":
-                    path.append(_KEY_NEXT if part == "{" else 0)
+                if symbol in "{[":
+                    path.append(_AWAITS_KEY if symbol == "{" else 0)
 
 
-_KEY_NEXT: Final = None
+_AWAITS_KEY: Final = None

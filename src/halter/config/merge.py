@@ -1,4 +1,4 @@
-"""The fleet's file (`halter.yaml`), and how an agent's file is merged with it. An agent can only tighten."""
+"""The fleet's file (`halter.yaml`), and its merge with an agent's file, which can only tighten it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ipaddress import ip_network
@@ -39,22 +39,23 @@ FLEET_FILE: Final = "halter.yaml"
 
 
 class FleetConfig(msgspec.Struct, frozen=True):
-    """The fleet's file and its lines. Without a file, everything is at its default.
+    """The fleet's file and its lines. Without a file, every key has its default.
 
-    `said` is the file's content as written. Where a store's policy and a file apply together, the rules of the file are
-    `beside` those of the store and never mixed with them: a rule for a tool in one must not hide a stricter rule for
-    its level in the other. `silent` are limits for agents that set none, where these are lower than the cap.
+    `raw` is the file's content as written. Where a store's policy and a file apply together, the rules of the file are
+    in `extra_policies` and never mixed with those of the store: a rule for a tool in one must not hide a stricter rule
+    for its level in the other. `default_limits` apply to agents that
+    set none, where these are lower than the cap.
     """
 
     spec: FleetSpec = FleetSpec()
     source_map: SourceMap = SourceMap(FLEET_FILE)
     raw: Mapping[str, Any] = {}
     extra_policies: tuple[Policy, ...] = ()
-    silent: Limits = Limits()
+    default_limits: Limits = Limits()
 
 
-def read_fleet(path: Path, shown: str | None = None) -> FleetConfig:
-    return parse_fleet(load_file(path, shown))
+def read_fleet(path: Path, display_name: str | None = None) -> FleetConfig:
+    return parse_fleet(load_file(path, display_name))
 
 
 def parse_fleet(document: Document) -> FleetConfig:
@@ -62,7 +63,7 @@ def parse_fleet(document: Document) -> FleetConfig:
     for model in spec.models:
         if model.endswith("*"):
             raise document.source_map.error_at(
-                ("models", model), f"`{model}` is not one model; name each with its price."
+                ("models", model), f"`{model}` is a pattern; name each model with its price."
             )
     for path, sentence in (*_rate_mistakes(spec), *_sign_on_mistakes(spec), *list_channel_mistakes(spec.notify)):
         raise document.source_map.error_at(path, sentence)
@@ -70,38 +71,42 @@ def parse_fleet(document: Document) -> FleetConfig:
 
 
 def _rate_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
-    """Find rates that limit nothing, or whose model is ambiguous."""
+    """List rates that limit nothing, or whose model is ambiguous."""
     for model, rate in spec.rates.items():
         path = ("rates", model)
         if "*" in model and not model.endswith(":*"):
-            yield make_mistake(path, "is not one model; name one, or all of a provider, as in anthropic:*.")
+            yield make_mistake(path, "is not a model; name one model, or all models of a provider, as in anthropic:*.")
         if rate.requests_per_minute is UNSET and rate.tokens_per_minute is UNSET:
             yield make_mistake(path, "limits nothing; write `requests_per_minute`, `tokens_per_minute` or both.")
 
 
 def _sign_on_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
-    said = spec.sign_on
-    if said is UNSET:
+    sign_on = spec.sign_on
+    if sign_on is UNSET:
         return
-    for key, lacks in (("proxies", not said.proxies and said.oidc is UNSET), ("roles", not said.roles)):
-        if lacks:
+    for key, is_missing in (("proxies", not sign_on.proxies and sign_on.oidc is UNSET), ("roles", not sign_on.roles)):
+        if is_missing:
             yield make_mistake(
-                ("sign_on", key), "is empty, so that nobody could sign on; write one, or remove `sign_on`."
+                ("sign_on", key), "is empty, so no one could sign on; add an entry, or remove `sign_on`."
             )
-    if said.proxies and said.secret is UNSET:
-        yield make_mistake(("sign_on", "proxies"), "prove nothing by themselves; write `secret`, too.")
-    for group, agents in said.agents.items():
-        if group not in said.roles or not agents:
-            yield make_mistake(("sign_on", "agents", group), "names no agent, or a group without a role in `roles`.")
-    for key in () if said.oidc is UNSET else ("issuer", "url"):
-        if not is_encrypted_or_local(getattr(said.oidc, key)):
-            yield make_mistake(("sign_on", "oidc", key), "is not encrypted; write an address with https.")
-    for index, proxy in enumerate(said.proxies):
+    if sign_on.proxies and sign_on.secret is UNSET:
+        yield make_mistake(("sign_on", "proxies"), "requires `sign_on.secret` to authenticate the proxy; set it.")
+    for group, agents in sign_on.agents.items():
+        if group not in sign_on.roles or not agents:
+            yield make_mistake(
+                ("sign_on", "agents", group),
+                "must name at least one agent, and the group must have a role in `roles`; fix the entry.",
+            )
+    for key in () if sign_on.oidc is UNSET else ("issuer", "url"):
+        if not is_encrypted_or_local(getattr(sign_on.oidc, key)):
+            yield make_mistake(("sign_on", "oidc", key), "is not encrypted; use a URL with https.")
+    for index, proxy in enumerate(sign_on.proxies):
         try:
             ip_network(proxy)
         except ValueError:
             yield make_mistake(
-                ("sign_on", "proxies", index), "is no address and no network; write 10.0.0.7 or 10.0.0.0/8."
+                ("sign_on", "proxies", index),
+                "is not an address or a network; write one, as in 10.0.0.7 or 10.0.0.0/8.",
             )
 
 
@@ -136,16 +141,16 @@ LIMIT_FORMATS: Final[Mapping[str, tuple[FormatValue, Any]]] = MappingProxyType(
         "max_retries": (str, None),
     }
 )
-"""The limits that are maxima: how each is shown, and the value that means unlimited."""
+"""The limits that are maxima, with the format of each and the value that means unlimited."""
 
 
 TWO_PEOPLE: Final = 2
 UNLIMITED_RULE: Final = LevelRule(rate=None, simulate="never")
-"""The default for a single tool, as far as it is known without the tool's level."""
+"""The default rule for a single tool whose level is not known."""
 
 
 def default_level_rule(level: Level, policy: Policy) -> LevelRule:
-    """What holds for a level where a policy has no rule for it."""
+    """Return the rule for a level for which a policy has none."""
     return LevelRule(rate=DEFAULT_RATES.get(level), simulate=policy.usual_simulate(level))
 
 
@@ -154,65 +159,71 @@ class FilePair:
         self.fleet = fleet
         self.agent = agent
 
-    def looser(self, path: KeyPath, written: str, bound: KeyPath, allowed: str) -> ConfigError:
-        """The error for an agent that asks for more than the fleet allows."""
-        where = self.fleet.source_map.at(bound)
-        said = "" if bound in self.fleet.source_map.lines else ", which is the default"
+    def looser(self, path: KeyPath, agent_value: str, fleet_path: KeyPath, fleet_value: str) -> ConfigError:
+        """Return the error for an agent's value that is looser than the fleet's."""
+        location = self.fleet.source_map.at(fleet_path)
+        default_note = "" if fleet_path in self.fleet.source_map.lines else ", the default"
         return self.agent.source_map.error_at(
             path,
-            f"`{format_key_path(path)}` is {written}, but {where} allows only {allowed} "
-            f"(`{format_key_path(bound)}`{said}). "
-            f"An agent can only tighten the fleet: tighten it here, or loosen it in {self.fleet.source_map.file}.",
+            f"`{format_key_path(path)}` is {agent_value}, but {location} allows only {fleet_value} "
+            f"(`{format_key_path(fleet_path)}`{default_note}). "
+            "An agent can only tighten the fleet: tighten the value here, or loosen it in "
+            f"{self.fleet.source_map.file}.",
         )
 
     def _resolve_alias(self, path: KeyPath) -> KeyPath:
-        """Find the alias under which the agent's file has a limit."""
-        other = next((name for name, own in Limits.ALSO.items() if own == path[-1]), None)
-        spelled = (*path[:-1], other) if other else path
-        return spelled if spelled in self.agent.source_map.lines else path
+        """Return the path of a limit under the name that the agent's file uses."""
+        alias = next((name for name, key in Limits.ALIASES.items() if key == path[-1]), None)
+        alias_path = (*path[:-1], alias) if alias else path
+        return alias_path if alias_path in self.agent.source_map.lines else path
 
     def limits(self) -> Limits:
-        """The lower of each limit; of a choice, the agent's."""
-        ours, theirs = self.fleet.spec.agents.limits, self.agent.spec.limits
-        lower = {key: self._lower(key, ours, theirs, show, endless) for key, (show, endless) in LIMIT_FORMATS.items()}
-        chosen = {
-            key: value_or_default(getattr(theirs, key), getattr(ours, key))
+        """Return the lower of each limit; for a choice, the agent's."""
+        fleet_limits, agent_limits = self.fleet.spec.agents.limits, self.agent.spec.limits
+        lower_limits = {
+            key: self._lower(key, fleet_limits, agent_limits, format_value, unlimited)
+            for key, (format_value, unlimited) in LIMIT_FORMATS.items()
+        }
+        choices = {
+            key: value_or_default(getattr(agent_limits, key), getattr(fleet_limits, key))
             for key in Limits.__struct_fields__
             if key not in LIMIT_FORMATS
         }
-        return Limits(**lower, **chosen)
+        return Limits(**lower_limits, **choices)
 
-    def _lower(self, key: str, ours: Limits, theirs: Limits, show: FormatValue, endless: Any) -> Any:
-        bound, asked = getattr(ours, key), getattr(theirs, key)
-        if asked is UNSET:
-            return value_or_default(getattr(self.fleet.silent, key), bound)
-        if bound is UNSET:
-            return asked
-        if bound != endless and (asked == endless or asked > bound):
+    def _lower(
+        self, key: str, fleet_limits: Limits, agent_limits: Limits, format_value: FormatValue, unlimited: Any
+    ) -> Any:
+        fleet_value, agent_value = getattr(fleet_limits, key), getattr(agent_limits, key)
+        if agent_value is UNSET:
+            return value_or_default(getattr(self.fleet.default_limits, key), fleet_value)
+        if fleet_value is UNSET:
+            return agent_value
+        if fleet_value != unlimited and (agent_value == unlimited or agent_value > fleet_value):
             path = self._resolve_alias(("limits", key))
-            raise self.looser(path, show(asked), ("agents", "limits", key), show(bound))
-        return asked
+            raise self.looser(path, format_value(agent_value), ("agents", "limits", key), format_value(fleet_value))
+        return agent_value
 
     def mode(self) -> Any:
-        bound, asked = self.fleet.spec.mode, self.agent.spec.mode
-        if asked is UNSET:
-            return bound
-        if MODES.index(asked) > MODES.index(bound):
-            raise self.looser(("mode",), asked, ("mode",), bound)
-        return asked
+        fleet_mode, agent_mode = self.fleet.spec.mode, self.agent.spec.mode
+        if agent_mode is UNSET:
+            return fleet_mode
+        if MODES.index(agent_mode) > MODES.index(fleet_mode):
+            raise self.looser(("mode",), agent_mode, ("mode",), fleet_mode)
+        return agent_mode
 
     def observe(self) -> bool:
-        bound, asked = self.fleet.spec.observe, self.agent.spec.observe
-        if asked is True and not bound:
+        fleet_observe, agent_observe = self.fleet.spec.observe, self.agent.spec.observe
+        if agent_observe is True and not fleet_observe:
             raise self.looser(("observe",), "true", ("observe",), "false")
-        return value_or_default(asked, bound)
+        return value_or_default(agent_observe, fleet_observe)
 
     def expiry(self) -> int:
-        bound, asked = self.fleet.spec.policy.approval_expiry, self.agent.spec.policy.approval_expiry
+        fleet_expiry, agent_expiry = self.fleet.spec.policy.approval_expiry, self.agent.spec.policy.approval_expiry
         path = ("policy", "approval_expiry")
-        if asked is not UNSET and bound is not UNSET and asked > bound:
-            raise self.looser(path, format_duration(asked), path, format_duration(bound))
-        return value_or_default(value_or_default(asked, bound), APPROVAL_EXPIRY)
+        if agent_expiry is not UNSET and fleet_expiry is not UNSET and agent_expiry > fleet_expiry:
+            raise self.looser(path, format_duration(agent_expiry), path, format_duration(fleet_expiry))
+        return value_or_default(value_or_default(agent_expiry, fleet_expiry), APPROVAL_EXPIRY)
 
     def tools(self) -> ToolsSpec:
         tools, bounds = self.agent.spec.tools, self.fleet.spec.shell
@@ -225,90 +236,108 @@ class FilePair:
         return tools
 
     def models(self) -> tuple[str, ...] | None:
-        asked, bound = self.agent.spec.allowed_models, self.fleet.spec.allowed_models
-        return self.narrow_list("allowed_models", asked, bound, ("allowed_models",))
+        agent_models, fleet_models = self.agent.spec.allowed_models, self.fleet.spec.allowed_models
+        return self.narrow_list("allowed_models", agent_models, fleet_models, ("allowed_models",))
 
     def hosts(self) -> tuple[str, ...] | None:
         http = self.agent.spec.tools.http
-        asked = UNSET if http is UNSET else http.hosts
-        hosts = self.narrow_list("allowed_hosts", asked, self.fleet.spec.allowed_hosts, ("tools", "http", "hosts"))
+        agent_hosts = UNSET if http is UNSET else http.hosts
+        hosts = self.narrow_list(
+            "allowed_hosts", agent_hosts, self.fleet.spec.allowed_hosts, ("tools", "http", "hosts")
+        )
         if http is not UNSET and not hosts:
-            sentence = "`tools.http` has no hosts; name those that may be reached, as in hosts: [api.example.com]."
+            sentence = "`tools.http` has no hosts; list the allowed hosts, as in hosts: [api.example.com]."
             raise self.agent.source_map.error_at(("tools", "http"), sentence)
         return hosts
 
     def provider_tools(self) -> tuple[ProviderTool, ...]:
-        """The tools that a provider runs. A search reads any page, so it needs all hosts where the fleet lists some."""
-        asked, bound = self.agent.spec.provider_tools, self.fleet.spec.allowed_hosts
-        if "web_search" in asked and bound is not UNSET and "*" not in bound:
-            listed = join_names(bound) or "nothing"
-            raise self.looser(("provider_tools", "web_search"), "for all hosts", ("allowed_hosts",), listed)
-        return tuple(ProviderTool(name, spec.max_uses) for name, spec in sorted(asked.items()))
+        """Return the tools that the provider runs. A search reads any page, so it needs all hosts to be allowed."""
+        agent_tools, fleet_hosts = self.agent.spec.provider_tools, self.fleet.spec.allowed_hosts
+        if "web_search" in agent_tools and fleet_hosts is not UNSET and "*" not in fleet_hosts:
+            allowed_hosts = join_names(fleet_hosts) or "nothing"
+            raise self.looser(("provider_tools", "web_search"), "for all hosts", ("allowed_hosts",), allowed_hosts)
+        return tuple(ProviderTool(name, spec.max_uses) for name, spec in sorted(agent_tools.items()))
 
     def check_host(self, path: KeyPath, address: str) -> None:
-        """Check the host of a URL against the fleet's `allowed_hosts`; without a list every host is allowed."""
-        host, bound = urlsplit(address).hostname or "", self.fleet.spec.allowed_hosts
-        if bound is not UNSET and not any(is_covered(word, bound) for word in (host, f"[{host}]")):
-            raise self.looser(path, f"at `{host}`", ("allowed_hosts",), join_names(bound) or "nothing")
+        """Require that the fleet's `allowed_hosts` include the host of a URL; without a list every host is allowed."""
+        host, fleet_hosts = urlsplit(address).hostname or "", self.fleet.spec.allowed_hosts
+        if fleet_hosts is not UNSET and not any(is_covered(form, fleet_hosts) for form in (host, f"[{host}]")):
+            raise self.looser(path, f"at `{host}`", ("allowed_hosts",), join_names(fleet_hosts) or "nothing")
 
     def narrow_list(
-        self, key: str, asked: Sequence[str] | UnsetType, bound: Sequence[str] | UnsetType, path: KeyPath
+        self, key: str, agent_names: Sequence[str] | UnsetType, fleet_names: Sequence[str] | UnsetType, path: KeyPath
     ) -> tuple[str, ...] | None:
-        """The agent's list, all of which the fleet must allow; without one, the fleet's."""
-        if asked is UNSET:
-            return None if bound is UNSET else tuple(bound)
-        for index, name in enumerate(asked):
-            if bound is not UNSET and not is_covered(name, bound):
-                raise self.looser((*path, index), f"`{name}`", (key,), join_names(bound) or "nothing")
-        return tuple(asked)
+        """Return the agent's list, which the fleet's must cover; without one, the fleet's."""
+        if agent_names is UNSET:
+            return None if fleet_names is UNSET else tuple(fleet_names)
+        for index, name in enumerate(agent_names):
+            if fleet_names is not UNSET and not is_covered(name, fleet_names):
+                raise self.looser((*path, index), f"`{name}`", (key,), join_names(fleet_names) or "nothing")
+        return tuple(agent_names)
 
     def policies(self) -> tuple[Policy, ...]:
-        """Check the agent's rules against every policy of the fleet; the agent's policy comes last."""
+        """Check the agent's rules against each policy of the fleet; return all policies, the agent's last."""
         fleets = (self.fleet.spec.policy, *self.fleet.extra_policies)
-        for ours in fleets:
-            theirs, path = self.agent.spec.policy, ("policy",)
-            self._rule(LevelRule(simulate=theirs.simulate), LevelRule(simulate=ours.simulate), UNLIMITED_RULE, path)
-            self._provenance(theirs, ours)
-            for level, rule in theirs.levels.items():
+        for fleet_policy in fleets:
+            agent_policy, path = self.agent.spec.policy, ("policy",)
+            self._rule(
+                LevelRule(simulate=agent_policy.simulate),
+                LevelRule(simulate=fleet_policy.simulate),
+                UNLIMITED_RULE,
+                path,
+            )
+            self._provenance(agent_policy, fleet_policy)
+            for level, rule in agent_policy.levels.items():
                 self._rule(
                     rule,
-                    ours.levels.get(level, LevelRule()),
-                    default_level_rule(level, ours),
+                    fleet_policy.levels.get(level, LevelRule()),
+                    default_level_rule(level, fleet_policy),
                     ("policy", "levels", level),
                 )
-            for tool, rule in theirs.tools.items():
-                bound = ours.tools.get(tool, ToolRule())
-                self._rule(rule, bound, UNLIMITED_RULE, ("policy", "tools", tool))
-                self._level(rule.level, bound.level, ("policy", "tools", tool, "level"))
+            for tool, rule in agent_policy.tools.items():
+                fleet_rule = fleet_policy.tools.get(tool, ToolRule())
+                self._rule(rule, fleet_rule, UNLIMITED_RULE, ("policy", "tools", tool))
+                self._level(rule.level, fleet_rule.level, ("policy", "tools", tool, "level"))
         return (*fleets, self.agent.spec.policy)
 
-    def _rule(self, asked: LevelRule, bound: LevelRule, usual: LevelRule, path: KeyPath) -> None:
-        """Compare two rules; `usual` is the default where the fleet's rule is silent."""
-        if asked.approval == "never" and bound.approval != "never":
-            allowed = "always" if bound.approval == "always" else "what the mode says"
-            raise self.looser((*path, "approval"), "never", (*path, "approval"), allowed)
-        rate = value_or_default(bound.rate, usual.rate)
-        if asked.rate is not UNSET and isinstance(rate, int) and (asked.rate is None or asked.rate > rate):
+    def _rule(self, agent_rule: LevelRule, fleet_rule: LevelRule, default: LevelRule, path: KeyPath) -> None:
+        """Require that a rule is not looser than the fleet's; `default` applies where the fleet's rule sets nothing."""
+        if agent_rule.approval == "never" and fleet_rule.approval != "never":
+            allowed_approval = "always" if fleet_rule.approval == "always" else "the mode's choice"
+            raise self.looser((*path, "approval"), "never", (*path, "approval"), allowed_approval)
+        rate = value_or_default(fleet_rule.rate, default.rate)
+        if (
+            agent_rule.rate is not UNSET
+            and isinstance(rate, int)
+            and (agent_rule.rate is None or agent_rule.rate > rate)
+        ):
             raise self.looser(
-                (*path, "rate"), format_hourly_rate(asked.rate), (*path, "rate"), format_hourly_rate(rate)
+                (*path, "rate"), format_hourly_rate(agent_rule.rate), (*path, "rate"), format_hourly_rate(rate)
             )
-        ours, theirs = value_or_default(bound.simulate, usual.simulate), asked.simulate
-        if ours is not UNSET and theirs is not UNSET and SIMULATE_MODES.index(theirs) < SIMULATE_MODES.index(ours):
-            raise self.looser((*path, "simulate"), theirs, (*path, "simulate"), ours)
-        if asked.approvers == 1 and bound.approvers == TWO_PEOPLE:
+        fleet_simulate, agent_simulate = value_or_default(fleet_rule.simulate, default.simulate), agent_rule.simulate
+        if (
+            fleet_simulate is not UNSET
+            and agent_simulate is not UNSET
+            and SIMULATE_MODES.index(agent_simulate) < SIMULATE_MODES.index(fleet_simulate)
+        ):
+            raise self.looser((*path, "simulate"), agent_simulate, (*path, "simulate"), fleet_simulate)
+        if agent_rule.approvers == 1 and fleet_rule.approvers == TWO_PEOPLE:
             raise self.looser((*path, "approvers"), "1", (*path, "approvers"), "2")
 
-    def _provenance(self, asked: Policy, bound: Policy) -> None:
+    def _provenance(self, agent_policy: Policy, fleet_policy: Policy) -> None:
         path = ("policy", "provenance")
-        if UNSET not in (asked.provenance, bound.provenance):
-            ours, theirs = PROVENANCE_MODES.index(bound.provenance), PROVENANCE_MODES.index(asked.provenance)
-            if theirs < ours:
-                raise self.looser(path, str(asked.provenance), path, str(bound.provenance))
+        if UNSET not in (agent_policy.provenance, fleet_policy.provenance):
+            fleet_rank, agent_rank = (
+                PROVENANCE_MODES.index(fleet_policy.provenance),
+                PROVENANCE_MODES.index(agent_policy.provenance),
+            )
+            if agent_rank < fleet_rank:
+                raise self.looser(path, str(agent_policy.provenance), path, str(fleet_policy.provenance))
         path = ("policy", "lock_after_denial")
-        if asked.lock_after_denial is False and bound.lock_after_denial is True:
+        if agent_policy.lock_after_denial is False and fleet_policy.lock_after_denial is True:
             raise self.looser(path, "false", path, "true")
 
-    def _level(self, asked: Level | UnsetType, bound: Level | UnsetType, path: KeyPath) -> None:
-        if asked is UNSET or bound is UNSET or LEVELS.index(asked) >= LEVELS.index(bound):
+    def _level(self, agent_level: Level | UnsetType, fleet_level: Level | UnsetType, path: KeyPath) -> None:
+        if agent_level is UNSET or fleet_level is UNSET or LEVELS.index(agent_level) >= LEVELS.index(fleet_level):
             return
-        raise self.looser(path, asked, path, f"{bound} or a more dangerous one")
+        raise self.looser(path, agent_level, path, f"{fleet_level} or a more dangerous one")

@@ -1,10 +1,10 @@
-"""The fleet's and the agent's files resolved into one agent, which can only tighten the fleet.
+"""Resolves the fleet's and the agent's files into one agent, which can only tighten the fleet.
 
-A cap that only one file sets applies; without one the default does. So an agent may set a cap above the default, but
-never above the fleet's. The mode and the approval rules are the fleet's even where its file is silent: then SEMI and
-the default table apply.
+A cap that only one file sets applies; without one the default applies. So an agent may set a cap above the default, but
+never above the fleet's. The mode and the approval rules are the fleet's even if its file does not set them: then SEMI
+and the default table apply.
 
-Decisions of a person are bound to `policy` alone: another model, other instructions or tasks leave them valid.
+Decisions of a person are bound to `policy` only: a change of the model, the instructions or the tasks keeps them valid.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from halter.config.agent_files import (
     AgentFile,
     UnusableFile,
     decode_file_text,
-    read_beside,
+    read_folder_file,
     read_playbook,
     read_skills,
 )
@@ -91,8 +91,8 @@ REVIEW_PHASES: Final = (
 
 IN_APP_CHANNEL: Final = Channel(name="in_app", type="in_app")
 
-_HERE: Final = frozenset((SCRIPTED, REFLEX))
-_OF_LIMITS: Final = (
+_LOCAL_PROVIDERS: Final = frozenset((SCRIPTED, REFLEX))
+_MODEL_LIMITS: Final = (
     "max_output_tokens",
     "max_retries",
     "outage_backoff",
@@ -107,10 +107,10 @@ LocateValue = Callable[[KeyPath], str]
 
 
 class ResolvedAgent(Struct, frozen=True, kw_only=True):
-    """The files of an agent and its fleet, checked, with every default filled in.
+    """The checked configuration of an agent and its fleet, with every default filled in.
 
-    `place` is the agent's folder; an agent of a program has none. `script_at` and `reflex_at` locate replies and rules
-    for error messages.
+    `source_folder` is the agent's folder; an agent that is defined in a program has none. `locate_script` and
+    `locate_reflex` locate replies and rules for error messages.
     """
 
     policy: ResolvedPolicy
@@ -120,62 +120,63 @@ class ResolvedAgent(Struct, frozen=True, kw_only=True):
     skills: Mapping[str, Skill] = {}
     playbooks: Mapping[str, Playbook] = {}
     source_folder: Path | None = None
-    script_at: LocateValue = lambda _: "the agent"
-    reflex_at: LocateValue = lambda _: "the agent"
+    locate_script: LocateValue = lambda _: "the agent"
+    locate_reflex: LocateValue = lambda _: "the agent"
 
     def models(self) -> Iterator[str]:
-        mind = self.model_settings
-        yield from (name for name in (mind.model, *mind.fallback_models, *mind.model_for.values()) if name)
+        settings = self.model_settings
+        yield from (name for name in (settings.model, *settings.fallback_models, *settings.model_for.values()) if name)
         yield from self.pacing.models()
         yield from self.tasks.review.judges
 
     def parts(self) -> dict[str, Any]:
-        """The fields by name, for a subclass that adds to them."""
+        """Return the fields by name, for a subclass that adds fields."""
         return {name: getattr(self, name) for name in ResolvedAgent.__struct_fields__}
 
 
 def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> ResolvedAgent:
     """Resolve an agent, or raise a ConfigError with the fix.
 
-    An agent of a program has no folder and no `AGENTS.md`; files that it names are relative to the working directory.
+    An agent that is defined in a program has no folder and no `AGENTS.md`; files that it names are relative to the
+    working directory.
     """
-    files, here = FilePair(fleet, agent), folder or Path()
+    files, base_folder = FilePair(fleet, agent), folder or Path()
     policy = resolve_policy(fleet, agent)
-    ours, theirs = files.fleet.spec.providers, files.agent.spec.providers
-    for name, spec in theirs.items():
+    fleet_providers, agent_providers = files.fleet.spec.providers, files.agent.spec.providers
+    for name, spec in agent_providers.items():
         _check_provider(files, name, spec)
     providers: dict[str, Provider] = {}
-    for name in (*ours, *(name for name in theirs if name not in ours)):
-        file = files.agent if name in theirs else files.fleet
-        said = (theirs.get(name, ProviderSpec()), ours.get(name, ProviderSpec()))
-        providers[name] = _provider(name, said, file.source_map)
+    for name in (*fleet_providers, *(name for name in agent_providers if name not in fleet_providers)):
+        file = files.agent if name in agent_providers else files.fleet
+        specs = (agent_providers.get(name, ProviderSpec()), fleet_providers.get(name, ProviderSpec()))
+        providers[name] = _provider(name, specs, file.source_map)
     _check_models(files, providers)
-    script, script_at = _script(agent, here)
-    reflex, reflex_at = _reflex(agent, here)
-    mind = _resolve_model_settings(files, providers, _instructions(agent.spec, folder))
+    script, script_at = _script(agent, base_folder)
+    reflex, reflex_at = _reflex(agent, base_folder)
+    settings = _resolve_model_settings(files, providers, _instructions(agent.spec, folder))
     pacing, tasks = _pacing(files), _tasks(files, folder)
     return ResolvedAgent(
         policy=policy,
-        model_settings=replace(mind, script=script, reflex=reflex),
+        model_settings=replace(settings, script=script, reflex=reflex),
         pacing=pacing,
         tasks=tasks,
         skills={} if folder is None else read_skills(folder),
         playbooks={} if folder is None else _playbooks(folder, tasks),
         source_folder=folder,
-        script_at=script_at,
-        reflex_at=reflex_at,
+        locate_script=script_at,
+        locate_reflex=reflex_at,
     )
 
 
 def resolve_policy(fleet: FleetConfig, agent: AgentFile) -> ResolvedPolicy:
     files = FilePair(fleet, agent)
-    ours, theirs = fleet.spec, agent.spec
+    fleet_spec, agent_spec = fleet.spec, agent.spec
     limits = files.limits()
     return ResolvedPolicy(
-        name=theirs.name,
+        name=agent_spec.name,
         mode=files.mode(),
         observe=files.observe(),
-        caps=_caps(limits, ours),
+        caps=_caps(limits, fleet_spec),
         on_cap=value_or_default(limits.on_cap, "wrap_up"),
         max_steps=value_or_default(limits.max_steps, MAX_STEPS),
         timeout=value_or_default(limits.timeout, TIMEOUT),
@@ -183,15 +184,17 @@ def resolve_policy(fleet: FleetConfig, agent: AgentFile) -> ResolvedPolicy:
         reserve_tokens=value_or_default(limits.reserve_tokens, RESERVE_TOKENS),
         reserve_cost_fraction=value_or_default(limits.reserve_cost_fraction, RESERVE_COST_FRACTION),
         policies=files.policies(),
-        disabled=tuple(sorted({*ours.policy.disabled, *theirs.policy.disabled})),
+        disabled=tuple(sorted({*fleet_spec.policy.disabled, *agent_spec.policy.disabled})),
         approval_expiry=files.expiry(),
         tools=files.tools(),
-        phases=resolve_phases(theirs.phases),
+        phases=resolve_phases(agent_spec.phases),
         allowed_models=files.models(),
         allowed_hosts=files.hosts(),
-        secrets=files.narrow_list("allowed_secrets", theirs.secrets, ours.allowed_secrets, ("secrets",)) or (),
+        secrets=files.narrow_list("allowed_secrets", agent_spec.secrets, fleet_spec.allowed_secrets, ("secrets",))
+        or (),
         prices={
-            model: (FREE_PRICE if isinstance(spec.price, str) else spec.price) for model, spec in ours.models.items()
+            model: (FREE_PRICE if isinstance(spec.price, str) else spec.price)
+            for model, spec in fleet_spec.models.items()
         },
     )
 
@@ -199,51 +202,53 @@ def resolve_policy(fleet: FleetConfig, agent: AgentFile) -> ResolvedPolicy:
 def check_named_tools(resolved: ResolvedPolicy, agent: AgentFile, tools: Iterable[ToolSpec]) -> None:
     """Check the tool rules of an agent's file once its tools are known.
 
-    Raises a ConfigError for an unknown tool, and for a rule that loosens what applies to the tool.
+    Raises a ConfigError for an unknown tool, and for a rule that is looser than the rule that applies to the tool.
     """
-    known = {tool.name: tool for tool in tools}
+    tools_by_name = {tool.name: tool for tool in tools}
     for path, name in list_named_tools(agent):
-        if name not in known:
+        if name not in tools_by_name:
             raise agent.source_map.error_at(
-                path, f"there is no tool `{name}`; {suggest_nearest(name, sorted(known), 'the tools')}"
+                path, f"there is no tool `{name}`; {suggest_nearest(name, sorted(tools_by_name), 'the tools')}"
             )
-    for name, asked in agent.spec.policy.tools.items():
-        holds = resolved.rule(name, known[name].level)
-        for key, kept, show in (
-            ("level", asked.level in (UNSET, holds.level), str),
-            ("rate", asked.rate in (UNSET, holds.rate), format_hourly_rate),
-            ("simulate", asked.simulate in (UNSET, holds.simulate), str),
+    for name, rule in agent.spec.policy.tools.items():
+        effective = resolved.rule(name, tools_by_name[name].level)
+        for key, is_effective, format_value in (
+            ("level", rule.level in (UNSET, effective.level), str),
+            ("rate", rule.rate in (UNSET, effective.rate), format_hourly_rate),
+            ("simulate", rule.simulate in (UNSET, effective.simulate), str),
         ):
-            if not kept:
+            if not is_effective:
                 path = ("policy", "tools", name, key)
-                words = f"{show(getattr(asked, key))}, but {show(getattr(holds, key))} holds for this tool"
+                written_value, applied_value = format_value(getattr(rule, key)), format_value(getattr(effective, key))
                 raise agent.source_map.error_at(
-                    path, f"`{format_key_path(path)}` is {words}; an agent can only tighten it."
+                    path,
+                    f"`{format_key_path(path)}` is {written_value}, but {applied_value} applies to this tool; "
+                    "an agent can only tighten it.",
                 )
 
 
 def list_unknown_tool_rules(fleet: FleetConfig, tools: Iterable[str]) -> tuple[str, ...]:
-    """Warn of fleet rules for tools that no agent has: a typo there protects nothing."""
-    known = sorted({*tools})
+    """List warnings about fleet rules for tools that no agent has: a rule with a typo protects nothing."""
+    tool_names = sorted({*tools})
     policy = fleet.spec.policy
-    named: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in policy.tools]
-    named += [(("policy", "disabled", index), name) for index, name in enumerate(policy.disabled)]
+    tool_paths: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in policy.tools]
+    tool_paths += [(("policy", "disabled", index), name) for index, name in enumerate(policy.disabled)]
     return tuple(
-        f"{fleet.source_map.at(path)}: no agent has a tool `{name}`; {suggest_nearest(name, known, 'the tools')}"
-        for path, name in named
-        if name not in known
+        f"{fleet.source_map.at(path)}: no agent has a tool `{name}`; {suggest_nearest(name, tool_names, 'the tools')}"
+        for path, name in tool_paths
+        if name not in tool_names
     )
 
 
 def list_named_tools(agent: AgentFile) -> list[tuple[KeyPath, str]]:
     spec = agent.spec
-    named: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in spec.policy.tools]
-    named += [(("policy", "disabled", index), name) for index, name in enumerate(spec.policy.disabled)]
-    named += [(("tools", "own", index), name) for index, name in enumerate(value_or_default(spec.tools.own, ()))]
+    tool_paths: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in spec.policy.tools]
+    tool_paths += [(("policy", "disabled", index), name) for index, name in enumerate(spec.policy.disabled)]
+    tool_paths += [(("tools", "own", index), name) for index, name in enumerate(value_or_default(spec.tools.own, ()))]
     if not isinstance(spec.phases, str):
         for phase in resolve_phases(spec.phases):
-            named += [(("phases", phase.name, index), name) for index, name in enumerate(phase.grants or ())]
-    return [(path, name) for path, name in named if path[0] != "phases" or name not in VERBS]
+            tool_paths += [(("phases", phase.name, index), name) for index, name in enumerate(phase.grants or ())]
+    return [(path, name) for path, name in tool_paths if path[0] != "phases" or name not in VERBS]
 
 
 def _caps(limits: Limits, fleet: FleetSpec) -> Caps:
@@ -273,14 +278,14 @@ def resolve_phases(phases: "PhasePlan | UnsetType") -> tuple[Phase, ...]:
 
 def _resolve_model_settings(files: FilePair, providers: Mapping[str, Provider], instructions: str) -> BrainSpec:
     spec, limits = files.agent.spec, files.limits()
-    limit = value_or_default(limits.max_output_tokens, BrainSpec().max_output_tokens)
-    least = value_or_default(limits.min_output_tokens, MIN_OUTPUT_TOKENS)
+    max_output = value_or_default(limits.max_output_tokens, BrainSpec().max_output_tokens)
+    min_output = value_or_default(limits.min_output_tokens, MIN_OUTPUT_TOKENS)
     window = value_or_default(limits.context_window, 0)
-    if limit < least:
-        sentence = f"no answer can be both: at most {limit} tokens (`max_output_tokens`) and at least {least}"
-        raise _limit_error(files, "max_output_tokens", f"{sentence} (`min_output_tokens`); change one of them.")
-    if window and window <= limit:
-        sentence = f"a window of {window} tokens has no room beside an answer of up to {limit}"
+    if max_output < min_output:
+        sentence = f"`max_output_tokens` ({max_output}) is less than `min_output_tokens` ({min_output})"
+        raise _limit_error(files, "max_output_tokens", f"{sentence}; change one of them.")
+    if window and window <= max_output:
+        sentence = f"context window of {window} tokens is too small for max_output_tokens {max_output}"
         raise _limit_error(files, "context_window", f"{sentence}; raise it, or lower `max_output_tokens`.")
     return BrainSpec(
         model=value_or_default(spec.model, ""),
@@ -293,33 +298,33 @@ def _resolve_model_settings(files: FilePair, providers: Mapping[str, Provider], 
         thinking=value_or_default(spec.thinking, None),
         provider_tools=files.provider_tools(),
         rates=read_model_rates(files.fleet),
-        **{key: word for key in _OF_LIMITS if (word := getattr(limits, key)) is not UNSET},
+        **{key: value for key in _MODEL_LIMITS if (value := getattr(limits, key)) is not UNSET},
     )
 
 
 def _playbooks(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:
     files = [*sorted((folder / "playbooks").glob("*.yaml"))]
-    files += [folder / each.playbook for each in tasks.triggers() if each.playbook is not UNSET]
-    found: dict[str, Path] = {}
+    files += [folder / trigger.playbook for trigger in tasks.triggers() if trigger.playbook is not UNSET]
+    file_by_name: dict[str, Path] = {}
     for file in dict.fromkeys(files):
-        other = found.setdefault(file.stem, file)
-        if other != file:
-            raise ConfigError(f"{file} and {other} are two playbooks called {file.stem}: rename one of them.")
-    return {name: read_playbook(file, str(file.relative_to(folder))) for name, file in found.items()}
+        existing = file_by_name.setdefault(file.stem, file)
+        if existing != file:
+            raise ConfigError(f"{file} and {existing} are both playbooks called {file.stem}; rename one of them.")
+    return {name: read_playbook(file, str(file.relative_to(folder))) for name, file in file_by_name.items()}
 
 
 def read_model_rates(fleet: FleetConfig) -> dict[str, RateLimit]:
-    """The rates of models; only the fleet sets them, since all agents share them."""
+    """Return the rate limits of models. Only the fleet sets them, since all agents share them."""
     return {
         name: RateLimit(
-            value_or_default(said.requests_per_minute, None), value_or_default(said.tokens_per_minute, None)
+            value_or_default(rate.requests_per_minute, None), value_or_default(rate.tokens_per_minute, None)
         )
-        for name, said in fleet.spec.rates.items()
+        for name, rate in fleet.spec.rates.items()
     }
 
 
 def _limit_error(files: FilePair, key: str, sentence: str) -> ConfigError:
-    """Locate a limit where it was written: by the agent, else by the fleet."""
+    """Return an error at the line of a limit: in the agent's file, else in the fleet's."""
     if ("limits", key) in files.agent.source_map.lines:
         return files.agent.source_map.error_at(("limits", key), sentence)
     if ("agents", "limits", key) in files.fleet.source_map.lines:
@@ -327,65 +332,72 @@ def _limit_error(files: FilePair, key: str, sentence: str) -> ConfigError:
     return files.agent.source_map.error_at(("limits",), sentence)
 
 
-def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], source_map: SourceMap) -> Provider:
-    """Each key from the agent's file, else the fleet's, else the default."""
+def _provider(name: str, specs: tuple[ProviderSpec, ProviderSpec], source_map: SourceMap) -> Provider:
+    """Build a provider: each key from the agent's file, else the fleet's, else the default."""
     path: KeyPath = ("providers", name)
-    if name in _HERE:
-        raise source_map.error_at(path, f"`{name}` is no provider that could be reached elsewhere; remove it.")
-    theirs, ours = said
-    usual = KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER)
-    base_url = value_or_default(theirs.base_url, value_or_default(ours.base_url, usual.base_url))
+    if name in _LOCAL_PROVIDERS:
+        raise source_map.error_at(path, f"`{name}` is built in and has no endpoint; remove it.")
+    agent_spec, fleet_spec = specs
+    known_provider = KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER)
+    base_url = value_or_default(agent_spec.base_url, value_or_default(fleet_spec.base_url, known_provider.base_url))
     if not base_url:
-        sentence = f"`base_url` is missing from `{format_key_path(path)}`, whose address is not known; write it"
+        sentence = f"`base_url` is missing from `{format_key_path(path)}`, which is not a known provider; write it"
         raise source_map.error_at(path, f"{sentence}, as in http://localhost:8000/v1.")
-    wire: WireFormat = value_or_default(theirs.wire, value_or_default(ours.wire, usual.wire))
-    key, bills = (
-        value_or_default(theirs.api_key, value_or_default(ours.api_key, "")),
-        value_or_default(theirs.bills_errors, ours.bills_errors),
+    wire: WireFormat = value_or_default(agent_spec.wire, value_or_default(fleet_spec.wire, known_provider.wire))
+    key, bills_errors = (
+        value_or_default(agent_spec.api_key, value_or_default(fleet_spec.api_key, "")),
+        value_or_default(agent_spec.bills_errors, fleet_spec.bills_errors),
     )
-    cache = value_or_default(theirs.prompt_cache, value_or_default(ours.prompt_cache, True))  # noqa: FBT003
-    asked = ours.credentials if theirs.credentials is UNSET else theirs.credentials
-    cloud: CloudName | None = None if asked is UNSET else asked
+    cache = value_or_default(agent_spec.prompt_cache, value_or_default(fleet_spec.prompt_cache, True))  # noqa: FBT003
+    credentials = fleet_spec.credentials if agent_spec.credentials is UNSET else agent_spec.credentials
+    cloud: CloudName | None = None if credentials is UNSET else credentials
     if cloud is not None:
-        by_fleet = UNSET not in (ours.base_url, ours.credentials)
+        by_fleet = UNSET not in (fleet_spec.base_url, fleet_spec.credentials)
         _check_cloud(cloud, base_url, key, (*path, "credentials"), source_map, by_fleet=by_fleet)
     return Provider(
-        wire=wire, base_url=base_url, api_key=key, credentials=cloud, bills_errors=bills is True, prompt_cache=cache
+        wire=wire,
+        base_url=base_url,
+        api_key=key,
+        credentials=cloud,
+        bills_errors=bills_errors is True,
+        prompt_cache=cache,
     )
 
 
 def _check_cloud(cloud: CloudName, url: str, key: str, path: KeyPath, source_map: SourceMap, *, by_fleet: bool) -> None:
-    """Credentials of a whole cloud are sent to its own hosts only, unless the fleet names the address."""
+    """Require a host of the cloud itself for its credentials, unless the fleet sets the URL."""
     if key:
-        sentence = f"`{format_key_path(path)}` and `api_key` are both given; keep one of them."
+        sentence = f"`{format_key_path(path)}` and `api_key` are both set; keep one of them."
         raise source_map.error_at(path, sentence)
     host = urlsplit(url).hostname or ""
     if not by_fleet and not (url.startswith("https://") and host.endswith(CLOUD_HOSTS[cloud])):
-        hosts = join_names([f"*{each}" for each in CLOUD_HOSTS[cloud]])
-        sentence = f"`{format_key_path(path)}` is `{cloud}`, whose credentials go to {hosts} alone, over https; name"
-        raise source_map.error_at(path, f"{sentence} such an address, or describe the provider in halter.yaml.")
+        hosts = join_names([f"*{suffix}" for suffix in CLOUD_HOSTS[cloud]])
+        sentence = f"`{format_key_path(path)}` is `{cloud}`, whose credentials go only to {hosts} over https; use"
+        raise source_map.error_at(path, f"{sentence} such a URL, or define the provider in halter.yaml.")
 
 
-def _check_provider(files: FilePair, name: str, asked: ProviderSpec) -> None:
-    """Refuse a URL, a key or a billing rule that the fleet reserves."""
+def _check_provider(files: FilePair, name: str, spec: ProviderSpec) -> None:
+    """Reject a URL, a key or a billing rule that the fleet does not allow."""
     fleet, path = files.fleet.spec, ("providers", name)
-    if asked.bills_errors is False and fleet.providers.get(name, ProviderSpec()).bills_errors is True:
+    if spec.bills_errors is False and fleet.providers.get(name, ProviderSpec()).bills_errors is True:
         raise files.looser((*path, "bills_errors"), "false", (*path, "bills_errors"), "true")
-    if asked.base_url is not UNSET:
-        _check_address(files, name, asked.base_url)
-    if asked.api_key is not UNSET and fleet.allowed_secrets is not UNSET:
-        for secret in find_secret_names(asked.api_key.encode()):
+    if spec.base_url is not UNSET:
+        _check_address(files, name, spec.base_url)
+    if spec.api_key is not UNSET and fleet.allowed_secrets is not UNSET:
+        for secret in find_secret_names(spec.api_key.encode()):
             if not is_covered(secret, fleet.allowed_secrets):
-                allowed = join_names(fleet.allowed_secrets) or "nothing"
-                raise files.looser((*path, "api_key"), f"`{secret}`", ("allowed_secrets",), allowed)
+                allowed_names = join_names(fleet.allowed_secrets) or "nothing"
+                raise files.looser((*path, "api_key"), f"`{secret}`", ("allowed_secrets",), allowed_names)
 
 
 def _check_address(files: FilePair, name: str, base_url: str) -> None:
     fleet, path = files.fleet.spec, ("providers", name, "base_url")
     if name in fleet.providers:
-        there = value_or_default(fleet.providers[name].base_url, KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER).base_url)
-        if there != base_url:
-            raise files.looser(path, f"`{base_url}`", ("providers", name), f"`{there}`")
+        fleet_url = value_or_default(
+            fleet.providers[name].base_url, KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER).base_url
+        )
+        if fleet_url != base_url:
+            raise files.looser(path, f"`{base_url}`", ("providers", name), f"`{fleet_url}`")
     files.check_host(path, base_url)
 
 
@@ -401,27 +413,25 @@ def _list_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
 def _check_models(files: FilePair, providers: Mapping[str, Provider]) -> None:
     spec, source_map = files.agent.spec, files.agent.source_map
     if spec.fallback_models and spec.model is UNSET:
-        raise source_map.error_at(
-            ("fallback_models",), "`fallback_models` stand in for a `model`, which is missing; write it."
-        )
-    known = sorted({*KNOWN_PROVIDERS, *_HERE, *providers})
+        raise source_map.error_at(("fallback_models",), "`fallback_models` requires a `model`; write it.")
+    provider_names = sorted({*KNOWN_PROVIDERS, *_LOCAL_PROVIDERS, *providers})
     for path, model in _list_models(spec):
         provider = ModelName.parse(model).provider
-        if provider not in known:
-            hint = suggest_nearest(provider, known, "the known ones")
-            sentence = f"`{format_key_path(path)}` is of an unknown provider `{provider}`: write it under `providers`"
+        if provider not in provider_names:
+            hint = suggest_nearest(provider, provider_names, "the known ones")
+            sentence = f"`{format_key_path(path)}` has the unknown provider `{provider}`; define it under `providers`"
             raise source_map.error_at(path, f"{sentence}; {hint}")
         _check_allowed(files, path, model)
 
 
 def _check_allowed(files: FilePair, path: KeyPath, model: str) -> None:
-    allowed = files.models()
-    if allowed is None or is_covered(model, allowed):
+    allowed_models = files.models()
+    if allowed_models is None or is_covered(model, allowed_models):
         return
     if files.agent.spec.allowed_models is UNSET:
-        raise files.looser(path, f"`{model}`", ("allowed_models",), join_names(allowed) or "nothing")
-    there = files.agent.source_map.at(("allowed_models",))
-    sentence = f"`{format_key_path(path)}` is `{model}`, which is not among the `allowed_models` of {there}"
+        raise files.looser(path, f"`{model}`", ("allowed_models",), join_names(allowed_models) or "nothing")
+    location = files.agent.source_map.at(("allowed_models",))
+    sentence = f"`{format_key_path(path)}` is `{model}`, which is not in the `allowed_models` of {location}"
     raise files.agent.source_map.error_at(path, f"{sentence}; add it there, or name another model.")
 
 
@@ -429,17 +439,17 @@ def _instructions(spec: AgentSpec, folder: Path | None) -> str:
     if folder is None:
         return spec.instructions.strip()
     try:
-        data = read_beside(folder, INSTRUCTIONS)
+        data = read_folder_file(folder, INSTRUCTIONS)
         text = "" if data is None else decode_file_text(data)
-    except UnusableFile as why:
-        raise ConfigError(f"{folder / INSTRUCTIONS} {why}.") from None
-    return "\n\n".join(part for part in (spec.instructions.strip(), text.strip()) if part)
+    except UnusableFile as error:
+        raise ConfigError(f"{folder / INSTRUCTIONS} {error}.") from None
+    return "\n\n".join(text_part for text_part in (spec.instructions.strip(), text.strip()) if text_part)
 
 
 def _script(agent: AgentFile, folder: Path) -> tuple[tuple[Any, ...], LocateValue]:
     name = agent.spec.script
     if name is UNSET:
-        _reject_empty_model(agent, SCRIPTED, "script", "write `script:` with the name of a file of replies")
+        _reject_empty_model(agent, SCRIPTED, "script", "write `script:` with the name of a file that contains replies")
         return (), agent.source_map.at
     return _read_list(agent, folder, "script", name)
 
@@ -448,7 +458,10 @@ def _reflex(agent: AgentFile, folder: Path) -> tuple[tuple[Any, ...], LocateValu
     rules = agent.spec.reflex
     if rules is UNSET:
         _reject_empty_model(
-            agent, REFLEX, "reflex", "write `reflex:` with a list of rules, or with the name of their file"
+            agent,
+            REFLEX,
+            "reflex",
+            "write `reflex:` with a list of rules, or with the name of a file that contains them",
         )
         return (), agent.source_map.at
     if isinstance(rules, str):
@@ -467,21 +480,23 @@ def _reject_empty_model(agent: AgentFile, provider: str, key: str, remedy: str) 
 
 def _read_list(agent: AgentFile, folder: Path, key: str, name: str) -> tuple[tuple[Any, ...], LocateValue]:
     try:
-        data = read_beside(folder, name)
-    except UnusableFile as why:
-        raise _unusable_file_error(agent, key, name, str(why)) from None
+        data = read_folder_file(folder, name)
+    except UnusableFile as error:
+        raise _unusable_file_error(agent, key, name, str(error)) from None
     if data is None:
         raise _unusable_file_error(agent, key, name, "is missing")
     document = load_bytes(data, str(folder / name))
     items: Any = document.value
     if not isinstance(items, list) or not items:
-        what = "a list of replies" if key == "script" else "a list of rules"
-        raise document.source_map.error_at((), f"this must be {what}, but it is {describe_value(items or None)}.")
+        expected_kind = "a list of replies" if key == "script" else "a list of rules"
+        raise document.source_map.error_at(
+            (), f"this must be {expected_kind}, but it is {describe_value(items or None)}."
+        )
     return tuple(cast("list[Any]", items)), document.source_map.at
 
 
-def _unusable_file_error(agent: AgentFile, key: str, name: str, why: str) -> ConfigError:
-    sentence = f"`{key}` names `{shorten(name)}`, which {why}; name a file in the agent's folder."
+def _unusable_file_error(agent: AgentFile, key: str, name: str, reason: str) -> ConfigError:
+    sentence = f"`{key}` names `{shorten(name)}`, which {reason}; name a file in the agent's folder."
     return agent.source_map.error_at((key,), sentence)
 
 
@@ -521,7 +536,9 @@ def _tasks(files: FilePair, folder: Path | None) -> Tasks:
         if channel.host is not UNSET:
             files.check_host((*CHANNELS_PATH, index, "host"), f"smtp://{channel.host}")
     return Tasks(
-        schedules=tuple(_schedule(each, zone) for _, each in list_triggers(spec) if isinstance(each, Schedule)),
+        schedules=tuple(
+            _schedule(trigger, zone) for _, trigger in list_triggers(spec) if isinstance(trigger, Schedule)
+        ),
         watches=spec.watches,
         webhooks=spec.webhooks,
         collections=dict(spec.collections),
@@ -542,57 +559,60 @@ def _schedule(schedule: Schedule, zone: str) -> Schedule:
 
 
 def _notify(fleet: FleetConfig, agent: AgentFile) -> Notify:
-    """Join the channels of both files; `on` is the agent's where it is set."""
-    ours, theirs, usual = fleet.spec.notify, agent.spec.notify, Notify()
-    taken = {channel.name for channel in ours.channels}
-    for index, channel in enumerate(theirs.channels):
-        if channel.name in taken:
+    """Join the channels of both files; `on` is the agent's if it sets it, else the fleet's."""
+    fleet_notify, agent_notify, default = fleet.spec.notify, agent.spec.notify, Notify()
+    fleet_names = {channel.name for channel in fleet_notify.channels}
+    for index, channel in enumerate(agent_notify.channels):
+        if channel.name in fleet_names:
             path = (*CHANNELS_PATH, index, "name")
             sentence = (
-                f"`{format_key_path(path)}` is `{channel.name}`, as that of a channel in "
+                f"`{format_key_path(path)}` is `{channel.name}`, which is also a channel in "
                 f"{fleet.source_map.at(CHANNELS_PATH)}"
             )
-            raise agent.source_map.error_at(path, f"{sentence}, which every agent has; choose another name.")
-    says = ("notify", "on") in agent.source_map.lines or theirs.on != usual.on
-    return Notify(channels=(*ours.channels, *theirs.channels) or (IN_APP_CHANNEL,), on=theirs.on if says else ours.on)
+            raise agent.source_map.error_at(path, f"{sentence}; choose another name.")
+    agent_sets_on = ("notify", "on") in agent.source_map.lines or agent_notify.on != default.on
+    return Notify(
+        channels=(*fleet_notify.channels, *agent_notify.channels) or (IN_APP_CHANNEL,),
+        on=agent_notify.on if agent_sets_on else fleet_notify.on,
+    )
 
 
 def _find_anonymized_names(spec: AgentSpec) -> tuple[str, ...] | None:
-    said = spec.anonymize
-    if isinstance(said, bool):
-        return () if said else None
-    said = value_or_default(said, Anonymize())
-    return said.names if value_or_default(said.enabled, spec.phases == "review") else None
+    anonymize = spec.anonymize
+    if isinstance(anonymize, bool):
+        return () if anonymize else None
+    anonymize = value_or_default(anonymize, Anonymize())
+    return anonymize.names if value_or_default(anonymize.enabled, spec.phases == "review") else None
 
 
 def _verbs(spec: AgentSpec, folder: Path | None) -> Verbs:
     phases = resolve_phases(spec.phases)
-    found = {*spec.verbs, *(name for phase in phases for name in phase.grants or ())}
+    names = {*spec.verbs, *(name for phase in phases for name in phase.grants or ())}
     if spec.collections or spec.watches:
-        found.add("retrieve_chunks")
-    # A skill in the folder need not be named a second time.
+        names.add("retrieve_chunks")
+    # Skills in the folder need not be listed in `verbs`.
     if folder is not None and (folder / SKILLS).is_dir() and any(phase.grants is None for phase in phases):
-        found.add("run_skill")
-    return tuple(verb for verb in VERBS if verb in found)
+        names.add("run_skill")
+    return tuple(verb for verb in VERBS if verb in names)
 
 
-Asked = TypeVar("Asked", SensorSource, Channel)
+KeyedSpec = TypeVar("KeyedSpec", SensorSource, Channel)
 
 HIDDEN_VALUE: Final = "…"
 
-_BELOW: Final = ("playbooks", ".agents")
+_DECLARATION_FOLDERS: Final = ("playbooks", ".agents")
 
 
-def definition_digest(folder: Path, left_out: Iterable[Path] = ()) -> str:
+def definition_digest(folder: Path, excluded_paths: Iterable[Path] = ()) -> str:
     """Digest an agent's files: those in its folder, its playbooks and its skills.
 
-    Other folders hold data. A file that is too large to be a definition counts by its size. `left_out` is never opened:
-    a process that closes a file of its open SQLite store gives up the locks of that store.
+    Other folders contain data. A file that is too large for a definition counts by its size. `excluded_paths` are
+    never opened: a process that closes a file of its open SQLite store loses the locks of that store.
     """
     digest = hashlib.sha256(b"halter definition 1\n")
-    kept = set(map(_identify, left_out)) - {None}
-    files = (path for path in _files(folder) if _identify(path) not in kept)
-    for path in sorted(files, key=lambda found: found.as_posix()):
+    excluded_ids = set(map(_identify, excluded_paths)) - {None}
+    files = (path for path in _files(folder) if _identify(path) not in excluded_ids)
+    for path in sorted(files, key=lambda file: file.as_posix()):
         name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
         content = _content(path)
         digest.update(b"%d:%s%d:%s" % (len(name), name, len(content), content))
@@ -601,17 +621,17 @@ def definition_digest(folder: Path, left_out: Iterable[Path] = ()) -> str:
 
 def _files(folder: Path) -> Iterator[Path]:
     yield from (path for path in folder.iterdir() if path.is_file())
-    for name in _BELOW:
+    for name in _DECLARATION_FOLDERS:
         yield from (path for path in (folder / name).rglob("*") if path.is_file())
 
 
 def _identify(path: Path) -> tuple[int, int] | None:
-    """What tells a file from others, whichever link leads to it; None if it is gone."""
+    """Return the identity of a file, whichever link leads to it. Returns None if it does not exist."""
     try:
-        about = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return about.st_dev, about.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _content(path: Path) -> bytes:
@@ -623,7 +643,7 @@ def _content(path: Path) -> bytes:
 
 
 def redact_definition(agent: ResolvedAgent) -> Mapping[str, Any]:
-    """What a store keeps of an agent: no plain keys and no personal names."""
+    """Return what a store records of an agent, without plain keys and personal names."""
     pacing, tasks = _define_pacing(agent.pacing), _define_tasks(agent.tasks)
     return {"policy": agent.policy, "mind": agent.model_settings, "pacing": pacing, "tasks": tasks}
 
@@ -635,21 +655,21 @@ def _define_pacing(pacing: Pacing) -> Pacing:
 
 def _define_tasks(tasks: Tasks) -> Tasks:
     channels = tuple(_strip_keys(channel) for channel in tasks.notify.channels)
-    hidden = None if tasks.anonymize is None else (HIDDEN_VALUE,) * len(tasks.anonymize)
-    return replace(tasks, notify=replace(tasks.notify, channels=channels), anonymize=hidden)
+    hidden_names = None if tasks.anonymize is None else (HIDDEN_VALUE,) * len(tasks.anonymize)
+    return replace(tasks, notify=replace(tasks.notify, channels=channels), anonymize=hidden_names)
 
 
-def _strip_keys(asked: Asked) -> Asked:
-    """Keep the secret references of each header, and the URL without its query."""
+def _strip_keys(spec: KeyedSpec) -> KeyedSpec:
+    """Return a copy with only the secret references of each header, and the URL without its query."""
     headers = {
-        name: " ".join(f"${{secret:{each}}}" for each in sorted(find_secret_names(value.encode()))) or HIDDEN_VALUE
-        for name, value in asked.headers.items()
+        name: " ".join(f"${{secret:{secret}}}" for secret in sorted(find_secret_names(value.encode()))) or HIDDEN_VALUE
+        for name, value in spec.headers.items()
     }
-    return replace(asked, headers=headers, url=_strip_query(asked.url))
+    return replace(spec, headers=headers, url=_strip_query(spec.url))
 
 
 def _strip_query(url: str | UnsetType) -> str | UnsetType:
     if url is UNSET:
         return url
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(query=HIDDEN_VALUE)) if parts.query else url
+    url_parts = urlsplit(url)
+    return urlunsplit(url_parts._replace(query=HIDDEN_VALUE)) if url_parts.query else url

@@ -1,4 +1,4 @@
-"""The folders that an agent's tools and documents use, what they must not reach, and the files of a new agent."""
+"""Folders of an agent's tools and documents, the files that tools must not reach, and the files of a new agent."""
 
 import json
 import re
@@ -28,53 +28,53 @@ from halter.core.usage import ModelName
 TOOLS_FILE: Final = "tools.py"
 REPLIES_FILE: Final = "replies.yaml"
 
-_AGENT: Final = """\
-# Who this agent is, what thinks for it, and how far it may go.
-# All keys: `halter schema`. A mistake is reported with its line.
+_AGENT_TEMPLATE: Final = """\
+# The agent's name, its model and its limits.
+# List all keys with `halter schema`. Errors name the file and line.
 name: {name}
 {model}
-mode: SEMI  # you are asked before risky calls; with ASSIST before most
+mode: SEMI  # risky calls need your approval; with ASSIST, most calls do
 policy:
-  provenance: ask  # after it has read what others wrote, you are asked about values that you did not say
+  provenance: ask  # calls with values from untrusted content need your approval
 
 limits:
-  max_cost_usd: 0.25  # of one session; it stops before it would cost more
-  max_cost_usd_per_day: 1.00  # of all its sessions in a day
-  max_steps: 20  # of one turn
+  max_cost_usd: 0.25  # per session; no call may exceed it
+  max_cost_usd_per_day: 1.00  # all sessions of a day
+  max_steps: 20  # per turn
 """
 
-_RULES: Final = """\
-model: reflex  # needs no network and costs nothing; for a real one write, for example, openai:gpt-5-mini
+_REFLEX_MODEL_LINES: Final = """\
+model: reflex  # rules, without network or cost; replace it with a model, for example openai:gpt-5-mini
 
-reflex:  # the first rule that holds decides
+reflex:  # the first matching rule answers
   - when: message.contains("hello")
-    say: Hello. I work by rules; look into agent.yaml and give me a model.
-  - say: None of my rules is about that.
+    say: Hello. I answer by rules. Set a model in agent.yaml.
+  - say: No rule matches this message.
 """
 
-_SCRIPT: Final = """\
-model: scripted  # says what its script says, each reply once: for tests
+_SCRIPTED_MODEL_LINES: Final = """\
+model: scripted  # plays the replies of a script, each once; for tests
 script: replies.yaml
 """
 
-_REPLIES: Final = """\
+_REPLIES_TEMPLATE: Final = """\
 - text: Let me count.
   calls: [{tool: days_between, arguments: {first: "2026-01-01", last: "2026-12-31"}}]
 - text: Hello. The year has 364 days after its first.
 """
 
-_INSTRUCTIONS: Final = """\
+_INSTRUCTIONS_TEMPLATE: Final = """\
 # {name}
 
-You are {name}, an agent that works by itself.
+You are {name}, an agent that runs unattended.
 
-- Say what you did, and what you did not do.
-- Use your tools rather than guess.
-- When you are finished, or cannot go on, say so in one sentence.
+- Report what you did and what you did not do.
+- Use your tools instead of guessing.
+- When you have finished or cannot continue, say so in one sentence.
 """
 
-_TOOLS: Final = '''\
-"""Tools of this agent: plain typed functions. What they may do is decided by the guard."""
+_TOOLS_TEMPLATE: Final = '''\
+"""Tools of this agent: plain typed functions. The guard decides which calls may run."""
 
 from datetime import date
 
@@ -89,13 +89,13 @@ def days_between(first: str, last: str) -> str:
 
 
 def render_starter_files(name: str, model: str) -> Mapping[str, str]:
-    """The files of a new agent by name; without a model, it works by rules."""
+    """Return the files of a new agent by name. Without a model, it uses rules."""
     files = {
-        AGENT_FILE: _AGENT.format(name=_quote_if_needed(name), model=_model_lines(model)),
-        INSTRUCTIONS: _INSTRUCTIONS.format(name=name),
-        TOOLS_FILE: _TOOLS,
+        AGENT_FILE: _AGENT_TEMPLATE.format(name=_quote_if_needed(name), model=_model_lines(model)),
+        INSTRUCTIONS: _INSTRUCTIONS_TEMPLATE.format(name=name),
+        TOOLS_FILE: _TOOLS_TEMPLATE,
     }
-    return files | ({REPLIES_FILE: _REPLIES} if _provider(model) == SCRIPTED else {})
+    return files | ({REPLIES_FILE: _REPLIES_TEMPLATE} if _provider(model) == SCRIPTED else {})
 
 
 def find_key_variable(model: str) -> str:
@@ -109,9 +109,9 @@ def _provider(model: str) -> str:
 def _model_lines(model: str) -> str:
     match _provider(model):
         case "reflex":
-            return _RULES
+            return _REFLEX_MODEL_LINES
         case "scripted":
-            return _SCRIPT
+            return _SCRIPTED_MODEL_LINES
         case provider:
             return f"model: {_quote_if_needed(model)}\n{_provider_lines(provider)}"
 
@@ -119,35 +119,35 @@ def _model_lines(model: str) -> str:
 def _provider_lines(provider: str) -> str:
     if KNOWN_PROVIDERS.get(provider, UNKNOWN_PROVIDER).base_url:
         return ""
-    comment = "where it is reached; what it costs is said in halter.yaml, under `models`"
+    comment = "URL of the endpoint; set the model's price in halter.yaml, under `models`"
     return f"providers:\n  {_quote_if_needed(provider)}:\n    base_url: http://localhost:8000/v1  # {comment}\n"
 
 
 def _quote_if_needed(text: str) -> str:
-    """Quote text only where YAML would read it as something else."""
-    plain = re.fullmatch(r"[A-Za-z][\w.:/@+-]*\w", text, re.ASCII) and text.lower() not in {"true", "false", "null"}
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    """Quote text only if YAML would read it as another type."""
+    is_plain = re.fullmatch(r"[A-Za-z][\w.:/@+-]*\w", text, re.ASCII) and text.lower() not in {"true", "false", "null"}
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
 DEFINITION_FILES: Final = (AGENT_FILE, INSTRUCTIONS, TOOLS_FILE, MCP_FILE)
-"""What an agent is loaded from, present or not: a file that appears counts from the next start."""
+"""The files that an agent is loaded from, existing or not: a new file counts from the next start."""
 DECLARATION_FOLDERS: Final = (".agents", "playbooks")
 PROTECTED_FOLDERS: Final = (*DECLARATION_FOLDERS, ".git", ".venv", "node_modules")
-"""Folders of an agent that tools must not write: their content is loaded or run."""
+"""Folders of an agent that tools must not write to: their content is loaded or run."""
 
 
-def definition_of(folder: Path, spec: AgentSpec | None = None, what: str = "") -> Iterator[ProtectedEntry]:
+def definition_of(folder: Path, spec: AgentSpec | None = None, description: str = "") -> Iterator[ProtectedEntry]:
     """List the files that an agent is loaded from, including those that its file names."""
-    sentence = what or f"from which the agent in {folder} is loaded"
+    sentence = description or f"from which the agent in {folder} is loaded"
     names = (*DEFINITION_FILES, *(() if spec is None else list_named_files(spec)))
     yield from (ProtectedEntry(folder / name, sentence) for name in names)
-    yield from (ProtectedEntry(folder / name, sentence, folder=True) for name in PROTECTED_FOLDERS)
-    # What stands in one of these folders may lie elsewhere, or have another name there, by which it could be written.
-    yield from (ProtectedEntry(path, sentence, folder=path.is_dir()) for path in _list_links(folder))
+    yield from (ProtectedEntry(folder / name, sentence, is_folder=True) for name in PROTECTED_FOLDERS)
+    # An entry of these folders may be stored elsewhere, or have another name by which it could be written.
+    yield from (ProtectedEntry(path, sentence, is_folder=path.is_dir()) for path in _list_links(folder))
 
 
 def _list_links(folder: Path) -> Iterator[Path]:
-    """List links among skills and playbooks, dangling ones too, and files with several names."""
+    """Yield links among skills and playbooks, including dangling ones, and files with several names."""
     for name in DECLARATION_FOLDERS:
         try:
             for path in (folder / name).rglob("*"):
@@ -170,7 +170,7 @@ def list_tool_roots(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
 
 
 def list_readable_places(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str]]:
-    """List the files and folders that an agent's file lets it read, with key path and pattern."""
+    """Yield the files and folders that an agent's file makes readable, with key path and pattern."""
     for index, watch in enumerate(spec.watches):
         if watch.path is not UNSET:
             yield ("watches", index, "path"), watch.path, watch.pattern
@@ -182,30 +182,34 @@ def list_readable_places(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str]]:
 
 
 def find_writable_folders(folder: Path, spec: AgentSpec | None = None) -> WritableFolders:
-    """Find the folders that an agent's tools can write; an unreadable file has no tools."""
-    read = spec or _spec(folder)
-    return WritableFolders(folder, () if read is None else tuple(folder / name for _, name in list_tool_roots(read)))
+    """Return the folders that an agent's tools can write to; an agent with an unreadable file has no tools."""
+    resolved_spec = spec or _spec(folder)
+    return WritableFolders(
+        folder, () if resolved_spec is None else tuple(folder / name for _, name in list_tool_roots(resolved_spec))
+    )
 
 
 def list_agents_above(path: Path) -> Iterator[Path]:
-    found = locate_folder(None, str(path))
-    yield from (each for each in (() if found is None else found.parents) if (each / AGENT_FILE).is_file())
+    resolved_path = locate_folder(None, str(path))
+    yield from (
+        parent for parent in (() if resolved_path is None else resolved_path.parents) if (parent / AGENT_FILE).is_file()
+    )
 
 
-def list_agents_beside(folder: Path) -> Iterator[Path]:
-    own = folder.resolve()
-    yield from (file.parent for file in sorted(own.parent.glob(f"*/{AGENT_FILE}")) if file.parent != own)
+def list_sibling_agents(folder: Path) -> Iterator[Path]:
+    own_folder = folder.resolve()
+    yield from (file.parent for file in sorted(own_folder.parent.glob(f"*/{AGENT_FILE}")) if file.parent != own_folder)
 
 
 def list_other_definitions(agent: AgentFile, folder: Path) -> Iterator[ProtectedEntry]:
-    """List the files of other agents: those beside this one, and those whose folder holds one of its roots."""
-    own = locate_folder(None, str(folder))
-    for other in list_agents_beside(folder):
-        yield from definition_of(other)
+    """Yield the files of other agents: those in sibling folders, and those whose folder contains one of its roots."""
+    own_folder = locate_folder(None, str(folder))
+    for other_folder in list_sibling_agents(folder):
+        yield from definition_of(other_folder)
     for _, name in list_tool_roots(agent.spec):
-        for other in list_agents_above(folder / name):
-            if other != own:
-                yield from definition_of(other, _spec(other))
+        for other_folder in list_agents_above(folder / name):
+            if other_folder != own_folder:
+                yield from definition_of(other_folder, _spec(other_folder))
 
 
 def _spec(folder: Path) -> AgentSpec | None:
@@ -218,13 +222,15 @@ def _spec(folder: Path) -> AgentSpec | None:
 def check_protected_roots(agent: AgentFile, folder: Path, protected: ProtectedPaths) -> None:
     """Raise a ConfigError for a root or a readable place that reaches protected files."""
     for path, name in list_tool_roots(agent.spec):
-        if found := protected.reach(folder / name):
+        if reach := protected.reach(folder / name):
             raise agent.source_map.error_at(
                 path,
-                f"`{format_key_path(path)}` is `{shorten(name)}`, which {found}. Tools must reach nothing of the kind: "
-                "name a folder of its own, as in `root: work`.",
+                f"`{format_key_path(path)}` is `{shorten(name)}`, which {reach}. Tools cannot use protected files: "
+                "use a separate folder, as in `root: work`.",
             )
     for path, name, pattern in list_readable_places(agent.spec):
-        if found := protected.find_match(folder / name, pattern):
-            sentence = f"`{format_key_path(path)}` is `{shorten(name)}`, which {found}"
-            raise agent.source_map.error_at(path, f"{sentence}. No agent may read that: name another folder.")
+        if reach := protected.find_match(folder / name, pattern):
+            sentence = f"`{format_key_path(path)}` is `{shorten(name)}`, which {reach}"
+            raise agent.source_map.error_at(
+                path, f"{sentence}. Agents cannot read protected files: use another folder."
+            )

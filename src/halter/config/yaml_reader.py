@@ -1,8 +1,8 @@
-"""YAML text into plain values that remember their lines.
+"""Parses YAML into plain values, with a map of their lines.
 
-Only mappings, lists, text, numbers, true, false and null are accepted. Aliases, tags and merge keys are refused: a
-small file with aliases can expand to gigabytes, and a tag can mean anything. Scalars follow YAML 1.2: `no` and `12:30`
-are text.
+Only mappings, lists, text, numbers, true, false and null are accepted. Aliases, tags and merge keys are rejected: a
+small file with aliases can expand to gigabytes, and a tag can construct any object. Scalars follow YAML 1.2: `no` and
+`12:30` are text.
 """
 
 import math
@@ -16,7 +16,7 @@ import msgspec
 from halter.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    # An agent of a program has no file, and does not wait for this library.
+    # An agent that is defined in a program has no file and does not need this library.
     from yaml import MarkedYAMLError, events
 
 KeyPath = tuple[str | int, ...]
@@ -25,25 +25,39 @@ Mistake = tuple[KeyPath, str]
 MAX_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 32
 
-_LONGEST_SENTENCE: Final = 1000
+_MAX_SENTENCE_LENGTH: Final = 1000
 
 
 def escape_sentence(sentence: str) -> str:
-    """Escape and shorten file content before a terminal shows it."""
-    short = sentence if len(sentence) <= _LONGEST_SENTENCE else f"{sentence[:_LONGEST_SENTENCE]}…"
+    """Escape and shorten file content for a terminal."""
+    short = sentence if len(sentence) <= _MAX_SENTENCE_LENGTH else f"{sentence[:_MAX_SENTENCE_LENGTH]}…"
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in short)
 
 
 class SourceMap(msgspec.Struct, frozen=True):
+    """The lines of a file's keys by their paths, and the former names that were found in it, as sentences."""
+
     file: str
-    lines: Mapping[KeyPath, int] = {}
+    lines: dict[KeyPath, int] = {}
+    former_names: list[str] = []
 
     def at(self, path: KeyPath = ()) -> str:
-        """The file and the line of a value, or of its nearest parent."""
+        """Return the file and line of a value, or of its nearest parent."""
         for length in range(len(path), -1, -1):
             if (line := self.lines.get(path[:length])) is not None:
                 return f"{self.file} line {line}"
         return self.file
+
+    def rename(self, path: KeyPath, old: str, new: str) -> None:
+        """Note that a key is written under a former name, and find its lines under the present one as well."""
+        former_path = (*path, old)
+        renamed_lines = {
+            (*path, new, *key[len(former_path) :]): line
+            for key, line in self.lines.items()
+            if key[: len(former_path)] == former_path
+        }
+        self.lines.update(renamed_lines | self.lines)
+        self.former_names.append(f"{self.at(former_path)}: `{old}` is now called `{new}`.")
 
     def error_at(self, path: KeyPath, sentence: str) -> ConfigError:
         return ConfigError(escape_sentence(f"{self.at(path)}: {sentence}"))
@@ -54,14 +68,14 @@ class Document(msgspec.Struct, frozen=True):
     source_map: SourceMap
 
 
-def load_file(path: Path, shown: str | None = None) -> Document:
-    """Read a YAML file; `shown` is its name in messages."""
-    name = shown or str(path)
+def load_file(path: Path, display_name: str | None = None) -> Document:
+    """Read a YAML file; `display_name` is its name in messages."""
+    name = display_name or str(path)
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{name} is missing: write it, or name another one.") from None
+        raise ConfigError(f"{name} does not exist. Create it, or name another file.") from None
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror or error}.") from error
     return load_bytes(data, name)
@@ -69,7 +83,7 @@ def load_file(path: Path, shown: str | None = None) -> Document:
 
 def load_bytes(data: bytes, file: str) -> Document:
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{file} is larger than {MAX_BYTES:,} bytes: keep data out of configuration.")
+        raise ConfigError(f"{file} is larger than {MAX_BYTES:,} bytes. Keep data out of configuration files.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -81,14 +95,14 @@ def load_bytes(data: bytes, file: str) -> Document:
 
 _INTEGER: Final = re.compile(r"[-+]?[0-9]+")
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_WORDS: Final[Mapping[str, bool | None]] = {
+_VALUE_BY_WORD: Final[Mapping[str, bool | None]] = {
     "": None,
     "~": None,
     **dict.fromkeys(("null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-_LONGEST_NUMBER: Final = 30
+_MAX_NUMBER_LENGTH: Final = 30
 
 
 def _events(text: str) -> "Iterator[events.Event]":
@@ -129,7 +143,7 @@ class YamlBuilder:
             raise self._unreadable(error, text) from None
         except ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
-            raise self._error_at(line, "there is a character that YAML does not allow; remove it.") from None
+            raise self._error_at(line, "this line contains a character that YAML does not allow; remove it.") from None
         if self._value is None:
             raise self._error_at(1, "the file is empty; write at least one key.")
         return Document(self._value, SourceMap(self._file, self._lines))
@@ -141,10 +155,10 @@ class YamlBuilder:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         lines = text.splitlines()
-        written = lines[line - 1] if line <= len(lines) else ""
-        if "\t" in written[: len(written) - len(written.lstrip())]:
-            return self._error_at(line, "there is a tab at the beginning; indent with spaces.")
-        return self._error_at(line, f"this is not YAML: {error.problem or error.context or 'it cannot be read'}.")
+        source_line = lines[line - 1] if line <= len(lines) else ""
+        if "\t" in source_line[: len(source_line) - len(source_line.lstrip())]:
+            return self._error_at(line, "this line starts with a tab; indent with spaces.")
+        return self._error_at(line, f"this is not valid YAML: {error.problem or error.context or 'syntax error'}.")
 
     def _handle_event(self, event: "events.Event") -> None:
         from yaml import events
@@ -152,11 +166,11 @@ class YamlBuilder:
         line = event.start_mark.line + 1
         match event:
             case events.AliasEvent():
-                raise self._error_at(line, "aliases (`*name`) are not understood here; write the value out.")
+                raise self._error_at(line, "aliases (`*name`) are not supported; write the value out.")
             case events.DocumentStartEvent():
                 self._documents += 1
                 if self._documents > 1:
-                    raise self._error_at(line, "a second document begins with `---`; keep one document in a file.")
+                    raise self._error_at(line, "`---` starts a second document; keep one document per file.")
             case events.ScalarEvent():
                 self._read_plain_scalar(event, line)
                 self._scalar(event, line)
@@ -173,21 +187,21 @@ class YamlBuilder:
 
     def _read_plain_scalar(self, event: "events.NodeEvent", line: int) -> None:
         if event.anchor is not None:
-            raise self._error_at(line, "anchors (`&name`) are not understood here; write each value out.")
+            raise self._error_at(line, "anchors (`&name`) are not supported; write each value out.")
         if getattr(event, "tag", None) is not None:
-            raise self._error_at(line, f"the tag `{getattr(event, 'tag', '')}` is not understood here; remove it.")
+            raise self._error_at(line, f"the tag `{getattr(event, 'tag', '')}` is not supported; remove it.")
 
     def _scalar(self, event: "events.ScalarEvent", line: int) -> None:
-        inside = self._open[-1] if self._open else None
-        if inside is not None and isinstance(inside.value, dict) and inside.key is None:
+        container = self._open[-1] if self._open else None
+        if container is not None and isinstance(container.value, dict) and container.key is None:
             if not event.value:
                 raise self._error_at(line, "a key is empty; write a name before the colon.")
-            path = (*inside.path, event.value)
+            path = (*container.path, event.value)
             if path in self._lines:
                 raise self._error_at(
-                    line, f"`{event.value}` was written in line {self._lines[path]} already; keep one of them."
+                    line, f"`{event.value}` is already set in line {self._lines[path]}; keep one of them."
                 )
-            inside.key = event.value
+            container.key = event.value
             self._lines[path] = line
             return
         self._add_value(self._resolve_scalar(event, line), line)
@@ -196,7 +210,7 @@ class YamlBuilder:
         if self._open and isinstance(self._open[-1].value, dict) and self._open[-1].key is None:
             raise self._error_at(line, "a key must be a plain name, not a mapping or a list.")
         if len(self._open) >= MAX_DEPTH:
-            raise self._error_at(line, f"values are nested more than {MAX_DEPTH} deep; make it flatter.")
+            raise self._error_at(line, f"values are nested more than {MAX_DEPTH} levels deep; reduce the nesting.")
         self._open.append(_Open(self._add_value(value, line), value))
 
     def _add_value(self, value: Any, line: int) -> KeyPath:
@@ -204,27 +218,27 @@ class YamlBuilder:
             self._value = value
             path: KeyPath = ()
         else:
-            path = self._put_value(self._open[-1], value)
+            path = self._insert_value(self._open[-1], value)
         self._lines.setdefault(path, line)
         return path
 
-    def _put_value(self, inside: _Open, value: Any) -> KeyPath:
-        if isinstance(inside.value, list):
-            inside.value.append(value)
-            return (*inside.path, len(inside.value) - 1)
-        key, inside.key = inside.key or "", None
-        inside.value[key] = value
-        return (*inside.path, key)
+    def _insert_value(self, container: _Open, value: Any) -> KeyPath:
+        if isinstance(container.value, list):
+            container.value.append(value)
+            return (*container.path, len(container.value) - 1)
+        key, container.key = container.key or "", None
+        container.value[key] = value
+        return (*container.path, key)
 
     def _resolve_scalar(self, event: "events.ScalarEvent", line: int) -> str | int | float | bool | None:
         text: str = event.value
         if not event.implicit[0]:
             return text
-        if text in _WORDS:
-            return _WORDS[text]
+        if text in _VALUE_BY_WORD:
+            return _VALUE_BY_WORD[text]
         if not _FLOAT.fullmatch(text):
             return text
-        number = int(text) if _INTEGER.fullmatch(text) and len(text) <= _LONGEST_NUMBER else float(text)
+        number = int(text) if _INTEGER.fullmatch(text) and len(text) <= _MAX_NUMBER_LENGTH else float(text)
         if not math.isfinite(number):
-            raise self._error_at(line, f"the number {text[:_LONGEST_NUMBER]} is too large.")
+            raise self._error_at(line, f"the number {text[:_MAX_NUMBER_LENGTH]} is too large.")
         return number

@@ -1,1 +1,1 @@
-"""The language that every other part speaks: values, events, ports, money, limits, text and errors."""
+"""The vocabulary of all other packages: values, events, ports, money, limits, text and errors."""

@@ -1,15 +1,16 @@
-"""How an agent thinks, paces itself, is triggered and works, as its files say it. What it may do is in `spec`.
+"""The keys of `agent.yaml` for models, pacing, triggers and tasks, as frozen values. Its policy keys are in `spec`.
 
-A field is a key of the file, under the same name, and its default is the one that holds. `written` in a type's metadata
-names the form in which a value is written. Money is in micro-dollars and times are microseconds here; in files they are
-dollars, and seconds or `30m`.
+A field has the name of its key, and its default is the key's default. `written` in a type's metadata names the form in
+which the file writes the value. Amounts are micro-dollars and times are microseconds here; in files they are dollars,
+and seconds or `30m`.
 
-Playbooks are lists of calls whose arguments may refer to inputs and to the results of earlier steps.
-`${steps.NAME.text}` is the output of a step, `${steps.NAME.json…}` a part of it read as JSON, `${inputs.NAME}` an
-input. A reference that is a whole argument keeps its type; inside a text it is inserted. The result of a reference is
-never expanded again: a tool's output cannot refer to anything. `${secret:NAME}` is left as it is, since the guard
-inserts secrets. Only the playbook itself may name one: a result that would bring a secret's name into an argument is
-refused, or a web page could have secrets sent to it.
+A playbook is a list of calls whose arguments may refer to inputs and to the results of earlier steps.
+`${steps.NAME.text}` is the output of a step, `${steps.NAME.json…}` a part of that output parsed as JSON, and
+`${inputs.NAME}` an input. A reference that is a whole argument keeps its type; a reference inside a text is inserted
+into the text. The result of a reference is never expanded again, so a tool's output cannot refer to anything.
+`${secret:NAME}` is left unchanged, since the guard inserts secrets. Only the playbook itself may name a secret. A
+result that would bring a secret's name into an argument is refused: otherwise a web page could make the playbook send
+secrets to it.
 """
 
 import json
@@ -31,80 +32,82 @@ from halter.core.tools import Effect, Level, ProviderTool
 Duration = Annotated[int, Meta(extra={"written": "duration"})]
 """Microseconds, written as `30m` or as a number of seconds."""
 OptionalDuration = Annotated[int | None, Meta(extra={"written": "lasting"})]
-"""Microseconds, or None for a written-out `none`."""
+"""Microseconds, or None for `none`."""
 Dollars = Annotated[int | None, Meta(extra={"written": "dollars"})]
-"""Micro-dollars, written as a number of dollars, or None for a written-out `none`."""
+"""Micro-dollars, written as a number of dollars, or None for `none`."""
 RateValue = Annotated[int | None, Meta(extra={"written": "rate"})]
-"""Attempts per hour, written as `20/hour`, or None for a written-out `none`."""
+"""Attempts per hour, written as `20/hour`, or None for `none`."""
 Window = Annotated[int, Meta(extra={"written": "window"})]
-"""Tokens of a context, or 0 for as many as the model takes; too few to work with are refused."""
+"""Tokens of a context window, or 0 for the model's own; a window too small to work with is rejected."""
 Zone = Annotated[str, Meta(extra={"written": "zone"})]
 Name = Annotated[str, Meta(extra={"written": "name"})]
 Host = Annotated[str, Meta(extra={"written": "host"})]
 """A host name, `*.example.com` for all hosts below a domain, or `*` for all."""
 ModelPattern = Annotated[str, Meta(extra={"written": "models"})]
-"""A `provider:model`, where `*` at the end stands for any rest."""
+"""A `provider:model`; a `*` at the end matches any suffix."""
 OneModel = Annotated[str, Meta(extra={"written": "model"})]
-"""A `provider:model`; the two that need no network may stand as one word."""
+"""A `provider:model`. `scripted` and `reflex`, which need no network, need no provider."""
 Url = Annotated[str, Meta(extra={"written": "url"})]
-"""An address of an endpoint, which must hold no password."""
+"""The URL of an endpoint, without a password."""
 Address = Annotated[str, Meta(extra={"written": "address"})]
-"""An address that is read or listened to; it may have a query, and must hold no password."""
+"""A URL to read from or listen to; it may have a query, but no password."""
 HeaderName = Annotated[str, Meta(extra={"written": "header_name"})]
 HeaderValue = Annotated[str, Meta(extra={"written": "header"})]
-"""The value of a header of HTTP, which may be a key: no sentence quotes it."""
+"""The value of an HTTP header. It may be a key, so no message quotes it."""
 DayTime = Annotated[str, Meta(extra={"written": "day_time"})]
 """A time of day, written as `08:00`."""
 PathInto = Annotated[str, Meta(extra={"written": "path_into"})]
-"""The way into a JSON value, as in `quotes.AAPL` or `items[0].x`; all of it, if empty."""
+"""A path into a JSON value, as in `quotes.AAPL` or `items[0].x`; empty for the whole value."""
 SecretName = Annotated[str, Meta(extra={"written": "secret"})]
 ArgumentUseText = Annotated[str, Meta(extra={"written": "use"})]
-"""What an argument decides, and the kind of thing it names: `destination:address`."""
+"""The role of an argument and the kind of thing it names, as in `destination:address`."""
 SecretReference = Annotated[str, Meta(extra={"written": "reference"})]
-"""A `${secret:NAME}`: the one way to write a key."""
+"""A `${secret:NAME}`, the only way to write a key."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mapping in a file. `ALSO` maps alternative names of a key to its own.
+    """A mapping in a file.
 
-    The value of a `HIDDEN` mapping may be a key by mistake: no sentence quotes it.
+    `ALIASES` maps the other names of keys to their names, `FORMER_VALUES` the former values of a key to the present
+    ones. Both are understood for all of 1.x and not shown. A value in a `HIDDEN` mapping may be a key by mistake, so no message quotes it.
     """
 
-    ALSO: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    FORMER_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
     HIDDEN: ClassVar[bool] = False
 
 
 WireFormat = Literal["openai", "anthropic", "google"]
-"""The protocol that an endpoint speaks. `openai` is also what most other servers speak."""
+"""The protocol of an endpoint. Most other servers speak `openai` as well."""
 
 ContextStrategy = Literal["sliding_window", "compact", "summarize"]
-"""What is dropped when a history outgrows the window: the older part, with or without a marker, or summarized."""
+"""The way to cut a history that exceeds the window: drop the older part, replace it by a marker, or summarize it."""
 
 ThinkingEffort = Literal["off", "low", "medium", "high"]
-"""How much a model thinks before it answers."""
+"""The amount of thinking before a model answers."""
 ToolCalls = Literal["native", "text"]
-"""How calls are requested: natively by the provider's protocol, or as text, for models without it."""
+"""The form of a model's calls: by the provider's protocol, or as text for models without tool calls."""
 
 ModelPurpose = Literal["summary", "simulation", "judge", "skill"]
-"""The purposes for which another model than the agent's own may be named."""
+"""The purposes that can have a model other than the agent's own."""
 
 SCRIPTED: Final = "scripted"
 REFLEX: Final = "reflex"
-"""The two providers that need no network; as names of models they may stand alone."""
+"""The two providers that need no network; as model names they need no provider."""
 
 
 CloudName = Literal["google", "aws"]
 CLOUD_HOSTS: Final[Mapping[CloudName, tuple[str, ...]]] = MappingProxyType(
     {"google": (".googleapis.com",), "aws": (".amazonaws.com", ".api.aws")}
 )
-"""Where credentials of a cloud may be sent, if the fleet does not name another address."""
+"""The hosts to which a cloud's credentials may be sent, unless the fleet names another address."""
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True):
-    """How an endpoint is reached. `api_key` names a secret, as `${secret:NAME}`; a local server may need none.
+    """An endpoint and how to authenticate there. `api_key` names a secret; a local server may need none.
 
-    With `credentials`, those of that cloud are used as its own tools find them. `bills_errors` says that an answer with
-    an error status may be charged for. Without `prompt_cache`, no request asks for a cache.
+    `credentials` uses the credentials of that cloud, as its own tools find them. With `bills_errors`, a response with
+    an error status may be charged. Without `prompt_cache`, no request asks for a cache.
     """
 
     wire: WireFormat = "openai"
@@ -116,9 +119,9 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownProvider(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider with defaults: its address, and the variables that hold its key or move it.
+    """The defaults of a provider: its address, and the variables that hold its key or another address.
 
-    A local server needs no key. Without an address, the file or the variable must give one.
+    A `local` server needs no key. Without a `base_url`, the file or the variable must give one.
     """
 
     base_url: str = ""
@@ -160,12 +163,12 @@ KNOWN_PROVIDERS: Final[Mapping[str, KnownProvider]] = MappingProxyType(
 
 
 class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the loop needs to know of an agent, beside what the guard knows.
+    """The part of an agent's definition that the loop needs; the rest is in `ResolvedPolicy`.
 
-    Models are written `provider:model`. `context_window` is in tokens, 0 for the model's own; `streaming` is None where
-    it is not set: then a chat streams and nothing else does. `script` and `reflex` are what their files hold, already
-    read: a list of replies, and a list of rules. `rates` say how fast models may be asked, by all agents of the fleet.
-    `native_output` names the tool whose arguments a model gives as its answer, where its provider can hold it to them.
+    Models are written `provider:model`. `context_window` is in tokens, 0 for the model's own. With `streaming` None,
+    only a chat streams. `script` and `reflex` are the contents of their files: a list of replies, and a list of rules.
+    `rates` bound the requests of all agents of the fleet to a model. `native_output` names the tool whose arguments
+    are the model's answer, for providers that can enforce them.
     """
 
     model: str = ""
@@ -195,164 +198,186 @@ class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FieldType = Literal["any", "object", "array", "string", "number", "integer", "boolean"]
-SensorType = Literal["poll", "watch", "stream"]
+SensorType = Literal["poll", "files", "stream"]
 StreamFormat = Literal["sse", "websocket"]
 
 ALWAYS_WAKING_NAMES: Final = ("message", "decision")
-"""Names that always wake a session, and may be listed all the same."""
+"""Names that always wake a session, and may still be listed."""
 
 NonEmptyText = Annotated[str, Meta(min_length=1)]
 
 
 class Gate(Spec, frozen=True):
-    """The cheap check before a full turn. All that is said must hold, in this order; without any of it, it is open."""
+    """The cheap check before a full turn. All given conditions must hold; they are tested in this order."""
 
     on: Annotated[
         Literal["change", "always"],
-        Meta(description="`change` skips a turn when nothing has changed since the last one; `always` asks on."),
+        Meta(description="`change`: skip a turn if nothing has changed since the last; `always`: do not check."),
     ] = "change"
     expression: Annotated[str, Meta(description="A CEL expression over `hot`, `before`, `changed` and `skips`.")] = ""
-    model: Annotated[OneModel, Meta(description="A small model that is shown what changed.")] | UnsetType = UNSET
-    prompt: Annotated[str, Meta(description="What that model is to look for.")] = ""
-    max_skips: Annotated[int, Meta(ge=0, description="After so many skips in a row a turn is taken; 0 for never.")] = 0
+    model: (
+        Annotated[OneModel, Meta(description="A small model that judges whether the change is worth a turn.")]
+        | UnsetType
+    ) = UNSET
+    prompt: Annotated[str, Meta(description="Instructions for that model.")] = ""
+    max_skips: Annotated[int, Meta(ge=0, description="Take a turn after this many consecutive skips; 0 disables.")] = 0
 
 
 class ActiveHours(Spec, frozen=True):
-    """When an agent may be awake. An end before the start is on the next day."""
+    """The hours in which an agent may be awake. An end before the start is on the next day."""
 
-    start: Annotated[DayTime, Meta(description="When it begins, as in `08:00`.")]
-    end: Annotated[DayTime, Meta(description="When it ends, as in `23:00`.")]
-    timezone: Annotated[Zone, Meta(description="Whose clock that is; the fleet's, if not given.")] | UnsetType = UNSET
+    start: Annotated[DayTime, Meta(description="Start of the hours, as in `08:00`.")]
+    end: Annotated[DayTime, Meta(description="End of the hours, as in `23:00`.")]
+    timezone: Annotated[Zone, Meta(description="Time zone of the times; by default the fleet's.")] | UnsetType = UNSET
 
 
 class Autonomy(Spec, frozen=True):
-    """How an agent runs by itself, and the guardrails that it cannot move."""
+    """The settings for unattended runs, and the limits that the agent cannot change."""
 
-    enabled: Annotated[bool, Meta(description="Whether the agent runs by itself.")] = False
-    prompt: Annotated[str, Meta(description="What each turn begins with, if not the usual words.")] = ""
-    min_sleep: Annotated[Duration, Meta(description="The shortest sleep.")] = SECOND
-    max_sleep: Annotated[Duration, Meta(description="The longest sleep.")] = DAY
+    enabled: Annotated[bool, Meta(description="Run the agent unattended.")] = False
+    prompt: Annotated[str, Meta(description="First message of each turn; a standard text by default.")] = ""
+    min_sleep: Annotated[Duration, Meta(description="Minimum sleep.")] = SECOND
+    max_sleep: Annotated[Duration, Meta(description="Maximum sleep.")] = DAY
     max_consecutive_turns: Annotated[
-        int, Meta(ge=1, description="So many turns without a sleep; then it is put to sleep.")
+        int, Meta(ge=1, description="Maximum number of turns without a sleep; then the agent must sleep.")
     ] = 50
     token_budget_per_hour: Annotated[
-        int, Meta(ge=0, description="Tokens in an hour, cached ones not counted; 0 for no budget.")
+        int, Meta(ge=0, description="Maximum tokens per hour, without those read from a cache; 0 disables.")
     ] = 100_000
     max_actions_per_minute: Annotated[
-        int, Meta(ge=0, description="Calls with side effects in any minute; 0 for no limit.")
+        int, Meta(ge=0, description="Maximum calls with side effects in any minute; 0 disables.")
     ] = 10
     idle_timeout: Annotated[
-        Duration, Meta(description="Awake for so long without a call, a change or a message, it ends; 0 for never.")
+        Duration, Meta(description="End the session after this long without activity; 0 disables.")
     ] = 10 * MINUTE
-    active_hours: Annotated[ActiveHours, Meta(description="When it may be awake.")] | UnsetType = UNSET
-    gate: Annotated[Gate, Meta(description="The cheap check before a full turn.")] | UnsetType = UNSET
-    precheck_model: Annotated[OneModel, Meta(description="Another place for `gate.model`.")] | UnsetType = UNSET
+    active_hours: Annotated[ActiveHours, Meta(description="Hours in which the agent may be awake.")] | UnsetType = UNSET
+    gate: Annotated[Gate, Meta(description="Cheap check before a full turn.")] | UnsetType = UNSET
+    precheck_model: Annotated[OneModel, Meta(description="Alias of `gate.model`.")] | UnsetType = UNSET
 
 
 class HotField(Spec, frozen=True):
     """One fact that the model sees every turn."""
 
-    type: Annotated[FieldType, Meta(description="What its value must be.")] = "any"
-    ttl: Annotated[Duration, Meta(description="After so long it is shown as stale.")] | UnsetType = UNSET
+    ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({"refresh_params": "refresh_arguments"})
+
+    type: Annotated[FieldType, Meta(description="JSON type of the value.")] = "any"
+    ttl: Annotated[Duration, Meta(description="Age after which the value is marked stale.")] | UnsetType = UNSET
     refresh_tool: (
         Annotated[
             NonEmptyText,
-            Meta(description="A tool that only looks, whose result is the value, also when the agent calls it."),
+            Meta(description="Read-only tool whose result becomes the value, also when the agent calls it."),
         ]
         | UnsetType
     ) = UNSET
-    refresh_params: Annotated[Mapping[str, Any], Meta(description="What that tool is given.")] = {}
-    path: Annotated[PathInto, Meta(description="The part of the result that is the value, as in `account.cash`.")] = ""
-    auto_refresh: Annotated[bool, Meta(description="Whether a stale value is refreshed before each turn.")] = False
-    max_items: Annotated[int, Meta(ge=1, description="An array keeps the newest so many.")] | UnsetType = UNSET
-    description: Annotated[str, Meta(description="What it is, in a few words for the model.")] = ""
+    refresh_arguments: Annotated[Mapping[str, Any], Meta(description="Arguments of `refresh_tool`.")] = {}
+    path: Annotated[PathInto, Meta(description="Path of the value in the result, as in `account.cash`.")] = ""
+    auto_refresh: Annotated[bool, Meta(description="Refresh a stale value before each turn.")] = False
+    max_items: (
+        Annotated[int, Meta(ge=1, description="Maximum number of items of an array; older ones are dropped.")]
+        | UnsetType
+    ) = UNSET
+    description: Annotated[str, Meta(description="Short description for the model.")] = ""
 
 
 class HotStateSpec(Spec, frozen=True):
-    """The typed facts with ages that the model sees every turn."""
+    """The typed, ageing facts that the model sees every turn."""
 
-    fields: Annotated[Mapping[Name, HotField], Meta(description="The facts, by name.")] = {}
+    fields: Annotated[Mapping[Name, HotField], Meta(description="Facts, by name.")] = {}
 
 
 class Update(Spec, frozen=True):
-    """Where a part of a reading goes."""
+    """The field that receives a part of a reading."""
 
-    field: Annotated[Name, Meta(description="The field that is written.")]
-    path: Annotated[PathInto, Meta(description="The part of the reading, as in `quotes.AAPL` or `items[0]`.")] = ""
-    append: Annotated[bool, Meta(description="Whether it is added to an array.")] = False
+    field: Annotated[Name, Meta(description="Field to write.")]
+    path: Annotated[
+        PathInto, Meta(description="Path of the value in the reading, as in `quotes.AAPL` or `items[0]`.")
+    ] = ""
+    append: Annotated[bool, Meta(description="Append the value to an array.")] = False
 
 
 class Detector(Spec, frozen=True):
-    """Finds numbers that are far from what they usually are: how many deviations away is the score."""
+    """Detects unusual numbers. The score is the distance from the mean, in standard deviations."""
 
-    path: Annotated[PathInto, Meta(description="The number in the reading.")] = ""
-    half_life: Annotated[float, Meta(ge=1, description="After so many readings, one counts half.")] = 20
-    warmup: Annotated[int, Meta(ge=2, description="So many readings are only learned from.")] = 20
+    path: Annotated[PathInto, Meta(description="Path of the number in the reading.")] = ""
+    half_life: Annotated[
+        float, Meta(ge=1, description="Number of readings after which the weight of a reading is halved.")
+    ] = 20
+    warmup: Annotated[int, Meta(ge=2, description="Number of readings to learn from before the first score.")] = 20
 
 
 class Signal(Spec, frozen=True):
-    """A score on a reading; from `threshold` on it fires. One of `expression`, `model` or `detector` gives it."""
+    """A score of a reading, given by `expression`, `model` or `detector`. It fires at `threshold` and above."""
 
-    name: Annotated[Name, Meta(description="The signal's name.")]
+    name: Annotated[Name, Meta(description="Name of the signal.")]
     expression: (
         Annotated[NonEmptyText, Meta(description="A CEL expression over `value` and `hot`: true, false or a number.")]
         | UnsetType
     ) = UNSET
     model: Annotated[OneModel, Meta(description="A small model that gives a score from 0 to 1.")] | UnsetType = UNSET
-    prompt: Annotated[str, Meta(description="What that model is to judge.")] = ""
+    prompt: Annotated[str, Meta(description="Instructions for that model.")] = ""
     detector: Annotated[Detector, Meta(description="A built-in detector of unusual numbers.")] | UnsetType = UNSET
     threshold: (
-        Annotated[float, Meta(description="From which score on it fires: 0.5, or 4 for a detector, if not given.")]
+        Annotated[float, Meta(description="Score at which the signal fires; by default 0.5, or 4 for a detector.")]
         | UnsetType
     ) = UNSET
-    cooldown: Annotated[Duration, Meta(description="How long it is quiet after it fired.")] = MINUTE
-    notify: Annotated[bool, Meta(description="Whether the next turn begins with an alert.")] = False
-    filter: Annotated[bool, Meta(description="Whether fields are written only when it fires.")] = False
+    cooldown: Annotated[Duration, Meta(description="Time after firing in which the signal does not fire again.")] = (
+        MINUTE
+    )
+    notify: Annotated[bool, Meta(description="Begin the next turn with an alert.")] = False
+    filter: Annotated[bool, Meta(description="Write fields only when the signal fires.")] = False
 
 
 class SensorSource(Spec, frozen=True):
-    """Where a sensor reads: a tool, an address, or a file or folder."""
+    """The source of a sensor: a tool, a URL, or a file or folder."""
 
     HIDDEN: ClassVar[bool] = True
+    ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({"params": "arguments"})
 
-    tool: Annotated[NonEmptyText, Meta(description="A tool that only looks.")] | UnsetType = UNSET
-    params: Annotated[Mapping[str, Any], Meta(description="What that tool is given.")] = {}
+    tool: Annotated[NonEmptyText, Meta(description="Read-only tool to call.")] | UnsetType = UNSET
+    arguments: Annotated[Mapping[str, Any], Meta(description="Arguments of `tool`.")] = {}
     url: (
-        Annotated[Address, Meta(description="An address: http(s):// to poll or for SSE, ws(s):// for WebSocket.")]
+        Annotated[
+            Address, Meta(description="URL: http(s):// for polling or server-sent events, ws(s):// for WebSocket.")
+        ]
         | UnsetType
     ) = UNSET
     headers: Annotated[
         Mapping[HeaderName, HeaderValue],
-        Meta(description="Headers of the request; a key is written `${secret:NAME}`.", extra={"hidden": True}),
+        Meta(description="Headers of the request; write a key as `${secret:NAME}`.", extra={"hidden": True}),
     ] = {}
     format: (
-        Annotated[StreamFormat, Meta(description="What a stream speaks; told by its address, if not given.")]
-        | UnsetType
+        Annotated[StreamFormat, Meta(description="Protocol of a stream; by default derived from the URL.")] | UnsetType
     ) = UNSET
-    path: Annotated[NonEmptyText, Meta(description="A file or folder, seen from the agent's own.")] | UnsetType = UNSET
-    pattern: Annotated[NonEmptyText, Meta(description="Which files of a folder, as in `*.log`.")] = "*"
+    path: Annotated[NonEmptyText, Meta(description="File or folder, relative to the agent's folder.")] | UnsetType = (
+        UNSET
+    )
+    pattern: Annotated[NonEmptyText, Meta(description="Pattern of the files in the folder, as in `*.log`.")] = "*"
 
 
 class SensorSpec(Spec, frozen=True):
-    """A background reader that keeps hot state fresh."""
+    """A background reader that updates the hot state."""
 
-    name: Annotated[Name, Meta(description="The sensor's name.")]
-    type: Annotated[SensorType, Meta(description="Whether it asks again and again, watches files, or listens.")]
-    source: Annotated[SensorSource, Meta(description="Where it reads.")]
-    interval: Annotated[Duration, Meta(description="How often it asks.")] = MINUTE
-    jitter: Annotated[float, Meta(ge=0, le=1, description="The part of the interval that chance may add.")] = 0.1
-    timeout: Annotated[Duration, Meta(description="How long one answer, or the beginning of a stream, may take.")] = (
-        30 * SECOND
-    )
-    updates: Annotated[tuple[Update, ...], Meta(description="The fields it writes; one of its own name, if none.")] = ()
-    signals: Annotated[tuple[Signal, ...], Meta(description="Scores on what it reads.")] = ()
+    FORMER_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({"type": {"watch": "files"}})
+
+    name: Annotated[Name, Meta(description="Name of the sensor.")]
+    type: Annotated[
+        SensorType, Meta(description="`poll` reads at an interval, `files` follows files, `stream` listens.")
+    ]
+    source: Annotated[SensorSource, Meta(description="Source of the readings.")]
+    interval: Annotated[Duration, Meta(description="Time between two polls.")] = MINUTE
+    jitter: Annotated[float, Meta(ge=0, le=1, description="Maximum random delay, as a fraction of the interval.")] = 0.1
+    timeout: Annotated[Duration, Meta(description="Time limit for one answer, or for opening a stream.")] = 30 * SECOND
+    updates: Annotated[
+        tuple[Update, ...], Meta(description="Fields to write; by default the field with the sensor's name.")
+    ] = ()
+    signals: Annotated[tuple[Signal, ...], Meta(description="Signals on its readings.")] = ()
 
     def list_updates(self) -> tuple[Update, ...]:
         return self.updates or (Update(field=self.name),)
 
 
 class Pacing(msgspec.Struct, frozen=True, kw_only=True):
-    """The pacing of one agent. Its gate and its zone are filled in."""
+    """The pacing of one agent, with its gate and time zone filled in."""
 
     autonomy: Autonomy = Autonomy()
     fields: Mapping[str, HotField] = {}
@@ -381,66 +406,62 @@ ChannelType = Literal["in_app", "email", "webhook", "apprise"]
 
 
 class Trigger(Spec, frozen=True):
-    """What all that starts sessions has in common: its name, what the session is told, and what it may spend."""
+    """The keys that all triggers share: the name, the task of the session, and the caps."""
 
-    name: Annotated[Name, Meta(description="The trigger's name.")]
-    prompt: Annotated[str, Meta(description="What the session is told.")] = ""
+    name: Annotated[Name, Meta(description="Name of the trigger.")]
+    prompt: Annotated[str, Meta(description="Task of the session.")] = ""
     playbook: (
-        Annotated[NonEmptyText, Meta(description="A playbook of the agent's folder that is played instead.")]
+        Annotated[NonEmptyText, Meta(description="Playbook in the agent's folder to run instead of a prompt.")]
         | UnsetType
     ) = UNSET
-    inputs: Annotated[Mapping[str, Any], Meta(description="What that playbook is given.")] = {}
-    collections: Annotated[
-        tuple[Name, ...], Meta(description="The collections whose documents the session may read.")
-    ] = ()
-    max_cost_usd: Annotated[Dollars, Meta(description="The most that one run may spend.")] | UnsetType = UNSET
-    max_cost_usd_per_hour: (
-        Annotated[Dollars, Meta(description="The most that all runs may spend in an hour.")] | UnsetType
-    ) = UNSET
-    max_cost_usd_per_day: (
-        Annotated[Dollars, Meta(description="The most that all runs may spend in a day.")] | UnsetType
-    ) = UNSET
+    inputs: Annotated[Mapping[str, Any], Meta(description="Inputs of that playbook.")] = {}
+    collections: Annotated[tuple[Name, ...], Meta(description="Collections whose documents the session may read.")] = ()
+    max_cost_usd: Annotated[Dollars, Meta(description="Maximum cost of one run.")] | UnsetType = UNSET
+    max_cost_usd_per_hour: Annotated[Dollars, Meta(description="Maximum cost of all runs in an hour.")] | UnsetType = (
+        UNSET
+    )
+    max_cost_usd_per_day: Annotated[Dollars, Meta(description="Maximum cost of all runs in a day.")] | UnsetType = UNSET
 
     def caps(self) -> tuple[Cap, ...]:
-        both: tuple[tuple[int | UnsetType | None, Literal["hour", "day"]], ...] = (
+        window_caps: tuple[tuple[int | UnsetType | None, Literal["hour", "day"]], ...] = (
             (self.max_cost_usd_per_hour, "hour"),
             (self.max_cost_usd_per_day, "day"),
         )
-        return tuple(Cap(usd, per) for usd, per in both if usd is not UNSET)
+        return tuple(Cap(usd, per) for usd, per in window_caps if usd is not UNSET)
 
 
 class Schedule(Trigger, frozen=True):
-    """Starts a session at certain times. One of `cron`, `every` and `at` says when."""
+    """Starts sessions by time, given by exactly one of `cron`, `every` and `at`."""
 
-    cron: Annotated[NonEmptyText, Meta(description="Five fields, as in `0 9 * * 1-5`.")] | UnsetType = UNSET
-    every: Annotated[Duration, Meta(description="The time between two runs, as in `15m`.")] | UnsetType = UNSET
-    at: Annotated[NonEmptyText, Meta(description="One moment, as in `2026-12-24 09:00`.")] | UnsetType = UNSET
-    timezone: Annotated[Zone, Meta(description="Whose clock that is; the fleet's, if not given.")] | UnsetType = UNSET
+    cron: (
+        Annotated[NonEmptyText, Meta(description="Cron expression with five fields, as in `0 9 * * 1-5`.")] | UnsetType
+    ) = UNSET
+    every: Annotated[Duration, Meta(description="Time between two runs, as in `15m`.")] | UnsetType = UNSET
+    at: Annotated[NonEmptyText, Meta(description="Time of a single run, as in `2026-12-24 09:00`.")] | UnsetType = UNSET
+    timezone: Annotated[Zone, Meta(description="Time zone of the times; by default the fleet's.")] | UnsetType = UNSET
     overlap: Annotated[
-        Overlap, Meta(description="What becomes of a run whose time comes while the one before it works.")
+        Overlap, Meta(description="Handling of a run that is due while the previous one is still running.")
     ] = "skip"
     catch_up: Annotated[
-        CatchUp, Meta(description="Whether what was missed while nothing ran is made up for, once.")
+        CatchUp, Meta(description="`once`: run once for missed times after downtime; `never`: skip them.")
     ] = "once"
-    jitter: Annotated[Duration, Meta(description="By how much chance may delay a run.")] = 0
-    min_interval: Annotated[Duration, Meta(description="No run starts sooner than this after another.")] = MINUTE
-    active_hours: Annotated[ActiveHours, Meta(description="When it may run.")] | UnsetType = UNSET
+    jitter: Annotated[Duration, Meta(description="Maximum random delay of a run.")] = 0
+    min_interval: Annotated[Duration, Meta(description="Minimum time between the starts of two runs.")] = MINUTE
+    active_hours: Annotated[ActiveHours, Meta(description="Hours in which runs may start.")] | UnsetType = UNSET
 
 
 class Watch(Trigger, frozen=True):
-    """Starts a session for each new or changed document of a folder, or of a collection."""
+    """Starts a session for each new or changed document of a folder or a collection."""
 
-    path: Annotated[NonEmptyText, Meta(description="A folder, seen from the agent's own.")] | UnsetType = UNSET
-    pattern: Annotated[NonEmptyText, Meta(description="Which files of it, as in `*.pdf`.")] = "*"
-    collection: Annotated[Name, Meta(description="A collection, in place of a folder.")] | UnsetType = UNSET
-    debounce: Annotated[Duration, Meta(description="A document is taken when it has not changed for so long.")] = (
+    path: Annotated[NonEmptyText, Meta(description="Folder, relative to the agent's folder.")] | UnsetType = UNSET
+    pattern: Annotated[NonEmptyText, Meta(description="Pattern of the files in the folder, as in `*.pdf`.")] = "*"
+    collection: Annotated[Name, Meta(description="Collection to watch instead of a folder.")] | UnsetType = UNSET
+    debounce: Annotated[Duration, Meta(description="Time that a document must be unchanged before it is read.")] = (
         2 * SECOND
     )
-    max_attempts: Annotated[
-        int, Meta(ge=1, description="So often a document is tried; then it is left to a person.")
-    ] = 3
-    max_parallel: Annotated[int, Meta(ge=1, description="So many documents are worked on at once.")] = 4
-    existing: Annotated[bool, Meta(description="Whether what lies there at the beginning counts as new.")] = True
+    max_attempts: Annotated[int, Meta(ge=1, description="Attempts per document before it is quarantined.")] = 3
+    max_parallel: Annotated[int, Meta(ge=1, description="Maximum number of documents processed concurrently.")] = 4
+    existing: Annotated[bool, Meta(description="Treat documents that exist at the first start as new.")] = True
 
 
 class Webhook(Trigger, frozen=True, kw_only=True):
@@ -448,8 +469,8 @@ class Webhook(Trigger, frozen=True, kw_only=True):
 
     HIDDEN: ClassVar[bool] = True
 
-    token: Annotated[SecretReference, Meta(description="What a delivery must bring, as `${secret:NAME}`.")]
-    max_bytes: Annotated[int, Meta(ge=1, description="The longest body that is taken.")] = 256 * 1024
+    token: Annotated[SecretReference, Meta(description="Token that a delivery must present, as `${secret:NAME}`.")]
+    max_bytes: Annotated[int, Meta(ge=1, description="Maximum size of a request body, in bytes.")] = 256 * 1024
 
 
 HEARTBEAT: Final = "heartbeat"
@@ -460,7 +481,7 @@ HEARTBEAT_PROMPT: Final = (
 
 
 def make_heartbeat(interval: int, hours: ActiveHours | UnsetType) -> Schedule:
-    """The schedule that `heartbeat: 30m` stands for."""
+    """Make the schedule that `heartbeat: 30m` abbreviates."""
     return Schedule(name=HEARTBEAT, prompt=HEARTBEAT_PROMPT, every=interval, active_hours=hours)
 
 
@@ -468,82 +489,87 @@ AnyTrigger = Schedule | Watch | Webhook
 
 
 def inherit_trigger_caps(caps: Caps, trigger: AnyTrigger) -> Caps:
-    """Give a session the caps of its trigger: of one run, and of all runs together."""
-    run, own = trigger.max_cost_usd, caps.session.max_cost_usd
-    if run is not UNSET and run is not None:
-        own = run if own is None else min(own, run)
-    return msgspec.structs.replace(caps, session=Cap(own, caps.session.per), trigger=trigger.caps())
+    """Add the caps of a trigger to those of its session: for one run, and for all runs together."""
+    run_cap, session_cap = trigger.max_cost_usd, caps.session.max_cost_usd
+    if run_cap is not UNSET and run_cap is not None:
+        session_cap = run_cap if session_cap is None else min(session_cap, run_cap)
+    return msgspec.structs.replace(caps, session=Cap(session_cap, caps.session.per), trigger=trigger.caps())
 
 
 class Collection(Spec, frozen=True):
-    """Documents that an agent may read: the files of a folder."""
+    """The documents in a folder that an agent may read."""
 
-    path: Annotated[NonEmptyText, Meta(description="The folder, seen from the agent's own.")]
-    pattern: Annotated[NonEmptyText, Meta(description="Which files of it, as in `**/*.md`.")] = "*"
-    description: Annotated[str, Meta(description="What it holds, in a few words for the model.")] = ""
+    path: Annotated[NonEmptyText, Meta(description="Folder, relative to the agent's folder.")]
+    pattern: Annotated[NonEmptyText, Meta(description="Pattern of the files in the folder, as in `**/*.md`.")] = "*"
+    description: Annotated[str, Meta(description="Short description of the contents for the model.")] = ""
 
 
 class Review(Spec, frozen=True):
-    """Who looks at findings before they are delivered. It is never the author's own request."""
+    """The review of findings before delivery. A judge is never the request that wrote the finding."""
 
     judges: Annotated[
-        tuple[OneModel, ...], Meta(description="The models that judge; the agent's own, asked anew, if none is named.")
+        tuple[OneModel, ...], Meta(description="Models that judge; by default the agent's own model in a new request.")
     ] = ()
-    instructions: Annotated[str, Meta(description="What they are to look for, beside the usual.")] = ""
+    instructions: Annotated[str, Meta(description="Additional instructions for the judges.")] = ""
     max_cost_per_message_usd: (
-        Annotated[Dollars, Meta(description="Above this, one judge is asked instead of all; above it too, none.")]
+        Annotated[Dollars, Meta(description="Maximum cost of a review: above it one judge reviews, then none.")]
         | UnsetType
     ) = UNSET
 
 
 class Channel(Spec, frozen=True):
-    """One way to notify people."""
+    """One channel for notifications."""
 
     HIDDEN: ClassVar[bool] = True
 
-    name: Annotated[Name, Meta(description="The channel's name.")]
-    type: Annotated[ChannelType, Meta(description="How it is sent.")]
-    to: Annotated[tuple[NonEmptyText, ...], Meta(description="Whom an e-mail goes to.")] = ()
-    sender: Annotated[NonEmptyText, Meta(description="Whom an e-mail comes from.")] | UnsetType = UNSET
-    host: Annotated[NonEmptyText, Meta(description="The mail server.")] | UnsetType = UNSET
+    name: Annotated[Name, Meta(description="Name of the channel.")]
+    type: Annotated[ChannelType, Meta(description="Type of the channel.")]
+    to: Annotated[tuple[NonEmptyText, ...], Meta(description="Recipients of an e-mail.")] = ()
+    sender: Annotated[NonEmptyText, Meta(description="Sender of an e-mail.")] | UnsetType = UNSET
+    host: Annotated[NonEmptyText, Meta(description="Host of the mail server.")] | UnsetType = UNSET
     port: (
-        Annotated[int, Meta(ge=1, le=65535, description="Its port; 465 or 587 or 25, by its security.")] | UnsetType
+        Annotated[
+            int, Meta(ge=1, le=65535, description="Port of the mail server; by default 465, 587 or 25, by `security`.")
+        ]
+        | UnsetType
     ) = UNSET
     security: Annotated[
-        Literal["tls", "starttls", "none"], Meta(description="How the connection to the mail server is kept private.")
+        Literal["tls", "starttls", "none"], Meta(description="Encryption of the connection to the mail server.")
     ] = "starttls"
-    username: Annotated[NonEmptyText, Meta(description="Who logs in there.")] | UnsetType = UNSET
-    password: Annotated[SecretReference, Meta(description="The password, as `${secret:NAME}`.")] | UnsetType = UNSET
-    url: Annotated[Address, Meta(description="The address of a webhook.")] | UnsetType = UNSET
+    username: Annotated[NonEmptyText, Meta(description="User name for the mail server.")] | UnsetType = UNSET
+    password: (
+        Annotated[SecretReference, Meta(description="Password for the mail server, as `${secret:NAME}`.")] | UnsetType
+    ) = UNSET
+    url: Annotated[Address, Meta(description="URL of a webhook.")] | UnsetType = UNSET
     headers: Annotated[
         Mapping[HeaderName, HeaderValue],
-        Meta(description="Headers of a webhook; a key is written `${secret:NAME}`.", extra={"hidden": True}),
+        Meta(description="Headers of a webhook; write a key as `${secret:NAME}`.", extra={"hidden": True}),
     ] = {}
     service: (
-        Annotated[SecretReference, Meta(description="The apprise address of a service, as `${secret:NAME}`.")]
-        | UnsetType
+        Annotated[SecretReference, Meta(description="Apprise URL of a service, as `${secret:NAME}`.")] | UnsetType
     ) = UNSET
 
 
 class Notify(Spec, frozen=True):
-    """Whom an agent tells what."""
+    """The notifications of an agent."""
 
-    channels: Annotated[tuple[Channel, ...], Meta(description="The ways to tell; in the app, if none is named.")] = ()
+    channels: Annotated[
+        tuple[Channel, ...], Meta(description="Channels for notifications; by default the app only.")
+    ] = ()
     on: Annotated[
         tuple[Literal["halted", "failed", "waiting", "quarantined"], ...],
-        Meta(description="What the runtime itself tells of, beside what the agent sends."),
+        Meta(description="Conditions that the runtime reports, in addition to the agent's own notifications."),
     ] = ("halted", "failed", "waiting", "quarantined")
 
 
 class Anonymize(Spec, frozen=True):
-    """What is hidden from models that run elsewhere."""
+    """The values that are hidden from remote models."""
 
-    enabled: Annotated[bool, Meta(description="Whether it is; on for `phases: review`, off elsewhere.")] | UnsetType = (
-        UNSET
-    )
-    names: Annotated[
-        tuple[NonEmptyText, ...], Meta(description="Names that are hidden, beside what is recognised.")
-    ] = ()
+    enabled: (
+        Annotated[bool, Meta(description="Hide personal data; by default on for `phases: review`, else off.")]
+        | UnsetType
+    ) = UNSET
+    names: Annotated[tuple[NonEmptyText, ...], Meta(description="Names to hide, in addition to recognised data.")] = ()
 
 
 VerbName = Literal[
@@ -554,24 +580,22 @@ VERBS: Final[Verbs] = get_args(VerbName)
 
 
 class SubAgent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Another agent, in a folder beside, whom the model can ask by a tool."""
+    """An agent in a sibling folder that the model can call as a tool."""
 
-    name: Annotated[Name, Meta(description="The name of an agent in a folder beside this one's.")]
-    description: Annotated[str, Meta(description="What it is good for; its model is told this.")] = ""
+    name: Annotated[Name, Meta(description="Name of an agent in a sibling folder.")]
+    description: Annotated[str, Meta(description="Purpose of the agent, for the calling model.")] = ""
     max_cost_usd: (
-        Annotated[Dollars, Meta(description="The most that one task may cost; half of what is left bounds it anyway.")]
+        Annotated[Dollars, Meta(description="Maximum cost of one task; half of the remaining cap is always a bound.")]
         | UnsetType
     ) = UNSET
-    hand_off: Annotated[
-        bool, Meta(description="Whether it gets the whole conversation, and its answer ends the turn.")
-    ] = False
+    hand_off: Annotated[bool, Meta(description="Pass the whole conversation; the answer ends the turn.")] = False
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     """The tasks of one agent, with zones and defaults filled in.
 
-    `verbs` are those that its sessions have; `anonymize` is None where nothing is hidden. At most `concurrency` of its
-    task sessions are awake at once, on all machines together; None is any number.
+    `verbs` are those of its sessions; `anonymize` is None if nothing is hidden. At most `concurrency` of its task
+    sessions are awake at the same time, on all machines together; None means no bound.
     """
 
     schedules: tuple[Schedule, ...] = ()
@@ -593,11 +617,11 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SCRIPT_RUNNERS: Final[Mapping[str, str]] = {".py": "python3", ".sh": "sh"}
-"""What runs a script by its suffix; any other one runs by itself."""
+"""The interpreter of a script by suffix; other scripts must be executable."""
 
 
 class SkillScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program that a skill brings along, by its path in the skill's folder. It becomes a tool."""
+    """A program in a skill's folder, named by its path there. It becomes a tool."""
 
     file: str
     description: str
@@ -613,7 +637,7 @@ class SkillScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Skill(msgspec.Struct, frozen=True):
-    """What a SKILL.md says. `scripts` are by the names of their tools; `folder` is where they lie."""
+    """The contents of a SKILL.md. `scripts` are keyed by tool name; `folder` contains them."""
 
     name: str
     description: str
@@ -632,7 +656,7 @@ _INDEX: Final = re.compile(r"[0-9]{1,9}")
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A place where a value from elsewhere goes: an input, or an earlier step's text or JSON."""
+    """A reference to an input, or to the text or JSON of an earlier step."""
 
     source: Literal["inputs", "text", "json"]
     name: str
@@ -641,7 +665,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One call. `arguments` is JSON as it was written, with its references in it."""
+    """One call. `arguments` is JSON as written, with its references."""
 
     call: str
     arguments: bytes
@@ -650,7 +674,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Playbook(msgspec.Struct, frozen=True):
-    """A list of calls to be made one after the other; a cap is on all of them together."""
+    """A list of calls to make in order; the cap applies to all of them together."""
 
     steps: tuple[Step, ...]
     file: str
@@ -663,7 +687,7 @@ class Playbook(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct, frozen=True):
-    """What can be referred to: the inputs, and the outputs of named steps."""
+    """The values that references can name: the inputs, and the outputs of named steps."""
 
     inputs: Mapping[str, Any] = {}
     texts: Mapping[str, str] = {}
@@ -673,7 +697,7 @@ class Results(msgspec.Struct, frozen=True):
 
 
 class MissingReference(msgspec.Struct, frozen=True):
-    """A reference that leads nowhere, as a sentence for the author of the playbook."""
+    """A reference without a value, described for the author of the playbook."""
 
     sentence: str
 
@@ -695,97 +719,102 @@ class _UnresolvedReference(Exception):
 
 
 def bind_arguments(step: Step, results: Results) -> bytes | MissingReference:
-    """Put inputs and earlier results into a step's arguments, as JSON for the guard."""
+    """Insert inputs and earlier results into a step's arguments, as JSON for the guard."""
     try:
         return json.dumps(
-            _fill_value(json.loads(step.arguments), lambda found: _resolve_reference(found, results)),
+            _fill_value(json.loads(step.arguments), lambda reference: _resolve_reference(reference, results)),
             separators=(",", ":"),
         ).encode()
-    except _UnresolvedReference as nowhere:
-        return MissingReference(f"Step `{step.name or step.call}` (line {step.line}): {nowhere}")
+    except _UnresolvedReference as error:
+        return MissingReference(f"Step `{step.name or step.call}` (line {step.line}): {error}")
     except RecursionError:
         return MissingReference(f"Step `{step.name or step.call}` (line {step.line}): a result is nested too deeply.")
 
 
-def _fill_value(value: Any, look_up: Callable[[Reference], Any]) -> Any:
+def _fill_value(value: Any, resolve: Callable[[Reference], Any]) -> Any:
     match value:
         case str():
-            return _fill_text(value, look_up)
+            return _fill_text(value, resolve)
         case dict():
-            return {key: _fill_value(item, look_up) for key, item in cast("dict[str, Any]", value).items()}
+            return {key: _fill_value(item, resolve) for key, item in cast("dict[str, Any]", value).items()}
         case list():
-            return [_fill_value(item, look_up) for item in cast("list[Any]", value)]
+            return [_fill_value(item, resolve) for item in cast("list[Any]", value)]
         case _:
             return value
 
 
-def _fill_text(text: str, look_up: Callable[[Reference], Any]) -> Any:
-    whole = REFERENCE_PATTERN.fullmatch(text)
-    found = parse_reference(whole[1]) if whole else None
-    filled = look_up(found) if found else REFERENCE_PATTERN.sub(lambda match: _fill_match(match, look_up), text)
-    if _count_secrets(filled) > _count_secrets(text):
+def _fill_text(text: str, resolve: Callable[[Reference], Any]) -> Any:
+    whole_match = REFERENCE_PATTERN.fullmatch(text)
+    reference = parse_reference(whole_match[1]) if whole_match else None
+    value = resolve(reference) if reference else REFERENCE_PATTERN.sub(lambda match: _fill_match(match, resolve), text)
+    if _count_secrets(value) > _count_secrets(text):
         raise _UnresolvedReference(
-            f"`{shorten(text)}` would bring in the name of a secret; only the playbook may name one."
+            f"`{shorten(text)}` would insert the name of a secret; only the playbook itself may name secrets."
         )
-    return filled
+    return value
 
 
 def _count_secrets(value: Any) -> int:
     return len(_SECRET_REFERENCE.findall(value if isinstance(value, str) else json.dumps(value)))
 
 
-def _fill_match(match: re.Match[str], look_up: Callable[[Reference], Any]) -> str:
-    found = parse_reference(match[1])
-    if found is None:
+def _fill_match(match: re.Match[str], resolve: Callable[[Reference], Any]) -> str:
+    reference = parse_reference(match[1])
+    if reference is None:
         return match[0]
-    value = look_up(found)
+    value = resolve(reference)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _resolve_reference(found: Reference, results: Results) -> Any:
-    if found.source == "inputs":
-        return _require_name(results.inputs, found.name, found.written, "the inputs")
-    text = _require_name(results.texts, found.name, found.written, "the steps that gave a result")
-    if found.source == "text":
+def _resolve_reference(reference: Reference, results: Results) -> Any:
+    if reference.source == "inputs":
+        return _require_name(results.inputs, reference.name, reference.written, "the inputs")
+    text = _require_name(results.texts, reference.name, reference.written, "the steps that gave a result")
+    if reference.source == "text":
         return text
     try:
         value = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         raise _UnresolvedReference(
-            f"`${{{found.written}}}` needs JSON, but step `{found.name}` gave other text."
+            f"`${{{reference.written}}}` needs JSON, but the output of step `{reference.name}` is not JSON."
         ) from None
-    for key in found.path:
-        value = _require_key(value, key, found.written)
+    for key in reference.path:
+        value = _require_key(value, key, reference.written)
     return value
 
 
-def _reject_constant(written: str) -> Any:
-    """Refuse NaN and Infinity, which Python reads and JSON does not have."""
-    raise ValueError(written)
+def _reject_constant(name: str) -> Any:
+    """Reject NaN and Infinity, which Python parses and JSON does not have."""
+    raise ValueError(name)
 
 
-def _require_name(known: Mapping[str, Any], name: str, written: str, place: str) -> Any:
-    value: Any | UnsetType = known.get(name, UNSET)
+def _require_name(values: Mapping[str, Any], name: str, reference_text: str, noun: str) -> Any:
+    value: Any | UnsetType = values.get(name, UNSET)
     if value is UNSET:
-        raise _UnresolvedReference(f"`${{{written}}}` is not there; {place} are {join_names(known) or 'none'}.")
+        raise _UnresolvedReference(
+            f"`${{{reference_text}}}` does not exist; {noun} are {join_names(values) or 'none'}."
+        )
     return value
 
 
-def _require_key(value: Any, key: str, written: str) -> Any:
+def _require_key(value: Any, key: str, reference_text: str) -> Any:
     match value:
         case dict() if key in value:
             return cast("dict[str, Any]", value)[key]
         case dict():
-            some = list(cast("dict[str, Any]", value))[:10]
+            keys = list(cast("dict[str, Any]", value))[:10]
             raise _UnresolvedReference(
-                f"`${{{written}}}` is not there: no `{key}`, only {join_names(some) or 'nothing'}."
+                f"`${{{reference_text}}}` does not exist: no key `{key}`, only {join_names(keys) or 'nothing'}."
             )
         case list() if _INDEX.fullmatch(key) and int(key) < len(cast("list[Any]", value)):
             return cast("list[Any]", value)[int(key)]
         case list():
             count = len(cast("list[Any]", value))
             raise _UnresolvedReference(
-                f"`${{{written}}}` is not there: `{key}` is no place in a list of {count}, counted from 0."
+                f"`${{{reference_text}}}` does not exist: `{key}` is not an index of a list of {count} "
+                "(counted from 0)."
             )
         case _:
-            raise _UnresolvedReference(f"`${{{written}}}` is not there: nothing is inside of {describe_value(value)}.")
+            raise _UnresolvedReference(
+                f"`${{{reference_text}}}` does not exist: no key can be read from {describe_value(value)}."
+            )

@@ -1,6 +1,6 @@
-"""The events of channels: who may answer decisions from a phone, what they were shown, and which process reads replies.
+"""The events of channels: who may answer decisions there, which messages were sent, and which worker reads replies.
 
-Each channel has a stream of its own. None of these events has a body: what a message said is in the question.
+Each channel has its own stream. None of these events has a body: the text of a message is in the decision.
 """
 
 from typing import ClassVar
@@ -9,7 +9,7 @@ from halter.core.vocabulary import Event
 
 
 class ChannelTaken(Event, frozen=True, kw_only=True):
-    """A worker reads and writes the channel from now on, until another takes it."""
+    """A worker took over reading and writing the channel, until another worker takes it."""
 
     KIND: ClassVar[str] = "channel_taken"
 
@@ -18,9 +18,10 @@ class ChannelTaken(Event, frozen=True, kw_only=True):
 
 
 class PairingOffered(Event, frozen=True, kw_only=True):
-    """The first person who sends a code before it expires becomes this approver. Only the code's digest is kept.
+    """A pairing code was offered: the first person who sends it before it expires becomes this approver.
 
-    `place` is where the code is sent, on a channel where people cannot write first.
+    Only the digest of the code is stored. `place` is the chat to which the code is sent, on a channel where people
+    cannot write first.
     """
 
     KIND: ClassVar[str] = "pairing_offered"
@@ -36,7 +37,7 @@ class PairingOffered(Event, frozen=True, kw_only=True):
 
 
 class ApproverPaired(Event, frozen=True, kw_only=True):
-    """An account of a platform may answer for a person. `place` is the chat in which they are asked."""
+    """An account of a platform was paired with a person. `place` is the chat that receives their decisions."""
 
     KIND: ClassVar[str] = "approver_paired"
 
@@ -50,7 +51,7 @@ class ApproverPaired(Event, frozen=True, kw_only=True):
 
 
 class ApproverRemoved(Event, frozen=True, kw_only=True):
-    """A person's accounts on a channel, and their unused codes, count no longer."""
+    """A person's accounts on a channel and their unused codes were revoked."""
 
     KIND: ClassVar[str] = "approver_removed"
 
@@ -61,10 +62,10 @@ class ApproverRemoved(Event, frozen=True, kw_only=True):
 
 
 class DecisionShown(Event, frozen=True, kw_only=True):
-    """A decision was put to the people of a chat in a message.
+    """A decision was sent to a chat in a message.
 
-    `digest` is the question's, and `button` the digest of what its buttons carry; without one it could not be shown
-    whole, and cannot be approved there.
+    `digest` is that of the decision, `button` the digest of the token in the message's buttons. Without a `button` the
+    decision was too long to show completely, and cannot be approved in the chat.
     """
 
     KIND: ClassVar[str] = "decision_shown"
@@ -79,7 +80,7 @@ class DecisionShown(Event, frozen=True, kw_only=True):
 
 
 class MessageClosed(Event, frozen=True, kw_only=True):
-    """A message shows the outcome of its decision, and has no buttons any more."""
+    """The buttons of a message were replaced by the outcome of its decision."""
 
     KIND: ClassVar[str] = "message_closed"
 
@@ -89,7 +90,7 @@ class MessageClosed(Event, frozen=True, kw_only=True):
 
 
 class RepliesRead(Event, frozen=True, kw_only=True):
-    """What people sent was dealt with up to a mark: it counts once, also where the platform sends it again."""
+    """Replies were processed up to a mark. A reply that the platform sends again is not processed twice."""
 
     KIND: ClassVar[str] = "replies_read"
 

@@ -1,8 +1,8 @@
-"""Time is a parameter: integers of microseconds since 1970, in UTC.
+"""Time as a parameter: integers of microseconds since 1970, in UTC.
 
-Durations are written `30s`, `15m`, `1h30m`, `90d`. Caps and rates are counted in calendar windows: a minute, an hour, a
-day, a month. A window can be read back alone: `day/2026-11-15`, `month/2026-11@Europe/Berlin`. The empty window means
-"for as long as the scope lives", as a session's own cap does.
+Durations are written `30s`, `15m`, `1h30m`, `90d`. Caps and rates apply to calendar windows: a minute, an hour, a day
+or a month. The name of a window is complete, as in `day/2026-11-15` or `month/2026-11@Europe/Berlin`. The empty window
+is the whole life of a scope; a session's own cap has it.
 """
 
 import asyncio
@@ -36,33 +36,33 @@ class SystemClock:
 
 
 _UNITS: Final = {"d": DAY, "h": HOUR, "m": MINUTE, "s": SECOND, "ms": SECOND // 1000}
-LONGEST_DURATION: Final = 36_500 * DAY
-"""A hundred years: added to any moment, a store can still keep it."""
+MAX_DURATION: Final = 36_500 * DAY
+"""A hundred years, so that a store can represent any moment plus a duration."""
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[dhms])")
 
 
 @lru_cache(256)
 def parse_duration(text: str) -> int:
-    written = text.strip().lower()
-    parts = _PART.findall(written)
-    if not parts or _PART.sub("", written).strip():
-        raise ConfigError(f"{text!r} is not a duration: write it like 30s, 15m, 1h30m or 90d.")
-    length = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if length > LONGEST_DURATION:
-        raise ConfigError(f"{text[:40]!r} is too long for a duration: {LONGEST_DURATION // DAY:,} days are the most.")
-    return sum(round(float(number) * _UNITS[unit]) for number, unit in parts)
+    stripped_text = text.strip().lower()
+    number_units = _PART.findall(stripped_text)
+    if not number_units or _PART.sub("", stripped_text).strip():
+        raise ConfigError(f"{text!r} is not a duration. Write it like 30s, 15m, 1h30m or 90d.")
+    duration = sum(float(number) * _UNITS[unit] for number, unit in number_units)
+    if duration > MAX_DURATION:
+        raise ConfigError(f"{text[:40]!r} is too long for a duration: {MAX_DURATION // DAY:,} days is the maximum.")
+    return sum(round(float(number) * _UNITS[unit]) for number, unit in number_units)
 
 
 def format_duration(micros: int) -> str:
-    """A duration in its two largest units, as in `1h30m`."""
+    """Format a duration in its two largest units, as in `1h30m`."""
     if micros < SECOND:
         return f"{micros // 1000}ms"
-    shown: list[str] = []
+    formatted_units: list[str] = []
     for unit in ("d", "h", "m", "s"):
         count, micros = divmod(micros, _UNITS[unit])
         if count:
-            shown.append(f"{count}{unit}")
-    return "".join(shown[:2])
+            formatted_units.append(f"{count}{unit}")
+    return "".join(formatted_units[:2])
 
 
 WindowLength = Literal["", "minute", "hour", "day", "month"]
@@ -73,9 +73,9 @@ _FORMATS: dict[str, str] = {"minute": "%Y-%m-%dT%H:%M", "hour": "%Y-%m-%dT%H", "
 
 
 def window_at(per: WindowLength, now: int, zone: str = "UTC") -> str:
-    """The window of that length which contains the moment.
+    """Return the window of a length that contains a moment.
 
-    Hours are always counted in UTC: the local hour that a clock change repeats would be one window of two hours.
+    Hours are always in UTC: otherwise a local hour that a clock change repeats would be one window of two hours.
     """
     if per == "":
         return ""
@@ -86,7 +86,7 @@ def window_at(per: WindowLength, now: int, zone: str = "UTC") -> str:
 
 @lru_cache(1024)
 def _name_window(per: WindowLength, quarter: int, zone: str) -> str:
-    """Cached per quarter of an hour: in no zone does a day begin between two of them."""
+    """Format a window; cached per quarter of an hour, because in every zone a day begins on a quarter."""
     moment = datetime.fromtimestamp(quarter * QUARTER // SECOND, ZoneInfo(zone))
     name = f"{per}/{moment.strftime(_FORMATS[per])}"
     return name if zone == "UTC" else f"{name}@{zone}"
@@ -94,7 +94,7 @@ def _name_window(per: WindowLength, quarter: int, zone: str) -> str:
 
 @lru_cache(16)
 def _name_minute(number: int) -> str:
-    """Minutes begin together in all zones, so a minute has none."""
+    """Format a minute. It has no zone, because minutes begin at the same time in all zones."""
     return f"minute/{datetime.fromtimestamp(number * MINUTE // SECOND, UTC).strftime(_FORMATS['minute'])}"
 
 
@@ -104,18 +104,18 @@ def window_after(window: str, now: int) -> str:
 
 @lru_cache(1024)
 def _window_after_quarter(window: str, quarter: int) -> str:
-    per, _, rest = window.partition("/")
-    return window_at(cast("WindowLength", per), quarter * QUARTER, rest.partition("@")[2] or "UTC")
+    per, _, start_and_zone = window.partition("/")
+    return window_at(cast("WindowLength", per), quarter * QUARTER, start_and_zone.partition("@")[2] or "UTC")
 
 
 @lru_cache(1024)
 def window_end(window: str) -> int | None:
-    """The end of a window, or None for a scope's whole life."""
+    """Return the end of a window, or None for a scope's whole life."""
     if not window:
         return None
-    per, _, rest = window.partition("/")
-    written, _, zone = rest.partition("@")
-    start = datetime.strptime(written, _FORMATS[per]).replace(tzinfo=ZoneInfo(zone) if zone else UTC)
+    per, _, start_and_zone = window.partition("/")
+    start_text, _, zone = start_and_zone.partition("@")
+    start = datetime.strptime(start_text, _FORMATS[per]).replace(tzinfo=ZoneInfo(zone) if zone else UTC)
     match per:
         case "minute":
             end = start + timedelta(minutes=1)

@@ -1,4 +1,4 @@
-"""Events as bytes and back: hostile characters never make it fail, and unreadable facts stay as they are."""
+"""The encoding of events. Hostile characters never make it fail; unreadable facts are kept unchanged."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
@@ -10,7 +10,7 @@ from halter.core.text import clean
 
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 UPCASTERS: Final[Mapping[tuple[str, int], Upcaster]] = {}
-"""For each old version of a kind, what turns its facts into those of the next version."""
+"""For each old version of a kind, the function that upgrades its facts to the next version."""
 
 _ESCAPE: Final = ord("\\")
 _ENCODER: Final = msgspec.json.Encoder()
@@ -18,15 +18,15 @@ _DECODERS: Final = {kind: msgspec.json.Decoder(event) for kind, event in EVENTS_
 
 
 def encode(event: AnyEvent) -> tuple[AnyEvent, bytes]:
-    """Write the facts as JSON, and return the event as it will be read back.
+    """Encode the facts as JSON, and return the event that decodes from them.
 
-    Hostile characters in a fact are replaced.
+    Characters that no store can hold are replaced.
     """
     try:
         facts = _ENCODER.encode(event)
     except UnicodeEncodeError:
         facts = b"\\u0000"
-    # Not `in` for several bytes: that raises an error inside, and drops it.
+    # `find`, not `in`: `in` for several bytes raises and drops an error internally.
     if _ESCAPE not in facts or facts.find(b"\\u0000") < 0:
         return event, facts
     facts = _ENCODER.encode(_clean_value(msgspec.to_builtins(event)))
@@ -38,8 +38,8 @@ def _clean_value(value: object) -> object:
         case str():
             return clean(value)
         case dict():
-            facts = cast("dict[object, object]", value)
-            return {_clean_value(key): _clean_value(item) for key, item in facts.items()}
+            mapping = cast("dict[object, object]", value)
+            return {_clean_value(key): _clean_value(item) for key, item in mapping.items()}
         case list() | tuple():
             return [_clean_value(item) for item in cast("Sequence[object]", value)]
         case _:
@@ -47,16 +47,16 @@ def _clean_value(value: object) -> object:
 
 
 def decode(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
-    """Read facts back into an event, or into `Unknown`."""
-    known = EVENTS_BY_KIND.get(kind)
-    if known is None or not 1 <= version <= known.VERSION:
+    """Decode facts to an event, or to `Unknown` if this program cannot read them."""
+    event_class = EVENTS_BY_KIND.get(kind)
+    if event_class is None or not 1 <= version <= event_class.VERSION:
         return Unknown(kind, version, facts)
     try:
-        if version == known.VERSION:
+        if version == event_class.VERSION:
             return _DECODERS[kind].decode(facts)
-        raised = msgspec.json.decode(facts)
-        for old in range(version, known.VERSION):
-            raised = UPCASTERS[kind, old](raised)
-        return msgspec.convert(raised, known)
+        raw_facts = msgspec.json.decode(facts)
+        for old_version in range(version, event_class.VERSION):
+            raw_facts = UPCASTERS[kind, old_version](raw_facts)
+        return msgspec.convert(raw_facts, event_class)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Unknown(kind, version, facts)

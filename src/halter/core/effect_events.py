@@ -1,4 +1,4 @@
-"""The events of requests, calls and their money, of what a session leaves behind, and of triggers."""
+"""The events of requests, calls and their costs, of a session's findings and proposals, and of triggers."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
@@ -13,10 +13,10 @@ from halter.core.vocabulary import Audit, Event, Outcome, Purpose, RiskLevel
 
 
 class RequestStarted(Event, frozen=True, kw_only=True):
-    """A model is about to be asked: the intent, and the money held for it; its body is what is sent.
+    """The intent of a request and its hold; the body is the prompt as sent.
 
-    `max_output_tokens` is the most that it may write, which may be less than what was asked for. `anonymized` counts
-    the values of each kind in whose place the model is sent placeholders.
+    `max_output_tokens` bounds the answer, and may be less than the prompt asked for. `anonymized` counts, by kind, the
+    values that were replaced by placeholders.
     """
 
     KIND: ClassVar[str] = "request_started"
@@ -31,7 +31,7 @@ class RequestStarted(Event, frozen=True, kw_only=True):
 
 
 class UnheldCost(msgspec.Struct, frozen=True):
-    """A cost that was reported although nothing was held for it: what for, and where it counts."""
+    """The purpose and the accounts of a reported cost for which nothing was held."""
 
     name: str
     purpose: Purpose
@@ -39,10 +39,10 @@ class UnheldCost(msgspec.Struct, frozen=True):
 
 
 class RequestSettled(Event, frozen=True, kw_only=True):
-    """A model answered, or did not; its body is the answer.
+    """The settlement of a request; the body is the answer.
 
-    `may_retry` and `retry_after` say whether and when a failure may be retried; one that `needs_person` passes only
-    after a person has changed something.
+    `may_retry` and `retry_after` say whether and when a failure may be retried. A failure that `needs_person` persists
+    until a person changes the configuration or the account.
     """
 
     KIND: ClassVar[str] = "request_settled"
@@ -59,7 +59,7 @@ class RequestSettled(Event, frozen=True, kw_only=True):
 
 
 class RequestRefused(Event, frozen=True, kw_only=True):
-    """A brake refused a request before any model was asked; its body is what would have been sent."""
+    """The guard refused a request; the body is the prompt that was not sent."""
 
     KIND: ClassVar[str] = "request_refused"
 
@@ -71,11 +71,11 @@ class RequestRefused(Event, frozen=True, kw_only=True):
 
 
 class CallStarted(Event, frozen=True, kw_only=True):
-    """A tool is about to act: the intent, and the money held for it; its body is the arguments.
+    """The intent of a call and its hold; the body is the arguments.
 
-    `decision` names the approval that it used up. `rated` is the slice of time in which it counts
-    against the tool's rate, if it has one. `writes` are the digests of what files will hold by it. `flaws` say which of
-    its values no trusted place had said; without the values, which are in the body.
+    `decision` names the approval that it used. `rated` is the time slice in which it counts against the tool's rate, if
+    the tool has one. `writes` are the digests of the files that it will write. `flaws` name the arguments with
+    untrusted values; the values themselves are in the body.
     """
 
     KIND: ClassVar[str] = "call_started"
@@ -102,7 +102,7 @@ class CallStarted(Event, frozen=True, kw_only=True):
 
 
 class CallSettled(Event, frozen=True, kw_only=True):
-    """A tool's call came to its outcome; its body is the result."""
+    """The settlement of a call; the body is the result."""
 
     KIND: ClassVar[str] = "call_settled"
 
@@ -116,9 +116,9 @@ class CallSettled(Event, frozen=True, kw_only=True):
 
 
 class CallRefused(Event, frozen=True, kw_only=True):
-    """A brake refused a call before it acted; its body is the arguments.
+    """The guard refused a call; the body is the arguments.
 
-    One that is `staged` is made at the end of the turn, if a person agrees to it then.
+    A `staged` call is made at the end of the turn if a person approves it.
     """
 
     KIND: ClassVar[str] = "call_refused"
@@ -137,7 +137,7 @@ class CallRefused(Event, frozen=True, kw_only=True):
 
 
 class CostCapReached(Event, frozen=True, kw_only=True):
-    """A call or a request was refused because its bound exceeds what is unspent below a cap."""
+    """A call or a request was refused because its maximum cost exceeds the unspent part of a cap."""
 
     KIND: ClassVar[str] = "cost_cap_reached"
 
@@ -166,7 +166,7 @@ class CostCapReached(Event, frozen=True, kw_only=True):
 
 
 class OverrunIncurred(Event, frozen=True, kw_only=True):
-    """An incident: something cost more than was held for it, and a cap was passed."""
+    """An incident: an effect cost more than its hold, and the cost exceeded a cap."""
 
     KIND: ClassVar[str] = "overrun_incurred"
 
@@ -177,8 +177,8 @@ class OverrunIncurred(Event, frozen=True, kw_only=True):
     amount: int
 
     @classmethod
-    def by(cls, hold: str, over: Overrun) -> Self:
-        return cls(hold=hold, scope=over.scope, window=over.window, unit=over.unit, amount=over.amount)
+    def by(cls, hold: str, overrun: Overrun) -> Self:
+        return cls(hold=hold, scope=overrun.scope, window=overrun.window, unit=overrun.unit, amount=overrun.amount)
 
 
 Severity = Literal["info", "low", "medium", "high", "critical"]
@@ -189,7 +189,7 @@ ProposalVerdict = Literal["kept", "dismissed", "promoted"]
 
 
 class PhaseEntered(Event, frozen=True, kw_only=True):
-    """A session moved on to its next phase after a turn, never back."""
+    """A session entered its next phase after a turn. It never returns to an earlier one."""
 
     KIND: ClassVar[str] = "phase_entered"
 
@@ -199,7 +199,7 @@ class PhaseEntered(Event, frozen=True, kw_only=True):
 
 
 class ContextGiven(Event, frozen=True, kw_only=True):
-    """What people had kept of earlier sessions was given to this one; its body is the text, as the model sees it."""
+    """A session received accepted memories and precedents; the body is the text, as the model sees it."""
 
     KIND: ClassVar[str] = "context_given"
 
@@ -208,10 +208,10 @@ class ContextGiven(Event, frozen=True, kw_only=True):
 
 
 class HistoryGiven(Event, frozen=True, kw_only=True):
-    """A session began with what was said elsewhere; its body is the messages, as JSON.
+    """A session began with earlier messages; the body is the messages, as JSON.
 
-    A fork was given those of a `session`, up to the event `through`; without one, a program gave its own. `denied`: a
-    person denied a call there whose values others had written.
+    A fork has those of `session` up to the event `through`; with no `session`, a program supplied them. With
+    `denied`, a person denied a call with untrusted values in that history.
     """
 
     KIND: ClassVar[str] = "history_given"
@@ -223,7 +223,7 @@ class HistoryGiven(Event, frozen=True, kw_only=True):
 
 
 class DocumentRead(Event, frozen=True, kw_only=True):
-    """A session read in a document, whose content has this digest."""
+    """A session read a document; `document` is the digest of its content."""
 
     KIND: ClassVar[str] = "document_read"
 
@@ -233,7 +233,7 @@ class DocumentRead(Event, frozen=True, kw_only=True):
 
 
 class FindingEmitted(Event, frozen=True, kw_only=True):
-    """A session found something; its body is what, as JSON. `support` tells whether its quote stands in its source."""
+    """A session reported a finding; the body is the finding, as JSON. `support` is the result of the quote check."""
 
     KIND: ClassVar[str] = "finding_emitted"
 
@@ -247,7 +247,7 @@ class FindingEmitted(Event, frozen=True, kw_only=True):
 
 
 class JudgesChosen(Event, frozen=True, kw_only=True):
-    """How many judges look at findings: as many as were wanted, or fewer because of what they might cost."""
+    """The number of judges for a review. It is less than `wanted` if their maximum cost exceeds the cap."""
 
     KIND: ClassVar[str] = "judges_chosen"
 
@@ -260,7 +260,7 @@ class JudgesChosen(Event, frozen=True, kw_only=True):
 
 
 class FindingReviewed(Event, frozen=True, kw_only=True):
-    """A finding was reviewed by another than its author, or could not be; its body is the review."""
+    """A finding was reviewed by judges other than its author, or could not be; the body is the review."""
 
     KIND: ClassVar[str] = "finding_reviewed"
 
@@ -270,7 +270,7 @@ class FindingReviewed(Event, frozen=True, kw_only=True):
 
 
 class MemoryProposed(Event, frozen=True, kw_only=True):
-    """A session wants something remembered; its body is what."""
+    """A session proposed a memory; the body is its text."""
 
     KIND: ClassVar[str] = "memory_proposed"
 
@@ -279,7 +279,7 @@ class MemoryProposed(Event, frozen=True, kw_only=True):
 
 
 class PrecedentProposed(Event, frozen=True, kw_only=True):
-    """A session met a case that may be met again; its body is the summary. Equal ones have the same name."""
+    """A session proposed a precedent; the body is its summary. Equal precedents have the same name."""
 
     KIND: ClassVar[str] = "precedent_proposed"
 
@@ -289,7 +289,7 @@ class PrecedentProposed(Event, frozen=True, kw_only=True):
 
 
 class ProposalDecided(Event, frozen=True, kw_only=True):
-    """A person kept, dismissed or promoted what a session left behind."""
+    """A person accepted, dismissed or promoted a finding or a proposal."""
 
     KIND: ClassVar[str] = "proposal_decided"
 
@@ -301,7 +301,7 @@ class ProposalDecided(Event, frozen=True, kw_only=True):
 
 
 class NotificationQueued(Event, frozen=True, kw_only=True):
-    """Something is to be told over a channel; its body is what, as JSON. It is sent after this is committed."""
+    """A notification was queued for a channel; the body is its content, as JSON. It is sent after this commit."""
 
     KIND: ClassVar[str] = "notification_queued"
 
@@ -312,7 +312,7 @@ class NotificationQueued(Event, frozen=True, kw_only=True):
 
 
 class NotificationSent(Event, frozen=True, kw_only=True):
-    """It was told, at least once: who gets it twice knows it by its name."""
+    """A notification was sent at least once. Duplicates have the same id."""
 
     KIND: ClassVar[str] = "notification_sent"
 
@@ -321,7 +321,7 @@ class NotificationSent(Event, frozen=True, kw_only=True):
 
 
 class NotificationFailed(Event, frozen=True, kw_only=True):
-    """It could not be told; it is tried again at `next_at`, or never."""
+    """An attempt to send a notification failed. The next attempt is at `next_at`; None means there is none."""
 
     KIND: ClassVar[str] = "notification_failed"
 
@@ -332,7 +332,7 @@ class NotificationFailed(Event, frozen=True, kw_only=True):
 
 
 class MessageRouted(Event, frozen=True, kw_only=True):
-    """Which way a message took, and why; its body is the message, with the answer where no model was asked."""
+    """The route of a message and the reason; the body is the message, with the answer if no model was asked."""
 
     KIND: ClassVar[str] = "message_routed"
 
@@ -347,9 +347,10 @@ SkipReason = Literal["overlap", "missed", "off", "halted", "too_soon", "active_h
 
 
 class TriggerMade(Event, frozen=True, kw_only=True):
-    """A trigger came to be, or is another one than before; its body is all that is said of it, as JSON.
+    """A trigger was created or changed; the body is its definition, as JSON.
 
-    `digest` tells whether it changed. One that a person confirmed stands here alone, one of a file also there.
+    `digest` shows whether the definition changed. A trigger that a person confirmed is defined only here; a trigger of
+    `agent.yaml` is defined in the file as well.
     """
 
     KIND: ClassVar[str] = "trigger_made"
@@ -362,7 +363,7 @@ class TriggerMade(Event, frozen=True, kw_only=True):
 
 
 class TriggerEnded(Event, frozen=True, kw_only=True):
-    """A trigger starts nothing any more."""
+    """A trigger was ended; it starts no more sessions."""
 
     KIND: ClassVar[str] = "trigger_ended"
 
@@ -372,7 +373,7 @@ class TriggerEnded(Event, frozen=True, kw_only=True):
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
-    """A trigger started a session: at a time, for a document, for a delivery, or because a person said so."""
+    """A trigger started a session: at a time, for a document, for a delivery, or on a person's request."""
 
     KIND: ClassVar[str] = "run_started"
 
@@ -386,7 +387,7 @@ class RunStarted(Event, frozen=True, kw_only=True):
 
 
 class RunSkipped(Event, frozen=True, kw_only=True):
-    """One or more times of a schedule went by, the last of them at `due_at`, and nothing was started."""
+    """One or more times of a schedule were skipped, the last of them at `due_at`."""
 
     KIND: ClassVar[str] = "run_skipped"
 
@@ -398,7 +399,7 @@ class RunSkipped(Event, frozen=True, kw_only=True):
 
 
 class RunQueued(Event, frozen=True, kw_only=True):
-    """A run waits for the one before it."""
+    """A run waits for the previous run."""
 
     KIND: ClassVar[str] = "run_queued"
 
@@ -407,7 +408,7 @@ class RunQueued(Event, frozen=True, kw_only=True):
 
 
 class RunsDelayed(Event, frozen=True, kw_only=True):
-    """What a trigger would start waits, for a reason and perhaps until a moment; `waiting` is how many."""
+    """The runs of a trigger are delayed, until a moment if it is known; `waiting` is their number."""
 
     KIND: ClassVar[str] = "runs_delayed"
 
@@ -419,7 +420,7 @@ class RunsDelayed(Event, frozen=True, kw_only=True):
 
 
 class ItemSeen(Event, frozen=True, kw_only=True):
-    """A watch found a document that it had not seen before; `item` is the digest of its content."""
+    """A watch found a new document; `item` is the digest of its content."""
 
     KIND: ClassVar[str] = "item_seen"
 
@@ -431,7 +432,7 @@ class ItemSeen(Event, frozen=True, kw_only=True):
 
 
 class ItemQuarantined(Event, frozen=True, kw_only=True):
-    """A document is left to a person: it cannot be read, or was tried too often."""
+    """A document was quarantined: it is unreadable, or its last attempt failed."""
 
     KIND: ClassVar[str] = "item_quarantined"
 
@@ -442,7 +443,7 @@ class ItemQuarantined(Event, frozen=True, kw_only=True):
 
 
 class ItemReleased(Event, frozen=True, kw_only=True):
-    """A person lets a document be tried anew."""
+    """A person released a document from quarantine."""
 
     KIND: ClassVar[str] = "item_released"
 

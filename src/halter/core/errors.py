@@ -1,26 +1,26 @@
-"""Everything that can go wrong with the world, as one tree.
+"""The errors of Halter, as one tree.
 
 ```
 HalterError
-├── NotDone                  the caller: it was not done, why, and what to do instead
+├── NotDone                  the caller: the request was not carried out; says why, and what to do instead
 ├── ConfigError              the operator: names file, line, key, and the fix
 ├── ModelError               the retry policy
 │   ├── ModelUnavailable         retryable
 │   └── ModelRejected            never the same request again
 │       ├── ModelUnusable            a person must act: wrong key, unknown model, no credit
-│       └── ContextOverflow          a shorter one may do
-├── ToolError                the model is told and may try another way
-└── StoreError               what is not written did not happen; the session waits or stops
+│       └── ContextOverflow          a shorter history may be accepted
+├── ToolError                the model receives it and may try another way
+└── StoreError               the write had no effect; the session waits or stops
     ├── StoreUnavailable         retryable: the same write with the same key is harmless
     ├── StoreUnusable            a person must act: wrong URL, newer schema, corrupt file, read-only folder
-    ├── LeaseLost                another owner has this session: stop at once
-    ├── BlobMissing              an event would name a blob that is not there: put it again, then repeat the write
-    ├── UndeclaredRow            a write touched a row that it had not asked for: a mistake in the program
-    └── RowRefused               the database's own rules refused a row: a mistake in the program, or an edited row
+    ├── LeaseLost                another owner has this session: stop immediately
+    ├── BlobMissing              an event names a blob that does not exist: put it again, then repeat the write
+    ├── UndeclaredRow            a write touched a row that it had not declared: a bug in the program
+    └── RowRefused               a database constraint refused a row: a bug in the program, or an edited row
 ```
 
 Refusals (a cap, a halt, a missing grant) are not here: they are values, and events.
-A message is a sentence for the person who can act: what, where, what to do.
+A message is a sentence for the person who can act. It says what happened, where, and what to do.
 """
 
 from collections.abc import Mapping
@@ -34,15 +34,15 @@ class HalterError(Exception):
 
 
 class NotDone(HalterError):
-    """What a person asked for was not done, and nothing has changed; `why` is the kind of refusal for programs."""
+    """A person's request was not carried out, and nothing has changed. `why` is the reason, for programs."""
 
-    def __init__(self, sentence: str, why: "NotDoneWhy") -> None:
+    def __init__(self, sentence: str, reason: "NotDoneWhy") -> None:
         super().__init__(sentence)
-        self.why: NotDoneWhy = why
+        self.why: NotDoneWhy = reason
 
 
 NotDoneWhy = Literal["wrong", "missing", "refused", "forbidden"]
-"""It cannot be read; it is not there, or not theirs to see; it cannot be done as things stand; they may not."""
+"""Malformed; not found, or not visible to the caller; impossible in the present state; not permitted."""
 
 
 class ConfigError(HalterError):
@@ -50,11 +50,10 @@ class ConfigError(HalterError):
 
 
 class ModelError(HalterError):
-    """A model could not be asked, or its answer could not be used: `Kind: message`.
+    """A request failed, or its answer is unusable: `Kind: message`.
 
-    `billed` is False only where nothing was charged. `usage` is what was reported before the failure; unless that was
-    the `final` report, more output may have been charged. `retry_after` is the provider's requested wait, in
-    microseconds.
+    `billed` is False only if nothing was charged. `usage` is the last report before the failure; unless it is `final`,
+    more output may have been charged. `retry_after` is the wait that the provider requests, in microseconds.
     """
 
     def __init__(
@@ -82,11 +81,11 @@ class ModelRejected(ModelError):
 
 
 class ModelUnusable(ModelRejected):
-    """The provider will not serve this account or model until a person changes something."""
+    """The provider will not serve this account or model until a person changes the configuration or the account."""
 
 
 class ContextOverflow(ModelRejected):
-    """The request is too long for its model: with less history it may be accepted."""
+    """The request is too long for its model; a shorter history may be accepted."""
 
 
 class ToolError(HalterError):
@@ -94,7 +93,7 @@ class ToolError(HalterError):
 
 
 class StoreError(HalterError):
-    """The journal could not do what was asked; nothing of it happened."""
+    """The store could not execute an operation; it had no effect."""
 
 
 class StoreUnavailable(StoreError):
@@ -102,19 +101,19 @@ class StoreUnavailable(StoreError):
 
 
 class StoreUnusable(StoreError):
-    """The store will not work until the operator changes something."""
+    """The store is unusable until the operator acts."""
 
 
 class LeaseLost(StoreError):
-    """The session has another owner now: stop."""
+    """Another owner has the session: stop."""
 
 
 class BlobMissing(StoreError):
-    """A write named a blob that was never put, or was erased meanwhile; put it again."""
+    """A write named a blob that was never put, or has been erased; put it again."""
 
 
 class UndeclaredRow(StoreError):
-    """A decision or a projection touched a row that its write had not declared."""
+    """A `decide` function or a projection touched a row that its write had not declared."""
 
 
 class RowRefused(StoreError):
@@ -123,7 +122,7 @@ class RowRefused(StoreError):
 
 Extra = Literal["documents", "models", "mcp", "notify", "oidc", "postgres", "server", "telemetry", "top"]
 
-_USES: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
+_EXTRAS: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
     "documents": ("An Office document", ("docx", "openpyxl", "pptx", "defusedxml", "lxml")),
     "models": ("A model of a provider", ("pydantic_ai", "anthropic", "google", "openai")),
     "mcp": ("An MCP server", ("mcp", "jsonschema", "referencing")),
@@ -134,14 +133,14 @@ _USES: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
     "telemetry": ("Tracing", ("opentelemetry",)),
     "top": ("The live terminal", ("textual",)),
 }
-"""What needs each extra, and the modules that come with it."""
+"""The feature that needs each extra, and the modules that the extra installs."""
 
 
-def explain_extra(extra: Extra, what: str = "") -> str:
-    return f"{what or _USES[extra][0]} needs the extra `{extra}`: pip install 'halter[{extra}]'"
+def explain_extra(extra: Extra, subject: str = "") -> str:
+    return f"{subject or _EXTRAS[extra][0]} needs the extra `{extra}`: pip install 'halter[{extra}]'"
 
 
-def explain_missing_module(missing: ModuleNotFoundError) -> str | None:
-    """The extra that provides a missing module; None if the installation is broken."""
-    library = (missing.name or "").partition(".")[0]
-    return next((explain_extra(extra) for extra, (_, libraries) in _USES.items() if library in libraries), None)
+def explain_missing_module(error: ModuleNotFoundError) -> str | None:
+    """Name the extra that provides a missing module; None if no extra does, and the installation is broken."""
+    module = (error.name or "").partition(".")[0]
+    return next((explain_extra(extra) for extra, (_, modules) in _EXTRAS.items() if module in modules), None)

@@ -1,10 +1,10 @@
-"""Everything that can happen, in the past tense.
+"""The events of the journal.
 
-An event's fields are its facts: they are never erased, and projections are made of them alone. What people,
-models and tools said travels beside the event as its body, which can be erased without breaking the chain.
+The fields of an event are its facts: they are never erased, and projections are computed from them alone. The text of
+people, models and tools is the body of the event, which can be erased without breaking the hash chain.
 
-Kinds and versions are stable for ever. A field is only ever added, with a default; anything else is a new
-version with an upcaster. An unknown kind can be shown and verified, never folded.
+Kinds and versions are stable. A field is only ever added, with a default; every other change is a new version with an
+upcaster. An event of an unknown kind can be shown and verified, but never folded.
 """
 
 from collections.abc import Mapping
@@ -76,15 +76,15 @@ from halter.core.vocabulary import (
 )
 
 SESSION_FORMAT: Final = 7
-"""What a program must understand to take a session. It rises when a new event changes the meaning of old ones."""
+"""The session format that this program supports. It increases when a new event changes the meaning of old ones."""
 
 
 class SessionStarted(Event, frozen=True, kw_only=True):
-    """A session came to be; its body is the task it was given.
+    """A session started; the body is its task.
 
-    A sub-session that is `bound` has what was carved out of its parent's cap as its own cap. `folder` is the digest of
-    the agent's folder as it was then; `grants` are the tools that a sub-session may use at most. A session that began
-    by itself after another one `follows` that one, and `because` says why; its body is what the other one said last.
+    The cap of a `bound` sub-session is the part carved out of its parent's cap. `folder` is the digest of the agent's
+    folder at the start. `grants` bounds the tools of a sub-session. A session that continues an ended session
+    automatically `follows` it, and `because` gives the reason; its body is then the last answer of that session.
     """
 
     KIND: ClassVar[str] = "session_started"
@@ -108,9 +108,9 @@ class SessionStarted(Event, frozen=True, kw_only=True):
 
 
 class SessionWoken(Event, frozen=True, kw_only=True):
-    """A session was taken up again, with its inbox read as far as `inbox_seen`.
+    """A session woke, with its inbox read up to `inbox_seen`.
 
-    One that `recovered` was awake: its model answered, after a time in which none had.
+    With `recovered`, the session was already awake, and a model answered again after an outage.
     """
 
     KIND: ClassVar[str] = "session_woken"
@@ -122,10 +122,10 @@ class SessionWoken(Event, frozen=True, kw_only=True):
 
 
 class SessionParked(Event, frozen=True, kw_only=True):
-    """A session rests until a moment, until something in its inbox wakes it, or both.
+    """A session parked until a moment, until a message in its inbox wakes it, or until the first of both.
 
-    A resident session keeps its owner while it rests, because its sensors run there. With a `trouble` (one of
-    `ProviderTrouble`) it rests inside of a turn because no model answered, as `sentence` says.
+    A resident session keeps its owner while it is parked, because its sensors run there. With a `trouble` (a
+    `ProviderTrouble`), it parked inside a turn because no model answered; `sentence` says why.
     """
 
     KIND: ClassVar[str] = "session_parked"
@@ -140,7 +140,7 @@ class SessionParked(Event, frozen=True, kw_only=True):
 
 
 class SessionEnded(Event, frozen=True, kw_only=True):
-    """A session is over; what was carved out of its parent's cap is settled with what it really spent."""
+    """A session ended. The part carved out of its parent's cap is settled with the true cost."""
 
     KIND: ClassVar[str] = "session_ended"
 
@@ -150,7 +150,7 @@ class SessionEnded(Event, frozen=True, kw_only=True):
 
 
 class SessionResumed(Event, frozen=True, kw_only=True):
-    """A session that was over goes on, because a person said so; it will end once more, with a further receipt."""
+    """A person reopened an ended session. It will end again, with another receipt."""
 
     KIND: ClassVar[str] = "session_resumed"
 
@@ -159,9 +159,9 @@ class SessionResumed(Event, frozen=True, kw_only=True):
 
 
 class TurnStarted(Event, frozen=True, kw_only=True):
-    """A session was given a turn, with its inbox read as far as `inbox_seen`.
+    """A turn started, with the inbox read up to `inbox_seen`.
 
-    Its body is what the model is told first, as the JSON of a message. A turn is `quiet` that nothing new gave rise to.
+    The body is the first message to the model, as JSON. A `quiet` turn has no new cause.
     """
 
     KIND: ClassVar[str] = "turn_started"
@@ -172,7 +172,7 @@ class TurnStarted(Event, frozen=True, kw_only=True):
 
 
 class MessageAdded(Event, frozen=True, kw_only=True):
-    """The runtime told the model something in the middle of a turn, for a reason; its body is the text."""
+    """The runtime added a message to the model during a turn; the body is its text."""
 
     KIND: ClassVar[str] = "message_added"
 
@@ -181,9 +181,9 @@ class MessageAdded(Event, frozen=True, kw_only=True):
 
 
 class ContextCut(Event, frozen=True, kw_only=True):
-    """The history outgrew the window: of the messages before `through` only the `pinned` ones are still shown.
+    """The history exceeded the context window: of the messages before `through`, only the `pinned` ones remain.
 
-    Its body is what stands in place of the others.
+    The body is the text that replaces the others.
     """
 
     KIND: ClassVar[str] = "context_cut"
@@ -195,7 +195,7 @@ class ContextCut(Event, frozen=True, kw_only=True):
 
 
 class YieldRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a model wants to go on after its turn: at once, after a sleep in microseconds, or not at all."""
+    """A model's own end of a turn: continue, sleep for some microseconds, or shut down."""
 
     mode: YieldMode
     sleep: int = 0
@@ -204,9 +204,9 @@ class YieldRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TurnEnded(Event, frozen=True, kw_only=True):
-    """A turn is over; `sentence` says to a person what stopped it, where that was not the model itself.
+    """A turn ended. If the model did not end it, `sentence` gives the reason.
 
-    Its body names the links of the answer that no trusted place said, if there are any.
+    The body lists the untrusted links in the answer, if any.
     """
 
     KIND: ClassVar[str] = "turn_ended"
@@ -218,10 +218,10 @@ class TurnEnded(Event, frozen=True, kw_only=True):
 
 
 class WakePosted(Event, frozen=True, kw_only=True):
-    """Something arrived in a session's inbox; its body is what was said.
+    """A message arrived in a session's inbox; the body is its text.
 
-    Whether it wakes the session is decided where it is posted, against the session's locked row. What `notifies`
-    stands at the top of the next turn and is no part of what is said there.
+    `wakes` is decided when it is posted, against the session's locked row. A message that `notifies` is shown as an
+    alert at the start of the next turn, and is not part of the conversation.
     """
 
     KIND: ClassVar[str] = "wake_posted"
@@ -236,7 +236,7 @@ class WakePosted(Event, frozen=True, kw_only=True):
 
 
 class HotStateSeen(Event, frozen=True, kw_only=True):
-    """What a turn saw of the hot state, where that was not the same as before; its body is the values, as JSON."""
+    """A turn saw a changed hot state; the body is the values, as JSON."""
 
     KIND: ClassVar[str] = "hot_state_seen"
 
@@ -245,7 +245,7 @@ class HotStateSeen(Event, frozen=True, kw_only=True):
 
 
 class TurnSkipped(Event, frozen=True, kw_only=True):
-    """The gate found no turn worth its cost: the session sleeps on as it had chosen. `skips` are those in a row."""
+    """The gate skipped a turn, and the session keeps its chosen sleep. `skips` counts consecutive skips."""
 
     KIND: ClassVar[str] = "turn_skipped"
 
@@ -255,9 +255,9 @@ class TurnSkipped(Event, frozen=True, kw_only=True):
 
 
 class GuardrailTriggered(Event, frozen=True, kw_only=True):
-    """A mechanical rule held a session back, mostly one that runs by itself.
+    """A mechanical limit delayed or ended a session, mostly an unattended one.
 
-    `until` is when it may go on, if time decides that.
+    `until` is when the session may continue, if that depends on time.
     """
 
     KIND: ClassVar[str] = "guardrail_triggered"
@@ -269,7 +269,7 @@ class GuardrailTriggered(Event, frozen=True, kw_only=True):
 
 
 class SensorChanged(Event, frozen=True, kw_only=True):
-    """A sensor that could read no longer can, or can again."""
+    """A sensor started to fail, or recovered."""
 
     KIND: ClassVar[str] = "sensor_changed"
 
@@ -280,7 +280,7 @@ class SensorChanged(Event, frozen=True, kw_only=True):
 
 
 class AttendingFailed(Event, frozen=True, kw_only=True):
-    """The worker of a session failed over it; after `failures` in a row it is left to a person."""
+    """A worker failed while it ran a session. After too many `failures` in a row the session is quarantined."""
 
     KIND: ClassVar[str] = "attending_failed"
 
@@ -290,7 +290,7 @@ class AttendingFailed(Event, frozen=True, kw_only=True):
 
 
 class AgentSwitched(Event, frozen=True, kw_only=True):
-    """A person switched an agent on, to run by itself, or off."""
+    """A person switched an agent on, to run unattended, or off."""
 
     KIND: ClassVar[str] = "agent_switched"
 
@@ -301,7 +301,7 @@ class AgentSwitched(Event, frozen=True, kw_only=True):
 
 
 class HaltRequested(Event, frozen=True, kw_only=True):
-    """A person, or a guardrail, stops everything in a scope; one that cancels ends a single session for good."""
+    """A person or a limit halted a scope. With `cancels`, a person ended one session."""
 
     KIND: ClassVar[str] = "halt_requested"
 
@@ -312,7 +312,7 @@ class HaltRequested(Event, frozen=True, kw_only=True):
 
 
 class HaltLifted(Event, frozen=True, kw_only=True):
-    """A scope may act again; its sessions are let go one after the other over `ramp` microseconds."""
+    """A halt was lifted. The sessions of the scope resume one after the other over `ramp` microseconds."""
 
     KIND: ClassVar[str] = "halt_lifted"
 
@@ -323,10 +323,10 @@ class HaltLifted(Event, frozen=True, kw_only=True):
 
 
 class DecisionAsked(Event, frozen=True, kw_only=True):
-    """Something waits for a person; its body is what they are shown.
+    """A decision is pending; the body is the text shown to people.
 
-    `digest` binds the answer to the tool, the arguments, the session and the policy that were asked about. `same` and
-    `keys` tell what a rule would have to match to answer the very same call; `agent` is told where no session asks.
+    `digest` binds the answer to the tool, the arguments, the session and the policy. A rule
+    that approves exactly this call must match `same` and `keys`. `agent` is set only if no session asks.
     """
 
     KIND: ClassVar[str] = "decision_asked"
@@ -348,7 +348,7 @@ class DecisionAsked(Event, frozen=True, kw_only=True):
 
 
 class ApprovalGiven(Event, frozen=True, kw_only=True):
-    """The first of two people agreed to what was shown; nothing is decided before the other one does."""
+    """The first of two required approvers approved. The decision is pending until the second one does."""
 
     KIND: ClassVar[str] = "approval_given"
 
@@ -359,9 +359,9 @@ class ApprovalGiven(Event, frozen=True, kw_only=True):
 
 
 class DecisionMade(Event, frozen=True, kw_only=True):
-    """A person decided; the body of an edit is the arguments that they want instead.
+    """A person decided; the body of an edit is the new arguments.
 
-    `first_by` is who agreed before them, where two had to.
+    `first_by` is the first approver, if two were required.
     """
 
     KIND: ClassVar[str] = "decision_made"
@@ -379,7 +379,7 @@ class DecisionMade(Event, frozen=True, kw_only=True):
 
 
 class DecisionWithdrawn(Event, frozen=True, kw_only=True):
-    """A question needs no answer any more: what it was about is gone, or the session that asked is over."""
+    """A decision was withdrawn: its subject is gone, or its session ended or continued without the answer."""
 
     KIND: ClassVar[str] = "decision_withdrawn"
 
@@ -388,9 +388,9 @@ class DecisionWithdrawn(Event, frozen=True, kw_only=True):
 
 
 class RuleMade(Event, frozen=True, kw_only=True):
-    """A person said "always": calls of a tool that match are agreed to in their scope, until the rule expires.
+    """A person created a rule: matching calls of a tool are approved in its scope until the rule expires.
 
-    `matcher` is JSON that the guard understands; `keys` are all the arguments that a call may have.
+    `matcher` is JSON for the guard; `keys` are all arguments that a matching call may have.
     """
 
     KIND: ClassVar[str] = "rule_made"
@@ -406,7 +406,7 @@ class RuleMade(Event, frozen=True, kw_only=True):
 
 
 class RuleEnded(Event, frozen=True, kw_only=True):
-    """A person took an "always" back."""
+    """A person ended a rule."""
 
     KIND: ClassVar[str] = "rule_ended"
 
@@ -416,7 +416,7 @@ class RuleEnded(Event, frozen=True, kw_only=True):
 
 
 class ToolPinned(Event, frozen=True, kw_only=True):
-    """A server's tool may be used as it is now: when it changes, a person is asked first."""
+    """A tool of a server was pinned to its current digest. If the tool changes, a person must approve it again."""
 
     KIND: ClassVar[str] = "tool_pinned"
 
@@ -441,11 +441,11 @@ class CapChanged(Event, frozen=True, kw_only=True):
 
 
 class FleetPolicyAdopted(Event, frozen=True, kw_only=True):
-    """A person made a fleet's file the policy of the store: no process on the store is bound by less.
+    """A person applied a fleet file as the policy of the store. It binds every process on the store at least.
 
-    `policy` is what the file says, as JSON. `digest` names it, and `replaces` names the policy before it, if there was
-    one. `loosens` lists the keys in which it allows more than that one. `day_cap` and `month_cap` are what all agents
-    together may spend, in micro-dollars, the default included: every hold is checked against them as they stand.
+    `policy` is the contents of the file, as JSON. `digest` names it, and `replaces` names the previous policy, if any.
+    `loosens` lists the keys in which it allows more than the previous one. `day_cap` and `month_cap` are the fleet's
+    caps in micro-dollars, defaults included; every hold is checked against the current ones.
     """
 
     KIND: ClassVar[str] = "fleet_policy_adopted"
@@ -461,7 +461,7 @@ class FleetPolicyAdopted(Event, frozen=True, kw_only=True):
 
 
 class BodiesErased(Event, frozen=True, kw_only=True):
-    """The bodies of a stream were erased up to a sequence number; its facts and its chain stand."""
+    """The bodies of a stream were erased up to a sequence number. Its facts and its hash chain remain."""
 
     KIND: ClassVar[str] = "bodies_erased"
 
@@ -472,9 +472,9 @@ class BodiesErased(Event, frozen=True, kw_only=True):
 
 
 class StoreAccepted(Event, frozen=True, kw_only=True):
-    """A person goes on with a store that lacks what its checkpoints knew: `events` of them, until `known_at`.
+    """A person accepted a store that lacks events of its checkpoints: `events` of them, up to `known_at`.
 
-    `lacks` says in words what is missing.
+    `lacks` describes what is missing.
     """
 
     KIND: ClassVar[str] = "store_accepted"
@@ -487,7 +487,7 @@ class StoreAccepted(Event, frozen=True, kw_only=True):
 
 
 class PersonSignedOn(Event, frozen=True, kw_only=True):
-    """A person was let in whom a provider or a proxy named, `via` it. `account` is what they are called there."""
+    """A person signed on `via` a provider or a proxy. `account` is their name there."""
 
     KIND: ClassVar[str] = "person_signed_on"
 
@@ -500,7 +500,7 @@ class PersonSignedOn(Event, frozen=True, kw_only=True):
 
 
 class SignOnRefused(Event, frozen=True, kw_only=True):
-    """A person was not let in whom a provider or a proxy named, or would not name."""
+    """A sign-on through a provider or a proxy was refused."""
 
     KIND: ClassVar[str] = "sign_on_refused"
 
@@ -511,7 +511,7 @@ class SignOnRefused(Event, frozen=True, kw_only=True):
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """An event of a kind or version that this program does not know: shown and verified, never folded."""
+    """An event of a kind or version that this program cannot read. It is shown and verified, never folded."""
 
     kind: str
     version: int
@@ -565,7 +565,7 @@ SessionEvent = (
     | JudgesChosen
     | MessageRouted
 )
-"""What happens in sessions, and what people say to them and to the fleet."""
+"""The events of sessions, and of people's commands to sessions and to the fleet."""
 
 ArtifactEvent = (
     FindingEmitted
@@ -577,7 +577,7 @@ ArtifactEvent = (
     | NotificationSent
     | NotificationFailed
 )
-"""What sessions leave behind, and what becomes of it."""
+"""The events of findings, proposals and notifications."""
 
 TriggerEvent = (
     TriggerMade
@@ -590,12 +590,12 @@ TriggerEvent = (
     | ItemQuarantined
     | ItemReleased
 )
-"""What starts sessions."""
+"""The events of triggers."""
 
 ChannelEvent = (
     ChannelTaken | PairingOffered | ApproverPaired | ApproverRemoved | DecisionShown | MessageClosed | RepliesRead
 )
-"""What is put to people, and answered by them, over a channel."""
+"""The events of channels."""
 
 AnyEvent = SessionEvent | ArtifactEvent | TriggerEvent | ChannelEvent
 

@@ -1,9 +1,9 @@
-"""What a folder holds at one moment, and the paths that no tool of an agent may reach. All of this blocks.
+"""Folder listings, and the paths that no tool of an agent may reach. All functions block.
 
-Protected are the folders that agents are loaded from, and Halter's own. A folder is compared by identity, not by
-spelling: by the device and the inode of every folder on the way. So `..`, links, another case of the letters and bind
-mounts make no difference. A `ProtectedSnapshot` is good for one moment: a tool takes a new one for every call, and
-looks at folders that are open already.
+The folders of agents and Halter's own files are protected. Folders are compared by the device and inode of every folder
+on the way, not by path, so `..`, links, letter case and bind mounts make no difference. A
+`ProtectedSnapshot` is valid for one moment: a tool takes a new one for every call, and checks folders that are already
+open.
 """
 
 import os
@@ -19,12 +19,12 @@ import msgspec
 
 from halter.core.ports import UnreadableFile
 
-MOST_FOLDER_ENTRIES: Final = 100_000
-MOST_FOLDERS: Final = 1000
+MAX_FOLDER_ENTRIES: Final = 100_000
+MAX_FOLDERS: Final = 1000
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """A file, as its folder lists it."""
+    """A file in a folder listing."""
 
     size: int
     modified: int
@@ -37,7 +37,7 @@ FileEntries = Mapping[str, FileEntry]
 class FolderListing(msgspec.Struct, frozen=True):
     """The files that match a pattern, relative to the folder, and the folders in which others could appear.
 
-    A path is as the disk has it; one that is not text must be cleaned before it is shown.
+    Paths are as on the disk. A path that is not valid text must be cleaned before it is shown.
     """
 
     files: FileEntries
@@ -45,95 +45,100 @@ class FolderListing(msgspec.Struct, frozen=True):
 
 
 def scan_folder(folder: Path, pattern: str) -> FolderListing | UnreadableFile:
-    """List a folder, without ever following a link out of it."""
-    wanted = PurePosixPath(pattern).parts
+    """List the files below a folder that match a pattern. Links that lead out of the folder are not followed.
+
+    A subfolder that is gone or unreadable is skipped.
+    """
+    pattern_parts = PurePosixPath(pattern).parts
     home = os.path.realpath(folder)
     files: dict[str, FileEntry] = {}
     folders: list[Path] = []
-    waiting: list[tuple[str, ...]] = [()]
-    entries = 0
-    while waiting:
-        above = waiting.pop()
-        found = _list_folder(folder.joinpath(*above))
-        if isinstance(found, UnreadableFile):
-            if not above:
-                return found
+    pending: list[tuple[str, ...]] = [()]
+    entry_count = 0
+    while pending:
+        parent = pending.pop()
+        listing = _list_folder(folder.joinpath(*parent))
+        if isinstance(listing, UnreadableFile):
+            if not parent:
+                return listing
             continue
-        folders.append(folder.joinpath(*above))
-        entries += len(found)
-        for entry in found:
-            parts = (*above, entry.name)
+        folders.append(folder.joinpath(*parent))
+        entry_count += len(listing)
+        for entry in listing:
+            path_parts = (*parent, entry.name)
             if entry.is_dir(follow_symlinks=False):
-                waiting += [parts] if may_contain_match(parts, wanted) else []
-            elif matches_pattern(parts, wanted) and (seen := _stat_file(entry.path, home)):
-                files["/".join(parts)] = seen
-        if entries > MOST_FOLDER_ENTRIES or len(folders) + len(waiting) > MOST_FOLDERS:
+                pending += [path_parts] if can_contain_match(path_parts, pattern_parts) else []
+            elif matches_pattern(path_parts, pattern_parts) and (file_entry := _stat_file(entry.path, home)):
+                files["/".join(path_parts)] = file_entry
+        if entry_count > MAX_FOLDER_ENTRIES or len(folders) + len(pending) > MAX_FOLDERS:
             return UnreadableFile(
-                f"The folder {folder.name} holds more than {MOST_FOLDER_ENTRIES:,} files or {MOST_FOLDERS:,} folders: "
-                "narrow its `pattern`, or name a folder below it."
+                f"The folder {folder.name} has more than {MAX_FOLDER_ENTRIES:,} files or {MAX_FOLDERS:,} folders. "
+                "Narrow its `pattern`, or name a subfolder."
             )
     return FolderListing(files, tuple(sorted(folders)))
 
 
 def _list_folder(path: Path) -> list[os.DirEntry[str]] | UnreadableFile:
-    """List a folder. A subfolder that has gone, or is not readable, is skipped."""
+    """List the entries of one folder, or describe why it cannot be read."""
     try:
-        with os.scandir(path) as found:
-            return list(islice(found, MOST_FOLDER_ENTRIES + 1))
+        with os.scandir(path) as entries:
+            return list(islice(entries, MAX_FOLDER_ENTRIES + 1))
     except OSError as error:
         return UnreadableFile(f"The folder {path.name} cannot be read: {describe_os_error(error)}.")
 
 
-def matches_pattern(parts: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
-    """Whether a path matches a pattern; `**` stands for any number of folders, including none."""
-    if not wanted:
-        return not parts
-    if wanted[0] == "**":
-        return matches_pattern(parts, wanted[1:]) or (bool(parts) and matches_pattern(parts[1:], wanted))
-    return bool(parts) and fnmatchcase(parts[0], wanted[0]) and matches_pattern(parts[1:], wanted[1:])
+def matches_pattern(path_parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Return whether a path matches a pattern; `**` matches any number of folders, including none."""
+    if not pattern:
+        return not path_parts
+    if pattern[0] == "**":
+        return matches_pattern(path_parts, pattern[1:]) or (
+            bool(path_parts) and matches_pattern(path_parts[1:], pattern)
+        )
+    return bool(path_parts) and fnmatchcase(path_parts[0], pattern[0]) and matches_pattern(path_parts[1:], pattern[1:])
 
 
-def may_contain_match(folder: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
-    """Whether anything below a folder could match."""
-    if not wanted or not folder:
-        return bool(wanted)
-    if wanted[0] == "**":
+def can_contain_match(folder: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Return whether a path below a folder could match."""
+    if not pattern or not folder:
+        return bool(pattern)
+    if pattern[0] == "**":
         return True
-    return len(wanted) > 1 and fnmatchcase(folder[0], wanted[0]) and may_contain_match(folder[1:], wanted[1:])
+    return len(pattern) > 1 and fnmatchcase(folder[0], pattern[0]) and can_contain_match(folder[1:], pattern[1:])
 
 
 def _stat_file(path: str, home: str) -> FileEntry | None:
-    """Stat a file; a link only if its target is in the folder as well."""
+    """Read the entry of a regular file, or of a link to one whose target is also below `home`."""
     try:
-        about = os.lstat(path)
-        if stat.S_ISLNK(about.st_mode) and os.path.realpath(path).startswith(home + os.sep):
-            about = os.stat(path)  # noqa: PTH116, as the lines around it.
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode) and os.path.realpath(path).startswith(home + os.sep):
+            status = os.stat(path)  # noqa: PTH116, as the lines around it.
     except OSError:
         return None
-    return FileEntry(about.st_size, about.st_mtime_ns, about.st_ino) if stat.S_ISREG(about.st_mode) else None
+    return FileEntry(status.st_size, status.st_mtime_ns, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 def describe_os_error(error: OSError) -> str:
-    """The system's message without the path, which the caller names better."""
+    """Return the system's message without the path, which the caller states in its own form."""
     return error.strerror or type(error).__name__
 
 
 FileIdentity = tuple[int, int]
-"""Device and inode: two paths with the same identity are the same file."""
+"""Device and inode. Two paths with the same identity are the same file."""
 
 AGENT_FILE_NAME: Final = "agent.yaml"
 CONFIG_FILE_NAMES: Final = frozenset((AGENT_FILE_NAME, "halter.yaml"))
-"""Files that make their folder an agent's, or the fleet's: no tool writes one anywhere."""
-MOST_PROTECTED_ENTRIES: Final = 200_000
-"""How many entries below a root are searched for agents and for other names of protected files."""
+"""Files that define an agent or a fleet. No tool may write one, in any folder."""
+MAX_PROTECTED_ENTRIES: Final = 200_000
+"""Maximum number of entries below a root that are searched for agents and for hard links to protected files."""
 
-_MOST_LINKS: Final = 40
+_MAX_LINKS: Final = 40
 _OPEN_FLAGS: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _MOUNTS: Final = "/proc/self/mountinfo"
 
 
 FileRefusal = Callable[[Path, int], bool]
-"""Whether an agent may not read a file that was just opened by a path."""
+"""Returns whether an agent may not read a file, given its path and its open descriptor."""
 
 
 def allow_all(_: Path, __: int) -> bool:
@@ -141,114 +146,119 @@ def allow_all(_: Path, __: int) -> bool:
 
 
 class ProtectedEntry(msgspec.Struct, frozen=True):
-    """One thing that no tool may reach.
+    """A file or folder that no tool may write to.
 
-    `what` describes it in messages. A `secret` must not be read either. A `folder` must not be reached from inside
-    either: a root that lies in it is refused.
+    `description` is used in messages. If it `is_secret`, it must not be read either. If it `is_folder`, a root inside
+    it is refused as well.
     """
 
     path: Path
-    what: str
-    secret: bool = False
-    folder: bool = False
+    description: str
+    is_secret: bool = False
+    is_folder: bool = False
 
 
 class ProtectedReach(msgspec.Struct, frozen=True):
-    """How a root reaches something protected."""
+    """The relation of a root to a protected file or folder that it reaches."""
 
-    how: Literal["holds", "lies in", "is another name of", "may hold another name of"]
-    thing: ProtectedEntry
+    how: Literal["contains", "is inside", "is another name of", "may contain another name of"]
+    entry: ProtectedEntry
 
     def __str__(self) -> str:
-        return f"{self.how} {self.thing.path}, {self.thing.what}"
+        return f"{self.how} {self.entry.path}, {self.entry.description}"
 
 
 class ProtectedPaths(msgspec.Struct, frozen=True):
-    """All that is protected from one agent. `home` is that agent's own folder.
+    """The files and folders that are protected from one agent. `home` is the agent's own folder.
 
-    A root may lie in a protected folder if the agent's own folder lies there as well: the operator put it there.
+    A root inside a protected folder is allowed if `home` is inside the same folder: the operator put it there.
     """
 
-    things: tuple[ProtectedEntry, ...] = ()
+    entries: tuple[ProtectedEntry, ...] = ()
     home: Path | None = None
 
-    def union(self, other: "ProtectedPaths") -> "ProtectedPaths":
-        return ProtectedPaths(tuple(dict.fromkeys((*self.things, *other.things))), other.home or self.home)
+    def union(self, paths: "ProtectedPaths") -> "ProtectedPaths":
+        return ProtectedPaths(tuple(dict.fromkeys((*self.entries, *paths.entries))), paths.home or self.home)
 
-    def sight(self, *, reads: bool = False) -> "ProtectedSnapshot":
-        """Take a snapshot; for a tool that only reads, of the secrets alone."""
+    def take_snapshot(self, *, read_only: bool = False) -> "ProtectedSnapshot":
+        """Take a snapshot; with `read_only`, of the secrets only, for a tool that does not write."""
         disk = _Disk()
         home = set(disk.leading(self.home)) | {disk.identity(self.home)} if self.home else set[FileIdentity | None]()
         leading: dict[FileIdentity, ProtectedEntry] = {}
         folders: dict[FileIdentity, ProtectedEntry] = {}
         files: dict[FileIdentity, ProtectedEntry] = {}
-        linked = False
-        for thing in self.things:
-            if reads and not thing.secret:
+        has_hard_links = False
+        for entry in self.entries:
+            if read_only and not entry.is_secret:
                 continue
-            for each in disk.leading(thing.path):
-                leading.setdefault(each, thing)
-            about = disk.stat(thing.path)
-            if about is None:
+            for ancestor in disk.leading(entry.path):
+                leading.setdefault(ancestor, entry)
+            status = disk.stat(entry.path)
+            if status is None:
                 continue
-            identity = (about.st_dev, about.st_ino)
-            if not thing.folder:
-                files.setdefault(identity, thing)
-                linked = linked or about.st_nlink > 1
+            identity = (status.st_dev, status.st_ino)
+            if not entry.is_folder:
+                files.setdefault(identity, entry)
+                has_hard_links = has_hard_links or status.st_nlink > 1
             elif identity not in home:
-                folders.setdefault(identity, thing)
-        return ProtectedSnapshot(leading, folders, files, linked, reads)
+                folders.setdefault(identity, entry)
+        return ProtectedSnapshot(leading, folders, files, has_hard_links, read_only)
 
-    def reach(self, root: Path, *, reads: bool = False) -> str:
-        """What a root would reach, checked when a configuration is read. A missing root reaches nothing.
+    def reach(self, root: Path, *, read_only: bool = False) -> str:
+        """Describe the protected path that a root reaches; empty if there is none, or if the root is missing.
 
-        A root for writing is also searched: for agents, whose folder it would contain, and for other names of what is
-        protected.
+        A root for writing is also searched for the folders of agents and for hard links to protected files.
         """
         try:
             fd = os.open(root, _OPEN_FLAGS)
         except OSError:
             return ""
         try:
-            sight = self.sight(reads=reads)
-            found = sight.judge_root(fd)
-            below = None if found or reads else sight.search_folder(fd, AGENT_FILE_NAME)
-            return str(found or below or "")
+            snapshot = self.take_snapshot(read_only=read_only)
+            root_reach = snapshot.judge_root(fd)
+            entry_below = None if root_reach or read_only else snapshot.search_folder(fd, AGENT_FILE_NAME)
+            return str(root_reach or entry_below or "")
         finally:
             os.close(fd)
 
     def find_reach(self, paths: Iterable[Path]) -> ProtectedReach | None:
-        """Find a secret that could be read in one of these folders, or one of these folders in a secret one."""
-        sight = self.sight(reads=True)
+        """Find a secret that one of these folders contains, or a secret folder that contains one of them."""
+        snapshot = self.take_snapshot(read_only=True)
         for path in paths:
             with suppress(OSError):
                 fd = os.open(path, _OPEN_FLAGS)
                 try:
-                    if found := sight.judge_root(fd):
-                        return found
+                    if reach := snapshot.judge_root(fd):
+                        return reach
                 finally:
                     os.close(fd)
         return None
 
-    def find_match(self, place: Path, pattern: str) -> str:
-        """Which secret would be read where a pattern names files of a folder, or a path one file; or nothing."""
-        sight, disk = self.sight(reads=True), _Disk()
-        found = disk.stat(place)
-        if found is None:
+    def find_match(self, path: Path, pattern: str) -> str:
+        """Describe the secret that a file, or a pattern of files in a folder, would read; empty if there is none."""
+        snapshot, disk = self.take_snapshot(read_only=True), _Disk()
+        status = disk.stat(path)
+        if status is None:
             return ""
-        identity = (found.st_dev, found.st_ino)
-        inside = next((sight.folders[each] for each in (identity, *disk.leading(place)) if each in sight.folders), None)
-        if inside is not None:
-            return str(ProtectedReach("lies in", inside))
-        if not stat.S_ISDIR(found.st_mode):
-            return str(sight.judge_file(identity) or "")
-        real, wanted = place.resolve(), PurePosixPath(pattern).parts
-        for thing in self.things:
-            path = thing.path.resolve()
-            if thing.secret and path.is_relative_to(real):
-                parts = path.relative_to(real).parts
-                if may_contain_match(parts, wanted) if thing.folder else matches_pattern(parts, wanted):
-                    return str(ProtectedReach("holds", thing))
+        identity = (status.st_dev, status.st_ino)
+        folder = next(
+            (snapshot.folders[each] for each in (identity, *disk.leading(path)) if each in snapshot.folders), None
+        )
+        if folder is not None:
+            return str(ProtectedReach("is inside", folder))
+        if not stat.S_ISDIR(status.st_mode):
+            return str(snapshot.judge_file(identity) or "")
+        resolved_path, pattern_parts = path.resolve(), PurePosixPath(pattern).parts
+        for entry in self.entries:
+            protected_path = entry.path.resolve()
+            if entry.is_secret and protected_path.is_relative_to(resolved_path):
+                relative_parts = protected_path.relative_to(resolved_path).parts
+                if (
+                    can_contain_match(relative_parts, pattern_parts)
+                    if entry.is_folder
+                    else matches_pattern(relative_parts, pattern_parts)
+                ):
+                    return str(ProtectedReach("contains", entry))
         return ""
 
 
@@ -262,14 +272,14 @@ class WritableFolders(msgspec.Struct, frozen=True):
     roots: tuple[Path, ...] = ()
 
     def leads_out(self, path: Path, fd: int) -> bool:
-        """Whether a file was opened through a root and lies outside of it: a tool may link anything."""
-        disk, real = _Disk(), Path(path_of(fd))
-        through = [root for root in self.roots if disk.identity(root) in set(disk.leading(path))]
-        return any(not real.is_relative_to(root.resolve()) for root in through)
+        """Return whether a file opened through a root is outside that root: a tool can create any link."""
+        disk, real_path = _Disk(), Path(path_of(fd))
+        roots = [root for root in self.roots if disk.identity(root) in set(disk.leading(path))]
+        return any(not real_path.is_relative_to(root.resolve()) for root in roots)
 
 
 class RootedTool(Protocol):
-    """A tool with a root folder, which is told what it must not reach."""
+    """A tool with a root folder, which receives the paths that it must not reach."""
 
     @property
     def root(self) -> Path: ...
@@ -278,78 +288,80 @@ class RootedTool(Protocol):
 
 
 class ProtectedSnapshot(msgspec.Struct, frozen=True):
-    """What is protected, as it was at one moment, by identity.
+    """The protected files and folders at one moment, by identity.
 
-    `leading` are the folders in which a name is looked up on the way to something: a writer there could replace it.
-    `linked`: one of the `files` has more than one name. `reads`: only secrets were looked at.
+    `ancestors` are the folders on the way to a protected path: a writer there could replace it. With `has_hard_links`,
+    one of the `files` has more than one hard link. With `read_only`, the snapshot has only secrets.
     """
 
-    leading: Mapping[FileIdentity, ProtectedEntry]
+    ancestors: Mapping[FileIdentity, ProtectedEntry]
     folders: Mapping[FileIdentity, ProtectedEntry]
     files: Mapping[FileIdentity, ProtectedEntry]
-    linked: bool = False
-    reads: bool = False
+    has_hard_links: bool = False
+    read_only: bool = False
 
     def judge_folder(self, identity: FileIdentity) -> ProtectedReach | None:
         if identity in self.folders:
-            return ProtectedReach("lies in", self.folders[identity])
-        return ProtectedReach("holds", self.leading[identity]) if identity in self.leading else None
+            return ProtectedReach("is inside", self.folders[identity])
+        return ProtectedReach("contains", self.ancestors[identity]) if identity in self.ancestors else None
 
     def judge_file(self, identity: FileIdentity) -> ProtectedReach | None:
-        """Judge a file: it may be another name of a protected one."""
+        """Judge a file: it may be a hard link to a protected one."""
         return ProtectedReach("is another name of", self.files[identity]) if identity in self.files else None
 
     def judge_root(self, fd: int) -> ProtectedReach | None:
-        """Judge an open folder with all its ancestors and all that is mounted below it."""
-        for number, identity in enumerate(_walk_ancestors(fd)):
-            if number == 0 and (found := self.judge_folder(identity)):
-                return found
+        """Judge an open folder with its ancestors and the mounts below it."""
+        for depth, identity in enumerate(_walk_ancestors(fd)):
+            if depth == 0 and (reach := self.judge_folder(identity)):
+                return reach
             if identity in self.folders:
-                return ProtectedReach("lies in", self.folders[identity])
-        place, mounts, disk = path_of(fd), _list_mounts(), _Disk()
-        below = [mount.point for mount in mounts if mount.point.startswith(f"{place.rstrip('/')}/")]
-        for each in below:
-            identity = disk.identity(Path(each))
-            if identity and (found := self.judge_folder(identity) or self.judge_file(identity)):
-                return found
-        # What is mounted has another name, and lies in other folders by that.
-        others = (Path(name) for each in (place, *below) for name in _list_mount_aliases(each, mounts, disk))
-        inside = (identity for other in others for identity in disk.leading(other) if identity in self.folders)
-        return next((ProtectedReach("lies in", self.folders[identity]) for identity in inside), None)
+                return ProtectedReach("is inside", self.folders[identity])
+        path, mounts, disk = path_of(fd), _list_mounts(), _Disk()
+        mount_points = [mount.point for mount in mounts if mount.point.startswith(f"{path.rstrip('/')}/")]
+        for point in mount_points:
+            identity = disk.identity(Path(point))
+            if identity and (reach := self.judge_folder(identity) or self.judge_file(identity)):
+                return reach
+        # A mounted folder has other paths, and so other ancestors.
+        aliases = (Path(name) for point in (path, *mount_points) for name in _list_mount_aliases(point, mounts, disk))
+        identities = (identity for alias in aliases for identity in disk.leading(alias) if identity in self.folders)
+        return next((ProtectedReach("is inside", self.folders[identity]) for identity in identities), None)
 
     def search_folder(self, fd: int, name: str = "") -> ProtectedReach | None:
-        """Search a folder for another name of a protected file, and for a file of this name."""
-        if not name and not self.linked:
+        """Search a folder for hard links to protected files, and for files with this name."""
+        if not name and not self.has_hard_links:
             return None
-        inodes = {inode for _, inode in self.files} if self.linked else set[int]()
-        for path, found, inode in _list_entries(fd):
+        inodes = {inode for _, inode in self.files} if self.has_hard_links else set[int]()
+        for path, file_name, inode in _list_entries(fd):
             if not path:
                 return (
-                    ProtectedReach("may hold another name of", next(iter(self.files.values()))) if self.linked else None
+                    ProtectedReach("may contain another name of", next(iter(self.files.values())))
+                    if self.has_hard_links
+                    else None
                 )
-            if name and found.casefold() == name:
-                return ProtectedReach("holds", ProtectedEntry(Path(path), "the definition of an agent"))
+            if name and file_name.casefold() == name:
+                return ProtectedReach("contains", ProtectedEntry(Path(path), "the definition of an agent"))
             if inode in inodes and (reach := self.judge_file(_identity_of(path))):
                 return reach
         return None
 
 
 class _Disk:
-    """What paths lead to, each name looked up once."""
+    """A resolver of paths that reads the status of each name only once."""
 
     def __init__(self) -> None:
         self._stats: dict[str, os.stat_result | None] = {}
 
     def leading(self, path: Path) -> Iterator[FileIdentity]:
-        """The folders in which names are looked up on the way to a path, through every link."""
+        """Yield the folders in which names are looked up on the way to a path, through every link."""
         for folder in self._folders(path):
-            about = self._stat_uncached(folder)
-            if about is not None:
-                yield about.st_dev, about.st_ino
+            status = self._stat_uncached(folder)
+            if status is not None:
+                yield status.st_dev, status.st_ino
 
     def identity(self, path: Path) -> FileIdentity | None:
-        about = self.stat(path)
-        return None if about is None else (about.st_dev, about.st_ino)
+        status = self.stat(path)
+        return None if status is None else (status.st_dev, status.st_ino)
 
     def stat(self, path: Path) -> os.stat_result | None:
         with suppress(OSError, ValueError):
@@ -357,31 +369,31 @@ class _Disk:
         return None
 
     def _folders(self, path: Path) -> Iterator[str]:
-        here, links = "/", 0
-        # A path is not made shorter before it is walked: behind a link, `..` leads elsewhere.
-        whole = path if path.is_absolute() else Path.cwd() / path
-        waiting = list(reversed(str(whole).split("/")))
-        while waiting:
-            part = waiting.pop()
-            if part in {"", "."}:
+        folder, link_count = "/", 0
+        # The path is not normalized first: after a link, `..` is the parent of the link's target.
+        absolute = path if path.is_absolute() else Path.cwd() / path
+        pending = list(reversed(str(absolute).split("/")))
+        while pending:
+            name = pending.pop()
+            if name in {"", "."}:
                 continue
-            if part == "..":
-                here = os.path.dirname(here)  # noqa: PTH120, as the lines around it.
+            if name == "..":
+                folder = os.path.dirname(folder)  # noqa: PTH120, as the lines around it.
                 continue
-            yield here
-            there = f"{here.rstrip('/')}/{part}"
-            about = self._stat_uncached(there)
-            if about is None:
+            yield folder
+            entry = f"{folder.rstrip('/')}/{name}"
+            status = self._stat_uncached(entry)
+            if status is None:
                 return
-            if not stat.S_ISLNK(about.st_mode):
-                here = there
+            if not stat.S_ISLNK(status.st_mode):
+                folder = entry
                 continue
-            links += 1
-            target = _read_link(there)
-            if links > _MOST_LINKS or not target:
+            link_count += 1
+            target = _read_link(entry)
+            if link_count > _MAX_LINKS or not target:
                 return
-            here = "/" if target.startswith("/") else here
-            waiting += reversed(target.split("/"))
+            folder = "/" if target.startswith("/") else folder
+            pending += reversed(target.split("/"))
 
     def _stat_uncached(self, path: str) -> os.stat_result | None:
         if path not in self._stats:
@@ -392,10 +404,10 @@ class _Disk:
 
 
 def is_path_within(path: Path, root: Path) -> bool:
-    """Whether a place is a folder or lies below it, under any names."""
+    """Return whether a path is a folder or below it, under any of their names."""
     disk = _Disk()
-    found = disk.identity(root)
-    return found is not None and (found == disk.identity(path) or found in disk.leading(path))
+    root_identity = disk.identity(root)
+    return root_identity is not None and (root_identity == disk.identity(path) or root_identity in disk.leading(path))
 
 
 def _read_link(path: str) -> str:
@@ -405,8 +417,8 @@ def _read_link(path: str) -> str:
 
 
 def identity_of(fd: int) -> FileIdentity:
-    about = os.fstat(fd)
-    return about.st_dev, about.st_ino
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 def contains_agent_file(fd: int) -> bool:
@@ -418,29 +430,29 @@ def contains_agent_file(fd: int) -> bool:
 
 def _identity_of(path: str) -> FileIdentity:
     with suppress(OSError):
-        about = os.lstat(path)
-        return about.st_dev, about.st_ino
+        status = os.lstat(path)
+        return status.st_dev, status.st_ino
     return (-1, -1)
 
 
 def _walk_ancestors(fd: int) -> Iterator[FileIdentity]:
-    """The identities of an open folder and its ancestors, without any path that could be exchanged."""
-    here, before = os.dup(fd), None
+    """Yield the identities of an open folder and its ancestors, without a path that could be replaced meanwhile."""
+    folder, previous = os.dup(fd), None
     try:
-        while (identity := identity_of(here)) != before:
+        while (identity := identity_of(folder)) != previous:
             yield identity
-            before = identity
-            above = os.open("..", _OPEN_FLAGS, dir_fd=here)
-            os.close(here)
-            here = above
+            previous = identity
+            parent = os.open("..", _OPEN_FLAGS, dir_fd=folder)
+            os.close(folder)
+            folder = parent
     except OSError:
-        return  # Unreadable above this: nothing there can be protected from us.
+        return  # The parents are unreadable, so tools cannot reach anything there.
     finally:
-        os.close(here)
+        os.close(folder)
 
 
 def path_of(fd: int) -> str:
-    """Where an open file or folder is now, without links."""
+    """Return the current path of an open file or folder, without links."""
     with suppress(OSError):
         return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115, the name is no path before it is read.
     return ""
@@ -453,13 +465,13 @@ class _Mount(msgspec.Struct, frozen=True):
 
 
 def _list_mounts() -> list[_Mount]:
-    """List mounts: a sandbox that shows a folder shows what is mounted below it, too."""
+    """List the mounts: a sandbox that contains a folder contains the mounts below it as well."""
     try:
         with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:  # noqa: PTH123, as the lines around it.
-            found = [line.split(" ") for line in mounts.read().splitlines()]
+            lines = [line.split(" ") for line in mounts.read().splitlines()]
     except OSError:
         return []
-    return [_Mount(words[2], _unescape_mount(words[3]), _unescape_mount(words[4])) for words in found]
+    return [_Mount(fields[2], _unescape_mount(fields[3]), _unescape_mount(fields[4])) for fields in lines]
 
 
 def _unescape_mount(text: str) -> str:
@@ -468,41 +480,41 @@ def _unescape_mount(text: str) -> str:
     return text
 
 
-def _list_mount_aliases(place: str, mounts: Sequence[_Mount], disk: _Disk) -> Iterator[str]:
-    """Other paths to a place, since a part of the way to it is mounted elsewhere, too."""
-    above = [mount for mount in mounts if _is_below(place, mount.point)]
-    if not above:
+def _list_mount_aliases(path: str, mounts: Sequence[_Mount], disk: _Disk) -> Iterator[str]:
+    """Yield other paths to the same folder, through other mounts of the same device."""
+    enclosing = [mount for mount in mounts if _is_below(path, mount.point)]
+    if not enclosing:
         return
-    # Of several mounts at one point, the last is seen.
-    own = max(enumerate(above), key=lambda each: (len(each[1].point), each[0]))[1]
-    inside = _rebase_path(own.root, place, own.point)
-    for other in mounts:
-        if other is not own and other.device == own.device and _is_below(inside, other.root):
-            name = _rebase_path(other.point, inside, other.root)
-            if disk.identity(Path(name)) == disk.identity(Path(place)):
-                yield name
+    # Of several mounts at one point, the last one is visible.
+    nearest = max(enumerate(enclosing), key=lambda item: (len(item[1].point), item[0]))[1]
+    device_path = _rebase_path(nearest.root, path, nearest.point)
+    for mount in mounts:
+        if mount is not nearest and mount.device == nearest.device and _is_below(device_path, mount.root):
+            alias = _rebase_path(mount.point, device_path, mount.root)
+            if disk.identity(Path(alias)) == disk.identity(Path(path)):
+                yield alias
 
 
-def _is_below(place: str, folder: str) -> bool:
-    return place == folder or place.startswith(f"{folder.rstrip('/')}/")
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
-def _rebase_path(folder: str, place: str, above: str) -> str:
-    """Move a place from below one folder to below another."""
-    return f"{folder.rstrip('/')}/{place[len(above.rstrip('/')) :].lstrip('/')}".rstrip("/") or "/"
+def _rebase_path(new_folder: str, path: str, old_folder: str) -> str:
+    """Replace the leading folder of a path by another one."""
+    return f"{new_folder.rstrip('/')}/{path[len(old_folder.rstrip('/')) :].lstrip('/')}".rstrip("/") or "/"
 
 
 def _list_entries(fd: int) -> Iterator[tuple[str, str, int]]:
-    """List what is below an open folder, by path, name and inode; an empty path ends it where there is too much."""
-    waiting, seen = [path_of(fd)], 0
-    while waiting:
-        place = waiting.pop()
-        with suppress(OSError), os.scandir(place) as found:
-            for entry in found:
-                seen += 1
-                if seen > MOST_PROTECTED_ENTRIES:
+    """Yield path, name and inode of the entries below an open folder; an empty path if there are too many."""
+    pending, entry_count = [path_of(fd)], 0
+    while pending:
+        folder = pending.pop()
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                entry_count += 1
+                if entry_count > MAX_PROTECTED_ENTRIES:
                     yield "", "", 0
                     return
                 yield entry.path, entry.name, entry.inode()
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
+                    pending.append(entry.path)

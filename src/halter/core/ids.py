@@ -1,4 +1,4 @@
-"""Names of things: streams, scopes and identifiers that sort by the time they were made."""
+"""Names of streams and people, and identifiers that sort by creation time."""
 
 import hashlib
 import re
@@ -14,7 +14,7 @@ Digest = NewType("Digest", str)
 
 FLEET = StreamId("fleet")
 OUTBOX = StreamId("outbox")
-"""The stream of sent notifications, and of the runtime's own."""
+"""The stream of sent notifications, and of those of the runtime itself."""
 AGENT_PREFIX = "agent:"
 """Prefix of an agent's name as an actor."""
 
@@ -30,9 +30,9 @@ class Ids(Protocol):
 
 
 class SortableIds:
-    """128 bits: 48 of milliseconds, then 80 that are random and count up within one millisecond.
+    """A source of 128-bit ids: 48 bits of milliseconds, then 80 random bits that increase within a millisecond.
 
-    Written as 26 characters that sort as the numbers do, so that rows made together lie together.
+    An id has 26 characters that sort like the numbers, so that rows created together are stored together.
     """
 
     def __init__(self, now: Callable[[], int], random_bits: Callable[[int], int] = secrets.randbits) -> None:
@@ -41,41 +41,41 @@ class SortableIds:
         self._last = 0
 
     def make(self) -> str:
-        fresh = (self._now() // 1000) << _RANDOM_BITS | self._random_bits(_RANDOM_BITS)
-        self._last = fresh if fresh > self._last else self._last + 1
+        candidate = (self._now() // 1000) << _RANDOM_BITS | self._random_bits(_RANDOM_BITS)
+        self._last = candidate if candidate > self._last else self._last + 1
         return _encode_base32(self._last)
 
 
 def _encode_base32(number: int) -> str:
     pairs = _PAIRS
-    found = [pairs[number >> 120]]
+    digits = [pairs[number >> 120]]
     for shift in (90, 60, 30, 0):
-        # Thirty bits at a time: so much is one digit of Python's own.
-        part = number >> shift & 0x3FFF_FFFF
-        found += (pairs[part >> 20], pairs[part >> 10 & 1023], pairs[part & 1023])
-    return "".join(found)
+        # Thirty bits at a time: one digit of Python's integers.
+        bits = number >> shift & 0x3FFF_FFFF
+        digits += (pairs[bits >> 20], pairs[bits >> 10 & 1023], pairs[bits & 1023])
+    return "".join(digits)
 
 
 _CHANNEL: Final = "channel:"
 PERSON_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-"""What a person, a token or a key may be called."""
+"""The valid names of people, tokens and keys."""
 
 
-def may_decide(by: str) -> bool:
-    """Whether a name can be a person's: an agent's own token decides nothing."""
+def can_decide(by: str) -> bool:
+    """Return whether a name can be a person's. The token of an agent cannot decide anything."""
     return by != "" and not by.startswith(AGENT_PREFIX)
 
 
 def name_signed_on_person(label: str, issuer: str, subject: str) -> str:
-    """What a provider's account is called: what follows the tilde is the account, which no token's name contains."""
+    """Name a provider's account: its label, a tilde and a digest of the account. No token's name contains a tilde."""
     account = hashlib.sha256(f"halter account\n{issuer}\n{subject}".encode("utf-8", "replace")).hexdigest()
     return f"{label}~{account[:16]}"
 
 
 def person_of(name: str) -> str:
-    """The person that a name stands for: `ada.phone` and `ada` are both Ada; an address is a person's whole.
+    """Return the person of a name: `ada.phone` and `ada` are both `ada`; an address is one person.
 
-    Of a provider's account only what follows the tilde counts: people may change how they are shown.
+    Of a provider's account only the part after the tilde counts, because people may change their label.
     """
     if "~" in name:
         return name[name.rindex("~") :].casefold()
@@ -83,9 +83,9 @@ def person_of(name: str) -> str:
 
 
 def are_one_person(first: str, second: str) -> bool:
-    """Whether two names may stand for one person: `ada@example.com` is Ada, too, where another name is `ada`.
+    """Return whether two names may stand for one person: `ada@example.com` and `ada` may.
 
-    How a provider's account is shown says nothing: beside what is none, it may be the same person's.
+    The label of a provider's account proves nothing, so such an account and any other name may be the same person.
     """
     if "~" in first or "~" in second:
         return not ("~" in first and "~" in second) or person_of(first) == person_of(second)
@@ -96,22 +96,22 @@ def are_one_person(first: str, second: str) -> bool:
 
 
 def make_worker_id(name: str, ids: Ids) -> WorkerId:
-    """Name a worker, anew for each process: a restarted one is not the one that died.
+    """Make a worker id that is unique to the process, so that a restarted worker differs from the dead one.
 
-    Leases belong to workers. Under its old name a process would keep alive sessions that no worker runs; under a new
-    one they are orphans when their leases run out, and another worker claims them.
+    Leases belong to workers. Under its old id, a restarted process would renew leases of sessions that it does not run.
+    Under a new id, those leases expire, and another worker claims the sessions.
     """
     return WorkerId(f"{name}.{ids.make()}")
 
 
 @lru_cache(maxsize=8192)
 def session_stream(session: str) -> StreamId:
-    """The stream of a session: written only by the owner of its lease."""
+    """Return the stream of a session. Only the owner of its lease writes there."""
     return StreamId(f"session:{session}")
 
 
 def inbox_stream(session: str) -> StreamId:
-    """The inbox of a session: any process may post there."""
+    """Return the inbox stream of a session. Any process may post there."""
     return StreamId(f"session:{session}/in")
 
 
@@ -127,8 +127,8 @@ def is_channel(stream: str) -> bool:
     return stream.startswith(_CHANNEL)
 
 
-def session_of(stream: StreamId) -> SessionId | None:
-    """The session of a stream (its own or its inbox), if any."""
+def parse_session_id(stream: StreamId) -> SessionId | None:
+    """Return the session of a session stream or an inbox stream, or None."""
     if not stream.startswith("session:"):
         return None
     return SessionId(stream.removeprefix("session:").removesuffix("/in"))

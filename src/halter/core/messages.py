@@ -1,8 +1,8 @@
-"""Messages to and from a model. Each part carries its origin, and whether that is trusted.
+"""Messages to and from a model. Each part has an origin, which is trusted or untrusted.
 
-The system text stays the same from request to request and comes first, so that a provider can cache it. Tokens are
+The system text comes first and stays the same from request to request, so that a provider can cache it. Tokens are
 bounded without the provider's tokenizer: every token has at least one byte, so there are never more tokens than bytes,
-plus a generous allowance for a provider's own wrapping.
+plus a generous allowance for the provider's own framing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,9 +18,9 @@ from halter.core.vocabulary import Origin, Outcome
 
 @final
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defaults=True, gc=False):
-    """Text. `reason` marks an internal message, which is not shown to people; `source` names who or what wrote it.
+    """Text. `reason` marks an internal message, which is not shown to people; `source` names its author.
 
-    Text that stands for a file brings it along: `data` of the type `media`, which may take so many `tokens`.
+    Text that represents a file has its contents: `data` of the type `media`, of at most `tokens` tokens.
     """
 
     text: str
@@ -35,14 +35,14 @@ class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defau
 
 AUDIO_PREFIX: Final = "audio/"
 VOLATILE: Final = "volatile"
-"""The reason of text that is true only for one request. It stands last, behind everything that a provider can cache."""
+"""The reason of text that is valid for one request only. It comes last, after everything that can be cached."""
 
 
 @final
 class ToolCall(msgspec.Struct, frozen=True, tag="call", tag_field="part", omit_defaults=True, gc=False):
-    """A call that a model asks for; its arguments are JSON as the model wrote it, which may be anything.
+    """A call that a model requests. `arguments` is the model's text, which may not be valid JSON.
 
-    Calls of one `group` run concurrently, one group after the other.
+    Calls of one `group` run concurrently; the groups run one after the other.
     """
 
     id: str
@@ -53,7 +53,7 @@ class ToolCall(msgspec.Struct, frozen=True, tag="call", tag_field="part", omit_d
 
 @final
 class ToolResult(msgspec.Struct, frozen=True, tag="result", tag_field="part", omit_defaults=True, gc=False):
-    """The result of a call, as its model sees it."""
+    """The result of a call, as the model sees it."""
 
     id: str
     tool: str
@@ -68,9 +68,9 @@ Role = Literal["user", "assistant"]
 
 
 class Message(msgspec.Struct, frozen=True, dict=True):
-    """A model's answer, or everything that it is told before the next one.
+    """A model's answer, or everything that the model receives before its next answer.
 
-    Derived values such as its size may be cached in its `__dict__`, which is not part of it.
+    Derived values such as the size may be cached in the `__dict__`, which is not part of the message.
     """
 
     role: Role
@@ -85,10 +85,10 @@ NO_FACTS: Final[Mapping[str, Any]] = {}
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Everything that one request sends.
+    """The contents of one request.
 
-    `facts` are current values by name, for a rule-based model that reads no prose. `provider_tools` are those that the
-    provider runs while it answers.
+    `facts` are current values by name, for a rule-based model that cannot read text. `provider_tools` are the tools
+    that the provider runs during the request.
     """
 
     system: str = ""
@@ -100,15 +100,15 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def extras(self) -> RequestExtras:
-        """What it may cost beside its tokens, without sound."""
-        most = {tool.name: tool.max_uses for tool in self.provider_tools}
-        return RequestExtras(searches=most.get("web_search", 0), code_executions=most.get("code_execution", 0))
+        """The possible costs in addition to plain tokens, without audio."""
+        max_uses = {tool.name: tool.max_uses for tool in self.provider_tools}
+        return RequestExtras(searches=max_uses.get("web_search", 0), code_executions=max_uses.get("code_execution", 0))
 
 
 class AnonymizationPolicy(msgspec.Struct, frozen=True):
-    """What is hidden from models elsewhere: personal data by shape, and these names.
+    """The values hidden from remote models: recognised personal data, and these names.
 
-    Placeholders are made with a secret `salt`, or values could be guessed from them.
+    Placeholders depend on a secret `salt`, because values could otherwise be guessed from them.
     """
 
     names: tuple[str, ...] = ()
@@ -116,11 +116,11 @@ class AnonymizationPolicy(msgspec.Struct, frozen=True):
 
 
 StopReason = Literal["end", "calls", "max_tokens", "refused"]
-"""Why a model stopped: finished, wants calls, out of tokens, or refused."""
+"""The reason why a model stopped: it finished, requests calls, ran out of tokens, or refused."""
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A model's answer. Without a usage, the request settles at its hold."""
+    """A model's answer. With no usage, the request is settled at its hold."""
 
     parts: tuple[Text | ToolCall, ...]
     stop: StopReason = "end"
@@ -140,9 +140,9 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class StreamChunk(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of a streamed answer. Each attempt of a request ends with exactly one that is `finished`.
+    """A chunk of a streamed answer. Each attempt of a request ends with exactly one `finished` chunk.
 
-    `discard`: what came before belongs to a failed attempt and is withdrawn.
+    With `discard`, the chunks so far belong to a failed attempt and must be dropped.
     """
 
     request: str
@@ -156,57 +156,57 @@ TextListener = Callable[[str], None]
 
 
 class Model(Protocol):
-    """A language model. Only the guard has the permit that asking takes."""
+    """A language model. A request requires a permit, which only the guard makes."""
 
     @property
     def name(self) -> ModelName: ...
 
     @property
     def base_url(self) -> str | None:
-        """Its address, if not the provider's usual one."""
+        """The URL of the endpoint, if it is not the provider's default."""
         ...
 
     def count(self, prompt: Prompt) -> int:
-        """Upper bound of a prompt's input tokens."""
+        """Return an upper bound of a prompt's input tokens."""
         ...
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
-        """Answer, streaming to `hear` if given.
+        """Make a request and return the answer; its text is streamed to `on_text`.
 
-        Raises ModelError or TimeoutError, also for a truncated answer: that is never taken for a whole one. Cancelling
-        closes the connection.
+        Raises ModelError or TimeoutError. A truncated answer raises too, and is never returned as complete.
+        Cancellation closes the connection.
         """
         ...
 
 
 MESSAGE_OVERHEAD: Final = 16
-"""What a provider may add around one message, part or tool."""
+"""Maximum tokens that a provider adds to one message, part or tool."""
 
 TOOLS_PREAMBLE: Final = 512
-"""What a provider may tell a model about tools in general."""
+"""Maximum tokens that a provider adds to a request with tools."""
 
 
 def bound_prompt_tokens(prompt: Prompt) -> int:
-    tools = TOOLS_PREAMBLE if prompt.tools else 0
+    tool_tokens = TOOLS_PREAMBLE if prompt.tools else 0
     for spec in prompt.tools:
-        tools += MESSAGE_OVERHEAD + count_bytes(spec.name) + count_bytes(spec.description) + len(spec.schema)
-    return MESSAGE_OVERHEAD + count_bytes(prompt.system) + sum(map(bound_message_tokens, prompt.messages)) + tools
+        tool_tokens += MESSAGE_OVERHEAD + count_bytes(spec.name) + count_bytes(spec.description) + len(spec.schema)
+    return MESSAGE_OVERHEAD + count_bytes(prompt.system) + sum(map(bound_message_tokens, prompt.messages)) + tool_tokens
 
 
 def bound_message_tokens(message: Message) -> int:
-    size = MESSAGE_OVERHEAD
+    token_count = MESSAGE_OVERHEAD
     for part in message.parts:
-        # Of a struct that it is none, `isinstance` takes long to find out.
+        # By its type: `isinstance` is slow for a struct of another type.
         if type(part) is Text:
-            text, size = part.text, size + part.tokens
+            text, token_count = part.text, token_count + part.tokens
         else:
             text = part.id + part.tool + (part.arguments if type(part) is ToolCall else part.text)
-        # Counted here: all that is said comes by.
-        size += MESSAGE_OVERHEAD + (len(text) if text.isascii() else count_bytes(text))
-    return size
+        # `count_bytes` inlined: every text of a prompt passes here.
+        token_count += MESSAGE_OVERHEAD + (len(text) if text.isascii() else count_bytes(text))
+    return token_count
 
 
 def count_audio_tokens(messages: Iterable[Message]) -> int:
-    """Upper bound of the tokens of sound, which some providers charge at a price of its own."""
+    """Return an upper bound of the audio tokens, which some providers charge at a separate price."""
     parts = (part for message in messages for part in message.parts)
     return sum(part.tokens for part in parts if isinstance(part, Text) and part.media.startswith(AUDIO_PREFIX))

@@ -1,12 +1,12 @@
-"""Money (and tokens) as holds: reserve an upper bound in every scope, act, settle at the true cost.
+"""Holds of money and tokens: hold an upper bound in every scope, act, and settle at the true cost.
 
-Amounts are integers: micro-dollars for the unit `usd`, plain counts for `tokens` and `requests`. The rules are pure;
-the rows they read are locked by the caller, so what is decided is what is written. Public names that end in `_usd` are
-dollars.
+Amounts are integers: micro-dollars for the unit `usd`, plain counts for `tokens` and `requests`. The rules are pure
+functions; the caller locks the rows that they read, so the decision is still valid when it is written. Public names
+that end in `_usd` are dollars.
 
-The rate of a model is counted like money: held before a request, settled after it. But it comes back with the next
-minute, so a late request waits instead of being refused. One row serves all minutes: it describes the newest one, and
-events of earlier ones no longer change it.
+The rate of a model is counted like money: held before a request, settled after it. But it is renewed with the next
+minute, so a request above the rate waits instead of being refused. One row serves all minutes: it describes the newest
+one, and events of earlier minutes do not change it.
 """
 
 import math
@@ -24,15 +24,15 @@ from halter.core.vocabulary import Row, RowKey
 
 Unit = Literal["usd", "tokens", "requests"]
 UNITS: Final[tuple[Unit, Unit]] = ("usd", "tokens")
-"""The units of a session's own budgets. Requests are counted only by the rate of a model."""
+"""The units of a session's own budgets. Requests count only towards the rate of a model."""
 
 MINUTE_WINDOW: Final = "minute"
 """The window of a rate's row: one row serves all minutes."""
 
 DOLLAR = 1_000_000
 
-LARGEST_AMOUNT: Final = 1_000_000_000 * DOLLAR
-"""Largest single amount: sums of them stay within what a store can hold."""
+MAX_AMOUNT: Final = 1_000_000_000 * DOLLAR
+"""The largest single amount, chosen so that a store can hold sums of amounts."""
 
 INTEGER_LIMIT: Final = 2**63
 
@@ -45,21 +45,21 @@ ZERO_USD: Final = Decimal(0)
 
 
 def micros_to_usd(micros: int) -> Decimal:
-    """Micro-dollars as dollars, exactly."""
+    """Convert micro-dollars to dollars exactly."""
     return Decimal(micros) / DOLLAR
 
 
 def usd_to_micros(amount: str | float | Decimal) -> int:
-    """Dollars as micro-dollars, rounded up: a bound must not shrink."""
+    """Convert dollars to micro-dollars, rounded up so that a bound does not shrink."""
     return int((Decimal(str(amount)) * DOLLAR).to_integral_value(ROUND_CEILING))
 
 
 def format_micros(micros: int) -> str:
-    """An amount for people: cents, and finer only where needed."""
-    whole, rest = divmod(abs(micros), DOLLAR)
-    # With a one before it: so it has all its zeros.
-    digits = str(DOLLAR + rest)
-    return f"{'-' if micros < 0 else ''}${whole:,}.{digits[1:3]}{digits[3:].rstrip('0')}"
+    """Format an amount for people, in cents, or finer if needed."""
+    dollars, fraction = divmod(abs(micros), DOLLAR)
+    # The leading one keeps the zeros of the fraction.
+    digits = str(DOLLAR + fraction)
+    return f"{'-' if micros < 0 else ''}${dollars:,}.{digits[1:3]}{digits[3:].rstrip('0')}"
 
 
 def format_usd(amount: Decimal) -> str:
@@ -67,7 +67,7 @@ def format_usd(amount: Decimal) -> str:
 
 
 def to_unit_amount(amount: int, unit: Unit) -> Decimal:
-    """An amount in its unit as programs see it: money in dollars."""
+    """Convert an amount to its public form: money in dollars, other units as counts."""
     return micros_to_usd(amount) if unit == "usd" else Decimal(amount)
 
 
@@ -76,7 +76,7 @@ def format_unit_amount(amount: Decimal, unit: Unit) -> str:
 
 
 class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What an amount is counted against: a scope, one of its windows, and a unit."""
+    """A scope, one of its windows, and a unit."""
 
     scope: str
     window: str
@@ -84,20 +84,20 @@ class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_rate(self) -> bool:
-        """Whether it is counted by the minute: then it comes back by itself."""
+        """True for a rate, which is renewed every minute."""
         return self.window.startswith(MINUTE_WINDOW)
 
 
 class Leg(Account, frozen=True, array_like=True):
-    """One account that a hold weighs on, its configured cap, and the amount held."""
+    """One account's share of a hold: the account, its configured cap, and the amount."""
 
     cap: int | None
     amount: int
 
     def __post_init__(self) -> None:
-        """Refuse an amount that would free money, or that no store can count."""
-        if not 0 <= self.amount <= LARGEST_AMOUNT:
-            raise ValueError(f"{self.amount} cannot be held in {self.scope}: it must be from 0 to {LARGEST_AMOUNT}.")
+        """Reject an amount that would free money, or that no store can hold."""
+        if not 0 <= self.amount <= MAX_AMOUNT:
+            raise ValueError(f"{self.amount} cannot be held in {self.scope}: a hold must be from 0 to {MAX_AMOUNT}.")
 
 
 class Overrun(Account, frozen=True, array_like=True):
@@ -110,7 +110,7 @@ class Charge(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     overruns: tuple[Overrun, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a charge that would give money back, or that no store can count."""
+        """Reject a charge that would give money back, or that no store can hold."""
         if not (0 <= self.usd < INTEGER_LIMIT and 0 <= self.tokens < INTEGER_LIMIT):
             raise ValueError(f"{self.usd} micro-dollars and {self.tokens} tokens cannot be charged.")
 
@@ -119,9 +119,9 @@ class Charge(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class BudgetRow(Row, frozen=True):
-    """What stands against one cap: spent, held, and who set the cap.
+    """The state of one account: the cap, who set it, and the amounts spent and held.
 
-    For a rate only the newest minute, which began at `cap_at`.
+    For a rate, the row describes the newest minute, which began at `cap_at`.
     """
 
     TABLE: ClassVar[str] = "budgets"
@@ -142,31 +142,31 @@ class BudgetRow(Row, frozen=True):
 
     @property
     def ends_at(self) -> int | None:
-        """The end of its window, or None for a scope's whole life."""
+        """The end of the window, or None for a scope's whole life."""
         return self.cap_at + MINUTE if self.window == MINUTE_WINDOW else window_end(self.window)
 
     def with_cap(self, cap: int | None, at: int, by: str = "", held: int = 0) -> "BudgetRow":
-        """Take in a cap, and hold an amount: a person's newest word wins, then what was carved out, then the rest.
+        """Apply a cap and add a hold. A cap set by a person outranks a carved cap, which outranks a configured one.
 
-        People's caps are in one stream and read in order. Configured caps are in each session's own stream, between
-        which there is no order: there the latest counts, of equals the larger, so that any order of the same events
-        gives the same cap.
+        People's caps are in one stream and are read in order. Configured caps are in the sessions' own streams, which
+        have no common order: the latest one counts, and of equally late ones the larger, so that any order of the same
+        events gives the same cap.
         """
         if by or self.cap_by or at <= self.cap_at:
-            older = at < self.cap_at or (at == self.cap_at and _rank(cap) < _rank(self.cap))
-            if (not by and (self.cap_by or older)) or (by == CARVED_CAP and self.cap_by not in {"", CARVED_CAP}):
+            is_older = at < self.cap_at or (at == self.cap_at and _rank(cap) < _rank(self.cap))
+            if (not by and (self.cap_by or is_older)) or (by == CARVED_CAP and self.cap_by not in {"", CARVED_CAP}):
                 cap, at, by = self.cap, self.cap_at, self.cap_by
         return BudgetRow(self.scope, self.window, self.unit, cap, at, by, self.spent, self.held + held, self.overrun)
 
     def binding(self, configured: int | None) -> int | None:
-        """The cap in force for a session whose configuration says `configured`."""
+        """Return the cap in force, given the configured one."""
         return self.cap if self.cap_by else configured
 
-    def with_reserve(self, kept: int) -> "BudgetRow":
-        """Keep something back of a cap that a person set; a configured one is lowered where it is configured."""
-        if not kept or not self.cap_by or self.cap is None:
+    def with_reserve(self, amount: int) -> "BudgetRow":
+        """Lower a cap that a person set by a reserve; a configured cap is lowered in `Caps`."""
+        if not amount or not self.cap_by or self.cap is None:
             return self
-        return msgspec.structs.replace(self, cap=max(0, self.cap - kept))
+        return msgspec.structs.replace(self, cap=max(0, self.cap - amount))
 
     def with_amounts(self, spent: int = 0, held: int = 0, overrun: int = 0) -> "BudgetRow":
         return BudgetRow(
@@ -187,20 +187,20 @@ def _rank(cap: int | None) -> float:
 
 
 class Reserved(msgspec.Struct, frozen=True, gc=False):
-    """The amount fits everywhere and may be held."""
+    """The amount fits every account and may be held."""
 
     legs: tuple[Leg, ...]
 
 
 class Contended(msgspec.Struct, frozen=True, gc=False):
-    """The amount fits what is unspent, but other holds must settle first."""
+    """The amount fits the unspent part of the cap, but other holds must settle first."""
 
     leg: Leg
     budget: BudgetRow
 
 
 class CapReached(msgspec.Struct, frozen=True, gc=False):
-    """The amount exceeds what is unspent: it can never fit below this cap."""
+    """The amount exceeds the unspent part of the cap, so it can never fit."""
 
     leg: Leg
     cap: int
@@ -208,14 +208,14 @@ class CapReached(msgspec.Struct, frozen=True, gc=False):
 
 
 CARVED_CAP: Final = "carved"
-"""Marks a sub-session's cap, carved out of its parent's."""
+"""Marks a sub-session's cap, which is carved out of its parent's."""
 
-BudgetOf = Callable[[Leg], BudgetRow]
+FindBudget = Callable[[Leg], BudgetRow]
 
 
 def reserve(budgets: Sequence[tuple[Leg, BudgetRow]]) -> Reserved | Contended | CapReached:
-    """Decide whether all legs fit their budgets; a cap reached anywhere outranks a wait elsewhere."""
-    waiting: Contended | None = None
+    """Decide whether all legs fit their budgets. A reached cap outranks a contended one."""
+    contended: Contended | None = None
     legs: list[Leg] = []
     for leg, budget in budgets:
         legs.append(leg)
@@ -225,17 +225,17 @@ def reserve(budgets: Sequence[tuple[Leg, BudgetRow]]) -> Reserved | Contended | 
         remaining = cap - budget.spent
         if leg.amount > remaining:
             return CapReached(leg, cap, budget)
-        if leg.amount > remaining - budget.held and waiting is None:
-            waiting = Contended(leg, budget)
-    return waiting or Reserved(tuple(legs))
+        if leg.amount > remaining - budget.held and contended is None:
+            contended = Contended(leg, budget)
+    return contended or Reserved(tuple(legs))
 
 
 NEAR_CAP_PERCENT: Final = 80
-"""A budget is near its cap when this much of it is spent or held."""
+"""Percentage of a cap; a budget is near its cap when this part is spent or held."""
 
 
 def is_near_cap(caps: Sequence[int | None], budgets: Iterable[BudgetRow | None]) -> bool:
-    """Whether any of the budgets is near the cap in force, given what is configured for each."""
+    """Return whether any budget is near its cap in force, given the configured caps."""
     for cap, budget in zip(caps, budgets, strict=True):
         used = 0
         if budget is not None:
@@ -245,67 +245,67 @@ def is_near_cap(caps: Sequence[int | None], budgets: Iterable[BudgetRow | None])
     return False
 
 
-def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: BudgetOf) -> Charge:
-    """The charge for a hold: the true cost is never clamped; what it exceeds is reported as overruns.
+def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: FindBudget) -> Charge:
+    """Compute the charge for a hold. The true cost is never reduced; the excess over a cap is reported as overruns.
 
-    What others hold counts as promised, so an excess that would break their promise is an overrun too. An excess over
-    an earlier, lower cap is no credit: it must not hide that today's cap is passed. Passing a rate is no incident:
-    others wait longer.
+    Amounts held by others count as spent, so a cost that leaves too little for them is an overrun too. Overruns of an
+    earlier, lower cap are not subtracted, because that could hide that the present cap is exceeded. A rate has no
+    overruns: later requests wait longer.
     """
     charge = Charge(usd, tokens)
     overruns: list[Overrun] = []
     for leg in legs:
-        beyond = (usd if leg.unit == "usd" else charge.of(leg.unit)) - leg.amount
-        if beyond <= 0 or leg.is_rate:
+        overshoot = (usd if leg.unit == "usd" else charge.of(leg.unit)) - leg.amount
+        if overshoot <= 0 or leg.is_rate:
             continue
         budget = budget_of(leg)
         if budget.cap is None:
             continue
-        excess = min(beyond, budget.spent + budget.held + beyond - budget.cap)
+        excess = min(overshoot, budget.spent + budget.held + overshoot - budget.cap)
         if excess > 0:
             overruns.append(Overrun(leg.scope, leg.window, leg.unit, excess))
     return msgspec.structs.replace(charge, overruns=tuple(overruns)) if overruns else charge
 
 
 def compute_cap_overrun(budget: BudgetRow, cap: int | None) -> int:
-    """By how much a lowered cap is already exceeded by what was spent and promised."""
+    """Compute by how much the spent and held amounts already exceed a lowered cap."""
     if cap is None:
         return 0
     return max(0, budget.spent + budget.held - cap - budget.overrun)
 
 
 class CostForecast(msgspec.Struct, frozen=True):
-    """The expected cost, and a bound it will hardly pass."""
+    """The expected cost, and a bound that the cost will rarely exceed."""
 
     mean: int
     bound: int
     samples: int
 
 
-SAMPLES_KEPT = 100
-SAMPLES_NEEDED = 5
+MAX_SAMPLES = 100
+MIN_SAMPLES = 5
 COLD_START_COST = 5_000
 
 
 def forecast_cost(costs: Sequence[int], cold_start: int = COLD_START_COST) -> CostForecast:
-    """Mean and mean + 3σ of the newest costs; a default until there are enough."""
-    if len(costs) < SAMPLES_NEEDED:
+    """Return the mean and the mean + 3σ of the newest costs; a default until there are enough samples."""
+    if len(costs) < MIN_SAMPLES:
         return CostForecast(cold_start, cold_start, len(costs))
-    newest = costs[:SAMPLES_KEPT]
+    newest = costs[:MAX_SAMPLES]
     mean = sum(newest) / len(newest)
     deviation = math.sqrt(sum((cost - mean) ** 2 for cost in newest) / len(newest))
     return CostForecast(math.ceil(mean), math.ceil(mean + 3 * deviation), len(newest))
 
 
 class Cap(msgspec.Struct, frozen=True):
-    """A `max_cost_usd` in micro-dollars, for a scope's whole life or per window; None is a written-out "none"."""
+    """A `max_cost_usd` in micro-dollars, for a scope's whole life or per window; None is an explicit `none`."""
 
     max_cost_usd: int | None
     per: WindowLength = ""
 
 
 class Caps(msgspec.Struct, frozen=True):
-    """The caps of a session. There are always some: "none" must be written out."""
+    """The caps of a session. Each has a default, so `none` must be explicit."""
 
     session: Cap = Cap(1 * DOLLAR)
     trigger: tuple[Cap, ...] = ()
@@ -316,20 +316,20 @@ class Caps(msgspec.Struct, frozen=True):
     tokens_per_hour: int | None = None
 
     def minus(self, usd: int, tokens: int) -> "Caps":
-        """Keep something back of what a session may spend."""
+        """Lower the session's cap and token budget by a reserve."""
         session, budget = self.session.max_cost_usd, self.token_budget
         if (not usd or session is None) and (not tokens or budget is None):
             return self
         return _lessen_caps(self, usd, tokens)
 
     def bind(self) -> bool:
-        """Whether any cap binds: then a model without a price must not be asked."""
+        """Return whether any cap is set. A model without a price must then not be used."""
         return any(cap.max_cost_usd is not None for cap in (self.session, *self.trigger, *self.agent, *self.fleet))
 
 
 @lru_cache(maxsize=256)
 def _lessen_caps(caps: Caps, usd: int, tokens: int) -> Caps:
-    """Worked out once for all sessions of an agent."""
+    """Compute the lowered caps once for all sessions of an agent."""
     session, budget = caps.session.max_cost_usd, caps.token_budget
     return msgspec.structs.replace(
         caps,
@@ -343,12 +343,12 @@ ScopedCap = tuple[str, Cap]
 
 
 class Spender(msgspec.Struct, frozen=True, gc=False):
-    """Who spends: all scopes of an amount follow from this. What `askers` had it do counts for their caps, too."""
+    """The spender of an amount, which determines its scopes. The amount also counts towards `caller_caps`."""
 
     session: str
     agent: str
     trigger: str = ""
-    askers: tuple[ScopedCap, ...] = ()
+    caller_caps: tuple[ScopedCap, ...] = ()
 
 
 def make_legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int = 0) -> tuple[Leg, ...]:
@@ -356,105 +356,105 @@ def make_legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int =
     legs = _make_usd_legs(caps, spender, now // QUARTER, usd) if usd else ()
     if not tokens:
         return legs
-    counted = Leg(session_stream(spender.session), "", "tokens", caps.token_budget, tokens)
+    token_leg = Leg(session_stream(spender.session), "", "tokens", caps.token_budget, tokens)
     if caps.tokens_per_hour is None:
-        return (*legs, counted)
-    # It is the agent's: a session that follows another one in the same hour goes on with what is left.
+        return (*legs, token_leg)
+    # The hourly budget is the agent's: a session that follows another one in the same hour gets the remainder.
     hour = window_at("hour", now)
-    return (*legs, counted, Leg(f"agent:{spender.agent}", hour, "tokens", caps.tokens_per_hour, tokens))
+    return (*legs, token_leg, Leg(f"agent:{spender.agent}", hour, "tokens", caps.tokens_per_hour, tokens))
 
 
 NO_SESSION: Final = session_stream("")
 
 
 def assign_legs(legs: Sequence[Leg], stream: str) -> tuple[Leg, ...]:
-    """The accounts of no session in particular, for the session of a stream."""
-    own: list[Leg] = []
+    """Replace the placeholder session of legs by the session of a stream."""
+    session_legs: list[Leg] = []
     for leg in legs:
-        shared = leg.scope != NO_SESSION
-        own.append(leg if shared else Leg(stream, leg.window, leg.unit, leg.cap, leg.amount))
-    return tuple(own)
+        is_shared = leg.scope != NO_SESSION
+        session_legs.append(leg if is_shared else Leg(stream, leg.window, leg.unit, leg.cap, leg.amount))
+    return tuple(session_legs)
 
 
 def list_accounts(caps: Caps, spender: Spender, now: int) -> tuple[Leg, ...]:
-    """The accounts of a cost, also of one without a hold."""
+    """List the accounts of a cost, also of a cost without a hold."""
     return _make_usd_legs(caps, spender, now // QUARTER, 0)
 
 
 def _make_usd_legs(caps: Caps, spender: Spender, quarter: int, usd: int) -> tuple[Leg, ...]:
-    own, zone, trigger, asked = caps.session, caps.zone, spender.trigger, spender.askers
-    window = window_at(own.per, quarter * QUARTER, zone)
-    leg = Leg(session_stream(spender.session), window, "usd", own.max_cost_usd, usd)
-    of_trigger = caps.trigger if trigger else ()
-    shared = _list_shared_accounts(
-        spender.trigger, of_trigger, spender.agent, caps.agent, caps.fleet, zone, quarter, usd
+    session_cap, zone, trigger, caller_caps = caps.session, caps.zone, spender.trigger, spender.caller_caps
+    window = window_at(session_cap.per, quarter * QUARTER, zone)
+    leg = Leg(session_stream(spender.session), window, "usd", session_cap.max_cost_usd, usd)
+    trigger_caps = caps.trigger if trigger else ()
+    shared_legs = _list_shared_accounts(
+        spender.trigger, trigger_caps, spender.agent, caps.agent, caps.fleet, zone, quarter, usd
     )
-    return (leg, *(_merge_accounts(shared, asked, zone, quarter, usd) if asked else shared))
+    return (leg, *(_merge_accounts(shared_legs, caller_caps, zone, quarter, usd) if caller_caps else shared_legs))
 
 
-# No window begins or ends within a quarter of an hour, and within one the same is asked again and again.
+# Cached per quarter of an hour, within which no window begins or ends.
 @lru_cache(maxsize=256)
-def _list_shared_accounts(  # noqa: PLR0913, PLR0917 What two of them agree in is found by all of it.
+def _list_shared_accounts(  # noqa: PLR0913, PLR0917 The parameters are the key of the cache.
     trigger: str,
-    of_trigger: tuple[Cap, ...],
+    trigger_caps: tuple[Cap, ...],
     agent: str,
-    of_agent: tuple[Cap, ...],
-    fleet: tuple[Cap, ...],
+    agent_caps: tuple[Cap, ...],
+    fleet_caps: tuple[Cap, ...],
     zone: str,
     quarter: int,
     usd: int,
 ) -> tuple[Leg, ...]:
-    """The accounts above a session, the same for all sessions of an agent or a trigger."""
-    scoped = [
-        *((f"trigger:{trigger}", cap) for cap in of_trigger),
-        *((f"agent:{agent}", cap) for cap in of_agent),
-        *(("fleet", cap) for cap in fleet),
+    """List the accounts above a session, which all sessions of an agent or a trigger share."""
+    scoped_caps = [
+        *((f"trigger:{trigger}", cap) for cap in trigger_caps),
+        *((f"agent:{agent}", cap) for cap in agent_caps),
+        *(("fleet", cap) for cap in fleet_caps),
     ]
-    return _merge_accounts((), scoped, zone, quarter, usd)
+    return _merge_accounts((), scoped_caps, zone, quarter, usd)
 
 
 def _merge_accounts(
-    legs: Sequence[Leg], scoped: Sequence[ScopedCap], zone: str, quarter: int, usd: int
+    legs: Sequence[Leg], scoped_caps: Sequence[ScopedCap], zone: str, quarter: int, usd: int
 ) -> tuple[Leg, ...]:
-    """Add accounts to others, each once, with its tightest cap."""
-    money = {(leg.scope, leg.window): leg for leg in legs}
-    for scope, cap in scoped:
+    """Merge accounts into legs, each account once with its tightest cap."""
+    legs_by_account = {(leg.scope, leg.window): leg for leg in legs}
+    for scope, cap in scoped_caps:
         leg = Leg(scope, window_at(cap.per, quarter * QUARTER, zone), "usd", cap.max_cost_usd, usd)
-        money[leg.scope, leg.window] = _pick_tighter_leg(leg, money.get((leg.scope, leg.window)))
-    return tuple(money.values())
+        legs_by_account[leg.scope, leg.window] = _pick_tighter_leg(leg, legs_by_account.get((leg.scope, leg.window)))
+    return tuple(legs_by_account.values())
 
 
-def roll_legs(held: tuple[Leg, ...], now: int) -> tuple[Leg, ...]:
-    """Move an amount into the current windows: after midnight it is today's money."""
-    if all(window_after(leg.window, now) == leg.window for leg in held):
-        return held
-    return tuple(msgspec.structs.replace(leg, window=window_after(leg.window, now)) for leg in held)
+def roll_legs(legs: tuple[Leg, ...], now: int) -> tuple[Leg, ...]:
+    """Move an amount into the current windows: after midnight it counts towards the new day."""
+    if all(window_after(leg.window, now) == leg.window for leg in legs):
+        return legs
+    return tuple(msgspec.structs.replace(leg, window=window_after(leg.window, now)) for leg in legs)
 
 
 def first_window_end(legs: Iterable[Leg]) -> int | None:
-    """When the first of the legs' windows ends: from then on an amount belongs into the next one."""
-    first: int | None = None
+    """Return when the first of the legs' windows ends. From then on the amount belongs to the next window."""
+    earliest: int | None = None
     for leg in legs:
         end = window_end(leg.window)
-        if end is not None and (first is None or end < first):
-            first = end
-    return first
+        if end is not None and (earliest is None or end < earliest):
+            earliest = end
+    return earliest
 
 
-def has_past_window(held: tuple[Leg, ...], now: int) -> bool:
-    end = first_window_end(held)
+def has_past_window(legs: tuple[Leg, ...], now: int) -> bool:
+    end = first_window_end(legs)
     return end is not None and end <= now
 
 
-def _pick_tighter_leg(leg: Leg, other: Leg | None) -> Leg:
-    """Of two caps on one account the tighter counts: an amount is held there once."""
-    if other is None or other.cap is None:
+def _pick_tighter_leg(leg: Leg, other_leg: Leg | None) -> Leg:
+    """Return the leg with the tighter cap: an amount is held only once in an account."""
+    if other_leg is None or other_leg.cap is None:
         return leg
-    return other if leg.cap is None or other.cap <= leg.cap else leg
+    return other_leg if leg.cap is None or other_leg.cap <= leg.cap else leg
 
 
 def carve(parent: str, cap: int, parent_cap: int | None) -> tuple[Leg, ...]:
-    """Carve a sub-session's cap out of its parent's session; the other scopes see real spend."""
+    """Carve a sub-session's cap out of its parent's. The other scopes count the actual costs."""
     return (Leg(f"session:{parent}", "", "usd", parent_cap, cap),)
 
 
@@ -464,11 +464,11 @@ class RateLimit(msgspec.Struct, frozen=True):
 
 
 RateLimits = tuple[tuple[str, RateLimit], ...]
-"""The rates of a request, with the name of each: that of its model, and that of its provider."""
+"""The named rates of a request: those of its model and of its provider."""
 
 
 class RateReached(msgspec.Struct, frozen=True):
-    """The minute is used up until its end."""
+    """The rate of the current minute is used up."""
 
     leg: Leg
     until: int
@@ -477,25 +477,25 @@ class RateReached(msgspec.Struct, frozen=True):
     def sentence(self) -> str:
         name, cap = self.leg.scope.removeprefix("model:"), self.leg.cap or 0
         unit = self.leg.unit.removesuffix("s") if cap == 1 else self.leg.unit
-        at = datetime.fromtimestamp(self.until // SECOND, UTC)
-        return f"It waits for the rate of {name} until {at:%H:%M:%S} UTC: {cap:,} {unit} a minute."
+        end = datetime.fromtimestamp(self.until // SECOND, UTC)
+        return f"Waiting for the rate limit of {name} until {end:%H:%M:%S} UTC: {cap:,} {unit} a minute."
 
 
 def find_rate_limits(rates: Mapping[str, RateLimit], model: str) -> RateLimits:
-    """The rates of a model: its own, and that of all models of its provider."""
+    """Find the rates of a model: its own, and the one for all models of its provider."""
     names = (model, f"{model.partition(':')[0]}:*")
     return tuple((name, rates[name]) for name in names if name in rates)
 
 
-def make_rate_legs(paces: RateLimits, now: int, tokens: int) -> tuple[Leg, ...]:
+def make_rate_legs(rates: RateLimits, now: int, tokens: int) -> tuple[Leg, ...]:
     """Spread a request over its rates.
 
-    A request for more than a minute has could never pass: it holds a whole minute, and so passes alone.
+    A request for more tokens than a minute allows holds the whole minute, since it could never fit otherwise.
     """
-    if not paces:
+    if not rates:
         return ()
     window, legs = window_at("minute", now), list[Leg]()
-    for name, rate in paces:
+    for name, rate in rates:
         if rate.requests is not None:
             legs.append(Leg(f"model:{name}", window, "requests", rate.requests, 1))
         if rate.tokens is not None:
@@ -503,9 +503,9 @@ def make_rate_legs(paces: RateLimits, now: int, tokens: int) -> tuple[Leg, ...]:
     return tuple(legs)
 
 
-def check_rate_legs(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | Contended | RateReached:
-    """Decide whether a request fits this minute. Held tokens may be freed; held requests never are."""
-    waiting: Contended | None = None
+def check_rate_legs(legs: Sequence[Leg], budget_of: FindBudget) -> Reserved | Contended | RateReached:
+    """Decide whether a request fits this minute. Held tokens may be freed; held requests are not."""
+    contended: Contended | None = None
     for leg in legs:
         row, cap = budget_of(leg), leg.cap or 0
         if row.cap_at > _minute_start(leg):
@@ -514,29 +514,29 @@ def check_rate_legs(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | Cont
         if leg.amount > cap - used:
             return RateReached(leg, _minute_start(leg) + MINUTE)
         if leg.amount > cap - row.spent - row.held:
-            waiting = Contended(leg, row)
-    return waiting or Reserved(tuple(legs))
+            contended = Contended(leg, row)
+    return contended or Reserved(tuple(legs))
 
 
 def start_minute_row(row: BudgetRow | None, account: Account) -> BudgetRow:
-    """Reset the row for a newer minute, in which the rate is not recorded yet."""
-    began = _minute_start(account)
-    if row is not None and row.cap_at >= began:
+    """Return the row for the minute of an account: the given row, or an empty one if the minute is newer."""
+    minute_start = _minute_start(account)
+    if row is not None and row.cap_at >= minute_start:
         return row
-    return BudgetRow(account.scope, MINUTE_WINDOW, account.unit, 0, began)
+    return BudgetRow(account.scope, MINUTE_WINDOW, account.unit, 0, minute_start)
 
 
 def add_to_minute(row: BudgetRow, leg: Leg, *, spent: int = 0, held: int = 0) -> BudgetRow:
-    """Add to the sums of a minute; a past minute stays as it is.
+    """Add to the sums of a minute; an earlier minute is ignored.
 
-    The excess is derived from the sums, so that any order of the same events gives the same row.
+    The overrun is derived from the sums, so that any order of the same events gives the same row.
     """
-    began = _minute_start(leg)
-    if row.cap_at > began:
+    minute_start = _minute_start(leg)
+    if row.cap_at > minute_start:
         return row
-    after = row.with_cap(leg.cap, began).with_amounts(spent=spent, held=held)
-    beyond = 0 if after.cap is None else max(0, after.spent + after.held - after.cap)
-    return msgspec.structs.replace(after, overrun=beyond)
+    new_row = row.with_cap(leg.cap, minute_start).with_amounts(spent=spent, held=held)
+    excess = 0 if new_row.cap is None else max(0, new_row.spent + new_row.held - new_row.cap)
+    return msgspec.structs.replace(new_row, overrun=excess)
 
 
 def _minute_start(account: Account) -> int:

@@ -1,4 +1,4 @@
-"""What the layers need from the outside world, as Protocols; documents, their chunks and words; notifications."""
+"""The ports of the store and of notification channels, and the values that pass through them."""
 
 import re
 import unicodedata
@@ -11,21 +11,21 @@ from msgspec.structs import force_setattr
 from halter.core.errors import HalterError
 from halter.core.events import AnyEvent, Unknown
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_stream
-from halter.core.text import clean, from_body
+from halter.core.text import clean, decode_body
 from halter.core.vocabulary import R, RowKey
 
-LONGEST_WORD: Final = 40
-"""So many letters of a word count."""
+MAX_WORD_LENGTH: Final = 40
+"""Maximum number of letters of a word that are indexed."""
 
-MOST_INDEXED_WORDS: Final = 5_000
-"""So many words of one text are indexed: far more than a chunk has, and few enough for every database."""
+MAX_INDEXED_WORDS: Final = 5_000
+"""Maximum number of indexed words of a text: more than any chunk has, and few enough for every database."""
 
-MOST_QUERY_WORDS: Final = 32
-"""So many words of a query count."""
+MAX_QUERY_WORDS: Final = 32
+"""Maximum number of words of a query."""
 
 DocumentKind = Literal["text", "markdown", "html", "pdf", "docx", "xlsx", "pptx", "eml"]
 
-# Scripts that are written without spaces: each of their characters is a word.
+# Scripts without spaces: each character is a word.
 _UNSPACED: Final = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -36,7 +36,7 @@ _FOREIGN: Final = re.compile("[^\x00-\x7f]+")
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """A piece of a document, from one offset in its text to another. A document is named by the digest of its file."""
+    """A span of a document's text. `document` is the digest of its file."""
 
     document: str
     number: int
@@ -45,8 +45,8 @@ class Chunk(msgspec.Struct, frozen=True):
     text: str
 
 
-class Extracted(msgspec.Struct, frozen=True, tag=True):
-    """The text of a file. `pages` are the offsets at which its pages begin, where it has pages."""
+class Extracted(msgspec.Struct, frozen=True, tag="Extracted"):
+    """The text of a file. `pages` are the offsets of its pages, if it has any."""
 
     text: str
     kind: DocumentKind
@@ -54,13 +54,13 @@ class Extracted(msgspec.Struct, frozen=True, tag=True):
 
 
 class UnreadableFile(msgspec.Struct, frozen=True, tag="Unreadable"):
-    """Why a file could not be read, and what to do about it."""
+    """The reason why a file could not be read, and the fix, as a sentence."""
 
     sentence: str
 
 
 class FoundChunk(msgspec.Struct, frozen=True):
-    """A chunk that a query found; a higher rank is a better match. Ranks of different stores do not compare."""
+    """A chunk that matches a query. A higher rank is a better match; ranks of different stores are not comparable."""
 
     document: str
     number: int
@@ -82,37 +82,37 @@ def _strip_marks(match: re.Match[str]) -> str:
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """The words of a text as every store indexes and finds them: letters and digits only.
+    """Split a text into the words that every store indexes and searches: letters and digits only.
 
-    Stores receive these words rather than the text, so that no tokenizer of theirs decides what is found.
+    Stores receive these words instead of the text, so that a store's own tokenizer does not affect the results.
     """
-    found: list[str] = []
+    words: list[str] = []
     for match in re.finditer(WORD_PATTERN, fold_text(text)):
-        found.append(match[0][:LONGEST_WORD])
-        if len(found) == MOST_INDEXED_WORDS:
+        words.append(match[0][:MAX_WORD_LENGTH])
+        if len(words) == MAX_INDEXED_WORDS:
             break
-    return tuple(found)
+    return tuple(words)
 
 
 def split_query_words(query: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(split_words(query)))[:MOST_QUERY_WORDS]
+    return tuple(dict.fromkeys(split_words(query)))[:MAX_QUERY_WORDS]
 
 
 T = TypeVar("T")
 
 
 BLOB_THRESHOLD: Final = 32 * 1024
-"""Larger bodies are stored as blobs before the event that names them."""
+"""Size above which a body is stored as a blob, before the event that names it."""
 
 
 STREAM_PAGE: Final = 1000
 
 
 class Draft(msgspec.Struct, frozen=True, gc=False):
-    """An event before the store gives it its place and time.
+    """An event before the store assigns its sequence number and time.
 
-    `body` can be erased; one too large for the events table is stored as a blob first and named here. Without a stream
-    of its own it goes to the stream of its write.
+    `body` can be erased. A body too large for the events table is stored as a blob first, and `blob` names it. With no
+    `stream`, the event goes to the stream of its write.
     """
 
     event: AnyEvent
@@ -124,8 +124,8 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 class Stored(msgspec.Struct, frozen=True, gc=False):
     """An event in the journal.
 
-    `digest` is the salted digest of the body: it stays when body and salt are erased, so the chain holds. Untracked by
-    the collector: it can be no part of a cycle.
+    `digest` is the salted digest of the body. It remains when body and salt are erased, so the hash chain stays valid.
+    The garbage collector does not track it, because it cannot be part of a cycle.
     """
 
     stream: StreamId
@@ -149,7 +149,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lease(msgspec.Struct, frozen=True, weakref=True, cache_hash=True):
-    """The right to write a session's stream, until a later generation is taken."""
+    """The right to write a session's stream, valid until a later generation is taken."""
 
     session: SessionId
     worker: WorkerId
@@ -157,12 +157,12 @@ class Lease(msgspec.Struct, frozen=True, weakref=True, cache_hash=True):
     stream: StreamId = StreamId("")
 
     def __post_init__(self) -> None:
-        """Name the stream: every write asks for it."""
+        """Compute the stream once, since every write needs it."""
         force_setattr(self, "stream", session_stream(self.session))
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """An offer to take a session as it stood when it was offered: void once a later generation is taken."""
+    """The offer of a due session; void once a later generation is taken."""
 
     session: SessionId
     agent: str
@@ -170,17 +170,17 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What was offered now, and whether more may be due: then offer again soon."""
+    """The tickets of one offer. With `has_more`, further sessions may be due: offer again soon."""
 
     tickets: tuple[Ticket, ...] = ()
-    more: bool = False
+    has_more: bool = False
 
 
 EnqueueTickets = Callable[[Any, Sequence[Ticket]], None]
-"""Hands tickets out in the transaction that offers them: it receives the transaction's connection, if there is one."""
+"""Enqueues tickets in the transaction that offers them. Receives the transaction's connection, if there is one."""
 
 AgentConcurrency = Mapping[str, int | None]
-"""Whose sessions are wanted, and how many tasks of each agent may be awake at once, everywhere; None is any number."""
+"""The agents of a worker, with the maximum number of awake tasks on all machines; None means no bound."""
 
 
 class Rows(Protocol):
@@ -192,7 +192,7 @@ class Rows(Protocol):
         ...
 
     def find(self, keys: Sequence[tuple[type[R], *tuple[Any, ...]]]) -> Sequence[R | None]:
-        """Return several rows in one look, each as `get` does."""
+        """Return several rows with one read, each as `get` does."""
         ...
 
 
@@ -200,12 +200,12 @@ Decide = Callable[[Rows], Sequence[Draft]]
 
 
 class Write(msgspec.Struct, frozen=True):
-    """One transaction: read locked rows, decide purely, append what was decided.
+    """One transaction: read locked rows, decide purely, append the decided events.
 
-    `key` names the write: repeated, it answers as the first time. `decide` may run twice and must be pure. `reads` are
-    the rows that it reads or that its events change, beyond the stream's head and the session's own row. `first` is
-    another write by the same owner that is done just before, in the same transaction: both or neither. A write that
-    begins a session may give it its first owner, whose lease it `takes`.
+    `key` is the idempotency key: a repeated write returns the first result. `decide` may run twice and must be pure.
+    `reads` are the rows that it reads or that its events change, in addition to the stream's head and the session's
+    row. `first` is another write by the same owner, executed before this one in the same transaction: both or neither.
+    A write that starts a session may assign its first owner with `new_lease`.
     """
 
     stream: StreamId
@@ -215,37 +215,37 @@ class Write(msgspec.Struct, frozen=True):
     lease: Lease | None = None
     others: Sequence[StreamId] = ()
     first: "Write | None" = None
-    takes: Lease | None = None
+    new_lease: Lease | None = None
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """The events of a write, durable, and whether they had been there already.
+    """The result of a write: its durable events. With `is_repeated`, an earlier write with the same key wrote them.
 
-    `first` is the result of the write that was done before it in the same transaction.
+    `first` is the result of the write that was executed before it in the same transaction.
     """
 
     events: tuple[Stored, ...]
-    repeated: bool = False
+    is_repeated: bool = False
     first: "Committed | None" = None
 
-    def all(self) -> tuple[Stored, ...]:
-        return self.events if self.first is None else (*self.first.all(), *self.events)
+    def list_events(self) -> tuple[Stored, ...]:
+        return self.events if self.first is None else (*self.first.list_events(), *self.events)
 
     def fresh(self) -> tuple[Stored, ...]:
-        """The events that this very transaction wrote, in order."""
-        own = () if self.repeated else self.events
-        return own if self.first is None else (*self.first.fresh(), *own)
+        """Return the events that this transaction wrote, in order."""
+        own_events = () if self.is_repeated else self.events
+        return own_events if self.first is None else (*self.first.fresh(), *own_events)
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):
-    """The answer to a heartbeat. `held` is None normally; after a lapse, the leases that are left."""
+    """The answer to a heartbeat. After a lapse, `remaining_leases` are those that the worker still has."""
 
     now: int
-    held: frozenset[Lease] | None = None
+    remaining_leases: frozenset[Lease] | None = None
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A hint that a stream grew, or EVERY_STREAM may have. Hints may be lost; the journal never is."""
+    """A hint that a stream grew; with ALL_STREAMS, any stream may have grown. Hints may be lost."""
 
     stream: StreamId
     head: int
@@ -255,12 +255,12 @@ def matters_always(_: Change) -> bool:
     return True
 
 
-EVERY_STREAM: Final = StreamId("*")
-"""Named by a hint after a time without hints, and when too many streams grew at once."""
+ALL_STREAMS: Final = StreamId("*")
+"""The stream of a hint after a gap in the hints, or if too many streams grew together."""
 
 
 class Query(msgspec.Struct, Generic[T], frozen=True):
-    """A named read-only query; its SQL has this name in the journal's queries."""
+    """A named read-only query. Its SQL is in `journal/sql` under this name."""
 
     name: str
     row: type[T]
@@ -268,18 +268,18 @@ class Query(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Store(Protocol):
-    """Where the journal lives. One contract suite holds for all implementations."""
+    """The store of the journal. One contract suite tests all implementations."""
 
     async def commit(self, write: Write) -> Committed:
-        """Do all of it or nothing, durable on return. Raises LeaseLost or StoreUnavailable."""
+        """Execute a write atomically; it is durable on return. Raises LeaseLost or StoreUnavailable."""
         ...
 
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
-        """The events of a stream that follow `after`, in order."""
+        """Return the events of a stream that follow `after`, in order."""
         ...
 
     async def read_later(self, stream: StreamId, head: int) -> Callable[[], Sequence[Stored]]:
-        """The first events of a stream, up to `head`, read when they are asked for; at the latest before it closes."""
+        """Return a function that reads the events of a stream up to `head`. Call it before the store closes."""
         ...
 
     async def claim(
@@ -289,27 +289,27 @@ class Store(Protocol):
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        """Take sessions that are due, or whose owner's lease ran out; each gets its next generation.
+        """Take sessions that are due, or whose owner's lease expired; each gets its next generation.
 
-        A named session is taken also before it is due, unless it has an owner or is over; by a ticket, only if its
-        generation is unchanged. Where agents are named, only their unattended sessions are taken.
+        A session named by `only` is taken even before it is due, unless it has an owner or has ended; with a ticket,
+        only if its generation is unchanged. With `agents`, only unattended sessions of these agents are taken.
         """
         ...
 
     async def offer(self, limit: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
-        """Hand out tickets for what could be claimed, each once per lease period, and no more than so many.
+        """Enqueue at most `limit` tickets for sessions that could be claimed, each once per lease period.
 
-        Unused tickets count. `put` takes part in the transaction: either a ticket is handed out and recorded, or
-        neither. If another process is offering at this moment, nothing is offered here.
+        Unused tickets count towards `limit`. `enqueue` runs inside the transaction, so a ticket is enqueued if and only
+        if it is recorded. If another process is offering at the same time, nothing is offered here.
         """
         ...
 
     async def beat(
         self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = ""
     ) -> HeartbeatReply:
-        """Renew all leases of a worker, and keep the hot-state snapshots of its sessions.
+        """Renew all leases of a worker, and save the hot-state snapshots of its sessions.
 
-        `about` is what a worker reports to people and to other workers.
+        `about` is the worker's report to people and to other workers.
         """
         ...
 
@@ -318,48 +318,49 @@ class Store(Protocol):
         ...
 
     async def release(self, lease: Lease) -> None:
-        """Give back a session that nobody works on any more, unless another lease of it was taken."""
+        """Release the lease of a session that its worker stopped running, unless a later one was taken."""
         ...
 
     async def ask(self, query: Query[T]) -> Sequence[T]: ...
 
     async def put(self, data: bytes) -> Digest:
-        """Keep a blob under its digest."""
+        """Store a blob and return its digest."""
         ...
 
     async def get(self, digest: Digest) -> bytes:
-        """Return a blob; KeyError if it is not (or no longer) there."""
+        """Return a blob. Raises KeyError if it does not exist, or was erased."""
         ...
 
     async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
-        """Keep a document's chunks, all or none of them, in order.
+        """Store a document's chunks in order, all or none.
 
-        It is named by the digest of its content: an existing one stays as it is.
+        A document is named by the digest of its content, so an existing document is not written again.
         """
         ...
 
     async def forget(self, document: str) -> None: ...
 
-    async def indexed(self, documents: Sequence[str]) -> frozenset[str]: ...
+    async def find_indexed(self, documents: Sequence[str]) -> frozenset[str]: ...
 
     async def chunks(self, document: str) -> Sequence[Chunk]: ...
 
-    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
-        """Find chunks of these documents and of no others, the best first.
+    async def search(self, documents: Sequence[str], query: str, limit: int) -> Sequence[FoundChunk]:
+        """Find chunks of these documents, the best first.
 
-        Those in which all words occur, or if there are none, those with any of them. The words may be any text.
+        Returns the chunks that contain all words, or if there are none, those that contain any of them. `words` may be
+        any text.
         """
         ...
 
     def changes(self, matters: Callable[[Change], bool] = matters_always) -> AsyncIterator[Change]:
-        """Follow which streams grow, in this process and in others; only changes that matter are told."""
+        """Follow which streams grow, in this process and in others; only changes that `matters` accepts are yielded."""
         ...
 
     async def close(self) -> None: ...
 
 
 async def read_body(store: Store, stored: Stored) -> bytes:
-    """The body of an event, inline or as a blob; empty if there is none, or it was erased."""
+    """Read the body of an event, inline or from a blob; empty if there is none, or if it was erased."""
     if stored.blob is None:
         return stored.body or b""
     try:
@@ -369,14 +370,14 @@ async def read_body(store: Store, stored: Stored) -> bytes:
 
 
 async def offload_body(store: Store, body: bytes | None) -> tuple[bytes | None, Digest | None]:
-    """Store a large body as a blob; return what stays in the event, and the blob's digest."""
+    """Store a large body as a blob; return the inline body and the blob's digest, one of which is None."""
     if body is None or len(body) <= BLOB_THRESHOLD:
         return body, None
     return None, await store.put(body)
 
 
 async def read_stream(store: Store, stream: StreamId, after: int = 0) -> list[Stored]:
-    """Read a stream after a place, page by page."""
+    """Read the events of a stream that follow `after`, page by page."""
     events: list[Stored] = []
     while page := await store.read(stream, after + len(events), STREAM_PAGE):
         events += page
@@ -388,7 +389,7 @@ async def read_stream(store: Store, stream: StreamId, after: int = 0) -> list[St
 class NotificationContent(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a queued notification.
 
-    `session` is the one that it is about, where the notification is not in that session's own stream.
+    `session` is set if the notification is about a session but not in that session's own stream.
     """
 
     subject: str = ""
@@ -396,20 +397,20 @@ class NotificationContent(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
 
     def body(self) -> bytes:
-        cleaned = NotificationContent(subject=clean(self.subject), text=clean(self.text), session=clean(self.session))
-        return msgspec.json.encode(cleaned)
+        content = NotificationContent(subject=clean(self.subject), text=clean(self.text), session=clean(self.session))
+        return msgspec.json.encode(content)
 
 
-def parse_notification(body: bytes) -> NotificationContent:
-    """Read a notification. A body that is not JSON is its text."""
+def parse_notification(data: bytes) -> NotificationContent:
+    """Parse a notification. A body that is not JSON is its text."""
     try:
-        return msgspec.json.decode(body, type=NotificationContent)
+        return msgspec.json.decode(data, type=NotificationContent)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return NotificationContent(text=clean(from_body(body)))
+        return NotificationContent(text=clean(decode_body(data)))
 
 
 class OutgoingNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """One message on its way to people; `id` stays the same on every attempt, so that duplicates are recognised.
+    """A notification to send. `id` is the same on every attempt, so that duplicates are recognised.
 
     `about` is its subject, and `at` when it was queued.
     """
@@ -424,9 +425,9 @@ class OutgoingNotification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeliveryFailed(HalterError):
-    """A message was not delivered, as far as known: a sentence without any secret.
+    """A notification was probably not delivered. The message contains no secret.
 
-    `may_retry`: the same message may succeed later.
+    With `may_retry`, another attempt may succeed.
     """
 
     def __init__(self, sentence: str, *, may_retry: bool) -> None:
@@ -435,8 +436,8 @@ class DeliveryFailed(HalterError):
 
 
 class Sender(Protocol):
-    """One channel, ready to be used."""
+    """A notification channel."""
 
-    async def send(self, letter: OutgoingNotification) -> None:
-        """Send a message, or raise DeliveryFailed. A cancelled one may have been sent all the same."""
+    async def send(self, notification: OutgoingNotification) -> None:
+        """Send a notification, or raise DeliveryFailed. After a cancellation it may still have been sent."""
         ...

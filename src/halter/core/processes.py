@@ -1,14 +1,14 @@
-"""Forks of a process with threads, its signs of life for a sentinel, and masked output of tool code.
+"""Forks of a threaded process, its signs of life for the sentinel, and masked output of tool code.
 
 A fork copies only the calling thread. A lock that another thread holds at that moment stays locked in the copy forever,
-and C libraries such as SQLite have locks that no Python code sees. So a thread that works in such a library holds a
-`ForkLock` meanwhile, and `fork` waits until all of them are free.
+and C libraries such as SQLite have locks that Python code cannot see. So a thread holds a `ForkLock` while it runs in
+such a library, and `fork` waits until all of them are free.
 
-A process whose event loop is blocked cannot say so. It writes to shared memory beforehand: when it was last alive,
-until when its calls in flight may take, under which names it owns sessions, and which processes it has started.
+A process cannot report that its event loop is blocked. Instead it writes to shared memory in advance: its last sign of
+life, the deadline of its calls in flight, the worker ids under which it owns sessions, and the processes it started.
 
-Tool code runs in this process beside code whose output must not be masked. So a mask belongs to a context: that of one
-call, and of its tasks and threads.
+Tool code runs in this process together with code whose output must not be masked. So a mask applies to the context of
+one call, with its tasks and threads.
 """
 
 import itertools
@@ -27,14 +27,14 @@ from mmap import mmap
 from typing import Any, Final, NamedTuple, Protocol, TextIO, cast
 from weakref import WeakValueDictionary
 
-LONGEST_WAIT: Final = 1.0
-"""Seconds that a fork waits for the threads. Then it goes on: a copy that hangs is killed at its deadline."""
+MAX_FORK_WAIT: Final = 1.0
+"""Seconds that a fork waits for the locks. Then it forks anyway: a copy that hangs is killed at its deadline."""
 
 
 class ForkLock:
-    """A lock that no thread holds while the process forks. Nothing else may be waited for under it.
+    """A lock that no thread holds while the process forks. The holder must not wait for anything else.
 
-    Hot paths take the plain `lock`, after a look at `FORKING`.
+    Hot paths acquire the plain `lock` after they have checked `FORKING`.
     """
 
     __slots__ = ("__weakref__", "lock")
@@ -60,14 +60,14 @@ class ForkLock:
 
 
 FORKING: Final = threading.Lock()
-"""Held while the process forks, or waits to."""
+"""Held while the process forks, or waits to fork."""
 
 _LOCKS: Final = WeakValueDictionary[int, ForkLock]()
 _NUMBERS: Final = itertools.count()
 
 
 def let_fork_pass() -> None:
-    """Let a waiting fork go first: a thread that retakes its lock at once would starve it."""
+    """Wait for a pending fork: a thread that immediately acquires its lock again would starve the fork."""
     with FORKING:
         pass
 
@@ -75,9 +75,9 @@ def let_fork_pass() -> None:
 def fork() -> int:
     """Fork when no thread holds a fork lock; return 0 in the copy, and the copy's pid here.
 
-    In the copy all signals are blocked until it has handlers of its own.
+    In the copy all signals are blocked until it installs its own handlers.
     """
-    with FORKING, _take_all_locks(), _block_signals(), _ignore_fork_warning():
+    with FORKING, _acquire_all_locks(), _block_signals(), _ignore_fork_warning():
         return os.fork()
 
 
@@ -87,20 +87,20 @@ def _block_signals() -> Generator[None]:
 
     A handler of the process that ran in the copy would act twice: the copy shares the pipe that wakes the event loop.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    process = os.getpid()
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = os.getpid()
     try:
         yield
     finally:
-        if os.getpid() == process:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if os.getpid() == pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 @contextmanager
 def _ignore_fork_warning() -> Generator[None]:
-    """Silence Python 3.12's warning that a fork beside threads may hang; the locks prevent that.
+    """Ignore Python 3.12's warning that a fork of a threaded process may hang; the locks prevent that.
 
-    Filters are process-wide, so they are left alone where no warning comes.
+    Filters are process-wide, so older versions, which do not warn, leave them unchanged.
     """
     if sys.version_info < (3, 12):
         yield
@@ -111,32 +111,32 @@ def _ignore_fork_warning() -> Generator[None]:
 
 
 @contextmanager
-def _take_all_locks() -> Generator[None]:
-    deadline = time.monotonic() + LONGEST_WAIT
-    held = [lock for _, lock in sorted(_LOCKS.items()) if lock.try_acquire(max(0.0, deadline - time.monotonic()))]
+def _acquire_all_locks() -> Generator[None]:
+    deadline = time.monotonic() + MAX_FORK_WAIT
+    locks = [lock for _, lock in sorted(_LOCKS.items()) if lock.try_acquire(max(0.0, deadline - time.monotonic()))]
     try:
         yield
     finally:
-        for lock in held:
+        for lock in locks:
             lock.let_go()
 
 
 LIVENESS_BYTES: Final = 16384
 
 _HEAD: Final = struct.Struct("=QQQ")
-"""Last sign of life and earliest deadline, in nanoseconds of the monotonic clock; bytes of text."""
+"""Last sign of life and earliest deadline, in nanoseconds of the monotonic clock; size of the text in bytes."""
 _COUNT: Final = struct.Struct("=Q")
-"""How many process groups there are."""
+"""Number of process groups."""
 _COUNT_AT: Final = _HEAD.size
 _TEXT_AT: Final = _COUNT_AT + _COUNT.size
 _GROUPS_AT: Final = 8192
-_MOST_TEXT: Final = _GROUPS_AT - _TEXT_AT
-_MOST_GROUPS: Final = (LIVENESS_BYTES - _GROUPS_AT) // 8
-_LONGEST_NAME: Final = 200
+_MAX_TEXT_BYTES: Final = _GROUPS_AT - _TEXT_AT
+_MAX_GROUPS: Final = (LIVENESS_BYTES - _GROUPS_AT) // 8
+_MAX_CALL_NAME: Final = 200
 
 
 class LivenessReading(NamedTuple):
-    """What a process has written. Times are nanoseconds of the monotonic clock; a deadline of 0 is none."""
+    """The signs of life of a process. Times are nanoseconds of the monotonic clock; a deadline of 0 means none."""
 
     alive_at: int = 0
     deadline: int = 0
@@ -146,23 +146,23 @@ class LivenessReading(NamedTuple):
 
 
 def read_liveness(memory: mmap) -> LivenessReading:
-    """Read what a process has written. While it writes, parts may be old and others new."""
+    """Read the signs of life of a process. During a write, some fields may be old and others new."""
     alive_at, deadline, size = _HEAD.unpack_from(memory)
     (count,) = _COUNT.unpack_from(memory, _COUNT_AT)
     call, *workers = bytes(memory[_TEXT_AT : _TEXT_AT + size]).decode("utf-8", "replace").split("\0")
-    groups = struct.unpack_from(f"={min(count, _MOST_GROUPS)}Q", memory, _GROUPS_AT)
+    groups = struct.unpack_from(f"={min(count, _MAX_GROUPS)}Q", memory, _GROUPS_AT)
     return LivenessReading(alive_at, deadline, call, tuple(workers), groups)
 
 
 class LivenessWriter:
-    """Writes the signs of life of this process. Without shared memory, it does nothing.
+    """The writer of this process's signs of life. Without shared memory, it does nothing.
 
-    `begin` is called before the process owns its first session.
+    `on_first_session` is called before the process owns its first session.
     """
 
-    def __init__(self, memory: mmap | None = None, begin: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, memory: mmap | None = None, on_first_session: Callable[[], None] = lambda: None) -> None:
         self._memory = memory
-        self._begin = begin
+        self._on_first_session = on_first_session
         self._deadlines: dict[object, int] = {}
         self._call = ""
         self._workers: tuple[str, ...] = ()
@@ -172,31 +172,31 @@ class LivenessWriter:
         self._write()
 
     def show_groups(self, groups: Collection[int]) -> None:
-        """Record the process groups it has started: from any thread, and no sign of life of the event loop."""
+        """Write the process groups that this process started. Callable from any thread; not a sign of life."""
         if self._memory is not None:
-            shown = tuple(groups)[:_MOST_GROUPS]
-            struct.pack_into(f"={len(shown)}Q", self._memory, _GROUPS_AT, *shown)
-            _COUNT.pack_into(self._memory, _COUNT_AT, len(shown))
+            group_ids = tuple(groups)[:_MAX_GROUPS]
+            struct.pack_into(f"={len(group_ids)}Q", self._memory, _GROUPS_AT, *group_ids)
+            _COUNT.pack_into(self._memory, _COUNT_AT, len(group_ids))
 
-    def begin_call(self, call: str, allowed: int) -> object | None:
-        """Record that a call is in flight, and how long it may take; returns the mark that `end_call` takes."""
+    def begin_call(self, call: str, max_duration: int) -> object | None:
+        """Write that a call is in flight, and its maximum duration; return the handle for `end_call`."""
         if self._memory is None:
             return None
         if call != self._call:
             self._call = call
             self._write_text()
-        mark = object()
-        self._deadlines[mark] = time.monotonic_ns() + allowed * 1000
+        handle = object()
+        self._deadlines[handle] = time.monotonic_ns() + max_duration * 1000
         self._write()
-        return mark
+        return handle
 
-    def end_call(self, mark: object) -> None:
-        del self._deadlines[mark]
+    def end_call(self, handle: object) -> None:
+        del self._deadlines[handle]
         self._write()
 
     @contextmanager
     def works_as(self, worker: str) -> Generator[None]:
-        self._begin()
+        self._on_first_session()
         self._workers = (*self._workers, worker)
         self._write_text()
         self._write()
@@ -208,10 +208,10 @@ class LivenessWriter:
             self._write()
 
     def _write_text(self) -> None:
-        """Write what changes rarely, before the sign of life that tells how long it is."""
+        """Write the call and the workers, before the header that contains their size."""
         if self._memory is not None:
-            call = self._call[:_LONGEST_NAME].replace("\0", "")
-            text = "\0".join((call, *self._workers)).encode("utf-8", "replace")[:_MOST_TEXT]
+            call = self._call[:_MAX_CALL_NAME].replace("\0", "")
+            text = "\0".join((call, *self._workers)).encode("utf-8", "replace")[:_MAX_TEXT_BYTES]
             self._memory[_TEXT_AT : _TEXT_AT + len(text)] = text
             self._written_at = len(text)
 
@@ -222,19 +222,19 @@ class LivenessWriter:
 
 
 class PrintMask(Protocol):
-    """Masks secrets in text that comes in chunks."""
+    """A mask for secrets in text that arrives in chunks."""
 
     def feed(self, chunk: str) -> str:
-        """Take a chunk and return what is certain by now, which may be nothing."""
+        """Add a chunk and return the text that is certain to contain no partial secret; it may be empty."""
         ...
 
     def finish(self) -> str: ...
 
 
 class MaskedPrints:
-    """While the block runs, masks what its code prints, and what that starts.
+    """A context manager that masks the output of its block, and of the tasks and threads that it starts.
 
-    The end of each text is held back, since a secret may be printed in pieces, until the call ends or flushes.
+    The end of each text is held back until the call ends or flushes, since a secret may be printed in parts.
     """
 
     __slots__ = ("_is_closed", "_lock", "_make", "_masks", "_token")
@@ -251,7 +251,7 @@ class MaskedPrints:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         _CALL.reset(self._token)
         self._is_closed = True
-        # Most calls print nothing. A thread that is about to looks once more whether the call is over.
+        # Most calls print nothing. `write` checks again whether the call has ended.
         if self._masks:
             with self._lock:
                 self._finish()
@@ -259,8 +259,8 @@ class MaskedPrints:
     def write(self, stream: TextIO, text: str) -> None:
         with self._lock:
             if self._is_closed:
-                # A task or a thread that the call left behind.
-                stream.write(self.masked(text))
+                # A task or a thread that outlived the call.
+                stream.write(self.mask_text(text))
                 return
             _, mask = self._masks.setdefault(id(stream), (stream, self._make()))
             stream.write(mask.feed(text))
@@ -277,12 +277,12 @@ class MaskedPrints:
     def _finish(self) -> None:
         while self._masks:
             _, (stream, mask) = self._masks.popitem()
-            # A terminal that is gone is no failure of the call.
+            # A closed terminal is not a failure of the call.
             with suppress(OSError, ValueError):
                 stream.write(mask.finish())
                 stream.flush()
 
-    def masked(self, text: str) -> str:
+    def mask_text(self, text: str) -> str:
         mask = self._make()
         return mask.feed(text) + mask.finish()
 
@@ -291,14 +291,14 @@ _CALL: Final = ContextVar[MaskedPrints | None]("halter_prints", default=None)
 
 
 def print_masked_output(text: str) -> None:
-    """Show the output of a process made for the call of this context; without a call, show nothing."""
+    """Print the masked output of a process that the current call started; outside a call, print nothing."""
     call = _CALL.get()
     if text and call is not None:
         sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
 
 
 class _Stream:
-    """A standard stream that masks what is written in the context of a call."""
+    """A standard stream that masks the output of calls."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -327,29 +327,29 @@ class _Stream:
 
 
 class _MaskingRecordFactory:
-    """Makes log records as before, and masks those of a call."""
+    """A log record factory that masks the records of calls."""
 
     def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
         self.make = make
         self.users = 0
 
-    def __call__(self, *args: Any, **more: Any) -> logging.LogRecord:
-        record, call = self.make(*args, **more), _CALL.get()
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record, call = self.make(*args, **kwargs), _CALL.get()
         return record if call is None else _mask_record(record, call)
 
 
 def _mask_record(record: logging.LogRecord, call: MaskedPrints) -> logging.LogRecord:
-    """Mask the text of a record for all handlers. A malformed one is reported by logging itself."""
+    """Mask the text of a record for all handlers. `logging` itself reports a malformed record."""
     try:
         message = record.getMessage()
-    except Exception:  # noqa: BLE001 Its arguments are a stranger's, and logging says what is wrong with them.
+    except Exception:  # noqa: BLE001 The arguments are unknown objects, and `logging` reports the error.
         return record
-    record.msg, record.args = call.masked(message), None
+    record.msg, record.args = call.mask_text(message), None
     if record.exc_info:
-        record.exc_text = call.masked(logging.Formatter().formatException(record.exc_info))
+        record.exc_text = call.mask_text(logging.Formatter().formatException(record.exc_info))
         record.exc_info = None
     if record.stack_info:
-        record.stack_info = call.masked(record.stack_info)
+        record.stack_info = call.mask_text(record.stack_info)
     return record
 
 
@@ -358,7 +358,7 @@ _LOCK: Final = threading.Lock()
 
 @contextmanager
 def install_print_masks() -> Generator[None]:
-    """Install masks over the current standard streams while the block runs."""
+    """Mask the standard streams and log records of calls while the block runs."""
     with _LOCK:
         streams = {name: _install_stream(name) for name in ("stdout", "stderr") if getattr(sys, name) is not None}
         records = _install_record_factory()
@@ -368,7 +368,7 @@ def install_print_masks() -> Generator[None]:
         with _LOCK:
             for name, stream in streams.items():
                 stream.users -= 1
-                # What another has put there meanwhile is left alone.
+                # A stream that was installed meanwhile by other code is left unchanged.
                 if not stream.users and getattr(sys, name) is stream:
                     setattr(sys, name, stream.stream)
             records.users -= 1
@@ -377,16 +377,16 @@ def install_print_masks() -> Generator[None]:
 
 
 def _install_stream(name: str) -> _Stream:
-    now = cast("TextIO | _Stream", getattr(sys, name))
-    stream = now if isinstance(now, _Stream) else _Stream(now)
+    current = cast("TextIO | _Stream", getattr(sys, name))
+    stream = current if isinstance(current, _Stream) else _Stream(current)
     stream.users += 1
     setattr(sys, name, stream)
     return stream
 
 
 def _install_record_factory() -> _MaskingRecordFactory:
-    now = logging.getLogRecordFactory()
-    records = now if isinstance(now, _MaskingRecordFactory) else _MaskingRecordFactory(now)
+    current = logging.getLogRecordFactory()
+    records = current if isinstance(current, _MaskingRecordFactory) else _MaskingRecordFactory(current)
     records.users += 1
     logging.setLogRecordFactory(records)
     return records

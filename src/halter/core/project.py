@@ -1,9 +1,9 @@
-"""How an event changes the rows: written once, used by every store and by every rebuild.
+"""The projection of events to rows, shared by all stores and by rebuilds.
 
-Streams are read in no promised order, so every change is either to a column that only one stream writes, or a sum, or
-settled by rank (see `BudgetRow.capped`). A trigger's rows follow its own stream. All else has each column from one
-class of streams: the session's, the fleet's, or the outbox's. Of several sessions that met a case, the first by time
-and name provides its text; how often it was met is a sum.
+Streams are read in no guaranteed order. So each change is to a column that only one stream writes, or to a sum, or is
+decided by rank (see `BudgetRow.with_cap`). A trigger's rows follow its own stream. Every column of the other rows
+follows one class of streams: the session's, the fleet's, or the outbox's. If several sessions propose the same
+precedent, the first by time and name provides the text, and the number of proposals is a sum.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,77 @@ from typing import Any, Final, Protocol, TypeVar, get_args
 
 import msgspec
 
-from halter.core import events as ev
 from halter.core import money
-from halter.core.ids import FLEET, StreamId, session_of
+from halter.core.events import (
+    AgentSwitched,
+    AnyEvent,
+    ApprovalGiven,
+    ArtifactEvent,
+    AttendingFailed,
+    BodiesErased,
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    CapChanged,
+    ChannelEvent,
+    ContextCut,
+    ContextGiven,
+    CostCapReached,
+    DecisionAsked,
+    DecisionMade,
+    DecisionWithdrawn,
+    DocumentRead,
+    FindingEmitted,
+    FindingReviewed,
+    FleetPolicyAdopted,
+    GuardrailTriggered,
+    HaltLifted,
+    HaltRequested,
+    HistoryGiven,
+    HotStateSeen,
+    ItemQuarantined,
+    ItemReleased,
+    ItemSeen,
+    JudgesChosen,
+    MemoryProposed,
+    MessageAdded,
+    MessageRouted,
+    NotificationFailed,
+    NotificationQueued,
+    NotificationSent,
+    OverrunIncurred,
+    PersonSignedOn,
+    PhaseEntered,
+    PrecedentProposed,
+    ProposalDecided,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
+    RuleEnded,
+    RuleMade,
+    RunQueued,
+    RunsDelayed,
+    RunSkipped,
+    RunStarted,
+    SensorChanged,
+    SessionEnded,
+    SessionEvent,
+    SessionParked,
+    SessionResumed,
+    SessionStarted,
+    SessionWoken,
+    SignOnRefused,
+    StoreAccepted,
+    ToolPinned,
+    TriggerEnded,
+    TriggerEvent,
+    TriggerMade,
+    TurnEnded,
+    TurnSkipped,
+    TurnStarted,
+    WakePosted,
+)
+from halter.core.ids import FLEET, StreamId, parse_session_id
 from halter.core.money import CARVED_CAP, MINUTE_WINDOW, Account, BudgetRow, Charge, Leg, Unit
 from halter.core.rows import (
     NO_OWNER,
@@ -48,7 +116,7 @@ class RowsBefore(Protocol):
 
 
 class MutableRows(RowsBefore, Protocol):
-    """Rows that events change."""
+    """Rows that a projection reads and changes."""
 
     def save(self, row: Row) -> None: ...
     def drop(self, key: RowKey) -> None: ...
@@ -64,40 +132,40 @@ class EventPosition(Protocol):
     def at(self) -> int: ...
 
 
-def find_session_row(position: EventPosition, known: RowsBefore) -> SessionRow:
-    """The session that an event belongs to, if any."""
-    session = session_of(position.stream)
-    return SessionRow("") if session is None else known.get(SessionRow, session) or SessionRow(session)
+def find_session_row(position: EventPosition, rows: RowsBefore) -> SessionRow:
+    """Return the row of the session that an event belongs to, or an empty row."""
+    session = parse_session_id(position.stream)
+    return SessionRow("") if session is None else rows.get(SessionRow, session) or SessionRow(session)
 
 
 T = TypeVar("T", bound=Row)
 
 
-def project_trigger_event(event: ev.TriggerEvent, position: EventPosition, known: MutableRows) -> None:
-    row = known.get(TriggerRow, event.trigger) or TriggerRow(event.trigger)
+def project_trigger_event(event: TriggerEvent, position: EventPosition, rows: MutableRows) -> None:
+    row = rows.get(TriggerRow, event.trigger) or TriggerRow(event.trigger)
     match event:
-        case ev.TriggerMade():
-            known.save(_apply_trigger_made(row, event, position))
-        case ev.TriggerEnded():
-            known.save(_replace_fields(row, ended_at=position.at, queued_at=None))
-        case ev.RunStarted():
-            known.save(_apply_run_started(row, event, position))
+        case TriggerMade():
+            rows.save(_apply_trigger_made(row, event, position))
+        case TriggerEnded():
+            rows.save(_replace_fields(row, ended_at=position.at, queued_at=None))
+        case RunStarted():
+            rows.save(_apply_run_started(row, event, position))
             if event.item:
-                item = _find_item_row(known, event.trigger, event.item)
-                known.save(_replace_fields(item, attempts=event.attempt, session=event.session))
-        case ev.RunSkipped():
-            queued = None if row.queued_at == event.due_at else row.queued_at
-            known.save(_replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=queued))
-        case ev.RunQueued():
-            known.save(_replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=event.due_at))
-        case ev.RunsDelayed():
-            known.save(_replace_fields(row, delayed=event.sentence, delayed_until=event.until))
-        case ev.ItemSeen() | ev.ItemQuarantined() | ev.ItemReleased():
-            known.save(_apply_item_event(_find_item_row(known, event.trigger, event.item), event, position))
+                item = _find_item_row(rows, event.trigger, event.item)
+                rows.save(_replace_fields(item, attempts=event.attempt, session=event.session))
+        case RunSkipped():
+            queued_at = None if row.queued_at == event.due_at else row.queued_at
+            rows.save(_replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=queued_at))
+        case RunQueued():
+            rows.save(_replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=event.due_at))
+        case RunsDelayed():
+            rows.save(_replace_fields(row, delayed=event.sentence, delayed_until=event.until))
+        case ItemSeen() | ItemQuarantined() | ItemReleased():
+            rows.save(_apply_item_event(_find_item_row(rows, event.trigger, event.item), event, position))
 
 
-def _apply_trigger_made(row: TriggerRow, event: ev.TriggerMade, position: EventPosition) -> TriggerRow:
-    """Create or change a trigger; what has been dealt with stays so."""
+def _apply_trigger_made(row: TriggerRow, event: TriggerMade, position: EventPosition) -> TriggerRow:
+    """Create or change a trigger; its earlier ticks stay handled."""
     return _replace_fields(
         row,
         agent=event.agent,
@@ -112,7 +180,7 @@ def _apply_trigger_made(row: TriggerRow, event: ev.TriggerMade, position: EventP
     )
 
 
-def _apply_run_started(row: TriggerRow, event: ev.RunStarted, position: EventPosition) -> TriggerRow:
+def _apply_run_started(row: TriggerRow, event: RunStarted, position: EventPosition) -> TriggerRow:
     return _replace_fields(
         row,
         ticked_at=max(row.ticked_at, event.due_at),
@@ -126,89 +194,89 @@ def _apply_run_started(row: TriggerRow, event: ev.RunStarted, position: EventPos
 
 
 def _apply_item_event(
-    row: ItemRow, event: ev.ItemSeen | ev.ItemQuarantined | ev.ItemReleased, position: EventPosition
+    row: ItemRow, event: ItemSeen | ItemQuarantined | ItemReleased, position: EventPosition
 ) -> ItemRow:
     match event:
-        case ev.ItemSeen():
+        case ItemSeen():
             return _replace_fields(
                 row, name=event.name, size=event.size, seen_at=position.at, ignored=int(event.ignored)
             )
-        case ev.ItemQuarantined():
+        case ItemQuarantined():
             return _replace_fields(row, attempts=event.attempts, quarantined_at=position.at, sentence=event.sentence)
-        case ev.ItemReleased():
+        case ItemReleased():
             return _replace_fields(row, attempts=0, session="", quarantined_at=None, sentence="", ignored=0)
 
 
-def _find_item_row(known: RowsBefore, trigger: str, item: str) -> ItemRow:
-    return known.get(ItemRow, trigger, item) or ItemRow(trigger, item)
+def _find_item_row(rows: RowsBefore, trigger: str, item: str) -> ItemRow:
+    return rows.get(ItemRow, trigger, item) or ItemRow(trigger, item)
 
 
-def project_artifact_event(event: ev.ArtifactEvent, position: EventPosition, known: MutableRows) -> None:
+def project_artifact_event(event: ArtifactEvent, position: EventPosition, rows: MutableRows) -> None:
     session = find_session(position.stream)
     match event:
-        case ev.FindingEmitted():
-            row = known.get(FindingRow, event.finding) or FindingRow(event.finding)
+        case FindingEmitted():
+            row = rows.get(FindingRow, event.finding) or FindingRow(event.finding)
             facts = {key: getattr(event, key) for key in ("agent", "severity", "support", "document", "name")}
-            known.save(_replace_fields(row, session=session, emitted_at=position.at, emitted_seq=position.seq, **facts))
-        case ev.FindingReviewed():
-            row = known.get(FindingRow, event.finding) or FindingRow(event.finding)
-            known.save(_replace_fields(row, review=event.verdict, reviewed_seq=position.seq))
-        case ev.MemoryProposed():
-            row = known.get(MemoryRow, event.memory) or MemoryRow(event.memory)
-            known.save(
+            rows.save(_replace_fields(row, session=session, emitted_at=position.at, emitted_seq=position.seq, **facts))
+        case FindingReviewed():
+            row = rows.get(FindingRow, event.finding) or FindingRow(event.finding)
+            rows.save(_replace_fields(row, review=event.verdict, reviewed_seq=position.seq))
+        case MemoryProposed():
+            row = rows.get(MemoryRow, event.memory) or MemoryRow(event.memory)
+            rows.save(
                 _replace_fields(
                     row, session=session, agent=event.agent, proposed_at=position.at, proposed_seq=position.seq
                 )
             )
-        case ev.PrecedentProposed():
-            known.save(_apply_precedent(known.get(PrecedentRow, event.precedent), event, session, position))
-        case ev.ProposalDecided():
-            known.save(_apply_proposal_decision(event, position, known))
-        case ev.NotificationQueued() | ev.NotificationSent() | ev.NotificationFailed():
-            known.save(_apply_notification(event, position, known))
+        case PrecedentProposed():
+            rows.save(_apply_precedent(rows.get(PrecedentRow, event.precedent), event, session, position))
+        case ProposalDecided():
+            rows.save(_apply_proposal_decision(event, position, rows))
+        case NotificationQueued() | NotificationSent() | NotificationFailed():
+            rows.save(_apply_notification(event, position, rows))
 
 
 def _apply_precedent(
-    row: PrecedentRow | None, event: ev.PrecedentProposed, session: str, position: EventPosition
+    row: PrecedentRow | None, event: PrecedentProposed, session: str, position: EventPosition
 ) -> PrecedentRow:
     row = row or PrecedentRow(event.precedent)
-    mine = (position.at, session, position.seq)
-    words = row.observed_count and (row.first_at, row.session, row.proposed_seq) <= mine
-    first = {} if words else {"first_at": position.at, "session": session, "proposed_seq": position.seq}
+    sort_key = (position.at, session, position.seq)
+    is_later = row.observed_count and (row.first_at, row.session, row.proposed_seq) <= sort_key
+    source = {} if is_later else {"first_at": position.at, "session": session, "proposed_seq": position.seq}
     return _replace_fields(
         row,
         agent=event.agent,
         kind=event.kind,
         observed_count=row.observed_count + 1,
         last_at=max(row.last_at, position.at),
-        **first,
+        **source,
     )
 
 
-def _apply_proposal_decision(event: ev.ProposalDecided, position: EventPosition, known: RowsBefore) -> Row:
-    said = {"status": event.status, "by": event.by, "decided_at": position.at}
+def _apply_proposal_decision(event: ProposalDecided, position: EventPosition, rows: RowsBefore) -> Row:
+    decision = {"status": event.status, "by": event.by, "decided_at": position.at}
     match event.about:
         case "finding":
-            return _replace_fields(known.get(FindingRow, event.proposal) or FindingRow(event.proposal), **said)
+            return _replace_fields(rows.get(FindingRow, event.proposal) or FindingRow(event.proposal), **decision)
         case "memory":
-            return _replace_fields(known.get(MemoryRow, event.proposal) or MemoryRow(event.proposal), **said)
+            return _replace_fields(rows.get(MemoryRow, event.proposal) or MemoryRow(event.proposal), **decision)
         case "precedent":
-            return _replace_fields(known.get(PrecedentRow, event.proposal) or PrecedentRow(event.proposal), **said)
+            return _replace_fields(rows.get(PrecedentRow, event.proposal) or PrecedentRow(event.proposal), **decision)
 
 
 def _apply_notification(
-    event: ev.NotificationQueued | ev.NotificationSent | ev.NotificationFailed,
+    event: NotificationQueued | NotificationSent | NotificationFailed,
     position: EventPosition,
-    known: RowsBefore,
+    rows: RowsBefore,
 ) -> NotificationRow:
-    row = known.get(NotificationRow, event.notification) or NotificationRow(event.notification)
+    row = rows.get(NotificationRow, event.notification) or NotificationRow(event.notification)
     match event:
-        case ev.NotificationQueued():
+        case NotificationQueued():
             facts = {"channel": event.channel, "agent": event.agent, "about": event.about, "stream": position.stream}
             return _replace_fields(row, queued_at=position.at, queued_seq=position.seq, **facts)
-        case ev.NotificationSent():
+        case NotificationSent():
             return _replace_fields(row, sent_at=position.at, attempts=event.attempts, next_at=None, error="")
-        case ev.NotificationFailed():
+        case NotificationFailed():
             gave_up = int(event.next_at is None)
             return _replace_fields(
                 row, attempts=event.attempts, next_at=event.next_at, gave_up=gave_up, error=event.error
@@ -216,33 +284,31 @@ def _apply_notification(
 
 
 def rows_of_event(event: object) -> tuple[RowKey, ...]:
-    """The rows that such an event changes, for a write to declare."""
+    """List the rows that a trigger or artifact event changes, for a write to declare."""
     if PROJECTIONS.get(type(event)) not in {project_trigger_event, project_artifact_event}:
         return ()
     match event:
-        case ev.ItemSeen() | ev.ItemQuarantined() | ev.ItemReleased():
+        case ItemSeen() | ItemQuarantined() | ItemReleased():
             return ((TriggerRow, event.trigger), (ItemRow, event.trigger, event.item))
-        case ev.RunStarted(item=item) if item:
+        case RunStarted(item=item) if item:
             return ((TriggerRow, event.trigger), (ItemRow, event.trigger, item))
-        case (
-            ev.TriggerMade() | ev.TriggerEnded() | ev.RunStarted() | ev.RunSkipped() | ev.RunQueued() | ev.RunsDelayed()
-        ):
+        case TriggerMade() | TriggerEnded() | RunStarted() | RunSkipped() | RunQueued() | RunsDelayed():
             return ((TriggerRow, event.trigger),)
-        case ev.FindingEmitted() | ev.FindingReviewed():
+        case FindingEmitted() | FindingReviewed():
             return ((FindingRow, event.finding),)
-        case ev.MemoryProposed():
+        case MemoryProposed():
             return ((MemoryRow, event.memory),)
-        case ev.PrecedentProposed():
+        case PrecedentProposed():
             return ((PrecedentRow, event.precedent),)
-        case ev.ProposalDecided():
+        case ProposalDecided():
             return (_proposal_key(event),)
-        case ev.NotificationQueued() | ev.NotificationSent() | ev.NotificationFailed():
+        case NotificationQueued() | NotificationSent() | NotificationFailed():
             return ((NotificationRow, event.notification),)
         case _:
             return ()
 
 
-def _proposal_key(event: ev.ProposalDecided) -> RowKey:
+def _proposal_key(event: ProposalDecided) -> RowKey:
     match event.about:
         case "finding":
             return (FindingRow, event.proposal)
@@ -256,9 +322,9 @@ def _replace_fields(row: T, **changes: object) -> T:
     return msgspec.structs.replace(row, **changes)
 
 
-def project_decision_asked(event: ev.DecisionAsked, position: EventPosition, known: RowsBefore) -> DecisionRow:
-    session = find_session_row(position, known)
-    row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+def project_decision_asked(event: DecisionAsked, position: EventPosition, rows: RowsBefore) -> DecisionRow:
+    session = find_session_row(position, rows)
+    row = rows.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(
         row,
         about=event.about,
@@ -278,9 +344,9 @@ def project_decision_asked(event: ev.DecisionAsked, position: EventPosition, kno
     )
 
 
-def project_decision_made(event: ev.DecisionMade, position: EventPosition, known: RowsBefore) -> DecisionRow:
-    """Order-independent with the question."""
-    row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+def project_decision_made(event: DecisionMade, position: EventPosition, rows: RowsBefore) -> DecisionRow:
+    """Apply a decision; the order relative to `DecisionAsked` does not matter."""
+    row = rows.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(
         row,
         verdict=event.verdict,
@@ -292,11 +358,11 @@ def project_decision_made(event: ev.DecisionMade, position: EventPosition, known
     )
 
 
-def _encode_words(words: tuple[str, ...]) -> str:
-    return msgspec.json.encode(words).decode()
+def _encode_words(values: tuple[str, ...]) -> str:
+    return msgspec.json.encode(values).decode()
 
 
-def project_rule_made(event: ev.RuleMade, position: EventPosition) -> RuleRow:
+def project_rule_made(event: RuleMade, position: EventPosition) -> RuleRow:
     return RuleRow(
         rule=event.rule,
         tool=event.tool,
@@ -311,7 +377,7 @@ def project_rule_made(event: ev.RuleMade, position: EventPosition) -> RuleRow:
 
 
 class EraseBodies(msgspec.Struct, frozen=True):
-    """Bodies to erase, with the blobs that only they name."""
+    """The bodies to erase, with the blobs that only they name."""
 
     stream: StreamId
     through: int
@@ -322,167 +388,167 @@ NO_USAGE: Final = Usage()
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 
-def project_event(event: ev.AnyEvent, position: EventPosition, known: MutableRows) -> None:
-    """Change the rows as an event says."""
-    PROJECTIONS.get(type(event), project_session_event)(event, position, known)
+def project_event(event: AnyEvent, position: EventPosition, rows: MutableRows) -> None:
+    """Apply an event to the rows."""
+    PROJECTIONS.get(type(event), project_session_event)(event, position, rows)
 
 
-def _request_started(event: ev.RequestStarted, position: EventPosition, known: MutableRows) -> None:
+def _request_started(event: RequestStarted, position: EventPosition, rows: MutableRows) -> None:
     if event.legs:
-        _insert_hold(event.request, event.model, event.purpose, event.legs, position, known)
+        _insert_hold(event.request, event.model, event.purpose, event.legs, position, rows)
 
 
-def _request_settled(event: ev.RequestSettled, position: EventPosition, known: MutableRows) -> None:
+def _request_settled(event: RequestSettled, position: EventPosition, rows: MutableRows) -> None:
     if event.charge is not None:
-        _settle_hold(event.request, event, event.charge, event.usage or NO_USAGE, position, known)
+        _settle_hold(event.request, event, event.charge, event.usage or NO_USAGE, position, rows)
 
 
-def _call_settled(event: ev.CallSettled, position: EventPosition, known: MutableRows) -> None:
+def _call_settled(event: CallSettled, position: EventPosition, rows: MutableRows) -> None:
     if event.charge is not None:
-        _settle_hold(event.call, event, event.charge, NO_USAGE, position, known)
+        _settle_hold(event.call, event, event.charge, NO_USAGE, position, rows)
     if event.audited:
-        _settle_audit(event, position, known)
+        _settle_audit(event, position, rows)
 
 
-def _project_nothing(event: ev.ChannelEvent | ev.TurnEnded, position: EventPosition, known: MutableRows) -> None:
-    """A channel is folded from its stream, and the end of a turn says nothing of its session: they have no rows."""
+def _project_nothing(event: ChannelEvent | TurnEnded, position: EventPosition, rows: MutableRows) -> None:
+    """Change nothing: channels are folded from their streams, and the end of a turn changes no row."""
 
 
-def _turn_started(event: ev.TurnStarted, position: EventPosition, known: MutableRows) -> None:
-    row = known.get(SessionRow, find_session(position.stream))
-    # Mostly nothing came, and the row stays as it is.
+def _turn_started(event: TurnStarted, position: EventPosition, rows: MutableRows) -> None:
+    row = rows.get(SessionRow, find_session(position.stream))
+    # Usually the inbox is empty, and the row does not change.
     if row is None or row.inbox_seen != event.inbox_seen:
-        known.save(_change_session(position, known, inbox_seen=event.inbox_seen))
+        rows.save(_change_session(position, rows, inbox_seen=event.inbox_seen))
 
 
-def project_session_event(event: ev.SessionEvent, position: EventPosition, known: MutableRows) -> None:
+def project_session_event(event: SessionEvent, position: EventPosition, rows: MutableRows) -> None:
     match event:
-        case ev.CallRefused():
+        case CallRefused():
             # Refused calls of any level are audited.
-            known.save(_make_audit_row(event, position, known, event.outcome, settled_seq=position.seq))
-        case ev.SessionWoken() | ev.SessionParked() | ev.SessionResumed():
-            known.save(_move_session(event, position, known))
-            _move_outage(event, position, known)
-        case ev.WakePosted():
-            known.save(_wake_posted(event, position, known))
+            rows.save(_make_audit_row(event, position, rows, event.outcome, settled_seq=position.seq))
+        case SessionWoken() | SessionParked() | SessionResumed():
+            rows.save(_move_session(event, position, rows))
+            _move_outage(event, position, rows)
+        case WakePosted():
+            rows.save(_wake_posted(event, position, rows))
         case (
-            ev.CostCapReached()
-            | ev.OverrunIncurred()
-            | ev.RequestRefused()
-            | ev.MessageAdded()
-            | ev.ContextCut()
-            | ev.HotStateSeen()
-            | ev.TurnSkipped()
-            | ev.GuardrailTriggered()
-            | ev.SensorChanged()
-            | ev.AttendingFailed()
-            | ev.PhaseEntered()
-            | ev.ContextGiven()
-            | ev.HistoryGiven()
-            | ev.DocumentRead()
-            | ev.JudgesChosen()
-            | ev.MessageRouted()
-            | ev.StoreAccepted()
+            CostCapReached()
+            | OverrunIncurred()
+            | RequestRefused()
+            | MessageAdded()
+            | ContextCut()
+            | HotStateSeen()
+            | TurnSkipped()
+            | GuardrailTriggered()
+            | SensorChanged()
+            | AttendingFailed()
+            | PhaseEntered()
+            | ContextGiven()
+            | HistoryGiven()
+            | DocumentRead()
+            | JudgesChosen()
+            | MessageRouted()
+            | StoreAccepted()
         ):
             pass
-        case ev.PersonSignedOn() | ev.SignOnRefused():
-            known.save(_audit_sign_on(event, position))
-        case ev.SessionStarted() | ev.SessionEnded() | ev.TurnStarted() | ev.TurnEnded():
-            pass  # By functions of their own, as these:
-        case ev.RequestStarted() | ev.CallStarted() | ev.RequestSettled() | ev.CallSettled():
+        case PersonSignedOn() | SignOnRefused():
+            rows.save(_audit_sign_on(event, position))
+        case SessionStarted() | SessionEnded() | TurnStarted() | TurnEnded():
+            pass  # These and the following have their own functions in `PROJECTIONS`.
+        case RequestStarted() | CallStarted() | RequestSettled() | CallSettled():
             pass
         case _:
-            _project_statement(event, position, known)
+            _project_statement(event, position, rows)
 
 
-_Statement = (
-    ev.CapChanged
-    | ev.HaltRequested
-    | ev.HaltLifted
-    | ev.DecisionAsked
-    | ev.ApprovalGiven
-    | ev.DecisionMade
-    | ev.DecisionWithdrawn
-    | ev.RuleMade
-    | ev.RuleEnded
-    | ev.ToolPinned
-    | ev.BodiesErased
-    | ev.AgentSwitched
-    | ev.FleetPolicyAdopted
+_Command = (
+    CapChanged
+    | HaltRequested
+    | HaltLifted
+    | DecisionAsked
+    | ApprovalGiven
+    | DecisionMade
+    | DecisionWithdrawn
+    | RuleMade
+    | RuleEnded
+    | ToolPinned
+    | BodiesErased
+    | AgentSwitched
+    | FleetPolicyAdopted
 )
 
 
-def _project_statement(event: _Statement, position: EventPosition, known: MutableRows) -> None:
-    """Yield the rows of what people are asked and say."""
+def _project_statement(event: _Command, position: EventPosition, rows: MutableRows) -> None:
+    """Project the events of decisions and of people's commands."""
     match event:
-        case ev.CapChanged():
-            row = budget_row(known, Account(event.scope, event.window, event.unit))
-            known.save(row.with_cap(event.cap, position.at, event.by).with_amounts(overrun=event.overrun))
-        case ev.HaltRequested() | ev.HaltLifted():
-            known.save(_project_halt(event, position))
-        case ev.DecisionAsked():
-            known.save(project_decision_asked(event, position, known))
-        case ev.ApprovalGiven():
-            row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
-            known.save(msgspec.structs.replace(row, first_by=event.by))
-        case ev.DecisionMade():
-            known.save(project_decision_made(event, position, known))
+        case CapChanged():
+            row = budget_row(rows, Account(event.scope, event.window, event.unit))
+            rows.save(row.with_cap(event.cap, position.at, event.by).with_amounts(overrun=event.overrun))
+        case HaltRequested() | HaltLifted():
+            rows.save(_project_halt(event, position))
+        case DecisionAsked():
+            rows.save(project_decision_asked(event, position, rows))
+        case ApprovalGiven():
+            row = rows.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+            rows.save(msgspec.structs.replace(row, first_by=event.by))
+        case DecisionMade():
+            rows.save(project_decision_made(event, position, rows))
             if find_session(position.stream):
-                known.save(
+                rows.save(
                     _change_session(
-                        position, known, inbox_head=position.seq, inbox_wake=position.seq, inbox_wake_at=position.at
+                        position, rows, inbox_head=position.seq, inbox_wake=position.seq, inbox_wake_at=position.at
                     )
                 )
-        case ev.DecisionWithdrawn():
-            # The missing time shows that no person decided it.
-            row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
-            known.save(msgspec.structs.replace(row, verdict="withdrawn", decided_seq=position.seq))
-        case ev.RuleMade():
-            known.save(project_rule_made(event, position))
-        case ev.RuleEnded():
-            row = known.get(RuleRow, event.rule) or RuleRow(event.rule)
-            known.save(msgspec.structs.replace(row, ended_at=position.at, ended_by=event.by))
-        case ev.ToolPinned():
-            known.save(PinRow(event.agent, event.tool, event.digest, event.by, position.at))
-        case ev.BodiesErased():
-            known.erase(EraseBodies(StreamId(event.stream), event.through))
-        case ev.AgentSwitched():
-            known.save(AgentRow(event.agent, int(event.on), position.at, event.by, event.reason))
-        case ev.FleetPolicyAdopted():
+        case DecisionWithdrawn():
+            # `decided_at` stays None, because no person decided it.
+            row = rows.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+            rows.save(msgspec.structs.replace(row, verdict="withdrawn", decided_seq=position.seq))
+        case RuleMade():
+            rows.save(project_rule_made(event, position))
+        case RuleEnded():
+            row = rows.get(RuleRow, event.rule) or RuleRow(event.rule)
+            rows.save(msgspec.structs.replace(row, ended_at=position.at, ended_by=event.by))
+        case ToolPinned():
+            rows.save(PinRow(event.agent, event.tool, event.digest, event.by, position.at))
+        case BodiesErased():
+            rows.erase(EraseBodies(StreamId(event.stream), event.through))
+        case AgentSwitched():
+            rows.save(AgentRow(event.agent, int(event.on), position.at, event.by, event.reason))
+        case FleetPolicyAdopted():
             caps = (event.day_cap, event.month_cap)
-            known.save(
+            rows.save(
                 FleetPolicyRow(position.stream, position.seq, event.policy, event.digest, position.at, event.by, *caps)
             )
 
 
 def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
-    """The rows that placing or settling a hold touches, for the write to declare.
+    """List the rows that a hold or its settlement touches, for the write to declare.
 
-    A hold on the fleet obeys the current policy of the store.
+    A hold on the fleet is checked against the current policy of the store.
     """
     keys: tuple[RowKey, ...] = ((HoldRow, hold), *map(budget_key, legs))
     return (*keys, POLICY_KEY) if any(leg.scope == FLEET for leg in legs) else keys
 
 
-def _change_session(position: EventPosition, known: RowsBefore, **changes: Any) -> SessionRow:
+def _change_session(position: EventPosition, rows: RowsBefore, **changes: Any) -> SessionRow:
     session = find_session(position.stream)
-    row = known.get(SessionRow, session) or SessionRow(session)
-    return msgspec.structs.replace(row, **changes).scheduled()
+    row = rows.get(SessionRow, session) or SessionRow(session)
+    return msgspec.structs.replace(row, **changes).with_due_at()
 
 
-def _project_halt(event: ev.HaltRequested | ev.HaltLifted, position: EventPosition) -> HaltRow:
+def _project_halt(event: HaltRequested | HaltLifted, position: EventPosition) -> HaltRow:
     match event:
-        case ev.HaltRequested():
+        case HaltRequested():
             return HaltRow(event.scope, 1, position.at, event.by, event.reason, 0, int(event.cancels))
-        case ev.HaltLifted():
+        case HaltLifted():
             return HaltRow(event.scope, 0, position.at, event.by, event.reason, event.ramp)
 
 
-def _session_started(event: ev.SessionStarted, position: EventPosition, known: MutableRows) -> None:
-    known.save(
+def _session_started(event: SessionStarted, position: EventPosition, rows: MutableRows) -> None:
+    rows.save(
         _change_session(
             position,
-            known,
+            rows,
             agent=event.agent,
             kind=event.kind,
             trigger=event.trigger,
@@ -494,75 +560,73 @@ def _session_started(event: ev.SessionStarted, position: EventPosition, known: M
         )
     )
     if event.carved:
-        _insert_hold(event.session, event.agent, "turn", event.carved, position, known)
+        _insert_hold(event.session, event.agent, "turn", event.carved, position, rows)
     for leg in event.carved if event.bound else ():
-        own = budget_row(known, Account(position.stream, "", leg.unit))
-        known.save(own.with_cap(leg.amount, position.at, CARVED_CAP))
+        budget = budget_row(rows, Account(position.stream, "", leg.unit))
+        rows.save(budget.with_cap(leg.amount, position.at, CARVED_CAP))
 
 
 def _move_session(
-    event: ev.SessionWoken | ev.SessionParked | ev.SessionResumed, position: EventPosition, known: RowsBefore
+    event: SessionWoken | SessionParked | SessionResumed, position: EventPosition, rows: RowsBefore
 ) -> SessionRow:
     match event:
-        case ev.SessionWoken():
-            return _session_woken(event, position, known)
-        case ev.SessionParked():
-            return _session_parked(event, position, known)
-        case ev.SessionResumed():
-            return _session_resumed(event, position, known)
+        case SessionWoken():
+            return _session_woken(event, position, rows)
+        case SessionParked():
+            return _session_parked(event, position, rows)
+        case SessionResumed():
+            return _session_resumed(event, position, rows)
 
 
 def _move_outage(
-    event: ev.SessionWoken | ev.SessionParked | ev.SessionResumed, position: EventPosition, known: MutableRows
+    event: SessionWoken | SessionParked | SessionResumed, position: EventPosition, rows: MutableRows
 ) -> None:
-    """Keep since when no model answers a session; another trouble is another outage."""
+    """Record the start or the end of an outage; a different trouble starts a new outage."""
     session = find_session(position.stream)
     match event:
-        case ev.SessionParked(trouble=trouble) if trouble:
-            row = known.get(OutageRow, session)
-            going_on = row is not None and row.ended_at is None and row.trouble == trouble
-            began_at = row.began_at if row is not None and going_on else position.at
-            agent = find_session_row(position, known).agent
-            known.save(OutageRow(session, agent, trouble, event.sentence, began_at))
-        case ev.SessionWoken(recovered=True):
-            row = known.get(OutageRow, session)
+        case SessionParked(trouble=trouble) if trouble:
+            row = rows.get(OutageRow, session)
+            is_same_outage = row is not None and row.ended_at is None and row.trouble == trouble
+            began_at = row.began_at if row is not None and is_same_outage else position.at
+            agent = find_session_row(position, rows).agent
+            rows.save(OutageRow(session, agent, trouble, event.sentence, began_at))
+        case SessionWoken(recovered=True):
+            row = rows.get(OutageRow, session)
             if row is not None:
-                known.save(_replace_fields(row, ended_at=position.at))
+                rows.save(_replace_fields(row, ended_at=position.at))
         case _:
             pass
 
 
-def _session_woken(event: ev.SessionWoken, position: EventPosition, known: RowsBefore) -> SessionRow:
-    """Run in the format of the waking program: an older one must not take it up again."""
-    row = _change_session(
-        position, known, state="RUNNING", wake_at=position.at, wake_on="", inbox_seen=event.inbox_seen
-    )
+def _session_woken(event: SessionWoken, position: EventPosition, rows: RowsBefore) -> SessionRow:
+    """Raise the format to that of the waking program: an older program must not run the session again."""
+    row = _change_session(position, rows, state="RUNNING", wake_at=position.at, wake_on="", inbox_seen=event.inbox_seen)
     return msgspec.structs.replace(row, format=max(row.format, event.format))
 
 
-def _session_resumed(event: ev.SessionResumed, position: EventPosition, known: RowsBefore) -> SessionRow:
-    row = _change_session(position, known, state="RUNNING", terminal_reason="", ended_at=None, wake_at=position.at)
+def _session_resumed(event: SessionResumed, position: EventPosition, rows: RowsBefore) -> SessionRow:
+    row = _change_session(position, rows, state="RUNNING", terminal_reason="", ended_at=None, wake_at=position.at)
     return msgspec.structs.replace(row, format=max(row.format, event.format))
 
 
-def _session_parked(event: ev.SessionParked, position: EventPosition, known: RowsBefore) -> SessionRow:
-    kept = {} if event.resident else {"owner": NO_OWNER}
+def _session_parked(event: SessionParked, position: EventPosition, rows: RowsBefore) -> SessionRow:
+    owner = {} if event.resident else {"owner": NO_OWNER}
     return _change_session(
         position,
-        known,
+        rows,
         state=event.state,
         inbox_seen=event.inbox_seen,
         wake_at=event.wake_at,
         wake_on=" ".join(event.wake_on),
-        **kept,
+        **owner,
     )
 
 
-def _session_ended(event: ev.SessionEnded, position: EventPosition, known: MutableRows) -> None:
-    known.save(
+def _session_ended(event: SessionEnded, position: EventPosition, rows: MutableRows) -> None:
+    rows.save(
         _change_session(
             position,
-            known,
+            rows,
             state=event.state,
             terminal_reason=event.terminal_reason,
             ended_at=position.at,
@@ -572,47 +636,47 @@ def _session_ended(event: ev.SessionEnded, position: EventPosition, known: Mutab
         )
     )
     session = find_session(position.stream)
-    hold = known.get(HoldRow, session) if event.charge is not None else None
+    hold = rows.get(HoldRow, session) if event.charge is not None else None
     if hold is not None and event.charge is not None:
-        _free_hold(hold, event.charge, known)
+        _free_hold(hold, event.charge, rows)
 
 
-def _wake_posted(event: ev.WakePosted, position: EventPosition, known: RowsBefore) -> SessionRow:
-    waking = {"inbox_wake": position.seq, "inbox_wake_at": position.at} if event.wakes else {}
-    return _change_session(position, known, inbox_head=position.seq, **waking)
+def _wake_posted(event: WakePosted, position: EventPosition, rows: RowsBefore) -> SessionRow:
+    wake = {"inbox_wake": position.seq, "inbox_wake_at": position.at} if event.wakes else {}
+    return _change_session(position, rows, inbox_head=position.seq, **wake)
 
 
 def _insert_hold(
-    hold: str, name: str, purpose: Purpose, legs: tuple[Leg, ...], position: EventPosition, known: MutableRows
+    hold: str, name: str, purpose: Purpose, legs: tuple[Leg, ...], position: EventPosition, rows: MutableRows
 ) -> None:
     at = position.at
-    known.save(HoldRow(hold, find_session(position.stream), at, purpose, name, _ENCODE_LEGS(legs)))
+    rows.save(HoldRow(hold, find_session(position.stream), at, purpose, name, _ENCODE_LEGS(legs)))
     for leg in legs:
-        row = budget_row(known, leg)
+        row = budget_row(rows, leg)
         if row.window == MINUTE_WINDOW:
-            known.save(money.add_to_minute(row, leg, held=leg.amount))
+            rows.save(money.add_to_minute(row, leg, held=leg.amount))
         else:
-            known.save(row.with_cap(leg.cap, at, "", leg.amount))
+            rows.save(row.with_cap(leg.cap, at, "", leg.amount))
 
 
 def _settle_hold(
     call: str,
-    event: ev.CallSettled | ev.RequestSettled,
+    event: CallSettled | RequestSettled,
     charge: Charge,
     usage: Usage,
     position: EventPosition,
-    known: MutableRows,
+    rows: MutableRows,
 ) -> None:
     unheld = event.unheld
     if unheld is not None and unheld.accounts:
-        # Nothing was held for it, which is a hold of nothing: the truth counts all the same.
-        _insert_hold(call, unheld.name, unheld.purpose, unheld.accounts, position, known)
-    hold = known.get(HoldRow, call)
+        # No hold was made: insert an empty one, so that the true cost counts.
+        _insert_hold(call, unheld.name, unheld.purpose, unheld.accounts, position, rows)
+    hold = rows.get(HoldRow, call)
     if hold is None:
         return
-    held_usd = _free_hold(hold, charge, known)
-    session = known.get(SessionRow, hold.session) or SessionRow(hold.session)
-    known.save(
+    held_usd = _free_hold(hold, charge, rows)
+    session = rows.get(SessionRow, hold.session) or SessionRow(hold.session)
+    rows.save(
         SpendRow(
             position.at,
             call,
@@ -631,49 +695,49 @@ def _settle_hold(
     )
 
 
-def _free_hold(hold: HoldRow, charge: Charge, known: MutableRows) -> int:
-    """Settle every account of a hold, and return the dollars that it held."""
-    known.drop(hold.key())
+def _free_hold(hold: HoldRow, charge: Charge, rows: MutableRows) -> int:
+    """Settle every account of a hold, and return the micro-dollars that it held."""
+    rows.drop(hold.key())
     held_usd = 0
-    for leg in hold.taken():
-        row, amount, unit = budget_row(known, leg), leg.amount, leg.unit
-        spent = charge.tokens if unit == "tokens" else charge.of(unit)
+    for leg in hold.decode_legs():
+        row, amount, unit = budget_row(rows, leg), leg.amount, leg.unit
+        cost = charge.tokens if unit == "tokens" else charge.of(unit)
         if row.window == MINUTE_WINDOW:
-            known.save(money.add_to_minute(row, leg, spent=spent, held=-amount))
+            rows.save(money.add_to_minute(row, leg, spent=cost, held=-amount))
         else:
-            known.save(row.with_amounts(spent, -amount))
+            rows.save(row.with_amounts(cost, -amount))
         if unit == "usd" and amount > held_usd:
             held_usd = amount
-    for over in charge.overruns:
-        known.save(budget_row(known, over).with_amounts(overrun=over.amount))
+    for overrun in charge.overruns:
+        rows.save(budget_row(rows, overrun).with_amounts(overrun=overrun.amount))
     return held_usd
 
 
-def _call_started(event: ev.CallStarted, position: EventPosition, known: MutableRows) -> None:
+def _call_started(event: CallStarted, position: EventPosition, rows: MutableRows) -> None:
     if event.legs:
-        _insert_hold(event.call, event.tool, event.purpose, event.legs, position, known)
+        _insert_hold(event.call, event.tool, event.purpose, event.legs, position, rows)
     for digest in event.writes:
-        agent = find_session_row(position, known).agent
-        before = known.get(OutputRow, agent, digest)
-        known.save(OutputRow(agent, digest, min(position.at, before.at) if before else position.at))
+        agent = find_session_row(position, rows).agent
+        output = rows.get(OutputRow, agent, digest)
+        rows.save(OutputRow(agent, digest, min(position.at, output.at) if output else position.at))
     if event.rated:
-        known.save(rate_row(known, find_session_row(position, known).agent, event.tool, event.rated, attempts=1))
+        rows.save(rate_row(rows, find_session_row(position, rows).agent, event.tool, event.rated, attempts=1))
     if event.decision:
-        row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
-        known.save(msgspec.structs.replace(row, used_at=position.at))
+        row = rows.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+        rows.save(msgspec.structs.replace(row, used_at=position.at))
     if event.audit:
-        known.save(_make_audit_row(event, position, known, shows_result=int(event.audit == "full")))
+        rows.save(_make_audit_row(event, position, rows, shows_result=int(event.audit == "full")))
 
 
 def _make_audit_row(
-    event: ev.CallStarted | ev.CallRefused,
+    event: CallStarted | CallRefused,
     position: EventPosition,
-    known: RowsBefore,
+    rows: RowsBefore,
     outcome: str = "",
     shows_result: int = 0,
     settled_seq: int = 0,
 ) -> AuditRow:
-    session = find_session_row(position, known)
+    session = find_session_row(position, rows)
     return AuditRow(
         call=event.call,
         session=session.session,
@@ -693,18 +757,18 @@ def _make_audit_row(
     )
 
 
-def _audit_sign_on(event: ev.PersonSignedOn | ev.SignOnRefused, position: EventPosition) -> AuditRow:
-    entered = isinstance(event, ev.PersonSignedOn)
+def _audit_sign_on(event: PersonSignedOn | SignOnRefused, position: EventPosition) -> AuditRow:
+    is_admitted = isinstance(event, PersonSignedOn)
     return AuditRow(
         call=event.id,
         session="",
         agent="",
         tool=f"sign_on {event.via}",
-        capability_level=event.role if entered else "",
+        capability_level=event.role if is_admitted else "",
         risk_level="",
         decision="",
-        decided_by=event.name if entered else event.account,
-        outcome="ok" if entered else event.why,
+        decided_by=event.name if is_admitted else event.account,
+        outcome="ok" if is_admitted else event.why,
         cost_usd=0,
         duration_ms=0,
         created_at=position.at,
@@ -714,10 +778,10 @@ def _audit_sign_on(event: ev.PersonSignedOn | ev.SignOnRefused, position: EventP
     )
 
 
-def _settle_audit(event: ev.CallSettled, position: EventPosition, known: MutableRows) -> None:
-    row = known.get(AuditRow, event.call)
+def _settle_audit(event: CallSettled, position: EventPosition, rows: MutableRows) -> None:
+    row = rows.get(AuditRow, event.call)
     if row is not None:
-        known.save(
+        rows.save(
             msgspec.structs.replace(
                 row,
                 outcome=event.outcome,
@@ -728,23 +792,23 @@ def _settle_audit(event: ev.CallSettled, position: EventPosition, known: Mutable
         )
 
 
-def rate_row(known: RowsBefore, agent: str, tool: str, piece: int, attempts: int = 0) -> RateRow:
-    """One slice of a tool's rate, with more attempts added."""
-    row = known.get(RateRow, agent, tool, piece)
-    return RateRow(agent, tool, piece, (row.attempts if row else 0) + attempts)
+def rate_row(rows: RowsBefore, agent: str, tool: str, time_slice: int, attempts: int = 0) -> RateRow:
+    """Return the row of one slice of a tool's rate, with attempts added."""
+    row = rows.get(RateRow, agent, tool, time_slice)
+    return RateRow(agent, tool, time_slice, (row.attempts if row else 0) + attempts)
 
 
 BudgetKey = tuple[type[BudgetRow], str, str, Unit]
 FindCaps = Callable[[int], tuple[Sequence[BudgetKey], Sequence[int | None]]]
-"""The rows of all accounts of a session at a time, and the caps that are configured for them."""
+"""Returns the rows of all accounts of a session at a moment, and their configured caps."""
 
 
-def budget_row(known: RowsBefore, account: Account) -> BudgetRow:
-    """What stands against a cap, or an empty row."""
+def budget_row(rows: RowsBefore, account: Account) -> BudgetRow:
+    """Return the row of an account, or an empty row."""
     window = account.window
     if window and window.startswith(MINUTE_WINDOW):
-        return money.start_minute_row(known.get(BudgetRow, account.scope, MINUTE_WINDOW, account.unit), account)
-    row = known.get(BudgetRow, account.scope, window, account.unit)
+        return money.start_minute_row(rows.get(BudgetRow, account.scope, MINUTE_WINDOW, account.unit), account)
+    row = rows.get(BudgetRow, account.scope, window, account.unit)
     return row if row is not None else BudgetRow(account.scope, window, account.unit)
 
 
@@ -753,23 +817,23 @@ def budget_key(account: Account) -> BudgetKey:
     return _make_shared_key(scope, window, unit) if window else (BudgetRow, scope, window, unit)
 
 
-# A window is that of an agent, a trigger, a model or the fleet: many sessions ask for the same.
+# Cached: accounts with a window belong to an agent, a trigger, a model or the fleet, which sessions share.
 @lru_cache(maxsize=256)
 def _make_shared_key(scope: str, window: str, unit: Unit) -> BudgetKey:
     return (BudgetRow, scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, unit)
 
 
 PROJECTIONS: Final[dict[type[Any], Callable[[Any, EventPosition, MutableRows], None]]] = {
-    **dict.fromkeys(get_args(ev.AnyEvent), project_session_event),
-    ev.SessionStarted: _session_started,
-    ev.SessionEnded: _session_ended,
-    ev.TurnStarted: _turn_started,
-    ev.RequestStarted: _request_started,
-    ev.RequestSettled: _request_settled,
-    ev.CallStarted: _call_started,
-    ev.CallSettled: _call_settled,
-    **dict.fromkeys(get_args(ev.TriggerEvent), project_trigger_event),
-    **dict.fromkeys(get_args(ev.ArtifactEvent), project_artifact_event),
-    **dict.fromkeys((ev.TurnEnded, *get_args(ev.ChannelEvent)), _project_nothing),
+    **dict.fromkeys(get_args(AnyEvent), project_session_event),
+    SessionStarted: _session_started,
+    SessionEnded: _session_ended,
+    TurnStarted: _turn_started,
+    RequestStarted: _request_started,
+    RequestSettled: _request_settled,
+    CallStarted: _call_started,
+    CallSettled: _call_settled,
+    **dict.fromkeys(get_args(TriggerEvent), project_trigger_event),
+    **dict.fromkeys(get_args(ArtifactEvent), project_artifact_event),
+    **dict.fromkeys((TurnEnded, *get_args(ChannelEvent)), _project_nothing),
 }
-"""How each known kind of event changes the rows; others are a session's."""
+"""The projection of each kind of event; `project_session_event` is the default."""

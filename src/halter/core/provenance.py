@@ -1,7 +1,7 @@
-"""Where values come from: what a tool reads and reaches, the role of each argument, and what the brake finds.
+"""The vocabulary of provenance: what a tool reads and reaches, the role of each argument, and flaws of a call.
 
-A call that decides where data goes or what is changed must be made of values that a trusted place has said. These are
-the words for it; `guard/provenance.py` folds and judges.
+An argument that decides where data goes or what is changed must have a value from a trusted source. The provenance
+check itself is in `guard/`.
 """
 
 import re
@@ -10,27 +10,27 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from halter.core.text import expand_names, word_set
+from halter.core.text import expand_names, make_word_set
 from halter.core.vocabulary import Origin
 
 Reads = Literal["nothing", "trusted", "own", "known", "anyone"]
-"""Who wrote what a tool returns: no one else, a curated place, the person, people of the house, or anyone."""
+"""The authors of a tool's results: no one, a curated source, the user, known people, or anyone."""
 
 Reach = Literal["none", "own", "others", "final"]
-"""What a tool changes: nothing, the person's own things, what others see, or what cannot be taken back."""
+"""The effect of a tool: on nothing, on the user's own things, visible to others, or irreversible."""
 
 ArgumentRole = Literal["destination", "target", "amount", "content", "detail"]
-"""What an argument decides: where it goes, what is changed, how much, what is said, or how it is done."""
+"""The role of an argument: where data goes, what is changed, how much, the content, or a detail."""
 
 FlawReason = Literal[
     "unsaid", "weak", "amount", "content", "unasked", "repeated", "egress", "disguised", "unclear", "link"
 ]
-"""Why a person is asked.
+"""The reasons why a person is asked.
 
-`unsaid`: no trusted place said the value. `weak`: it was found, but the person did not name it. `amount`: a number that
-was not said. `content`: words of others. `unasked`: the task asks for no such act. `repeated`: the same act again.
-`egress`: a read that carries something out. `disguised`: invisible or look-alike characters, or an encoding. `unclear`:
-too large to decide. `link`: a link in an answer.
+`unsaid`: no trusted source contains the value. `weak`: a trusted source contains it, but the user did not name it.
+`amount`: no trusted source contains the number. `content`: text of others. `unasked`: the task does not request such a
+call. `repeated`: the same call again. `egress`: a read that carries data out. `disguised`: invisible or look-alike
+characters, or an encoding. `unclear`: too large to decide. `link`: an untrusted link in an answer.
 """
 
 
@@ -42,14 +42,13 @@ class ArgumentUse(msgspec.Struct, frozen=True, gc=False):
 
 
 class Declaration(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the brake knows of a tool.
+    """The provenance declaration of a tool.
 
-    `mints` and `lists` map a field of the result's records to a kind, `*` being any field. A look-up mints the value
-    that stands in a record which the person named; a directory lists what belongs to the house. `alone` is the reach
-    of a call that names no destination: an event without guests is the person's own. `asks` are words of a
-    task that ask for this act; they are derived from the tool's name if there are none. `defaults` are those of the
-    tool's schema: a call that leaves an argument out is judged with them. `guessed` names what was guessed rather than
-    declared.
+    `mints` and `lists` map a field of the result's records to a kind; `*` is any field. A look-up mints the values in a
+    record that the user named; a directory lists values that belong to the organisation. `alone` is the reach of a call
+    without a destination: an event without guests is the user's own. `asks` are words in a task that request this call,
+    by default derived from the tool's name. `defaults` are those of the tool's schema: a call that omits an argument is
+    judged with its default. `guessed` names the parts that were guessed rather than declared.
     """
 
     reads: Reads = "anyone"
@@ -64,7 +63,7 @@ class Declaration(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where a text comes from; `name` is the tool, document, sensor or sub-agent."""
+    """The source of a text; `name` is the tool, document, sensor or sub-agent."""
 
     origin: Origin
     name: str = ""
@@ -72,7 +71,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Flaw(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One reason to ask: `source` is where the value stands, `quote` the line there."""
+    """One reason to ask: `source` contains the value, in the line `quote`."""
 
     argument: str
     value: str
@@ -82,7 +81,10 @@ class Flaw(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class BrakeVerdict(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """No flaws: the call goes through. `can_wait`: it may be staged and asked with others at the end of the turn."""
+    """The verdict of the provenance check. With no flaws the call passes.
+
+    With `can_wait`, the call may be staged, and approved with others at the end of the turn.
+    """
 
     flaws: tuple[Flaw, ...] = ()
     can_wait: bool = False
@@ -113,15 +115,15 @@ _TARGETS: Final = expand_names(
         "password secret token role permission permissions scope": "secret",
     }
 )
-_AMOUNTS: Final = word_set("amount price total sum quantity value cost budget fee tip")
-_CONTENTS: Final = word_set(
+_AMOUNTS: Final = make_word_set("amount price total sum quantity value cost budget fee tip")
+_CONTENTS: Final = make_word_set(
     "text body message content contents subject title description comment note notes summary caption reason data "
     "payload"
 )
-_DETAILS: Final = word_set(
+_DETAILS: Final = make_word_set(
     "date time start end day month year timezone format language unit sort order limit offset page"
 )
-_FINAL: Final = word_set(
+_FINAL: Final = make_word_set(
     "pay transfer wire refund buy purchase reserve book order delete remove cancel drop erase purge password execute "
     "run deploy invite grant"
 )
@@ -129,18 +131,18 @@ _PART: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
 
 def split_name(name: str) -> tuple[str, ...]:
-    """The words of an identifier: `sendEmail_to` has `send`, `email`, `to`."""
+    """Split an identifier into words: `sendEmail_to` into `send`, `email`, `to`."""
     return tuple(part.casefold() for part in _PART.findall(name))
 
 
 def guess_use(name: str, schema: Mapping[str, Any] | None = None) -> ArgumentUse:
-    """The role of an argument from its name and schema; strict where neither says more."""
-    shape: Mapping[str, Any] = schema or {}
+    """Guess the role of an argument from its name and schema; the strictest role if neither helps."""
+    argument_schema: Mapping[str, Any] = schema or {}
     words = split_name(name)
-    if "enum" in shape or "const" in shape or shape.get("type") in ("boolean", "null"):
-        place = words[-1] if words and "enum" in shape else ""
-        if place in _DESTINATIONS:
-            return ArgumentUse("destination", _DESTINATIONS[place])
+    if "enum" in argument_schema or "const" in argument_schema or argument_schema.get("type") in ("boolean", "null"):
+        last_word = words[-1] if words and "enum" in argument_schema else ""
+        if last_word in _DESTINATIONS:
+            return ArgumentUse("destination", _DESTINATIONS[last_word])
         return ArgumentUse("detail", "choice")
     for word in reversed(words):
         if word in _DESTINATIONS:
@@ -153,27 +155,31 @@ def guess_use(name: str, schema: Mapping[str, Any] | None = None) -> ArgumentUse
             return ArgumentUse("content")
         if word in _DETAILS:
             return ArgumentUse("detail")
-    if shape.get("format") in ("uri", "url", "email", "hostname"):
-        return ArgumentUse("destination", "address" if shape["format"] == "email" else "url")
-    if shape.get("type") in ("integer", "number"):
+    if argument_schema.get("format") in ("uri", "url", "email", "hostname"):
+        return ArgumentUse("destination", "address" if argument_schema["format"] == "email" else "url")
+    if argument_schema.get("type") in ("integer", "number"):
         return ArgumentUse("amount")
     return ArgumentUse("destination")
 
 
 def guess_declaration(name: str, schema: bytes | Mapping[str, Any], *, read_only: bool) -> Declaration:
-    """The strict default of a tool that declares nothing: roles from names and schema, written by anyone."""
-    shape = _properties(schema)
-    uses = {argument: guess_use(argument, part) for argument, part in shape.items()}
-    guessed = ("reads", "reach", *(f"arguments.{argument}" for argument in uses))
+    """Guess a strict declaration for a tool without one: roles from names and schema, results written by anyone."""
+    properties = _properties(schema)
+    uses = {argument: guess_use(argument, property_schema) for argument, property_schema in properties.items()}
+    guessed_names = ("reads", "reach", *(f"arguments.{argument}" for argument in uses))
     reach: Reach = "none" if read_only else "others" if _FINAL.isdisjoint(split_name(name)) else "final"
-    defaults = {argument: part["default"] for argument, part in shape.items() if part.get("default") is not None}
-    return Declaration(reads="anyone", reach=reach, arguments=uses, defaults=defaults, guessed=guessed)
+    defaults = {
+        argument: property_schema["default"]
+        for argument, property_schema in properties.items()
+        if property_schema.get("default") is not None
+    }
+    return Declaration(reads="anyone", reach=reach, arguments=uses, defaults=defaults, guessed=guessed_names)
 
 
 def _properties(schema: bytes | Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The arguments of a JSON Schema; a schema that is none has none, and every argument is then guessed by name."""
+    """Return the properties of a JSON Schema; empty if it is invalid, so that each argument is guessed by name."""
     try:
-        found: Any = msgspec.json.decode(schema) if isinstance(schema, bytes) else schema
-        return msgspec.convert(found, _Properties).properties
+        raw_schema: Any = msgspec.json.decode(schema) if isinstance(schema, bytes) else schema
+        return msgspec.convert(raw_schema, _Properties).properties
     except (msgspec.DecodeError, msgspec.ValidationError):
         return {}

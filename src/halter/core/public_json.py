@@ -1,7 +1,7 @@
-"""JSON for programs outside: what commands, the API, exports and receipts print.
+"""The public JSON of commands, the API, exports and receipts.
 
-Money is dollars there, as numbers: a public value holds it as a Decimal, so no digit is lost on the way. What the
-journal keeps is written by `core.codec`.
+Amounts are dollars, as numbers. Public values hold them as Decimals, so that no digit is lost. The JSON of the journal
+is in `core.codec`.
 """
 
 from collections.abc import Iterable
@@ -19,12 +19,12 @@ def encode_public_json(value: object) -> bytes:
 
 
 def encode_public_lines(values: Iterable[object]) -> bytes:
-    """Encode each value on a line of its own."""
+    """Encode each value on a separate line."""
     return _PUBLIC_ENCODER.encode_lines(values)
 
 
 def to_public_builtins(value: object) -> Any:
-    """Builtins that encode exactly as the value would."""
+    """Convert a value to builtins that encode to the same JSON."""
     return msgspec.to_builtins(value, enc_hook=str, builtin_types=(Decimal,))
 
 
@@ -36,8 +36,8 @@ def declare_decimal_numbers(schema: Any) -> Any:
                 rest["default"] = float(rest["default"])
             return {**rest, "type": "number"}
         case dict():
-            return {key: declare_decimal_numbers(each) for key, each in cast("dict[str, Any]", schema).items()}
+            return {key: declare_decimal_numbers(item) for key, item in cast("dict[str, Any]", schema).items()}
         case list():
-            return [declare_decimal_numbers(each) for each in cast("list[Any]", schema)]
+            return [declare_decimal_numbers(item) for item in cast("list[Any]", schema)]
         case _:
             return schema

@@ -1,6 +1,6 @@
-"""The rows that stores keep beside the events. Each is a projection: it can be rebuilt from the events alone.
+"""The rows of the store. Each is a projection that can be rebuilt from the events alone.
 
-Only the lease of a session (`owner`, `generation`) is not: it says who works on it now.
+The exception is the lease of a session (`owner`, `generation`), which names the worker that runs it now.
 """
 
 from functools import lru_cache
@@ -9,16 +9,16 @@ from typing import ClassVar, Final
 import msgspec
 
 from halter.core.events import SESSION_FORMAT
-from halter.core.ids import StreamId, session_of, session_stream
+from halter.core.ids import StreamId, parse_session_id, session_stream
 from halter.core.money import BudgetRow, Leg
 from halter.core.vocabulary import Purpose, Row, RowKey, SessionKind, State
 
 
 class TriggerRow(Row, frozen=True):
-    """A trigger, from its own stream.
+    """A trigger, projected from its own stream.
 
-    `ticked_at` is the last of its times that was dealt with, `queued_at` one that waits for the run before it.
-    `session` is its newest, begun at `ran_at`.
+    `ticked_at` is the last of its times that was handled, `queued_at` a time that waits for the previous run.
+    `session` is its newest session, started at `ran_at`.
     """
 
     TABLE: ClassVar[str] = "triggers"
@@ -42,7 +42,7 @@ class TriggerRow(Row, frozen=True):
 
 
 class ItemRow(Row, frozen=True):
-    """One document of a watch, known by its content. Whether it is done follows from how its newest session ended."""
+    """One document of a watch, identified by its content. The end of its newest session decides whether it is done."""
 
     TABLE: ClassVar[str] = "items"
     KEY: ClassVar[tuple[str, ...]] = ("trigger", "item")
@@ -60,7 +60,7 @@ class ItemRow(Row, frozen=True):
 
 
 class OutputRow(Row, frozen=True):
-    """What an agent's calls wrote into files, by digest: its own watch does not take that for new."""
+    """The digest of a file that an agent wrote. The agent's own watches do not treat it as new."""
 
     TABLE: ClassVar[str] = "outputs"
     KEY: ClassVar[tuple[str, ...]] = ("agent", "digest")
@@ -71,7 +71,7 @@ class OutputRow(Row, frozen=True):
 
 
 class FindingRow(Row, frozen=True):
-    """What a session found, what a reviewer said of it, and what a person made of it."""
+    """A finding of a session, with its review and a person's decision."""
 
     TABLE: ClassVar[str] = "findings"
     KEY: ClassVar[tuple[str, ...]] = ("finding",)
@@ -93,7 +93,7 @@ class FindingRow(Row, frozen=True):
 
 
 class MemoryRow(Row, frozen=True):
-    """Something that a session wants remembered, and what a person made of it."""
+    """A memory that a session proposed, with a person's decision."""
 
     TABLE: ClassVar[str] = "memories"
     KEY: ClassVar[tuple[str, ...]] = ("memory",)
@@ -109,7 +109,7 @@ class MemoryRow(Row, frozen=True):
 
 
 class PrecedentRow(Row, frozen=True):
-    """A case, how often it was met, and a person's decision; the text is that of who met it first."""
+    """A precedent, the number of its proposals, and a person's decision. Its text is that of the first proposal."""
 
     TABLE: ClassVar[str] = "precedents"
     KEY: ClassVar[tuple[str, ...]] = ("precedent",)
@@ -128,7 +128,7 @@ class PrecedentRow(Row, frozen=True):
 
 
 class NotificationRow(Row, frozen=True):
-    """Something to be told over a channel: queued by one stream, sent by another."""
+    """A notification: one stream queues it, another one sends it."""
 
     TABLE: ClassVar[str] = "notifications"
     KEY: ClassVar[tuple[str, ...]] = ("notification",)
@@ -180,8 +180,8 @@ class StreamRow(Row, frozen=True):
 class SessionRow(Row, frozen=True):
     """A session, and when it is next due.
 
-    `inbox_*` follow its inbox, `lease` columns its owner, all else its own stream: each column has one source, so the
-    row does not depend on the order in which streams are read.
+    The `inbox_*` columns follow its inbox, the `LEASE` columns its owner, and all others its own stream. Each column
+    has one source, so the row does not depend on the order in which streams are read.
     """
 
     TABLE: ClassVar[str] = "sessions"
@@ -210,18 +210,18 @@ class SessionRow(Row, frozen=True):
     generation: int = 0
 
     def key(self) -> RowKey:
-        # The one that every write to its stream names, instead of another of its kind.
+        # The cached tuple that every write to the stream names, instead of an equal new one.
         return rows_of_stream(session_stream(self.session))[1]
 
     @property
     def unattended(self) -> bool:
-        """Whether no person attends it: it runs by itself, was triggered, or another session began it."""
+        """True if no person attends the session: it is autonomous, triggered, or a sub-session."""
         return self.kind == "autonomous" or self.trigger != "" or self.parent != ""
 
-    def scheduled(self) -> "SessionRow":
-        """When the session is due: by its own timer, or by unseen messages."""
-        due = self._due()
-        return self if due == self.due_at else msgspec.structs.replace(self, due_at=due)
+    def with_due_at(self) -> "SessionRow":
+        """A copy with the time at which the session is due: by its own timer, or by unseen waking messages."""
+        due_at = self._due()
+        return self if due_at == self.due_at else msgspec.structs.replace(self, due_at=due_at)
 
     def _due(self) -> int | None:
         if self.started_at == 0 or self.ended_at is not None:
@@ -233,23 +233,23 @@ class SessionRow(Row, frozen=True):
 
 @lru_cache(maxsize=8192)
 def rows_of_stream(stream: StreamId) -> tuple[RowKey, ...]:
-    """The rows that every write to a stream locks: its head, and its session if it has one."""
-    session = session_of(stream)
+    """List the rows that every write to a stream locks: its head, and its session if there is one."""
+    session = parse_session_id(stream)
     head: RowKey = (StreamRow, stream)
     return (head,) if session is None else (head, (SessionRow, session))
 
 
 def find_session(stream: StreamId) -> str:
-    """The session of a stream, or nothing: as `session_of`, for what asks often."""
-    rows = rows_of_stream(stream)
-    if len(rows) == 1:
+    """Return the session of a stream, or an empty string. A cached form of `parse_session_id`, for hot paths."""
+    row_keys = rows_of_stream(stream)
+    if len(row_keys) == 1:
         return ""
-    _, session = rows[1]
+    _, session = row_keys[1]
     return session
 
 
 class OutageRow(Row, frozen=True):
-    """That no model answers a session, since when and why; the newest time only. `ended_at` is when one answered."""
+    """The newest outage of a session: since when and why no model answers. `ended_at` is when one answered again."""
 
     TABLE: ClassVar[str] = "outages"
     KEY: ClassVar[tuple[str, ...]] = ("session",)
@@ -278,7 +278,7 @@ class HoldRow(Row, frozen=True):
     def key(self) -> RowKey:
         return (HoldRow, self.hold)
 
-    def taken(self) -> tuple[Leg, ...]:
+    def decode_legs(self) -> tuple[Leg, ...]:
         return _LEGS.decode(self.legs)
 
 
@@ -286,7 +286,7 @@ _LEGS: Final = msgspec.json.Decoder(tuple[Leg, ...])
 
 
 class SpendRow(Row, frozen=True):
-    """One settled cost, told apart by who spent it, on what, and for what purpose."""
+    """One settled cost, by spender, name and purpose."""
 
     TABLE: ClassVar[str] = "spends"
     KEY: ClassVar[tuple[str, ...]] = ("at", "hold")
@@ -311,7 +311,7 @@ class SpendRow(Row, frozen=True):
 
 
 class HaltRow(Row, frozen=True):
-    """Whether a scope is halted, or since when it is being let go again."""
+    """The newest halt of a scope, or the time since which its sessions resume."""
 
     TABLE: ClassVar[str] = "halts"
     KEY: ClassVar[tuple[str, ...]] = ("scope",)
@@ -326,7 +326,7 @@ class HaltRow(Row, frozen=True):
 
 
 class RateRow(Row, frozen=True):
-    """How often an agent tried a tool in one slice of time; a sliding hour is a sum over slices."""
+    """The attempts of a tool by an agent in one time slice; a sliding hour is a sum over slices."""
 
     TABLE: ClassVar[str] = "rates"
     KEY: ClassVar[tuple[str, ...]] = ("agent", "tool", "slice")
@@ -338,7 +338,7 @@ class RateRow(Row, frozen=True):
 
 
 class DecisionRow(Row, frozen=True):
-    """One entry of the queue "Needs you". What was asked, decided and used each have their own columns."""
+    """One decision. Its question, its answer and its use each have their own columns."""
 
     TABLE: ClassVar[str] = "decisions"
     KEY: ClassVar[tuple[str, ...]] = ("decision",)
@@ -368,12 +368,12 @@ class DecisionRow(Row, frozen=True):
 
     @property
     def people(self) -> str:
-        """Who decided it: two, where two had to agree."""
+        """The people who decided: both approvers, if two were required."""
         return f"{self.first_by} and {self.by}" if self.first_by and self.verdict == "approve" else self.by
 
 
 class RuleRow(Row, frozen=True):
-    """A person's "always", as long as it lasts."""
+    """A rule: a standing approval by a person, until it expires or is ended."""
 
     TABLE: ClassVar[str] = "rules"
     KEY: ClassVar[tuple[str, ...]] = ("rule",)
@@ -395,7 +395,7 @@ class RuleRow(Row, frozen=True):
 
 
 class PinRow(Row, frozen=True):
-    """The pinned version of a server's tool for an agent."""
+    """The pinned digest of a server's tool for an agent."""
 
     TABLE: ClassVar[str] = "pins"
     KEY: ClassVar[tuple[str, ...]] = ("agent", "tool")
@@ -408,7 +408,7 @@ class PinRow(Row, frozen=True):
 
 
 class AgentRow(Row, frozen=True):
-    """Whether an agent may run by itself, and who said so."""
+    """The switch that lets an agent run unattended, and the person who set it last."""
 
     TABLE: ClassVar[str] = "agents"
     KEY: ClassVar[tuple[str, ...]] = ("agent",)
@@ -421,9 +421,9 @@ class AgentRow(Row, frozen=True):
 
 
 class FleetPolicyRow(Row, frozen=True):
-    """The policy that binds every process on the store, in one row. `number` is that of the event that adopted it.
+    """The policy that binds every process on the store, in one row. `number` is the sequence number of its event.
 
-    `day_cap` and `month_cap` are the fleet's caps: a hold reads them under the lock.
+    `day_cap` and `month_cap` are the fleet's caps; a hold reads them under the lock.
     """
 
     TABLE: ClassVar[str] = "fleet_policy"
@@ -439,15 +439,15 @@ class FleetPolicyRow(Row, frozen=True):
     month_cap: int | None = None
 
     def lower(self, per: str, cap: int | None) -> int | None:
-        """The lower of a fleet cap and the policy's own for windows of that length."""
-        caps = [one for one in (cap, {"day": self.day_cap, "month": self.month_cap}.get(per)) if one is not None]
+        """Return the lower of a configured fleet cap and this policy's cap for windows of that length."""
+        caps = [value for value in (cap, {"day": self.day_cap, "month": self.month_cap}.get(per)) if value is not None]
         return min(caps, default=None)
 
 
 class AuditRow(Row, frozen=True):
-    """One call for an auditor. Without an outcome it is under way, or in doubt.
+    """One audited call. Without an outcome it is running, or in doubt.
 
-    The text stays in the events, where it can be erased; the two numbers tell where.
+    The text remains in the events, where it can be erased; `asked_seq` and `settled_seq` name them.
     """
 
     TABLE: ClassVar[str] = "audit"
@@ -471,7 +471,7 @@ class AuditRow(Row, frozen=True):
 
 
 class SavedHotState(msgspec.Struct, frozen=True):
-    """A session's hot state as saved last. It is no projection, and nothing is rebuilt from it."""
+    """The last hot-state snapshot of a session. It is not a projection, and nothing is rebuilt from it."""
 
     at: int
     data: bytes
@@ -497,7 +497,7 @@ TABLES: Final[tuple[type[Row], ...]] = (
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker reports with each heartbeat.
+    """The report of a worker with each heartbeat.
 
     `agents` are its agents with the version of their files; `waiting` are those of which another worker has a newer
     version. `problem` is a sentence for people.
@@ -516,12 +516,12 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     closing: bool = False
     problem: str = ""
 
-    def said(self) -> str:
+    def encode(self) -> str:
         return msgspec.json.encode(self).decode()
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """A worker, and until when its leases hold."""
+    """A worker, and the time until which its leases are valid."""
 
     worker: str
     alive_until: int
@@ -530,7 +530,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     def alive(self, now: int) -> bool:
         return self.alive_until >= now
 
-    def told(self) -> WorkerInfo:
+    def parse_info(self) -> WorkerInfo:
         """Decode the report; an empty one if it cannot be read."""
         try:
             return msgspec.json.decode(self.about, type=WorkerInfo) if self.about else WorkerInfo()
@@ -539,10 +539,10 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
 
 def explain_newer_format(row: SessionRow) -> str:
-    """Why a session is left alone, if a newer program has taken it."""
+    """Describe why a session cannot be run, if a newer program has run it; empty otherwise."""
     if row.format <= SESSION_FORMAT:
         return ""
     return (
-        f"Session {row.session} was taken up by a newer Halter (it has format {row.format}, and this program knows "
-        f"only {SESSION_FORMAT}), so it is left alone: use the newer Halter for it."
+        f"Session {row.session} was run by a newer Halter (it has format {row.format}, and this program supports "
+        f"formats up to {SESSION_FORMAT}). Use the newer Halter for it."
     )

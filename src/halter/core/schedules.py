@@ -1,8 +1,8 @@
-"""When a schedule fires, by the local time of its zone.
+"""The times at which a schedule fires, in the local time of its zone.
 
-A time that a clock change skips fires once, at the first moment after the gap; one that occurs twice fires the first
-time. A cron whose minute or hour begins with a star has no fixed hour to miss: it keeps ticking, through a repeated
-hour as well.
+A time that a clock change skips fires once, at the first moment after the gap; a time that occurs twice fires the first
+time. A cron expression whose minute or hour field begins with a star has no fixed hour to miss: it continues to fire,
+also in a repeated hour.
 """
 
 import re
@@ -37,52 +37,55 @@ def to_micros(when: datetime) -> int:
 
 
 def find_first_moment(day: date, clock: time, zone: ZoneInfo) -> int:
-    """The first moment at which the local clock shows a time on a day, or more if it never does."""
+    """Return the first moment at which the local clock shows a time on a day, or the end of the gap that skips it."""
     local = datetime.combine(day, clock, zone)
-    found = local.astimezone(UTC)
-    if found.astimezone(zone).replace(tzinfo=None) != local.replace(tzinfo=None):
-        found = _end_of_gap(local, zone)
-    return to_micros(found)
+    moment = local.astimezone(UTC)
+    if moment.astimezone(zone).replace(tzinfo=None) != local.replace(tzinfo=None):
+        moment = _end_of_gap(local, zone)
+    return to_micros(moment)
 
 
 def _end_of_gap(local: datetime, zone: ZoneInfo) -> datetime:
-    """The moment at which the local clock jumped over a time.
+    """Find the moment at which the local clock skips a time, by bisection.
 
-    Read with the offset from after the jump, the time lies before it; read with the one from before, after it.
+    With the offset after the jump, the time is before the jump; with the offset before the jump, it is after it.
     """
-    before, after = local.replace(fold=1).astimezone(UTC), local.astimezone(UTC)
-    new = after.astimezone(zone).utcoffset()
-    while after - before > timedelta(seconds=1):
-        middle = (before + (after - before) / 2).replace(microsecond=0)
-        before, after = (before, middle) if middle.astimezone(zone).utcoffset() == new else (middle, after)
-    return after
+    before_gap, after_gap = local.replace(fold=1).astimezone(UTC), local.astimezone(UTC)
+    new_offset = after_gap.astimezone(zone).utcoffset()
+    while after_gap - before_gap > timedelta(seconds=1):
+        middle = (before_gap + (after_gap - before_gap) / 2).replace(microsecond=0)
+        before_gap, after_gap = (
+            (before_gap, middle) if middle.astimezone(zone).utcoffset() == new_offset else (middle, after_gap)
+        )
+    return after_gap
 
 
-LONGEST: Final = 200
-"""Longest cron expression."""
-MOST_DAYS: Final = 3660
-"""The longest distance between two ticks, in days."""
+MAX_CRON_LENGTH: Final = 200
+"""Maximum length of a cron expression."""
+MAX_INTERVAL_DAYS: Final = 3660
+"""Maximum distance between two ticks, in days."""
 LATEST_MOMENT: Final = 7_000 * 365 * DAY
-"""No tick lies beyond: calendars end there."""
+"""The last moment of a tick: calendars end there."""
 EARLIEST_MOMENT: Final = -1_000 * 365 * DAY
 
 _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
 _AT: Final = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 _FIELDS: Final = {
-    "minute": "the minute goes from 0 to 59",
-    "hour": "the hour goes from 0 to 23",
-    "day-of-month": "the day of the month goes from 1 to 31, and must exist in one of the months",
-    "month": "the month goes from 1 to 12, or JAN to DEC",
-    "day-of-week": "the day of the week goes from 0 (Sunday) to 7 (Sunday again), or SUN to SAT",
+    "minute": "the minute must be from 0 to 59",
+    "hour": "the hour must be from 0 to 23",
+    "day-of-month": "the day of the month must be from 1 to 31, and must exist in one of the months",
+    "month": "the month must be from 1 to 12, or JAN to DEC",
+    "day-of-week": "the day of the week must be from 0 (Sunday) to 7 (Sunday again), or SUN to SAT",
 }
 _EXAMPLE: Final = "Write it like `0 9 * * 1-5`, which is 09:00 on weekdays."
 _SCHEDULE_UNITS: Final = ((DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (SECOND, "second"))
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When something fires: exactly one of `cron`, `every`, `days` and `at` is set.
+    """The times at which a schedule fires: exactly one of `cron`, `every`, `days` and `at` is set.
 
-    `every` counts microseconds and `days` calendar days, both from `anchor`: it, or its local day, is the first.
+    `every` counts microseconds and `days` calendar days. Both count from `anchor`: it, or its local day, is the first
+    tick.
     """
 
     cron: str = ""
@@ -95,87 +98,92 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TickCount(msgspec.Struct, frozen=True):
-    """How many ticks there were, up to a maximum, and the latest of all."""
+    """The number of ticks, up to a maximum, and the latest tick of all."""
 
     count: int
     latest: int | None
 
 
 def find_timing_flaw(timing: Timing) -> str:
-    """Why a schedule cannot be read or never fires, and what to write instead; empty if it is sound."""
-    said = [bool(timing.cron), timing.every != 0, timing.days != 0, timing.at is not None]
-    if sum(said) != 1:
-        return "A schedule says exactly one of `cron`, `every`, `days` and `at`."
+    """Describe why a timing is invalid or never fires, and what to write instead; empty if it is valid."""
+    is_set = [bool(timing.cron), timing.every != 0, timing.days != 0, timing.at is not None]
+    if sum(is_set) != 1:
+        return "A schedule needs exactly one of `cron`, `every`, `days` and `at`."
     if find_zone(timing.timezone) is None:
-        return f"The time zone {timing.timezone[:LONGEST]!r} is not known: write it like Europe/Berlin."
+        return f"The time zone {timing.timezone[:MAX_CRON_LENGTH]!r} is not known. Write it like Europe/Berlin."
     if timing.cron:
-        return _cron_flaw(timing.cron)
+        return _find_cron_flaw(timing.cron)
     if timing.every:
-        return _every_flaw(timing.every)
+        return _find_interval_flaw(timing.every)
     if timing.days:
-        return _days_flaw(timing)
+        return _find_days_flaw(timing)
     return (
         ""
         if EARLIEST_MOMENT < (timing.at or 0) < LATEST_MOMENT
-        else "`at` lies beyond all calendars: write it like 2026-12-01 09:00."
+        else "`at` is beyond the calendar. Write it like 2026-12-01 09:00."
     )
 
 
-def _cron_flaw(cron: str) -> str:
-    if len(cron) > LONGEST:
-        return f"A cron has at most {LONGEST} characters, and this one has {len(cron)}. {_EXAMPLE}"
-    fields = len(cron.split())
-    if fields != 5:  # noqa: PLR2004  five fields are what a cron is
+def _find_cron_flaw(cron: str) -> str:
+    if len(cron) > MAX_CRON_LENGTH:
+        return f"The cron expression has {len(cron)} characters; the limit is {MAX_CRON_LENGTH}. {_EXAMPLE}"
+    field_count = len(cron.split())
+    if field_count != 5:  # noqa: PLR2004  a cron expression has five fields
         return (
-            f"The cron {cron!r} has {fields} fields, and it needs five: minute, hour, day of the month, month and day "
-            f"of the week. {_EXAMPLE}"
+            f"The cron expression {cron!r} has {field_count} fields and needs five: minute, hour, day of the month, "
+            f"month and day of the week. {_EXAMPLE}"
         )
     try:
-        comes = next(CronSim(cron, datetime(2000, 1, 1)), None)  # noqa: DTZ001  no zone decides whether a day exists
+        first_tick = next(CronSim(cron, datetime(2000, 1, 1)), None)  # noqa: DTZ001  no zone decides whether a day exists
     except CronSimError as error:
         rule = _FIELDS.get(str(error).removeprefix("Bad "), str(error))
-        return f"The cron {cron!r} cannot be read: {rule}. {_EXAMPLE}"
-    return "" if comes else f"The cron {cron!r} never fires: no day fits it. {_EXAMPLE}"
+        return f"The cron expression {cron!r} is invalid: {rule}. {_EXAMPLE}"
+    return "" if first_tick else f"The cron expression {cron!r} never fires: no day matches. {_EXAMPLE}"
 
 
-def _every_flaw(interval: int) -> str:
+def _find_interval_flaw(interval: int) -> str:
     if interval < SECOND:
-        return "`every` must be at least one second: write it like 15m."
-    return "" if interval <= MOST_DAYS * DAY else f"`every` must be at most {MOST_DAYS} days: write it like 15m."
+        return "`every` must be at least one second. Write it like 15m."
+    return (
+        ""
+        if interval <= MAX_INTERVAL_DAYS * DAY
+        else f"`every` must be at most {MAX_INTERVAL_DAYS} days. Write it like 15m."
+    )
 
 
-def _days_flaw(timing: Timing) -> str:
-    if not 0 < timing.days <= MOST_DAYS:
-        return f"`days` goes from 1 to {MOST_DAYS}."
+def _find_days_flaw(timing: Timing) -> str:
+    if not 0 < timing.days <= MAX_INTERVAL_DAYS:
+        return f"`days` must be from 1 to {MAX_INTERVAL_DAYS}."
     if not EARLIEST_MOMENT < timing.anchor < LATEST_MOMENT:
-        return "The day from which `days` counts lies beyond all calendars."
+        return "The day from which `days` counts is beyond the calendar."
     if _CLOCK.fullmatch(timing.time) is None:
-        return f'`time` is {timing.time[:LONGEST]!r}, which is no time of day: write it like "09:00", in quotes.'
+        time = timing.time[:MAX_CRON_LENGTH]
+        return f'`time` is {time!r}, which is not a time of day. Write it like "09:00", in quotes.'
     return ""
 
 
-def next_tick_after(timing: Timing, after: int) -> int | None:
-    """The first tick strictly after a moment, or None. The timing has no flaw."""
-    return next(_iterate_ticks(timing, after), None)
+def next_tick_after(timing: Timing, moment: int) -> int | None:
+    """Return the first tick strictly after a moment, or None. The timing must have no flaw."""
+    return next(_iterate_ticks(timing, moment), None)
 
 
 def count_ticks(timing: Timing, after: int, until: int, limit: int = 1000) -> TickCount:
-    """Count the ticks after a moment, up to and including another; the work is bounded."""
-    counted, latest = 0, None
+    """Count the ticks after a moment, up to and including `until`; the work is bounded by `limit`."""
+    tick_count, latest = 0, None
     for tick in islice(_iterate_ticks(timing, after), limit):
         if tick > until:
-            return TickCount(counted, latest)
-        counted, latest = counted + 1, tick
-    return TickCount(counted, latest if latest is None else _find_latest_tick(timing, latest, until))
+            return TickCount(tick_count, latest)
+        tick_count, latest = tick_count + 1, tick
+    return TickCount(tick_count, latest if latest is None else _find_latest_tick(timing, latest, until))
 
 
-def _find_latest_tick(timing: Timing, known: int, until: int) -> int:
-    """The last tick up to a moment, by bisection from a known tick."""
-    low, high = known, until
+def _find_latest_tick(timing: Timing, tick: int, until: int) -> int:
+    """Find the last tick up to a moment, by bisection from a tick before it."""
+    low, high = tick, until
     while high - low > SECOND:
         middle = (low + high) // 2
-        found = next_tick_after(timing, middle)
-        low, high = (low, middle) if found is None or found > until else (found, high)
+        next_tick = next_tick_after(timing, middle)
+        low, high = (low, middle) if next_tick is None or next_tick > until else (next_tick, high)
     following = next_tick_after(timing, low)
     return low if following is None or following > until else following
 
@@ -184,8 +192,8 @@ def _iterate_ticks(timing: Timing, after: int) -> Iterator[int]:
     if timing.at is not None:
         return iter([timing.at] if timing.at > after else [])
     if timing.every:
-        first = max(0, (after - timing.anchor) // timing.every + 1)
-        return _cut_at_latest(timing.anchor + k * timing.every for k in count(first))
+        first_number = max(0, (after - timing.anchor) // timing.every + 1)
+        return _cut_at_latest(timing.anchor + number * timing.every for number in count(first_number))
     return _cut_at_latest(tick for tick in _iterate_wall_ticks(timing, max(after, EARLIEST_MOMENT)) if tick > after)
 
 
@@ -197,26 +205,26 @@ def _cut_at_latest(moments: Iterator[int]) -> Iterator[int]:
 
 
 def _iterate_wall_ticks(timing: Timing, after: int) -> Iterator[int]:
-    """Ticks by the local clock; in a repeated hour, the first ones may lie before `after`."""
+    """Yield ticks by the local clock; in a repeated hour, the first ones may be before `after`."""
     zone = find_zone(timing.timezone)
     if zone is None or after > LATEST_MOMENT:
         return
     if timing.cron:
-        # A cron goes by the wall clock, where the second of two equal hours looks like the first.
+        # A cron expression uses the wall clock, on which a repeated hour looks like the first one.
         yield from (to_micros(when) for when in CronSim(timing.cron, to_local_time(after, zone)))
         return
     clock = time.fromisoformat(timing.time)
     start, today = to_local_time(timing.anchor, zone).date(), to_local_time(after, zone).date()
-    for k in count(max(0, (today - start).days // timing.days - 1)):
-        yield find_first_moment(start + timedelta(days=k * timing.days), clock, zone)
+    for number in count(max(0, (today - start).days // timing.days - 1)):
+        yield find_first_moment(start + timedelta(days=number * timing.days), clock, zone)
 
 
 def explain_timing(timing: Timing) -> str:
-    """The timing in plain words, as in `at 09:00 on weekdays, Europe/Berlin`."""
+    """Describe a timing in plain words, as in `at 09:00 on weekdays, Europe/Berlin`."""
     if timing.at is not None:
         zone = find_zone(timing.timezone)
-        shown = "" if zone is None else f"{to_local_time(timing.at, zone):%Y-%m-%d at %H:%M}"
-        return f"once, on {shown}, {timing.timezone}"
+        moment = "" if zone is None else f"{to_local_time(timing.at, zone):%Y-%m-%d at %H:%M}"
+        return f"once, on {moment}, {timing.timezone}"
     if timing.every:
         return f"every {_describe_duration(timing.every)}"
     if timing.days:
@@ -235,27 +243,29 @@ def _describe_interval(timing: Timing) -> str:
 
 
 def _describe_duration(interval: int) -> str:
-    parts: list[str] = []
+    phrases: list[str] = []
     for unit, name in _SCHEDULE_UNITS:
         number, interval = divmod(interval, unit)
         if number:
-            parts.append(f"{number} {name}{'' if number == 1 else 's'}")
-    sentence = " and ".join(parts)
-    return sentence.removeprefix("1 ") if len(parts) == 1 else sentence
+            phrases.append(f"{number} {name}{'' if number == 1 else 's'}")
+    sentence = " and ".join(phrases)
+    return sentence.removeprefix("1 ") if len(phrases) == 1 else sentence
 
 
 def parse_moment(text: str, timezone: str) -> int | str:
-    """Read a moment as a file has it, `2026-12-01 09:00`, or say why it cannot be read."""
-    wrong = f"`at` is {text[:LONGEST]!r}, which is no moment: write it like 2026-12-01 09:00."
+    """Parse a date and time such as `2026-12-01 09:00`, or return a sentence that says why it is invalid."""
+    flaw = f"`at` is {text[:MAX_CRON_LENGTH]!r}, which is not a date and time. Write it like 2026-12-01 09:00."
     zone = find_zone(timezone)
     if zone is None:
-        return f"The time zone {timezone[:LONGEST]!r} is not known: write it like Europe/Berlin."
+        return f"The time zone {timezone[:MAX_CRON_LENGTH]!r} is not known. Write it like Europe/Berlin."
     match = _AT.fullmatch(text.strip())
     if match is None:
-        return wrong
+        return flaw
     try:
-        read = datetime.fromisoformat(match[0])
-        moment = to_micros(read) if match[1] else find_first_moment(read.date(), read.time(), zone)
+        local_moment = datetime.fromisoformat(match[0])
+        moment = (
+            to_micros(local_moment) if match[1] else find_first_moment(local_moment.date(), local_moment.time(), zone)
+        )
     except (ValueError, OverflowError):
-        return wrong
-    return moment if 0 <= moment < LATEST_MOMENT else wrong
+        return flaw
+    return moment if 0 <= moment < LATEST_MOMENT else flaw

@@ -1,7 +1,7 @@
-"""What `halter.yaml` and `agent.yaml` say, as frozen values, and what both come to for one agent.
+"""The keys of `halter.yaml` and `agent.yaml` as frozen values, and the policy that both resolve to for one agent.
 
-A field is a key of the file, under the same name. UNSET means that the key is absent: the other file, or the default,
-then applies. Human forms (`30m`, dollars, `none`, `20/hour`) are read into integers; their forms are in `agent_spec`.
+A field has the name of its key. UNSET means that the key is absent: the other file, or the default, then applies.
+Human forms (`30m`, dollars, `none`, `20/hour`) are parsed to integers; the forms are defined in `agent_spec`.
 """
 
 import hashlib
@@ -69,69 +69,68 @@ from halter.core.usage import Price
 OnCap = Literal["wrap_up", "stop", "ask"]
 
 Recoveries = Annotated[
-    int, Meta(ge=0, le=100, description="How often an answer that was cut off is gone on with; 0 for never.")
+    int, Meta(ge=0, le=100, description="Maximum number of continuations of a truncated answer; 0 disables.")
 ]
-Repeats = Annotated[
-    int, Meta(ge=1, le=1000, description="So many steps in a row may make the same calls with the same results.")
+Repeats = Annotated[int, Meta(ge=1, le=1000, description="Maximum number of consecutive identical steps.")]
+ReserveTokens = Annotated[
+    int, Meta(ge=0, description="Tokens before the end of the budget at which the model is warned.")
 ]
-ReserveTokens = Annotated[int, Meta(ge=0, description="So many tokens before the budget's end, a warning is given.")]
-ReserveCost = Annotated[float, Meta(ge=0, le=1, description="The part of the cap that is kept for wrapping up.")]
+ReserveCost = Annotated[float, Meta(ge=0, le=1, description="Fraction of the cap reserved for the wrap-up.")]
 
 
 class Limits(Spec, frozen=True):
-    """What a session and an agent may use at most."""
+    """The caps and limits of a session and an agent."""
 
-    ALSO: ClassVar[Mapping[str, str]] = MappingProxyType({"cost_limit": "max_cost_usd"})
+    ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({"cost_limit": "max_cost_usd"})
 
-    max_cost_usd: Annotated[Dollars, Meta(description="The most that one session may cost.")] | UnsetType = UNSET
-    max_cost_usd_per_hour: (
-        Annotated[Dollars, Meta(description="The most that the agent may cost in an hour.")] | UnsetType
-    ) = UNSET
-    max_cost_usd_per_day: (
-        Annotated[Dollars, Meta(description="The most that the agent may cost in a day.")] | UnsetType
-    ) = UNSET
-    on_cap: Annotated[OnCap, Meta(description="What a session does at its cap.")] | UnsetType = UNSET
+    max_cost_usd: Annotated[Dollars, Meta(description="Maximum cost of one session.")] | UnsetType = UNSET
+    max_cost_usd_per_hour: Annotated[Dollars, Meta(description="Maximum cost of the agent in an hour.")] | UnsetType = (
+        UNSET
+    )
+    max_cost_usd_per_day: Annotated[Dollars, Meta(description="Maximum cost of the agent in a day.")] | UnsetType = (
+        UNSET
+    )
+    on_cap: Annotated[OnCap, Meta(description="Behaviour of a session at its cap.")] | UnsetType = UNSET
     token_budget: (
         Annotated[
-            int, Meta(ge=0, description="The most tokens of one session, cached ones not counted; 0 for no budget.")
+            int, Meta(ge=0, description="Maximum tokens of one session, without those read from a cache; 0 disables.")
         ]
         | UnsetType
     ) = UNSET
-    max_steps: Annotated[int, Meta(ge=1, description="The most steps of one turn.")] | UnsetType = UNSET
-    timeout: Annotated[Duration, Meta(description="How long one turn may take; 0 for no timeout.")] | UnsetType = UNSET
+    max_steps: Annotated[int, Meta(ge=1, description="Maximum number of steps in a turn.")] | UnsetType = UNSET
+    timeout: Annotated[Duration, Meta(description="Time limit of one turn; 0 disables.")] | UnsetType = UNSET
     min_output_tokens: (
-        Annotated[int, Meta(ge=1, description="The shortest answer that a request is still made for.")] | UnsetType
-    ) = UNSET
-    max_output_tokens: (
-        Annotated[int, Meta(ge=1, le=1_000_000, description="The longest answer that is asked for, in tokens.")]
+        Annotated[int, Meta(ge=1, description="Minimum answer length, in tokens, for which a request is still made.")]
         | UnsetType
     ) = UNSET
+    max_output_tokens: (
+        Annotated[int, Meta(ge=1, le=1_000_000, description="Maximum answer length, in tokens.")] | UnsetType
+    ) = UNSET
     max_retries: (
-        Annotated[int, Meta(ge=0, le=100, description="How often a request is repeated that failed for a while only.")]
+        Annotated[
+            int, Meta(ge=0, le=100, description="Maximum number of retries of a request after a temporary failure.")
+        ]
         | UnsetType
     ) = UNSET
     outage_backoff: (
         Annotated[
             Duration,
             Meta(
-                description="The longest pause between two tries while no model answers an agent that no person "
-                "attends; 0 to end its turn instead."
+                description="Maximum pause between two attempts of an unattended agent while no model answers; "
+                "0 ends the turn instead."
             ),
         ]
         | UnsetType
     ) = UNSET
     context_window: (
-        Annotated[Window, Meta(description="How many tokens a request may have; 0 for as many as the model takes.")]
+        Annotated[Window, Meta(description="Maximum tokens of a request; 0 for the model's own context window.")]
         | UnsetType
     ) = UNSET
     context_strategy: (
-        Annotated[ContextStrategy, Meta(description="What is left out when the history outgrows the window.")]
+        Annotated[ContextStrategy, Meta(description="How a history that exceeds the context window is cut.")]
         | UnsetType
     ) = UNSET
-    streaming: (
-        Annotated[bool, Meta(description="Whether answers come word by word; in a chat they do, if not given.")]
-        | UnsetType
-    ) = UNSET
+    streaming: Annotated[bool, Meta(description="Stream answers; by default only in a chat.")] | UnsetType = UNSET
     max_tokens_recoveries: Recoveries | UnsetType = UNSET
     max_repeated_tool_steps: Repeats | UnsetType = UNSET
     reserve_tokens: ReserveTokens | UnsetType = UNSET
@@ -139,7 +138,7 @@ class Limits(Spec, frozen=True):
 
 
 class Guardrails(Spec, frozen=True):
-    """Another place for those of the limits that keep a turn in its lane."""
+    """An alias of four of the `limits`."""
 
     max_tokens_recoveries: Recoveries | UnsetType = UNSET
     max_repeated_tool_steps: Repeats | UnsetType = UNSET
@@ -148,40 +147,42 @@ class Guardrails(Spec, frozen=True):
 
 
 class FleetLimits(Spec, frozen=True):
-    """What all agents together may use at most."""
+    """The caps of all agents together."""
 
-    max_cost_usd_per_day: (
-        Annotated[Dollars, Meta(description="The most that all agents may cost in a day.")] | UnsetType
-    ) = UNSET
+    max_cost_usd_per_day: Annotated[Dollars, Meta(description="Maximum cost of all agents in a day.")] | UnsetType = (
+        UNSET
+    )
     max_cost_usd_per_month: (
-        Annotated[Dollars, Meta(description="The most that all agents may cost in a month.")] | UnsetType
+        Annotated[Dollars, Meta(description="Maximum cost of all agents in a month.")] | UnsetType
     ) = UNSET
 
 
 class ModelRate(Spec, frozen=True):
-    """How fast a model may be asked, by all agents on all machines together."""
+    """The rate limit of a model, for all agents on all machines together."""
 
     requests_per_minute: (
-        Annotated[int, Meta(ge=1, description="The most requests that are made in a minute.")] | UnsetType
+        Annotated[int, Meta(ge=1, description="Maximum number of requests per minute.")] | UnsetType
     ) = UNSET
     tokens_per_minute: (
-        Annotated[int, Meta(ge=1, description="The most tokens of a minute's requests, cached ones not counted.")]
+        Annotated[
+            int, Meta(ge=1, description="Maximum tokens of the requests per minute, without those read from a cache.")
+        ]
         | UnsetType
     ) = UNSET
 
 
 class AgentBounds(Spec, frozen=True):
-    """What each agent may use at most."""
+    """The bounds for the limits of each agent."""
 
     limits: Limits = Limits()
 
 
 Mode = Literal["ASSIST", "SEMI", "FULL"]
-"""How much an agent may do without asking, the most careful first."""
+"""How much an agent does without approval, from the most to the least restrictive mode."""
 MODES: Final[tuple[Mode, ...]] = ("ASSIST", "SEMI", "FULL")
 
 ProvenanceMode = Literal["off", "observe", "ask", "strict"]
-"""What happens to a call with a value that no trusted place has said, the laxest first."""
+"""The treatment of a call with a value from untrusted content, from the laxest to the strictest mode."""
 PROVENANCE_MODES: Final[tuple[ProvenanceMode, ...]] = ("off", "observe", "ask", "strict")
 
 Approval = Literal["always", "never"]
@@ -189,52 +190,63 @@ Simulate = Literal["never", "asked", "always"]
 SIMULATE_MODES: Final[tuple[Simulate, ...]] = ("never", "asked", "always")
 
 DEFAULT_RATES: Final[Mapping[Level, int]] = MappingProxyType({"PRIVILEGED": 20})
-"""Attempts per hour where no rate is set; the other levels have none."""
+"""Attempts per hour if no rate is set; the other levels have no default."""
 SIMULATED_LEVELS: Final[tuple[Level, ...]] = ("RESTRICTED", "PRIVILEGED")
-"""The levels that `policy.simulate` switches predictions on for; without it no call is predicted."""
+"""The levels to which `policy.simulate` applies; without that key, no call is predicted."""
 APPROVAL_EXPIRY: Final = 24 * HOUR
 
 
 class LevelRule(Spec, frozen=True):
-    """What differs from the usual for all tools of a level."""
+    """Overrides for all tools of a level."""
 
-    approval: Annotated[Approval, Meta(description="Whether a person is asked, in any mode.")] | UnsetType = UNSET
-    rate: Annotated[RateValue, Meta(description="How often each tool may be tried in a sliding hour.")] | UnsetType = (
-        UNSET
-    )
-    simulate: Annotated[Simulate, Meta(description="When a model predicts the outcome first.")] | UnsetType = UNSET
+    approval: (
+        Annotated[Approval, Meta(description="Require approval in every mode (`always`), or in no mode (`never`).")]
+        | UnsetType
+    ) = UNSET
+    rate: Annotated[RateValue, Meta(description="Maximum attempts of each tool in a sliding hour.")] | UnsetType = UNSET
+    simulate: (
+        Annotated[Simulate, Meta(description="When a model predicts the outcome before the call.")] | UnsetType
+    ) = UNSET
     approvers: (
-        Annotated[int, Meta(ge=1, le=2, description="How many people must agree; 2 always asks, and takes no rule.")]
+        Annotated[
+            int, Meta(ge=1, le=2, description="Number of people who must approve; 2 always asks and accepts no rule.")
+        ]
         | UnsetType
     ) = UNSET
 
 
 class ToolRule(LevelRule, frozen=True):
-    """What differs from the usual for one tool."""
+    """Overrides for one tool."""
 
-    level: Annotated[Level, Meta(description="How dangerous the tool is taken to be.")] | UnsetType = UNSET
+    level: Annotated[Level, Meta(description="Level of the tool.")] | UnsetType = UNSET
     reads: (
-        Annotated[Reads, Meta(description="Who wrote what it returns: a curated place, you, your house, or anyone.")]
+        Annotated[
+            Reads, Meta(description="Author of the results: a curated source, you, your organisation, or anyone.")
+        ]
         | UnsetType
     ) = UNSET
     reach: (
-        Annotated[Reach, Meta(description="What it changes: nothing, your own, what others see, or for good.")]
+        Annotated[
+            Reach,
+            Meta(description="Effect of a call: on nothing, on your own things, visible to others, or irreversible."),
+        ]
         | UnsetType
     ) = UNSET
-    arguments: Annotated[Mapping[str, ArgumentUseText], Meta(description="What each argument decides.")] | UnsetType = (
-        UNSET
-    )
+    arguments: Annotated[Mapping[str, ArgumentUseText], Meta(description="Role of each argument.")] | UnsetType = UNSET
     mints: (
         Annotated[
-            Mapping[str, str], Meta(description="Fields of its records that a look-up by a said name vouches for.")
+            Mapping[str, str],
+            Meta(description="Fields that become trusted in a record found by a trusted name, by kind."),
         ]
         | UnsetType
     ) = UNSET
     lists: (
-        Annotated[Mapping[str, str], Meta(description="Fields of its records that belong to the house, by kind.")]
+        Annotated[
+            Mapping[str, str], Meta(description="Fields of its records that belong to your organisation, by kind.")
+        ]
         | UnsetType
     ) = UNSET
-    asks: Annotated[tuple[str, ...], Meta(description="Words of a task that ask for this act.")] | UnsetType = UNSET
+    asks: Annotated[tuple[str, ...], Meta(description="Words in a task that request this call.")] | UnsetType = UNSET
 
     @property
     def declared(self) -> DeclaredParts:
@@ -242,393 +254,395 @@ class ToolRule(LevelRule, frozen=True):
 
 
 class Policy(Spec, frozen=True):
-    """What needs a person, how often something may be tried, and what may not be used at all."""
+    """The rules for approvals, rates, simulation and disabled tools."""
 
     levels: Annotated[Mapping[Level, LevelRule], Meta(description="Rules for all tools of a level.")] = {}
     tools: Annotated[Mapping[str, ToolRule], Meta(description="Rules for single tools, by name.")] = {}
     simulate: (
         Annotated[
-            Simulate, Meta(description="When a model predicts RESTRICTED and PRIVILEGED calls first; else never.")
+            Simulate, Meta(description="When a model predicts RESTRICTED and PRIVILEGED calls; never by default.")
         ]
         | UnsetType
     ) = UNSET
     provenance: (
         Annotated[
             ProvenanceMode,
-            Meta(description="What happens to a call with a value that no trusted place has said."),
+            Meta(description="Treatment of a call with a value from untrusted content."),
         ]
         | UnsetType
     ) = UNSET
     lock_after_denial: (
         Annotated[
-            bool, Meta(description="Whether a denied question of provenance refuses all later ones of its session.")
+            bool, Meta(description="After the first denial, refuse all later provenance questions of the session.")
         ]
         | UnsetType
     ) = UNSET
-    disabled: Annotated[tuple[str, ...], Meta(description="Tools that no agent may use.")] = ()
-    approval_expiry: Annotated[Duration, Meta(description="How long an approval may be waited for.")] | UnsetType = (
-        UNSET
-    )
+    disabled: Annotated[tuple[str, ...], Meta(description="Tools that must not be used.")] = ()
+    approval_expiry: (
+        Annotated[Duration, Meta(description="Time after which a pending approval expires.")] | UnsetType
+    ) = UNSET
 
     def usual_simulate(self, level: Level) -> Simulate:
-        """When calls of a level are predicted, unless a rule for the level or the tool says otherwise."""
+        """Return the `simulate` mode of a level without a rule for the level or the tool."""
         return self.simulate if self.simulate is not UNSET and level in SIMULATED_LEVELS else "never"
 
 
 class ModelSpec(Spec, frozen=True):
-    """What is said of one model."""
+    """The settings of one model."""
 
     price: Annotated[Price | Literal["free"], Meta(description="Dollars per million tokens, or `free`.")]
 
 
 class ProviderToolSpec(Spec, frozen=True):
-    """How often a tool of the provider may be used; so much is held before each request."""
+    """A tool that the provider runs. Its maximum cost is held before each request."""
 
-    max_uses: Annotated[int, Meta(ge=1, le=20, description="How often it may be used in one request.")]
+    max_uses: Annotated[int, Meta(ge=1, le=20, description="Maximum uses in one request.")]
 
 
 class ProviderSpec(Spec, frozen=True):
-    """Where the models of a provider are reached, and with which key."""
+    """The endpoint and the credentials of a provider."""
 
     HIDDEN: ClassVar[bool] = True
 
-    wire: Annotated[WireFormat, Meta(description="The protocol that the endpoint speaks.")] | UnsetType = UNSET
-    base_url: (
-        Annotated[Url, Meta(description="The address of the endpoint; a known provider's own, if not given.")]
-        | UnsetType
-    ) = UNSET
+    wire: Annotated[WireFormat, Meta(description="Protocol of the endpoint.")] | UnsetType = UNSET
+    base_url: Annotated[Url, Meta(description="URL of the endpoint; required for an unknown provider.")] | UnsetType = (
+        UNSET
+    )
     api_key: (
-        Annotated[SecretReference, Meta(description="The key, as `${secret:NAME}` and never in plain text.")]
+        Annotated[SecretReference, Meta(description="API key, as `${secret:NAME}`; plain text is rejected.")]
         | UnsetType
     ) = UNSET
     credentials: (
         Annotated[
-            CloudName, Meta(description="Use a cloud's own credentials, as its tools find them, instead of a key.")
+            CloudName,
+            Meta(description="Cloud whose own credentials are used instead of a key, as its tools find them."),
         ]
         | UnsetType
     ) = UNSET
     bills_errors: (
-        Annotated[bool, Meta(description="Whether it may charge for an answer with an error status (4xx or 5xx).")]
+        Annotated[bool, Meta(description="The provider may charge for a response with an error status (4xx or 5xx).")]
         | UnsetType
     ) = UNSET
     prompt_cache: (
-        Annotated[bool, Meta(description="`false` marks nothing for Anthropic's cache; others cache by themselves.")]
+        Annotated[
+            bool, Meta(description="`false` disables Anthropic's prompt cache; other providers cache automatically.")
+        ]
         | UnsetType
     ) = UNSET
 
 
 class ShellBounds(Spec, frozen=True):
-    """What the shell of any agent may do."""
+    """The bounds for the shell of any agent."""
 
     sandbox: Annotated[bool, Meta(description="`false` allows agents to run commands without a sandbox.")] = True
-    network: Annotated[bool, Meta(description="Whether commands may reach the network.")] = False
+    network: Annotated[bool, Meta(description="Allow commands to use the network.")] = False
 
 
 class TelegramSpec(Spec, frozen=True):
-    """A Telegram bot that people answer decisions with."""
+    """A Telegram bot through which people answer decisions."""
 
     HIDDEN: ClassVar[bool] = True
 
-    token: Annotated[SecretReference, Meta(description="The bot's token, as `${secret:NAME}`.")]
-    url: Annotated[Url, Meta(description="The address of the Bot API.")] = "https://api.telegram.org"
+    token: Annotated[SecretReference, Meta(description="Token of the bot, as `${secret:NAME}`.")]
+    url: Annotated[Url, Meta(description="URL of the Bot API.")] = "https://api.telegram.org"
 
 
 class NtfySpec(Spec, frozen=True):
-    """A server of ntfy that people answer decisions with."""
+    """An ntfy server through which people answer decisions."""
 
     HIDDEN: ClassVar[bool] = True
 
-    url: Annotated[Url, Meta(description="The address of the server.")] = "https://ntfy.sh"
-    token: Annotated[SecretReference, Meta(description="An access token, as `${secret:NAME}`.")] | UnsetType = UNSET
+    url: Annotated[Url, Meta(description="URL of the server.")] = "https://ntfy.sh"
+    token: Annotated[SecretReference, Meta(description="Access token, as `${secret:NAME}`.")] | UnsetType = UNSET
 
 
 class SlackSpec(Spec, frozen=True):
-    """A Slack app in Socket Mode that people answer decisions with."""
+    """A Slack app in Socket Mode through which people answer decisions."""
 
     HIDDEN: ClassVar[bool] = True
 
-    token: Annotated[SecretReference, Meta(description="The bot's token (`xoxb-`), as `${secret:NAME}`.")]
-    app_token: Annotated[SecretReference, Meta(description="The app's token (`xapp-`), as `${secret:NAME}`.")]
-    url: Annotated[Url, Meta(description="The address of the Web API.")] = "https://slack.com/api"
+    token: Annotated[SecretReference, Meta(description="Token of the bot (`xoxb-`), as `${secret:NAME}`.")]
+    app_token: Annotated[SecretReference, Meta(description="Token of the app (`xapp-`), as `${secret:NAME}`.")]
+    url: Annotated[Url, Meta(description="URL of the Web API.")] = "https://slack.com/api"
 
 
 class QuietHours(ActiveHours, frozen=True):
-    """When messages of channels arrive without a sound. An end before the start is on the next day."""
+    """The hours in which channels send without a sound. An end before the start is on the next day."""
 
 
 class ChannelsSpec(Spec, frozen=True):
-    """Where people answer decisions, beside the inbox. Who may is paired with `halter channels pair`."""
+    """The channels through which people answer decisions. Pair approvers with `halter channels pair`."""
 
-    telegram: Annotated[TelegramSpec, Meta(description="By a bot of your own in Telegram.")] | UnsetType = UNSET
-    ntfy: Annotated[NtfySpec, Meta(description="By ntfy, with secret topics.")] | UnsetType = UNSET
-    slack: Annotated[SlackSpec, Meta(description="By an app of your own in Slack.")] | UnsetType = UNSET
+    telegram: Annotated[TelegramSpec, Meta(description="Your own bot in Telegram.")] | UnsetType = UNSET
+    ntfy: Annotated[NtfySpec, Meta(description="ntfy with secret topics.")] | UnsetType = UNSET
+    slack: Annotated[SlackSpec, Meta(description="Your own app in Slack.")] | UnsetType = UNSET
     quiet_hours: (
-        Annotated[QuietHours, Meta(description="When questions arrive without a sound, where the platform can.")]
+        Annotated[
+            QuietHours,
+            Meta(description="Hours in which questions arrive without a sound, if the platform supports it."),
+        ]
         | UnsetType
     ) = UNSET
     dashboard: (
-        Annotated[Url, Meta(description="The dashboard's address, named where a question is too long for a message.")]
+        Annotated[Url, Meta(description="URL of the dashboard, sent if a question is too long for a message.")]
         | UnsetType
     ) = UNSET
 
 
 class OidcSpec(Spec, frozen=True):
-    """An OpenID Connect provider that people sign on with."""
+    """An OpenID Connect provider for sign-on."""
 
     HIDDEN: ClassVar[bool] = True
 
-    issuer: Annotated[Url, Meta(description="The provider's address, exactly as its ID tokens have it.")]
-    client_id: Annotated[NonEmptyText, Meta(description="What the provider calls this server.")]
+    issuer: Annotated[Url, Meta(description="URL of the provider, exactly as in its ID tokens.")]
+    client_id: Annotated[NonEmptyText, Meta(description="Client ID of this server at the provider.")]
     url: Annotated[
         Url,
-        Meta(description="The address of this server in a browser; the provider returns to `/login/oidc/callback`."),
+        Meta(description="URL of this server in a browser; the provider redirects to `/login/oidc/callback`."),
     ]
-    client_secret: (
-        Annotated[SecretReference, Meta(description="The client's secret, as `${secret:NAME}`.")] | UnsetType
-    ) = UNSET
-    scopes: Annotated[tuple[NonEmptyText, ...], Meta(description="What is asked for, beside `openid`.")] = (
+    client_secret: Annotated[SecretReference, Meta(description="Client secret, as `${secret:NAME}`.")] | UnsetType = (
+        UNSET
+    )
+    scopes: Annotated[tuple[NonEmptyText, ...], Meta(description="Scopes to request in addition to `openid`.")] = (
         "profile",
         "email",
     )
-    groups_claim: Annotated[NonEmptyText, Meta(description="The claim of the ID token with the groups.")] = "groups"
+    groups_claim: Annotated[NonEmptyText, Meta(description="Claim of the ID token that contains the groups.")] = (
+        "groups"
+    )
 
 
 class SignOnSpec(Spec, frozen=True):
-    """Who may use the server without a token: by a proxy before it, or by a provider."""
+    """Sign-on without a token: through an authenticating proxy, or an OpenID Connect provider."""
 
     HIDDEN: ClassVar[bool] = True
 
     roles: Annotated[
         Mapping[NonEmptyText, Literal["viewer", "approver", "operator", "admin"]],
-        Meta(min_length=1, description="The role of each group; the highest counts, and without one nobody is let in."),
+        Meta(
+            min_length=1,
+            description="Role of each group; the highest applies. A person without a role is not admitted.",
+        ),
     ]
     agents: Annotated[
         Mapping[NonEmptyText, tuple[Name, ...]],
-        Meta(description="The agents that a group's role is for; all, if not given."),
+        Meta(description="Agents to which a group's role applies; by default all."),
     ] = {}
     people: Annotated[
         Mapping[NonEmptyText, Name],
-        Meta(description="What a user is called here, as with tokens: by the proxy's user, or as `ISSUER#SUB`."),
+        Meta(description="Name of a user in Halter, by the proxy's user name or `ISSUER#SUB`."),
     ] = {}
     proxies: Annotated[
         tuple[NonEmptyText, ...],
-        Meta(description="The addresses of a proxy that names people, or networks as in `10.0.0.0/8`."),
+        Meta(description="Addresses of the authenticating proxy, or networks as in `10.0.0.0/8`."),
     ] = ()
     secret: (
         Annotated[
             SecretReference,
-            Meta(description="What the proxy sends as `X-Halter-Proxy`, as `${secret:NAME}`: an address is no proof."),
+            Meta(description="Secret that the proxy sends as `X-Halter-Proxy`, as `${secret:NAME}`."),
         ]
         | UnsetType
     ) = UNSET
-    user_header: Annotated[HeaderName, Meta(description="The header that names the user.")] = "X-Forwarded-User"
-    groups_header: Annotated[HeaderName, Meta(description="The header with the user's groups, by commas.")] = (
+    user_header: Annotated[HeaderName, Meta(description="Header with the user's name.")] = "X-Forwarded-User"
+    groups_header: Annotated[HeaderName, Meta(description="Header with the user's groups, separated by commas.")] = (
         "X-Forwarded-Groups"
     )
-    lifetime: Annotated[Duration, Meta(description="How long a login by a provider, or an open page, lasts.")] = HOUR
-    oidc: Annotated[OidcSpec, Meta(description="By an OpenID Connect provider.")] | UnsetType = UNSET
+    lifetime: Annotated[Duration, Meta(description="Lifetime of a login at the provider, and of an open page.")] = HOUR
+    oidc: Annotated[OidcSpec, Meta(description="OpenID Connect provider.")] | UnsetType = UNSET
 
 
 class FleetSpec(Spec, frozen=True):
-    """`halter.yaml`: what holds for all agents on one store. An agent can only tighten it."""
+    """`halter.yaml`: the rules for all agents on one store. An agent can only tighten them."""
 
-    zone: Annotated[Zone, Meta(description="The time zone in which days and months of caps begin.")] = "UTC"
-    mode: Annotated[Mode, Meta(description="How much agents may do without asking.")] = "SEMI"
-    observe: Annotated[bool, Meta(description="Record what would have been refused, and let it pass.")] = False
-    limits: Annotated[FleetLimits, Meta(description="The caps of the whole fleet.")] = FleetLimits()
-    agents: Annotated[AgentBounds, Meta(description="The most that any agent may have.")] = AgentBounds()
+    zone: Annotated[Zone, Meta(description="Time zone for the days and months of caps.")] = "UTC"
+    mode: Annotated[Mode, Meta(description="How much agents do without approval.")] = "SEMI"
+    observe: Annotated[bool, Meta(description="Record refusals instead of enforcing them.")] = False
+    limits: Annotated[FleetLimits, Meta(description="Caps of the fleet.")] = FleetLimits()
+    agents: Annotated[AgentBounds, Meta(description="Bounds for each agent.")] = AgentBounds()
     policy: Annotated[Policy, Meta(description="Rules for levels and tools.")] = Policy()
     allowed_models: (
-        Annotated[tuple[ModelPattern, ...], Meta(description="The models that may be asked; all, if not given.")]
-        | UnsetType
+        Annotated[tuple[ModelPattern, ...], Meta(description="Models that may be used; by default all.")] | UnsetType
     ) = UNSET
     allowed_hosts: (
-        Annotated[tuple[Host, ...], Meta(description="The hosts that may be reached; all public ones, if not given.")]
+        Annotated[tuple[Host, ...], Meta(description="Hosts that may be reached; by default all public ones.")]
         | UnsetType
     ) = UNSET
     allowed_secrets: (
-        Annotated[tuple[SecretName, ...], Meta(description="The secrets that agents may name; all, if not given.")]
-        | UnsetType
+        Annotated[tuple[SecretName, ...], Meta(description="Secrets that agents may name; by default all.")] | UnsetType
     ) = UNSET
     models: Annotated[Mapping[ModelPattern, ModelSpec], Meta(description="Prices, by `provider:model`.")] = {}
-    providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Where models are reached, by provider.")] = {}
+    providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Endpoints of models, by provider.")] = {}
     rates: Annotated[
         Mapping[ModelPattern, ModelRate],
-        Meta(description="How fast models may be asked, by `provider:model`, or `provider:*` for all of a provider."),
+        Meta(description="Rate limits, by `provider:model`, or `provider:*` for all models of a provider."),
     ] = {}
-    shell: Annotated[ShellBounds, Meta(description="What the shell of any agent may do.")] = ShellBounds()
+    shell: Annotated[ShellBounds, Meta(description="Bounds for the shell of any agent.")] = ShellBounds()
     retention: (
         Annotated[
-            OptionalDuration, Meta(description="After how long the words of ended sessions are erased, or `none`.")
+            OptionalDuration, Meta(description="Time after which the texts of ended sessions are erased, or `none`.")
         ]
         | UnsetType
     ) = UNSET
-    notify: Annotated[Notify, Meta(description="Whom all agents tell what, beside their own channels.")] = Notify()
-    sign_on: Annotated[SignOnSpec, Meta(description="Who may use the server without a token.")] | UnsetType = UNSET
-    channels: Annotated[ChannelsSpec, Meta(description="Where people answer decisions, as on a phone.")] = (
+    notify: Annotated[Notify, Meta(description="Notifications of all agents, in addition to their own channels.")] = (
+        Notify()
+    )
+    sign_on: Annotated[SignOnSpec, Meta(description="Sign-on without a token.")] | UnsetType = UNSET
+    channels: Annotated[ChannelsSpec, Meta(description="Channels through which people answer decisions.")] = (
         ChannelsSpec()
     )
 
 
 class FilesSpec(Spec, frozen=True):
-    """The built-in tools that read and write files below a folder."""
+    """The built-in tools that read and write files in a folder."""
 
-    root: Annotated[str, Meta(min_length=1, description="The folder, seen from the agent's own.")]
+    root: Annotated[str, Meta(min_length=1, description="Folder, relative to the agent's folder.")]
 
 
 class HttpSpec(Spec, frozen=True):
     """The built-in tools that fetch from the web."""
 
     hosts: (
-        Annotated[tuple[Host, ...], Meta(description="The hosts that may be reached; the fleet's, if not given.")]
-        | UnsetType
+        Annotated[tuple[Host, ...], Meta(description="Hosts that may be reached; by default the fleet's.")] | UnsetType
     ) = UNSET
 
 
 class ShellSpec(Spec, frozen=True):
     """The built-in tool that runs commands."""
 
-    root: Annotated[str, Meta(min_length=1, description="The folder that commands run in, seen from the agent's own.")]
-    sandbox: Annotated[bool, Meta(description="`false` runs commands without a sandbox; the fleet must allow it.")] = (
+    root: Annotated[str, Meta(min_length=1, description="Working folder of commands, relative to the agent's folder.")]
+    sandbox: Annotated[bool, Meta(description="`false` runs commands without a sandbox, if the fleet allows it.")] = (
         True
     )
-    network: Annotated[bool, Meta(description="Whether commands may reach the network.")] = False
+    network: Annotated[bool, Meta(description="Allow commands to use the network.")] = False
 
 
 class ToolsSpec(Spec, frozen=True):
-    """Which tools an agent has."""
+    """The tools of an agent."""
 
     files: FilesSpec | UnsetType = UNSET
     http: HttpSpec | UnsetType = UNSET
     shell: ShellSpec | UnsetType = UNSET
-    own: (
-        Annotated[tuple[str, ...], Meta(description="Which tools of `tools.py` to use; all, if not given.")] | UnsetType
-    ) = UNSET
+    own: Annotated[tuple[str, ...], Meta(description="Tools of `tools.py` to use; by default all.")] | UnsetType = UNSET
 
 
 Grants = tuple[str, ...] | Literal["all"]
 PhasePlan = Annotated[Mapping[Name, Grants], Meta(min_length=1)] | Literal["work", "review"]
-"""Phases as they are written out, or the name of a walk that is known: `work` is one phase with all tools."""
+"""Phases with their grants, or the name of a built-in plan: `work` is one phase with all tools."""
 Rules = tuple[Mapping[str, Any], ...]
 
 
 class GatewaySpec(Spec, frozen=True):
-    """How the agent's calls pass `halter gateway`."""
+    """The settings for calls through `halter gateway`."""
 
-    wait: Annotated[Duration, Meta(description="How long a call is held while a person is asked about it.")] = (
-        50 * SECOND
-    )
-    timeout: Annotated[Duration, Meta(description="How long one call of a server's tool may take.")] = 10 * MINUTE
+    wait: Annotated[Duration, Meta(description="Time that a call waits for a person's decision.")] = 50 * SECOND
+    timeout: Annotated[Duration, Meta(description="Time limit for a call of a server's tool.")] = 10 * MINUTE
     dashboard: (
-        Annotated[Url, Meta(description="Where the dashboard is; clients that can are sent to its page of a decision.")]
+        Annotated[
+            Url, Meta(description="URL of the dashboard; clients that can open URLs are sent to the decision's page.")
+        ]
         | UnsetType
     ) = UNSET
     trust_client_elicitation: Annotated[
-        bool, Meta(description="Whether a form that the client says was accepted counts as a person's decision.")
+        bool, Meta(description="Accept a form that the client reports as accepted as a person's decision.")
     ] = False
-    sampling: Annotated[
-        bool, Meta(description="Whether a server may ask the agent's model while it is called (sampling).")
-    ] = False
-    prices: Annotated[Mapping[str, Dollars], Meta(description="What each call of a tool costs, by its full name.")] = {}
+    sampling: Annotated[bool, Meta(description="Allow a server to use the agent's model during a call (sampling).")] = (
+        False
+    )
+    prices: Annotated[
+        Mapping[str, Dollars], Meta(description="Cost of each call of a tool, by the tool's full name.")
+    ] = {}
 
 
 class AgentSpec(Spec, frozen=True):
-    """`agent.yaml`: one agent, what it may do and how it thinks."""
+    """`agent.yaml`: one agent with its policy, models and triggers."""
 
-    name: Annotated[Name, Meta(description="The agent's name.")]
-    mode: Annotated[Mode, Meta(description="How much the agent may do without asking.")] | UnsetType = UNSET
-    observe: Annotated[bool, Meta(description="Record what would have been refused, and let it pass.")] | UnsetType = (
-        UNSET
-    )
-    model: Annotated[OneModel, Meta(description="The model that thinks for it.")] | UnsetType = UNSET
+    name: Annotated[Name, Meta(description="Name of the agent.")]
+    mode: Annotated[Mode, Meta(description="How much the agent does without approval.")] | UnsetType = UNSET
+    observe: Annotated[bool, Meta(description="Record refusals instead of enforcing them.")] | UnsetType = UNSET
+    model: Annotated[OneModel, Meta(description="Model of the agent.")] | UnsetType = UNSET
     fallback_models: Annotated[
-        tuple[OneModel, ...], Meta(description="Models to turn to, in order, when one does not answer.")
+        tuple[OneModel, ...], Meta(description="Models to use, in order, if the model does not answer.")
     ] = ()
     model_for: Annotated[Mapping[ModelPurpose, OneModel], Meta(description="Other models for single purposes.")] = {}
-    providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Where models are reached, by provider.")] = {}
-    instructions: Annotated[str, Meta(description="What the model is told first; `AGENTS.md` follows.")] = ""
-    tool_calls: Annotated[ToolCalls, Meta(description="How the model asks for calls.")] = "native"
+    providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Endpoints of models, by provider.")] = {}
+    instructions: Annotated[str, Meta(description="System prompt; `AGENTS.md` follows.")] = ""
+    tool_calls: Annotated[ToolCalls, Meta(description="How the model requests calls.")] = "native"
     thinking: (
         Annotated[
             ThinkingEffort,
-            Meta(description="How much the model thinks before it answers (its own default, if not given)."),
+            Meta(description="How much the model thinks before it answers; by default the model's own setting."),
         ]
         | UnsetType
     ) = UNSET
-    temperature: (
-        Annotated[float, Meta(ge=0, le=2, description="How freely the model chooses its words.")] | UnsetType
-    ) = UNSET
+    temperature: Annotated[float, Meta(ge=0, le=2, description="Sampling temperature.")] | UnsetType = UNSET
     provider_tools: Annotated[
         Mapping[ProviderToolName, ProviderToolSpec],
-        Meta(description="Tools that the model's provider runs itself, unseen by the guard."),
+        Meta(description="Tools that the provider runs; the guard does not see their calls."),
     ] = {}
     script: (
-        Annotated[str, Meta(min_length=1, description="The file with the replies of the model `scripted`.")] | UnsetType
+        Annotated[str, Meta(min_length=1, description="File with the replies of the model `scripted`.")] | UnsetType
     ) = UNSET
     reflex: (
-        Annotated[Rules | str, Meta(description="The rules of the model `reflex`, or the file that holds them.")]
+        Annotated[Rules | str, Meta(description="Rules of the model `reflex`, or the file that contains them.")]
         | UnsetType
     ) = UNSET
     limits: Annotated[Limits, Meta(description="Caps and other limits.")] = Limits()
-    guardrails: Annotated[Guardrails, Meta(description="Another place for four of the limits.")] = Guardrails()
+    guardrails: Annotated[
+        Guardrails, Meta(description="Former name of four of the `limits`.", extra={"deprecated": True})
+    ] = Guardrails()
     policy: Annotated[Policy, Meta(description="Stricter rules for levels and tools.")] = Policy()
-    tools: Annotated[ToolsSpec, Meta(description="Which tools the agent has.")] = ToolsSpec()
+    tools: Annotated[ToolsSpec, Meta(description="Tools of the agent.")] = ToolsSpec()
     phases: (
-        Annotated[PhasePlan, Meta(description="The walk of a task session, with the tools of each phase.")] | UnsetType
+        Annotated[PhasePlan, Meta(description="Phases of a task session, with the tools of each phase.")] | UnsetType
     ) = UNSET
     allowed_models: (
-        Annotated[
-            tuple[ModelPattern, ...], Meta(description="The models that may be asked; the fleet's, if not given.")
-        ]
+        Annotated[tuple[ModelPattern, ...], Meta(description="Models that may be used; by default the fleet's.")]
         | UnsetType
     ) = UNSET
-    secrets: Annotated[tuple[SecretName, ...], Meta(description="The secrets that calls may name.")] = ()
-    autonomy: Annotated[Autonomy, Meta(description="How the agent runs by itself.")] = Autonomy()
-    hot_state: Annotated[HotStateSpec, Meta(description="The facts that the model sees every turn.")] = HotStateSpec()
-    sensors: Annotated[tuple[SensorSpec, ...], Meta(description="What keeps those facts fresh.")] = ()
+    secrets: Annotated[tuple[SecretName, ...], Meta(description="Secrets that calls may name.")] = ()
+    autonomy: Annotated[Autonomy, Meta(description="How the agent runs unattended.")] = Autonomy()
+    hot_state: Annotated[HotStateSpec, Meta(description="Facts that the model sees every turn.")] = HotStateSpec()
+    sensors: Annotated[tuple[SensorSpec, ...], Meta(description="Sensors that update the hot state.")] = ()
     heartbeat: (
         Annotated[
             Duration,
-            Meta(
-                description="A session every so often, in the active hours, that looks around; a schedule in one line."
-            ),
+            Meta(description="Interval of a session that checks for work in the active hours; short for a schedule."),
         ]
         | UnsetType
     ) = UNSET
-    schedules: Annotated[tuple[Schedule, ...], Meta(description="What starts sessions at certain times.")] = ()
-    watches: Annotated[tuple[Watch, ...], Meta(description="What starts sessions for new documents.")] = ()
-    webhooks: Annotated[tuple[Webhook, ...], Meta(description="What starts sessions by HTTP.")] = ()
-    collections: Annotated[Mapping[Name, Collection], Meta(description="Documents that may be read, by name.")] = {}
-    agents: Annotated[
-        tuple[SubAgent, ...], Meta(description="Agents in folders beside this one's whom its model can ask.")
-    ] = ()
-    verbs: Annotated[
-        Verbs, Meta(description="What its sessions can do beside its tools; more follow from `phases` and documents.")
-    ] = ()
-    review: Annotated[Review, Meta(description="Who looks at findings before they are delivered.")] = Review()
-    notify: Annotated[Notify, Meta(description="Whom the agent tells what.")] = Notify()
+    schedules: Annotated[tuple[Schedule, ...], Meta(description="Schedules that start sessions by time.")] = ()
+    watches: Annotated[tuple[Watch, ...], Meta(description="Watches that start sessions for new documents.")] = ()
+    webhooks: Annotated[tuple[Webhook, ...], Meta(description="Webhooks that start sessions by HTTP.")] = ()
+    collections: Annotated[
+        Mapping[Name, Collection], Meta(description="Document collections that may be read, by name.")
+    ] = {}
+    agents: Annotated[tuple[SubAgent, ...], Meta(description="Agents in sibling folders that the model can call.")] = ()
+    verbs: Annotated[Verbs, Meta(description="Built-in tools of its sessions; `phases` and documents add more.")] = ()
+    review: Annotated[Review, Meta(description="Review of findings before delivery.")] = Review()
+    notify: Annotated[Notify, Meta(description="Notifications of the agent.")] = Notify()
     anonymize: (
-        Annotated[Anonymize | bool, Meta(description="What is hidden from models that run elsewhere.")] | UnsetType
+        Annotated[Anonymize | bool, Meta(description="Values that are hidden from remote models.")] | UnsetType
     ) = UNSET
     concurrency: (
         Annotated[
             int,
             Meta(
                 ge=1,
-                description="How many of its task sessions may be awake at once, on all machines; any number, "
-                "if not given.",
+                description="Maximum number of its task sessions awake at the same time, on all machines; "
+                "by default unbounded.",
             ),
         ]
         | UnsetType
     ) = UNSET
-    gateway: Annotated[GatewaySpec, Meta(description="How its calls pass `halter gateway`.")] = GatewaySpec()
+    gateway: Annotated[GatewaySpec, Meta(description="Settings for calls through `halter gateway`.")] = GatewaySpec()
     idle_halt_minutes: Annotated[
-        float, Meta(ge=0, le=100_000, description="So long a session may do nothing before it is paused; 0 for never.")
+        float,
+        Meta(ge=0, le=100_000, description="Minutes without activity after which a session is paused; 0 disables."),
     ] = 5
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """A part of a session's walk, and the tools that are granted there; None grants all that the agent has."""
+    """A phase of a session and the tools granted in it; None grants all tools of the agent."""
 
     name: str
     grants: tuple[str, ...] | None
@@ -638,7 +652,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class ToolPolicy(msgspec.Struct, frozen=True):
-    """What holds for one tool. Without an approval of its own, the mode and the level decide."""
+    """The resolved rules of one tool. With no `approval`, the mode and the level decide."""
 
     level: Level
     approval: Approval | None
@@ -648,12 +662,12 @@ class ToolPolicy(msgspec.Struct, frozen=True):
 
 
 class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Everything that the guard needs to judge what an agent does.
+    """The complete policy by which the guard judges an agent.
 
-    No field has a default, so that the digest covers all of them. `policies` are the fleet's, of which there are two
-    where a store's policy and a file hold together, and last the agent's: a rule for a tool in one must not hide a
-    stricter one for its level in the other, so they are merged per tool, and cached in the `__dict__`, which is not
-    part of the policy.
+    No field has a default, so the digest covers all of them. `policies` are those of the fleet (two if both the store's
+    policy and a file apply), then the agent's. They are merged per tool, because a rule for a tool in one must not hide
+    a stricter rule for its level in another. Merged rules are cached in the `__dict__`, which is not part of the
+    policy.
     """
 
     name: str
@@ -680,7 +694,7 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return msgspec.json.encode(self, order="sorted")
 
     def digest(self) -> Digest:
-        """Names this policy: a decision made under another one does not count."""
+        """Return the digest of this policy: a decision made under another policy does not count."""
         return self._digest
 
     @cached_property
@@ -689,21 +703,21 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def reserve_usd(self) -> int:
-        """What a session keeps back of its own cap for its last words."""
+        """The part of the session's cap that is reserved for the wrap-up."""
         cap = self.caps.session.max_cost_usd or 0
         return round(cap * self.reserve_cost_fraction) if self.on_cap == "wrap_up" else 0
 
     def rule(self, tool: str, declared: Level) -> ToolPolicy:
-        """Merge what both files say of a tool with its declared level.
+        """Merge the rules of all policies for a tool with its declared level.
 
-        An agent that declares a tool more dangerous must not get laxer rules by it: so the fleet's rules for the tool's
-        own level count as well.
+        The fleet's rules for the declared level count as well: an agent must not get laxer rules by raising a tool's
+        level.
         """
-        known: dict[tuple[str, Level], ToolPolicy] = vars(self).setdefault("rules", {})
-        found = known.get((tool, declared))
-        if found is None:
-            found = known[tool, declared] = self._rule(tool, declared)
-        return found
+        policies_by_tool: dict[tuple[str, Level], ToolPolicy] = vars(self).setdefault("rules", {})
+        policy = policies_by_tool.get((tool, declared))
+        if policy is None:
+            policy = policies_by_tool[tool, declared] = self._rule(tool, declared)
+        return policy
 
     def _rule(self, tool: str, declared: Level) -> ToolPolicy:
         *fleets, agent = self.policies
@@ -712,50 +726,58 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _below(self, fleet: Policy, agent: Policy, tool: str, declared: Level) -> ToolPolicy:
         base = _find_level(fleet, tool, declared)
         level = LEVELS[max(LEVELS.index(base), LEVELS.index(_find_level(agent, tool, base)))]
-        both: tuple[Level, Level] = (base, level)
-        ours: list[tuple[Level, tuple[LevelRule, ...]]] = [
-            (each, _find_level_rules(fleet, tool, each)) for each in both
+        levels: tuple[Level, Level] = (base, level)
+        fleet_rules: list[tuple[Level, tuple[LevelRule, ...]]] = [
+            (rule_level, _find_level_rules(fleet, tool, rule_level)) for rule_level in levels
         ]
-        theirs = _find_level_rules(agent, tool, level)
-        rates = [_first_value(cells, "rate", DEFAULT_RATES.get(each)) for each, cells in ours]
-        simulates = [_first_value(cells, "simulate", fleet.usual_simulate(each)) for each, cells in ours]
-        simulates += _collect_values(theirs, "simulate") or (agent.usual_simulate(level),)
+        agent_rules = _find_level_rules(agent, tool, level)
+        rates = [
+            _first_value(level_rules, "rate", DEFAULT_RATES.get(rule_level)) for rule_level, level_rules in fleet_rules
+        ]
+        simulates = [
+            _first_value(level_rules, "simulate", fleet.usual_simulate(rule_level))
+            for rule_level, level_rules in fleet_rules
+        ]
+        simulates += _collect_values(agent_rules, "simulate") or (agent.usual_simulate(level),)
         return ToolPolicy(
             level=level,
             approval=_merge_approval(
-                [_first_value(cells, "approval") for _, cells in ours], _first_value(theirs, "approval")
+                [_first_value(level_rules, "approval") for _, level_rules in fleet_rules],
+                _first_value(agent_rules, "approval"),
             ),
-            rate=min((rate for rate in (*rates, *_collect_values(theirs, "rate")) if rate is not None), default=None),
+            rate=min(
+                (rate for rate in (*rates, *_collect_values(agent_rules, "rate")) if rate is not None), default=None
+            ),
             simulate=max(simulates, key=SIMULATE_MODES.index),
-            approvers=max([1, *_collect_values((*ours[0][1], *ours[1][1], *theirs), "approvers")]),
+            approvers=max([1, *_collect_values((*fleet_rules[0][1], *fleet_rules[1][1], *agent_rules), "approvers")]),
         )
 
     @property
     def provenance(self) -> ProvenanceMode | None:
-        """The strictest mode that a policy sets; None leaves it to the kind of session."""
-        said: list[ProvenanceMode] = [each.provenance for each in self.policies if each.provenance is not UNSET]
-        return max(said, key=PROVENANCE_MODES.index, default=None)
+        """The strictest mode set by a policy; None if no policy sets one, and the kind of session decides."""
+        modes: list[ProvenanceMode] = [each.provenance for each in self.policies if each.provenance is not UNSET]
+        return max(modes, key=PROVENANCE_MODES.index, default=None)
 
     @property
     def locks(self) -> bool:
-        said = [each.lock_after_denial for each in self.policies if each.lock_after_denial is not UNSET]
-        return any(said) or not said
+        flags = [each.lock_after_denial for each in self.policies if each.lock_after_denial is not UNSET]
+        return any(flags) or not flags
 
     def declaration(self, spec: ToolSpec) -> Declaration:
-        """What a tool declares, as the agent's file corrects it, and the fleet's that one."""
+        """Return the declaration of a tool, refined by the agent's policy and then by the fleet's."""
         *fleets, agent = self.policies
-        found = find_declaration(spec)
+        result = find_declaration(spec)
         for policy in (agent, *reversed(fleets)):
             rule = policy.tools.get(spec.name)
-            found = found if rule is None else refine_declaration(found, rule.declared)
-        return found
+            result = result if rule is None else refine_declaration(result, rule.declared)
+        return result
 
     def allows_model(self, model: str) -> bool:
         return self.allowed_models is None or is_covered(model, self.allowed_models)
 
 
 def _merge_strictest(rules: Sequence[ToolPolicy]) -> ToolPolicy:
-    """Of each key the strictest value."""
+    """Merge rules to the strictest value of each key."""
     return ToolPolicy(
         level=LEVELS[max(LEVELS.index(rule.level) for rule in rules)],
         approval=_merge_approval([rule.approval for rule in rules], None),
@@ -765,9 +787,9 @@ def _merge_strictest(rules: Sequence[ToolPolicy]) -> ToolPolicy:
     )
 
 
-def _find_level(policy: Policy, tool: str, otherwise: Level) -> Level:
+def _find_level(policy: Policy, tool: str, default: Level) -> Level:
     rule = policy.tools.get(tool)
-    return otherwise if rule is None or rule.level is UNSET else rule.level
+    return default if rule is None or rule.level is UNSET else rule.level
 
 
 def _find_level_rules(policy: Policy, tool: str, level: Level) -> tuple[LevelRule, ...]:
@@ -775,27 +797,27 @@ def _find_level_rules(policy: Policy, tool: str, level: Level) -> tuple[LevelRul
 
 
 def _collect_values(rules: Iterable[LevelRule], key: str) -> tuple[Any, ...]:
-    return tuple(word for rule in rules if (word := getattr(rule, key)) is not UNSET)
+    return tuple(value for rule in rules if (value := getattr(rule, key)) is not UNSET)
 
 
-def _first_value(rules: Iterable[LevelRule], key: str, otherwise: Any = None) -> Any:
-    return next(iter(_collect_values(rules, key)), otherwise)
+def _first_value(rules: Iterable[LevelRule], key: str, default: Any = None) -> Any:
+    return next(iter(_collect_values(rules, key)), default)
 
 
-def _merge_approval(ours: Sequence[Approval | None], theirs: Approval | None) -> Approval | None:
-    """Ask always if either says so, never only if the fleet says so throughout."""
-    if "always" in (*ours, theirs):
+def _merge_approval(fleet_approvals: Sequence[Approval | None], agent_approval: Approval | None) -> Approval | None:
+    """Return `always` if any rule sets it, and `never` only if every rule of the fleet does."""
+    if "always" in (*fleet_approvals, agent_approval):
         return "always"
-    return "never" if all(word == "never" for word in ours) else None
+    return "never" if all(approval == "never" for approval in fleet_approvals) else None
 
 
 def is_covered(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a name, or all that a pattern stands for, is among some patterns."""
+    """Return whether a name, or everything that a pattern matches, is covered by one of the patterns."""
     return any(_covers(pattern, name) for pattern in patterns)
 
 
 def _covers(pattern: str, name: str) -> bool:
-    """A `*` stands for any beginning or any end, and a pattern is covered as if its own `*` were a letter."""
+    """Match a `*` at the start or the end of `pattern`; a `*` in `name` counts as a letter."""
     if pattern.startswith("*"):
         return name.endswith(pattern[1:]) and (len(name) > len(pattern) - 1)
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern

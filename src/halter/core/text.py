@@ -1,6 +1,6 @@
-"""Any text is storable: how text enters and leaves the journal; words for messages; CEL expressions.
+"""Text: its form in the journal, its form in messages, and CEL expressions.
 
-An expression is compiled once and evaluated without I/O.
+Any Python string can be stored. An expression is compiled once and evaluated without I/O.
 """
 
 import json
@@ -13,17 +13,17 @@ import msgspec
 from halter.core.errors import ConfigError
 
 LAST_CHARACTER: Final = "\U0010ffff"
-"""Sorts after every other character: prefix + this is an upper bound of all texts with the prefix."""
+"""The last character in sort order: a prefix plus this character is an upper bound of all texts with the prefix."""
 
 T = TypeVar("T")
 
 
-def word_set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
+def make_word_set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def expand_names(table: Mapping[str, T]) -> dict[str, T]:
-    """Make a table of single names from one whose keys hold several, separated by spaces."""
+    """Expand a table whose keys contain several names, separated by spaces, to a table of single names."""
     return {name: value for names, value in table.items() for name in names.split()}
 
 
@@ -31,28 +31,28 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
-    """Make text fit for a fact: visible stand-ins for NUL and for lone surrogates.
+    """Replace NUL and lone surrogates by visible characters, so that the text can be a fact.
 
-    Facts are projected into text columns, and PostgreSQL stores no NUL there; no JSON encoder of ours writes half a
-    surrogate pair. Bodies keep such characters as they are.
+    Facts are projected to text columns, and PostgreSQL cannot store NUL there; the JSON encoder cannot write a lone
+    surrogate. Bodies keep such characters unchanged.
     """
     if (text.isascii() and "\x00" not in text) or _UNSTORABLE.search(text) is None:
         return text
     return _UNSTORABLE.sub(lambda match: "␀" if match[0] == "\x00" else "�", text)
 
 
-def to_body(text: str) -> bytes:
-    """Encode any Python string, lone surrogates included, so that `from_body` restores it exactly."""
+def encode_body(text: str) -> bytes:
+    """Encode any Python string, lone surrogates included, so that `decode_body` restores it exactly."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def count_bytes(text: str) -> int:
-    """How long a text is as a body."""
-    return len(text) if text.isascii() else len(to_body(text))
+    """Return the length of a text as a body, in bytes."""
+    return len(text) if text.isascii() else len(encode_body(text))
 
 
-def from_body(body: bytes) -> str:
-    """Decode a body; invalid bytes become stand-ins rather than an error."""
+def decode_body(body: bytes) -> str:
+    """Decode a body; invalid bytes are replaced instead of raising an error."""
     try:
         return body.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -60,7 +60,7 @@ def from_body(body: bytes) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """A short description of a value in a message."""
+    """Describe a value for a message."""
     match value:
         case None:
             return "empty"
@@ -81,29 +81,29 @@ def shorten(text: str, limit: int = 40) -> str:
 
 
 def to_one_line(name: str) -> str:
-    """A name on one line, without control characters for a terminal."""
+    """Format a name on one line, without control characters."""
     return "".join(each if each.isprintable() else "\ufffd" for each in " ".join(name.split()))
 
 
 _BLANK: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Printable by their class, and yet nothing is seen of them."""
+"""Characters that are printable by their class but invisible."""
 
 
 def escape_hidden(text: str) -> str:
-    """Show what would be hidden, steer a terminal or turn the order of a line, as JSON does: a person decides on it."""
+    """Escape invisible, control and bidirectional characters as JSON does, for text on which a person decides."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(each if _is_seen(each) else _escape(each) for each in text)
+    return "".join(each if _is_visible(each) else _escape(each) for each in text)
 
 
 def _escape(character: str) -> str:
-    """Four digits for each half of a pair, so that no digit that follows can be taken for one of it."""
+    """Escape a character with four digits per surrogate, so that a following digit is not part of the escape."""
     return json.dumps(character)[1:-1] if character > "\uffff" else f"\\u{ord(character):04x}"
 
 
-def _is_seen(character: str) -> bool:
+def _is_visible(character: str) -> bool:
     return character == "\n" or (character.isprintable() and _BLANK.match(character) is None)
 
 
@@ -111,18 +111,18 @@ def join_names(names: Iterable[Any]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def suggest_nearest(word: str, known: Sequence[str], what: str) -> str:
-    """End a sentence about an unknown word with the nearest known ones."""
+def suggest_nearest(name: str, candidates: Sequence[str], noun: str) -> str:
+    """Return the end of a sentence about an unknown name: the nearest candidate, and all candidates."""
     from difflib import get_close_matches  # Loaded only where a mistake is reported.
 
-    swapped = [one for one in known if sorted(one) == sorted(word)]
-    close = swapped or get_close_matches(word, known, 1, 0.6)
-    there = f"{what} are {join_names(known) or 'none'}."
-    return f"did you mean `{close[0]}`? {there[0].upper()}{there[1:]}" if close else there
+    anagrams = [candidate for candidate in candidates if sorted(candidate) == sorted(name)]
+    nearest = anagrams or get_close_matches(name, candidates, 1, 0.6)
+    listing = f"{noun} are {join_names(candidates) or 'none'}."
+    return f"did you mean `{nearest[0]}`? {listing[0].upper()}{listing[1:]}" if nearest else listing
 
 
 def format_count(number: int, noun: str) -> str:
-    """A number with its noun: 1 session, 2,000 sessions."""
+    """Format a number with its noun: 1 session, 2,000 sessions."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
@@ -137,7 +137,7 @@ class _Program(Protocol):
 
 
 class EvaluationFailure(msgspec.Struct, frozen=True):
-    """The expression needs a missing value, or compares what cannot be compared."""
+    """A failed evaluation: a value is missing, or values cannot be compared."""
 
     sentence: str
 
@@ -147,52 +147,52 @@ class Expression(msgspec.Struct, frozen=True):
     program: _Program
 
     def value(self, context: Mapping[str, Any]) -> Any:
-        """Evaluate; the values must be `to_cel_value`'s."""
-        # Each value is translated anew for each question, so that what is not asked for is left out.
-        asked = {name: context[name] for name in self.program.variables() if name in context}
+        """Evaluate the expression. The values must come from `to_cel_value`."""
+        # Only the variables of the expression are passed, because each value is converted for each evaluation.
+        values = {name: context[name] for name in self.program.variables() if name in context}
         try:
-            return self.program.execute(asked)
+            return self.program.execute(values)
         except _EVALUATION_ERRORS as error:
-            return EvaluationFailure(
-                f"`{self.text}` cannot be worked out: {clean(str(error)).partition('. Check')[0]}."
-            )
+            return EvaluationFailure(f"`{self.text}` cannot be evaluated: {clean(str(error)).partition('. Check')[0]}.")
 
     def holds(self, context: Mapping[str, Any]) -> bool:
-        """Whether it is exactly true."""
+        """Return whether the expression evaluates to exactly `true`."""
         return self.value(context) is True
 
 
 def compile_expression(
-    text: str, knows: Mapping[str, Any], place: str, noun: str = "condition", who: str = "it"
+    text: str, empty_values: Mapping[str, Any], location: str, noun: str = "condition", subject: str = "it"
 ) -> Expression:
-    """Compile an expression over some names, or raise a ConfigError that says what is wrong with it.
+    """Compile an expression over the names of `empty_values`, or raise a ConfigError that describes the error.
 
-    `knows` holds an empty value for each name; `place`, `noun` and `who` are for the sentence.
+    `empty_values` has an empty value for each name; `location`, `noun` and `subject` are used in the message.
     """
     import cel
 
     try:
         program = cast("_Program", cel.compile(text))
     except ValueError as error:
-        sentence = str(error).partition("Syntax error: ")[2].partition("\n")[0] or "it cannot be read"
-        raise ConfigError(f"{place}: the {noun} `{text}` is no CEL expression: {sentence}.") from None
-    unknown = set(program.variables()) - {*knows, *_TYPES, *_LOOP_VARIABLE.findall(text)}
+        reason = str(error).partition("Syntax error: ")[2].partition("\n")[0] or "it cannot be read"
+        raise ConfigError(f"{location}: the {noun} `{text}` is not a CEL expression: {reason}.") from None
+    unknown = set(program.variables()) - {*empty_values, *_TYPES, *_LOOP_VARIABLE.findall(text)}
     if unknown:
         names = join_names(sorted(unknown))
-        raise ConfigError(f"{place}: the {noun} `{text}` asks for {names}, but {who} knows only {join_names(knows)}.")
-    _trial_run(program, text, knows, place, noun)
+        raise ConfigError(
+            f"{location}: the {noun} `{text}` uses {names}, but {subject} has only {join_names(empty_values)}."
+        )
+    _trial_run(program, text, empty_values, location, noun)
     return Expression(text, program)
 
 
-def _trial_run(program: _Program, text: str, knows: Mapping[str, Any], place: str, noun: str) -> None:
-    """Find errors that no input avoids, such as a function that does not exist."""
+def _trial_run(program: _Program, text: str, empty_values: Mapping[str, Any], location: str, noun: str) -> None:
+    """Reject errors that occur with any input, such as a function that does not exist."""
     try:
-        program.execute(dict(knows))
+        program.execute(dict(empty_values))
     except RuntimeError as error:
-        sentence = str(error).partition(". Check")[0]
-        raise ConfigError(f"{place}: the {noun} `{text}` cannot be worked out: {sentence}.") from None
+        reason = str(error).partition(". Check")[0]
+        raise ConfigError(f"{location}: the {noun} `{text}` cannot be evaluated: {reason}.") from None
     except (LookupError, TypeError, ValueError, ArithmeticError):
-        # Nothing is known yet, so that most conditions have nothing to look at.
+        # Expected with empty values: most expressions read fields that are missing.
         return
 
 
@@ -201,16 +201,16 @@ def to_cel_value(value: Any) -> Any:
         case None | bool() | int() | float():
             return value
         case Mapping():
-            return {clean(str(key)): to_cel_value(each) for key, each in cast("Mapping[Any, Any]", value).items()}
+            return {clean(str(key)): to_cel_value(item) for key, item in cast("Mapping[Any, Any]", value).items()}
         case list() | tuple():
-            return [to_cel_value(each) for each in cast("Sequence[Any]", value)]
+            return [to_cel_value(item) for item in cast("Sequence[Any]", value)]
         case _:
             return clean(str(value))
 
 
-def reject_unknown_options(options: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuse an unknown option, and name the nearest one."""
-    names = sorted(known)
+def reject_unknown_options(options: Iterable[str], option_names: Iterable[str], noun: str) -> None:
+    """Reject an unknown option, and suggest the nearest one."""
+    names = sorted(option_names)
     for name in options:
         if name not in names:
-            raise ConfigError(f"`{name}` is no option of {what}; {suggest_nearest(name, names, 'its options')}")
+            raise ConfigError(f"`{name}` is not an option of {noun}; {suggest_nearest(name, names, 'its options')}")

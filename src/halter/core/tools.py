@@ -1,4 +1,4 @@
-"""What tools, tool servers and sensors are to the rest: descriptions, validators, and actions behind a permit."""
+"""The ports of tools, tool servers and sensors: descriptions, validators, and actions that require a permit."""
 
 import hashlib
 import re
@@ -31,10 +31,10 @@ Level = Literal["SAFE", "MONITORED", "CONTROLLED", "RESTRICTED", "PRIVILEGED"]
 LEVELS: Final[tuple[Level, ...]] = ("SAFE", "MONITORED", "CONTROLLED", "RESTRICTED", "PRIVILEGED")
 
 Effect = Literal["read", "write"]
-"""Whether a tool only reads, or changes something outside."""
+"""`read` for a tool that only reads, `write` for one that changes something outside."""
 
 EffectStatus = Literal["done", "not_done", "unknown"]
-"""What a tool's own `check` says of a call whose answer was lost."""
+"""The answer of a tool's probe (`check`) about a call in doubt."""
 
 DEFAULT_TOOL_TIMEOUT: Final = 60 * SECOND
 DEFAULT_SERVER_START: Final = 60 * SECOND
@@ -49,19 +49,19 @@ ProviderToolName = Literal["web_search", "code_execution"]
 
 
 class ProviderTool(msgspec.Struct, frozen=True):
-    """A tool that a model's provider runs during a request, at most so often: no guard sees its calls or results."""
+    """A tool that the provider runs during a request, at most `max_uses` times. The guard sees none of its calls."""
 
     name: ProviderToolName
     max_uses: int
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the guard and a model know of a tool.
+    """The description of a tool for the guard and the model.
 
     `schema` is the JSON Schema of the arguments, as JSON. `cost` is held for each call, in micro-dollars, or learned
-    from past calls. `egress`: the arguments choose where data goes. `digest` covers all that a person agreed to: a tool
-    of an MCP server whose digest changes is quarantined. `declaration` is what it says of the provenance of its values;
-    an absent one is guessed.
+    from past calls. With `egress`, the arguments choose where data goes. `digest` covers everything that a person
+    approved: a tool of an MCP server whose digest changes is quarantined. `declaration` describes the provenance of its
+    values; an absent one is guessed.
     """
 
     name: str
@@ -81,20 +81,20 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_spec_digest(spec: ToolSpec) -> ToolSpec:
-    bare = msgspec.structs.replace(spec, digest="")
-    digest = hashlib.sha256(msgspec.json.encode(bare, order="sorted")).hexdigest()
-    return msgspec.structs.replace(bare, digest=digest)
+    bare_spec = msgspec.structs.replace(spec, digest="")
+    digest = hashlib.sha256(msgspec.json.encode(bare_spec, order="sorted")).hexdigest()
+    return msgspec.structs.replace(bare_spec, digest=digest)
 
 
 def find_declaration(spec: ToolSpec) -> Declaration:
-    """What a tool declares, or the strict guess."""
+    """Return a tool's declaration, or a strict guess if it has none."""
     if spec.declaration is not UNSET:
         return spec.declaration
     return guess_declaration(spec.name, spec.schema, read_only=spec.effect == "read")
 
 
 class DeclaredParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decorator or a file says of a tool's provenance; an argument's use is written as `destination:address`."""
+    """The parts of a declaration that a decorator or a file sets; `arguments` has uses as `destination:address`."""
 
     reads: Reads | UnsetType = UNSET
     reach: Reach | UnsetType = UNSET
@@ -104,34 +104,36 @@ class DeclaredParts(msgspec.Struct, frozen=True, kw_only=True):
     asks: tuple[str, ...] | UnsetType = UNSET
 
 
-def refine_declaration(base: Declaration, said: DeclaredParts) -> Declaration:
-    """Put what is declared in the place of what was guessed, or declared before."""
-    parts = {name: value for name in said.__struct_fields__ if (value := getattr(said, name)) is not UNSET}
-    if not parts:
+def refine_declaration(base: Declaration, refinement: DeclaredParts) -> Declaration:
+    """Replace guessed or previously declared parts of a declaration by the given parts."""
+    declared_parts = {
+        name: value for name in refinement.__struct_fields__ if (value := getattr(refinement, name)) is not UNSET
+    }
+    if not declared_parts:
         return base
-    told = {name for name in parts if name != "arguments"}
-    if said.arguments is not UNSET:
-        told |= {f"arguments.{name}" for name in said.arguments}
-        parts["arguments"] = {
+    declared_names = {name for name in declared_parts if name != "arguments"}
+    if refinement.arguments is not UNSET:
+        declared_names |= {f"arguments.{name}" for name in refinement.arguments}
+        declared_parts["arguments"] = {
             **base.arguments,
-            **{name: parse_argument_use(text) for name, text in said.arguments.items()},
+            **{name: parse_argument_use(text) for name, text in refinement.arguments.items()},
         }
-    guessed = tuple(name for name in base.guessed if name not in told)
-    return msgspec.structs.replace(base, **parts, guessed=guessed)
+    guessed_names = tuple(name for name in base.guessed if name not in declared_names)
+    return msgspec.structs.replace(base, **declared_parts, guessed=guessed_names)
 
 
 def parse_argument_use(text: str) -> ArgumentUse:
-    """Read `destination:address`. Raises ValueError for an unknown role."""
+    """Parse `destination:address`. Raises ValueError for an unknown role."""
     role, _, kind = text.partition(":")
     if role not in get_args(ArgumentRole):
-        raise ValueError(f"{text!r} is no use of an argument: write {', '.join(get_args(ArgumentRole))}")
+        raise ValueError(f"{text!r} is not an argument use. Write one of {', '.join(get_args(ArgumentRole))}.")
     return ArgumentUse(cast("ArgumentRole", role), kind)
 
 
 class Valid(msgspec.Struct, frozen=True):
     """Valid arguments: as values for the tool, and as canonical JSON for digests and journals.
 
-    `writes` are the digests of files that it will write: no watch takes an agent's own output for something new.
+    `writes` are the digests of files that the call will write, so that no watch treats an agent's own output as new.
     """
 
     values: Mapping[str, Any]
@@ -146,9 +148,9 @@ class Invalid(msgspec.Struct, frozen=True):
 
 
 class JournalEffect(msgspec.Struct, frozen=True):
-    """An event that a call causes, in the commit that settles it: a crash before is harmless.
+    """An event that a call causes. It is committed with the settlement, so a crash before that is harmless.
 
-    It goes to the session's own stream, or to another. If the row `unless` exists, it is dropped.
+    It goes to the session's own stream, unless `stream` names another one. It is dropped if the row `unless` exists.
     """
 
     event: Event
@@ -160,7 +162,7 @@ class JournalEffect(msgspec.Struct, frozen=True):
 class Output(msgspec.Struct, frozen=True, gc=False):
     """The result of a call: text for the model, and its true cost in micro-dollars (1,000,000 a dollar) if known.
 
-    `happened` is committed with it.
+    `happened` are events to commit with the settlement.
     """
 
     text: str
@@ -169,7 +171,7 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(ToolError):
-    """A tool's own failure, as `Kind: message`, with its output until then."""
+    """A tool's own failure, as `Kind: message`, with its partial output."""
 
     def __init__(self, kind: str, message: str, partial: str = "") -> None:
         super().__init__(f"{kind}: {message}")
@@ -177,33 +179,33 @@ class Failed(ToolError):
 
 
 class Retry(Failed):
-    """Raised by a tool, or by a check of answers: the model is told why, and may try again."""
+    """Raised by a tool or an answer validator: the model receives the reason, and may try again."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__("Retry", why)
+    def __init__(self, reason: str) -> None:
+        super().__init__("Retry", reason)
 
     def __reduce__(self) -> tuple[type["Retry"], tuple[str]]:
-        """A plain tool raises it in a process of its own."""
+        """Support pickling: a plain tool raises it in a separate process."""
         return type(self), (str(self).removeprefix("Retry: "),)
 
 
 class Unstoppable(ToolError):
-    """A call that could not be stopped in time: its outcome is unknown."""
+    """A call could not be stopped in time; its outcome is unknown."""
 
 
 class NearBudget:
-    """A parameter of this type is no argument: `await near_budget()` says whether a cap of the session is near.
+    """A parameter of this type is not an argument: `await near_budget()` returns whether a cap of the session is near.
 
-    The session's own cap counts, and those of its trigger, its agent and the fleet, with all that is spent and held.
+    The caps of the session, its trigger, its agent and the fleet count, each with its spent and held amounts.
     """
 
-    __slots__ = ("_ask",)
+    __slots__ = ("_is_near",)
 
-    def __init__(self, ask: Callable[[], Awaitable[bool]]) -> None:
-        self._ask = ask
+    def __init__(self, is_near: Callable[[], Awaitable[bool]]) -> None:
+        self._is_near = is_near
 
     async def __call__(self) -> bool:
-        return await self._ask()
+        return await self._is_near()
 
 
 async def has_no_caps() -> bool:
@@ -213,23 +215,23 @@ async def has_no_caps() -> bool:
 class Permit:
     """The right to run one call or one request, once. Only the guard makes permits.
 
-    Secrets travel in it, so that no argument, journal or model ever holds them. A tool or model sets `unsent` when it
-    is stopped before anything was sent: only then does the guard know that it cost nothing.
+    It carries the secrets, so that no argument, journal or model ever contains them. A tool or model sets `unsent` if
+    it is stopped before anything was sent: only then does the guard know that it cost nothing.
     """
 
     __slots__ = ("_secrets", "_used_up", "deadline", "id", "near_budget", "unsent")
     _secrets: Mapping[str, str]
 
-    # Not `__init__`, which could be called again on a permit that is used up.
+    # Not `__init__`, which could be called again on a used permit.
     def __new__(
         cls,
-        permitted: str,
+        effect_id: str,
         deadline: int,
         secrets: Mapping[str, str],
         near_budget: Callable[[], Awaitable[bool]] = has_no_caps,
     ) -> Self:
         permit = object.__new__(cls)
-        permit.id = permitted
+        permit.id = effect_id
         permit.deadline = deadline
         permit.near_budget = near_budget
         permit.unsent = False
@@ -238,13 +240,13 @@ class Permit:
         return permit
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
-        """Refuse copies and pickles, which would make two permits of one."""
-        raise TypeError(f"The permit for {self.id} cannot be copied: each one is good for one act.")
+        """Reject copies and pickles, which would make two permits of one."""
+        raise TypeError(f"The permit for {self.id} cannot be copied: a permit is valid for one effect.")
 
     def use(self) -> None:
-        """Consume the permit: a second use is a bug that must not go unseen."""
+        """Use up the permit. A second use is a bug, and raises RuntimeError."""
         if self._used_up:
-            raise RuntimeError(f"The permit for {self.id} was used before: each one is good for one act.")
+            raise RuntimeError(f"The permit for {self.id} was used before: a permit is valid for one effect.")
         self._used_up = True
 
     def reveal(self, name: str) -> str:
@@ -256,20 +258,20 @@ T = TypeVar("T")
 
 
 class PermitGate(Generic[T]):
-    """A function that only a permit gives out.
+    """A holder of a function that returns it only for a permit.
 
-    No attribute holds it, so neither a caller nor a subclass reaches it past the guard. An object that only looks like
-    a permit is none.
+    The function is in a closure and not in an attribute, so neither a caller nor a subclass can bypass the guard.
+    Objects of any other type than `Permit` are rejected.
     """
 
     __slots__ = ("_give",)
 
-    def __init__(self, kept: T) -> None:
+    def __init__(self, value: T) -> None:
         def give(permit: Permit) -> T:
             if type(permit) is not Permit:
-                raise TypeError(f"A {type(permit).__name__} is no permit: only the guard makes those.")
+                raise TypeError(f"A {type(permit).__name__} is not a permit: only the guard makes permits.")
             permit.use()
-            return kept
+            return value
 
         self._give = give
 
@@ -282,57 +284,58 @@ class Tool(Protocol):
     def spec(self) -> ToolSpec: ...
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
-        """Validate arguments as a model wrote them: JSON text that may be anything. Never raises."""
+        """Validate the text of a model's arguments, which may not be JSON. Never raises."""
         ...
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
-        """Act. Raises Failed, Unstoppable or TimeoutError; cancelling stops what it started."""
+        """Execute a call. Raises Failed, Unstoppable or TimeoutError. Cancellation stops everything it started."""
         ...
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
-        """The outcome of an earlier call with the same arguments and the permit's id as its key."""
+        """Probe the outcome of an earlier call with the same arguments and the permit's id as its key."""
         ...
 
 
 DOLLAR: Final = ord("$")
-"""What each reference to a secret begins with: arguments without it name none, and one byte is found at once."""
+"""The first byte of each reference to a secret. A search for one byte is the fastest way to exclude references."""
 
 
 def find_secret_names(canonical: bytes) -> frozenset[str]:
-    """The names of all secrets that arguments refer to as `${secret:NAME}`."""
+    """Return the names of all secrets that arguments refer to as `${secret:NAME}`."""
     if DOLLAR not in canonical or canonical.find(b"${") < 0:
         return frozenset()
     return frozenset(_SECRET.findall(canonical.decode()))
 
 
 def substitute_secrets(value: Any, reveal: Callable[[str], str]) -> Any:
-    """Put secrets into every text of a JSON value; the secrets themselves are not expanded again."""
+    """Insert secrets into every text of a JSON value; the secrets themselves are not expanded again."""
     match value:
         case str():
             return _SECRET.sub(lambda match: reveal(match[1]), value)
         case list():
-            return [substitute_secrets(each, reveal) for each in cast("list[Any]", value)]
+            return [substitute_secrets(item, reveal) for item in cast("list[Any]", value)]
         case dict():
-            return {key: substitute_secrets(each, reveal) for key, each in cast("dict[str, Any]", value).items()}
+            return {key: substitute_secrets(item, reveal) for key, item in cast("dict[str, Any]", value).items()}
         case _:
             return value
 
 
 SERVER_SEPARATOR: Final = "__"
-"""Stands between the name of a server and that of its tool; the first one in a name counts."""
+"""Separates the name of a server from the name of its tool, at its first occurrence."""
 
 Transport = Literal["stdio", "http", "sse"]
 
 PinnedDigests = Mapping[str, str]
-"""The digest of each tool of a server as a person agreed to it, by the tool's full name."""
+"""The pinned digest of each tool of a server, by the tool's full name."""
 
 
 @dataclass(frozen=True)
 class ToolServer:
-    """A server of tools: a program to start, or an address.
+    """A tool server: a program to start, or a URL.
 
-    `cwd` is where the program runs; `start_timeout` is how long it may take until it has listed its tools. Texts of
-    `env` and `headers` may refer to secrets as `${secret:NAME}`. What may hold a key is left out of its repr.
+    `cwd` is the program's working folder; `start_timeout` is the time limit until it has listed its tools. Values of
+    `env` and `headers` may refer to secrets as `${secret:NAME}`. Fields that may contain a key are omitted from the
+    repr.
     """
 
     name: str
@@ -347,7 +350,7 @@ class ToolServer:
 
 
 class PinCheck(NamedTuple):
-    """Usable tools, tools that changed since a person agreed to them, and tools never agreed to."""
+    """The usable tools, the tools that changed since they were pinned, and the tools that were never pinned."""
 
     usable: tuple[ToolSpec, ...]
     changed: tuple[ToolSpec, ...]
@@ -355,29 +358,29 @@ class PinCheck(NamedTuple):
 
 
 def check_pins(specs: Iterable[ToolSpec], pins: PinnedDigests) -> PinCheck:
-    """Compare tools with what a person agreed to; changed or new ones wait for a decision.
+    """Compare tools with their pins; changed or new tools wait for a decision.
 
-    All tools of a new server are usable: trusting the server covers them. The caller pins what is usable. Tools without
-    a server are ignored.
+    All tools of a new server are usable: trust in the server covers them. The caller pins the usable tools. Tools
+    without a server are always usable.
     """
-    known = {name.partition(SERVER_SEPARATOR)[0] for name in pins}
-    usable: list[ToolSpec] = []
-    changed: list[ToolSpec] = []
-    new: list[ToolSpec] = []
+    pinned_servers = {name.partition(SERVER_SEPARATOR)[0] for name in pins}
+    usable_specs: list[ToolSpec] = []
+    changed_specs: list[ToolSpec] = []
+    new_specs: list[ToolSpec] = []
     for spec in specs:
-        if not spec.server or spec.server not in known or pins.get(spec.name) == spec.digest:
-            usable.append(spec)
+        if not spec.server or spec.server not in pinned_servers or pins.get(spec.name) == spec.digest:
+            usable_specs.append(spec)
         elif spec.name in pins:
-            changed.append(spec)
+            changed_specs.append(spec)
         else:
-            new.append(spec)
-    return PinCheck(tuple(usable), tuple(changed), tuple(new))
+            new_specs.append(spec)
+    return PinCheck(tuple(usable_specs), tuple(changed_specs), tuple(new_specs))
 
 
 Health = Literal["starting", "ok", "failing"]
 
-LARGEST_READING = 1_000_000
-"""Largest reading in bytes. A larger one is a failure."""
+MAX_READING_BYTES = 1_000_000
+"""Maximum size of a reading in bytes. A larger one is a failure."""
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -393,23 +396,23 @@ class SensorFailed(HalterError):
 
 
 class Sensor(Protocol):
-    """A background reader. The caller handles its failures."""
+    """A background reader. Its caller handles failures."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def retry_after(self) -> int | None:
-        """How long its source asks to wait before the next read, in microseconds."""
+        """The wait before the next read that the source requests, in microseconds."""
         ...
 
     def readings(self) -> AsyncIterator[Reading]:
-        """Read until the source closes. Raises SensorFailed; started again, it continues."""
+        """Yield readings until the source closes. Raises SensorFailed; a new iteration continues after a failure."""
         ...
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A sensor's health. `dropped` counts readings that came too fast."""
+    """A sensor's health. `dropped` counts readings that arrived too fast."""
 
     sensor: str
     health: Health = "starting"

@@ -1,11 +1,11 @@
-"""The closed vocabularies of events, rows and policies, and the bases of events and rows."""
+"""The closed vocabularies of events, rows and policies, and the base classes of events and rows."""
 
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
 SessionKind = Literal["chat", "autonomous", "task", "hooked", "proxied", "gated"]
-"""The last three are of other programs, whose calls pass the guard: by hooks, by the proxy, by the gateway."""
+"""The last three are external sessions, whose calls pass the guard through hooks, the proxy or the gateway."""
 
 State = Literal[
     "RUNNING",
@@ -50,11 +50,11 @@ REFUSAL_OUTCOMES: Final = frozenset(
         *("rate_limited", "approval_denied", "approval_expired", "cost_cap_reached", "untrusted"),
     }
 )
-"""Outcomes of refused calls; `external_halt` may also be one of an admitted call."""
+"""The outcomes of refused calls; an admitted call may also end with `external_halt`."""
 Purpose = Literal["turn", "gate", "signal", "simulation", "judge", "summary", "skill", "sensor"]
 Origin = Literal["person", "config", "model", "tool", "sensor", "document", "agent"]
 Audit = Literal["", "arguments", "full"]
-"""How much of a call the audit shows: nothing, its arguments, or its result as well."""
+"""The part of a call that the audit shows: nothing, its arguments, or its arguments and result."""
 
 RiskLevel = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
 DecisionKind = Literal[
@@ -91,7 +91,7 @@ TurnEnd = Literal[
     "external_halt",
     "cancelled",
 ]
-"""Why a turn ended: the model had finished, asked a person or yielded; or something stopped it."""
+"""The reason why a turn ended: the model finished, asked a person or yielded, or something stopped it."""
 
 MessageReason = Literal[
     "max_tokens_recovery",
@@ -103,7 +103,7 @@ MessageReason = Literal[
     "cut_call",
     "staged",
 ]
-"""Why the runtime tells a model something that is not shown to people."""
+"""The reason for a message from the runtime to the model, which is not shown to people."""
 
 Guardrail = Literal[
     "max_consecutive_turns",
@@ -114,13 +114,13 @@ Guardrail = Literal[
     "idle_halt",
     "model_rate",
 ]
-"""The mechanical rules of an autonomous agent; the rate of a model binds every session."""
+"""The mechanical limits of an unattended agent; `model_rate` applies to every session."""
 
 ProviderTrouble = Literal["outage", "needs_person"]
-"""Why no model answers: for a while, or until a person mends a key, a model's name or an account."""
+"""The reason why no model answers: a temporary outage, or a key, a model's name or an account to be fixed."""
 
 GateStage = Literal["change", "expression", "model"]
-"""The part of a gate that rejected a turn."""
+"""The part of a gate that skipped a turn."""
 
 YieldMode = Literal["continue", "sleep", "shutdown"]
 
@@ -133,13 +133,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
 
 RowKey = tuple["type[Row]", *tuple[Any, ...]]
-"""A table and the values of its key. Flat, since it is hashed at every look."""
+"""A table and the values of its key, in a flat tuple because it is hashed at every access."""
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One row of a table: its fields are the columns, the first ones its key.
+    """One row of a table: the fields are the columns, and the first ones are the key.
 
-    Plain values only, so it can be no part of a cycle, and the collector skips it.
+    It has plain values only, so it cannot be part of a cycle, and the garbage collector skips it.
     """
 
     TABLE: ClassVar[str]
@@ -154,5 +154,5 @@ R = TypeVar("R", bound=Row)
 
 
 def lock_order(key: RowKey) -> tuple[str, tuple[Any, ...]]:
-    """Sort keys by this before locking: one order everywhere means no deadlock."""
+    """Return the sort key of a row key. All writers lock in this order, so there are no deadlocks."""
     return (key[0].TABLE, key[1:])

@@ -1,1 +1,1 @@
-"""The dashboard: what a person looks at, decides and stops in a browser."""
+"""The dashboard: pages to watch, decide and halt in a browser."""

@@ -1,4 +1,4 @@
-"""The page of one agent: how it is, what it is allowed, what it did, what it senses, and how it is steered."""
+"""The page of one agent: health, policy, sessions, sensors, and the controls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,9 @@ from halter.dashboard.page import (
     ask_to_resume,
     open_dialog,
 )
-from halter.dashboard.parts import (
+from halter.dashboard.session import MAX_TITLE, describe_value, find_number_series, list_values
+from halter.dashboard.sessions import MAX_RUN_BARS, make_run_bar
+from halter.dashboard.widgets import (
     KeyedList,
     RunBars,
     TextLabel,
@@ -57,18 +59,16 @@ from halter.dashboard.parts import (
     set_meter,
     set_spark,
 )
-from halter.dashboard.session import MAX_TITLE, describe_value, find_number_series, list_values
-from halter.dashboard.sessions import MAX_RUN_BARS, make_run_bar
 from halter.operations import agents, control, fleet, queries
 from halter.operations.backtest import backtest_policy
 from halter.operations.definition import AgentDefinition, read_definition
 from halter.operations.queries import AgentLine, FactView
-from halter.present.backtest import build_backtest_sheet
 from halter.present.sheet import list_lines
+from halter.present.tables import build_backtest_sheet
 from halter.runtime.forecast import TriggerPlan
 
 HISTORY_DAYS = 14
-SESSIONS_SHOWN = 10
+MAX_RECENT_SESSIONS = 10
 
 
 async def build_agent_page(page: OpenPage, name: str) -> RefreshPage:
@@ -77,36 +77,36 @@ async def build_agent_page(page: OpenPage, name: str) -> RefreshPage:
     with add_box("div", "h-wide"):
         with add_box("div", "h-col"):
             with add_section("Sessions", card=True):
-                bars = RunBars("The newest sessions, by how they went")
+                bars = RunBars("The newest sessions, by outcome")
                 sessions = KeyedList[SessionRow](
-                    add_box("ul", "h-list h-lines"), lambda row: _build_session(page, row), "It had no session yet."
+                    add_box("ul", "h-list h-lines"), lambda row: _build_session(page, row), "No sessions yet."
                 )
-                add_link("All its sessions", f"/sessions?agent={name}")
-            with add_section("What it senses", card=True):
+                add_link("All sessions", f"/sessions?agent={name}")
+            with add_section("Sensors and hot state", card=True):
                 sensors = KeyedList[SensedFact](
-                    add_box("ul", "h-list h-lines"), lambda one: _build_sensed(page, one), "It has no sensors."
+                    add_box("ul", "h-list h-lines"), lambda one: _build_sensed(page, one), "No sensors."
                 )
         with add_box("div", "h-col"):
             with add_section("Triggers", card=True):
                 triggers = KeyedList[TriggerPlan](
                     add_box("ul", "h-list h-lines"),
                     lambda plan: _build_trigger(page, plan),
-                    "Nothing starts it by itself.",
+                    "No triggers.",
                 )
             with add_section("Definition", card=True):
                 _build_definition(page, await read_definition(page.actor, name))
-                tried = add_preformatted("")
-                tried.set_visibility(False)
-                add_button("Try another policy on the past…", lambda: _ask_policy(page, name, tried), "plain")
+                backtest = add_preformatted("")
+                backtest.set_visibility(False)
+                add_button("Backtest a policy…", lambda: _ask_policy(page, name, backtest), "plain")
 
     async def refresh(changes: FeedChanges) -> None:
         line = await _find_line(page, name)
         await head.show(line, everything=changes.has_commits)
-        if not changes.has_news:
+        if not changes.has_changes:
             return
         rows = await queries.sessions(page.actor, name, limit=MAX_RUN_BARS)
         bars.show([make_run_bar(row, page.now) for row in reversed(rows)] if len(rows) > 1 else [])
-        sessions.show({(row.session, row.state): row for row in rows[:SESSIONS_SHOWN]})
+        sessions.show({(row.session, row.state): row for row in rows[:MAX_RECENT_SESSIONS]})
         sensors.show({one.key: one for one in await _read_senses(page, line)})
         triggers.show({plan.trigger: plan for plan in await fleet.plans(page.actor, name)})
 
@@ -124,7 +124,7 @@ async def _find_line(page: OpenPage, name: str) -> AgentLine:
 
 
 class AgentHead:
-    """The head of an agent's page: how it is, what it spends, and what a person can do about it."""
+    """The head of an agent's page: its health, its spending, and the controls."""
 
     def __init__(self, page: OpenPage, line: AgentLine) -> None:
         self._page = page
@@ -173,7 +173,7 @@ class AgentHead:
         self._spent_stat[1].show_text("no cap" if cap is None else f"of {format_money(cap)}")
         set_meter(self._meter, float(line.spent_today_usd / cap) if cap else 0)
         self._burn[0].show_text(format_money(line.burn_usd))
-        self._burn[1].show_text(f"{format_count(line.under_way, 'session')} under way")
+        self._burn[1].show_text(f"{format_count(line.under_way, 'active session')}")
 
     async def _show_days(self, line: AgentLine) -> None:
         days = await read_days(self._page, line.agent)
@@ -191,47 +191,47 @@ class AgentHead:
 
 
 async def read_days(page: OpenPage, agent: str) -> Sequence[Decimal]:
-    """Reads what an agent spent on each of the last days, the oldest first."""
-    until = page.now - page.now % DAY + DAY
-    parts = await queries.spending(page.actor, until - HISTORY_DAYS * DAY, until, HISTORY_DAYS)
-    spent = {part.part: part.spent_usd for part in parts if part.agent == agent}
-    return [spent.get(day, ZERO_USD) for day in range(HISTORY_DAYS)]
+    """Read what an agent spent on each of the last days, the oldest first."""
+    ends_at = page.now - page.now % DAY + DAY
+    slices = await queries.spending(page.actor, ends_at - HISTORY_DAYS * DAY, ends_at, HISTORY_DAYS)
+    spent_by_day = {slice_.part: slice_.spent_usd for slice_ in slices if slice_.agent == agent}
+    return [spent_by_day.get(day, ZERO_USD) for day in range(HISTORY_DAYS)]
 
 
 def ask_to_start(page: OpenPage, agent: str) -> None:
-    """Asks for a task, and begins a session with it; that takes the agent's folder, which the server has or has not."""
+    """Ask for a task and start a session with it. The server needs the agent's folder for that."""
 
     async def do(values: FormValues) -> str:
         return (await agents.give_message(page.actor, agent, values["task"])).sentence
 
-    says = "The agent works on it by itself, within its caps, and asks where its policy says so."
-    task = FormField("task", "What is to be done", "", "text")
-    open_dialog(page, f"Start a session of {agent}?", says, (task,), "Start", do, "go")
+    message = "The agent works unattended within its caps and asks for approval where its policy requires it."
+    task = FormField("task", "Task", "", "text")
+    open_dialog(page, f"Start a session of {agent}?", message, (task,), "Start", do, "go")
 
 
 def _ask_message(page: OpenPage, line: AgentLine) -> None:
     async def do(values: FormValues) -> str:
         await control.send_message(page.actor, line.session, values["text"])
-        return f"{line.session} is told, and wakes."
+        return f"{line.session}: message sent; it wakes."
 
-    text = FormField("text", "Your words", "", "text")
-    says = f"{line.session} sees your words in its next turn."
-    open_dialog(page, f"Say something to {line.agent}?", says, (text,), "Say it", do, "go")
+    text = FormField("text", "Message", "", "text")
+    message = f"{line.session} sees the message in its next turn."
+    open_dialog(page, f"Send a message to {line.agent}?", message, (text,), "Send", do, "go")
 
 
 def ask_to_switch(page: OpenPage, line: AgentLine) -> None:
-    """Asks before an agent is switched, and says what that stops."""
+    """Ask before switching an agent, and show what that stops."""
 
     async def do(values: FormValues) -> str:
         return (await control.switch(page.actor, line.agent, on=not line.on, reason=values["reason"])).sentence
 
     if line.on:
-        stops = f" {format_count(line.under_way, 'session')} of it is stopped." if line.under_way else ""
-        says = f"Nothing of it starts by itself until it is switched on again.{stops}"
-        open_dialog(page, f"Switch {line.agent} off?", says, (REASON,), "Switch off", do, "stop")
+        stops = f" Stops {format_count(line.under_way, 'session')}." if line.under_way else ""
+        message = f"Off: triggers and wakes are ignored until you switch it on.{stops}"
+        open_dialog(page, f"Switch {line.agent} off?", message, (REASON,), "Switch off", do, "stop")
     else:
-        says = "It runs by itself, and its triggers start sessions, wherever a process has its folder."
-        open_dialog(page, f"Switch {line.agent} on?", says, (REASON,), "Switch on", do)
+        message = "On: it runs unattended, and its triggers start sessions, in each process that has its folder."
+        open_dialog(page, f"Switch {line.agent} on?", message, (REASON,), "Switch on", do)
 
 
 def ask_to_halt(page: OpenPage, agent: str) -> None:
@@ -239,28 +239,28 @@ def ask_to_halt(page: OpenPage, agent: str) -> None:
         await control.halt(page.actor, f"agent:{agent}", values["reason"])
         return f"{agent} is halted."
 
-    says = "Its sessions stop within a second, and nothing of it starts until it is resumed."
-    open_dialog(page, f"Halt {agent}?", says, (REASON,), "Halt it", do, "stop")
+    message = "Its sessions stop within a second. Nothing starts until you resume it."
+    open_dialog(page, f"Halt {agent}?", message, (REASON,), "Halt", do, "stop")
 
 
-def _ask_policy(page: OpenPage, agent: str, tried: TextLabel) -> None:
-    """Asks for a cap or a policy, and shows what it would have decided over the recorded sessions; nothing acts."""
+def _ask_policy(page: OpenPage, agent: str, output: TextLabel) -> None:
+    """Ask for a cap or a policy, and show its decisions over the recorded sessions. No call or request runs."""
 
     async def do(values: FormValues) -> str:
         cap, policy = values["cap"].strip(), values["policy"].strip()
         if not cap and not policy:
-            raise NotDone("Give a cap or a policy: without one there is nothing to try.", "wrong")
-        found = await backtest_policy(page.actor, agent, policy=policy, cap=cap)
-        tried.show_text("\n".join(list_lines(build_backtest_sheet(found))))
-        tried.set_visibility(True)
-        return f"{found.loosened:,} decisions would be looser." if found.loosened else "Nothing would be looser."
+            raise NotDone("Nothing to backtest: enter a cap or a policy.", "wrong")
+        result = await backtest_policy(page.actor, agent, policy=policy, cap=cap)
+        output.show_text("\n".join(list_lines(build_backtest_sheet(result))))
+        output.set_visibility(True)
+        return f"{result.loosened:,} decisions would be looser." if result.loosened else "No decision would be looser."
 
-    says = "The recorded calls and requests are judged again under it. Look at the result before you apply it."
+    message = "Evaluates the recorded calls and requests again. Nothing runs. Review the result before you apply it."
     fields = (
-        FormField("cap", "The cap of a session, in dollars"),
-        FormField("policy", "Or the text of an agent.yaml or a halter.yaml", "", "text"),
+        FormField("cap", "Session cap in dollars"),
+        FormField("policy", "Or the text of an agent.yaml or halter.yaml", "", "text"),
     )
-    open_dialog(page, f"Try another policy on the past of {agent}?", says, fields, "Try it", do, "go")
+    open_dialog(page, f"Backtest a policy on {agent}?", message, fields, "Run backtest", do, "go")
 
 
 def _build_session(page: OpenPage, row: SessionRow) -> Callable[[SessionRow], None]:
@@ -269,8 +269,8 @@ def _build_session(page: OpenPage, row: SessionRow) -> Callable[[SessionRow], No
         add_icon(label.icon or "play", label.mood)
         add_link(row.session, f"/session/{row.session}")
         add_chip(label.text, label.mood)
-        why = explain_end(row) if row.ended_at is not None else ""
-        add_text(why, "h-dim h-small", "span")
+        reason = explain_end(row) if row.ended_at is not None else ""
+        add_text(reason, "h-dim h-small", "span")
         add_box("span", "h-space")
         took = format_span(max(0, (row.ended_at or page.now) - row.started_at))
         add_text(took, "h-dim h-small", "span")
@@ -280,7 +280,7 @@ def _build_session(page: OpenPage, row: SessionRow) -> Callable[[SessionRow], No
 
 @dataclass(frozen=True, slots=True)
 class SensedFact:
-    """A sensor with its health, or a fact of the hot state with the numbers that it was before."""
+    """A sensor with its health, or a fact of the hot state with its earlier numbers."""
 
     name: str
     health: Label | None = None
@@ -290,7 +290,7 @@ class SensedFact:
 
     @property
     def key(self) -> tuple[str, str, bool, bool]:
-        # Word and colour change together; a line of numbers appears with the second number.
+        # The label and its colour change together. The sparkline appears with the second number.
         return self.name, self.health.text if self.health else "", self.fact is None, bool(self.numbers)
 
 
@@ -299,41 +299,41 @@ async def _read_senses(page: OpenPage, line: AgentLine) -> Sequence[SensedFact]:
         return []
     state = await queries.hot_state(page.actor, line.session)
     numbers = find_number_series(await queries.hot_state_history(page.actor, line.session))
-    known: Mapping[str, SensorChanged] = await queries.sensors(page.actor, line.session)
+    event_by_sensor: Mapping[str, SensorChanged] = await queries.sensors(page.actor, line.session)
     sensors = [
         SensedFact(name, label_sensor(event.health), "" if event.health == "ok" else event.sentence)
-        for name, event in known.items()
+        for name, event in event_by_sensor.items()
     ]
     facts = [
         SensedFact(
             name, fact=FactView(value, fact.at, fact.by), numbers=tuple(value for _, value in numbers.get(name, ()))
         )
-        for whole, fact in state.facts.items()
-        for name, value in list_values(whole, fact.value)
+        for fact_name, fact in state.facts.items()
+        for name, value in list_values(fact_name, fact.value)
     ]
     return [*sensors, *facts]
 
 
-def _build_sensed(page: OpenPage, one: SensedFact) -> Callable[[SensedFact], None]:
+def _build_sensed(page: OpenPage, sensed: SensedFact) -> Callable[[SensedFact], None]:
     with add_box("li", "h-row"):
-        add_text(one.name, "h-what", "span")
-        if one.health is not None:
-            add_chip(one.health.text, one.health.mood)
+        add_text(sensed.name, "h-what", "span")
+        if sensed.health is not None:
+            add_chip(sensed.health.text, sensed.health.mood)
         value = add_text("", "h-text h-mono h-cut", "span")
         add_box("span", "h-space")
-        spark = add_spark(f"{one.name} in the newest turns", one.numbers) if one.numbers else None
-        age = page.add_moment(None, "h-dim h-small") if one.fact else None
+        spark = add_spark(f"{sensed.name} in the newest turns", sensed.numbers) if sensed.numbers else None
+        age = page.add_moment(None, "h-dim h-small") if sensed.fact else None
 
-    def show(one: SensedFact) -> None:
-        value.show_text(one.sentence if one.fact is None else format_value(one.fact.value))
-        if one.fact is not None:
-            value.props["title"] = make_legible(describe_value(one.fact.value), MAX_TITLE)
-        if age is not None and one.fact is not None:
-            page.set_moment(age, one.fact.at)
+    def show(sensed: SensedFact) -> None:
+        value.show_text(sensed.sentence if sensed.fact is None else format_value(sensed.fact.value))
+        if sensed.fact is not None:
+            value.props["title"] = make_legible(describe_value(sensed.fact.value), MAX_TITLE)
+        if age is not None and sensed.fact is not None:
+            page.set_moment(age, sensed.fact.at)
         if spark is not None:
-            set_spark(spark, one.numbers)
+            set_spark(spark, sensed.numbers)
 
-    show(one)
+    show(sensed)
     return show
 
 
@@ -343,61 +343,63 @@ def _build_trigger(page: OpenPage, plan: TriggerPlan) -> Callable[[TriggerPlan],
             add_link(plan.name, "/triggers").classes("h-what")
             add_chip(plan.type)
         add_text(plan.when, "h-text h-dim h-small")
-        said = add_text("", "h-text h-dim h-small")
+        summary = add_text("", "h-text h-dim h-small")
 
     def show(plan: TriggerPlan) -> None:
-        following = f"next {format_age(plan.next_at, page.now)}" if plan.next_at else ""
-        last = f"last {format_age(plan.last_at, page.now)}" if plan.last_at else "never ran"
-        said.show_text(" · ".join(each for each in (following, last, format_count(plan.runs, "run")) if each))
+        next_run = f"next {format_age(plan.next_at, page.now)}" if plan.next_at else ""
+        last_run = f"last {format_age(plan.last_at, page.now)}" if plan.last_at else "never ran"
+        summary.show_text(" · ".join(each for each in (next_run, last_run, format_count(plan.runs, "run")) if each))
 
     show(plan)
     return show
 
 
-def _build_definition(page: OpenPage, found: AgentDefinition | None) -> None:
-    if found is None:
-        add_text("Its definition is stored with its first session.", "h-none")
+def _build_definition(page: OpenPage, definition: AgentDefinition | None) -> None:
+    if definition is None:
+        add_text("The definition is stored with the first session.", "h-none")
         return
-    add_facts(list_definition_facts(found))
+    add_facts(list_definition_facts(definition))
     with add_box("div", "h-row h-small h-dim"):
-        add_text("As its newest session began,", "", "span")
-        page.add_moment(found.at)
-    if found.instructions:
+        add_text("As of its newest session,", "", "span")
+        page.add_moment(definition.at)
+    if definition.instructions:
         with add_fold() as fold:
             add_text("Instructions", "h-what", "span")
         with fold:
-            add_preformatted(found.instructions)
+            add_preformatted(definition.instructions)
 
 
 def describe_provider_tool(tool: ProviderTool) -> str:
     return f"{tool.name}, at most {format_count(tool.max_uses, 'time')} a request; the guard does not see its calls"
 
 
-def list_definition_facts(found: AgentDefinition) -> list[tuple[str, str]]:
-    """Lists what an agent is and may, in words."""
-    caps = found.caps
+def list_definition_facts(definition: AgentDefinition) -> list[tuple[str, str]]:
+    """List the configuration and the policy of an agent as named facts."""
+    caps = definition.caps
     return [
-        ("Model", ", then ".join((found.model, *found.fallback_models))),
-        ("Asks you", MODES.get(found.mode, found.mode)),
-        ("By itself", "yes" if found.runs_by_itself else "only when it is started"),
-        ("A session costs", f"at most {_format_cap(caps.session)}"),
-        ("The agent costs", "; ".join(f"at most {_format_cap(cap)}" for cap in caps.agent)),
-        ("The fleet costs", "; ".join(f"at most {_format_cap(cap)}" for cap in caps.fleet)),
-        ("Tokens", f"at most {caps.token_budget:,} a session" if caps.token_budget else ""),
+        ("Model", ", then ".join((definition.model, *definition.fallback_models))),
+        ("Asks for approval", MODES.get(definition.mode, definition.mode)),
+        ("Unattended", "yes" if definition.runs_by_itself else "no, only when started"),
+        ("Session cap", _format_cap(caps.session)),
+        ("Agent cap", "; ".join(_format_cap(cap) for cap in caps.agent)),
+        ("Fleet cap", "; ".join(_format_cap(cap) for cap in caps.fleet)),
+        ("Token cap", f"{caps.token_budget:,} per session" if caps.token_budget else ""),
         (
             "At its cap",
-            {"wrap_up": "it wraps up", "stop": "it stops", "ask": "it asks"}.get(found.on_cap, found.on_cap),
+            {"wrap_up": "wraps up", "stop": "stops", "ask": "asks for a higher cap"}.get(
+                definition.on_cap, definition.on_cap
+            ),
         ),
-        ("A turn takes", f"at most {found.max_steps} steps and {format_duration(found.timeout)}"),
-        ("Tools", ", ".join(found.tools)),
-        ("Tools of the provider", "; ".join(map(describe_provider_tool, found.provider_tools))),
-        ("Verbs", ", ".join(found.verbs)),
-        ("Switched off", ", ".join(found.disabled)),
-        ("Sensors", ", ".join(found.sensors)),
-        ("Hosts", "any" if found.allowed_hosts is None else ", ".join(found.allowed_hosts) or "none"),
+        ("Turn limit", f"{definition.max_steps} steps and {format_duration(definition.timeout)}"),
+        ("Tools", ", ".join(definition.tools)),
+        ("Tools of the provider", "; ".join(map(describe_provider_tool, definition.provider_tools))),
+        ("Built-in calls", ", ".join(definition.verbs)),
+        ("Switched off", ", ".join(definition.disabled)),
+        ("Sensors", ", ".join(definition.sensors)),
+        ("Hosts", "any" if definition.allowed_hosts is None else ", ".join(definition.allowed_hosts) or "none"),
     ]
 
 
 def _format_cap(cap: Cap) -> str:
-    amount = "any amount" if cap.max_cost_usd is None else format_money(micros_to_usd(cap.max_cost_usd))
-    return f"{amount} a {cap.per}" if cap.per else amount
+    amount = "no cap" if cap.max_cost_usd is None else format_money(micros_to_usd(cap.max_cost_usd))
+    return f"{amount} per {cap.per}" if cap.per else amount

@@ -1,9 +1,10 @@
-"""Mounts the dashboard beside the API, and guards its WebSocket.
+"""Mounts the dashboard next to the API, and guards its WebSocket.
 
-NiceGUI identifies a page by a random id and trusts every client that knows it. Here the connection must also have been
-authorized for the same person who opened the page, and may only act on the page that it joined.
+NiceGUI identifies a page by a random id and trusts every client that knows it. Halter also requires that the connection
+was authorized for the person who opened the page, and lets it act only on the page that it joined.
 
-What the dashboard's libraries log may contain text of a browser. It is reported in one sentence, without a traceback.
+Log records of the dashboard's libraries may contain text from a browser. Each is reported as one sentence, without a
+traceback.
 """
 
 import logging
@@ -20,14 +21,14 @@ from nicegui import Client, core, ui
 
 from halter.core.errors import HalterError, NotDone, StoreError
 from halter.dashboard.agent import build_agent_page
+from halter.dashboard.budgets_audit import add_downloads, build_audit_page, build_budgets_page
 from halter.dashboard.fleet import build_findings_page, build_fleet_page, build_triggers_page
 from halter.dashboard.home import build_decision_page, build_home_page
 from halter.dashboard.icons import MANIFEST_PATH, TOUCH_ICON_PATH, make_manifest
 from halter.dashboard.page import HEAD, THEME_SCRIPT, LiveFeed, OpenPage, RefreshPage, build_frame, read_style_sheet
-from halter.dashboard.parts import add_box, add_icon, add_link, add_text, make_single_line
-from halter.dashboard.records import add_downloads, build_audit_page, build_budgets_page
 from halter.dashboard.session import build_receipt_page, build_session_page
 from halter.dashboard.sessions import build_sessions_page
+from halter.dashboard.widgets import add_box, add_icon, add_link, add_text, make_single_line
 from halter.operations.agents import AgentFolders
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
@@ -40,7 +41,7 @@ MALFORMED_ERRORS: Final = (AttributeError, LookupError, RecursionError, TypeErro
 
 
 def guard_sockets() -> None:
-    """Guards every event that a browser sends over its connection."""
+    """Guard every event that a browser sends over its connection."""
     sio: Any = core.sio
     handlers: dict[str, Callable[..., Any]] = sio.handlers["/"]
     for name in CLIENT_EVENTS:
@@ -53,24 +54,24 @@ def guard_sockets() -> None:
 
 
 def _discard_log(*_: Any) -> None:
-    """Keeps a browser's text out of the terminal."""
+    """Keep a browser's text out of the terminal."""
 
 
 def _guard_event(inner: Callable[..., Any], sio: Any) -> Callable[..., Any]:
-    def speak(sid: str, *said: Any) -> None:
+    def handle(sid: str, *arguments: Any) -> None:
         with suppress(*MALFORMED_ERRORS):
-            (one,) = said
-            if one.get("client_id") in sio.rooms(sid):
-                inner(sid, one)
+            (message,) = arguments
+            if message.get("client_id") in sio.rooms(sid):
+                inner(sid, message)
 
-    return speak
+    return handle
 
 
 def _guard_join(inner: Callable[..., Any], sio: Any) -> Callable[..., Any]:
-    async def join(sid: str, *said: Any) -> bool:
+    async def join(sid: str, *arguments: Any) -> bool:
         with suppress(*MALFORMED_ERRORS):
-            (one,) = said
-            return is_same_person(one.get("client_id"), sio.get_environ(sid)) and await inner(sid, one)
+            (message,) = arguments
+            return is_same_person(message.get("client_id"), sio.get_environ(sid)) and await inner(sid, message)
         return False
 
     return join
@@ -78,8 +79,8 @@ def _guard_join(inner: Callable[..., Any], sio: Any) -> Callable[..., Any]:
 
 def _guard_connect(inner: Callable[..., Any]) -> Callable[..., Any]:
     async def connect(sid: str, environ: dict[str, Any], auth: Any = None) -> Any:
-        asked = parse_qs(environ.get("QUERY_STRING", "")).get("client_id", [None])[0]
-        if asked is not None and not is_same_person(asked, environ):
+        client_id = parse_qs(environ.get("QUERY_STRING", "")).get("client_id", [None])[0]
+        if client_id is not None and not is_same_person(client_id, environ):
             return False
         with suppress(*MALFORMED_ERRORS):
             return await inner(sid, environ, auth)
@@ -88,36 +89,36 @@ def _guard_connect(inner: Callable[..., Any]) -> Callable[..., Any]:
     return connect
 
 
-def is_same_person(page: Any, environ: Any) -> bool:
-    """Whether a connection was authorized for the person who opened a page."""
-    client = Client.instances.get(page)
+def is_same_person(client_id: Any, environ: Any) -> bool:
+    """Return True if a connection was authorized for the person who opened a page."""
+    client = Client.instances.get(client_id)
     if client is None or not environ:
         return False
-    who = environ.get("asgi.scope", {}).get(WHO_KEY)
-    return who is not None and who == client.request.scope.get(WHO_KEY)
+    principal = environ.get("asgi.scope", {}).get(WHO_KEY)
+    return principal is not None and principal == client.request.scope.get(WHO_KEY)
 
 
 PAGES_LOGGER: Final = "nicegui"
 WIRE_LOGGERS: Final = ("engineio.server", "socketio.server")
-"""Errors there come from what a browser sent."""
+"""Loggers of errors that a browser's message causes; they are discarded."""
 
 
 class LogCapture(logging.Handler):
-    """Reports errors. Warnings are about a browser's request, which has its answer."""
+    """Handler that reports errors. Warnings concern a browser's request, which already has its response."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)
         self._on_line = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Reports the kind of an error."""
+        """Report the kind of an error."""
         error = record.exc_info[1] if record.exc_info else None
         kind = f"{type(error).__name__}: " if error is not None else ""
-        self._on_line(f"A page broke: {kind}{record.getMessage()}")
+        self._on_line(f"Page failed: {kind}{record.getMessage()}")
 
 
 def capture_logs(report: Callable[[str], None]) -> None:
-    """Captures what is logged, instead of writing it to the terminal."""
+    """Report errors of the dashboard's libraries instead of writing them to the terminal."""
     _set_only_handler(PAGES_LOGGER, LogCapture(report))
     for name in WIRE_LOGGERS:
         _set_only_handler(name, logging.NullHandler())
@@ -130,7 +131,7 @@ def _set_only_handler(name: str, handler: logging.Handler) -> None:
 
 
 RECONNECT_TIMEOUT_SECONDS: Final = 15.0
-"""How long a browser may be away before its page is closed."""
+"""Time after which the page of a disconnected browser is closed."""
 
 AnyPageBuilder = Callable[..., Awaitable[RefreshPage]]
 
@@ -142,19 +143,19 @@ def mount_dashboard(
     report: Callable[[str], None] = lambda _: None,
     agents: AgentFolders | None = None,
 ) -> LiveFeed:
-    """Mounts the dashboard at `/`, behind the middleware, which put a `Who` into the scope.
+    """Mount the dashboard at `/`, behind the middleware, which puts the `Principal` into the scope.
 
-    The returned feed listens to the bus while a page is open. Failures are reported to `tell`. Sessions can be begun
-    with `agents`, whose folders are at hand.
+    The returned feed listens to the bus while a page is open. Failures go to `report`. Sessions can be started for
+    the agents in `agents`, whose folders the server has.
     """
     capture_logs(report)
     live = LiveFeed(bus, app.clock)
-    opens = partial(OpenPage, app, live=live, agents=agents)
+    make_page = partial(OpenPage, app, live=live, agents=agents)
     pages: Any = core.app
     pages.remove_route(ANY_PATH)
     add_downloads(api, app)
     _add_files(api)
-    for path, title, here, shows in (
+    for path, title, current_path, builder in (
         ("/", "Home", "/", build_home_page),
         ("/fleet", "Fleet", "/fleet", build_fleet_page),
         ("/agent/{name}", "", "/fleet", build_agent_page),
@@ -167,10 +168,10 @@ def mount_dashboard(
         ("/triggers", "Triggers", "/triggers", build_triggers_page),
         ("/findings", "Findings", "/findings", build_findings_page),
     ):
-        _page(path, title, here, shows, opens)
+        _page(path, title, current_path, builder, make_page)
     _run(api)
-    # The last of all: it answers what nothing else does.
-    _page(ANY_PATH, "Not found", "", build_unknown_page, opens)
+    # Registered last: it answers every address that no other route matches.
+    _page(ANY_PATH, "Not found", "", build_unknown_page, make_page)
     return live
 
 
@@ -178,21 +179,21 @@ ANY_PATH: Final = "/{rest:path}"
 
 
 async def build_unknown_page(_: OpenPage) -> RefreshPage:
-    """Says that an address leads nowhere; the frame around it leads on."""
-    raise NotDone(
-        "There is no page at this address. It may have been mistyped, or come from another version.", "missing"
-    )
+    """Reject an unknown address; the frame around the message has the navigation."""
+    raise NotDone("No page at this address. Check the spelling; the address may belong to another version.", "missing")
 
 
-def _page(path: str, title: str, here: str, shows: AnyPageBuilder, opens: Callable[..., OpenPage]) -> None:
+def _page(
+    path: str, title: str, current_path: str, builder: AnyPageBuilder, make_page: Callable[..., OpenPage]
+) -> None:
     async def render(request: Request, client: Client) -> None:
         name = request.path_params.get("name")
-        page = opens(who=request.scope[WHO_KEY], client=client)
-        whole = title if name is None else make_single_line(f"{title}{name}", 80)
-        ui.page_title(f"{whole} · Halter")
-        build = shows if name is None else partial(_build_named_page, shows, name)
+        page = make_page(principal=request.scope[WHO_KEY], client=client)
+        full_title = title if name is None else make_single_line(f"{title}{name}", 80)
+        ui.page_title(f"{full_title} · Halter")
+        build = builder if name is None else partial(_build_named_page, builder, name)
         try:
-            await build_frame(page, whole, here, build)
+            await build_frame(page, full_title, current_path, build)
         except HalterError as error:
             client.status_code = find_status(error)
             ui.page_title(f"{name_problem(error)} · Halter")
@@ -208,29 +209,29 @@ def find_status(error: HalterError) -> int:
 
 
 def name_problem(error: HalterError) -> str:
-    return {503: "The store is away", 404: "Not found"}.get(find_status(error), "This cannot be shown")
+    return {503: "Store unavailable", 404: "Not found"}.get(find_status(error), "Cannot show this page")
 
 
 def build_problem(error: HalterError, path: str) -> None:
-    """Shows why there is nothing to show, and where to go on."""
-    away = isinstance(error, StoreError)
+    """Show why a page cannot be shown, with links to other pages."""
+    is_unavailable = isinstance(error, StoreError)
     with add_box("div", "h-body"), add_box("div", "h-blank h-card", role="alert"):
-        add_icon("alert" if away else "search")
+        add_icon("alert" if is_unavailable else "search")
         add_text(name_problem(error), "h-title")
         add_text(str(error), "h-text h-dim")
-        if away:
-            add_text("Agents wait until it is back, and nothing is lost.", "h-text")
+        if is_unavailable:
+            add_text("Agents wait until the store is available. Nothing is lost.", "h-text")
         else:
             add_text(path, "h-text h-mono h-small")
         with add_box("div", "h-row"):
-            if away:
-                add_link("Try again", path, "h-link h-way")
+            if is_unavailable:
+                add_link("Retry", path, "h-link h-way")
             for name, to in (("Home", "/"), ("Fleet", "/fleet"), ("Sessions", "/sessions"), ("Audit", "/audit")):
                 add_link(name, to, "h-link h-way")
 
 
 def _add_files(api: FastAPI) -> None:
-    """Adds what a phone reads that installs the dashboard, and the icon that browsers ask for."""
+    """Add the manifest and the icons."""
     touch = Path(__file__).with_name("touch-icon.png").read_bytes()
     logo = (PAGES / "icon.svg").read_bytes()
 
@@ -248,12 +249,12 @@ def _add_files(api: FastAPI) -> None:
     api.get(TOUCH_ICON_PATH, include_in_schema=False, response_model=None)(icon)
 
 
-async def _build_named_page(shows: AnyPageBuilder, name: str, page: OpenPage) -> RefreshPage:
-    return await shows(page, name)
+async def _build_named_page(builder: AnyPageBuilder, name: str, page: OpenPage) -> RefreshPage:
+    return await builder(page, name)
 
 
 def _reset_nicegui() -> None:
-    """Resets NiceGUI: there is one in a process, and it may be served again."""
+    """Reset NiceGUI, a singleton of the process, so that it can be served again."""
     pages: Any = core.app
     pages.user_middleware.clear()
     pages.middleware_stack = None

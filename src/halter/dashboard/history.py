@@ -1,4 +1,4 @@
-"""The history of a session: its timeline, and what happened, in words and without repetition."""
+"""The history of a session: its timeline, and its events as a list without repetitions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,61 +35,71 @@ from halter.dashboard.labels import (
     label_outcome,
     label_state,
 )
-from halter.dashboard.parts import BAD, DIM, GOOD, LOOK, ChartSpan
+from halter.dashboard.widgets import BAD, DIM, GOOD, LOOK, ChartSpan
 from halter.operations.queries import TimedEvent
 from halter.present.events import format_relative_moment, summarize_event
 
-LANES: Final = ("turns", "requests", "calls", "brakes")
+LANES: Final = ("turns", "requests", "calls", "refusals")
 ZOOM: Final[dict[str, Any]] = {"dataZoom": [{"type": "inside", "filterMode": "none"}]}
-"""The wheel and two fingers zoom the timeline."""
+"""The mouse wheel and a pinch zoom the timeline."""
 
 
 def find_spans(events: Sequence[Stored | TimedEvent], now: int) -> list[ChartSpan]:
-    """Returns turns, requests and calls with start and end, and what stopped any of them."""
-    made: list[ChartSpan] = []
-    begun: dict[str, ChartSpan] = {}
-    for stored in events:
-        match stored.event:
+    """Return turns, requests and calls with start and end, and the refusals, caps and limits that stopped them."""
+    spans: list[ChartSpan] = []
+    open_spans: dict[str, ChartSpan] = {}
+    for stored_event in events:
+        match stored_event.event:
             case TurnStarted() as event:
-                begun["turn"] = ChartSpan("turns", f"turn {event.turn}", stored.at)
-            case TurnEnded() as event if "turn" in begun:
-                made.append(_end_span(begun.pop("turn"), stored.at, f", {event.why}", fine=not event.sentence))
+                open_spans["turn"] = ChartSpan("turns", f"turn {event.turn}", stored_event.at)
+            case TurnEnded() as event if "turn" in open_spans:
+                spans.append(
+                    _end_span(open_spans.pop("turn"), stored_event.at, f", {event.why}", fine=not event.sentence)
+                )
             case RequestStarted() as event:
-                begun[event.request] = ChartSpan("requests", event.model, stored.at, mood=GOOD)
-            case RequestSettled() as event if event.request in begun:
-                made.append(_settle_span(begun.pop(event.request), stored.at, event.outcome))
+                open_spans[event.request] = ChartSpan("requests", event.model, stored_event.at, mood=GOOD)
+            case RequestSettled() as event if event.request in open_spans:
+                spans.append(_settle_span(open_spans.pop(event.request), stored_event.at, event.outcome))
             case CallStarted() as event:
-                begun[event.call] = ChartSpan("calls", event.tool, stored.at, mood=LOOK)
-            case CallSettled() as event if event.call in begun:
-                made.append(_settle_span(begun.pop(event.call), stored.at, event.outcome))
+                open_spans[event.call] = ChartSpan("calls", event.tool, stored_event.at, mood=LOOK)
+            case CallSettled() as event if event.call in open_spans:
+                spans.append(_settle_span(open_spans.pop(event.call), stored_event.at, event.outcome))
             case CallRefused() as event:
-                made.append(ChartSpan("brakes", f"{event.tool}: {_name_outcome(event.outcome)}", stored.at, mood=BAD))
+                spans.append(
+                    ChartSpan("refusals", f"{event.tool}: {_name_outcome(event.outcome)}", stored_event.at, mood=BAD)
+                )
             case RequestRefused() as event:
-                made.append(ChartSpan("brakes", f"{event.model}: {_name_outcome(event.outcome)}", stored.at, mood=BAD))
+                spans.append(
+                    ChartSpan("refusals", f"{event.model}: {_name_outcome(event.outcome)}", stored_event.at, mood=BAD)
+                )
             case CostCapReached() as event:
-                made.append(ChartSpan("brakes", f"{event.name}: the cap of {event.scope}", stored.at, mood=BAD))
+                spans.append(
+                    ChartSpan("refusals", f"{event.name}: the cap of {event.scope}", stored_event.at, mood=BAD)
+                )
             case GuardrailTriggered() as event:
-                made.append(ChartSpan("brakes", f"guardrail {event.guardrail}", stored.at, mood=BAD))
+                spans.append(ChartSpan("refusals", f"limit {event.guardrail}", stored_event.at, mood=BAD))
             case _:
                 pass
-    return made + [_end_span(span, now, ", under way", fine=True) for span in begun.values()]
+    return spans + [_end_span(span, now, ", running", fine=True) for span in open_spans.values()]
 
 
 def find_skips(events: Sequence[Stored]) -> list[ChartSpan]:
-    """Returns turns that the gate skipped in a row, as one span."""
-    made: list[ChartSpan] = []
-    run: ChartSpan | None = None
-    for stored in events:
-        match stored.event:
+    """Return turns that the gate skipped in a row, as one span."""
+    spans: list[ChartSpan] = []
+    current: ChartSpan | None = None
+    for stored_event in events:
+        match stored_event.event:
             case TurnSkipped() as event:
-                start = stored.at if run is None else run.start
-                run = ChartSpan("turns", f"{format_count(event.skips, 'turn')} skipped", start, stored.at, DIM)
-            case TurnStarted() if run is not None:
-                made.append(run)
-                run = None
+                start = stored_event.at if current is None else current.start
+                current = ChartSpan(
+                    "turns", f"{format_count(event.skips, 'turn')} skipped", start, stored_event.at, DIM
+                )
+            case TurnStarted() if current is not None:
+                spans.append(current)
+                current = None
             case _:
                 pass
-    return made if run is None else [*made, run]
+    return spans if current is None else [*spans, current]
 
 
 def _settle_span(span: ChartSpan, at: int, outcome: str) -> ChartSpan:
@@ -100,27 +110,29 @@ def _name_outcome(outcome: str) -> str:
     return label_outcome(outcome).text.casefold()
 
 
-def _end_span(span: ChartSpan, at: int, how: str, *, fine: bool) -> ChartSpan:
-    return ChartSpan(span.lane, f"{span.name}{how}", span.start, at, span.mood if fine else BAD)
+def _end_span(span: ChartSpan, at: int, suffix: str, *, fine: bool) -> ChartSpan:
+    return ChartSpan(span.lane, f"{span.name}{suffix}", span.start, at, span.mood if fine else BAD)
 
 
 def find_health_spans(events: Sequence[Stored], now: int) -> list[ChartSpan]:
-    """Returns each sensor's health, from each change to the next."""
-    made: list[ChartSpan] = []
-    last: dict[str, ChartSpan] = {}
-    for stored in events:
-        if isinstance(stored.event, SensorChanged):
-            event = stored.event
-            before = last.get(event.sensor)
-            made += [_end_span(before, stored.at, "", fine=True)] if before else []
+    """Return each sensor's health, from each change to the next."""
+    spans: list[ChartSpan] = []
+    open_spans: dict[str, ChartSpan] = {}
+    for stored_event in events:
+        if isinstance(stored_event.event, SensorChanged):
+            event = stored_event.event
+            previous = open_spans.get(event.sensor)
+            spans += [_end_span(previous, stored_event.at, "", fine=True)] if previous else []
             mood = GOOD if event.health == "ok" else BAD
-            last[event.sensor] = ChartSpan(event.sensor, f"{event.sensor}: {event.health}", stored.at, mood=mood)
-    return made + [_end_span(span, now, "", fine=True) for span in last.values()]
+            open_spans[event.sensor] = ChartSpan(
+                event.sensor, f"{event.sensor}: {event.health}", stored_event.at, mood=mood
+            )
+    return spans + [_end_span(span, now, "", fine=True) for span in open_spans.values()]
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One line of a session's history; `count` is how often it happened in a row."""
+    """One line of a session's history; `count` is the number of consecutive occurrences."""
 
     seq: int
     at: int
@@ -130,18 +142,22 @@ class Happening:
 
 
 def list_happenings(events: Sequence[Stored]) -> list[Happening]:
-    """Lists what happened, the oldest first. Turns skipped in a row are one line, without the sleep between them."""
+    """List the events, oldest first. Consecutive skipped turns are one line, without the sleep between them."""
     names: dict[str, str] = {}
-    made: list[Happening] = []
-    for place, stored in enumerate(events):
-        before, after = (events[at].event if 0 <= at < len(events) else None for at in (place - 1, place + 1))
-        match stored.event:
-            case SessionWoken(recovered=False) if isinstance(after, TurnSkipped):
+    entries: list[Happening] = []
+    for index, stored_event in enumerate(events):
+        previous, following = (
+            events[position].event if 0 <= position < len(events) else None for position in (index - 1, index + 1)
+        )
+        match stored_event.event:
+            case SessionWoken(recovered=False) if isinstance(following, TurnSkipped):
                 continue
-            case SessionParked(trouble="") if isinstance(before, TurnSkipped):
+            case SessionParked(trouble="") if isinstance(previous, TurnSkipped):
                 continue
-            case TurnSkipped() if made and made[-1].kind == SKIPPED:
-                made[-1] = Happening(made[-1].seq, stored.at, SKIPPED, _describe(stored, names), made[-1].count + 1)
+            case TurnSkipped() if entries and entries[-1].kind == SKIPPED:
+                entries[-1] = Happening(
+                    entries[-1].seq, stored_event.at, SKIPPED, _describe(stored_event, names), entries[-1].count + 1
+                )
                 continue
             case RequestStarted() as event:
                 names[event.request] = event.model
@@ -149,26 +165,28 @@ def list_happenings(events: Sequence[Stored]) -> list[Happening]:
                 names[event.call] = event.tool
             case _:
                 pass
-        made.append(Happening(stored.seq, stored.at, _name_kind(stored), _describe(stored, names)))
-    return made
+        entries.append(
+            Happening(stored_event.seq, stored_event.at, _name_kind(stored_event), _describe(stored_event, names))
+        )
+    return entries
 
 
 SKIPPED: Final = "turn skipped"
 
 
-def _name_kind(stored: Stored) -> str:
-    kind = stored.event.kind if isinstance(stored.event, Unknown) else stored.event.KIND
+def _name_kind(stored_event: Stored) -> str:
+    kind = stored_event.event.kind if isinstance(stored_event.event, Unknown) else stored_event.event.KIND
     return kind.replace("_", " ")
 
 
-def _describe(stored: Stored, names: dict[str, str]) -> str:
-    """Puts an event into words of the page, where its sentence for a terminal has codes, ids and commands."""
-    match stored.event:
+def _describe(stored_event: Stored, names: dict[str, str]) -> str:
+    """Describe an event for the page, where its sentence for a terminal has codes, ids and commands."""
+    match stored_event.event:
         case SessionEnded() as event:
-            why = explain_terminal(event.state, event.terminal_reason)
-            return f"{label_state(event.state).text}{f': {why}' if why else ''}"
+            reason = explain_terminal(event.state, event.terminal_reason)
+            return f"{label_state(event.state).text}{f': {reason}' if reason else ''}"
         case SessionParked(trouble="") as event if event.state not in ("SLEEPING", "PAUSED"):
-            until = f", until {format_relative_moment(event.wake_at, stored.at)}" if event.wake_at else ""
+            until = f", until {format_relative_moment(event.wake_at, stored_event.at)}" if event.wake_at else ""
             return f"{label_state(event.state).text}{until}"
         case DecisionAsked() as event:
             return f"{label_decision(event.about).text}: {event.name}"
@@ -179,11 +197,11 @@ def _describe(stored: Stored, names: dict[str, str]) -> str:
         case RequestSettled(outcome="ok") as event:
             return _join(names.get(event.request, event.request), describe_usage(event), describe_cost(event))
         case _:
-            return summarize_event(stored).text
+            return summarize_event(stored_event).text
 
 
 def describe_usage(event: RequestSettled) -> str:
-    """Says what a model read and wrote; "" where that is not known."""
+    """Format the token usage of a request; "" where it is unknown."""
     used = event.usage
     if used is None or not (used.input_tokens or used.output_tokens):
         return ""
@@ -195,9 +213,9 @@ def describe_cost(event: CallSettled | RequestSettled) -> str:
     return format_money(micros_to_usd(event.charge.usd)) if event.charge and event.charge.usd else ""
 
 
-def describe_request(started: tuple[str, int] | None, event: RequestSettled, at: int) -> str:
-    """Says which model answered, how much it read and wrote, what that cost, and how long it took."""
-    model, began_at = started or ("", at)
+def describe_request(start_event: tuple[str, int] | None, event: RequestSettled, at: int) -> str:
+    """Describe the model, the usage, the cost and the duration of a request."""
+    model, began_at = start_event or ("", at)
     took = format_span(at - began_at) if at > began_at else ""
     return _join(model, describe_usage(event), describe_cost(event), took)
 

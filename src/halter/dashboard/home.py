@@ -1,4 +1,4 @@
-"""Home: the morning in one line, what needs a person, what happened overnight, and what each agent spends."""
+"""Home: the fleet in one line, what needs a person, last night's events, and the spending of each agent."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ from halter.dashboard.page import (
     ask_to_resume,
     open_dialog,
 )
-from halter.dashboard.parts import (
+from halter.dashboard.widgets import (
     Click,
     KeyedList,
     TextLabel,
@@ -84,11 +84,11 @@ CALLS = ("approval", "unknown_call", "cap_raise")
 
 
 def build_decision_card(page: OpenPage, decision: WaitingDecision) -> Callable[[WaitingDecision], None]:
-    """Shows a decision, and the buttons that answer it. Only its age changes later."""
-    asked = render_prompt(decision)
+    """Show a decision and the buttons that answer it. Only its age is updated later."""
+    prompt = render_prompt(decision)
     danger = decision.risk in DANGEROUS_LEVELS
     kind = label_decision(decision.about)
-    title = asked.what.removesuffix(".")
+    title = prompt.what.removesuffix(".")
     with add_box("article", f"h-card h-ask {'h-danger' if danger else ''}", title):
         with add_box("div", "h-lead"):
             add_badge(Label(kind.text, "bad" if danger else kind.mood, kind.icon))
@@ -101,18 +101,18 @@ def build_decision_card(page: OpenPage, decision: WaitingDecision) -> Callable[[
                     if decision.risk:
                         add_chip(f"{decision.risk.capitalize()} risk", RISK_MOODS.get(decision.risk, "look"))
                     age = add_text(_age(page, decision), "h-dim")
-        if asked.why:
-            add_text(f"“{asked.why}”", "h-text h-words")
-        # The injection brake explains its reasons itself, below the arguments.
-        if decision.reasons and not split_arguments(asked.shown)[1]:
-            add_text(f"Rated so because of {'; '.join(decision.reasons)}.", "h-text h-dim h-small")
-        if asked.shown:
-            add_arguments(asked.shown)
+        if prompt.why:
+            add_text(f"“{prompt.why}”", "h-text h-words")
+        # The provenance check explains its reasons below the arguments.
+        if decision.reasons and not split_arguments(prompt.details)[1]:
+            add_text(f"Risk factors: {'; '.join(decision.reasons)}.", "h-text h-dim h-small")
+        if prompt.details:
+            add_arguments(prompt.details)
         if decision.session:
             add_link(f"Session {decision.session}", f"/session/{decision.session}").classes("h-small")
         if page.has_role("approver"):
-            _answers(page, decision, asked)
-    return lambda later: _update_age(page, age, later)
+            _answers(page, decision, prompt)
+    return lambda newer: _update_age(page, age, newer)
 
 
 def _update_age(page: OpenPage, age: TextLabel, decision: WaitingDecision) -> None:
@@ -129,31 +129,31 @@ def _age(page: OpenPage, decision: WaitingDecision) -> str:
     return f"waits {format_span(max(SECOND, page.now - decision.asked_at))}{ends}"
 
 
-def indent_arguments(shown: str) -> str:
-    """Indents the arguments of a call as it is shown to a person, without what is said about them."""
-    values, _ = split_arguments(shown)
-    return json.dumps(values, indent=2, ensure_ascii=False) if values else shown
+def indent_arguments(text: str) -> str:
+    """Indent the arguments of a call as shown to a person, without the text that follows them."""
+    values, _ = split_arguments(text)
+    return json.dumps(values, indent=2, ensure_ascii=False) if values else text
 
 
 ANSWERS: Mapping[str, tuple[str, str]] = {
     "proposal": ("Keep", "Dismiss"),
     "unknown_call": ("It was done", "It was not done"),
-    "cap_raise": ("Raise the cap", "Let it end"),
+    "cap_raise": ("Raise the cap", "End the session"),
 }
-"""Yes and no, where they are not to approve and to deny."""
+"""The labels of yes and no, where they are not Approve and Deny."""
 
 
-def _answers(page: OpenPage, decision: WaitingDecision, asked: DecisionPrompt) -> None:
+def _answers(page: OpenPage, decision: WaitingDecision, prompt: DecisionPrompt) -> None:
     yes, no = ANSWERS.get(decision.about, ("Approve", "Deny"))
     with add_box("div", "h-buttons"):
         if decision.about == "cap_raise":
             add_button(f"{yes}…", lambda: _ask_raise(page, decision), "yes")
         else:
-            add_button(yes, lambda: _approve(page, decision), "yes", f"{yes} {decision.name}: {asked.yes}", "check")
-        add_button(f"{no}…", lambda: _ask_denial(page, decision, asked, no), "plain", f"{no} {decision.name}")
+            add_button(yes, lambda: _approve(page, decision), "yes", f"{yes} {decision.name}: {prompt.yes}", "check")
+        add_button(f"{no}…", lambda: _ask_denial(page, decision, prompt, no), "plain", f"{no} {decision.name}")
         if decision.about == "approval":
             add_button(
-                "Edit…", lambda: _ask_edit(page, decision, asked), "plain", f"Edit the arguments of {decision.name}"
+                "Edit…", lambda: _ask_edit(page, decision, prompt), "plain", f"Edit the arguments of {decision.name}"
             )
             add_button("Always…", lambda: _ask_always(page, decision), "plain", f"Always allow {decision.name}")
 
@@ -167,10 +167,10 @@ async def _send_approval(page: OpenPage, decision: WaitingDecision, terms: Appro
 
 
 def build_group_card(page: OpenPage, calls: Sequence[WaitingDecision]) -> Callable[[Sequence[WaitingDecision]], None]:
-    """Says that several calls of a session wait together, and answers all of them as they are shown here."""
-    says = f"{len(calls)} calls wait together"
-    with add_box("article", "h-card", says):
-        add_text(says, "h-title")
+    """Show that several calls of a session wait for approval, with a button that approves exactly the calls shown."""
+    message = f"{len(calls)} calls wait for approval"
+    with add_box("article", "h-card", message):
+        add_text(message, "h-title")
         if page.has_role("approver"):
             with add_box("div", "h-buttons"):
                 yes = f"Approve all {len(calls)}"
@@ -179,86 +179,98 @@ def build_group_card(page: OpenPage, calls: Sequence[WaitingDecision]) -> Callab
 
 
 def _ask_together(page: OpenPage, calls: Sequence[WaitingDecision], yes: str) -> None:
-    shown = [ShownDecision(decision.decision, decision.digest) for decision in calls]
+    shown_decisions = [ShownDecision(decision.decision, decision.digest) for decision in calls]
 
     async def do(values: FormValues) -> str:
         session = calls[0].session
-        return (await decisions.approve_together(page.actor, session, shown=shown, reason=values["reason"])).sentence
+        return (
+            await decisions.approve_together(page.actor, session, shown=shown_decisions, reason=values["reason"])
+        ).sentence
 
-    says = "\n\n".join(
-        f"{number}. {make_legible(render_prompt(decision).shown)}" for number, decision in enumerate(calls, 1)
+    message = "\n\n".join(
+        f"{number}. {make_legible(render_prompt(decision).details)}" for number, decision in enumerate(calls, 1)
     )
-    open_dialog(page, f"{yes} calls, once each?", says, (REASON,), yes, do)
+    open_dialog(page, f"{yes} calls, once each?", message, (REASON,), yes, do)
 
 
-def _ask_denial(page: OpenPage, decision: WaitingDecision, asked: DecisionPrompt, no: str) -> None:
+def _ask_denial(page: OpenPage, decision: WaitingDecision, prompt: DecisionPrompt, no: str) -> None:
     async def do(values: FormValues) -> str:
         return (await decisions.deny(page.actor, decision.decision, values["reason"])).sentence
 
-    open_dialog(page, f"{no}: {decision.name}?", f"{asked.no}.", (REASON,), no, do, "stop")
+    open_dialog(page, f"{no}: {decision.name}?", f"{prompt.no}.", (REASON,), no, do, "stop")
 
 
-def _ask_edit(page: OpenPage, decision: WaitingDecision, asked: DecisionPrompt) -> None:
+def _ask_edit(page: OpenPage, decision: WaitingDecision, prompt: DecisionPrompt) -> None:
     async def do(values: FormValues) -> str:
-        edited = decisions.arguments(values["arguments"].encode("utf-8", "replace"), "")
-        return await _send_approval(page, decision, ApprovalTerms(edit=edited, reason=values["reason"]))
+        edited_arguments = decisions.arguments(values["arguments"].encode("utf-8", "replace"), "")
+        return await _send_approval(page, decision, ApprovalTerms(edit=edited_arguments, reason=values["reason"]))
 
-    says = "It is called once, with the arguments below in place of the model's."
-    arguments = FormField("arguments", "Arguments, as a JSON object", indent_arguments(asked.shown), "text")
-    open_dialog(page, f"Approve {decision.name} with other arguments?", says, (arguments, REASON), "Approve this", do)
+    message = "The call runs once, with these arguments instead of the model's."
+    arguments = FormField("arguments", "Arguments, as a JSON object", indent_arguments(prompt.details), "text")
+    open_dialog(
+        page, f"Approve {decision.name} with other arguments?", message, (arguments, REASON), "Approve this", do
+    )
 
 
-OWN_WORDS = "as I write below"
+OWN_WORDS = "as written below"
 MAX_CHOICES = 3
 
 
 def list_rule_choices(decision: WaitingDecision) -> dict[str, str]:
-    """Lists up to three rules that the arguments suggest, the narrowest first, and the way to write another one.
+    """List up to three rules that the arguments suggest, the narrowest first.
 
-    A call of high risk suggests only itself.
+    A call of high risk gets only the rule for exactly the same arguments.
     """
-    offered = {make_legible(each.sentence): each.match for each in list_rule_offers(decision)} or {
+    choices = {make_legible(offer.sentence): offer.match for offer in list_rule_offers(decision)} or {
         "with exactly the same arguments": SAME
     }
     if decision.risk not in DANGEROUS_LEVELS:
-        for sentence, match in _list_loosened_rules(render_prompt(decision).shown):
-            if len(offered) < MAX_CHOICES:
-                offered[make_legible(sentence)] = match
-    return dict(list(offered.items())[:MAX_CHOICES])
+        for sentence, match in _list_loosened_rules(render_prompt(decision).details):
+            if len(choices) < MAX_CHOICES:
+                choices[make_legible(sentence)] = match
+    return dict(list(choices.items())[:MAX_CHOICES])
 
 
-def _list_loosened_rules(shown: str) -> Iterable[tuple[str, str]]:
-    """Leaves amounts open, and then all arguments but the first: what differs from call to call comes last."""
-    values, _ = split_arguments(shown)
+def _list_loosened_rules(text: str) -> Iterable[tuple[str, str]]:
+    """List wider rules: any amounts, then any arguments but the first, since identifying arguments come first."""
+    values, _ = split_arguments(text)
     names = [name for name in values if name.isidentifier()]
     numbers = [name for name in names if isinstance(values[name], int | float)]
-    rest = names[1:]
-    for free in (numbers, rest):
-        if free and len(free) < len(names):
-            kept = ", ".join(name for name in names if name not in free)
-            yield f"with the same {kept}, whatever the {', '.join(free)}", "\n".join(f"any:{name}" for name in free)
+    all_but_first = names[1:]
+    for free_names in (numbers, all_but_first):
+        if free_names and len(free_names) < len(names):
+            fixed_names = ", ".join(name for name in names if name not in free_names)
+            yield (
+                f"with the same {fixed_names} and any {', '.join(free_names)}",
+                "\n".join(f"any:{name}" for name in free_names),
+            )
 
 
 def _ask_always(page: OpenPage, decision: WaitingDecision) -> None:
-    offered = list_rule_choices(decision)
+    choices = list_rule_choices(decision)
 
     async def do(values: FormValues) -> str:
-        lasts, match = parse_duration(values["lasts"]), values["own"].strip() or offered.get(values["match"], "")
-        terms = ApprovalTerms(always=True, match=match, scope=values["scope"], lasts=lasts, reason=values["reason"])
+        duration_text, match = (
+            parse_duration(values["lasts"]),
+            values["own"].strip() or choices.get(values["match"], ""),
+        )
+        terms = ApprovalTerms(
+            always=True, match=match, scope=values["scope"], lasts=duration_text, reason=values["reason"]
+        )
         return await _send_approval(page, decision, terms)
 
     fields = (
-        FormField("match", "Which calls", next(iter(offered)), "radio", (*offered, OWN_WORDS)),
-        FormField("own", "Or in your own words, one to a line", "", "text"),
-        FormField("scope", "Where", "session", "choice", ("session", "agent", "fleet")),
-        FormField("lasts", "For how long", "7d"),
+        FormField("match", "Which calls", next(iter(choices)), "radio", (*choices, OWN_WORDS)),
+        FormField("own", "Custom conditions, one per line", "", "text"),
+        FormField("scope", "Scope", "session", "choice", ("session", "agent", "fleet")),
+        FormField("lasts", "Duration", "7d"),
         REASON,
     )
-    says = (
-        f"This call is approved, and from now on {decision.name} needs no approval where it is called as you choose. "
-        "In your own words: words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST, any:KEY."
+    message = (
+        f"Approves this call. Matching calls of {decision.name} need no approval until the rule expires. "
+        "Custom conditions: words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST, any:KEY."
     )
-    open_dialog(page, f"Always allow {decision.name}?", says, fields, "Approve, and always", do)
+    open_dialog(page, f"Always allow {decision.name}?", message, fields, "Approve and create rule", do)
 
 
 def _ask_raise(page: OpenPage, decision: WaitingDecision) -> None:
@@ -268,17 +280,22 @@ def _ask_raise(page: OpenPage, decision: WaitingDecision) -> None:
 
     cap = FormField("cap", "New cap in dollars, or none")
     open_dialog(
-        page, f"Raise the cap of {decision.subject}?", render_prompt(decision).shown, (cap, REASON), "Raise the cap", do
+        page,
+        f"Raise the cap of {decision.subject}?",
+        render_prompt(decision).details,
+        (cap, REASON),
+        "Raise the cap",
+        do,
     )
 
 
 EVENING_HOUR = 18
 MAX_STORY = 24
-MAX_FINDINGS_TOLD = 100
+MAX_STORY_FINDINGS = 100
 
 
 class StoryLine(msgspec.Struct, frozen=True):
-    """One thing that happened: when, how it looks, in words, and where to read more."""
+    """One line of the story: time, label, sentence, and a link to more."""
 
     at: int
     label: Label
@@ -288,83 +305,83 @@ class StoryLine(msgspec.Struct, frozen=True):
 
 
 def build_story(
-    night: NightSummary, findings: Sequence[Artifact], news: Sequence[queries.AgentNews]
+    night: NightSummary, findings: Sequence[Artifact], notices: Sequence[queries.AgentNews]
 ) -> list[StoryLine]:
-    """Puts what happened into one line each, the newest first; what happened alike is one line."""
+    """Make one line of each event or group of similar events, newest first."""
     lines = [
         *map(_make_ends_line, night.ends),
         *map(_make_answers_line, night.answers),
         *map(_make_halt_line, night.halts),
         *_make_finding_lines([artifact for artifact in findings if artifact.at >= night.since]),
-        *_make_document_lines(night, news),
+        *_make_document_lines(night, notices),
         *map(_make_undelivered_line, night.undelivered),
-        *(_make_news_line(one) for one in news if not one.about.startswith(TOLD_ELSEWHERE)),
+        *(_make_notice_line(notice) for notice in notices if not notice.about.startswith(OMITTED_NOTICE_PREFIXES)),
     ]
     return sorted(lines, key=lambda line: line.at, reverse=True)[:MAX_STORY]
 
 
-TOLD_ELSEWHERE = ("ended:", "waiting:", "asks:")
-"""Notices of ends and questions: the story has the ends and decisions themselves, and open questions have cards."""
+OMITTED_NOTICE_PREFIXES = ("ended:", "waiting:", "asks:")
+"""Notices that the story leaves out: it has the ends and decisions themselves, and open questions have cards."""
 
 
 def _make_ends_line(row: EndsAlike) -> StoryLine:
     label = label_state(row.state)
-    why = explain_terminal(row.state, row.terminal_reason)
-    many = f"{row.count:,} sessions" if row.count > 1 else "a session"
-    word = f"{label.text[0].lower()}{label.text[1:]}"
-    text = f"{row.agent} ended {many}: {word}{f', {why}' if why else ''}"
+    reason = explain_terminal(row.state, row.terminal_reason)
+    sessions = f"{row.count:,} sessions" if row.count > 1 else "a session"
+    state = f"{label.text[0].lower()}{label.text[1:]}"
+    text = f"{row.agent} ended {sessions}: {state}{f', {reason}' if reason else ''}"
     return StoryLine(row.at, label, text, f"/session/{row.session}", row.session)
 
 
 def _make_answers_line(row: AnswersAlike) -> StoryLine:
-    often = f", {row.count:,} times" if row.count > 1 else ""
-    text = f"{row.by} {'denied' if row.denied else 'approved'} {row.name} of {row.agent}{often}"
+    times = f", {row.count:,} times" if row.count > 1 else ""
+    text = f"{row.by} {'denied' if row.denied else 'approved'} {row.name} of {row.agent}{times}"
     label = Label("", "bad", "cross") if row.denied else Label("", "good", "check")
     return StoryLine(row.at, label, text, f"/session/{row.session}" if row.session else "", row.session or "")
 
 
 def _make_halt_line(row: HaltRow) -> StoryLine:
-    what = f"{row.by} {'halted' if row.halted else 'let go again'}: {name_scope(row.scope)}"
-    return StoryLine(row.at, Label("", "bad" if row.halted else "good", "halt"), f"{what}. {row.reason}".strip())
+    sentence = f"{row.by} {'halted' if row.halted else 'resumed'}: {name_scope(row.scope)}"
+    return StoryLine(row.at, Label("", "bad" if row.halted else "good", "halt"), f"{sentence}. {row.reason}".strip())
 
 
-def _make_document_lines(night: NightSummary, news: Sequence[queries.AgentNews]) -> Iterable[StoryLine]:
-    """Tells which documents were left to a person, unless a notice does."""
-    subjects = " ".join(one.subject for one in news)
-    for item in night.left:
+def _make_document_lines(night: NightSummary, notices: Sequence[queries.AgentNews]) -> Iterable[StoryLine]:
+    """Make a line of each quarantined document that no notice mentions."""
+    subjects = " ".join(notice.subject for notice in notices)
+    for item in night.quarantined_items:
         if item.name not in subjects:
-            text = f"{item.name} was left to you"
+            text = f"{item.name} is quarantined"
             yield StoryLine(item.quarantined_at or 0, Label("", "look", "paper"), text, "/triggers", item.trigger)
 
 
 def _make_undelivered_line(row: NotificationRow) -> StoryLine:
-    text = f"{row.agent} could not tell you over {row.channel}: {row.error}"
+    text = f"{row.agent} could not notify you over {row.channel}: {row.error}"
     return StoryLine(row.queued_at, Label("", "bad", "alert"), text)
 
 
-def _make_news_line(news: queries.AgentNews) -> StoryLine:
-    text = news.subject if news.subject.startswith(news.agent) else f"{news.agent}: {news.subject}"
-    return StoryLine(news.queued_at, Label("", "calm", "bell"), text)
+def _make_notice_line(notice: queries.AgentNews) -> StoryLine:
+    text = notice.subject if notice.subject.startswith(notice.agent) else f"{notice.agent}: {notice.subject}"
+    return StoryLine(notice.queued_at, Label("", "calm", "bell"), text)
 
 
 def _make_finding_lines(findings: Sequence[Artifact]) -> Iterable[StoryLine]:
-    """Tells each urgent finding, and of the others how many there are of each kind."""
-    alike: dict[tuple[str, str, str], list[Artifact]] = {}
+    """Make one line of each urgent finding, and one line of the others of each agent and severity."""
+    groups: dict[tuple[str, str, str], list[Artifact]] = {}
     for artifact in findings:
-        alike.setdefault(
+        groups.setdefault(
             (artifact.agent, artifact.severity, artifact.id if SEVERITY_MOODS.get(artifact.severity) == "bad" else ""),
             [],
         ).append(artifact)
-    for (agent, severity, _), group in alike.items():
-        last = max(group, key=lambda artifact: artifact.at)
-        text = to_one_line(last.text.partition("\n")[0]).removeprefix(f"[{severity}] ")[:140]
-        sentence = text if len(group) == 1 else f"{format_count(len(group), 'thing')}, the last: {text}"
+    for (agent, severity, _), group in groups.items():
+        newest = max(group, key=lambda artifact: artifact.at)
+        text = to_one_line(newest.text.partition("\n")[0]).removeprefix(f"[{severity}] ")[:140]
+        sentence = text if len(group) == 1 else f"{format_count(len(group), 'finding')}, the latest: {text}"
         label = Label("", SEVERITY_MOODS.get(severity, "dim"), "findings")
-        yield StoryLine(last.at, label, f"{agent} found ({severity}): {sentence}", "/findings", "findings")
+        yield StoryLine(newest.at, label, f"{agent} found ({severity}): {sentence}", "/findings", "findings")
 
 
 def find_last_evening(now: int) -> int:
-    """Returns the evening before, so that a morning shows the night."""
+    """Return the time of the previous evening, so that Home shows the last night."""
     local = datetime.fromtimestamp(now / SECOND, UTC).astimezone()
     evening = datetime.combine(local.date() - timedelta(days=1), time(EVENING_HOUR), local.tzinfo)
     return int(evening.timestamp() * SECOND)
@@ -374,7 +391,7 @@ RESUMED = ("halt", "paused", "stopped")
 
 
 def build_need_card(page: OpenPage, need: Need) -> Callable[[Need], None]:
-    """Shows what needs a person and is no decision, with the button that settles it, or the command where none does."""
+    """Show a need that is not a decision, with the button that settles it, or else the command."""
     kind, title = label_decision(need.kind), translate_scopes(need.sentence)
     with add_box("article", f"h-card h-ask {'h-danger' if kind.mood == 'bad' else ''}", title):
         with add_box("div", "h-lead"):
@@ -397,14 +414,14 @@ def build_need_card(page: OpenPage, need: Need) -> Callable[[Need], None]:
 
 
 def _find_answer(page: OpenPage, need: Need) -> tuple[str, Click, str, str] | None:
-    """Returns the button that settles a need, if there is one that the person may press."""
+    """Return the button that settles a need, if the person may use one."""
     if not page.has_role("operator"):
         return None
     match need.kind:
         case "question":
             return "Answer…", lambda: _ask_answer(page, need), "yes", f"Answer {need.agent}"
         case "document":
-            return "Try again", lambda: _retry(page, need), "yes", f"Try again: {need.item}"
+            return "Retry", lambda: _retry(page, need), "yes", f"Retry {need.item}"
         case "budget":
             return "Raise the cap…", lambda: ask_cap(page, need.scope), "yes", f"Raise the cap of {need.scope}"
         case kind if kind in RESUMED:
@@ -423,47 +440,47 @@ async def _retry(page: OpenPage, need: Need) -> None:
 
 
 def list_need_pages(need: Need) -> list[tuple[str, str]]:
-    """Lists the pages on which a need is looked into or settled, the nearest first."""
+    """List links to the pages about a need, the most specific first."""
     kind, _, name = need.scope.partition(":")
     session = need.session or (name if kind == "session" else "")
     agent = need.agent or (name if kind == "agent" else "")
     pages = {
         "budget": ("Caps", "/budgets"),
-        "document": ("Documents left to you", "/triggers"),
+        "document": ("Quarantined documents", "/triggers"),
         "kept": ("Findings", "/findings"),
         "host": ("Workers", "/fleet"),
     }
-    found = [pages[need.kind]] if need.kind in pages else []
-    found += [(f"Session {session}", f"/session/{session}")] if session else []
-    return found + ([(f"Agent {agent}", f"/agent/{agent}")] if agent and not session else [])
+    links = [pages[need.kind]] if need.kind in pages else []
+    links += [(f"Session {session}", f"/session/{session}")] if session else []
+    return links + ([(f"Agent {agent}", f"/agent/{agent}")] if agent and not session else [])
 
 
 def _ask_answer(page: OpenPage, need: Need) -> None:
     async def do(values: FormValues) -> str:
         await control.send_message(page.actor, need.session, values["text"])
-        return f"{need.session} has your answer, and goes on."
+        return f"Answer sent; {need.session} resumes."
 
     text = FormField("text", "Your answer", "", "text")
     open_dialog(page, f"Answer {need.agent}?", need.sentence, (text,), "Answer", do)
 
 
-def _build_card(page: OpenPage, one: WaitingDecision | Need) -> Callable[[Any], None]:
-    return build_need_card(page, one) if isinstance(one, Need) else build_decision_card(page, one)
+def _build_card(page: OpenPage, item: WaitingDecision | Need) -> Callable[[Any], None]:
+    return build_need_card(page, item) if isinstance(item, Need) else build_decision_card(page, item)
 
 
 async def build_decision_page(page: OpenPage, name: str) -> RefreshPage:
-    """Shows one decision alone, to a person who was sent to it; one that is over says how it ended."""
-    decision = await decisions.decision_meant(page.actor, name)
-    cards = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda shown: build_decision_card(page, shown))
+    """Show one decision alone, as linked from a notice; a settled one shows its outcome."""
+    decision = await decisions.get_open_decision(page.actor, name)
+    cards = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda newer: build_decision_card(page, newer))
     with add_box("div", role="status"):
-        ended = add_text("")
+        outcome = add_text("")
 
     async def refresh(_: FeedChanges) -> None:
         try:
-            cards.show({decision.decision: await decisions.decision_meant(page.actor, decision.decision)})
-        except NotDone as over:
+            cards.show({decision.decision: await decisions.get_open_decision(page.actor, decision.decision)})
+        except NotDone as error:
             cards.show({})
-            ended.show_text(str(over))
+            outcome.show_text(str(error))
 
     await refresh(FeedChanges(everything=True))
     return refresh
@@ -473,33 +490,33 @@ async def build_home_page(page: OpenPage) -> RefreshPage:
     pulse = add_box("p", "h-pulse", "Now", role="status").style("margin: 0")
     with add_section("Needs you"):
         cards = KeyedList[WaitingDecision | Need](add_box("div", "h-cards"), lambda one: _build_card(page, one))
-        with add_box("div", "h-clear") as clear:
+        with add_box("div", "h-clear") as all_clear:
             add_icon("check")
             add_text("Nothing needs you.")
     with add_box("div", "h-wide"):
         with add_section("Last night", card=True):
-            since = add_text("", "h-dim h-small")
+            period_label = add_text("", "h-dim h-small")
             story = KeyedList[StoryLine](
-                add_box("ol", "h-story"), lambda line: _build_story_line(page, line), "Nothing happened since then."
+                add_box("ol", "h-story"), lambda line: _build_story_line(page, line), "No activity since then."
             )
         with add_section("Spent in the last 24 hours", card=True):
             spends = KeyedList[AgentSpending](add_box("div"), _build_spending, "No agent has run yet.")
-    told: list[tuple[str, str, str]] = []
+    current_parts: list[tuple[str, str, str]] = []
 
     async def refresh(changes: FeedChanges) -> None:
-        asked = {decision.decision: decision for decision in await waiting(page.actor)}
+        open_decisions = {decision.decision: decision for decision in await waiting(page.actor)}
         needs = await queries.read_needs(page.actor)
-        cards.show(asked | {need.sentence: need for need in needs if not need.decision})
-        clear.set_visibility(not needs)
-        if not changes.has_commits and told:
+        cards.show(open_decisions | {need.sentence: need for need in needs if not need.decision})
+        all_clear.set_visibility(not needs)
+        if not changes.has_commits and current_parts:
             return
         lines = await queries.fleet(page.actor)
-        parts = await _describe_now(page, len(needs), lines)
-        if parts != told:
-            told[:] = parts
+        parts = await _build_pulse_parts(page, len(needs), lines)
+        if parts != current_parts:
+            current_parts[:] = parts
             _show_pulse(pulse, parts)
         evening = find_last_evening(page.now)
-        since.show_text(f"Since yesterday, {format_moment(evening)[11:16]}")
+        period_label.show_text(f"Since yesterday, {format_moment(evening)[11:16]}")
         await _show_story(page, story, evening)
         spends.show({each.agent: each for each in await read_spending(page, lines)})
 
@@ -507,37 +524,37 @@ async def build_home_page(page: OpenPage) -> RefreshPage:
     return refresh
 
 
-async def _describe_now(page: OpenPage, needs: int, lines: Sequence[AgentLine]) -> list[tuple[str, str, str]]:
-    """Describes the fleet in four parts, each with its mood and the page that tells more."""
-    spent, cap = await _sum_today(page, lines)
-    stopped = [line for line in lines if is_unwell(line)]
-    urgent = await queries.count_urgent_findings(page.actor)
-    near = cap is not None and spent >= cap * Decimal("0.8")
-    money_part = f"{format_money(spent)} today" if cap is None else f"{format_share(spent, cap)} today"
+async def _build_pulse_parts(page: OpenPage, need_count: int, lines: Sequence[AgentLine]) -> list[tuple[str, str, str]]:
+    """Describe the fleet in four parts: text, mood and link."""
+    spent_usd, cap = await _sum_today(page, lines)
+    unhealthy = [line for line in lines if is_unwell(line)]
+    urgent_count = await queries.count_urgent_findings(page.actor)
+    is_near_cap = cap is not None and spent_usd >= cap * Decimal("0.8")
+    money_part = f"{format_money(spent_usd)} today" if cap is None else f"{format_share(spent_usd, cap)} today"
     return [
         (
-            f"{needs} need{'s' if needs == 1 else ''} you" if needs else "Nothing needs you",
-            "look" if needs else "good",
+            f"{need_count} need{'s' if need_count == 1 else ''} you" if need_count else "Nothing needs you",
+            "look" if need_count else "good",
             "/",
         ),
-        (money_part, "bad" if near else "", "/budgets"),
+        (money_part, "bad" if is_near_cap else "", "/budgets"),
         (
-            f"{format_count(len(stopped), 'agent')} stopped"
-            if stopped
-            else f"{format_count(len(lines), 'agent')} fine",
-            "bad" if stopped else "dim",
+            f"{format_count(len(unhealthy), 'agent')} {'needs' if len(unhealthy) == 1 else 'need'} attention"
+            if unhealthy
+            else f"{format_count(len(lines), 'agent')} well",
+            "bad" if unhealthy else "dim",
             "/fleet",
         ),
         (
-            f"{format_count(urgent, 'high finding')}" if urgent else "no high findings",
-            "bad" if urgent else "dim",
+            f"{format_count(urgent_count, 'high finding')}" if urgent_count else "no high findings",
+            "bad" if urgent_count else "dim",
             "/findings",
         ),
     ]
 
 
 async def _sum_today(page: OpenPage, lines: Sequence[AgentLine]) -> tuple[Decimal, Decimal | None]:
-    """Sums up the day of the fleet, or of the agents that a person sees."""
+    """Sum today's spending of the fleet, or of the agents that the person may see."""
     if page.principal.agents:
         caps = [line.cap_today_usd for line in lines]
         return sum((line.spent_today_usd for line in lines), ZERO_USD), None if None in caps else sum(
@@ -546,19 +563,19 @@ async def _sum_today(page: OpenPage, lines: Sequence[AgentLine]) -> tuple[Decima
     return await money.read_fleet_day(page.actor)
 
 
-def _show_pulse(pulse: Element, parts: Sequence[tuple[str, str, str]]) -> None:
+def _show_pulse(pulse: Element, pulse_parts: Sequence[tuple[str, str, str]]) -> None:
     pulse.clear()
     with pulse:
-        for text, mood, path in parts:
+        for text, mood, path in pulse_parts:
             with add_box("span"):
                 add_link(text, path, f"h-{mood}" if mood else "")
 
 
 async def _show_story(page: OpenPage, story: KeyedList[StoryLine], since: int) -> None:
     night = await queries.summarise_night(page.actor, since, MAX_STORY)
-    findings = await artifacts.findings(page.actor, limit=MAX_FINDINGS_TOLD)
-    news = await queries.read_news(page.actor, since)
-    lines = build_story(night, findings, news)
+    findings = await artifacts.findings(page.actor, limit=MAX_STORY_FINDINGS)
+    notices = await queries.read_notices(page.actor, since)
+    lines = build_story(night, findings, notices)
     story.show({(line.at, line.text): line for line in lines})
 
 
@@ -574,7 +591,7 @@ def _build_story_line(page: OpenPage, line: StoryLine) -> Callable[[StoryLine], 
 
 
 class AgentSpending(msgspec.Struct, frozen=True):
-    """What an agent spent in each of the last hours, and today against its cap."""
+    """Spending of an agent in each of the last hours, and today against its cap."""
 
     agent: str
     hours: tuple[float, ...]
@@ -590,13 +607,13 @@ class AgentSpending(msgspec.Struct, frozen=True):
 
 
 async def read_spending(page: OpenPage, lines: Sequence[AgentLine]) -> Sequence[AgentSpending]:
-    """Reads the last 24 hours of each agent, also of those that spent nothing; the dearest first."""
-    since = page.now - DAY
-    spent: dict[str, dict[int, float]] = {}
-    for part in await queries.spending(page.actor, since, page.now + 1, DAY // HOUR):
-        spent.setdefault(part.agent, {})[part.part] = float(part.spent_usd)
-    made = [_sum_up(line, spent.get(line.agent, {})) for line in lines]
-    return sorted(made, key=lambda each: (-sum(each.hours), each.agent))
+    """Read the spending of each agent in the last 24 hours, the highest first; agents without spending are included."""
+    starts_at = page.now - DAY
+    hours_by_agent: dict[str, dict[int, float]] = {}
+    for slice_ in await queries.spending(page.actor, starts_at, page.now + 1, DAY // HOUR):
+        hours_by_agent.setdefault(slice_.agent, {})[slice_.part] = float(slice_.spent_usd)
+    spending = [_sum_up(line, hours_by_agent.get(line.agent, {})) for line in lines]
+    return sorted(spending, key=lambda row: (-sum(row.hours), row.agent))
 
 
 def _sum_up(line: AgentLine, hours: Mapping[int, float]) -> AgentSpending:
@@ -610,11 +627,11 @@ def _build_spending(spending: AgentSpending) -> Callable[[AgentSpending], None]:
         figures = add_text(spending.describe(), "h-text h-small")
         spark = add_spark(f"Spent by {spending.agent} in each of the last 24 hours", spending.hours)
         meter = add_meter(f"Spent today by {spending.agent}, of its cap", spending.fraction)
-    seen = [spending]
+    current = [spending]
 
     def update(spending: AgentSpending) -> None:
-        if spending != seen[0]:
-            seen[0] = spending
+        if spending != current[0]:
+            current[0] = spending
             figures.show_text(spending.describe())
             set_meter(meter, spending.fraction)
             set_spark(spark, spending.hours)

@@ -1,6 +1,6 @@
-"""The logo and the icons: drawn here, and shipped as masks in the style sheet, so that a page loads nothing for them.
+"""The logo and the icons, which are masks in the style sheet, so that a page loads no files for them.
 
-An icon has the colour of the text beside it, and is hidden from screen readers: the words beside it say what it means.
+An icon has the colour of the text next to it. It is hidden from screen readers, since that text carries the meaning.
 """
 
 from typing import Final
@@ -38,7 +38,7 @@ ICONS: Final = {
     "search": "M11 4a7 7 0 100 14 7 7 0 000-14M16 16l4.5 4.5",
     "bell": "M6 17V11a6 6 0 0112 0v6l1.5 1.5h-15zM10.5 21h3",
 }
-"""Strokes on a square of 24."""
+"""SVG paths on a square of 24."""
 
 LOGO: Final = (
     '<rect width="32" height="32" rx="8" fill="#3145c4"/>'
@@ -56,7 +56,7 @@ def draw_logo() -> str:
 
 
 def write_icon_styles() -> str:
-    """Writes a class for each icon."""
+    """Write a class for each icon."""
     rules = [f".i-{name}{{--i:{make_data_url(_make_icon(path))}}}" for name, path in ICONS.items()]
     fold = f":root{{--fold:{make_data_url(_make_icon(ICONS['next']))}}}"
     return "\n".join([*rules, fold, f".h-logo{{background-image:{make_data_url(draw_logo())}}}"])
@@ -72,7 +72,7 @@ def make_data_url(svg: str) -> str:
 
 
 def make_manifest() -> dict[str, object]:
-    """Describes the dashboard to a phone that installs it."""
+    """Describe the dashboard to a phone that installs it."""
     icons = [
         {"src": "/login/icon.svg", "sizes": "any", "type": "image/svg+xml"},
         {"src": TOUCH_ICON_PATH, "sizes": "192x192", "type": "image/png"},

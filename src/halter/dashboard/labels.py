@@ -1,4 +1,4 @@
-"""Words for what the store calls by a code: states, outcomes, kinds, ids, amounts and moments."""
+"""Labels for the codes in the store: states, outcomes, kinds, ids, amounts and times."""
 
 import re
 from decimal import Decimal
@@ -13,7 +13,7 @@ from halter.present.events import format_moment
 
 
 class Label(NamedTuple):
-    """A word, its mood and its icon. The mood is a colour; the word says the same."""
+    """A text with a mood and an icon. The mood is a colour; the text carries the same meaning."""
 
     text: str
     mood: str = "dim"
@@ -25,14 +25,14 @@ STATES: Final = {
     "WAITING_FOR_TOOL": Label("Waiting for a tool", "calm", "tool"),
     "WAITING_FOR_INPUT": Label("Waiting for an answer", "look", "chat"),
     "WAITING_FOR_APPROVAL": Label("Waiting for approval", "look", "person"),
-    "WAITING_FOR_BUDGET": Label("Waiting for money", "look", "budgets"),
+    "WAITING_FOR_BUDGET": Label("Waiting for a budget", "look", "budgets"),
     "SLEEPING": Label("Sleeping", "dim", "moon"),
     "PAUSED": Label("Paused", "look", "pause"),
     "COMPLETED": Label("Completed", "good", "check"),
     "CANCELLED": Label("Cancelled", "dim", "cross"),
     "TIMED_OUT": Label("Timed out", "bad", "clock"),
     "MAX_STEPS": Label("Out of steps", "bad", "alert"),
-    "BUDGET_EXCEEDED": Label("Out of money", "bad", "budgets"),
+    "BUDGET_EXCEEDED": Label("Out of budget", "bad", "budgets"),
     "HALTED": Label("Halted", "bad", "halt"),
     "ERROR": Label("Failed", "bad", "alert"),
 }
@@ -44,31 +44,31 @@ OUTCOMES: Final = {
     "cancelled": Label("Cancelled", "dim", "cross"),
     "external_halt": Label("Halted", "bad", "halt"),
     "tool_not_granted": Label("Not granted", "bad", "halt"),
-    "invalid_arguments": Label("Wrong arguments", "look", "alert"),
-    "unknown_tool": Label("No such tool", "look", "alert"),
+    "invalid_arguments": Label("Invalid arguments", "look", "alert"),
+    "unknown_tool": Label("Unknown tool", "look", "alert"),
     "disabled": Label("Switched off", "look", "halt"),
     "quarantined": Label("Quarantined", "look", "halt"),
-    "rate_limited": Label("Too often", "look", "clock"),
+    "rate_limited": Label("Rate limited", "look", "clock"),
     "approval_denied": Label("Denied", "bad", "cross"),
-    "untrusted": Label("Not trusted", "bad", "cross"),
-    "approval_expired": Label("Not approved in time", "look", "clock"),
+    "untrusted": Label("Untrusted", "bad", "cross"),
+    "approval_expired": Label("Approval expired", "look", "clock"),
     "cost_cap_reached": Label("Cap reached", "bad", "budgets"),
     "unknown": Label("Outcome unknown", "look", "alert"),
 }
 
 REASONS: Final = {
-    "cost_cap_reached": "its cap was reached",
-    "overrun": "it cost more than was held",
-    "external_halt": "it was halted",
-    "idle_timeout": "nothing happened for too long",
-    "timed_out": "it took too long",
-    "max_steps": "it took too many steps",
-    "repetition": "it repeated itself",
-    "model_error": "the model failed",
+    "cost_cap_reached": "cap reached",
+    "overrun": "it cost more than its hold",
+    "external_halt": "halted",
+    "idle_timeout": "no activity for too long",
+    "timed_out": "time limit reached",
+    "max_steps": "step limit reached",
+    "repetition": "it repeated the same calls",
+    "model_error": "model request failed",
     "step_failed": "a step failed",
     "error": "an error",
 }
-"""Why a session ended, where its state does not say so."""
+"""Reasons of an end that the state does not give."""
 
 DECISIONS: Final = {
     "approval": Label("Approval", "look", "tool"),
@@ -76,11 +76,11 @@ DECISIONS: Final = {
     "cap_raise": Label("Cap", "look", "budgets"),
     "changed_tool": Label("Changed tool", "look", "tool"),
     "changed_server": Label("Changed server", "look", "tool"),
-    "proposal": Label("To remember", "calm", "paper"),
+    "proposal": Label("Proposal", "calm", "paper"),
     "schedule": Label("Schedule", "calm", "clock"),
 }
 
-KINDS: Final = {"autonomous": "runs by itself", "task": "task", "chat": "chat"}
+KINDS: Final = {"autonomous": "autonomous", "task": "task", "chat": "chat"}
 SEVERITIES: Final = ("critical", "high", "medium", "low", "info")
 SEVERITY_MOODS: Final = {"critical": "bad", "high": "bad", "medium": "look", "low": "dim", "info": "dim"}
 RISK_MOODS: Final = {"LOW": "good", "MEDIUM": "look", "HIGH": "bad", "CRITICAL": "bad"}
@@ -91,7 +91,7 @@ def label_state(state: str) -> Label:
 
 
 def label_health(line: AgentLine) -> Label:
-    """Says in a word how an agent is; what only a person can change comes first."""
+    """Label the health of an agent; conditions that only a person can change come first."""
     if line.halted:
         return Label("Halted", "bad", "halt")
     if line.on is False:
@@ -99,19 +99,19 @@ def label_health(line: AgentLine) -> Label:
     if line.stopped:
         return Label("Stopped", "bad", "alert")
     if line.trouble:
-        return Label("Held up", "look", "clock")
+        return Label("Waiting", "look", "clock")
     if any(health != "ok" for health in line.sensors.values()):
-        return Label("Sensors fail", "look", "alert")
+        return Label("Sensors failing", "look", "alert")
     return label_state(line.state) if line.state else Label("Idle", "dim", "moon")
 
 
 def is_unwell(line: AgentLine) -> bool:
-    """Whether an agent does not do what it should: one that a person switched off is well."""
+    """Return True if an agent needs attention. An agent that a person switched off does not."""
     return label_health(line).mood == "bad" or bool(line.trouble)
 
 
 def explain_health(line: AgentLine) -> str:
-    """Says why an agent is not at work, as far as its word of health does not."""
+    """Explain the health label of an agent; "" where the label says it all."""
     if line.halted:
         return translate_scopes(line.halted)
     if line.on is False:
@@ -121,43 +121,43 @@ def explain_health(line: AgentLine) -> str:
     failing = [name for name, health in line.sensors.items() if health != "ok"]
     if failing:
         return f"{', '.join(failing)}: no reading"
-    return f"{line.under_way} sessions under way" if line.under_way > 1 else ""
+    return f"{line.under_way} active sessions" if line.under_way > 1 else ""
 
 
 LATE: Final = 2 * MINUTE
-"""A wake is late when nothing happened so long after it."""
+"""A wake is late if its session has not woken this long after it."""
 
 
 def format_wake(due_at: int, now: int) -> str:
-    """Says when a session wakes, or how late it is: then no process runs it, or all are busy."""
+    """Format when a session wakes, or how late it is. A late wake means that no process runs it, or all are busy."""
     if due_at > now:
         return format_age(due_at, now)
     return f"late by {format_span(now - due_at)}" if now - due_at > LATE else "now"
 
 
 def label_sensor(health: str) -> Label:
-    return Label("Reads", "good") if health == "ok" else Label(health.replace("_", " ").capitalize(), "bad")
+    return Label("OK", "good") if health == "ok" else Label(health.replace("_", " ").capitalize(), "bad")
 
 
 def label_outcome(outcome: str) -> Label:
     if not outcome:
-        return Label("Under way", "calm", "play")
+        return Label("Running", "calm", "play")
     return OUTCOMES.get(outcome, Label(outcome.replace("_", " ").capitalize()))
 
 
 def explain_end(row: SessionRow) -> str:
-    """Says why a session ended; "" where its state says it."""
+    """Explain why a session ended; "" where its state says it."""
     return explain_terminal(row.state, row.terminal_reason)
 
 
 def explain_terminal(state: str, reason: str) -> str:
-    known = label_state(state).text.casefold()
-    why = explain_reason(reason)
-    return "" if why.replace("it was ", "") == known else why
+    state_text = label_state(state).text.casefold()
+    reason_text = explain_reason(reason)
+    return "" if reason_text == state_text else reason_text
 
 
 def explain_reason(reason: str) -> str:
-    """Puts the reason of an end into words; "" for one that explains nothing."""
+    """Describe the reason of an end; "" for one that explains nothing."""
     return REASONS.get(reason, "" if reason in ("", "completed", "cancelled") else reason)
 
 
@@ -168,12 +168,12 @@ NEEDS: Final = {
     "stopped": Label("Stopped", "bad", "alert"),
     "document": Label("Document", "look", "paper"),
     "halt": Label("Halted", "bad", "halt"),
-    "host": Label("Host away", "bad", "alert"),
+    "host": Label("Host unavailable", "bad", "alert"),
     "undelivered": Label("Not delivered", "bad", "bell"),
     "budget": Label("Cap", "look", "budgets"),
     "kept": Label("To review", "calm", "findings"),
 }
-"""What needs a person and is no decision."""
+"""Labels of the needs that are not decisions."""
 
 
 def label_decision(about: str) -> Label:
@@ -181,11 +181,11 @@ def label_decision(about: str) -> Label:
 
 
 SHORT_ID: Final = 25
-"""Names such as `analyst.reports-12` are shown whole; ids of 26 letters and more say nothing to a person."""
+"""Names such as `analyst.reports-12` are shown whole; random ids of 26 letters are shortened."""
 
 
 def shorten_id(text: str) -> str:
-    """Shows a long id by its beginning and its end."""
+    """Show a long id by its beginning and its end."""
     return text if len(text) <= SHORT_ID else f"{text[:4]}…{text[-6:]}"
 
 
@@ -193,7 +193,7 @@ FINE: Final = Decimal("0.0001")
 
 
 def format_money(amount: Decimal) -> str:
-    """Shows an amount in cents, and a smaller one in as many digits as it needs to be more than nothing."""
+    """Format an amount in cents; a smaller amount gets as many digits as it needs not to be zero."""
     size = abs(amount)
     if size == 0 or size >= Decimal("0.1"):
         return _round_amount(amount, 2)
@@ -201,18 +201,18 @@ def format_money(amount: Decimal) -> str:
 
 
 def _round_amount(amount: Decimal, digits: int) -> str:
-    whole = f"{abs(amount):,.{digits}f}"
-    cents = whole[: whole.index(".") + 3]
-    fine = whole[len(cents) :].rstrip("0")
+    text = f"{abs(amount):,.{digits}f}"
+    cents = text[: text.index(".") + 3]
+    fine = text[len(cents) :].rstrip("0")
     return f"{'-' if amount < 0 else ''}${cents}{fine}"
 
 
 def format_share(spent: Decimal, cap: Decimal) -> str:
-    """Shows what is spent of a cap, both in cents where the cap is at least a dollar."""
+    """Format spending against a cap, both in cents if the cap is at least a dollar."""
     if cap < 1 or spent == 0:
         return f"{format_money(spent)} of {format_money(cap)}"
-    shown = _round_amount(spent, 2) if spent >= Decimal("0.005") else "less than $0.01"
-    return f"{shown} of {format_money(cap)}"
+    spent_text = _round_amount(spent, 2) if spent >= Decimal("0.005") else "less than $0.01"
+    return f"{spent_text} of {format_money(cap)}"
 
 
 def format_tokens(count: int) -> str:
@@ -223,14 +223,14 @@ def format_tokens(count: int) -> str:
 
 
 def format_age(at: int, now: int) -> str:
-    """Says how long ago a moment was, or when it comes; one that is far away is a date."""
-    away = abs(now - at)
-    if away < 5 * SECOND:
+    """Format a moment relative to now; one a week or more away is a date."""
+    distance = abs(now - at)
+    if distance < 5 * SECOND:
         return "now"
-    if away >= 7 * DAY:
+    if distance >= 7 * DAY:
         return format_moment(at)[:10]
-    unit, word = next(each for each in _UNITS if away >= each[0])
-    sentence = f"{away // unit} {word}"
+    unit, symbol = next(each for each in _UNITS if distance >= each[0])
+    sentence = f"{distance // unit} {symbol}"
     return f"{sentence} ago" if at <= now else f"in {sentence}"
 
 
@@ -238,23 +238,23 @@ _UNITS: Final = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (SECOND, "s"))
 
 
 def format_span(micros: int) -> str:
-    """Shows a duration in its two largest units."""
+    """Show a duration in its two largest units."""
     if micros < SECOND:
         return f"{micros // 1000} ms"
     parts: list[str] = []
-    for unit, word in _UNITS:
+    for unit, symbol in _UNITS:
         count, micros = divmod(micros, unit)
         if count or parts:
-            parts.append(f"{count} {word}" if count else "")
+            parts.append(f"{count} {symbol}" if count else "")
     return " ".join(part for part in parts[:2] if part)
 
 
 def format_window(window: str) -> str:
-    """Names the window of a cap."""
-    kind, _, rest = window.partition("/")
-    zone = rest.partition("@")[2]
-    words = {"": "whole life", "minute": "per minute", "hour": "this hour", "day": "today", "month": "this month"}
-    return f"{words.get(kind, window)}{f' ({zone})' if zone else ''}"
+    """Name the window of a cap."""
+    kind, _, period = window.partition("/")
+    zone = period.partition("@")[2]
+    names = {"": "whole life", "minute": "per minute", "hour": "this hour", "day": "today", "month": "this month"}
+    return f"{names.get(kind, window)}{f' ({zone})' if zone else ''}"
 
 
 def name_scope(scope: str) -> str:
@@ -263,9 +263,9 @@ def name_scope(scope: str) -> str:
 
 
 def translate_scopes(sentence: str) -> str:
-    """Writes scopes and windows in a sentence as people say them: `session:a-1` is "session a-1"."""
-    told = _SCOPE.sub(lambda match: f"{match[1] if match.start() else match[1].capitalize()} {match[2]}", sentence)
-    return _WINDOW.sub(lambda match: f"({format_window(match[1])})", told)
+    """Format the scopes and windows in a sentence for people: `session:a-1` becomes "session a-1"."""
+    text = _SCOPE.sub(lambda match: f"{match[1] if match.start() else match[1].capitalize()} {match[2]}", sentence)
+    return _WINDOW.sub(lambda match: f"({format_window(match[1])})", text)
 
 
 _SCOPE: Final = re.compile(r"\b(agent|session|trigger):(?=\S)(\S+)")
@@ -273,12 +273,12 @@ _WINDOW: Final = re.compile(r"\(((?:minute|hour|day|month)(?:/[^)\s]*)?)\)")
 
 
 def join_counts(*counts: tuple[int, str]) -> str:
-    """Joins what there is at all, as in "2 calls, 1 finding"."""
+    """Join the counts that are not zero, as in "2 calls, 1 finding"."""
     return ", ".join(format_count(count, noun) for count, noun in counts if count)
 
 
 def format_value(value: Any) -> str:
-    """Shows a value of the hot state in words; what is deep inside of it is only counted."""
+    """Format a value of the hot state; nested values are only counted."""
     match value:
         case str():
             return value
@@ -287,8 +287,8 @@ def format_value(value: Any) -> str:
             return ", ".join(f"{name}: {_format_inner(each)}" for name, each in fields.items()) or "none"
         case list():
             items = cast("list[Any]", value)
-            plain = not any(isinstance(each, dict | list) for each in items)
-            return (", ".join(map(_format_inner, items)) or "none") if plain else format_count(len(items), "item")
+            is_flat = not any(isinstance(each, dict | list) for each in items)
+            return (", ".join(map(_format_inner, items)) or "none") if is_flat else format_count(len(items), "item")
         case _:
             return _format_inner(value)
 
@@ -313,4 +313,4 @@ MODES: Final = {
     "SEMI": "before restricted and risky calls",
     "FULL": "only before privileged calls",
 }
-"""When an agent of a mode asks a person."""
+"""When an agent in each mode asks for approval."""

@@ -1,7 +1,7 @@
 """A page: its person and rights, its frame with the halt button, dialogs, and live refresh.
 
-One listener on the bus serves all pages. A page is told which streams grew, and queries what it shows. So a slow
-browser costs a set of names, and the agents nothing.
+One listener on the bus serves all pages. It tells a page which streams grew, and the page queries what it shows. A slow
+browser costs a set of names and does not slow the agents.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from halter.core.rows import HaltRow
 from halter.core.text import format_count
 from halter.dashboard.icons import MANIFEST_PATH, TOUCH_ICON_PATH, write_icon_styles
 from halter.dashboard.labels import format_age
-from halter.dashboard.parts import (
+from halter.dashboard.widgets import (
     KeyedList,
     TextLabel,
     add_box,
@@ -34,37 +34,37 @@ from halter.dashboard.parts import (
     make_legible,
 )
 from halter.operations import control, money, queries
+from halter.operations.actor import Actor, Principal, Role
 from halter.operations.agents import AgentFolders
-from halter.operations.desk import Actor, Principal, Role
 from halter.operations.money import Direction
 from halter.present.events import format_moment, format_relative_moment
 from halter.runtime.feed import Bus, FeedEvent, FeedGap, LiveUpdate
 from halter.runtime.runtime import Runtime
 
 MAX_NAMED_STREAMS: Final = 200
-"""Most streams that are named; beyond that, everything counts as changed."""
+"""Maximum number of named streams; beyond that, everything counts as changed."""
 MIN_REFRESH_INTERVAL: Final = SECOND // 4
 """Shortest time between two refreshes."""
 MAX_REFRESH_INTERVAL: Final = 5 * SECOND
-"""Longest time between two refreshes: ages on the page change."""
+"""Longest time between two refreshes; ages on the page change without events."""
 LIVE_RETRY_DELAY: Final = SECOND
 
 
 class FeedChanges(msgspec.Struct, frozen=True):
-    """What has changed since the last refresh: streams, sessions with live updates, or everything."""
+    """The changes since the last refresh: streams, sessions with live updates, or everything."""
 
     streams: frozenset[StreamId] = frozenset()
     pulses: frozenset[str] = frozenset()
     everything: bool = False
 
     @property
-    def has_news(self) -> bool:
-        """Whether there was any news, and not only time that passed."""
+    def has_changes(self) -> bool:
+        """Return True if anything changed, and not only time passed."""
         return self.has_commits or bool(self.pulses)
 
     @property
     def has_commits(self) -> bool:
-        """Whether anything was committed, and not only a live update."""
+        """Return True if anything was committed; live updates do not count."""
         return self.everything or bool(self.streams)
 
     def concerns(self, stream: StreamId) -> bool:
@@ -75,13 +75,13 @@ class PageListener:
     """Collects the changes for one page."""
 
     def __init__(self) -> None:
-        self.has_news = asyncio.Event()
+        self.change_event = asyncio.Event()
         self._streams: set[StreamId] = set()
         self._pulses: set[str] = set()
         self._all_changed = False
 
     def add_item(self, item: FeedEvent | LiveUpdate | FeedGap) -> None:
-        """Notes what an item is about. Never blocks."""
+        """Add the stream or session of an item. Never blocks."""
         match item:
             case FeedEvent():
                 self._streams.add(item.stored.stream)
@@ -91,20 +91,20 @@ class PageListener:
                 self._all_changed = True
         if self._all_changed or len(self._streams) + len(self._pulses) > MAX_NAMED_STREAMS:
             self.mark_all_changed()
-        self.has_news.set()
+        self.change_event.set()
 
     def mark_all_changed(self) -> None:
         self._streams.clear()
         self._pulses.clear()
         self._all_changed = True
-        self.has_news.set()
+        self.change_event.set()
 
     def drain(self) -> FeedChanges:
         changes = FeedChanges(frozenset(self._streams), frozenset(self._pulses), self._all_changed)
         self._streams.clear()
         self._pulses.clear()
         self._all_changed = False
-        self.has_news.clear()
+        self.change_event.clear()
         return changes
 
 
@@ -123,15 +123,15 @@ class LiveFeed:
 
     @contextmanager
     def listen(self) -> Generator[PageListener]:
-        """Listens for one page. The first page starts the listener on the bus, and the last one ends it."""
-        ear = PageListener()
-        self._listeners.add(ear)
+        """Listen for one page. The first page starts the listener on the bus, and the last one ends it."""
+        listener = PageListener()
+        self._listeners.add(listener)
         if self._listening is None:
             self._listening = asyncio.get_running_loop().create_task(self._run(), name="halter-dashboard")
         try:
-            yield ear
+            yield listener
         finally:
-            self._listeners.discard(ear)
+            self._listeners.discard(listener)
             self._pause()
 
     def _pause(self) -> None:
@@ -140,42 +140,42 @@ class LiveFeed:
             self._listening = None
 
     async def changes(self) -> AsyncGenerator[FeedChanges]:
-        """Yields changes to a page: at once, then within the two refresh intervals."""
-        with self.listen() as ear:
-            ear.has_news.set()
+        """Yield changes for a page: first immediately, then between the shortest and the longest interval."""
+        with self.listen() as listener:
+            listener.change_event.set()
             while True:
-                await self._news(ear)
-                yield ear.drain()
+                await self._wait_for_change(listener)
+                yield listener.drain()
                 await self._clock.sleep(MIN_REFRESH_INTERVAL)
 
-    async def _news(self, ear: PageListener) -> None:
-        """Waits for news, or for the longest interval."""
-        aging = asyncio.ensure_future(self._clock.sleep(MAX_REFRESH_INTERVAL))
-        heard = asyncio.ensure_future(ear.has_news.wait())
+    async def _wait_for_change(self, listener: PageListener) -> None:
+        """Wait for a change, or for the longest interval."""
+        timeout = asyncio.ensure_future(self._clock.sleep(MAX_REFRESH_INTERVAL))
+        change_task = asyncio.ensure_future(listener.change_event.wait())
         try:
-            await asyncio.wait({aging, heard}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({timeout, change_task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for waiting in (aging, heard):
-                waiting.cancel()
+            for task in (timeout, change_task):
+                task.cancel()
                 with suppress(asyncio.CancelledError):
-                    await waiting
+                    await task
 
     async def _run(self) -> None:
-        """Passes on what the bus yields. While the store is unavailable it retries; then everything may be new."""
+        """Pass on the items of the bus. While the store is unavailable, retry; then everything counts as changed."""
         while True:
             try:
                 async with aclosing(self._bus.listen()) as items:
                     async for item in items:
-                        for ear in self._listeners:
-                            ear.add_item(item)
+                        for listener in self._listeners:
+                            listener.add_item(item)
             except StoreError:
                 await self._clock.sleep(LIVE_RETRY_DELAY)
-            for ear in self._listeners:
-                ear.mark_all_changed()
+            for listener in self._listeners:
+                listener.mark_all_changed()
 
 
 RefreshPage = Callable[[FeedChanges], Awaitable[None]]
-"""Shows what has changed."""
+"""Shows the changes on a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,40 +188,40 @@ class OpenPage:
     client: Client
     agents: AgentFolders | None = None
     moments: list[tuple[TextLabel, int]] = field(default_factory=list[tuple[TextLabel, int]])
-    """The moments on the page: how long ago they were changes while it is open."""
+    """The moments on the page; their ages are updated while it is open."""
 
     @property
     def actor(self) -> Actor:
-        """Makes a desk for one query or action: rights are checked there each time."""
+        """An actor for one query or action; it checks the rights each time."""
         return Actor(self.app, self.principal, agents=self.agents)
 
     def add_moment(self, at: int | None, style: str = "") -> TextLabel:
-        """Shows how long ago a moment was; its exact time is shown on hover."""
-        made = add_text("", style, "time")
-        self.set_moment(made, at)
-        return made
+        """Show the age of a moment, and its exact time on hover."""
+        label = add_text("", style, "time")
+        self.set_moment(label, at)
+        return label
 
-    def set_moment(self, made: TextLabel, at: int | None) -> None:
-        self.moments[:] = [each for each in self.moments if each[0] is not made]
+    def set_moment(self, label: TextLabel, at: int | None) -> None:
+        self.moments[:] = [each for each in self.moments if each[0] is not label]
         if at is not None:
-            self.moments.append((made, at))
-        made.show_text("" if at is None else format_age(at, self.now))
-        props: dict[str, Any] = made.props
+            self.moments.append((label, at))
+        label.show_text("" if at is None else format_age(at, self.now))
+        props: dict[str, Any] = label.props
         exact = "" if at is None else format_moment(at)
         if "title" not in props or props["title"] != exact:
             props["title"] = exact
 
     def age_moments(self) -> None:
         self.moments[:] = [each for each in self.moments if not each[0].is_deleted]
-        for made, at in self.moments:
-            made.show_text(format_age(at, self.now))
+        for label, at in self.moments:
+            label.show_text(format_age(at, self.now))
 
     @property
     def now(self) -> int:
         return self.app.clock.now()
 
     def query_value(self, name: str) -> str:
-        """Returns a value of the address, as in `?agent=shop`."""
+        """Return a value of the address, as in `?agent=shop`."""
         return self.client.request.query_params.get(name, "")
 
     def has_role(self, role: Role) -> bool:
@@ -238,52 +238,54 @@ class OpenPage:
                     timeout=12_000 if bad else 6_000,
                 )
 
-    async def perform(self, doing: Awaitable[str]) -> bool:
-        """Does what the person asked for, and shows the result."""
+    async def perform(self, action: Awaitable[str]) -> bool:
+        """Await an action of the person, and show its result or error."""
         try:
-            self.show_message(await doing)
+            self.show_message(await action)
         except HalterError as error:
             self.show_message(str(error), bad=True)
             return False
         return True
 
-    def follow_changes(self, refresh: RefreshPage, lost: Callable[[str], None]) -> None:
-        """Refreshes the page on changes, while its browser is connected.
+    def follow_changes(self, refresh: RefreshPage, on_problem: Callable[[str], None]) -> None:
+        """Refresh the page on changes, while its browser is connected.
 
-        `lost` gets the sentence while that fails, and "" when it works again.
+        `on_problem` gets a sentence when a refresh fails, and "" when one succeeds.
         """
-        running: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[None]] = []
         client: Any = self.client
 
         def start() -> None:
-            if not running:
-                following = self._following(refresh, lost)
-                running.append(asyncio.get_running_loop().create_task(following, name="halter-page"))
+            if not tasks:
+                following = self._following(refresh, on_problem)
+                tasks.append(asyncio.get_running_loop().create_task(following, name="halter-page"))
 
         def end() -> None:
-            for task in running:
+            for task in tasks:
                 task.cancel()
 
         client.on_connect(start)
         client.on_delete(end)
 
-    async def _following(self, refresh: RefreshPage, lost: Callable[[str], None]) -> None:
-        # Changes before the browser connected, or while it was away, are not shown yet.
-        missed = True
-        async with aclosing(self.live.changes()) as grown:
-            async for each in grown:
+    async def _following(self, refresh: RefreshPage, on_problem: Callable[[str], None]) -> None:
+        # The page lacks changes from before the browser connected and from while it was disconnected.
+        has_missed_changes = True
+        async with aclosing(self.live.changes()) as feed:
+            async for changes in feed:
                 if self.client.has_socket_connection:
-                    await self._refresh(refresh, lost, FeedChanges(everything=True) if missed else each)
-                missed = not self.client.has_socket_connection
+                    await self._refresh(
+                        refresh, on_problem, FeedChanges(everything=True) if has_missed_changes else changes
+                    )
+                has_missed_changes = not self.client.has_socket_connection
 
-    async def _refresh(self, refresh: RefreshPage, lost: Callable[[str], None], changes: FeedChanges) -> None:
+    async def _refresh(self, refresh: RefreshPage, on_problem: Callable[[str], None], changes: FeedChanges) -> None:
         try:
             with self.client:
                 await refresh(changes)
         except HalterError as error:
-            lost(str(error))
+            on_problem(str(error))
         else:
-            lost("")
+            on_problem("")
 
 
 THEME_STORAGE_KEY: Final = "halter-theme"
@@ -314,18 +316,18 @@ HEAD: Final = (
     '<meta name="theme-color" content="#161a23" media="(prefers-color-scheme: dark)">'
     '<meta name="mobile-web-app-capable" content="yes">'
 )
-"""What a phone reads that installs the dashboard."""
+"""Head elements for a phone that installs the dashboard."""
 
 
 FormValues = Mapping[str, str]
 """The values of a form's fields."""
 SubmitForm = Callable[[FormValues], Awaitable[str]]
-"""Performs the action and returns its result in words."""
+"""Performs the action and returns a sentence about its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a form: a line, a text of several lines, or a choice from a list or from buttons."""
+    """A field of a form: a line, a text, a list of choices, or radio buttons."""
 
     name: str
     label: str
@@ -338,28 +340,34 @@ REASON = FormField("reason", "Reason")
 
 
 def open_dialog(
-    page: OpenPage, title: str, says: str, fields: Sequence[FormField], yes: str, do: SubmitForm, kind: str = "yes"
+    page: OpenPage,
+    title: str,
+    message: str,
+    fields: Sequence[FormField],
+    submit_label: str,
+    perform: SubmitForm,
+    kind: str = "yes",
 ) -> None:
-    """Opens a dialog. It closes when the action succeeded, or when the person leaves it."""
+    """Open a dialog. It closes when the action succeeds or the person cancels."""
     with page.client.content, ui.dialog() as dialog, add_box("div"), add_box("form", "h-dialog", title) as form:
         add_text(title, "", "h2")
-        add_text(says).style("white-space: pre-wrap")
+        add_text(message).style("white-space: pre-wrap")
         inputs = {field.name: _input(field, first=field is fields[0]) for field in fields}
-        wrong = add_text("", "h-bad h-text")
-        wrong.props["role"] = "alert"
+        problem_label = add_text("", "h-bad h-text")
+        problem_label.props["role"] = "alert"
 
         async def submit() -> None:
             try:
-                sentence = await do({name: str(each.value or "") for name, each in inputs.items()})
+                sentence = await perform({name: str(each.value or "") for name, each in inputs.items()})
             except HalterError as error:
-                wrong.show_text(str(error))
+                problem_label.show_text(str(error))
                 return
             dialog.close()
             page.show_message(sentence)
 
         with add_box("div", "h-end"):
             add_button("Cancel", dialog.close)
-            add_submit(yes, kind)
+            add_submit(submit_label, kind)
     form.on("submit.prevent", submit)
     dialog.on("hide", dialog.delete)
     dialog.open()
@@ -369,17 +377,17 @@ def _input(field: FormField, *, first: bool) -> Any:
     value, label = make_legible(field.value), make_legible(field.label)
     match field.kind:
         case "line":
-            made: Any = ui.input(label, value=value)
+            element: Any = ui.input(label, value=value)
         case "text":
-            made = ui.textarea(label, value=value)
+            element = ui.textarea(label, value=value)
         case "choice":
-            made = ui.select(list(field.choices), label=label, value=field.value)
+            element = ui.select(list(field.choices), label=label, value=field.value)
         case "radio":
             with add_box("div", "", label, role="group"):
                 add_text(label, "h-dim h-small")
                 return ui.radio(list(field.choices), value=field.value)
-    made.props("outlined dense autofocus" if first else "outlined dense")
-    return made
+    element.props("outlined dense autofocus" if first else "outlined dense")
+    return element
 
 
 NAVIGATION = (
@@ -392,18 +400,18 @@ NAVIGATION = (
     ("/audit", "Audit", "audit"),
 )
 TABS: Final = 4
-"""How many pages a phone shows as tabs; the others are behind "More"."""
+"""Number of pages that a phone shows as tabs; the others are behind "More"."""
 
 PageBuilder = Callable[[OpenPage], Awaitable[RefreshPage]]
 """Builds a page inside the frame, and returns its refresh function."""
 
 
-async def build_frame(page: OpenPage, title: str, here: str, build: PageBuilder) -> None:
-    counts = _navigation(page, here)
+async def build_frame(page: OpenPage, title: str, current_path: str, build: PageBuilder) -> None:
+    counts = _navigation(page, current_path)
     banner = add_box("div", role="status")
     halts = KeyedList(banner, lambda row: _build_halt_row(page, row))
-    lost = _top(page, title)
-    # Also a page that has nothing to show says what waits.
+    problem_label = _top(page, title)
+    # Shown before the page is built, so that a page that fails shows them, too.
     await _show_halts(page, halts)
     await _show_counts(page, title, counts)
     with add_box("div", "h-body", id="body"):
@@ -417,30 +425,30 @@ async def build_frame(page: OpenPage, title: str, here: str, build: PageBuilder)
         await refresh(changes)
         page.age_moments()
 
-    page.follow_changes(refresh_frame, lost.show_text)
+    page.follow_changes(refresh_frame, problem_label.show_text)
 
 
 async def _show_counts(page: OpenPage, title: str, counts: Mapping[str, TextLabel]) -> None:
-    """Shows in navigation and title how much waits for a person, and how many findings are urgent."""
-    needs = len(await queries.read_needs(page.actor))
-    urgent = await queries.count_urgent_findings(page.actor)
-    for path, count in (("/", needs), ("/findings", urgent)):
+    """Show the number of needs in the navigation and the title, and of urgent findings in the navigation."""
+    need_count = len(await queries.read_needs(page.actor))
+    urgent_count = await queries.count_urgent_findings(page.actor)
+    for path, count in (("/", need_count), ("/findings", urgent_count)):
         counts[path].show_text(f"{min(count, 99)}" if count else "")
-    whole = f"({needs}) {title} · Halter" if needs else f"{title} · Halter"
-    if page.client.title != whole:
-        ui.page_title(make_legible(whole))
+    full_title = f"({need_count}) {title} · Halter" if need_count else f"{title} · Halter"
+    if page.client.title != full_title:
+        ui.page_title(make_legible(full_title))
 
 
-def _navigation(page: OpenPage, here: str) -> Mapping[str, TextLabel]:
+def _navigation(page: OpenPage, current_path: str) -> Mapping[str, TextLabel]:
     counts: dict[str, TextLabel] = {}
     with page.client.layout:
-        skip = add_link("To the content", "#body", "h-skip")
+        skip = add_link("Skip to content", "#body", "h-skip")
         with add_box("nav", "h-nav", "Pages") as nav:
             with add_box("div", "h-brand"):
                 add_box("span", "h-logo", aria_hidden="true")
                 add_text("Halter", "", "span")
-            for place, (path, name, icon) in enumerate(NAVIGATION):
-                counts[path] = _page_link(path, name, icon, here, "h-rare" if place >= TABS else "")
+            for index, (path, name, icon) in enumerate(NAVIGATION):
+                counts[path] = _page_link(path, name, icon, current_path, "h-rare" if index >= TABS else "")
             _account(page)
             with add_box("details", "h-more"):
                 with add_box("summary"):
@@ -448,19 +456,19 @@ def _navigation(page: OpenPage, here: str) -> Mapping[str, TextLabel]:
                     add_text("More", "", "span")
                 with add_box("div", "h-more-items"):
                     for path, name, icon in NAVIGATION[TABS:]:
-                        _page_link(path, name, icon, here, "")
+                        _page_link(path, name, icon, current_path, "")
                     _account(page)
     nav.move(target_index=0)
     skip.move(target_index=0)
     return counts
 
 
-def _page_link(path: str, name: str, icon: str, here: str, style: str) -> TextLabel:
+def _page_link(path: str, name: str, icon: str, current_path: str, style: str) -> TextLabel:
     with add_box("a", style, href=path) as element:
         add_icon(icon)
         add_text(name, "", "span")
         count = add_text("", "h-count", "span")
-    if path == here:
+    if path == current_path:
         element.props["aria-current"] = "page"
     return count
 
@@ -469,10 +477,10 @@ def _account(page: OpenPage) -> None:
     with add_box("form", "h-who", method="post", action="/logout"):
         add_icon("person")
         add_text(f"{page.principal.name} ({page.principal.role})", "h-text", "span")
-        leave = add_submit("", "bare")
-        leave.props["aria-label"] = "Log out"
-        leave.props["title"] = "Log out"
-        with leave:
+        logout_button = add_submit("", "bare")
+        logout_button.props["aria-label"] = "Log out"
+        logout_button.props["title"] = "Log out"
+        with logout_button:
             add_icon("leave")
 
 
@@ -480,13 +488,13 @@ def _top(page: OpenPage, title: str) -> TextLabel:
     with add_box("header", "h-top"):
         add_text(title, "", "h1")
         add_box("div", "h-space")
-        lost = add_text("", "h-lost h-text")
-        lost.props["role"] = "status"
-        theme: Element = add_button("", lambda: None, "bare", "Change between light and dark", "theme")
+        problem_label = add_text("", "h-lost h-text")
+        problem_label.props["role"] = "status"
+        theme: Element = add_button("", lambda: None, "bare", "Switch between light and dark", "theme")
         theme.on("click", js_handler=THEME_TOGGLE)
         if page.has_role("approver"):
             add_button("HALT ALL", lambda: _halt_all(page), "stop")
-    return lost
+    return problem_label
 
 
 async def _show_halts(page: OpenPage, halts: KeyedList[HaltRow]) -> None:
@@ -499,43 +507,45 @@ def _list_all_scopes(page: OpenPage) -> tuple[str, ...]:
 
 
 def _build_halt_row(page: OpenPage, row: HaltRow) -> Callable[[HaltRow], None]:
-    what = "Everything is" if row.scope == "fleet" else f"{row.scope.removeprefix('agent:')} is"
-    because = f": {row.reason}" if row.reason else "."
+    subject = "Everything is" if row.scope == "fleet" else f"{row.scope.removeprefix('agent:')} is"
+    reason = f": {row.reason}" if row.reason else "."
     with add_box("div", "h-banner"):
-        add_text(f"{what} halted since {format_relative_moment(row.at, page.now)}, by {row.by}{because}")
+        add_text(f"{subject} halted since {format_relative_moment(row.at, page.now)}, by {row.by}{reason}")
         if page.has_role("operator"):
             add_button("Resume…", lambda: ask_to_resume(page, row.scope))
     return lambda _: None
 
 
 async def _halt_all(page: OpenPage) -> None:
-    under_way = await queries.sessions_under_way(page.actor)
-    working = sum(row.state == "RUNNING" for row in under_way)
+    active_sessions = await queries.sessions_under_way(page.actor)
+    running_count = sum(row.state == "RUNNING" for row in active_sessions)
 
     async def do(values: FormValues) -> str:
         for scope in _list_all_scopes(page):
             await control.halt(page.actor, scope, values["reason"])
-        return "Everything is halted: nothing starts, and what is in flight is stopped within a second."
+        return "Everything is halted. Running calls stop within a second; nothing new starts."
 
-    says = (
-        f"This stops {format_count(len(under_way), 'session')} under way, {working} of them at work at this moment. "
-        "What is in flight is stopped within a second; nothing starts again until it is resumed."
+    message = (
+        f"Stops {format_count(len(active_sessions), 'active session')}, {running_count} of them running now. "
+        "Running calls stop within a second. Nothing starts until you resume."
     )
-    open_dialog(page, "Halt everything?", says, (REASON,), "Halt everything", do, "stop")
+    open_dialog(page, "Halt everything?", message, (REASON,), "Halt everything", do, "stop")
 
 
 def ask_to_resume(page: OpenPage, scope: str) -> None:
     async def do(values: FormValues) -> str:
-        over = parse_duration(values["over"]) // SECOND if values["over"].strip() else None
-        return (await control.resume(page.actor, scope, over, values["reason"])).sentence
+        spread_seconds = parse_duration(values["over"]) // SECOND if values["over"].strip() else None
+        return (await control.resume(page.actor, scope, spread_seconds, values["reason"])).sentence
 
-    says = "Its sessions go on where they stand. A fleet takes a second for each of them, unless you name another time."
-    over = FormField("over", "Let sessions go one after the other, over", "")
-    open_dialog(page, f"Resume {scope}?", says, (over, REASON), "Resume", do)
+    message = "Sessions resume where they stopped. A fleet takes a second per session unless you set a duration."
+    duration_field = FormField("over", "Spread the starts over", "")
+    open_dialog(page, f"Resume {scope}?", message, (duration_field, REASON), "Resume", do)
 
 
-def ask_cap(page: OpenPage, scope: str, direction: Direction = "raise", window: str = "", stands: str = "") -> None:
-    """Asks for another cap of a scope, of the window that stands or of a named one."""
+def ask_cap(
+    page: OpenPage, scope: str, direction: Direction = "raise", window: str = "", current_cap: str = ""
+) -> None:
+    """Ask for a new cap of a scope, for its current window or a named one."""
 
     async def do(values: FormValues) -> str:
         await money.set_cap(page.actor, direction, scope, values["cap"].strip(), window, values["reason"])
@@ -543,4 +553,4 @@ def ask_cap(page: OpenPage, scope: str, direction: Direction = "raise", window: 
 
     cap = FormField("cap", "New cap in dollars, or none")
     title, yes = f"{direction.capitalize()} the cap of {scope}?", direction.capitalize()
-    open_dialog(page, title, f"{stands}The change is recorded with your name.", (cap, REASON), yes, do)
+    open_dialog(page, title, f"{current_cap}The change is recorded with your name.", (cap, REASON), yes, do)

@@ -58,7 +58,7 @@ from halter.dashboard.labels import (
     shorten_id,
 )
 from halter.dashboard.page import REASON, FeedChanges, FormField, FormValues, OpenPage, RefreshPage, open_dialog
-from halter.dashboard.parts import (
+from halter.dashboard.widgets import (
     BAD,
     KeyedList,
     Plot,
@@ -94,28 +94,28 @@ from halter.state.receipt import Receipt
 MAX_SERIES: Final = 5
 
 
-def find_number_series(seen: Sequence[HotStateShown]) -> Mapping[str, Sequence[Point]]:
-    """Returns numeric facts that were seen more than once; of many, those that changed most often."""
-    found: dict[str, list[Point]] = {}
-    for saw in seen:
-        for whole, whole_value in saw.values.items():
-            for name, value in list_values(whole, whole_value):
+def find_number_series(snapshots: Sequence[HotStateShown]) -> Mapping[str, Sequence[Point]]:
+    """Return the history of numeric facts with several readings: at most a few, those that changed most often."""
+    series: dict[str, list[Point]] = {}
+    for snapshot in snapshots:
+        for fact_name, fact_value in snapshot.values.items():
+            for name, value in list_values(fact_name, fact_value):
                 if _is_number(value):
-                    found.setdefault(name, []).append((saw.at, float(value)))
-    found = {name: points for name, points in found.items() if len(points) > 1}
-    most = sorted(found, key=lambda name: -len({value for _, value in found[name]}))[:MAX_SERIES]
-    return {name: found[name] for name in found if name in most}
+                    series.setdefault(name, []).append((snapshot.at, float(value)))
+    series = {name: points for name, points in series.items() if len(points) > 1}
+    names = sorted(series, key=lambda name: -len({value for _, value in series[name]}))[:MAX_SERIES]
+    return {name: series[name] for name in series if name in names}
 
 
 def list_values(name: str, value: Any) -> Sequence[tuple[str, Any]]:
-    """Lists the values of a fact: each of an object that holds a number, by its own name, or the fact as it is."""
+    """List the values of a fact: each field of an object that has a number in it, or else the fact itself."""
     try:
-        parts = msgspec.convert(value, dict[str, Any])
+        fields = msgspec.convert(value, dict[str, Any])
     except msgspec.ValidationError:
-        parts = {}
-    if not any(map(_is_number, parts.values())):
+        fields = {}
+    if not any(map(_is_number, fields.values())):
         return [(name, value)]
-    return [(f"{name}.{key}", each) for key, each in parts.items()]
+    return [(f"{name}.{key}", field) for key, field in fields.items()]
 
 
 def _is_number(value: Any) -> bool:
@@ -123,12 +123,12 @@ def _is_number(value: Any) -> bool:
 
 
 MAX_CHARTED_NUMBER: Final = 1e15
-"""Larger numbers are ids rather than amounts."""
+"""Larger numbers are probably ids, and are not charted."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownFact:
-    """A value of the hot state, the fact that it is part of, and the numbers that it was before."""
+    """A value of the hot state, the fact that it is part of, and its earlier numbers."""
 
     name: str
     value: Any
@@ -143,51 +143,53 @@ class HotStatePanel:
         self._page = page
         self._session = session
         self._empty_label = add_text("", "h-none")
-        self._facts = KeyedList[KnownFact](add_box("ul", "h-list h-lines", "Hot state"), self._build_fact)
+        self._facts = KeyedList[KnownFact](add_box("ul", "h-list h-lines", "Facts"), self._build_fact)
         self._numbers: Mapping[str, Sequence[Point]] = {}
         self._healths = Plot("Health of the sensors over time", "")
         self._sensors = KeyedList[SensorChanged](add_box("ul", "h-list", "Sensors"), _sensor)
 
     async def show(self) -> None:
         state = await queries.hot_state(self._page.actor, self._session)
-        self._empty_label.show_text("" if state.facts else "It has no hot state.")
+        self._empty_label.show_text("" if state.facts else "No hot state.")
         facts = [
             KnownFact(name, value, fact, tuple(number for _, number in self._numbers.get(name, ())))
-            for whole, fact in state.facts.items()
-            for name, value in list_values(whole, fact.value)
+            for fact_name, fact in state.facts.items()
+            for name, value in list_values(fact_name, fact.value)
         ]
-        # A line of numbers appears with the second number.
+        # The sparkline appears with the second number.
         self._facts.show({(one.name, bool(one.numbers)): one for one in facts})
 
     async def show_history(self, events: Sequence[Stored]) -> None:
         self._numbers = find_number_series(await queries.hot_state_history(self._page.actor, self._session))
         await self.show()
-        found = await queries.sensors(self._page.actor, self._session)
-        self._sensors.show({(name, event.health): event for name, event in found.items()})
-        healths = find_health_spans(events, self._page.now)
-        lanes = sorted({span.lane for span in healths})
-        # Sensors that all read are told in a word each.
-        unwell = any(span.mood == BAD for span in healths)
-        self._healths.show(chart_timeline(healths, lanes), empty=not unwell, lanes=len(lanes))
+        event_by_sensor = await queries.sensors(self._page.actor, self._session)
+        self._sensors.show({(name, event.health): event for name, event in event_by_sensor.items()})
+        health_spans = find_health_spans(events, self._page.now)
+        lanes = sorted({span.lane for span in health_spans})
+        # While all sensors are healthy, their labels suffice.
+        has_problem = any(span.mood == BAD for span in health_spans)
+        self._healths.show(chart_timeline(health_spans, lanes), empty=not has_problem, lanes=len(lanes))
 
-    def _build_fact(self, one: KnownFact) -> Callable[[KnownFact], None]:
+    def _build_fact(self, known_fact: KnownFact) -> Callable[[KnownFact], None]:
         with add_box("li", "h-row"):
-            add_text(one.name, "h-what", "span")
+            add_text(known_fact.name, "h-what", "span")
             value = add_text("", "h-text h-mono h-cut", "span")
             add_box("span", "h-space")
-            spark = add_spark(f"{one.name} in the newest turns", one.numbers) if one.numbers else None
+            spark = (
+                add_spark(f"{known_fact.name} in the newest turns", known_fact.numbers) if known_fact.numbers else None
+            )
             age = self._page.add_moment(None, "h-dim h-small")
 
-        def show(one: KnownFact) -> None:
-            value.show_text(format_value(one.value))
-            value.props["title"] = make_legible(describe_value(one.value), MAX_TITLE)
+        def show(known_fact: KnownFact) -> None:
+            value.show_text(format_value(known_fact.value))
+            value.props["title"] = make_legible(describe_value(known_fact.value), MAX_TITLE)
             props: dict[str, Any] = age.props
-            self._page.set_moment(age, one.fact.at)
-            props["title"] = f"{props['title']}, by {one.fact.by}" if one.fact.by else props["title"]
+            self._page.set_moment(age, known_fact.fact.at)
+            props["title"] = f"{props['title']}, by {known_fact.fact.by}" if known_fact.fact.by else props["title"]
             if spark is not None:
-                set_spark(spark, one.numbers)
+                set_spark(spark, known_fact.numbers)
 
-        show(one)
+        show(known_fact)
         return show
 
 
@@ -195,7 +197,7 @@ MAX_TITLE: Final = 500
 
 
 def describe_value(value: Any) -> str:
-    """Writes a value as it is kept."""
+    """Format a value as it is stored."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -210,7 +212,7 @@ def _sensor(event: SensorChanged) -> Callable[[SensorChanged], None]:
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """A text and its speaker."""
+    """A text of the transcript and its speaker."""
 
     at: int
     by: str
@@ -221,7 +223,7 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A call with its outcome, once there is one."""
+    """A call of the transcript, with its outcome once it has one."""
 
     at: int
     tool: str
@@ -237,156 +239,164 @@ CHANNELS: Final = {"in_app": "the app"}
 
 
 class TranscriptPanel:
-    """What was said and done in a session: each call stands with its outcome. Bodies are read once."""
+    """The transcript of a session: texts, and each call with its outcome. Bodies are read once."""
 
     def __init__(self, page: OpenPage) -> None:
         self._page = page
         self._bodies: dict[int, str] = {}
         self._by_seq: Mapping[int, Utterance | ToolUse] = {}
-        self._problem_label: Any = ui.checkbox("Only calls that went wrong", on_change=self._show_found)
+        self._problem_label: Any = ui.checkbox("Only calls with problems", on_change=self._show_entries)
         self._empty_label = add_text("", "h-none")
-        self._entries = KeyedList[Utterance | ToolUse](add_box("div", "h-talk"), lambda one: _build_spoken(page, one))
+        self._entries = KeyedList[Utterance | ToolUse](
+            add_box("div", "h-talk"), lambda entry: _build_spoken(page, entry)
+        )
 
     async def show(self, events: Sequence[Stored]) -> None:
-        """Shows what these events say, the newest last."""
-        found: dict[int, Utterance | ToolUse] = {}
-        places: dict[str, int] = {}
+        """Show the transcript of these events, newest last."""
+        entries: dict[int, Utterance | ToolUse] = {}
+        seq_by_call: dict[str, int] = {}
         requests: dict[str, tuple[str, int]] = {}
         opening = ""
-        for stored in events:
-            match stored.event:
+        for stored_event in events:
+            match stored_event.event:
                 case RequestStarted() as event:
-                    requests[event.request] = event.model, stored.at
+                    requests[event.request] = event.model, stored_event.at
                 case RequestSettled() as event:
-                    about = describe_request(requests.get(event.request), event, stored.at)
-                    text = await self._read_text(stored)
+                    subject = describe_request(requests.get(event.request), event, stored_event.at)
+                    text = await self._read_text(stored_event)
                     if text or describe_usage(event):
-                        found[stored.seq] = Utterance(stored.at, MODEL, text, "agent", about)
+                        entries[stored_event.seq] = Utterance(stored_event.at, MODEL, text, "agent", subject)
                 case CallStarted() as event:
-                    places[event.call] = stored.seq
-                    found[stored.seq] = ToolUse(stored.at, event.tool, await self._read_text(stored))
-                case CallSettled() as event if event.call in places:
-                    place = places[event.call]
-                    found[place] = _settle(found[place], event, await self._read_text(stored))
+                    seq_by_call[event.call] = stored_event.seq
+                    entries[stored_event.seq] = ToolUse(
+                        stored_event.at, event.tool, await self._read_text(stored_event)
+                    )
+                case CallSettled() as event if event.call in seq_by_call:
+                    call_seq = seq_by_call[event.call]
+                    entries[call_seq] = _settle(entries[call_seq], event, await self._read_text(stored_event))
                 case CallRefused() as event:
-                    found[stored.seq] = ToolUse(stored.at, event.tool, "", event.outcome, event.sentence)
+                    entries[stored_event.seq] = ToolUse(stored_event.at, event.tool, "", event.outcome, event.sentence)
                 case TurnStarted():
-                    by, icon = _speaker(stored)
-                    text = await self._read_text(stored)
-                    # Most turns begin with the same words: they are shown where they change.
-                    found[stored.seq] = Utterance(stored.at, by, "" if text == opening else text, icon)
+                    by, icon = _speaker(stored_event)
+                    text = await self._read_text(stored_event)
+                    # Most turns begin with the same text: it is shown only when it changes.
+                    entries[stored_event.seq] = Utterance(stored_event.at, by, "" if text == opening else text, icon)
                     opening = text
                 case _:
-                    by, icon = _speaker(stored)
-                    if by and (text := await self._read_text(stored)):
-                        found[stored.seq] = Utterance(stored.at, by, text, icon)
-        kept = {stored.seq for stored in events}
-        self._bodies = {seq: text for seq, text in self._bodies.items() if seq in kept}
-        self._by_seq = found
-        self._show_found()
+                    by, icon = _speaker(stored_event)
+                    if by and (text := await self._read_text(stored_event)):
+                        entries[stored_event.seq] = Utterance(stored_event.at, by, text, icon)
+        seqs = {stored_event.seq for stored_event in events}
+        self._bodies = {seq: text for seq, text in self._bodies.items() if seq in seqs}
+        self._by_seq = entries
+        self._show_entries()
 
-    def _show_found(self) -> None:
-        wrong = bool(self._problem_label.value)
-        found = {seq: one for seq, one in self._by_seq.items() if not wrong or went_wrong(one)}
-        self._empty_label.show_text("" if found else "No call went wrong." if wrong else "Nothing was said yet.")
-        self._entries.show({(seq, getattr(one, "outcome", "")): one for seq, one in found.items()})
+    def _show_entries(self) -> None:
+        only_problems = bool(self._problem_label.value)
+        visible = {seq: one for seq, one in self._by_seq.items() if not only_problems or went_wrong(one)}
+        self._empty_label.show_text(
+            "" if visible else "No calls with problems." if only_problems else "No messages yet."
+        )
+        self._entries.show({(seq, getattr(one, "outcome", "")): one for seq, one in visible.items()})
 
-    async def _read_text(self, stored: Stored) -> str:
-        if stored.seq not in self._bodies:
-            body = await read_body(self._page.app.store, stored)
-            self._bodies[stored.seq] = _read_words(stored, body) or ("(erased)" if stored.erased else "")
-        return self._bodies[stored.seq]
+    async def _read_text(self, stored_event: Stored) -> str:
+        if stored_event.seq not in self._bodies:
+            body = await read_body(self._page.app.store, stored_event)
+            self._bodies[stored_event.seq] = _read_words(stored_event, body) or (
+                "(erased)" if stored_event.erased else ""
+            )
+        return self._bodies[stored_event.seq]
 
 
-def went_wrong(one: Utterance | ToolUse) -> bool:
-    """Whether a call was refused, failed, or has an outcome that a person should look at."""
-    return isinstance(one, ToolUse) and bool(one.outcome) and label_outcome(one.outcome).mood in ("bad", "look")
+def went_wrong(entry: Utterance | ToolUse) -> bool:
+    """Return True if a call was refused, failed, or has an outcome to look into."""
+    return isinstance(entry, ToolUse) and bool(entry.outcome) and label_outcome(entry.outcome).mood in ("bad", "look")
 
 
-def _settle(use: Utterance | ToolUse, event: CallSettled, answered: str) -> Utterance | ToolUse:
+def _settle(use: Utterance | ToolUse, event: CallSettled, result: str) -> Utterance | ToolUse:
     if not isinstance(use, ToolUse):
         return use
     usd = event.charge.usd if event.charge else 0
-    return replace(use, outcome=event.outcome, result=answered or event.error, millis=event.duration_ms, usd=usd)
+    return replace(use, outcome=event.outcome, result=result or event.error, millis=event.duration_ms, usd=usd)
 
 
-def _read_words(stored: Stored, body: bytes) -> str:
-    """Returns the text of an event. The calls of a reply are left out: they are shown with their outcomes."""
-    if isinstance(stored.event, RequestSettled):
-        if stored.event.outcome != "ok":
-            return stored.event.error
+def _read_words(stored_event: Stored, body: bytes) -> str:
+    """Return the text of an event. The calls of a reply are left out: they are entries with their outcomes."""
+    if isinstance(stored_event.event, RequestSettled):
+        if stored_event.event.outcome != "ok":
+            return stored_event.event.error
         try:
             return msgspec.json.decode(body, type=Reply).text
         except (msgspec.MsgspecError, ValueError, RecursionError):
             pass
-    return describe_event(stored.event, body)
+    return describe_event(stored_event.event, body)
 
 
-def _speaker(stored: Stored) -> tuple[str, str]:
-    """Returns the speaker of an event's text and an icon, if it is part of the transcript."""
-    match stored.event:
+def _speaker(stored_event: Stored) -> tuple[str, str]:
+    """Return the speaker of an event's text and an icon, if it is part of the transcript."""
+    match stored_event.event:
         case SessionStarted():
             return "Task", "paper"
         case TurnStarted():
-            return f"To the model, turn {stored.event.turn}", "person"
+            return f"To the model, turn {stored_event.event.turn}", "person"
         case MessageAdded():
-            return f"To the model, because of {stored.event.reason}", "person"
+            return f"To the model, because of {stored_event.event.reason}", "person"
         case ContextGiven() | ContextCut() | HistoryGiven():
-            return "To the model, from before", "person"
+            return "To the model, earlier context", "person"
         case RequestSettled():
             return MODEL, "agent"
-        case TurnEnded() if stored.body:
-            return "Careful", "alert"
+        case TurnEnded() if stored_event.body:
+            return "Warning", "alert"
         case FindingEmitted():
-            return f"Finding, {stored.event.severity}", "findings"
+            return f"Finding, {stored_event.event.severity}", "findings"
         case NotificationQueued():
-            return f"Notice over {CHANNELS.get(stored.event.channel, stored.event.channel)}", "bell"
+            return f"Notice over {CHANNELS.get(stored_event.event.channel, stored_event.event.channel)}", "bell"
         case _:
             return "", ""
 
 
-def _build_spoken(page: OpenPage, one: Utterance | ToolUse) -> Callable[[Utterance | ToolUse], None]:
-    if isinstance(one, ToolUse):
-        _build_tool_use(page, one)
+def _build_spoken(page: OpenPage, entry: Utterance | ToolUse) -> Callable[[Utterance | ToolUse], None]:
+    if isinstance(entry, ToolUse):
+        _build_tool_use(page, entry)
         return lambda _: None
-    with add_box("div", f"h-said {'h-own' if one.by == MODEL else ''}"):
+    with add_box("div", f"h-said {'h-own' if entry.by == MODEL else ''}"):
         with add_box("div", "h-row h-from"):
-            add_icon(one.icon)
-            add_text(one.by, "", "span")
-            add_text(one.subject, "h-about", "span")
-            page.add_moment(one.at)
-        if one.text:
-            add_text(one.text)
+            add_icon(entry.icon)
+            add_text(entry.by, "", "span")
+            add_text(entry.subject, "h-about", "span")
+            page.add_moment(entry.at)
+        if entry.text:
+            add_text(entry.text)
     return lambda _: None
 
 
-def _build_tool_use(page: OpenPage, one: ToolUse) -> None:
-    outcome = label_outcome(one.outcome)
+def _build_tool_use(page: OpenPage, use: ToolUse) -> None:
+    outcome = label_outcome(use.outcome)
     with add_box("details", "h-fold h-call"):
         with add_box("summary"):
             add_icon("tool")
-            add_text(one.tool, "h-what", "span")
+            add_text(use.tool, "h-what", "span")
             add_chip(outcome.text, outcome.mood)
-            taken = f"{one.millis} ms" if one.millis else ""
-            cost = format_money(micros_to_usd(one.usd)) if one.usd else ""
-            add_text(" · ".join(each for each in (taken, cost) if each), "h-dim h-small", "span")
-            page.add_moment(one.at, "h-dim h-small")
-        if one.arguments:
-            add_arguments(one.arguments)
-        if one.result:
-            add_preformatted(one.result)
+            duration = f"{use.millis} ms" if use.millis else ""
+            cost = format_money(micros_to_usd(use.usd)) if use.usd else ""
+            add_text(" · ".join(each for each in (duration, cost) if each), "h-dim h-small", "span")
+            page.add_moment(use.at, "h-dim h-small")
+        if use.arguments:
+            add_arguments(use.arguments)
+        if use.result:
+            add_preformatted(use.result)
 
 
 MAX_EVENTS_DRAWN = 400
-"""How many of the newest events are charted and searched; receipt and export have all of them."""
+"""Number of newest events that are charted and searched; receipt and export have all events."""
 MAX_EVENTS_SEARCHED = 4000
-"""How many of the newest events are searched for what was said, where the newest of all say nothing."""
+"""Number of newest events that are searched for a transcript, if the newest ones have none."""
 MAX_EVENTS_LISTED = 100
-"""How many of them are listed: each line takes time on the agents' event loop."""
+"""Number of events that are listed: each line takes time on the agents' event loop."""
 
 
 class SessionHead:
-    """The head of a session's page: what it is, how it stands, and what it costs."""
+    """The head of a session's page: its title, state, cost and counts."""
 
     def __init__(self, page: OpenPage, row: SessionRow, title: str) -> None:
         self._page = page
@@ -401,7 +411,7 @@ class SessionHead:
                     if row.trigger:
                         add_link(row.trigger, "/triggers")
                     if row.parent:
-                        add_link(f"part of {shorten_id(row.parent)}", f"/session/{row.parent}")
+                        add_link(f"sub-session of {shorten_id(row.parent)}", f"/session/{row.parent}")
                     add_id(row.session)
             self._actions = _build_actions(page, row)
         self._reason_label = add_text("", "h-text h-bad")
@@ -411,27 +421,27 @@ class SessionHead:
                 self._meter = add_meter("Spent of its cap", 0)
             self._tokens = add_stat("Tokens")
             self._took = add_stat("Time")
-            self._work_stat = add_stat("Work")
+            self._work_stat = add_stat("Calls")
 
     async def show(self, row: SessionRow) -> None:
         label = label_state(row.state)
         set_chip(self._state, label)
         self._actions.set_visibility(self._page.has_role("operator") and row.ended_at is None)
-        self._reason_label.show_text(f"It ended: {explain_end(row)}." if row.ended_at and explain_end(row) else "")
+        self._reason_label.show_text(f"Ended: {explain_end(row)}." if row.ended_at and explain_end(row) else "")
         budget = await queries.session_budget(self._page.actor, row.session)
         cap = None if budget is None else budget.cap
-        spent = ZERO_USD if budget is None else budget.spent
-        self._cost[0].show_text(format_money(spent))
-        held = f", {format_money(budget.held)} held" if budget is not None and budget.held else ""
-        # Without a row of its own nothing was spent yet, and its cap is not known here.
-        bound = "nothing spent yet" if budget is None else "no cap" if cap is None else f"of {format_money(cap)}"
-        self._cost[1].show_text(f"{bound}{held}")
-        set_meter(self._meter, float((spent + (budget.held if budget else ZERO_USD)) / cap) if cap else 0)
+        spent_usd = ZERO_USD if budget is None else budget.spent
+        self._cost[0].show_text(format_money(spent_usd))
+        held_text = f", {format_money(budget.held)} held" if budget is not None and budget.held else ""
+        # Without a budget row, nothing was spent yet and the cap is unknown here.
+        cap_text = "nothing spent yet" if budget is None else "no cap" if cap is None else f"of {format_money(cap)}"
+        self._cost[1].show_text(f"{cap_text}{held_text}")
+        set_meter(self._meter, float((spent_usd + (budget.held if budget else ZERO_USD)) / cap) if cap else 0)
         await self._show_work(row)
 
     async def _show_work(self, row: SessionRow) -> None:
         self._tokens[0].show_text(format_tokens(await queries.session_tokens(self._page.actor, row.session)))
-        self._tokens[1].show_text("read and written, without cached ones")
+        self._tokens[1].show_text("input and output, without cached tokens")
         self._took[0].show_text(format_span(max(0, (row.ended_at or self._page.now) - row.started_at)))
         began = f"began {format_relative_moment(row.started_at, self._page.now)}"
         wakes = f", wakes {format_relative_moment(row.due_at, self._page.now)}" if row.due_at else ""
@@ -445,63 +455,65 @@ async def build_session_page(page: OpenPage, name: str) -> RefreshPage:
     row = await page.actor.session(name)
     with add_section("Session", card=True, heading=False):
         head = SessionHead(page, row, await queries.session_title(page.actor, row))
-    together = KeyedList[Sequence[WaitingDecision]](
+    group_cards = KeyedList[Sequence[WaitingDecision]](
         add_box("div", "h-cards"), lambda calls: build_group_card(page, calls)
     )
-    asked = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda decision: build_decision_card(page, decision))
-    with add_section("Turns, calls and brakes", card=True):
-        plot = Plot("Turns, requests, calls and brakes over time", "Nothing happened yet.")
+    decision_cards = KeyedList[WaitingDecision](
+        add_box("div", "h-cards"), lambda decision: build_decision_card(page, decision)
+    )
+    with add_section("Turns, calls and refusals", card=True):
+        plot = Plot("Turns, requests, calls and refusals over time", "No activity yet.")
     with add_box("div", "h-wide"):
-        with add_section("What was said", card=True):
-            saying = TranscriptPanel(page)
+        with add_section("Transcript", card=True):
+            transcript = TranscriptPanel(page)
         with add_box("div", "h-col"):
-            with add_section("What it knows", card=True):
-                knowing = HotStatePanel(page, row.session)
-            with add_section("What happens", card=True):
+            with add_section("Hot state", card=True):
+                hot_state = HotStatePanel(page, row.session)
+            with add_section("Events", card=True):
                 lines = KeyedList[Happening](
-                    add_box("ol", "h-events", "Events", tabindex="0"), _build_happening, "Nothing happened yet."
+                    add_box("ol", "h-events", "Event list", tabindex="0"), _build_happening, "No activity yet."
                 )
 
     async def refresh(changes: FeedChanges) -> None:
-        await knowing.show()
+        await hot_state.show()
         if not changes.concerns(session_stream(row.session)):
             return
-        found = [decision for decision in await waiting(page.actor) if decision.session == row.session]
-        groups = [calls for calls in group_calls(found) if len(calls) > 1]
-        together.show({tuple(decision.decision for decision in calls): calls for calls in groups})
-        asked.show({decision.decision: decision for decision in found})
+        open_decisions = [decision for decision in await waiting(page.actor) if decision.session == row.session]
+        groups = [calls for calls in group_calls(open_decisions) if len(calls) > 1]
+        group_cards.show({tuple(decision.decision for decision in calls): calls for calls in groups})
+        decision_cards.show({decision.decision: decision for decision in open_decisions})
         events = await queries.newest_events(page.actor, row.session, MAX_EVENTS_DRAWN)
         await head.show(await page.actor.session(row.session))
-        spoken = await _find_spoken(page, row.session, events)
+        transcript_events = await _find_spoken(page, row.session, events)
         work = await queries.work_events(page.actor, row.session, MAX_EVENTS_DRAWN)
-        spans = find_skips(spoken) + find_spans(work, page.now)
+        spans = find_skips(transcript_events) + find_spans(work, page.now)
         plot.show(chart_timeline(spans, LANES) | ZOOM, empty=not spans)
-        listed = list_happenings(spoken)[-MAX_EVENTS_LISTED:]
+        listed = list_happenings(transcript_events)[-MAX_EVENTS_LISTED:]
         lines.show({(one.seq, one.count): one for one in reversed(listed)})
-        await saying.show(spoken)
-        await knowing.show_history(events)
+        await transcript.show(transcript_events)
+        await hot_state.show_history(events)
 
     await refresh(FeedChanges(everything=True))
     return refresh
 
 
 async def _find_spoken(page: OpenPage, session: str, events: Sequence[Stored]) -> Sequence[Stored]:
-    """Looks further back where nothing was said lately, as in a session that mostly skips its turns."""
-    if len(events) < MAX_EVENTS_DRAWN or any(_speaker(stored)[0] for stored in events):
+    """Read further back if the newest events have no text, as in a session that mostly skips its turns."""
+    if len(events) < MAX_EVENTS_DRAWN or any(_speaker(stored_event)[0] for stored_event in events):
         return events
     return await queries.newest_events(page.actor, session, MAX_EVENTS_SEARCHED)
 
 
-def _build_happening(one: Happening) -> Callable[[Happening], None]:
+def _build_happening(entry: Happening) -> Callable[[Happening], None]:
     with add_box("li"):
-        add_text(format_hour(one.at), "h-at")
-        add_text(one.kind, "h-kind")
-        add_text(one.text)
+        add_text(format_hour(entry.at), "h-at")
+        add_text(entry.kind, "h-kind")
+        add_text(entry.text)
     return lambda _: None
 
 
 def _build_actions(page: OpenPage, row: SessionRow) -> Element:
-    """Adds what can be done with a session; the part that is returned is for one that is not over."""
+    """Add the links and buttons of a session; return the part that is shown until it ends."""
     with add_box("div", "h-row"):
         add_link("Receipt", f"/receipt/{row.session}")
         add_link("Export", f"/download/session/{row.session}").props["download"] = ""
@@ -515,41 +527,41 @@ def _build_actions(page: OpenPage, row: SessionRow) -> Element:
 def _message(page: OpenPage, row: SessionRow) -> None:
     async def do(values: FormValues) -> str:
         await control.send_message(page.actor, row.session, values["text"])
-        return f"{row.session} is told, and wakes."
+        return f"{row.session}: message sent; it wakes."
 
-    text = FormField("text", "Your words", "", "text")
-    open_dialog(page, f"Say something to {row.session}?", "It sees your words in its next turn.", (text,), "Say it", do)
+    text = FormField("text", "Message", "", "text")
+    open_dialog(page, f"Send a message to {row.session}?", "It sees the message in its next turn.", (text,), "Send", do)
 
 
 def _cancel(page: OpenPage, row: SessionRow) -> None:
     async def do(values: FormValues) -> str:
-        came = await control.cancel(page.actor, row.session, values["reason"])
-        return f"Session {came.session} is cancelled. {came.sentence}"
+        result = await control.cancel(page.actor, row.session, values["reason"])
+        return f"Session {result.session} is cancelled. {result.sentence}"
 
-    says = "It ends for good: what it has in flight is stopped, and nothing of it starts again."
-    open_dialog(page, f"Cancel {row.session}?", says, (REASON,), "Cancel the session", do, "stop")
+    message = "Ends the session and cancels its running calls. This cannot be undone."
+    open_dialog(page, f"Cancel {row.session}?", message, (REASON,), "Cancel the session", do, "stop")
 
 
 def _translate_receipt(part: Facts | Listing | str, receipt: Receipt) -> Facts | Listing | str:
-    """Puts states and outcomes of a receipt into the words of the pages."""
+    """Replace the states and outcomes in a receipt with the labels of the pages."""
     match part:
         case Facts():
-            why = explain_terminal(receipt.state, receipt.terminal_reason or "")
-            words = {
+            reason = explain_terminal(receipt.state, receipt.terminal_reason or "")
+            texts = {
                 "agent": f"{receipt.agent}, {KINDS.get(receipt.kind, receipt.kind)}",
-                "state": f"{label_state(receipt.state).text}{f': {why}' if why else ''}",
+                "state": f"{label_state(receipt.state).text}{f': {reason}' if reason else ''}",
             }
-            return Facts("", [(name, words.get(name, value)) for name, value in part.facts])
+            return Facts("", [(name, texts.get(name, value)) for name, value in part.facts])
         case Listing() if "outcome" in part.columns:
-            place = part.columns.index("outcome")
-            rows = [[*row[:place], label_outcome(row[place]).text, *row[place + 1 :]] for row in part.rows]
+            index = part.columns.index("outcome")
+            rows = [[*row[:index], label_outcome(row[index]).text, *row[index + 1 :]] for row in part.rows]
             return replace(part, rows=rows)
         case _:
             return part
 
 
 async def build_receipt_page(page: OpenPage, name: str) -> RefreshPage:
-    """Shows the receipt as it was when the page was opened."""
+    """Show the receipt; it is not refreshed."""
     receipt = await queries.receipt(page.actor, name)
     with add_section(f"Receipt of {receipt.session}", card=True, heading=False):
         with add_box("div", "h-row"):

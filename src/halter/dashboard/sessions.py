@@ -24,7 +24,7 @@ from halter.dashboard.labels import (
     label_state,
 )
 from halter.dashboard.page import FeedChanges, OpenPage, RefreshPage
-from halter.dashboard.parts import (
+from halter.dashboard.widgets import (
     KeyedList,
     RunBar,
     RunBars,
@@ -45,7 +45,7 @@ from halter.operations import queries
 SESSION_COLUMNS = ("session", "state", "agent", "cost", "time", "began")
 PAGE = 25
 SEARCHED = 200
-"""How many of the newest sessions are searched."""
+"""Number of newest sessions that are searched."""
 FILTERS: Final = ("Every state", "Under way", "Waiting for a person", "Ended well", "Ended badly")
 
 
@@ -57,15 +57,15 @@ STATES_OF: Final = {
 
 
 async def read_sessions(page: OpenPage, agent: str, query: str, limit: int) -> list[SessionRow]:
-    """Reads the newest sessions that fit, however long ago they were: each state is asked for by its index."""
+    """Read the newest matching sessions of any age; each state is queried by its index."""
     if query == "Under way":
         rows = [row for row in await queries.sessions_under_way(page.actor) if agent in ("", row.agent)]
     elif query in STATES_OF:
         rows = [row for state in STATES_OF[query] for row in await queries.sessions(page.actor, agent, state, 0, limit)]
     else:
         rows = list(await queries.sessions(page.actor, agent, limit=limit))
-    fits = [row for row in rows if fits_filter(row, query)]
-    return sorted(fits, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
+    matching_rows = [row for row in rows if fits_filter(row, query)]
+    return sorted(matching_rows, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
 
 
 MAX_RUN_BARS: Final = 60
@@ -78,30 +78,30 @@ def make_run_bar(row: SessionRow, now: int) -> RunBar:
 
 
 def count_states(rows: Sequence[SessionRow]) -> str:
-    """Says how many sessions stand in which state, the most frequent first; "" for a single one."""
+    """Describe the number of sessions in each state, the most frequent first; "" for a single session."""
     counts = Counter(label_state(row.state).text.lower() for row in rows)
-    sentence = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    sentence = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return f"The newest {len(rows)}: {sentence}" if len(rows) > 1 else ""
 
 
 def fits_filter(row: SessionRow, query: str) -> bool:
-    mood, over = label_state(row.state).mood, row.ended_at is not None
+    mood, has_ended = label_state(row.state).mood, row.ended_at is not None
     match query:
         case "Under way":
-            return not over
+            return not has_ended
         case "Waiting for a person":
-            return not over and mood == "look"
+            return not has_ended and mood == "look"
         case "Ended well":
-            return over and mood == "good"
+            return has_ended and mood == "good"
         case "Ended badly":
-            return over and mood == "bad"
+            return has_ended and mood == "bad"
         case _:
             return True
 
 
 @dataclass(frozen=True, slots=True)
 class ListedSession:
-    """A session as the list shows it."""
+    """A session with the values that the list shows."""
 
     row: SessionRow
     title: str
@@ -113,14 +113,14 @@ EVERY_AGENT: Final = "Every agent"
 
 
 class SessionFilter:
-    """What a person looks for; the address of the page leads back to it."""
+    """The filter of the list of sessions; the address of the page reproduces it."""
 
     def __init__(self, page: OpenPage) -> None:
         state, agent = page.query_value("state"), make_legible(page.query_value("agent")) or EVERY_AGENT
         with add_box("div", "h-filters", "Filter the sessions", role="search"):
             self._text: Any = ui.input("Search").props("outlined dense clearable")
-            chosen = state if state in FILTERS else FILTERS[0]
-            self._state: Any = ui.select(list(FILTERS), value=chosen, label="State").props("outlined dense")
+            chosen_state = state if state in FILTERS else FILTERS[0]
+            self._state: Any = ui.select(list(FILTERS), value=chosen_state, label="State").props("outlined dense")
             agents = list(dict.fromkeys((EVERY_AGENT, agent)))
             self._agent: Any = ui.select(agents, value=agent, label="Agent").props("outlined dense")
 
@@ -142,29 +142,29 @@ class SessionFilter:
 
     @property
     def path(self) -> str:
-        given = {"agent": self.agent, "state": self.state}
-        kept = {name: value for name, value in given.items() if value not in ("", FILTERS[0])}
-        return f"/sessions?{urlencode(kept)}" if kept else "/sessions"
+        fields = {"agent": self.agent, "state": self.state}
+        query = {name: value for name, value in fields.items() if value not in ("", FILTERS[0])}
+        return f"/sessions?{urlencode(query)}" if query else "/sessions"
 
     def offer(self, agents: list[str]) -> None:
-        """Offers these agents, and the one that was asked for."""
-        known = [EVERY_AGENT, *sorted({*agents, self.agent} - {""})]
-        if self._agent.options != known:
-            self._agent.set_options(known)
+        """Set the agents to choose from; the chosen one is always among them."""
+        options = [EVERY_AGENT, *sorted({*agents, self.agent} - {""})]
+        if self._agent.options != options:
+            self._agent.set_options(options)
 
-    def on_change(self, do: Callable[[], Any]) -> None:
-        for each in (self._text, self._state, self._agent):
-            each.on_value_change(do)
+    def on_change(self, callback: Callable[[], Any]) -> None:
+        for element in (self._text, self._state, self._agent):
+            element.on_value_change(callback)
 
 
 class SessionList:
-    """The sessions that fit, the newest first, as many as were asked for."""
+    """The matching sessions, newest first, up to the number that the person asked to see."""
 
-    def __init__(self, page: OpenPage, wanted: SessionFilter) -> None:
-        self._room, self._wanted = page, wanted
+    def __init__(self, page: OpenPage, filters: SessionFilter) -> None:
+        self._page, self._filters = page, filters
         self._count = PAGE
         self._titles: dict[str, str] = {}
-        self._bars = RunBars("The newest of these sessions, by how they went")
+        self._bars = RunBars("The newest of these sessions, by outcome")
         self._count_label = add_text("", "h-dim h-small")
         with add_section("Sessions", card=True, heading=False):
             body = add_table("Sessions", SESSION_COLUMNS, ("cost",))
@@ -173,22 +173,20 @@ class SessionList:
             self._older = add_button("Older", self._show_more)
 
     async def show(self) -> None:
-        words, page = self._wanted.text, self._room
-        limit = SEARCHED if words else max(MAX_RUN_BARS, self._count + 1)
-        sessions = await read_sessions(page, self._wanted.agent, self._wanted.state, limit)
+        text, page = self._filters.text, self._page
+        limit = SEARCHED if text else max(MAX_RUN_BARS, self._count + 1)
+        sessions = await read_sessions(page, self._filters.agent, self._filters.state, limit)
         self._bars.show([make_run_bar(row, page.now) for row in reversed(sessions[:MAX_RUN_BARS])])
         self._count_label.show_text(count_states(sessions[:MAX_RUN_BARS]))
-        if words:
+        if text:
             sessions = [
-                row for row in sessions if words in f"{await self._title(row)} {row.session} {row.agent}".casefold()
+                row for row in sessions if text in f"{await self._title(row)} {row.session} {row.agent}".casefold()
             ]
-        listed = [await self._to_listed(row) for row in sessions[: self._count]]
-        self._lines.show({one.row.session: one for one in listed})
+        items = [await self._to_listed(row) for row in sessions[: self._count]]
+        self._lines.show({one.row.session: one for one in items})
         self._older.set_visibility(len(sessions) > self._count)
-        self._none.show_text(
-            "" if listed else "No session fits." if self._wanted.is_active else "There is no session yet."
-        )
-        self._searched.show_text(f"Searched among the newest {SEARCHED} sessions that fit." if words else "")
+        self._none.show_text("" if items else "No matching session." if self._filters.is_active else "No sessions yet.")
+        self._searched.show_text(f"Searched the newest {SEARCHED} matching sessions." if text else "")
 
     async def show_first(self) -> None:
         self._count = PAGE
@@ -200,45 +198,47 @@ class SessionList:
 
     async def _title(self, row: SessionRow) -> str:
         if row.session not in self._titles:
-            self._titles[row.session] = await queries.session_title(self._room.actor, row)
+            self._titles[row.session] = await queries.session_title(self._page.actor, row)
         return self._titles[row.session]
 
     async def _to_listed(self, row: SessionRow) -> ListedSession:
-        actor = self._room.actor
-        spent, tokens = (
+        actor = self._page.actor
+        spent_usd, tokens = (
             await queries.session_spent(actor, row.session),
             await queries.session_tokens(actor, row.session),
         )
-        return ListedSession(row, await self._title(row), spent, tokens)
+        return ListedSession(row, await self._title(row), spent_usd, tokens)
 
 
 async def build_sessions_page(page: OpenPage) -> RefreshPage:
-    wanted = SessionFilter(page)
-    listed = SessionList(page, wanted)
+    filters = SessionFilter(page)
+    session_list = SessionList(page, filters)
 
     async def refresh(_: FeedChanges) -> None:
-        await listed.show()
-        wanted.offer([name for name in await queries.agents_seen(page.app.store) if page.principal.can_see(name)])
+        await session_list.show()
+        filters.offer(
+            [name for name in await queries.list_recorded_agents(page.app.store) if page.principal.can_see(name)]
+        )
 
     async def search() -> None:
-        ui.navigate.history.replace(wanted.path)
-        await listed.show_first()
+        ui.navigate.history.replace(filters.path)
+        await session_list.show_first()
 
-    wanted.on_change(search)
+    filters.on_change(search)
     await refresh(FeedChanges())
     return refresh
 
 
-def _row(page: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
-    row = one.row
+def _row(page: OpenPage, item: ListedSession) -> Callable[[ListedSession], None]:
+    row = item.row
     with add_box("tr"):
         with add_box("td"):
-            add_link(one.title, f"/session/{row.session}").classes("h-what")
+            add_link(item.title, f"/session/{row.session}").classes("h-what")
             with add_box("div", "h-row"):
                 add_id(row.session)
         with add_box("td"):
             state = add_chip("")
-            why = add_text("", "h-dim h-small")
+            detail = add_text("", "h-dim h-small")
         with add_box("td"):
             add_link(row.agent, f"/agent/{row.agent}")
             add_text(row.trigger.partition("/")[2] or KINDS.get(row.kind, row.kind), "h-dim h-small")
@@ -248,14 +248,14 @@ def _row(page: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
         with add_box("td", "h-short"):
             page.add_moment(row.started_at)
 
-    def show(one: ListedSession) -> None:
-        row = one.row
+    def show(item: ListedSession) -> None:
+        row = item.row
         set_chip(state, label_state(row.state))
         wakes = f"wakes {format_age(row.due_at, page.now)}" if row.due_at and row.due_at > page.now else ""
-        why.show_text(explain_end(row) if row.ended_at is not None else wakes)
-        cost.show_text(format_money(one.spent))
-        tokens.show_text(f"{format_tokens(one.tokens)} tokens" if one.tokens else "")
+        detail.show_text(explain_end(row) if row.ended_at is not None else wakes)
+        cost.show_text(format_money(item.spent))
+        tokens.show_text(f"{format_tokens(item.tokens)} tokens" if item.tokens else "")
         took.show_text(format_span(max(0, (row.ended_at or page.now) - row.started_at)))
 
-    show(one)
+    show(item)
     return show

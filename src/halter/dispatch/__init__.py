@@ -1,1 +1,1 @@
-"""Where sessions run."""
+"""Dispatch: which process runs which session."""

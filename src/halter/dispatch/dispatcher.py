@@ -1,13 +1,13 @@
-"""Runs the sessions of this process, each in a task of its own, with one of two dispatchers.
+"""Runs the sessions of this process, each in its own task, with one of two dispatchers.
 
-A session that fails is retried, more slowly each time, and then left to a person. A sleeping session without sensors is
-only a row. `EmbeddedDispatcher` claims what is due. `DistributedDispatcher` claims what is due, and what a dead worker
-left, as far as there is room here; what is left it offers to workers that have room, as tickets in a queue that all
-share, and the worker that takes a ticket claims its session. The lease alone decides who runs: a ticket that comes
-twice, late or not at all does no harm.
+A session that fails is retried with growing delays and then quarantined. A sleeping session without sensors is only a
+row. `EmbeddedDispatcher` claims due sessions. `DistributedDispatcher` claims due sessions, and sessions of dead
+workers, up to its capacity. It offers the rest to workers with capacity, as tickets in a shared queue; the worker that
+gets a ticket claims its session. Only the lease decides which worker runs a session: a ticket that arrives twice, late
+or never does no harm.
 
-Where workers have several versions of an agent, the newest one is in force: workers with an older one wait, and take
-over again when all workers with the newer one are gone.
+If workers have several versions of an agent, the newest one is in force. Workers with an older version wait, and
+continue when all workers with the newer one are gone.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from halter.core.errors import LeaseLost
 from halter.core.events import AttendingFailed, SessionParked
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import (
-    EVERY_STREAM,
+    ALL_STREAMS,
     AgentConcurrency,
     Change,
     Draft,
@@ -45,14 +45,20 @@ from halter.dispatch.heartbeat import (
     halt_idle_session,
     pause_session,
 )
-from halter.loop.session_runtime import raise_if_cancelled, run_together, run_until_first, wait_for_news, watch_changes
+from halter.loop.session_runtime import (
+    raise_if_cancelled,
+    run_together,
+    run_until_first,
+    wait_for_change,
+    watch_changes,
+)
 from halter.state import lifecycle
 
 DUE_POLLING_INTERVAL: Final = 5 * SECOND
 """Polling interval for due sessions: their owner may have died, and hints may be lost."""
 
 CLOCK_UNCERTAINTY: Final = SECOND // 50
-"""How far off the store's time may be as it is known here."""
+"""Assumed error of this process's estimate of the store's time."""
 
 
 class _NextLook(msgspec.Struct, frozen=True):
@@ -60,32 +66,34 @@ class _NextLook(msgspec.Struct, frozen=True):
     lapses_at: int | None
 
 
-async def compute_next_look(store: Store, clock: Clock, worker: WorkerId, max_wait: int = DUE_POLLING_INTERVAL) -> int:
-    """Returns for how long nothing is due and no lease expires.
+async def compute_time_until_due(
+    store: Store, clock: Clock, worker: WorkerId, max_wait: int = DUE_POLLING_INTERVAL
+) -> int:
+    """Return the time until a session is due or a lease expires, at most `max_wait`.
 
-    A process that only estimates the store's time may come a little early, so it looks again a little later.
+    A process that only estimates the store's time may check slightly too early, so it then checks again soon.
     """
-    now, unsure = clock.now(), CLOCK_UNCERTAINTY if isinstance(clock, StoreClock) else 0
-    (next_look,) = await store.ask(Query("next_look", _NextLook, {"now": now - unsure, "worker": worker}))
-    lapse = None if next_look.lapses_at is None else next_look.lapses_at + 1
-    moments = [at for at in (next_look.due_at, lapse) if at is not None]
-    return min([max_wait, *(max(unsure // 4, at - now) for at in moments)])
+    now, uncertainty = clock.now(), CLOCK_UNCERTAINTY if isinstance(clock, StoreClock) else 0
+    (next_check,) = await store.ask(Query("next_look", _NextLook, {"now": now - uncertainty, "worker": worker}))
+    lapses_at = None if next_check.lapses_at is None else next_check.lapses_at + 1
+    moments = [at for at in (next_check.due_at, lapses_at) if at is not None]
+    return min([max_wait, *(max(uncertainty // 4, at - now) for at in moments)])
 
 
-def _may_be_due(change: Change) -> bool:
-    """Whether an inbox grew, a session began, or the change is unknown."""
-    return change.stream == EVERY_STREAM or change.stream.endswith("/in") or change.head == 1
+def _can_make_due(change: Change) -> bool:
+    """Return true if an inbox grew, a session started or the change is unknown."""
+    return change.stream == ALL_STREAMS or change.stream.endswith("/in") or change.head == 1
 
 
 ORPHAN_SEARCH_INTERVAL: Final = 60 * SECOND
-"""Interval of the search for sessions that are owned here but not running."""
+"""Interval of the search for sessions that this worker owns but does not run."""
 MAX_ERROR_LENGTH: Final = 300
 SESSION_RETRY_DELAY: Final = SECOND // 4
 WATCHDOG_INTERVAL: Final = 60 * SECOND
-"""Interval of the search for idle sessions, and how long one may take to stop."""
+"""Interval of the search for idle sessions, and time limit for stopping one."""
 
 AttendLease = Callable[[Lease, SessionRow], Awaitable[None]]
-"""Runs a session, whose row was read under its lease, until it rests or ends."""
+"""Runs a session until it parks or ends. Its row was read under its lease."""
 Redact = Callable[[str], str]
 
 
@@ -95,7 +103,7 @@ class _Owned(msgspec.Struct, frozen=True):
 
 
 class RunningSessions:
-    """The sessions that run here. Residents, which stay while they sleep, do not count as busy."""
+    """The sessions that run in this process. Residents, which stay while they sleep, do not count as running."""
 
     def __init__(
         self,
@@ -109,15 +117,15 @@ class RunningSessions:
         self.clock = clock
         self.worker = worker
         self.changed = asyncio.Event()
-        """Set when a session has left, and when something may be due."""
+        """Set when a session ends here and when a session may be due."""
         self.closing = asyncio.Event()
-        """Set when nothing more is claimed."""
+        """Set when this process claims no more sessions."""
         self.polling_interval = DUE_POLLING_INTERVAL
         """Polling interval for due sessions."""
         self.remote_capacity = 0
-        """How many more sessions other workers could take, by their last heartbeats and what was offered since."""
+        """Capacity of the other workers, from their last heartbeats minus the offers since then."""
         self.idle_limits: IdleLimits = NO_IDLE_LIMITS
-        """How long a session may be idle."""
+        """Limits on how long a session may be idle."""
         self._attend = attend
         self._redact = redact
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
@@ -131,19 +139,19 @@ class RunningSessions:
 
     @property
     def count_running(self) -> int:
-        """How many sessions run, without residents."""
+        """Number of running sessions, without residents."""
         return len(self._tasks) - len(self._resident)
 
     @property
     def residents(self) -> int:
         return len(self._resident)
 
-    def capacity(self, together: int) -> int:
-        """How many more may be claimed; 0 when this process is about to end."""
-        return 0 if self.closing.is_set() else together - self.count_running - self._claiming - self._coming.total()
+    def capacity(self, concurrency: int) -> int:
+        """Return how many more sessions this process may claim; 0 while it is closing."""
+        return 0 if self.closing.is_set() else concurrency - self.count_running - self._claiming - self._coming.total()
 
     async def claim(self, limit: int, agents: AgentConcurrency) -> int:
-        """Claims so many sessions, if they are due, and runs them; returns how many."""
+        """Claim and run up to `limit` due sessions; return their number."""
         self._claiming = limit
         try:
             leases = await self.store.claim(self.worker, limit, agents=agents)
@@ -154,7 +162,7 @@ class RunningSessions:
         return len(leases)
 
     async def fetch(self, only: SessionId | Ticket) -> Lease | None:
-        """Claims the named session, if possible, and runs it. A closing process claims nothing."""
+        """Claim one session and run it; return None if it is not free or this process is closing."""
         if self.closing.is_set():
             return None
         session = only.session if isinstance(only, Ticket) else only
@@ -175,27 +183,28 @@ class RunningSessions:
         task.add_done_callback(lambda _: self._forget(lease))
 
     def check(self) -> None:
+        """Have the dispatcher look for due sessions now."""
         self.changed.set()
 
     def mark_resident(self, session: SessionId) -> None:
-        """Marks a session as resident."""
+        """Mark a running session as resident."""
         self._resident |= {lease for lease in self._tasks if lease.session == session}
 
     def leases(self) -> frozenset[Lease]:
         return frozenset(self._tasks)
 
     def cancel_lost(self, leases: frozenset[Lease]) -> None:
-        """Stops the sessions that another process has now."""
+        """Stop the sessions that another process owns now."""
         for lease in leases & self._tasks.keys():
             self._tasks[lease].cancel()
 
     async def watch(self) -> None:
-        """Runs what is owned here but not running, and pauses what is idle."""
+        """Run the sessions that this worker owns but does not run, and pause idle ones."""
         await self._find_forgotten()
         await self._find_idle()
 
     async def wait_idle(self, max_wait: int) -> None:
-        """Waits, at most this long, until no session here is in the middle of a turn."""
+        """Wait, at most `max_wait`, until no session here is inside a turn."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max_wait / SECOND):
                 while await self._is_running():
@@ -209,34 +218,34 @@ class RunningSessions:
         return False
 
     async def stop(self) -> None:
-        """Cancels all tasks and waits for them."""
+        """Cancel all tasks and wait for them."""
         running = (*self._pausing.values(), *self._tasks.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
     def _forget(self, lease: Lease) -> None:
-        """Forgets a session that left. It may already run here again."""
+        """Forget a lease whose session has stopped. The session may already run here under a new lease."""
         self._tasks.pop(lease, None)
         self._resident.discard(lease)
         self.changed.set()
 
     async def _find_forgotten(self) -> None:
-        """Runs what is owned here but unknown: the answer to a claim may have been lost."""
+        """Run the sessions that this worker owns but does not run: the reply to a claim may have been lost."""
         now = self.clock.now()
         if now < self._searched + ORPHAN_SEARCH_INTERVAL:
             return
         self._searched = now
-        before = self._list_local()
-        owned = await self.store.ask(Query("owned_by", _Owned, {"worker": self.worker}))
-        # Sessions that came or went during the query are known.
-        known = before | self._list_local()
-        for row in owned:
-            if SessionId(row.session) not in known:
+        local = self._list_local()
+        owned_rows = await self.store.ask(Query("owned_by", _Owned, {"worker": self.worker}))
+        # Sessions that started or ended during the query are not forgotten ones.
+        local_sessions = local | self._list_local()
+        for row in owned_rows:
+            if SessionId(row.session) not in local_sessions:
                 self.start(Lease(SessionId(row.session), self.worker, row.generation))
 
     def _list_local(self) -> set[SessionId]:
-        """The sessions that run here, are being paused, or are being claimed."""
+        """Return the sessions that are running, being paused or being claimed here."""
         return {lease.session for lease in self._tasks} | self._pausing.keys() | self._coming.keys()
 
     async def _find_idle(self) -> None:
@@ -246,35 +255,35 @@ class RunningSessions:
         self._watched_at = now
         for lease in [lease for lease in self._tasks if lease.session not in self._pausing]:
             (row,) = await self.store.ask(Query("session", SessionRow, {"session": lease.session}))
-            since = await find_idle_since(self.store, row, self.idle_limits, now)
-            if since is not None and lease in self._tasks:
-                task = asyncio.create_task(self._stop_and_park(lease, since), name=f"halter-pause {lease.session}")
+            idle_since = await find_idle_since(self.store, row, self.idle_limits, now)
+            if idle_since is not None and lease in self._tasks:
+                task = asyncio.create_task(self._stop_and_park(lease, idle_since), name=f"halter-pause {lease.session}")
                 self._pausing[lease.session] = task
                 task.add_done_callback(lambda _, session=lease.session: self._pausing.pop(session, None))
 
-    async def _stop_and_park(self, lease: Lease, since: int) -> None:
-        """Stops a session, which settles what it holds, and parks it. On failure it is tried again later."""
-        working = self._tasks[lease]
-        working.cancel()
-        await asyncio.wait([working], timeout=WATCHDOG_INTERVAL / SECOND)
-        if not working.done():
+    async def _stop_and_park(self, lease: Lease, idle_since: int) -> None:
+        """Stop a session, which settles its holds, and park it. A failed attempt is repeated later."""
+        task = self._tasks[lease]
+        task.cancel()
+        await asyncio.wait([task], timeout=WATCHDOG_INTERVAL / SECOND)
+        if not task.done():
             return
         (row,) = await self.store.ask(Query("session", SessionRow, {"session": lease.session}))
         if row.state != "RUNNING" or row.generation != lease.generation:
             return
-        rest = pause_session(row, lease, since, self.idle_limits.idle_halt(row.agent), self.clock.now())
+        write = pause_session(row, lease, idle_since, self.idle_limits.idle_halt(row.agent), self.clock.now())
         with suppress(LeaseLost):
-            if not (await self.store.commit(rest)).events:
-                # A message arrived at this very moment.
+            if not (await self.store.commit(write)).events:
+                # A message arrived in the meantime.
                 self.start(lease)
 
     async def _run_with_retry(self, lease: Lease) -> None:
-        """Runs a session, again after a failure, until it rests or is quarantined."""
+        """Run a session, again after each failure, until it parks, ends or is quarantined."""
         session = lease.session
         while True:
             try:
                 (row,) = await self.store.ask(Query("session", SessionRow, {"session": session}))
-                # One that was paused for being idle, and got no message since, is over.
+                # A session that was paused for being idle ends here, unless a message has arrived.
                 if not await halt_idle_session(self.store, self.clock, row, lease):
                     await self._attend(lease, row)
             except LeaseLost:
@@ -286,11 +295,11 @@ class RunningSessions:
                 self._failures[session] = failures = (*self._failures.get(session, ()), now)
                 sentence = self._redact(clean(f"{type(error).__name__}: {error}"))
                 match decide_restart(failures, now):
-                    case RestartAfter(after):
+                    case RestartAfter(delay):
                         await self._record(lease, len(failures), sentence)
-                        await self.clock.sleep(after)
+                        await self.clock.sleep(delay)
                     case _:
-                        # A person resumes it: count from zero.
+                        # Failures count from zero when a person resumes the session.
                         self._failures.pop(session, None)
                         if await self._quarantine(lease, len(failures), sentence, now):
                             return
@@ -299,21 +308,21 @@ class RunningSessions:
                 return
 
     async def _quarantine(self, lease: Lease, failures: int, error: str, now: int) -> bool:
-        """Quarantines a session; returns whether this worker is done with it."""
+        """Quarantine a session; return true if this worker is done with it."""
         try:
             return await quarantine_session(self.store, lease, failures, error, now)
         except LeaseLost:
             return True
 
     async def poll_due(self, step: Callable[[], Awaitable[int | None]]) -> None:
-        """Call `step` whenever something may be due; it returns after how long it must be called again, if it knows."""
-        async with watch_changes(self.store, _may_be_due, self.changed):
+        """Call `step` whenever a session may be due. It returns the time until its next call; None is the default."""
+        async with watch_changes(self.store, _can_make_due, self.changed):
             while True:
-                look = await step()
+                max_wait = await step()
                 await self.watch()
-                if look is None:
-                    look = await compute_next_look(self.store, self.clock, self.worker, self.polling_interval)
-                await wait_for_news(self.changed, look)
+                if max_wait is None:
+                    max_wait = await compute_time_until_due(self.store, self.clock, self.worker, self.polling_interval)
+                await wait_for_change(self.changed, max_wait)
 
     async def _record(self, lease: Lease, failures: int, error: str) -> None:
         event = AttendingFailed(failures=failures, error=shorten(error, MAX_ERROR_LENGTH))
@@ -323,38 +332,38 @@ class RunningSessions:
 
 
 async def quarantine_session(store: Store, lease: Lease, failures: int, error: str, now: int) -> bool:
-    """Parks a session that failed too often until a person writes to it.
+    """Park a session that failed too often, until a person writes to it.
 
-    Returns whether it rests: not if a message has just arrived.
+    Returns false if it was not parked because a message has just arrived.
     """
     (row,) = await store.ask(Query("session", SessionRow, {"session": lease.session}))
     event = AttendingFailed(failures=failures, error=shorten(error, MAX_ERROR_LENGTH), quarantined=True)
-    parked = SessionParked(state="PAUSED", inbox_seen=row.inbox_head)
-    rest = lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/quarantine/{now}", parked)
+    park_event = SessionParked(state="PAUSED", inbox_seen=row.inbox_head)
+    park_write = lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/quarantine/{now}", park_event)
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        drafts = rest.decide(rows)
+        drafts = park_write.decide(rows)
         return [Draft(event), *drafts] if drafts else []
 
-    return bool((await store.commit(msgspec.structs.replace(rest, decide=decide))).events)
+    return bool((await store.commit(msgspec.structs.replace(park_write, decide=decide))).events)
 
 
 DEFAULT_CONCURRENCY: Final = 200
-"""How many sessions are awake at once in one process, without residents."""
+"""Maximum number of running sessions in one process, without residents."""
 
 
 class EmbeddedDispatcher:
     """Runs the sessions of some agents in this process."""
 
     def __init__(
-        self, sessions: RunningSessions, agents: Callable[[], AgentConcurrency], together: int = DEFAULT_CONCURRENCY
+        self, sessions: RunningSessions, agents: Callable[[], AgentConcurrency], concurrency: int = DEFAULT_CONCURRENCY
     ) -> None:
         self._sessions = sessions
         self._agents = agents
-        self._together = together
+        self._together = concurrency
 
     async def run(self) -> None:
-        """Claims what is due until cancelled; then stops what runs."""
+        """Claim due sessions until cancelled, then stop the running ones."""
         try:
             await self._sessions.poll_due(self._claim)
         finally:
@@ -367,31 +376,31 @@ class EmbeddedDispatcher:
 
 
 CLAIMED_AT_ONCE: Final = 16
-"""How many sessions a worker claims in one transaction: workers that claim at the same time share what is due.
+"""Maximum number of sessions in one claim: workers that claim at the same time share the due sessions.
 
-As many tickets wait at most: workers that have room claim by themselves, too."""
-TICKETS_AT_ONCE: Final = 4
-"""How many tickets a worker serves at once; each only until its session is claimed."""
+It is also the maximum number of waiting tickets: workers with capacity also claim without a ticket."""
+MAX_SERVED_TICKETS: Final = 4
+"""Number of tickets that a worker serves concurrently, each until its session is claimed."""
 OFFER_RETRY_DELAY: Final = SECOND // 20
-"""Delay before the next offer while other workers have room, and of a ticket while there is none here."""
+"""Delay before the next offer while other workers have capacity, and of a ticket while this one has none."""
 
 ServeTicket = Callable[[Ticket], Awaitable[None]]
 
 
 class TicketQueue(Protocol):
-    """The queue that all workers share. One contract suite holds for every implementation."""
+    """The ticket queue that all workers share. Every implementation passes one contract suite."""
 
     def enqueue(self, connection: Any, tickets: Sequence[Ticket]) -> None:
-        """Puts tickets in within the transaction of a connection: they exist once it commits."""
+        """Add tickets within the transaction of a connection; they exist once it commits."""
         ...
 
     async def serve(self, serve: ServeTicket, concurrency: int) -> None:
-        """Serves tickets of this worker's agents, so many at once, until cancelled."""
+        """Serve tickets of this worker's agents, up to `concurrency` at a time, until cancelled."""
         ...
 
 
 class DistributedDispatcher:
-    """Runs sessions of some agents in this process, wherever they became due."""
+    """Runs sessions of some agents in this process and offers the rest to other workers."""
 
     def __init__(
         self,
@@ -406,23 +415,23 @@ class DistributedDispatcher:
         self._concurrency = concurrency
 
     async def run(self) -> None:
-        """Claims what is due, offers the rest and serves tickets until cancelled; then stops what runs."""
+        """Claim due sessions, offer the rest and serve tickets until cancelled, then stop the running ones."""
         try:
             await run_together([lambda: self._sessions.poll_due(self._claim), self._serve_tickets])
         finally:
             await self._sessions.stop()
 
     async def _serve_tickets(self) -> None:
-        """Serves tickets until the worker is closing."""
+        """Serve tickets until the worker is closing."""
         closing = self._sessions.closing
-        await run_until_first([self._queue.serve(self._serve, TICKETS_AT_ONCE), _set_event(closing)])
+        await run_until_first([self._queue.serve(self._serve, MAX_SERVED_TICKETS), _set_event(closing)])
 
     async def _claim(self) -> int | None:
-        """Claims what there is room for here. A worker without room offers what is due to those that have some."""
+        """Claim sessions up to the capacity here. A worker without capacity offers due sessions to other workers."""
         sessions, agents = self._sessions, self._agents()
         limit = min(sessions.capacity(self._concurrency), CLAIMED_AT_ONCE)
-        claimed = await sessions.claim(limit, agents) if limit > 0 and agents else 0
-        if sessions.closing.is_set() or not agents or claimed < limit:
+        claimed_count = await sessions.claim(limit, agents) if limit > 0 and agents else 0
+        if sessions.closing.is_set() or not agents or claimed_count < limit:
             return None
         if sessions.capacity(self._concurrency) > 0:
             return 0
@@ -431,16 +440,16 @@ class DistributedDispatcher:
             offer = await sessions.store.offer(limit, agents, self._queue.enqueue)
             sessions.remote_capacity -= len(offer.tickets)
             return OFFER_RETRY_DELAY
-        # Nothing can be done before a session leaves, which is news.
+        # There is no capacity anywhere. A session that parks or ends here sets `changed`.
         return sessions.polling_interval
 
     async def _serve(self, ticket: Ticket) -> None:
-        """Claims the session of a ticket, if it is free, as soon as there is room."""
+        """Claim the session of a ticket, if it is free, as soon as there is capacity."""
         sessions = self._sessions
         while not sessions.closing.is_set() and sessions.capacity(self._concurrency) <= 0:
             await sessions.clock.sleep(OFFER_RETRY_DELAY)
         if sessions.closing.is_set():
-            # Claim nothing but use the ticket up, so that it is offered to another worker.
+            # Use up the ticket without a claim, so that the session is offered to another worker.
             await sessions.store.claim(sessions.worker, 0, ticket)
             return
         await sessions.fetch(ticket)
@@ -451,14 +460,14 @@ async def _set_event(event: asyncio.Event) -> None:
 
 
 def find_version_in_force(workers: Iterable[WorkerRow], agent: str, now: int) -> str:
-    """Returns the version of an agent that living workers brought last; "" if none has it.
+    """Return the version of an agent that live workers introduced last; "" if no worker has the agent.
 
-    A version is as old as the oldest worker that has it: a restarted worker brings nothing new.
+    A version is as old as the oldest worker that has it, so a restarted worker does not make its version newer.
     """
-    brought: dict[str, int] = {}
+    started_at_by_version: dict[str, int] = {}
     for row in workers:
-        about = row.told()
-        version = about.agents.get(agent)
-        if version is not None and row.alive(now) and not about.closing:
-            brought[version] = min(about.started_at, brought.get(version, about.started_at))
-    return max(brought, key=lambda version: (brought[version], version), default="")
+        info = row.parse_info()
+        version = info.agents.get(agent)
+        if version is not None and row.alive(now) and not info.closing:
+            started_at_by_version[version] = min(info.started_at, started_at_by_version.get(version, info.started_at))
+    return max(started_at_by_version, key=lambda version: (started_at_by_version[version], version), default="")

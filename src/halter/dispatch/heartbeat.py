@@ -1,7 +1,7 @@
-"""Heartbeats keep the leases of a process, clocks follow the store's time, and idle sessions are paused, then halted.
+"""Heartbeats that renew a process's leases, a clock that follows the store's time, and the limits on idle sessions.
 
-A call has its tool's timeout, a request its own. A session that hangs outside of both writes no events: after a while
-it is paused, and halted after as long again, unless a message arrives.
+A call has its tool's timeout, and a request has its own. A session that hangs outside of both writes no events. It is
+paused after `idle_halt`, and halted after the same time again unless a message arrives.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from halter.state.session import InFlight, replay
 
 HEARTBEAT_INTERVAL: Final = 5 * SECOND
 LEASE_POLLING_INTERVAL: Final = SECOND // 4
-FAREWELL_SECONDS: Final = 5
+RELEASE_TIMEOUT_SECONDS: Final = 5
 
 
 class LeaseHolder(Protocol):
@@ -44,7 +44,7 @@ class LeaseHolder(Protocol):
         ...
 
     def describe(self) -> str:
-        """Return the worker's description for the others."""
+        """Return the worker's description for other workers."""
         ...
 
     async def on_heartbeat(self, beat: HeartbeatReply) -> None:
@@ -53,7 +53,7 @@ class LeaseHolder(Protocol):
 
 
 @asynccontextmanager
-async def keep_leases(
+async def renew_leases(
     store: Store,
     clock: Clock,
     worker: WorkerId,
@@ -61,72 +61,72 @@ async def keep_leases(
     holder: LeaseHolder | None = None,
     liveness: LivenessWriter | None = None,
 ) -> AsyncGenerator[None]:
-    """Sends heartbeats while the block runs, and releases all leases after it.
+    """Send heartbeats while the block runs, and release all leases after it.
 
-    A lost lease is noticed at the next write, or reported to `hands` by the next heartbeat: a sleeping session might
-    not write for a day. Each heartbeat carries changed hot state and a changed description. `pulse` shows the worker's
-    name to a sentinel.
+    A lost lease is noticed at the next write, or reported to `holder` at the next heartbeat: a sleeping session might
+    not write for a day. Each heartbeat carries changed hot state and a changed description. `liveness` shows the
+    worker's name to a sentinel.
     """
     with (liveness or LivenessWriter()).works_as(worker):
-        async with _keep_leases(store, clock, worker, interval, holder):
+        async with _renew_leases(store, clock, worker, interval, holder):
             yield
 
 
 @asynccontextmanager
-async def _keep_leases(
+async def _renew_leases(
     store: Store, clock: Clock, worker: WorkerId, interval: int, holder: LeaseHolder | None
 ) -> AsyncGenerator[None]:
-    beating = asyncio.create_task(_send_heartbeats(store, clock, worker, interval, holder), name="halter-heartbeat")
+    heartbeats = asyncio.create_task(_send_heartbeats(store, clock, worker, interval, holder), name="halter-heartbeat")
     try:
         yield
     finally:
-        await cancel_and_wait(beating)
+        await cancel_and_wait(heartbeats)
         with suppress(StoreUnavailable, TimeoutError):
             # While the store is unavailable, the leases expire.
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(RELEASE_TIMEOUT_SECONDS):
                 await store.leave(worker)
 
 
 async def _send_heartbeats(
     store: Store, clock: Clock, worker: WorkerId, interval: int, holder: LeaseHolder | None
 ) -> None:
-    kept: Mapping[SessionId, bytes] = {}
-    text = ""
+    snapshots: Mapping[SessionId, bytes] = {}
+    description = ""
     while True:
         with suppress(StoreUnavailable):
             if holder is None:
                 await store.beat(worker)
             else:
-                kept, text = await _send_heartbeat(store, worker, holder, kept, text)
+                snapshots, description = await _send_heartbeat(store, worker, holder, snapshots, description)
         await clock.sleep(interval)
 
 
 async def _send_heartbeat(
-    store: Store, worker: WorkerId, holder: LeaseHolder, kept: Mapping[SessionId, bytes], text: str
+    store: Store, worker: WorkerId, holder: LeaseHolder, previous: Mapping[SessionId, bytes], previous_description: str
 ) -> tuple[Mapping[SessionId, bytes], str]:
-    """Sends one heartbeat with what has changed; returns what the store knows then."""
-    now, about = holder.snapshots(), holder.describe()
+    """Send one heartbeat with everything that has changed; return what the store then has."""
+    snapshots, description = holder.snapshots(), holder.describe()
     # Leases claimed during the heartbeat are not lost.
     leases = holder.leases()
-    changed = {session: data for session, data in now.items() if kept.get(session) != data}
-    beat = await store.beat(worker, changed, about if about != text else "")
-    if beat.held is not None:
-        holder.cancel_lost(leases - beat.held)
-    await holder.on_heartbeat(beat)
-    return now, about
+    changed_snapshots = {session: data for session, data in snapshots.items() if previous.get(session) != data}
+    reply = await store.beat(worker, changed_snapshots, description if description != previous_description else "")
+    if reply.remaining_leases is not None:
+        holder.cancel_lost(leases - reply.remaining_leases)
+    await holder.on_heartbeat(reply)
+    return snapshots, description
 
 
 async def acquire_lease(
     store: Store, clock: Clock, worker: WorkerId, session: SessionId, max_wait: int
 ) -> Lease | None:
-    """Claims one session, waiting for the lease of an owner that may have died. If it is cancelled, it takes none."""
+    """Claim one session, waiting for the lease of an owner that may have died. Takes no lease if cancelled."""
     deadline = clock.now() + max_wait
     while True:
         claim = asyncio.ensure_future(store.claim(worker, 1, session))
         try:
             leases = await asyncio.shield(claim)
         except asyncio.CancelledError:
-            # The store does what it was asked for all the same.
+            # The claim completes in the store despite the cancellation.
             with suppress(StoreError):
                 for lease in await claim:
                     await store.release(lease)
@@ -139,14 +139,14 @@ async def acquire_lease(
 
 
 MAX_CLOCK_SKEW = 2 * SECOND
-"""How far a machine's clock may be from the store's."""
+"""Maximum difference between a machine's clock and the store's."""
 
 
 _STEADY_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def read_steady_clock() -> int:
-    """A clock that runs while the machine sleeps and that cannot be set."""
+    """Read a clock that keeps running while the machine sleeps and cannot be set."""
     return clock_gettime_ns(_STEADY_CLOCK) // 1000
 
 
@@ -155,7 +155,7 @@ def read_wall_clock() -> int:
 
 
 class StoreClock:
-    """Shows the store's time: its last answer, plus what has passed since.
+    """A clock that follows the store's time: its last answer plus the time since then.
 
     Until the first answer, it shows this machine's time.
     """
@@ -170,29 +170,29 @@ class StoreClock:
     async def sleep(self, duration: int) -> None:
         await asyncio.sleep(duration / SECOND)
 
-    def set_time(self, before: int, at: int, after: int) -> None:
-        """Sets the store's time, which was read between two moments of the steady clock."""
-        self._unsure = (after - before) // 2
-        self._ahead = at - before - self._unsure
+    def set_time(self, sent_at: int, store_time: int, received_at: int) -> None:
+        """Set the store's time, which was read between two moments of the steady clock."""
+        self._unsure = (received_at - sent_at) // 2
+        self._ahead = store_time - sent_at - self._unsure
 
     def refusal(self) -> str:
-        """Says why nothing may run on this machine; "" if all is well. A slow answer proves nothing."""
+        """Describe a clock skew that is too large; "" if there is none. A slow answer proves no skew."""
         ahead = read_wall_clock() - self.now()
         if abs(ahead) <= MAX_CLOCK_SKEW + self._unsure:
             return ""
         return (
             f"This machine's clock is {format_duration(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the "
-            "database's, and at most 2 s are borne. Nothing runs here until it is right: set it (for example with "
-            "`timedatectl set-ntp true`), and start again."
+            "database's; the maximum is 2 s. No session runs here until the clock is correct. Set it, for example with "
+            "`timedatectl set-ntp true`, and restart."
         )
 
 
 SETTLE_GRACE: Final = MINUTE // 2
-"""Added to a timeout until the effect is stopped and settled."""
+"""Added to a timeout for stopping and settling the effect."""
 
 
 class IdleLimits(msgspec.Struct, frozen=True):
-    """How long a session of an agent may be idle, and how long its calls and requests may take; 0 is no limit."""
+    """Functions that return how long an agent's session may be idle and how long its effects may take; 0: no limit."""
 
     idle_halt: Callable[[str], int]
     find_time_limit: Callable[[str, InFlight], int]
@@ -201,19 +201,19 @@ class IdleLimits(msgspec.Struct, frozen=True):
 NO_IDLE_LIMITS: Final = IdleLimits(lambda _: 0, lambda _, __: 0)
 
 
-def is_idle_too_long(since: int, idle_halt: int, now: int) -> bool:
-    return 0 < idle_halt <= now - since
+def is_idle_too_long(idle_since: int, idle_halt: int, now: int) -> bool:
+    return 0 < idle_halt <= now - idle_since
 
 
-def is_under_way(flights: Iterable[InFlight], allowed: Callable[[InFlight], int], now: int) -> bool:
-    """Whether something in flight is still within its timeout."""
-    return any(now < flight.since + allowed(flight) + SETTLE_GRACE for flight in flights)
+def is_under_way(flights: Iterable[InFlight], find_time_limit: Callable[[InFlight], int], now: int) -> bool:
+    """Return true if an effect in flight is still within its timeout."""
+    return any(now < flight.since + find_time_limit(flight) + SETTLE_GRACE for flight in flights)
 
 
-def is_pause_over(row: SessionRow, newest: Sequence[Stored], now: int) -> bool:
-    """Whether a session was paused for being idle, its time is up, and no message came."""
-    alone = row.inbox_wake <= row.inbox_seen and row.wake_at is not None and row.wake_at <= now
-    if row.state != "PAUSED" or not alone:
+def has_pause_expired(row: SessionRow, newest: Sequence[Stored], now: int) -> bool:
+    """Return true if a session was paused for being idle, its time has expired and no message has arrived."""
+    has_expired = row.inbox_wake <= row.inbox_seen and row.wake_at is not None and row.wake_at <= now
+    if row.state != "PAUSED" or not has_expired:
         return False
     match [stored.event for stored in newest[-2:]]:
         case [GuardrailTriggered(guardrail="idle_halt"), SessionParked(state="PAUSED")]:
@@ -222,49 +222,49 @@ def is_pause_over(row: SessionRow, newest: Sequence[Stored], now: int) -> bool:
             return False
 
 
-def add_guardrail_event(rest: Write, event: GuardrailTriggered) -> Write:
-    """Adds a guardrail event to a park write; neither is written without the other."""
+def add_guardrail_event(write: Write, event: GuardrailTriggered) -> Write:
+    """Return a park write with a guardrail event; neither is written without the other."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        drafts = rest.decide(rows)
+        drafts = write.decide(rows)
         return [Draft(event), *drafts] if drafts else []
 
-    return msgspec.structs.replace(rest, decide=decide)
+    return msgspec.structs.replace(write, decide=decide)
 
 
-def pause_session(row: SessionRow, lease: Lease, since: int, idle_halt: int, now: int) -> Write:
-    """Parks an idle session. Messages that came meanwhile are read when it resumes."""
-    still, wait = format_duration(now - since), format_duration(idle_halt)
-    sentence = f"For {still} it ran and did nothing, so it is paused. Unless a message arrives, it ends in {wait}."
-    until = now + idle_halt
-    parked = SessionParked(state="PAUSED", inbox_seen=row.inbox_head, wake_at=until)
-    rest = lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/idle/{now}", parked)
-    return add_guardrail_event(rest, GuardrailTriggered(guardrail="idle_halt", sentence=sentence, until=until))
+def pause_session(row: SessionRow, lease: Lease, idle_since: int, idle_halt: int, now: int) -> Write:
+    """Return the write that parks an idle session. Messages that arrive meanwhile are read when it resumes."""
+    idle_text, wait_text = format_duration(now - idle_since), format_duration(idle_halt)
+    sentence = f"Paused after {idle_text} without activity. It ends in {wait_text} unless a message arrives."
+    ends_at = now + idle_halt
+    park_event = SessionParked(state="PAUSED", inbox_seen=row.inbox_head, wake_at=ends_at)
+    write = lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/idle/{now}", park_event)
+    return add_guardrail_event(write, GuardrailTriggered(guardrail="idle_halt", sentence=sentence, until=ends_at))
 
 
-async def find_idle_since(store: Store, row: SessionRow, patience: IdleLimits, now: int) -> int | None:
-    """Returns since when a running session is idle; None for one that works or rests."""
-    idle_halt = patience.idle_halt(row.agent)
+async def find_idle_since(store: Store, row: SessionRow, limits: IdleLimits, now: int) -> int | None:
+    """Return the time since which a running session is idle; None for a session that is active or parked."""
+    idle_halt = limits.idle_halt(row.agent)
     if row.state != "RUNNING" or not idle_halt:
         return None
     (head,) = await store.ask(Query("head", StreamRow, {"stream": session_stream(row.session)}))
     if not is_idle_too_long(head.at, idle_halt, now):
         return None
     flights = replay(await read_stream(store, session_stream(row.session))).in_flight.values()
-    return None if is_under_way(flights, lambda flight: patience.find_time_limit(row.agent, flight), now) else head.at
+    return None if is_under_way(flights, lambda flight: limits.find_time_limit(row.agent, flight), now) else head.at
 
 
 async def halt_idle_session(store: Store, clock: Clock, row: SessionRow, lease: Lease) -> bool:
-    """Ends a paused session that got no message; returns whether it has ended.
+    """End a session that was paused for being idle and got no message; return true if it has ended.
 
-    What it still holds is settled at its maximum first: no hold may keep a session from ending.
+    Its open holds are settled at their maximum first, so that no hold keeps a session from ending.
     """
     if row.state != "PAUSED":
         return False
     events = await read_stream(store, session_stream(row.session))
-    if not is_pause_over(row, events, clock.now()):
+    if not has_pause_expired(row, events, clock.now()):
         return False
     await Ledger(store, clock).settle_in_doubt(lease, tuple(replay(events).in_flight.values()))
-    asked = await lifecycle.read_questions(store, row.session, clock.now())
-    end = lifecycle.end_session(lease, "HALTED", "idle_timeout", row.parent, row.inbox_seen, asked=asked)
-    return bool((await store.commit(end)).events)
+    questions = await lifecycle.read_questions(store, row.session, clock.now())
+    end_write = lifecycle.end_session(lease, "HALTED", "idle_timeout", row.parent, row.inbox_seen, asked=questions)
+    return bool((await store.commit(end_write)).events)

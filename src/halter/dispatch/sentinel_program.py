@@ -1,8 +1,7 @@
-"""Watches one process from outside, and kills it if it is blocked while it has to stop.
+"""Watches one process from outside, and kills it if it is blocked when it has to stop.
 
-It reads the signs of life that the process leaves in shared memory. Only when they are missing it asks the store
-whether sessions of that process are halted, and checks whether a deadline has passed. It ends with the process that it
-watches.
+The program reads the signs of life that the process writes to shared memory. Only if they are missing, it queries the
+store for halts of the process's sessions and checks deadlines. It ends with the process that it watches.
 """
 
 import fcntl
@@ -32,35 +31,35 @@ MAX_AWAKE_SECONDS: Final = 0.6
 MAX_OVERDUE_SECONDS: Final = 1.0
 """Seconds after a deadline within which the process itself would have stopped the call."""
 MAX_TICK_SECONDS: Final = 1.0
-"""Seconds: if a tick takes longer, this program itself was held up and knows nothing."""
+"""Seconds: if a tick takes longer, this program itself was delayed and its samples prove nothing."""
 MAX_LOCK_SECONDS: Final = 1.0
 """Seconds for which a silent process may keep the store locked."""
 MAX_ASLEEP_LOCK_SECONDS: Final = 10.0
 """The same for a process that uses no CPU: on a busy machine it may wait that long for its turn."""
 STOPPED_STATES: Final = "Tt"
-"""States of a process that a signal or a debugger has stopped: it is left alone."""
+"""States of a process that a signal or a debugger has stopped. It is not killed."""
 UNENDABLE_NOTICE: Final = (
-    "It cannot be ended, as it is the first process of its container: run it under an init (docker --init)."
+    "It cannot be killed, because it is the first process of its container. Run it under an init (docker --init)."
 )
-BLOCKING_ADVICE: Final = "An async tool must not block: write it with `def`, or let it await."
+BLOCKING_ADVICE: Final = "An async tool must not block: define it with `def`, or make it await."
 _NANO: Final = 1_000_000_000
 
 
 class ProcessSample(NamedTuple):
     """One sample of the process: time, signs of life, state and CPU time of its main thread.
 
-    `locked` says that it holds the write lock of the store.
+    `has_lock` says that it holds the write lock of the store.
     """
 
     at: float
     signs: LivenessReading
     state: str
     cpu: float
-    locked: bool = False
+    has_lock: bool = False
 
 
 class Silence(NamedTuple):
-    """Since when there was no sign of life, the CPU time at that moment, and whether the main thread sleeps."""
+    """A period without signs of life: its start, the CPU time at its start, and whether the main thread has slept."""
 
     since: float
     cpu: float
@@ -75,7 +74,7 @@ def begin_silence(sample: ProcessSample) -> Silence:
 
 
 def begin_first_silence(sample: ProcessSample) -> Silence:
-    """Starts with the first sample: the process may have been blocked before this program was up."""
+    """Start with the first sample: the process may have been blocked before this program started."""
     silence = begin_silence(sample)
     if sample.state in STOPPED_STATES or not sample.signs.alive_at:
         return silence
@@ -83,17 +82,17 @@ def begin_first_silence(sample: ProcessSample) -> Silence:
 
 
 def update_silence(silence: Silence, sample: ProcessSample) -> Silence:
-    """Continues the count, or restarts it after a sign of life, a stop signal, or a hold-up of this program."""
+    """Continue the period, or restart it after a sign of life, a stop signal or a delay of this program."""
     alive = sample.signs.alive_at != silence.alive_at
     if alive or sample.state in STOPPED_STATES or sample.at - silence.looked_at > MAX_TICK_SECONDS:
         return begin_silence(sample)
-    slept = sample.state == "S" and sample.at - silence.since > MAX_AWAKE_SECONDS
-    locked = (silence.locked_since or sample.at) if sample.locked else None
-    return silence._replace(slept=silence.slept or slept, looked_at=sample.at, locked_since=locked)
+    has_slept = sample.state == "S" and sample.at - silence.since > MAX_AWAKE_SECONDS
+    locked_since = (silence.locked_since or sample.at) if sample.has_lock else None
+    return silence._replace(slept=silence.slept or has_slept, looked_at=sample.at, locked_since=locked_since)
 
 
 def is_blocked(silence: Silence, sample: ProcessSample) -> bool:
-    """Tells a blocked process from one that merely gets no CPU."""
+    """Return true if the process is blocked, and false if it merely gets no CPU time."""
     if sample.at - silence.since < MAX_SILENCE_SECONDS:
         return False
     return silence.slept or sample.cpu - silence.cpu >= MAX_SILENT_CPU_SECONDS
@@ -103,21 +102,21 @@ def is_overdue(sample: ProcessSample) -> bool:
     return 0 < sample.signs.deadline < (sample.at - MAX_OVERDUE_SECONDS) * _NANO
 
 
-AskForHalts = Callable[[str], str]
+FindHalt = Callable[[str], str]
 """Returns a halted scope of a worker's sessions, or ""."""
 
 
-def find_reason_to_end(silence: Silence, sample: ProcessSample, ask: AskForHalts) -> str:
-    """Returns why the process has to be killed, or ""."""
+def find_reason_to_end(silence: Silence, sample: ProcessSample, find_halted: FindHalt) -> str:
+    """Return why the process has to be killed; "" if it need not be."""
     if not is_blocked(silence, sample):
         return ""
     if is_overdue(sample):
         return "a call was out of time"
     if silence.locked_since is not None:
-        # Then no halt can be written, and a query for one may wait.
+        # While the store is locked, no halt can be written, and a query for one may wait.
         max_wait = MAX_LOCK_SECONDS if sample.cpu - silence.cpu >= MAX_SILENT_CPU_SECONDS else MAX_ASLEEP_LOCK_SECONDS
         return "it kept the store locked" if sample.at - silence.locked_since >= max_wait else ""
-    return next((f"{scope} is halted" for worker in sample.signs.workers if (scope := ask(worker))), "")
+    return next((f"{scope} is halted" for worker in sample.signs.workers if (scope := find_halted(worker))), "")
 
 
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -126,15 +125,15 @@ _WRITE_LOCK_AT: Final = 120
 
 
 class SentinelStore:
-    """Queries the store for halts, over a connection that is opened on first use."""
+    """Queries the store for halts, over a connection that opens on first use."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self._settings = told
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
         self._connection: Any = None
         self._locks: int | None = None
 
     def is_locked_by(self, process: int) -> bool:
-        """Whether a process blocks all other writers. PostgreSQL itself ends one that does so for too long.
+        """Return true if a process blocks all other writers. PostgreSQL itself ends such a transaction.
 
         A thread inside a transaction needs the interpreter to finish, and a blocked thread may never release it. The
         file stays open: closing it would release the locks of this program's connection.
@@ -144,18 +143,18 @@ class SentinelStore:
         try:
             if self._locks is None:
                 self._locks = os.open(self._settings["locks"], os.O_RDWR | os.O_CLOEXEC)
-            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _WRITE_LOCK_AT, 1, 0)
-            found = _FLOCK.unpack(fcntl.fcntl(self._locks, fcntl.F_GETLK, asked))
+            request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _WRITE_LOCK_AT, 1, 0)
+            lock = _FLOCK.unpack(fcntl.fcntl(self._locks, fcntl.F_GETLK, request))
         except OSError:
             return False
-        return found[0] != fcntl.F_UNLCK and found[-1] == process
+        return lock[0] != fcntl.F_UNLCK and lock[-1] == process
 
     def find_halted(self, worker: str) -> str:
-        """Returns a halted scope of a worker's sessions. A store that does not answer is asked again."""
+        """Return a halted scope of a worker's sessions, or "". A store that does not answer is queried again later."""
         try:
             self._connection = self._connection or self._connect()
             row = self._connection.execute(self._settings["sql"], {"worker": worker}).fetchone()
-        except Exception:  # noqa: BLE001 Any driver error: without an answer nothing is killed, and it is asked again.
+        except Exception:  # noqa: BLE001 Any driver error: nothing is killed, and the next sample queries again.
             self._disconnect()
             return ""
         return str(row[0]) if row else ""
@@ -185,10 +184,10 @@ class ProcessStatus(NamedTuple):
     cpu: float
 
 
-def read_process_status(place: str) -> ProcessStatus | None:
-    """Reads the state of a process or a thread; its name stands in brackets and may contain anything."""
+def read_process_status(entry: str) -> ProcessStatus | None:
+    """Read the state of a process or a thread. In the file, its name is in brackets and may contain anything."""
     try:
-        with open(f"/proc/{place}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 Slow to load.
+        with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 Slow to load.
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return None
@@ -196,97 +195,97 @@ def read_process_status(place: str) -> ProcessStatus | None:
     return ProcessStatus(fields[0], int(fields[1]), int(fields[3]), (int(fields[11]) + int(fields[12])) / ticks)
 
 
-def end_process_tree(process: int, opened: int, groups: Iterable[int]) -> bool:
-    """Kills a process with all that it has started; returns whether it is gone.
+def end_process_tree(process: int, pidfd: int, groups: Iterable[int]) -> bool:
+    """Kill a process and its descendants; return true if it has ended.
 
-    It is stopped first, so that it starts nothing more while its descendants are found. Signals go to the `opened`
-    pidfd, which cannot be reused by another process.
+    The process is stopped first, so that it starts no more processes while its descendants are found. Signals go to its
+    pidfd, which no other process can reuse.
     """
     with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(opened, signal.SIGSTOP)
-    family = find_descendants(process)
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+    descendants = find_descendants(process)
     with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(opened, signal.SIGKILL)
-    end_groups({*groups, *family})
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    end_groups({*groups, *descendants})
     return is_gone(process)
 
 
 def find_descendants(process: int) -> set[int]:
-    parents = {pid: found.parent for pid, found in _processes().items()}
-    family, newest = set[int](), {process}
+    parents = {pid: status.parent for pid, status in _processes().items()}
+    descendants, newest = set[int](), {process}
     while newest:
-        newest = {pid for pid, parent in parents.items() if parent in newest} - family - {os.getpid()}
-        family |= newest
-    return family
+        newest = {pid for pid, parent in parents.items() if parent in newest} - descendants - {os.getpid()}
+        descendants |= newest
+    return descendants
 
 
 def end_groups(leaders: Iterable[int]) -> None:
-    """Kills processes, and all others of the sessions that they lead."""
-    wanted = set(leaders)
-    for pid, found in _processes().items() if wanted else ():
-        if pid in wanted or found.session in wanted:
+    """Kill processes, and all others of the sessions that they lead."""
+    leader_ids = set(leaders)
+    for pid, status in _processes().items() if leader_ids else ():
+        if pid in leader_ids or status.session in leader_ids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def _processes() -> dict[int, ProcessStatus]:
     names = [name for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 As above.
-    return {int(name): found for name in names if (found := read_process_status(name)) is not None}
+    return {int(name): status for name in names if (status := read_process_status(name)) is not None}
 
 
 def is_gone(process: int, max_wait: float = 2.0) -> bool:
-    """Waits until a process has ended. The init of a container cannot be killed from inside."""
+    """Wait until a process has ended; return false if it has not. A container's init cannot be killed from inside."""
     deadline = time.monotonic() + max_wait
     while time.monotonic() < deadline:
-        found = read_process_status(str(process))
-        if found is None or found.state in "ZX":
+        status = read_process_status(str(process))
+        if status is None or status.state in "ZX":
             return True
         time.sleep(0.01)
     return False
 
 
-def watch_process(told: dict[str, Any]) -> None:
-    """Samples the process until it ends or is killed."""
-    process, store = int(told["process"]), SentinelStore(told)
-    memory = mmap.mmap(int(told["memory"]), LIVENESS_BYTES, access=mmap.ACCESS_READ)
-    over = os.pidfd_open(process)
-    place = f"{process}/task/{process}"
+def watch_process(settings: dict[str, Any]) -> None:
+    """Sample the process until it ends or is killed."""
+    process, store = int(settings["process"]), SentinelStore(settings)
+    memory = mmap.mmap(int(settings["memory"]), LIVENESS_BYTES, access=mmap.ACCESS_READ)
+    pidfd = os.pidfd_open(process)
+    main_thread = f"{process}/task/{process}"
     silence: Silence | None = None
-    while not select.select([over], [], [], TICK_SECONDS)[0]:
-        found, signs = read_process_status(place), read_liveness(memory)
-        if found is None:
+    while not select.select([pidfd], [], [], TICK_SECONDS)[0]:
+        status, signs = read_process_status(main_thread), read_liveness(memory)
+        if status is None:
             break
-        silent = silence is not None and time.monotonic() - silence.since > MAX_AWAKE_SECONDS
-        locked = silent and store.is_locked_by(process)
-        sample = ProcessSample(time.monotonic(), signs, found.state, found.cpu, locked)
+        is_silent = silence is not None and time.monotonic() - silence.since > MAX_AWAKE_SECONDS
+        has_lock = is_silent and store.is_locked_by(process)
+        sample = ProcessSample(time.monotonic(), signs, status.state, status.cpu, has_lock)
         silence = begin_first_silence(sample) if silence is None else update_silence(silence, sample)
-        why = find_reason_to_end(silence, sample, store.find_halted)
-        if why:
-            gone = end_process_tree(process, over, signs.groups)
-            _report_kill(told, sample.at - silence.since, signs.call, why, gone=gone)
+        reason = find_reason_to_end(silence, sample, store.find_halted)
+        if reason:
+            has_ended = end_process_tree(process, pidfd, signs.groups)
+            _report_kill(settings, sample.at - silence.since, signs.call, reason, gone=has_ended)
             return
     end_groups(read_liveness(memory).groups)
 
 
-def _report_kill(settings: dict[str, Any], silent: float, call: str, why: str, *, gone: bool) -> None:
-    last = f" The last call to begin was {call}." if call else ""
-    outcome = f"It was ended. {settings['remedy']}" if gone else UNENDABLE_NOTICE
+def _report_kill(settings: dict[str, Any], silent: float, call: str, reason: str, *, gone: bool) -> None:
+    last_call = f" The last call to start was {call}." if call else ""
+    outcome = f"It was killed. {settings['remedy']}" if gone else UNENDABLE_NOTICE
     sys.stderr.write(
-        f"halter: process {settings['process']} was blocked for {silent:.1f} s while {why}. {outcome}{last} "
+        f"halter: process {settings['process']} was blocked for {silent:.1f} s while {reason}. {outcome}{last_call} "
         f"{BLOCKING_ADVICE}\n"
     )
     sys.stderr.flush()
 
 
 def main() -> None:
-    """Reads what to watch from stdin, and watches it."""
+    """Read the settings from stdin, and watch the process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    told = json.loads(sys.stdin.readline())
-    if "conninfo" in told:
-        # Slow to import: not later, and not before the first sample.
+    settings = json.loads(sys.stdin.readline())
+    if "conninfo" in settings:
+        # Slow to import, so it is imported in the background, without a delay of the first sample.
         threading.Thread(target=importlib.import_module, args=("psycopg",), daemon=True).start()
-    watch_process(told)
+    watch_process(settings)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The ticket queue that all workers share, kept by Procrastinate in the store's own PostgreSQL.
+"""The ticket queue that all workers share. Procrastinate keeps it in the store's own PostgreSQL.
 
-It holds only what is due: a sleeping session is a row of ours, not a job. Jobs of a killed worker are not retried by
-it: their sessions are offered again when the ticket or the lease has expired.
+It contains only due sessions: a sleeping session is a row of the store, not a job. Procrastinate does not retry the
+jobs of a killed worker: their sessions are offered again when the ticket or the lease expires.
 """
 
 import asyncio
@@ -35,25 +35,26 @@ POLL_SECONDS: Final = 5.0
 """Polling interval; NOTIFY announces jobs."""
 HEARTBEAT_SECONDS: Final = 5.0
 STALLED_SECONDS: Final = 30.0
-"""After so long without a heartbeat the jobs of a worker are dropped."""
-SHORTEST_PAUSE: Final = SECOND // 10
-LONGEST_PAUSE: Final = SECOND
+"""Time without a heartbeat after which the jobs of a worker are dropped."""
+MIN_PAUSE: Final = SECOND // 10
+MAX_PAUSE: Final = SECOND
 CONNECTIONS: Final = 4
 
-_AWAY: Final = (AppNotOpen, ConnectorException, psycopg.Error, psycopg_pool.PoolTimeout)
+_CONNECTION_ERRORS: Final = (AppNotOpen, ConnectorException, psycopg.Error, psycopg_pool.PoolTimeout)
 
 
 class ProcrastinateQueue:
     """Tickets as jobs. Each version of each agent has its own queue.
 
-    `versions` are the agents of this worker. While PostgreSQL is unavailable no ticket is served, and sessions go on.
+    `versions` are the agents of this worker, with their versions. While PostgreSQL is unavailable, no ticket is served,
+    and sessions keep running.
     """
 
     def __init__(self, url: str, clock: Clock, versions: Mapping[str, str]) -> None:
         self._address = PostgresAddress(url)
         self._clock = clock
         self._versions = versions
-        # Tickets go over the store's own connection: this one is never opened.
+        # Tickets are sent over the store's own connection, so this connector is never opened.
         self._putting = JobManager(SyncPsycopgConnector())
 
     def enqueue(self, connection: Any, tickets: Sequence[Ticket]) -> None:
@@ -64,24 +65,24 @@ class ProcrastinateQueue:
             raise error.__cause__ or error from error
 
     def _job(self, ticket: Ticket) -> Job:
-        kept = {"session": ticket.session, "agent": ticket.agent, "generation": ticket.generation}
+        arguments = {"session": ticket.session, "agent": ticket.agent, "generation": ticket.generation}
         queue = name_queue(ticket.agent, self._versions[ticket.agent])
-        return Job(queue=queue, lock=None, queueing_lock=None, task_name=SERVE_TASK, task_kwargs=kept)
+        return Job(queue=queue, lock=None, queueing_lock=None, task_name=SERVE_TASK, task_kwargs=arguments)
 
     async def serve(self, serve: ServeTicket, concurrency: int) -> None:
-        """Serves tickets until cancelled; reconnects when the connection is lost."""
+        """Serve tickets until cancelled, and reconnect when the connection is lost."""
         with _silence_libraries():
-            pause = SHORTEST_PAUSE
+            delay = MIN_PAUSE
             while True:
-                with suppress(*_AWAY):
+                with suppress(*_CONNECTION_ERRORS):
                     await _require_reachable(self._address)
                     async with _open_procrastinate(self._address) as app:
-                        pause = SHORTEST_PAUSE
+                        delay = MIN_PAUSE
                         await self._work(app, serve, concurrency)
                 # The worker raises its last error even when it was cancelled.
                 raise_if_cancelled()
-                await self._clock.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                await self._clock.sleep(delay)
+                delay = min(2 * delay, MAX_PAUSE)
 
     async def _work(self, app: App, serve: ServeTicket, concurrency: int) -> None:
         @app.task(name=SERVE_TASK)
@@ -96,7 +97,7 @@ class ProcrastinateQueue:
             fetch_job_polling_interval=POLL_SECONDS,
             update_heartbeat_interval=HEARTBEAT_SECONDS,
             stalled_worker_timeout=STALLED_SECONDS,
-            # Sessions go on without their job.
+            # Sessions continue without their job.
             shutdown_graceful_timeout=0,
             delete_jobs="always",
             install_signal_handlers=False,
@@ -107,8 +108,8 @@ class ProcrastinateQueue:
 class _Worker(Worker):
     """Procrastinate's worker, which stops when its connection is lost, so that it is restarted.
 
-    It stops when the first of its side tasks ends. Without periodic tasks the deferrer would end at once, so here it
-    drops the jobs of dead workers in a loop.
+    It stops when the first of its side tasks ends. Without periodic tasks, the deferrer would end immediately, so here
+    it drops the jobs of dead workers in a loop.
     """
 
     async def _periodic_deferrer(self) -> None:
@@ -125,15 +126,15 @@ class _Worker(Worker):
     async def _process_job(self, context: JobContext) -> None:
         try:
             await super()._process_job(context)
-        except _AWAY:
+        except _CONNECTION_ERRORS:
             # The unfinished job is dropped once this worker has stopped.
             self.stop()
 
 
 def name_queue(agent: str, version: str) -> str:
-    """Names the queue of an agent's version, short enough for a PostgreSQL channel.
+    """Return the name of the queue of an agent's version, short enough for a PostgreSQL channel.
 
-    Programs of another session format have other queues: an older one could not claim what a newer one offers.
+    Programs with another session format have other queues: an older one could not claim the sessions of a newer one.
     """
     digest = sha256(f"{SESSION_FORMAT} {version} {agent}".encode()).hexdigest()
     return f"{re.sub(r'[^a-z0-9-]', '', agent.lower())[:20]}.{digest[:16]}"
@@ -146,7 +147,7 @@ AND id IN (SELECT job_id FROM procrastinate_events WHERE type = 'deferred' AND a
 
 
 async def _drop_stalled(app: App) -> None:
-    """Drops the jobs of dead workers and of versions that no worker has. Their sessions are offered again."""
+    """Drop the jobs of dead workers and of versions that no worker has. Their sessions are offered again."""
     jobs = app.job_manager
     await app.connector.execute_query_async(_DROP_UNCLAIMED)
     for job in await jobs.get_stalled_jobs(seconds_since_heartbeat=STALLED_SECONDS):
@@ -156,15 +157,15 @@ async def _drop_stalled(app: App) -> None:
 
 
 async def _require_reachable(address: PostgresAddress) -> None:
-    """Checks that the server is up: the library would wait for it, longer each time."""
+    """Raise an error if the server is unreachable. The library itself would wait for it, longer each time."""
     async with await psycopg.AsyncConnection.connect(address.conninfo):
         pass
 
 
 def _open_procrastinate(address: PostgresAddress) -> Any:
-    """Opens Procrastinate in the schema of the store.
+    """Return an opener of Procrastinate in the schema of the store.
 
-    Each statement stands alone, and a lost connection is noticed on use, so connections are not checked first.
+    Each statement is independent, and a lost connection is noticed on use, so connections are not checked first.
     """
     connector = PsycopgConnector(
         pool_factory=_make_unchecked_pool,
@@ -189,31 +190,31 @@ def _make_unchecked_pool(*, check: object, **options: Any) -> psycopg_pool.Async
 
 
 def prepare_queue_tables(url: str) -> None:
-    """Creates Procrastinate's tables beside ours once; of several processes that start together, one does it."""
+    """Create Procrastinate's tables in the store's schema; of several processes that start together, one does it."""
     address = PostgresAddress(url)
     try:
         with open_greeted_connection(address, lambda _: None) as connection, connection.transaction():
             connection.execute("SELECT set_config('search_path', quote_ident(%s), true)", [address.schema])
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('halter ' || %s, 0))", [address.schema])
-            there = connection.execute("SELECT to_regclass('procrastinate_jobs') IS NOT NULL").fetchone()
-            if there != (True,):
+            exists = connection.execute("SELECT to_regclass('procrastinate_jobs') IS NOT NULL").fetchone()
+            if exists != (True,):
                 from procrastinate.schema import SchemaManager
 
                 connection.execute(SchemaManager.get_schema(), prepare=False)
     except psycopg.Error as error:
-        told = translate_postgres_error(error, address)
-        raise told if isinstance(told, StoreError) else error from error
+        store_error = translate_postgres_error(error, address)
+        raise store_error if isinstance(store_error, StoreError) else error from error
 
 
 @contextmanager
 def _silence_libraries() -> Generator[None]:
-    """Keeps the libraries from logging tracebacks to the terminal: the store reports problems in sentences."""
+    """Keep the libraries from logging tracebacks to the terminal: the store reports problems in sentences."""
     loggers = [logging.getLogger(name) for name in ("procrastinate", "psycopg.pool")]
-    before = [logger.level for logger in loggers]
+    levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
+        for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

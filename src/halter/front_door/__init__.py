@@ -1,1 +1,1 @@
-"""Messages understood by exact grammars, without a model."""
+"""Routes messages by exact grammars, without a model."""

@@ -1,7 +1,7 @@
 """Fast paths: messages that are answered without a model. Each is a whole sentence of an exact grammar.
 
-Case, final punctuation, greetings and courtesies are removed before a sentence is compared. What is almost one of these
-sentences goes to the model.
+Case, final punctuation, greetings and courtesies are removed before a sentence is compared. A message that does not
+match a sentence exactly goes to the model.
 
 The grammar has one sentence per line: `(a|b)` is one of the words, `[a|b]` one of them or none, `{name}` any words,
 which are captured under that name.
@@ -17,18 +17,18 @@ import msgspec
 
 from halter.core.schedules import to_local_time
 from halter.front_door.arithmetic import evaluate_sum
-from halter.front_door.time_text import find_named_zone
+from halter.front_door.time_parser import find_named_zone
 
 _PIECE: Final = re.compile(r"\[([^\]]+)\]|\(([^)]+)\)|\{(\w+)\}|(\S+)")
 
 
 def compile_grammar(lines: str) -> re.Pattern[str]:
-    """Compiles sentences to one pattern, which is matched with a space after each word."""
-    made = [_compile_line(line) for line in lines.strip().splitlines()]
-    names = [name for line in made for name in re.findall(r"\?P<(\w+)>", line)]
+    """Compile sentences to one pattern, which is matched with a space after each word."""
+    line_patterns = [_compile_line(line) for line in lines.strip().splitlines()]
+    names = [name for line in line_patterns for name in re.findall(r"\?P<(\w+)>", line)]
     for name in {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{{{name}}} stands in two sentences of one grammar: give them two names.")
-    return re.compile("|".join(made))
+        raise ValueError(f"{{{name}}} is used in two sentences of one grammar. Give them two names.")
+    return re.compile("|".join(line_patterns))
 
 
 def _compile_line(line: str) -> str:
@@ -43,9 +43,9 @@ def _compile_piece(optional: str | None, one_of: str | None, name: str | None, w
     return f"(?:{_join_longest_first(one_of or word or '')}) "
 
 
-def _join_longest_first(words: str) -> str:
-    """Joins alternatives, the longest first, so that `show me` is not read as `show` and a rest."""
-    return "|".join(re.escape(each) for each in sorted(words.split("|"), key=len, reverse=True))
+def _join_longest_first(alternatives: str) -> str:
+    """Join alternatives, the longest first, so that `show me` is not read as `show` and a remainder."""
+    return "|".join(re.escape(alternative) for alternative in sorted(alternatives.split("|"), key=len, reverse=True))
 
 
 _SHOW: Final = "[show|show me|list|give me|tell me|see|view|what is|what are] [the|my|your|all|all the|all my|our]"
@@ -217,28 +217,29 @@ FastPath = Literal[
 Period = Literal["today", "week", "month"]
 Verdict = Literal["approve", "deny"]
 
-LONGEST_FAST_PATH: Final = 500
-"""Longer messages are no fast path."""
-LONGEST_GREETING: Final = 200
-"""How far into a message the agent's own name is looked for."""
+MAX_FAST_PATH_LENGTH: Final = 500
+"""Maximum characters of a message that is matched with the fast paths."""
+MAX_GREETING_LENGTH: Final = 200
+"""Number of characters in which the agent's name is searched for."""
 
 HELP_ANSWER: Final = """\
-I answer these at once, without a model and without cost:
+I answer these immediately, without a model and without cost:
 - help: this list
 - what time is it, what is the date, what time is it in Tokyo
 - sums: 3 * (4 + 5), 15% of 80
 - status: what I am doing
 - how much have you spent today, this week or this month
-- stop, or halt: stops me at once; halt everything stops the whole fleet
+- stop, or halt: stops me immediately; halt everything stops the whole fleet
 - resume: lifts a halt
-- what needs me: the decisions that wait for you
-- approve or deny, with the decision's id if several wait
-- schedules: what is planned; cancel schedule NAME ends one
+- what needs me: the pending decisions
+- approve or deny, with the decision's id if several are pending
+- schedules: the schedules; cancel schedule NAME ends one
 - hot state, or the name of one of its fields
 - last receipt: what the last session did and cost
 
-Everything else goes to the model. Say when, and I plan it: "every weekday at 9 check the mail", "tomorrow at 9 send
-the report". Say "@agent …" or "have a separate agent …" to hand a task on, and "run playbook NAME" to play one."""
+Everything else goes to the model. Include a time to schedule a task: "every weekday at 9 check the mail", "tomorrow at
+9 send the report". Use "@agent …" or "have a separate agent …" to delegate a task, and "run playbook NAME" to run a
+playbook."""
 
 
 class Plain(msgspec.Struct, frozen=True, tag=True):
@@ -251,7 +252,7 @@ class ClockQuestion(msgspec.Struct, frozen=True, tag="Asked"):
 
 
 class SumResult(msgspec.Struct, frozen=True, tag="Result"):
-    """The result of a sum, or why there is none."""
+    """The result of a sum, or the reason why there is none."""
 
     text: str
 
@@ -261,15 +262,15 @@ class SpendingQuestion(msgspec.Struct, frozen=True, tag="Spent"):
 
 
 class Scope(msgspec.Struct, frozen=True, tag=True):
-    """What is halted or resumed: `agent:NAME`, `session:ID` or `fleet`."""
+    """The scope to halt or resume: `agent:NAME`, `session:ID` or `fleet`."""
 
     scope: str
 
 
 class Decided(msgspec.Struct, frozen=True, tag=True):
-    """A verdict on a decision; the id is empty where none waits or several may be meant.
+    """A verdict on a decision. The id is empty if no decision is pending or several match.
 
-    Without an id in the message it is `implied`: the only one that waits.
+    It is `implied` if the message has no id: the only pending decision.
     """
 
     verdict: Verdict
@@ -279,14 +280,14 @@ class Decided(msgspec.Struct, frozen=True, tag=True):
 
 
 class ScheduleName(msgspec.Struct, frozen=True, tag="Named"):
-    """A schedule, by its exact name if it is known; empty if none was named."""
+    """The name of a schedule, exact if it is known; empty if the message has none."""
 
     name: str
-    known: bool
+    is_known: bool
 
 
 class HotStateQuestion(msgspec.Struct, frozen=True, tag="Field"):
-    """A field of the hot state; empty for all of it."""
+    """A field of the hot state; empty for all fields."""
 
     name: str
 
@@ -296,7 +297,7 @@ FastPathMatch = tuple[FastPath, Detail] | None
 
 
 class RoutingContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The names that exist where a message arrives: only they are understood."""
+    """The names that exist when a message arrives; no other names are recognized."""
 
     agent: str
     now: int
@@ -317,7 +318,7 @@ _PLAIN: Final[Sequence[tuple[FastPath, re.Pattern[str]]]] = (
     ("last_receipt", LAST_RECEIPT_SENTENCES),
     ("hot_state", HOT_STATE_SENTENCES),
 )
-_BRAKES: Final[Sequence[tuple[FastPath, re.Pattern[str], re.Pattern[str]]]] = (
+_HALTS_AND_RESUMES: Final[Sequence[tuple[FastPath, re.Pattern[str], re.Pattern[str]]]] = (
     ("halt", HALT_SENTENCES, HALT_ALL_SENTENCES),
     ("resume", RESUME_SENTENCES, RESUME_ALL_SENTENCES),
 )
@@ -348,55 +349,55 @@ _CONTRACTIONS: Final = (
     (re.compile(r"\byou've\b"), "you have"),
 )
 _SESSION_ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{3,63}")
-_BEGINNING: Final = 4
-"""Shortest prefix that identifies an id."""
+_MIN_PREFIX: Final = 4
+"""Minimum length of a prefix that identifies an id."""
 _ID: Final = re.compile(r"(?=.*\d)[a-z0-9][a-z0-9._:-]{5,}")
 
 
-def find_fast_path(text: str, surroundings: RoutingContext) -> FastPathMatch:
-    """Returns the fast path that a whole message is; None if it is none."""
-    if len(text) > LONGEST_FAST_PATH or any(sign in text for sign in ("\n", "\r", '"', "`", "\u201c", "\u201e")):
+def find_fast_path(text: str, context: RoutingContext) -> FastPathMatch:
+    """Find the fast path that matches a whole message."""
+    if len(text) > MAX_FAST_PATH_LENGTH or any(sign in text for sign in ("\n", "\r", '"', "`", "\u201c", "\u201e")):
         return None
-    said = normalize_message(text, surroundings.agent)
-    if not said:
+    normalized = normalize_message(text, context.agent)
+    if not normalized:
         return ("help", Plain()) if text.strip() == "?" else None
     return (
-        _find_brake(said, surroundings)
-        or _find_plain_sentence(said)
-        or _find_clock_question(said, surroundings)
-        or _find_spending_question(said)
-        or (None if _is_request_or_question(text) else _find_decision(said, surroundings))
-        or _find_cancel(said, surroundings)
-        or _find_field(said, surroundings)
-        or _find_arithmetic(text, said)
+        _find_brake(normalized, context)
+        or _find_plain_sentence(normalized)
+        or _find_clock_question(normalized, context)
+        or _find_spending_question(normalized)
+        or (None if _is_request_or_question(text) else _find_decision(normalized, context))
+        or _find_cancel(normalized, context)
+        or _find_field(normalized, context)
+        or _find_arithmetic(text, normalized)
     )
 
 
 def normalize_message(text: str, agent: str) -> str:
-    """Removes case, courtesies, the agent's name, and final punctuation.
+    """Remove case, courtesies, the agent's name and final punctuation.
 
-    Full-width letters are the same letters, and emphasis by stars is dropped.
+    Full-width letters become ordinary letters, and emphasis with asterisks is removed.
     """
-    plain = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'")
-    plain = _strip_endings(" ".join(plain.split()).removeprefix("/"))
-    said = _strip_endings(plain.strip("*_~"))
-    said = strip_agent_address(said, agent)
+    folded_text = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'")
+    folded_text = _strip_endings(" ".join(folded_text.split()).removeprefix("/"))
+    message = _strip_endings(folded_text.strip("*_~"))
+    message = strip_agent_address(message, agent)
     for form in (_GREETING, _GREETING, _REQUEST, _GREETING):
-        match = form.match(said)
-        said = said[match.end() :] if match else said
-    for form, plain in _CONTRACTIONS:
-        said = form.sub(plain, said)
-    return said.strip()
+        match = form.match(message)
+        message = message[match.end() :] if match else message
+    for form, expansion in _CONTRACTIONS:
+        message = form.sub(expansion, message)
+    return message.strip()
 
 
 def strip_agent_address(text: str, agent: str) -> str:
-    """Removes the address of this agent: `hey halter,`, `@scout`, `scout:`."""
+    """Remove the address of this agent: `hey halter,`, `@scout`, `scout:`."""
     name = re.escape(agent) if agent else "halter"
     hello = r"\s*(?:hey|hi|hello|ok|okay|yo|dear)\s+"
     form = (
         rf"(?:{hello})?\s*(?:@(?:halter|{name})[,:!]*\s+|(?:halter|{name})[,:!]+\s*|halter\s+)|{hello}{name}[,:!]*\s+"
     )
-    match = re.match(form, text[:LONGEST_GREETING], re.IGNORECASE)
+    match = re.match(form, text[:MAX_GREETING_LENGTH], re.IGNORECASE)
     return text[match.end() :] if match else text
 
 
@@ -413,8 +414,8 @@ def _match_sentence(form: re.Pattern[str], text: str) -> re.Match[str] | None:
     return form.fullmatch(f"{text} ")
 
 
-def _taken_words(match: re.Match[str]) -> str:
-    return next((each for each in match.groupdict().values() if each), "")
+def _find_captured_text(match: re.Match[str]) -> str:
+    return next((value for value in match.groupdict().values() if value), "")
 
 
 def _find_plain_sentence(text: str) -> FastPathMatch:
@@ -424,118 +425,116 @@ def _find_plain_sentence(text: str) -> FastPathMatch:
     return None
 
 
-def _find_brake(text: str, surroundings: RoutingContext) -> FastPathMatch:
-    for path, one, everything in _BRAKES:
-        if _match_sentence(one, text):
-            return path, Scope(f"agent:{surroundings.agent}")
-        if _match_sentence(everything, text):
+def _find_brake(text: str, context: RoutingContext) -> FastPathMatch:
+    for path, own_sentence, fleet_sentence in _HALTS_AND_RESUMES:
+        if _match_sentence(own_sentence, text):
+            return path, Scope(f"agent:{context.agent}")
+        if _match_sentence(fleet_sentence, text):
             return path, Scope("fleet")
     verb: FastPath = "resume" if text.startswith(("resume", "unhalt")) else "halt"
-    if (match := _match_sentence(SESSION_SENTENCES, text)) and _SESSION_ID.fullmatch(_taken_words(match)):
-        return verb, Scope(f"session:{_taken_words(match)}")
+    if (match := _match_sentence(SESSION_SENTENCES, text)) and _SESSION_ID.fullmatch(_find_captured_text(match)):
+        return verb, Scope(f"session:{_find_captured_text(match)}")
     match = _match_sentence(ONE_AGENT_SENTENCES, text)
-    name = match and _match_exact_name(
-        _taken_words(match).removeprefix("@"), (surroundings.agent, *surroundings.agents)
-    )
+    name = match and _match_exact_name(_find_captured_text(match).removeprefix("@"), (context.agent, *context.agents))
     return (verb, Scope(f"agent:{name}")) if name else None
 
 
-def _find_clock_question(text: str, surroundings: RoutingContext) -> FastPathMatch:
-    for what, form in _CLOCKS:
+def _find_clock_question(text: str, context: RoutingContext) -> FastPathMatch:
+    for subject, form in _CLOCKS:
         match = _match_sentence(form, text)
         if match is not None:
-            zone = find_named_zone(_taken_words(match)) if _taken_words(match) else surroundings.timezone
-            return ("time", ClockQuestion(what, zone)) if zone else None
+            zone = find_named_zone(_find_captured_text(match)) if _find_captured_text(match) else context.timezone
+            return ("time", ClockQuestion(subject, zone)) if zone else None
     return None
 
 
 def describe_time(now: int, zone: str) -> str:
-    """Says the time and the date; both questions get both."""
-    shown = to_local_time(now, ZoneInfo(zone))
-    return f"It is {shown:%H:%M} on {shown:%A}, {shown.day} {shown:%B %Y} ({zone})."
+    """Return a sentence with the time and the date; it answers both questions."""
+    local = to_local_time(now, ZoneInfo(zone))
+    return f"It is {local:%H:%M} on {local:%A}, {local.day} {local:%B %Y} ({zone})."
 
 
 def _find_spending_question(text: str) -> FastPathMatch:
     text = text.removesuffix(" so far")
-    for words, period in _PERIODS:
-        bare = text.removesuffix(words).rstrip() if text.endswith(f" {words}") else text
+    for suffix, period in _PERIODS:
+        without_period = text.removesuffix(suffix).rstrip() if text.endswith(f" {suffix}") else text
         for link in (" so far", " for", " in"):
-            bare = bare.removesuffix(link) if bare != text else bare
-        if bare != text and _match_sentence(SPENDING_SENTENCES, bare):
+            without_period = without_period.removesuffix(link) if without_period != text else without_period
+        if without_period != text and _match_sentence(SPENDING_SENTENCES, without_period):
             return "spending", SpendingQuestion(period)
     return ("spending", SpendingQuestion("today")) if _match_sentence(SPENDING_SENTENCES, text) else None
 
 
 def _is_request_or_question(text: str) -> bool:
-    """Whether it is a question or a request to the agent: neither is a verdict."""
-    said = " ".join(text.lower().split())
-    return said.endswith("?") or _REQUEST.search(said) is not None
+    """Return true for a question or a request to the agent: neither is a verdict."""
+    normalized = " ".join(text.lower().split())
+    return normalized.endswith("?") or _REQUEST.search(normalized) is not None
 
 
-def _find_decision(text: str, surroundings: RoutingContext) -> FastPathMatch:
+def _find_decision(text: str, context: RoutingContext) -> FastPathMatch:
     for verdict, form in _VERDICTS:
         match = _match_sentence(form, text)
         if match is not None:
-            decided = _match_decision(verdict, _taken_words(match).removeprefix("#"), surroundings.decisions)
-            return None if decided is None else ("decide", decided)
+            matched_decision = _match_decision(verdict, _find_captured_text(match).removeprefix("#"), context.decisions)
+            return None if matched_decision is None else ("decide", matched_decision)
     return None
 
 
 def _match_decision(verdict: Verdict, text: str, waiting: Sequence[str]) -> Decided | None:
-    """Returns the decision that is meant: by its id or a prefix of it, or the only one that waits."""
+    """Find the decision by its id or a prefix of the id; without one, the only pending decision."""
     if not text:
-        only = waiting[0] if len(waiting) == 1 else ""
-        return Decided(verdict, only, ambiguous=len(waiting) > 1, implied=bool(only))
-    meant = [each for each in waiting if each.lower() == text]
-    if not meant and len(text) >= _BEGINNING:
-        meant = [each for each in waiting if each.lower().startswith(text)]
-    if meant:
-        return Decided(verdict, meant[0] if len(meant) == 1 else "", ambiguous=len(meant) > 1)
+        only_id = waiting[0] if len(waiting) == 1 else ""
+        return Decided(verdict, only_id, ambiguous=len(waiting) > 1, implied=bool(only_id))
+    matching = [decision_id for decision_id in waiting if decision_id.lower() == text]
+    if not matching and len(text) >= _MIN_PREFIX:
+        matching = [decision_id for decision_id in waiting if decision_id.lower().startswith(text)]
+    if matching:
+        return Decided(verdict, matching[0] if len(matching) == 1 else "", ambiguous=len(matching) > 1)
     return Decided(verdict, text) if _ID.fullmatch(text) else None
 
 
-def _find_cancel(text: str, surroundings: RoutingContext) -> FastPathMatch:
-    """Returns the schedule to cancel, by its exact name, or by one word after `schedule` even if it is unknown."""
+def _find_cancel(text: str, context: RoutingContext) -> FastPathMatch:
+    """Find the schedule to cancel, by its exact name, or by one word after `schedule`, even if that is unknown."""
     if _match_sentence(CANCEL_UNNAMED_SENTENCES, text):
-        return "cancel_schedule", ScheduleName("", known=False)
+        return "cancel_schedule", ScheduleName("", is_known=False)
     match = _match_sentence(CANCEL_SENTENCES, text)
     if match is None:
         return None
-    known = next(
+    schedule = next(
         (
             name
-            for each in match.groupdict().values()
-            if each and (name := _match_exact_name(each, surroundings.schedules))
+            for value in match.groupdict().values()
+            if value and (name := _match_exact_name(value, context.schedules))
         ),
         "",
     )
-    if known:
-        return "cancel_schedule", ScheduleName(known, known=True)
+    if schedule:
+        return "cancel_schedule", ScheduleName(schedule, is_known=True)
     unknown = match["after"] or match["un"] or ""
-    return ("cancel_schedule", ScheduleName(unknown, known=False)) if len(unknown.split()) == 1 else None
+    return ("cancel_schedule", ScheduleName(unknown, is_known=False)) if len(unknown.split()) == 1 else None
 
 
-def _find_field(text: str, surroundings: RoutingContext) -> FastPathMatch:
+def _find_field(text: str, context: RoutingContext) -> FastPathMatch:
     match = _match_sentence(FIELD_SENTENCES, text)
-    name = match and _match_exact_name(_taken_words(match), surroundings.fields)
+    name = match and _match_exact_name(_find_captured_text(match), context.fields)
     return ("hot_state", HotStateQuestion(name)) if name else None
 
 
-def _find_arithmetic(text: str, said: str) -> FastPathMatch:
+def _find_arithmetic(text: str, normalized: str) -> FastPathMatch:
     if text.rstrip().endswith("!"):
         return None
-    result = evaluate_sum(said)
+    result = evaluate_sum(normalized)
     return None if result is None else ("arithmetic", SumResult(result))
 
 
 def _match_exact_name(text: str, names: Sequence[str]) -> str:
-    """Returns a name however its words are joined; empty if there is none or two are alike."""
-    meant = [name for name in names if is_same_name(name, text)]
-    return meant[0] if len(set(meant)) == 1 else ""
+    """Find a name, however its words are joined. Returns an empty string if none or several match."""
+    matching = [name for name in names if is_same_name(name, text)]
+    return matching[0] if len(set(matching)) == 1 else ""
 
 
 def is_same_name(name: str, text: str) -> bool:
-    """Compares names without case, with -, _ and spaces as equal."""
+    """Compare names without case; -, _ and spaces are equal."""
     return bool(text) and _join_name(name) == _join_name(text)
 
 

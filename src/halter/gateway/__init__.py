@@ -1,1 +1,1 @@
-"""`halter gateway`: an MCP server before other MCP servers, whose every call passes the guard."""
+"""`halter gateway`: an MCP server in front of other MCP servers; every call passes the guard."""

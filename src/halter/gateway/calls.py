@@ -1,8 +1,8 @@
-"""One call of a client while it is under way, and the tools that it may name.
+"""A client's call in progress, and the tools that it may name.
 
-What passes between server and client while a call runs (progress, and input that the server asks for) is relayed here,
-in the words of either protocol: a client of the elder one is asked at once, a client of the newer one by an answer that
-says what is needed, after which it makes the same call again. The call itself goes on meanwhile.
+A call relays messages between server and client while it runs: progress, and the server's requests for input. A client
+of the older protocol gets such a request directly. A client of the newer protocol gets an answer that lists the
+requests, and then repeats the same call with its responses. The call itself continues meanwhile.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ from halter.tools.function_tool import canonical_json
 from halter.tools.mcp import McpServer, McpTool, read_tool_result
 from halter.tools.mcp_session import NO_ROOTS, NO_SAMPLING, CallRelay
 
-MOST_ASKED: Final = 20
-"""How much input one call may ask its client for."""
-LONGEST_MESSAGE: Final = 2000
+MAX_INPUT_REQUESTS: Final = 20
+"""Maximum number of requests for input, and of model requests, that one call may make."""
+MAX_MESSAGE_LENGTH: Final = 2000
 CANCELLED: Final = ElicitResult(action="cancel")
-REPLAYED: Final = "This requestState is unknown here, was used before, or belongs to another call: nothing was done."
+REPLAYED: Final = "Invalid requestState: unknown, already used, or from another call. Nothing was done."
 
 Context = ServerRequestContext[Any, Any]
 
@@ -63,13 +63,13 @@ async def reject_sampling(_: str, __: Any) -> Any:
 
 
 class ClientCall:
-    """A call of a client, from its first request to its outcome; `task` runs it, and `about` is what was asked."""
+    """A call of a client, from its first request to its outcome; `task` runs it."""
 
     def __init__(
         self,
         context: Context,
         server: str,
-        about: tuple[str, bytes],
+        tool_and_arguments: tuple[str, bytes],
         log_level: LoggingLevel | None = None,
         sample: Callable[[str, Any], Awaitable[Any]] = reject_sampling,
     ) -> None:
@@ -78,15 +78,15 @@ class ClientCall:
         self._sampled = 0
         self._log_level = log_level
         self.server = server
-        self.description = about
+        self.description = tool_and_arguments
         self.result: Any = None
         self.waits_for = ""
         self.status: str | None = None
-        """What the server says of the task that it has made of the call, if it has."""
+        """The status of the server's own task for the call; None if the server has not made one."""
         self.is_task = False
-        """Whether the client asks how the call stands, instead of waiting for it."""
+        """True if the client polls the call as a task, instead of waiting for it."""
         self.task: asyncio.Task[Any] | None = None
-        self._news = asyncio.Event()
+        self._change_event = asyncio.Event()
         self._pending_questions: dict[str, tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = {}
         self._elicited = 0
         self._sent_questions: set[str] = set()
@@ -95,65 +95,67 @@ class ClientCall:
 
     @property
     def relay(self) -> CallRelay:
-        """What passes while the call runs. A client of the newer protocol says with it what it wants of logs."""
-        own: Any = self.context.meta or {}
-        asked = own.get(LOG_LEVEL_META_KEY) if speaks_modern(self.context) else self._log_level
-        return CallRelay(self.report, self.answer, {LOG_LEVEL_META_KEY: asked} if asked else {}, self.follow_task)
+        """The relay of the call's messages. A client of the newer protocol sends its log level with each call."""
+        meta: Any = self.context.meta or {}
+        log_level = meta.get(LOG_LEVEL_META_KEY) if speaks_modern(self.context) else self._log_level
+        return CallRelay(
+            self.report, self.answer, {LOG_LEVEL_META_KEY: log_level} if log_level else {}, self.follow_task
+        )
 
     async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell the client how far the call is, if it wants to know. What it is told only grows."""
+        """Report progress to a client that asked for it. The reported value only grows."""
         progress += self._wait_micros
         if progress <= self._progress:
             return
-        self._progress, whole = progress, None if total is None else total + self._wait_micros
-        await self.context.session.report_progress(progress, whole, None if message is None else clean(message))
+        self._progress, shifted_total = progress, None if total is None else total + self._wait_micros
+        await self.context.session.report_progress(progress, shifted_total, None if message is None else clean(message))
 
     async def report_waiting(self, message: str) -> None:
-        """Tell the client that the call still waits: a client gives up where it hears nothing for long."""
+        """Report that the call still waits, because a client without progress reports may give up."""
         self._wait_micros += 1
         await self.report(0, None, message)
 
     async def answer(self, requests: InputRequests) -> InputResponses:
-        """Get from the client what a server of the newer protocol asks for."""
-        found: dict[str, Any] = {}
+        """Get the responses that a server of the newer protocol asks for."""
+        responses: dict[str, Any] = {}
         for key, request in requests.items():
             match request:
                 case ElicitRequest(params=params):
-                    found[key] = await self.elicit_for_server(params)
+                    responses[key] = await self.elicit_for_server(params)
                 case CreateMessageRequest(params=params):
-                    found[key] = await self._sample(self.server, params)
+                    responses[key] = await self._sample(self.server, params)
                 case _:
                     raise Failed("InputRequired", NO_ROOTS)
-        return found
+        return responses
 
-    def count_asked(self) -> None:
-        """Bound what one call may have a model asked. Raises Failed."""
+    def count_model_request(self) -> None:
+        """Count a model request of the server. Raises Failed at the limit of one call."""
         self._sampled += 1
-        if self._sampled > MOST_ASKED:
-            raise Failed("Sampling", f"a call may have a model asked {MOST_ASKED} times.")
+        if self._sampled > MAX_INPUT_REQUESTS:
+            raise Failed("Sampling", f"one call may make at most {MAX_INPUT_REQUESTS} model requests.")
 
     async def elicit_for_server(self, params: ElicitRequestParams) -> ElicitResult:
         return await self.elicit(_name_asker(self.server, params))
 
     async def elicit(self, params: ElicitRequestParams) -> ElicitResult:
-        """Put a question to the person at the client; one that cannot show it has none."""
-        if not self.can_show(params.mode) or self._elicited >= MOST_ASKED:
+        """Ask the person at the client. A client that cannot show the question counts as cancelled."""
+        if not self.can_show(params.mode) or self._elicited >= MAX_INPUT_REQUESTS:
             return CANCELLED
         self._elicited += 1
         if not speaks_modern(self.context):
             return await self._elicit_at_once(params)
-        key, answered = f"halter-{len(self._pending_questions) + 1}", asyncio.get_running_loop().create_future()
-        self._pending_questions[key] = (params, answered)
-        self._news.set()
-        return await answered
+        key, future = f"halter-{len(self._pending_questions) + 1}", asyncio.get_running_loop().create_future()
+        self._pending_questions[key] = (params, future)
+        self._change_event.set()
+        return await future
 
     def can_show(self, mode: str) -> bool:
-        declared = self.context.session.client_capabilities
-        known = declared.elicitation if declared is not None else None
-        if known is None:
+        capabilities = self.context.session.client_capabilities
+        capability = capabilities.elicitation if capabilities is not None else None
+        if capability is None:
             return False
-        # A client that declares neither mode is of the time when there were only forms.
-        return known.url is not None if mode == "url" else known.form is not None or known.url is None
+        # A client that declares neither mode uses the older protocol, which has only forms.
+        return capability.url is not None if mode == "url" else capability.form is not None or capability.url is None
 
     async def _elicit_at_once(self, params: ElicitRequestParams) -> ElicitResult:
         session, request = self.context.session, self.context.request_id
@@ -165,81 +167,81 @@ class ClientCall:
             return CANCELLED
 
     def outcome(self) -> Any:
-        """The outcome of a call that is over."""
+        """Return the outcome of a call that has ended."""
         if self.task is None:
-            raise AssertionError("A call is answered that was never made.")
+            raise AssertionError("The call has no task.")
         return self.task.result()
 
     def wait_for(self, decision: str) -> None:
-        """Note that a person has to decide about the call first."""
+        """Record that the call waits for a decision."""
         self.waits_for = decision
-        self._news.set()
+        self._change_event.set()
 
     def follow_task(self, status: str) -> None:
-        """Note that the server has made a task of the call, and how it stands."""
+        """Record the status of the server's own task for the call."""
         self.status = status
-        self._news.set()
+        self._change_event.set()
 
-    def list_asked(self) -> dict[str, Any]:
-        """What the client has to say first, for one that asks how the call stands."""
+    def list_input_requests(self) -> dict[str, Any]:
+        """Return the open requests for input, for a client that polls the call."""
         return {
             key: ElicitRequest(params=params).model_dump(by_alias=True, mode="json", exclude_none=True)
-            for key, (params, answered) in self._pending_questions.items()
-            if not answered.done()
+            for key, (params, future) in self._pending_questions.items()
+            if not future.done()
         }
 
-    def answer_asked(self, responses: Mapping[str, Any]) -> None:
-        """Take the answers of a client that has a task; what it does not answer stays open."""
+    def apply_responses(self, responses: Mapping[str, Any]) -> None:
+        """Apply the responses of a client that polls the call. Requests without a response stay open."""
         for key in responses.keys() & self._pending_questions.keys():
             self._settle(key, responses[key])
 
     async def next_round(
         self, park: Callable[["ClientCall"], str], begin_task: Callable[["ClientCall"], dict[str, Any]] | None
     ) -> Any:
-        """What to answer now: the outcome, what the client has to say first, or a task if the client knows tasks."""
+        """Wait for the next answer: the outcome, requests for input, or a task if the client supports tasks."""
         task = self.task
         if task is None:
-            raise AssertionError("A call is answered that was never made.")
+            raise AssertionError("The call has no task.")
         while not task.done():
             if (self.waits_for or self.status is not None) and begin_task is not None:
                 self.is_task = True
                 return begin_task(self)
             if unsent := [
                 key
-                for key, (_, said) in self._pending_questions.items()
-                if key not in self._sent_questions and not said.done()
+                for key, (_, future) in self._pending_questions.items()
+                if key not in self._sent_questions and not future.done()
             ]:
                 self._sent_questions.update(unsent)
                 requests = {key: ElicitRequest(params=self._pending_questions[key][0]) for key in unsent}
                 return InputRequiredResult(input_requests=dict(requests), request_state=park(self))
-            self._news.clear()
-            news = asyncio.ensure_future(self._news.wait())
+            self._change_event.clear()
+            change_task = asyncio.ensure_future(self._change_event.wait())
             try:
-                await asyncio.wait((task, news), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((task, change_task), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                news.cancel()
+                change_task.cancel()
         return task.result()
 
     def resume(self, context: Context, responses: Mapping[str, Any]) -> None:
-        """The client has made the same call again, with what it was asked for."""
+        """Continue after the client has repeated the call with its responses."""
         self.context = context
         for key in self._sent_questions:
             self._settle(key, responses.get(key))
 
-    def _settle(self, key: str, said: Any) -> None:
-        answered = self._pending_questions[key][1]
-        if not answered.done():
-            answered.set_result(said if isinstance(said, ElicitResult) else CANCELLED)
+    def _settle(self, key: str, response: Any) -> None:
+        future = self._pending_questions[key][1]
+        if not future.done():
+            future.set_result(response if isinstance(response, ElicitResult) else CANCELLED)
 
     async def cancel(self) -> None:
-        """Stop the call; what it may have done by then is in the journal when this returns."""
+        """Cancel the call, and wait until its outcome is in the journal."""
         if self.task is not None and not self.task.done():
             self.task.cancel()
             await asyncio.wait((self.task,))
 
 
 class ParkedCalls:
-    """Calls that wait for their client to come back. A ticket is good for one return, of the same call."""
+    """Calls that wait until their client repeats them. A ticket is valid once, for the same call."""
 
     def __init__(self) -> None:
         self._parked: dict[str, ClientCall] = {}
@@ -250,25 +252,25 @@ class ParkedCalls:
         self._parked[ticket] = call
         return ticket
 
-    async def claim(self, ticket: str, about: tuple[str, bytes]) -> ClientCall:
-        """The call of a ticket. A ticket that comes with another call ends the one that it was for."""
+    async def claim(self, ticket: str, tool_and_arguments: tuple[str, bytes]) -> ClientCall:
+        """Return the call of a ticket. A ticket with different arguments cancels its call, and raises MCPError."""
         call = self._parked.pop(ticket, None)
         if call is None:
             raise MCPError(INVALID_PARAMS, REPLAYED)
-        if call.description != about:
+        if call.description != tool_and_arguments:
             await call.cancel()
             raise MCPError(INVALID_PARAMS, REPLAYED)
         return call
 
 
 def _name_asker(server: str, params: ElicitRequestParams) -> ElicitRequestParams:
-    """Say who asks: no server speaks as Halter."""
-    text = f"The server {server} asks: {shorten(clean(params.message), LONGEST_MESSAGE)}"
+    """Put the server's name before its question, so that no server can pose as Halter."""
+    text = f"The server {server} asks: {shorten(clean(params.message), MAX_MESSAGE_LENGTH)}"
     return params.model_copy(update={"message": text})
 
 
 class GatedTool:
-    """One tool of a server. What the server said is kept for the client, as it came."""
+    """One tool of a server. The server's result is kept unchanged for the client."""
 
     def __init__(self, inner: McpTool, calls: Mapping[str, ClientCall], cost: int) -> None:
         self._inner = inner
@@ -290,7 +292,7 @@ class GatedTool:
 
 
 class ReadingSpec(msgspec.Struct, frozen=True):
-    """A request that only reads: its name as a tool, and its one or two arguments."""
+    """A kind of read request, described as a tool."""
 
     suffix: str
     description: str
@@ -310,7 +312,7 @@ PROMPT: Final = ReadingSpec(
 
 
 class ReadingTool:
-    """Reads a server's resources or prompts: a call like any other for the guard, and no tool for the client."""
+    """A tool that reads a server's resources or prompts. The guard sees it; the client does not."""
 
     entry: Mapping[str, Any] = {}
 
@@ -337,11 +339,11 @@ class ReadingTool:
         call, values = self._calls[permit.id], arguments.values
         if self._kind is RESOURCE:
             request: Any = ReadResourceRequest(params=ReadResourceRequestParams(uri=values["uri"]))
-            wanted: Any = ReadResourceResult
+            result_type: Any = ReadResourceResult
         else:
             request = GetPromptRequest(params=GetPromptRequestParams(**values))
-            wanted = GetPromptResult
-        call.result = result = await self._server.read(request, wanted, permit, call.relay)
+            result_type = GetPromptResult
+        call.result = result = await self._server.read(request, result_type, permit, call.relay)
         return Output(_read_text(result))
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
@@ -352,10 +354,13 @@ class ReadingTool:
 
 def _read_text(result: ReadResourceResult | GetPromptResult) -> str:
     if isinstance(result, GetPromptResult):
-        said = [each.content for each in result.messages]
-        return "\n".join(part.text if isinstance(part, TextContent) else f"[{part.type}]" for part in said)
+        contents = [each.content for each in result.messages]
+        return "\n".join(
+            content.text if isinstance(content, TextContent) else f"[{content.type}]" for content in contents
+        )
     return "\n".join(
-        part.text if isinstance(part, TextResourceContents) else f"[data, {part.mime_type}]" for part in result.contents
+        content.text if isinstance(content, TextResourceContents) else f"[data, {content.mime_type}]"
+        for content in result.contents
     )
 
 
@@ -364,6 +369,6 @@ def make_url_question(message: str, url: str, name: str) -> ElicitRequestParams:
 
 
 def make_form_question(message: str) -> ElicitRequestParams:
-    approve = {"type": "boolean", "title": "Let this call be made", "default": False}
+    approve = {"type": "boolean", "title": "Allow this call", "default": False}
     schema: Any = {"type": "object", "properties": {"approve": approve}, "required": ["approve"]}
     return ElicitRequestFormParams(message=message, requested_schema=schema)

@@ -1,4 +1,4 @@
-"""Serves the gateway: on pipes to the one program that started it, or over HTTP to all that show a key."""
+"""Entry points of the gateway: on pipes for the program that started it, or over HTTP for clients with a key."""
 
 import socket
 import sys
@@ -21,12 +21,12 @@ from halter.core.errors import ConfigError
 from halter.core.money import DOLLAR, Cap, WindowLength
 from halter.core.tools import Failed
 from halter.gateway.calls import Context
-from halter.gateway.server import OWN, ClientIdentity, Gateway, Tell, open_gateway
+from halter.gateway.server import OWN, ClientIdentity, Gateway, ReportListener, open_gateway
 from halter.gateway.upstreams import GatewayAgent
 from halter.loop.session_runtime import raise_if_cancelled
-from halter.proxy.keys import KeyRing, VirtualKey, find_shown_key
+from halter.proxy.keys import KeyRing, VirtualKey, find_client_key
 from halter.redaction.secrets import read_environment_secrets
-from halter.runtime.agent import agent_said
+from halter.runtime.agent import parse_agent_options
 from halter.runtime.assemble import AssembledAgent, find_agent_code, require_loadable, require_trusted
 from halter.runtime.runtime import Runtime
 from halter.server.server import serve_asgi
@@ -34,46 +34,45 @@ from halter.tools.mcp import McpTerms
 from halter.tools.mcp_transport import open_own_pipes
 
 PATH: Final = "/mcp"
-_SESSION: Final = "mcp-session-id"
-_IDENTITY: Final = "halter.key"
+_SESSION_HEADER: Final = "mcp-session-id"
+_KEY_IN_SCOPE: Final = "halter.key"
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 def read_gateway_agent(app: Runtime, agent: str, config: Path | None) -> GatewayAgent:
-    """Read whose calls pass, and the servers behind. Raises ConfigError with what to do.
+    """Read the agent of the gateway and its servers. Raises ConfigError.
 
-    An agent with a folder has its own file and servers, which a person must have trusted; one that is only named has
-    the fleet's policy. A `config` that is named on the command line is the word of the person who typed it.
+    An agent with a folder has its own file and servers, which a person must have trusted. An agent without a folder has
+    the fleet's policy. A `config` from the command line is trusted, because a person typed it.
     """
     folder = Path(agent) if (Path(agent) / AGENT_FILE).is_file() else None
-    file = agent_said(agent, {}, f"the agent {agent}", {}, {}) if folder is None else read_agent(folder)
-    resolved = resolve_agent(app.fleet, file, folder)
+    file = parse_agent_options(agent, {}, f"the agent {agent}", {}, {}) if folder is None else read_agent(folder)
+    resolved_agent = resolve_agent(app.fleet, file, folder)
     path = config or (folder or Path()) / MCP_FILE
     servers = read_servers(path, app.environ)
     if not servers:
-        flaw = "names no MCP server" if path.exists() else "is missing"
-        raise ConfigError(f"{path} {flaw}: write it as other programs do, or name another with --config.")
+        problem = "names no MCP server" if path.exists() else "does not exist"
+        raise ConfigError(f"{path} {problem}. Add servers under `mcpServers`, or pass another file with --config.")
     if any(each.name == OWN for each in servers):
-        raise ConfigError(f"{path} has a server called {OWN}, which is the gateway's own name: give it another one.")
+        raise ConfigError(f"{path} has a server named {OWN}, which is the gateway's own name. Rename the server.")
     if config is None and folder is not None:
         require_trusted(app.settings, folder)
         require_loadable(servers, folder, app)
-    if file.spec.gateway.sampling and not resolved.model_settings.model:
+    if file.spec.gateway.sampling and not resolved_agent.model_settings.model:
         raise ConfigError(
-            f"{agent} lets servers ask its model (`gateway.sampling`) and has none: write `model: provider:model` into "
-            "its agent.yaml."
+            f"`gateway.sampling` of {agent} needs a model. Add `model: provider:model` to its agent.yaml."
         )
     secrets = read_environment_secrets(app.environ)
-    made = AssembledAgent(**resolved.parts(), tools={}, secrets=secrets)
-    return GatewayAgent(made, file, file.spec.gateway, servers)
+    assembled_agent = AssembledAgent(**resolved_agent.parts(), tools={}, secrets=secrets)
+    return GatewayAgent(assembled_agent, file, file.spec.gateway, servers)
 
 
 def make_mcp_terms(app: Runtime, owner: GatewayAgent, config: Path | None) -> McpTerms:
     folder = owner.agent.source_folder if config is None else None
 
-    def starts() -> None:
+    def reject_untrusted() -> None:
         if folder is None:
             return
         try:
@@ -87,22 +86,22 @@ def make_mcp_terms(app: Runtime, owner: GatewayAgent, config: Path | None) -> Mc
             raise KeyError(name)
         return owner.agent.secrets.value(name)
 
-    return McpTerms(app.clock, app.environ, reveal=reveal, starts=starts, timeout=owner.spec.timeout)
+    return McpTerms(app.clock, app.environ, reveal=reveal, before_start=reject_untrusted, timeout=owner.spec.timeout)
 
 
-async def serve_stdio(app: Runtime, owner: GatewayAgent, terms: McpTerms, report: Tell) -> None:
-    """Serve the program at the other end of the pipes, until it closes them."""
+async def serve_stdio(app: Runtime, owner: GatewayAgent, terms: McpTerms, report: ReportListener) -> None:
+    """Serve the program at the other end of the pipes until it closes them."""
     pipes = open_own_pipes(sys.stdin.fileno(), sys.stdout.fileno(), terms.max_message)
     async with open_gateway(app, owner, terms, report=report) as gateway, pipes as (read, write):
         try:
             await gateway.server.run(read, write, gateway.server.create_initialization_options())
         except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            """A message was between the two when one of them ended."""
+            """The program ended while a message was in transit."""
         raise_if_cancelled()
 
 
 async def serve_http(
-    app: Runtime, owner: GatewayAgent, terms: McpTerms, report: Tell, listening: socket.socket, keys: KeyRing
+    app: Runtime, owner: GatewayAgent, terms: McpTerms, report: ReportListener, listening: socket.socket, keys: KeyRing
 ) -> None:
     """Serve over HTTP until cancelled, on a bound port."""
     async with AsyncExitStack() as stack:
@@ -111,14 +110,14 @@ async def serve_http(
 
 
 def make_http_app(gateway: Gateway, keys: KeyRing, agent: str) -> "KeyEntrance":
-    # A key is shown with every request, so that no page that a browser opened can speak for its owner.
+    # Every request needs a key, so a page in the owner's browser cannot use the gateway.
     security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     inner = gateway.server.streamable_http_app(streamable_http_path=PATH, transport_security=security)
     return KeyEntrance(inner, keys, agent)
 
 
 class KeyEntrance:
-    """Lets in requests with a key of the gateway's agent. What a session was begun with, it goes on with."""
+    """Middleware that accepts requests with a key of the gateway's agent. A session stays bound to its key."""
 
     def __init__(self, inner: Any, keys: KeyRing, agent: str) -> None:
         self._inner = inner
@@ -129,23 +128,23 @@ class KeyEntrance:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
-        key = self._keys.find(find_shown_key(scope["headers"]))
+        key = self._keys.find(find_client_key(scope["headers"]))
         if sentence := self._refuse(key):
             await _refuse(send, sentence)
             return
         if key is None:
             raise AssertionError("A request without a key was let in.")
         token = AccessToken(token=key.digest, client_id=key.name, scopes=[])
-        await self._inner({**scope, _IDENTITY: key, "user": AuthenticatedUser(token)}, receive, send)
+        await self._inner({**scope, _KEY_IN_SCOPE: key, "user": AuthenticatedUser(token)}, receive, send)
 
     def _refuse(self, key: VirtualKey | None) -> str:
         if key is None:
             problem = f" {self._keys.problem}" if self._keys.problem else ""
-            return f"This key opens nothing here: make one with `halter keys new --agent {self._agent}`.{problem}"
+            return f"Unknown key. Create one with `halter keys new --agent {self._agent}`.{problem}"
         if key.revoked_at is not None:
-            return f"The key {key.name} is revoked."
+            return f"The key {key.name} was revoked."
         if key.agent != self._agent:
-            return f"The key {key.name} is of the agent {key.agent}, and this is the gateway of {self._agent}."
+            return f"The key {key.name} belongs to the agent {key.agent}, but this gateway serves {self._agent}."
         return ""
 
 
@@ -157,20 +156,20 @@ async def _refuse(send: Send, sentence: str) -> None:
 
 
 def identify_by_key(context: Context) -> ClientIdentity:
-    """The key decides whose request it is; the transport's session only tells the key's clients apart."""
+    """Identify a client by its key. The transport's session only distinguishes the clients of one key."""
     request = context.request
     if request is None:
-        raise AssertionError("A request over HTTP has lost its key.")
-    key: VirtualKey = request.scope[_IDENTITY]
-    return ClientIdentity(key.digest, request.headers.get(_SESSION, ""), f"key:{key.name}", list_key_caps(key))
+        raise AssertionError("A request over HTTP has no key.")
+    key: VirtualKey = request.scope[_KEY_IN_SCOPE]
+    return ClientIdentity(key.digest, request.headers.get(_SESSION_HEADER, ""), f"key:{key.name}", list_key_caps(key))
 
 
 def list_key_caps(key: VirtualKey) -> tuple[Cap, ...]:
-    """A key's own caps: of one session, and of its agent's hours and days, which all its keys share."""
+    """Return a key's own caps: for one session, and for its agent's hours and days, which all its keys share."""
     limits = key.limits
-    written: tuple[tuple[Decimal | None, WindowLength], ...] = (
+    amounts: tuple[tuple[Decimal | None, WindowLength], ...] = (
         (limits.max_cost_usd, ""),
         (limits.max_cost_usd_per_hour, "hour"),
         (limits.max_cost_usd_per_day, "day"),
     )
-    return tuple(Cap(int(amount * DOLLAR), per) for amount, per in written if amount is not None)
+    return tuple(Cap(int(amount * DOLLAR), per) for amount, per in amounts if amount is not None)

@@ -1,4 +1,4 @@
-"""The MCP server that clients see: both protocols, over pipes or HTTP, with the tools of all servers behind it."""
+"""The MCP server for clients: both protocols, over pipes or HTTP, with the tools of all servers behind it."""
 
 import asyncio
 import base64
@@ -45,11 +45,11 @@ from halter.core.ids import make_worker_id
 from halter.core.money import Cap
 from halter.core.text import clean, to_one_line
 from halter.core.tools import SERVER_SEPARATOR, Failed
-from halter.dispatch.heartbeat import keep_leases
+from halter.dispatch.heartbeat import renew_leases
 from halter.gateway.calls import PROMPT, RESOURCE, ClientCall, Context, GatedTool, ReadingSpec, speaks_modern
 from halter.gateway.sessions import GatedSession, GatewayTerms, PendingCall, open_session, recover_sessions
 from halter.gateway.tasks import TaskRequestParams, UpdateTaskRequestParams, knows_tasks, require_tasks
-from halter.gateway.upstreams import GatewayAgent, ListKind, LogNews, News, ResourceNews, Upstreams
+from halter.gateway.upstreams import Announcement, GatewayAgent, ListKind, LogNews, ResourceNews, Upstreams
 from halter.guard.tool_door import Answer
 from halter.loop.session_runtime import cancel_and_wait
 from halter.runtime.agent_context import make_guard, models_of
@@ -65,46 +65,46 @@ REFUSED_CODE: Final = -41001
 PENDING_CODE: Final = -41002
 SWEEP_INTERVAL: Final = MINUTE
 IDLE_LIMIT: Final = 30 * MINUTE
-MOST_SESSIONS: Final = 200
-MOST_NEWS: Final = 1000
-"""How much news of servers may be on its way to clients at once."""
-MOST_STREAMS: Final = 100
+MAX_SESSIONS: Final = 200
+MAX_PENDING_ANNOUNCEMENTS: Final = 1000
+"""Maximum number of announcements of servers that are not yet sent to clients."""
+MAX_STREAMS: Final = 100
 INSTRUCTIONS: Final = (
-    "Every call passes a guard, which may ask a person first. A call that is answered with a pending decision was not "
-    f"made: go on with something else, or wait with {WAIT}; once it is approved, the same call with the same arguments "
-    "runs. No tool can approve a call."
+    "Every call passes a guard, which may ask a person first. A call whose result is a pending decision was not made: "
+    f"continue with something else, or wait with {WAIT}. After approval, repeat the same call with the same arguments. "
+    "No tool can approve a call."
 )
-_READS: Final = {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False}
+_READ_ONLY: Final = {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False}
 OWN_TOOLS: Final[tuple[Mapping[str, Any], ...]] = (
     {
         "name": DECISIONS,
-        "description": "List the calls of this session that wait for a person's decision. It cannot decide anything.",
+        "description": "List the calls of this session that wait for a person's decision. Read-only.",
         "inputSchema": {"type": "object", "properties": {}, "additionalProperties": False},
-        "annotations": _READS,
+        "annotations": _READ_ONLY,
     },
     {
         "name": WAIT,
-        "description": "Wait up to a minute for a person's decision about one call, and say how it stands.",
+        "description": "Wait up to a minute for a person's decision about one call, and return its state.",
         "inputSchema": {
             "type": "object",
             "properties": {"decision": {"type": "string", "description": "The id of the decision."}},
             "required": ["decision"],
             "additionalProperties": False,
         },
-        "annotations": _READS,
+        "annotations": _READ_ONLY,
     },
 )
-_EVENTS: Final[Mapping[ListKind, Any]] = {
+_CHANGE_EVENTS: Final[Mapping[ListKind, Any]] = {
     "tools": ToolsListChanged(),
     "prompts": PromptsListChanged(),
     "resources": ResourcesListChanged(),
 }
-Place = tuple[str, str]
-Tell = Callable[[str], None]
+ClientKey = tuple[str, str]
+ReportListener = Callable[[str], None]
 
 
 class ClientIdentity(msgspec.Struct, frozen=True):
-    """Whose request it is: a key and the session that its transport named; both are empty on pipes."""
+    """The identity of a client: its key, and the session id of its transport; both are empty on pipes."""
 
     key: str = ""
     label: str = ""
@@ -112,20 +112,20 @@ class ClientIdentity(msgspec.Struct, frozen=True):
     caps: tuple[Cap, ...] = ()
 
     @property
-    def client_key(self) -> Place:
+    def client_key(self) -> ClientKey:
         return (self.key, self.label)
 
 
 class NewsStream:
-    """Where one client's streams of changes come from: no client hears of another one's servers."""
+    """The source of one client's streams of changes: no client receives those of another client's servers."""
 
     def __init__(self) -> None:
         self.bus = InMemorySubscriptionBus()
-        self.serve = ListenHandler(self.bus, max_subscriptions=MOST_STREAMS)
+        self.serve = ListenHandler(self.bus, max_subscriptions=MAX_STREAMS)
 
 
 class GatewayServer(Server[Any]):
-    """Announces changes of its lists to clients of both protocols."""
+    """An MCP server that announces changes of its lists to clients of both protocols."""
 
     def create_initialization_options(
         self,
@@ -133,35 +133,35 @@ class GatewayServer(Server[Any]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
-        every = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        all_changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
         return super().create_initialization_options(
-            notification_options or every, experimental_capabilities, extensions
+            notification_options or all_changes, experimental_capabilities, extensions
         )
 
 
 class Gateway:
-    """Serves clients. `identify` says whose request it is, `connect` makes the servers of a new session."""
+    """The gateway for all clients. `identify` returns a request's client, `connect` makes a new session's servers."""
 
     def __init__(
         self,
         terms: GatewayTerms,
         connect: Callable[[GatewayAgent], Upstreams],
         identify: Callable[[Context], ClientIdentity],
-        report: Tell,
+        report: ReportListener,
     ) -> None:
         self.terms = terms
         self._connect = connect
         self._identify = identify
         self._report = report
-        self.sessions: dict[Place, GatedSession] = {}
+        self.sessions: dict[ClientKey, GatedSession] = {}
         self._opening = asyncio.Lock()
-        self._elders: dict[Place, ServerSession] = {}
-        self._streams: dict[Place, NewsStream] = {}
+        self._elders: dict[ClientKey, ServerSession] = {}
+        self._streams: dict[ClientKey, NewsStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.server = self._build()
 
     def _build(self) -> GatewayServer:
-        made = GatewayServer(
+        server = GatewayServer(
             OWN,
             version=version("halter"),
             instructions=INSTRUCTIONS,
@@ -177,100 +177,106 @@ class Gateway:
             on_unsubscribe_resource=cast("Any", self._unsubscribe),
             on_subscriptions_listen=cast("Any", self._listen),
         )
-        made.add_request_handler("logging/setLevel", SetLevelRequestParams, cast("Any", self._set_log_level))
+        server.add_request_handler("logging/setLevel", SetLevelRequestParams, cast("Any", self._set_log_level))
         for method, params, handler in (
             ("tasks/get", TaskRequestParams, self._get_task),
             ("tasks/update", UpdateTaskRequestParams, self._update_task),
             ("tasks/cancel", TaskRequestParams, self._cancel_task),
         ):
-            made.add_request_handler(method, params, cast("Any", handler))
-        made.extensions[TASKS_EXTENSION] = {}
-        made.middleware.append(cast("Any", self._restore_schemas))
-        return made
+            server.add_request_handler(method, params, cast("Any", handler))
+        server.extensions[TASKS_EXTENSION] = {}
+        server.middleware.append(cast("Any", self._restore_schemas))
+        return server
 
     async def get_session(self, context: Context) -> GatedSession:
-        """The session of a request's client, begun with its first request that needs one."""
-        who = self._identify(context)
+        """Return the session of a request's client; the first request that needs one starts it."""
+        identity = self._identify(context)
         if not speaks_modern(context):
-            self._elders[who.client_key] = context.session
+            self._elders[identity.client_key] = context.session
         async with self._opening:
-            session = self.sessions.get(who.client_key)
+            session = self.sessions.get(identity.client_key)
             if session is None:
-                if len(self.sessions) >= MOST_SESSIONS:
-                    raise MCPError(INTERNAL_ERROR, "Halter: too many clients are connected: try again later.")
-                session = self.sessions[who.client_key] = await self._open(who, context)
+                if len(self.sessions) >= MAX_SESSIONS:
+                    raise MCPError(INTERNAL_ERROR, "Halter: too many clients are connected. Try again later.")
+                session = self.sessions[identity.client_key] = await self._open(identity, context)
         session.used_at = self.terms.app.clock.now()
         await _translate_errors(session.upstreams.refresh())
         return session
 
-    async def _open(self, who: ClientIdentity, context: Context) -> GatedSession:
-        terms = msgspec.structs.replace(self.terms, owner=self.terms.owner.narrow(who.caps))
+    async def _open(self, identity: ClientIdentity, context: Context) -> GatedSession:
+        terms = msgspec.structs.replace(self.terms, owner=self.terms.owner.narrow(identity.caps))
         upstreams = self._connect(terms.owner)
-        upstreams.on_news = lambda kind: self._publish(who.client_key, kind)
+        upstreams.on_announcement = lambda kind: self._publish(identity.client_key, kind)
         info = context.session.client_params
         client = to_one_line(info.client_info.name)[:80] if info is not None else "A client"
-        by = who.started_by or self.terms.app.settings.person
+        by = identity.started_by or self.terms.app.settings.person
         return await _translate_errors(open_session(terms, upstreams, by, f"{client} through the gateway"))
 
-    def _publish(self, place: Place, news: News) -> None:
-        """Tell a client what its servers announce; a server that says more than the client takes is not heard."""
-        if len(self._tasks) >= MOST_NEWS:
+    def _publish(self, client_key: ClientKey, announcement: Announcement) -> None:
+        """Send an announcement of a server to the client. Above the limit of unsent ones it is dropped."""
+        if len(self._tasks) >= MAX_PENDING_ANNOUNCEMENTS:
             return
-        task = asyncio.create_task(self._send_news(place, news), name="gateway news")
+        task = asyncio.create_task(self._send_announcement(client_key, announcement), name="gateway announcement")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send_news(self, place: Place, news: News) -> None:
-        """Each protocol has its own way: streams that the client has opened, or messages of the session's own."""
-        elder = self._elders.get(place)
-        if isinstance(news, LogNews):
-            await self._send_log(place, elder, news)
+    async def _send_announcement(self, client_key: ClientKey, announcement: Announcement) -> None:
+        """Send an announcement in the client's protocol: to its open streams, or as a message of its session."""
+        legacy_session = self._elders.get(client_key)
+        if isinstance(announcement, LogNews):
+            await self._send_log(client_key, legacy_session, announcement)
             return
-        await self._stream(place).bus.publish(_EVENTS[news] if isinstance(news, str) else ResourceUpdated(news.uri))
-        if elder is None:
+        await self._stream(client_key).bus.publish(
+            _CHANGE_EVENTS[announcement] if isinstance(announcement, str) else ResourceUpdated(announcement.uri)
+        )
+        if legacy_session is None:
             return
-        match news:
+        match announcement:
             case "tools":
-                await elder.send_tool_list_changed()
+                await legacy_session.send_tool_list_changed()
             case "prompts":
-                await elder.send_prompt_list_changed()
+                await legacy_session.send_prompt_list_changed()
             case "resources":
-                await elder.send_resource_list_changed()
+                await legacy_session.send_resource_list_changed()
             case ResourceNews(uri=uri):
-                await elder.send_resource_updated(uri)
+                await legacy_session.send_resource_updated(uri)
 
-    async def _send_log(self, place: Place, elder: ServerSession | None, news: LogNews) -> None:
-        """Pass a line of a log on under its server's name; to a newer client with the call that is under way there."""
-        session = self.sessions.get(place)
+    async def _send_log(
+        self, client_key: ClientKey, legacy_session: ServerSession | None, announcement: LogNews
+    ) -> None:
+        """Forward a log line under its server's name; to a newer client with the newest call at that server."""
+        session = self.sessions.get(client_key)
         if session is None:
             return
-        calls = [call for call in session.upstreams.calls.values() if call.server == news.server]
-        to: Any = elder if elder is not None else calls[-1].context.session if calls else None
-        if to is None:
+        calls = [call for call in session.upstreams.calls.values() if call.server == announcement.server]
+        target: Any = legacy_session if legacy_session is not None else calls[-1].context.session if calls else None
+        if target is None:
             return
-        data = mask(news.data, self.terms.guard.redact)
-        logger = clean(f"{news.server}/{news.logger}" if news.logger else news.server)[:200]
+        data = mask(announcement.data, self.terms.guard.redact)
+        logger = clean(f"{announcement.server}/{announcement.logger}" if announcement.logger else announcement.server)[
+            :200
+        ]
         with warnings.catch_warnings():
-            # Clients of both protocols still read logs for a while.
+            # Clients of both protocols still read logs, although the library deprecates them.
             warnings.simplefilter("ignore", MCPDeprecationWarning)
-            sending = to.send_log_message(news.level, data, logger)
+            sending = target.send_log_message(announcement.level, data, logger)
         await sending
 
-    def _stream(self, place: Place) -> "NewsStream":
-        return self._streams.setdefault(place, NewsStream())
+    def _stream(self, client_key: ClientKey) -> "NewsStream":
+        return self._streams.setdefault(client_key, NewsStream())
 
     async def _listen(self, context: Context, params: SubscriptionsListenRequestParams) -> Any:
-        """Serve a newer client's stream of changes, with those of the resources that it names."""
-        session, followed = await self.get_session(context), list[str]()
+        """Serve a newer client's stream of changes, including those of the resources that it names."""
+        session, followed_uris = await self.get_session(context), list[str]()
         try:
             for uri in params.notifications.resource_subscriptions or ():
                 with suppress(Failed):
                     await session.upstreams.follow_resource(uri)
-                    followed.append(uri)
+                    followed_uris.append(uri)
             return await self._stream(self._identify(context).client_key).serve(context, params)
         finally:
             with anyio.CancelScope(shield=True), suppress(Failed):
-                for uri in followed:
+                for uri in followed_uris:
                     await session.upstreams.unfollow_resource(uri)
 
     async def _subscribe(self, context: Context, params: SubscribeRequestParams) -> EmptyResult:
@@ -289,16 +295,16 @@ class Gateway:
         return EmptyResult()
 
     async def _restore_schemas(self, context: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
-        """Give schemas as their servers wrote them: the library would put their keys into another order."""
+        """Restore the schemas as the servers sent them, because the library reorders their keys."""
         result = await call_next(context)
         if context.method != "tools/list" or not isinstance(result, dict):
             return result
         tools = (await self.get_session(context)).upstreams.tools
-        for listed in cast("dict[str, Any]", result).get("tools", ()):
-            tool = tools.get(listed["name"])
+        for entry in cast("dict[str, Any]", result).get("tools", ()):
+            tool = tools.get(entry["name"])
             for key in ("inputSchema", "outputSchema"):
                 if tool is not None and isinstance(tool, GatedTool) and key in tool.entry:
-                    listed[key] = tool.entry[key]
+                    entry[key] = tool.entry[key]
         return cast("dict[str, Any]", result)
 
     async def _list_tools(self, context: Context, _: PaginatedRequestParams | None) -> dict[str, Any]:
@@ -325,18 +331,18 @@ class Gateway:
             raise MCPError(INVALID_PARAMS, f"Halter: {failure}") from failure
 
     async def _call(self, context: Context, params: CallToolRequestParams) -> Any:
-        session, given = await self.get_session(context), params.arguments or {}
+        session, values = await self.get_session(context), params.arguments or {}
         if params.name == DECISIONS:
-            asked = await _translate_errors(session.list_questions())
-            return _render_data({"decisions": list(asked)})
+            questions = await _translate_errors(session.list_questions())
+            return _render_data({"decisions": list(questions)})
         if params.name == WAIT:
-            waiting = ClientCall(context, OWN, (WAIT, b""))
-            said = session.wait_for_question(waiting, str(given.get("decision", "")))
-            return _render_text(await _translate_errors(said), failed=False)
+            client_call = ClientCall(context, OWN, (WAIT, b""))
+            answer = session.wait_for_question(client_call, str(values.get("decision", "")))
+            return _render_text(await _translate_errors(answer), failed=False)
         try:
-            arguments = canonical_json(given)
+            arguments = canonical_json(values)
         except (ValueError, RecursionError):
-            return _render_text("Halter: the arguments cannot be written as JSON.")
+            return _render_text("Halter: the arguments cannot be encoded as JSON.")
         tool = session.upstreams.tools.get(params.name)
         server = "" if tool is None else tool.spec.server
         call = await self._make_call(session, context, params, params.name, arguments, server)
@@ -362,44 +368,44 @@ class Gateway:
         session, uri = await self.get_session(context), str(params.uri)
         server = await session.upstreams.find_resource(uri)
         if not server:
-            raise MCPError(INVALID_PARAMS, f"Halter: no server here has the resource {clean(uri)[:200]!r}.")
+            raise MCPError(INVALID_PARAMS, f"Halter: there is no resource {clean(uri)[:200]!r}.")
         return await self._read(session, context, params, server, RESOURCE, {"uri": uri})
 
     async def _get_prompt(self, context: Context, params: GetPromptRequestParams) -> Any:
         session = await self.get_session(context)
         server, _, name = params.name.partition(SERVER_SEPARATOR)
-        given = {"name": name, **({"arguments": params.arguments} if params.arguments else {})}
-        return await self._read(session, context, params, server, PROMPT, given)
+        arguments = {"name": name, **({"arguments": params.arguments} if params.arguments else {})}
+        return await self._read(session, context, params, server, PROMPT, arguments)
 
     async def _read(
-        self, session: GatedSession, context: Context, params: Any, server: str, kind: ReadingSpec, given: Any
+        self, session: GatedSession, context: Context, params: Any, server: str, kind: ReadingSpec, arguments: Any
     ) -> Any:
-        """Read something that is no tool, through the same door; what is refused is an error of the protocol."""
+        """Read a resource or a prompt through the guard. A refusal is an error of the protocol."""
         tool = f"{server}{SERVER_SEPARATOR}{kind.suffix}"
-        call = await self._make_call(session, context, params, tool, canonical_json(given), server)
+        call = await self._make_call(session, context, params, tool, canonical_json(arguments), server)
         if not isinstance(call, tuple):
             return call
-        made, outcome = call
+        client_call, outcome = call
         if isinstance(outcome, PendingCall):
             raise MCPError(PENDING_CODE, _explain_pending(outcome), {"decision": outcome.decision})
-        if outcome.outcome != "ok" or made.result is None:
+        if outcome.outcome != "ok" or client_call.result is None:
             raise MCPError(REFUSED_CODE, f"Halter: {outcome.text}", {"outcome": outcome.outcome})
-        return _fresh(self._mask_result(made.result))
+        return _fresh(self._mask_result(client_call.result))
 
     async def _make_call(
         self, session: GatedSession, context: Context, params: Any, tool: str, arguments: bytes, server: str
     ) -> tuple[ClientCall, Answer | PendingCall] | InputRequiredResult | dict[str, Any]:
-        """Begin a call or go on with one, and return when it has an outcome or needs something from the client.
+        """Start or continue a call, and return when it has an outcome or needs input from the client.
 
-        Only a tool's call can become a task.
+        Only the call of a tool can become a task.
         """
-        about = (tool, arguments)
+        tool_and_arguments = (tool, arguments)
         if params.request_state is not None:
-            call = await session.parked.claim(params.request_state, about)
+            call = await session.parked.claim(params.request_state, tool_and_arguments)
             call.resume(context, params.input_responses or {})
         else:
             upstreams = session.upstreams
-            call = ClientCall(context, server, about, upstreams.log_level, upstreams.sample)
+            call = ClientCall(context, server, tool_and_arguments, upstreams.log_level, upstreams.sample)
             session.begin(call, tool, arguments)
         try:
             begin_task = session.tasks.add if context.method == "tools/call" and knows_tasks(context) else None
@@ -410,26 +416,32 @@ class Gateway:
             raise
         return (call, outcome) if isinstance(outcome, Answer | PendingCall) else outcome
 
-    def _render_call(self, session: GatedSession, made: tuple[ClientCall, Answer | PendingCall]) -> dict[str, Any]:
-        call, outcome = made
+    def _render_call(
+        self, session: GatedSession, call_and_outcome: tuple[ClientCall, Answer | PendingCall]
+    ) -> dict[str, Any]:
+        call, outcome = call_and_outcome
         tool = session.upstreams.tools.get(call.description[0])
-        typed = isinstance(tool, GatedTool) and "outputSchema" in tool.entry
+        has_output_schema = isinstance(tool, GatedTool) and "outputSchema" in tool.entry
         if isinstance(outcome, PendingCall):
-            told = {"decision": outcome.decision, "expires_at": outcome.expires_at, "how": "halter inbox"}
+            pending_data = {"decision": outcome.decision, "expires_at": outcome.expires_at, "how": "halter inbox"}
             # A client checks structured content against the tool's schema, also of a failure.
-            structured = {} if typed else {"structuredContent": told}
-            return {**_render_text(_explain_pending(outcome)), **structured, "_meta": {"halter/decision": told}}
+            structured_content = {} if has_output_schema else {"structuredContent": pending_data}
+            return {
+                **_render_text(_explain_pending(outcome)),
+                **structured_content,
+                "_meta": {"halter/decision": pending_data},
+            }
         if call.result is not None and outcome.outcome in ("ok", "error"):
             return self._mask_result(call.result)
         meta = {"halter/outcome": outcome.outcome, "halter/call": outcome.call}
         return {**_render_text(f"Halter: {outcome.text}", failed=outcome.outcome != "ok"), "_meta": meta}
 
     def _mask_result(self, result: Any) -> dict[str, Any]:
-        """A server's result for the client. What the protocol says of a hop, such as who answers, ends here."""
-        said = result.model_dump(by_alias=True, mode="json", exclude_none=True)
-        meta = {key: value for key, value in said.pop("_meta", {}).items() if not key.startswith(_RESERVED_META)}
-        kept = {**said, "_meta": meta} if meta else said
-        return {**mask(kept, self.terms.guard.redact), "resultType": "complete"}
+        """Render a server's result for the client, without the protocol's metadata about a single hop."""
+        fields = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+        meta = {key: value for key, value in fields.pop("_meta", {}).items() if not key.startswith(_RESERVED_META)}
+        client_fields = {**fields, "_meta": meta} if meta else fields
+        return {**mask(client_fields, self.terms.guard.redact), "resultType": "complete"}
 
     async def run_upkeep(self) -> None:
         """End idle sessions, and those that killed gateways left, until cancelled."""
@@ -438,16 +450,16 @@ class Gateway:
                 await recover_sessions(self.terms)
                 await self.end_idle(self.terms.app.clock.now() - IDLE_LIMIT)
             except HalterError as error:
-                self._report(f"Sessions cannot be looked through: {error}")
+                self._report(f"Cannot check sessions: {error}")
             await self.terms.app.clock.sleep(SWEEP_INTERVAL)
 
-    async def end_idle(self, before: int) -> None:
-        """End the sessions of clients that keys identify, where nothing is under way; those on pipes have an end."""
-        for place, session in [*self.sessions.items()]:
-            if place[0] and not session.upstreams.calls and session.used_at < before:
-                del self.sessions[place]
-                self._elders.pop(place, None)
-                self._streams.pop(place, None)
+    async def end_idle(self, used_before: int) -> None:
+        """End idle sessions of clients with keys. A session on pipes ends with its pipes instead."""
+        for client_key, session in [*self.sessions.items()]:
+            if client_key[0] and not session.upstreams.calls and session.used_at < used_before:
+                del self.sessions[client_key]
+                self._elders.pop(client_key, None)
+                self._streams.pop(client_key, None)
                 await session.close()
 
     async def close(self) -> None:
@@ -463,27 +475,27 @@ async def open_gateway(
     owner: GatewayAgent,
     mcp_terms: McpTerms,
     identify: Callable[[Context], ClientIdentity] = lambda _: ClientIdentity(),
-    report: Tell = lambda _: None,
+    report: ReportListener = lambda _: None,
 ) -> AsyncGenerator[Gateway]:
-    """Open a gateway on a store: its leases are renewed while the block runs, and its sessions end or rest with it."""
+    """Open a gateway on a store. Its leases are renewed in the block; its sessions end or park when the block ends."""
     worker = make_worker_id("gateway", app.ids)
     guard = make_guard(app, owner.agent.policy, owner.agent.secrets)
     async with (
         models_of(app, owner.agent) as models,
-        keep_leases(app.patient(), app.clock, worker, liveness=app.liveness),
+        renew_leases(app.patient(), app.clock, worker, liveness=app.liveness),
     ):
         terms = GatewayTerms(app, worker, owner, guard, models)
-        gateway = Gateway(terms, lambda mine: Upstreams(app, mine, mcp_terms, report), identify, report)
-        tending = asyncio.create_task(gateway.run_upkeep(), name="gateway tending")
+        gateway = Gateway(terms, lambda narrowed: Upstreams(app, narrowed, mcp_terms, report), identify, report)
+        upkeep_task = asyncio.create_task(gateway.run_upkeep(), name="gateway upkeep")
         try:
             yield gateway
         finally:
-            await cancel_and_wait(tending)
+            await cancel_and_wait(upkeep_task)
             await gateway.close()
 
 
 async def _translate_errors(work: Awaitable[Any]) -> Any:
-    """Put what Halter cannot do into words for the client."""
+    """Translate Halter's errors into errors of the protocol."""
     try:
         return await work
     except (HalterError, Failed) as error:
@@ -491,14 +503,14 @@ async def _translate_errors(work: Awaitable[Any]) -> Any:
 
 
 def _fresh(result: dict[str, Any]) -> dict[str, Any]:
-    """What no client may keep: policy, pins and halts decide anew each time. Elder clients do not see this."""
+    """Forbid clients to cache a result, because policy, pins and halts may change. Older clients ignore this."""
     return {**result, "resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 
 
 def _explain_pending(pending: PendingCall) -> str:
     return (
-        f"Halter: pending decision {pending.decision}. The call was not made: a person has to agree to it, in `halter "
-        "inbox` or on the dashboard. The same call again, with the same arguments, will run once it is approved."
+        f"Halter: pending decision {pending.decision}. The call was not made: a person has to approve it, in `halter "
+        "inbox` or on the dashboard. Repeat the same call with the same arguments after approval."
     )
 
 
@@ -512,36 +524,36 @@ def _render_data(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _RESERVED_META: Final = "io.modelcontextprotocol/"
-_PICTURES: Final = ("image", "audio")
+_BINARY_TYPES: Final = ("image", "audio")
 
 
 def mask(value: Any, redact: Callable[[str], str]) -> Any:
-    """Mask secrets in every text of a result; of pictures and sounds the bytes stay as they are."""
+    """Mask secrets in every text of a result. The bytes of pictures and sounds are not changed."""
     match value:
         case str():
             return redact(value)
         case list():
-            return [mask(each, redact) for each in cast("list[Any]", value)]
+            return [mask(member, redact) for member in cast("list[Any]", value)]
         case Mapping():
             raw = cast("Mapping[str, Any]", value)
-            picture = raw.get("type") in _PICTURES
+            is_picture = raw.get("type") in _BINARY_TYPES
             return {
-                redact(key): each
-                if picture and key == "data"
-                else _mask_blob(each, redact)
-                if key == "blob" and isinstance(each, str)
-                else mask(each, redact)
-                for key, each in raw.items()
+                redact(key): member
+                if is_picture and key == "data"
+                else _mask_blob(member, redact)
+                if key == "blob" and isinstance(member, str)
+                else mask(member, redact)
+                for key, member in raw.items()
             }
         case _:
             return value
 
 
 def _mask_blob(data: str, redact: Callable[[str], str]) -> str:
-    """Mask secrets in a resource that is sent as bytes, where those are text."""
+    """Mask secrets in a resource that is sent as bytes, if the bytes are text."""
     try:
         text = base64.b64decode(data, validate=True).decode()
     except (binascii.Error, ValueError):
         return data
-    masked = redact(text)
-    return data if masked == text else base64.b64encode(masked.encode()).decode()
+    masked_text = redact(text)
+    return data if masked_text == text else base64.b64encode(masked_text.encode()).decode()

@@ -1,7 +1,7 @@
-"""Sessions of clients at the gateway: what each may call, what is in flight, and which of its questions are open.
+"""Sessions of clients at the gateway: their calls in flight, and their pending decisions.
 
-Everything is in the journal. A client that comes back finds its questions where it left them; a call that a killed
-gateway left in doubt is put to a person, and its hold stays until they say what became of it.
+The journal records everything. A client that reconnects finds its pending decisions again. After a gateway was killed,
+a person decides about each call in doubt, and its hold stays until then.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from urllib.parse import quote
 import msgspec
 from mcp_types import CreateMessageRequestParams, CreateMessageResult, TextContent
 
-from halter.core import events as ev
 from halter.core.clock import SECOND
 from halter.core.errors import HalterError, LeaseLost
-from halter.core.ids import SessionId, WorkerId, inbox_stream, may_decide, session_stream
+from halter.core.events import CallRefused, CallStarted, DecisionAsked, SessionParked, SessionStarted
+from halter.core.ids import SessionId, WorkerId, can_decide, inbox_stream, session_stream
 from halter.core.messages import AnonymizationPolicy, Message, Prompt, Text
-from halter.core.ports import EVERY_STREAM, Lease, Query, Stored, offload_body, read_body, read_stream
+from halter.core.ports import ALL_STREAMS, Lease, Query, Stored, offload_body, read_body, read_stream
 from halter.core.rows import DecisionRow, SessionRow, WorkerRow
 from halter.core.spec import GatewaySpec
-from halter.core.text import clean, to_body
+from halter.core.text import clean, encode_body
 from halter.core.tools import Failed, Tool, Valid
 from halter.core.vocabulary import State, TerminalReason
 from halter.dispatch.heartbeat import acquire_lease
@@ -31,8 +31,7 @@ from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, ma
 from halter.gateway.tasks import SessionTasks
 from halter.gateway.upstreams import GatewayAgent, Upstreams
 from halter.guard.approvals import answer_decision, list_pending_decisions
-from halter.guard.brake import choose_provenance_mode
-from halter.guard.call_brake import CallBrake, make_call_brake
+from halter.guard.external_provenance import CallBrake, make_call_brake
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy
 from halter.guard.model_door import (
@@ -44,6 +43,7 @@ from halter.guard.model_door import (
     RefusedRequest,
 )
 from halter.guard.prepare import Call, SessionContext
+from halter.guard.provenance_check import choose_provenance_mode
 from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.loop.session_runtime import watch_changes
 from halter.runtime.agent_context import Models, store_policy
@@ -52,13 +52,13 @@ from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.state.session import InFlight, Session, fold
 
-TOLD_EVERY: Final = 10 * SECOND
-"""How often a client hears that its call still waits."""
+WAIT_REPORT_INTERVAL: Final = 10 * SECOND
+"""Time between two reports to a client that its call still waits."""
 POLL_INTERVAL: Final = 2 * SECOND
-SHORT_REST: Final = SECOND // 4
-TAKE_PATIENCE: Final = 2 * SECOND
-MOST_SEEN: Final = 1000
-MOST_SAMPLED_TOKENS: Final = 4096
+BUDGET_POLL_INTERVAL: Final = SECOND // 4
+MAX_LEASE_WAIT: Final = 2 * SECOND
+MAX_LISTED_SESSIONS: Final = 1000
+MAX_SAMPLED_TOKENS: Final = 4096
 
 
 class PendingCall(msgspec.Struct, frozen=True):
@@ -69,11 +69,11 @@ class PendingCall(msgspec.Struct, frozen=True):
 
 
 class SessionGone(HalterError):
-    """The session takes no more calls."""
+    """The session accepts no more calls."""
 
 
 class GatewayTerms(msgspec.Struct, frozen=True):
-    """What all sessions of a gateway share."""
+    """The terms that all sessions of a gateway share."""
 
     app: Runtime
     worker: WorkerId
@@ -92,7 +92,7 @@ class GatewayTerms(msgspec.Struct, frozen=True):
 
 
 class GatedSession:
-    """One client's session. Where it rests for a person, a later client of the same kind takes it up."""
+    """One client's session. If it is parked for a person, a later client of the same identity resumes it."""
 
     def __init__(self, terms: GatewayTerms, lease: Lease, upstreams: Upstreams) -> None:
         self.terms = terms
@@ -116,7 +116,7 @@ class GatedSession:
         return self.lease.session
 
     def begin(self, call: ClientCall, tool: str, arguments: bytes) -> None:
-        """Begin a call. It goes on when the client's request is over, until the client cancels it."""
+        """Start a call. It continues after the client's request ends, until the client cancels it."""
         call.task = asyncio.create_task(self._make(call, tool, arguments), name=f"gated {tool}")
         call.task.add_done_callback(_consume_error)
 
@@ -124,23 +124,25 @@ class GatedSession:
         if self.end_reason:
             raise SessionGone(self.end_reason)
         await self.upstreams.refresh()
-        same = self._digest(tool, arguments)
-        decision = self._find_question(tool, same)
+        digest = self._digest(tool, arguments)
+        decision = self._find_question(tool, digest)
         number = next(self._numbers)
         brake = None if self._brake is None else self._brake.brake
-        call = Call(f"{self.id}.{self.lease.generation}.{number}", tool, arguments, decision=decision, brake=brake)
+        call = Call(
+            f"{self.id}.{self.lease.generation}.{number}", tool, arguments, decision=decision, provenance_check=brake
+        )
         self.upstreams.calls[call.id] = client
         try:
             return await self._try(client, call)
         except LeaseLost:
-            self.end_reason = f"Another process has session {self.id} now: connect again."
+            self.end_reason = f"Session {self.id} is owned by another process now. Reconnect."
             raise SessionGone(self.end_reason) from None
         finally:
             del self.upstreams.calls[call.id]
             self.used_at = self._clock.now()
 
     async def _try(self, client: ClientCall, call: Call) -> Answer | PendingCall:
-        """Take a call through the guard, and wait a while for a person or for money."""
+        """Pass a call through the guard, and wait up to the deadline for a decision or for the budget."""
         deadline, attempt = self._clock.now() + self.terms.spec.wait, 0
         while True:
             answer = await self._attempt(call, attempt)
@@ -149,10 +151,10 @@ class GatedSession:
                 case Answer():
                     return await self._apply_answer(call, answer)
                 case BudgetBusy() if self._clock.now() >= deadline:
-                    sentence = "The money for this call is held by other calls: make it again in a minute."
+                    sentence = "Other calls hold the budget for this call. Repeat it in a minute."
                     return Answer(call.id, "cost_cap_reached", sentence)
                 case BudgetBusy():
-                    await self._clock.sleep(SHORT_REST)
+                    await self._clock.sleep(BUDGET_POLL_INTERVAL)
                 case ApprovalRequired(decision=decision):
                     row = await self._wait_for_person(client, decision, deadline)
                     if row is not None:
@@ -160,7 +162,7 @@ class GatedSession:
                     attempt += 1
 
     async def _ask_model(self, server: str, params: CreateMessageRequestParams) -> CreateMessageResult:
-        """Ask the agent's model what a server wants to know: a request like any other, paid from the same account."""
+        """Make a server's model request with the agent's model, through the guard and on the same account."""
         if self.end_reason:
             raise Failed("Sampling", self.end_reason)
         model = self.terms.models.get(self.terms.agent.model_settings.model)
@@ -172,22 +174,24 @@ class GatedSession:
         outcome = await self.terms.guard.request(self.lease, await self._hiding(), request, model)
         match outcome:
             case AnsweredRequest(reply=reply):
-                said = TextContent(text=reply.text)
-                return CreateMessageResult(role="assistant", content=said, model=str(model.name), stop_reason="endTurn")
+                content = TextContent(text=reply.text)
+                return CreateMessageResult(
+                    role="assistant", content=content, model=str(model.name), stop_reason="endTurn"
+                )
             case RefusedRequest(sentence=sentence):
                 raise Failed("Sampling", sentence)
             case FailedRequest(error=error):
-                raise Failed("Sampling", f"the model gave no answer: {error}")
+                raise Failed("Sampling", f"the model did not answer: {error}")
             case BudgetBusy() | RateLimited():
-                raise Failed("Sampling", "money or rate for the model is used by other requests: ask again later.")
+                raise Failed("Sampling", "other requests use the budget or the rate of the model. Try again later.")
 
     async def _hiding(self) -> SessionContext:
-        """The terms of a model request. What the agent hides from models is hidden here as well, and only here."""
+        """Make the context of a model request, with the names that the agent hides from models."""
         context, names = self.upstreams.make_context(self.id), self.terms.agent.tasks.anonymize
         if names is None:
             return context
-        (first,) = await self._store.read(session_stream(self.id), 0, 1)
-        return msgspec.structs.replace(context, anonymize=AnonymizationPolicy(names, first.hash.hex()))
+        (first_event,) = await self._store.read(session_stream(self.id), 0, 1)
+        return msgspec.structs.replace(context, anonymize=AnonymizationPolicy(names, first_event.hash.hex()))
 
     async def _attempt(self, call: Call, attempt: int) -> Answer | ApprovalRequired | BudgetBusy:
         async with nullcontext() if self._brake is None else self._brake.order(call.tool):
@@ -205,14 +209,14 @@ class GatedSession:
         return answer
 
     async def _wait_for_person(self, client: ClientCall, decision: str, deadline: int) -> DecisionRow | None:
-        """Wait for a person; return the question if they have not answered when the time is over."""
+        """Wait for a decision; return its row if it is still pending at the deadline."""
         guard, inbox = self.terms.guard, inbox_stream(SessionId(self.id))
-        told_at = self._clock.now() + TOLD_EVERY
+        next_report_at = self._clock.now() + WAIT_REPORT_INTERVAL
         self._awaited_calls.add(decision)
         client.wait_for(decision)
         task = asyncio.create_task(self._ask_client(client, decision), name="gated question")
         try:
-            async with watch_changes(self._store, lambda change: change.stream in (inbox, EVERY_STREAM)) as news:
+            async with watch_changes(self._store, lambda change: change.stream in (inbox, ALL_STREAMS)) as change_event:
                 while True:
                     row, now = await guard.decision(decision), self._clock.now()
                     if row is None or row.verdict or now >= row.expires_at:
@@ -221,10 +225,13 @@ class GatedSession:
                         return None
                     if now >= deadline and not client.is_task:
                         return row
-                    if now >= told_at:
-                        told_at = now + TOLD_EVERY
+                    if now >= next_report_at:
+                        next_report_at = now + WAIT_REPORT_INTERVAL
                         await client.report_waiting(f"Waiting for a person to decide {decision}.")
-                    await self._sleep(news, min(POLL_INTERVAL, max(deadline - now, SHORT_REST), told_at - now))
+                    await self._sleep(
+                        change_event,
+                        min(POLL_INTERVAL, max(deadline - now, BUDGET_POLL_INTERVAL), next_report_at - now),
+                    )
         finally:
             client.waits_for = ""
             self._awaited_calls.discard(decision)
@@ -232,75 +239,82 @@ class GatedSession:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _sleep(self, news: asyncio.Event, duration: int) -> None:
-        """Sleep by the clock; return early on news."""
-        waits = [asyncio.ensure_future(news.wait()), asyncio.ensure_future(self._clock.sleep(duration))]
+    async def _sleep(self, change_event: asyncio.Event, duration: int) -> None:
+        """Sleep by the clock; return early if a change is reported."""
+        tasks = [asyncio.ensure_future(change_event.wait()), asyncio.ensure_future(self._clock.sleep(duration))]
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in waits:
-                each.cancel()
-        news.clear()
+            for task in tasks:
+                task.cancel()
+        change_event.clear()
 
     async def _ask_client(self, client: ClientCall, decision: str) -> None:
-        """Point the client's person to the decision; what the client says of them counts only where it is trusted."""
+        """Show the decision to the person at the client. The client's answer counts only if the agent trusts it."""
         spec, app = self.terms.spec, self.terms.app
-        asked = next(
+        pending = next(
             (
-                each
-                for each in await list_pending_decisions(self._store, self._clock.now())
-                if each.decision == decision
+                candidate
+                for candidate in await list_pending_decisions(self._store, self._clock.now())
+                if candidate.decision == decision
             ),
             None,
         )
-        if asked is None:
+        if pending is None:
             return
-        message = f"Halter asks whether this call may be made: {asked.display_text}"
+        message = f"Halter needs a decision about this call: {pending.display_text}"
         if spec.dashboard is not msgspec.UNSET and client.can_show("url"):
             page = f"{spec.dashboard.rstrip('/')}/decision/{quote(decision)}"
             await client.elicit(make_url_question(message, page, decision))
-        if not spec.trust_client_elicitation or not may_decide(app.settings.person) or not client.can_show("form"):
+        if not spec.trust_client_elicitation or not can_decide(app.settings.person) or not client.can_show("form"):
             return
-        said = await client.elicit(make_form_question(message))
-        if said.action == "cancel":
+        response = await client.elicit(make_form_question(message))
+        if response.action == "cancel":
             return
-        agreed = said.action == "accept" and (said.content or {}).get("approve") is True
+        is_approved = response.action == "accept" and (response.content or {}).get("approve") is True
         key = f"{decision}/elicited"
-        await self._store.commit(answer_decision(asked, "approve" if agreed else "deny", app.settings.person, key))
+        await self._store.commit(
+            answer_decision(pending, "approve" if is_approved else "deny", app.settings.person, key)
+        )
 
-    def _find_question(self, tool: str, same: str) -> str:
-        """The question about an earlier call with the same arguments, unless another call waits for it."""
-        found = (key for key, about in self._questions.items() if about == (tool, same))
-        return next((key for key in found if key not in self._awaited_calls), "")
+    def _find_question(self, tool: str, digest: str) -> str:
+        """Find the decision about an earlier call with the same arguments, unless another call waits for it."""
+        decisions = (key for key, question in self._questions.items() if question == (tool, digest))
+        return next((key for key in decisions if key not in self._awaited_calls), "")
 
     def _digest(self, tool: str, arguments: bytes) -> str:
-        known = self.upstreams.tools.get(tool)
-        valid = known.validate(arguments) if known is not None else None
+        upstream_tool = self.upstreams.tools.get(tool)
+        valid = upstream_tool.validate(arguments) if upstream_tool is not None else None
         return sha256(valid.canonical if isinstance(valid, Valid) else arguments).hexdigest()
 
     async def list_questions(self) -> Sequence[Mapping[str, Any]]:
-        """The open questions of this session, for its client: it can look at them, and never answer them."""
-        found = await list_pending_decisions(self._store, self._clock.now())
+        """List the pending decisions of this session for its client, which can read them but not answer them."""
+        decisions = await list_pending_decisions(self._store, self._clock.now())
         return [
-            {"decision": each.decision, "tool": each.name, "asked_at": each.asked_at, "expires_at": each.expires_at}
-            for each in found
-            if each.session == self.id
+            {
+                "decision": decision.decision,
+                "tool": decision.name,
+                "asked_at": decision.asked_at,
+                "expires_at": decision.expires_at,
+            }
+            for decision in decisions
+            if decision.session == self.id
         ]
 
     async def wait_for_question(self, client: ClientCall, decision: str) -> str:
-        """Wait for one question of this session, and say how it stands."""
+        """Wait for one decision of this session, and describe its state."""
         row = await self.terms.guard.decision(decision)
         if row is None or row.session != self.id:
-            return f"This session has no question {decision!r}."
+            return f"This session has no decision {decision!r}."
         if row.verdict == "" and await self._wait_for_person(
             client, decision, self._clock.now() + self.terms.spec.wait
         ):
-            return f"{decision} is not decided yet: wait again, or go on with something else."
+            return f"{decision} is still pending. Wait again, or continue with something else."
         row = await self.terms.guard.decision(decision)
         verdict = "" if row is None else row.verdict
         if verdict in ("approve", "edit"):
-            return f"{decision} is approved: make the same call again, and it runs."
-        return f"{decision} is denied." if verdict else f"{decision} has expired without an answer."
+            return f"{decision} was approved. Repeat the same call to run it."
+        return f"{decision} was denied." if verdict else f"{decision} expired without an answer."
 
     async def catch_up(self) -> None:
         for stored in await read_stream(self._store, session_stream(self.id), self.state.head):
@@ -310,22 +324,22 @@ class GatedSession:
     def _fold(self, stored: Stored) -> None:
         self.state = fold(self.state, stored)
         match stored.event:
-            case ev.DecisionAsked(about="approval") as asked:
-                self._questions[asked.decision] = (asked.name, asked.same)
-            case ev.CallStarted(decision=decision) | ev.CallRefused(decision=decision):
+            case DecisionAsked(about="approval") as event:
+                self._questions[event.decision] = (event.name, event.same)
+            case CallStarted(decision=decision) | CallRefused(decision=decision):
                 self._questions.pop(decision, None)
             case _:
                 pass
 
     async def recall(self) -> None:
-        """Fold what happened before this process had the session, for the brake as well."""
+        """Fold the session's earlier events, for the provenance check too."""
         for stored in await read_stream(self._store, session_stream(self.id)):
             self._fold(stored)
             if self._brake is not None:
                 self._brake.recall(stored, await read_body(self._store, stored))
 
     async def close(self) -> None:
-        """End the session, or let it rest where a person may still answer, or must."""
+        """End the session, or park it if a person can still answer a decision or has to settle a call."""
         for client in [*self.upstreams.calls.values()]:
             await client.cancel()
         await self.upstreams.close()
@@ -347,53 +361,57 @@ class GatedSession:
 
     async def _park(self) -> None:
         (row,) = await self._store.ask(Query("session", SessionRow, {"session": self.id}))
-        parked = ev.SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
+        event = SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
         key = f"{self.id}/{self.lease.generation}/rest/{self.state.head}"
-        await self._store.commit(lifecycle.park_session(self.lease, key, parked))
+        await self._store.commit(lifecycle.park_session(self.lease, key, event))
 
     async def _end(self, state: State, reason: TerminalReason) -> None:
-        asked = await lifecycle.read_questions(self._store, self.id, self._clock.now())
-        await self._store.commit(lifecycle.end_session(self.lease, state, reason, asked=asked))
+        questions = await lifecycle.read_questions(self._store, self.id, self._clock.now())
+        await self._store.commit(lifecycle.end_session(self.lease, state, reason, asked=questions))
 
 
 def make_sampling_prompt(server: str, params: CreateMessageRequestParams) -> Prompt:
-    """What a server wants a model to be asked. Raises Failed for what is not text."""
+    """Make the prompt of a server's model request. Raises Failed for anything but text."""
     messages: list[Message] = []
-    for each in params.messages:
-        if params.tools or not isinstance(each.content, TextContent):
-            raise Failed("Sampling", "only texts without tools pass here.")
-        messages.append(Message(each.role, (Text(clean(each.content.text), "tool", trusted=False, source=server),)))
-    limit = max(1, min(params.max_tokens, MOST_SAMPLED_TOKENS))
+    for message in params.messages:
+        if params.tools or not isinstance(message.content, TextContent):
+            raise Failed("Sampling", "only text messages without tools are supported.")
+        messages.append(
+            Message(message.role, (Text(clean(message.content.text), "tool", trusted=False, source=server),))
+        )
+    limit = max(1, min(params.max_tokens, MAX_SAMPLED_TOKENS))
     return Prompt(system=clean(params.system_prompt or ""), messages=tuple(messages), max_output_tokens=limit)
 
 
 def _consume_error(task: "asyncio.Task[Any]") -> None:
-    """A call whose client has left has no one to raise to."""
+    """Retrieve the error of a call whose client has left, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()
 
 
 def _make_brake(agent: AssembledAgent, tools: Mapping[str, Tool]) -> CallBrake | None:
-    """The injection brake. The client's prompt is not seen here: trusted is what the agent's own file says.
+    """Make the provenance check. It trusts the agent's own instructions, because it cannot see the client's prompt.
 
-    What the client's model has read past the gateway, such as mail by a tool of its own, taints nothing.
+    Text that the client's model read outside the gateway, such as mail from its own tool, is not tracked.
     """
-    made = make_call_brake(choose_provenance_mode(agent.policy), agent.policy, tools)
-    if made is not None:
-        made.brake.trust(agent.model_settings.instructions, "the instructions")
-    return made
+    call_brake = make_call_brake(choose_provenance_mode(agent.policy), agent.policy, tools)
+    if call_brake is not None:
+        call_brake.brake.trust(agent.model_settings.instructions, "the instructions")
+    return call_brake
 
 
-async def open_session(terms: GatewayTerms, upstreams: Upstreams, started_by: str, about: str) -> GatedSession:
-    """Take up the session that this client's predecessor left for a person to answer, or begin one."""
+async def open_session(terms: GatewayTerms, upstreams: Upstreams, started_by: str, task_text: str) -> GatedSession:
+    """Resume the session that an earlier client of this identity left waiting for a person, or start a new one."""
     store, clock = terms.app.patient(), terms.app.clock
     for row in await _list_open(terms):
-        left = await _load_left_session(terms, row)
-        rests = row.state == "WAITING_FOR_APPROVAL" and not row.owner and not left.state.in_flight
-        if not rests or left.started_by != started_by:
+        orphan = await _load_orphaned_session(terms, row)
+        is_resting = row.state == "WAITING_FOR_APPROVAL" and not row.owner and not orphan.state.in_flight
+        if not is_resting or orphan.started_by != started_by:
             continue
         lease = (
-            None if left.state.in_flight else await acquire_lease(store, clock, terms.worker, SessionId(row.session), 0)
+            None
+            if orphan.state.in_flight
+            else await acquire_lease(store, clock, terms.worker, SessionId(row.session), 0)
         )
         if lease is not None:
             session = GatedSession(terms, lease, upstreams)
@@ -402,30 +420,30 @@ async def open_session(terms: GatewayTerms, upstreams: Upstreams, started_by: st
             await store.commit(lifecycle.wake_session(lease, key, "message", row.inbox_head))
             await session.catch_up()
             return session
-    return await _begin_session(terms, upstreams, started_by, about)
+    return await _begin_session(terms, upstreams, started_by, task_text)
 
 
-async def _begin_session(terms: GatewayTerms, upstreams: Upstreams, started_by: str, about: str) -> GatedSession:
+async def _begin_session(terms: GatewayTerms, upstreams: Upstreams, started_by: str, task_text: str) -> GatedSession:
     app, store = terms.app, terms.app.patient()
-    started = ev.SessionStarted(
+    event = SessionStarted(
         session=app.ids.make(),
         agent=terms.agent.policy.name,
         kind="gated",
         started_by=started_by,
         definition=await store_policy(store, terms.agent.policy, terms.guard.redact),
     )
-    task = to_body(terms.guard.redact(about))
-    await store.commit(lifecycle.start_session(started, *await offload_body(store, task)))
-    lease = await acquire_lease(store, app.clock, terms.worker, SessionId(started.session), TAKE_PATIENCE)
+    task = encode_body(terms.guard.redact(task_text))
+    await store.commit(lifecycle.start_session(event, *await offload_body(store, task)))
+    lease = await acquire_lease(store, app.clock, terms.worker, SessionId(event.session), MAX_LEASE_WAIT)
     if lease is None:
-        raise LeaseLost(f"Session {started.session} was taken by another process before it began.")
+        raise LeaseLost(f"Another process took session {event.session} before it started.")
     session = GatedSession(terms, lease, upstreams)
     await session.catch_up()
     return session
 
 
 class _OrphanedSession(msgspec.Struct, frozen=True):
-    """A session without a gateway: what it had in flight, and its questions about calls."""
+    """A session without a gateway: its calls in flight, and its decisions about calls."""
 
     row: SessionRow
     state: Session
@@ -433,16 +451,16 @@ class _OrphanedSession(msgspec.Struct, frozen=True):
     questions: tuple[str, ...]
 
 
-async def _load_left_session(terms: GatewayTerms, row: SessionRow) -> _OrphanedSession:
+async def _load_orphaned_session(terms: GatewayTerms, row: SessionRow) -> _OrphanedSession:
     state, started_by, questions = Session(), "", dict[str, str]()
     for stored in await read_stream(terms.app.patient(), session_stream(row.session)):
         state = fold(state, stored)
         match stored.event:
-            case ev.SessionStarted() as started:
+            case SessionStarted() as started:
                 started_by = started.started_by
-            case ev.DecisionAsked(about="approval") as asked:
-                questions[asked.decision] = asked.name
-            case ev.CallStarted(decision=decision) | ev.CallRefused(decision=decision):
+            case DecisionAsked(about="approval") as event:
+                questions[event.decision] = event.name
+            case CallStarted(decision=decision) | CallRefused(decision=decision):
                 questions.pop(decision, None)
             case _:
                 pass
@@ -450,15 +468,15 @@ async def _load_left_session(terms: GatewayTerms, row: SessionRow) -> _OrphanedS
 
 
 async def _list_open(terms: GatewayTerms) -> Sequence[SessionRow]:
-    params = {"agent": terms.agent.policy.name, "kind": "gated", "limit": MOST_SEEN}
+    params = {"agent": terms.agent.policy.name, "kind": "gated", "limit": MAX_LISTED_SESSIONS}
     rows = await terms.app.patient().ask(Query("sessions_of", SessionRow, params))
     return [row for row in rows if row.ended_at is None]
 
 
 async def recover_sessions(terms: GatewayTerms) -> None:
-    """Take care of what killed gateways left: a person is asked about calls in doubt, and the rest is ended."""
+    """Recover the sessions of killed gateways: ask a person about calls in doubt, and end the other sessions."""
     store, now = terms.app.patient(), terms.app.clock.now()
-    # Two looks at once would wake a session twice.
+    # Two concurrent recoveries would wake a session twice.
     async with terms.recovering:
         workers = await store.ask(Query("all_workers", WorkerRow))
         alive = {each.worker for each in workers if each.alive(now)}
@@ -468,42 +486,42 @@ async def recover_sessions(terms: GatewayTerms) -> None:
 
 
 async def _recover_session(terms: GatewayTerms, row: SessionRow) -> None:
-    left = await _load_left_session(terms, row)
-    if row.state == "WAITING_FOR_APPROVAL" and await _is_waiting(terms, left):
+    orphan = await _load_orphaned_session(terms, row)
+    if row.state == "WAITING_FOR_APPROVAL" and await _is_waiting(terms, orphan):
         return
     lease = await acquire_lease(terms.app.patient(), terms.app.clock, terms.worker, SessionId(row.session), 0)
     if lease is not None:
         with suppress(LeaseLost):
-            await _settle_left(terms, lease, left)
+            await _settle_orphaned_session(terms, lease, orphan)
 
 
-async def _is_waiting(terms: GatewayTerms, left: _OrphanedSession) -> bool:
-    """Whether nothing has happened yet that the session waits for."""
-    flights = [f"{flight}/unknown" for flight in left.state.in_flight]
-    rows = [await terms.guard.decision(each) for each in flights or left.questions]
+async def _is_waiting(terms: GatewayTerms, orphan: _OrphanedSession) -> bool:
+    """Return True while the session has to wait for its decisions."""
+    doubt_decisions = [f"{flight}/unknown" for flight in orphan.state.in_flight]
+    rows = [await terms.guard.decision(each) for each in doubt_decisions or orphan.questions]
     now = terms.app.clock.now()
-    if flights:
+    if doubt_decisions:
         return all(row is not None and not row.verdict and now < row.expires_at for row in rows)
     return any(row is not None and now < row.expires_at for row in rows)
 
 
-async def _settle_left(terms: GatewayTerms, lease: Lease, left: _OrphanedSession) -> None:
-    store, row = terms.app.patient(), left.row
+async def _settle_orphaned_session(terms: GatewayTerms, lease: Lease, orphan: _OrphanedSession) -> None:
+    store, row = terms.app.patient(), orphan.row
     key = f"{row.session}/{lease.generation}/left"
     await store.commit(lifecycle.wake_session(lease, key, "timer", row.inbox_head, recovered=True))
-    cleared = [await _clear_flight(terms, lease, flight) for flight in left.state.in_flight.values()]
-    open_questions = msgspec.structs.replace(left, state=Session())
-    if not all(cleared) or await _is_waiting(terms, open_questions):
-        parked = ev.SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
-        await store.commit(lifecycle.park_session(lease, f"{key}/rest", parked))
+    are_settled = [await _clear_flight(terms, lease, flight) for flight in orphan.state.in_flight.values()]
+    open_questions = msgspec.structs.replace(orphan, state=Session())
+    if not all(are_settled) or await _is_waiting(terms, open_questions):
+        event = SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
+        await store.commit(lifecycle.park_session(lease, f"{key}/rest", event))
         return
-    asked = await lifecycle.read_questions(store, row.session, terms.app.clock.now())
-    end: tuple[State, TerminalReason] = ("ERROR", "error") if cleared else ("COMPLETED", "idle_timeout")
-    await store.commit(lifecycle.end_session(lease, *end, asked=asked))
+    questions = await lifecycle.read_questions(store, row.session, terms.app.clock.now())
+    end: tuple[State, TerminalReason] = ("ERROR", "error") if are_settled else ("COMPLETED", "idle_timeout")
+    await store.commit(lifecycle.end_session(lease, *end, asked=questions))
 
 
 async def _clear_flight(terms: GatewayTerms, lease: Lease, flight: InFlight) -> bool:
-    """Settle a call in doubt: a read has changed nothing, and about a write a person is asked."""
+    """Settle a call in doubt: a read without a question, a write after a person's decision. Return True if settled."""
     guard = terms.guard
     if flight.effect == "read" or not flight.is_call:
         await guard.ledger.settle_in_doubt(lease, [flight])

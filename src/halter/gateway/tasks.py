@@ -1,8 +1,8 @@
-"""Calls that take long, as tasks: a client that knows the protocol's tasks extension asks how they stand.
+"""Long calls as tasks, for clients that support the protocol's tasks extension and poll their status.
 
-Such a client is answered at once with a task where others are held: where a person has to decide, and where the server
-has made a task of the call itself. The task goes on until the call is over; it is the same call, with the same hold,
-and only this client's session knows it. A server's own task is never shown: its client sees ours.
+Such a client gets a task immediately where other clients wait: when a person has to decide, and when the server itself
+has made a task of the call. The task lasts until the call ends. The call keeps its hold, and only this client's session
+can see the task. The gateway never shows a server's own task: the client sees the gateway's task.
 """
 
 import secrets
@@ -24,7 +24,7 @@ from halter.core.clock import SECOND
 from halter.gateway.calls import ClientCall, Context, speaks_modern
 from halter.tools.mcp_session import TASKS_EXTENSION
 
-MOST_TASKS: Final = 100
+MAX_TASKS: Final = 100
 POLL_INTERVAL_MS: Final = 2000
 UNKNOWN_TASK: Final = "Halter: this session has no such task."
 
@@ -40,20 +40,20 @@ class UpdateTaskRequestParams(TaskRequestParams):
 
 
 def knows_tasks(context: Context) -> bool:
-    declared = context.session.client_capabilities
-    extensions = declared.extensions if declared is not None else None
+    capabilities = context.session.client_capabilities
+    extensions = capabilities.extensions if capabilities is not None else None
     return speaks_modern(context) and TASKS_EXTENSION in (extensions or {})
 
 
 def require_tasks(context: Context) -> None:
-    """Refuse what is about tasks to a client that does not say, each time, that it knows them."""
+    """Raise MCPError unless the client declares in this request that it supports tasks."""
     if not knows_tasks(context):
-        needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
-        raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, f"Halter: {context.method} needs {TASKS_EXTENSION}.", needed)
+        data: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
+        raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, f"Halter: {context.method} needs {TASKS_EXTENSION}.", data)
 
 
 class SessionTasks:
-    """The tasks of one client's session, by ids that cannot be guessed."""
+    """The tasks of one client's session, by unguessable ids."""
 
     def __init__(self, now: Callable[[], int]) -> None:
         self._now = now
@@ -61,32 +61,32 @@ class SessionTasks:
 
     def add(self, call: ClientCall) -> dict[str, Any]:
         """Make a task of a call, and describe it for its client."""
-        for key, (each, _) in [*self._tasks.items()]:
-            if len(self._tasks) >= MOST_TASKS and each.task is not None and each.task.done():
+        for key, (existing, _) in [*self._tasks.items()]:
+            if len(self._tasks) >= MAX_TASKS and existing.task is not None and existing.task.done():
                 del self._tasks[key]
-        if len(self._tasks) >= MOST_TASKS:
-            raise MCPError(INTERNAL_ERROR, f"Halter: {MOST_TASKS} calls are under way as tasks already.")
+        if len(self._tasks) >= MAX_TASKS:
+            raise MCPError(INTERNAL_ERROR, f"Halter: too many tasks ({MAX_TASKS} are running). Try again later.")
         key = secrets.token_urlsafe(32)
         self._tasks[key] = (call, self._now())
-        return {**self._describe(key, "working", call), "resultType": "task"}
+        return {**self._make_task_object(key, "working", call), "resultType": "task"}
 
     def get(self, key: str, render: Render) -> dict[str, Any]:
         call, _ = self._find(key)
         task = call.task
         if task is None or not task.done():
-            if asked := call.list_asked():
-                return {**self._describe(key, "input_required", call), "inputRequests": asked}
-            return self._describe(key, "working", call)
+            if input_requests := call.list_input_requests():
+                return {**self._make_task_object(key, "input_required", call), "inputRequests": input_requests}
+            return self._make_task_object(key, "working", call)
         if task.cancelled():
-            return self._describe(key, "cancelled", call)
+            return self._make_task_object(key, "cancelled", call)
         if error := task.exception():
-            failed = {"code": INTERNAL_ERROR, "message": f"Halter: {error}"}
-            return {**self._describe(key, "failed", call), "error": failed}
-        return {**self._describe(key, "completed", call), "result": render(call)}
+            error_fields = {"code": INTERNAL_ERROR, "message": f"Halter: {error}"}
+            return {**self._make_task_object(key, "failed", call), "error": error_fields}
+        return {**self._make_task_object(key, "completed", call), "result": render(call)}
 
     def update(self, key: str, responses: Mapping[str, Any]) -> None:
         call, _ = self._find(key)
-        call.answer_asked(responses)
+        call.apply_responses(responses)
 
     async def cancel(self, key: str) -> None:
         call, _ = self._find(key)
@@ -97,7 +97,7 @@ class SessionTasks:
             raise MCPError(INVALID_PARAMS, UNKNOWN_TASK)
         return self._tasks[key]
 
-    def _describe(self, key: str, status: str, call: ClientCall) -> dict[str, Any]:
+    def _make_task_object(self, key: str, status: str, call: ClientCall) -> dict[str, Any]:
         message = _explain(call) if status == "working" else ""
         return {
             "taskId": key,

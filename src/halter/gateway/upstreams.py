@@ -1,7 +1,7 @@
-"""The MCP servers behind a client's session: connected for this client alone, their tools pinned and named apart.
+"""The MCP servers behind a client's session: connected for this client only, with pinned tools and prefixed names.
 
-A server's tools are `SERVER__TOOL`, as are its prompts; resources keep their addresses. What a server announces later
-is looked at before the next call: a tool that is not what a person agreed to is held.
+A server's tools and prompts are named `SERVER__TOOL`; resources keep their addresses. After a server announces a
+change, its tools are checked before the next call: a tool that differs from the approved version is quarantined.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ from mcp_types import (
     SetLevelRequest,
     SetLevelRequestParams,
     ToolListChangedNotification,
+    methods,
 )
-from mcp_types import methods as wire
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from halter.config.agent_files import AgentFile
@@ -63,7 +63,7 @@ class ResourceNews(msgspec.Struct, frozen=True):
 
 
 class LogNews(msgspec.Struct, frozen=True):
-    """A line of a server's log; `data` is what the server wrote, of any kind."""
+    """A line of a server's log; `data` is any JSON value."""
 
     server: str
     level: LoggingLevel
@@ -71,9 +71,9 @@ class LogNews(msgspec.Struct, frozen=True):
     data: Any
 
 
-News = ListKind | ResourceNews | LogNews
-MOST_PAGES: Final = 50
-_NEWS: Final[Mapping[type[Any], ListKind]] = {
+Announcement = ListKind | ResourceNews | LogNews
+MAX_PAGES: Final = 50
+_LIST_KIND_BY_NOTIFICATION: Final[Mapping[type[Any], ListKind]] = {
     ToolListChangedNotification: "tools",
     PromptListChangedNotification: "prompts",
     ResourceListChangedNotification: "resources",
@@ -83,7 +83,7 @@ AskModel = Callable[[str, CreateMessageRequestParams], Awaitable[CreateMessageRe
 
 
 class GatewayAgent(msgspec.Struct, frozen=True):
-    """An agent whose calls pass the gateway; `file` is what its rules are checked against."""
+    """An agent whose calls pass the gateway; `file` has the rules that are checked against the servers' tools."""
 
     agent: AssembledAgent
     file: AgentFile
@@ -91,32 +91,32 @@ class GatewayAgent(msgspec.Struct, frozen=True):
     servers: tuple[ToolServer, ...]
 
     def narrow(self, caps: Iterable[Cap]) -> "GatewayAgent":
-        """The same agent for a client with caps of its own; where both cap the same, the lower one holds."""
-        policy, own = self.agent.policy, {cap.per: cap for cap in caps if cap.max_cost_usd is not None}
-        if not own:
+        """Return the agent with a client's own caps added; for the same window the lower cap applies."""
+        policy, own_caps = self.agent.policy, {cap.per: cap for cap in caps if cap.max_cost_usd is not None}
+        if not own_caps:
             return self
-        agent = {cap.per: cap for cap in policy.caps.agent}
-        agent |= {per: _lower(agent.get(per), cap) for per, cap in own.items() if per}
-        session = _lower(policy.caps.session, own[""]) if "" in own else policy.caps.session
-        narrowed = msgspec.structs.replace(policy.caps, session=session, agent=tuple(agent.values()))
-        changed = msgspec.structs.replace(self.agent, policy=msgspec.structs.replace(policy, caps=narrowed))
-        return msgspec.structs.replace(self, agent=changed)
+        agent_caps = {cap.per: cap for cap in policy.caps.agent}
+        agent_caps |= {per: _lower(agent_caps.get(per), cap) for per, cap in own_caps.items() if per}
+        session_cap = _lower(policy.caps.session, own_caps[""]) if "" in own_caps else policy.caps.session
+        narrowed_caps = msgspec.structs.replace(policy.caps, session=session_cap, agent=tuple(agent_caps.values()))
+        narrowed_agent = msgspec.structs.replace(self.agent, policy=msgspec.structs.replace(policy, caps=narrowed_caps))
+        return msgspec.structs.replace(self, agent=narrowed_agent)
 
 
-def _lower(first: Cap | None, second: Cap) -> Cap:
-    if first is None or first.max_cost_usd is None or second.max_cost_usd is None:
-        return second
-    return min(first, second, key=lambda cap: cap.max_cost_usd or 0)
+def _lower(policy_cap: Cap | None, own_cap: Cap) -> Cap:
+    if policy_cap is None or policy_cap.max_cost_usd is None or own_cap.max_cost_usd is None:
+        return own_cap
+    return min(policy_cap, own_cap, key=lambda cap: cap.max_cost_usd or 0)
 
 
 class Upstreams:
-    """The servers of one client's session, and what they offer by now."""
+    """The servers of one client's session, and their current tools, prompts and resources."""
 
     def __init__(self, app: Runtime, owner: GatewayAgent, terms: McpTerms, report: Callable[[str], None]) -> None:
         self.tools: dict[str, Tool] = {}
         self.calls: dict[str, ClientCall] = {}
-        """The calls under way, by their ids at the guard; the newest last."""
-        self.on_news: Callable[[News], None] = _ignore_news
+        """The calls in progress by their ids at the guard; the newest is last."""
+        self.on_announcement: Callable[[Announcement], None] = _ignore_announcement
         self.ask_model: AskModel | None = None
         self._app = app
         self._owner = owner
@@ -129,65 +129,69 @@ class Upstreams:
         self._hidden: frozenset[str] = frozenset()
         self._stale = True
         self._loading = asyncio.Lock()
-        self._standing: SessionContext | None = None
+        self._context: SessionContext | None = None
 
     def make_context(self, session: str) -> SessionContext:
-        """The policy's terms of the session, with what is held by now."""
-        known = self._standing
-        if known is None or known.quarantined != self._hidden:
-            known = msgspec.structs.replace(self._owner.agent.make_context(session), quarantined=self._hidden)
-            self._standing = known
-        return known
+        """Make the context of the session, with the tools that are quarantined now."""
+        context = self._context
+        if context is None or context.quarantined_tools != self._hidden:
+            context = msgspec.structs.replace(self._owner.agent.make_context(session), quarantined_tools=self._hidden)
+            self._context = context
+        return context
 
     async def refresh(self) -> None:
-        """Look at what the servers offer, again after they announced something, and while a person has to agree."""
+        """Load the servers' tools if they changed, or if a person still has to approve some of them."""
         async with self._loading:
             if self._stale or self._hidden:
                 await self._load()
 
     async def _load(self) -> None:
         self._stale = False
-        found = await asyncio.gather(*(self._offer(server) for server in self._servers.values()))
-        tools = {tool.spec.name: tool for offered in found for tool in offered}
-        real = [tool.spec for tool in tools.values() if isinstance(tool, GatedTool)]
+        tools_by_server = await asyncio.gather(*(self._offer(server) for server in self._servers.values()))
+        tools = {tool.spec.name: tool for server_tools in tools_by_server for tool in server_tools}
+        tool_specs = [tool.spec for tool in tools.values() if isinstance(tool, GatedTool)]
         policy = self._owner.agent.policy
         self._check_rules(tools.values())
-        before, first = self._list_names(), not self.tools
-        self._hidden = await settle_pins(self._app, policy.name, [*self._servers], real)
+        old_names, is_first_load = self._list_names(), not self.tools
+        self._hidden = await settle_pins(self._app, policy.name, [*self._servers], tool_specs)
         self.tools.clear()
         self.tools.update(tools)
-        if not first and self._list_names() != before:
-            self.on_news("tools")
+        if not is_first_load and self._list_names() != old_names:
+            self.on_announcement("tools")
 
     def _list_names(self) -> list[str]:
         return [each["name"] for each in self.list_tools()]
 
     def _check_rules(self, tools: Iterable[Tool]) -> None:
-        """Check the rules of the agent's file for tools of servers; its own tools are not served here."""
+        """Check the rules of the agent's file for tools of servers. The gateway does not serve its other tools."""
         file, specs = self._owner.file, [tool.spec for tool in tools]
-        own = {name for _, name in list_named_tools(file) if SERVER_SEPARATOR not in name}
-        specs += [ToolSpec(name=name, description="", schema=b"{}") for name in sorted(own)]
+        local_names = {name for _, name in list_named_tools(file) if SERVER_SEPARATOR not in name}
+        specs += [ToolSpec(name=name, description="", schema=b"{}") for name in sorted(local_names)]
         check_named_tools(self._owner.agent.policy, file, specs)
 
     async def _offer(self, server: McpServer) -> list[GatedTool | ReadingTool]:
         try:
             offer = await server.offer()
-            capable = await server.capabilities()
+            capabilities = await server.capabilities()
         except Failed as failure:
-            self._report_once(f"The server {server.name} is left out. {failure}")
+            self._report_once(f"The server {server.name} is unavailable: {failure}")
             return [
                 tool for tool in self.tools.values() if isinstance(tool, GatedTool) and tool.spec.server == server.name
             ]
-        for sentence in offer.left_out:
+        for sentence in offer.omissions:
             self._report_once(sentence)
         timeout = self._owner.spec.timeout
-        kinds = [kind for kind, has in ((RESOURCE, capable.resources), (PROMPT, capable.prompts)) if has is not None]
+        kinds = [
+            kind
+            for kind, has in ((RESOURCE, capabilities.resources), (PROMPT, capabilities.prompts))
+            if has is not None
+        ]
         readers = [ReadingTool(server, kind, self.calls, timeout) for kind in kinds]
         return [*readers, *(tool for tool in map(self._gate_tool, offer.tools) if tool is not None)]
 
     def _gate_tool(self, tool: McpTool) -> GatedTool | None:
         if not _can_be_listed(tool.entry):
-            self._report_once(f"The tool {tool.spec.name} is left out: no client could read its entry.")
+            self._report_once(f"The tool {tool.spec.name} is skipped: its definition is not valid.")
             return None
         return GatedTool(tool, self.calls, self._owner.spec.prices.get(tool.spec.name) or 0)
 
@@ -197,7 +201,7 @@ class Upstreams:
             self._report(sentence)
 
     def list_tools(self) -> list[dict[str, Any]]:
-        """The tools that the policy grants, as their servers describe them, under their full names."""
+        """List the tools that the policy grants, as their servers describe them, under their full names."""
         policy = self._owner.agent.policy
         return [
             {**tool.entry, "name": name, "description": tool.spec.description}
@@ -209,7 +213,7 @@ class Upstreams:
         ]
 
     async def elicit(self, server: str, params: ElicitRequestParams) -> ElicitResult:
-        """Put what a server asks to the client, by the newest call that is under way there."""
+        """Send a server's question to the client, through the newest call in progress at that server."""
         calls = [each for each in self.calls.values() if each.server == server]
         return await calls[-1].elicit_for_server(params) if calls else CANCELLED
 
@@ -218,31 +222,31 @@ class Upstreams:
         return self._owner.spec.sampling
 
     async def sample(self, server: str, params: CreateMessageRequestParams) -> CreateMessageResult:
-        """Ask the agent's model for a server, as part of the newest call that is under way there, and never without."""
+        """Make a model request for a server, as part of the newest call in progress there. Without a call it fails."""
         calls = [each for each in self.calls.values() if each.server == server]
         if self.ask_model is None or not self.samples or not calls:
             raise Failed("Sampling", NO_SAMPLING)
-        calls[-1].count_asked()
+        calls[-1].count_model_request()
         return await self.ask_model(server, params)
 
-    def announce(self, server: str, news: ServerNotification) -> None:
-        match news:
-            case ResourceUpdatedNotification(params=changed) if self._subscriptions:
-                self.on_news(ResourceNews(str(changed.uri)))
-            case LoggingMessageNotification(params=said):
-                self.on_news(LogNews(server, said.level, said.logger or "", said.data))
+    def announce(self, server: str, notification: ServerNotification) -> None:
+        match notification:
+            case ResourceUpdatedNotification(params=update) if self._subscriptions:
+                self.on_announcement(ResourceNews(str(update.uri)))
+            case LoggingMessageNotification(params=log):
+                self.on_announcement(LogNews(server, log.level, log.logger or "", log.data))
             case _:
-                self._on_list_changed(news)
+                self._on_list_changed(notification)
 
-    def _on_list_changed(self, news: ServerNotification) -> None:
-        kind = _NEWS.get(type(news))
+    def _on_list_changed(self, notification: ServerNotification) -> None:
+        kind = _LIST_KIND_BY_NOTIFICATION.get(type(notification))
         if kind == "tools":
             self._stale = True
         if kind is not None:
-            self.on_news(kind)
+            self.on_announcement(kind)
 
     async def set_log_level(self, level: LoggingLevel) -> None:
-        """Have servers of the elder protocol log from a level on; the newer ones are told with each call."""
+        """Set the log level of servers of the older protocol; newer servers get it with each call."""
         self.log_level = level
         request = SetLevelRequest(params=SetLevelRequestParams(level=level))
         for server in self._servers.values():
@@ -251,7 +255,7 @@ class Upstreams:
                     await server.list(request, EmptyResult)
 
     async def follow_resource(self, uri: str) -> None:
-        """Have a resource's server say when it changes. Raises Failed where the client may not read it."""
+        """Subscribe to a resource at its server. Raises Failed if the client may not read it."""
         server = await self._find_follower(uri)
         self._subscriptions[uri] += 1
         if self._subscriptions[uri] == 1:
@@ -269,38 +273,39 @@ class Upstreams:
         name, policy = await self.find_resource(uri), self._owner.agent.policy
         tool = f"{name}{SERVER_SEPARATOR}{RESOURCE.suffix}"
         if name not in self._servers or tool in policy.disabled or not policy.phases[0].grants_tool(tool):
-            raise Failed("Unknown", f"no server here has the resource {clean(uri)[:200]!r} for this client")
+            raise Failed("Unknown", f"this client has no resource {clean(uri)[:200]!r}")
         return self._servers[name]
 
     async def list_resources(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        resources: list[dict[str, Any]] = []
         for server in self._having("resources"):
             for page in await self._pages(server, ListResourcesRequest, ListResourcesResult):
-                for each in page.resources:
-                    self._resources.setdefault(each.uri, server.name)
-                    found.append(_dump(each))
-        return found
+                for resource in page.resources:
+                    self._resources.setdefault(resource.uri, server.name)
+                    resources.append(_dump(resource))
+        return resources
 
     async def list_templates(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        templates: list[dict[str, Any]] = []
         for server in self._having("resources"):
             for page in await self._pages(server, ListResourceTemplatesRequest, ListResourceTemplatesResult):
-                for each in page.resource_templates:
-                    self._resources.setdefault(each.uri_template, server.name)
-                    found.append(_dump(each))
-        return found
+                for template in page.resource_templates:
+                    self._resources.setdefault(template.uri_template, server.name)
+                    templates.append(_dump(template))
+        return templates
 
     async def list_prompts(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        prompts: list[dict[str, Any]] = []
         for server in self._having("prompts"):
             for page in await self._pages(server, ListPromptsRequest, ListPromptsResult):
-                found += [
-                    {**_dump(each), "name": f"{server.name}{SERVER_SEPARATOR}{each.name}"} for each in page.prompts
+                prompts += [
+                    {**_dump(prompt), "name": f"{server.name}{SERVER_SEPARATOR}{prompt.name}"}
+                    for prompt in page.prompts
                 ]
-        return found
+        return prompts
 
     async def complete(self, params: CompleteRequestParams) -> CompleteResult:
-        """Complete a word. Raises Failed where no server knows what it belongs to."""
+        """Complete an argument. Raises Failed if no server has its prompt or resource."""
         ref = params.ref
         if ref.type == "ref/prompt":
             server, _, name = ref.name.partition(SERVER_SEPARATOR)
@@ -308,52 +313,52 @@ class Upstreams:
         else:
             server = await self.find_resource(str(ref.uri))
         if server not in self._servers:
-            raise Failed("Unknown", f"no server here is called {clean(server)[:80]!r}")
+            raise Failed("Unknown", f"there is no server {clean(server)[:80]!r}")
         return await self._servers[server].list(CompleteRequest(params=params), CompleteResult)
 
     async def find_resource(self, uri: str) -> str:
-        """The server that has a resource: the one that lists it, whose template fits, or the only one that has any."""
-        having = [server.name for server in self._having("resources")]
-        if uri not in self._resources and len(having) != 1:
+        """Find the server of a resource: it lists it, its template matches, or it is the only server with resources."""
+        server_names = [server.name for server in self._having("resources")]
+        if uri not in self._resources and len(server_names) != 1:
             await self.list_resources()
             await self.list_templates()
         if uri in self._resources:
             return self._resources[uri]
-        fitting = (name for known, name in self._resources.items() if _matches_template(known, uri))
-        return next(fitting, having[0] if len(having) == 1 else "")
+        fitting = (name for template, name in self._resources.items() if _matches_template(template, uri))
+        return next(fitting, server_names[0] if len(server_names) == 1 else "")
 
-    def _having(self, what: Literal["resources", "prompts"]) -> Iterator[McpServer]:
-        kind = RESOURCE if what == "resources" else PROMPT
+    def _having(self, list_kind: Literal["resources", "prompts"]) -> Iterator[McpServer]:
+        kind = RESOURCE if list_kind == "resources" else PROMPT
         for name, server in self._servers.items():
             if f"{name}{SERVER_SEPARATOR}{kind.suffix}" in self.tools:
                 yield server
 
-    async def _pages(self, server: McpServer, request: Any, wanted: type[T]) -> Sequence[T]:
-        """All pages of a list; of a server that does not say them, those that it said."""
+    async def _pages(self, server: McpServer, request: Any, result_type: type[T]) -> Sequence[T]:
+        """List all pages; if the server fails, those that it returned until then."""
         pages: list[T] = []
         cursor: str | None = None
         try:
-            for _ in range(MOST_PAGES):
+            for _ in range(MAX_PAGES):
                 params = PaginatedRequestParams(cursor=cursor) if cursor else None
-                page: Any = await server.list(request(params=params), wanted)
+                page: Any = await server.list(request(params=params), result_type)
                 pages.append(page)
                 cursor = page.next_cursor
                 if not cursor:
                     break
         except Failed as failure:
-            self._report_once(f"The server {server.name} does not say all that it has: {failure}")
+            self._report_once(f"The server {server.name} returned an incomplete list: {failure}")
         return pages
 
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
 
-def _ignore_news(_: News) -> None: ...
+def _ignore_announcement(_: Announcement) -> None: ...
 
 
 def _can_be_listed(entry: Mapping[str, Any]) -> bool:
     try:
-        wire.serialize_server_result("tools/list", LATEST_HANDSHAKE_VERSION, {"tools": [dict(entry)]})
+        methods.serialize_server_result("tools/list", LATEST_HANDSHAKE_VERSION, {"tools": [dict(entry)]})
     except (ValueError, RecursionError):
         return False
     return True
@@ -364,6 +369,6 @@ def _dump(item: Any) -> dict[str, Any]:
 
 
 def _matches_template(template: str, uri: str) -> bool:
-    """Whether an address could be one of a template's: it begins as the template does."""
-    begin, brace, _ = template.partition("{")
-    return bool(brace and begin) and uri.startswith(begin)
+    """Return True if an address starts with the fixed part of a template."""
+    prefix, brace, _ = template.partition("{")
+    return bool(brace and prefix) and uri.startswith(prefix)

@@ -1,10 +1,10 @@
-"""Decisions: one durable queue of what a person must approve or reject.
+"""Decisions: one durable queue of questions that a person answers.
 
-An answer is bound to the digest of what the person was shown, counts once, and only before it expires. Its effects (a
-rule, a raised cap, a pinned tool) are written in the same transaction.
+An answer is bound to the digest of the text that the person saw. It counts once, and only before the decision expires.
+Its effects (a rule, a raised cap, a pinned tool) are written in the same transaction.
 
-A standing rule ("always") answers in a person's place, for one tool and matching arguments, for a while. A wildcard
-stands only where a person wrote one. It matches part of one word: never a space, a slash, a shell metacharacter, an
+A standing rule ("always") approves calls of one tool with matching arguments, for a limited time. A rule has a wildcard
+only where a person wrote one. A wildcard matches part of one word: never a space, a slash, a shell metacharacter, an
 option, or a step up. A literal star is written `[*]`.
 """
 
@@ -19,15 +19,26 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from halter.core import events as ev
 from halter.core.effect_events import ProposalKind, TriggerKind
-from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide, trigger_stream
+from halter.core.events import (
+    ApprovalGiven,
+    CostCapReached,
+    DecisionAsked,
+    DecisionMade,
+    DecisionWithdrawn,
+    ProposalDecided,
+    RuleEnded,
+    RuleMade,
+    ToolPinned,
+    TriggerMade,
+)
+from halter.core.ids import FLEET, StreamId, can_decide, inbox_stream, trigger_stream
 from halter.core.money import Account, format_micros
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import rows_of_event
 from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, PinRow, RuleRow, TriggerRow
-from halter.core.text import from_body, to_body
+from halter.core.text import decode_body, encode_body
 from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import DecisionKind, RowKey, RuleScope, Verdict
 from halter.guard.judge import are_two_people, digest_edit
@@ -36,7 +47,7 @@ from halter.guard.ledger import change_cap
 STAR: Final = "*"
 LITERAL_STAR: Final = "[*]"
 WILDCARD_PATTERN: Final = r"[\w.,:=@%+-]+"
-_LONGEST_SHOWN: Final = 200
+_MAX_DISPLAY_LENGTH: Final = 200
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _PARTS: Final = re.compile(r"(\[\*\]|\*)")
 
@@ -78,12 +89,12 @@ Condition = EqualsCondition | ArgvCondition | FolderCondition | HostCondition | 
 def make_equals_condition(key: str, value: Any) -> EqualsCondition:
     text = _value_to_text(value)
     return EqualsCondition(
-        key, _digest_text(text), text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+        key, _digest_text(text), text if len(text) <= _MAX_DISPLAY_LENGTH else f"{text[:_MAX_DISPLAY_LENGTH]}…"
     )
 
 
 def matches_condition(condition: Condition, value: Any) -> bool:
-    """Whether an argument, as decoded JSON, meets a condition."""
+    """Return whether an argument, as decoded JSON, meets a condition."""
     match condition:
         case EqualsCondition(_, digest):
             return _digest_text(_value_to_text(value)) == digest
@@ -106,7 +117,7 @@ def _digest_text(text: str) -> str:
 
 
 def parse_argv(value: Any) -> tuple[str, ...] | None:
-    """The words of a value that is one plain command and nothing else."""
+    """Parse a value that is one plain command and nothing else; None for any other value."""
     from halter.risk.commands import parse_plain_command
 
     if isinstance(value, str):
@@ -117,7 +128,7 @@ def parse_argv(value: Any) -> tuple[str, ...] | None:
 
 
 def matches_words(patterns: tuple[str, ...], words: tuple[str, ...] | None) -> bool:
-    """Whether words match patterns one by one. The program itself has no wildcard."""
+    """Return whether words match patterns one by one. The first word, the program, cannot have a wildcard."""
     if not patterns or words is None or len(words) != len(patterns) or STAR in patterns[0]:
         return False
     return all(matches_word(pattern, word) for pattern, word in zip(patterns, words, strict=True))
@@ -129,7 +140,7 @@ def matches_word(pattern: str, word: str) -> bool:
     if _compile_wildcards(pattern).fullmatch(word) is None or (word.startswith("-") and not pattern.startswith("-")):
         return False
     steps = zip(pattern.split("/"), word.split("/"), strict=True)
-    return all(step not in {".", ".."} or step == written for written, step in steps)
+    return all(step not in {".", ".."} or step == pattern_step for pattern_step, step in steps)
 
 
 @cache
@@ -141,14 +152,15 @@ def _compile_wildcards(pattern: str) -> re.Pattern[str]:
 
 
 def escape_wildcards(word: str) -> str:
-    """Write a word as a pattern for just itself."""
+    """Write a word as a pattern that matches only the word itself."""
     return word.replace(STAR, LITERAL_STAR)
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether a path is a folder or lies in it. A path with `..` does not: a link could lead elsewhere.
+    """Return whether a path is a folder or inside it.
 
-    Nor does a URL, which only looks like a path, or what a program could take for an option.
+    A path with `..` is not, since a link could lead elsewhere. Neither is a URL, nor a text that a program could read
+    as an option.
     """
     from halter.risk.places import normalize_path
 
@@ -167,17 +179,17 @@ def leads_to(value: str, host: str) -> bool:
 
 
 def find_host(value: str) -> str | None:
-    """The host that a URL certainly reaches over TLS, or that a value names."""
+    """Find the host of an HTTPS URL on the default port, or the host that a value names."""
     if not value.isascii() or not value.isprintable() or " " in value or "\\" in value:
         return None
     if "//" not in value:
         return value.lower().rstrip(".")
     try:
-        parts = urlsplit(value)
-        usual = parts.scheme == "https" and parts.port in {None, 443} and "@" not in parts.netloc
+        url = urlsplit(value)
+        is_https = url.scheme == "https" and url.port in {None, 443} and "@" not in url.netloc
     except ValueError:
         return None
-    return (parts.hostname or "").rstrip(".") if usual else None
+    return (url.hostname or "").rstrip(".") if is_https else None
 
 
 class SameArguments(msgspec.Struct, frozen=True, tag="same", tag_field="by"):
@@ -189,14 +201,14 @@ class EachArgument(msgspec.Struct, frozen=True, tag="each", tag_field="by"):
 
 
 class LegacyWords(msgspec.Struct, frozen=True, tag="words", tag_field="by"):
-    """A rule from before 0.8: a command that began with these words. Now it must be exactly these words."""
+    """A rule from before 0.8: a command that began with these words. It now matches exactly these words."""
 
     key: str
     prefix: tuple[str, ...]
 
 
 class LegacyFolder(msgspec.Struct, frozen=True, tag="under", tag_field="by"):
-    """A rule from before 0.8: the path under a key lies in a folder."""
+    """A rule from before 0.8: the path under a key is inside a folder."""
 
     key: str
     folder: str
@@ -210,7 +222,7 @@ class LegacyHost(msgspec.Struct, frozen=True, tag="at", tag_field="by"):
 
 
 class UnreadableRule(msgspec.Struct, frozen=True, tag="unknown", tag_field="by"):
-    """A rule that this version cannot read: it matches nothing."""
+    """A rule that this version cannot read. It matches nothing."""
 
 
 LegacyMatcher = LegacyWords | LegacyFolder | LegacyHost
@@ -220,7 +232,7 @@ RuleMatcher = SameArguments | EachArgument | LegacyMatcher | UnreadableRule
 class StandingRule(msgspec.Struct, frozen=True, kw_only=True):
     """A person's standing approval. The scope's `owner` is a session, an agent, or empty for the fleet.
 
-    `keys` are all the arguments that a call may have: an argument the person never saw is not approved.
+    `keys` are all arguments that a call may have: an argument that the person never saw is not approved.
     """
 
     id: str
@@ -238,7 +250,7 @@ _MATCHER: Final[msgspec.json.Decoder[RuleMatcher]] = msgspec.json.Decoder(RuleMa
 _KEYS: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
-def read_standing_rule(row: RuleRow) -> StandingRule:
+def decode_rule(row: RuleRow) -> StandingRule:
     return StandingRule(
         id=row.rule,
         tool=row.tool,
@@ -264,9 +276,9 @@ def encode_matcher(matcher: RuleMatcher) -> str:
 
 
 async def read_rules(store: Store, tool: str, same: str, session: str, agent: str, now: int) -> Sequence[RuleRow]:
-    """The rules that may agree to a call; `same` is the digest of its arguments."""
-    exactly = encode_matcher(SameArguments(same))
-    params = {"tool": tool, "session": session, "agent": agent, "now": now, "same": exactly}
+    """Read the rules that may approve a call; `same` is the digest of its arguments."""
+    same_matcher = encode_matcher(SameArguments(same))
+    params = {"tool": tool, "session": session, "agent": agent, "now": now, "same": same_matcher}
     return await store.ask(Query("rules_of", RuleRow, params))
 
 
@@ -286,17 +298,17 @@ def matches_rule(rule: StandingRule, spec: ToolSpec, arguments: Valid, session: 
 
 
 def pins_places(rule: StandingRule, flaws: Sequence[Flaw]) -> bool:
-    """Whether a rule names every place and amount that no trusted place has said: "anything at all" names none."""
+    """Return whether a rule has a condition for every flawed argument. "Anything" is no condition."""
     match rule.matcher:
         case SameArguments():
             return True
         case EachArgument(conditions):
-            free = {each.key for each in conditions if isinstance(each, AnyCondition)}
-            flawed = {_top_key(flaw.argument) for flaw in flaws if flaw.argument and flaw.reason != "content"}
+            unbound_keys = {each.key for each in conditions if isinstance(each, AnyCondition)}
+            flawed_keys = {_top_key(flaw.argument) for flaw in flaws if flaw.argument and flaw.reason != "content"}
             if any(flaw.reason == "unclear" for flaw in flaws):
-                # Its values were not looked at, so none of them may be anything.
-                return not free
-            return bool(len(free) < len(conditions)) and not free & flawed
+                # Its values were not checked, so every one of them needs a condition.
+                return not unbound_keys
+            return bool(len(unbound_keys) < len(conditions)) and not unbound_keys & flawed_keys
         case LegacyWords() | LegacyFolder() | LegacyHost() | UnreadableRule():
             return False
 
@@ -307,10 +319,10 @@ def _top_key(path: str) -> str:
 
 def _match_all(conditions: tuple[Condition, ...], canonical: bytes) -> bool:
     values = _decode_arguments(canonical)
-    wanted = {condition.key: condition for condition in conditions}
-    if values is None or values.keys() != wanted.keys() or len(wanted) != len(conditions):
+    condition_by_key = {condition.key: condition for condition in conditions}
+    if values is None or values.keys() != condition_by_key.keys() or len(condition_by_key) != len(conditions):
         return False
-    return all(matches_condition(condition, values[key]) for key, condition in wanted.items())
+    return all(matches_condition(condition, values[key]) for key, condition in condition_by_key.items())
 
 
 def _decode_arguments(canonical: bytes) -> Mapping[str, Any] | None:
@@ -321,7 +333,7 @@ def _decode_arguments(canonical: bytes) -> Mapping[str, Any] | None:
 
 
 def _matches_legacy_rule(matcher: LegacyMatcher, canonical: bytes) -> bool:
-    """Read an old rule narrowly. It does not mention other arguments, so it matches no call that has any."""
+    """Match an old rule narrowly: it names one argument, so it matches no call that has others."""
     values = _decode_arguments(canonical)
     if values is None or set(values) != {matcher.key}:
         return False
@@ -339,15 +351,15 @@ _FORMAT: Final = b"halter approval 1"
 
 
 def digest_approval(tool: str, canonical: bytes, session: str, policy_digest: str) -> str:
-    """Identify exactly what a person agrees to. Parts are length-prefixed, so none can pose as another."""
-    named = sha256(_FORMAT)
-    for part in (tool.encode(), canonical, session.encode(), policy_digest.encode()):
-        named.update(len(part).to_bytes(8, "big") + part)
-    return named.hexdigest()
+    """Make the digest to which an approval is bound. Its fields are length-prefixed, so none can pass as another."""
+    digest = sha256(_FORMAT)
+    for field in (tool.encode(), canonical, session.encode(), policy_digest.encode()):
+        digest.update(len(field).to_bytes(8, "big") + field)
+    return digest.hexdigest()
 
 
 class PlannedTrigger(msgspec.Struct, frozen=True):
-    """A proposed trigger: what the person is shown, and what is created on approval."""
+    """A proposed trigger: the text for the person, and the record that an approval creates."""
 
     shown: str
     trigger: str
@@ -362,7 +374,7 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 class ServerChange(msgspec.Struct, frozen=True):
-    """New or changed tools of a server: what the person is shown, and what is pinned on approval."""
+    """New or changed tools of a server: the text for the person, and the pins that an approval creates."""
 
     shown: str
     server: str
@@ -392,7 +404,7 @@ class PendingDecision(msgspec.Struct, frozen=True):
 
     @property
     def stream(self) -> StreamId:
-        """Where the answer goes: to the inbox of the waiting session, or to the fleet."""
+        """The stream of the answer: the inbox of the waiting session, or the fleet."""
         return inbox_stream(self.session) if self.session else FLEET
 
     @property
@@ -400,37 +412,37 @@ class PendingDecision(msgspec.Struct, frozen=True):
         if self.about == "proposal" and self.body is None:
             return self._proposal()
         if self.about not in {"schedule", "changed_server"}:
-            return from_body(self.body or b"")
-        meant = self.proposed_trigger() if self.about == "schedule" else self.server_change()
-        return "(erased)" if meant is None else meant.shown
+            return decode_body(self.body or b"")
+        proposal = self.proposed_trigger() if self.about == "schedule" else self.server_change()
+        return "(erased)" if proposal is None else proposal.shown
 
     def _proposal(self) -> str:
-        """A proposal's text is only in the stream of its session, and is erased with it."""
+        """Render a proposal, whose text is only in its session's stream and is erased with it."""
         if self.proposed is None:
             return "(erased)"
         case = f"{self.kind}: " if self.kind else ""
-        return f"{self.agent} proposes a {self.name}: {case}{from_body(self.proposed)}"
+        return f"{self.agent} proposes a {self.name}: {case}{decode_body(self.proposed)}"
 
     def proposed_trigger(self) -> PlannedTrigger | None:
-        """The proposed trigger; None if the body is not the one that the digest names."""
+        """Decode the proposed trigger; None if the body does not match the digest."""
         if self.about != "schedule" or sha256(self.body or b"").hexdigest() != self.digest:
             return None
         return msgspec.json.decode(self.body or b"", type=PlannedTrigger)
 
     def server_change(self) -> ServerChange | None:
-        """The proposed change; None if the body is not the one that the digest names."""
+        """Decode the proposed change; None if the body does not match the digest."""
         if self.about != "changed_server" or sha256(self.body or b"").hexdigest() != self.digest:
             return None
         return msgspec.json.decode(self.body or b"", type=ServerChange)
 
 
 async def list_pending_decisions(store: Store, now: int = 0) -> Sequence[PendingDecision]:
-    """Unexpired decisions, oldest first."""
+    """List the pending decisions, oldest first."""
     return await store.ask(Query("open_decisions", PendingDecision, {"now": now}))
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A question besides a call: a cap, a call in doubt, a changed tool."""
+    """A question about something other than an intended call: a cap, a call in doubt, a changed tool."""
 
     decision: str
     about: DecisionKind
@@ -438,7 +450,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     digest: str
     expires_in: int
-    shown: str
+    display_text: str
     agent: str = ""
 
 
@@ -451,7 +463,7 @@ def make_trigger_question(agent: str, planned: PlannedTrigger, expires_in: int) 
         name=planned.trigger.partition("/")[2],
         digest=sha256(body).hexdigest(),
         expires_in=expires_in,
-        shown=from_body(body),
+        display_text=decode_body(body),
         agent=agent,
     )
 
@@ -466,29 +478,29 @@ def make_server_question(agent: str, change: ServerChange, expires_in: int) -> Q
         name=change.server,
         digest=digest,
         expires_in=expires_in,
-        shown=from_body(body),
+        display_text=decode_body(body),
         agent=agent,
     )
 
 
-def withdraw_question(decision: str, why: str) -> Write:
-    """Withdraw a question that no session asked; an answered one stays answered."""
+def withdraw_question(decision: str, reason: str) -> Write:
+    """Withdraw a pending question that no session asked."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(DecisionRow, decision)
-        waits = row is not None and not row.verdict and not row.session
-        return [Draft(ev.DecisionWithdrawn(decision=decision, why=why))] if waits else []
+        is_pending = row is not None and not row.verdict and not row.session
+        return [Draft(DecisionWithdrawn(decision=decision, why=reason))] if is_pending else []
 
     return Write(FLEET, f"withdrawn/{decision}", decide, [(DecisionRow, decision)])
 
 
 def ask_question(question: Question, lease: Lease | None = None) -> Write:
-    """Ask a person, once; for a session, or for the fleet."""
+    """Ask a person once, for the session of a lease or for the fleet."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         if rows.get(DecisionRow, question.decision) is not None:
             return []
-        event = ev.DecisionAsked(
+        event = DecisionAsked(
             decision=question.decision,
             about=question.about,
             subject=question.subject,
@@ -497,35 +509,36 @@ def ask_question(question: Question, lease: Lease | None = None) -> Write:
             expires_at=rows.now + question.expires_in,
             agent=question.agent,
         )
-        return [Draft(event, to_body(question.shown))]
+        return [Draft(event, encode_body(question.display_text))]
 
     stream = FLEET if lease is None else lease.stream
     return Write(stream, f"asked/{question.decision}", decide, [(DecisionRow, question.decision)], lease)
 
 
-def make_cap_question(refused: str, name: str, cap: ev.CostCapReached, expires_in: int) -> Question:
+def make_cap_question(refused_id: str, name: str, cap: CostCapReached, expires_in: int) -> Question:
     return Question(
-        decision=f"{refused}/cap/{cap.cap}",
+        decision=f"{refused_id}/cap/{cap.cap}",
         about="cap_raise",
         subject=cap.scope,
         name=name,
         digest=f"{cap.scope}={cap.cap}",
         expires_in=expires_in,
-        shown=(
+        display_text=(
             f"{name} may cost {format_micros(cap.amount)}; {format_micros(cap.spent)} of "
             f"{format_micros(cap.cap)} is spent in {cap.scope}. "
-            "Raise the cap to let it go on."
+            "Raise the cap to continue."
         ),
     )
 
 
 class DecisionEffects(msgspec.Struct, frozen=True):
-    """The effects of an answer, and the rows and streams they need.
+    """The effects of an answer, and the rows and streams that they need.
 
-    Drafts without a stream go to the fleet. None means that the effect is no longer possible: then nothing is written.
+    Drafts without a stream go to the fleet's. If `make_drafts` returns None, the effect is impossible now, and nothing
+    is written.
     """
 
-    drafts: Callable[[Rows], Sequence[Draft] | None] = lambda _: ()
+    make_drafts: Callable[[Rows], Sequence[Draft] | None] = lambda _: ()
     reads: Sequence[RowKey] = ()
     others: Sequence[StreamId] = ()
 
@@ -543,8 +556,8 @@ def _find_effects(decision: PendingDecision, verdict: Verdict, by: str, reason: 
     if decision.about == "proposal":
         return _decide_proposal(decision, verdict, by, reason)
     if verdict == "approve" and decision.about == "changed_tool":
-        pinned = ev.ToolPinned(agent=decision.agent, tool=decision.name, digest=decision.digest, by=by)
-        return DecisionEffects(lambda _: [Draft(pinned)], [(PinRow, decision.agent, decision.name)])
+        event = ToolPinned(agent=decision.agent, tool=decision.name, digest=decision.digest, by=by)
+        return DecisionEffects(lambda _: [Draft(event)], [(PinRow, decision.agent, decision.name)])
     if verdict == "approve" and decision.about == "changed_server":
         return _pin_server(decision, by)
     if verdict == "approve" and decision.about == "schedule":
@@ -553,45 +566,43 @@ def _find_effects(decision: PendingDecision, verdict: Verdict, by: str, reason: 
 
 
 def _pin_server(decision: PendingDecision, by: str) -> DecisionEffects:
-    """Pin exactly the tools that were shown."""
+    """Pin exactly the tools that the person saw."""
     change = decision.server_change()
     if change is None:
         return DecisionEffects(lambda _: None)
-    events = [ev.ToolPinned(agent=decision.agent, tool=pin.tool, digest=pin.digest, by=by) for pin in change.pins]
+    events = [ToolPinned(agent=decision.agent, tool=pin.tool, digest=pin.digest, by=by) for pin in change.pins]
     drafts = [Draft(event) for event in events]
     return DecisionEffects(lambda _: drafts, [(PinRow, decision.agent, pin.tool) for pin in change.pins])
 
 
 def _make_trigger(decision: PendingDecision, by: str) -> DecisionEffects:
-    """Create exactly the trigger that was shown, unless one of that name exists by now."""
-    planned = decision.proposed_trigger()
-    if planned is None:
+    """Create exactly the trigger that the person saw, unless one of that name exists."""
+    trigger = decision.proposed_trigger()
+    if trigger is None:
         return DecisionEffects(lambda _: None)
-    event = ev.TriggerMade(
-        trigger=planned.trigger, agent=decision.agent, type=planned.type, by=by, digest=planned.digest
-    )
-    stream = trigger_stream(planned.trigger)
+    event = TriggerMade(trigger=trigger.trigger, agent=decision.agent, type=trigger.type, by=by, digest=trigger.digest)
+    stream = trigger_stream(trigger.trigger)
 
     def decide(rows: Rows) -> Sequence[Draft] | None:
-        row = rows.get(TriggerRow, planned.trigger)
+        row = rows.get(TriggerRow, trigger.trigger)
         if row is not None and row.made_seq and row.ended_at is None:
             return None
-        return [Draft(event, bytes(planned.made), stream=stream)]
+        return [Draft(event, bytes(trigger.made), stream=stream)]
 
     return DecisionEffects(decide, rows_of_event(event), (stream,))
 
 
 def _decide_proposal(decision: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionEffects:
-    about = msgspec.convert(decision.name, type=ProposalKind)
+    kind = msgspec.convert(decision.name, type=ProposalKind)
     status = "kept" if verdict == "approve" else "dismissed"
-    event = ev.ProposalDecided(proposal=decision.subject, about=about, status=status, by=by, reason=reason)
+    event = ProposalDecided(proposal=decision.subject, about=kind, status=status, by=by, reason=reason)
     return DecisionEffects(lambda _: [Draft(event)], rows_of_event(event))
 
 
 def approve_edited(decision: PendingDecision, arguments: bytes, by: str, key: str, reason: str = "") -> Write:
     digest = digest_edit(decision.digest, sha256(arguments).hexdigest())
-    made_event = msgspec.structs.replace(_make_decision_event(decision, "edit", by, reason), digest=digest)
-    return _write_answer(decision, made_event, key, body=arguments)
+    event = msgspec.structs.replace(_make_decision_event(decision, "edit", by, reason), digest=digest)
+    return _write_answer(decision, event, key, body=arguments)
 
 
 class RuleWording(msgspec.Struct, frozen=True, kw_only=True):
@@ -603,11 +614,11 @@ class RuleWording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def approve_always(decision: PendingDecision, rule: RuleWording, by: str, key: str, reason: str = "") -> Write:
-    """Approve, and approve all matching calls for a while."""
+    """Approve a call, and all matching calls until the rule expires."""
     owner = {"session": decision.session, "agent": decision.agent, "fleet": ""}[rule.scope]
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        event = ev.RuleMade(
+        event = RuleMade(
             rule=rule.id,
             tool=decision.name,
             scope=rule.scope,
@@ -631,8 +642,8 @@ def end_rule(rule: str, by: str, key: str, reason: str = "") -> Write:
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(RuleRow, rule)
-        ends = row is not None and row.live(rows.now) and may_decide(by)
-        return [Draft(ev.RuleEnded(rule=rule, by=by, reason=reason))] if ends else []
+        can_end = row is not None and row.live(rows.now) and can_decide(by)
+        return [Draft(RuleEnded(rule=rule, by=by, reason=reason))] if can_end else []
 
     return Write(FLEET, key, decide, [(RuleRow, rule)])
 
@@ -640,7 +651,7 @@ def end_rule(rule: str, by: str, key: str, reason: str = "") -> Write:
 def raise_cap(
     decision: PendingDecision, account: Account, cap: int | None, by: str, key: str, reason: str = ""
 ) -> Write:
-    """Approve a session that reached its cap: the cap is raised, and the session continues in place."""
+    """Raise the cap that a session has reached, so that the session resumes."""
     change = change_cap(account, cap, by, key, reason)
     return _write_answer(
         decision,
@@ -650,42 +661,45 @@ def raise_cap(
     )
 
 
-def _make_decision_event(decision: PendingDecision, verdict: Verdict, by: str, reason: str) -> ev.DecisionMade:
-    return ev.DecisionMade(decision=decision.decision, verdict=verdict, by=by, digest=decision.digest, reason=reason)
+def _make_decision_event(decision: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionMade:
+    return DecisionMade(decision=decision.decision, verdict=verdict, by=by, digest=decision.digest, reason=reason)
 
 
-def _add_person(made: ev.DecisionMade, row: DecisionRow, *, plain: bool) -> Sequence[Draft]:
-    """Write the first of two approvals, or by another person the second. Both are for exactly what was shown."""
-    if made.verdict != "approve" or not plain:
+def _add_person(event: DecisionMade, row: DecisionRow, *, has_no_effects: bool) -> Sequence[Draft]:
+    """Draft the first of two approvals, or the second by another person. Both approve the question unchanged."""
+    if event.verdict != "approve" or not has_no_effects:
         return []
     if not row.first_by:
-        given = ev.ApprovalGiven(decision=made.decision, by=made.by, digest=made.digest, reason=made.reason)
-        return [Draft(given, stream=FLEET)]
-    second = replace(made, first_by=row.first_by)
-    return [Draft(second)] if are_two_people(row.first_by, made.by) else []
+        first_approval = ApprovalGiven(decision=event.decision, by=event.by, digest=event.digest, reason=event.reason)
+        return [Draft(first_approval, stream=FLEET)]
+    second_approval = replace(event, first_by=row.first_by)
+    return [Draft(second_approval)] if are_two_people(row.first_by, event.by) else []
 
 
 def _write_answer(
     decision: PendingDecision,
-    made: ev.DecisionMade,
+    event: DecisionMade,
     key: str,
-    then: DecisionEffects = NO_EFFECTS,
+    effects: DecisionEffects = NO_EFFECTS,
     body: bytes | None = None,
 ) -> Write:
-    """Answer once, before expiry, exactly what was asked; from an agent, or too late, nothing is written."""
+    """Answer a decision once, before it expires. A late answer, or an answer by an agent, writes nothing."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(DecisionRow, decision.decision)
         if row is None or row.verdict or rows.now >= row.expires_at or row.digest != decision.digest:
             return []
-        if not may_decide(made.by):
+        if not can_decide(event.by):
             return []
-        if row.approvers > 1 and made.verdict != "deny":
-            return _add_person(made, row, plain=then is NO_EFFECTS)
-        more = then.drafts(rows)
-        if more is None:
+        if row.approvers > 1 and event.verdict != "deny":
+            return _add_person(event, row, has_no_effects=effects is NO_EFFECTS)
+        effect_drafts = effects.make_drafts(rows)
+        if effect_drafts is None:
             return []
-        return [Draft(made, body), *(draft if draft.stream else replace(draft, stream=FLEET) for draft in more)]
+        return [
+            Draft(event, body),
+            *(draft if draft.stream else replace(draft, stream=FLEET) for draft in effect_drafts),
+        ]
 
-    reads = [(DecisionRow, decision.decision), *then.reads]
-    return Write(decision.stream, key, decide, reads, others=(FLEET, *then.others))
+    reads = [(DecisionRow, decision.decision), *effects.reads]
+    return Write(decision.stream, key, decide, reads, others=(FLEET, *effects.others))

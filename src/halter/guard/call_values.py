@@ -1,4 +1,4 @@
-"""The values of a call with their roles, and how an act and a yes name them."""
+"""The values of a call with their roles, and the names of acts and approvals."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,26 +9,26 @@ from halter.guard.records import FIGURES, PLAIN, Leaf, list_leaves, normalise_pa
 from halter.guard.trusted_text import normalise_link, normalise_number, normalise_value
 
 PLACES: Final = ("destination", "target")
-_LONGEST_NAME: Final = 80
-_WORDS_OF_NAME: Final = 5
+_MAX_NAME_LENGTH: Final = 80
+_MAX_NAME_WORDS: Final = 5
 
 Uses = list[tuple[Leaf, ArgumentUse]]
 """The values of a call with their roles."""
 
 
 def name_acts(tool: str, declaration: Declaration, uses: Uses) -> set[tuple[str, ...]]:
-    """An act by its tool and its places, in any order; a payment also by place and amount, with any tool."""
-    named = {name_value(leaf, use) for leaf, use in uses if use.role in PLACES and str(leaf.value or "").strip()}
-    acts = {(tool, *sorted(named))}
+    """Name an act by its tool and places, in any order. A payment has a second name: its places and amount."""
+    place_names = {name_value(leaf, use) for leaf, use in uses if use.role in PLACES and str(leaf.value or "").strip()}
+    acts = {(tool, *sorted(place_names))}
     amounts = [str(normalise_number(leaf.value)) for leaf, use in uses if use.role == "amount" and leaf.value]
-    places = list_destinations(uses)
-    if declaration.reach == "final" and amounts and places:
-        acts.add(("", *sorted(map(normalise_value, places)), *sorted(amounts)))
+    destinations = list_destinations(uses)
+    if declaration.reach == "final" and amounts and destinations:
+        acts.add(("", *sorted(map(normalise_value, destinations)), *sorted(amounts)))
     return acts
 
 
 def name_value(leaf: Leaf, use: ArgumentUse) -> str:
-    """A place as an act names it: under which argument, and how often, makes no other act of it."""
+    """Name a place in an act. The name depends neither on the argument nor on the number of occurrences."""
     text = str(leaf.value)
     value = normalise_link(text) if use.kind == "url" else normalise_value(text)
     return f"{leaf.field if use.role == 'target' else use.kind}={value}"
@@ -38,32 +38,32 @@ def list_destinations(uses: Iterable[tuple[Leaf, ArgumentUse]]) -> list[str]:
     return [str(leaf.value) for leaf, use in uses if use.role == "destination" and str(leaf.value or "").strip()]
 
 
-def name_amount(places: Iterable[str]) -> str:
-    """An amount is agreed to for where it goes."""
-    return " ".join(("amount", *sorted(map(normalise_value, places))))
+def name_amount(destinations: Iterable[str]) -> str:
+    """Name the approval of an amount, which counts only for these destinations."""
+    return " ".join(("amount", *sorted(map(normalise_value, destinations))))
 
 
-def name_content(places: Iterable[str]) -> str:
-    """A content is agreed to for where it goes."""
-    return " ".join(("content", *sorted(map(normalise_value, places))))
+def name_content(destinations: Iterable[str]) -> str:
+    """Name the approval of a content, which counts only for these destinations."""
+    return " ".join(("content", *sorted(map(normalise_value, destinations))))
 
 
 def name_place(tool: str, use: ArgumentUse, code: str, places: Iterable[str]) -> str:
-    """A place is agreed to for one tool and as the kind that was shown: a target for where it goes, code as a whole."""
+    """Name the approval of a place: for one tool and kind. A target has its destinations, code its full text."""
     if use.kind == "code":
         return f"{tool} {use.role}:{use.kind} {code}"
-    along = sorted(map(normalise_value, places)) if use.role == "target" else ()
-    return " ".join((tool, f"{use.role}:{use.kind}", *along))
+    destinations = sorted(map(normalise_value, places)) if use.role == "target" else ()
+    return " ".join((tool, f"{use.role}:{use.kind}", *destinations))
 
 
 def join_code(uses: Iterable[tuple[Leaf, ArgumentUse]]) -> str:
-    """The code of a call, one word to a line: an empty word of a list counts."""
+    """Join the code of a call, one word per line, including empty words of a list."""
     return "\n".join(
-        str(leaf.value) for leaf, use in uses if use.kind == "code" and (is_given(leaf) or "[" in leaf.path)
+        str(leaf.value) for leaf, use in uses if use.kind == "code" and (has_value(leaf) or "[" in leaf.path)
     )
 
 
-def is_given(leaf: Leaf) -> bool:
+def has_value(leaf: Leaf) -> bool:
     return leaf.value is not None and not is_blank(leaf)
 
 
@@ -80,14 +80,14 @@ def is_sent(uses: Uses) -> bool:
 
 
 def find_use(declaration: Declaration, leaf: Leaf) -> ArgumentUse:
-    """The declared role of an argument or of a field within; what is not declared is guessed, strictly."""
+    """Return the declared role of an argument or of a field inside it. An undeclared role is guessed strictly."""
     uses = declaration.arguments
     use = uses.get(leaf.field)
     if use is None or "." in leaf.path:
         top = top_argument(leaf.path)
         use = uses.get(normalise_path(leaf.path)) or uses.get(top) or use
         if "." in leaf.path and f"arguments.{top}" in declaration.guessed:
-            # The name of an object says less than the name of its field.
+            # The name of a field is more specific than that of its object.
             inner = guess_use(leaf.field)
             use = use if inner == ArgumentUse("destination") else inner
     if use is None:
@@ -96,11 +96,11 @@ def find_use(declaration: Declaration, leaf: Leaf) -> ArgumentUse:
     return use
 
 
-def has_figures_alone(declaration: Declaration, whole: Mapping[str, Any]) -> bool:
-    """Whether a call has declared figures and nothing else, and no place among them."""
-    if not FIGURES.issuperset(map(type, whole.values())):
+def has_figures_alone(declaration: Declaration, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a call has only declared figures, none of them a destination."""
+    if not FIGURES.issuperset(map(type, arguments.values())):
         return False
-    for name in whole:
+    for name in arguments:
         use = declaration.arguments.get(name)
         if use is None or use.role == "destination" or "." in name:
             return False
@@ -108,19 +108,19 @@ def has_figures_alone(declaration: Declaration, whole: Mapping[str, Any]) -> boo
 
 
 def is_usual_field(key: str) -> bool:
-    """Whether a key is one word that is usual for a field: it carries nothing."""
+    """Return whether a key is a single usual word, which cannot carry information."""
     return key == "name" or (
         len(split_name(key)) == 1 and key.isalpha() and guess_use(key) != ArgumentUse("destination")
     )
 
 
 def looks_like_name(value: str) -> bool:
-    """Whether an entry of a directory can be a name: short, and no sentence."""
-    return 0 < len(value) <= _LONGEST_NAME and value.count(" ") < _WORDS_OF_NAME
+    """Return whether an entry of a directory can be a name: it must be short and no sentence."""
+    return 0 < len(value) <= _MAX_NAME_LENGTH and value.count(" ") < _MAX_NAME_WORDS
 
 
 def iterate_keys(declaration: Declaration, arguments: Mapping[str, Any]) -> Iterator[Leaf]:
-    """The keys of a call carry words as its values do; those that are declared or usual carry none."""
+    """Yield the keys of a call that are neither declared nor usual. Such keys can carry words, as values do."""
     for key in arguments.keys() - declaration.arguments.keys():
         if key and not is_usual_field(key):
             yield Leaf(key, key, key)

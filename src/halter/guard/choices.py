@@ -1,39 +1,39 @@
-"""Switches and choices of a call: whether one gives more than was said, or takes away what was asked for."""
+"""Switches and choices of a call that may grant more than the task says, or remove a protection."""
 
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
 from halter.core.provenance import split_name
-from halter.core.text import word_set
+from halter.core.text import make_word_set
 from halter.guard.trusted_text import is_function_word
 
-RAISING: Final = word_set(
+RAISING: Final = make_word_set(
     "accept accepted admin administrator all anyone approve approved auto broadcast bypass cascade editor elevated "
     "everyone external force forced full hard ignore live manage manager merge override overwrite owner permanent "
     "permanently privileged prod production public publish recursive recursively root rw skip sudo superuser unlimited "
     "unrestricted write writer"
 )
-"""Choices that give rights, reach more than one place, or pass over what protects."""
+"""Choices that grant rights, reach more than one place, or bypass a protection."""
 
-GUARDING: Final = word_set(
+GUARDING: Final = make_word_set(
     "private secret confidential restricted internal protected readonly encrypted encrypt secure dry confirm draft"
 )
-"""Switches that take something away from others when they are on."""
+"""Switches that protect something from others when they are on."""
 
-_OPENING: Final = word_set("everyone live open plain public publicly publish published real unencrypted visible")
-"""Words of a task with which such a switch may be off."""
+_OPENING: Final = make_word_set("everyone live open plain public publicly publish published real unencrypted visible")
+"""Words of a task that allow such a switch to be off."""
 
-_RIGHTS: Final = word_set("role roles permission permissions scope scopes access visibility privilege privileges")
-_LEAST_RIGHTS: Final = word_set("guest no none only own private r read reader readonly ro view viewer")
+_RIGHTS: Final = make_word_set("role roles permission permissions scope scopes access visibility privilege privileges")
+_LOW_RIGHTS: Final = make_word_set("guest no none only own private r read reader readonly ro view viewer")
 
 HasWord = Callable[[str], bool]
 
 
 def raises_choice(field: str, value: Any, has_word: HasWord, *, final: bool) -> bool:
-    """Whether a choice gives more than the task's words do: a right to write, something made public, a whole folder.
+    """Return whether a choice grants more than the task says, such as a right to write or a publication.
 
-    For what is final, every switch that is on must be said.
+    For a final act, the task must name every switch that is on.
     """
     words = split_name(field if isinstance(value, bool) else str(value))
     if value is False:
@@ -47,11 +47,11 @@ def raises_choice(field: str, value: Any, has_word: HasWord, *, final: bool) -> 
         return False
     raising = RAISING.intersection(words)
     if not _RIGHTS.isdisjoint(split_name(field)):
-        raising = frozenset(words) - _LEAST_RIGHTS
+        raising = frozenset(words) - _LOW_RIGHTS
     return bool(raising) and not any(map(has_word, raising))
 
 
 @lru_cache(maxsize=1_000)
 def find_guarding_words(field: str) -> frozenset[str]:
-    """The words of a switch that protects something: where the task has one, no call may leave the switch out."""
+    """Find the protecting words in a switch's name. If the task has one of them, no call may omit the switch."""
     return GUARDING.intersection(split_name(field))

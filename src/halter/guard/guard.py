@@ -1,4 +1,4 @@
-"""The two doors of one process, and what they share. Every effect of a session goes through here."""
+"""The guard of one process: the only way to call tools and models."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -23,6 +23,8 @@ REDACTION_MARK: Final = "[redacted:"
 
 
 class GuardRuntime:
+    """The two doors of one process, and the ledger, halts and recovery that they share."""
+
     def __init__(
         self,
         store: Store,
@@ -51,7 +53,7 @@ class GuardRuntime:
             simulator=simulator,
         )
         self._recovery = Recovery(store, self.ledger, door)
-        # Bound here, so that nothing lies between a caller and its door.
+        # Bound here: no frame is between a caller and its door.
         self.call = door.call
         self.admit = door.admit
         self.settle = door.settle
@@ -74,13 +76,13 @@ class GuardRuntime:
         return False
 
     async def is_near_budget(self, context: SessionContext) -> bool:
-        """Whether the session, its trigger, its agent or the fleet is near a cap."""
+        """Return whether the session, its trigger, its agent or the fleet is near a cap."""
         return await self.ledger.is_near_budget(context.find_caps)
 
     async def recover(
         self, lease: Lease, context: SessionContext, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]
     ) -> Answer | ApprovalRequired:
-        """Settle what a crash left in doubt, or ask a person; `arguments` are those of its intent."""
+        """Settle a call or request in doubt, or ask a person; `arguments` are those of its intent."""
         tool = tools.get(flight.name)
         valid = tool.validate(arguments) if tool and REDACTION_MARK.encode() not in arguments else None
         execution = self._tool_door.make_execution(context, tool, valid if isinstance(valid, Valid) else None)

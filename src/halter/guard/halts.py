@@ -1,4 +1,4 @@
-"""Halts from any process, in four scopes, and how both doors run an effect: until it is done, late or halted."""
+"""Halts by any process, in four scopes, and the watch that stops effects that are halted or late."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ import msgspec
 from halter.core.clock import MINUTE, SECOND, Clock, format_duration
 from halter.core.errors import StoreUnavailable
 from halter.core.events import AgentSwitched, CallSettled, HaltLifted, HaltRequested, RequestSettled
-from halter.core.ids import FLEET, StreamId, may_decide
+from halter.core.ids import FLEET, StreamId, can_decide
 from halter.core.ports import Draft, Query, Rows, Store, Stored, Write
 from halter.core.processes import LivenessWriter
 from halter.core.rows import AgentRow, HaltRow
@@ -21,7 +21,7 @@ from halter.state.session import InFlight
 T = TypeVar("T")
 
 HALT_POLL_INTERVAL: Final = SECOND // 5
-"""How often the store is polled while something is in flight: a halt must arrive well within a second."""
+"""Interval of polling the store while an effect is in flight: a halt must arrive within a second."""
 
 
 def halt(scope: str, by: str, key: str, reason: str = "", *, cancels: bool = False) -> Write:
@@ -31,22 +31,22 @@ def halt(scope: str, by: str, key: str, reason: str = "", *, cancels: bool = Fal
 
 
 def cancel(session: str, by: str, key: str, reason: str = "") -> Write:
-    """End one session for good: what it has in flight is stopped, and its owner ends it."""
+    """End one session: its effects in flight stop, and its owner ends it."""
     return halt(f"session:{session}", by, key, reason, cancels=True)
 
 
 async def read_halts(store: Store, scopes: Iterable[str]) -> Mapping[str, HaltRow]:
-    """What is or was halted of some scopes: as much as they are, whatever else ever was."""
-    named = msgspec.json.encode([*dict.fromkeys(map(clean, scopes))]).decode()
-    return {row.scope: row for row in await store.ask(Query("halts_of", HaltRow, {"scopes": named}))}
+    """Read the halts of some scopes, including lifted ones. The cost depends only on the number of scopes."""
+    encoded_scopes = msgspec.json.encode([*dict.fromkeys(map(clean, scopes))]).decode()
+    return {row.scope: row for row in await store.ask(Query("halts_of", HaltRow, {"scopes": encoded_scopes}))}
 
 
 async def compute_ramp(store: Store, scope: str) -> int:
-    """How long a scope takes to come back: for a fleet one second per session, at most a minute."""
+    """Compute the ramp of a resumed scope: one second per session for the fleet, at most a minute."""
     if scope != "fleet":
         return 0
-    (returning,) = await store.ask(Query("sessions_that_return", _SessionCount, {"limit": MINUTE // SECOND}))
-    return SECOND * returning.sessions
+    (count,) = await store.ask(Query("sessions_that_return", _SessionCount, {"limit": MINUTE // SECOND}))
+    return SECOND * count.sessions
 
 
 class _SessionCount(msgspec.Struct, frozen=True):
@@ -54,16 +54,16 @@ class _SessionCount(msgspec.Struct, frozen=True):
 
 
 def describe_resume(scope: str, ramp: int) -> str:
-    when = f"; its sessions come back one after the other, within {format_duration(ramp)}" if ramp else ""
-    return f"{scope} may act again{when}."
+    suffix = f"; its sessions resume one after another within {format_duration(ramp)}" if ramp else ""
+    return f"Resumed {scope}{suffix}."
 
 
 def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Write:
-    """Let a scope act again; with a ramp its sessions return one after the other."""
+    """Lift a halt; with a ramp, the scope's sessions resume one after another."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(HaltRow, scope)
-        if row is None or not row.halted or not may_decide(by):
+        if row is None or not row.halted or not can_decide(by):
             return []
         return [Draft(HaltLifted(scope=scope, by=by, ramp=ramp, reason=reason))]
 
@@ -71,36 +71,37 @@ def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Wr
 
 
 class EffectStopped(Exception):
-    """A halt or its deadline stopped an effect. Never leaves the doors.
+    """A halt or its deadline stopped an effect. The doors handle it; their callers never see it.
 
-    `left` is what the effect ended with all the same: a value, or an exception.
+    `leftover` is the value or exception with which the stopped effect ended.
     """
 
-    def __init__(self, outcome: Outcome, sentence: str, left: object) -> None:
+    def __init__(self, outcome: Outcome, sentence: str, leftover: object) -> None:
         super().__init__(sentence)
         self.outcome: Outcome = outcome
-        self.leftover = left
+        self.leftover = leftover
 
 
 class CancelledEffect(msgspec.Struct, frozen=True):
-    """What an effect ended with whose session's task was cancelled: the argument of the CancelledError.
+    """The end of an effect whose session's task was cancelled; the argument of the CancelledError.
 
-    Cancelled `twice`, the effect could not finish stopping, so its outcome is unknown.
+    `is_cancelled_twice`: the task was cancelled again before it had stopped, so the outcome is unknown.
     """
 
     leftover: object = None
-    twice: bool = False
+    is_cancelled_twice: bool = False
 
 
-def read_cancelled_effect(cancelled: asyncio.CancelledError) -> CancelledEffect:
-    found = cancelled.args[0] if cancelled.args else None
-    return found if isinstance(found, CancelledEffect) else CancelledEffect()
+def read_cancelled_effect(error: asyncio.CancelledError) -> CancelledEffect:
+    effect = error.args[0] if error.args else None
+    return effect if isinstance(effect, CancelledEffect) else CancelledEffect()
 
 
 class WatchedEffect(msgspec.Struct, eq=False):
-    """An effect in flight: the task that it runs in, what halts it, its deadline, and what stopped it.
+    """An effect in flight: its task, the scopes that halt it, its deadline, and what stopped it.
 
-    What it returns is put into `left`. Not a context manager: one that waits would keep a bound method.
+    The caller stores the effect's value in `leftover`. This is no context manager, which would keep a bound method in
+    memory for each effect in flight.
     """
 
     watch: "HaltWatch"
@@ -115,9 +116,9 @@ class WatchedEffect(msgspec.Struct, eq=False):
     timed_out: bool = False
 
     def end(self, error: BaseException | None = None) -> None:
-        """Watch no longer, after what the effect raised, if it did.
+        """Stop watching; `error` is what the effect raised, if it did.
 
-        Raises Stopped, or CancelledError with a CancelledEffect where the caller was cancelled.
+        Raises EffectStopped, or CancelledError with a CancelledEffect if the caller was cancelled.
         """
         del self.watch.flights[self]
         if self.mark is not None:
@@ -125,23 +126,23 @@ class WatchedEffect(msgspec.Struct, eq=False):
         stops = self.task.cancelling() - self.before
         if error is None and not stops:
             return
-        cancelled = isinstance(error, asyncio.CancelledError)
-        # Only a task that was told to stop was stopped: what is done just as its time is up counts as done.
-        if not (stops or cancelled) or not (error is None or cancelled or isinstance(error, Exception)):
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        # An effect counts as stopped only if its task was cancelled. One that finishes exactly at its deadline is done.
+        if not (stops or is_cancelled) or not (error is None or is_cancelled or isinstance(error, Exception)):
             return
-        left = self.leftover if error is None else error
+        leftover = self.leftover if error is None else error
         if (self.halted or self.timed_out) and self.task.uncancel() == self.before:
             if self.halted:
-                raise EffectStopped("external_halt", f"{self.halted} was halted.", left)
-            raise EffectStopped("timeout", f"TimeoutError: {self.name} took longer than it may", left)
-        # No subclass of it: `asyncio.timeout` around a session knows only the class itself.
-        raise asyncio.CancelledError(CancelledEffect(left, stops > 1))
+                raise EffectStopped("external_halt", f"{self.halted} was halted.", leftover)
+            raise EffectStopped("timeout", f"TimeoutError: {self.name} exceeded its deadline", leftover)
+        # Not a subclass: `asyncio.timeout` recognises only CancelledError itself.
+        raise asyncio.CancelledError(CancelledEffect(leftover, stops > 1))
 
 
 class HaltWatch:
-    """Stops effects that are halted or late. One timer and one poll serve all; with nothing in flight there is none.
+    """Stops effects that are halted or late, with one timer and one poll for all effects in flight.
 
-    An effect runs in the task of its caller and is stopped by cancelling that task once, so one that does not wait
+    An effect runs in its caller's task, and cancelling that task once stops it. An effect that does not wait therefore
     costs no trip through the event loop.
     """
 
@@ -156,23 +157,25 @@ class HaltWatch:
         self._poll_at = 0.0
         self._polling: asyncio.Task[None] | None = None
 
-    async def run(self, effect: Coroutine[Any, Any, T], scopes: tuple[str, ...], allowed: int, name: str = "") -> T:
+    async def run(
+        self, effect: Coroutine[Any, Any, T], scopes: tuple[str, ...], max_duration: int, name: str = ""
+    ) -> T:
         """Run an effect until it is done, late or halted."""
-        flight = self.watch(scopes, allowed, name)
+        flight = self.watch(scopes, max_duration, name)
         try:
-            done = flight.leftover = await effect
+            result = flight.leftover = await effect
         except BaseException as error:
             flight.end(error)
             raise
         flight.end()
-        return done
+        return result
 
-    def watch(self, scopes: tuple[str, ...], allowed: int, name: str = "") -> WatchedEffect:
-        """Watch over an effect of the current task, which must tell its end."""
+    def watch(self, scopes: tuple[str, ...], max_duration: int, name: str = "") -> WatchedEffect:
+        """Watch an effect of the current task, which must call `end` on the returned object."""
         loop = asyncio.get_running_loop()
         task: Any = asyncio.current_task(loop)
-        deadline, mark = loop.time() + allowed / SECOND, self.liveness.begin_call(name, allowed)
-        flight = WatchedEffect(self, task, scopes, deadline, name, task.cancelling(), mark)
+        deadline, liveness_mark = loop.time() + max_duration / SECOND, self.liveness.begin_call(name, max_duration)
+        flight = WatchedEffect(self, task, scopes, deadline, name, task.cancelling(), liveness_mark)
         self.flights[flight] = None
         if self._timer is None or deadline < self._next or self._loop is not loop:
             self._arm(loop, deadline)
@@ -202,18 +205,18 @@ class HaltWatch:
         self._arm(loop, min(deadlines, default=self._poll_at))
 
     async def _poll(self) -> None:
-        """Stop what is halted; an unavailable store is polled again at the next interval."""
+        """Stop the halted effects. An unavailable store is polled again at the next interval."""
         with suppress(StoreUnavailable):
             halts = await read_halts(self._store, {scope for flight in self.flights for scope in flight.scopes})
-            halted = {scope for scope, row in halts.items() if row.halted}
-            hits = {flight: halted.intersection(flight.scopes) for flight in self.flights}
+            halted_scopes = {scope for scope, row in halts.items() if row.halted}
+            hits = {flight: halted_scopes.intersection(flight.scopes) for flight in self.flights}
             self._stop({flight: min(hit) for flight, hit in hits.items() if hit})
 
     def _stop(self, flights: Mapping[WatchedEffect, str]) -> set[asyncio.Task[Any]]:
-        """Stop effects that are late, or halted by a scope; return the tasks in which something is being stopped.
+        """Stop effects that are late, or halted by a scope; return the tasks with an effect that is stopping.
 
-        Of effects inside of each other the innermost is stopped first, and the next one when that has ended: told twice
-        to stop, an effect may not finish stopping.
+        Of nested effects the innermost stops first, and the next one after it has ended: a task that is cancelled twice
+        may not finish stopping.
         """
         stopping = {flight.task for flight in self.flights if flight.timed_out or flight.halted}
         for flight in reversed(list(flights)):
@@ -224,12 +227,12 @@ class HaltWatch:
         return stopping
 
     async def find(self, scopes: Sequence[str]) -> HaltRow | None:
-        """The first of these scopes that is halted."""
+        """Find the halt of the first halted scope."""
         halts = await read_halts(self._store, scopes)
         return next((halts[scope] for scope in scopes if scope in halts and halts[scope].halted), None)
 
     async def rows(self, scopes: Iterable[str]) -> Rows:
-        """The halts of some scopes, for a decision that reads no other rows."""
+        """Read the halts of some scopes, for a decision that reads no other rows."""
         return _HaltRows(self._clock.now(), await read_halts(self._store, scopes))
 
 
@@ -245,67 +248,67 @@ class _HaltRows(msgspec.Struct, frozen=True):
         return [self.get(*key) for key in keys]
 
 
-LONGEST_ERROR: Final = 300
-"""Longest error that is kept. Redact before cutting: half a secret is not recognised."""
+MAX_ERROR_LENGTH: Final = 300
+"""Maximum length of a recorded error, in characters. Redact before cutting: half a secret is not recognised."""
 
 
 class BudgetBusy(msgspec.Struct, frozen=True):
-    """The budget would suffice, but other holds use it; the session waits. Nothing was written."""
+    """Other holds use the remaining budget, so the session must wait. Nothing was written."""
 
     id: str
 
 
 class RateLimited(msgspec.Struct, frozen=True):
-    """The model's rate is used up until the minute ends. This is recorded; nothing is held.
+    """The model's rate limit is reached until `retry_at`. This is recorded; nothing is held.
 
-    `waited` counts the earlier waits of this attempt.
+    `wait_count` counts the earlier waits of this attempt.
     """
 
     id: str
-    until: int
-    waited: int = 0
+    retry_at: int
+    wait_count: int = 0
 
 
-async def run_shielded(act: Coroutine[Any, Any, T]) -> T:
-    """Finish `act` even if the caller is cancelled.
+async def run_shielded(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Finish a coroutine even if the caller is cancelled.
 
-    If it then fails, the error is dropped: the journal shows what was not written.
+    If it then fails, its error is dropped: the journal shows that the write is missing.
     """
-    doing = asyncio.ensure_future(act)
-    doing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    task = asyncio.ensure_future(coroutine)
+    task.add_done_callback(lambda finished: None if finished.cancelled() else finished.exception())
     # From Python 3.14 on, asyncio.shield would report that error.
-    await asyncio.wait([doing])
-    return doing.result()
+    await asyncio.wait([task])
+    return task.result()
 
 
 async def find_outcome(store: Store, stream: StreamId, flight: InFlight) -> Stored | None:
-    """Find the outcome of something begun earlier: a repeated request returns it, and nothing runs twice."""
-    after = flight.seq
-    while page := await store.read(stream, after):
+    """Find the outcome of an effect that was started earlier."""
+    after_seq = flight.seq
+    while page := await store.read(stream, after_seq):
         for stored in page:
             match stored.event:
-                case CallSettled(call=settled) | RequestSettled(request=settled) if settled == flight.id:
+                case CallSettled(call=settled_id) | RequestSettled(request=settled_id) if settled_id == flight.id:
                     return stored
                 case _:
                     pass
-        after = page[-1].seq
+        after_seq = page[-1].seq
     return None
 
 
 def switch_on(agent: str, by: str, key: str, reason: str = "") -> Write:
-    """Let an agent run by itself. Only a person may do this."""
+    """Let an agent run unattended. Only a person can do this."""
     event = AgentSwitched(agent=agent, on=True, by=by, reason=reason)
 
     def decide(_: Rows) -> Sequence[Draft]:
-        return [Draft(event)] if may_decide(by) else []
+        return [Draft(event)] if can_decide(by) else []
 
     return Write(FLEET, key, decide, [(AgentRow, agent)])
 
 
 def switch_off(agent: str, sessions: Sequence[str], by: str, key: str, reason: str = "") -> Write:
-    """Stop an agent from running by itself, and halt its sessions that do."""
+    """Stop an agent from running unattended, and halt its unattended sessions."""
     event = AgentSwitched(agent=agent, on=False, by=by, reason=reason)
-    why = reason or f"{agent} was switched off"
-    halts = [HaltRequested(scope=f"session:{session}", by=by, reason=why) for session in sessions]
+    halt_reason = reason or f"{agent} was switched off"
+    halts = [HaltRequested(scope=f"session:{session}", by=by, reason=halt_reason) for session in sessions]
     rows = [(AgentRow, agent), *((HaltRow, halt.scope) for halt in halts)]
     return Write(FLEET, key, lambda _: [Draft(event), *map(Draft, halts)], rows)

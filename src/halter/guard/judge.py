@@ -1,11 +1,15 @@
-"""The one decision about a call, as a pure function of the request and of locked rows.
+"""The decision about a call: a pure function of the request and of locked rows.
 
-The order is fixed: R5 halt, R6 the tool, its arguments and rate, provenance, a look at the money (no person is woken
-for what the budget would refuse), approval, R4 the hold. The result is what gets written: the intent, the refusal, the
-question to a person, or nothing where other holds must settle first.
+The checks have a fixed order:
 
-The defaults of each capability level are a table here; the resolved policy overrides its cells. The store's own policy
-is read under the lock of each hold, so a process that started before it was tightened spends nothing beyond it.
+    R5 halt -> R6 tool, arguments, rate -> provenance -> budget -> approval -> R4 hold
+
+The budget comes before the approval, so that no person is asked about a call that the budget would refuse. The result
+is a list of drafts to write: the intent, a refusal or a question to a person. It is empty if other holds must settle
+first.
+
+`LEVEL_TABLE` has the defaults of each capability level; the resolved policy overrides its cells. The store's own policy
+is read under the lock of each hold, so a process that started before the policy was tightened cannot spend more.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +23,7 @@ import msgspec
 
 from halter.core.clock import HOUR, QUARTER
 from halter.core.events import AnyEvent, CallRefused, CallStarted, CostCapReached, DecisionAsked, FleetPolicyAdopted
-from halter.core.ids import FLEET, Digest, are_one_person, may_decide
+from halter.core.ids import FLEET, Digest, are_one_person, can_decide
 from halter.core.money import (
     BudgetRow,
     Cap,
@@ -42,28 +46,28 @@ from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel, RowKey
 
 
 def adopt_first_policy(event: FleetPolicyAdopted) -> Write:
-    """Adopt the first policy of a store. Of several processes one wins, and the others are bound by it."""
+    """Adopt the first policy of a store. If several processes try, one wins and its policy binds the others."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        first = rows.get(FleetPolicyRow, FLEET) is None
-        return [Draft(event)] if first and may_decide(event.by) else []
+        is_first = rows.get(FleetPolicyRow, FLEET) is None
+        return [Draft(event)] if is_first and can_decide(event.by) else []
 
     return Write(FLEET, "policy/first", decide, [POLICY_KEY])
 
 
 def adopt_policy(event: FleetPolicyAdopted, key: str) -> Write:
-    """Replace the policy named in `event.replaces`; if another one is in force by now, write nothing."""
+    """Replace the policy named in `event.replaces`; write nothing if another one is in force."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(FleetPolicyRow, FLEET)
-        as_seen = event.replaces == ("" if row is None else row.digest)
-        return [Draft(event)] if as_seen and may_decide(event.by) else []
+        is_current = event.replaces == ("" if row is None else row.digest)
+        return [Draft(event)] if is_current and can_decide(event.by) else []
 
     return Write(FLEET, key, decide, [POLICY_KEY])
 
 
 def lower_legs_to_policy(legs: tuple[Leg, ...], rows: Rows) -> tuple[Leg, ...]:
-    """Bind what is held for the fleet to the current policy of the store."""
+    """Lower the caps of the fleet's legs to the current policy of the store."""
     for leg in legs:
         if leg.scope == FLEET:
             row = rows.get(FleetPolicyRow, FLEET)
@@ -88,7 +92,7 @@ def _lower_leg(leg: Leg, row: FleetPolicyRow) -> Leg:
 
 
 RATE_SLICES: Final = 60
-"""A sliding period is counted in this many slices, plus one for the oldest, which is only partly inside."""
+"""Number of slices of a sliding period. One more slice is read: the oldest, which is only partly inside."""
 
 APPROVAL_EXPIRES: Final = 24 * HOUR
 
@@ -101,30 +105,31 @@ class AttemptRate(msgspec.Struct, frozen=True, gc=False):
         return now // (self.period // RATE_SLICES)
 
     def slices(self, now: int) -> range:
-        last = self.slice_at(now)
-        return range(last - RATE_SLICES, last + 1)
+        last_slice = self.slice_at(now)
+        return range(last_slice - RATE_SLICES, last_slice + 1)
 
 
 class RequiredApproval(msgspec.Struct, frozen=True, gc=False):
-    """A person must agree: what their answer is bound to, or the rule by which they already have.
+    """The approval that a call needs: the digest to which it is bound, or the rule that already approves the call.
 
-    `edited` names the arguments a person put in place of the model's; `same` and `keys` describe the model's.
+    `edited_digest` is of a person's edited arguments. `arguments_digest` and `argument_keys` are of the
+    call's own.
     """
 
     decision: str
     digest: str
-    shown: bytes
+    display_body: bytes
     reasons: tuple[str, ...] = ()
     rule: str = ""
     expires_in: int = APPROVAL_EXPIRES
-    edited: str = ""
-    same: str = ""
-    keys: tuple[str, ...] = ()
+    edited_digest: str = ""
+    arguments_digest: str = ""
+    argument_keys: tuple[str, ...] = ()
     approvers: int = 1
 
 
 class Reserve(msgspec.Struct, frozen=True, gc=False):
-    """What a session keeps back of its own caps for its last words."""
+    """The part of a session's caps that is reserved for its wrap-up."""
 
     session: str = ""
     usd: int = 0
@@ -133,25 +138,25 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
 
 NO_RESERVE: Final = Reserve()
 NOTHING_SPENT: Final = BudgetRow("", "", "usd")
-"""What stands against the cap of any account that has no row yet."""
+"""The budget of an account that has no row yet."""
 
 
 def find_spendable_budgets(
-    legs: Sequence[Leg], rows: Sequence[BudgetRow | None], kept: Reserve
+    legs: Sequence[Leg], rows: Sequence[BudgetRow | None], session_reserve: Reserve
 ) -> tuple[list[tuple[Leg, BudgetRow]], int | None, int | None]:
-    """Each leg with what stands against its cap, and the dollars and the tokens that the tightest of the caps leaves.
+    """Find each leg's budget, and the dollars and tokens that the tightest caps leave.
 
-    What the session keeps back for its last words is not spendable. None is where no cap binds.
+    An amount is None if no cap binds it. A session's reserve is not spendable.
     """
     budgets: list[tuple[Leg, BudgetRow]] = []
     usd: int | None = None
     tokens: int | None = None
-    for leg, known in zip(legs, rows, strict=True):
-        cap, row = leg.cap, known or NOTHING_SPENT
+    for leg, stored_row in zip(legs, rows, strict=True):
+        cap, row = leg.cap, stored_row or NOTHING_SPENT
         if row.cap_by:
-            if not leg.window and leg.scope == f"session:{kept.session}":
-                # A configured cap is lowered where it is configured.
-                row = row.with_reserve(kept.usd if leg.unit == "usd" else kept.tokens)
+            if not leg.window and leg.scope == f"session:{session_reserve.session}":
+                # A configured cap is already lowered by the reserve; one that a person set is not.
+                row = row.with_reserve(session_reserve.usd if leg.unit == "usd" else session_reserve.tokens)
             cap = row.cap
         budgets.append((leg, row))
         if cap is None:
@@ -165,14 +170,14 @@ def find_spendable_budgets(
 
 
 HaltKeys = tuple[tuple[type[HaltRow], str], ...]
-"""The rows that halt a session's effects."""
+"""The rows of the scopes whose halt stops a session's effects."""
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything about one call that is known before any row is locked.
 
-    `legs` are held for it; `accounts` are charged if it costs something although nothing was held. `flaws` are what the
-    injection brake found; `untrusted` says why it refuses the call because of them, or has it `staged`.
+    `legs` are held for the call. `accounts` are charged if the call costs something without a hold. `flaws` are the
+    findings of the provenance check. `untrusted_reason` is why it refuses the call, or postpones it if `is_staged`.
     """
 
     call: str
@@ -195,25 +200,25 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     approval: RequiredApproval | None = None
     legs: tuple[Leg, ...] = ()
     accounts: tuple[Leg, ...] = ()
-    kept: Reserve = NO_RESERVE
+    reserve: Reserve = NO_RESERVE
     parallel_group: str = ""
     observe: bool = False
     blob: Digest | None = None
     writes: tuple[str, ...] = ()
     flaws: tuple[Flaw, ...] = ()
-    untrusted: str = ""
-    staged: bool = False
+    untrusted_reason: str = ""
+    is_staged: bool = False
 
     @property
     def is_pure_read(self) -> bool:
-        """Whether it changes nothing, costs nothing, and needs neither a person nor a rate."""
+        """Return whether the call changes nothing, costs nothing, and needs neither an approval nor a rate."""
         return self.effect == "read" and not self.legs and self.rate is None and self.approval is None
 
     def draft(self, event: AnyEvent) -> Draft:
         return Draft(event, None if self.blob else self.arguments, self.blob)
 
     def at(self, now: int) -> "CallRequest":
-        """The same request at a later time: rates and windows have moved on."""
+        """Return the request at a later time, with the rate slices and windows of that time."""
         if now // QUARTER == self.now // QUARTER:
             return self if self.rate is None else msgspec.structs.replace(self, now=now)
         return msgspec.structs.replace(
@@ -222,12 +227,12 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def list_halt_rows(scopes: Iterable[str]) -> HaltKeys:
-    """The rows that halt what belongs to these scopes."""
+    """List the halt rows of some scopes."""
     return tuple([(HaltRow, scope) for scope in scopes])
 
 
 def list_call_rows(request: CallRequest) -> list[RowKey]:
-    """Every row that the decision reads or changes."""
+    """List every row that the decision reads or changes."""
     keys: list[RowKey] = [*request.halts, (AuditRow, request.call)]
     if request.rate is not None:
         keys += product([RateRow], [request.agent], [request.tool], request.rate.slices(request.now))
@@ -243,69 +248,76 @@ def list_call_rows(request: CallRequest) -> list[RowKey]:
 
 
 def judge_call(request: CallRequest, rows: Rows) -> Sequence[Draft]:
+    """Decide about a call: return the drafts of its intent, its refusal or its question.
+
+    The result is empty if the call must wait for other holds or for a pending decision. In observe mode, refusals that
+    can be waived are recorded with the intent.
+    """
     halts = rows.find(request.halts)
     if any(halts) and (halt := explain_halt(halts, request.session, rows.now)):
         return [_make_call_refusal(request, "external_halt", halt)]
-    waived: tuple[Outcome, ...] = ()
-    if request.flaw is not None or request.rate is not None or request.untrusted:
+    waived_refusals: tuple[Outcome, ...] = ()
+    if request.flaw is not None or request.rate is not None or request.untrusted_reason:
         for refusal in _find_refusals(request, rows):
             if not request.observe or refusal[0] in {"unknown_tool", "invalid_arguments"}:
                 return [_make_call_refusal(request, *refusal)]
-            waived = (*waived, refusal[0])
-    held: tuple[Leg, ...] = ()
+            waived_refusals = (*waived_refusals, refusal[0])
+    held_legs: tuple[Leg, ...] = ()
     if request.legs:
         if has_past_window(request.legs, rows.now):
             return []
         legs = lower_legs_to_policy(request.legs, rows)
-        verdict = reserve(find_spendable_budgets(legs, rows.find([*map(budget_key, legs)]), request.kept)[0])
+        verdict = reserve(find_spendable_budgets(legs, rows.find([*map(budget_key, legs)]), request.reserve)[0])
         if isinstance(verdict, CapReached) and request.observe:
-            waived = (*waived, "cost_cap_reached")
+            waived_refusals = (*waived_refusals, "cost_cap_reached")
             legs = remove_caps(request.legs)
             verdict = reserve([*zip(legs, map(partial(budget_row, rows), legs), strict=True)])
         if isinstance(verdict, CapReached):
             return _refuse_at_cap(request, verdict)
-        held = () if isinstance(verdict, Contended) else verdict.legs
-    agreed = ("", "")
+        held_legs = () if isinstance(verdict, Contended) else verdict.legs
+    approval = ("", "")
     if request.approval is not None:
         answer = _check_approval(request, request.approval, rows)
         if answer is None or isinstance(answer, Draft):
             return [] if answer is None else [answer]
-        agreed = answer
-    if request.legs and not held:
+        approval = answer
+    if request.legs and not held_legs:
         return []
     return [
         Draft(
-            _make_call_intent(request, agreed, held, waived), None if request.blob else request.arguments, request.blob
+            _make_call_intent(request, approval, held_legs, waived_refusals),
+            None if request.blob else request.arguments,
+            request.blob,
         )
     ]
 
 
 def explain_halt(halts: Iterable[HaltRow | None], session: str, now: int) -> str:
-    """R5: who halted one of the scopes, or that a resumed one is not let go yet."""
+    """Check R5: describe the halt of a scope, or the ramp of a resumed one; empty if neither applies."""
     for row in filter(None, halts):
         if row.halted:
             return f"{row.scope} was halted by {row.by}{': ' + row.reason if row.reason else ''}."
         if now < row.at + compute_ramp_delay(session, row.ramp):
-            resumed = f"{row.scope} was resumed by {row.by}"
-            return f"{resumed} and is being let go step by step; this session's turn comes soon."
+            text = f"{row.scope} was resumed by {row.by}"
+            return f"{text}; its sessions resume one after another, this one shortly."
     return ""
 
 
 def compute_ramp_delay(session: str, ramp: int) -> int:
-    """Spread sessions evenly over the ramp after a halt; each always has the same place."""
+    """Compute a session's delay within the ramp after a halt: spread evenly, and constant for a session."""
     if ramp <= 0:
         return 0
     return int.from_bytes(sha256(session.encode()).digest()[:8]) % ramp
 
 
 def _find_refusals(request: CallRequest, rows: Rows) -> Iterable[tuple[Outcome, str]]:
-    """R6: the reasons against the call, the first one first."""
+    """Check R6 and provenance: yield the refusals of a call, in the order of the checks."""
     if request.flaw is not None:
         yield request.flaw
     if request.rate is not None:
-        pieces = request.rate.slices(request.now)
+        slices = request.rate.slices(request.now)
         attempts = sum(
-            row.attempts for number in pieces if (row := rows.get(RateRow, request.agent, request.tool, number))
+            row.attempts for number in slices if (row := rows.get(RateRow, request.agent, request.tool, number))
         )
         if attempts >= request.rate.limit:
             hours = request.rate.period / HOUR
@@ -313,50 +325,55 @@ def _find_refusals(request: CallRequest, rows: Rows) -> Iterable[tuple[Outcome, 
                 "rate_limited",
                 f"{request.tool} was tried {attempts} times in {hours:g} h, and the limit is {request.rate.limit}.",
             )
-    if request.untrusted:
-        yield ("untrusted", request.untrusted)
+    if request.untrusted_reason:
+        yield ("untrusted", request.untrusted_reason)
 
 
-def _check_approval(request: CallRequest, need: RequiredApproval, rows: Rows) -> tuple[str, str] | Draft | None:
-    """The decision and person that approve the call; or the question, the refusal, or None to wait."""
+def _check_approval(request: CallRequest, approval: RequiredApproval, rows: Rows) -> tuple[str, str] | Draft | None:
+    """Check the approval of a call.
+
+    Returns the decision and the person that approve it, a question or refusal to write, or None to wait.
+    """
     if request.observe:
         return ("", "")
-    row = rows.get(DecisionRow, need.decision)
-    rule = rows.get(RuleRow, need.rule) if need.rule else None
-    if rule is not None and rule.live(rows.now) and may_decide(rule.by) and not (row and row.verdict):
+    row = rows.get(DecisionRow, approval.decision)
+    rule = rows.get(RuleRow, approval.rule) if approval.rule else None
+    if rule is not None and rule.live(rows.now) and can_decide(rule.by) and not (row and row.verdict):
         return ("", f"{rule.by}, always, by rule {rule.rule}")
     if row is None or not row.asked_at:
-        return Draft(_make_question(request, need, rows.now), need.shown)
+        return Draft(_make_question(request, approval, rows.now), approval.display_body)
     if row.used_at is not None:
-        sentence = f"The approval {row.decision} was used before; it is good for one call."
+        sentence = f"Approval {row.decision} was already used; an approval is valid for one call."
         return _make_call_refusal(request, "approval_denied", sentence)
     if not row.verdict:
         return _make_expiry(request, row.decision) if rows.now >= row.expires_at else None
     if row.decided_at is None or max(row.decided_at, rows.now) >= row.expires_at:
         return _make_expiry(request, row.decision)
-    if not may_decide(row.by):
+    if not can_decide(row.by):
         sentence = f"{row.by or 'The caller'} is not a person: only a person can decide this."
         return _make_call_refusal(request, "approval_denied", sentence, row.decision, row.by)
     if row.verdict == "deny":
-        return _make_call_refusal(request, "approval_denied", f"{row.by} said no.", row.decision, row.by)
-    if need.digest != row.digest or row.decided_digest != (
-        digest_edit(row.digest, need.edited) if row.verdict == "edit" or need.edited else row.digest
+        return _make_call_refusal(request, "approval_denied", f"{row.by} denied this call.", row.decision, row.by)
+    if approval.digest != row.digest or row.decided_digest != (
+        digest_edit(row.digest, approval.edited_digest)
+        if row.verdict == "edit" or approval.edited_digest
+        else row.digest
     ):
-        sentence = "What was approved is not what is asked now: the arguments or the policy have changed."
+        sentence = "Approval no longer valid: the arguments or the policy changed."
         return _make_call_refusal(request, "approval_denied", sentence, row.decision, row.by)
-    if need.approvers > 1 and not (row.verdict == "approve" and are_two_people(row.first_by, row.by)):
-        sentence = f"Two people must agree to this, and only {row.by} did."
+    if approval.approvers > 1 and not (row.verdict == "approve" and are_two_people(row.first_by, row.by)):
+        sentence = f"This call needs two approvers; only {row.by} approved it."
         return _make_call_refusal(request, "approval_denied", sentence, row.decision, row.by)
     return (row.decision, row.people)
 
 
 def are_two_people(first: str, second: str) -> bool:
-    return may_decide(first) and may_decide(second) and not are_one_person(first, second)
+    return can_decide(first) and can_decide(second) and not are_one_person(first, second)
 
 
-def digest_edit(question: str, edited: str) -> str:
-    """Bind edited arguments to the question that they answer."""
-    return sha256(f"halter edit 1 {question} {edited}".encode()).hexdigest()
+def digest_edit(question_digest: str, arguments_digest: str) -> str:
+    """Make the digest that binds edited arguments to their question."""
+    return sha256(f"halter edit 1 {question_digest} {arguments_digest}".encode()).hexdigest()
 
 
 def _refuse_at_cap(request: CallRequest, verdict: CapReached) -> Sequence[Draft]:
@@ -373,26 +390,26 @@ def describe_cap_reached(verdict: CapReached) -> str:
     return f"It may cost {cost}, and {format_micros(remaining)} is left of the cap of {where}."
 
 
-def _make_question(request: CallRequest, need: RequiredApproval, now: int) -> DecisionAsked:
+def _make_question(request: CallRequest, approval: RequiredApproval, now: int) -> DecisionAsked:
     return DecisionAsked(
-        decision=need.decision,
+        decision=approval.decision,
         about="approval",
         subject=request.call,
         name=request.tool,
-        digest=need.digest,
-        expires_at=now + need.expires_in,
+        digest=approval.digest,
+        expires_at=now + approval.expires_in,
         level=request.level,
         risk=request.risk,
-        reasons=need.reasons,
-        same=need.same,
-        keys=need.keys,
+        reasons=approval.reasons,
+        same=approval.arguments_digest,
+        keys=approval.argument_keys,
         flaws=request.flaws,
-        approvers=need.approvers,
+        approvers=approval.approvers,
     )
 
 
 def _make_expiry(request: CallRequest, decision: str) -> Draft:
-    sentence = "The question expired without an answer, so it was not done."
+    sentence = "The decision expired without an answer; the call was not made."
     return _make_call_refusal(request, "approval_expired", sentence, decision)
 
 
@@ -410,19 +427,19 @@ def _make_call_refusal(
         decided_by=by,
         phase=request.phase,
         flaws=request.flaws,
-        staged=request.staged and outcome == "untrusted",
+        staged=request.is_staged and outcome == "untrusted",
     )
     return request.draft(event)
 
 
 def _make_call_intent(
-    request: CallRequest, answer: tuple[str, str], held: tuple[Leg, ...], waived: tuple[Outcome, ...]
+    request: CallRequest, approval: tuple[str, str], held_legs: tuple[Leg, ...], waived_refusals: tuple[Outcome, ...]
 ) -> AnyEvent:
-    started = CallStarted(
+    intent = CallStarted(
         call=request.call,
         tool=request.tool,
         purpose=request.purpose,
-        legs=held,
+        legs=held_legs,
         level=request.level,
         effect=request.effect,
         idempotent=request.idempotent,
@@ -434,22 +451,22 @@ def _make_call_intent(
         phase=request.phase,
         writes=request.writes,
     )
-    if request.approval is None and not waived and not request.flaws:
-        return started
-    # Apart from the rest: Python makes a call of more than fifteen keywords four times as slow.
-    digest, (decision, decided_by) = request.approval.digest if request.approval else "", answer
+    if request.approval is None and not waived_refusals and not request.flaws:
+        return intent
+    # Set separately: a Python call with more than fifteen keywords is four times as slow.
+    digest, (decision, decided_by) = request.approval.digest if request.approval else "", approval
     return msgspec.structs.replace(
-        started, digest=digest, decision=decision, decided_by=decided_by, observed=waived, flaws=request.flaws
+        intent, digest=digest, decision=decision, decided_by=decided_by, observed=waived_refusals, flaws=request.flaws
     )
 
 
 def remove_caps(legs: Sequence[Leg]) -> tuple[Leg, ...]:
-    """Remove configured caps in observe mode; a cap that a person set stays."""
+    """Remove configured caps, for observe mode. A cap that a person set is in its row and stays."""
     return tuple(msgspec.structs.replace(leg, cap=None) for leg in legs)
 
 
 class LevelDefaults(msgspec.Struct, frozen=True):
-    """What holds for a level unless a policy overrides it."""
+    """The defaults of a capability level, which a policy may override."""
 
     audit: Audit
     assessed: bool
@@ -468,7 +485,7 @@ LEVEL_TABLE: Final[Mapping[Level, LevelDefaults]] = MappingProxyType(
 
 
 def find_declared_level(spec: ToolSpec) -> Level:
-    """A tool's own level; an MCP tool not declared read-only is RESTRICTED."""
+    """Return a tool's own level; an MCP tool that is not declared read-only is at least RESTRICTED."""
     if not spec.server or spec.effect == "read":
         return spec.level
     return LEVELS[max(LEVELS.index(spec.level), LEVELS.index("RESTRICTED"))]
@@ -479,14 +496,14 @@ def find_tool_policy(policy: ResolvedPolicy, spec: ToolSpec) -> ToolPolicy:
 
 
 def needs_approval(rule: ToolPolicy, mode: Mode, risk: RiskLevel | None) -> bool:
-    """Whether a person must agree. At CRITICAL risk always, regardless of any policy."""
+    """Return whether a call needs an approval. A call of CRITICAL risk always does, whatever the policy says."""
     if risk == "CRITICAL" or rule.approval == "always" or rule.approvers > 1:
         return True
     return rule.approval is None and mode in LEVEL_TABLE[rule.level].asks
 
 
 def audit_of_policy(rule: ToolPolicy) -> Audit:
-    """How much of an allowed call the audit shows; a refused one is always shown."""
+    """Return how much of an admitted call the audit shows. A refused call is always shown."""
     return LEVEL_TABLE[rule.level].audit
 
 
@@ -494,8 +511,8 @@ def find_attempt_rate(rule: ToolPolicy) -> AttemptRate | None:
     return None if rule.rate is None else AttemptRate(rule.rate, HOUR)
 
 
-def needs_simulation(rule: ToolPolicy, *, asked: bool) -> bool:
-    return rule.simulate == "always" or (rule.simulate == "asked" and asked)
+def needs_simulation(rule: ToolPolicy, *, is_approval_needed: bool) -> bool:
+    return rule.simulate == "always" or (rule.simulate == "asked" and is_approval_needed)
 
 
 def needs_risk_assessment(rule: ToolPolicy) -> bool:

@@ -1,9 +1,12 @@
-"""The one decision about a model request, as a pure function of the request and of locked rows.
+"""The decision about a model request: a pure function of the attempt and of locked rows.
 
-The order is that of a call: R5 halt, R6 the model is allowed and priced, R4 the hold; then the model's rate. The money
-left is known only under the lock, so the bound is computed here: what is checked is what is held. The result is what
-gets written: the intent with its hold, the refusal, a wait for the next minute, or nothing where other holds must
-settle first.
+The checks have a fixed order, as for a call:
+
+    R5 halt -> R6 the model is allowed and priced -> R4 hold -> the model's rate limit
+
+The remaining budget is known only under the lock, so the cost is bounded here: the amount checked is the amount held.
+The result is a list of drafts to write: the intent with its hold, a refusal, or a wait for the next minute. It is empty
+if other holds must settle first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +60,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
 
 
 def estimate_request(
-    rates: ModelPrices | None,
+    prices: ModelPrices | None,
     input_tokens: int,
     limit: int,
     at: int,
@@ -65,18 +68,19 @@ def estimate_request(
     tokens: int | None = None,
     min_output_tokens: int = MIN_OUTPUT_TOKENS,
 ) -> Estimate:
-    """Bound a request; if the whole answer, of `most` tokens, does not fit, lower its maximum length.
+    """Bound the cost of a request. Lower the `limit` if an answer of that many tokens does not fit the budget.
 
-    `usd` and `tokens` are the least that any cap leaves unspent, or None where no cap binds. Without a price it holds
-    no dollars. One too expensive is bounded at its minimum, so that the cap it meets can be named.
+    `usd` and `tokens` are the amounts that the tightest caps leave, or None if no cap binds. A request without a price
+    holds no dollars. If even the shortest answer is too expensive, its bound is returned, so that the refusal can name
+    the cap.
     """
-    least = min(limit, min_output_tokens)
+    minimum = min(limit, min_output_tokens)
     if tokens is not None and tokens < input_tokens + limit:
-        limit = max(least, tokens - input_tokens)
-    bound = 0 if rates is None else rates.bound(input_tokens, limit, at)
-    if rates is not None and usd is not None and bound > usd:
-        limit = max(least, rates.max_output_that_fits(input_tokens, usd, at, limit))
-        bound = rates.bound(input_tokens, limit, at)
+        limit = max(minimum, tokens - input_tokens)
+    bound = 0 if prices is None else prices.bound(input_tokens, limit, at)
+    if prices is not None and usd is not None and bound > usd:
+        limit = max(minimum, prices.max_output_that_fits(input_tokens, usd, at, limit))
+        bound = prices.bound(input_tokens, limit, at)
     return Estimate(limit, bound, input_tokens + limit)
 
 
@@ -89,8 +93,8 @@ _NOTHING_HIDDEN: Final[Mapping[str, int]] = {}
 class ModelAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one attempt that is known before any row is locked.
 
-    The refusal of an `optional` one is recorded, but ends no session. `paces` are the rates of its model; `terms` say
-    where its amount is held, which follows from `caps` and `spender`.
+    The refusal of an `optional` request is recorded, but ends no session. `terms` say where the amount is held; they
+    follow from `caps` and `spender`.
     """
 
     request: str
@@ -104,7 +108,7 @@ class ModelAttempt(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int
     min_output_tokens: int
     halts: HaltKeys = ()
-    kept: Reserve = NO_RESERVE
+    reserve: Reserve = NO_RESERVE
     flaw: tuple[Outcome, str] | None = None
     optional: bool = False
     observe: bool = False
@@ -115,7 +119,7 @@ class ModelAttempt(msgspec.Struct, frozen=True, kw_only=True):
     terms: "HoldTerms | None" = None
 
     def at(self, now: int) -> "ModelAttempt":
-        """The same request at a later time: windows have moved on."""
+        """Return the attempt at a later time, with the windows of that time."""
         if now // QUARTER == self.now // QUARTER:
             return self
         return msgspec.structs.replace(self, now=now, terms=None)
@@ -126,10 +130,10 @@ class ModelAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HoldTerms(msgspec.Struct, frozen=True, gc=False):
-    """Where a request's amount is held: every account, and when the first of their windows ends.
+    """The legs of a request's hold, and the end of the first of their windows.
 
-    What is held for the `fleet` is bound to the store's own policy. `keys` are the rows of the accounts, where they are
-    kept: a session that waits for its first answer keeps none.
+    The store's own policy binds a leg of the fleet. `keys` are the accounts' rows, cached after the first request, to
+    save memory while a session waits for its first answer.
     """
 
     legs: tuple[Leg, ...]
@@ -138,19 +142,19 @@ class HoldTerms(msgspec.Struct, frozen=True, gc=False):
     keys: tuple[BudgetKey, ...] = ()
 
     def for_stream(self, stream: str) -> "HoldTerms":
-        """The terms of no session in particular, for the session of a stream."""
+        """Assign shared terms to the session of a stream."""
         return HoldTerms(assign_legs(self.legs, stream), self.ends_at, self.fleet)
 
 
 def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
-    """Work out where a session's amounts are held, for a quarter of an hour: no window begins or ends within one."""
+    """Compile the legs of a session's holds for a quarter of an hour: no window starts or ends within one."""
     # The smallest amount touches every account.
     legs = make_legs(caps, spender, quarter * QUARTER, usd=1, tokens=1)
     return HoldTerms(legs, first_window_end(legs), any(leg.scope == FLEET for leg in legs))
 
 
 def list_request_rows(attempt: ModelAttempt) -> list[RowKey]:
-    """Every row that the decision reads or changes."""
+    """List every row that the decision reads or changes."""
     hold = attempt.terms or attempt.hold
     keys = hold.keys or map(budget_key, hold.legs)
     rows: list[RowKey] = [*attempt.halts, (HoldRow, attempt.request), *keys]
@@ -166,26 +170,26 @@ def judge_attempt(attempt: ModelAttempt, rows: Rows) -> Sequence[Draft]:
     hold = attempt.terms or attempt.hold
     policy = rows.get(FleetPolicyRow, FLEET) if hold.fleet else None
     legs = hold.legs if policy is None else lower_legs(hold.legs, policy)
-    found = rows.find(hold.keys or [*map(budget_key, legs)])
-    budgets, usd, tokens = find_spendable_budgets(legs, found, attempt.kept)
-    waived: tuple[Outcome, ...] = ()
-    rates = None if isinstance(attempt.rates, Unpriced) else attempt.rates
-    if rates is None or attempt.flaw is not None:
+    budget_rows = rows.find(hold.keys or [*map(budget_key, legs)])
+    budgets, usd, tokens = find_spendable_budgets(legs, budget_rows, attempt.reserve)
+    waived_refusals: tuple[Outcome, ...] = ()
+    prices = None if isinstance(attempt.rates, Unpriced) else attempt.rates
+    if prices is None or attempt.flaw is not None:
         for refusal in _find_refusals(attempt, usd):
             if not attempt.observe:
                 return [_make_request_refusal(attempt, *refusal)]
-            waived = (*waived, refusal[0])
+            waived_refusals = (*waived_refusals, refusal[0])
     ends_at = hold.ends_at
     if ends_at is not None and ends_at <= rows.now:
         return []
-    asked, limit, least = attempt.input_tokens, attempt.max_output_tokens, attempt.min_output_tokens
-    fitting = estimate_request(rates, asked, limit, rows.now, usd, tokens, least)
-    verdict = _reserve_budget(budgets, fitting)
+    input_tokens, limit, min_output_tokens = attempt.input_tokens, attempt.max_output_tokens, attempt.min_output_tokens
+    estimate = estimate_request(prices, input_tokens, limit, rows.now, usd, tokens, min_output_tokens)
+    verdict = _reserve_budget(budgets, estimate)
     if attempt.observe:
         if isinstance(verdict, CapReached):
-            waived = (*waived, "cost_cap_reached")
-        fitting = estimate_request(rates, asked, limit, rows.now, None)
-        verdict = _reserve_budget(budgets, fitting, capped=False)
+            waived_refusals = (*waived_refusals, "cost_cap_reached")
+        estimate = estimate_request(prices, input_tokens, limit, rows.now, None)
+        verdict = _reserve_budget(budgets, estimate, is_capped=False)
     if not isinstance(verdict, Reserved):
         return _refuse_at_cap(attempt, verdict) if isinstance(verdict, CapReached) else []
     intent = RequestStarted(
@@ -193,22 +197,22 @@ def judge_attempt(attempt: ModelAttempt, rows: Rows) -> Sequence[Draft]:
         model=attempt.model,
         purpose=attempt.purpose,
         legs=verdict.legs,
-        max_output_tokens=fitting.max_output_tokens,
-        observed=waived,
+        max_output_tokens=estimate.max_output_tokens,
+        observed=waived_refusals,
         anonymized=attempt.anonymized,
     )
     if attempt.paces:
-        return _admit_at_rate(attempt, intent, fitting.tokens, rows)
+        return _admit_at_rate(attempt, intent, estimate.tokens, rows)
     return [Draft(intent, attempt.body, attempt.blob)]
 
 
 def _admit_at_rate(attempt: ModelAttempt, intent: RequestStarted, tokens: int, rows: Rows) -> Sequence[Draft]:
-    """Admit a request that fits this minute by the store's clock; otherwise it waits and holds nothing."""
+    """Admit a request if it fits the rate limits of this minute, by the store's clock. Otherwise it holds nothing."""
     verdict = check_rate_legs(make_rate_legs(attempt.paces, rows.now, tokens), partial(budget_row, rows))
     match verdict:
-        case Reserved(legs=more):
-            held = msgspec.structs.replace(intent, legs=(*intent.legs, *more))
-            return [Draft(held, attempt.body, attempt.blob)]
+        case Reserved(legs=rate_legs):
+            rated_intent = msgspec.structs.replace(intent, legs=(*intent.legs, *rate_legs))
+            return [Draft(rated_intent, attempt.body, attempt.blob)]
         case RateReached() if attempt.optional:
             return [_make_request_refusal(attempt, "rate_limited", verdict.sentence)]
         case RateReached():
@@ -222,7 +226,7 @@ def _admit_at_rate(attempt: ModelAttempt, intent: RequestStarted, tokens: int, r
 
 
 def _find_refusals(attempt: ModelAttempt, usd: int | None) -> Iterable[tuple[Outcome, str]]:
-    """R6: the reasons against the request, the first one first. `usd` is what caps leave, if any binds."""
+    """Check R6: yield the refusals of a request, in order. `usd` is the rest of the caps; None if no cap binds."""
     if attempt.flaw is not None:
         yield attempt.flaw
     if isinstance(attempt.rates, Unpriced) and usd is not None:
@@ -230,16 +234,16 @@ def _find_refusals(attempt: ModelAttempt, usd: int | None) -> Iterable[tuple[Out
 
 
 def _reserve_budget(
-    budgets: Sequence[tuple[Leg, BudgetRow]], fitting: Estimate, *, capped: bool = True
+    budgets: Sequence[tuple[Leg, BudgetRow]], estimate: Estimate, *, is_capped: bool = True
 ) -> Reserved | Contended | CapReached:
-    """Spread an amount over its accounts; nothing is held where there is nothing to hold."""
-    held: list[tuple[Leg, BudgetRow]] = []
-    usd, tokens = fitting.usd, fitting.tokens
+    """Reserve an estimate on its accounts. A zero amount is not held."""
+    holds: list[tuple[Leg, BudgetRow]] = []
+    usd, tokens = estimate.usd, estimate.tokens
     for leg, budget in budgets:
         amount = usd if leg.unit == "usd" else tokens
         if amount:
-            held.append((Leg(leg.scope, leg.window, leg.unit, leg.cap if capped else None, amount), budget))
-    return reserve(held)
+            holds.append((Leg(leg.scope, leg.window, leg.unit, leg.cap if is_capped else None, amount), budget))
+    return reserve(holds)
 
 
 def _refuse_at_cap(attempt: ModelAttempt, verdict: CapReached) -> Sequence[Draft]:
@@ -250,7 +254,7 @@ def _refuse_at_cap(attempt: ModelAttempt, verdict: CapReached) -> Sequence[Draft
 
 
 def _make_request_refusal(attempt: ModelAttempt, outcome: Outcome, sentence: str) -> Draft:
-    """Record a refusal. It names the prompt's blob, so that erasing the session erases that too."""
+    """Make a refusal. It names the prompt's blob, so that an erasure of the session erases the blob."""
     event = RequestRefused(
         request=attempt.request, model=attempt.model, purpose=attempt.purpose, outcome=outcome, sentence=sentence
     )

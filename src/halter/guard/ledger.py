@@ -1,7 +1,7 @@
-"""The economic brake (R4): reserve before acting, settle after.
+"""The budget check (R4): hold money before an effect, settle after it.
 
-The decisions are pure and read locked rows. `Ledger` commits them and waits, for a bounded time, while other holds are
-in the way.
+The decisions are pure functions of locked rows. `Ledger` commits them, and waits for a bounded time while other holds
+use the budget.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
-from halter.core import events as ev
 from halter.core.clock import DAY, SECOND, Clock
 from halter.core.effect_events import UnheldCost
-from halter.core.ids import FLEET, Digest, StreamId, may_decide, session_of
+from halter.core.events import AnyEvent, CallSettled, CapChanged, DecisionAsked, OverrunIncurred, RequestSettled
+from halter.core.ids import FLEET, Digest, StreamId, can_decide, parse_session_id
 from halter.core.money import (
     COLD_START_COST,
-    LARGEST_AMOUNT,
-    SAMPLES_KEPT,
+    MAX_AMOUNT,
+    MAX_SAMPLES,
     Account,
     BudgetRow,
     Charge,
@@ -40,12 +40,12 @@ from halter.core.vocabulary import Outcome, Purpose, RowKey
 from halter.state.session import InFlight
 
 BUDGET_WAIT: Final = 60 * SECOND
-LONGEST_BUDGET_POLL: Final = SECOND // 2
+MAX_BUDGET_POLL: Final = SECOND // 2
 SAMPLE_PERIOD: Final = 30 * DAY
 
 
 class ActualResult(msgspec.Struct, frozen=True, gc=False):
-    """The outcome and its cost. A cost of None is charged at the hold: nothing better is known."""
+    """The outcome of an effect and its cost. If the cost is None, the whole hold is charged."""
 
     outcome: Outcome
     usd: int | None = None
@@ -63,7 +63,7 @@ class ActualResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class Settlement(msgspec.Struct, frozen=True, gc=False):
-    """What was charged, whether a cap was passed by it, and the commit; a deferred one has no events yet."""
+    """The charged amounts and the commit. `overrun`: they exceeded a cap. A deferred commit is empty."""
 
     usd: int
     tokens: int
@@ -72,16 +72,23 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
 
 
 def settle_flight(
-    flight: InFlight, result: ActualResult, usd: int, tokens: int, known: Charge | None, rows: Rows
+    flight: InFlight, result: ActualResult, usd: int, tokens: int, precomputed_charge: Charge | None, rows: Rows
 ) -> Sequence[Draft]:
-    """Settle exactly once, at the true cost, with an incident for each cap that it passed; a `known` charge: none."""
+    """Settle an effect exactly once, at its true cost, with an overrun event for each exceeded cap.
+
+    A `precomputed_charge` is within its hold, and needs no rows.
+    """
     legs = flight.legs
     if legs and rows.get(HoldRow, flight.id) is None:
         return []
-    charge = _compute_charge(flight, usd, tokens, rows) if known is None and (legs or usd) else known
+    charge = (
+        _compute_charge(flight, usd, tokens, rows)
+        if precomputed_charge is None and (legs or usd)
+        else precomputed_charge
+    )
     unheld = None if legs or charge is None else UnheldCost(flight.name, flight.purpose, flight.accounts)
     if flight.is_call:
-        event: ev.AnyEvent = ev.CallSettled(
+        event: AnyEvent = CallSettled(
             call=flight.id,
             outcome=result.outcome,
             charge=charge,
@@ -91,7 +98,7 @@ def settle_flight(
             unheld=unheld,
         )
     else:
-        event = ev.RequestSettled(
+        event = RequestSettled(
             request=flight.id,
             outcome=result.outcome,
             usage=result.usage,
@@ -104,32 +111,34 @@ def settle_flight(
         )
     drafts = [Draft(event, result.body, result.blob)]
     if charge is not None and charge.overruns:
-        drafts += map(Draft, map(partial(ev.OverrunIncurred.by, flight.id), charge.overruns))
+        drafts += map(Draft, map(partial(OverrunIncurred.by, flight.id), charge.overruns))
     if result.happened:
         drafts += _draft_effects(result, rows)
     return drafts
 
 
-def _list_effect_rows(happened: Sequence[JournalEffect]) -> Iterator[RowKey]:
-    """The rows that the effects change, and those that suppress them."""
-    for each in happened:
-        yield from rows_of_event(each.event)
-        if isinstance(each.event, ev.DecisionAsked):
-            yield (DecisionRow, each.event.decision)
-        if each.unless is not None:
-            yield each.unless
+def _list_effect_rows(effects: Sequence[JournalEffect]) -> Iterator[RowKey]:
+    """List the rows that effects change, and those whose existence suppresses them."""
+    for effect in effects:
+        yield from rows_of_event(effect.event)
+        if isinstance(effect.event, DecisionAsked):
+            yield (DecisionRow, effect.event.decision)
+        if effect.unless is not None:
+            yield effect.unless
 
 
 def _draft_effects(result: ActualResult, rows: Rows) -> Iterator[Draft]:
-    for each in result.happened:
-        if each.unless is None or rows.get(*each.unless) is None:
+    for effect in result.happened:
+        if effect.unless is None or rows.get(*effect.unless) is None:
             yield Draft(
-                cast("ev.AnyEvent", each.event), each.body, stream=StreamId(each.stream) if each.stream else None
+                cast("AnyEvent", effect.event),
+                effect.body,
+                stream=StreamId(effect.stream) if effect.stream else None,
             )
 
 
 def _compute_charge(flight: InFlight, usd: int, tokens: int, rows: Rows) -> Charge | None:
-    """The charge; a cost without a hold is checked against the caps as a hold would have been."""
+    """Compute the charge. A cost without a hold is checked against the caps as a hold is."""
     if flight.legs:
         return settle(flight.legs, usd, tokens, partial(budget_row, rows))
     if flight.accounts:
@@ -138,31 +147,33 @@ def _compute_charge(flight: InFlight, usd: int, tokens: int, rows: Rows) -> Char
 
 
 def compute_charged_amounts(flight: InFlight, result: ActualResult) -> tuple[int, int]:
-    """Dollars and tokens to charge: as reported, or as held where no plausible figure was reported."""
+    """Compute the dollars and tokens to charge: those reported, or those held if the report is implausible."""
     usd, tokens = result.usd, result.tokens
-    if usd is None or not 0 <= usd <= LARGEST_AMOUNT:
+    if usd is None or not 0 <= usd <= MAX_AMOUNT:
         usd = flight.held_amount("usd") if flight.legs else 0
-    if tokens is None or not 0 <= tokens <= LARGEST_AMOUNT:
+    if tokens is None or not 0 <= tokens <= MAX_AMOUNT:
         tokens = flight.held_amount("tokens") if flight.legs else 0
     return usd, tokens
 
 
 def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
-    """Set a cap, also below what is spent already: the excess is recorded.
+    """Set a cap. It may be below the amount already spent; the excess is recorded.
 
-    A sub-session's cap cannot exceed what was carved out for it, and no agent changes any cap: then nothing is written.
+    Nothing is written if an agent sets the cap, or if a sub-session's cap would exceed the amount carved out for it.
     """
-    session = session_of(StreamId(account.scope)) or ""
+    session = parse_session_id(StreamId(account.scope)) or ""
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        if not may_decide(by):
+        if not can_decide(by):
             return []
-        carved = rows.get(HoldRow, session) if session else None
-        bounds = [leg for leg in carved.taken() if leg.unit == account.unit] if carved is not None else []
+        carved_hold = rows.get(HoldRow, session) if session else None
+        bounds = (
+            [leg for leg in carved_hold.decode_legs() if leg.unit == account.unit] if carved_hold is not None else []
+        )
         if any(cap is None or cap > leg.amount for leg in bounds):
             return []
         overrun = compute_cap_overrun(budget_row(rows, account), cap)
-        event = ev.CapChanged(
+        event = CapChanged(
             scope=account.scope,
             window=account.window,
             unit=account.unit,
@@ -178,11 +189,16 @@ def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str
 
 
 def _make_settling_write(
-    lease: Lease, flight: InFlight, result: ActualResult, usd: int, tokens: int, known: Charge | None = None
+    lease: Lease,
+    flight: InFlight,
+    result: ActualResult,
+    usd: int,
+    tokens: int,
+    precomputed_charge: Charge | None = None,
 ) -> Write:
     rows: tuple[RowKey, ...] = ()
     others: tuple[StreamId, ...] = ()
-    # What has neither a hold nor a cost has at most its line of the audit.
+    # An effect with neither a hold nor a cost changes at most its audit row.
     if flight.legs or usd:
         rows = ((HoldRow, flight.id), *map(budget_key, flight.legs or flight.accounts))
     if result.audited:
@@ -191,16 +207,18 @@ def _make_settling_write(
         rows = (*rows, *_list_effect_rows(result.happened))
         others = tuple(dict.fromkeys(StreamId(each.stream) for each in result.happened if each.stream))
     stream, key = lease.stream, f"{flight.id}/settled/{flight.seq}"
-    return Write(stream, key, partial(settle_flight, flight, result, usd, tokens, known), rows, lease, others)
+    return Write(
+        stream, key, partial(settle_flight, flight, result, usd, tokens, precomputed_charge), rows, lease, others
+    )
 
 
 class Intent(Protocol):
-    """The write that admits something or refuses it, decided at the moment at which it is tried."""
+    """An effect's intent: makes the write that admits or refuses it at a given time."""
 
     @property
     def lease(self) -> Lease: ...
 
-    def write(self, now: int, first: Write | None = None) -> Write: ...
+    def write(self, now: int, deferred: Write | None = None) -> Write: ...
 
 
 async def read_budget(store: Store, scope: str, window: str = "", unit: Unit = "usd") -> BudgetRow:
@@ -210,6 +228,8 @@ async def read_budget(store: Store, scope: str, window: str = "", unit: Unit = "
 
 
 class Ledger:
+    """Commits the intents and settlements of one process, and adds deferred writes to a session's next commit."""
+
     def __init__(self, store: Store, clock: Clock, max_wait: int = BUDGET_WAIT) -> None:
         self._store = store
         self._clock = clock
@@ -218,64 +238,66 @@ class Ledger:
         self._deferred: dict[Lease, Write] = {}
 
     def commit(self, write: Write) -> "CoroutineType[Any, Any, Committed]":
-        """Commit a write, and just before it, in the same transaction, what the session deferred."""
+        """Commit a write, preceded in the same transaction by the session's deferred writes."""
         lease = write.lease
-        before = None if lease is None else self._deferred.get(lease)
+        deferred_write = None if lease is None else self._deferred.get(lease)
         return (
-            self._store.commit(write) if lease is None or before is None else self._commit_after(lease, before, write)
+            self._store.commit(write)
+            if lease is None or deferred_write is None
+            else self._commit_after(lease, deferred_write, write)
         )
 
-    async def _commit_after(self, lease: Lease, before: Write, write: Write) -> Committed:
-        committed = await self._store.commit(msgspec.structs.replace(write, first=before))
-        self._forget_deferred(lease, before)
+    async def _commit_after(self, lease: Lease, deferred_write: Write, write: Write) -> Committed:
+        committed = await self._store.commit(msgspec.structs.replace(write, first=deferred_write))
+        self._forget_deferred(lease, deferred_write)
         return committed
 
     async def commit_intent(self, intent: Intent, max_wait: int, now: int = 0) -> Committed | None:
-        """Commit an intent, decided at this moment, which is `now` where it is known already.
+        """Commit an intent; `now` is the current time, if the caller has just read it.
 
-        If other holds are in the way, decide again when one settles; None when they stay for longer than `patience`.
+        While other holds use the budget, decides again whenever one settles. Returns None after `max_wait`.
         """
         lease = intent.lease
         now = now or self._clock.now()
         deadline = now + max_wait
         while True:
-            before = self._deferred.get(lease)
-            committed = await self._store.commit(intent.write(now, before))
-            if before is not None:
-                self._forget_deferred(lease, before)
+            deferred_write = self._deferred.get(lease)
+            committed = await self._store.commit(intent.write(now, deferred_write))
+            if deferred_write is not None:
+                self._forget_deferred(lease, deferred_write)
             if committed.events:
                 return committed
             now = self._clock.now()
             if now >= deadline:
                 return None
-            await self.wait_until_freed(min(deadline - now, LONGEST_BUDGET_POLL))
+            await self.wait_until_freed(min(deadline - now, MAX_BUDGET_POLL))
             now = self._clock.now()
 
-    def _forget_deferred(self, lease: Lease, deferred: Write) -> None:
-        """Forget what was deferred: the session's newest write has carried it."""
-        if self._deferred.get(lease) is deferred:
+    def _forget_deferred(self, lease: Lease, deferred_write: Write) -> None:
+        """Forget a deferred write that is committed now."""
+        if self._deferred.get(lease) is deferred_write:
             del self._deferred[lease]
         if self._waiting:
             self._wake_next_waiter()
 
     def defer(self, lease: Lease, write: Write) -> None:
-        """Defer a write into the session's next commit."""
-        before = self._deferred.setdefault(lease, write)
-        if before is not write:
-            self._deferred[lease] = msgspec.structs.replace(write, first=before)
+        """Defer a write to the session's next commit."""
+        earlier_write = self._deferred.setdefault(lease, write)
+        if earlier_write is not write:
+            self._deferred[lease] = msgspec.structs.replace(write, first=earlier_write)
 
     def has_deferred(self, lease: Lease) -> bool:
         return lease in self._deferred
 
     async def flush_deferred(self, lease: Lease) -> None:
-        """Commit what was deferred: no further write follows to carry it."""
-        before = self._deferred.pop(lease, None)
-        if before is not None:
-            await self._store.commit(before)
+        """Commit the deferred writes now."""
+        deferred_write = self._deferred.pop(lease, None)
+        if deferred_write is not None:
+            await self._store.commit(deferred_write)
             self._wake_next_waiter()
 
     async def settle(self, lease: Lease, flight: InFlight, result: ActualResult) -> Settlement:
-        """Commit the outcome with its true cost, and wake a waiter for money."""
+        """Commit the outcome with its true cost, and wake a session that waits for money."""
         if result.body is not None and len(result.body) > BLOB_THRESHOLD:
             body, blob = await offload_body(self._store, result.body)
             result = msgspec.structs.replace(result, body=body, blob=blob)
@@ -284,13 +306,14 @@ class Ledger:
         if self._waiting:
             self._wake_next_waiter()
         events = committed.events
-        overrun = len(events) > 1 and any(isinstance(stored.event, ev.OverrunIncurred) for stored in events)
+        overrun = len(events) > 1 and any(isinstance(stored.event, OverrunIncurred) for stored in events)
         return Settlement(usd, tokens, overrun, committed)
 
     def defer_settlement(self, lease: Lease, flight: InFlight, result: ActualResult) -> Settlement | None:
-        """Settle with the session's next write, where the result is certain: both are durable before anything acts.
+        """Defer a settlement to the session's next write; return None if it must be committed now.
 
-        That is what succeeded within its hold. None where it must be committed by itself.
+        Only a success within its hold and without effects on other rows may be deferred. It is durable before the next
+        effect starts.
         """
         if result.outcome != "ok" or result.happened or (result.body is not None and len(result.body) > BLOB_THRESHOLD):
             return None
@@ -305,28 +328,28 @@ class Ledger:
         return Settlement(usd, tokens)
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:
-        """Settle what a crash left unanswered at its maximum: it may have been spent."""
+        """Settle effects in doubt at their maximum, which may have been spent."""
         for flight in flights:
             await self.settle(lease, flight, ActualResult("unknown"))
 
-    def with_cap_notice(self, write: Write, find: FindCaps, tell: Callable[[bool], None]) -> Write:
-        """The same write, which tells of itself whether a cap is near: its transaction has the rows anyway."""
-        keys, caps = find(self._clock.now())
+    def with_cap_notice(self, write: Write, find_caps: FindCaps, on_near_cap: Callable[[bool], None]) -> Write:
+        """Extend a write: its transaction also reports to `on_near_cap` whether a cap is near."""
+        keys, caps = find_caps(self._clock.now())
 
         def decide(rows: Rows) -> Sequence[Draft]:
-            tell(is_near_cap(caps, rows.find(keys)))
+            on_near_cap(is_near_cap(caps, rows.find(keys)))
             return write.decide(rows)
 
         return msgspec.structs.replace(write, decide=decide, reads=(*write.reads, *keys))
 
-    async def is_near_budget(self, find: FindCaps) -> bool:
-        """Whether the session or a scope above it is near its cap, with what is held counted as spent."""
-        keys, caps = find(self._clock.now())
+    async def is_near_budget(self, find_caps: FindCaps) -> bool:
+        """Return whether the session or a scope above it is near its cap; holds count as spent."""
+        keys, caps = find_caps(self._clock.now())
         return is_near_cap(caps, [await read_budget(self._store, *key[1:]) for key in keys])
 
     async def forecast(self, name: str, purpose: Purpose = "turn", cold_start: int = COLD_START_COST) -> CostForecast:
-        since = self._clock.now() - SAMPLE_PERIOD
-        params = {"name": name, "purpose": purpose, "since": since, "limit": SAMPLES_KEPT}
+        oldest_at = self._clock.now() - SAMPLE_PERIOD
+        params = {"name": name, "purpose": purpose, "since": oldest_at, "limit": MAX_SAMPLES}
         return forecast_cost(
             [row.usd for row in await self._store.ask(Query("newest_costs", _Cost, params))], cold_start
         )
@@ -334,23 +357,23 @@ class Ledger:
     def _wake_next_waiter(self) -> None:
         """Wake one waiter; it wakes the next one when it succeeds."""
         while self._waiting:
-            first = self._waiting.popleft()
-            if not first.is_set():
-                first.set()
+            waiter = self._waiting.popleft()
+            if not waiter.is_set():
+                waiter.set()
                 return
 
     async def wait_until_freed(self, max_wait: int) -> None:
-        """Wait until a hold of this process settles, or poll for those of other processes."""
-        freed = asyncio.Event()
-        self._waiting.append(freed)
-        pause = asyncio.ensure_future(self._clock.sleep(max_wait))
-        word = asyncio.ensure_future(freed.wait())
+        """Wait until a hold of this process settles, at most for `max_wait`: holds of other processes are polled."""
+        freed_event = asyncio.Event()
+        self._waiting.append(freed_event)
+        timer = asyncio.ensure_future(self._clock.sleep(max_wait))
+        waiter = asyncio.ensure_future(freed_event.wait())
         try:
-            await asyncio.wait((pause, word), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((timer, waiter), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            freed.set()
-            pause.cancel()
-            word.cancel()
+            freed_event.set()
+            timer.cancel()
+            waiter.cancel()
 
 
 class _Cost(msgspec.Struct, frozen=True):

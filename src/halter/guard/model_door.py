@@ -1,12 +1,12 @@
-"""The one door to a model.
+"""The model door: the only way to ask a model.
 
-    attempt = everything known without a lock        the model, its price, the tokens of the prompt
-    admitted = one short transaction                 R5 halt -> R6 the model and its price -> R4 the hold
-    reply = the model, with a permit and a deadline  no transaction open; a halt cancels it
-    settled = one more transaction                   the answer and its true cost
+    1. prepare   without a lock          the model, its price, the tokens of the prompt
+    2. admit     one short transaction   R5 halt -> R6 the model and its price -> R4 hold
+    3. ask       no transaction          the model, with a permit and a deadline; a halt cancels it
+    4. settle    one transaction         the reply and its true cost
 
-A request beyond the rate of its model waits for the next minute. Nothing is retried here: each attempt has its own id
-and hold, and its outcome is a value that says whether another attempt makes sense.
+A request beyond the rate limit of its model waits for the next minute. The door does not retry: each attempt has its
+own id and hold, and its outcome says whether a retry may succeed.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from halter.core import events as ev
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
+from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestSettled, RequestStarted
 from halter.core.ids import Digest
 from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, count_audio_tokens
-from halter.core.money import LARGEST_AMOUNT, Charge, list_accounts
+from halter.core.money import MAX_AMOUNT, Charge, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
 from halter.core.rows import HaltRow
 from halter.core.tools import Permit
 from halter.core.usage import ModelPrices, PriceTable, RequestExtras, Unpriced, UnpricedFeature, Usage
 from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.halts import (
-    LONGEST_ERROR,
+    MAX_ERROR_LENGTH,
     BudgetBusy,
     EffectStopped,
     HaltWatch,
@@ -49,7 +49,7 @@ ChunkListener = Callable[[StreamChunk], None]
 
 
 class StreamMask(Protocol):
-    """Masks secrets in streamed text; may hold a piece back until it is certain."""
+    """Masks secrets in streamed text. It may hold a chunk back until the chunk is known to be safe."""
 
     def feed(self, chunk: str) -> str: ...
 
@@ -57,7 +57,7 @@ class StreamMask(Protocol):
 
 
 class WholeTextMask:
-    """Masks a text as a whole, at its end: nothing is passed on before."""
+    """Masks a text as a whole, at its end, and passes nothing on before."""
 
     def __init__(self, redact: Redact) -> None:
         self._redact = redact
@@ -86,7 +86,7 @@ class RehydratingMask:
 
 
 class AnswerStream:
-    """Passes one attempt's text to a listener. A listener that raises is dropped; the request goes on."""
+    """Passes one attempt's text to a listener. A listener that raises is dropped; the request continues."""
 
     def __init__(self, request: str, listen: ChunkListener, mask: StreamMask, *, discards: bool) -> None:
         self._request = request
@@ -100,7 +100,7 @@ class AnswerStream:
         self._emit(self._mask.feed(text))
 
     def finish(self, *, whole: bool) -> None:
-        """End the stream. Text held back from a failed answer is dropped: the answer will be discarded."""
+        """End the stream. Drop the text held back from a failed answer, which will be discarded."""
         if whole:
             self._emit(self._mask.finish())
         self._send_chunk(StreamChunk(self._request, finished=True))
@@ -116,7 +116,7 @@ class AnswerStream:
             return
         try:
             self._on_chunk(chunk)
-        except Exception:  # noqa: BLE001 It is a stranger's code, and what it shows is no part of the work.
+        except Exception:  # noqa: BLE001 The listener is foreign code: its errors must not end the request.
             self._on_chunk = None
 
 
@@ -129,7 +129,7 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the journal keeps of a request: the part of the prompt that is not in it already."""
+    """The part of a prompt that the journal does not have already."""
 
     volatile: str = ""
     nonce: str = ""
@@ -138,12 +138,12 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One model request.
 
-    An `optional` one does not wait for money, and its refusal ends no session. `record` is what the journal stores,
-    where the rest of the prompt is there already. `input_tokens` is a tighter bound than the prompt's length, and comes
-    with the `audio_tokens` among them. `listen` receives the answer as it streams; `discards` withdraws the text of an
-    earlier attempt. With a `nonce`, the answer may hold calls written as text. With `goes_on` the caller continues the
-    session at once, so the outcome may be written with what follows. `rates` are what this request costs, where that is
-    not what its model usually does; `min_output_tokens` is the shortest answer that its provider accepts as a limit.
+    An `optional` request does not wait for money, and its refusal ends no session. The journal stores `record` in place
+    of the prompt, if it has the rest already. `input_tokens` is a tighter bound than the prompt's length, and includes
+    `audio_tokens`. `on_chunk` receives the answer as it streams; `discards_previous` withdraws the text of an earlier
+    attempt. With a `nonce`, the answer may contain calls written as text. With `can_defer`, the caller continues the
+    session immediately, so the settlement may be deferred to its next commit. `prices` are this request's, if they
+    differ from its model's. `min_output_tokens` is the smallest output limit that its provider accepts.
     """
 
     id: str
@@ -154,16 +154,16 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     record: RequestRecord | None = None
     input_tokens: int | None = None
     audio_tokens: int = 0
-    listen: ChunkListener | None = None
-    discards: bool = False
+    on_chunk: ChunkListener | None = None
+    discards_previous: bool = False
     nonce: str = ""
-    goes_on: bool = False
-    rates: ModelPrices | Unpriced | None = None
+    can_defer: bool = False
+    prices: ModelPrices | Unpriced | None = None
     min_output_tokens: int = 0
 
 
 class AnsweredRequest(msgspec.Struct, frozen=True, gc=False):
-    """The model's answer. One that is `repeated` comes from the journal, and the session has paid for it already."""
+    """The model's answer. A repeated one comes from the journal, and the session has already paid for it."""
 
     request: str
     reply: Reply
@@ -175,18 +175,18 @@ class AnsweredRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
-    """A brake refused the request, and the refusal is recorded."""
+    """The guard refused the request; the refusal is recorded."""
 
     request: str
     outcome: Outcome
     sentence: str
-    cap: ev.CostCapReached | None = None
+    cap: CostCapReached | None = None
 
 
 class FailedRequest(msgspec.Struct, frozen=True):
     """The model gave no answer. `retry_after` is the provider's requested wait, in microseconds.
 
-    One that `needs_person` is not answered before a person has changed something.
+    If `needs_person` is set, retries fail until a person has fixed something.
     """
 
     request: str
@@ -217,29 +217,34 @@ class _RequestInFlight(msgspec.Struct, frozen=True):
 
 
 class _RequestIntent(msgspec.Struct):
-    """The write that admits a request or refuses it; `waited` counts its waits for a rate."""
+    """The intent of a request: makes the write that admits or refuses it.
+
+    `wait_count` counts its waits for the rate limit.
+    """
 
     lease: Lease
     attempt_record: ModelAttempt
-    waited: int
+    wait_count: int
 
-    def write(self, now: int, first: Write | None = None) -> Write:
+    def write(self, now: int, deferred: Write | None = None) -> Write:
         attempt = self.attempt_record
         if now != attempt.now:
             attempt = self.attempt_record = attempt.at(now)
-        key = f"{attempt.request}/asked/{self.waited}" if self.waited else f"{attempt.request}/asked"
+        key = f"{attempt.request}/asked/{self.wait_count}" if self.wait_count else f"{attempt.request}/asked"
         reads, decide = list_request_rows(attempt), partial(judge_attempt, attempt)
-        return Write(self.lease.stream, key, decide, reads, self.lease, (), first)
+        return Write(self.lease.stream, key, decide, reads, self.lease, (), deferred)
 
 
 class UsageReport(msgspec.Struct, frozen=True):
-    """The reported usage. Unless final, only the input is known: the answer may have gone on."""
+    """The reported usage. Unless it is final, only its input is certain."""
 
     usage: Usage | None
     final: bool = True
 
 
 class ModelDoor:
+    """Admits or refuses a request, asks the model, and settles the cost: the only way to ask a model."""
+
     def __init__(
         self,
         store: Store,
@@ -258,7 +263,7 @@ class ModelDoor:
         self._stream_mask = stream_mask or partial(WholeTextMask, redact)
         self._redact = redact
         self._masks = PromptMasker(redact)
-        self._patience = ledger.hold_timeout
+        self._max_wait = ledger.hold_timeout
         self._halts = halts or HaltWatch(store, clock)
 
     async def request(
@@ -270,297 +275,313 @@ class ModelDoor:
         attempt: int = 0,
         waited: int = 0,
     ) -> RequestOutcome:
-        """Admit a request or refuse it; the outcome is in the journal when this returns."""
-        flying = await self._admit(lease, context, request, model, attempt, waited)
-        if not isinstance(flying, _RequestInFlight):
-            return flying
-        # Thousands of requests may wait here: what is done before and after has frames of its own.
-        voice = None if request.listen is None else self._open_stream(flying, request.listen)
+        """Admit or refuse a request, and ask the model if admitted. The journal has the outcome on return."""
+        in_flight = await self._admit(lease, context, request, model, attempt, waited)
+        if not isinstance(in_flight, _RequestInFlight):
+            return in_flight
+        # Thousands of requests may wait here: the steps before and after have their own frames, to save memory.
+        stream = None if request.on_chunk is None else self._open_stream(in_flight, request.on_chunk)
         answer: AnsweredRequest | FailedRequest | None = None
         try:
-            watched = self._halts.watch(context.scopes, request.timeout, flying.flight.name)
+            effect = self._halts.watch(context.scopes, request.timeout, in_flight.flight.name)
             try:
                 try:
-                    reply = watched.leftover = await model.ask(flying.sent, flying.permit, voice and voice.on_text)
+                    reply = effect.leftover = await model.ask(
+                        in_flight.sent, in_flight.permit, stream and stream.on_text
+                    )
                 except BaseException as error:
-                    watched.end(error)
+                    effect.end(error)
                     raise
-                watched.end()
+                effect.end()
             except (asyncio.CancelledError, EffectStopped, TimeoutError, ModelError) as error:
-                answer = await self._fail(flying, error, voice)
+                answer = await self._fail(in_flight, error, stream)
             else:
-                answer = await self._accept_reply(flying, reply)
+                answer = await self._accept_reply(in_flight, reply)
             return answer
         finally:
-            if voice is not None:
-                voice.finish(whole=isinstance(answer, AnsweredRequest))
+            if stream is not None:
+                stream.finish(whole=isinstance(answer, AnsweredRequest))
 
     async def find_halt(self, scopes: Sequence[str]) -> HaltRow | None:
         return await self._halts.find(scopes)
 
-    def _open_stream(self, flying: _RequestInFlight, listen: ChunkListener) -> AnswerStream:
-        """Stream the answer to a listener, who always receives its end."""
-        mask = RehydratingMask(self._stream_mask(), flying.values) if flying.values else self._stream_mask()
-        return AnswerStream(flying.flight.id, listen, mask, discards=flying.request.discards)
+    def _open_stream(self, in_flight: _RequestInFlight, listen: ChunkListener) -> AnswerStream:
+        """Stream the answer to a listener, which always receives its end."""
+        mask = RehydratingMask(self._stream_mask(), in_flight.values) if in_flight.values else self._stream_mask()
+        return AnswerStream(in_flight.flight.id, listen, mask, discards=in_flight.request.discards_previous)
 
     async def _admit(
         self, lease: Lease, context: SessionContext, request: ModelRequest, model: Model, attempt: int, waited: int
     ) -> _RequestInFlight | RequestOutcome:
-        """Decide in one short transaction, again while other holds are in the way.
+        """Decide in one short transaction, and again while other holds use the budget.
 
-        Each wait for a rate is a decision of its own, which is read again after a crash. What only the decision needs
-        is gone with this frame while the model answers.
+        After a wait for the rate limit, the decision has a key of its own, so that a crash does not repeat the wait.
+        This is a separate function, so that the data of the decision is freed while the model answers.
         """
         now = self._clock.now()
         terms = context.terms_of_model(model, self._prices, now)
         prompt = self._masks.prompt(lease, request.prompt)
-        hidden = None if context.anonymize is None else hide_personal_data(context, prompt, terms)
-        # Masked before it is encoded: inside JSON a secret would be spelled otherwise.
-        kept = request.record
-        if kept is not None and kept.volatile and (text := mask_text(kept.volatile, self._redact)) is not kept.volatile:
-            kept = RequestRecord(text, kept.nonce)
-        body = _ENCODE(prompt if kept is None else kept)
-        record = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
-        asking = _make_attempt(context, terms, request, prompt, hidden, f"{request.id}/{attempt}", now, record)
-        max_wait = 0 if asking.optional else self._patience
+        anonymized_prompt = None if context.anonymize is None else hide_personal_data(context, prompt, terms)
+        # Masked before it is encoded: JSON would escape characters of a secret.
+        request_record = request.record
+        if (
+            request_record is not None
+            and request_record.volatile
+            and (text := mask_text(request_record.volatile, self._redact)) is not request_record.volatile
+        ):
+            request_record = RequestRecord(text, request_record.nonce)
+        body = _ENCODE(prompt if request_record is None else request_record)
+        stored_body = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
+        model_attempt = _make_attempt(
+            context, terms, request, prompt, anonymized_prompt, f"{request.id}/{attempt}", now, stored_body
+        )
+        max_wait = 0 if model_attempt.optional else self._max_wait
         while True:
-            intent = _RequestIntent(lease, asking, waited)
+            intent = _RequestIntent(lease, model_attempt, waited)
             committed = await self._ledger.commit_intent(intent, max_wait, now)
             if committed is None:
-                return BudgetBusy(asking.request)
+                return BudgetBusy(model_attempt.request)
             stored = committed.events[0]
-            started = stored.event
-            if isinstance(started, ev.RequestStarted):
+            event = stored.event
+            if isinstance(event, RequestStarted):
                 break
             answer = read_request_refusal(committed)
             if isinstance(answer, RefusedRequest):
                 return answer
-            until = answer.until or 0
-            if not committed.repeated or until > self._clock.now():
-                return RateLimited(asking.request, until, waited)
+            retry_at = answer.until or 0
+            if not committed.is_repeated or retry_at > self._clock.now():
+                return RateLimited(model_attempt.request, retry_at, waited)
             waited, now = waited + 1, 0
-        # A cost for which nothing was held counts where it would have been held.
-        where = () if started.legs else list_accounts(asking.caps, asking.spender, intent.attempt_record.now)
-        limit = started.max_output_tokens
-        flight = track_request(started, stored, where)
-        if committed.repeated and (before := await self._find_earlier_outcome(flight, limit, committed, lease)):
-            return before
-        values, sent = (_NO_VALUES, prompt) if hidden is None else (hidden.values, hidden.prompt)
-        if sent.max_output_tokens != limit:
-            sent = msgspec.structs.replace(sent, max_output_tokens=limit)
-        began = self._clock.now()
-        permit = Permit(flight.id, began + request.timeout, _NO_SECRETS)
-        return _RequestInFlight(lease, flight, request, sent, asking.rates, began, permit, values)
+        # A cost without a hold is charged to the accounts that would have held it.
+        accounts = (
+            () if event.legs else list_accounts(model_attempt.caps, model_attempt.spender, intent.attempt_record.now)
+        )
+        limit = event.max_output_tokens
+        flight = track_request(event, stored, accounts)
+        if committed.is_repeated and (
+            earlier_outcome := await self._find_earlier_outcome(flight, limit, committed, lease)
+        ):
+            return earlier_outcome
+        values, sent_prompt = (
+            (_NO_VALUES, prompt) if anonymized_prompt is None else (anonymized_prompt.values, anonymized_prompt.prompt)
+        )
+        if sent_prompt.max_output_tokens != limit:
+            sent_prompt = msgspec.structs.replace(sent_prompt, max_output_tokens=limit)
+        started_at = self._clock.now()
+        permit = Permit(flight.id, started_at + request.timeout, _NO_SECRETS)
+        return _RequestInFlight(lease, flight, request, sent_prompt, model_attempt.rates, started_at, permit, values)
 
     async def _find_earlier_outcome(
         self, flight: InFlight, max_output_tokens: int, committed: Committed, lease: Lease
     ) -> AnsweredRequest | FailedRequest | None:
-        """The outcome of an earlier identical request: a paid answer is kept, and no model is asked twice."""
+        """Find the outcome of an earlier identical request, so that a paid answer is reused."""
         stored = await find_outcome(self._store, lease.stream, flight)
-        if stored is not None and isinstance(stored.event, ev.RequestSettled):
+        if stored is not None and isinstance(stored.event, RequestSettled):
             answer = restore_request_outcome(stored.event, await read_body(self._store, stored), max_output_tokens)
             return msgspec.structs.replace(answer, repeated=True)
         if any(event.generation != lease.generation for event in committed.events):
-            error = "An earlier owner of this session began it; its outcome is unknown."
+            error = "An earlier owner of this session started it; its outcome is unknown."
             return FailedRequest(flight.id, "unknown", error, may_retry=True)
         return None
 
     async def _fail(
         self,
-        flying: _RequestInFlight,
+        in_flight: _RequestInFlight,
         error: asyncio.CancelledError | EffectStopped | TimeoutError | ModelError,
-        voice: AnswerStream | None,
+        stream: AnswerStream | None,
     ) -> FailedRequest:
-        """Settle a request that failed, was halted or timed out, or was cancelled, which is raised again.
+        """Settle a request that failed, was halted, timed out or was cancelled. A cancel is raised again.
 
-        What was heard of a cancelled answer is kept with it: a person who interrupts an answer has read that much.
+        The streamed text of a cancelled answer is recorded, because the person who interrupted it has read it.
         """
         match error:
             case asyncio.CancelledError():
-                left = read_cancelled_effect(error).leftover
-                stopped = self._cut(flying, left, "cancelled", "CancelledError: the session was cancelled")
-                if voice is not None and voice.texts:
-                    text = Text(mask_text("".join(voice.texts), self._redact), "model", trusted=False)
-                    stopped = msgspec.structs.replace(stopped, body=_ENCODE(Reply((text,))))
-                await run_shielded(self._make_failure(flying, stopped))
+                leftover = read_cancelled_effect(error).leftover
+                cancelled_result = self._cut(
+                    in_flight, leftover, "cancelled", "CancelledError: the session was cancelled"
+                )
+                if stream is not None and stream.texts:
+                    text = Text(mask_text("".join(stream.texts), self._redact), "model", trusted=False)
+                    cancelled_result = msgspec.structs.replace(cancelled_result, body=_ENCODE(Reply((text,))))
+                await run_shielded(self._make_failure(in_flight, cancelled_result))
                 raise error
             case EffectStopped():
-                result = self._cut(flying, error.leftover, error.outcome, str(error))
+                result = self._cut(in_flight, error.leftover, error.outcome, str(error))
                 result = msgspec.structs.replace(result, may_retry=error.outcome == "timeout")
             case TimeoutError():
-                late = f"TimeoutError: {flying.flight.name} took longer than it may"
-                result = msgspec.structs.replace(self._cut(flying, error, "timeout", late), may_retry=True)
+                message = f"TimeoutError: {in_flight.flight.name} exceeded its deadline"
+                result = msgspec.structs.replace(self._cut(in_flight, error, "timeout", message), may_retry=True)
             case ModelError():
-                result = self._make_refusal(flying, error)
-        return await self._make_failure(flying, result)
+                result = self._make_refusal(in_flight, error)
+        return await self._make_failure(in_flight, result)
 
-    async def _accept_reply(self, flying: _RequestInFlight, reply: Reply) -> AnsweredRequest:
+    async def _accept_reply(self, in_flight: _RequestInFlight, reply: Reply) -> AnsweredRequest:
         """Mask an answer and settle its cost."""
         usage, usd, tokens = reply.usage, None, None
-        if usage is not None and usage.input_tokens + usage.output_tokens > LARGEST_AMOUNT:
-            # No store could keep such a report.
+        if usage is not None and usage.input_tokens + usage.output_tokens > MAX_AMOUNT:
+            # No store can record such a report.
             usage, reply = None, msgspec.structs.replace(reply, usage=None)
-        if flying.values:
-            reply = rehydrate_reply(reply, flying.values, flying.request.nonce)
+        if in_flight.values:
+            reply = rehydrate_reply(reply, in_flight.values, in_flight.request.nonce)
         parts = self._masks.parts(reply.parts)
         if parts is not reply.parts:
             reply = msgspec.structs.replace(reply, parts=parts)
         if usage is not None:
-            # What has no usage, or no price, is charged at its hold.
-            tokens, rates = usage.uncached, flying.rates
-            usd = None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began)
-        lease, flight = flying.lease, flying.flight
+            # Without a usage report or a price, the hold is charged.
+            tokens, prices = usage.uncached, in_flight.rates
+            usd = None if isinstance(prices, Unpriced) else prices.cost(usage, in_flight.began)
+        lease, flight = in_flight.lease, in_flight.flight
         result = ActualResult("ok", usd, tokens, usage, _ENCODE(reply))
-        settled = self._ledger.defer_settlement(lease, flight, result) if flying.request.goes_on else None
-        if settled is None:
-            settled = await self._ledger.settle(lease, flight, result)
-        limit = flying.sent.max_output_tokens
-        return AnsweredRequest(flight.id, reply, settled.usd, limit, settled.overrun, settled.tokens)
+        settlement = self._ledger.defer_settlement(lease, flight, result) if in_flight.request.can_defer else None
+        if settlement is None:
+            settlement = await self._ledger.settle(lease, flight, result)
+        limit = in_flight.sent.max_output_tokens
+        return AnsweredRequest(flight.id, reply, settlement.usd, limit, settlement.overrun, settlement.tokens)
 
-    async def _make_failure(self, flying: _RequestInFlight, result: ActualResult) -> FailedRequest:
-        settled = await self._ledger.settle(flying.lease, flying.flight, result)
+    async def _make_failure(self, in_flight: _RequestInFlight, result: ActualResult) -> FailedRequest:
+        settlement = await self._ledger.settle(in_flight.lease, in_flight.flight, result)
         return FailedRequest(
-            flying.flight.id,
+            in_flight.flight.id,
             result.outcome,
             result.error,
-            settled.usd,
+            settlement.usd,
             result.may_retry,
             result.retry_after,
-            settled.tokens,
+            settlement.tokens,
             result.needs_person,
         )
 
-    def _cut(self, flying: _RequestInFlight, left: object, outcome: Outcome, error: str) -> ActualResult:
-        """A stopped request costs nothing if it was never sent, otherwise at most its hold."""
-        result = ActualResult(outcome, error=mask_text(error, self._redact)[:LONGEST_ERROR])
-        if flying.permit.unsent:
+    def _cut(self, in_flight: _RequestInFlight, leftover: object, outcome: Outcome, error: str) -> ActualResult:
+        """Make the result of a stopped request. It is free if it was never sent, and else costs at most its hold."""
+        result = ActualResult(outcome, error=mask_text(error, self._redact)[:MAX_ERROR_LENGTH])
+        if in_flight.permit.unsent:
             return msgspec.structs.replace(result, usd=0, tokens=0)
-        return _price_usage(flying, read_usage_report(left), result)
+        return _price_usage(in_flight, read_usage_report(leftover), result)
 
-    def _make_refusal(self, flying: _RequestInFlight, error: ModelError) -> ActualResult:
+    def _make_refusal(self, in_flight: _RequestInFlight, error: ModelError) -> ActualResult:
         result = ActualResult(
             "error",
-            error=mask_text(str(error), self._redact)[:LONGEST_ERROR],
+            error=mask_text(str(error), self._redact)[:MAX_ERROR_LENGTH],
             may_retry=isinstance(error, ModelUnavailable),
             needs_person=isinstance(error, ModelUnusable),
             retry_after=error.retry_after,
         )
         if not error.billed:
             return msgspec.structs.replace(result, usd=0, tokens=0)
-        return _price_usage(flying, UsageReport(error.usage, final=error.final), result)
+        return _price_usage(in_flight, UsageReport(error.usage, final=error.final), result)
 
 
-def _make_attempt(  # noqa: PLR0913, PLR0917 Each is a part of it.
+def _make_attempt(  # noqa: PLR0913, PLR0917 An attempt needs each of these.
     context: SessionContext,
     terms: RequestTerms,
     request: ModelRequest,
     prompt: Prompt,
-    hidden: AnonymizedPrompt | None,
-    name: str,
+    anonymized_prompt: AnonymizedPrompt | None,
+    attempt_id: str,
     now: int,
-    record: tuple[bytes | None, Digest | None],
+    stored_body: tuple[bytes | None, Digest | None],
 ) -> ModelAttempt:
-    """Collect what the judge needs; the full prompt is counted, not only what is sent."""
-    audio = request.audio_tokens
+    """Make the judge's input. Tokens are counted for the full prompt, not only for its new part."""
+    audio_tokens = request.audio_tokens
     if request.input_tokens is None:
-        tokens = terms.model.count(prompt if hidden is None else hidden.prompt)
-        audio = count_audio_tokens(prompt.messages)
+        tokens = terms.model.count(prompt if anonymized_prompt is None else anonymized_prompt.prompt)
+        audio_tokens = count_audio_tokens(prompt.messages)
     else:
         # Placeholders may be longer than their values.
-        tokens = request.input_tokens + (0 if hidden is None else hidden.growth)
-    own: dict[str, Any] = {}
-    if request.rates is not None:
-        own["rates"] = request.rates
-    elif audio or prompt.provider_tools:
-        extras = msgspec.structs.replace(prompt.extras, audio_tokens=audio)
-        own["rates"], tokens = find_extra_rates(terms, extras), extras.bound_input(tokens)
+        tokens = request.input_tokens + (0 if anonymized_prompt is None else anonymized_prompt.growth)
+    overrides: dict[str, Any] = {}
+    if request.prices is not None:
+        overrides["rates"] = request.prices
+    elif audio_tokens or prompt.provider_tools:
+        extras = msgspec.structs.replace(prompt.extras, audio_tokens=audio_tokens)
+        overrides["rates"], tokens = find_extra_rates(terms, extras), extras.bound_input(tokens)
     if request.min_output_tokens > terms.base.min_output_tokens:
-        own["min_output_tokens"] = request.min_output_tokens
-    if hidden is not None:
-        own["anonymized"] = hidden.counts
+        overrides["min_output_tokens"] = request.min_output_tokens
+    if anonymized_prompt is not None:
+        overrides["anonymized"] = anonymized_prompt.counts
     attempt = msgspec.structs.replace(
         terms.base,
-        request=name,
+        request=attempt_id,
         purpose=request.purpose,
         spender=terms.spender,
         now=now,
         input_tokens=tokens,
         max_output_tokens=prompt.max_output_tokens,
         halts=terms.halts or context.halts,
-        kept=terms.kept,
+        reserve=terms.reserve,
         optional=request.optional,
-        body=record[0],
-        blob=record[1],
+        body=stored_body[0],
+        blob=stored_body[1],
         terms=terms.hold,
     )
-    return msgspec.structs.replace(attempt, **own) if own else attempt
+    return msgspec.structs.replace(attempt, **overrides) if overrides else attempt
 
 
 def find_extra_rates(terms: RequestTerms, extras: RequestExtras) -> ModelPrices | Unpriced:
-    """What a request with sound, or with tools of the provider, costs."""
-    rates = terms.base.rates
-    if isinstance(rates, Unpriced):
-        return rates
-    covering = rates.covering(extras)
+    """Find the prices of a request with audio or with provider tools."""
+    prices = terms.base.rates
+    if isinstance(prices, Unpriced):
+        return prices
+    covering = prices.covering(extras)
     return UnpricedFeature(terms.model.name, covering) if isinstance(covering, str) else covering
 
 
 def hide_personal_data(context: SessionContext, prompt: Prompt, terms: RequestTerms) -> AnonymizedPrompt | None:
-    """Hide personal data from a model, if the policy says so; one on this machine sees everything."""
-    if context.anonymize is None or terms.local:
+    """Hide personal data from a model, if the policy requires it. A model on this machine sees everything."""
+    if context.anonymize is None or terms.is_local:
         return None
     return anonymize_prompt(prompt, context.anonymize.salt or context.session, context.anonymize.names)
 
 
-def read_usage_report(left: object) -> UsageReport:
-    """What a stopped request reported before its end."""
-    if isinstance(left, Reply):
-        return UsageReport(left.usage)
-    return UsageReport(left.usage, final=left.final) if isinstance(left, ModelError) else UsageReport(None)
+def read_usage_report(leftover: object) -> UsageReport:
+    """Read the usage that a stopped request reported before its end."""
+    if isinstance(leftover, Reply):
+        return UsageReport(leftover.usage)
+    return UsageReport(leftover.usage, final=leftover.final) if isinstance(leftover, ModelError) else UsageReport(None)
 
 
-def _price_usage(flying: _RequestInFlight, report: UsageReport, result: ActualResult) -> ActualResult:
-    """Price the usage. Without a plausible report nothing better than the hold is known."""
+def _price_usage(in_flight: _RequestInFlight, report: UsageReport, result: ActualResult) -> ActualResult:
+    """Add the usage and its price to a result. Without a plausible report, the hold is charged."""
     usage = report.usage
-    if usage is None or usage.input_tokens + usage.output_tokens > LARGEST_AMOUNT:
+    if usage is None or usage.input_tokens + usage.output_tokens > MAX_AMOUNT:
         return result
     if not report.final:
-        # A cut-off answer counts as the longest possible: hidden reasoning is billed, and reported only at the end.
-        limit = max(usage.output_tokens, flying.sent.max_output_tokens)
-        usage = flying.request.prompt.extras.bound_usage(msgspec.structs.replace(usage, output_tokens=limit))
-    rates = flying.rates
-    usd = None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began)
+        # A cut-off answer counts as the longest possible: hidden reasoning is billed, but only reported at the end.
+        limit = max(usage.output_tokens, in_flight.sent.max_output_tokens)
+        usage = in_flight.request.prompt.extras.bound_usage(msgspec.structs.replace(usage, output_tokens=limit))
+    prices = in_flight.rates
+    usd = None if isinstance(prices, Unpriced) else prices.cost(usage, in_flight.began)
     return msgspec.structs.replace(result, usd=usd, tokens=usage.uncached, usage=usage)
 
 
 def restore_request_outcome(
-    settled: ev.RequestSettled, body: bytes, max_output_tokens: int
+    event: RequestSettled, body: bytes, max_output_tokens: int
 ) -> AnsweredRequest | FailedRequest:
-    charge = settled.charge or Charge()
+    charge = event.charge or Charge()
     cost, tokens = charge.usd, charge.tokens
-    if settled.outcome == "ok" and body:
+    if event.outcome == "ok" and body:
         reply = msgspec.json.decode(body, type=Reply)
-        return AnsweredRequest(settled.request, reply, cost, max_output_tokens, bool(charge.overruns), tokens)
-    if settled.outcome == "ok":
-        error = "Erased: what the model answered was erased"
-        return FailedRequest(settled.request, "error", error, cost, tokens=tokens)
-    may_retry = settled.may_retry or settled.outcome == "unknown"
-    error = settled.error or OUTCOME_UNKNOWN
+        return AnsweredRequest(event.request, reply, cost, max_output_tokens, bool(charge.overruns), tokens)
+    if event.outcome == "ok":
+        error = "Erased: the model's answer was erased"
+        return FailedRequest(event.request, "error", error, cost, tokens=tokens)
+    may_retry = event.may_retry or event.outcome == "unknown"
+    error = event.error or OUTCOME_UNKNOWN
     return FailedRequest(
-        settled.request, settled.outcome, error, cost, may_retry, settled.retry_after, tokens, settled.needs_person
+        event.request, event.outcome, error, cost, may_retry, event.retry_after, tokens, event.needs_person
     )
 
 
-def read_request_refusal(committed: Committed) -> RefusedRequest | ev.GuardrailTriggered:
-    cap: ev.CostCapReached | None = None
+def read_request_refusal(committed: Committed) -> RefusedRequest | GuardrailTriggered:
+    cap: CostCapReached | None = None
     for stored in committed.events:
         match stored.event:
-            case ev.CostCapReached() as reached:
+            case CostCapReached() as reached:
                 cap = reached
-            case ev.GuardrailTriggered() as waits:
-                return waits
-            case ev.RequestRefused() as refused:
+            case GuardrailTriggered() as guardrail:
+                return guardrail
+            case RequestRefused() as refused:
                 return RefusedRequest(refused.request, refused.outcome, refused.sentence, cap)
             case _:
                 pass
-    raise AssertionError("A request was decided, and what was written says neither how nor when to ask again.")
+    raise AssertionError("The commit that decided a request has no refusal, rate wait or intent.")

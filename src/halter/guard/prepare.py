@@ -1,7 +1,7 @@
 """Prepare a call for the judge: everything that can be known before a row is locked.
 
-What follows from the session's context alone is worked out once, as the terms of a tool or of a model, and again when
-the context or a window changes.
+Everything that depends only on the session's context is compiled once, as the terms of a tool or of a model. The terms
+are compiled again when the context or a window changes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +21,11 @@ from halter.core.project import BudgetKey, budget_key
 from halter.core.provenance import Flaw
 from halter.core.rows import HaltRow, RuleRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
-from halter.core.text import clean, to_body
+from halter.core.text import clean, encode_body
 from halter.core.tools import DOLLAR, Invalid, Tool, ToolSpec, Valid, find_secret_names
 from halter.core.usage import PriceTable, runs_locally
 from halter.core.vocabulary import Outcome, Purpose
-from halter.guard.approvals import digest_approval, matches_rule, pins_places, read_standing_rule
-from halter.guard.brake import SessionBrake, describe_flaw, explain_flaws, strip_flaws
+from halter.guard.approvals import decode_rule, digest_approval, matches_rule, pins_places
 from halter.guard.judge import (
     CallRequest,
     HaltKeys,
@@ -40,6 +39,7 @@ from halter.guard.judge import (
     needs_risk_assessment,
 )
 from halter.guard.judge_request import HoldTerms, ModelAttempt, compile_hold_terms
+from halter.guard.provenance_check import SessionBrake, describe_flaw, explain_flaws, strip_flaws
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
 
@@ -52,12 +52,14 @@ NO_CAPS: Final = Caps()
 class Call(msgspec.Struct, frozen=True):
     """One tool call as requested; its id is also its idempotency key and the id of its hold.
 
-    `edited` are a person's arguments instead of the model's. `at_most` shortens the tool's own timeout. With `goes_on`
-    the caller continues the session at once, so the outcome may be written with what follows. `situation` tells what
-    the agent was asked and what it is doing; only a prediction reads it. `decision` names the question about an
-    earlier call with the same arguments, whose answer counts for this one. A call of a model has the `brake` of its
-    session. One that a person was asked about is `questioned`: their answer counts, no matter what has changed since.
-    `stage` says whether the end of the turn may be waited for before a person is asked, or has come.
+    `edited_arguments` are a person's, in place of the model's. `timeout` shortens the tool's own timeout. With
+    `can_defer` the caller continues the session immediately, so the settlement may be deferred to its next commit.
+    `describe_situation` returns what the agent was asked and what it is doing, for a simulation.
+
+    `decision` is the id of the question about an earlier call with the same arguments, whose answer counts for this
+    one. `has_decision` says that a person was asked about the call: their answer counts, whatever has changed since.
+    `provenance_check` is the session's, for a call of its model. `staging` is `allowed` if the question may wait for
+    the end of the turn, and `due` at that end.
     """
 
     id: str
@@ -65,27 +67,28 @@ class Call(msgspec.Struct, frozen=True):
     arguments: bytes
     purpose: Purpose = "turn"
     parallel_group: str = ""
-    edited: bytes | None = None
-    at_most: int | None = None
-    goes_on: bool = False
-    situation: Callable[[], str] = str
+    edited_arguments: bytes | None = None
+    timeout: int | None = None
+    can_defer: bool = False
+    describe_situation: Callable[[], str] = str
     decision: str = ""
-    brake: SessionBrake | None = None
-    questioned: bool = False
-    stage: Literal["", "may", "over"] = ""
+    provenance_check: SessionBrake | None = None
+    has_decision: bool = False
+    staging: Literal["", "allowed", "due"] = ""
 
     @property
     def approval(self) -> str:
-        """The id of the decision that this call needs, where it needs one."""
+        """The id of the decision about this call, if it needs one."""
         return self.decision or f"{self.id}/approval"
 
 
 class SessionContext(msgspec.Struct, frozen=True):
-    """Whose session it is, its phase, and its policy.
+    """A session's agent, phase and policy.
 
-    `secrets` are granted and set; `quarantined` tools wait for a person. `kept_usd` and `kept_tokens` are reserved for
-    its last words. `tokens_per_hour` limits an autonomous session. `anonymize` says what is hidden from its models,
-    `rates` how fast all sessions together may call them. `askers` are the caps of the agents that had it begun.
+    `secrets` are the names of those granted and set; `quarantined_tools` wait for a person. `reserve_usd` and
+    `reserve_tokens` are reserved for the wrap-up. `tokens_per_hour` limits an autonomous session. `anonymize` says what
+    is hidden from its models. `rate_limits` bind all sessions together. `caller_caps` are the caps of the agents whose
+    call started the session.
     """
 
     session: str
@@ -94,86 +97,86 @@ class SessionContext(msgspec.Struct, frozen=True):
     policy: ResolvedPolicy
     policy_digest: str
     trigger: str = ""
-    quarantined: frozenset[str] = frozenset()
+    quarantined_tools: frozenset[str] = frozenset()
     secrets: frozenset[str] = frozenset()
-    kept_usd: int = 0
-    kept_tokens: int = 0
+    reserve_usd: int = 0
+    reserve_tokens: int = 0
     tokens_per_hour: int | None = None
     anonymize: AnonymizationPolicy | None = None
-    rates: Mapping[str, RateLimit] = {}
-    askers: tuple[ScopedCap, ...] = ()
-    # It stands like this for many steps: what each of them asks for is worked out once.
+    rate_limits: Mapping[str, RateLimit] = {}
+    caller_caps: tuple[ScopedCap, ...] = ()
+    # Derived once, because many steps use the same context.
     caps: Caps = NO_CAPS
     scopes: tuple[str, ...] = ()
     _request: "RequestTerms | None" = None
     _calls: "dict[str, ToolTerms] | None" = None
 
     def __post_init__(self) -> None:
-        """Work out what follows from the context alone. A changed copy keeps nothing of the one before it."""
-        force_setattr(self, "caps", self.caps_with_reserve.minus(self.kept_usd, self.kept_tokens))
+        """Derive the fields that depend on the context alone. A changed copy derives them anew."""
+        force_setattr(self, "caps", self.caps_with_reserve.minus(self.reserve_usd, self.reserve_tokens))
         force_setattr(self, "scopes", (session_stream(self.session), *_list_upper_scopes(self.trigger, self.agent)))
         force_setattr(self, "_request", None)
         force_setattr(self, "_calls", None)
 
     @property
     def halts(self) -> HaltKeys:
-        """The rows that halt it; those above the session are shared."""
+        """The halt rows of the session's scopes. Sessions share those above them."""
         return ((HaltRow, self.scopes[0]), *_list_upper_halts(self.trigger, self.agent))
 
     @property
     def reserve(self) -> Reserve:
-        return Reserve(self.session, self.kept_usd, self.kept_tokens)
+        return Reserve(self.session, self.reserve_usd, self.reserve_tokens)
 
     @property
     def spender(self) -> Spender:
-        return Spender(self.session, self.agent, self.trigger, self.askers)
+        return Spender(self.session, self.agent, self.trigger, self.caller_caps)
 
     @property
     def caps_with_reserve(self) -> Caps:
-        """The caps with what is reserved for last words."""
+        """The caps including the reserve for the wrap-up."""
         if self.tokens_per_hour is None:
             return self.policy.caps
         return msgspec.structs.replace(self.policy.caps, tokens_per_hour=self.tokens_per_hour)
 
     def terms_of_tool(self, spec: ToolSpec, now: int) -> "ToolTerms":
-        """What calls of a tool have in common here, worked out once for a quarter of an hour."""
-        known = None if self._calls is None else self._calls.get(spec.name)
-        if known is None or known.spec is not spec or known.quarter != now // QUARTER:
-            known = compile_tool_terms(self, spec, now // QUARTER)
-            force_setattr(self, "_calls", {**(self._calls or {}), spec.name: known})
-        return known
+        """Return the terms of a tool, compiled once per quarter of an hour."""
+        terms = None if self._calls is None else self._calls.get(spec.name)
+        if terms is None or terms.spec is not spec or terms.quarter != now // QUARTER:
+            terms = compile_tool_terms(self, spec, now // QUARTER)
+            force_setattr(self, "_calls", {**(self._calls or {}), spec.name: terms})
+        return terms
 
     def terms_of_model(self, model: Model, prices: PriceTable, now: int) -> "RequestTerms":
-        """What requests to a model have in common here, worked out once for a quarter of an hour."""
-        known = self._request
-        if known is None or known.model is not model or known.quarter != now // QUARTER:
-            known = compile_request_terms(self, model, prices, now // QUARTER)
-            force_setattr(self, "_request", known)
-        elif not known.hold.keys:
-            force_setattr(known.hold, "keys", tuple(map(budget_key, known.hold.legs)))
-            force_setattr(known, "halts", self.halts)
-        return known
+        """Return the terms of a model, compiled once per quarter of an hour."""
+        terms = self._request
+        if terms is None or terms.model is not model or terms.quarter != now // QUARTER:
+            terms = compile_request_terms(self, model, prices, now // QUARTER)
+            force_setattr(self, "_request", terms)
+        elif not terms.hold.keys:
+            force_setattr(terms.hold, "keys", tuple(map(budget_key, terms.hold.legs)))
+            force_setattr(terms, "halts", self.halts)
+        return terms
 
     def find_caps(self, now: int) -> tuple[Sequence[BudgetKey], Sequence[int | None]]:
-        """The rows of its accounts, and the caps of these with what is reserved for last words."""
-        known = self._request
-        if known is None or known.quarter != now // QUARTER:
+        """Find the rows of the session's accounts, and their caps including the reserve."""
+        terms = self._request
+        if terms is None or terms.quarter != now // QUARTER:
             legs = make_legs(self.caps_with_reserve, self.spender, now, usd=1, tokens=1)
             return [*map(budget_key, legs)], [leg.cap for leg in legs]
-        return known.hold.keys or [*map(budget_key, known.hold.legs)], known.caps
+        return terms.hold.keys or [*map(budget_key, terms.hold.legs)], terms.caps
 
-    def narrow(self, usd: int, spent: int) -> "SessionContext":
-        """Narrow the context: after `spent`, spend at most `usd` more."""
+    def narrow(self, usd: int, spent_usd: int) -> "SessionContext":
+        """Return the context with a lower cap: after `spent_usd`, at most `usd` more."""
         caps = self.policy.caps
-        own, limit = caps.session.max_cost_usd, spent + usd + self.kept_usd
-        cap = Cap(limit if own is None else min(own, limit), caps.session.per)
+        session_cap, limit = caps.session.max_cost_usd, spent_usd + usd + self.reserve_usd
+        cap = Cap(limit if session_cap is None else min(session_cap, limit), caps.session.per)
         policy = msgspec.structs.replace(self.policy, caps=msgspec.structs.replace(caps, session=cap))
         return msgspec.structs.replace(self, policy=policy)
 
 
 @lru_cache(maxsize=256)
 def _list_upper_scopes(trigger: str, agent: str) -> tuple[str, ...]:
-    """The scopes above a session, shared by all sessions of an agent."""
+    """List the scopes above a session, shared by all sessions of an agent."""
     return (*((f"trigger:{trigger}",) if trigger else ()), f"agent:{agent}", "fleet")
 
 
@@ -183,10 +186,10 @@ def _list_upper_halts(trigger: str, agent: str) -> HaltKeys:
 
 
 class ToolTerms(msgspec.Struct, frozen=True, gc=False):
-    """What a session's calls of one tool have in common while its context and the windows stay.
+    """The fields that all calls of one tool by a session share, until its context or a window changes.
 
-    `usd` is what its calls cost at most, if it is declared. `asks` says whether a person must agree even at the lowest
-    risk. `base` is a call without what is its own.
+    `usd` is the declared maximum cost of a call. `needs_approval` says that a call needs one even at the lowest risk.
+    `base` is a request without the fields of a particular call.
     """
 
     spec: ToolSpec
@@ -195,28 +198,35 @@ class ToolTerms(msgspec.Struct, frozen=True, gc=False):
     usd: int
     flaw: tuple[Outcome, str] | None
     assessed: bool
-    asks: bool
+    needs_approval: bool
     base: CallRequest
 
 
 def compile_tool_terms(context: SessionContext, spec: ToolSpec, quarter: int) -> ToolTerms:
-    policy, caps, phase, left_out = context.policy, context.caps, context.phase, context.quarantined
-    source = (quarter, context.agent, context.trigger, context.askers, caps, phase, left_out)
-    # As with a request: cached with the policy, for all sessions of the agent.
-    shared: tuple[object, dict[str, ToolTerms]] | None = vars(policy).get("tool_terms")
-    if shared is None or shared[0] != source:
-        shared = vars(policy)["tool_terms"] = (source, dict[str, ToolTerms]())
-    terms = shared[1].get(spec.name)
+    policy, caps, phase, quarantined = context.policy, context.caps, context.phase, context.quarantined_tools
+    cache_key = (quarter, context.agent, context.trigger, context.caller_caps, caps, phase, quarantined)
+    # Cached on the policy, for all sessions of the agent, like the terms of a model.
+    cache_entry: tuple[object, dict[str, ToolTerms]] | None = vars(policy).get("tool_terms")
+    if cache_entry is None or cache_entry[0] != cache_key:
+        cache_entry = vars(policy)["tool_terms"] = (cache_key, dict[str, ToolTerms]())
+    terms = cache_entry[1].get(spec.name)
     if terms is None or terms.spec is not spec:
-        terms = shared[1][spec.name] = _compile_shared_terms(context, spec, quarter)
+        terms = cache_entry[1][spec.name] = _compile_shared_terms(context, spec, quarter)
     base, stream = terms.base, context.scopes[0]
     legs, accounts = money.assign_legs(base.legs, stream), money.assign_legs(base.accounts, stream)
-    own = {"session": context.session, "halts": context.halts, "kept": context.reserve}
-    return msgspec.structs.replace(terms, base=msgspec.structs.replace(base, legs=legs, accounts=accounts, **own))
+    base = msgspec.structs.replace(
+        base,
+        legs=legs,
+        accounts=accounts,
+        session=context.session,
+        halts=context.halts,
+        reserve=context.reserve,
+    )
+    return msgspec.structs.replace(terms, base=base)
 
 
 def _compile_shared_terms(context: SessionContext, spec: ToolSpec, quarter: int) -> ToolTerms:
-    policy, nobody = context.policy, msgspec.structs.replace(context.spender, session="")
+    policy, spender = context.policy, msgspec.structs.replace(context.spender, session="")
     rule = find_tool_policy(policy, spec)
     usd = 0 if spec.cost == "learned" else spec.cost
     base = CallRequest(
@@ -234,8 +244,8 @@ def _compile_shared_terms(context: SessionContext, spec: ToolSpec, quarter: int)
         egress=spec.egress,
         audit=audit_of_policy(rule),
         rate=find_attempt_rate(rule),
-        legs=make_legs(context.caps, nobody, quarter * QUARTER, usd=usd),
-        accounts=list_accounts(policy.caps, nobody, quarter * QUARTER),
+        legs=make_legs(context.caps, spender, quarter * QUARTER, usd=usd),
+        accounts=list_accounts(policy.caps, spender, quarter * QUARTER),
         observe=policy.observe,
     )
     asks = needs_approval(rule, policy.mode, None)
@@ -243,18 +253,19 @@ def _compile_shared_terms(context: SessionContext, spec: ToolSpec, quarter: int)
 
 
 class RequestTerms(msgspec.Struct, frozen=True):
-    """What a session's requests to one model have in common while its context and the windows stay.
+    """The fields that all requests of a session to one model share, until its context or a window changes.
 
-    `base` is an attempt without what is its own or its session's. From a `local` model nothing is hidden: what it is
-    sent stays here. `caps` are those of its hold with what is kept for last words; `halts` are kept as its keys are.
+    `base` is an attempt without the fields of a particular request or session. An `is_local` model runs on this
+    machine, so nothing is hidden from it. `caps` are those of the hold's legs, including the reserve. `halts` are
+    cached together with the hold's keys.
     """
 
     model: Model
     quarter: int
     base: ModelAttempt
-    local: bool
+    is_local: bool
     spender: Spender
-    kept: Reserve
+    reserve: Reserve
     hold: HoldTerms
     caps: tuple[int | None, ...]
     halts: HaltKeys = ()
@@ -262,10 +273,10 @@ class RequestTerms(msgspec.Struct, frozen=True):
 
 def compile_request_terms(context: SessionContext, model: Model, prices: PriceTable, quarter: int) -> RequestTerms:
     policy, caps, spender = context.policy, context.caps, context.spender
-    source = (model, prices, quarter, context.agent, context.trigger, context.askers, caps, context.rates)
-    # Cached with the policy that it follows from, for all sessions of the agent.
-    shared: tuple[object, RequestTerms] | None = vars(policy).get("request_terms")
-    if shared is None or shared[0] != source:
+    cache_key = (model, prices, quarter, context.agent, context.trigger, context.caller_caps, caps, context.rate_limits)
+    # Cached on the policy, for all sessions of the agent.
+    cache_entry: tuple[object, RequestTerms] | None = vars(policy).get("request_terms")
+    if cache_entry is None or cache_entry[0] != cache_key:
         name = str(model.name)
         base = ModelAttempt(
             request="",
@@ -279,16 +290,18 @@ def compile_request_terms(context: SessionContext, model: Model, prices: PriceTa
             min_output_tokens=policy.min_output_tokens,
             flaw=find_model_flaw(context, name),
             observe=policy.observe,
-            paces=find_rate_limits(context.rates, name),
+            paces=find_rate_limits(context.rate_limits, name),
         )
-        nobody = msgspec.structs.replace(spender, session="")
-        hold, local = compile_hold_terms(caps, nobody, quarter), runs_locally(model.name, model.base_url)
-        whole = tuple([leg.cap for leg in compile_hold_terms(context.caps_with_reserve, nobody, quarter).legs])
-        terms = RequestTerms(model, quarter, base, local, nobody, context.reserve, hold, whole)
-        shared = vars(policy)["request_terms"] = (source, terms)
-    terms = shared[1]
+        unassigned_spender = msgspec.structs.replace(spender, session="")
+        hold, local = compile_hold_terms(caps, unassigned_spender, quarter), runs_locally(model.name, model.base_url)
+        caps_with_reserve = tuple(
+            [leg.cap for leg in compile_hold_terms(context.caps_with_reserve, unassigned_spender, quarter).legs]
+        )
+        terms = RequestTerms(model, quarter, base, local, unassigned_spender, context.reserve, hold, caps_with_reserve)
+        cache_entry = vars(policy)["request_terms"] = (cache_key, terms)
+    terms = cache_entry[1]
     return msgspec.structs.replace(
-        terms, spender=spender, kept=context.reserve, hold=terms.hold.for_stream(context.scopes[0])
+        terms, spender=spender, reserve=context.reserve, hold=terms.hold.for_stream(context.scopes[0])
     )
 
 
@@ -296,8 +309,8 @@ def find_model_flaw(context: SessionContext, model: str) -> tuple[Outcome, str] 
     policy = context.policy
     if policy.allows_model(model):
         return None
-    allowed = ", ".join(policy.allowed_models or ()) or "none"
-    return ("disabled", f"{model} may not be asked by {context.agent}: `allowed_models` has {allowed}.")
+    allowed_models = ", ".join(policy.allowed_models or ()) or "none"
+    return ("disabled", f"{model} is not allowed for {context.agent}: `allowed_models` is {allowed_models}.")
 
 
 class PreparedCall(msgspec.Struct, frozen=True):
@@ -315,88 +328,90 @@ def prepare_call(
         flaw: tuple[Outcome, str] = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
         return PreparedCall(_make_unknown_request(context, call, now, flaw), None, None)
     terms = context.terms_of_tool(tool.spec, now)
-    meant = tool.validate(call.arguments)
-    if not isinstance(meant, Valid):
-        return _prepare_invalid(context, terms, call, tool, meant, now)
-    arguments = meant if call.edited is None else tool.validate(call.edited)
+    model_arguments = tool.validate(call.arguments)
+    if not isinstance(model_arguments, Valid):
+        return _prepare_invalid(context, terms, call, tool, model_arguments, now)
+    arguments = model_arguments if call.edited_arguments is None else tool.validate(call.edited_arguments)
     if not isinstance(arguments, Valid):
         return _prepare_invalid(context, terms, call, tool, arguments, now)
     risk = _assess(terms.spec, arguments) if terms.assessed else None
-    level, approval, brake = risk.level if risk else None, None, call.brake
-    flaws = () if brake is None else brake.judge(call.tool, meant.canonical)
-    brakes, untrusted, staged = bool(flaws) and brake is not None and brake.mode != "observe", "", False
-    if terms.asks or level == "CRITICAL" or brakes or call.questioned:
-        narrow = flaws if brakes else ()
-        unruled = level == "CRITICAL" or terms.rule.approvers > 1
-        agreed = "" if unruled else _find_agreed_rule(rules, context, terms.spec, arguments, now, narrow)
-        approval = _make_required_approval(context, call, meant, arguments, risk, agreed)
+    level, approval, check = risk.level if risk else None, None, call.provenance_check
+    flaws = () if check is None else check.judge(call.tool, model_arguments.canonical)
+    is_enforced, untrusted_reason, is_staged = bool(flaws) and check is not None and check.mode != "observe", "", False
+    if terms.needs_approval or level == "CRITICAL" or is_enforced or call.has_decision:
+        enforced_flaws = flaws if is_enforced else ()
+        ignores_rules = level == "CRITICAL" or terms.rule.approvers > 1
+        rule_id = "" if ignores_rules else _find_agreed_rule(rules, context, terms.spec, arguments, now, enforced_flaws)
+        approval = _make_required_approval(context, call, model_arguments, arguments, risk, rule_id)
         if terms.rule.approvers > 1:
             approval = msgspec.structs.replace(approval, approvers=terms.rule.approvers)
-        if brakes and brake is not None and not agreed:
-            untrusted = "" if call.questioned else _explain_refusal(brake, flaws)
-            alone = not (untrusted or terms.asks or level == "CRITICAL" or call.questioned)
-            staged = alone and call.stage == "may" and brake.can_wait(call.tool)
-            untrusted = STAGED if staged else untrusted
-            approval = _add_flaws(context, approval, brake, call.tool, flaws)
-    unfit = _find_missing_secret(context, arguments) if DOLLAR in arguments.canonical else None
-    if unfit is None and context.anonymize is not None:
-        unfit = _find_unknown_placeholder(arguments)
-    own: dict[str, Any] = {}
+        if is_enforced and check is not None and not rule_id:
+            untrusted_reason = "" if call.has_decision else _explain_refusal(check, flaws)
+            is_only_reason = not (untrusted_reason or terms.needs_approval or level == "CRITICAL" or call.has_decision)
+            is_staged = is_only_reason and call.staging == "allowed" and check.can_wait(call.tool)
+            untrusted_reason = STAGED if is_staged else untrusted_reason
+            approval = _add_flaws(context, approval, check, call.tool, flaws)
+    argument_flaw = _find_missing_secret(context, arguments) if DOLLAR in arguments.canonical else None
+    if argument_flaw is None and context.anonymize is not None:
+        argument_flaw = _find_unknown_placeholder(arguments)
+    overrides: dict[str, Any] = {}
     if level is not None:
-        own["risk"] = level
+        overrides["risk"] = level
     if approval is not None:
-        own["approval"] = approval
+        overrides["approval"] = approval
     if usd != terms.usd:
-        own["legs"] = make_legs(context.caps, context.spender, now, usd=usd)
+        overrides["legs"] = make_legs(context.caps, context.spender, now, usd=usd)
     if arguments.writes:
-        own["writes"] = arguments.writes
-    if unfit is not None:
-        own["flaw"] = _pick_flaw(context, terms, unfit)
+        overrides["writes"] = arguments.writes
+    if argument_flaw is not None:
+        overrides["flaw"] = _pick_flaw(context, terms, argument_flaw)
     if flaws:
-        own |= {"flaws": strip_flaws(flaws), "untrusted": untrusted, "staged": staged}
-    return PreparedCall(_fill_request(terms, call, arguments.canonical, now, own), tool, arguments, terms.rule)
+        overrides |= {"flaws": strip_flaws(flaws), "untrusted": untrusted_reason, "staged": is_staged}
+    return PreparedCall(_fill_request(terms, call, arguments.canonical, now, overrides), tool, arguments, terms.rule)
 
 
 STAGED: Final = (
-    "A person is asked about this call at the end of the turn, together with others like it, and it is made if they "
-    "agree. Go on with what does not need it."
+    "A person decides about this call at the end of the turn, together with similar calls; it is made if they approve "
+    "it. Continue with what does not need its result."
 )
 
 
-def _explain_refusal(brake: SessionBrake, flaws: Sequence[Flaw]) -> str:
-    """Why a flawed call is refused instead of asked about, if it is."""
-    found = "; ".join(describe_flaw(flaw) for flaw in flaws)
-    if brake.mode == "strict":
-        return f"The policy refuses a call with a value that no trusted place has said ({found})."
-    if brake.locked:
-        return f"A person denied an earlier call like it in this session, so they are not asked again ({found})."
+def _explain_refusal(check: SessionBrake, flaws: Sequence[Flaw]) -> str:
+    """Describe why a flawed call is refused without a question; empty if a person will be asked."""
+    reasons = "; ".join(describe_flaw(flaw) for flaw in flaws)
+    if check.mode == "strict":
+        return f"Blocked by policy: a value comes from untrusted content ({reasons})."
+    if check.locked:
+        return f"A person denied a similar call earlier in this session; no new question is asked ({reasons})."
     return ""
 
 
 def _add_flaws(
-    context: SessionContext, need: RequiredApproval, brake: SessionBrake, tool: str, flaws: Sequence[Flaw]
+    context: SessionContext, approval: RequiredApproval, check: SessionBrake, tool: str, flaws: Sequence[Flaw]
 ) -> RequiredApproval:
-    """Put all flaws of a call into its one question."""
-    question = explain_flaws(context.agent, tool, flaws, brake)
+    """Add the flaws of a call to its question."""
+    question = explain_flaws(context.agent, tool, flaws, check)
     return msgspec.structs.replace(
-        need, shown=need.shown + b"\n" + to_body(question), reasons=(*need.reasons, *map(describe_flaw, flaws))
+        approval,
+        display_body=approval.display_body + b"\n" + encode_body(question),
+        reasons=(*approval.reasons, *map(describe_flaw, flaws)),
     )
 
 
-def _pick_flaw(context: SessionContext, terms: ToolTerms, unfit: tuple[Outcome, str]) -> tuple[Outcome, str]:
-    """Name what the policy forbids first; but observing waives that, and what cannot be run must not be waived."""
-    return unfit if context.policy.observe else terms.flaw or unfit
+def _pick_flaw(context: SessionContext, terms: ToolTerms, argument_flaw: tuple[Outcome, str]) -> tuple[Outcome, str]:
+    """Choose the flaw to report: the policy's if it has one, but in observe mode the one that cannot be waived."""
+    return argument_flaw if context.policy.observe else terms.flaw or argument_flaw
 
 
 def _prepare_invalid(
     context: SessionContext, terms: ToolTerms, call: Call, tool: Tool, invalid: Invalid, now: int
 ) -> PreparedCall:
-    flawed = {"flaw": _pick_flaw(context, terms, ("invalid_arguments", invalid.sentence)), "legs": ()}
-    return PreparedCall(_fill_request(terms, call, call.arguments, now, flawed), tool, None, terms.rule)
+    overrides = {"flaw": _pick_flaw(context, terms, ("invalid_arguments", invalid.sentence)), "legs": ()}
+    return PreparedCall(_fill_request(terms, call, call.arguments, now, overrides), tool, None, terms.rule)
 
 
 def _assess(spec: ToolSpec, arguments: Valid) -> "Risk":
-    # Its tables of programs and shells take as long to import as the rest of the guard; many tools need none.
+    # Imported late: its tables take as long to import as the rest of the guard, and few tools need them.
     from halter.risk.risk import assess_risk
 
     return assess_risk(spec, arguments)
@@ -410,9 +425,9 @@ def _find_agreed_rule(
     now: int,
     flaws: Sequence[Flaw] = (),
 ) -> str:
-    """The rule that answers for a person; one for a flawed call must name the flawed places."""
+    """Find the rule that approves a call. For a flawed call it must have a condition for each flawed argument."""
     for row in rules:
-        rule = read_standing_rule(row)
+        rule = decode_rule(row)
         matches = row.live(now) and matches_rule(rule, spec, arguments, context.session, context.agent, now)
         if matches and (not flaws or pins_places(rule, flaws)):
             return row.rule
@@ -420,28 +435,28 @@ def _find_agreed_rule(
 
 
 def find_tool_flaw(context: SessionContext, spec: ToolSpec) -> tuple[Outcome, str] | None:
-    """R6 for the tool itself: enabled, and granted in this phase."""
+    """Check R6 for the tool itself: it must be enabled, and granted in this phase."""
     if spec.name in context.policy.disabled:
         return ("disabled", f"{spec.name} is disabled.")
-    if spec.name in context.quarantined:
-        return ("quarantined", f"{spec.name} has changed since a person agreed to it; it waits for them.")
+    if spec.name in context.quarantined_tools:
+        return ("quarantined", f"{spec.name} changed since it was approved; it waits for a decision.")
     if not context.phase.grants_tool(spec.name):
         return ("tool_not_granted", f"{spec.name} is not granted in the phase {context.phase.name}.")
     return None
 
 
-def _fill_request(terms: ToolTerms, call: Call, arguments: bytes, now: int, own: dict[str, Any]) -> CallRequest:
-    """What calls of the tool have in common, with what is this one's own."""
+def _fill_request(terms: ToolTerms, call: Call, arguments: bytes, now: int, overrides: dict[str, Any]) -> CallRequest:
+    """Fill the terms of a tool with the fields of one call."""
     if call.tool != terms.spec.name:
-        own["tool"] = clean(call.tool)[:200]
+        overrides["tool"] = clean(call.tool)[:200]
     request = msgspec.structs.replace(
         terms.base, call=call.id, arguments=arguments, now=now, purpose=call.purpose, parallel_group=call.parallel_group
     )
-    return msgspec.structs.replace(request, **own) if own else request
+    return msgspec.structs.replace(request, **overrides) if overrides else request
 
 
 def _make_unknown_request(context: SessionContext, call: Call, now: int, flaw: tuple[Outcome, str]) -> CallRequest:
-    """Of an unknown tool nothing is known, so it counts as one that writes."""
+    """Make the request for an unknown tool, which counts as one that writes."""
     return CallRequest(
         call=call.id,
         tool=clean(call.tool)[:200],
@@ -453,38 +468,38 @@ def _make_unknown_request(context: SessionContext, call: Call, now: int, flaw: t
         halts=context.halts,
         purpose=call.purpose,
         phase=context.phase.name,
-        kept=context.reserve,
+        reserve=context.reserve,
         parallel_group=call.parallel_group,
         observe=context.policy.observe,
     )
 
 
 def _find_missing_secret(context: SessionContext, arguments: Valid) -> tuple[Outcome, str] | None:
-    """Refuse a secret that the agent was not granted or that is not set."""
-    unknown = sorted(find_secret_names(arguments.canonical) - context.secrets)
-    return ("invalid_arguments", describe_missing_secrets(unknown)) if unknown else None
+    """Find a secret in the arguments that is not granted to the agent or not set."""
+    missing_names = sorted(find_secret_names(arguments.canonical) - context.secrets)
+    return ("invalid_arguments", describe_missing_secrets(missing_names)) if missing_names else None
 
 
 def _find_unknown_placeholder(arguments: Valid) -> tuple[Outcome, str] | None:
-    """Refuse a placeholder that cannot be resolved: a tool would take it for the value itself."""
-    left = find_placeholders(arguments.canonical.decode())
-    if not left:
+    """Find a placeholder without a known value: the tool would use the placeholder itself."""
+    placeholders = find_placeholders(arguments.canonical.decode())
+    if not placeholders:
         return None
-    return ("invalid_arguments", f"The value of {left[0]} is no longer known: ask again for the value.")
+    return ("invalid_arguments", f"The value of {placeholders[0]} is unknown: request it again.")
 
 
 def _make_required_approval(
-    context: SessionContext, call: Call, meant: Valid, arguments: Valid, risk: "Risk | None", agreed: str
+    context: SessionContext, call: Call, model_arguments: Valid, arguments: Valid, risk: "Risk | None", rule_id: str
 ) -> RequiredApproval:
-    bound = digest_approval(call.tool, meant.canonical, context.session, context.policy_digest)
+    digest = digest_approval(call.tool, model_arguments.canonical, context.session, context.policy_digest)
     return RequiredApproval(
         decision=call.approval,
-        digest=bound,
-        shown=b"%s %s" % (call.tool.encode(), arguments.canonical),
+        digest=digest,
+        display_body=b"%s %s" % (call.tool.encode(), arguments.canonical),
         reasons=risk.reasons if risk else (),
-        rule=agreed,
+        rule=rule_id,
         expires_in=context.policy.approval_expiry,
-        edited="" if call.edited is None else sha256(call.edited).hexdigest(),
-        same=sha256(arguments.canonical).hexdigest(),
-        keys=tuple(arguments.values),
+        edited_digest="" if call.edited_arguments is None else sha256(call.edited_arguments).hexdigest(),
+        arguments_digest=sha256(arguments.canonical).hexdigest(),
+        argument_keys=tuple(arguments.values),
     )

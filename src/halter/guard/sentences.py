@@ -1,4 +1,4 @@
-"""How a trusted sentence means what it names: as something to reach, as where something came from, or as forbidden."""
+"""How a trusted sentence names something: as a target, as a source, or as forbidden."""
 
 import re
 from typing import Final
@@ -9,15 +9,15 @@ _BARRING: Final = re.compile(
     r"(?!\w| (?:forget|hesitate|fail|miss|only)\b)",
     re.IGNORECASE,
 )
-"""What follows in its sentence must not be done: it names nothing."""
+"""Words that forbid what follows them in a sentence: that part names nothing."""
 
 _ALLOWING: Final = re.compile(r"(?<!\w)(?:but|instead|rather)(?!\w)", re.IGNORECASE)
 _ALLOWING_CLAUSE: Final = re.compile(rf"{_ALLOWING.pattern}|,(?=\s)", re.IGNORECASE)
-_LOOKED_BACK: Final = 300
+_LOOKBACK_LENGTH: Final = 300
 _TELLING: Final = re.compile(
     r"(?<!\w)(?:i|we|they|he|she|it|there)(?:['\u2019]\w+)?(?: (?:also|still|just|really))?(?: \w+)?\s*$", re.IGNORECASE
 )
-"""Before a "not" that tells of something, and forbids nothing."""
+"""Words before a "not" that states something and forbids nothing."""
 
 _FORBIDDING: Final = ("must", "may", "should", "shall", "shan", "never", "avoid", "without", "except", "neither")
 _SUPPOSING: Final = re.compile(
@@ -35,7 +35,7 @@ _SOURCE: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""Where something came from: the writer of a letter is not therewith someone to write to."""
+"""Phrases that name a source: the writer of a letter is not its recipient."""
 
 _RETURNING: Final = re.compile(r"(?<!\w)(?:repl(?:y|ies)|respond|refund|reimburse|back|return)(?!\w)", re.IGNORECASE)
 _QUESTION: Final = re.compile(
@@ -50,61 +50,61 @@ _COUNTS: Final = re.compile(
     rf"percent|am|pm|o['\u2019]clock|{_MONTH})(?!\w)",
     re.IGNORECASE,
 )
-"""Behind a number that counts something, or is part of a date."""
+"""Words after a number that counts something, or is part of a date."""
 
 _NUMBERS: Final = re.compile(
     rf"(?<!\w)(?:invoice|order|number|no|nr|id|ticket|room|case|page|item|step|version|{_MONTH})[.:]?\s*#?\s*$|#\s*$",
     re.IGNORECASE,
 )
-"""Before a number that is the name of something."""
+"""Words before a number that names something."""
 
-_LONGEST_LABEL: Final = 24
+_MAX_LABEL_LENGTH: Final = 24
 _CODES: Final = "usd|eur|gbp|chf|jpy|dollars?|euros?|pounds?|francs?|yen|bucks?"
 _CURRENCY_BEFORE: Final = re.compile(rf"(?:[$€£¥]|(?<!\w)(?:{_CODES}))\s*$", re.IGNORECASE)
 _CURRENCY_AFTER: Final = re.compile(rf"\s*(?:[$€£¥]|(?:{_CODES})(?!\w))", re.IGNORECASE)
 
 
 def strip_forbidden(text: str) -> str:
-    """The text without what must not be done: `never mail it to Eve` names no Eve."""
+    """Remove the forbidden parts of a text: `never mail it to Eve` does not name Eve."""
     if _BARRING.search(text) is None:
         return text
     return "".join(map(_cut_forbidden, _SENTENCES.findall(text)))
 
 
 def _cut_forbidden(sentence: str) -> str:
-    kept: list[str] = []
+    remaining_parts: list[str] = []
     start = 0
     for match in _BARRING.finditer(sentence):
-        before = sentence[max(start, match.start() - _LOOKED_BACK) : match.start()]
-        tells = _TELLING.search(before) and not match[0].lower().startswith(_FORBIDDING)
-        if match.start() < start or tells:
+        preceding = sentence[max(start, match.start() - _LOOKBACK_LENGTH) : match.start()]
+        is_statement = _TELLING.search(preceding) and not match[0].lower().startswith(_FORBIDDING)
+        if match.start() < start or is_statement:
             continue
-        end = _ALLOWING_CLAUSE if _SUPPOSING.search(before) else _ALLOWING
-        again = end.search(sentence, match.end())
-        kept += (sentence[start : match.end()], " … ")
-        start = len(sentence) if again is None else again.start()
-    return "".join((*kept, sentence[start:]))
+        end_pattern = _ALLOWING_CLAUSE if _SUPPOSING.search(preceding) else _ALLOWING
+        next_allowed = end_pattern.search(sentence, match.end())
+        remaining_parts += (sentence[start : match.end()], " … ")
+        start = len(sentence) if next_allowed is None else next_allowed.start()
+    return "".join((*remaining_parts, sentence[start:]))
 
 
 def strip_sources(text: str) -> str:
-    """The text without those that it names as the source of something, unless something goes back to them."""
+    """Remove the names of sources, unless the text asks to send something back to them."""
     if _RETURNING.search(text):
         return text
     return _SOURCE.sub(" … ", _QUESTION.sub(" … ", text))
 
 
 def find_amounts(sentence: str) -> list[str]:
-    """The numbers of a sentence that may be amounts: those with a currency, or all that count or name nothing else."""
-    found = [
+    """Find the numbers that may be amounts: those with a currency, or else all that count or name nothing."""
+    matches = [
         match
         for match in _NUMBER.finditer(sentence)
         if not _COUNTS.match(sentence, match.end())
-        and not _NUMBERS.search(sentence, max(0, match.start() - _LONGEST_LABEL), match.start())
+        and not _NUMBERS.search(sentence, max(0, match.start() - _MAX_LABEL_LENGTH), match.start())
     ]
-    priced = [
+    currency_matches = [
         match
-        for match in found
-        if _CURRENCY_BEFORE.search(sentence, max(0, match.start() - _LONGEST_LABEL), match.start())
+        for match in matches
+        if _CURRENCY_BEFORE.search(sentence, max(0, match.start() - _MAX_LABEL_LENGTH), match.start())
         or _CURRENCY_AFTER.match(sentence, match.end())
     ]
-    return [match[0] for match in priced or found]
+    return [match[0] for match in currency_matches or matches]

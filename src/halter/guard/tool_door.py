@@ -1,13 +1,13 @@
-"""The one door to a tool.
+"""The tool door: the only way to run a tool.
 
-    request = everything known without a lock        the tool, its arguments, level, risk, price, standing rules, edits
-    admitted = one short transaction                 R5 halt -> R6 grants -> money -> approval -> R4 hold
-    output = the tool, with a permit and a deadline  no transaction open; a halt cancels it
-    settled = one more transaction                   the outcome and its true cost
+    1. prepare   without a lock          the tool, its arguments, level, risk, price, rules, a person's edits
+    2. admit     one short transaction   R5 halt -> R6 grants -> money -> approval -> R4 hold
+    3. run       no transaction          the tool, with a permit and a deadline; a halt cancels it
+    4. settle    one transaction         the outcome and its true cost
 
-Tools need a permit, and permits are made only here. After a crash, `Recovery` settles what was begun and has no
-outcome: no effect happens twice, and nothing in doubt is forgotten. A simulation informs the person who is asked and
-the model. It is no security control: the call passes the same brakes with or without it.
+A tool needs a permit, and only this module makes permits. After a crash, `Recovery` settles every call in doubt: no
+effect happens twice, and none is forgotten. A simulation informs the model and the person who decides. It is not a
+security control: the call passes the same checks with or without it.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from halter.core import events as ev
 from halter.core.clock import DAY, MINUTE, SECOND, Clock
 from halter.core.errors import ToolError
+from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapReached, DecisionAsked
 from halter.core.ids import inbox_stream
 from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.money import micros_to_usd
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Store, Write, offload_body, read_body
 from halter.core.processes import MaskedPrints, PrintMask
 from halter.core.rows import AuditRow, DecisionRow, HaltRow
-from halter.core.text import clean, from_body, shorten, to_body
+from halter.core.text import clean, decode_body, encode_body, shorten
 from halter.core.tools import (
     DOLLAR,
     EffectStatus,
@@ -43,9 +43,8 @@ from halter.core.tools import (
 )
 from halter.core.vocabulary import Outcome
 from halter.guard.approvals import Question, ask_question, read_rules
-from halter.guard.brake import SessionBrake
 from halter.guard.halts import (
-    LONGEST_ERROR,
+    MAX_ERROR_LENGTH,
     BudgetBusy,
     EffectStopped,
     HaltWatch,
@@ -66,6 +65,7 @@ from halter.guard.model_door import (
     WholeTextMask,
 )
 from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
+from halter.guard.provenance_check import SessionBrake
 from halter.redaction.redact import Redact
 from halter.redaction.secrets import GivenSecrets, Secrets
 from halter.state.session import InFlight, track_call
@@ -85,10 +85,13 @@ _Key = tuple[str, str, bytes, str]
 
 
 class Simulated(msgspec.Struct, frozen=True):
-    """A prediction; one that is `known` was made for an earlier call, whose model has been told."""
+    """A prediction of a call's effects.
+
+    `is_cached`: it comes from the cache, so the model has already seen it with an earlier call.
+    """
 
     text: str
-    known: bool = False
+    is_cached: bool = False
 
 
 class NotSimulated(msgspec.Struct, frozen=True):
@@ -96,7 +99,7 @@ class NotSimulated(msgspec.Struct, frozen=True):
 
 
 class SimulationCost(msgspec.Struct, frozen=True):
-    """Cost of predictions; after an `overrun` the session must stop."""
+    """The cost of predictions. After an `overrun` the session must stop."""
 
     usd: int = 0
     tokens: int = 0
@@ -107,10 +110,10 @@ NO_SIMULATION_COST: Final = SimulationCost()
 
 
 class Simulator:
-    """Predicts calls for the sessions of one process.
+    """Predicts the effects of calls for the sessions of one process.
 
-    The same call in the same situation of a session is asked about once. A session knows no prediction of another one:
-    its history must follow from its own events.
+    A call is predicted once for each situation of a session. Sessions do not share predictions: a session's history
+    must follow from its own events.
     """
 
     def __init__(self, door: ModelDoor, clock: Clock, model: Model | None) -> None:
@@ -119,49 +122,49 @@ class Simulator:
         self._model = model
         self._cache: dict[_Key, tuple[int, Simulated]] = {}
         self.costs: dict[str, SimulationCost] = {}
-        """What predictions have cost, by session; what a session has counted is taken out."""
+        """Cost of predictions by session; a session removes its entry after counting it."""
 
     async def simulate(
         self, lease: Lease, context: SessionContext, prepared: PreparedCall, situation: str = ""
     ) -> Simulated | NotSimulated:
-        """Predict a call where its level asks for it; `situation` is what the agent is doing."""
+        """Predict a call if its policy requires it; `situation` describes what the agent is doing."""
         if prepared.tool is None or not should_simulate(prepared):
-            return NotSimulated("No simulation is asked for.")
+            return NotSimulated("The policy does not require a simulation.")
         if self._model is None:
-            return NotSimulated("There is no model for simulations.")
-        asked = prepared.request
-        key = (lease.session, asked.tool, asked.arguments, situation)
-        known = self._find_cached(key)
-        if known is not None:
-            return known
-        request = _make_request(asked, prepared.tool.spec, situation)
-        said = await self._tool_door.request(lease, context, request, self._model)
-        self.costs[lease.session] = _add_cost(self.costs.get(lease.session, NO_SIMULATION_COST), said)
-        answer = _read_prediction(said)
-        if isinstance(answer, Simulated):
-            known = msgspec.structs.replace(answer, known=True)
-            self._cache[key] = (self._clock.now() + PREDICTION_LIFETIME, known)
-        return answer
+            return NotSimulated("No simulation model is configured.")
+        call_request = prepared.request
+        key = (lease.session, call_request.tool, call_request.arguments, situation)
+        cached = self._find_cached(key)
+        if cached is not None:
+            return cached
+        request = _make_request(call_request, prepared.tool.spec, situation)
+        outcome = await self._tool_door.request(lease, context, request, self._model)
+        self.costs[lease.session] = _add_cost(self.costs.get(lease.session, NO_SIMULATION_COST), outcome)
+        prediction = _read_prediction(outcome)
+        if isinstance(prediction, Simulated):
+            cached = msgspec.structs.replace(prediction, is_cached=True)
+            self._cache[key] = (self._clock.now() + PREDICTION_LIFETIME, cached)
+        return prediction
 
     def _find_cached(self, key: _Key) -> Simulated | None:
         now = self._clock.now()
-        self._cache = {each: found for each, found in self._cache.items() if found[0] > now}
+        self._cache = {cached_key: entry for cached_key, entry in self._cache.items() if entry[0] > now}
         return self._cache[key][1] if key in self._cache else None
 
 
 def should_simulate(prepared: PreparedCall) -> bool:
-    """Whether to predict a call: not if it will be refused anyway."""
+    """Return whether a call needs a prediction. A call that the guard will refuse needs none."""
     request = prepared.request
     if prepared.rule is None or request.flaw is not None:
         return False
-    person = request.approval is not None and not request.approval.rule
-    return needs_simulation(prepared.rule, asked=person)
+    needs_person = request.approval is not None and not request.approval.rule
+    return needs_simulation(prepared.rule, is_approval_needed=needs_person)
 
 
 def _make_request(request: CallRequest, spec: ToolSpec, situation: str) -> ModelRequest:
     parts = [
         Text(f"The tool {spec.name}: {spec.description}", "tool", trusted=not spec.server),
-        Text(f"The arguments: {from_body(request.arguments)}", "model", trusted=False),
+        Text(f"The arguments: {decode_body(request.arguments)}", "model", trusted=False),
     ]
     if situation:
         parts.append(Text(f"The situation: {situation}", "agent", trusted=False))
@@ -173,44 +176,44 @@ def _make_request(request: CallRequest, spec: ToolSpec, situation: str) -> Model
     )
 
 
-def _add_cost(paid: SimulationCost, answer: RequestOutcome) -> SimulationCost:
-    match answer:
+def _add_cost(cost: SimulationCost, outcome: RequestOutcome) -> SimulationCost:
+    match outcome:
         case AnsweredRequest(cost_usd=usd, tokens=tokens, overrun=overrun):
-            return SimulationCost(paid.usd + usd, paid.tokens + tokens, paid.overrun or overrun)
+            return SimulationCost(cost.usd + usd, cost.tokens + tokens, cost.overrun or overrun)
         case FailedRequest(cost_usd=usd, tokens=tokens):
-            return SimulationCost(paid.usd + usd, paid.tokens + tokens, paid.overrun)
+            return SimulationCost(cost.usd + usd, cost.tokens + tokens, cost.overrun)
         case RefusedRequest() | BudgetBusy() | RateLimited():
-            return paid
+            return cost
 
 
-def _read_prediction(answer: RequestOutcome) -> Simulated | NotSimulated:
-    match answer:
+def _read_prediction(outcome: RequestOutcome) -> Simulated | NotSimulated:
+    match outcome:
         case AnsweredRequest(reply=reply) if reply.text.strip() and reply.stop != "refused":
             return Simulated(f"{SIMULATION_LABEL} {reply.text.strip()}")
         case AnsweredRequest():
-            return NotSimulated("The model did not say what it expects.")
+            return NotSimulated("The model gave no prediction.")
         case RefusedRequest(sentence=reason) | FailedRequest(error=reason):
             return NotSimulated(reason)
         case BudgetBusy():
-            return NotSimulated("The money for it is held by others.")
+            return NotSimulated("Other holds use the remaining budget.")
         case RateLimited():
-            return NotSimulated("Its model is asked too much already.")
+            return NotSimulated("The model's rate limit is reached.")
 
 
 MILLISECOND: Final = SECOND // 1000
 NO_SECRETS: Final = GivenSecrets({})
-ADMITTED_BEFORE: Final = "This very call was admitted before, and an intent is good for one effect: make a new call."
+ADMITTED_BEFORE: Final = "This call was already admitted, and an intent allows one effect. Make a new call."
 NO_VALUES: Final[Mapping[str, str]] = MappingProxyType({})
-_DECIDED: Final = (ev.CallStarted, ev.CallRefused)
-HIDDEN_REASONS: Final = ("its arguments hold a secret, and with it the reasons are hidden",)
+_DECIDED: Final = (CallStarted, CallRefused)
+HIDDEN_REASONS: Final = ("the arguments contain a secret, so the reasons are hidden",)
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
     """The outcome of a call, and the text for the model.
 
-    `cap` is the cap it met; after an `overrun` the session must stop. `partial` is the output of a call before it
-    failed. `simulation` is what a model predicted for this call; it is no part of the `text`. One that is `staged` is
-    asked about at the end of the turn.
+    `cap` is the cap that refused the call. After an `overrun` the session must stop. `partial` is the output before a
+    failure. `simulation` is a model's prediction of the call; the `text` does not contain it. A `staged` call waits for
+    a decision at the end of the turn.
     """
 
     call: str
@@ -218,7 +221,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     text: str
     cost_micros: int = 0
     duration_ms: int = 0
-    cap: ev.CostCapReached | None = None
+    cap: CostCapReached | None = None
     overrun: bool = False
     simulation: str = ""
     partial: str = ""
@@ -230,7 +233,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApprovalRequired(msgspec.Struct, frozen=True):
-    """The call waits for a decision; then the same call goes through the whole order again."""
+    """A call that waits for a decision. After the decision the same call passes all checks again."""
 
     call: str
     decision: str
@@ -238,9 +241,10 @@ class ApprovalRequired(msgspec.Struct, frozen=True):
 
 
 class ToolExecution(msgspec.Struct, frozen=True):
-    """A tool with all it needs to run, and the scopes whose halt stops it.
+    """A validated tool call, ready to run: the tool, its arguments and secrets, and the scopes whose halt stops it.
 
-    With `goes_on` the outcome may be written with what follows. The `ledger` knows what is left of what `spends` it.
+    With `can_defer` the settlement may be deferred to the session's next commit. The tool asks `is_near_budget`, which
+    uses the `ledger` and the `context`.
     """
 
     tool: Tool
@@ -248,18 +252,18 @@ class ToolExecution(msgspec.Struct, frozen=True):
     secrets: Mapping[str, str]
     scopes: tuple[str, ...]
     timeout: int
-    goes_on: bool = False
+    can_defer: bool = False
     ledger: Ledger | None = None
-    spends: SessionContext | None = None
+    context: SessionContext | None = None
 
     async def is_near_budget(self) -> bool:
-        if self.ledger is None or self.spends is None:
+        if self.ledger is None or self.context is None:
             return False
-        return await self.ledger.is_near_budget(self.spends.find_caps)
+        return await self.ledger.is_near_budget(self.context.find_caps)
 
 
 class _PreparedRead(NamedTuple):
-    """A sensor's call, prepared once."""
+    """A sensor's call: prepared once, then repeated."""
 
     context: SessionContext
     tool: Tool | None
@@ -268,22 +272,24 @@ class _PreparedRead(NamedTuple):
 
 
 class _CallIntent(msgspec.Struct, gc=False):
-    """The write that admits a call or refuses it, decided at the moment at which it is tried."""
+    """The intent of a call: makes the write that admits or refuses it. Each attempt is judged at its own time."""
 
     lease: Lease
     asked: CallRequest
     attempt: int
 
-    def write(self, now: int, first: Write | None = None) -> Write:
+    def write(self, now: int, deferred: Write | None = None) -> Write:
         request = self.asked
         if now != request.now:
             request = self.asked = request.at(now)
         key, decide = f"{request.call}/asked/{self.attempt}", partial(judge_call, request)
-        return Write(self.lease.stream, key, decide, list_call_rows(request), self.lease, (), first)
+        return Write(self.lease.stream, key, decide, list_call_rows(request), self.lease, (), deferred)
 
 
 class ToolDoor:
-    def __init__(  # noqa: PLR0913 Each is one thing that a call needs, and most have their usual value.
+    """Prepares a call, admits or refuses it, runs the tool, and settles the cost: the only way to run a tool."""
+
+    def __init__(  # noqa: PLR0913 A call needs each of these, and most have a default.
         self,
         store: Store,
         clock: Clock,
@@ -301,7 +307,7 @@ class ToolDoor:
         self._ledger = ledger
         self._redact = redact
         self._print_mask = print_mask or partial(WholeTextMask, redact)
-        self._patience = max_wait
+        self._max_wait = max_wait
         self._halts = halts or HaltWatch(store, clock)
         self._secrets = secrets
         self._simulator = simulator
@@ -311,91 +317,96 @@ class ToolDoor:
     async def call(
         self, lease: Lease, context: SessionContext, call: Call, tools: Mapping[str, Tool], attempt: int = 0
     ) -> Answer | ApprovalRequired | BudgetBusy:
-        """Take one call through the whole order; after a refusal or a decision, another attempt does so again."""
+        """Check one call, and run it if the checks admit it.
+
+        To retry a call that was refused, or that waited for a decision, pass the next `attempt` number.
+        """
         if attempt or call.decision:
-            decided = await self._apply_decision(context, call)
-            if isinstance(decided, ApprovalRequired):
-                return decided
-            call = decided
+            decided_call = await self._apply_decision(context, call)
+            if isinstance(decided_call, ApprovalRequired):
+                return decided_call
+            call = decided_call
         if call.tool not in tools:
             call = msgspec.structs.replace(call, tool=self._redact(clean(call.tool)))
         prepared = await self._prepare(context, call, tools.get(call.tool))
-        request, predicted, now = prepared.request, None, prepared.request.now
-        simulates = prepared.rule is not None and prepared.rule.simulate != "never"
-        if simulates and self._simulator is not None and not attempt and should_simulate(prepared):
-            predicted, now = await self._simulator.simulate(lease, context, prepared, call.situation()), 0
-            if isinstance(predicted, Simulated) and (need := request.approval) is not None:
-                # No digest covers a prediction: the person who decides does not agree to it.
-                need = msgspec.structs.replace(need, shown=need.shown + b"\n" + to_body(predicted.text))
-                request = msgspec.structs.replace(request, approval=need)
+        request, prediction, now = prepared.request, None, prepared.request.now
+        can_simulate = prepared.rule is not None and prepared.rule.simulate != "never"
+        if can_simulate and self._simulator is not None and not attempt and should_simulate(prepared):
+            prediction, now = await self._simulator.simulate(lease, context, prepared, call.describe_situation()), 0
+            if isinstance(prediction, Simulated) and (approval := request.approval) is not None:
+                # The digest does not cover the prediction: an approval is of the call alone.
+                approval = msgspec.structs.replace(
+                    approval, display_body=approval.display_body + b"\n" + encode_body(prediction.text)
+                )
+                request = msgspec.structs.replace(request, approval=approval)
         execution = self.make_execution(context, prepared.tool, prepared.arguments, call)
-        answer = await self.guarded_tool_call(lease, request, execution, attempt, call.brake, now)
-        if predicted is None:
+        answer = await self.guarded_tool_call(lease, request, execution, attempt, call.provenance_check, now)
+        if prediction is None:
             return answer
-        if not isinstance(predicted, Simulated) or predicted.known or isinstance(answer, BudgetBusy):
+        if not isinstance(prediction, Simulated) or prediction.is_cached or isinstance(answer, BudgetBusy):
             return answer
-        return msgspec.structs.replace(answer, simulation=predicted.text)
+        return msgspec.structs.replace(answer, simulation=prediction.text)
 
     async def admit(
         self, lease: Lease, context: SessionContext, call: Call, tools: Mapping[str, Tool], attempt: int = 0
     ) -> InFlight | Answer | ApprovalRequired | BudgetBusy:
-        """Take one call through the whole order up to its intent: its effect happens in another process.
+        """Check one call, and commit its intent; another process then performs the effect.
 
-        Its outcome comes by `settle`. An intent admits one effect: the same call is refused from then on.
+        `settle` records the outcome. An intent admits one effect: later attempts of the same call are refused.
         """
         if attempt or call.decision:
-            decided = await self._apply_decision(context, call)
-            if isinstance(decided, ApprovalRequired):
-                return decided
-            call = decided
+            decided_call = await self._apply_decision(context, call)
+            if isinstance(decided_call, ApprovalRequired):
+                return decided_call
+            call = decided_call
         prepared = await self._prepare(context, call, tools.get(call.tool))
         intent = _CallIntent(lease, await self._offload_arguments(self._mask_request(prepared.request)), attempt)
-        committed = await self._ledger.commit_intent(intent, self._patience)
+        committed = await self._ledger.commit_intent(intent, self._max_wait)
         if committed is None:
             return BudgetBusy(call.id)
-        if committed.repeated and isinstance(committed.events[0].event, ev.CallStarted):
+        if committed.is_repeated and isinstance(committed.events[0].event, CallStarted):
             return Answer(call.id, "approval_denied", ADMITTED_BEFORE)
         return read_call_admission(committed)
 
     async def settle(self, lease: Lease, flight: InFlight, outcome: Outcome, text: str) -> Answer:
-        """Record the outcome of an effect that happened in another process, with secrets masked."""
+        """Record the outcome of an effect of another process, with secrets masked."""
         result = self._make_failure(outcome, text)
         if outcome == "ok":
-            result = ActualResult("ok", body=to_body(self._redact(text)))
+            result = ActualResult("ok", body=encode_body(self._redact(text)))
         return await self._settle(lease, flight, result, flight.since)
 
     async def _apply_decision(self, context: SessionContext, call: Call) -> Call | ApprovalRequired:
-        """The call with what a person put in place of its arguments, or that it still waits for them."""
+        """Return the call with a person's edited arguments, or ApprovalRequired while its decision is pending."""
         decision = await self.decision(call.approval)
         if decision is not None and await self._is_pending(decision, context):
             return ApprovalRequired(call.id, decision.decision)
-        edited = await self._read_edited_arguments(context, decision)
-        return msgspec.structs.replace(call, edited=edited, questioned=decision is not None)
+        edited_arguments = await self._read_edited_arguments(context, decision)
+        return msgspec.structs.replace(call, edited_arguments=edited_arguments, has_decision=decision is not None)
 
     async def call_read_only(
         self, lease: Lease, context: SessionContext, call: Call, tools: Mapping[str, Tool]
     ) -> Answer | ApprovalRequired | BudgetBusy:
-        """Make a call that a sensor repeats; one that does more than read goes through the whole order."""
-        tool, again = tools.get(call.tool), (call.tool, call.arguments, call.at_most)
-        known = self._read_only_answers.get(again)
-        if known is None or known.context is not context or known.tool is not tool:
+        """Make a sensor's call. A call that does more than read goes through `call`."""
+        tool, cache_key = tools.get(call.tool), (call.tool, call.arguments, call.timeout)
+        cached = self._read_only_answers.get(cache_key)
+        if cached is None or cached.context is not context or cached.tool is not tool:
             prepared = await self._prepare(context, call, tool)
             if not prepared.request.is_pure_read:
                 return await self.call(lease, context, call, tools)
             execution = self.make_execution(context, prepared.tool, prepared.arguments, call)
-            known = self._read_only_answers[again] = _PreparedRead(context, tool, prepared.request, execution)
-        request = msgspec.structs.replace(known.request, call=call.id, now=self._clock.now())
-        return await self.judge_read_only(request, known.execution)
+            cached = self._read_only_answers[cache_key] = _PreparedRead(context, tool, prepared.request, execution)
+        request = msgspec.structs.replace(cached.request, call=call.id, now=self._clock.now())
+        return await self.judge_read_only(request, cached.execution)
 
     async def refuse(self, lease: Lease, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
-        """Refuse calls without judging them, all in one write."""
+        """Refuse calls without checking them, all in one write."""
         sentence = self._redact(sentence)
         drafts = [
             Draft(
-                ev.CallRefused(
+                CallRefused(
                     call=call.id, tool=self._redact(clean(call.tool))[:200], outcome=outcome, sentence=sentence
                 ),
-                to_body(self._redact(from_body(call.arguments[:BLOB_THRESHOLD]))),
+                encode_body(self._redact(decode_body(call.arguments[:BLOB_THRESHOLD]))),
             )
             for call in calls
         ]
@@ -412,27 +423,27 @@ class ToolDoor:
         brake: SessionBrake | None = None,
         now: int = 0,
     ) -> Answer | ApprovalRequired | BudgetBusy:
-        """Admit a call or refuse it; the outcome is in the journal when this returns.
+        """Admit or refuse a call, and run it if admitted. The journal has the outcome when this method returns.
 
-        Without an `act` the call is flawed, and the judge refuses it. The `brake` is told what was decided. `now` is
-        the time where the caller has just looked.
+        A request without an `execution` has a flaw, and the judge refuses it. The session's provenance check, if given,
+        receives the decision. `now` is the current time, if the caller has just read it.
         """
-        masked = self._mask_request(request)
-        if len(masked.arguments) > BLOB_THRESHOLD:
-            masked = await self._offload_arguments(masked)
-        intent = _CallIntent(lease, masked, attempt)
-        committed = await self._ledger.commit_intent(intent, self._patience, now)
+        masked_request = self._mask_request(request)
+        if len(masked_request.arguments) > BLOB_THRESHOLD:
+            masked_request = await self._offload_arguments(masked_request)
+        intent = _CallIntent(lease, masked_request, attempt)
+        committed = await self._ledger.commit_intent(intent, self._max_wait, now)
         if committed is None:
             return BudgetBusy(request.call)
-        started = committed.events[0].event
-        if brake is not None and isinstance(started, _DECIDED):
-            brake.apply(started, intent.asked.arguments)
-        if not isinstance(started, ev.CallStarted):
+        event = committed.events[0].event
+        if brake is not None and isinstance(event, _DECIDED):
+            brake.apply(event, intent.asked.arguments)
+        if not isinstance(event, CallStarted):
             return read_call_refusal(committed)
-        flight = track_call(started, committed.events[0], intent.asked.accounts)
-        before = await self._find_earlier_outcome(lease, committed, flight) if committed.repeated else None
-        if before is not None:
-            return before
+        flight = track_call(event, committed.events[0], intent.asked.accounts)
+        earlier_answer = await self._find_earlier_outcome(lease, committed, flight) if committed.is_repeated else None
+        if earlier_answer is not None:
+            return earlier_answer
         if execution is None:
             raise AssertionError(f"{request.call} was admitted without a tool: the judge let a flaw pass.")
         return await self._act(lease, flight, execution)
@@ -442,21 +453,21 @@ class ToolDoor:
         return msgspec.structs.replace(request, blob=blob)
 
     async def judge_read_only(self, request: CallRequest, execution: ToolExecution | None) -> Answer:
-        """Judge a call that only reads and costs nothing: same order, nothing written.
+        """Make a call that only reads and costs nothing. It passes the same checks, but writes no event.
 
-        A sensor reads forever; what it saw is recorded where it matters.
+        A sensor reads for as long as its session lives; its caller records the readings that matter.
         """
         (draft,) = judge_call(request, await self._halts.rows(scope for _, scope in request.halts))
-        if isinstance(draft.event, ev.CallRefused):
+        if isinstance(draft.event, CallRefused):
             return Answer(request.call, draft.event.outcome, self._redact(draft.event.sentence))
-        if execution is None or not isinstance(draft.event, ev.CallStarted):
-            raise AssertionError(f"{request.call} needs more than a look: a tool, a person, money.")
+        if execution is None or not isinstance(draft.event, CallStarted):
+            raise AssertionError(f"{request.call} is not a pure read: it needs an approval, a hold or a known tool.")
         result = await self._run(
             execution,
             Permit(request.call, request.now + execution.timeout, execution.secrets, execution.is_near_budget),
             request.tool,
         )
-        return Answer(request.call, result.outcome, result.error or from_body(result.body or b""))
+        return Answer(request.call, result.outcome, result.error or decode_body(result.body or b""))
 
     async def decision(self, decision: str) -> DecisionRow | None:
         return next(iter(await self._store.ask(Query("decision", DecisionRow, {"decision": decision}))), None)
@@ -465,17 +476,17 @@ class ToolDoor:
         return await self._halts.find(context.scopes)
 
     async def rerun(self, lease: Lease, flight: InFlight, execution: ToolExecution) -> Answer:
-        """Repeat a call whose intent is committed and whose answer was lost in a crash: only where that is harmless."""
-        halted = await self._halts.find(execution.scopes)
-        if halted is not None:
-            # What only looks has done nothing that matters; what writes may have, before the crash.
+        """Repeat a call whose outcome was lost in a crash. The call must be safe to repeat."""
+        halt = await self._halts.find(execution.scopes)
+        if halt is not None:
+            # A read has changed nothing; a write may have taken effect before the crash.
             outcome: Outcome = "external_halt" if flight.effect == "read" else "unknown"
-            failed = self._make_failure(outcome, f"{halted.scope} was halted.")
-            return await self._settle(lease, flight, failed, self._clock.now())
+            result = self._make_failure(outcome, f"{halt.scope} was halted.")
+            return await self._settle(lease, flight, result, self._clock.now())
         return await self._act(lease, flight, execution)
 
     async def probe_outcome(self, flight: InFlight, execution: ToolExecution) -> EffectStatus:
-        """Ask a tool's own check for the outcome; a check that fails or times out knows nothing."""
+        """Ask the tool's probe whether the effect happened; a probe that fails or times out returns `unknown`."""
         timeout = execution.timeout
         permit = Permit(flight.id, self._clock.now() + timeout, execution.secrets, execution.is_near_budget)
         try:
@@ -491,18 +502,18 @@ class ToolDoor:
             cost = tool.spec.cost
             usd = (await self._ledger.forecast(tool.spec.name)).bound if cost == "learned" else cost
         prepared = prepare_call(context, call, tool, now, usd)
-        if (need := prepared.request.approval) is None:
+        if (approval := prepared.request.approval) is None:
             return prepared
-        rules = await read_rules(self._store, call.tool, need.same, context.session, context.agent, now)
+        rules = await read_rules(self._store, call.tool, approval.arguments_digest, context.session, context.agent, now)
         return prepare_call(context, call, tool, now, usd, rules) if rules else prepared
 
     async def _is_pending(self, decision: DecisionRow, context: SessionContext) -> bool:
-        """Whether a decision is still pending: not once expired, nor under a halt, which takes precedence."""
-        undecided = not decision.verdict and self._clock.now() < decision.expires_at
-        return undecided and await self.find_halt(context) is None
+        """Return whether a decision is pending. It is not after it expired, nor during a halt."""
+        is_undecided = not decision.verdict and self._clock.now() < decision.expires_at
+        return is_undecided and await self.find_halt(context) is None
 
     async def _read_edited_arguments(self, context: SessionContext, decision: DecisionRow | None) -> bytes | None:
-        """The arguments that a person put in place of the model's."""
+        """Read the arguments that a person entered in place of the model's; None if the decision is not an edit."""
         if decision is None or decision.verdict != "edit":
             return None
         (stored,) = await self._store.read(inbox_stream(context.session), decision.decided_seq - 1, 1)
@@ -511,7 +522,10 @@ class ToolDoor:
     def make_execution(
         self, context: SessionContext, tool: Tool | None, arguments: Valid | None, call: Call | None = None
     ) -> ToolExecution | None:
-        """Bundle what a call needs to run, with only the secrets that it refers to."""
+        """Make the execution of a call, with only the secrets to which its arguments refer.
+
+        Returns None if there is no tool, the arguments are invalid, or a secret is not granted.
+        """
         if tool is None or arguments is None:
             return None
         secrets = NO_VALUES
@@ -520,170 +534,186 @@ class ToolDoor:
             if not names <= context.secrets:
                 return None
             secrets = dict(zip(names, map(self._secrets.value, names), strict=True))
-        timeout, goes_on = tool.spec.timeout, False
+        timeout, can_defer = tool.spec.timeout, False
         if call is not None:
-            timeout, goes_on = timeout if call.at_most is None else min(timeout, call.at_most), call.goes_on
-        return ToolExecution(tool, arguments, secrets, context.scopes, timeout, goes_on, self._ledger, context)
+            timeout, can_defer = timeout if call.timeout is None else min(timeout, call.timeout), call.can_defer
+        return ToolExecution(tool, arguments, secrets, context.scopes, timeout, can_defer, self._ledger, context)
 
     async def _find_earlier_outcome(self, lease: Lease, committed: Committed, flight: InFlight) -> Answer | None:
-        """The outcome of a call admitted before; None if only the answer to that commit was lost just now."""
+        """Find the outcome of a call that was admitted earlier.
+
+        Returns None if this process committed the intent, but lost the reply to that commit: then the tool must run.
+        """
         stored = await find_outcome(self._store, lease.stream, flight)
         if stored is None and flight.id in self._acting:
-            ended = self._acting[flight.id] = self._acting[flight.id] or asyncio.Event()
-            await ended.wait()
+            done_event = self._acting[flight.id] = self._acting[flight.id] or asyncio.Event()
+            await done_event.wait()
             stored = await find_outcome(self._store, lease.stream, flight)
-        if stored is not None and isinstance(stored.event, ev.CallSettled):
+        if stored is not None and isinstance(stored.event, CallSettled):
             return restore_call_answer(stored.event, await read_body(self._store, stored))
         if committed.events[0].generation != lease.generation:
-            return Answer(flight.id, "unknown", "An earlier owner of this session began it; its outcome is unknown.")
+            return Answer(flight.id, "unknown", "An earlier owner of this session started it; its outcome is unknown.")
         return None
 
     async def _act(self, lease: Lease, flight: InFlight, execution: ToolExecution) -> Answer:
-        """Run the tool and settle, also when halted, timed out or cancelled.
+        """Run the tool, and settle its cost even if the run is halted, times out or is cancelled.
 
-        A second request for the same call waits for this one's outcome.
+        A concurrent attempt of the same call waits for this outcome.
         """
         self._acting[flight.id] = None
-        began = self._clock.now()
+        started_at = self._clock.now()
         try:
             try:
                 result = await self._run(
                     execution,
-                    Permit(flight.id, began + execution.timeout, execution.secrets, execution.is_near_budget),
+                    Permit(flight.id, started_at + execution.timeout, execution.secrets, execution.is_near_budget),
                     flight.name,
                 )
             except asyncio.CancelledError as stop:
-                stopped = self._make_failure("cancelled", "CancelledError: the session was cancelled")
-                cut = read_cancelled_effect(stop)
-                result = _result_after_stop(cut.leftover, stopped, unsure=cut.twice)
-                await run_shielded(self._settle(lease, flight, result, began))
+                cancelled_result = self._make_failure("cancelled", "CancelledError: the session was cancelled")
+                effect = read_cancelled_effect(stop)
+                result = _result_after_stop(effect.leftover, cancelled_result, is_unsure=effect.is_cancelled_twice)
+                await run_shielded(self._settle(lease, flight, result, started_at))
                 raise
-            return await self._settle(lease, flight, result, began, execution)
+            return await self._settle(lease, flight, result, started_at, execution)
         finally:
-            ended = self._acting.pop(flight.id)
-            if ended is not None:
-                ended.set()
+            done_event = self._acting.pop(flight.id)
+            if done_event is not None:
+                done_event.set()
 
     async def _run(self, execution: ToolExecution, permit: Permit, name: str) -> ActualResult:
-        """Run a tool, with its prints masked; how it ended is a value, unless the session was cancelled."""
+        """Run a tool, with secrets masked in what it prints. Returns every outcome as a value, except a cancel."""
         try:
             with MaskedPrints(self._print_mask):
-                watched = self._halts.watch(execution.scopes, execution.timeout, name)
+                effect = self._halts.watch(execution.scopes, execution.timeout, name)
                 try:
-                    output = watched.leftover = await execution.tool.run(execution.arguments, permit)
+                    output = effect.leftover = await execution.tool.run(execution.arguments, permit)
                 except BaseException as error:
-                    watched.end(error)
+                    effect.end(error)
                     raise
-                watched.end()
+                effect.end()
         except EffectStopped as stop:
             return _result_after_stop(stop.leftover, self._make_failure(stop.outcome, str(stop)))
         except TimeoutError:
-            return self._make_failure("timeout", f"TimeoutError: {name} took longer than it may")
-        except Unstoppable as lost:
-            return self._make_failure("unknown", str(lost))
+            return self._make_failure("timeout", f"TimeoutError: {name} exceeded its deadline")
+        except Unstoppable as unstoppable:
+            return self._make_failure("unknown", str(unstoppable))
         except Failed as failure:
             return self._make_failure("error", str(failure), failure.partial)
-        happened = tuple(map(self._mask_effect, output.happened)) if output.happened else ()
-        return ActualResult("ok", output.cost_micros, body=to_body(self._redact(output.text)), happened=happened)
+        effects = tuple(map(self._mask_effect, output.happened)) if output.happened else ()
+        return ActualResult("ok", output.cost_micros, body=encode_body(self._redact(output.text)), happened=effects)
 
     def _mask_effect(self, effect: JournalEffect) -> JournalEffect:
         return effect if effect.body is None else msgspec.structs.replace(effect, body=self._mask(effect.body))
 
     def _make_failure(self, outcome: Outcome, error: str, partial: str = "") -> ActualResult:
-        body = to_body(self._redact(partial)) if partial else None
-        return ActualResult(outcome, body=body, error=self._redact(error)[:LONGEST_ERROR])
+        body = encode_body(self._redact(partial)) if partial else None
+        return ActualResult(outcome, body=body, error=self._redact(error)[:MAX_ERROR_LENGTH])
 
     async def _settle(
-        self, lease: Lease, flight: InFlight, result: ActualResult, began: int, execution: ToolExecution | None = None
+        self,
+        lease: Lease,
+        flight: InFlight,
+        result: ActualResult,
+        started_at: int,
+        execution: ToolExecution | None = None,
     ) -> Answer:
-        took = (self._clock.now() - began) // MILLISECOND
-        if took or flight.audited:
-            result = msgspec.structs.replace(result, duration_ms=took, audited=flight.audited)
-        goes_on = execution is not None and execution.goes_on
-        settled = self._ledger.defer_settlement(lease, flight, result) if goes_on else None
-        if settled is None:
-            settled = await self._ledger.settle(lease, flight, result)
-        text = from_body(result.body or b"")
+        duration_ms = (self._clock.now() - started_at) // MILLISECOND
+        if duration_ms or flight.audited:
+            result = msgspec.structs.replace(result, duration_ms=duration_ms, audited=flight.audited)
+        can_defer = execution is not None and execution.can_defer
+        settlement = self._ledger.defer_settlement(lease, flight, result) if can_defer else None
+        if settlement is None:
+            settlement = await self._ledger.settle(lease, flight, result)
+        text = decode_body(result.body or b"")
         return Answer(
             call=flight.id,
             outcome=result.outcome,
             text=result.error or text,
-            cost_micros=settled.usd,
-            duration_ms=took,
-            overrun=settled.overrun,
+            cost_micros=settlement.usd,
+            duration_ms=duration_ms,
+            overrun=settlement.overrun,
             partial=text if result.error else "",
         )
 
     def _mask_request(self, request: CallRequest) -> CallRequest:
-        """Mask what will be written or shown; digests were made from the original."""
-        text, tool = from_body(request.arguments), self._redact(request.tool)
-        masked = self._redact(text)
-        if masked is text and tool == request.tool and request.flaw is None and request.approval is None:
+        """Mask secrets in everything that is recorded or shown. The digests cover the original."""
+        text, tool = decode_body(request.arguments), self._redact(request.tool)
+        masked_text = self._redact(text)
+        if masked_text is text and tool == request.tool and request.flaw is None and request.approval is None:
             return request
-        arguments = request.arguments if masked is text else to_body(masked)
+        arguments = request.arguments if masked_text is text else encode_body(masked_text)
         flaw = request.flaw and (request.flaw[0], self._redact(request.flaw[1]))
-        approval = request.approval and self._mask_approval(request.approval, hidden=arguments != request.arguments)
+        approval = request.approval and self._mask_approval(
+            request.approval, has_masked_arguments=arguments != request.arguments
+        )
         return msgspec.structs.replace(request, tool=tool, arguments=arguments, flaw=flaw, approval=approval)
 
-    def _mask_approval(self, need: RequiredApproval, *, hidden: bool) -> RequiredApproval:
-        """Mask what a person is shown. Reasons quote arguments in a form in which no secret is recognised."""
-        reasons = HIDDEN_REASONS if hidden and need.reasons else tuple(map(self._redact, need.reasons))
-        keys = tuple(map(self._redact, need.keys))
-        return msgspec.structs.replace(need, shown=self._mask(need.shown), reasons=reasons, keys=keys)
+    def _mask_approval(self, approval: RequiredApproval, *, has_masked_arguments: bool) -> RequiredApproval:
+        """Mask the text for a person. Reasons may quote arguments in a form in which secrets are not recognised."""
+        reasons = (
+            HIDDEN_REASONS if has_masked_arguments and approval.reasons else tuple(map(self._redact, approval.reasons))
+        )
+        keys = tuple(map(self._redact, approval.argument_keys))
+        return msgspec.structs.replace(
+            approval, display_body=self._mask(approval.display_body), reasons=reasons, argument_keys=keys
+        )
 
     def _mask(self, body: bytes) -> bytes:
-        text = from_body(body)
-        masked = self._redact(text)
-        return body if masked is text else to_body(masked)
+        text = decode_body(body)
+        masked_text = self._redact(text)
+        return body if masked_text is text else encode_body(masked_text)
 
 
-def _result_after_stop(left: object, stopped: ActualResult, *, unsure: bool = False) -> ActualResult:
-    """Outcome of a stopped tool: one that could not be stopped, or was stopped twice, may have taken effect."""
-    unknown = unsure or isinstance(left, Unstoppable)
-    return msgspec.structs.replace(stopped, outcome="unknown") if unknown else stopped
+def _result_after_stop(leftover: object, result: ActualResult, *, is_unsure: bool = False) -> ActualResult:
+    """Make the result of a stopped tool: `unknown` if the tool did not stop, or was cancelled twice."""
+    unknown = is_unsure or isinstance(leftover, Unstoppable)
+    return msgspec.structs.replace(result, outcome="unknown") if unknown else result
 
 
-def restore_call_answer(settled: ev.CallSettled, body: bytes) -> Answer:
-    cost, text = settled.charge.usd if settled.charge else 0, from_body(body)
-    partial = text if settled.error else ""
-    took = settled.duration_ms
-    return Answer(settled.call, settled.outcome, settled.error or text, cost, took, partial=partial)
+def restore_call_answer(event: CallSettled, body: bytes) -> Answer:
+    cost, text = event.charge.usd if event.charge else 0, decode_body(body)
+    partial = text if event.error else ""
+    duration_ms = event.duration_ms
+    return Answer(event.call, event.outcome, event.error or text, cost, duration_ms, partial=partial)
 
 
 def read_call_admission(committed: Committed) -> InFlight | Answer | ApprovalRequired:
     stored = committed.events[0]
-    started = stored.event
-    return track_call(started, stored) if isinstance(started, ev.CallStarted) else read_call_refusal(committed)
+    event = stored.event
+    return track_call(event, stored) if isinstance(event, CallStarted) else read_call_refusal(committed)
 
 
 def read_call_refusal(committed: Committed) -> Answer | ApprovalRequired:
-    cap: ev.CostCapReached | None = None
+    cap: CostCapReached | None = None
     for stored in committed.events:
         match stored.event:
-            case ev.CostCapReached() as reached:
+            case CostCapReached() as reached:
                 cap = reached
-            case ev.CallRefused() as refused:
+            case CallRefused() as refused:
                 return Answer(refused.call, refused.outcome, refused.sentence, cap=cap, staged=refused.staged)
-            case ev.DecisionAsked() as asked:
-                return ApprovalRequired(asked.subject, asked.decision)
+            case DecisionAsked() as question:
+                return ApprovalRequired(question.subject, question.decision)
             case _:
                 pass
-    raise AssertionError("A call was decided, and what was written does not say how.")
+    raise AssertionError("The commit that decided a call has no refusal, question or intent.")
 
 
 DOUBT_EXPIRY: Final = 365 * DAY
-"""How long a person may take to settle a call in doubt: its hold stays until then."""
-MAX_SHOWN: Final = 10_000
-"""How much of the arguments of a call in doubt a person is shown."""
+"""How long a person can settle a call in doubt; until then its hold remains."""
+MAX_DOUBT_TEXT_LENGTH: Final = 10_000
+"""Maximum length of the text about a call in doubt, in characters."""
 
 
 class CallInDoubt(msgspec.Struct, frozen=True):
+    """A call with an intent and without a settlement, after a crash."""
+
     flight: InFlight
     act: ToolExecution | None
 
 
 class Recovery:
-    """Settles every call that a crash left in doubt, or asks a person."""
+    """Settles calls in doubt after a crash, or asks a person about them."""
 
     def __init__(self, store: Store, ledger: Ledger, door: ToolDoor) -> None:
         self._store = store
@@ -691,7 +721,7 @@ class Recovery:
         self._tool_door = door
 
     async def resolve(self, lease: Lease, doubt: CallInDoubt) -> Answer | ApprovalRequired:
-        """Repeat what may be repeated, ask the tool's own check, or else a person."""
+        """Settle a call in doubt: repeat it if that is harmless, else ask the tool's probe, else a person."""
         flight, execution = doubt.flight, doubt.act
         if not flight.is_call:
             await self._ledger.settle(lease, flight, ActualResult("unknown"))
@@ -703,7 +733,7 @@ class Recovery:
         match await self._tool_door.probe_outcome(flight, execution) if execution.tool.spec.checked else "unknown":
             case "done":
                 return await self._settle(
-                    lease, flight, ActualResult("ok", body=to_body(DONE_BEFORE_CRASH), audited=flight.audited)
+                    lease, flight, ActualResult("ok", body=encode_body(DONE_BEFORE_CRASH), audited=flight.audited)
                 )
             case "not_done":
                 return await self._tool_door.rerun(lease, flight, execution)
@@ -711,9 +741,9 @@ class Recovery:
                 return await self._ask(lease, flight)
 
     async def settle_by_person(self, lease: Lease, flight: InFlight, *, happened: bool) -> Answer:
-        """Settle a call as a person says: it was done, or it was not and cost nothing."""
+        """Settle a call as a person decided: it happened, or it did not happen and cost nothing."""
         result = (
-            ActualResult("ok", body=to_body(DONE_BEFORE_CRASH))
+            ActualResult("ok", body=encode_body(DONE_BEFORE_CRASH))
             if happened
             else ActualResult("error", usd=0, tokens=0, error=NOT_DONE_BEFORE_CRASH)
         )
@@ -724,9 +754,9 @@ class Recovery:
         return Answer(flight.id, result.outcome, result.error or DONE_BEFORE_CRASH)
 
     async def _ask(self, lease: Lease, flight: InFlight) -> ApprovalRequired:
-        """Ask a person about a call in doubt: yes means that it was done."""
+        """Ask a person about a call in doubt. Approval means that it happened."""
         stored = await self._store.read(lease.stream, flight.seq - 1, 1) if flight.seq else ()
-        arguments = [from_body(await read_body(self._store, each)) for each in stored]
+        arguments = [decode_body(await read_body(self._store, each)) for each in stored]
         question = Question(
             decision=f"{flight.id}/unknown",
             about="unknown_call",
@@ -734,7 +764,7 @@ class Recovery:
             name=flight.name,
             digest=flight.id,
             expires_in=DOUBT_EXPIRY,
-            shown=shorten(" ".join((flight.name, *arguments)), MAX_SHOWN),
+            display_text=shorten(" ".join((flight.name, *arguments)), MAX_DOUBT_TEXT_LENGTH),
         )
         await self._store.commit(ask_question(question, lease))
         return ApprovalRequired(flight.id, question.decision)

@@ -1,7 +1,7 @@
-"""What trusted places have said, indexed when it is heard: whole values with boundaries, words and numbers.
+"""The index of trusted text: whole values with boundaries, words and numbers.
 
-A value is compared after NFKC and case folding. An entity is a name, a number, an address or quoted: a word that merely
-occurs is none. Look-ups are in sets; no call searches the history.
+A value is compared after NFKC and case folding. An entity is a name, a number, an address or a quotation; a word that
+merely occurs is not. Look-ups use sets, so no call searches the history.
 """
 
 import re
@@ -12,26 +12,26 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
-from halter.core.text import word_set
+from halter.core.text import make_word_set
 from halter.guard.sentences import find_amounts, strip_forbidden, strip_sources
 
 _GRAM: Final = 4
-"""The longest phrase that is indexed whole; a longer one must consist of indexed ones."""
+"""Longest phrase that is indexed whole, in words. A longer one must consist of indexed phrases."""
 
-_MOST_SHARED: Final = 32
-"""Texts whose index is kept: every session of an agent begins with the same instructions."""
-_LONGEST_SHARED: Final = 20_000
+_MAX_CACHED_TEXTS: Final = 32
+"""Number of texts whose index is cached: all sessions of an agent begin with the same instructions."""
+_MAX_CACHED_LENGTH: Final = 20_000
 
-_SHORTEST_STEM: Final = 3
+_MIN_STEM_LENGTH: Final = 3
 _GROUP: Final = 3
-_LONGEST_NUMBER: Final = 30
-_LONGEST_QUOTE: Final = 200
+_MAX_NUMBER_DIGITS: Final = 30
+_MAX_QUOTE_LENGTH: Final = 200
 _SHORT_NUMBER: Final = 6
 _DIGITS_OF_PROSE: Final = 4
-_LONGEST_WORD: Final = 24
-_LONGEST_NUMBER_OF_PROSE: Final = 4
+_MAX_WORD_LENGTH: Final = 24
+_MAX_PROSE_NUMBER_LENGTH: Final = 4
 _SPELT: Final = re.compile(r"(?:(?<![^\W_])[^\W_][\W_]+){4}")
-"""Four single letters or digits in a row: a value that is spelt out."""
+"""Four single letters or digits in a row: a spelt-out value."""
 
 _ENDS: Final = ".,;:!?'\"`()[]{}<>«»“”„\u2018\u2019…|*"
 _QUOTED: Final = re.compile(r"(?<!\w)['\"“„«\u2018`]([^'\"“”„«»\u2018\u2019`\n]{1,200})['\"”“»\u2019`](?!\w)")
@@ -41,10 +41,10 @@ _LINK: Final = re.compile(
     re.IGNORECASE,
 )
 _LINKED_MARK: Final = re.compile(r"[\w-]\.[^\W\d_]|\.\d{1,3}(?::\d+)?[/?#]|://|@")
-"""Without one of these a text has no link."""
+"""Marks of which every link has at least one."""
 
 _PERCENT: Final = re.compile(r"%(2e|2f|3a|40)", re.IGNORECASE)
-"""A dot, a slash, a colon or an at sign that hides in a link."""
+"""A percent-encoded dot, slash, colon or at sign."""
 
 _PAGE_SCHEMES: Final = ("", "http", "https")
 _HOST_AND_PATH: Final = re.compile(r"(?=[/?#])")
@@ -60,13 +60,13 @@ _ASIDE: Final = re.compile(
     r"(?!\w| (?:arrive|be|have|leave|like|meet|need|stay|travel|visit|want)\b)",
     re.IGNORECASE,
 )
-"""After these words a sentence asks for nothing: what must not be done, what to remind of, what the person does."""
+"""Words after which a sentence requests nothing: it forbids, reminds, or tells what the person will do."""
 
 _DATE: Final = re.compile(r"^[\d\s:./-]*\d{1,4}[:./-]\d{1,2}(?:[:./-][\d\s:./-]*)?$")
 _SENTENCE: Final = re.compile(r"\.(?=[A-Z][a-z])")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _UNSEEN: Final = re.compile("[\u034f\u115f\u1160\u180b-\u180f\u2800\u3164\ufe00-\ufe0e\uffa0\U000e0100-\U000e01ef]")
-"""Marks that are not shown, and that no category tells: variation selectors and fillers."""
+"""Invisible marks without a category of their own: variation selectors and fillers."""
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _GAP: Final = re.compile(r"[\W_]+")
@@ -75,15 +75,15 @@ _INNER_CAPITAL: Final = re.compile(r"(?<=[A-Za-z0-9])[A-Z]")
 _SPACES: Final = re.compile(r"\s+")
 _PLAIN_SPACES: Final = re.compile(r"^(?: {1,2}|(?:\r?\n){1,3} {0,8})$")
 _PLAIN_MARKS: Final = frozenset(".,;:!?'\"`()[]{}<>«»“”„\u2018\u2019…|*/\\-\u2013—_#@&+=%$€£•~")
-_LONGEST_GAP: Final = 6
-_MOST_SPACES: Final = 3
-"""More marks or spaces between two words, or others, spell something: a Morse code has no words."""
+_MAX_GAP_MARKS: Final = 6
+_MAX_SPACES: Final = 3
+"""Maximum number of spaces between two words. More spaces could spell something, such as Morse code."""
 
 _UNCLEAR_NUMBER: Final = re.compile(r"^[+-]?(?:\d*,(?!\d{3}(?:\D|$)).*|\d{1,3}\.0{3})$")
-"""One tool reads one, another a thousand: `1,0000` and `1.000`."""
+"""Ambiguous numbers, such as `1,0000` and `1.000`: one tool reads one, another a thousand."""
 
 _COUNTED: Final = re.compile(r"^[\d.,:/-]{1,5}(?:st|nd|rd|th|am|pm|h|%|k|m|kg|km|min|day|days|hour|hours|-hour|x)?$")
-"""A number in a sentence, rather than the name of a thing."""
+"""Numbers that count something, rather than name a thing."""
 
 _ORDINAL: Final = re.compile(r"(?<!\w)(\d{1,2})(?:st|nd|rd|th)?(?!\w)")
 _MONTHS: Final = {
@@ -92,7 +92,7 @@ _MONTHS: Final = {
         ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"], 1
     )
 }
-_CALENDAR: Final = word_set(
+_CALENDAR: Final = make_word_set(
     "january february march april may june july august september october november december monday tuesday wednesday "
     "thursday friday saturday sunday"
 )
@@ -101,7 +101,7 @@ _DETAIL: Final = re.compile(
     r"|\d{4}-\d{2}(?:-\d{2})?(?:[T ]\d{2}:\d{2}(?::\d{2})?(?:\.\d+)?(?:Z|[+-]\d{2}:?\d{2})?)?"
     r"|\d{1,2}:\d{2}(?::\d{2})?|\d{1,2}[./]\d{1,2}[./]\d{2,4}|[A-Za-z]{1,4})$"
 )
-_FUNCTION_WORDS: Final = word_set(
+_FUNCTION_WORDS: Final = make_word_set(
     "a about above after again all also am an and any are as at be because been before being below best between "
     "both but by can cannot could d dear did do does doing done down during each else even every few first "
     "following for from further get had has have having he hello her here hers hi him his how i if in into is it "
@@ -111,7 +111,7 @@ _FUNCTION_WORDS: Final = word_set(
     "through to today tomorrow too two until up us ve very via was we were what when where which while who whom why "
     "will with within would yes yet you your yours"
 )
-_EVERYDAY_WORDS: Final = word_set(
+_EVERYDAY_WORDS: Final = make_word_set(
     "afternoon appointment arrival arrive arrives booking break breakfast brunch call coffee daily day days departure "
     "depart departs dinner drive enjoy evening event flight fly holiday home hotel hour hours journey leave lunch meal "
     "meet meeting minutes monthly morning night nights noon office plan plans reminder reservation restaurant return "
@@ -119,7 +119,7 @@ _EVERYDAY_WORDS: Final = word_set(
 )
 """Words of plans and calendars."""
 
-_COMMON: Final = word_set(
+_COMMON: Final = make_word_set(
     "add all also always an and answer any append are arrange as ask at book buy call cancel change check clean clear "
     "close collect compare copy could create delete deploy describe do does download draft edit email erase execute "
     "explain fetch file fill find fix follow for forward from generate get give go "
@@ -135,15 +135,15 @@ _COMMON: Final = word_set(
 
 _BY_ID: Final = ("id", "event", "email", "mail", "message", "payment", "order", "ticket", "record")
 _EXACT: Final = {"secret": 1, "code": 1, "account": 6, "phone": 6, **dict.fromkeys(_BY_ID, 1)}
-"""Kinds whose values have so many digits, or are quoted: words that merely occur are none."""
+"""Minimum number of digits of a value by kind; a value with fewer must be quoted."""
 
-_CONNECTORS: Final = word_set(
+_CONNECTORS: Final = make_word_set(
     "and at by da de del della den der des di do du el for in la las le les los of on the und van von y zu"
 )
-"""Small words inside of a name."""
+"""Small words inside a name."""
 
 _LINKED: Final = ("", "url", "address", "file", "name")
-"""Kinds whose values may be links, addresses or names of files."""
+"""Kinds whose values may be links, addresses or file names."""
 
 
 def is_link(value: str) -> bool:
@@ -159,60 +159,60 @@ def is_everyday_word(word: str) -> bool:
 
 
 def normalise_value(text: str) -> str:
-    """A value as it is compared: NFKC, case folded, single spaces, without the punctuation around it."""
+    """Normalise a value for comparison: NFKC, case folded, single spaces, no punctuation around words."""
     return " ".join(cut_atoms(text))
 
 
 def fold_value(text: str) -> str:
-    """A value with all of its marks: NFKC, case folded, single spaces."""
+    """Normalise a value but keep its marks: NFKC, case folded, single spaces."""
     return " ".join(unicodedata.normalize("NFKC", text).lower().split())
 
 
 def cut_atoms(text: str) -> list[str]:
-    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
-    return [atom for part in folded.split() if (atom := part.strip(_ENDS))]
+    folded_text = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
+    return [atom for part in folded_text.split() if (atom := part.strip(_ENDS))]
 
 
 def cut_words(text: str) -> list[str]:
-    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
-    return _WORD.findall(folded)
+    folded_text = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
+    return _WORD.findall(folded_text)
 
 
 @lru_cache(maxsize=20_000)
 def stem_word(word: str) -> str:
-    """A word without its ending, as far as a task and an act may differ in it."""
+    """Remove the ending of a word, which may differ between a task and an act."""
     for ending in ("ation", "ings", "ing", "ers", "er", "ied", "ies", "ed", "es", "s", "e", "y"):
-        if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
+        if word.endswith(ending) and len(word) - len(ending) >= _MIN_STEM_LENGTH:
             return word[: -len(ending)]
     return word
 
 
 def normalise_link(text: str) -> str:
-    """A link without the scheme of a page and its closing slash; letters behind the host keep their case."""
-    plain = unicodedata.normalize("NFKC", text).strip().strip(_ENDS)
-    scheme, found, rest = plain.partition("://")
-    if not found:
-        scheme, rest = "", plain
-    host, *path = _HOST_AND_PATH.split(rest, 1)
-    kept = "" if scheme.lower() in _PAGE_SCHEMES else scheme.lower() + found
-    return "".join((kept, host.lower(), *path)).rstrip("/")
+    """Normalise a link: no http scheme, no closing slash, a lower-case host; the path keeps its case."""
+    link = unicodedata.normalize("NFKC", text).strip().strip(_ENDS)
+    scheme, separator, remainder = link.partition("://")
+    if not separator:
+        scheme, remainder = "", link
+    host, *path = _HOST_AND_PATH.split(remainder, 1)
+    link_scheme = "" if scheme.lower() in _PAGE_SCHEMES else scheme.lower() + separator
+    return "".join((link_scheme, host.lower(), *path)).rstrip("/")
 
 
 def find_links(text: str) -> set[str]:
-    """The links and addresses in a text; a file's name is none."""
+    """Find the links and addresses in a text; a file name is not a link."""
     if "%" in text:
-        text = _PERCENT.sub(lambda found: chr(int(found[1], 16)), text)
+        text = _PERCENT.sub(lambda match: chr(int(match[1], 16)), text)
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
     if _LINKED_MARK.search(text.replace("\u3002", ".")) is None:
         return set()
-    found = [match[0] for match in _LINK.finditer(text.replace("\u3002", "."))]
-    links = {(normalise_link(link), "://" in link) for link in found}
-    return {link for link, whole in links if link and (whole or not _FILE.match(link))}
+    candidates = [match[0] for match in _LINK.finditer(text.replace("\u3002", "."))]
+    links = {(normalise_link(link), "://" in link) for link in candidates}
+    return {link for link, has_scheme in links if link and (has_scheme or not _FILE.match(link))}
 
 
 def normalise_number(value: Any) -> str | None:
-    """A number in one spelling, or none."""
+    """Normalise a number to one spelling; None if it is ambiguous or not a number."""
     if isinstance(value, bool):
         return None
     text = str(value).strip().replace("\u2019", "'").replace("'", "").replace(" ", "")
@@ -224,14 +224,19 @@ def normalise_number(value: Any) -> str | None:
         number = Decimal(text.replace(",", ""))
     except InvalidOperation:
         return None
-    return format(number.normalize(), "f") if number.is_finite() and abs(number.adjusted()) < _LONGEST_NUMBER else None
+    return (
+        format(number.normalize(), "f") if number.is_finite() and abs(number.adjusted()) < _MAX_NUMBER_DIGITS else None
+    )
 
 
 def is_disguised(text: str) -> bool:
-    """Whether a text has invisible characters, or a word that mixes alphabets."""
+    """Return whether a text has invisible characters, or a word that mixes alphabets."""
     if text.isascii():
         return not text.isprintable() and _CONTROL.search(text) is not None
-    if any(unicodedata.category(mark) in ("Cf", "Co", "Cs", "Cn", "Cc") and mark not in "\t\n\r" for mark in text):
+    if any(
+        unicodedata.category(character) in ("Cf", "Co", "Cs", "Cn", "Cc") and character not in "\t\n\r"
+        for character in text
+    ):
         return True
     if _UNSEEN.search(text):
         return True
@@ -239,38 +244,38 @@ def is_disguised(text: str) -> bool:
 
 
 def _mixes(word: str) -> bool:
-    scripts = {unicodedata.name(mark, "?").split(" ", 1)[0] for mark in word if mark.isalpha()}
+    scripts = {unicodedata.name(character, "?").split(" ", 1)[0] for character in word if character.isalpha()}
     return len(scripts & {"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE"}) > 1
 
 
 def is_plain_detail(value: Any) -> bool:
-    """A number, a date, a time or a few letters decide nothing."""
+    """Return whether a detail is a number, a date, a time or a few letters, and so decides nothing."""
     return not isinstance(value, str) or _DETAIL.match(value.strip()) is not None
 
 
 def is_prose(text: str) -> bool:
-    """Plain words: nothing that can be clicked, copied, spelt out or decoded."""
+    """Return whether a text is plain words, with nothing that can be clicked, spelt out or decoded."""
     if "@" in text or "\\" in text or find_links(text) or _SPELT.search(text):
         return False
     words = cut_words(text)
     return 3 * sum(map(str.isdecimal, words)) <= len(words) + _DIGITS_OF_PROSE and all(
-        len(word) <= (_LONGEST_WORD if word.isalpha() else _LONGEST_NUMBER_OF_PROSE if word.isdecimal() else 0)
+        len(word) <= (_MAX_WORD_LENGTH if word.isalpha() else _MAX_PROSE_NUMBER_LENGTH if word.isdecimal() else 0)
         for word in words
     )
 
 
 class TrustedText:
-    """The index of trusted texts."""
+    """The index of all trusted texts of a session."""
 
     def __init__(self) -> None:
         self._phrases: set[str] = set()
         self._targets: set[str] = set()
-        """The phrases that are more than the source of something: what is sent may go there."""
+        """Phrases that trusted text names as more than a source: they may be recipients."""
         self._quotations: set[str] = set()
         self._commands: set[str] = set()
-        """What was quoted, word by word."""
+        """Quotations, one word per line."""
         self._spelt: set[str] = set()
-        """What was quoted, and what stood between spaces, with its marks."""
+        """Quotations, and texts between spaces, with their marks."""
         self._verbatim: set[str] = set()
         self._marks: set[str] = set()
         """The marks between the words."""
@@ -282,60 +287,60 @@ class TrustedText:
         self._exact: set[str] = set()
         self._digits: set[str] = set()
         self._neighbours: dict[str, set[str]] = {}
-        """The phrases that stand in one sentence with a number."""
+        """The phrases in one sentence with a number, by number."""
         self._asking: dict[str, set[int]] = {}
-        """The sentences that ask with a word."""
+        """The numbers of the requesting sentences, by word."""
         self._figures: list[frozenset[str]] = []
         """The numbers of each sentence."""
         self._links: set[str] = set()
 
     def add(self, text: str) -> None:
-        """Hear a text. What it forbids lends its words to contents, and names nothing."""
-        index = _index_text if len(text) <= _LONGEST_SHARED else _index_text.__wrapped__
-        raw, before = vars(index(text)), len(self._figures)
+        """Add a text. Its forbidden parts add words, but no names."""
+        index = _index_text if len(text) <= _MAX_CACHED_LENGTH else _index_text.__wrapped__
+        raw, sentence_count = vars(index(text)), len(self._figures)
         for name in _SETS:
             getattr(self, name).update(raw[name])
         self._figures += raw["_figures"]
         for number, phrases in raw["_neighbours"].items():
             self._neighbours.setdefault(number, set()).update(phrases)
         for word, sentences in raw["_asking"].items():
-            self._asking.setdefault(word, set()).update([before + sentence for sentence in sentences])
+            self._asking.setdefault(word, set()).update([sentence_count + sentence for sentence in sentences])
 
     def index(self, text: str) -> None:
         """Index a text, sentence by sentence."""
-        named = strip_forbidden(text)
-        for part in _QUOTED.findall(named):
-            value = normalise_value(part)
+        allowed_text = strip_forbidden(text)
+        for quotation in _QUOTED.findall(allowed_text):
+            value = normalise_value(quotation)
             self._quotations.add(value)
             self._phrases.add(value)
-            self._spelt.add(fold_value(part))
-            self._verbatim.add(part.strip())
-            self._commands.add("\n".join(part.split()))
-            self._links |= find_links(part)
-        spaced = _SENTENCE.sub(". ", named)
-        self._links |= find_links(named) | find_links(spaced)
-        plain = unicodedata.normalize("NFKC", text)
-        self._verbatim.update(named.split())
-        self._spelt.update(unicodedata.normalize("NFKC", named).lower().split())
-        self._marks.update("".join(_GAP.findall(plain)))
-        self._mixed.update(word for word in _WORD.findall(plain) if _is_mixed(word))
-        for sentence in _STOP.split(named):
+            self._spelt.add(fold_value(quotation))
+            self._verbatim.add(quotation.strip())
+            self._commands.add("\n".join(quotation.split()))
+            self._links |= find_links(quotation)
+        split_text = _SENTENCE.sub(". ", allowed_text)
+        self._links |= find_links(allowed_text) | find_links(split_text)
+        normalised_text = unicodedata.normalize("NFKC", text)
+        self._verbatim.update(allowed_text.split())
+        self._spelt.update(unicodedata.normalize("NFKC", allowed_text).lower().split())
+        self._marks.update("".join(_GAP.findall(normalised_text)))
+        self._mixed.update(word for word in _WORD.findall(normalised_text) if _is_mixed(word))
+        for sentence in _STOP.split(allowed_text):
             self._add_sentence(sentence)
         self._add_words(text)
-        aimed = strip_sources(named)
-        self._targets.update(map(normalise_value, _QUOTED.findall(aimed)))
-        for variant in {named, spaced}:
+        aimed_text = strip_sources(allowed_text)
+        self._targets.update(map(normalise_value, _QUOTED.findall(aimed_text)))
+        for variant in {allowed_text, split_text}:
             self._grams.update(_cut_phrases(cut_atoms(variant)))
             self._phrases |= _find_names(variant)
-        for variant in {aimed, _SENTENCE.sub(". ", aimed)}:
+        for variant in {aimed_text, _SENTENCE.sub(". ", aimed_text)}:
             self._targets |= _find_names(variant)
 
-    def add_found(self, value: str) -> None:
-        """Take in a value of a record that was named: its words may be told, and looked up; it asks for nothing."""
+    def add_record_value(self, value: str) -> None:
+        """Add a value of a named record. Its words become trusted, but it requests nothing."""
         self._links |= find_links(value)
         self._add_words(value)
         atoms = cut_atoms(value)
-        if len(value) <= _LONGEST_QUOTE:
+        if len(value) <= _MAX_QUOTE_LENGTH:
             self._phrases.add(" ".join(atoms))
         self._grams.update(_cut_phrases(atoms))
 
@@ -350,9 +355,9 @@ class TrustedText:
         self._digits.update(f"{int(day):02}" for day in _ORDINAL.findall(text))
 
     def _add_sentence(self, sentence: str) -> None:
-        """Index what a sentence asks for, and its numbers with what stands beside them."""
-        aside = _ASIDE.search(sentence)
-        for word in cut_words(sentence[: aside.end()] if aside else sentence):
+        """Index the words with which a sentence requests something, and its numbers with the phrases around them."""
+        aside_match = _ASIDE.search(sentence)
+        for word in cut_words(sentence[: aside_match.end()] if aside_match else sentence):
             self._asking.setdefault(stem_word(word), set()).add(len(self._figures))
         numbers = frozenset(filter(None, map(normalise_number, find_amounts(sentence))))
         self._figures.append(numbers)
@@ -362,7 +367,7 @@ class TrustedText:
                 self._neighbours.setdefault(number, set()).update(phrases)
 
     def contains(self, text: str) -> bool:
-        """Whether a value was said whole, as an entity or not."""
+        """Return whether trusted text contains the whole value, as an entity or not."""
         atoms = cut_atoms(text)
         if len(atoms) <= _GRAM:
             phrase = " ".join(atoms)
@@ -370,11 +375,11 @@ class TrustedText:
         return " ".join(atoms) in self._phrases or _consists(atoms, self._grams)
 
     def names(self, text: str, kind: str = "") -> bool:
-        """Whether a value was said whole and as an entity; a short number must be said as an id."""
+        """Return whether trusted text contains the whole value as an entity; a short number must be an id there."""
         return self.names_value(normalise_value(text), kind)
 
     def names_value(self, value: str, kind: str = "") -> bool:
-        """As `names`, for a normalised value."""
+        """Do the same as `names`, for a normalised value."""
         if not value or (kind == "address" and "@" not in value):
             return False
         if len(value) <= _SHORT_NUMBER and not any(mark.isalpha() for mark in value):
@@ -384,55 +389,55 @@ class TrustedText:
             return value in self._quotations
         if value not in self._phrases and not (value.count(" ") >= _GRAM and self.contains(value)):
             return False
-        addressed = kind == "recipient" and "@" in value
-        if (kind not in _LINKED and not addressed and is_link(value)) or (
+        is_recipient_address = kind == "recipient" and "@" in value
+        if (kind not in _LINKED and not is_recipient_address and is_link(value)) or (
             kind in ("file", "name") and find_links(value)
         ):
             return False
         return _DATE.match(value) is None
 
     def names_target(self, value: str) -> bool:
-        """Whether a normalised value that was named is more than the source of something."""
+        """Return whether trusted text names a normalised value as more than a source."""
         return value in self._targets or value not in self._phrases
 
     def quotes_command(self, words: str) -> bool:
-        """Whether the words of a command, one to a line, were quoted together, and in this order."""
+        """Return whether trusted text quotes the words of a command, one per line, together and in this order."""
         return words in self._commands
 
     def spells_out(self, text: str) -> bool:
-        """Whether a value has no marks around its words, or was said with them: `build *` is not `build`."""
-        spelt = fold_value(text)
-        return spelt == normalise_value(text) or spelt in self._spelt
+        """Return whether a value has no marks around its words, or trusted text has them: `build *` is not `build`."""
+        spelling = fold_value(text)
+        return spelling == normalise_value(text) or spelling in self._spelt
 
     def quotes_exactly(self, text: str) -> bool:
-        """Whether a command was said letter by letter: in code a capital or a line break is another command."""
+        """Return whether trusted text has a command letter by letter: a capital or line break makes another command."""
         return text.strip() in self._verbatim
 
     def count_joints(self, text: str) -> int:
-        """How many pairs of neighbours of a text were not said beside each other."""
+        """Count the pairs of neighbouring words that are not neighbours in trusted text."""
         atoms = cut_atoms(text)
-        return sum(f"{one} {other}" not in self._grams for one, other in pairwise(atoms))
+        return sum(f"{first} {second}" not in self._grams for first, second in pairwise(atoms))
 
     def has_marks(self, text: str) -> bool:
-        """Whether nothing is spelt between the words of a text, or with capitals inside of them."""
-        plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
-        if not all(map(self._is_plain_gap, {*_GAP.findall(plain)} - _USUAL_GAPS)):
+        """Return whether the marks between words, and the capitals inside them, can spell nothing."""
+        normalised_text = text if text.isascii() else unicodedata.normalize("NFKC", text)
+        if not all(map(self._is_plain_gap, {*_GAP.findall(normalised_text)} - _USUAL_GAPS)):
             return False
-        if plain.isascii() and _INNER_CAPITAL.search(plain) is None:
+        if normalised_text.isascii() and _INNER_CAPITAL.search(normalised_text) is None:
             return True
-        return not any(_is_mixed(word) and word not in self._mixed for word in _WORD.findall(plain))
+        return not any(_is_mixed(word) and word not in self._mixed for word in _WORD.findall(normalised_text))
 
     def _is_plain_gap(self, gap: str) -> bool:
         marks = "".join(gap.split())
-        if len(marks) > _LONGEST_GAP or any(mark not in _PLAIN_MARKS and mark not in self._marks for mark in marks):
+        if len(marks) > _MAX_GAP_MARKS or any(mark not in _PLAIN_MARKS and mark not in self._marks for mark in marks):
             return False
         spaces = _SPACES.findall(gap)
-        return len(spaces) <= _MOST_SPACES and all(map(_PLAIN_SPACES.match, spaces))
+        return len(spaces) <= _MAX_SPACES and all(map(_PLAIN_SPACES.match, spaces))
 
     def is_loose(self, text: str, kind: str, *, final: bool) -> bool:
-        """Whether a value was said, but too loosely to reach others with it: a title in place of a record's id.
+        """Return whether trusted text names a value too loosely for an effect on others: a title instead of an id.
 
-        For what is final, a single plain word that was said without quotes is too little as well.
+        For a final effect, a single plain word without quotes is too loose as well.
         """
         value = normalise_value(text)
         if kind in _BY_ID and not any(map(str.isdigit, value)):
@@ -444,37 +449,37 @@ class TrustedText:
         )
 
     def has_query(self, text: str) -> bool:
-        """Whether a query consists of said words, and of more than function words."""
+        """Return whether a query consists of trusted words, and of more than function words."""
         return self.contains(text) and any(word not in _FUNCTION_WORDS for word in cut_words(text))
 
     def has_word(self, word: str) -> bool:
         return stem_word(word) in self._word_set
 
     def find_unsaid(self, words: Iterable[str]) -> list[str]:
-        """The words that were not said with this ending."""
+        """List the words that trusted text does not have with this ending."""
         return [word for word in words if word not in self._exact]
 
     def has_exact(self, word: str) -> bool:
-        """Whether a word was said with this ending."""
+        """Return whether trusted text has a word with this ending."""
         return word in self._exact
 
     def has_digits(self, digits: str) -> bool:
         return digits in self._digits
 
-    def has_number(self, number: str, beside: Sequence[str] = ()) -> bool:
-        """Whether a number was said, in one sentence with one of the values that must stand beside it."""
+    def has_number(self, number: str, near_values: Sequence[str] = ()) -> bool:
+        """Return whether trusted text has a number; with `near_values`, in one sentence with one of them."""
         phrases = self._neighbours.get(number)
-        if phrases is None or not beside:
+        if phrases is None or not near_values:
             return phrases is not None
-        return any(_consists(cut_atoms(value), phrases) for value in beside)
+        return any(_consists(cut_atoms(value), phrases) for value in near_values)
 
     def find_asking(self, words: Iterable[str]) -> set[int]:
-        """The sentences that ask with all of these words."""
-        found = [self._asking.get(stem_word(word), set()) for word in words]
-        return set[int]().union(*found[:1]).intersection(*found[1:])
+        """Find the sentences that request something with all of these words."""
+        sentences_by_word = [self._asking.get(stem_word(word), set()) for word in words]
+        return set[int]().union(*sentences_by_word[:1]).intersection(*sentences_by_word[1:])
 
     def find_requested_figures(self, sentences: Iterable[int]) -> frozenset[str] | None:
-        """The numbers of these sentences; none at all if one of them names no number, and so leaves it open."""
+        """Find the numbers of these sentences; None if one of them has no number."""
         figures = [self._figures[sentence] for sentence in sentences]
         return frozenset[str]().union(*figures) if figures and all(figures) else None
 
@@ -485,41 +490,41 @@ class TrustedText:
 _SETS: Final = tuple(name for name, value in vars(TrustedText()).items() if isinstance(value, set))
 
 
-@lru_cache(maxsize=_MOST_SHARED)
+@lru_cache(maxsize=_MAX_CACHED_TEXTS)
 def _index_text(text: str) -> TrustedText:
-    """The index of one text alone. It is never changed: sessions that hear the same text take it from here."""
-    said = TrustedText()
-    said.index(text)
-    return said
+    """Index one text. Sessions with the same text share the result, so it must not be changed."""
+    trusted_text = TrustedText()
+    trusted_text.index(text)
+    return trusted_text
 
 
 def _find_names(text: str) -> set[str]:
-    """The names in a text: a part of a quoted name is none."""
-    raw = [atom.strip(_ENDS) for atom in unicodedata.normalize("NFKC", _QUOTED.sub(_keep_word, text)).split()]
+    """Find the names in a text; a part of a quoted name is not a name."""
+    raw = [atom.strip(_ENDS) for atom in unicodedata.normalize("NFKC", _QUOTED.sub(_replace_phrase, text)).split()]
     atoms = [(atom.lower(), _is_entity(atom), atom[:1].isupper() or atom.isdecimal()) for atom in raw if atom]
-    found: set[str] = set()
+    names: set[str] = set()
     for start, (word, entity, _) in enumerate(atoms):
         if entity:
-            found.update((word, word.removesuffix("'s").removesuffix("\u2019s")))
+            names.update((word, word.removesuffix("'s").removesuffix("\u2019s")))
         if entity or word == "the":
-            found.update(_cut_names(atoms[start : start + _GRAM]))
-    return found
+            names.update(_cut_names(atoms[start : start + _GRAM]))
+    return names
 
 
 def _cut_phrases(atoms: Sequence[str]) -> Iterator[str]:
-    """The phrases of a text up to the longest that is indexed."""
+    """Yield the phrases of a text, up to the longest indexed length."""
     for size in range(1, _GRAM + 1):
         yield from (" ".join(atoms[start : start + size]) for start in range(len(atoms) - size + 1))
 
 
 def _consists(atoms: Sequence[str], phrases: Container[str]) -> bool:
-    """Whether a value consists of indexed phrases."""
+    """Return whether a value consists of indexed phrases."""
     size = min(len(atoms), _GRAM)
     return size > 0 and all(" ".join(atoms[start : start + size]) in phrases for start in range(len(atoms) - size + 1))
 
 
 def _cut_names(atoms: Sequence[tuple[str, bool, bool]]) -> Iterator[str]:
-    """The names of several words at the start of these: capitals, numbers, and small words between them."""
+    """Yield the names of several words at the start: capitals, numbers, and small words between them."""
     for end, (word, entity, capital) in enumerate(atoms[1:], 2):
         if is_link(word) or not (capital or entity or word in _CONNECTORS):
             return
@@ -535,19 +540,19 @@ def _is_plain(words: Sequence[str]) -> bool:
     return not words or (len(words) == 1 and words[0].isalpha())
 
 
-def _keep_word(quoted: re.Match[str]) -> str:
-    return quoted[0] if len(quoted[1].split()) == 1 else " … "
+def _replace_phrase(match: re.Match[str]) -> str:
+    return match[0] if len(match[1].split()) == 1 else " … "
 
 
 def _is_entity(atom: str) -> bool:
-    """A name, a number or an address, rather than a word that happens to occur."""
-    folded = atom.lower()
+    """Return whether a word is a name, a number or an address, rather than a word that merely occurs."""
+    folded_atom = atom.lower()
     if (
-        _COUNTED.match(folded)
-        or folded.endswith(("n't", "n\u2019t"))
-        or re.split("['\u2019]", folded)[0] in _FUNCTION_WORDS
+        _COUNTED.match(folded_atom)
+        or folded_atom.endswith(("n't", "n\u2019t"))
+        or re.split("['\u2019]", folded_atom)[0] in _FUNCTION_WORDS
     ):
         return False
-    if folded in _COMMON or folded in _FUNCTION_WORDS or folded in _CALENDAR:
+    if folded_atom in _COMMON or folded_atom in _FUNCTION_WORDS or folded_atom in _CALENDAR:
         return False
     return (not atom.isalpha() and atom.strip("-'\u2019").isalpha() is False) or atom[:1].isupper()

@@ -1,11 +1,11 @@
-"""The program that a hook runs: it takes one event to Halter's server, and prints what the server answers.
+"""The program that a hook runs: it sends one event to Halter's server, and prints the server's answer.
 
-It starts for every tool call of another program, so it imports next to nothing: not even `socket`, whose enumerations
-take longer to import than a decision takes to make. It fails closed: if anything goes wrong, it exits with 2 and says a
-sentence on stderr, which every known program takes for a block.
+It starts for every tool call of another program, so it imports almost nothing: even `socket`, with its enumerations,
+takes longer to import than a decision takes to make. It fails closed: on any error it exits with 2 and prints a
+sentence on stderr, which every known program treats as a block.
 
-Both sides prove that they know one key: the request and the answer are signed with it and with a nonce of the request.
-A program in the server's place can neither read the key off the wire nor answer "yes".
+Both sides prove that they have the same key: the request and the answer are signed with it and with the request's
+nonce. A program that poses as the server can neither read the key from the socket nor answer "yes".
 
 It runs as `python -I -S client.py PROGRAM AGENT FOLDER SECONDS`, with the event on stdin.
 """
@@ -22,60 +22,60 @@ SOCKET_FILE = "socket"
 KEY_BYTES = 32
 NONCE_BYTES = 16
 SIGNATURE_BYTES = 32
-LARGEST_EVENT = 16 * 1024 * 1024
-"""Largest event in bytes, and largest answer; a larger one is blocked."""
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+"""Maximum size of an event and of an answer, in bytes. A larger one blocks the call."""
 BLOCKED = 2
 """The exit code that blocks a call."""
 ATTENDED_VARIABLE = "CLAUDE_CODE_SESSION_ATTENDED"
 
 _CHUNK = 1 << 18
-_GRACE = 5
+_GRACE_SECONDS = 5
 
 
 class Unusable(Exception):
-    """Nothing that can be taken for an answer, and why."""
+    """The message cannot be used; the text is the reason."""
 
 
 def sign(key: bytes, *parts: bytes) -> bytes:
-    made = blake2b(key=key, digest_size=SIGNATURE_BYTES)
+    hasher = blake2b(key=key, digest_size=SIGNATURE_BYTES)
     for part in parts:
-        made.update(len(part).to_bytes(8, "big") + part)
-    return made.digest()
+        hasher.update(len(part).to_bytes(8, "big") + part)
+    return hasher.digest()
 
 
 def pack(key: bytes, nonce: bytes, words: "tuple[bytes, ...]", *bodies: bytes) -> bytes:
-    """Make a message: a line of words that ends with the lengths of the bodies, the bodies, and a signature."""
+    """Make a message: a line of words that ends with the sizes of the bodies, then the bodies and a signature."""
     head = b" ".join((PROTOCOL, *words, *(b"%d" % len(body) for body in bodies))) + b"\n"
     return b"".join((head, *bodies, sign(key, nonce, head, *bodies)))
 
 
-def unpack(key: bytes, nonce: bytes, message: bytes, bodies: int) -> "tuple[list[bytes], list[bytes]]":
-    """Read a whole message into its words and its bodies. Raises Unusable for anything else."""
-    line, newline, rest = message.partition(b"\n")
+def unpack(key: bytes, nonce: bytes, message: bytes, body_count: int) -> "tuple[list[bytes], list[bytes]]":
+    """Parse a whole message into its words and its bodies. Raises Unusable for anything else."""
+    line, newline, payload = message.partition(b"\n")
     protocol, *words = line.split(b" ")
-    if protocol != PROTOCOL or not newline or len(words) < bodies:
-        raise Unusable("it speaks another version of the protocol: run `halter hook install` again")
-    found, at = list[bytes](), 0
-    for size in words[-bodies:]:
+    if protocol != PROTOCOL or not newline or len(words) < body_count:
+        raise Unusable("the protocol version differs; run `halter hook install` again")
+    bodies, offset = list[bytes](), 0
+    for size in words[-body_count:]:
         if not size.isdigit():
-            raise Unusable("its answer cannot be read")
-        found.append(rest[at : at + int(size)])
-        at += int(size)
-    if len(rest) != at + SIGNATURE_BYTES or rest[at:] != sign(key, nonce, line + newline, *found):
-        raise Unusable("its answer is incomplete, or is not signed with the key of this installation")
-    return words[:-bodies], found
+            raise Unusable("the answer cannot be read")
+        bodies.append(payload[offset : offset + int(size)])
+        offset += int(size)
+    if len(payload) != offset + SIGNATURE_BYTES or payload[offset:] != sign(key, nonce, line + newline, *bodies):
+        raise Unusable("the answer is incomplete, or is not signed with the key of this installation")
+    return words[:-body_count], bodies
 
 
 def read_event(descriptor: int) -> bytes:
-    parts, size = list[bytes](), 0
-    while part := os.read(descriptor, _CHUNK):
-        parts.append(part)
-        size += len(part)
-        if size > LARGEST_EVENT:
-            raise Unusable(f"the event is larger than {LARGEST_EVENT // 1024 // 1024} MiB")
+    chunks, size = list[bytes](), 0
+    while chunk := os.read(descriptor, _CHUNK):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MAX_EVENT_BYTES:
+            raise Unusable(f"the event is larger than {MAX_EVENT_BYTES // 1024 // 1024} MiB")
     if not size:
         raise Unusable("the event on stdin is empty")
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 def exchange(folder: str, words: "tuple[bytes, ...]", event: bytes, seconds: int) -> "tuple[int, bytes, bytes]":
@@ -83,24 +83,24 @@ def exchange(folder: str, words: "tuple[bytes, ...]", event: bytes, seconds: int
     key_file = os.open(f"{folder}/{KEY_FILE}", os.O_RDONLY | os.O_CLOEXEC)
     key, nonce = os.read(key_file, KEY_BYTES), os.urandom(NONCE_BYTES)
     if len(key) != KEY_BYTES:
-        raise Unusable("its key is damaged: run `halter hook install` again")
+        raise Unusable("the key file is damaged; run `halter hook install` again")
     server = socket(AF_UNIX, SOCK_STREAM)
     server.settimeout(seconds)
     server.connect(f"{folder}/{SOCKET_FILE}")
     server.sendall(pack(key, nonce, (nonce.hex().encode(), *words), event))
-    parts, size = list[bytes](), 0
-    while part := server.recv(_CHUNK):
-        parts.append(part)
-        size += len(part)
-        if size > 2 * LARGEST_EVENT:
-            raise Unusable("its answer is too long")
-    (code, *_), (out, err) = unpack(key, nonce, b"".join(parts), 2)
-    return int(code), out, err
+    chunks, size = list[bytes](), 0
+    while chunk := server.recv(_CHUNK):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > 2 * MAX_EVENT_BYTES:
+            raise Unusable("the answer is too large")
+    (code, *_), (stdout, stderr) = unpack(key, nonce, b"".join(chunks), 2)
+    return int(code), stdout, stderr
 
 
 def explain(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return "Halter's server does not run: start `halter serve` or `halter hook serve`"
+        return "Halter's server is not running; start `halter serve` or `halter hook serve`"
     if isinstance(error, TimeoutError):
         return "Halter's server did not answer in time"
     return f"Halter's hook failed: {str(error) or type(error).__name__}"
@@ -112,16 +112,16 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def main(argv: "list[str]") -> int:
-    """Take the event on stdin to the server; the exit code is the answer's, or 2."""
+    """Send the event on stdin to the server; return the exit code of the answer, or 2."""
     try:
         program, agent, folder, seconds = argv
-        # A hang that no timeout below notices ends here: the shell around this program makes a block of it.
-        alarm(int(seconds) + _GRACE)
+        # The alarm ends a hang that no timeout below detects. The shell around this program then blocks the call.
+        alarm(int(seconds) + _GRACE_SECONDS)
         words = (program.encode(), agent.encode(), os.environ.get(ATTENDED_VARIABLE, "-")[:1].encode() or b"-")
-        code, out, err = exchange(folder, words, read_event(0), int(seconds))
-        write_all(2, err)
-        write_all(1, out)
-    except BaseException as error:  # noqa: BLE001 Everything that goes wrong here must block.
+        code, stdout, stderr = exchange(folder, words, read_event(0), int(seconds))
+        write_all(2, stderr)
+        write_all(1, stdout)
+    except BaseException as error:  # noqa: BLE001 Every error here must block the call.
         write_all(2, f"{explain(error)}. This call is blocked.\n".encode("utf-8", "replace"))
         return BLOCKED
     return code

@@ -1,7 +1,7 @@
-"""Decides on the events of hooks: each program's session is a session of Halter's, each call an intent and an outcome.
+"""Decisions on hook events: each program's session is a session of Halter, each call an intent and a settlement.
 
-A call is admitted before the program runs it, and settled when the program says how it went. Everything is in the
-journal: a server that starts anew knows what is in flight, which questions are open, and which approval was used.
+A call is admitted before the program runs it, and settled when the program reports its outcome. The journal records
+everything: after a restart the server knows the calls in flight, the pending decisions, and the used approvals.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ import msgspec
 
 from halter.config.agent_files import AGENT_FILE, read_agent
 from halter.config.resolve import resolve_agent
-from halter.core import events as ev
 from halter.core.clock import HOUR, SECOND
 from halter.core.errors import ConfigError, HalterError, LeaseLost
+from halter.core.events import CallRefused, CallStarted, DecisionAsked, SessionParked, SessionStarted
 from halter.core.folders import ProtectedEntry, ProtectedPaths
 from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
 from halter.core.money import usd_to_micros
-from halter.core.ports import EVERY_STREAM, Lease, Query, Stored, offload_body, read_body, read_stream
+from halter.core.ports import ALL_STREAMS, Lease, Query, Stored, offload_body, read_body, read_stream
 from halter.core.rows import SessionRow
-from halter.core.text import shorten, to_body
+from halter.core.text import encode_body, shorten
 from halter.core.vocabulary import Outcome, State, TerminalReason
 from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.guard import GuardRuntime
@@ -44,32 +44,32 @@ from halter.hooks.protocol import (
 )
 from halter.hooks.registry import HookedProgram, HookFolder
 from halter.hooks.tools import HookedTool, bind_arguments, unbind_arguments
-from halter.loop.session_runtime import wait_for_news, watch_changes
+from halter.loop.session_runtime import wait_for_change, watch_changes
 from halter.redaction.secrets import read_environment_secrets
-from halter.runtime.agent_context import PATIENCE, make_guard, store_policy
+from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT, make_guard, store_policy
 from halter.runtime.assemble import AssembledAgent, list_protected_paths
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.state.session import InFlight, Session, fold
 
-LONGEST_RESULT: Final = 20_000
-"""How much of a result is kept in the journal."""
+MAX_RESULT_LENGTH: Final = 20_000
+"""Maximum number of characters of a result in the journal."""
 IDLE_END: Final = 24 * HOUR
-"""After so long without an event, a session without an open question is taken for over."""
+"""A session without a pending decision ends after this long without an event."""
 SWEEP_INTERVAL: Final = 60 * SECOND
 DECISION_POLL: Final = 2 * SECOND
-MOST_SWEPT: Final = 1000
-_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,120}")
-_OUTCOME_LOST: Final = "The program never reported its outcome."
-_REOPENED: Final = frozenset({"completed", "idle_timeout"})
+MAX_SWEPT_SESSIONS: Final = 1000
+_ID_PATTERN: Final = re.compile(r"[A-Za-z0-9_.:-]{1,120}")
+_UNREPORTED_OUTCOME: Final = "The program did not report the outcome."
+_REOPENABLE_REASONS: Final = frozenset({"completed", "idle_timeout"})
 
 
 class UndecidableEvent(HalterError):
-    """The event cannot be decided; the sentence says why, and the call is blocked."""
+    """The event cannot be decided, and the call is blocked; the sentence is the reason."""
 
 
 class _LoadedAgent(msgspec.Struct, frozen=True):
-    """An agent with its guard, as its file was when it was read."""
+    """An agent and its guard, with the state of the agent's file when it was read."""
 
     entry: HookedProgram
     agent: AssembledAgent
@@ -79,45 +79,45 @@ class _LoadedAgent(msgspec.Struct, frozen=True):
 
 
 class HookedSession:
-    """A session of another program: what is in flight, and which of its questions are open."""
+    """An external session: its calls in flight, and its pending decisions."""
 
     def __init__(self, lease: Lease, context: SessionContext) -> None:
         self.lease = lease
-        self.standing = context
+        self.context = context
         self.state = Session()
         self.numbers = Counter[str]()
         self.decisions: dict[tuple[str, str], str] = {}
         self.pending_calls: set[str] = set()
-        """Calls that wait for a person at this moment."""
+        """The calls that wait for a person now."""
 
     def fold(self, stored: Stored) -> None:
         self.state = fold(self.state, stored)
         match stored.event:
-            case ev.DecisionAsked(about="approval") as asked:
-                self.decisions[asked.name, asked.same] = asked.decision
-            case ev.CallStarted(call=call, decision=decision) | ev.CallRefused(call=call, decision=decision):
+            case DecisionAsked(about="approval") as event:
+                self.decisions[event.name, event.same] = event.decision
+            case CallStarted(call=call, decision=decision) | CallRefused(call=call, decision=decision):
                 self.numbers[call.rpartition(".")[0]] += 1
                 self.decisions = {key: each for key, each in self.decisions.items() if each != decision}
             case _:
                 pass
 
-    def name_call(self, event: HookEvent, same: str) -> str:
-        """The id of a call: the program's own, or where it gives none, by its arguments and a number."""
+    def name_call(self, event: HookEvent, digest: str) -> str:
+        """Return the id of a call: the program's own, or one from a digest of its arguments and a number."""
         if event.call:
             return f"{self.lease.session}.{event.call}"
-        named = f"{self.lease.session}.{same[:16]}"
-        return f"{named}.{self.numbers[named] + 1}"
+        prefix = f"{self.lease.session}.{digest[:16]}"
+        return f"{prefix}.{self.numbers[prefix] + 1}"
 
-    def find_flight(self, event: HookEvent, same: str) -> InFlight | None:
+    def find_flight(self, event: HookEvent, digest: str) -> InFlight | None:
         flights = self.state.in_flight
         if event.call:
             return flights.get(f"{self.lease.session}.{event.call}")
-        named = f"{self.lease.session}.{same[:16]}."
-        return next((flights[key] for key in reversed(list(flights)) if key.startswith(named)), None)
+        prefix = f"{self.lease.session}.{digest[:16]}."
+        return next((flights[key] for key in reversed(list(flights)) if key.startswith(prefix)), None)
 
 
 class HookGate:
-    """Decides for all programs that are hooked to one store, in one process."""
+    """The decisions of one process for all programs that are hooked to its store."""
 
     def __init__(self, app: Runtime, worker: WorkerId, folder: HookFolder) -> None:
         self._app = app
@@ -129,202 +129,208 @@ class HookGate:
         self._sessions: dict[str, HookedSession] = {}
         self._opening: dict[str, asyncio.Lock] = {}
 
-    async def reply(self, program: str, agent: str, data: bytes, *, attended: bool = True) -> HookReply:
-        """Answer one event in the words of its program; what cannot be decided is blocked."""
+    async def reply(self, program: str, agent_name: str, data: bytes, *, attended: bool = True) -> HookReply:
+        """Answer one event in the protocol of its program. An event that cannot be decided is blocked."""
         dialect = DIALECTS.get(program)
         if dialect is None:
-            return block(f"Halter knows no program {program!r}: install its hooks anew.")
+            return block(f"Halter: unknown program {program!r}. Run `halter hook install` again.")
         try:
             event = dialect.parse(data, attended=attended)
-            loaded = await self._load(agent, program)
-            return dialect.render(await self._answer(loaded, event, edits=dialect.EDITS), event)
+            loaded_agent = await self._load(agent_name, program)
+            return dialect.render(await self._answer(loaded_agent, event, edits=dialect.EDITS), event)
         except HalterError as error:
             return block(f"Halter: {str(error).rstrip('.')}. This call is blocked.")
 
-    async def _answer(self, agent: _LoadedAgent, event: HookEvent, *, edits: bool) -> HookAnswer:
+    async def _answer(self, loaded_agent: _LoadedAgent, event: HookEvent, *, edits: bool) -> HookAnswer:
         if event.moment == "other":
             return HookSettlement()
         try:
-            return await self._decide(agent, event, edits=edits)
+            return await self._decide(loaded_agent, event, edits=edits)
         except LeaseLost:
-            # Another process took the session over and has left it since: one more try takes it back.
-            self._sessions.pop(_name_session(agent, event), None)
-            return await self._decide(agent, event, edits=edits)
+            # Another process took the session and may have released it since: a second attempt acquires it again.
+            self._sessions.pop(_name_session(loaded_agent, event), None)
+            return await self._decide(loaded_agent, event, edits=edits)
 
-    async def _decide(self, agent: _LoadedAgent, event: HookEvent, *, edits: bool) -> HookAnswer:
-        session = await self._session(agent, event)
+    async def _decide(self, loaded_agent: _LoadedAgent, event: HookEvent, *, edits: bool) -> HookAnswer:
+        session = await self._session(loaded_agent, event)
         match event.moment:
             case "before":
-                return await self._on_call(agent, session, event, edits=edits)
+                return await self._on_call(loaded_agent, session, event, edits=edits)
             case "after":
-                return await self._on_result(agent, session, event, "ok", _result_text(event.response))
+                return await self._on_result(loaded_agent, session, event, "ok", _result_text(event.response))
             case "failed":
-                return await self._on_result(agent, session, event, "error", event.error or "Failed")
+                return await self._on_result(loaded_agent, session, event, "error", event.error or "Failed")
             case "refused":
-                return await self._on_result(agent, session, event, "cancelled", "The program's own rules refused it.")
+                return await self._on_result(
+                    loaded_agent, session, event, "cancelled", "Refused by the program's own rules."
+                )
             case "ended":
-                await self._end(agent, session, "COMPLETED", "completed")
+                await self._end(loaded_agent, session, "COMPLETED", "completed")
                 return HookSettlement()
             case "other":
                 return HookSettlement()
 
     async def _on_call(
-        self, agent: _LoadedAgent, session: HookedSession, event: HookEvent, *, edits: bool
+        self, loaded_agent: _LoadedAgent, session: HookedSession, event: HookEvent, *, edits: bool
     ) -> HookAnswer:
         arguments = bind_arguments(event.tool, event.arguments, event.cwd)
-        same, tool = sha256(arguments).hexdigest(), self._tool(agent, event).with_risk_level(arguments)
+        digest, tool = sha256(arguments).hexdigest(), self._tool(loaded_agent, event).with_risk_level(arguments)
         call = Call(
-            session.name_call(event, same),
+            session.name_call(event, digest),
             event.tool,
             arguments,
-            decision=session.decisions.get((event.tool, same), ""),
+            decision=session.decisions.get((event.tool, digest), ""),
         )
-        deadline = self._clock.now() + agent.entry.wait_seconds * SECOND
+        deadline = self._clock.now() + loaded_agent.entry.wait_seconds * SECOND
         while True:
             attempt = session.state.attempts.get(call.id, 0)
-            answer = await agent.guard.admit(session.lease, session.standing, call, {event.tool: tool}, attempt)
+            answer = await loaded_agent.guard.admit(session.lease, session.context, call, {event.tool: tool}, attempt)
             await self._catch_up(session)
             match answer:
                 case InFlight():
-                    return await self._admit(agent, session, event, answer, edits=edits)
+                    return await self._admit(loaded_agent, session, event, answer, edits=edits)
                 case Answer():
-                    return await self._refuse(agent, session, answer)
+                    return await self._refuse(loaded_agent, session, answer)
                 case BudgetBusy():
-                    return HookRefusal("The money for this call is held by others: repeat it in a minute.")
+                    return HookRefusal("Other calls hold the budget for this call. Repeat it in a minute.")
                 case ApprovalRequired(decision=decision):
-                    if not await self._wait_for_person(agent, session, call.id, decision, deadline):
-                        return HookQuestion(decision, alone=not (session.pending_calls or session.state.in_flight))
+                    if not await self._wait_for_person(loaded_agent, session, call.id, decision, deadline):
+                        return HookQuestion(decision, is_alone=not (session.pending_calls or session.state.in_flight))
 
     async def _admit(
-        self, agent: _LoadedAgent, session: HookedSession, event: HookEvent, flight: InFlight, *, edits: bool
+        self, loaded_agent: _LoadedAgent, session: HookedSession, event: HookEvent, flight: InFlight, *, edits: bool
     ) -> HookAnswer:
         (stored,) = await self._store.read(session.lease.stream, flight.seq - 1, 1)
-        started = cast("ev.CallStarted", stored.event)
-        row = await agent.guard.decision(started.decision) if started.decision else None
+        event_started = cast("CallStarted", stored.event)
+        row = await loaded_agent.guard.decision(event_started.decision) if event_started.decision else None
         if row is None or row.verdict != "edit":
-            return HookAdmission(started.decided_by)
-        edited = unbind_arguments(event.tool, await read_body(self._store, stored), event.arguments)
+            return HookAdmission(event_started.decided_by)
+        edited_arguments = unbind_arguments(event.tool, await read_body(self._store, stored), event.arguments)
         if edits:
-            return HookAdmission(started.decided_by, edited)
-        await agent.guard.settle(session.lease, flight, "cancelled", "The program takes no other arguments.")
+            return HookAdmission(event_started.decided_by, edited_arguments)
+        await loaded_agent.guard.settle(
+            session.lease, flight, "cancelled", "The program does not accept edited arguments."
+        )
         await self._catch_up(session)
         return HookRefusal(
-            f"{started.decided_by} allows this call only with other arguments: make it with "
-            f"{msgspec.json.encode(edited).decode()} instead."
+            f"{event_started.decided_by} approved this call with different arguments. Repeat it with "
+            f"{msgspec.json.encode(edited_arguments).decode()}."
         )
 
-    async def _refuse(self, agent: _LoadedAgent, session: HookedSession, answer: Answer) -> HookAnswer:
-        halt = await agent.guard.find_halt(session.standing) if answer.outcome == "external_halt" else None
+    async def _refuse(self, loaded_agent: _LoadedAgent, session: HookedSession, answer: Answer) -> HookAnswer:
+        halt = await loaded_agent.guard.find_halt(session.context) if answer.outcome == "external_halt" else None
         if halt is not None and halt.cancels:
-            await self._end(agent, session, "CANCELLED", "cancelled")
+            await self._end(loaded_agent, session, "CANCELLED", "cancelled")
         return HookRefusal(answer.text, stops=answer.outcome == "external_halt")
 
     async def _wait_for_person(
-        self, agent: _LoadedAgent, session: HookedSession, call: str, decision: str, deadline: int
+        self, loaded_agent: _LoadedAgent, session: HookedSession, call: str, decision: str, deadline: int
     ) -> bool:
-        """Wait until a person decides or a halt comes; return whether one did."""
+        """Wait until a person decides, the decision expires or a halt applies; return False at the deadline."""
         inbox = inbox_stream(session.lease.session)
         session.pending_calls.add(call)
         try:
-            async with watch_changes(self._store, lambda change: change.stream in (inbox, EVERY_STREAM)) as news:
+            async with watch_changes(self._store, lambda change: change.stream in (inbox, ALL_STREAMS)) as change_event:
                 while True:
-                    row = await agent.guard.decision(decision)
+                    row = await loaded_agent.guard.decision(decision)
                     now = self._clock.now()
                     if row is None or row.verdict or now >= row.expires_at:
                         return True
-                    if await agent.guard.find_halt(session.standing) is not None:
+                    if await loaded_agent.guard.find_halt(session.context) is not None:
                         return True
                     if now >= deadline:
                         return False
-                    await wait_for_news(news, min(DECISION_POLL, deadline - now))
+                    await wait_for_change(change_event, min(DECISION_POLL, deadline - now))
         finally:
             session.pending_calls.discard(call)
 
     async def _on_result(
-        self, agent: _LoadedAgent, session: HookedSession, event: HookEvent, outcome: Outcome, text: str
+        self, loaded_agent: _LoadedAgent, session: HookedSession, event: HookEvent, outcome: Outcome, text: str
     ) -> HookAnswer:
-        """Settle a call, and mask its result. A call that was never admitted is masked all the same."""
-        same = sha256(bind_arguments(event.tool, event.arguments, event.cwd)).hexdigest()
-        flight = session.find_flight(event, same)
+        """Settle a call, and mask its result. The result of a call that was not admitted is masked too."""
+        digest = sha256(bind_arguments(event.tool, event.arguments, event.cwd)).hexdigest()
+        flight = session.find_flight(event, digest)
         if flight is not None:
-            redacted = agent.guard.redact(text)
-            await agent.guard.settle(session.lease, flight, outcome, shorten(redacted, LONGEST_RESULT))
+            redacted_text = loaded_agent.guard.redact(text)
+            await loaded_agent.guard.settle(session.lease, flight, outcome, shorten(redacted_text, MAX_RESULT_LENGTH))
             await self._catch_up(session)
-        masked = _mask(event.response, agent.guard)
-        halt = await agent.guard.find_halt(session.standing)
-        stop = (
+        masked_response = _mask(event.response, loaded_agent.guard)
+        halt = await loaded_agent.guard.find_halt(session.context)
+        stop_reason = (
             "" if halt is None else f"{halt.scope} was halted by {halt.by}{': ' + halt.reason if halt.reason else ''}."
         )
-        return HookSettlement(None if masked == event.response else masked, stop)
+        return HookSettlement(None if masked_response == event.response else masked_response, stop_reason)
 
-    def _tool(self, agent: _LoadedAgent, event: HookEvent) -> HookedTool:
-        price = agent.entry.prices.get(event.tool, 0)
+    def _tool(self, loaded_agent: _LoadedAgent, event: HookEvent) -> HookedTool:
+        price = loaded_agent.entry.prices.get(event.tool, 0)
         return HookedTool(
             event.tool,
             event.cwd,
-            agent.protected,
-            agent.agent.policy.allowed_hosts,
+            loaded_agent.protected,
+            loaded_agent.agent.policy.allowed_hosts,
             cost=usd_to_micros(price) if price else 0,
         )
 
-    async def _load(self, agent: str, program: str) -> _LoadedAgent:
-        """Read the agent's file, again when it changes."""
-        entry = self._folder.find(agent)
+    async def _load(self, agent_name: str, program: str) -> _LoadedAgent:
+        """Load the agent, and load it again when its file changes."""
+        entry = self._folder.find(agent_name)
         if entry.program != program:
-            raise UndecidableEvent(f"The hooks of {agent} are installed for {entry.program}, and {program} asks")
-        read = _file_state(Path(entry.folder) / AGENT_FILE)
-        known = self._agents.get(agent)
-        if known is not None and known.entry == entry and known.read == read:
-            return known
+            raise UndecidableEvent(f"The hooks of {agent_name} are installed for {entry.program}, not for {program}")
+        file_state = _file_state(Path(entry.folder) / AGENT_FILE)
+        cached_agent = self._agents.get(agent_name)
+        if cached_agent is not None and cached_agent.entry == entry and cached_agent.read == file_state:
+            return cached_agent
         folder = Path(entry.folder)
         file = read_agent(folder)
-        if file.spec.name != agent:
-            raise ConfigError(f"{folder / AGENT_FILE} is of an agent {file.spec.name!r}, and not of {agent!r}")
-        resolved = resolve_agent(self._app.fleet, file, folder)
+        if file.spec.name != agent_name:
+            raise ConfigError(f"{folder / AGENT_FILE} names the agent {file.spec.name!r}; {agent_name!r} is expected")
+        resolved_agent = resolve_agent(self._app.fleet, file, folder)
         secrets = read_environment_secrets(self._app.environ)
-        assembled = AssembledAgent(**resolved.parts(), tools={}, secrets=secrets)
-        protected = list_protected_paths(self._app.settings, file, folder).union(_list_hook_settings(entry))
-        guard = make_guard(self._app, resolved.policy, secrets)
-        loaded = self._agents[agent] = _LoadedAgent(entry, assembled, guard, protected, read)
-        # Sessions that are open go on under the new policy.
+        assembled_agent = AssembledAgent(**resolved_agent.parts(), tools={}, secrets=secrets)
+        protected_paths = list_protected_paths(self._app.settings, file, folder).union(_list_hook_settings(entry))
+        guard = make_guard(self._app, resolved_agent.policy, secrets)
+        loaded_agent = self._agents[agent_name] = _LoadedAgent(
+            entry, assembled_agent, guard, protected_paths, file_state
+        )
+        # Open sessions continue under the new policy.
         for session in self._sessions.values():
-            if session.standing.agent == agent:
-                session.standing = assembled.make_context(session.lease.session)
-        return loaded
+            if session.context.agent == agent_name:
+                session.context = assembled_agent.make_context(session.lease.session)
+        return loaded_agent
 
-    async def _session(self, agent: _LoadedAgent, event: HookEvent) -> HookedSession:
-        name = _name_session(agent, event)
+    async def _session(self, loaded_agent: _LoadedAgent, event: HookEvent) -> HookedSession:
+        name = _name_session(loaded_agent, event)
         async with self._opening.setdefault(name, asyncio.Lock()):
             session = self._sessions.get(name)
             if session is None:
-                session = self._sessions[name] = await self._open(agent, name, event.cwd)
+                session = self._sessions[name] = await self._open(loaded_agent, name, event.cwd)
             await self._catch_up(session)
             if session.state.ended:
                 del self._sessions[name]
                 raise UndecidableEvent(_explain_ended(name, session.state.state, session.state.terminal_reason))
         return session
 
-    async def _open(self, agent: _LoadedAgent, name: str, cwd: str) -> HookedSession:
-        title = DIALECTS[agent.entry.program].TITLE
-        started = ev.SessionStarted(
+    async def _open(self, loaded_agent: _LoadedAgent, name: str, cwd: str) -> HookedSession:
+        title = DIALECTS[loaded_agent.entry.program].TITLE
+        event = SessionStarted(
             session=name,
-            agent=agent.entry.agent,
+            agent=loaded_agent.entry.agent,
             kind="hooked",
             started_by=self._app.settings.person,
-            definition=await store_policy(self._store, agent.agent.policy, agent.guard.redact),
+            definition=await store_policy(self._store, loaded_agent.agent.policy, loaded_agent.guard.redact),
         )
-        task = to_body(agent.guard.redact(f"{title} in {cwd or 'an unknown folder'}"))
-        await self._store.commit(lifecycle.start_session(started, *await offload_body(self._store, task)))
+        task = encode_body(loaded_agent.guard.redact(f"{title} in {cwd or 'an unknown folder'}"))
+        await self._store.commit(lifecycle.start_session(event, *await offload_body(self._store, task)))
         (row,) = await self._store.ask(Query("session", SessionRow, {"session": name}))
         if row.ended_at is not None:
-            if row.terminal_reason not in _REOPENED:
+            if row.terminal_reason not in _REOPENABLE_REASONS:
                 raise UndecidableEvent(_explain_ended(name, row.state, row.terminal_reason))
             by, head = self._app.settings.person, row.generation
             await self._store.commit(lifecycle.reopen_session(name, f"{name}/{head}/hooked", by))
-        lease = await acquire_lease(self._store, self._clock, self._worker, SessionId(name), PATIENCE)
+        lease = await acquire_lease(self._store, self._clock, self._worker, SessionId(name), LEASE_WAIT_TIMEOUT)
         if lease is None:
-            raise UndecidableEvent(f"Another process, {row.owner or 'unknown'}, answers for session {name}")
-        session = HookedSession(lease, agent.agent.make_context(name))
+            raise UndecidableEvent(f"Session {name} is owned by another process ({row.owner or 'unknown'})")
+        session = HookedSession(lease, loaded_agent.agent.make_context(name))
         if row.state != "RUNNING" and row.ended_at is None:
             wake = lifecycle.wake_session(lease, f"{name}/{lease.generation}/hooked", "message", row.inbox_head)
             await self._store.commit(wake)
@@ -336,85 +342,87 @@ class HookGate:
             if stored.seq > session.state.head:
                 session.fold(stored)
 
-    async def _end(self, agent: _LoadedAgent, session: HookedSession, state: State, reason: TerminalReason) -> None:
-        """End a session, or let it rest where a question is open: the program may come back with its answer."""
+    async def _end(
+        self, loaded_agent: _LoadedAgent, session: HookedSession, state: State, reason: TerminalReason
+    ) -> None:
+        """End a session, or park it if a decision is pending: the program may resume it after the decision."""
         name = session.lease.session
         if session.decisions and state == "COMPLETED":
             await self._park(session)
             return
         for flight in session.state.in_flight.values():
-            await agent.guard.settle(session.lease, flight, "unknown", _OUTCOME_LOST)
-        asked = await lifecycle.read_questions(self._store, name, self._clock.now())
-        await self._store.commit(lifecycle.end_session(session.lease, state, reason, asked=asked))
+            await loaded_agent.guard.settle(session.lease, flight, "unknown", _UNREPORTED_OUTCOME)
+        questions = await lifecycle.read_questions(self._store, name, self._clock.now())
+        await self._store.commit(lifecycle.end_session(session.lease, state, reason, asked=questions))
         self._sessions.pop(name, None)
 
     async def _park(self, session: HookedSession) -> None:
         name = session.lease.session
         (row,) = await self._store.ask(Query("session", SessionRow, {"session": name}))
-        parked = ev.SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
+        event = SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
         key = f"{name}/{session.lease.generation}/rest/{session.state.head}"
-        await self._store.commit(lifecycle.park_session(session.lease, key, parked))
+        await self._store.commit(lifecycle.park_session(session.lease, key, event))
         self._sessions.pop(name, None)
 
     async def sweep(self) -> None:
-        """End sessions that were cancelled, or that their program has left without a word."""
+        """End sessions that were cancelled, and those that their program left without an end event."""
         for agent, entry in self._folder.agents().items():
-            params = {"agent": agent, "kind": "hooked", "limit": MOST_SWEPT}
+            params = {"agent": agent, "kind": "hooked", "limit": MAX_SWEPT_SESSIONS}
             for row in await self._store.ask(Query("sessions_of", SessionRow, params)):
                 if row.ended_at is None:
                     await self._sweep_session(await self._load(agent, entry.program), row)
 
-    async def _sweep_session(self, agent: _LoadedAgent, row: SessionRow) -> None:
+    async def _sweep_session(self, loaded_agent: _LoadedAgent, row: SessionRow) -> None:
         events = await read_stream(self._store, session_stream(row.session))
-        halt = await agent.guard.find_halt(agent.agent.make_context(row.session))
-        cancelled = halt is not None and halt.cancels
+        halt = await loaded_agent.guard.find_halt(loaded_agent.agent.make_context(row.session))
+        is_cancelled = halt is not None and halt.cancels
         session = self._sessions.get(row.session)
-        idle = self._clock.now() - events[-1].at >= IDLE_END
-        if not (cancelled or idle) or (session is not None and session.pending_calls):
+        is_idle = self._clock.now() - events[-1].at >= IDLE_END
+        if not (is_cancelled or is_idle) or (session is not None and session.pending_calls):
             return
         if session is None:
             lease = await acquire_lease(self._store, self._clock, self._worker, SessionId(row.session), 0)
             if lease is None:
                 return
-            session = HookedSession(lease, agent.agent.make_context(row.session))
+            session = HookedSession(lease, loaded_agent.agent.make_context(row.session))
         await self._catch_up(session)
-        if not cancelled and await self._can_be_answered(agent, session):
+        if not is_cancelled and await self._can_be_answered(loaded_agent, session):
             return
         session.decisions.clear()
         if row.state != "RUNNING":
             key = f"{row.session}/{session.lease.generation}/swept"
             await self._store.commit(lifecycle.wake_session(session.lease, key, "timer", row.inbox_head))
-        if cancelled:
-            await self._end(agent, session, "CANCELLED", "cancelled")
+        if is_cancelled:
+            await self._end(loaded_agent, session, "CANCELLED", "cancelled")
         else:
-            await self._end(agent, session, "COMPLETED", "idle_timeout")
+            await self._end(loaded_agent, session, "COMPLETED", "idle_timeout")
 
-    async def _can_be_answered(self, agent: _LoadedAgent, session: HookedSession) -> bool:
-        rows = [await agent.guard.decision(each) for each in session.decisions.values()]
+    async def _can_be_answered(self, loaded_agent: _LoadedAgent, session: HookedSession) -> bool:
+        rows = [await loaded_agent.guard.decision(each) for each in session.decisions.values()]
         return any(row is not None and self._clock.now() < row.expires_at for row in rows)
 
 
 def _list_hook_settings(entry: HookedProgram) -> ProtectedPaths:
-    what = f"where the hooks of {entry.agent} are installed"
-    return ProtectedPaths(tuple(ProtectedEntry(Path(each.file), what) for each in entry.installed))
+    description = f"where the hooks of {entry.agent} are installed"
+    return ProtectedPaths(tuple(ProtectedEntry(Path(each.file), description) for each in entry.installed))
 
 
-def _name_session(agent: _LoadedAgent, event: HookEvent) -> str:
-    if not _ID.fullmatch(event.session) or (event.call and not _ID.fullmatch(event.call)):
-        raise UndecidableEvent("The event names a session or a call in a form that Halter does not know")
-    return f"{agent.entry.agent}-{event.session}"
+def _name_session(loaded_agent: _LoadedAgent, event: HookEvent) -> str:
+    if not _ID_PATTERN.fullmatch(event.session) or (event.call and not _ID_PATTERN.fullmatch(event.call)):
+        raise UndecidableEvent("The id of the session or the call in the event is not valid")
+    return f"{loaded_agent.entry.agent}-{event.session}"
 
 
 def _explain_ended(session: str, state: str, reason: str) -> str:
-    return f"Session {session} is over ({state}, {reason}): begin another one in the program"
+    return f"Session {session} has ended ({state}: {reason}). Start a new one in the program"
 
 
 def _file_state(path: Path) -> tuple[int, ...]:
     try:
-        about = path.stat()
+        status = path.stat()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    return (about.st_ino, about.st_mtime_ns, about.st_size)
+        raise ConfigError(f"Cannot read {path}: {error.strerror or error}") from error
+    return (status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 def _result_text(response: Any) -> str:

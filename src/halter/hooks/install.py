@@ -1,7 +1,7 @@
-"""Writes the hooks into the settings of a program, takes them out again, and says how they stand.
+"""Installation of the hooks in the settings of a program, their removal, and their status.
 
-Other hooks and settings are left alone. A file that was not changed in between is put back byte for byte; from one that
-was changed, only Halter's own hooks are removed.
+Other hooks and settings are not changed. On removal, a file that is unchanged since the installation is restored byte
+for byte; from a changed file only Halter's own hooks are removed.
 """
 
 import json
@@ -28,12 +28,12 @@ from halter.hooks.registry import HookedProgram, HookFolder, Installation
 
 AGENT_FILE: Final = "agent.yaml"
 MARGIN_SECONDS: Final = 60
-"""Longer than the wait for a person, a hook waits for its server; and longer than that, the program for its hook."""
+"""Added to the wait for a person to get the hook's timeout; added twice to get the program's."""
 PROGRAM_TIMEOUT_SECONDS: Final = 20
 PING: Final = b'{"hook_event_name":"HalterPing","session_id":"status"}'
 
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
-_POLICY: Final = """\
+_POLICY_TEMPLATE: Final = """\
 # What {title} may do: Halter judges each of its tool calls by this file before it runs.
 # A call is rated by what it does: commands by a shell parser, files by their place, URLs by their host.
 # In the fleet's mode SEMI a person is asked before calls of high risk and before tools of MCP servers,
@@ -51,21 +51,21 @@ limits:
 """
 
 
-_UNTRIED: Final = "These hooks follow the documentation of {0}; Halter was not tried with {0} itself."
-_SHORT_EVENTS: Final = frozenset({"SessionEnd", "sessionEnd"})
-_SHORT_SECONDS: Final = 3
-"""A program that ends waits no longer for its last hook."""
+_UNTESTED_NOTE: Final = "These hooks follow the documentation of {0} and are not tested with {0} itself."
+_END_EVENTS: Final = frozenset({"SessionEnd", "sessionEnd"})
+_END_TIMEOUT_SECONDS: Final = 3
+"""The timeout of the last hook of a program that ends."""
 
 
 class ProgramTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """How the hooks of a program are installed: its binary, the first version that can be made safe, its file.
+    """The terms of a program's installation: its binary, the first version whose hooks can block safely, its file.
 
-    `on_failure` is what a handler says so that its failure blocks. In a `flat` file handlers stand in no group.
+    `on_failure` are the keys of a handler that make its failure block. If `is_flat`, handlers are not grouped.
     """
 
     agent: str
     binary: str
-    least: tuple[int, int, int]
+    min_version: tuple[int, int, int]
     why: str
     home: str
     home_variable: str = ""
@@ -73,7 +73,7 @@ class ProgramTerms(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[str, ...]
     on_failure: Mapping[str, Any] = {}
     matcher: str = "*"
-    flat: bool = False
+    is_flat: bool = False
     milliseconds: bool = False
     note: str = ""
 
@@ -83,8 +83,8 @@ TERMS: Final[Mapping[str, ProgramTerms]] = MappingProxyType(
         "claude": ProgramTerms(
             agent="claude-code",
             binary="claude",
-            least=(2, 1, 295),
-            why="an older one runs a tool whose hook fails",
+            min_version=(2, 1, 295),
+            why="an older version runs a tool whose hook fails",
             home_variable="CLAUDE_CONFIG_DIR",
             home=".claude",
             file="settings.json",
@@ -94,38 +94,38 @@ TERMS: Final[Mapping[str, ProgramTerms]] = MappingProxyType(
         "codex": ProgramTerms(
             agent="codex",
             binary="codex",
-            least=(0, 166, 0),
-            why="hooks of an older one were never tried",
+            min_version=(0, 166, 0),
+            why="hooks of older versions are not tested",
             home_variable="CODEX_HOME",
             home=".codex",
             file="hooks.json",
             events=("PreToolUse", "PostToolUse", "SessionEnd"),
-            note="Codex skips hooks that you have not trusted: start `codex`, and trust them under /hooks.",
+            note="Codex skips untrusted hooks. Start `codex` and trust them under /hooks.",
         ),
         "gemini": ProgramTerms(
             agent="gemini-cli",
             binary="gemini",
-            least=(0, 26, 0),
-            why="hooks of an older one are an experiment that is switched off",
+            min_version=(0, 26, 0),
+            why="in an older version hooks are experimental and disabled",
             home=".gemini",
             file="settings.json",
             events=("BeforeTool", "AfterTool", "SessionEnd"),
             matcher=".*",
             milliseconds=True,
-            note=_UNTRIED.format("Gemini CLI"),
+            note=_UNTESTED_NOTE.format("Gemini CLI"),
         ),
         "cursor": ProgramTerms(
             agent="cursor",
             binary="cursor",
-            least=(3, 0, 0),
-            why="an older one may have no hook for all tools, or run a tool whose hook fails",
+            min_version=(3, 0, 0),
+            why="an older version may lack a hook for all tools, or run a tool whose hook fails",
             home=".cursor",
             file="hooks.json",
             events=("preToolUse", "postToolUse", "postToolUseFailure", "sessionEnd"),
             on_failure={"failClosed": True},
-            flat=True,
+            is_flat=True,
             milliseconds=True,
-            note=_UNTRIED.format("Cursor"),
+            note=_UNTESTED_NOTE.format("Cursor"),
         ),
     }
 )
@@ -133,7 +133,7 @@ TERMS: Final[Mapping[str, ProgramTerms]] = MappingProxyType(
 
 def find_terms(program: str) -> ProgramTerms:
     if program not in TERMS:
-        raise NotDone(f"There are no hooks for {program!r}: say --for {join_names(TERMS)}.", "wrong")
+        raise NotDone(f"No hooks for {program!r}. Use --for {join_names(TERMS)}.", "wrong")
     return TERMS[program]
 
 
@@ -144,7 +144,7 @@ def find_settings_file(program: str, environ: Mapping[str, str], home: Path) -> 
 
 
 def read_version(program: str, binary: str) -> str:
-    """Ask a program for its version. Raises NotDone for one that cannot be made safe."""
+    """Run a program to read its version. Raises NotDone for a version whose hooks cannot block safely."""
     terms, title = find_terms(program), DIALECTS[program].TITLE
     try:
         text = subprocess.run(
@@ -152,23 +152,23 @@ def read_version(program: str, binary: str) -> str:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise NotDone(
-            f"{binary} cannot be asked for its version ({type(error).__name__}), and only some versions can be made "
-            f"safe: name the program with --binary.",
+            f"Cannot read the version of {binary} ({type(error).__name__}), and only some versions are supported. "
+            f"Pass the program with --binary.",
             "refused",
         ) from None
     match = _VERSION.search(text)
     if match is None:
-        raise NotDone(f"{binary} --version says no version: is it {title}?", "refused")
-    least = ".".join(map(str, terms.least))
-    if tuple(map(int, match.groups())) < terms.least:
-        raise NotDone(f"{title} {match[0]} cannot be made safe ({terms.why}): update it to {least}.", "refused")
+        raise NotDone(f"`{binary} --version` prints no version. Check that it is {title}.", "refused")
+    min_version = ".".join(map(str, terms.min_version))
+    if tuple(map(int, match.groups())) < terms.min_version:
+        raise NotDone(f"{title} {match[0]} is not supported: {terms.why}. Update it to {min_version}.", "refused")
     return match[0]
 
 
 def make_command(entry: HookedProgram, folder: HookFolder) -> str:
-    """The shell command of a hook. If it ends with anything but 0, the shell makes 2 of it, which blocks.
+    """Make the shell command of a hook. The shell turns every exit code except 0 into 2, which blocks.
 
-    It says a sentence each time: one program runs the tool where stderr is empty.
+    It always prints a sentence then, because one program runs the tool if stderr is empty.
     """
     seconds = entry.wait_seconds + MARGIN_SECONDS
     words = [sys.executable, "-I", "-S", client.__file__, entry.program, entry.agent, str(folder.path), str(seconds)]
@@ -176,84 +176,84 @@ def make_command(entry: HookedProgram, folder: HookFolder) -> str:
 
 
 def make_handlers(entry: HookedProgram, folder: HookFolder) -> Mapping[str, Mapping[str, Any]]:
-    """What is added to the settings, by event."""
+    """Make the settings to add, by event."""
     terms = find_terms(entry.program)
     return {event: _make_group(terms, event, make_command(entry, folder), entry.wait_seconds) for event in terms.events}
 
 
-def _make_group(terms: ProgramTerms, event: str, command: str, wait: int) -> Mapping[str, Any]:
-    seconds = _SHORT_SECONDS if event in _SHORT_EVENTS else wait + 2 * MARGIN_SECONDS
-    timed = {"timeout": seconds * 1000 if terms.milliseconds else seconds}
-    if terms.flat:
-        return {"command": command, **timed, **terms.on_failure}
-    return {"matcher": terms.matcher, "hooks": [{"type": "command", "command": command, **timed, **terms.on_failure}]}
+def _make_group(terms: ProgramTerms, event: str, command: str, wait_seconds: int) -> Mapping[str, Any]:
+    seconds = _END_TIMEOUT_SECONDS if event in _END_EVENTS else wait_seconds + 2 * MARGIN_SECONDS
+    timeout = {"timeout": seconds * 1000 if terms.milliseconds else seconds}
+    if terms.is_flat:
+        return {"command": command, **timeout, **terms.on_failure}
+    return {"matcher": terms.matcher, "hooks": [{"type": "command", "command": command, **timeout, **terms.on_failure}]}
 
 
-def install(entry: HookedProgram, folder: HookFolder, file: Path) -> HookedProgram:
-    """Write the hooks into a settings file, beside what is there."""
+def install_hooks(entry: HookedProgram, folder: HookFolder, file: Path) -> HookedProgram:
+    """Add the hooks to a settings file, and keep its other content."""
     folder.key(make=True)
     file = Path(os.path.realpath(file))
-    known = next((each for each in entry.installed if each.file == str(file)), None)
-    before = _read_text(file)
-    settings = _remove_own_hooks(_parse(before, file), entry)
+    previous = next((each for each in entry.installed if each.file == str(file)), None)
+    old_text = _read_text(file)
+    settings = _remove_own_hooks(_parse(old_text, file), entry)
     hooks = _read_hooks(settings, file)
     for event, group in make_handlers(entry, folder).items():
         hooks.setdefault(event, []).append(group)
-    if find_terms(entry.program).flat:
+    if find_terms(entry.program).is_flat:
         settings.setdefault("version", 1)
     settings["hooks"] = hooks
-    after = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
-    first = known.before if known is not None and before == known.after else before
-    made = Installation(file=str(file), before=first, after=after)
+    new_text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    original_text = previous.before if previous is not None and old_text == previous.after else old_text
+    installation = Installation(file=str(file), before=original_text, after=new_text)
     others = tuple(each for each in entry.installed if each.file != str(file))
-    entry = replace(entry, installed=(*others, made))
-    # What is to be undone is known before anything is done.
+    entry = replace(entry, installed=(*others, installation))
+    # The original is saved before the file is changed, so that a removal can always restore it.
     folder.save(entry)
-    _write_text(file, after)
+    _write_text(file, new_text)
     return entry
 
 
-def uninstall(entry: HookedProgram, folder: HookFolder) -> list[str]:
-    """Take the hooks out of every file that they were written into; return what was done."""
-    done = list[str]()
-    for each in entry.installed:
-        file = Path(each.file)
-        now = _read_text(file)
-        if now is None:
-            done.append(f"{file} is gone already.")
-        elif now == each.after:
-            _write_text(file, each.before)
-            done.append(f"{file} is as it was before." if each.before is not None else f"{file} is removed.")
+def remove_hooks(entry: HookedProgram, folder: HookFolder) -> list[str]:
+    """Remove the hooks from every file that has them; return a report of each file."""
+    reports = list[str]()
+    for installation in entry.installed:
+        file = Path(installation.file)
+        current_text = _read_text(file)
+        if current_text is None:
+            reports.append(f"{file} does not exist.")
+        elif current_text == installation.after:
+            _write_text(file, installation.before)
+            reports.append(f"Restored {file}." if installation.before is not None else f"Removed {file}.")
         else:
-            left = _remove_own_hooks(_parse(now, file), entry)
-            _write_text(file, json.dumps(left, indent=2, ensure_ascii=False) + "\n")
-            done.append(f"{file} was changed since, and keeps all but Halter's hooks.")
+            settings = _remove_own_hooks(_parse(current_text, file), entry)
+            _write_text(file, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+            reports.append(f"Removed Halter's hooks from {file}; its other changes are kept.")
     _remove_generated(entry, folder)
     folder.remove(entry.agent)
-    return done
+    return reports
 
 
 def write_policy(folder: HookFolder, agent: str, title: str) -> Path:
-    """Write a policy for an agent that has none, in a folder of its own."""
+    """Write a policy for an agent without one, in its own folder."""
     path = folder.path / agent
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = path / AGENT_FILE
     if not file.exists():
-        file.write_text(_POLICY.format(agent=agent, title=title), "utf-8")
+        file.write_text(_POLICY_TEMPLATE.format(agent=agent, title=title), "utf-8")
     return path
 
 
 def _remove_generated(entry: HookedProgram, folder: HookFolder) -> None:
-    """Remove the policy that was written at the installation, unless a person has changed it."""
+    """Remove the policy of the installation, unless a person has changed it."""
     file = folder.path / entry.agent / AGENT_FILE
     with suppress(OSError):
-        if file.read_text("utf-8") == _POLICY.format(agent=entry.agent, title=DIALECTS[entry.program].TITLE):
+        if file.read_text("utf-8") == _POLICY_TEMPLATE.format(agent=entry.agent, title=DIALECTS[entry.program].TITLE):
             file.unlink()
             file.parent.rmdir()
 
 
 class InstallationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How the hooks of one agent stand."""
+    """The status of the hooks of one agent in one file."""
 
     agent: str
     program: str
@@ -268,23 +268,23 @@ class InstallationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_status(folder: HookFolder, binaries: Mapping[str, str]) -> Iterator[InstallationStatus]:
-    """How every installation stands. `binaries` are the programs to ask for their version."""
+    """Yield the status of every installation. `binaries` are the programs to run for their version."""
     for entry in folder.agents().values():
         server = ping(folder, entry)
         version, problem = "", ""
         try:
             version = read_version(entry.program, binaries.get(entry.program, TERMS[entry.program].binary))
-        except NotDone as no:
-            problem = str(no)
-        for each in entry.installed:
-            found = _find_problem(entry, folder, Path(each.file))
+        except NotDone as error:
+            problem = str(error)
+        for installation in entry.installed:
+            file_problem = _find_problem(entry, folder, Path(installation.file))
             yield InstallationStatus(
                 agent=entry.agent,
                 program=entry.program,
                 folder=entry.folder,
-                file=each.file,
-                intact=not found,
-                problem=found or problem,
+                file=installation.file,
+                intact=not file_problem,
+                problem=file_problem or problem,
                 version=version,
                 server=server,
                 bypasses=DIALECTS[entry.program].BYPASSES,
@@ -293,7 +293,7 @@ def list_status(folder: HookFolder, binaries: Mapping[str, str]) -> Iterator[Ins
 
 
 def ping(folder: HookFolder, entry: HookedProgram) -> bool:
-    """Whether a server answers, and knows the key."""
+    """Return True if a server answers and has the key."""
     try:
         code, _, _ = client.exchange(str(folder.path), (entry.program.encode(), entry.agent.encode(), b"-"), PING, 5)
     except (OSError, client.Unusable):
@@ -304,34 +304,40 @@ def ping(folder: HookFolder, entry: HookedProgram) -> bool:
 def _find_problem(entry: HookedProgram, folder: HookFolder, file: Path) -> str:
     try:
         settings = _parse(_read_text(file), file)
-    except NotDone as no:
-        return str(no)
+    except NotDone as error:
+        return str(error)
     if settings.get("disableAllHooks"):
-        return f"{file} switches all hooks off with `disableAllHooks`."
+        return f"{file} turns off all hooks with `disableAllHooks`."
     hooks = settings.get("hooks")
     groups = cast("dict[str, Any]", hooks) if isinstance(hooks, dict) else {}
-    lacking = [event for event, group in make_handlers(entry, folder).items() if group not in groups.get(event, ())]
-    return f"{file} lacks the hook for {join_names(lacking)}: run `halter hook install` again." if lacking else ""
+    missing_events = [
+        event for event, group in make_handlers(entry, folder).items() if group not in groups.get(event, ())
+    ]
+    return (
+        f"{file} lacks the hook for {join_names(missing_events)}. Run `halter hook install` again."
+        if missing_events
+        else ""
+    )
 
 
 def _remove_own_hooks(settings: dict[str, Any], entry: HookedProgram) -> dict[str, Any]:
-    """The settings without the hooks of this agent; events and objects that are empty then go as well."""
+    """Return the settings without the hooks of this agent, and without the events and objects that are then empty."""
     hooks = settings.get("hooks")
     if not isinstance(hooks, dict) or not _has_lists(cast("dict[str, Any]", hooks)):
         return settings
-    kept: dict[str, Any] = {}
+    remaining_hooks: dict[str, Any] = {}
     for event, groups in cast("dict[str, list[Any]]", hooks).items():
-        left = [each for each in groups if not _is_own(each, entry)]
-        if left or not groups:
-            kept[event] = left
+        remaining_groups = [each for each in groups if not _is_own(each, entry)]
+        if remaining_groups or not groups:
+            remaining_hooks[event] = remaining_groups
     others = {key: value for key, value in settings.items() if key != "hooks"}
-    return {**others, "hooks": kept} if kept else others
+    return {**others, "hooks": remaining_hooks} if remaining_hooks else others
 
 
 def _read_hooks(settings: Mapping[str, Any], file: Path) -> dict[str, list[Any]]:
     hooks = settings.get("hooks", {})
     if not isinstance(hooks, dict) or not _has_lists(cast("dict[str, Any]", hooks)):
-        raise NotDone(f"`hooks` in {file} is no object of lists: mend it first; nothing was changed.", "refused")
+        raise NotDone(f"`hooks` in {file} is not an object of lists. Fix it first; nothing was changed.", "refused")
     return cast("dict[str, list[Any]]", hooks)
 
 
@@ -340,20 +346,18 @@ def _has_lists(hooks: Mapping[str, Any]) -> bool:
 
 
 def _is_own(group: Any, entry: HookedProgram) -> bool:
-    mark = f"{Path(client.__file__).name} {entry.program} {shlex.quote(entry.agent)} "
-    return isinstance(group, dict) and mark in json.dumps(group)
+    marker = f"{Path(client.__file__).name} {entry.program} {shlex.quote(entry.agent)} "
+    return isinstance(group, dict) and marker in json.dumps(group)
 
 
 def _parse(text: str | None, file: Path) -> dict[str, Any]:
     try:
-        found: Any = json.loads(text) if text and text.strip() else {}
+        settings: Any = json.loads(text) if text and text.strip() else {}
     except ValueError as error:
-        raise NotDone(
-            f"{file} cannot be read as JSON ({error}): mend it first; nothing was changed.", "refused"
-        ) from None
-    if not isinstance(found, dict):
-        raise NotDone(f"{file} holds no JSON object: mend it first; nothing was changed.", "refused")
-    return cast("dict[str, Any]", found)
+        raise NotDone(f"{file} is not valid JSON ({error}). Fix it first; nothing was changed.", "refused") from None
+    if not isinstance(settings, dict):
+        raise NotDone(f"{file} is not a JSON object. Fix it first; nothing was changed.", "refused")
+    return cast("dict[str, Any]", settings)
 
 
 def _read_text(file: Path) -> str | None:
@@ -362,23 +366,23 @@ def _read_text(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}.") from error
+        raise ConfigError(f"Cannot read {file}: {error}.") from error
 
 
 def _write_text(file: Path, text: str | None) -> None:
-    """Replace a file in one step, with the mode that it had; None removes it."""
+    """Replace a file atomically and keep its mode; None removes it."""
     try:
         if text is None:
             file.unlink()
             return
         file.parent.mkdir(parents=True, exist_ok=True)
         mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
-        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}-", delete=False) as made:
-            made.write(text.encode("utf-8"))
-            os.fchmod(made.fileno(), mode)
-        Path(made.name).replace(file)
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}-", delete=False) as temporary:
+            temporary.write(text.encode("utf-8"))
+            os.fchmod(temporary.fileno(), mode)
+        Path(temporary.name).replace(file)
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}.") from error
+        raise ConfigError(f"Cannot write {file}: {error.strerror or error}.") from error
 
 
 def list_programs() -> Sequence[str]:

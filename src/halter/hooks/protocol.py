@@ -1,7 +1,7 @@
-"""What the hooks of each program send, and what they take for an answer.
+"""The hook protocols of four programs: the events that they send, and the answers that they accept.
 
-Four programs, one event and one answer each: `Dialect.parse` reads what arrives on stdin, `Dialect.render` writes exit
-code, stdout and stderr. A refusal is always in the form that the program is known to obey.
+`Dialect.parse` parses the event on stdin. `Dialect.render` makes the exit code, stdout and stderr. A refusal always has
+the form that the program is known to obey.
 """
 
 from abc import ABC, abstractmethod
@@ -15,17 +15,17 @@ from halter.core.errors import HalterError
 from halter.hooks.client import BLOCKED
 
 Moment = Literal["before", "after", "failed", "refused", "ended", "other"]
-"""Before a call, after it, after its failure, after the program's own user refused it, at the end of a session."""
+"""Before a call, after it, after its failure, after the program itself refused it, at the end of a session."""
 
 
 class UnreadableEvent(HalterError):
-    """What a hook sent is no event that this version knows."""
+    """The event has a form that this version does not know."""
 
 
 class HookEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a program. `call` is the program's own id of a tool call, where it gives one.
+    """One event of a program. `call` is the program's own id of a tool call, if it has one.
 
-    `attended` says that a person sits before the program.
+    `is_attended` is True if a person uses the program.
     """
 
     moment: Moment
@@ -36,11 +36,11 @@ class HookEvent(msgspec.Struct, frozen=True, kw_only=True):
     response: Any = None
     error: str = ""
     cwd: str = ""
-    attended: bool = True
+    is_attended: bool = True
 
 
 class HookAdmission(msgspec.Struct, frozen=True):
-    """The call may run; `approved_by` a person, perhaps with other arguments."""
+    """The call may run. `approved_by` is the person who approved it, and `arguments` are set if they edited them."""
 
     approved_by: str = ""
     arguments: Mapping[str, Any] | None = None
@@ -54,21 +54,21 @@ class HookRefusal(msgspec.Struct, frozen=True):
 
 
 class HookQuestion(msgspec.Struct, frozen=True):
-    """A person has not decided yet. What is `alone` may be put off by the program itself."""
+    """A decision is pending. The program itself may defer the call if `is_alone`: nothing else is in flight."""
 
     decision: str
-    alone: bool = True
+    is_alone: bool = True
 
     @property
     def sentence(self) -> str:
         return (
-            f"A person has to decide first: pending decision {self.decision}. Go on with something else, and repeat "
-            "the same call later with the same arguments: it runs once it is approved."
+            f"Approval required: pending decision {self.decision}. Continue with something else, and repeat the same "
+            "call with the same arguments later. It runs once it is approved."
         )
 
 
 class HookSettlement(msgspec.Struct, frozen=True):
-    """The outcome is recorded. `masked` stands in place of a result with secrets; `stop` says why the turn ends."""
+    """The outcome is recorded. `masked` replaces a result with secrets; `stop` is the reason if the turn has to end."""
 
     masked: Any = None
     stop: str = ""
@@ -78,7 +78,7 @@ HookAnswer = HookAdmission | HookRefusal | HookQuestion | HookSettlement
 
 
 class HookReply(msgspec.Struct, frozen=True):
-    """What the hook's program prints, and its exit code."""
+    """The output and the exit code of the hook's program."""
 
     code: int = 0
     out: bytes = b"{}"
@@ -86,19 +86,19 @@ class HookReply(msgspec.Struct, frozen=True):
 
 
 def block(sentence: str) -> HookReply:
-    """Block in the one form that all programs obey. The sentence must not be empty: one of them ignores that."""
+    """Block in the form that all programs obey. The sentence must not be empty: one program ignores an empty one."""
     return HookReply(BLOCKED, b"", f"{sentence or 'Blocked by Halter.'}\n".encode("utf-8", "replace"))
 
 
 class Dialect(ABC):
-    """How one program speaks. `edits` says that it takes other arguments than its model wrote."""
+    """The protocol of one program. `EDITS` is True if it accepts edited arguments."""
 
     PROGRAM: ClassVar[str]
     TITLE: ClassVar[str]
     EVENTS: ClassVar[Mapping[str, Moment]]
     EDITS: ClassVar[bool] = False
     BYPASSES: ClassVar[tuple[str, ...]] = ()
-    """What goes round its hooks, as far as it is known."""
+    """The known ways to bypass its hooks."""
 
     def parse(self, data: bytes, *, attended: bool) -> HookEvent:
         raw = _decode_object(data)
@@ -106,17 +106,17 @@ class Dialect(ABC):
         return self._event(self.EVENTS.get(name, "other"), raw, attended=attended)
 
     def _event(self, moment: Moment, raw: Mapping[str, Any], *, attended: bool) -> HookEvent:
-        acts = moment in {"before", "after", "failed", "refused"}
+        is_about_call = moment in {"before", "after", "failed", "refused"}
         return HookEvent(
             moment=moment,
             session=_text(raw, "session_id"),
             call=_optional_text(raw, "tool_use_id"),
-            tool=_text(raw, "tool_name") if acts else "",
-            arguments=_object(raw, "tool_input") if acts else {},
+            tool=_text(raw, "tool_name") if is_about_call else "",
+            arguments=_object(raw, "tool_input") if is_about_call else {},
             response=raw.get("tool_response"),
             error=_optional_text(raw, "error"),
             cwd=_optional_text(raw, "cwd"),
-            attended=attended,
+            is_attended=attended,
         )
 
     @abstractmethod
@@ -137,28 +137,28 @@ class ClaudeCode(Dialect):
     )
     EDITS: ClassVar[bool] = True
     BYPASSES: ClassVar[tuple[str, ...]] = (
-        "`claude --bare` or CLAUDE_CODE_SIMPLE, and `--safe-mode`: no hooks at all",
+        "`claude --bare`, CLAUDE_CODE_SIMPLE and `--safe-mode`, which turn off all hooks",
         "`--setting-sources` without the scope that has the hooks, and CLAUDE_CODE_PERSONAL_HOOKS_OFF",
-        "`disableAllHooks` in a settings file; managed settings with `allowManagedHooksOnly` close this",
-        "another or an older `claude` binary",
+        "`disableAllHooks` in a settings file; managed settings with `allowManagedHooksOnly` prevent it",
+        "a different or older `claude` binary",
         "`@file` mentions in a prompt, which read a file without a tool call",
-        "what a command that was admitted starts by itself",
+        "processes that an admitted command starts",
     )
 
     def render(self, answer: HookAnswer, event: HookEvent) -> HookReply:
         match answer:
             case HookAdmission(approved_by="", arguments=None):
-                # Its own permission rules hold on: Halter allows nothing that they would refuse.
+                # The program's own permission rules still apply: Halter allows nothing that they would refuse.
                 return HookReply()
             case HookAdmission(approved_by=by, arguments=arguments):
-                more = {} if arguments is None else {"updatedInput": arguments}
-                return _decide("allow", f"Approved by {by or 'the policy'} in Halter.", **more)
+                edits = {} if arguments is None else {"updatedInput": arguments}
+                return _decide("allow", f"Approved by {by or 'the policy'} in Halter.", **edits)
             case HookRefusal(sentence=sentence, stops=True):
                 return _decide("deny", sentence, {"continue": False, "stopReason": sentence})
             case HookRefusal(sentence=sentence):
                 return _decide("deny", sentence)
             case HookQuestion():
-                can_defer = answer.alone and not event.attended
+                can_defer = answer.is_alone and not event.is_attended
                 return _decide("defer" if can_defer else "deny", answer.sentence)
             case HookSettlement():
                 return self._render_settlement(answer, event)
@@ -173,18 +173,20 @@ class ClaudeCode(Dialect):
         return HookReply(out=msgspec.json.encode(raw))
 
 
-def _decide(verdict: str, reason: str, beside: Mapping[str, Any] = MappingProxyType({}), **more: Any) -> HookReply:
-    said = {
+def _decide(
+    verdict: str, reason: str, extra_fields: Mapping[str, Any] = MappingProxyType({}), **extra_output: Any
+) -> HookReply:
+    output = {
         "hookEventName": "PreToolUse",
         "permissionDecision": verdict,
         "permissionDecisionReason": reason or "Halter.",
-        **more,
+        **extra_output,
     }
-    return HookReply(out=msgspec.json.encode({**beside, "hookSpecificOutput": said}))
+    return HookReply(out=msgspec.json.encode({**extra_fields, "hookSpecificOutput": output}))
 
 
 class Codex(Dialect):
-    """Its output is strict: an unknown key or value makes it run the tool. So it gets `{}` or exit code 2."""
+    """Codex runs the tool on any unknown key or value in the output, so the answer is `{}` or exit code 2."""
 
     PROGRAM: ClassVar[str] = "codex"
     TITLE: ClassVar[str] = "Codex"
@@ -192,10 +194,10 @@ class Codex(Dialect):
         {"PreToolUse": "before", "PostToolUse": "after", "SessionEnd": "ended"}
     )
     BYPASSES: ClassVar[tuple[str, ...]] = (
-        "hooks that were not trusted in Codex, or were changed since: they are skipped without a word",
-        "a hook that is stopped from outside until its timeout: Codex then runs the tool",
-        "another CODEX_HOME, another or an older `codex` binary",
-        "what a command that was admitted starts by itself",
+        "hooks that are not trusted in Codex, or have changed since: Codex skips them silently",
+        "a hook process that is suspended until its timeout: Codex then runs the tool",
+        "another CODEX_HOME, or a different or older `codex` binary",
+        "processes that an admitted command starts",
     )
 
     def render(self, answer: HookAnswer, event: HookEvent) -> HookReply:
@@ -210,7 +212,7 @@ class Codex(Dialect):
 
 
 class GeminiCli(Dialect):
-    """It gives a call no id. Of a result that is refused, its model sees the reason in its place: the masked text."""
+    """Gemini CLI sends no call id. It replaces a refused result with the reason, so the reason is the masked text."""
 
     PROGRAM: ClassVar[str] = "gemini"
     TITLE: ClassVar[str] = "Gemini CLI"
@@ -218,10 +220,10 @@ class GeminiCli(Dialect):
         {"BeforeTool": "before", "AfterTool": "after", "SessionEnd": "ended"}
     )
     BYPASSES: ClassVar[tuple[str, ...]] = (
-        "hooks that are switched off in its settings or with `/hooks disable`",
-        "a hook that is stopped from outside until its timeout: Gemini CLI then runs the tool",
-        "another home folder, another or an older `gemini` binary",
-        "what a command that was admitted starts by itself",
+        "hooks that are disabled in its settings or with `/hooks disable`",
+        "a hook process that is suspended until its timeout: Gemini CLI then runs the tool",
+        "another home folder, or a different or older `gemini` binary",
+        "processes that an admitted command starts",
     )
 
     def render(self, answer: HookAnswer, event: HookEvent) -> HookReply:
@@ -247,7 +249,7 @@ def _find_model_text(response: Any) -> str:
 
 
 class Cursor(Dialect):
-    """Its session is a conversation. A refusal is said in its own words, with exit code 2 as well."""
+    """Cursor's session is a conversation. A refusal has Cursor's own form, and exit code 2."""
 
     PROGRAM: ClassVar[str] = "cursor"
     TITLE: ClassVar[str] = "Cursor"
@@ -255,17 +257,17 @@ class Cursor(Dialect):
         {"preToolUse": "before", "postToolUse": "after", "postToolUseFailure": "failed", "sessionEnd": "ended"}
     )
     BYPASSES: ClassVar[tuple[str, ...]] = (
-        "completions in the editor (Tab), which are no tool calls",
-        "hooks that are switched off in its settings, another home folder, another or an older version",
-        "what a command that was admitted starts by itself",
+        "completions in the editor (Tab), which are not tool calls",
+        "hooks that are disabled in its settings, another home folder, or a different or older version",
+        "processes that an admitted command starts",
     )
 
     def _event(self, moment: Moment, raw: Mapping[str, Any], *, attended: bool) -> HookEvent:
         roots = raw.get("workspace_roots")
-        first = cast("list[Any]", roots)[0] if isinstance(roots, list) and roots else ""
+        first_root = cast("list[Any]", roots)[0] if isinstance(roots, list) and roots else ""
         names = {
             "session_id": raw.get("conversation_id") or raw.get("session_id"),
-            "cwd": raw.get("cwd") or first,
+            "cwd": raw.get("cwd") or first_root,
             "tool_response": raw.get("tool_output"),
             "error": raw.get("error_message"),
         }
@@ -293,12 +295,12 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
 
 def _decode_object(data: bytes) -> Mapping[str, Any]:
     try:
-        said = msgspec.json.decode(data)
+        value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UnreadableEvent(f"The event is no JSON: {error}") from None
-    if not isinstance(said, dict):
-        raise UnreadableEvent("The event is no JSON object")
-    return said  # pyright: ignore[reportUnknownVariableType]
+        raise UnreadableEvent(f"The event is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UnreadableEvent("The event is not a JSON object")
+    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def _text(raw: Mapping[str, Any], key: str) -> str:

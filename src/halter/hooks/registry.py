@@ -1,4 +1,4 @@
-"""The folder of hooks: the key, the socket, and which agent stands for which program, with its policy."""
+"""The folder of hooks: the key, the socket, and the agents of the hooked programs."""
 
 import os
 import secrets
@@ -17,13 +17,13 @@ from halter.server.auth import PrivateFile
 from halter.settings import HOOKED_AGENTS_FILE, Settings
 
 DEFAULT_WAIT_SECONDS: Final = 30
-"""How long a hook waits for a person before the program is told to come back."""
-LONGEST_SOCKET_PATH: Final = 100
-_OTHERS_MAY: Final = stat.S_IRWXG | stat.S_IRWXO
+"""Maximum wait of a hook for a person. After it, the program has to repeat the call."""
+MAX_SOCKET_PATH_LENGTH: Final = 100
+_OTHER_USERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Installation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A settings file as it was before the hooks were written into it, and as it was after."""
+    """A settings file, with its text before and after the hooks were added."""
 
     file: str
     before: str | None
@@ -31,7 +31,7 @@ class Installation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class HookedProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An agent that stands for another program. `folder` has its agent.yaml; `prices` are dollars by tool."""
+    """An agent with the policy of another program. `folder` has its agent.yaml; `prices` are dollars by tool."""
 
     agent: str
     program: str
@@ -47,7 +47,7 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HookFolder:
-    """Where everything about hooks is kept. Only its owner may read it."""
+    """The folder with the key, the socket and the hooked agents. Only its owner may read it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,18 +60,18 @@ class HookFolder:
         return self.path / SOCKET_FILE
 
     def agents(self) -> Mapping[str, HookedProgram]:
-        """Read the agents that stand for programs. Raises ConfigError where the file cannot be trusted or read."""
-        state = self._file.state()
+        """Read the agents of hooked programs, by name. Raises ConfigError if the file cannot be trusted or read."""
+        state = self._file.read_state()
         if state != self._state:
             self._cache, self._state = self._read(), state
         return self._cache
 
     def find(self, agent: str) -> HookedProgram:
-        found = self.agents().get(agent)
-        if found is None:
+        entry = self.agents().get(agent)
+        if entry is None:
             hint = suggest_nearest(agent, sorted(self.agents()), "the agents with hooks")
-            raise ConfigError(f"No hooks are installed for an agent {agent!r}; {hint}")
-        return found
+            raise ConfigError(f"No hooks are installed for the agent {agent!r}; {hint}")
+        return entry
 
     def save(self, entry: HookedProgram) -> None:
         with self._file.lock():
@@ -83,35 +83,35 @@ class HookFolder:
             self._file.write(_Content(tuple(each for each in self._read().values() if each.agent != agent)))
 
     def drop_installation(self, entry: HookedProgram, file: str) -> None:
-        left = tuple(each for each in entry.installed if each.file != file)
-        self.save(replace(entry, installed=left))
+        remaining = tuple(each for each in entry.installed if each.file != file)
+        self.save(replace(entry, installed=remaining))
 
     def key(self, *, make: bool = False) -> bytes:
-        """The key that hooks and server share. Raises ConfigError where others may read it."""
+        """Read the key that hooks and server share. Raises ConfigError if other users may read it."""
         path = self.path / KEY_FILE
         try:
             if make:
                 self._make_key(path)
-            about = path.stat()
-            if about.st_mode & _OTHERS_MAY or about.st_uid != os.getuid():
-                raise ConfigError(f"Others may read {path}: remove it, and run `halter hook install` again.")
+            status = path.stat()
+            if status.st_mode & _OTHER_USERS or status.st_uid != os.getuid():
+                raise ConfigError(f"Other users may read {path}. Remove it, and run `halter hook install` again.")
             key = path.read_bytes()
         except FileNotFoundError:
-            raise ConfigError(f"There is no {path}: run `halter hook install` first.") from None
+            raise ConfigError(f"{path} does not exist. Run `halter hook install` first.") from None
         except OSError as error:
-            raise ConfigError(f"{path} cannot be used: {error.strerror or error}.") from error
+            raise ConfigError(f"Cannot use {path}: {error.strerror or error}.") from error
         if len(key) != KEY_BYTES:
-            raise ConfigError(f"{path} is damaged: remove it, and run `halter hook install` again.")
+            raise ConfigError(f"{path} is damaged. Remove it, and run `halter hook install` again.")
         return key
 
     def _make_key(self, path: Path) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
         try:
-            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return
-        with os.fdopen(made, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(KEY_BYTES))
 
     def _read(self) -> Mapping[str, HookedProgram]:
@@ -120,23 +120,23 @@ class HookFolder:
             content = _Content() if data is None else msgspec.json.decode(data, type=_Content)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{self._file.path} is damaged ({error}): remove it, and install the hooks anew."
+                f"{self._file.path} is damaged ({error}). Remove it, and run `halter hook install` again."
             ) from None
         return {each.agent: each for each in content.agents}
 
 
 def find_hook_folder(settings: Settings) -> HookFolder:
     if settings.hooks is None:
-        raise ConfigError("You have no home folder, and HALTER_HOOKS is not set: set it, or HOME.")
+        raise ConfigError("No home folder found. Set HALTER_HOOKS or HOME.")
     folder = HookFolder(settings.hooks.absolute())
-    if len(os.fsencode(folder.socket)) > LONGEST_SOCKET_PATH:
-        raise ConfigError(f"{folder.path} is too long a path for a socket: set HALTER_HOOKS to a shorter one.")
+    if len(os.fsencode(folder.socket)) > MAX_SOCKET_PATH_LENGTH:
+        raise ConfigError(f"{folder.path} is too long for a socket path. Set HALTER_HOOKS to a shorter path.")
     return folder
 
 
 def has_hooks(settings: Settings) -> bool:
-    """Whether hooks are installed for any agent. Raises ConfigError where that cannot be read.
+    """Return True if hooks are installed for any agent. Raises ConfigError if the file cannot be read.
 
-    Without hooks there is no socket, so no path is too long for one.
+    The length of the socket's path is not checked, because without hooks there is no socket.
     """
     return settings.hooks is not None and bool(HookFolder(settings.hooks.absolute()).agents())

@@ -1,1 +1,1 @@
-"""Where events are kept: the stores, the hash chain and the checkpoints outside of them."""
+"""The journal: stores of events, their hash chains, and signed checkpoints outside the stores."""

@@ -1,8 +1,8 @@
-"""Signed checkpoints outside the store: they show a truncated tail, a dropped stream, a rewritten history.
+"""Signed checkpoints outside the store, which reveal a truncated tail, a dropped stream or a rewritten history.
 
-A hash chain alone cannot, since a writer of the store can recompute it. Each checkpoint is one line of JSON: it names
-the heads that changed and the digest of the line before it, and is signed with Ed25519. Any number of processes append
-to one file.
+A hash chain alone does not, since anyone who can write to the store can recompute it. Each checkpoint is one line of
+JSON. It has the heads that changed and the digest of the line before it, and is signed with Ed25519. Any number of
+processes append to one file.
 """
 
 import errno
@@ -20,8 +20,23 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from halter.core import events as ev
 from halter.core.clock import SECOND
+from halter.core.events import (
+    AgentSwitched,
+    ApprovalGiven,
+    ApproverRemoved,
+    CallSettled,
+    CapChanged,
+    DecisionMade,
+    FleetPolicyAdopted,
+    HaltLifted,
+    HaltRequested,
+    RequestSettled,
+    RuleEnded,
+    RuleMade,
+    SessionEnded,
+    StoreAccepted,
+)
 from halter.core.ports import Stored
 
 if TYPE_CHECKING:
@@ -48,14 +63,14 @@ def load_signing_key(path: Path) -> SigningKey:
 
     _create_file_once(path, PRIVATE_KEY_MODE, _make_private_key)
     try:
-        loaded = load_pem_private_key(path.read_bytes(), password=None)
+        private_key = load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"{path} holds no key that can be read") from error
-    match loaded:
+        raise ValueError(f"{path} contains no readable private key") from error
+    match private_key:
         case Ed25519PrivateKey():
-            key = SigningKey(loaded)
+            key = SigningKey(private_key)
         case _:
-            raise ValueError(f"{path} holds a key of another kind than Ed25519")
+            raise ValueError(f"{path} contains a key that is not an Ed25519 key")
     _create_file_once(public_key_path(path), PUBLIC_KEY_MODE, f"{key.public}\n".encode)
     return key
 
@@ -69,12 +84,12 @@ def read_public_keys(path: Path) -> frozenset[str]:
     return frozenset(path.read_text("ascii", "replace").split())
 
 
-def is_signed(data: bytes, signature: str, public: str) -> bool:
+def is_signed(data: bytes, signature: str, public_key: str) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), data)
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)).verify(bytes.fromhex(signature), data)
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -87,13 +102,13 @@ def _make_private_key() -> bytes:
     return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _create_file_once(path: Path, mode: int, content: Callable[[], bytes]) -> None:
-    """Create a file whole or not at all; of several processes, the first wins."""
+def _create_file_once(path: Path, mode: int, make_content: Callable[[], bytes]) -> None:
+    """Create a file atomically. If several processes do so, the first wins."""
     if path.exists():
         return
     file, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        os.write(file, content())
+        os.write(file, make_content())
         os.fchmod(file, mode)
         os.fsync(file)
         os.link(draft, path)
@@ -106,23 +121,23 @@ def _create_file_once(path: Path, mode: int, content: Callable[[], bytes]) -> No
 
 FORMAT_TAG: Final = b"halter.checkpoint.1\n"
 NO_PREVIOUS_LINE: Final = ""
-"""What the first checkpoint names as the digest of the line before it."""
+"""The digest of the previous line in the first checkpoint."""
 
 RETRY_INTERVAL: Final = 5 * SECOND
 PAUSE_SECONDS: Final = 0.01
 LOCK_PAUSES: Final = 10
 LOCK_PAUSES_AT_REST: Final = 50
-"""How long to wait for another process's append, with and without a commit waiting for this one."""
+"""Pauses to wait for another process's append: while a commit waits for this one, and otherwise."""
 
 IMMEDIATE_KINDS: Final = frozenset(
     kind.KIND
     for kind in (
-        *(ev.SessionEnded, ev.HaltRequested, ev.HaltLifted, ev.DecisionMade, ev.RuleMade, ev.RuleEnded),
-        *(ev.CapChanged, ev.AgentSwitched, ev.FleetPolicyAdopted, ev.StoreAccepted, ev.ApproverRemoved),
-        ev.ApprovalGiven,
+        *(SessionEnded, HaltRequested, HaltLifted, DecisionMade, RuleMade, RuleEnded),
+        *(CapChanged, AgentSwitched, FleetPolicyAdopted, StoreAccepted, ApproverRemoved),
+        ApprovalGiven,
     )
 )
-"""Checkpointed with their own commit: a person's decision must not be undone by an older copy of the store."""
+"""Events checkpointed with their own commit: an older copy of the store must not undo a person's decision."""
 
 USD: Final = "usd"
 HALTS: Final = "halts"
@@ -130,15 +145,15 @@ DENIALS: Final = "denials"
 
 _BLOCK: Final = 64 * 1024
 _LINE_ENDS: Final = 2
-"""The last line is found between its own end and that of the line before it."""
+"""Newlines to read back to: the end of the last line and the end of the line before it."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """One line: where the changed streams stood at a time, as [sequence number, hash].
+    """One line: the heads of the changed streams at a time, as [sequence number, hash].
 
-    `last` is the stream committed to last: a store that has that event has all others of the line. `tally` counts what
-    the line vouches for: micro-dollars, halts, denials. By `accepted` a person gave up what earlier lines knew: of each
-    stream named, all after that sequence number.
+    `last` is the stream of the last commit: a store that has its head has all others of the line. `tally` counts what
+    the line covers: micro-dollars, halts, denials. `accepted` is a person's decision to give up events that earlier
+    lines cover: for each stream, those after the sequence number.
     """
 
     number: int
@@ -164,7 +179,7 @@ _DECODER: Final = msgspec.json.Decoder(Checkpoint)
 
 
 def parse_checkpoint(line: bytes) -> Checkpoint | None:
-    """Read a line without its end; None if this program cannot have written it."""
+    """Parse a line without its newline. Returns None if Halter did not write it in this form."""
     try:
         checkpoint = _DECODER.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -177,25 +192,25 @@ def digest_line(line: bytes) -> str:
 
 
 def read_lines_backwards(path: Path) -> Iterator[bytes]:
-    """Read whole lines from the end of a file; an unfinished one is skipped."""
+    """Yield the lines of a file from its end. An unfinished last line is skipped."""
     try:
         file = path.open("rb")
     except OSError:
         return
     with file:
-        start, rest = file.seek(0, os.SEEK_END), b""
-        torn = True
+        start, partial_line = file.seek(0, os.SEEK_END), b""
+        is_torn = True
         while start > 0:
             size = min(_BLOCK, start)
             start -= size
             file.seek(start)
-            rest, *lines = (file.read(size) + rest).split(b"\n")
+            partial_line, *lines = (file.read(size) + partial_line).split(b"\n")
             for line in reversed(lines):
-                if not torn:
+                if not is_torn:
                     yield line
-                torn = False
-        if not torn:
-            yield rest
+                is_torn = False
+        if not is_torn:
+            yield partial_line
 
 
 class CheckpointLockTimeout(Exception):
@@ -215,9 +230,10 @@ SYSTEM_IO: Final = CheckpointIo()
 
 
 class Checkpointer:
-    """Records what a store commits, and writes checkpoints at once, periodically, and at each session's end.
+    """Writes checkpoints of what a store commits: periodically, and with each event of IMMEDIATE_KINDS.
 
-    An unwritable file never stops a commit: `problem` says what is wrong, and what is missing is written later.
+    An unwritable file never stops a commit. `problem` then describes the error, and a later checkpoint covers the
+    missing heads.
     """
 
     def __init__(
@@ -227,17 +243,17 @@ class Checkpointer:
         store_id: str,
         now: Callable[[], int],
         *,
-        every_events: int = 1000,
-        every_seconds: float = 60.0,
+        events_per_checkpoint: int = 1000,
+        interval_seconds: float = 60.0,
         machine: CheckpointIo = SYSTEM_IO,
     ) -> None:
         self._path = checkpoint_file(folder, store_id)
         self._key_path = key_path
         self.store_id = store_id
         self._now = now
-        self._every_events = every_events
+        self._events_per_checkpoint = events_per_checkpoint
         self._machine = machine
-        self.every_seconds = every_seconds
+        self.interval_seconds = interval_seconds
         self.problem = ""
         self._guard = threading.Lock()
         self._key: SigningKey | None = None
@@ -247,15 +263,15 @@ class Checkpointer:
         self._accepted: Mapping[str, int] | None = None
         self._events = 0
         self._due_at = 0
-        self._left: tuple[_FileState, _LastLine] | None = None
-        """How the file was when this process had written to it."""
+        self._last_write: tuple[_FileState, _LastLine] | None = None
+        """The state and the last line of the file after this process last wrote to it."""
 
-    def accept(self, given_up: Mapping[str, int]) -> None:
-        """Record at once that a person gave up what earlier checkpoints knew: of each stream, all after a number."""
-        if not given_up:
+    def accept(self, accepted_seq_by_stream: Mapping[str, int]) -> None:
+        """Write a checkpoint of a person's decision to give up, for each stream, the events after a sequence number."""
+        if not accepted_seq_by_stream:
             return
         with self._guard:
-            self._accepted = given_up
+            self._accepted = accepted_seq_by_stream
             self._write(LOCK_PAUSES_AT_REST)
 
     def on_commit(self, events: Sequence[Stored]) -> None:
@@ -263,27 +279,27 @@ class Checkpointer:
             heads = self._heads
             for event in events:
                 stream, seq = event.stream, event.seq
-                known = heads.get(stream)
-                if known is None or seq > known[0]:
+                head = heads.get(stream)
+                if head is None or seq > head[0]:
                     heads[stream] = (seq, event.hash)
                     self._last = stream
                 if event.kind in _SETTLED_KINDS:
-                    settled = event.event
-                    if isinstance(settled, _SETTLED) and (charge := settled.charge) and charge.usd:
+                    settlement = event.event
+                    if isinstance(settlement, _SETTLED) and (charge := settlement.charge) and charge.usd:
                         self._tally[USD] += charge.usd
                 elif event.kind in IMMEDIATE_KINDS:
                     self._note(event)
             self._events += len(events)
-            if self._now() >= self._due_at or (self._events >= self._every_events and not self.problem):
+            if self._now() >= self._due_at or (self._events >= self._events_per_checkpoint and not self.problem):
                 self._write(LOCK_PAUSES)
 
-    def _note(self, stored: Stored) -> None:
+    def _note(self, stored_event: Stored) -> None:
         if not self.problem:
             self._due_at = 0
-        match stored.event:
-            case ev.HaltRequested():
+        match stored_event.event:
+            case HaltRequested():
                 self._tally[HALTS] += 1
-            case ev.DecisionMade(verdict="deny"):
+            case DecisionMade(verdict="deny"):
                 self._tally[DENIALS] += 1
             case _:
                 pass
@@ -294,7 +310,7 @@ class Checkpointer:
                 self._write(LOCK_PAUSES_AT_REST)
 
     def rehearse(self) -> None:
-        """Check whether a checkpoint could be written, without writing one; sets `problem`."""
+        """Check that a checkpoint could be written, without writing one. Sets `problem` if not."""
         with self._guard:
             try:
                 self._key = self._key or load_signing_key(self._key_path)
@@ -319,18 +335,22 @@ class Checkpointer:
         self._accepted = None
         self._events = 0
         self.problem = ""
-        self._due_at = now + round(self.every_seconds * SECOND)
+        self._due_at = now + round(self.interval_seconds * SECOND)
 
     def _append(self, key: SigningKey, now: int, pauses: int) -> None:
         with self._lock_file(pauses) as file:
-            left = self._left
-            last = left[1] if left is not None and left[0] == _read_file_state(file) else _read_last_line(file)
+            last_write = self._last_write
+            last_line = (
+                last_write[1]
+                if last_write is not None and last_write[0] == _read_file_state(file)
+                else _read_last_line(file)
+            )
             checkpoint = Checkpoint(
-                number=last.number + 1,
+                number=last_line.number + 1,
                 at=now,
                 store=self.store_id,
                 heads={stream: (seq, digest.hex()) for stream, (seq, digest) in sorted(self._heads.items())},
-                previous=last.digest,
+                previous=last_line.digest,
                 key=key.public,
                 last=self._last or msgspec.UNSET,
                 tally=dict(sorted(self._tally.items())) or msgspec.UNSET,
@@ -339,8 +359,8 @@ class Checkpointer:
             signature = key.sign(checkpoint.signed_bytes())
             line = msgspec.structs.replace(checkpoint, signature=signature).line()
             _write_whole(file, line + b"\n", self._machine.sync)
-            self._left = (_read_file_state(file), _LastLine(checkpoint.number, digest_line(line)))
-        if last.digest == NO_PREVIOUS_LINE:
+            self._last_write = (_read_file_state(file), _LastLine(checkpoint.number, digest_line(line)))
+        if last_line.digest == NO_PREVIOUS_LINE:
             _sync_folder(self._path.parent, self._machine.sync)
 
     @contextmanager
@@ -353,22 +373,22 @@ class Checkpointer:
                     break
                 self._machine.pause(PAUSE_SECONDS)
             else:
-                raise CheckpointLockTimeout("another process has kept it locked")
+                raise CheckpointLockTimeout("another process keeps it locked")
             yield file
         finally:
             os.close(file)
 
     def _describe_error(self, error: Exception) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
-        where = error.filename if isinstance(error, OSError) and error.filename else self._path
+        location = error.filename if isinstance(error, OSError) and error.filename else self._path
         return (
-            f"Checkpoints cannot be written to {self._path} ({where}: {reason}). The work goes on, but what is "
-            "committed meanwhile could be cut off unseen. Make the folder and the key file "
-            f"{self._key_path} exist and be writable; it is tried again by itself."
+            f"Cannot write checkpoints to {self._path} ({location}: {reason}). Sessions continue, but events committed "
+            "meanwhile could be truncated undetected. Make the folder writable, and the key file "
+            f"{self._key_path} readable; Halter retries automatically."
         )
 
 
-_SETTLED: Final = (ev.CallSettled, ev.RequestSettled)
+_SETTLED: Final = (CallSettled, RequestSettled)
 _SETTLED_KINDS: Final = frozenset(kind.KIND for kind in _SETTLED)
 
 
@@ -386,7 +406,7 @@ class _LastLine(NamedTuple):
 
 
 _FileState = tuple[int, int, int, int]
-"""Which file it is, and whether it was written to since: its device, its number, its size, and when it was changed."""
+"""Identifies a file and its content: device, inode, size and time of the last change."""
 
 
 def _read_file_state(file: int) -> _FileState:
@@ -395,45 +415,45 @@ def _read_file_state(file: int) -> _FileState:
 
 
 def _read_last_line(file: int) -> _LastLine:
-    last = _find_last_line(file)
-    return _LastLine(0, NO_PREVIOUS_LINE) if last is None else _LastLine(_read_number(file, last), digest_line(last))
+    line = _find_last_line(file)
+    return _LastLine(0, NO_PREVIOUS_LINE) if line is None else _LastLine(_read_number(file, line), digest_line(line))
 
 
 def _find_last_line(file: int) -> bytes | None:
-    """Return the last whole line; cut off what a crash left behind it."""
+    """Find the last complete line, and truncate the unfinished one that a crash left after it."""
     end = os.fstat(file).st_size
     start, tail = end, b""
     while start > 0 and tail.count(b"\n") < _LINE_ENDS:
         size = min(_BLOCK, start)
         start -= size
         tail = os.pread(file, size, start) + tail
-    whole, newline, torn = tail.rpartition(b"\n")
-    if torn:
-        os.ftruncate(file, end - len(torn))
-    return whole.rpartition(b"\n")[2] if newline else None
+    complete, newline, partial_line = tail.rpartition(b"\n")
+    if partial_line:
+        os.ftruncate(file, end - len(partial_line))
+    return complete.rpartition(b"\n")[2] if newline else None
 
 
-def _read_number(file: int, last: bytes) -> int:
-    """The number of the last checkpoint, by counting if it is damaged."""
-    checkpoint = parse_checkpoint(last)
+def _read_number(file: int, line: bytes) -> int:
+    """Read the number of the last checkpoint; if that is damaged, count the lines."""
+    checkpoint = parse_checkpoint(line)
     return checkpoint.number if checkpoint else os.pread(file, os.fstat(file).st_size, 0).count(b"\n")
 
 
 def _write_whole(file: int, line: bytes, sync: Callable[[int], None]) -> None:
-    """Write a line and sync it; on failure, take back what was written."""
-    before = os.fstat(file).st_size
+    """Write a line and sync it. On failure, truncate what was written."""
+    size_before = os.fstat(file).st_size
     try:
-        rest = memoryview(line)
-        while rest:
-            rest = rest[os.write(file, rest) :]
+        remaining = memoryview(line)
+        while remaining:
+            remaining = remaining[os.write(file, remaining) :]
         sync(file)
     except OSError:
-        os.ftruncate(file, before)
+        os.ftruncate(file, size_before)
         raise
 
 
 def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
-    """Make a new file's name durable too."""
+    """Make the name of a new file durable."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         sync(file)

@@ -1,4 +1,4 @@
-"""A reconnecting connection to PostgreSQL, statements that share a round trip, and errors as sentences."""
+"""A reconnecting connection to PostgreSQL, which runs several statements in one round trip and translates errors."""
 
 import re
 import select
@@ -29,9 +29,9 @@ DEFAULT_SCHEMA: Final = "halter"
 LAST_PORT: Final = 65_535
 
 READ_ONLY_CODE: Final = "25006"
-"""A demoted server returns this; the next connection may reach the new primary."""
+"""The error code of a demoted server. The next connection may reach the new primary."""
 
-# A server that is gone without a word is noticed within half a minute. The URL may say otherwise.
+# An unreachable server is noticed within half a minute. The URL can override these.
 _CONNECT_OPTIONS: Final = {
     "application_name": "halter",
     "connect_timeout": "10",
@@ -43,74 +43,75 @@ _CONNECT_OPTIONS: Final = {
 
 
 class PostgresAddress:
-    """Where a store is: libpq's parameters, the schema, and a name for people."""
+    """The address of a store: libpq's parameters, the schema, and a location to show."""
 
     def __init__(self, url: str) -> None:
-        parts = _split_url(url)
-        given = parse_qsl(parts.query, keep_blank_values=True)
-        self.schema = dict(given).get("schema", DEFAULT_SCHEMA)
-        rest = urlencode([(name, value) for name, value in given if name != "schema"], quote_via=quote)
-        params = _parse_conninfo(join_url(parts._replace(query=rest)))
-        self.conninfo = make_conninfo(**(_CONNECT_OPTIONS | params | {"client_encoding": "UTF8"}))
-        self.server = ":".join(params[name] for name in ("host", "port") if name in params) or "this machine"
-        self.place = f"{self.server}/{params.get('dbname', '')}"
+        url_parts = _split_url(url)
+        query_parameters = parse_qsl(url_parts.query, keep_blank_values=True)
+        self.schema = dict(query_parameters).get("schema", DEFAULT_SCHEMA)
+        query = urlencode([(name, value) for name, value in query_parameters if name != "schema"], quote_via=quote)
+        parameters = _parse_conninfo(join_url(url_parts._replace(query=query)))
+        self.conninfo = make_conninfo(**(_CONNECT_OPTIONS | parameters | {"client_encoding": "UTF8"}))
+        self.server = ":".join(parameters[name] for name in ("host", "port") if name in parameters) or "this machine"
+        self.location = f"{self.server}/{parameters.get('dbname', '')}"
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", self.schema) or self.schema.startswith("pg_"):
             raise StoreUnusable(
-                f"PostgreSQL at {self.place} can have no schema {self.schema!r} for Halter: "
-                "use small letters, digits and underscores, as in ?schema=halter."
+                f"Invalid schema {self.schema!r} for PostgreSQL at {self.location}. "
+                "Use lowercase letters, digits and underscores, as in ?schema=halter."
             )
 
     def whereabouts(self) -> str:
-        """The database and the schema, also where the environment names the server."""
-        given = conninfo_to_dict(self.conninfo)
-        usual = {each.keyword.decode(): (each.val or b"").decode() for each in psycopg.pq.Conninfo.get_defaults()}
-        words = [str(given.get(name) or usual.get(name) or "") for name in ("service", "host", "hostaddr", "port")]
-        database = given.get("dbname") or usual.get("dbname") or ""
-        return f"postgresql://{':'.join(filter(None, words))}/{database}?schema={self.schema}"
+        """Describe the database and the schema, including what libpq takes from the environment."""
+        settings = conninfo_to_dict(self.conninfo)
+        defaults = {each.keyword.decode(): (each.val or b"").decode() for each in psycopg.pq.Conninfo.get_defaults()}
+        host_parts = [
+            str(settings.get(name) or defaults.get(name) or "") for name in ("service", "host", "hostaddr", "port")
+        ]
+        database = settings.get("dbname") or defaults.get("dbname") or ""
+        return f"postgresql://{':'.join(filter(None, host_parts))}/{database}?schema={self.schema}"
 
 
 _URL_ADVICE: Final = (
-    "write it as postgresql://user:password@host:5432/database, with special characters of the password written as "
-    "%40 and the like."
+    "Write it as postgresql://user:password@host:5432/database, and percent-encode special characters of the password."
 )
 
 
 def _split_url(url: str) -> SplitResult:
-    """Split a URL; errors do not repeat it, since it may hold a password."""
+    """Split a URL. Errors do not quote it, since it may contain a password."""
     try:
-        parts = urlsplit(url)
+        url_parts = urlsplit(url)
     except ValueError:
-        raise StoreUnusable(f"The PostgreSQL address cannot be read: {_URL_ADVICE}") from None
-    if parts.netloc.count("@") > 1:
-        raise StoreUnusable(
-            "The PostgreSQL address holds more than one @: write one that is part of a password as %40."
-        )
-    return parts
+        raise StoreUnusable(f"Invalid PostgreSQL address. {_URL_ADVICE}") from None
+    if url_parts.netloc.count("@") > 1:
+        raise StoreUnusable("The PostgreSQL address contains more than one @. Write an @ of the password as %40.")
+    return url_parts
 
 
-def join_url(parts: SplitResult) -> str:
-    """Join a URL. Without a host it keeps its slashes: libpq then uses its environment."""
-    url = urlunsplit(parts)
-    return url if parts.netloc else url.replace(":", "://", 1)
+def join_url(url_parts: SplitResult) -> str:
+    """Join a URL. Without a host it keeps its slashes, so that libpq uses the environment."""
+    url = urlunsplit(url_parts)
+    return url if url_parts.netloc else url.replace(":", "://", 1)
 
 
 def _parse_conninfo(url: str) -> dict[str, str]:
-    """Read a URL as libpq does, and reject what would fail only when connecting."""
+    """Parse a URL as libpq does. Also rejects addresses on which libpq fails only when it connects."""
     try:
-        params = {name: str(value) for name, value in conninfo_to_dict(url).items()}
+        parameters = {name: str(value) for name, value in conninfo_to_dict(url).items()}
     except psycopg.ProgrammingError:
-        unknown = [name for name, _ in parse_qsl(urlsplit(url).query) if name not in _list_libpq_keywords()]
-        if unknown:
+        unknown_keywords = [name for name, _ in parse_qsl(urlsplit(url).query) if name not in _list_libpq_keywords()]
+        if unknown_keywords:
             raise StoreUnusable(
-                f"The PostgreSQL address sets {unknown[0]!r}, which PostgreSQL does not know: leave it out."
+                f"The PostgreSQL address has the unknown parameter {unknown_keywords[0]!r}. Remove it."
             ) from None
-        raise StoreUnusable(f"The PostgreSQL address cannot be read: {_URL_ADVICE}") from None
-    if not params.keys() & {"host", "hostaddr", "dbname", "service"}:
-        raise StoreUnusable(f"The PostgreSQL address names neither a server nor a database: {_URL_ADVICE}")
-    for port in filter(None, params.get("port", "").split(",")):
+        raise StoreUnusable(f"Invalid PostgreSQL address. {_URL_ADVICE}") from None
+    if not parameters.keys() & {"host", "hostaddr", "dbname", "service"}:
+        raise StoreUnusable(f"The PostgreSQL address has neither a server nor a database. {_URL_ADVICE}")
+    for port in filter(None, parameters.get("port", "").split(",")):
         if not (port.isascii() and port.isdigit() and 0 < int(port) <= LAST_PORT):
-            raise StoreUnusable(f"The PostgreSQL address has no port number from 1 to {LAST_PORT}: {_URL_ADVICE}")
-    return params
+            raise StoreUnusable(
+                f"The port of the PostgreSQL address is not a number from 1 to {LAST_PORT}. {_URL_ADVICE}"
+            )
+    return parameters
 
 
 def _list_libpq_keywords() -> set[str]:
@@ -122,7 +123,7 @@ BIGINT_ARRAY: Final = 1016
 
 
 class Statement(msgspec.Struct, frozen=True, cache_hash=True):
-    """SQL with `$1`, `$2` and so on, whose parameters have these types."""
+    """SQL with parameters `$1`, `$2` and so on, and their type ids."""
 
     sql: bytes
     types: tuple[int, ...] = ()
@@ -130,8 +131,8 @@ class Statement(msgspec.Struct, frozen=True, cache_hash=True):
 
 @cache
 def _list_formats(types: tuple[int, ...]) -> list[Format]:
-    """Parameters are in PostgreSQL's binary form, except for arrays of texts and numbers."""
-    return [Format.TEXT if kind in (TEXT_ARRAY, BIGINT_ARRAY) else Format.BINARY for kind in types]
+    """List the formats of parameters: binary, except for arrays of texts and numbers."""
+    return [Format.TEXT if type_id in (TEXT_ARRAY, BIGINT_ARRAY) else Format.BINARY for type_id in types]
 
 
 Request = tuple[Statement, Sequence[bytes | None]]
@@ -140,9 +141,9 @@ Rows = Sequence[tuple[Any, ...]]
 
 
 class ConnectionSlot:
-    """One connection: opened at first use, and again after it was lost.
+    """A connection that is opened at first use, and reopened after it was lost.
 
-    One that was lost between two uses is replaced unnoticed: the server may long be back.
+    A connection that was lost between two uses is replaced without an error.
     """
 
     def __init__(
@@ -155,37 +156,37 @@ class ConnectionSlot:
         self._prepared: dict[Statement, bytes] = {}
         self._numbers = count()
         self.columns: dict[Statement, Sequence[str]] = {}
-        """The names of the columns of each statement that was run."""
+        """The column names of each statement that has run."""
         self.round_trips = 0
-        """How often `run` has waited for the server."""
+        """The number of times that `run` has waited for the server."""
 
     def run(self, requests: Sequence[Request]) -> Sequence[Rows]:
-        """Run statements in one round trip, each of them prepared once for the connection; return the rows of each.
+        """Run statements in one round trip, each prepared once per connection. Returns the rows of each.
 
-        After the first error nothing more is done, and it is raised. This is libpq's own pipeline: psycopg's costs
-        several times as much for each statement, and after it the server does not end a transaction that stands still.
+        Stops at the first error and raises it. This uses libpq's pipeline directly: psycopg's costs several times as
+        much for each statement, and after it the server does not end a transaction that is idle.
         """
         with self.use() as connection:
             self.round_trips += 1
-            unknown = dict.fromkeys(statement for statement, _ in requests if statement not in self._prepared)
-            names = {statement: b"halter_%d" % next(self._numbers) for statement in unknown}
+            new_statements = dict.fromkeys(statement for statement, _ in requests if statement not in self._prepared)
+            names = {statement: b"halter_%d" % next(self._numbers) for statement in new_statements}
             try:
-                found = connection.wait(_exchange(connection.pgconn, names, self._prepared | names, requests))
+                results = connection.wait(_exchange(connection.pgconn, names, self._prepared | names, requests))
             except BaseException:
-                # What it would answer next belongs to no question.
+                # Pending results would be taken for those of the next statements.
                 self.drop()
                 raise
-            for (statement, name), result in zip(names.items(), found, strict=False):
+            for (statement, name), result in zip(names.items(), results, strict=False):
                 if result.status == ExecStatus.COMMAND_OK:
                     self._prepared[statement] = name
-            for result in found:
+            for result in results:
                 if result.status == ExecStatus.FATAL_ERROR:
                     raise psycopg.errors.error_from_result(result, "utf-8")
-            answers, transformer = found[len(names) :], Transformer(connection)
-            for (statement, _), result in zip(requests, answers, strict=True):
+            row_results, transformer = results[len(names) :], Transformer(connection)
+            for (statement, _), result in zip(requests, row_results, strict=True):
                 if statement not in self.columns:
-                    self.columns[statement] = [(result.fname(at) or b"").decode() for at in range(result.nfields)]
-            return [_read_rows(transformer, result) for result in answers]
+                    self.columns[statement] = [(result.fname(index) or b"").decode() for index in range(result.nfields)]
+            return [_read_rows(transformer, result) for result in row_results]
 
     @contextmanager
     def use(self) -> Generator[PgConnection]:
@@ -197,8 +198,8 @@ class ConnectionSlot:
                     self._connection = open_greeted_connection(self._address, self._greet)
                 yield self._connection
             except psycopg.Error as error:
-                fatal = error.diag.severity_nonlocalized in ("FATAL", "PANIC")
-                if fatal or self._closed or error.sqlstate == READ_ONLY_CODE:
+                is_fatal = error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+                if is_fatal or self._closed or error.sqlstate == READ_ONLY_CODE:
                     self.drop()
                 raise
 
@@ -210,13 +211,13 @@ class ConnectionSlot:
 
     @property
     def pid(self) -> int:
-        """The server's process id, by which other writers recognise a notification's sender."""
+        """The id of the server process, which identifies the sender of a notification."""
         return 0 if self._connection is None else self._connection.info.backend_pid
 
     @property
     def in_transaction(self) -> bool:
-        idle = (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
-        return self._connection is not None and self._connection.info.transaction_status not in idle
+        idle_states = (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+        return self._connection is not None and self._connection.info.transaction_status not in idle_states
 
     @property
     def _closed(self) -> bool:
@@ -224,7 +225,7 @@ class ConnectionSlot:
 
 
 def _was_cut_while_idle(connection: PgConnection) -> bool:
-    """Return whether something arrived that was not asked for: the server's farewell, or the end of the stream."""
+    """Return True if the connection is closed, or has unrequested data: an error, or the end of the stream."""
     if connection.closed or connection.pgconn.transaction_status != TransactionStatus.IDLE:
         return False
     poll = select.poll()
@@ -233,11 +234,14 @@ def _was_cut_while_idle(connection: PgConnection) -> bool:
 
 
 def _exchange(
-    pgconn: PGconn, unknown: Mapping[Statement, bytes], names: Mapping[Statement, bytes], requests: Sequence[Request]
+    pgconn: PGconn,
+    new_statements: Mapping[Statement, bytes],
+    names: Mapping[Statement, bytes],
+    requests: Sequence[Request],
 ) -> PQGen[list[PGresult]]:
-    """Send all, with a sync at the end, while the server may already answer; then read one result of each."""
+    """Send all statements and a sync, receiving meanwhile so that neither side blocks; then read one result of each."""
     pgconn.enter_pipeline_mode()
-    for statement, name in unknown.items():
+    for statement, name in new_statements.items():
         pgconn.send_prepare(name, statement.sql, statement.types)
     for statement, values in requests:
         pgconn.send_query_prepared(names[statement], values, _list_formats(statement.types), Format.BINARY)
@@ -246,7 +250,7 @@ def _exchange(
         if (yield Wait.RW) & Ready.R:
             pgconn.consume_input()
     results: list[PGresult] = []
-    for _ in range(len(unknown) + len(requests)):
+    for _ in range(len(new_statements) + len(requests)):
         results += yield from generators.fetch_many(pgconn)
     yield from generators.fetch_many(pgconn)
     pgconn.exit_pipeline_mode()
@@ -279,45 +283,45 @@ def translate_errors(address: PostgresAddress) -> Generator[None]:
 
 
 class _ErrorCase(NamedTuple):
-    """What a kind of error means; `signs` are PostgreSQL codes, or without one, words of libpq."""
+    """The meaning of an error. `patterns` are prefixes of PostgreSQL's codes, or words of errors without a code."""
 
-    signs: tuple[str, ...]
+    patterns: tuple[str, ...]
     kind: type[StoreError | Conflict]
     sentence: str
 
 
 _TOO_MANY_CONNECTIONS: Final = (
-    "PostgreSQL at {server} has no connection to spare ({text}). It will be tried again; raise max_connections if it "
-    "stays so."
+    "PostgreSQL at {server} has no free connection ({text}). Halter retries automatically. If this persists, raise "
+    "max_connections."
 )
 _CASES_WITHOUT_CODE: Final = (
     _ErrorCase(
         ("connection is bad: invalid", "bad value for"),
         StoreUnusable,
-        "The address of PostgreSQL at {server} asks for something that cannot be ({text}). Correct it.",
+        "The address of PostgreSQL at {server} has an invalid parameter ({text}). Correct it.",
     ),
     _ErrorCase(("too many", "connection slots"), StoreUnavailable, _TOO_MANY_CONNECTIONS),
     _ErrorCase(
         ("starting up", "shutting down", "in recovery mode", "yet accepting connections"),
         StoreUnavailable,
-        "PostgreSQL at {server} is just starting or stopping ({text}). It will be tried again.",
+        "PostgreSQL at {server} is starting or stopping ({text}). Halter retries automatically.",
     ),
     _ErrorCase(
         ("password", "authenticat", "pg_hba", 'role "', "certificate", "does not support SSL"),
         StoreUnusable,
-        "PostgreSQL at {server} does not let Halter in ({text}). Check the user, the password and the server's "
+        "PostgreSQL at {server} rejected the login ({text}). Check the user, the password and the server's "
         "pg_hba.conf.",
     ),
     _ErrorCase(
         ('database "',),
         StoreUnusable,
-        "PostgreSQL at {server} has no database of that name ({text}). Make it, for example with createdb.",
+        "PostgreSQL at {server} has no database of that name ({text}). Create it, for example with createdb.",
     ),
     _ErrorCase(
         ("",),
         StoreUnavailable,
-        "PostgreSQL at {server} cannot be reached ({text}). What it did not confirm will be tried again, and is never "
-        "done twice. Check that it runs and that the address is right.",
+        "Cannot reach PostgreSQL at {server} ({text}). Halter retries unconfirmed writes, and never applies one twice. "
+        "Check that the server runs and that the address is correct.",
     ),
 )
 _CASES_WITH_CODE: Final = (
@@ -327,36 +331,36 @@ _CASES_WITH_CODE: Final = (
     _ErrorCase(
         ("53100",),
         StoreUnavailable,
-        "The disk of PostgreSQL at {place} is full. Nothing was written; free some space and it goes on.",
+        "The disk of PostgreSQL at {place} is full. Nothing was written. Free some space; Halter retries "
+        "automatically.",
     ),
     _ErrorCase(
         ("55P03",),
         StoreUnavailable,
-        "Rows of {place} have been locked by another process for too long. Nothing was written; it will be tried "
-        "again. If it stays so, look into pg_stat_activity for a program that keeps a transaction open.",
+        "Another process has locked rows of {place} for too long. Nothing was written; Halter retries automatically. "
+        "If this persists, look in pg_stat_activity for a program that keeps a transaction open.",
     ),
     _ErrorCase(
         ("08", "25P03", "53", "57", "58"),
         StoreUnavailable,
-        "PostgreSQL at {place} could not do its work ({text}). What it did not confirm will be tried again, and is "
-        "never done twice.",
+        "PostgreSQL at {place} failed ({text}). Halter retries unconfirmed writes, and never applies one twice.",
     ),
     _ErrorCase(
         (READ_ONLY_CODE,),
         StoreUnavailable,
-        "PostgreSQL at {place} can only be read ({text}). Nothing was written; it will be tried again. If it stays so, "
-        "name the primary server, or make the database writable.",
+        "PostgreSQL at {place} is read-only ({text}). Nothing was written; Halter retries automatically. If this "
+        "persists, use the address of the primary server, or make the database writable.",
     ),
     _ErrorCase(
         ("28", "42501"),
         StoreUnusable,
-        "PostgreSQL at {place} does not allow this ({text}). Give Halter's user the right to make a schema and to "
-        "own what is in it.",
+        "PostgreSQL at {place} denied permission ({text}). Grant Halter's user the right to create a schema and to own "
+        "its objects.",
     ),
     _ErrorCase(
         ("XX",),
         StoreUnusable,
-        "The database {place} is damaged ({text}). Restore it from a backup, or name another one.",
+        "The database {place} is damaged ({text}). Restore it from a backup, or use another one.",
     ),
     _ErrorCase(
         ("",),
@@ -367,21 +371,21 @@ _CASES_WITH_CODE: Final = (
 
 
 def translate_postgres_error(error: psycopg.Error, address: PostgresAddress) -> StoreError | Conflict:
-    """Turn PostgreSQL's error into a sentence for the operator.
+    """Translate an error of PostgreSQL for the operator.
 
-    libpq gives connection errors only in words; unknown ones are treated as temporary.
+    Connection errors of libpq have no code, only words. Unknown ones are treated as temporary.
     """
     text = re.sub(r"\s+", " ", error.diag.message_primary or str(error)).strip()
     if not error.sqlstate and (isinstance(error, psycopg.OperationalError) or text.startswith("bad value for")):
-        case = next(case for case in _CASES_WITHOUT_CODE if any(word in text for word in case.signs))
+        case = next(case for case in _CASES_WITHOUT_CODE if any(sign in text for sign in case.patterns))
     else:
         code = error.sqlstate or ("22" if isinstance(error, psycopg.DataError) else "")
-        case = next(case for case in _CASES_WITH_CODE if code.startswith(case.signs))
-    return case.kind(case.sentence.format(server=address.server, place=address.place, text=text))
+        case = next(case for case in _CASES_WITH_CODE if code.startswith(case.patterns))
+    return case.kind(case.sentence.format(server=address.server, place=address.location, text=text))
 
 
 class QueueDepth(msgspec.Struct, frozen=True):
-    """One queue: its length, and the age of its oldest entry in microseconds."""
+    """The length of a queue, and the age of its oldest job in microseconds."""
 
     queue: str
     jobs: int
@@ -389,22 +393,22 @@ class QueueDepth(msgspec.Struct, frozen=True):
 
 
 class Pressure(msgspec.Struct, frozen=True):
-    """Connections allowed and in use, and the queues that are not empty."""
+    """The load of a server: connections allowed and in use, and the queues that are not empty."""
 
-    most: int
+    max_connections: int
     used: int
     queued: Sequence[QueueDepth]
 
 
 def measure_pressure(url: str) -> Pressure:
-    """Ask PostgreSQL over a separate connection. Before the first worker there is no queue."""
+    """Measure the load over a separate connection. Before the first worker there is no queue."""
     address = PostgresAddress(url)
     with translate_errors(address), open_greeted_connection(address, lambda _: None) as connection:
         connection.execute("SELECT set_config('search_path', quote_ident(%s), false)", [address.schema])
-        ((most, used),) = _run_pressure_query(connection, "connections")
+        ((max_connections, used_connections),) = _run_pressure_query(connection, "connections")
         ((has_queue,),) = _run_pressure_query(connection, "has_queue")
-        queued = _run_pressure_query(connection, "queued") if has_queue else ()
-        return Pressure(most, used, [QueueDepth(*row) for row in queued])
+        queues = _run_pressure_query(connection, "queued") if has_queue else ()
+        return Pressure(max_connections, used_connections, [QueueDepth(*row) for row in queues])
 
 
 def _run_pressure_query(connection: PgConnection, name: str) -> Sequence[tuple[Any, ...]]:

@@ -1,8 +1,8 @@
-"""What the three stores differ in: how rows are loaded, locked, saved and queried.
+"""The interface of a storage engine: how rows are loaded, locked, saved and queried.
 
-An engine is synchronous and knows nothing of asyncio; `JournalStore` runs it in threads, or inline. SQL is in `.sql`
-files, each query named and described there. Claims and offers are the same for every database, over statements of the
-same names. Also: rows cached while no other connection writes, and the store's id and schema version.
+An engine is synchronous; `JournalStore` runs it in threads, or inline. SQL is in `.sql` files, each query named and
+described there. Claims and offers are the same for every database, over statements of the same names. Also: the cache
+of rows while no other connection writes, and the store's id and schema version.
 """
 
 import re
@@ -43,7 +43,7 @@ class IndexedChunk(msgspec.Struct, frozen=True):
 
 
 def index_chunks(document: str, chunks: Iterable[Chunk]) -> list[IndexedChunk]:
-    """Make chunks fit for every database, numbered in order."""
+    """Clean and number the chunks of a document for storage in any database."""
     return [
         IndexedChunk(
             msgspec.structs.replace(chunk, document=document, number=number, text=clean(chunk.text)),
@@ -53,17 +53,17 @@ def index_chunks(document: str, chunks: Iterable[Chunk]) -> list[IndexedChunk]:
     ]
 
 
-def to_fts5_query(names: Sequence[str], *, every: bool) -> str:
-    """Words as an FTS5 query. They hold letters and digits only, so nothing needs escaping."""
-    return (" AND " if every else " OR ").join(f'"{word}"' for word in names)
+def to_fts5_query(words: Sequence[str], *, match_all: bool) -> str:
+    """Convert words to an FTS5 query. They consist of letters and digits, so nothing needs escaping."""
+    return (" AND " if match_all else " OR ").join(f'"{word}"' for word in words)
 
 
-def to_tsquery(names: Sequence[str], *, every: bool) -> str:
-    return (" & " if every else " | ").join(f"'{word}'" for word in names)
+def to_tsquery(words: Sequence[str], *, match_all: bool) -> str:
+    return (" & " if match_all else " | ").join(f"'{word}'" for word in words)
 
 
-def to_tsvector(found: Sequence[str]) -> str:
-    return " ".join(f"'{word}':{place}" for place, word in enumerate(found, 1))
+def to_tsvector(words: Sequence[str]) -> str:
+    return " ".join(f"'{word}':{position}" for position, word in enumerate(words, 1))
 
 
 PROJECTIONS: Final = tuple(table for table in TABLES if table is not StreamRow)
@@ -71,33 +71,33 @@ PROJECTIONS: Final = tuple(table for table in TABLES if table is not StreamRow)
 
 
 class Conflict(Exception):
-    """Another process inserted the same row first: load and decide again."""
+    """Another process inserted the same row first. Load the rows and decide again."""
 
 
 class Busy(Exception):
-    """The store would have to wait, and the caller does not want to."""
+    """The store is locked, and the caller asked not to wait."""
 
 
 class StoreView(Protocol):
-    """A store at one moment: later commits are not visible."""
+    """A snapshot of a store: later commits are not visible."""
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]: ...
 
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Run a named query over much data: plain columns, in its order."""
+        """Run a named query over much data. Returns tuples in the order of its columns."""
         ...
 
     def get(self, digest: Digest) -> bytes | None: ...
 
     def flaws(self) -> Sequence[str]:
-        """Damage that the database itself finds, such as an index that does not match its table."""
+        """List the damage that the database itself finds, such as an index that does not match its table."""
         ...
 
     def close(self) -> None: ...
 
 
 class StreamPage(msgspec.Struct, frozen=True):
-    """A question for some events of a stream."""
+    """A read of some events of a stream."""
 
     stream: StreamId
     after: int
@@ -108,7 +108,7 @@ class StreamPage(msgspec.Struct, frozen=True):
 
 
 class NamedQuery(msgspec.Struct, frozen=True):
-    """A question of `queries.sql`."""
+    """A query of `queries.sql` with its parameters."""
 
     name: str
     params: Mapping[str, Any]
@@ -122,28 +122,28 @@ AnswerTogether = Callable[[Sequence[Question]], Sequence[Sequence[Any]]]
 
 
 class Engine(Protocol):
-    """One store's way of keeping rows and events."""
+    """The storage of rows and events. All methods block."""
 
     @property
-    def look(self) -> AnswerTogether | None:
-        """Answers several questions in one round trip; None where a short one takes less time than waking a thread."""
+    def answer_questions(self) -> AnswerTogether | None:
+        """Answers several questions in one round trip. None if a short query takes less time than waking a thread."""
         ...
 
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
         """Open a write transaction, lock rows in one global order, and return them with the transaction's time.
 
-        That is never before the events that precede it, so a clock set back reorders nothing. The result also has the
-        events that were committed already under the keys of `writes`. It becomes the caller's. Raises Busy instead of
+        That time is never before the preceding events, so a clock set back reorders nothing. The result also has the
+        events that were committed before under the keys of `writes`. The caller owns it. Raises Busy instead of
         waiting if `wait` is False.
         """
         ...
 
     def save(self, changes: WorkingSet) -> None:
-        """Write all changes into the open transaction; Conflict if an inserted row exists by now."""
+        """Write all changes into the open transaction. Raises Conflict if another process inserted the same row."""
         ...
 
     def commit(self) -> None:
-        """Make the transaction durable; may raise Conflict too."""
+        """Make the transaction durable. Can raise Conflict too."""
         ...
 
     def rollback(self) -> None: ...
@@ -158,11 +158,11 @@ class Engine(Protocol):
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        """Take due and orphaned sessions that this program understands, or a named one without an owner."""
+        """Claim due and orphaned sessions up to this program's format, or the one session of `only`."""
         ...
 
     def offer(self, limit: int, program_format: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
-        """Hand out tickets for what could be claimed, unless another process is doing so."""
+        """Enqueue tickets for sessions that can be claimed, unless another process is doing so."""
         ...
 
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply: ...
@@ -178,41 +178,41 @@ class Engine(Protocol):
     def get(self, digest: Digest) -> bytes | None: ...
 
     def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
-        """Add some of a document's chunks, not yet visible; existing ones stay."""
+        """Add some of a document's chunks, which are not visible yet. Existing ones stay."""
         ...
 
     def show_document(self, document: str, count: int) -> bool:
-        """Make a document visible if it has that many chunks; return whether it has."""
+        """Make a document visible if it has that many chunks. Returns False if it has not."""
         ...
 
     def drop_chunks(self, document: str, limit: int) -> int:
-        """Hide a document and drop at most that many of its chunks; return how many."""
+        """Hide a document and drop at most that many of its chunks. Returns their number."""
         ...
 
-    def indexed(self, documents: Sequence[str]) -> frozenset[str]: ...
+    def find_indexed(self, documents: Sequence[str]) -> frozenset[str]: ...
 
     def chunks(self, document: str) -> Sequence[Chunk]: ...
 
     def search(
-        self, documents: Sequence[str], names: Sequence[str], limit: int, *, every: bool
+        self, documents: Sequence[str], names: Sequence[str], limit: int, *, match_all: bool
     ) -> Sequence[FoundChunk]:
-        """Chunks of these documents in which every word occurs, or any; the best first."""
+        """Search these documents for chunks with every word, or any. Returns the best first."""
         ...
 
     def view(self) -> StoreView:
-        """Open a snapshot that blocks no one until it is closed; usable from any thread."""
+        """Open a snapshot that blocks no other connection. It can be used from any thread; close it."""
         ...
 
     def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
-        """Replace all projections, made from what a transaction sees that keeps other writers out."""
+        """Replace all projections with rows made from a view, while other writers are locked out."""
         ...
 
     def scrub(self) -> bool:
-        """Overwrite lingering copies of erased bytes; return whether that is complete."""
+        """Overwrite lingering copies of erased bytes. Returns False if some remain."""
         ...
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
-        """Wait, at most that many seconds, for other processes to write; return what they changed."""
+        """Wait up to `timeout` seconds for other processes to write. Returns their changes."""
         ...
 
     def close(self) -> None: ...
@@ -250,9 +250,9 @@ _JSON_LIST: Final = re.compile(r"\bjson_each\((:[a-z_]+)\)")
 
 @cache
 def load_postgres_queries(name: str) -> Mapping[str, str]:
-    """The queries as PostgreSQL knows them: it has another function for the values of a list in JSON."""
-    each = r"json_array_elements_text(CAST(\1 AS json))"
-    return {query: _JSON_LIST.sub(each, sql) for query, sql in load_queries(name).items()}
+    """Load queries in PostgreSQL's dialect, which has another function for the values of a JSON list."""
+    replacement = r"json_array_elements_text(CAST(\1 AS json))"
+    return {query: _JSON_LIST.sub(replacement, sql) for query, sql in load_queries(name).items()}
 
 
 def to_psycopg_parameters(sql: str) -> str:
@@ -260,7 +260,7 @@ def to_psycopg_parameters(sql: str) -> str:
 
 
 class RowStatements(msgspec.Struct, frozen=True):
-    """The mechanical statements of a table whose columns are the fields of its row type."""
+    """The generated statements of a table whose columns are the fields of its row type."""
 
     select: str
     insert: str
@@ -285,21 +285,21 @@ def make_row_statements(row: type[Row]) -> RowStatements:
 
 @cache
 def make_insert(table: str, columns: Sequence[str], count: int) -> str:
-    """The statement that adds so many rows. If it fails half-way, only its transaction undoes it: that costs less."""
+    """Make the statement that inserts `count` rows. If it fails, roll back: OR FAIL costs less, but undoes nothing."""
     names, row = ", ".join(f'"{name}"' for name in columns), ", ".join("?" * len(columns))
     return f"INSERT OR FAIL INTO {table} ({names}) VALUES {', '.join([f'({row})'] * count)}"
 
 
 def _make_whole_update(row: type[Row]) -> str:
-    """The statement that sets all columns but the key: its parameters are the row."""
-    columns = [f'"{name}" = ?{place}' for place, name in enumerate(row.__struct_fields__, 1)]
+    """Make the statement that sets all columns but the key. Its parameters are the fields of the row."""
+    columns = [f'"{name}" = ?{position}' for position, name in enumerate(row.__struct_fields__, 1)]
     key = len(row.KEY)
     return f"UPDATE {row.TABLE} SET {', '.join(columns[key:])} WHERE {' AND '.join(columns[:key])}"
 
 
 @cache
 def make_update(row: type[Row], columns: Sequence[str]) -> str:
-    """The statement that sets some columns: it takes their values first, then the key."""
+    """Make the statement that sets some columns. It takes their values first, then the key."""
     values = ", ".join(f'"{name}" = ?' for name in columns)
     return f"UPDATE {row.TABLE} SET {values} WHERE {_match_key(row)}"
 
@@ -312,11 +312,11 @@ RunStatement = Callable[[str, Mapping[str, Any]], Sequence[tuple[Any, ...]]]
 
 
 class Leasing(msgspec.Struct, frozen=True):
-    """Claims and offers in one transaction. `names` and `numbers` encode lists for the database."""
+    """Claims and offers in one transaction. `encode_names` and `encode_numbers` encode lists for the database."""
 
     ask: RunStatement
-    names: Callable[[Iterable[str]], Any]
-    numbers: Callable[[Iterable[int]], Any]
+    encode_names: Callable[[Iterable[str]], Any]
+    encode_numbers: Callable[[Iterable[int]], Any]
     now: int
     lease: int
     program_format: int
@@ -327,82 +327,90 @@ class Leasing(msgspec.Struct, frozen=True):
         ]
 
     def claim_one(self, worker: WorkerId, limit: int, only: SessionId | Ticket) -> Sequence[Lease]:
-        """Take the named session; by a ticket, only if its generation is unchanged, and the ticket is used up."""
+        """Claim one session. With a ticket, its generation must be unchanged; the ticket is used up in any case."""
         session, generation = (only.session, only.generation) if isinstance(only, Ticket) else (only, None)
         params = {"worker": worker, "now": self.now, "format": self.program_format, "limit": limit}
-        taken = self.ask("claim_one", params | {"session": session, "generation": generation})
+        rows = self.ask("claim_one", params | {"session": session, "generation": generation})
         if generation is not None:
-            self.ask("use_up", {"session": session})
-        return [Lease(SessionId(row[0]), worker, row[1]) for row in taken]
+            self.ask("drop_ticket", {"session": session})
+        return [Lease(SessionId(row[0]), worker, row[1]) for row in rows]
 
     def offer(self, limit: int, agents: AgentConcurrency, enqueue: EnqueueTickets, connection: object) -> Offer:
         self.ask("drop_tickets", {"before": self.now - self.lease})
-        ((waiting,),) = self.ask("count_tickets", {})
-        remaining = max(0, limit - waiting)
-        found = self._find_claimable("offer", remaining, agents, WorkerId("")) if remaining else ()
-        tickets = tuple(Ticket(SessionId(session), agent, generation) for session, generation, agent in found)
+        ((open_count,),) = self.ask("count_tickets", {})
+        remaining = max(0, limit - open_count)
+        rows = self._find_claimable("offer", remaining, agents, WorkerId("")) if remaining else ()
+        tickets = tuple(Ticket(SessionId(session), agent, generation) for session, generation, agent in rows)
         if tickets:
-            offered = {"sessions": self.names(ticket.session for ticket in tickets)}
-            offered["generations"] = self.numbers(ticket.generation for ticket in tickets)
-            self.ask("offered", offered | {"at": self.now})
+            ticket_columns = {"sessions": self.encode_names(ticket.session for ticket in tickets)}
+            ticket_columns["generations"] = self.encode_numbers(ticket.generation for ticket in tickets)
+            self.ask("save_tickets", ticket_columns | {"at": self.now})
             enqueue(connection, tickets)
-        return Offer(tickets, more=len(tickets) == remaining)
+        return Offer(tickets, has_more=len(tickets) == remaining)
 
     def _find_claimable(
         self, verb: str, limit: int, agents: AgentConcurrency | None, worker: WorkerId
     ) -> list[tuple[Any, ...]]:
-        """Orphaned and due sessions. Tasks of agents with a concurrency limit come last, each up to its limit."""
-        unlimited = None if agents is None else [agent for agent, most in agents.items() if most is None]
-        limited = {agent: most for agent, most in (agents or {}).items() if most is not None}
+        """Find orphaned and due sessions. Tasks of agents with a concurrency limit come last, up to each limit."""
+        unlimited_agents = (
+            None if agents is None else [agent for agent, task_limit in agents.items() if task_limit is None]
+        )
+        limit_by_agent = {agent: task_limit for agent, task_limit in (agents or {}).items() if task_limit is not None}
         params = {"worker": worker, "now": self.now, "format": self.program_format}
-        mine = {"agents": None if agents is None else self.names(agents)}
-        found = list(self.ask(f"{verb}_orphans", params | mine | {"limit": limit}))
-        free = {"agents": None if unlimited is None else self.names(unlimited), "limited": self.names(limited)}
-        found += self.ask(f"{verb}_due", params | free | {"limit": limit - len(found)})
-        for agent, room in self._list_concurrency(limited):
-            left = min(room, limit - len(found))
-            found += self.ask(f"{verb}_tasks", params | {"agent": agent, "limit": left}) if left > 0 else ()
-        return found
+        agent_params = {"agents": None if agents is None else self.encode_names(agents)}
+        rows = list(self.ask(f"{verb}_orphans", params | agent_params | {"limit": limit}))
+        due_params = {
+            "agents": None if unlimited_agents is None else self.encode_names(unlimited_agents),
+            "limited": self.encode_names(limit_by_agent),
+        }
+        rows += self.ask(f"{verb}_due", params | due_params | {"limit": limit - len(rows)})
+        for agent, free_slots in self._list_concurrency(limit_by_agent):
+            remaining = min(free_slots, limit - len(rows))
+            rows += self.ask(f"{verb}_tasks", params | {"agent": agent, "limit": remaining}) if remaining > 0 else ()
+        return rows
 
-    def _list_concurrency(self, limited: Mapping[str, int]) -> Sequence[tuple[Any, ...]]:
-        if not limited:
+    def _list_concurrency(self, limit_by_agent: Mapping[str, int]) -> Sequence[tuple[Any, ...]]:
+        if not limit_by_agent:
             return ()
-        return self.ask("rooms", {"agents": self.names(limited), "most": self.numbers(limited.values())})
+        return self.ask(
+            "free_slots",
+            {"agents": self.encode_names(limit_by_agent), "most": self.encode_numbers(limit_by_agent.values())},
+        )
 
 
-MOST_CACHED_ROWS: Final = 10_000
-"""Rows cached at once: those of a thousand active sessions, in a few megabytes."""
+MAX_CACHED_ROWS: Final = 10_000
+"""Maximum number of cached rows: those of a thousand active sessions, in a few megabytes."""
 
 
-MOST_CACHED_WRITES: Final = 50_000
-"""Keys of writes cached at once, in a few megabytes."""
+MAX_CACHED_WRITES: Final = 50_000
+"""Maximum number of cached write keys, in a few megabytes."""
 
-MADE_ONCE: Final[frozenset[type[Row]]] = frozenset((HoldRow, AuditRow))
+WRITE_ONCE_ROWS: Final[frozenset[type[Row]]] = frozenset((HoldRow, AuditRow))
 
 _KEY_OF: Final = attrgetter("key")
 
 
 class RowCache:
-    """The rows of a store as one connection knows them. Its own changes are passed in, and count once committed."""
+    """The rows of a store that one connection has read. Its own changes are added when they are committed."""
 
-    def __init__(self, look: Callable[[RowKey], Row | None]) -> None:
-        self._look = look
+    def __init__(self, read_row: Callable[[RowKey], Row | None]) -> None:
+        self._read_row = read_row
         self.version = 0
-        """Changes when another connection commits; then the cache is empty."""
+        """Changes when another connection commits, which invalidates the cache."""
         self._at = -1
         self.rows: dict[RowKey, Row | None] = {}
         self.written: Changes | None = None
         """The changes of the open transaction."""
         self._writes: set[str] = set()
-        """The keys of all writes to the streams that this connection began."""
-        self._others: set[RowKey] = set()
-        """The heads of all other streams among the rows."""
+        """The keys of all writes to streams that this connection created."""
+        self._foreign_heads: set[RowKey] = set()
+        """The keys of the head rows of all other streams in the cache."""
         self.latest = 0
-        """No row or event that this connection has seen is later."""
+        """The latest time of a row or event that this connection has seen."""
 
-    def load(self, keys: Sequence[RowKey], postponed: set[RowKey] | None = None) -> dict[RowKey, Row | None]:
-        """The rows with these keys. Given a set, what is made once and not known is added to it, and not looked up."""
-        if self.version != self._at or len(self.rows) > MOST_CACHED_ROWS or len(self._writes) > MOST_CACHED_WRITES:
+    def load(self, keys: Sequence[RowKey], unread: set[RowKey] | None = None) -> dict[RowKey, Row | None]:
+        """Return the rows with these keys. With `unread`, uncached write-once rows are only added to it."""
+        if self.version != self._at or len(self.rows) > MAX_CACHED_ROWS or len(self._writes) > MAX_CACHED_WRITES:
             self.forget()
             self._at = self.version
         find = self.rows.get
@@ -411,27 +419,27 @@ class RowCache:
             row = find(key, self)
             if row is self:
                 kind = key[0]
-                if postponed is not None and kind in MADE_ONCE:
-                    postponed.add(key)
+                if unread is not None and kind in WRITE_ONCE_ROWS:
+                    unread.add(key)
                     continue
-                row = self._look(key)
-                # What is made once, under an id of its own, is not asked for again while it does not exist.
-                if row is not None or kind not in MADE_ONCE:
+                row = self._read_row(key)
+                # A missing row that is written once, under a new id, is not read again, so it is not cached.
+                if row is not None or kind not in WRITE_ONCE_ROWS:
                     self.rows[key] = row
                 if row is not None and kind in TIMES:
                     self.latest = max(self.latest, TIMES[kind](row))
                 if row is not None and kind is StreamRow:
-                    self._others.add(key)
+                    self._foreign_heads.add(key)
             loaded[key] = row
         return loaded
 
-    def may_repeat(self, rows: Sequence[RowKey], writes: Sequence[str]) -> bool:
-        """Whether one of these writes may have been made before, by all that is known of the streams among the rows."""
-        others = self._others
-        return not (self._writes.isdisjoint(writes) and (not others or others.isdisjoint(rows)))
+    def can_repeat(self, rows: Sequence[RowKey], writes: Sequence[str]) -> bool:
+        """Return False if the cached streams prove that none of these writes was committed before."""
+        foreign_heads = self._foreign_heads
+        return not (self._writes.isdisjoint(writes) and (not foreign_heads or foreign_heads.isdisjoint(rows)))
 
     def on_commit(self) -> None:
-        """Know what was written. Append-only rows are rarely read again, so they are skipped."""
+        """Add the committed changes. Append-only rows are rarely read again, so they are skipped."""
         changes, self.written, rows = self.written, None, self.rows
         if changes is None:
             return
@@ -443,13 +451,13 @@ class RowCache:
             if not row.APPEND_ONLY or key in rows:
                 rows[key] = row
         for key in changes.deletes:
-            if key[0] in MADE_ONCE:
+            if key[0] in WRITE_ONCE_ROWS:
                 rows.pop(key, None)
             else:
                 rows[key] = None
 
     def drop(self, rows: Iterable[RowKey]) -> None:
-        """Forget rows that this connection has changed in another way than by writes."""
+        """Drop rows that this connection has changed by other means than writes."""
         for key in rows:
             self.rows.pop(key, None)
 
@@ -457,54 +465,55 @@ class RowCache:
         self.rows.clear()
         self.written = None
         self._writes.clear()
-        self._others.clear()
+        self._foreign_heads.clear()
 
 
 _ID: Final = re.compile("[A-Za-z0-9]{1,64}")
 _NUMBER: Final = re.compile("[0-9]{1,9}")
-_REMEDY: Final = "It was changed by hand: restore the store from a backup, or name another one."
+_REMEDY: Final = "The store was edited by hand. Restore it from a backup, or use another one."
 
 
 def read_meta_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {row["name"]: row["value"] for row in rows}
 
 
-def read_schema_version(raw: Mapping[str, Any], known: int, where: str, *, tables: bool) -> int:
-    """The last migration applied: 0 for a store without tables. An incompatible store is refused."""
-    written = raw.get("schema")
-    if written is None and not tables:
+def read_schema_version(raw: Mapping[str, Any], newest: int, location: str, *, tables: bool) -> int:
+    """Read the number of the last migration; 0 for a store without tables. Raises StoreUnusable if unsupported."""
+    version_text = raw.get("schema")
+    if version_text is None and not tables:
         return 0
-    if not isinstance(written, str) or not _NUMBER.fullmatch(written) or int(written) == 0:
+    if not isinstance(version_text, str) or not _NUMBER.fullmatch(version_text) or int(version_text) == 0:
         raise StoreUnusable(
-            f"The store {where} must say which schema it has, and says {_quote_value(written)}. {_REMEDY}"
+            f"The store {location} has an invalid schema version: {_quote_value(version_text)}. {_REMEDY}"
         )
-    version = int(written)
-    if version > known:
+    version = int(version_text)
+    if version > newest:
         raise StoreUnusable(
-            f"The store {where} has schema {version}, and this program knows only {known}. "
-            "Nothing was touched; use the newer Halter, or another store."
+            f"The store {location} has schema version {version}, but this version of Halter supports up to {newest}. "
+            "Nothing was changed. Use the newer Halter, or another store."
         )
     return version
 
 
-def read_store_id(raw: Mapping[str, Any], where: str) -> str:
-    """The id of a store. It is part of a file name, so it must be a plain word."""
-    found = raw.get("store")
-    if not isinstance(found, str) or not _ID.fullmatch(found):
-        raise StoreUnusable(f"The store {where} must say which id it has, and says {_quote_value(found)}. {_REMEDY}")
-    return found
+def read_store_id(raw: Mapping[str, Any], location: str) -> str:
+    """Read the id of a store. It becomes part of a file name, so it must consist of letters and digits."""
+    store_id = raw.get("store")
+    if not isinstance(store_id, str) or not _ID.fullmatch(store_id):
+        raise StoreUnusable(f"The store {location} has an invalid id: {_quote_value(store_id)}. {_REMEDY}")
+    return store_id
 
 
-def _quote_value(said: Any) -> str:
-    return "nothing" if said is None else repr(said)[:80]
+def _quote_value(value: Any) -> str:
+    return "none" if value is None else repr(value)[:80]
 
 
 UNREFERENCED_BLOB_AGE: Final = DAY
-"""Grace period for unreferenced blobs."""
+"""The age at which an unreferenced blob is deleted."""
 
 
-def describe_missing_blob(digest: str, where: str) -> str:
+def describe_missing_blob(digest: str, location: str) -> str:
     return (
-        f"The store {where} does not hold the blob {digest}, which an event would name. It was never put, or was "
-        "erased with the last session that named it. Nothing of the write was kept: put it again and repeat the write."
+        f"Blob {digest} is missing from the store {location}, so no event can refer to it. It was never saved, or was "
+        "erased with the last session that referred to it. Nothing was written. Save the blob again, then repeat the "
+        "write."
     )

@@ -1,4 +1,4 @@
-"""The in-memory store, for tests and simulations. It keeps every promise but durability."""
+"""The in-memory store, for tests and simulations. It keeps every promise except durability."""
 
 import threading
 from collections import Counter, defaultdict
@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from halter.core.errors import BlobMissing
-from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId, parse_session_id
 from halter.core.money import BudgetRow
 from halter.core.ports import (
     AgentConcurrency,
@@ -53,7 +53,7 @@ from halter.journal.sqlite import LEASE_DURATION, SqliteEngine
 
 
 class MemoryLeasing:
-    """Workers and tickets. Decides over the rows that it is given, and changes none."""
+    """Workers and tickets. It selects from the rows that it is passed, and changes none."""
 
     def __init__(self, now: Callable[[], int], lease: int) -> None:
         self._now = now
@@ -77,55 +77,63 @@ class MemoryLeasing:
             self._alive[worker] = 0
 
     def has_lapsed(self, worker: WorkerId, now: int) -> bool:
-        """Whether a worker's leases ran out recently."""
+        """Return True if the leases of a worker expired within the last lease duration."""
         return self._lapsed.get(worker, 0) + self._lease >= now
 
     def workers(self) -> Sequence[Mapping[str, Any]]:
         alive = sorted(self._alive.items())
-        return [{"worker": name, "alive_until": until, "about": self._about.get(name, "")} for name, until in alive]
+        return [
+            {"worker": name, "alive_until": alive_until, "about": self._about.get(name, "")}
+            for name, alive_until in alive
+        ]
 
     def next_lapse(self, rows: Sequence[SessionRow], worker: str, now: int) -> int | None:
-        """When the next lease of another worker runs out."""
+        """Find the time at which the next lease of another worker expires."""
         owners = {row.owner for row in rows} - {NO_OWNER, worker}
-        return min((until for name, until in self._alive.items() if name in owners and until >= now), default=None)
+        return min(
+            (alive_until for name, alive_until in self._alive.items() if name in owners and alive_until >= now),
+            default=None,
+        )
 
     def can_claim(self, row: SessionRow, only: SessionId | Ticket, worker: WorkerId, now: int) -> bool:
-        """Whether a named session can be taken; a ticket is good for one attempt."""
+        """Return True if the worker can claim one session. A ticket is used up in any case."""
         if isinstance(only, Ticket):
             self._tickets.pop(row.session, None)
             if row.generation != only.generation:
                 return False
-        begun = row.started_at > 0 and row.ended_at is None
-        return begun and (row.owner == NO_OWNER or self._is_orphaned(row, worker, now))
+        is_open = row.started_at > 0 and row.ended_at is None
+        return is_open and (row.owner == NO_OWNER or self._is_orphaned(row, worker, now))
 
     def claimable(
         self, rows: Sequence[SessionRow], agents: AgentConcurrency | None, worker: WorkerId, now: int
     ) -> list[SessionRow]:
-        """Orphaned, then due sessions; tasks of agents with a limit come last, each up to its limit."""
-        wanted = rows if agents is None else [row for row in rows if row.agent in agents and row.unattended]
-        due = [row for row in wanted if row.owner == NO_OWNER and row.due_at is not None and row.due_at <= now]
+        """List orphaned, then due sessions. Tasks of agents with a limit come last, up to each limit."""
+        candidates = rows if agents is None else [row for row in rows if row.agent in agents and row.unattended]
+        due = [row for row in candidates if row.owner == NO_OWNER and row.due_at is not None and row.due_at <= now]
         due.sort(key=lambda row: (row.due_at, row.session))
-        rooms = Counter({agent: limit for agent, limit in (agents or {}).items() if limit is not None})
-        limited = {row.session for row in due if row.agent in rooms and row.kind != "autonomous"}
-        taken = (row for row in rows if row.kind != "autonomous" and (row.owner != NO_OWNER or self.is_offered(row)))
-        rooms.subtract(row.agent for row in taken if row.agent in rooms)
-        sessions = [row for row in wanted if self._is_orphaned(row, worker, now)]
-        sessions += [row for row in due if row.session not in limited]
+        free_slots = Counter({agent: limit for agent, limit in (agents or {}).items() if limit is not None})
+        limited_sessions = {row.session for row in due if row.agent in free_slots and row.kind != "autonomous"}
+        awake_rows = (
+            row for row in rows if row.kind != "autonomous" and (row.owner != NO_OWNER or self.is_offered(row))
+        )
+        free_slots.subtract(row.agent for row in awake_rows if row.agent in free_slots)
+        sessions = [row for row in candidates if self._is_orphaned(row, worker, now)]
+        sessions += [row for row in due if row.session not in limited_sessions]
         for row in due:
-            if row.session in limited and rooms[row.agent] > 0 and not self.is_offered(row):
-                rooms[row.agent] -= 1
+            if row.session in limited_sessions and free_slots[row.agent] > 0 and not self.is_offered(row):
+                free_slots[row.agent] -= 1
                 sessions.append(row)
         return sessions
 
     def offer(self, rows: Sequence[SessionRow], agents: AgentConcurrency, limit: int) -> Offer:
         now = self._now()
-        self._tickets = {session: kept for session, kept in self._tickets.items() if kept[1] >= now - self._lease}
+        self._tickets = {session: ticket for session, ticket in self._tickets.items() if ticket[1] >= now - self._lease}
         remaining = max(0, limit - len(self._tickets))
         sessions = [row for row in self.claimable(rows, agents, WorkerId(""), now) if not self.is_offered(row)][
             :remaining
         ]
         tickets = tuple(Ticket(SessionId(row.session), row.agent, row.generation) for row in sessions)
-        return Offer(tickets, more=len(tickets) == remaining)
+        return Offer(tickets, has_more=len(tickets) == remaining)
 
     def add_offers(self, tickets: Sequence[Ticket]) -> None:
         self._tickets |= {ticket.session: (ticket.generation, self._now()) for ticket in tickets}
@@ -143,7 +151,7 @@ QUERIES_BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
 WHOLE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {"all_agents": AgentRow, "all_fleet_policy": FleetPolicyRow}
 )
-"""Frequent queries that read one row or a short table."""
+"""Frequent queries of one row or a short table, answered from the dictionaries."""
 
 SPARSE_TABLE_QUERIES: Final[Mapping[str, tuple[type[Row], ...]]] = MappingProxyType(
     {
@@ -162,17 +170,17 @@ SPARSE_TABLE_QUERIES: Final[Mapping[str, tuple[type[Row], ...]]] = MappingProxyT
         "rules_of": (RuleRow,),
     }
 )
-"""Queries about tables that are empty for most agents."""
+"""Queries of tables that are empty for most agents, and the tables: while these are empty, so is the result."""
 
 
 class MemoryEngine:
     """Rows and events in dictionaries.
 
-    Queries run on a private in-memory SQLite that is updated on demand: each query is written once, in SQL. Only the
-    most frequent ones are answered by the dictionaries.
+    Queries run on an in-memory SQLite mirror that is updated on demand, so that each query is written once, in SQL.
+    Only the most frequent ones are answered from the dictionaries.
     """
 
-    look = None
+    answer_questions = None
 
     def __init__(self, *, now: Callable[[], int], new_id: Callable[[], str], lease: int = LEASE_DURATION) -> None:
         self._clock = now
@@ -183,10 +191,10 @@ class MemoryEngine:
         }
         self._latest = 0
         self._streams: defaultdict[StreamId, list[Stored]] = defaultdict(list)
-        # Most writes are of one event, and there are many: a tuple is made of it for whoever asks.
+        # Most writes have one event, which is stored without a tuple to save memory.
         self._by_write: dict[str, Stored | tuple[Stored, ...]] = {}
         self._blobs: dict[Digest, bytes] = {}
-        self._put_at: dict[Digest, int] = {}
+        self._saved_at_by_digest: dict[Digest, int] = {}
         self._erased: dict[StreamId, int] = {}
         self._leasing = MemoryLeasing(now, lease)
         self._snapshots: dict[SessionId, tuple[int, bytes]] = {}
@@ -196,22 +204,22 @@ class MemoryEngine:
         self._library: SqliteEngine | None = None
 
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
-        now, known, find = self._clock(), self._by_write, self._rows.get
-        # Loops in this very frame: it is done for every write, and a comprehension has one of its own.
+        now, events_by_write, find_row = self._clock(), self._by_write, self._rows.get
+        # Loops instead of comprehensions, which would add a frame to every write.
         loaded: dict[RowKey, Row | None] = {}
         for key in keys:
-            loaded[key] = find(key)
+            loaded[key] = find_row(key)
         earlier: dict[str, tuple[Stored, ...]] = {}
-        for name in writes:
-            if name in known:
-                earlier[name] = self._find_written(name)
+        for write_key in writes:
+            if write_key in events_by_write:
+                earlier[write_key] = self._find_written(write_key)
         now = now if self._latest <= now else find_latest_time(loaded, now)
-        return WorkingSet(loaded=loaded, now=now, earlier=earlier)
+        return WorkingSet(loaded=loaded, now=now, earlier_by_key=earlier)
 
     def save(self, changes: WorkingSet) -> None:
-        """Apply all changes; nothing can fail half-way."""
+        """Apply all changes. Blobs are checked first; after that, nothing can fail."""
         inserts, deletes = changes.inserts, changes.deletes
-        rows, listed = self._rows, self._tables
+        rows, tables = self._rows, self._tables
         for digest in changes.blobs:
             if digest not in self._blobs:
                 raise BlobMissing(describe_missing_blob(digest, "in memory"))
@@ -220,18 +228,18 @@ class MemoryEngine:
             if inserts:
                 rows |= inserts
                 for key in inserts:
-                    if key[0] in listed:
-                        listed[key[0]][key] = None
+                    if key[0] in tables:
+                        tables[key[0]][key] = None
             if deletes:
                 for key in deletes:
                     del rows[key]
-                    if key[0] in listed:
-                        listed[key[0]].pop(key, None)
+                    if key[0] in tables:
+                        tables[key[0]].pop(key, None)
             streams, by_write = self._streams, self._by_write
             for event in changes.events:
                 streams[event.stream].append(event)
-            for key, made in changes.earlier.items():
-                by_write[key] = made[0] if len(made) == 1 else made
+            for key, events in changes.earlier_by_key.items():
+                by_write[key] = events[0] if len(events) == 1 else events
             self._latest = max(self._latest, changes.now)
             if self._mirror is not None:
                 self._unmirrored.add(changes)
@@ -239,8 +247,8 @@ class MemoryEngine:
                 self._erase_all(changes.erasures)
 
     def _find_written(self, key: str) -> tuple[Stored, ...]:
-        made = self._by_write[key]
-        return made if isinstance(made, tuple) else (made,)
+        events = self._by_write[key]
+        return events if isinstance(events, tuple) else (events,)
 
     def _save_row(self, row: Row) -> None:
         with self._mirroring:
@@ -262,25 +270,27 @@ class MemoryEngine:
 
     def _erase(self, stream: StreamId, through: int) -> None:
         events = self._streams.get(stream, [])
-        gone = {event.blob for event in events if event.seq <= through and event.blob} - self._list_named_blobs()
-        for digest in gone:
+        unreferenced_blobs = {
+            event.blob for event in events if event.seq <= through and event.blob
+        } - self._list_named_blobs()
+        for digest in unreferenced_blobs:
             self._blobs.pop(digest, None)
-        self._snapshots.pop(session_of(stream) or SessionId(""), None)
+        self._snapshots.pop(parse_session_id(stream) or SessionId(""), None)
         self._streams[stream] = [
             msgspec.structs.replace(event, body=None, salt=None) if event.seq <= through else event for event in events
         ]
         for key in {event.key for event in events[:through]}:
-            kept = self._find_written(key)
-            self._by_write[key] = tuple([self._streams[event.stream][event.seq - 1] for event in kept])
+            write_events = self._find_written(key)
+            self._by_write[key] = tuple([self._streams[event.stream][event.seq - 1] for event in write_events])
         self._forget_mirror()
 
     def _list_named_blobs(self) -> set[Digest]:
-        """The blobs named by events that are not erased, and by definitions of sessions."""
-        by_sessions = {Digest(row.definition) for row in self._session_rows()}
-        return by_sessions | {
+        """List the blobs that unerased events and the definitions of sessions refer to."""
+        definitions = {Digest(row.definition) for row in self._session_rows()}
+        return definitions | {
             event.blob
-            for stream, kept in self._streams.items()
-            for event in kept[self._erased.get(stream, 0) :]
+            for stream, events in self._streams.items()
+            for event in events[self._erased.get(stream, 0) :]
             if event.blob is not None
         }
 
@@ -302,37 +312,41 @@ class MemoryEngine:
         now = self._leasing.renew(worker)
         if only is None:
             rows = [row for row in self._session_rows() if row.format <= program_format]
-            return [self._take(row, worker) for row in self._leasing.claimable(rows, agents, worker, now)[:limit]]
+            return [
+                self._assign_lease(row, worker) for row in self._leasing.claimable(rows, agents, worker, now)[:limit]
+            ]
         row = self._rows.get((SessionRow, only.session if isinstance(only, Ticket) else only))
         if not isinstance(row, SessionRow) or row.format > program_format:
             return []
-        # A ticket is used up even if nothing is taken.
+        # The ticket is used up even if nothing is claimed.
         sessions = [row] if self._leasing.can_claim(row, only, worker, now) else []
-        return [self._take(row, worker) for row in sessions[:limit]]
+        return [self._assign_lease(row, worker) for row in sessions[:limit]]
 
     def offer(self, limit: int, program_format: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
         rows = [row for row in self._session_rows() if row.format <= program_format]
-        offered = self._leasing.offer(rows, agents, limit)
-        if offered.tickets:
-            enqueue(None, offered.tickets)
-        self._leasing.add_offers(offered.tickets)
-        return offered
+        result = self._leasing.offer(rows, agents, limit)
+        if result.tickets:
+            enqueue(None, result.tickets)
+        self._leasing.add_offers(result.tickets)
+        return result
 
     def _session_rows(self) -> list[SessionRow]:
         rows = (self._rows[key] for key in self._tables[SessionRow])
         return [row for row in rows if isinstance(row, SessionRow)]
 
-    def _take(self, row: SessionRow, worker: WorkerId) -> Lease:
+    def _assign_lease(self, row: SessionRow, worker: WorkerId) -> Lease:
         self._save_row(msgspec.structs.replace(row, owner=worker, generation=row.generation + 1))
         return Lease(SessionId(row.session), worker, row.generation + 1)
 
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
         now = self._leasing.renew(worker, about)
-        owned = {SessionId(row.session): row for row in self._session_rows() if row.owner == worker}
-        self._snapshots.update({session: (now, snapshots[session]) for session in owned if session in snapshots})
+        owned_rows = {SessionId(row.session): row for row in self._session_rows() if row.owner == worker}
+        self._snapshots.update({session: (now, snapshots[session]) for session in owned_rows if session in snapshots})
         if not self._leasing.has_lapsed(worker, now):
             return HeartbeatReply(now)
-        return HeartbeatReply(now, frozenset(Lease(session, worker, row.generation) for session, row in owned.items()))
+        return HeartbeatReply(
+            now, frozenset(Lease(session, worker, row.generation) for session, row in owned_rows.items())
+        )
 
     def leave(self, worker: WorkerId) -> None:
         self._leasing.leave(worker)
@@ -343,35 +357,35 @@ class MemoryEngine:
             self._save_row(msgspec.structs.replace(row, owner=NO_OWNER))
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Answer a named query, from any thread."""
+        """Run a named query. Can be called from any thread."""
         with self._mirroring:
             if name in SPARSE_TABLE_QUERIES and not any(map(self._tables.get, SPARSE_TABLE_QUERIES[name])):
                 return []
-            found = self._answer_from_memory(name, params)
-            if found is not None:
-                return [msgspec.structs.asdict(row) for row in found]
+            answer = self._answer_from_memory(name, params)
+            if answer is not None:
+                return [msgspec.structs.asdict(row) for row in answer]
             if name == "owned_by":
-                mine = [row for row in self._session_rows() if row.owner == params["worker"]]
-                return [{"session": row.session, "generation": row.generation} for row in mine]
+                session_rows = [row for row in self._session_rows() if row.owner == params["worker"]]
+                return [{"session": row.session, "generation": row.generation} for row in session_rows]
             if name == "sessions_of":
-                mine = [
+                session_rows = [
                     row for row in self._session_rows() if (row.agent, row.kind) == (params["agent"], params["kind"])
                 ]
-                mine.sort(key=lambda row: (row.started_at, row.session), reverse=True)
-                return [msgspec.structs.asdict(row) for row in mine[: params["limit"]]]
+                session_rows.sort(key=lambda row: (row.started_at, row.session), reverse=True)
+                return [msgspec.structs.asdict(row) for row in session_rows[: params["limit"]]]
             if name == "snapshot":
-                kept = self._snapshots.get(SessionId(params["session"]))
-                return [] if kept is None else [{"at": kept[0], "data": kept[1]}]
+                snapshot = self._snapshots.get(SessionId(params["session"]))
+                return [] if snapshot is None else [{"at": snapshot[0], "data": snapshot[1]}]
             if name == "all_workers":
                 return self._leasing.workers()
             if name == "meta":
                 raw = {"schema": str(list_migrations("sqlite")[-1][0]), "store": self._store}
-                return [{"name": each, "value": value} for each, value in raw.items()]
+                return [{"name": key, "value": value} for key, value in raw.items()]
             if name == "next_look":
                 rows, now = self._session_rows(), params["now"]
-                due = (row.due_at for row in rows if row.owner == NO_OWNER and row.due_at is not None)
+                due_times = (row.due_at for row in rows if row.owner == NO_OWNER and row.due_at is not None)
                 lapse = self._leasing.next_lapse(rows, params["worker"], now)
-                return [{"due_at": min((at for at in due if at > now), default=None), "lapses_at": lapse}]
+                return [{"due_at": min((at for at in due_times if at > now), default=None), "lapses_at": lapse}]
             if self._mirror is None:
                 self._mirror = self._get_full_mirror()
             else:
@@ -395,17 +409,17 @@ class MemoryEngine:
         mirror = SqliteEngine(":memory:", now=self._clock, new_id=lambda: self._store)
         for digest, data in self._blobs.items():
             mirror.put(digest, data)
-        events = [event for kept in self._streams.values() for event in kept]
+        events = [event for stream_events in self._streams.values() for event in stream_events]
         self._mirror_into(mirror, MirrorBacklog(dict.fromkeys(self._rows), events))
         return mirror
 
     def _mirror_into(self, mirror: SqliteEngine, pending: "MirrorBacklog") -> None:
         changes = Changes(events=pending.events)
-        for key, old in mirror.begin(list(pending.rows)).loaded.items():
-            new = self._rows.get(key)
-            if new is not None:
-                (changes.inserts if old is None else changes.updates)[key] = new
-            elif old is not None:
+        for key, old_row in mirror.begin(list(pending.rows)).loaded.items():
+            new_row = self._rows.get(key)
+            if new_row is not None:
+                (changes.inserts if old_row is None else changes.updates)[key] = new_row
+            elif old_row is not None:
                 changes.deletes[key] = None
         mirror.write(changes)
         mirror.commit()
@@ -413,7 +427,7 @@ class MemoryEngine:
     def put(self, digest: Digest, data: bytes) -> None:
         with self._mirroring:
             self._blobs[digest] = data
-            self._put_at[digest] = self._clock()
+            self._saved_at_by_digest[digest] = self._clock()
             if self._mirror is not None:
                 self._mirror.put(digest, data)
 
@@ -421,7 +435,7 @@ class MemoryEngine:
         return self._blobs.get(digest)
 
     def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
-        """Keep chunks in a separate SQLite, for its full-text search."""
+        """Add chunks to a separate SQLite database, for its full-text search."""
         with self._mirroring:
             self._get_text_index().add_chunks(document, entries)
 
@@ -433,19 +447,19 @@ class MemoryEngine:
         with self._mirroring:
             return self._get_text_index().drop_chunks(document, limit)
 
-    def indexed(self, documents: Sequence[str]) -> frozenset[str]:
+    def find_indexed(self, documents: Sequence[str]) -> frozenset[str]:
         with self._mirroring:
-            return self._get_text_index().indexed(documents)
+            return self._get_text_index().find_indexed(documents)
 
     def chunks(self, document: str) -> Sequence[Chunk]:
         with self._mirroring:
             return self._get_text_index().chunks(document)
 
     def search(
-        self, documents: Sequence[str], names: Sequence[str], limit: int, *, every: bool
+        self, documents: Sequence[str], names: Sequence[str], limit: int, *, match_all: bool
     ) -> Sequence[FoundChunk]:
         with self._mirroring:
-            return self._get_text_index().search(documents, names, limit, every=every)
+            return self._get_text_index().search(documents, names, limit, match_all=match_all)
 
     def _get_text_index(self) -> SqliteEngine:
         if self._library is None:
@@ -453,11 +467,11 @@ class MemoryEngine:
         return self._library
 
     def view(self) -> StoreView:
-        """Copy everything; the copy is discarded with the view."""
+        """Copy everything. The copy is discarded when the view is closed."""
         return self._get_full_mirror().view()
 
     def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
-        """Replace all projections; on failure nothing changes."""
+        """Replace all projections. On failure, nothing changes."""
         view = self.view()
         try:
             rows = list(make(view))
@@ -471,8 +485,12 @@ class MemoryEngine:
         self._forget_mirror()
 
     def scrub(self) -> bool:
-        named, before = self._list_named_blobs(), self._clock() - UNREFERENCED_BLOB_AGE
-        for digest in [digest for digest in self._blobs if digest not in named and self._put_at[digest] < before]:
+        referenced_blobs, cutoff = self._list_named_blobs(), self._clock() - UNREFERENCED_BLOB_AGE
+        for digest in [
+            digest
+            for digest in self._blobs
+            if digest not in referenced_blobs and self._saved_at_by_digest[digest] < cutoff
+        ]:
             del self._blobs[digest]
         self._forget_mirror()
         return True
@@ -494,7 +512,7 @@ class MemoryEngine:
 
 
 class MirrorBacklog(msgspec.Struct):
-    """What the mirror lacks: keys of rows, whose values do not matter, and events."""
+    """Changes that the mirror lacks: the keys of rows (values are ignored), and events."""
 
     rows: dict[RowKey, Row | None] = {}
     events: list[Stored] = []

@@ -1,9 +1,9 @@
-"""Opens the store that a URL names, and checks that it continues from its newest checkpoints.
+"""Opening a store by its URL, and checking that it continues from its newest checkpoints.
 
-A restored copy is consistent in itself: its chains hold, and its caps, halts and denials are those of an earlier day.
-Only what is kept outside the store shows that there was more. The events that the newest checkpoints name are looked up
-when a store is opened: a few indexed reads, however large the store is. Every event is checkpointed after its commit is
-durable, so a store may be ahead of its checkpoints, never behind.
+A restored copy is consistent: its chains are valid, but its caps, halts and denials are out of date. Only checkpoints
+outside the store reveal that. When a store is opened, the events of the newest checkpoints are looked up: a few indexed
+reads, however large the store is. An event is checkpointed after its commit is durable, so a store can be ahead of its
+checkpoints, but never behind.
 """
 
 import hashlib
@@ -56,41 +56,41 @@ def open_store(
     lease: int = LEASE_DURATION,
     inline: bool = False,
 ) -> JournalStore:
-    """Open the store that a URL names, and create it if it does not exist."""
+    """Open the store at a URL. Creates it if it does not exist."""
     return JournalStore(open_engine(url, clock=clock, ids=ids, lease=lease), inline=inline, observers=observers)
 
 
 def open_engine(url: str, *, clock: Clock, ids: Ids, lease: int = LEASE_DURATION) -> Engine:
     match = _SCHEME.fullmatch(url)
-    scheme, rest = (match[1].lower(), match[2]) if match else ("", url)
+    scheme, location = (match[1].lower(), match[2]) if match else ("", url)
     match scheme:
-        case "memory" if not rest:
+        case "memory" if not location:
             return MemoryEngine(now=clock.now, new_id=ids.make, lease=lease)
-        case "postgresql" | "postgres" if rest.startswith("//"):
+        case "postgresql" | "postgres" if location.startswith("//"):
             return _open_postgres(url, ids.make, lease)
-        case "" | "sqlite" if rest and (not rest.startswith("//") or rest.startswith("///")):
-            return SqliteEngine(_prepare_file(rest), now=clock.now, new_id=ids.make, lease=lease)
+        case "" | "sqlite" if location and (not location.startswith("//") or location.startswith("///")):
+            return SqliteEngine(_prepare_file(location), now=clock.now, new_id=ids.make, lease=lease)
         case _:
-            raise StoreUnusable(f"The store {mask_url(url)!r} has no form that Halter knows. Write {URL_FORMS}.")
+            raise StoreUnusable(f"Unknown form of store {mask_url(url)!r}. Use {URL_FORMS}.")
 
 
 def mask_url(url: str) -> str:
-    """A URL without its passwords, for people and for logs."""
-    without = re.sub(
+    """Mask the passwords in a URL, for output and logs."""
+    masked_url = re.sub(
         r"^([a-z][a-z0-9+.-]*://)?([^:/?#]*):(?!//).*@", r"\1\2:***@", url, flags=re.IGNORECASE | re.DOTALL
     )
-    return re.sub(r"(password=)[^&]*", r"\1***", without, flags=re.IGNORECASE)
+    return re.sub(r"(password=)[^&]*", r"\1***", masked_url, flags=re.IGNORECASE)
 
 
-def _open_postgres(url: str, new_id: Callable[[], str], lease: int) -> Engine:
+def _open_postgres(url: str, new_id: Callable[[], str], lease_duration: int) -> Engine:
     postgres_address(url)
     from halter.journal.postgres import PostgresEngine
 
-    return PostgresEngine(url, new_id=new_id, lease=lease)
+    return PostgresEngine(url, new_id=new_id, lease=lease_duration)
 
 
 def postgres_address(url: str) -> "PostgresAddress":
-    """Read the URL of a PostgreSQL store. Raises StoreUnusable if it is invalid, or the driver is missing."""
+    """Parse the URL of a PostgreSQL store. Raises StoreUnusable if it is invalid or the driver is missing."""
     try:
         from halter.journal.connection import PostgresAddress
     except ModuleNotFoundError as missing:
@@ -98,62 +98,64 @@ def postgres_address(url: str) -> "PostgresAddress":
     return PostgresAddress(url)
 
 
-def _prepare_file(rest: str) -> str:
-    """The file of a URL, in a folder that only its owner can read."""
-    path = _parse_path(rest)
+def _prepare_file(location: str) -> str:
+    """Create the file of a store, readable for its owner only, and the folder if it is missing."""
+    path = _parse_path(location)
     if path.is_dir():
-        raise StoreUnusable(f"The store {path} is a folder: name a file in it, such as {path / 'halter.db'}.")
+        raise StoreUnusable(f"The store {path} is a folder. Use a file in it, such as {path / 'halter.db'}.")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreUnusable(
-            f"The folder {path.parent} of the store cannot be made ({error.strerror}): make it, or name another file."
+            f"Cannot create the folder {path.parent} of the store ({error.strerror}). Create it, or use another file."
         ) from error
     with suppress(OSError):
         path.touch(mode=0o600, exist_ok=True)
     return str(path)
 
 
-def _parse_path(rest: str) -> Path:
-    """Parse what follows the scheme; a NUL or an unknown user's home is refused."""
-    if "\0" in rest:
-        raise StoreUnusable("The name of the store holds a NUL character, which no file can have: name another file.")
+def _parse_path(location: str) -> Path:
+    """Parse the part after the scheme. Raises StoreUnusable for a NUL character or an unknown home folder."""
+    if "\0" in location:
+        raise StoreUnusable("The file name of the store contains a NUL character. Use another file.")
     try:
-        return Path(f"/{rest.lstrip('/')}" if rest.startswith("//") else rest).expanduser()
+        return Path(f"/{location.lstrip('/')}" if location.startswith("//") else location).expanduser()
     except RuntimeError as error:
-        raise StoreUnusable(f"The store {rest} names a home folder that is not known: write the whole path.") from error
+        raise StoreUnusable(
+            f"The home folder in the store's path {location} is unknown. Write the full path."
+        ) from error
 
 
 def store_file_exists(url: str) -> bool:
-    """Whether a store file exists; a server is asked by opening it."""
+    """Return False if the file of a store does not exist. For a server, True: only opening it can tell."""
     path = find_store_file(url)
     return path is None or path.exists()
 
 
 def find_store_file(url: str) -> Path | None:
     match = _SCHEME.fullmatch(url)
-    scheme, rest = (match[1].lower(), match[2]) if match else ("", url)
-    return _parse_path(rest) if scheme in {"", "sqlite"} else None
+    scheme, location = (match[1].lower(), match[2]) if match else ("", url)
+    return _parse_path(location) if scheme in {"", "sqlite"} else None
 
 
 CompletionKind = Literal["sessions", "agents", "decisions", "triggers", "rules", "findings", "proposals"]
 
-MOST_COMPLETIONS: Final = 200
-"""More completions than this are useless in a shell."""
+MAX_COMPLETIONS: Final = 200
+"""Maximum number of completions offered to a shell."""
 
 SHORT_BUSY_TIMEOUT: Final = "PRAGMA busy_timeout = 50"
 
 
 def complete_names(url: str, names: CompletionKind, beginning: str) -> list[tuple[str, str]]:
-    """Names with this prefix and a description, for shell completion. A server is not asked: that may take long."""
+    """List names with a prefix, each with a description, for shell completion. None for a server, which may be slow."""
     path = find_store_file(url)
     if path is None or not path.is_file():
         return []
     with closing(open_read_only(str(path))) as connection:
         connection.execute(SHORT_BUSY_TIMEOUT)
-        params = {"like": f"{_escape_pattern(beginning)}*", "limit": MOST_COMPLETIONS}
+        params = {"like": f"{_escape_pattern(beginning)}*", "limit": MAX_COMPLETIONS}
         rows = connection.execute(load_queries("sqlite/offered.sql")[names], params)
-        return [(str(name), str(told)) for name, told in rows]
+        return [(str(name), str(description)) for name, description in rows]
 
 
 def _escape_pattern(text: str) -> str:
@@ -165,158 +167,165 @@ RunQuery = Callable[[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 FITTING_CHECKPOINTS: Final = 64
 """After this many matching checkpoints in a row, all earlier ones match.
 
-Each process writes down all that it committed. After a checkpoint of a missing event, another process can add only one
-line that knows nothing later. So this must exceed the number of processes that share a file.
+Each process checkpoints everything that it committed. After a checkpoint of a missing event, another process can add
+only one line without later events. So this must exceed the number of processes that share a file.
 """
 
-MOST_STREAMS_NAMED: Final = 3
-"""How many streams a sentence names; the others are counted."""
+MAX_STREAMS_NAMED: Final = 3
+"""Maximum number of streams named in a sentence; the others are counted."""
 
 PLACES_FOLDER: Final = "places"
 
 
 class MissingTail(msgspec.Struct, frozen=True):
-    """A stream of which checkpoints know more than the store: it matches up to `fits`, they know `known`."""
+    """A stream that is shorter than its checkpoints say: it matches up to `matching_seq`, they cover `known_seq`."""
 
     stream: str
-    known: int
-    fits: int
+    known_seq: int
+    matching_seq: int
 
 
 class OlderCopy(msgspec.Struct, frozen=True):
-    """Why nothing may run on a store: what its checkpoints knew at `at` is missing. It `ends` at its last event.
+    """A store that lacks what its checkpoints covered at `at`, so that nothing may run on it.
 
-    `lost` counts what those checkpoints vouch for: micro-dollars, halts, denials.
+    `ends_at` is the time of its last event. `lost_counts` has what they covered: micro-dollars, halts, denials.
     """
 
     kind: Literal["older", "forked", "replaced", "gone"]
-    place: str
+    location: str
     store: str
     at: int
-    ends: int = 0
+    ends_at: int = 0
     gaps: tuple[MissingTail, ...] = ()
-    lost: Mapping[str, int] = {}
+    lost_counts: Mapping[str, int] = {}
 
     @property
     def events(self) -> int:
-        return sum(gap.known - gap.fits for gap in self.gaps)
+        return sum(gap.known_seq - gap.matching_seq for gap in self.gaps)
 
     @property
-    def count_given_up(self) -> Mapping[str, int]:
-        """What a person gives up by continuing: of each stream, all that checkpoints know after a number."""
-        return {gap.stream: gap.fits for gap in self.gaps}
+    def matching_seq_by_stream(self) -> Mapping[str, int]:
+        """The events that a person gives up by continuing: for each stream, those after the sequence number."""
+        return {gap.stream: gap.matching_seq for gap in self.gaps}
 
     def sentence(self) -> str:
-        put_back = "Put it back, or begin" if self.kind == "gone" else "Put the newer one back, or go on with this one,"
-        without = " a new one:" if self.kind == "gone" else " without what is missing:"
+        remedy = "Restore it, or start" if self.kind == "gone" else "Restore the newer store, or continue with this one"
+        condition = " a new one:" if self.kind == "gone" else " without the missing events:"
         missing = self.describe_missing()
-        return f"{missing} Nothing runs on it until a person decides. {put_back}{without} halter store accept"
+        return f"{missing} Nothing runs on it until a person decides. {remedy}{condition} halter store accept"
 
     def describe_missing(self) -> str:
         when = _format_utc(self.at)
         match self.kind:
             case "gone":
                 return (
-                    f"The store {self.place} is gone. It was last checkpointed at {when} (id {self.store}), and a new "
-                    "one would know nothing of what was spent, halted and denied in it."
+                    f"The store {self.location} is missing. It was last checkpointed at {when} (id {self.store}). "
+                    "A new store would not have its spending, halts and denials."
                 )
             case "replaced":
                 return (
-                    f"The store {self.place} is not the one that was used here before. That one was last checkpointed "
-                    f"at {when} (id {self.store}), and what was spent, halted and denied in it is not in this one."
+                    f"The store {self.location} is not the one that was used here before. "
+                    f"That one was last checkpointed at {when} (id {self.store}); "
+                    "this one does not have its spending, halts and denials."
                 )
             case "forked":
                 return (
-                    f"The store {self.place} has another history than its checkpoints: {self._missing(when)}, and "
-                    f"others stand in their place.{self._describe_lost()}"
+                    f"The history of {self.location} differs from its checkpoints: {self._missing(when)}, "
+                    f"and other events are in their place.{self._describe_lost()}"
                 )
             case "older":
-                ends = f"ends at {_format_utc(self.ends)}" if self.ends else "is empty"
+                ends = f"ends at {_format_utc(self.ends_at)}" if self.ends_at else "is empty"
                 return (
-                    f"The store {self.place} is older than its checkpoints: it {ends}, and {self._missing(when)}."
+                    f"The store {self.location} is older than its checkpoints: it {ends}, and {self._missing(when)}."
                     f"{self._describe_lost()}"
                 )
 
     def _missing(self, when: str) -> str:
         streams = sorted(self.gaps, key=lambda gap: (gap.stream != FLEET, gap.stream))
-        named = [f"{gap.known - gap.fits} of {gap.stream}" for gap in streams[:MOST_STREAMS_NAMED]]
-        if len(streams) > MOST_STREAMS_NAMED:
-            named.append(f"others of {format_count(len(streams) - MOST_STREAMS_NAMED, 'more stream')}")
+        items = [f"{gap.known_seq - gap.matching_seq} of {gap.stream}" for gap in streams[:MAX_STREAMS_NAMED]]
+        if len(streams) > MAX_STREAMS_NAMED:
+            items.append(f"others of {format_count(len(streams) - MAX_STREAMS_NAMED, 'more stream')}")
         verb = "is" if self.events == 1 else "are"
-        return f"{format_count(self.events, 'event')} until {when} {verb} missing ({', '.join(named)})"
+        return f"{format_count(self.events, 'event')} until {when} {verb} missing ({', '.join(items)})"
 
     def _describe_lost(self) -> str:
-        found = [
-            *([f"{format_micros(self.lost[USD])} of spending"] if self.lost.get(USD) else []),
-            *([format_count(self.lost[HALTS], "halt")] if self.lost.get(HALTS) else []),
-            *([format_count(self.lost[DENIALS], "denial")] if self.lost.get(DENIALS) else []),
+        losses = [
+            *([f"{format_micros(self.lost_counts[USD])} of spending"] if self.lost_counts.get(USD) else []),
+            *([format_count(self.lost_counts[HALTS], "halt")] if self.lost_counts.get(HALTS) else []),
+            *([format_count(self.lost_counts[DENIALS], "denial")] if self.lost_counts.get(DENIALS) else []),
         ]
-        return f" Missing with them: up to {', '.join(found)}." if found else ""
+        return f" They include up to {', '.join(losses)}." if losses else ""
 
 
 class AcceptancePending(msgspec.Struct, frozen=True):
-    """A person accepted the store as it is, and these checkpoints do not record it yet."""
+    """A person's acceptance of the store that its checkpoints do not record yet."""
 
-    given_up: Mapping[str, int]
+    accepted_seq_by_stream: Mapping[str, int]
 
 
 class Continuity:
-    """What a folder of checkpoints knows of the store at one place."""
+    """Compares the store at one location with a folder of checkpoints."""
 
-    def __init__(self, folder: Path, place: str, trusted: Collection[str] = ()) -> None:
+    def __init__(self, folder: Path, location: str, trusted: Collection[str] = ()) -> None:
         self._folder = folder
-        self._place = place
+        self._location = location
         self._trusted = trusted
-        self._pointer = folder / PLACES_FOLDER / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
+        self._pointer = folder / PLACES_FOLDER / f"{hashlib.sha256(location.encode()).hexdigest()[:32]}.json"
 
     def find_missing_store(self) -> OlderCopy | None:
-        """The store that was used at this place and is gone."""
-        known = self._describe_known()
-        return self._find_other("gone", known) if known else None
+        """Find the store that was used at this location and is missing."""
+        previous_id = self._read_previous_id()
+        return self._find_other("gone", previous_id) if previous_id else None
 
-    def check(self, ask: RunQuery, store: str) -> OlderCopy | AcceptancePending | None:
-        """Compare a store with its newest checkpoints; None if it continues them, or there are none."""
-        known = self._describe_known()
-        doubt = self._find_other("replaced", known) if known not in {"", store} else self._behind(ask, store)
-        if doubt is None:
+    def check(self, run_query: RunQuery, store: str) -> OlderCopy | AcceptancePending | None:
+        """Compare a store with its newest checkpoints. None if it continues from them, or there are none."""
+        previous_id = self._read_previous_id()
+        older_copy = (
+            self._find_other("replaced", previous_id)
+            if previous_id not in {"", store}
+            else self._behind(run_query, store)
+        )
+        if older_copy is None:
             return None
-        said = ask("events_of_kind", {"stream": FLEET, "kind": StoreAccepted.KIND, "limit": 1})
-        if said and said[0]["at"] > doubt.at:
-            return AcceptancePending(doubt.count_given_up)
-        return doubt
+        acceptances = run_query("events_of_kind", {"stream": FLEET, "kind": StoreAccepted.KIND, "limit": 1})
+        if acceptances and acceptances[0]["at"] > older_copy.at:
+            return AcceptancePending(older_copy.matching_seq_by_stream)
+        return older_copy
 
     def remember(self, store: str) -> None:
-        """Record which store is used at this place. If that fails, a missing store is not noticed later."""
-        if self._describe_known() == store:
+        """Save the id of the store at this location. If that fails, a missing store is not noticed later."""
+        if self._read_previous_id() == store:
             return
         with suppress(OSError):
             self._pointer.parent.mkdir(mode=0o700, exist_ok=True)
             draft = self._pointer.with_suffix(f".{os.getpid()}")
-            draft.write_bytes(msgspec.json.encode({"place": self._place, "store": store}))
+            draft.write_bytes(msgspec.json.encode({"place": self._location, "store": store}))
             draft.replace(self._pointer)
 
-    def _describe_known(self) -> str:
+    def _read_previous_id(self) -> str:
         try:
             return str(msgspec.json.decode(self._pointer.read_bytes())["store"])
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 
-    def _find_other(self, kind: Literal["replaced", "gone"], known: str) -> OlderCopy | None:
-        """Report a missing store, unless nothing of it was ever checkpointed."""
-        newest = next(filter(self._vouches, self._checkpoints(known)), None)
-        return None if newest is None else OlderCopy(kind, self._place, known, newest.at)
+    def _find_other(self, kind: Literal["replaced", "gone"], previous_id: str) -> OlderCopy | None:
+        """Report a missing store, unless it was never checkpointed."""
+        newest = next(filter(self._vouches, self._checkpoints(previous_id)), None)
+        return None if newest is None else OlderCopy(kind, self._location, previous_id, newest.at)
 
-    def _behind(self, ask: RunQuery, store: str) -> OlderCopy | None:
-        misfits = list(find_unknown_checkpoints(ask, self._checkpoints(store), self._vouches))
-        if not misfits:
+    def _behind(self, run_query: RunQuery, store: str) -> OlderCopy | None:
+        mismatches = list(find_unknown_checkpoints(run_query, self._checkpoints(store), self._vouches))
+        if not mismatches:
             return None
-        gaps, forked = find_missing_tails(ask, misfits)
-        lost: Counter[str] = Counter()
-        for checkpoint in misfits:
-            lost.update({} if checkpoint.tally is msgspec.UNSET else checkpoint.tally)
-        ends = max((row["at"] for row in ask("heads", {})), default=0)
-        at = max(checkpoint.at for checkpoint in misfits)
-        return OlderCopy("forked" if forked else "older", self._place, store, at, ends, gaps, dict(lost))
+        gaps, is_forked = find_missing_tails(run_query, mismatches)
+        lost_counts: Counter[str] = Counter()
+        for checkpoint in mismatches:
+            lost_counts.update({} if checkpoint.tally is msgspec.UNSET else checkpoint.tally)
+        ends_at = max((row["at"] for row in run_query("heads", {})), default=0)
+        at = max(checkpoint.at for checkpoint in mismatches)
+        return OlderCopy(
+            "forked" if is_forked else "older", self._location, store, at, ends_at, gaps, dict(lost_counts)
+        )
 
     def _checkpoints(self, store: str) -> Iterator[Checkpoint]:
         for line in read_lines_backwards(checkpoint_file(self._folder, store)):
@@ -325,56 +334,56 @@ class Continuity:
                 yield checkpoint
 
     def _vouches(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint is signed as expected; asked only of those that the store does not match."""
+        """Return True if a checkpoint has a valid signature of a trusted key. Checked only where the store differs."""
         if self._trusted and checkpoint.key not in self._trusted:
             return False
         return is_signed(checkpoint.signed_bytes(), checkpoint.signature, checkpoint.key)
 
 
 def find_unknown_checkpoints(
-    ask: RunQuery, newest: Iterable[Checkpoint], vouches: Callable[[Checkpoint], bool]
+    run_query: RunQuery, newest: Iterable[Checkpoint], vouches: Callable[[Checkpoint], bool]
 ) -> Iterator[Checkpoint]:
-    """The newest checkpoints that name events missing in the store. An acceptance ends the search."""
-    fitting = 0
+    """Find the newest checkpoints of events that are missing in the store. An acceptance ends the search."""
+    matching_count = 0
     for checkpoint in newest:
-        if _matches_store(ask, checkpoint):
-            fitting += 1
+        if _matches_store(run_query, checkpoint):
+            matching_count += 1
         elif vouches(checkpoint):
-            fitting = 0
+            matching_count = 0
             yield checkpoint
-        if fitting == FITTING_CHECKPOINTS or (checkpoint.accepted is not msgspec.UNSET and vouches(checkpoint)):
+        if matching_count == FITTING_CHECKPOINTS or (checkpoint.accepted is not msgspec.UNSET and vouches(checkpoint)):
             return
 
 
-def _matches_store(ask: RunQuery, checkpoint: Checkpoint) -> bool:
-    """Whether a store has what a checkpoint names. The event committed last implies all others."""
-    heads, last = checkpoint.heads, checkpoint.last
-    streams = [last] if last is not msgspec.UNSET and last in heads else [*heads]
-    return all(_has_event(ask, stream, *heads[stream]) for stream in streams)
+def _matches_store(run_query: RunQuery, checkpoint: Checkpoint) -> bool:
+    """Return True if a store has the heads of a checkpoint. The event committed last implies all others."""
+    heads, last_stream = checkpoint.heads, checkpoint.last
+    streams = [last_stream] if last_stream is not msgspec.UNSET and last_stream in heads else [*heads]
+    return all(_has_event(run_query, stream, *heads[stream]) for stream in streams)
 
 
-def _has_event(ask: RunQuery, stream: str, seq: int, digest: str) -> bool:
-    return any(bytes(row["hash"]).hex() == digest for row in ask("hash_of", {"stream": stream, "seq": seq}))
+def _has_event(run_query: RunQuery, stream: str, seq: int, digest: str) -> bool:
+    return any(bytes(row["hash"]).hex() == digest for row in run_query("hash_of", {"stream": stream, "seq": seq}))
 
 
-def find_missing_tails(ask: RunQuery, misfits: Iterable[Checkpoint]) -> tuple[tuple[MissingTail, ...], bool]:
-    """For each stream, how far it matches, and whether other events stand where checkpoints know some."""
-    wrong: defaultdict[str, list[int]] = defaultdict(list)
-    for checkpoint in misfits:
+def find_missing_tails(run_query: RunQuery, mismatches: Iterable[Checkpoint]) -> tuple[tuple[MissingTail, ...], bool]:
+    """Find how far each stream matches, and whether the store has other events in place of checkpointed ones."""
+    missing_seqs: defaultdict[str, list[int]] = defaultdict(list)
+    for checkpoint in mismatches:
         for stream, (seq, digest) in checkpoint.heads.items():
-            if not _has_event(ask, stream, seq, digest):
-                wrong[stream].append(seq)
+            if not _has_event(run_query, stream, seq, digest):
+                missing_seqs[stream].append(seq)
     gaps: list[MissingTail] = []
-    forked = False
-    for stream, seqs in sorted(wrong.items()):
-        here = next((row["head"] for row in ask("head", {"stream": stream})), 0)
-        forked = forked or here >= min(seqs)
-        gaps.append(MissingTail(stream, max(seqs), min(here, min(seqs) - 1)))
-    return tuple(gaps), forked
+    is_forked = False
+    for stream, seqs in sorted(missing_seqs.items()):
+        head = next((row["head"] for row in run_query("head", {"stream": stream})), 0)
+        is_forked = is_forked or head >= min(seqs)
+        gaps.append(MissingTail(stream, max(seqs), min(head, min(seqs) - 1)))
+    return tuple(gaps), is_forked
 
 
-def name_store_place(url: str) -> str:
-    """A canonical name of a store's place, without a password; none for memory."""
+def format_store_location(url: str) -> str:
+    """Format the canonical location of a store, without a password. Empty for the in-memory store."""
     path = find_store_file(url)
     if path is not None:
         return os.path.realpath(path)

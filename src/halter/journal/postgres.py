@@ -21,9 +21,9 @@ from psycopg.pq import Format
 from psycopg.rows import dict_row
 
 from halter.core.errors import BlobMissing, RowRefused, StoreUnavailable, StoreUnusable
-from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId, parse_session_id
 from halter.core.ports import (
-    EVERY_STREAM,
+    ALL_STREAMS,
     AgentConcurrency,
     Change,
     Chunk,
@@ -77,7 +77,7 @@ from halter.journal.sqlite import LEASE_DURATION, group_by_write, read_stored_ev
 
 
 class PostgresView:
-    """What one connection sees until its transaction ends."""
+    """The snapshot of one connection until its transaction ends."""
 
     def __init__(self, connection: PgConnection, address: PostgresAddress) -> None:
         self._connection = connection
@@ -96,7 +96,7 @@ class PostgresView:
             return read_postgres_blob(self._connection, digest)
 
     def flaws(self) -> Sequence[str]:
-        """Nothing: a server checks its own pages when it reads them."""
+        """Return nothing: the server checks its pages when it reads them."""
         return []
 
     def close(self) -> None:
@@ -114,10 +114,12 @@ def _get_query(name: str) -> bytes:
 
 
 def read_postgres_blob(connection: PgConnection, digest: Digest) -> bytes | None:
-    found = connection.execute(
-        to_psycopg_parameters(load_queries("postgres/engine.sql")["get"]).encode(), {"digest": digest}, binary=True
+    rows = connection.execute(
+        to_psycopg_parameters(load_queries("postgres/engine.sql")["find_blob"]).encode(),
+        {"digest": digest},
+        binary=True,
     )
-    return next((row[0] for row in found), None)
+    return next((row[0] for row in rows), None)
 
 
 TEXT: Final = 25
@@ -130,7 +132,7 @@ _LENGTH: Final[Callable[[Any], int]] = len
 
 
 class TextColumn(tuple[str | None, ...]):
-    """A text array, in PostgreSQL's text form: JSON's, unless something is escaped, and made ten times as fast."""
+    """A text array in PostgreSQL's text form. Unless a character is escaped, JSON is the same, ten times as fast."""
 
     __slots__ = ()
     OID: ClassVar = TEXT_ARRAY
@@ -138,13 +140,13 @@ class TextColumn(tuple[str | None, ...]):
     def encode(self) -> bytes:
         items = msgspec.json.encode(self)[1:-1]
         if b"\\" in items:
-            # Of JSON's escapes PostgreSQL knows two: after a backslash it takes every character as it is.
+            # PostgreSQL takes the character after a backslash literally, so most escapes of JSON mean another text.
             items = ",".join(["null" if text is None else _quote_identifier(text) for text in self]).encode()
         return b"{%b}" % items
 
 
 class IntegerColumn(tuple[int | None, ...]):
-    """A bigint array, in PostgreSQL's text form."""
+    """A bigint array in PostgreSQL's text form."""
 
     __slots__ = ()
     OID: ClassVar = BIGINT_ARRAY
@@ -154,20 +156,20 @@ class IntegerColumn(tuple[int | None, ...]):
 
 
 class BytesColumn(tuple[bytes | None, ...]):
-    """A bytea array, in PostgreSQL's binary form: one dimension, possibly with NULLs, counted from 1."""
+    """A bytea array in PostgreSQL's binary form: one dimension, possibly with NULLs, with indexes from 1."""
 
     __slots__ = ()
     OID: ClassVar = 1001
 
     def encode(self) -> bytes:
-        pieces: list[Any] = [_HEAD(1, 1, BYTEA, len(self), 1), *self, *self]
+        chunks: list[Any] = [_HEAD(1, 1, BYTEA, len(self), 1), *self, *self]
         if None in self:
-            pieces[1::2] = [_NULL if item is None else _SIZE(len(item)) for item in self]
-            pieces[2::2] = [item or b"" for item in self]
+            chunks[1::2] = [_NULL if item is None else _SIZE(len(item)) for item in self]
+            chunks[2::2] = [item or b"" for item in self]
         else:
-            pieces[1::2] = map(_SIZE, map(_LENGTH, self))
-            pieces[2::2] = self
-        return b"".join(pieces)
+            chunks[1::2] = map(_SIZE, map(_LENGTH, self))
+            chunks[2::2] = self
+        return b"".join(chunks)
 
 
 Column = TextColumn | IntegerColumn | BytesColumn
@@ -200,14 +202,14 @@ class _BytesDumper(_TextsDumper):
 
 
 def register_dumpers(connection: Connection[Any]) -> None:
-    """Register column dumpers. psycopg's own for lists inspects every value, and is several times slower."""
+    """Register column dumpers. psycopg's own for lists inspects every value and is several times slower."""
     connection.adapters.register_dumper(TextColumn, _TextsDumper)
     connection.adapters.register_dumper(IntegerColumn, _IntegersDumper)
     connection.adapters.register_dumper(BytesColumn, _BytesDumper)
 
 
 class BatchStatements(msgspec.Struct, frozen=True):
-    """The statements of a table: `insert` and `update` take all columns, `lock` and `delete` the key's."""
+    """The statements of a table: `insert` and `update` take all columns, `lock` and `delete` those of the key."""
 
     kinds: tuple[type[Column], ...]
     lock: Statement
@@ -220,32 +222,32 @@ class BatchStatements(msgspec.Struct, frozen=True):
 def make_batch_statements(row: type[Row]) -> BatchStatements:
     fields = msgspec.structs.fields(row)
     kinds = tuple(_column_type(field.type) for field in fields)
-    names = [f'"{field.name}"' for field in fields]
-    key, values = names[: len(row.KEY)], names[len(row.KEY) :]
-    # Looked up inside, row by row: a plan that was made while the table was small must not read it whole ever after.
-    same = " AND ".join(f"own.{name} = given.{name}" for name in key)
-    found = f"CROSS JOIN LATERAL (SELECT own.ctid FROM {row.TABLE} own WHERE {same} OFFSET 0) found"
-    kept = ", ".join(f"own.{name}" for name in names)
-    changed = ", ".join(f"{name} = given.{name}" for name in values)
+    columns = [f'"{field.name}"' for field in fields]
+    key, values = columns[: len(row.KEY)], columns[len(row.KEY) :]
+    # LATERAL with OFFSET 0 looks rows up one by one: a plan made for a small table must not scan it when it has grown.
+    key_match = " AND ".join(f"own.{name} = given.{name}" for name in key)
+    lookup = f"CROSS JOIN LATERAL (SELECT own.ctid FROM {row.TABLE} own WHERE {key_match} OFFSET 0) found"
+    own_columns = ", ".join(f"own.{name}" for name in columns)
+    assignments = ", ".join(f"{name} = given.{name}" for name in values)
     lock = (
         f"SELECT kept.* FROM {_unnest_parameters(key)} "
-        f"CROSS JOIN LATERAL (SELECT {kept} FROM {row.TABLE} own WHERE {same} FOR UPDATE) kept"
+        f"CROSS JOIN LATERAL (SELECT {own_columns} FROM {row.TABLE} own WHERE {key_match} FOR UPDATE) kept"
     )
-    there = f"{found} WHERE kept.ctid = found.ctid"
-    update = f"UPDATE {row.TABLE} kept SET {changed} FROM {_unnest_parameters(names)} {there}"
-    delete = f"DELETE FROM {row.TABLE} kept USING {_unnest_parameters(key)} {there}"
-    every, keys = tuple(kind.OID for kind in kinds), tuple(kind.OID for kind in kinds[: len(key)])
+    match_clause = f"{lookup} WHERE kept.ctid = found.ctid"
+    update = f"UPDATE {row.TABLE} kept SET {assignments} FROM {_unnest_parameters(columns)} {match_clause}"
+    delete = f"DELETE FROM {row.TABLE} kept USING {_unnest_parameters(key)} {match_clause}"
+    column_oids, key_oids = tuple(kind.OID for kind in kinds), tuple(kind.OID for kind in kinds[: len(key)])
     return BatchStatements(
         kinds=kinds,
-        lock=Statement(lock.encode(), keys),
-        insert=Statement(_insert_statement(row.TABLE, names).encode(), every),
-        update=Statement(update.encode(), every),
-        delete=Statement(delete.encode(), keys),
+        lock=Statement(lock.encode(), key_oids),
+        insert=Statement(_insert_statement(row.TABLE, columns).encode(), column_oids),
+        update=Statement(update.encode(), column_oids),
+        delete=Statement(delete.encode(), key_oids),
     )
 
 
 class AppendStatement(msgspec.Struct, frozen=True):
-    """Appends events and notifies: takes the events, a channel and the hints."""
+    """The statement that appends events and notifies. It takes the events, a channel and the hints."""
 
     kinds: tuple[type[Column], ...]
     insert: Statement
@@ -256,9 +258,9 @@ def make_append_statement() -> AppendStatement:
     fields = [field for field in msgspec.structs.fields(Stored) if field.name != "event"]
     kinds = tuple(_column_type(field.type) for field in fields)
     insert = _insert_statement("events", [f'"{field.name}"' for field in fields])
-    tell = f"SELECT pg_notify(${len(fields) + 1}, hint) FROM unnest(${len(fields) + 2}) AS hint"
+    notify = f"SELECT pg_notify(${len(fields) + 1}, hint) FROM unnest(${len(fields) + 2}) AS hint"
     types = (*(kind.OID for kind in kinds), TEXT, TextColumn.OID)
-    return AppendStatement(kinds, Statement(f"WITH appended AS ({insert}) {tell}".encode(), types))
+    return AppendStatement(kinds, Statement(f"WITH appended AS ({insert}) {notify}".encode(), types))
 
 
 def encode_columns(kinds: Sequence[type[Column]], rows: Iterable[Sequence[Any]]) -> list[bytes]:
@@ -270,8 +272,8 @@ def _insert_statement(table: str, names: Sequence[str]) -> str:
 
 
 def _unnest_parameters(names: Sequence[str]) -> str:
-    places = ", ".join(f"${place}" for place in range(1, len(names) + 1))
-    return f"unnest({places}) AS given ({', '.join(names)})"
+    placeholders = ", ".join(f"${number}" for number in range(1, len(names) + 1))
+    return f"unnest({placeholders}) AS given ({', '.join(names)})"
 
 
 _KINDS: Final[dict[type[msgspec.inspect.Type], type[Column]]] = {
@@ -289,12 +291,12 @@ def _column_type(annotation: Any) -> type[Column]:
 
 
 LOCK_TIMEOUT: Final = "10s"
-"""How long to wait for a lock, and how long an idle writer may keep its locks."""
+"""The maximum wait for a lock, and the maximum time that an idle writer keeps its locks."""
 
 NOTIFICATION_BYTES: Final = 7_900
 """PostgreSQL refuses a notification of 8,000 bytes."""
 
-MOST_STREAMS_HINTED: Final = 1_000
+MAX_HINTED_STREAMS: Final = 1_000
 ROWS_AT_ONCE: Final = 1_000
 
 
@@ -302,16 +304,16 @@ class PostgresEngine:
     """Rows and events in PostgreSQL, over three connections: one writes, one reads, one listens.
 
     Rows are locked before they are read. A missing row cannot be locked: the second process to insert it gets a
-    Conflict and decides again. Streams are locked first, so that a write sees all that earlier writes to the same
-    stream inserted and removed.
+    Conflict and decides again. Streams are locked first, so that a write sees every insert and delete of earlier writes
+    to the same stream.
     """
 
     def __init__(
-        self, url: str, *, new_id: Callable[[], str], lease: int = LEASE_DURATION, patience: str = LOCK_TIMEOUT
+        self, url: str, *, new_id: Callable[[], str], lease: int = LEASE_DURATION, lock_timeout: str = LOCK_TIMEOUT
     ) -> None:
         self._address = PostgresAddress(url)
         self._lease = lease
-        self._patience = patience
+        self._lock_timeout = lock_timeout
         self._sql = {
             name: to_psycopg_parameters(text).encode() for name, text in load_queries("postgres/engine.sql").items()
         }
@@ -328,18 +330,18 @@ class PostgresEngine:
 
     @property
     def round_trips(self) -> int:
-        """How often commits and claims have waited for the server."""
+        """The number of round trips of commits and claims."""
         return self._writer.round_trips
 
     @property
     def read_round_trips(self) -> int:
-        """How often questions have waited for the server."""
+        """The number of round trips of queries."""
         return self._reader.round_trips
 
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
-        """Lock rows, table by table in key order; then look for earlier events of the writes, and take the time.
+        """Lock rows, table by table in key order; then read earlier events of the writes, and the time.
 
-        Without time to wait it is refused, since a server always needs some.
+        Without `wait` it raises Busy, since a server always takes time.
         """
         if not wait:
             raise Busy
@@ -347,31 +349,31 @@ class PostgresEngine:
         rows: dict[RowKey, Row | None] = dict.fromkeys(keys)
         tables: list[type[Row]] = []
         requests = [self._list_named_blobs("begin")]
-        for table, wanted in _group_by_table(rows):
+        for table, key_values in _group_by_table(rows):
             statement = make_batch_statements(table)
             tables.append(table)
-            requests.append((statement.lock, encode_columns(statement.kinds, wanted)))
+            requests.append((statement.lock, encode_columns(statement.kinds, key_values)))
         requests.append(self._list_named_blobs("by_keys", keys=TextColumn(writes)))
-        *found, before, ((now,),) = self._writer.run([*requests, self._list_named_blobs("now")])
-        for table, values in zip(tables, found[1:], strict=True):
+        *results, earlier_rows, ((now,),) = self._writer.run([*requests, self._list_named_blobs("now")])
+        for table, values in zip(tables, results[1:], strict=True):
             width = len(table.KEY)
-            found_rows = {(table, *each[:width]): table(*each) for each in values}
-            rows |= found_rows
-            if (time := TIMES.get(table)) is not None:
-                now = max([now, *map(time, found_rows.values())])
-        return WorkingSet(loaded=rows, now=now, earlier=group_by_write(before))
+            loaded_rows = {(table, *each[:width]): table(*each) for each in values}
+            rows |= loaded_rows
+            if (read_time := TIMES.get(table)) is not None:
+                now = max([now, *map(read_time, loaded_rows.values())])
+        return WorkingSet(loaded=rows, now=now, earlier_by_key=group_by_write(earlier_rows))
 
     def _list_named_blobs(self, name: str, **values: Value) -> Request:
-        """A statement of `engine.sql` with its parameters."""
+        """Make a request from a named statement of `engine.sql`."""
         return _make_request("postgres/engine.sql", name, values)
 
     def save(self, changes: Changes) -> None:
-        """Keep the changes until the commit, so that all travel together; only blobs are checked first."""
+        """Keep the changes until the commit, which sends them in one round trip. Only blobs are checked here."""
         digests = list(dict.fromkeys(changes.blobs))
         if digests:
             (missing,) = self._writer.run([self._list_named_blobs("missing_blobs", digests=TextColumn(digests))])
             if missing:
-                raise BlobMissing(describe_missing_blob(missing[0][0], self._address.place))
+                raise BlobMissing(describe_missing_blob(missing[0][0], self._address.location))
         self._unsaved = changes
 
     def commit(self) -> None:
@@ -382,7 +384,7 @@ class PostgresEngine:
         self._writer.run([*requests, self._list_named_blobs("commit")])
 
     def _list_changes(self, changes: Changes) -> list[Request]:
-        """Insert in lock order too: two processes that insert the same rows wait, but never deadlock."""
+        """Build the requests of a commit. Inserts are in lock order too: processes may wait, but never deadlock."""
         requests = _list_inserts([changes.inserts[key] for key in sorted(changes.inserts, key=lock_order)])
         for table, rows in groupby(sorted(changes.updates.values(), key=_table_order), type):
             statement = make_batch_statements(table)
@@ -390,17 +392,17 @@ class PostgresEngine:
         for table, keys in _group_by_table(changes.deletes):
             statement = make_batch_statements(table)
             requests.append((statement.delete, encode_columns(statement.kinds, keys)))
-        told = TextColumn(format_hints({event.stream: event.seq for event in changes.events}))
+        hints = TextColumn(format_hints({event.stream: event.seq for event in changes.events}))
         append = make_append_statement()
         events = encode_columns(append.kinds, map(to_event_columns, changes.events))
-        requests.append((append.insert, [*events, self._address.schema.encode(), told.encode()]))
+        requests.append((append.insert, [*events, self._address.schema.encode(), hints.encode()]))
         for erase in changes.erasures:
             stream, through = erase.stream, erase.through
             requests += [
-                self._list_named_blobs("keep_blobs"),
+                self._list_named_blobs("lock_blobs"),
                 self._list_named_blobs("erase_blobs", stream=stream, through=through),
                 self._list_named_blobs("erase_bodies", stream=stream, through=through),
-                self._list_named_blobs("erase_snapshot", session=session_of(stream)),
+                self._list_named_blobs("erase_snapshot", session=parse_session_id(stream)),
             ]
         return requests
 
@@ -408,21 +410,23 @@ class PostgresEngine:
         self._unsaved = None
         if self._writer.in_transaction:
             try:
-                # Not by psycopg: after a rollback it forgets what the server has prepared.
+                # Not with psycopg's rollback, which forgets the prepared statements.
                 self._writer.run([self._list_named_blobs("rollback")])
             except StoreUnavailable:
                 self._writer.drop()
 
     def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
-        return self.look([StreamPage(stream, after, limit)])[0]
+        return self.answer_questions([StreamPage(stream, after, limit)])[0]
 
-    def look(self, questions: Sequence[Question]) -> list[Sequence[Any]]:
+    def answer_questions(self, questions: Sequence[Question]) -> list[Sequence[Any]]:
         requests: list[Request] = []
-        for each in questions:
-            if isinstance(each, NamedQuery):
-                requests.append(_make_request("queries.sql", each.name, each.params))
+        for query in questions:
+            if isinstance(query, NamedQuery):
+                requests.append(_make_request("queries.sql", query.name, query.params))
             else:
-                requests.append(self._list_named_blobs("read", stream=each.stream, after=each.after, limit=each.limit))
+                requests.append(
+                    self._list_named_blobs("read", stream=query.stream, after=query.after, limit=query.limit)
+                )
         answers: list[Sequence[Any]] = []
         for question, (statement, _), rows in zip(questions, requests, self._reader.run(requests), strict=True):
             if isinstance(question, NamedQuery):
@@ -440,12 +444,12 @@ class PostgresEngine:
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        limited = agents is not None and any(most is not None for most in agents.values())
-        if only is None and not limited:
+        has_limits = agents is not None and any(task_limit is not None for task_limit in agents.values())
+        if only is None and not has_limits:
             return self._claim_ready(worker, limit, program_format, agents)
         with self._transaction() as connection:
-            if limited:
-                connection.execute(self._sql["one_at_a_time"], {"schema": self._address.schema})
+            if has_limits:
+                connection.execute(self._sql["lock_claims"], {"schema": self._address.schema})
             now, _ = self._renew(connection, worker)
             leasing = self._leasing(connection, now, program_format)
             return leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
@@ -453,22 +457,24 @@ class PostgresEngine:
     def _claim_ready(
         self, worker: WorkerId, limit: int, program_format: int, agents: AgentConcurrency | None
     ) -> Sequence[Lease]:
-        """Claim in one round trip. Where nothing is due, nothing is written."""
-        mine = None if agents is None else TextColumn(agents)
-        ready = self._list_named_blobs("claim_ready", worker=worker, format=program_format, agents=mine, limit=limit)
+        """Claim in one round trip. If nothing is due, nothing is written."""
+        agent_names = None if agents is None else TextColumn(agents)
+        claim = self._list_named_blobs(
+            "claim_ready", worker=worker, format=program_format, agents=agent_names, limit=limit
+        )
         renew = self._list_named_blobs("renew_before_claim", worker=worker, lease=self._lease)
         try:
-            _, _, found, _ = self._writer.run(
-                [self._list_named_blobs("begin"), renew, ready, self._list_named_blobs("commit")]
+            _, _, rows, _ = self._writer.run(
+                [self._list_named_blobs("begin"), renew, claim, self._list_named_blobs("commit")]
             )
         finally:
             self.rollback()
-        return [Lease(SessionId(session), worker, generation) for session, generation in found]
+        return [Lease(SessionId(session), worker, generation) for session, generation in rows]
 
     def offer(self, limit: int, program_format: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
         with self._transaction() as connection:
-            if not _fetch_value(connection.execute(self._sql["unless_another"], {"schema": self._address.schema})):
-                return Offer(more=True)
+            if not _fetch_value(connection.execute(self._sql["try_lock_claims"], {"schema": self._address.schema})):
+                return Offer(has_more=True)
             now = _fetch_value(connection.execute(self._sql["now"]))
             return self._leasing(connection, now, program_format).offer(limit, agents, enqueue, connection)
 
@@ -481,21 +487,21 @@ class PostgresEngine:
 
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
         with self._transaction() as connection:
-            now, lapsed = self._renew(connection, worker)
+            now, has_lapsed = self._renew(connection, worker)
             if snapshots:
-                kept = {"sessions": TextColumn(snapshots), "data": BytesColumn(snapshots.values())}
-                connection.execute(self._sql["snapshots"], {"worker": worker, "at": now, **kept})
+                columns = {"sessions": TextColumn(snapshots), "data": BytesColumn(snapshots.values())}
+                connection.execute(self._sql["save_snapshots"], {"worker": worker, "at": now, **columns})
             if about:
-                said = {"worker": worker, "now": now, "lease": self._lease, "about": about}
-                connection.execute(self._sql["about"], said)
-            if not lapsed:
+                params = {"worker": worker, "now": now, "lease": self._lease, "about": about}
+                connection.execute(self._sql["save_about"], params)
+            if not has_lapsed:
                 return HeartbeatReply(now)
-            owned = connection.execute(self._sql["owned"], {"worker": worker})
-            return HeartbeatReply(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
+            owned_rows = connection.execute(self._sql["owned"], {"worker": worker})
+            return HeartbeatReply(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned_rows))
 
     def _renew(self, connection: PgConnection, worker: WorkerId) -> tuple[int, bool]:
-        now, lapsed = connection.execute(self._sql["renew"], {"worker": worker, "lease": self._lease}).fetchall()[0]
-        return now, lapsed
+        now, has_lapsed = connection.execute(self._sql["renew"], {"worker": worker, "lease": self._lease}).fetchall()[0]
+        return now, has_lapsed
 
     def leave(self, worker: WorkerId) -> None:
         with self._transaction() as connection:
@@ -506,11 +512,11 @@ class PostgresEngine:
             connection.execute(self._sql["release"], msgspec.structs.asdict(lease))
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        return self.look([NamedQuery(name, params)])[0]
+        return self.answer_questions([NamedQuery(name, params)])[0]
 
     def put(self, digest: Digest, data: bytes) -> None:
         with self._writer.use() as connection:
-            connection.execute(self._sql["put"], {"digest": digest, "data": data})
+            connection.execute(self._sql["save_blob"], {"digest": digest, "data": data})
 
     def get(self, digest: Digest) -> bytes | None:
         with self._reader.use() as connection:
@@ -530,19 +536,19 @@ class PostgresEngine:
             connection.execute(self._sql["hide_document"], {"document": document})
             return connection.execute(self._sql["drop_chunks"], {"document": document, "limit": limit}).rowcount
 
-    def indexed(self, documents: Sequence[str]) -> frozenset[str]:
+    def find_indexed(self, documents: Sequence[str]) -> frozenset[str]:
         with self._reader.use() as connection:
-            found = connection.execute(self._sql["indexed"], {"documents": TextColumn(documents)})
-            return frozenset(row[0] for row in found)
+            rows = connection.execute(self._sql["indexed"], {"documents": TextColumn(documents)})
+            return frozenset(row[0] for row in rows)
 
     def chunks(self, document: str) -> Sequence[Chunk]:
         with self._reader.use() as connection:
             return [Chunk(*row) for row in connection.execute(self._sql["chunks"], {"document": document})]
 
     def search(
-        self, documents: Sequence[str], names: Sequence[str], limit: int, *, every: bool
+        self, documents: Sequence[str], names: Sequence[str], limit: int, *, match_all: bool
     ) -> Sequence[FoundChunk]:
-        params = {"documents": TextColumn(documents), "query": to_tsquery(names, every=every), "limit": limit}
+        params = {"documents": TextColumn(documents), "query": to_tsquery(names, match_all=match_all), "limit": limit}
         with self._reader.use() as connection:
             return [FoundChunk(*row) for row in connection.execute(self._sql["search"], params)]
 
@@ -553,53 +559,55 @@ class PostgresEngine:
     def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
         try:
             with self._transaction() as connection:
-                connection.execute(self._sql["take_time"])
-                connection.execute(self._sql["keep_out"])
+                connection.execute(self._sql["disable_idle_timeout"])
+                connection.execute(self._sql["lock_tables"])
                 rows = sorted(make(PostgresView(connection, self._address)), key=_table_order)
                 for table in PROJECTIONS:
                     connection.execute(make_row_statements(table).clear.encode())
                 for start in range(0, len(rows), ROWS_AT_ONCE):
                     self._writer.run(_list_inserts(rows[start : start + ROWS_AT_ONCE]))
         except (RowRefused, Conflict, OverflowError) as error:
-            message = f"The rows that the events of {self._address.place} make cannot be right. Nothing was changed."
+            message = f"The events of {self._address.location} produce invalid rows. Nothing was changed."
             raise StoreUnusable(message) from error
 
     def scrub(self) -> bool:
-        """Drop unreferenced blobs; the server reuses old rows and its log in its own time."""
+        """Drop unreferenced blobs. The server overwrites old rows and its log later."""
         with self._transaction() as connection:
             now = _fetch_value(connection.execute(self._sql["now"]))
-            connection.execute(self._sql["keep_blobs"])
+            connection.execute(self._sql["lock_blobs"])
             connection.execute(self._sql["sweep_blobs"], {"before": now - UNREFERENCED_BLOB_AGE})
         return False
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
-        """Listen for other writers; a new listener may have missed anything."""
+        """Listen for other writers. After a reconnect, reports every stream as changed."""
         with self._listener.use() as connection:
             if self._deaf_before:
                 self._deaf_before = False
-                return [Change(EVERY_STREAM, 0)]
-            until = time.monotonic() + timeout
-            while told := list(connection.notifies(timeout=max(0.0, until - time.monotonic()), stop_after=1)):
-                others = [notify for notify in told if notify.pid != self._writer.pid]
+                return [Change(ALL_STREAMS, 0)]
+            deadline = time.monotonic() + timeout
+            while notifications := list(
+                connection.notifies(timeout=max(0.0, deadline - time.monotonic()), stop_after=1)
+            ):
+                others = [notify for notify in notifications if notify.pid != self._writer.pid]
                 if others:
                     return [change for notify in others for change in _parse_hint(notify.payload)]
         return []
 
     def close(self) -> None:
-        for line in (self._writer, self._reader, self._listener):
-            line.drop()
+        for slot in (self._writer, self._reader, self._listener):
+            slot.drop()
 
     def _prepare(self, connection: PgConnection) -> None:
         register_dumpers(connection)
-        connection.execute(self._sql["ready"], {"schema": self._address.schema})
+        connection.execute(self._sql["configure"], {"schema": self._address.schema})
 
     def _prepare_writer(self, connection: PgConnection) -> None:
         self._prepare(connection)
-        connection.execute(self._sql["ready_to_write"], {"patience": self._patience})
+        connection.execute(self._sql["configure_writer"], {"lock_timeout": self._lock_timeout})
 
     def _prepare_reader(self, connection: PgConnection) -> None:
         self._prepare(connection)
-        connection.execute(self._sql["ready_to_read"])
+        connection.execute(self._sql["configure_reader"])
 
     def _prepare_listener(self, connection: PgConnection) -> None:
         self._prepare(connection)
@@ -608,40 +616,40 @@ class PostgresEngine:
 
     def _prepare_pooled_reader(self, connection: PgConnection) -> None:
         self._prepare(connection)
-        connection.execute(self._sql["look"])
+        connection.execute(self._sql["begin_snapshot"])
         run_postgres_query(connection, "meta", {})
 
     def _migrate(self, new_id: Callable[[], str]) -> None:
-        """Bring the schema up to date; of several processes that start together, one does it."""
-        known = list_migrations("postgres")
+        """Migrate the schema. If several processes start together, one does it and the others wait."""
+        migrations = list_migrations("postgres")
         schema = self._address.schema
         with self._transaction() as connection:
             self._reject_encoding(_fetch_value(connection.execute(self._sql["encoding"])))
-            connection.execute(self._sql["migrating"], {"schema": schema})
+            connection.execute(self._sql["lock_migration"], {"schema": schema})
             if not _fetch_value(connection.execute(self._sql["schema_exists"], {"schema": schema})):
                 connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-            connection.execute(self._sql["meta"])
-            version = self._schema_version(connection, known[-1][0])
-            for number, script in known:
+            connection.execute(self._sql["create_meta"])
+            version = self._schema_version(connection, migrations[-1][0])
+            for number, script in migrations:
                 if number > version:
                     connection.execute(script.encode(), prepare=False)
-            news = {"store": new_id()} if version == 0 else {}
-            if version < known[-1][0]:
-                news["schema"] = str(known[-1][0])
-            for name, value in news.items():
-                connection.execute(self._sql["remember"], {"name": name, "value": value})
-            read_store_id(read_meta_values(run_postgres_query(connection, "meta", {})), self._address.place)
+            meta_values = {"store": new_id()} if version == 0 else {}
+            if version < migrations[-1][0]:
+                meta_values["schema"] = str(migrations[-1][0])
+            for name, value in meta_values.items():
+                connection.execute(self._sql["save_meta"], {"name": name, "value": value})
+            read_store_id(read_meta_values(run_postgres_query(connection, "meta", {})), self._address.location)
 
-    def _schema_version(self, connection: PgConnection, known: int) -> int:
+    def _schema_version(self, connection: PgConnection, newest: int) -> int:
         raw = read_meta_values(run_postgres_query(connection, "meta", {}))
-        others = _fetch_value(connection.execute(self._sql["has_tables"], {"schema": self._address.schema}))
-        return read_schema_version(raw, known, self._address.place, tables=others)
+        has_tables = _fetch_value(connection.execute(self._sql["has_tables"], {"schema": self._address.schema}))
+        return read_schema_version(raw, newest, self._address.location, tables=has_tables)
 
     def _reject_encoding(self, encoding: str) -> None:
         if encoding != "UTF8":
             raise StoreUnusable(
-                f"The database {self._address.place} is encoded as {encoding}, which cannot hold every text: "
-                "make one with createdb --encoding=UTF8 --template=template0, and name that."
+                f"The database {self._address.location} has the encoding {encoding}, not UTF8. "
+                "Create one with createdb --encoding=UTF8 --template=template0, and use that."
             )
 
     @contextmanager
@@ -657,9 +665,9 @@ class PostgresEngine:
 
 def _list_inserts(rows: Sequence[Row]) -> list[Request]:
     requests: list[Request] = []
-    for table, alike in groupby(rows, type):
+    for table, table_rows in groupby(rows, type):
         statement = make_batch_statements(table)
-        requests.append((statement.insert, encode_columns(statement.kinds, map(msgspec.structs.astuple, alike))))
+        requests.append((statement.insert, encode_columns(statement.kinds, map(msgspec.structs.astuple, table_rows))))
     return requests
 
 
@@ -670,16 +678,16 @@ def _make_request(file: str, name: str, values: Mapping[str, Value]) -> Request:
 
 @cache
 def make_named_statement(file: str, name: str, *types: tuple[str, int]) -> tuple[Statement, tuple[str, ...]]:
-    """A statement of a file for values of these types, and the order of its parameters."""
-    known, order = dict(types), list[str]()
+    """Make a statement of a file for values of these types. Also returns the order of its parameters."""
+    type_by_name, order = dict(types), list[str]()
 
     def number(match: re.Match[str]) -> str:
         if match[1] not in order:
             order.append(match[1])
         return f"${order.index(match[1]) + 1}"
 
-    sql = PARAMETER.sub(number, load_postgres_queries(file)[name])
-    return Statement(sql.encode(), tuple(known[each] for each in order)), tuple(order)
+    text = PARAMETER.sub(number, load_postgres_queries(file)[name])
+    return Statement(text.encode(), tuple(type_by_name[each] for each in order)), tuple(order)
 
 
 def _type_of(value: Value) -> int:
@@ -703,10 +711,10 @@ def _encode(value: Value) -> bytes | None:
 
 
 def format_hints(heads: Mapping[StreamId, int]) -> list[str]:
-    """Where streams stand now, in pieces that fit notifications; too many become `look at all`."""
+    """Format the heads of streams as texts that fit into notifications. For too many, one that means every stream."""
     text = msgspec.json.encode(heads).decode()
-    if len(heads) > MOST_STREAMS_HINTED or (len(heads) == 1 and len(text.encode()) > NOTIFICATION_BYTES):
-        return format_hints({EVERY_STREAM: 0})
+    if len(heads) > MAX_HINTED_STREAMS or (len(heads) == 1 and len(text.encode()) > NOTIFICATION_BYTES):
+        return format_hints({ALL_STREAMS: 0})
     if len(text.encode()) <= NOTIFICATION_BYTES:
         return [text]
     pairs, half = list(heads.items()), len(heads) // 2
@@ -730,11 +738,11 @@ def _chunk_columns(entries: Sequence[IndexedChunk]) -> dict[str, Any]:
 
 
 def _group_by_table(keys: Iterable[RowKey]) -> list[tuple[type[Row], list[tuple[Any, ...]]]]:
-    """The sorted keys in each table, in the order in which tables are locked: so are the rows, one after the other."""
-    grouped = defaultdict[type[Row], list[tuple[Any, ...]]](list)
+    """Group keys by table in lock order, sorted within each table, so that rows are always locked in one order."""
+    keys_by_table = defaultdict[type[Row], list[tuple[Any, ...]]](list)
     for key in keys:
-        grouped[key[0]].append(key[1:])
-    return [(table, sorted(grouped[table])) for table in sorted(grouped, key=_ORDER.__getitem__)]
+        keys_by_table[key[0]].append(key[1:])
+    return [(table, sorted(keys_by_table[table])) for table in sorted(keys_by_table, key=_ORDER.__getitem__)]
 
 
 _ORDER: Final = {table: place for place, table in enumerate(TABLES)}

@@ -1,7 +1,7 @@
-"""Erases what was said, while what happened stays provable: bodies go, facts and chains stay.
+"""Erasure of bodies. Facts and hash chains stay, so that what happened remains provable.
 
-An erasure is an event of the fleet, and the bodies go in the same transaction. Only ended sessions are erased: a
-running one would continue with holes in its transcript.
+An erasure is an event of the fleet, committed in the transaction that deletes the bodies. Only ended sessions are
+erased: a running one would continue with gaps in its transcript.
 """
 
 from collections.abc import Iterable
@@ -26,10 +26,10 @@ class NotErased(msgspec.Struct, frozen=True):
 
 
 class Erasure(msgspec.Struct, frozen=True):
-    """Which sessions were erased and which were not, and how many messages outside of sessions.
+    """The sessions that were erased and those that were not, and the number of erased messages outside sessions.
 
-    Without `scrubbed`, copies may linger outside the tables because of a reader: another erasure, even of nothing,
-    clears them.
+    If `scrubbed` is False, a reader kept copies outside the tables from being overwritten. Another erasure, even of
+    nothing, removes them.
     """
 
     erased: tuple[str, ...]
@@ -51,60 +51,61 @@ async def erase_session_bodies(store: JournalStore, sessions: Iterable[str], by:
 
 
 async def erase_older_than(store: JournalStore, age: int, by: str, reason: str = "retention") -> Erasure:
-    """Erase the sessions that ended more than `age` microseconds ago, and what is as old outside of sessions."""
-    before = await store.now() - age
-    sessions = await store.study(lambda view: _list_streams_with_bodies(view, before))
-    messages = await _erase_outside(store, before, by, reason)
+    """Erase the sessions that ended more than `age` microseconds ago, and messages of that age outside sessions."""
+    cutoff = await store.now() - age
+    sessions = await store.study(lambda view: _list_streams_with_bodies(view, cutoff))
+    messages = await _erase_outside(store, cutoff, by, reason)
     return msgspec.structs.replace(await erase_session_bodies(store, sessions, by, reason), messages=messages)
 
 
 async def erase_messages(store: JournalStore, by: str, reason: str = "") -> Erasure:
-    """Erase what was said outside of sessions.
+    """Erase the bodies outside sessions.
 
-    That is messages that needed no session, settled questions to people, sent notifications, and the tasks of ended
-    triggers.
+    These are messages that needed no session, settled decisions, sent notifications, and the tasks of ended triggers.
     """
     messages = await _erase_outside(store, await store.now() + 1, by, reason)
     return Erasure((), (), await store.scrub(), messages)
 
 
-async def _erase_outside(store: JournalStore, before: int, by: str, reason: str) -> int:
-    """Erase the bodies of all streams outside of sessions, and count them."""
+async def _erase_outside(store: JournalStore, cutoff: int, by: str, reason: str) -> int:
+    """Erase the bodies of all streams outside sessions. Returns their number."""
     triggers = await store.ask(Query("all_triggers", TriggerRow))
-    ended = [trigger_stream(row.trigger) for row in triggers if row.ended_at is not None and row.ended_at < before]
-    return sum([await _erase_stream(store, stream, before, by, reason) for stream in (FLEET, OUTBOX, *ended)])
+    ended_streams = [
+        trigger_stream(row.trigger) for row in triggers if row.ended_at is not None and row.ended_at < cutoff
+    ]
+    return sum([await _erase_stream(store, stream, cutoff, by, reason) for stream in (FLEET, OUTBOX, *ended_streams)])
 
 
-async def _erase_stream(store: JournalStore, stream: StreamId, before: int, by: str, reason: str) -> int:
-    """Erase the bodies of a stream up to a moment, or to the first that is still needed."""
-    after = (await store.study(read_erasures)).get(stream, 0)
-    through, bodies = after, 0
-    while page := await store.read(stream, through, _PAGE):
-        for stored in page:
-            if stored.at >= before or await _is_pending(store, stored):
+async def _erase_stream(store: JournalStore, stream: StreamId, cutoff: int, by: str, reason: str) -> int:
+    """Erase the bodies of a stream that are older than `cutoff`, up to the first that is still needed."""
+    erased_through = (await store.study(read_erasures)).get(stream, 0)
+    last_seq, body_count = erased_through, 0
+    while page := await store.read(stream, last_seq, _PAGE):
+        for stored_event in page:
+            if stored_event.at >= cutoff or await _is_pending(store, stored_event):
                 page = ()
                 break
-            through = stored.seq
-            bodies += stored.body is not None or stored.blob is not None
+            last_seq = stored_event.seq
+            body_count += stored_event.body is not None or stored_event.blob is not None
         if not page:
             break
-    if not bodies:
+    if not body_count:
         return 0
-    event = BodiesErased(stream=stream, through=through, by=by, reason=reason)
+    event = BodiesErased(stream=stream, through=last_seq, by=by, reason=reason)
     await store.commit(Write(FLEET, await _erasure_key(store, stream), lambda _: [Draft(event)]))
-    return bodies
+    return body_count
 
 
-async def _is_pending(store: JournalStore, stored: Stored) -> bool:
-    """Whether an event is a question that can still be answered, or a notification not sent yet."""
-    match stored.event:
+async def _is_pending(store: JournalStore, stored_event: Stored) -> bool:
+    """Return True for a decision that can still be answered, or a notification that is not sent yet."""
+    match stored_event.event:
         case DecisionAsked(decision=decision):
-            asked = await store.ask(Query("decision", DecisionRow, {"decision": decision}))
-            return bool(asked) and not asked[0].verdict and asked[0].expires_at > await store.now()
+            decisions = await store.ask(Query("decision", DecisionRow, {"decision": decision}))
+            return bool(decisions) and not decisions[0].verdict and decisions[0].expires_at > await store.now()
         case NotificationQueued(notification=notification):
             rows = await store.ask(Query("all_notifications", NotificationRow))
-            queued = [row for row in rows if row.notification == notification]
-            return bool(queued) and queued[0].sent_at is None and not queued[0].gave_up
+            notifications = [row for row in rows if row.notification == notification]
+            return bool(notifications) and notifications[0].sent_at is None and not notifications[0].gave_up
         case _:
             return False
 
@@ -119,28 +120,32 @@ async def _erase_session(store: JournalStore, session: str, by: str, reason: str
         heads = [head for stream in streams if (head := rows.get(StreamRow, stream)) is not None]
         return [Draft(BodiesErased(stream=head.stream, through=head.head, by=by, reason=reason)) for head in heads]
 
-    found = await store.ask(Query("session", SessionRow, {"session": session}))
-    done = await store.commit(Write(FLEET, await _erasure_key(store, session), decide, others=streams))
-    if done.events:
+    session_rows = await store.ask(Query("session", SessionRow, {"session": session}))
+    committed = await store.commit(Write(FLEET, await _erasure_key(store, session), decide, others=streams))
+    if committed.events:
         return None
-    if not found:
-        return NotErased(session, f"There is no session {session}; look for its id with `halter sessions`.")
-    state = found[0].state
-    return NotErased(session, f"Session {session} is {state} and has not ended: it can be erased when it has.")
+    if not session_rows:
+        return NotErased(session, f"Unknown session {session}. List the sessions with `halter sessions`.")
+    state = session_rows[0].state
+    return NotErased(session, f"Session {session} has not ended ({state}). Only ended sessions can be erased.")
 
 
-async def _erasure_key(store: JournalStore, session: str) -> str:
-    """A key from the fleet's last event: new for each erasure, and the same for a repeat."""
+async def _erasure_key(store: JournalStore, target: str) -> str:
+    """Make a key from the fleet's last event: new for each erasure, the same for a retry."""
     fleet = await store.ask(Query("head", StreamRow, {"stream": FLEET}))
-    return f"erase:{session}:{fleet[0].head if fleet else 0}"
+    return f"erase:{target}:{fleet[0].head if fleet else 0}"
 
 
-def _list_streams_with_bodies(view: StoreView, before: int) -> list[str]:
+def _list_streams_with_bodies(view: StoreView, cutoff: int) -> list[str]:
     heads = {row["stream"]: row["head"] for row in view.ask("heads", {})}
-    through = read_erasures(view)
+    erased_through = read_erasures(view)
 
     def has_bodies(stream: StreamId) -> bool:
-        return heads.get(stream, 0) > through.get(stream, 0)
+        return heads.get(stream, 0) > erased_through.get(stream, 0)
 
-    ended = [row["session"] for row in view.ask("ended_before", {"before": before})]
-    return [name for name in ended if has_bodies(session_stream(name)) or has_bodies(inbox_stream(name))]
+    ended_sessions = [row["session"] for row in view.ask("ended_before", {"before": cutoff})]
+    return [
+        session
+        for session in ended_sessions
+        if has_bodies(session_stream(session)) or has_bodies(inbox_stream(session))
+    ]

@@ -19,7 +19,7 @@ from msgspec.structs import astuple
 from halter.core.clock import SECOND
 from halter.core.codec import decode
 from halter.core.errors import BlobMissing, RowRefused, StoreError, StoreUnavailable, StoreUnusable
-from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId, parse_session_id
 from halter.core.money import BudgetRow
 from halter.core.ports import (
     AgentConcurrency,
@@ -60,7 +60,7 @@ from halter.journal.engine import (
 )
 
 PAGE_BYTES: Final = 2048
-"""SQLite writes whole pages: with small ones, a lone step writes half as much as with the usual 4096."""
+"""SQLite writes whole pages: with small ones, a single step writes half as much as with the default of 4096."""
 
 LOCK_SECONDS: Final = 10.0
 DATA_VERSION: Final = "PRAGMA data_version"
@@ -68,7 +68,7 @@ WAL_POLL_SECONDS: Final = 0.002
 
 
 def open_connection(path: str, *, uri: bool = False) -> "ForkSafeConnection":
-    """Open a connection whose commits survive a power cut. A database of another program is left alone."""
+    """Open a connection whose commits survive a power failure. Rejects a database of another program."""
     connection = _connect(path, uri=uri)
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -82,23 +82,23 @@ def open_connection(path: str, *, uri: bool = False) -> "ForkSafeConnection":
 
 
 def open_read_only(path: str) -> "ForkSafeConnection":
-    """Open a file that may only be read.
+    """Open a file that is read-only for this user.
 
-    Without a write-ahead log the file is complete and is read as it is, since SQLite cannot create its lock files. What
-    is only in a log must be read with it.
+    Without a write-ahead log the file is complete and is opened as immutable, since SQLite cannot create its lock
+    files. With a log, SQLite must be able to read both.
     """
     log = Path(f"{path}-wal")
-    whole = not log.exists() or log.stat().st_size == 0
-    connection = _connect(f"{Path(path).absolute().as_uri()}?mode=ro{'&immutable=1' if whole else ''}", uri=True)
+    is_complete = not log.exists() or log.stat().st_size == 0
+    connection = _connect(f"{Path(path).absolute().as_uri()}?mode=ro{'&immutable=1' if is_complete else ''}", uri=True)
     try:
         reject_foreign_database(connection, path)
     except sqlite3.OperationalError as error:
         connection.close()
-        if whole or not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+        if is_complete or not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
             raise
         raise StoreUnusable(
-            f"The store {path} may only be read, and a part of it is still in {log}: copy both into a folder that "
-            "may be written to, and use the copy."
+            f"The store {path} is read-only, and a part of it is still in {log}. Copy both into a writable folder, "
+            "and use the copy."
         ) from error
     except BaseException:
         connection.close()
@@ -107,27 +107,27 @@ def open_read_only(path: str) -> "ForkSafeConnection":
 
 
 def is_read_only(path: str) -> bool:
-    """Whether a file exists and cannot be written to, or not with the files that SQLite creates beside it."""
+    """Return True if a file exists, and it or its folder is not writable: SQLite creates files in the same folder."""
     file = Path(path)
     return file.exists() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
 
 
 def reject_foreign_database(connection: sqlite3.Connection, path: str) -> None:
-    found = list_tables(connection)
-    if found and "meta" not in found:
+    tables = list_tables(connection)
+    if tables and "meta" not in tables:
         raise StoreUnusable(
-            f"{path} is a SQLite database, but not a Halter store: it has the table {min(found)} and does not say "
-            "what it is. Nothing was touched; name another file."
+            f"{path} is a SQLite database, but not a Halter store: it has the table {min(tables)}, but no table meta. "
+            "Nothing was changed. Use another file."
         )
 
 
 def list_tables(connection: sqlite3.Connection) -> set[str]:
-    named = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'")
-    return {str(row[0]) for row in named}
+    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'")
+    return {str(row[0]) for row in rows}
 
 
 class ForkSafeConnection(sqlite3.Connection):
-    """A connection that is not inside SQLite while the process forks: SQLite's locks would stay locked in the copy."""
+    """A connection that is never inside SQLite when the process forks: its locks would stay locked in the child."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.inside = ForkLock()
@@ -146,10 +146,10 @@ class ForkSafeConnection(sqlite3.Connection):
         return self.cursor(ForkSafeCursor).executemany(sql, parameters)
 
     def query(self, sql: str, parameters: Any = ()) -> tuple[Any, list[Any]]:
-        """The description of a query's columns, and all its rows, read in one go.
+        """Run a query and fetch the description of its columns and all rows.
 
-        A statement that is half read keeps its snapshot open, and what another thread reads on this connection
-        meanwhile would be as old.
+        A statement that is not fully read keeps its snapshot open, and another thread that reads on this connection
+        meanwhile would see the same old snapshot.
         """
         cursor = self.cursor(ForkSafeCursor)
         if FORKING.locked():
@@ -159,14 +159,17 @@ class ForkSafeConnection(sqlite3.Connection):
             return cursor.description, sqlite3.Cursor.fetchall(cursor)
 
     def fetch(self, sql: str, parameters: Any = ()) -> list[Any]:
-        """All rows of a statement, by the connection's one cursor."""
+        """Fetch all rows of a statement with the connection's one cursor."""
         if FORKING.locked():
             let_fork_pass()
         with self.inside.lock:
             return self._cursor.execute(sql, parameters).fetchall()
 
-    def take_lock(self) -> int:
-        """Begin to write, unless another connection does; return a number that changes when one has committed."""
+    def begin_write(self) -> int:
+        """Begin a write transaction. Returns a number that changes when another connection commits.
+
+        Raises sqlite3.OperationalError if another connection is writing.
+        """
         if FORKING.locked():
             let_fork_pass()
         with self.inside.lock:
@@ -175,7 +178,7 @@ class ForkSafeConnection(sqlite3.Connection):
             return execute(DATA_VERSION).fetchone()[0]
 
     def execute_all(self, statements: Iterable[tuple[str, Iterable[Any]]]) -> None:
-        """Execute statements that return no rows, each for all of its parameters, under one lock."""
+        """Execute statements that return no rows, each with all of its parameters, under one lock."""
         if FORKING.locked():
             let_fork_pass()
         with self.inside.lock:
@@ -189,9 +192,9 @@ class ForkSafeConnection(sqlite3.Connection):
 
 
 class ForkSafeCursor(sqlite3.Cursor):
-    """A cursor whose every step holds the lock of its connection."""
+    """A cursor that holds the lock of its connection during each call."""
 
-    connection: ForkSafeConnection  # pyright: ignore[reportIncompatibleMethodOverride]  no other connection makes one
+    connection: ForkSafeConnection  # pyright: ignore[reportIncompatibleMethodOverride]  only that class makes cursors
 
     def execute(self, sql: str, parameters: Any = (), /) -> Self:
         with self.connection.inside:
@@ -230,7 +233,7 @@ def _connect(path: str, *, uri: bool) -> ForkSafeConnection:
 
 
 def _enable_wal(connection: sqlite3.Connection, path: str) -> None:
-    """Switch to WAL. Of several processes that do so on a new file at once, SQLite refuses some without waiting."""
+    """Switch to WAL. If several processes do so on a new file, SQLite rejects some without waiting: retry."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -244,14 +247,14 @@ def _enable_wal(connection: sqlite3.Connection, path: str) -> None:
             return
 
 
-CONSTRAINT_ADVICE: Final = "Nothing of its write was kept; the program has a bug, or rows were changed by hand."
+CONSTRAINT_ADVICE: Final = "Its write was rolled back. Halter has a bug, or rows were changed by hand."
 
 LOW_DISK_BYTES: Final = 128 * 1024
-"""With less free space, SQLite may fail to create its files and report only a disk error."""
+"""With less free space, SQLite can fail to create its files and report only a disk error."""
 
 
 class SqliteErrorScope:
-    """A block in which SQLite's errors become sentences."""
+    """A context manager that translates SQLite's errors."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -270,7 +273,7 @@ SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
 
 def translate_sqlite_error(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StoreError:
     if isinstance(error, UnicodeDecodeError):
-        # Python stumbles over what SQLite says of a damaged table whose name is no text any more.
+        # Python cannot decode SQLite's message about a damaged table whose name is not valid UTF-8.
         return make_damaged_error(error.object.decode("utf-8", "replace"), path)
     name = getattr(error, "sqlite_errorname", "")
     text = str(error)
@@ -278,24 +281,26 @@ def translate_sqlite_error(error: sqlite3.Error | UnicodeDecodeError, path: str)
         return RowRefused(f"The store {path} refused a row ({text}). {CONSTRAINT_ADVICE}")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreUnavailable(
-            f"The store {path} is locked by another process. "
-            "Nothing was written; it will be tried again. If it stays so, look for a program that keeps it open."
+            f"The store {path} is locked by another process. Nothing was written; Halter retries automatically. "
+            "If this persists, look for a program that keeps it open."
         )
     if name.startswith("SQLITE_FULL") or (name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")) and is_disk_full(path)):
-        return StoreUnavailable(f"The disk of {path} is full. Nothing was written; free some space and it goes on.")
+        return StoreUnavailable(
+            f"The disk of {path} is full. Nothing was written. Free some space; Halter retries automatically."
+        )
     if name.startswith("SQLITE_READONLY"):
         return make_unwritable_error(path)
     if name.startswith("SQLITE_CANTOPEN"):
         folder = Path(path).parent
-        return StoreUnusable(f"The store {path} cannot be opened: check that {folder} exists and may be written to.")
+        return StoreUnusable(f"Cannot open the store {path}. Check that {folder} exists and is writable.")
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return make_damaged_error(text, path)
     if name.startswith("SQLITE_IOERR"):
-        return StoreUnavailable(f"The disk of {path} failed ({text}). Nothing was written; check the disk.")
+        return StoreUnavailable(f"The disk of {path} failed ({text}). Nothing was written. Check the disk.")
     if text == "no such module: fts5":
         return StoreUnusable(
-            f"SQLite {sqlite3.sqlite_version} of this Python has no full-text search (FTS5), which the store {path} "
-            "needs: use a Python whose SQLite has it."
+            f"SQLite {sqlite3.sqlite_version} of this Python lacks full-text search (FTS5), which the store {path} "
+            "needs. Use a Python build whose SQLite includes FTS5."
         )
     return StoreUnusable(
         f"The store {path} rejected a query ({text}). If its tables were changed by hand, restore it from a backup."
@@ -304,32 +309,32 @@ def translate_sqlite_error(error: sqlite3.Error | UnicodeDecodeError, path: str)
 
 def make_damaged_error(text: str, path: str) -> StoreUnusable:
     return StoreUnusable(
-        f"The store {path} is damaged or not a Halter store ({text}). Restore it from a backup, or name another file."
+        f"The store {path} is damaged or not a Halter store ({text}). Restore it from a backup, or use another file."
     )
 
 
 def make_unwritable_error(path: str) -> StoreUnusable:
-    return StoreUnusable(f"The store {path} cannot be written to: make the file and its folder writable for this user.")
+    return StoreUnusable(f"The store {path} is not writable. Make the file and its folder writable for this user.")
 
 
 def is_disk_full(path: str) -> bool:
     try:
-        disk = os.statvfs(Path(path).parent)
+        stats = os.statvfs(Path(path).parent)
     except (OSError, ValueError):
         return False
-    return disk.f_bavail * disk.f_frsize < LOW_DISK_BYTES
+    return stats.f_bavail * stats.f_frsize < LOW_DISK_BYTES
 
 
 T = TypeVar("T")
 
-MOST_FLAWS_SHOWN: Final = 20
-"""A damaged index misses many rows; a few are enough."""
+MAX_REPORTED_FLAWS: Final = 20
+"""Maximum number of flaws reported: a damaged index can miss many rows."""
 
 
 class SqliteView:
-    def __init__(self, connection: ForkSafeConnection, in_words: SqliteErrorScope) -> None:
+    def __init__(self, connection: ForkSafeConnection, error_scope: SqliteErrorScope) -> None:
         self._connection = connection
-        self._in_words = in_words
+        self._in_words = error_scope
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         return self._read_tolerantly(lambda: run_sqlite_query(self._connection, name, params))
@@ -341,24 +346,24 @@ class SqliteView:
         return self._read_tolerantly(lambda: read_sqlite_blob(self._connection, digest))
 
     def flaws(self) -> Sequence[str]:
-        found = self._read_tolerantly(
-            lambda: self._connection.execute(f"PRAGMA integrity_check({MOST_FLAWS_SHOWN})").fetchall()
+        rows = self._read_tolerantly(
+            lambda: self._connection.execute(f"PRAGMA integrity_check({MAX_REPORTED_FLAWS})").fetchall()
         )
-        return [str(row[0]) for row in found if row != ("ok",)]
+        return [str(row[0]) for row in rows if row != ("ok",)]
 
     def close(self) -> None:
         self._connection.close()
 
-    def _read_tolerantly(self, job: Callable[[], T]) -> T:
-        """Read, also damaged text: verification must not stop at it."""
+    def _read_tolerantly(self, read: Callable[[], T]) -> T:
+        """Read with invalid UTF-8 replaced if necessary: verification must not stop at damaged text."""
         with self._in_words:
             try:
-                return job()
+                return read()
             except sqlite3.OperationalError as error:
                 if "decode" not in str(error):
                     raise
                 self._connection.text_factory = _decode_lenient
-                return job()
+                return read()
 
 
 def run_sqlite_query(connection: ForkSafeConnection, name: str, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -370,7 +375,7 @@ def run_sqlite_query(connection: ForkSafeConnection, name: str, params: Mapping[
 
 
 def read_sqlite_blob(connection: ForkSafeConnection, digest: Digest) -> bytes | None:
-    _, rows = connection.query(load_queries("sqlite/engine.sql")["get"], {"digest": digest})
+    _, rows = connection.query(load_queries("sqlite/engine.sql")["find_blob"], {"digest": digest})
     return rows[0][0] if rows else None
 
 
@@ -380,25 +385,25 @@ def _decode_lenient(text: bytes) -> str:
 
 @cache
 def select_by_keys(count: int) -> str:
-    """The events that earlier writes of so many keys appended."""
+    """Make the statement that selects the events of earlier writes with `count` keys."""
     return load_queries("sqlite/engine.sql")["by_key"].replace("= :key", f"IN ({', '.join('?' * count)})")
 
 
-OLDEST_SQLITE: Final = (3, 37, 0)
+MIN_SQLITE_VERSION: Final = (3, 37, 0)
 TRUNCATE_ATTEMPTS: Final = 50
-"""Attempts to truncate the log while others read it, over a tenth of a second: this holds the write lock."""
+"""Attempts to truncate the log while others read it, over a tenth of a second, since this holds the write lock."""
 
 LEASE_DURATION: Final = 15 * SECOND
 
 
 WITHOUT_INDEX: Final = frozenset((StreamRow, BudgetRow))
-"""Rows that every step changes, in columns that no index has: to compare them would take longer than to write them."""
+"""Rows that every step changes, in columns without an index: comparing them would take longer than writing them."""
 
 
 class SqliteEngine:
     """Rows and events in one SQLite file, shared by any number of processes on one machine."""
 
-    look = None
+    answer_questions = None
 
     def __init__(
         self,
@@ -418,13 +423,13 @@ class SqliteEngine:
         self._lock_seconds = lock_seconds
         self._lease = lease
         self._sql = load_queries("sqlite/engine.sql")
-        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-            message = f"SQLite {sqlite3.sqlite_version} is too old: Halter needs 3.37. Use a newer Python build."
+        if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
+            message = f"SQLite {sqlite3.sqlite_version} is too old. Use a Python build with SQLite 3.37 or later."
             raise StoreUnusable(message)
         with self._in_words:
             self._connection = self._reader = self._connect(path)
         self._looks_first = False
-        self._known = RowCache(self._row)
+        self._row_cache = RowCache(self._row)
         try:
             self._make_ready(new_id)
         except BaseException:
@@ -442,23 +447,23 @@ class SqliteEngine:
         self._position = self._last_position()
 
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
-        """Take the file's write lock, waiting for other processes if `wait`: it covers all rows."""
+        """Take the file's write lock, which covers all rows. With `wait`, waits for other processes."""
         self._lock(wait=wait)
-        known = self._known
-        postponed: set[RowKey] = set()
+        cache = self._row_cache
+        unread: set[RowKey] = set()
         try:
-            loaded = known.load(keys, postponed if writes and not self._looks_first else None)
-            repeats = writes and known.may_repeat(keys, writes)
-            earlier = self._connection.fetch(select_by_keys(len(writes)), writes) if repeats else ()
+            loaded = cache.load(keys, unread if writes and not self._looks_first else None)
+            has_repeats = writes and cache.can_repeat(keys, writes)
+            earlier_rows = self._connection.fetch(select_by_keys(len(writes)), writes) if has_repeats else ()
         except SQLITE_ERRORS as error:
             raise translate_sqlite_error(error, self._path) from error
         now = self._clock()
         return WorkingSet(
             loaded=loaded,
-            now=now if known.latest <= now else find_latest_time(loaded, now),
-            earlier=group_by_write(earlier) if earlier else {},
-            postponed=postponed,
-            look=self._row,
+            now=now if cache.latest <= now else find_latest_time(loaded, now),
+            earlier_by_key=group_by_write(earlier_rows) if earlier_rows else {},
+            unread=unread,
+            read_row=self._row,
         )
 
     def _lock(self, *, wait: bool = True) -> None:
@@ -467,7 +472,7 @@ class SqliteEngine:
         pauses = 0
         while True:
             try:
-                self._known.version = self._connection.take_lock()
+                self._row_cache.version = self._connection.begin_write()
             except sqlite3.Error as error:
                 if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
                     raise translate_sqlite_error(error, self._path) from error
@@ -483,13 +488,13 @@ class SqliteEngine:
     def _row(self, key: RowKey) -> Row | None:
         kind = key[0]
         try:
-            found = self._connection.fetch(make_row_statements(kind).select, key[1:])
+            rows = self._connection.fetch(make_row_statements(kind).select, key[1:])
         except SQLITE_ERRORS as error:
             raise translate_sqlite_error(error, self._path) from error
-        return kind(*found[0]) if found else None
+        return kind(*rows[0]) if rows else None
 
     def save(self, changes: Changes) -> None:
-        """Write all changes into the open transaction, if the blobs that they name exist."""
+        """Write all changes into the open transaction. Raises BlobMissing if one of their blobs does not exist."""
         if changes.blobs:
             with self._in_words:
                 for digest in changes.blobs:
@@ -498,9 +503,9 @@ class SqliteEngine:
         self.write(changes)
 
     def write(self, changes: Changes) -> None:
-        """Write all changes unchecked: a mirror receives what was accepted elsewhere."""
+        """Write all changes without checking blobs, for a mirror of changes that were checked before."""
         try:
-            statements = _group_row_statements(changes, self._known.rows)
+            statements = _group_row_statements(changes, self._row_cache.rows)
             if changes.events:
                 _add_event_statements(statements, changes.events)
             self._connection.execute_all(statements.items())
@@ -508,26 +513,26 @@ class SqliteEngine:
                 self._connection.execute_all(self._list_erasures(changes.erasures))
         except SQLITE_ERRORS as error:
             raise translate_sqlite_error(error, self._path) from error
-        self._known.written = changes
+        self._row_cache.written = changes
 
     def _list_erasures(self, erasures: Sequence[EraseBodies]) -> Iterator[tuple[str, Iterable[Any]]]:
         for erase in erasures:
             params = [{"stream": erase.stream, "through": erase.through}]
             yield self._sql["erase_blobs"], params
             yield self._sql["erase_bodies"], params
-            yield self._sql["erase_snapshot"], [{"session": session_of(erase.stream)}]
+            yield self._sql["erase_snapshot"], [{"session": parse_session_id(erase.stream)}]
 
     def commit(self) -> None:
         try:
             self._connection.fetch("COMMIT")
         except SQLITE_ERRORS as error:
             raise translate_sqlite_error(error, self._path) from error
-        self._known.on_commit()
+        self._row_cache.on_commit()
         self._looks_first = False
 
     def rollback(self) -> None:
-        self._known.forget()
-        # A row that was put unread may have been there already.
+        self._row_cache.forget()
+        # A row that was saved without being read may have existed.
         self._looks_first = True
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
@@ -548,7 +553,7 @@ class SqliteEngine:
         with self._leasing(program_format) as leasing:
             leasing.ask("renew", {"worker": worker, "now": leasing.now, "lease": self._lease})
             leases = leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
-        self._known.drop([(SessionRow, lease.session) for lease in leases])
+        self._row_cache.drop([(SessionRow, lease.session) for lease in leases])
         return leases
 
     def offer(self, limit: int, program_format: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
@@ -567,17 +572,17 @@ class SqliteEngine:
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
         with self._transaction() as execute:
             now = self._clock()
-            renewed = execute(self._sql["renew"], {"worker": worker, "now": now, "lease": self._lease}).fetchall()
+            renewed_rows = execute(self._sql["renew"], {"worker": worker, "now": now, "lease": self._lease}).fetchall()
             for session, data in snapshots.items():
-                execute(self._sql["snapshot"], {"worker": worker, "session": session, "at": now, "data": data})
+                execute(self._sql["save_snapshot"], {"worker": worker, "session": session, "at": now, "data": data})
             if about:
-                execute(self._sql["about"], {"worker": worker, "about": about})
+                execute(self._sql["save_about"], {"worker": worker, "about": about})
                 execute(self._sql["forget_workers"], {"worker": worker, "now": now})
-                execute(self._sql["name_owners"], {"now": now, "lease": self._lease})
-            if renewed == [(0,)]:
+                execute(self._sql["restore_owners"], {"now": now, "lease": self._lease})
+            if renewed_rows == [(0,)]:
                 return HeartbeatReply(now)
-            owned = execute(self._sql["owned"], {"worker": worker}).fetchall()
-            return HeartbeatReply(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
+            owned_rows = execute(self._sql["owned"], {"worker": worker}).fetchall()
+            return HeartbeatReply(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned_rows))
 
     def leave(self, worker: WorkerId) -> None:
         with self._transaction() as execute:
@@ -586,7 +591,7 @@ class SqliteEngine:
     def release(self, lease: Lease) -> None:
         with self._transaction() as execute:
             execute(self._sql["release"], msgspec.structs.asdict(lease))
-        self._known.drop([(SessionRow, lease.session)])
+        self._row_cache.drop([(SessionRow, lease.session)])
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         try:
@@ -596,7 +601,7 @@ class SqliteEngine:
 
     def put(self, digest: Digest, data: bytes) -> None:
         with self._transaction() as execute:
-            execute(self._sql["put"], {"digest": digest, "data": data, "at": self._clock()})
+            execute(self._sql["save_blob"], {"digest": digest, "data": data, "at": self._clock()})
 
     def get(self, digest: Digest) -> bytes | None:
         with self._in_words:
@@ -605,9 +610,9 @@ class SqliteEngine:
     def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
         with self._transaction() as execute:
             for entry in entries:
-                added = execute(self._sql["add_chunk"], msgspec.structs.asdict(entry.chunk))
-                if added.rowcount:
-                    execute(self._sql["add_words"], {"id": added.lastrowid, "words": " ".join(entry.words)})
+                cursor = execute(self._sql["add_chunk"], msgspec.structs.asdict(entry.chunk))
+                if cursor.rowcount:
+                    execute(self._sql["add_words"], {"id": cursor.lastrowid, "words": " ".join(entry.words)})
 
     def show_document(self, document: str, count: int) -> bool:
         with self._transaction() as execute:
@@ -621,26 +626,30 @@ class SqliteEngine:
             execute(self._sql["drop_words"], params)
             return execute(self._sql["drop_chunks"], params).rowcount
 
-    def indexed(self, documents: Sequence[str]) -> frozenset[str]:
+    def find_indexed(self, documents: Sequence[str]) -> frozenset[str]:
         with self._in_words:
-            _, found = self._reader.query(self._sql["indexed"], {"documents": _encode_values(documents)})
-            return frozenset(row[0] for row in found)
+            _, rows = self._reader.query(self._sql["indexed"], {"documents": _encode_values(documents)})
+            return frozenset(row[0] for row in rows)
 
     def chunks(self, document: str) -> Sequence[Chunk]:
         with self._in_words:
             return [Chunk(*row) for row in self._reader.query(self._sql["chunks"], {"document": document})[1]]
 
     def search(
-        self, documents: Sequence[str], names: Sequence[str], limit: int, *, every: bool
+        self, documents: Sequence[str], names: Sequence[str], limit: int, *, match_all: bool
     ) -> Sequence[FoundChunk]:
-        params = {"documents": _encode_values(documents), "query": to_fts5_query(names, every=every), "limit": limit}
+        params = {
+            "documents": _encode_values(documents),
+            "query": to_fts5_query(names, match_all=match_all),
+            "limit": limit,
+        }
         with self._in_words:
             return [FoundChunk(*row) for row in self._reader.query(self._sql["search"], params)[1]]
 
     def view(self) -> StoreView:
-        """Begin to read on a separate connection; an in-memory database has only one.
+        """Open a snapshot on a separate connection; an in-memory database has only one.
 
-        A first query runs at once, since SQLite fixes the snapshot at the first read.
+        A first query runs here, since SQLite fixes the snapshot at the first read.
         """
         with self._in_words:
             connection = self._connection if self._path == ":memory:" else self._connect(self._path)
@@ -657,13 +666,13 @@ class SqliteEngine:
                     execute(make_row_statements(table).clear)
                 for row in rows:
                     execute(make_row_statements(type(row)).insert, astuple(row))
-            self._known.forget()
+            self._row_cache.forget()
         except (RowRefused, OverflowError) as error:
-            message = f"The rows that the events of {self._path} make cannot be right ({error}). Nothing was changed."
+            message = f"The events of {self._path} produce invalid rows ({error}). Nothing was changed."
             raise StoreUnusable(message) from error
 
     def scrub(self) -> bool:
-        """Drop unreferenced blobs and deleted words, and truncate the write-ahead log; a reader can prevent that."""
+        """Drop unreferenced blobs and deleted words, and truncate the write-ahead log, which a reader can prevent."""
         with self._transaction() as execute:
             execute(self._sql["sweep_blobs"], {"before": self._clock() - UNREFERENCED_BLOB_AGE})
             execute(self._sql["merge_words"])
@@ -676,14 +685,14 @@ class SqliteEngine:
         return False
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
-        """Wait, then check whether any other connection has committed since the last check."""
+        """Sleep for `timeout` seconds, then read what other connections have committed since the last call."""
         time.sleep(timeout)
         version = self._data_version(self._reader)
         if version == self._version:
             return []
         self._version = version
         with self._in_words:
-            _, rows = self._reader.query(self._sql["grown"], {"position": self._position})
+            _, rows = self._reader.query(self._sql["grown_streams"], {"position": self._position})
         self._position = max((row[2] for row in rows), default=self._position)
         return [Change(StreamId(row[0]), row[1]) for row in rows]
 
@@ -694,7 +703,7 @@ class SqliteEngine:
             self._connection.close()
 
     def _data_version(self, connection: ForkSafeConnection) -> int:
-        """A number that changes when another connection commits."""
+        """Read a number that changes when another connection commits."""
         with self._in_words:
             return connection.query(DATA_VERSION)[1][0][0]
 
@@ -703,38 +712,38 @@ class SqliteEngine:
             return self._reader.query("SELECT COALESCE(MAX(position), 0) FROM events")[1][0][0]
 
     def _migrate(self, new_id: Callable[[], str]) -> None:
-        known = list_migrations("sqlite")
-        last = known[-1][0]
+        migrations = list_migrations("sqlite")
+        newest = migrations[-1][0]
         if self._read_only:
-            self._reject_older(last)
+            self._reject_older(newest)
             return
         with self._transaction() as execute:
             execute("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
-            version = self._schema_version(last)
-            for number, script in known:
+            version = self._schema_version(newest)
+            for number, script in migrations:
                 if number > version:
                     for statement in split_statements(script):
                         execute(statement)
             if version == 0:
                 execute("INSERT INTO meta VALUES ('store', ?)", (new_id(),))
-            if version < last:
-                execute("INSERT OR REPLACE INTO meta VALUES ('schema', ?)", (str(last),))
+            if version < newest:
+                execute("INSERT OR REPLACE INTO meta VALUES ('schema', ?)", (str(newest),))
 
-    def _schema_version(self, known: int) -> int:
+    def _schema_version(self, newest: int) -> int:
         raw = read_meta_values(run_sqlite_query(self._connection, "meta", {}))
-        return read_schema_version(raw, known, self._path, tables=list_tables(self._connection) != {"meta"})
+        return read_schema_version(raw, newest, self._path, tables=list_tables(self._connection) != {"meta"})
 
-    def _reject_older(self, known: int) -> None:
-        version = self._schema_version(known)
-        if version < known:
+    def _reject_older(self, newest: int) -> None:
+        version = self._schema_version(newest)
+        if version < newest:
             raise StoreUnusable(
-                f"The store {self._path} has schema {version}, and cannot be brought to {known} where it may only be "
-                "read: copy it into a folder that may be written to, and use the copy."
+                f"The store {self._path} has schema version {version} and is read-only, so it cannot be migrated to "
+                f"version {newest}. Copy it into a writable folder, and use the copy."
             )
 
     @contextmanager
     def _transaction(self) -> Generator[Callable[..., sqlite3.Cursor]]:
-        """A transaction beside those of writes. Who changes cached rows in it has them dropped."""
+        """Open a transaction other than those of writes. If it changes cached rows, drop them from the cache."""
         with self._in_words:
             try:
                 self._lock()
@@ -745,28 +754,28 @@ class SqliteEngine:
                 raise
 
 
-def _group_row_statements(changes: Changes, known: Mapping[RowKey, Row | None]) -> dict[str, Iterable[Any]]:
-    """Each statement once, with all its parameters: to begin one costs as much as to execute it.
+def _group_row_statements(changes: Changes, cached_rows: Mapping[RowKey, Row | None]) -> dict[str, Iterable[Any]]:
+    """Group parameters by statement, since preparing a statement costs as much as executing it.
 
-    Of a row that is known only those columns are set that change: SQLite writes every index of a column that is set.
+    For a cached row, only changed columns are set: SQLite writes every index of a column that is set.
     """
-    found: dict[str, Any] = {}
+    statements: dict[str, Any] = {}
     for row in changes.inserts.values():
         kind = type(row)
         values = TO_PARAMETERS.get(kind, astuple)(row)
-        found.setdefault(make_row_statements(kind).insert, []).append(values)
+        statements.setdefault(make_row_statements(kind).insert, []).append(values)
     for key, row in changes.updates.items():
         kind = key[0]
         values = TO_PARAMETERS.get(kind, astuple)(row)
-        before = None if kind in WITHOUT_INDEX else known.get(key)
-        if before is None:
-            found.setdefault(make_row_statements(kind).update, []).append(values)
-        elif any(differs := [*map(ne, values, astuple(before))]):
-            columns = tuple(compress(kind.__struct_fields__, differs))
-            found.setdefault(make_update(kind, columns), []).append((*compress(values, differs), *key[1:]))
+        cached_row = None if kind in WITHOUT_INDEX else cached_rows.get(key)
+        if cached_row is None:
+            statements.setdefault(make_row_statements(kind).update, []).append(values)
+        elif any(differences := [*map(ne, values, astuple(cached_row))]):
+            columns = tuple(compress(kind.__struct_fields__, differences))
+            statements.setdefault(make_update(kind, columns), []).append((*compress(values, differences), *key[1:]))
     for key in changes.deletes:
-        found.setdefault(make_row_statements(key[0]).delete, []).append(key[1:])
-    return found
+        statements.setdefault(make_row_statements(key[0]).delete, []).append(key[1:])
+    return statements
 
 
 def read_stored_event(row: Sequence[Any]) -> Stored:
@@ -774,11 +783,11 @@ def read_stored_event(row: Sequence[Any]) -> Stored:
 
 
 def group_by_write(rows: Iterable[Sequence[Any]]) -> dict[str, tuple[Stored, ...]]:
-    found: dict[str, tuple[Stored, ...]] = {}
+    events_by_key: dict[str, tuple[Stored, ...]] = {}
     for row in rows:
         event = read_stored_event(row)
-        found[event.key] = (*found.get(event.key, ()), event)
-    return found
+        events_by_key[event.key] = (*events_by_key.get(event.key, ()), event)
+    return events_by_key
 
 
 def _encode_values(values: Iterable[str | int]) -> str:
@@ -786,12 +795,12 @@ def _encode_values(values: Iterable[str | int]) -> str:
 
 
 def to_event_columns(event: Stored) -> tuple[Any, ...]:
-    """All fields but the decoded event, in the order of the columns."""
+    """Return all fields except the decoded event, in the order of the columns."""
     return astuple(event)[:-1]
 
 
 NULL: Final = math.nan
-"""SQLite has no NaN and keeps NULL. Before Python binds None, it looks for an adapter, as it does for `bytes`."""
+"""SQLite stores NaN as NULL. Binding None or `bytes` is slower, since Python looks for an adapter first."""
 
 
 def _to_head_parameters(row: StreamRow) -> tuple[Any, ...]:
@@ -812,7 +821,7 @@ TO_PARAMETERS: Final[Mapping[type[Row], Callable[[Any], tuple[Any, ...]]]] = {
     HoldRow: _to_hold_parameters,
     BudgetRow: _to_budget_parameters,
 }
-"""Rows of every step with `bytes` or None, which cost as much to bind as those of an event."""
+"""Conversions for the rows of every step that have `bytes` or None, which are slow to bind."""
 
 
 EVENTS_PER_STATEMENT: Final = 16
@@ -822,18 +831,20 @@ _BLOB_OF: Final = attrgetter("blob")
 
 
 def _add_event_statements(statements: dict[str, Any], events: Sequence[Stored]) -> None:
-    """Several events in one statement, in their order. Each None or `bytes` costs more to bind than a copy."""
-    blobs = any(map(_BLOB_OF, events))
+    """Add statements that insert several events each, in order. Binding None or `bytes` costs more than a copy."""
+    has_blobs = any(map(_BLOB_OF, events))
     values: list[Any] = []
     for event in events:
         body, salt = event.body, event.salt
         values += event.stream, event.seq, event.kind, event.version, event.at, event.generation, event.key
-        if blobs:
+        if has_blobs:
             values.append(event.blob)
         values += bytearray(event.facts), NULL if body is None else bytearray(body)
         values += NULL if salt is None else bytearray(salt), bytearray(event.digest), bytearray(event.hash)
-    columns = EVENT_COLUMNS if blobs else COLUMNS_WITHOUT_BLOB
+    columns = EVENT_COLUMNS if has_blobs else COLUMNS_WITHOUT_BLOB
     limit = EVENTS_PER_STATEMENT * len(columns)
     for start in range(0, len(values), limit):
-        some = values[start : start + limit]
-        statements.setdefault(make_insert("events", columns, len(some) // len(columns)), []).append(some)
+        statement_values = values[start : start + limit]
+        statements.setdefault(make_insert("events", columns, len(statement_values) // len(columns)), []).append(
+            statement_values
+        )

@@ -1,4 +1,4 @@
-"""The store that every layer above sees: one writer that commits what waits together.
+"""The store that all layers above use: one writer, which commits concurrent writes in one transaction.
 
 Also: blobs, searches, and retries while the store is unavailable.
 """
@@ -26,7 +26,7 @@ from halter.core.errors import LeaseLost, RowRefused, StoreError, StoreUnavailab
 from halter.core.events import SESSION_FORMAT
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.ports import (
-    EVERY_STREAM,
+    ALL_STREAMS,
     AgentConcurrency,
     Change,
     Chunk,
@@ -61,27 +61,27 @@ from halter.journal.engine import (
 T = TypeVar("T")
 
 ReportProblem = Callable[[str], None]
-"""Receives a sentence about what is wrong with the store, or an empty one when it is available again."""
+"""Receives a description of the store's problem, or an empty text when the store is available again."""
 
-SHORTEST_PAUSE: Final = SECOND // 20
-LONGEST_PAUSE: Final = SECOND
+MIN_PAUSE: Final = SECOND // 20
+MAX_PAUSE: Final = SECOND
 
 
 def ignore_problem(_: str) -> None: ...
 
 
 class StoreProblem:
-    """What is wrong with a store, shared by all retrying handles of a process."""
+    """The current problem of a store, shared by all retrying handles of a process."""
 
-    def __init__(self, tell: ReportProblem = ignore_problem) -> None:
-        self.tell = tell
+    def __init__(self, report: ReportProblem = ignore_problem) -> None:
+        self.report = report
         self.waiting = 0
         self.problem = ""
 
     def set_problem(self, problem: str) -> None:
         if problem != self.problem:
             self.problem = problem
-            self.tell(problem)
+            self.report(problem)
 
     def clear(self) -> None:
         """Clear the problem after a success, unless other calls still wait for the store."""
@@ -90,43 +90,43 @@ class StoreProblem:
 
 
 class StoreRetry:
-    """Repeats a call that failed because the store was unavailable, until it succeeds or its task is cancelled.
+    """Retries a call while the store is unavailable, until it succeeds or its task is cancelled.
 
-    Repeating is harmless: a write that was committed without an answer is recognised by its key.
+    This is safe: a write that was committed without an answer is recognized by its key.
     """
 
     def __init__(self, clock: Clock, trouble: StoreProblem) -> None:
         self._clock = clock
         self.trouble = trouble
 
-    async def repeat(self, use: Callable[[], Awaitable[T]], away: StoreUnavailable) -> T:
-        self.trouble.set_problem(str(away))
+    async def repeat(self, operation: Callable[[], Awaitable[T]], error: StoreUnavailable) -> T:
+        self.trouble.set_problem(str(error))
         self.trouble.waiting += 1
         try:
-            answer = await self._retry(use)
+            answer = await self._retry(operation)
         finally:
             self.trouble.waiting -= 1
         self.trouble.clear()
         return answer
 
-    async def _retry(self, use: Callable[[], Awaitable[T]]) -> T:
-        pause = SHORTEST_PAUSE
+    async def _retry(self, operation: Callable[[], Awaitable[T]]) -> T:
+        pause = MIN_PAUSE
         while True:
             await self._clock.sleep(pause)
             try:
-                return await use()
-            except StoreUnavailable as away:
-                self.trouble.set_problem(str(away))
-            pause = min(2 * pause, LONGEST_PAUSE)
+                return await operation()
+            except StoreUnavailable as error:
+                self.trouble.set_problem(str(error))
+            pause = min(2 * pause, MAX_PAUSE)
 
 
-LARGEST_BATCH: Final = 256
+MAX_BATCH_WRITES: Final = 256
 """Writes per transaction: enough to share a sync, few enough to keep locks short."""
 
-MOST_PENDING_HINTS: Final = 1024
-"""Commits of which a reader that lags has not heard yet."""
+MAX_PENDING_HINTS: Final = 1024
+"""Maximum number of unread hints of a follower; more are dropped."""
 WATCH_INTERVAL_SECONDS: Final = 0.05
-MOST_CHUNKS_FOUND: Final = 1000
+MAX_FOUND_CHUNKS: Final = 1000
 
 CHUNKS_PER_WRITE: Final = 200
 """Chunks per transaction: other writers wait for a fraction of a second."""
@@ -146,29 +146,29 @@ SHORT_QUERIES: Final = frozenset(
         "kept_context",
     )
 )
-"""Queries of one row, of a short table, or of what a prompt has room for: they take less time than waking a thread."""
+"""Queries of one row, a short table, or what fits into a prompt: they take less time than waking a thread."""
 
 SALTS_DRAWN: Final = 256
-"""How many salts are drawn at once: one alone takes a system call."""
+"""Number of salts drawn with one system call."""
 _SALTS: Final = struct.Struct(f"{SALT_BYTES}s" * SALTS_DRAWN)
 
 DONE_BEFORE_YIELD: Final = 16
-"""How many reads and writes in the caller's thread come before other tasks get a turn."""
+"""Number of reads and writes in the caller's thread before it yields to other tasks."""
 
 INDEX_ATTEMPTS: Final = 25
-"""Attempts to write a document while others, who index it as well, drop what was there before."""
-MOST_DECISION_ATTEMPTS: Final = 20
-"""How often a transaction is decided again because another process had just inserted one of its rows."""
+"""Attempts to write a document while other processes that index it too drop its earlier chunks."""
+MAX_DECISION_ATTEMPTS: Final = 20
+"""Attempts to apply a transaction when other processes insert the same rows."""
 
 
 class _SaltPool:
-    """Random salts, drawn from the system many at a time; a copy of the process begins with none. For one writer."""
+    """Random salts for one writer, drawn from the system in batches. A forked process starts with none."""
 
     def __init__(self) -> None:
         self.drawn: list[bytes] = []
         _POOLS.add(self)
 
-    def take(self) -> list[bytes]:
+    def draw_batch(self) -> list[bytes]:
         self.drawn[:] = _SALTS.unpack(os.urandom(_SALTS.size))
         return self.drawn
 
@@ -178,15 +178,15 @@ os.register_at_fork(after_in_child=lambda: [pool.drawn.clear() for pool in _POOL
 
 
 def draw_salts() -> Iterator[bytes]:
-    """Salts without end. A list that was emptied is at its end for its iterator, too: then new ones are drawn."""
-    return chain.from_iterable(iter(_SaltPool().take, None))
+    """Return an endless iterator of salts. After a fork empties the current batch, it draws a new one."""
+    return chain.from_iterable(iter(_SaltPool().draw_batch, None))
 
 
 class Observer(Protocol):
-    """Runs on the writer thread after commit; must not raise or block."""
+    """Receives committed events on the writer thread. It must not raise or block."""
 
     @property
-    def every_seconds(self) -> float: ...
+    def interval_seconds(self) -> float: ...
 
     def on_commit(self, events: Sequence[Stored]) -> None: ...
 
@@ -194,21 +194,21 @@ class Observer(Protocol):
 
 
 class LateReading:
-    """Events that are read when they are asked for, once."""
+    """Events that are read at the first call, and kept."""
 
-    __slots__ = ("__weakref__", "_found", "_read")
+    __slots__ = ("__weakref__", "_events", "_read")
 
     def __init__(self, read: Callable[[], Sequence[Stored]]) -> None:
         self._read: Callable[[], Sequence[Stored]] | None = read
-        self._found: Sequence[Stored] = ()
+        self._events: Sequence[Stored] = ()
 
     def __call__(self) -> Sequence[Stored]:
         if self._read is not None:
-            self._found, self._read = self._read(), None
-        return self._found
+            self._events, self._read = self._read(), None
+        return self._events
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy needs no store."""
+        """Pickle the events themselves: a copy has no store."""
         return (partial, (list, self()))
 
 
@@ -220,74 +220,74 @@ class _Journal:
     ) -> None:
         self.engine = engine
         self.inline = inline
-        # A server is always waited for, which the thread of the event loop never does.
-        self._decides_here = engine.look is None
+        # A server always makes the caller wait, which the thread of the event loop must not.
+        self._decides_here = engine.answer_questions is None
         self._salts = salts
         self._applier = applier
         self.observers = observers
         self._waiting: deque[tuple[Write, asyncio.Future[Committed]]] = deque()
         self._busy = False
         self._reading = 0
-        self._asked: deque[tuple[Question, asyncio.Future[Sequence[Any]]]] = deque()
-        self._looking = False
-        # Now and then, since what is done in this thread does not wait: a loop of it would let no other task run.
+        self._questions: deque[tuple[Question, asyncio.Future[Sequence[Any]]]] = deque()
+        self._is_answering = False
+        # Work in this thread never waits, so a loop of it would starve other tasks without a regular yield.
         self._is_others_turn = cycle([False] * (DONE_BEFORE_YIELD - 1) + [True])
         self._last_task: asyncio.Task[Any] | None = None
         self._writing_now = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "halter-journal-writer")
         self._reader = ThreadPoolExecutor(1, "halter-journal-reader")
-        # A thread of its own: jobs of the writer wait until what was decided here is durable.
+        # A separate thread: the writer's jobs wait until what was applied in the event loop's thread is durable.
         self._syncer = ThreadPoolExecutor(1, "halter-journal-sync")
-        # A thread of its own: the shared ones may all be stuck, and the writes of other processes would go unheard.
+        # A separate thread: if all shared ones were stuck, changes of other processes would not be noticed.
         self._watching = ThreadPoolExecutor(1, "halter-journal-watcher")
         self._timers: dict[Observer, asyncio.TimerHandle] = {}
-        # Not a set: followers are told in one order, so that a run can be replayed.
+        # A dict keeps the order in which followers are notified, so that a simulation can be replayed.
         self._followers: dict[asyncio.Queue[Sequence[Change]], Callable[[Change], bool]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self.late = WeakSet[LateReading]()
-        """Read before the engine is closed, if they are still wanted."""
+        """Reads that are still referenced are completed before the engine is closed."""
         self._closed = False
 
     async def commit(self, write: Write, retry: StoreRetry | None = None) -> Committed:
-        """Commit at once for a task that commits alone; what several tasks write together shares a transaction.
+        """Commit a write: in this thread if only one task commits, else queued, to share a transaction with others.
 
-        With a `retry` it is repeated while the store is unavailable.
+        With `retry`, it is retried while the store is unavailable.
         """
         try:
-            alone = self.inline
-            if not alone and self._decides_here:
-                task, last = asyncio.current_task(), self._last_task
+            is_alone = self.inline
+            if not is_alone and self._decides_here:
+                task, last_task = asyncio.current_task(), self._last_task
                 self._last_task = task
-                if task is last and not self._busy and (self._timers or not self.observers):
-                    alone = True
+                if task is last_task and not self._busy and (self._timers or not self.observers):
+                    is_alone = True
                     if next(self._is_others_turn):
                         await asyncio.sleep(0)
-            answers = self.run([write], wait=self.inline) if alone else ()
+            answers = self.run([write], wait=self.inline) if is_alone else ()
             committed = answers[0] if answers else await self.enqueue(write)
             if isinstance(committed, LeaseLost):
                 raise committed
             if answers and self._followers:
                 self._hint([committed])
-        except StoreUnavailable as away:
+        except StoreUnavailable as error:
             if retry is None:
                 raise
-            return await retry.repeat(partial(self.commit, write), away)
+            return await retry.repeat(partial(self.commit, write), error)
         if retry is not None and retry.trouble.problem:
             retry.trouble.clear()
         return committed
 
     def enqueue(self, write: Write) -> asyncio.Future[Committed]:
-        """Queue a write: what waits together shares a transaction."""
+        """Queue a write. Queued writes share a transaction."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Committed] = loop.create_future()
+        future: asyncio.Future[Committed] = loop.create_future()
         if not self._timers:
             for observer in self.observers:
                 self._set_timer(observer)
-        self._waiting.append((write, answer))
+        self._waiting.append((write, future))
         if not self._busy:
             self._busy = True
             loop.call_soon(self._flush)
-        return answer
+        return future
 
     async def write(self, job: Callable[[], T]) -> T:
         """Run a job that must not overlap a transaction."""
@@ -303,7 +303,7 @@ class _Journal:
         )
 
     async def read(self, job: Callable[[], T], *, short: bool = False) -> T:
-        """Run a job that may overlap a transaction; a short one in this thread, unless the reader is at work."""
+        """Run a job that can overlap a transaction: in this thread if it is short and the reader is idle."""
         if self.inline:
             return job()
         if short and self._decides_here and not self._reading:
@@ -316,20 +316,20 @@ class _Journal:
         finally:
             self._reading -= 1
 
-    async def look(self, question: Question, *, short: bool) -> Sequence[Any]:
-        """Answer a question; what several tasks ask of a server at the same time shares a round trip."""
-        if self.inline or self.engine.look is None:
+    async def answer_question(self, question: Question, *, short: bool) -> Sequence[Any]:
+        """Answer a question. Concurrent questions to a server share a round trip."""
+        if self.inline or self.engine.answer_questions is None:
             return await self.read(partial(question.ask, self.engine), short=short)
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Sequence[Any]] = loop.create_future()
-        self._asked.append((question, answer))
-        if not self._looking:
-            self._looking = True
-            loop.call_soon(self._answer_together, self.engine.look)
-        return await answer
+        future: asyncio.Future[Sequence[Any]] = loop.create_future()
+        self._questions.append((question, future))
+        if not self._is_answering:
+            self._is_answering = True
+            loop.call_soon(self._answer_together, self.engine.answer_questions)
+        return await future
 
-    def _answer_together(self, look: AnswerTogether) -> None:
-        batch = [self._asked.popleft() for _ in range(min(LARGEST_BATCH, len(self._asked)))]
+    def _answer_together(self, answer_questions: AnswerTogether) -> None:
+        batch = [self._questions.popleft() for _ in range(min(MAX_BATCH_WRITES, len(self._questions)))]
 
         def resolve_all(answers: Sequence[Sequence[Any] | BaseException]) -> None:
             for (_, future), answer in zip(batch, answers, strict=True):
@@ -339,14 +339,16 @@ class _Journal:
                     future.set_exception(answer)
                 else:
                     future.set_result(answer)
-            if self._asked:
-                self._answer_together(look)
+            if self._questions:
+                self._answer_together(answer_questions)
             else:
-                self._looking = False
+                self._is_answering = False
 
         questions = [question for question, _ in batch]
         try:
-            job = asyncio.get_running_loop().run_in_executor(self._reader, _answer_together, look, questions)
+            job = asyncio.get_running_loop().run_in_executor(
+                self._reader, _answer_together, answer_questions, questions
+            )
         except RuntimeError as closed:
             resolve_all([closed] * len(batch))
         else:
@@ -363,16 +365,16 @@ class _Journal:
         return study_alone() if self.inline else await asyncio.to_thread(study_alone)
 
     async def changes(self, matters: Callable[[Change], bool]) -> AsyncIterator[Change]:
-        hints: asyncio.Queue[Sequence[Change]] = asyncio.Queue(MOST_PENDING_HINTS)
-        self._followers[hints] = matters
+        queue: asyncio.Queue[Sequence[Change]] = asyncio.Queue(MAX_PENDING_HINTS)
+        self._followers[queue] = matters
         if self._watcher is None and not self.inline:
             self._watcher = asyncio.create_task(self._watch(), name="halter-journal-watcher")
         try:
             while True:
-                for change in await hints.get():
+                for change in await queue.get():
                     yield change
         finally:
-            del self._followers[hints]
+            del self._followers[queue]
 
     async def close(self) -> None:
         if self._closed:
@@ -388,9 +390,9 @@ class _Journal:
         for reading in [*self.late]:
             with suppress(StoreError):
                 await self.read(reading)
-        # A read that is asked for or under way must not find the engine closed.
-        if self._asked:
-            await asyncio.wait([answer for _, answer in self._asked])
+        # Queued and running reads must not find the engine closed.
+        if self._questions:
+            await asyncio.wait([future for _, future in self._questions])
         await asyncio.get_running_loop().run_in_executor(self._writer, self._reader.shutdown)
         await self.write(self.engine.close)
         self._writer.shutdown()
@@ -399,67 +401,67 @@ class _Journal:
     def run(self, writes: Sequence[Write], *, wait: bool = True) -> list[WriteAnswer]:
         """Commit several writes in one transaction, each as if alone, and notify the observers.
 
-        A lost lease fails only its own write; any other error undoes all of them. Where it would have to wait and must
-        not, nothing is done, and there are no answers.
+        A lost lease fails only its own write; any other error rolls back all of them. Without `wait`, if the store is
+        busy, nothing is done and the result is empty.
         """
         if not self._writing_now.acquire(wait):
             return []
         try:
             try:
-                answers, fresh = self._decide(writes, wait=wait)
+                answers, new_events = self._decide(writes, wait=wait)
             except (Conflict, RowRefused) as error:
-                answers, fresh = self._decide_again(writes, error, wait=wait)
+                answers, new_events = self._decide_again(writes, error, wait=wait)
         except Busy:
             return []
         finally:
             self._writing_now.release()
         if self.observers:
-            self._notify_observers(fresh)
+            self._notify_observers(new_events)
         return answers
 
     def _decide(
         self, writes: Sequence[Write], *, wait: bool, commits: bool = True
     ) -> tuple[list[WriteAnswer], list[Stored]]:
-        """Do the writes in a transaction, and commit it unless another thread will; on an error all are undone."""
+        """Apply the writes in a transaction, and commit it unless another thread will. An error rolls back all."""
         engine = self.engine
-        keys, needed = list_needs(writes)
+        keys, row_keys = list_needs(writes)
         if not (text := "".join(keys)).isascii() or "\x00" in text:
             writes = [_clean_write_keys(write) for write in writes]
-            keys, needed = list_needs(writes)
+            keys, row_keys = list_needs(writes)
         try:
-            rows = engine.begin(needed, keys, wait=wait)
+            working_set = engine.begin(row_keys, keys, wait=wait)
             answers: list[WriteAnswer] = []
             for write in writes:
-                answers.append(self._applier(write, rows, self._salts))  # noqa: PERF401 It is one frame less.
-            if rows.events:
-                engine.save(rows)
+                answers.append(self._applier(write, working_set, self._salts))  # noqa: PERF401 It is one frame less.
+            if working_set.events:
+                engine.save(working_set)
             if commits:
                 engine.commit()
         except BaseException:
             engine.rollback()
             raise
-        return answers, rows.events
+        return answers, working_set.events
 
     def _decide_again(
         self, writes: Sequence[Write], error: Conflict | RowRefused, *, wait: bool
     ) -> tuple[list[WriteAnswer], list[Stored]]:
-        """A row that another process inserted meanwhile can make a decision that fits no row: look again."""
-        refused = isinstance(error, RowRefused)
-        for _ in range(MOST_DECISION_ATTEMPTS - 1):
+        """Apply again after an error: a row that another process inserted meanwhile can invalidate a decision."""
+        was_refused = isinstance(error, RowRefused)
+        for _ in range(MAX_DECISION_ATTEMPTS - 1):
             try:
                 return self._decide(writes, wait=wait)
             except Conflict:
                 pass
             except RowRefused:
-                if refused:
+                if was_refused:
                     raise
-                refused = True
+                was_refused = True
         raise StoreUnavailable(
-            f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just inserted; try it again."
+            f"Could not commit in {MAX_DECISION_ATTEMPTS} attempts: other processes inserted the same rows. Try again."
         )
 
-    def _sync(self, answers: list[WriteAnswer], fresh: list[Stored]) -> list[WriteAnswer]:
-        """Make durable, in a thread of its own, what was decided in the thread of the event loop."""
+    def _sync(self, answers: list[WriteAnswer], new_events: list[Stored]) -> list[WriteAnswer]:
+        """Commit, in the sync thread, what was applied in the thread of the event loop."""
         try:
             self.engine.commit()
         except BaseException:
@@ -467,24 +469,24 @@ class _Journal:
             raise
         finally:
             self._writing_now.release()
-        self._notify_observers(fresh)
+        self._notify_observers(new_events)
         return answers
 
-    def _notify_observers(self, fresh: list[Stored]) -> None:
-        for observer in self.observers if fresh else ():
-            observer.on_commit(fresh)
+    def _notify_observers(self, new_events: list[Stored]) -> None:
+        for observer in self.observers if new_events else ():
+            observer.on_commit(new_events)
 
     def _set_timer(self, observer: Observer) -> None:
-        later = asyncio.get_running_loop().call_later
-        self._timers[observer] = later(observer.every_seconds, self._time_came, observer)
+        call_later = asyncio.get_running_loop().call_later
+        self._timers[observer] = call_later(observer.interval_seconds, self._time_came, observer)
 
     def _time_came(self, observer: Observer) -> None:
         self._set_timer(observer)
         asyncio.get_running_loop().run_in_executor(self._writer, observer.flush)
 
     def _flush(self) -> None:
-        """Commit what waits. This thread decides, which is cheaper than waking another; what fails is tried there."""
-        batch = [self._waiting.popleft() for _ in range(min(LARGEST_BATCH, len(self._waiting)))]
+        """Commit the queued writes: in this thread if possible, which is cheaper than waking the writer, else there."""
+        batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH_WRITES, len(self._waiting)))]
         writes = [write for write, _ in batch]
         if self._decides_here and self._flush_here(batch, writes):
             return
@@ -492,7 +494,7 @@ class _Journal:
         attempt.add_done_callback(lambda done: self._wrote(batch, done))
 
     def _flush_here(self, batch: list[tuple[Write, asyncio.Future[Committed]]], writes: list[Write]) -> bool:
-        """Decide in this thread, unless another is at work; return whether that was done."""
+        """Apply writes in this thread. Returns False, having done nothing, if the store is busy or a batch fails."""
         if len(batch) == 1:
             answers: Sequence[WriteAnswer | Exception]
             try:
@@ -506,24 +508,24 @@ class _Journal:
             return True
         if not self._writing_now.acquire(blocking=False):
             return False
-        # Two threads that take turns at every statement are in each other's way: only the sync is another's.
+        # Two threads that alternate at every statement slow each other down, so only the sync runs in another.
         try:
-            decided = self._decide(writes, wait=False, commits=False)
+            outcome = self._decide(writes, wait=False, commits=False)
         except BaseException as error:
             self._writing_now.release()
             if not isinstance(error, Exception):
                 raise
             return False
-        attempt = asyncio.get_running_loop().run_in_executor(self._syncer, self._sync, *decided)
+        attempt = asyncio.get_running_loop().run_in_executor(self._syncer, self._sync, *outcome)
         attempt.add_done_callback(lambda done: self._wrote(batch, done))
         return True
 
     def _wrote(
-        self, batch: list[tuple[Write, asyncio.Future[Committed]]], done: asyncio.Future[list[WriteAnswer]]
+        self, batch: list[tuple[Write, asyncio.Future[Committed]]], attempt: asyncio.Future[list[WriteAnswer]]
     ) -> None:
-        error = done.exception()
+        error = attempt.exception()
         if error is None or len(batch) == 1 or isinstance(error, (StoreUnavailable, StoreUnusable)):
-            self._answer(batch, _read_answers(done, len(batch)))
+            self._answer(batch, _read_answers(attempt, len(batch)))
             self._wait_until_flushed()
         else:
             self._write_one_by_one(batch)
@@ -531,10 +533,10 @@ class _Journal:
     def _write_one_by_one(self, batch: list[tuple[Write, asyncio.Future[Committed]]]) -> None:
         """Give each write of a failed batch its own transaction, so that only the culprit fails."""
         loop = asyncio.get_running_loop()
-        for write, answer in batch:
+        for write, future in batch:
             attempt = loop.run_in_executor(self._writer, self.run, [write])
-            alone = [(write, answer)]
-            attempt.add_done_callback(lambda done, alone=alone: self._answer(alone, _read_answers(done)))
+            single = [(write, future)]
+            attempt.add_done_callback(lambda done, single=single: self._answer(single, _read_answers(done)))
         self._wait_until_flushed()
 
     def _answer(
@@ -556,32 +558,34 @@ class _Journal:
             self._busy = False
 
     def _hint(self, answers: Sequence[Committed]) -> None:
-        """Tell the followers, all at once, of each stream that grew, with the first of its new events."""
+        """Publish each stream that grew to the followers, with the number of the first new event."""
         if self._followers:
-            grown = {event.stream: event.seq for answer in reversed(answers) for event in reversed(answer.fresh())}
-            self._publish([Change(*each) for each in reversed(grown.items())])
+            seq_by_stream = {
+                event.stream: event.seq for answer in reversed(answers) for event in reversed(answer.fresh())
+            }
+            self._publish([Change(*each) for each in reversed(seq_by_stream.items())])
 
     def _publish(self, changes: Sequence[Change]) -> None:
-        for follower, matters in self._followers.items() if changes else ():
-            told = list(filter(matters, changes))
-            if told and not follower.full():
-                follower.put_nowait(told)
+        for queue, matters in self._followers.items() if changes else ():
+            relevant_changes = list(filter(matters, changes))
+            if relevant_changes and not queue.full():
+                queue.put_nowait(relevant_changes)
 
     async def _watch(self) -> None:
         while not self._closed:
             try:
-                look = partial(self.engine.wait_for_others, WATCH_INTERVAL_SECONDS)
-                self._publish(await asyncio.get_running_loop().run_in_executor(self._watching, look))
-            except Exception:  # noqa: BLE001  a watcher that ends leaves every follower deaf
-                self._publish([Change(EVERY_STREAM, 0)])
+                wait = partial(self.engine.wait_for_others, WATCH_INTERVAL_SECONDS)
+                self._publish(await asyncio.get_running_loop().run_in_executor(self._watching, wait))
+            except Exception:  # noqa: BLE001  without the watcher, no follower would be notified
+                self._publish([Change(ALL_STREAMS, 0)])
                 await asyncio.sleep(WATCH_INTERVAL_SECONDS)
 
 
 class JournalStore:
     """A store over an engine.
 
-    With `inline`, everything runs in the caller's thread, as simulation wants it. Otherwise one thread writes: what
-    arrives while it is busy shares its next transaction, and a lone write skips the thread altogether.
+    With `inline`, everything runs in the caller's thread, for simulations. Otherwise one thread writes: writes that
+    arrive while it is busy share its next transaction. A write without concurrent ones runs in the caller's thread.
     """
 
     def __init__(
@@ -600,10 +604,10 @@ class JournalStore:
         self._patient: tuple[Clock, StoreProblem, Self] | None = None
 
     def patient(self, clock: Clock, trouble: StoreProblem | None = None) -> Self:
-        """A handle on the same store that waits while the store is unavailable, instead of raising."""
-        known = self._patient
-        if known is not None and known[0] is clock and known[1] is trouble:
-            return known[2]
+        """Return a handle on the same store that waits while the store is unavailable, instead of raising."""
+        cached = self._patient
+        if cached is not None and cached[0] is clock and cached[1] is trouble:
+            return cached[2]
         handle, trouble = copy.copy(self), trouble or StoreProblem()
         handle.retry = StoreRetry(clock, trouble)
         self._patient = (clock, trouble, handle)
@@ -617,12 +621,12 @@ class JournalStore:
 
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
         question = StreamPage(StreamId(clean(stream)), after, limit)
-        return await self._patiently(partial(self._journal.look, question, short=True))
+        return await self._patiently(partial(self._journal.answer_question, question, short=True))
 
     async def read_later(self, stream: StreamId, head: int) -> Callable[[], Sequence[Stored]]:
-        if self._engine.look is not None:
-            found = await self.read(stream, 0, head)
-            return LateReading(lambda: found)
+        if self._engine.answer_questions is not None:
+            events = await self.read(stream, 0, head)
+            return LateReading(lambda: events)
         reading = LateReading(partial(self._engine.read, StreamId(clean(stream)), 0, head))
         self._journal.late.add(reading)
         return reading
@@ -648,15 +652,17 @@ class JournalStore:
         await self._write(lambda: self._engine.leave(worker))
 
     async def release(self, lease: Lease) -> None:
-        # Nobody may wait any more for a write that is queued and takes this lease: it comes first.
+        # The caller of a queued write that takes this lease may have been cancelled: that write must come first.
         await self.commit(Write(lease.stream, "", lambda _: ()))
         await self._write(lambda: self._engine.release(lease))
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
-        params = {name: clean(given) if isinstance(given, str) else given for name, given in query.params.items()}
-        look = partial(self._journal.look, NamedQuery(query.name, params), short=query.name in SHORT_QUERIES)
-        found = await self._patiently(look)
-        return [msgspec.convert(row, query.row, strict=False) for row in found] if found else []
+        params = {name: clean(value) if isinstance(value, str) else value for name, value in query.params.items()}
+        read_rows = partial(
+            self._journal.answer_question, NamedQuery(query.name, params), short=query.name in SHORT_QUERIES
+        )
+        rows = await self._patiently(read_rows)
+        return [msgspec.convert(row, query.row, strict=False) for row in rows] if rows else []
 
     async def now(self) -> int:
 
@@ -680,26 +686,26 @@ class JournalStore:
         return data
 
     async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
-        """Keep a document's chunks, written in portions so that other writers do not wait long."""
+        """Save a document's chunks, in several transactions so that other writers do not wait long."""
         await self._patiently(lambda: self._index(clean(document), chunks))
 
     async def _index(self, name: str, chunks: Sequence[Chunk]) -> None:
-        if name in await self._journal.read(lambda: self._engine.indexed([name])):
+        if name in await self._journal.read(lambda: self._engine.find_indexed([name])):
             return
-        made = (
+        entries = (
             index_chunks(name, chunks) if self._journal.inline else await asyncio.to_thread(index_chunks, name, chunks)
         )
         await self._forget(name)
         for _ in range(INDEX_ATTEMPTS):
-            for start in range(0, len(made), CHUNKS_PER_WRITE):
-                portion = made[start : start + CHUNKS_PER_WRITE]
+            for start in range(0, len(entries), CHUNKS_PER_WRITE):
+                portion = entries[start : start + CHUNKS_PER_WRITE]
                 await self._journal.write(partial(self._engine.add_chunks, name, portion))
-            if await self._journal.write(partial(self._engine.show_document, name, len(made))):
+            if await self._journal.write(partial(self._engine.show_document, name, len(entries))):
                 return
-        raise StoreUnavailable(f"The document {name} was forgotten whenever it was written; it may be tried again.")
+        raise StoreUnavailable(f"Other processes dropped document {name} whenever it was indexed. Try again.")
 
     async def forget(self, document: str) -> None:
-        """Drop a document's chunks; it is hidden from the first moment on."""
+        """Drop a document's chunks. Searches ignore it from the first transaction on."""
         await self._patiently(lambda: self._forget(clean(document)))
 
     async def _forget(self, name: str) -> None:
@@ -707,39 +713,41 @@ class JournalStore:
         while await self._journal.write(drop) == CHUNKS_PER_WRITE:
             pass
 
-    async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        return await self._read(lambda: self._engine.indexed([clean(document) for document in documents]))
+    async def find_indexed(self, documents: Sequence[str]) -> frozenset[str]:
+        return await self._read(lambda: self._engine.find_indexed([clean(document) for document in documents]))
 
     async def chunks(self, document: str) -> Sequence[Chunk]:
         return await self._read(lambda: self._engine.chunks(clean(document)))
 
-    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
-        """Chunks with all of the words, or if there are none, with any."""
-        named = [clean(document) for document in documents]
-        most = max(0, min(limit, MOST_CHUNKS_FOUND))
+    async def search(self, documents: Sequence[str], query: str, limit: int) -> Sequence[FoundChunk]:
+        """Search for chunks with all of the words, or if there are none, with any."""
+        document_names = [clean(document) for document in documents]
+        bounded_limit = max(0, min(limit, MAX_FOUND_CHUNKS))
 
         def run_search() -> Sequence[FoundChunk]:
-            wanted = split_query_words(words)
-            if not wanted:
+            query_words = split_query_words(query)
+            if not query_words:
                 return []
             search = self._engine.search
-            return search(named, wanted, most, every=True) or search(named, wanted, most, every=False)
+            return search(document_names, query_words, bounded_limit, match_all=True) or search(
+                document_names, query_words, bounded_limit, match_all=False
+            )
 
         return await self._read(run_search)
 
     async def study(self, job: Callable[[StoreView], T]) -> T:
-        """Run a job on a snapshot of the store; it delays no writer."""
+        """Run a job on a snapshot of the store. It does not delay writers."""
         return await self._journal.study(job)
 
     async def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
         await self._journal.write(lambda: self._engine.replace(make))
 
     async def scrub(self) -> bool:
-        """Overwrite what lingers of erased bodies; False if a reader prevented it."""
+        """Overwrite lingering copies of erased bodies. Returns False if a reader prevented it."""
         return await self._journal.write(self._engine.scrub)
 
     def changes(self, matters: Callable[[Change], bool] = matters_always) -> AsyncIterator[Change]:
-        """Follow which streams grow, as far as it matters. A reader that lags loses hints, never events."""
+        """Follow the streams that grow, filtered by `matters`. A slow reader loses hints, never events."""
         return self._journal.changes(matters)
 
     async def close(self) -> None:
@@ -751,36 +759,38 @@ class JournalStore:
     async def _read(self, job: Callable[[], T]) -> T:
         return await self._patiently(partial(self._journal.read, job))
 
-    async def _patiently(self, use: Callable[[], Awaitable[T]]) -> T:
+    async def _patiently(self, operation: Callable[[], Awaitable[T]]) -> T:
         try:
-            answer = await use()
-        except StoreUnavailable as away:
+            answer = await operation()
+        except StoreUnavailable as error:
             if self.retry is None:
                 raise
-            return await self.retry.repeat(use, away)
+            return await self.retry.repeat(operation, error)
         if self.retry is not None and self.retry.trouble.problem:
             self.retry.trouble.clear()
         return answer
 
 
-def _answer_together(look: AnswerTogether, questions: Sequence[Question]) -> Sequence[Sequence[Any] | BaseException]:
-    """Answer each question; where one cannot be answered, the others are asked without it."""
+def _answer_together(
+    answer_questions: AnswerTogether, questions: Sequence[Question]
+) -> Sequence[Sequence[Any] | BaseException]:
+    """Answer the questions together. If one fails, each is asked separately, so that the others are answered."""
     try:
-        return look(questions)
-    except StoreUnavailable as away:
-        return [away] * len(questions)
+        return answer_questions(questions)
+    except StoreUnavailable as unavailable:
+        return [unavailable] * len(questions)
     except BaseException as error:  # noqa: BLE001  the task that asked gets its error
         if len(questions) == 1:
             return [error]
-        return [answer for question in questions for answer in _answer_together(look, [question])]
+        return [answer for question in questions for answer in _answer_together(answer_questions, [question])]
 
 
-def _read_answers(done: asyncio.Future[list[WriteAnswer]], count: int = 1) -> Sequence[WriteAnswer | BaseException]:
-    error = done.exception()
-    return done.result() if error is None else [error] * count
+def _read_answers(attempt: asyncio.Future[list[WriteAnswer]], count: int = 1) -> Sequence[WriteAnswer | BaseException]:
+    error = attempt.exception()
+    return attempt.result() if error is None else [error] * count
 
 
 def _clean_write_keys(write: Write) -> Write:
-    """Make the keys of a write and of those before it fit for a store."""
+    """Clean the keys of a write and of its `first` writes for a store."""
     first = None if write.first is None else _clean_write_keys(write.first)
     return msgspec.structs.replace(write, key=clean(write.key), first=first)

@@ -1,7 +1,7 @@
-"""Looks for any sign that a store was tampered with: its chains, bodies, blobs, rows and checkpoints.
+"""Verification of a store's hash chains, bodies, blobs, rows and checkpoints, to detect tampering.
 
-A hash mismatch says only that something is wrong. But an event still carries the hash of the place it was written for:
-if it matches another place, it was moved, repeated or renumbered; if none, it was edited.
+A hash mismatch says only that something is wrong. But the hash of an event depends on the position it was written for:
+if it matches another position, the event was moved, copied or renumbered; if none, it was edited.
 """
 
 import re
@@ -44,39 +44,39 @@ from halter.journal.rebuild import (
 )
 from halter.journal.store import JournalStore
 
-MOST_SEARCH_PLACES: Final = 48
-MOST_SEARCH_HASHES: Final = 96
-MOST_SEARCH_TRIES: Final = 300_000
-MOST_SEARCH_LOOKUPS: Final = 50
-"""Bounds of the search: it must end soon, however much was tampered with."""
+MAX_SEARCH_POSITIONS: Final = 48
+MAX_SEARCH_HASHES: Final = 96
+MAX_SEARCH_TRIES: Final = 300_000
+MAX_SEARCH_LOOKUPS: Final = 50
+"""Bounds of the search, which must end soon, however much was changed."""
 
 USUAL_SHIFTS: Final = tuple(shift for size in range(1, 9) for shift in (size, -size))
-"""By how many places events are usually renumbered when some before them are removed or added."""
+"""Shifts of sequence numbers to try first: those that result when a few events are removed or added."""
 
 StreamPosition = tuple[str, int]
 
 FindCopies = Callable[[bytes], Sequence[StreamPosition]]
-"""Finds some of the places of events with a hash."""
+"""Finds some positions of events with a hash."""
 
 
 class ChainBreak(msgspec.Struct, frozen=True):
-    """An event that does not follow from the one before it, whose hash is `previous`.
+    """An event whose hash does not match the event before it, which has the hash `previous`.
 
-    `vouched` is the number by which a checkpoint knows this hash in its stream, or 0.
+    `vouched_seq` is the sequence number that a checkpoint has for this hash in its stream, or 0.
     """
 
     event: Stored
     previous: bytes
     after_gap: bool = False
-    vouched: int = 0
+    vouched_seq: int = 0
 
     @property
-    def place(self) -> StreamPosition:
+    def position(self) -> StreamPosition:
         return (self.event.stream, self.event.seq)
 
 
 class StreamGap(msgspec.Struct, frozen=True):
-    """Places of a stream without an event."""
+    """A range of missing sequence numbers in a stream."""
 
     stream: str
     first: int
@@ -84,317 +84,336 @@ class StreamGap(msgspec.Struct, frozen=True):
 
 
 class TamperedEvent(msgspec.Struct):
-    """What was done to an event, and to how many that follow it."""
+    """How an event was changed, and how many of the following events were changed alike."""
 
     kind: FindingKind
-    place: StreamPosition
+    position: StreamPosition
     origin: StreamPosition | None = None
     more: int = 0
 
 
-def is_successor(event: Stored, previous: bytes, place: StreamPosition) -> bool:
-    """Whether an event was written for a place, after the event with that hash."""
-    header = (*place, event.kind, event.version, event.at, event.generation, event.key, event.blob)
+def is_successor(event: Stored, previous: bytes, position: StreamPosition) -> bool:
+    """Return True if an event was written for a position, after the event with the hash `previous`."""
+    header = (*position, event.kind, event.version, event.at, event.generation, event.key, event.blob)
     return hash_event(previous, header, event.facts, event.digest) == event.hash
 
 
 def find_body_flaw(event: Stored, *, erased: bool) -> tuple[FindingKind, str] | None:
-    """What is wrong with a body: changed, missing without an erasure, or present in spite of one."""
+    """Find the flaw of a body: changed, missing without an erasure, or present despite one."""
     if event.body is None:
-        gone = event.digest != b"" and not erased
-        return ("body_missing", "is gone, and nothing says that it was erased.") if gone else None
+        is_missing = event.digest != b"" and not erased
+        return ("body_missing", "is missing, but was not erased.") if is_missing else None
     if event.salt is None or digest_body(event.salt, event.body) != event.digest:
-        return "edited", "does not fit its digest: it was changed."
-    return ("not_erased", "was erased, but stands there again.") if erased else None
+        return "edited", "does not match its digest: it was changed."
+    return ("not_erased", "was erased, but is present again.") if erased else None
 
 
-def diagnose(breaks: Sequence[ChainBreak], gaps: Sequence[StreamGap], copies: FindCopies) -> Iterator[IntegrityFinding]:
-    """Describe what was done, once for each run of events."""
-    search = _Search(breaks, gaps, copies)
-    named = search.names()
-    origins = {found.origin for found in named}
+def diagnose(
+    breaks: Sequence[ChainBreak], gaps: Sequence[StreamGap], find_copies: FindCopies
+) -> Iterator[IntegrityFinding]:
+    """Diagnose breaks and gaps, with one finding for each run of events."""
+    search = _Search(breaks, gaps, find_copies)
+    tampered_events = search.names()
+    origins = {tampered_event.origin for tampered_event in tampered_events}
     for gap in gaps:
         if not (gap.first == gap.last and (gap.stream, gap.first) in origins):
-            yield describe_stream_gap(gap)
-    for found in named:
-        yield make_finding(found.kind, *found.place, _describe_tampering(found))
+            yield make_gap_finding(gap)
+    for tampered_event in tampered_events:
+        yield make_finding(tampered_event.kind, *tampered_event.position, _describe_tampering(tampered_event))
 
 
-def describe_stream_gap(gap: StreamGap) -> IntegrityFinding:
-    several = f"Events {gap.first} to {gap.last} of {gap.stream} are missing: they were deleted."
-    single = f"Event {gap.first} of {gap.stream} is missing: it was deleted."
-    return make_finding("deleted", gap.stream, gap.first, single if gap.first == gap.last else several)
+def make_gap_finding(gap: StreamGap) -> IntegrityFinding:
+    plural_text = f"Events {gap.first} to {gap.last} of {gap.stream} are missing: they were deleted."
+    singular_text = f"Event {gap.first} of {gap.stream} is missing: it was deleted."
+    return make_finding("deleted", gap.stream, gap.first, singular_text if gap.first == gap.last else plural_text)
 
 
 class _Search:
-    def __init__(self, breaks: Sequence[ChainBreak], gaps: Sequence[StreamGap], copies: FindCopies) -> None:
+    def __init__(self, breaks: Sequence[ChainBreak], gaps: Sequence[StreamGap], find_copies: FindCopies) -> None:
         self._breaks = breaks
         self._gaps = gaps
-        self._copies = copies
-        edges = [place for gap in gaps for place in ((gap.stream, gap.first), (gap.stream, gap.last))]
-        places = [broken.place for broken in breaks]
-        hashes = [CHAIN_START, *(seen for broken in breaks for seen in (broken.previous, broken.event.hash))]
-        self._places = list(dict.fromkeys((*_find_run_starts(breaks)[: MOST_SEARCH_PLACES // 2], *edges, *places)))[
-            :MOST_SEARCH_PLACES
+        self._copies = find_copies
+        gap_edges = [position for gap in gaps for position in ((gap.stream, gap.first), (gap.stream, gap.last))]
+        positions = [chain_break.position for chain_break in breaks]
+        hashes = [
+            CHAIN_START,
+            *(digest for chain_break in breaks for digest in (chain_break.previous, chain_break.event.hash)),
         ]
-        self._hashes = list(dict.fromkeys(hashes))[:MOST_SEARCH_HASHES]
-        self._tries = MOST_SEARCH_TRIES
-        self._lookups = MOST_SEARCH_LOOKUPS
+        self._positions = list(
+            dict.fromkeys((*_find_run_starts(breaks)[: MAX_SEARCH_POSITIONS // 2], *gap_edges, *positions))
+        )[:MAX_SEARCH_POSITIONS]
+        self._hashes = list(dict.fromkeys(hashes))[:MAX_SEARCH_HASHES]
+        self._tries = MAX_SEARCH_TRIES
+        self._lookups = MAX_SEARCH_LOOKUPS
 
     def names(self) -> list[TamperedEvent]:
-        """Describe each break, unless it continues the one before it or follows from another."""
-        named: list[TamperedEvent] = []
+        """Find the cause of each break, unless it continues the run before it or follows from another break."""
+        tampered_events: list[TamperedEvent] = []
         run: tuple[StreamPosition, StreamPosition] | None = None
-        for broken in self._breaks:
-            onward = _continue_run(run, broken)
-            if onward is not None:
-                run = (broken.place, onward)
-                named[-1].more += 1
+        for chain_break in self._breaks:
+            next_origin = _continue_run(run, chain_break)
+            if next_origin is not None:
+                run = (chain_break.position, next_origin)
+                tampered_events[-1].more += 1
                 continue
-            found = self._name(broken, named[-1] if named else None)
+            tampered_event = self._name(chain_break, tampered_events[-1] if tampered_events else None)
             run = None
-            if found is not None:
-                run = (broken.place, found.origin) if found.origin else None
-                if not (named and found is named[-1]):
-                    named.append(found)
-        for found in named:
-            self._search_before(found, named)
-        return named
+            if tampered_event is not None:
+                run = (chain_break.position, tampered_event.origin) if tampered_event.origin else None
+                if not (tampered_events and tampered_event is tampered_events[-1]):
+                    tampered_events.append(tampered_event)
+        for tampered_event in tampered_events:
+            self._search_before(tampered_event, tampered_events)
+        return tampered_events
 
-    def _search_before(self, found: TamperedEvent, named: Sequence[TamperedEvent]) -> None:
-        """An event that neither took the place of another one nor left its own empty was only renumbered."""
-        if found.kind != "reordered" or found.origin is None:
+    def _search_before(self, tampered_event: TamperedEvent, tampered_events: Sequence[TamperedEvent]) -> None:
+        """Correct a reordered event that neither replaced another one nor left a gap: it was only renumbered."""
+        if tampered_event.kind != "reordered" or tampered_event.origin is None:
             return
-        stream, number = found.origin
-        empty = any(gap.stream == stream and gap.first <= number <= gap.last for gap in self._gaps)
-        if not empty and all(found.place != each.origin and found.origin != each.place for each in named):
-            found.kind = "deleted" if number > found.place[1] else "inserted"
-            # As where the event after it tells.
-            found.origin = (stream, number + 1)
+        stream, origin_seq = tampered_event.origin
+        is_origin_empty = any(gap.stream == stream and gap.first <= origin_seq <= gap.last for gap in self._gaps)
+        if not is_origin_empty and all(
+            tampered_event.position != each.origin and tampered_event.origin != each.position
+            for each in tampered_events
+        ):
+            tampered_event.kind = "deleted" if origin_seq > tampered_event.position[1] else "inserted"
+            # The same origin as when the event after it reveals the shift.
+            tampered_event.origin = (stream, origin_seq + 1)
 
-    def _name(self, broken: ChainBreak, before: TamperedEvent | None) -> TamperedEvent | None:
-        origin = self._origin(broken)
-        if origin == broken.place:
+    def _name(self, chain_break: ChainBreak, previous_tampered: TamperedEvent | None) -> TamperedEvent | None:
+        origin = self._origin(chain_break)
+        if origin == chain_break.position:
             return None
-        copied = self._find_original(broken)
-        if copied is not None:
-            return TamperedEvent("duplicated", broken.place, copied)
+        original = self._find_original(chain_break)
+        if original is not None:
+            return TamperedEvent("duplicated", chain_break.position, original)
         if origin is None:
-            return None if broken.after_gap else TamperedEvent("edited", broken.place)
-        if origin[0] != broken.place[0]:
-            return TamperedEvent("moved", broken.place, origin)
-        if before is not None and before.kind == "edited" and before.place == (origin[0], broken.place[1] - 1):
-            before.kind = "deleted" if origin[1] > broken.place[1] else "inserted"
-            before.origin = origin
-            return before
-        return TamperedEvent("reordered", broken.place, origin)
+            return None if chain_break.after_gap else TamperedEvent("edited", chain_break.position)
+        if origin[0] != chain_break.position[0]:
+            return TamperedEvent("moved", chain_break.position, origin)
+        if (
+            previous_tampered is not None
+            and previous_tampered.kind == "edited"
+            and previous_tampered.position == (origin[0], chain_break.position[1] - 1)
+        ):
+            previous_tampered.kind = "deleted" if origin[1] > chain_break.position[1] else "inserted"
+            previous_tampered.origin = origin
+            return previous_tampered
+        return TamperedEvent("reordered", chain_break.position, origin)
 
-    def _origin(self, broken: ChainBreak) -> StreamPosition | None:
-        """The place that the event was written for."""
-        stream, seq = broken.place
-        if broken.vouched not in {0, seq}:
-            return (stream, broken.vouched)
-        nearby = [((stream, seq + shift), broken.previous) for shift in USUAL_SHIFTS]
-        own = [(broken.place, previous) for previous in self._hashes]
-        for place, previous in (*own, *nearby, *((at, after) for at in self._places for after in self._hashes)):
+    def _origin(self, chain_break: ChainBreak) -> StreamPosition | None:
+        """Find the position that the event was written for."""
+        stream, seq = chain_break.position
+        if chain_break.vouched_seq not in {0, seq}:
+            return (stream, chain_break.vouched_seq)
+        nearby_candidates = [((stream, seq + shift), chain_break.previous) for shift in USUAL_SHIFTS]
+        own_candidates = [(chain_break.position, previous) for previous in self._hashes]
+        for position, previous in (
+            *own_candidates,
+            *nearby_candidates,
+            *((at, after) for at in self._positions for after in self._hashes),
+        ):
             self._tries -= 1
             if self._tries < 0:
                 return None
-            if is_successor(broken.event, previous, place):
-                return place
+            if is_successor(chain_break.event, previous, position):
+                return position
         return None
 
-    def _find_original(self, broken: ChainBreak) -> StreamPosition | None:
-        """Another event with the same hash: one of the two is a copy."""
+    def _find_original(self, chain_break: ChainBreak) -> StreamPosition | None:
+        """Find another event with the same hash: one of the two is a copy."""
         self._lookups -= 1
         if self._lookups < 0:
             return None
-        others = [place for place in self._copies(broken.event.hash) if place != broken.place]
+        others = [position for position in self._copies(chain_break.event.hash) if position != chain_break.position]
         return others[0] if others else None
 
 
 def _find_run_starts(breaks: Sequence[ChainBreak]) -> list[StreamPosition]:
-    """Where runs of broken events begin: the origin of the first explains the whole run."""
-    places = [broken.place for broken in breaks]
+    """Find where runs of broken events begin: the origin of the first explains the whole run."""
+    positions = [chain_break.position for chain_break in breaks]
     return [
-        place for place, (stream, seq) in zip(places, [("", 0), *places], strict=False) if place != (stream, seq + 1)
+        position
+        for position, (stream, seq) in zip(positions, [("", 0), *positions], strict=False)
+        if position != (stream, seq + 1)
     ]
 
 
-def _continue_run(run: tuple[StreamPosition, StreamPosition] | None, broken: ChainBreak) -> StreamPosition | None:
-    """The place that the event was written for, if it continues the run."""
+def _continue_run(run: tuple[StreamPosition, StreamPosition] | None, chain_break: ChainBreak) -> StreamPosition | None:
+    """Return the position that the event was written for, if it continues the run."""
     if run is None:
         return None
-    (stream, seq), (origin, number) = run
-    follower = (origin, number + 1)
-    continues = broken.place == (stream, seq + 1) and is_successor(broken.event, broken.previous, follower)
-    return follower if continues else None
+    (stream, seq), (origin, origin_seq) = run
+    follower = (origin, origin_seq + 1)
+    is_continued = chain_break.position == (stream, seq + 1) and is_successor(
+        chain_break.event, chain_break.previous, follower
+    )
+    return follower if is_continued else None
 
 
-def _describe_tampering(found: TamperedEvent) -> str:
-    (stream, seq), origin = found.place, found.origin
-    what = f"Event {seq} of {stream}"
-    more = f", and so were {format_count(found.more, 'event')} after it" if found.more else ""
-    match found.kind, origin:
-        case "deleted", (_, number):
-            gone = format_count(number - seq - 1, "event")
-            return f"Deleted: {gone} before event {seq} of {stream}; the rest was renumbered."
-        case "inserted", (_, number):
-            added = format_count(seq + 1 - number, "event")
-            return f"Inserted: {added} before event {seq} of {stream}; the rest was renumbered."
-        case "duplicated", (of, number):
-            return f"{what} was copied from event {number} of {of}{more}."
-        case "moved", (of, number):
-            return f"{what} was written as event {number} of {of} and then moved{more}."
-        case "reordered", (_, number):
-            return f"{what} was written as event {number}, so the order was changed{more}."
+def _describe_tampering(tampered_event: TamperedEvent) -> str:
+    (stream, seq), origin = tampered_event.position, tampered_event.origin
+    subject = f"Event {seq} of {stream}"
+    suffix = f", and so were {format_count(tampered_event.more, 'event')} after it" if tampered_event.more else ""
+    match tampered_event.kind, origin:
+        case "deleted", (_, origin_seq):
+            count_text = format_count(origin_seq - seq - 1, "event")
+            return f"Deleted: {count_text} before event {seq} of {stream}; the rest was renumbered."
+        case "inserted", (_, origin_seq):
+            count_text = format_count(seq + 1 - origin_seq, "event")
+            return f"Inserted: {count_text} before event {seq} of {stream}; the rest was renumbered."
+        case "duplicated", (origin_stream, origin_seq):
+            return f"{subject} was copied from event {origin_seq} of {origin_stream}{suffix}."
+        case "moved", (origin_stream, origin_seq):
+            return f"{subject} was written as event {origin_seq} of {origin_stream} and then moved{suffix}."
+        case "reordered", (_, origin_seq):
+            return f"{subject} was written as event {origin_seq}, so the order was changed{suffix}."
         case _:
             return (
-                f"{what} does not follow from what stands before it: one of the two was changed after it was written."
+                f"{subject} does not match the hash of the event before it: one of the two was changed after it was "
+                "written."
             )
 
 
 class CheckpointLog:
-    """What the checkpoints of a store say.
+    """The verified checkpoints of a store.
 
-    `claims` has, for each stream, the hashes that its events had when they were checkpointed, as hexadecimal digits.
-    Only properly signed lines count. `number` is that of the last line, as far as known, and `begins_at` the time of
-    the first. `absent`: no readable file.
+    `claims` has, for each stream, the hashes of its events when they were checkpointed, in hexadecimal. Only correctly
+    signed lines count. `last_number` is the number of the last readable line, and `begins_at` the time of the first.
+    `is_absent` is True if there is no readable file.
     """
 
     def __init__(self) -> None:
         self.claims: dict[str, dict[int, str]] = {}
         self.findings: list[IntegrityFinding] = []
         self.notes: list[str] = []
-        self.absent = False
+        self.is_absent = False
         self.count = 0
-        self.number = 0
+        self.last_number = 0
         self.torn = False
         self.begins_at: int | None = None
 
     def find_covered(self, stream: str) -> int:
-        """Up to which event a stream is vouched for."""
+        """Return the last event of a stream that a checkpoint covers; 0 if there is none."""
         return max(self.claims.get(stream, ()), default=0)
 
 
-def load_checkpoint_log(view: StoreView, folder: Path, trusted: Collection[str] = ()) -> CheckpointLog:
-    """Read the checkpoints of a store that may be written to meanwhile.
+def load_checkpoint_log(view: StoreView, folder: Path, trusted_keys: Collection[str] = ()) -> CheckpointLog:
+    """Load the checkpoints of a store that other processes may be writing to.
 
-    Look at the store afterwards: checkpoints newer than the snapshot would report a truncated tail. And only events
-    that were there before can be missing their checkpoints.
+    Take the snapshot to verify afterwards: checkpoints newer than it would report a truncated tail. Missing checkpoints
+    are reported only if the store had events before.
     """
-    begun = bool(view.ask("any_event", {}))
+    has_events = bool(view.ask("any_event", {}))
     try:
-        name = read_store_id(read_meta_values(view.ask("meta", {})), "that is examined")
-        chronicle = read_checkpoint_log(folder, name, trusted)
+        store_id = read_store_id(read_meta_values(view.ask("meta", {})), "that is examined")
+        log = read_checkpoint_log(folder, store_id, trusted_keys)
     except (OSError, ValueError, StoreUnusable) as error:
-        return _make_missing_log(folder, error, begun=begun)
-    if not trusted:
-        chronicle.notes.append("The checkpoints were checked against the keys that they name themselves.")
-    if chronicle.torn:
-        chronicle.notes.append("The last checkpoint was cut off in the middle of being written, as a crash does it.")
-    return chronicle
+        return _make_missing_log(folder, error, begun=has_events)
+    if not trusted_keys:
+        log.notes.append("The checkpoints were verified only with the keys that they contain.")
+    if log.torn:
+        log.notes.append("The last checkpoint is incomplete, as after a crash.")
+    return log
 
 
 def _make_missing_log(folder: Path, error: Exception, *, begun: bool) -> CheckpointLog:
-    chronicle = CheckpointLog()
-    chronicle.absent = True
+    log = CheckpointLog()
+    log.is_absent = True
     if begun:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
-        what = f"No checkpoints of the store can be read in {folder} ({reason})."
-        chronicle.findings.append(make_finding("checkpoint_missing", "", 0, what))
-    return chronicle
+        description = f"Cannot read checkpoints of the store in {folder} ({reason})."
+        log.findings.append(make_finding("checkpoint_missing", "", 0, description))
+    return log
 
 
-def read_checkpoint_log(folder: Path, store_id: str, trusted: Collection[str] = ()) -> CheckpointLog:
-    """Read and check all checkpoints of a store. Raises OSError.
+def read_checkpoint_log(folder: Path, store_id: str, trusted_keys: Collection[str] = ()) -> CheckpointLog:
+    """Read and verify all checkpoints of a store. Raises OSError.
 
-    Without trusted keys, each line is checked against the key that it names itself.
+    Without trusted keys, each line is verified with the key that it contains.
     """
-    chronicle = CheckpointLog()
+    log = CheckpointLog()
     previous = NO_PREVIOUS_LINE
     with checkpoint_file(folder, store_id).open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
-                chronicle.torn = True
+                log.torn = True
                 break
-            chronicle.count += 1
-            chronicle.number += 1
-            _examine_line(line[:-1], previous, store_id, trusted, chronicle)
+            log.count += 1
+            log.last_number += 1
+            _examine_line(line[:-1], previous, store_id, trusted_keys, log)
             previous = digest_line(line[:-1])
-    return chronicle
+    return log
 
 
-def _examine_line(
-    line: bytes, previous: str, store_id: str, trusted: Collection[str], chronicle: CheckpointLog
-) -> None:
+def _examine_line(line: bytes, previous: str, store_id: str, trusted_keys: Collection[str], log: CheckpointLog) -> None:
     checkpoint = parse_checkpoint(line)
     if checkpoint is None:
-        what = "cannot be read: it was damaged."
-        _add_finding(chronicle, store_id, "checkpoint_altered", what)
+        description = "is not a valid checkpoint: it was damaged."
+        _add_finding(log, store_id, "checkpoint_altered", description)
         return
-    if checkpoint.previous != previous or checkpoint.number != chronicle.number:
-        what = (
-            f"does not follow the one before it, and says that it is number {checkpoint.number}: "
-            "a line was changed, removed or added there."
+    if checkpoint.previous != previous or checkpoint.number != log.last_number:
+        description = (
+            f"does not continue from the line before it and has number {checkpoint.number}: "
+            "a line was changed, removed or added."
         )
-        _add_finding(chronicle, store_id, "checkpoint_altered", what)
-    chronicle.number = checkpoint.number
-    doubt = _find_checkpoint_flaw(checkpoint, store_id, trusted)
-    if doubt is None:
-        _record_checkpoint(checkpoint, store_id, chronicle)
+        _add_finding(log, store_id, "checkpoint_altered", description)
+    log.last_number = checkpoint.number
+    flaw = _find_checkpoint_flaw(checkpoint, store_id, trusted_keys)
+    if flaw is None:
+        _record_checkpoint(checkpoint, store_id, log)
     else:
-        _add_finding(chronicle, store_id, *doubt)
+        _add_finding(log, store_id, *flaw)
 
 
 def _find_checkpoint_flaw(
-    checkpoint: Checkpoint, store_id: str, trusted: Collection[str]
+    checkpoint: Checkpoint, store_id: str, trusted_keys: Collection[str]
 ) -> tuple[FindingKind, str] | None:
     if not is_signed(checkpoint.signed_bytes(), checkpoint.signature, checkpoint.key):
-        return "checkpoint_altered", "does not fit its signature: it was changed after it was signed."
-    if trusted and checkpoint.key not in trusted:
-        return "checkpoint_key", f"is signed with the key {checkpoint.key}, which is not one that you trust."
+        return "checkpoint_altered", "does not match its signature: it was changed after it was signed."
+    if trusted_keys and checkpoint.key not in trusted_keys:
+        return "checkpoint_key", f"is signed with the key {checkpoint.key}, which is not among the trusted keys."
     if checkpoint.store != store_id:
         return "checkpoint_altered", f"belongs to the store {checkpoint.store}: it was copied here."
     return None
 
 
-def _record_checkpoint(checkpoint: Checkpoint, store_id: str, chronicle: CheckpointLog) -> None:
-    if chronicle.begins_at is None:
-        chronicle.begins_at = checkpoint.at
+def _record_checkpoint(checkpoint: Checkpoint, store_id: str, log: CheckpointLog) -> None:
+    if log.begins_at is None:
+        log.begins_at = checkpoint.at
     if checkpoint.accepted is not msgspec.UNSET:
-        _forget_accepted(checkpoint.accepted, chronicle)
+        _forget_accepted(checkpoint.accepted, log)
     for stream, (seq, digest) in checkpoint.heads.items():
-        if chronicle.claims.setdefault(stream, {}).setdefault(seq, digest) != digest:
-            what = f"gives event {seq} of {stream} another hash than an earlier one: history was rewritten."
-            _add_finding(chronicle, store_id, "rewritten", what, stream, seq)
+        if log.claims.setdefault(stream, {}).setdefault(seq, digest) != digest:
+            description = f"has another hash for event {seq} of {stream} than an earlier one: history was rewritten."
+            _add_finding(log, store_id, "rewritten", description, stream, seq)
 
 
-def _forget_accepted(accepted: Mapping[str, int], chronicle: CheckpointLog) -> None:
-    """Forget what a person gave up by continuing with an older store."""
-    events = 0
-    for stream, fits in accepted.items():
-        claims = chronicle.claims.get(stream, {})
-        events += max(0, max(claims, default=0) - fits)
-        chronicle.claims[stream] = {seq: digest for seq, digest in claims.items() if seq <= fits}
-        if not chronicle.claims[stream]:
-            del chronicle.claims[stream]
-    chronicle.notes.append(
-        f"Line {chronicle.count} of the checkpoints says that a person went on with the store as it was then, without "
-        f"{format_count(events, 'event')} that earlier lines knew."
+def _forget_accepted(accepted: Mapping[str, int], log: CheckpointLog) -> None:
+    """Drop the claims that a person gave up by accepting an older store."""
+    event_count = 0
+    for stream, accepted_seq in accepted.items():
+        claims = log.claims.get(stream, {})
+        event_count += max(0, max(claims, default=0) - accepted_seq)
+        log.claims[stream] = {seq: digest for seq, digest in claims.items() if seq <= accepted_seq}
+        if not log.claims[stream]:
+            del log.claims[stream]
+    log.notes.append(
+        f"Line {log.count} of the checkpoints records that a person accepted the store without "
+        f"{format_count(event_count, 'event')} that earlier lines cover."
     )
 
 
 def _add_finding(
-    chronicle: CheckpointLog, store_id: str, kind: FindingKind, what: str, stream: str = "", seq: int | None = None
+    log: CheckpointLog, store_id: str, kind: FindingKind, description: str, stream: str = "", seq: int | None = None
 ) -> None:
-    number = chronicle.count
-    what = f"Line {number} of the checkpoints of store {store_id} {what}"
-    chronicle.findings.append(make_finding(kind, stream, number if seq is None else seq, what))
+    number = log.count
+    description = f"Line {number} of the checkpoints of store {store_id} {description}"
+    log.findings.append(make_finding(kind, stream, number if seq is None else seq, description))
 
 
-MOST_FINDINGS: Final = 1000
-"""More are only counted: a report must fit into memory."""
+MAX_FINDINGS: Final = 1000
+"""Maximum number of findings listed, so that a report fits into memory; more are counted."""
 
 DAMAGE_KINDS: Final[frozenset[FindingKind]] = frozenset(
     ("edited", "deleted", "inserted", "duplicated", "reordered", "moved", "unreadable", "rewritten", "cut", "dropped")
@@ -408,42 +427,40 @@ _DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
 Progress = Callable[[int, int], None]
-"""Receives the number of streams examined, and of all."""
+"""Receives the number of verified streams, and of all."""
 
 
 def _ignore_progress(_: int, __: int) -> None: ...
 
 
-async def verify(
+async def verify_store(
     store: JournalStore,
     checkpoints_folder: Path | None = None,
     public_keys: Collection[str] = (),
     progress: Progress = _ignore_progress,
 ) -> IntegrityReport:
-    """Examine the store as it is now, against its checkpoints if their folder is given.
+    """Verify the current state of the store, and compare it with its checkpoints if their folder is passed.
 
-    Without trusted public keys, a checkpoint is only checked against the key that it names itself. The checkpoints are
-    read first: all that they vouch for was committed by then, and is in the snapshot.
+    Without trusted public keys, a checkpoint is verified only with the key that it contains. The checkpoints are read
+    first: everything that they cover was committed before, and is in the snapshot.
     """
     if checkpoints_folder is None:
         return await store.study(lambda view: _examine_view(view, None, progress))
-    chronicle = await store.study(lambda view: load_checkpoint_log(view, checkpoints_folder, public_keys))
-    return await store.study(lambda view: _examine_view(view, chronicle, progress))
+    log = await store.study(lambda view: load_checkpoint_log(view, checkpoints_folder, public_keys))
+    return await store.study(lambda view: _examine_view(view, log, progress))
 
 
 def examine(
     view: StoreView, checkpoints_folder: Path | None = None, public_keys: Collection[str] = ()
 ) -> IntegrityReport:
-    """Examine one view of a store; there must be no writer if its checkpoints are compared."""
+    """Verify one view of a store. If it is compared with its checkpoints, there must be no writer."""
     if checkpoints_folder is None:
         return _examine_view(view, None)
     return _examine_view(view, load_checkpoint_log(view, checkpoints_folder, public_keys))
 
 
-def _examine_view(
-    view: StoreView, chronicle: CheckpointLog | None, progress: Progress = _ignore_progress
-) -> IntegrityReport:
-    examination = _Examination(view, chronicle)
+def _examine_view(view: StoreView, log: CheckpointLog | None, progress: Progress = _ignore_progress) -> IntegrityReport:
+    examination = _Examination(view, log)
     streams = sort_streams(list_streams(view))
     for number, stream in enumerate(streams):
         progress(number, len(streams))
@@ -452,10 +469,10 @@ def _examine_view(
 
 
 class _Examination:
-    def __init__(self, view: StoreView, chronicle: CheckpointLog | None) -> None:
+    def __init__(self, view: StoreView, log: CheckpointLog | None) -> None:
         self._view = view
-        self._chronicle = chronicle or CheckpointLog()
-        self._checked = None if chronicle is None or chronicle.absent else chronicle.count
+        self._chronicle = log or CheckpointLog()
+        self._checked = None if log is None or log.is_absent else log.count
         self._findings: list[IntegrityFinding] = []
         self._unkept = 0
         self._breaks: list[ChainBreak] = []
@@ -469,62 +486,64 @@ class _Examination:
         self._erased = 0
         self._uncovered: dict[str, int] = {}
         for flaw in view.flaws():
-            self._add_finding("damaged", "", 0, f"SQLite finds the store damaged: {flaw}.")
+            self._add_finding("damaged", "", 0, f"SQLite reports damage: {flaw}.")
         for flaw in self._chronicle.findings:
-            self._keep_finding(flaw)
+            self._record_finding(flaw)
 
     def walk(self, stream: StreamId) -> None:
         claims = self._chronicle.claims.get(stream, {})
         erased_through = self._erased_through.get(stream, 0)
-        covered = self._chronicle.find_covered(stream)
-        numbers = {digest: number for number, digest in claims.items()}
-        previous, last, at = CHAIN_START, 0, 0
+        covered_seq = self._chronicle.find_covered(stream)
+        seq_by_digest = {digest: number for number, digest in claims.items()}
+        previous, last_seq, at = CHAIN_START, 0, 0
         for event in read_raw_events(self._view, stream):
             self._events += 1
             seq = event.seq
-            if seq == covered + 1:
+            if seq == covered_seq + 1:
                 self._find_uncovered(event)
-            if seq <= last:
-                what = f"Another event ({event.kind!r}) stands at number {seq} of {stream}."
-                self._add_finding("duplicated" if seq > 0 else "inserted", stream, seq, what)
+            if seq <= last_seq:
+                description = f"{stream} has a second event {seq} ({event.kind!r})."
+                self._add_finding("duplicated" if seq > 0 else "inserted", stream, seq, description)
                 continue
-            gap = seq != last + 1
-            if gap:
-                self._gaps.append(StreamGap(stream, last + 1, seq - 1))
+            follows_gap = seq != last_seq + 1
+            if follows_gap:
+                self._gaps.append(StreamGap(stream, last_seq + 1, seq - 1))
             if not is_successor(event, previous, (stream, seq)):
-                vouched = numbers.get(event.hash.hex(), 0)
-                self._broken(ChainBreak(msgspec.structs.replace(event, body=None), previous, gap, vouched))
+                vouched_seq = seq_by_digest.get(event.hash.hex(), 0)
+                self._record_break(
+                    ChainBreak(msgspec.structs.replace(event, body=None), previous, follows_gap, vouched_seq)
+                )
             self._body(event, erased=seq <= erased_through)
-            claimed = claims.get(seq)
-            if claimed is not None and claimed != event.hash.hex():
-                what = f"Event {seq} of {stream} has another hash than when it was checkpointed: "
-                self._add_finding("rewritten", stream, seq, f"{what}it, or something before it, was rewritten.")
+            checkpoint_hash = claims.get(seq)
+            if checkpoint_hash is not None and checkpoint_hash != event.hash.hex():
+                description = f"The hash of event {seq} of {stream} differs from its checkpoint: "
+                self._add_finding("rewritten", stream, seq, f"{description}it or an event before it was rewritten.")
                 claims = {}
             self._fold.apply(event)
-            previous, last, at = event.hash, seq, event.at
-        self._end(stream, last, previous, at)
+            previous, last_seq, at = event.hash, seq, event.at
+        self._end(stream, last_seq, previous, at)
 
     def _find_uncovered(self, event: Stored) -> None:
-        """Find events from before the first checkpoint: the first commit of a store is checkpointed at once."""
+        """Check for events older than the first checkpoint: the first commit of a store is always checkpointed."""
         begins_at = self._chronicle.begins_at
         if begins_at is not None and event.at < begins_at - CLOCK_TOLERANCE:
-            what = (
+            description = (
                 f"Event {event.seq} of {event.stream} is older than the first checkpoint and covered by none: "
-                "there were checkpoints before it, and they are gone."
+                "earlier checkpoints are missing."
             )
-            self._add_finding("checkpoint_missing", event.stream, event.seq, what)
+            self._add_finding("checkpoint_missing", event.stream, event.seq, description)
 
-    def _broken(self, broken: ChainBreak) -> None:
-        if len(self._breaks) < MOST_FINDINGS:
-            self._breaks.append(broken)
+    def _record_break(self, chain_break: ChainBreak) -> None:
+        if len(self._breaks) < MAX_FINDINGS:
+            self._breaks.append(chain_break)
         else:
             self._unkept += 1
 
     def _body(self, event: Stored, *, erased: bool) -> None:
         flaw = find_body_flaw(event, erased=erased)
         if flaw is not None:
-            what = f"The body of event {event.seq} of {event.stream} {flaw[1]}"
-            self._add_finding(flaw[0], event.stream, event.seq, what)
+            description = f"The body of event {event.seq} of {event.stream} {flaw[1]}"
+            self._add_finding(flaw[0], event.stream, event.seq, description)
         elif event.erased:
             self._erased += 1
         if event.blob is not None:
@@ -539,37 +558,39 @@ class _Examination:
         if flaw == "blob_missing" and erased:
             self._erased += 1
         elif flaw is not None:
-            state = "is missing" if flaw == "blob_missing" else "was changed: it does not fit its digest"
-            what = f"The blob {digest}, which event {event.seq} of {event.stream} names, {state}."
-            self._add_finding(flaw, event.stream, event.seq, what)
+            state = "is missing" if flaw == "blob_missing" else "was changed: it does not match its digest"
+            description = f"Blob {digest} of event {event.seq} of {event.stream} {state}."
+            self._add_finding(flaw, event.stream, event.seq, description)
 
-    def _end(self, stream: StreamId, last: int, digest: bytes, at: int) -> None:
-        covered = self._chronicle.find_covered(stream)
-        if last > covered:
-            self._uncovered[stream] = last - covered
-        elif last < covered:
-            what = f"{stream} had {covered} events when it was checkpointed, and now ends with event {last}."
-            self._add_finding("cut" if last else "dropped", stream, last + 1, what)
+    def _end(self, stream: StreamId, last_seq: int, digest: bytes, at: int) -> None:
+        covered_seq = self._chronicle.find_covered(stream)
+        if last_seq > covered_seq:
+            self._uncovered[stream] = last_seq - covered_seq
+        elif last_seq < covered_seq:
+            description = f"{stream} had {covered_seq} events when it was checkpointed, but ends with event {last_seq}."
+            self._add_finding("cut" if last_seq else "dropped", stream, last_seq + 1, description)
         head = self._heads.get(stream)
         if head is None:
-            self._add_finding("head", stream, last, f"{stream} has {last} events that can be found by it, and no head.")
-        elif to_sequence_number(head["head"]) > last:
-            self._gaps.append(StreamGap(stream, last + 1, head["head"]))
-        elif (head["head"], head["hash"], head["at"]) != (last, digest, at):
-            what = f"The head of {stream} says event {head['head']} and does not fit its last one, which is {last}."
-            self._add_finding("head", stream, last, what)
+            self._add_finding("head", stream, last_seq, f"{stream} has {last_seq} events, but no head.")
+        elif to_sequence_number(head["head"]) > last_seq:
+            self._gaps.append(StreamGap(stream, last_seq + 1, head["head"]))
+        elif (head["head"], head["hash"], head["at"]) != (last_seq, digest, at):
+            description = (
+                f"The head of {stream} is event {head['head']}, which does not match its last event, {last_seq}."
+            )
+            self._add_finding("head", stream, last_seq, description)
 
     def report(self, streams: Collection[StreamId]) -> IntegrityReport:
         for stream in self._chronicle.claims.keys() - set(streams):
-            what = (
-                f"{stream} had {self._chronicle.find_covered(stream)} events when it was checkpointed, and now is gone."
+            description = (
+                f"{stream} had {self._chronicle.find_covered(stream)} events when it was checkpointed, but is missing."
             )
-            self._add_finding("dropped", stream, 1, what)
-        for named in diagnose(self._breaks, self._gaps, self._copies):
-            self._keep_finding(named)
-        compared = self._compare()
+            self._add_finding("dropped", stream, 1, description)
+        for finding in diagnose(self._breaks, self._gaps, self._copies):
+            self._record_finding(finding)
+        is_compared = self._compare()
         if self._unkept:
-            self._notes.append(f"There are {self._unkept} more findings like these.")
+            self._notes.append(f"{self._unkept} more findings are not listed.")
         return IntegrityReport(
             ok=not self._findings,
             findings=tuple(self._findings),
@@ -579,7 +600,7 @@ class _Examination:
             uncovered=self._uncovered,
             checkpoints=self._checked,
             torn=self._chronicle.torn,
-            compared=compared,
+            compared=is_compared,
             notes=tuple(self._notes),
         )
 
@@ -587,23 +608,23 @@ class _Examination:
         return [(row["stream"], row["seq"]) for row in self._view.ask("same_hash", {"hash": digest, "limit": 2})]
 
     def _compare(self) -> bool:
-        """Compare the rows with what the events make of them, if the events can be trusted."""
-        damaged = any(finding.kind in DAMAGE_KINDS for finding in self._findings)
-        if self._fold.unreadable is not None and not damaged:
-            self._keep_finding(self._fold.unreadable)
-        if self._fold.unreadable is not None or damaged:
-            self._notes.append("The rows were not compared with the events, because not all events are sound.")
+        """Compare the rows with the events, if these are intact."""
+        is_damaged = any(finding.kind in DAMAGE_KINDS for finding in self._findings)
+        if self._fold.unreadable is not None and not is_damaged:
+            self._record_finding(self._fold.unreadable)
+        if self._fold.unreadable is not None or is_damaged:
+            self._notes.append("The rows were not compared with the events, because some events are damaged.")
             return False
-        live = read_live_rows(self._view)
-        for difference in compare_rows(live, self._fold.rows_beside(live)):
+        live_rows = read_live_rows(self._view)
+        for difference in compare_rows(live_rows, self._fold.merge_live_leases(live_rows)):
             self._add_finding("row", difference.key[0].TABLE, 0, difference.sentence)
         return True
 
-    def _add_finding(self, kind: FindingKind, stream: str, seq: int, what: str) -> None:
-        self._keep_finding(make_finding(kind, stream, seq, what))
+    def _add_finding(self, kind: FindingKind, stream: str, seq: int, description: str) -> None:
+        self._record_finding(make_finding(kind, stream, seq, description))
 
-    def _keep_finding(self, finding: IntegrityFinding) -> None:
-        if len(self._findings) < MOST_FINDINGS:
+    def _record_finding(self, finding: IntegrityFinding) -> None:
+        if len(self._findings) < MAX_FINDINGS:
             self._findings.append(finding)
         else:
             self._unkept += 1

@@ -1,11 +1,11 @@
-"""A session's turns rebuilt from its events, and the history that its model is shown.
+"""A session's turns, rebuilt from its events, and the history that is sent to its model.
 
-A history only grows, and a cut moves forward. A cut drops all messages before some place, except the task and the
-message that opened the turn, and stays until the window is full again: so each request begins with the previous one,
-and the provider's cache keeps working. A call is never separated from its result.
+A history only grows, and a cut only moves forward. A cut drops all messages before an index, except the task and the
+message that opened the turn, and lasts until the window is full again. Each request therefore extends the previous one,
+and the provider's cache stays valid. A cut never separates a call from its result.
 
-Tokens are bounded from above by bytes and learned from reports. Money is held by `bound`, which is never too low if the
-provider reports truthfully; fitting the window uses `estimate`, which is closer but may be slightly wrong.
+Tokens are bounded from above by bytes, and learned from usage reports. Holds use `bound_tokens`, which is never too low
+if the provider reports truthfully. To fit the window, `estimate_tokens` is used, which is closer but may be wrong.
 """
 
 import math
@@ -17,9 +17,32 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.core import events as ev
 from halter.core.agent_spec import ContextStrategy
 from halter.core.clock import MINUTE, SECOND
+from halter.core.events import (
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    ContextCut,
+    ContextGiven,
+    GuardrailTriggered,
+    HistoryGiven,
+    HotStateSeen,
+    MessageAdded,
+    OverrunIncurred,
+    PhaseEntered,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
+    SessionParked,
+    SessionResumed,
+    SessionStarted,
+    SessionWoken,
+    TurnEnded,
+    TurnSkipped,
+    TurnStarted,
+    YieldRequest,
+)
 from halter.core.messages import (
     MESSAGE_OVERHEAD,
     Message,
@@ -32,44 +55,44 @@ from halter.core.messages import (
     make_user_message,
 )
 from halter.core.ports import Stored
-from halter.core.text import from_body, shorten
+from halter.core.text import decode_body, shorten
 from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
-from halter.guard.brake import SessionBrake
 from halter.guard.model_door import RequestRecord
+from halter.guard.provenance_check import SessionBrake
 from halter.guard.tool_door import SIMULATION_LABEL, restore_call_answer
 from halter.loop.decide import FailedAttempt, Turn
 from halter.loop.text_calls import read_calls, to_text_message
 
 TARGET_FILL: Final = 0.6
-"""How much of the window a cut fills; the rest is room until the next cut."""
+"""Fraction of the window that is filled after a cut. The rest is for growth until the next cut."""
 MARKER_TOKENS: Final = 128
-"""Upper bound of the marker's tokens without a summary."""
+"""Upper bound of the tokens of a marker without a summary."""
 
 
 class HistoryShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed to cut a history.
+    """The input for a cut.
 
-    `sizes` are its messages in tokens, `starts` says for each whether the kept part may begin with it. `task` is the
-    place of the task, `turn` of the message that opened the turn, `newest` of the first unanswered one: from there on
-    nothing is dropped.
+    `sizes` are the tokens of each message, and `can_start` says for each if a shortened history may begin with it.
+    `task_index` is the task, `turn_index` the message that opened the turn, `newest_index` the first unanswered
+    message, from which on nothing is dropped.
     """
 
     sizes: Sequence[int]
-    starts: Sequence[bool]
-    task: int
-    turn: int
-    newest: int
+    can_start: Sequence[bool]
+    task_index: int
+    turn_index: int
+    newest_index: int
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Messages before `through` are dropped, except the pinned ones."""
+    """A cut drops the messages before `tail_start`, except the pinned ones."""
 
-    through: int
+    tail_start: int
     pinned: tuple[int, ...]
 
     @property
     def dropped(self) -> int:
-        return self.through - len(self.pinned)
+        return self.tail_start - len(self.pinned)
 
 
 class Fits(msgspec.Struct, frozen=True):
@@ -77,14 +100,14 @@ class Fits(msgspec.Struct, frozen=True):
 
 
 class TooLarge(msgspec.Struct, frozen=True):
-    """Even the minimum, of `least` tokens, does not fit: shorten results, or end the turn."""
+    """Even the shortest possible history does not fit the window."""
 
-    least: int
+    min_tokens: int
     window: int
 
 
 def can_start(message: Message) -> bool:
-    """Whether the kept part may begin with a message: not with one that holds results."""
+    """Return whether a shortened history may begin with a message. A message with results cannot."""
     if message.role != "assistant":
         for part in message.parts:
             if isinstance(part, ToolResult):
@@ -93,74 +116,76 @@ def can_start(message: Message) -> bool:
 
 
 def find_unanswered(history: Sequence[Message]) -> int:
-    """The first message that the model has yet to answer; results count from their calls on."""
-    place = len(history)
-    while place and history[place - 1].role == "user":
-        place -= 1
-    if place and (place == len(history) or not all(map(can_start, history[place:]))):
-        place -= 1
-    return place
+    """Find the index of the first unanswered message. Results count from their calls on."""
+    index = len(history)
+    while index and history[index - 1].role == "user":
+        index -= 1
+    if index and (index == len(history) or not all(map(can_start, history[index:]))):
+        index -= 1
+    return index
 
 
 def fit_history(
     history: HistoryShape, window: int, cut: Cut | None = None, *, marker: int = 0, target: float = TARGET_FILL
 ) -> Cut | Fits | TooLarge:
-    """Decide whether a history fits with its current cut, and where to cut it if not.
+    """Decide where to cut a history that does not fit with its current cut.
 
-    `window` is the room for messages, and `marker` the size of the text that replaces dropped ones, in tokens. As
-    little is dropped as brings the rest down to `target` of the window. Where what must stay is larger, half of the
-    room beside it is used.
+    `window` is the space for messages, and `marker` the size of the text that replaces dropped ones, both in tokens. A
+    cut drops as little as possible to reach the fraction `target` of the window. If the messages that must stay are
+    larger than that, the cut fills half of the remaining space.
     """
     total = _total(history, cut, marker)
     if total <= window:
         return Fits()
-    places = _list_cut_places(history, 0 if cut is None else cut.through, marker)
-    least = min([total, *(kept for _, kept in places)])
-    if least > window:
-        return TooLarge(least, window)
+    cut_points = _list_cut_places(history, 0 if cut is None else cut.tail_start, marker)
+    minimum = min([total, *(kept_tokens for _, kept_tokens in cut_points)])
+    if minimum > window:
+        return TooLarge(minimum, window)
     goal = int(target * window)
-    goal = goal if least <= goal else (least + window) // 2
-    through = next(place for place, kept in places if kept <= goal)
-    return Cut(through, _list_pinned(history, through))
+    goal = goal if minimum <= goal else (minimum + window) // 2
+    tail_start = next(index for index, kept_tokens in cut_points if kept_tokens <= goal)
+    return Cut(tail_start, _list_pinned(history, tail_start))
 
 
 def _total(history: HistoryShape, cut: Cut | None, marker: int) -> int:
     if cut is None:
         return sum(history.sizes)
-    return marker + sum(history.sizes[place] for place in cut.pinned) + sum(history.sizes[cut.through :])
+    return marker + sum(history.sizes[index] for index in cut.pinned) + sum(history.sizes[cut.tail_start :])
 
 
-def _list_cut_places(history: HistoryShape, first: int, marker: int) -> list[tuple[int, int]]:
-    """Where a cut may fall, and how much it would keep: the first keeps the most."""
-    found: list[tuple[int, int]] = []
-    tail = sum(history.sizes[history.newest :])
-    for place in range(history.newest, first - 1, -1):
-        if place < history.newest:
-            tail += history.sizes[place]
-        if history.starts[place]:
-            pinned = sum(history.sizes[each] for each in _list_pinned(history, place))
-            found.append((place, marker + pinned + tail))
-    return found[::-1]
+def _list_cut_places(history: HistoryShape, first_index: int, marker: int) -> list[tuple[int, int]]:
+    """List the possible cuts by index, with the tokens that remain after each. The first one keeps the most."""
+    cut_points: list[tuple[int, int]] = []
+    tail_tokens = sum(history.sizes[history.newest_index :])
+    for index in range(history.newest_index, first_index - 1, -1):
+        if index < history.newest_index:
+            tail_tokens += history.sizes[index]
+        if history.can_start[index]:
+            pinned_tokens = sum(history.sizes[pinned_index] for pinned_index in _list_pinned(history, index))
+            cut_points.append((index, marker + pinned_tokens + tail_tokens))
+    return cut_points[::-1]
 
 
-def _list_pinned(history: HistoryShape, through: int) -> tuple[int, ...]:
-    return tuple(place for place in sorted({history.task, history.turn}) if place < through)
+def _list_pinned(history: HistoryShape, tail_start: int) -> tuple[int, ...]:
+    return tuple(index for index in sorted({history.task_index, history.turn_index}) if index < tail_start)
 
 
-def list_left_out(history: Sequence[Message], cut: Cut, before: Cut | None = None) -> tuple[Message, ...]:
-    """The messages that a cut drops, or only those that the cut before it had kept."""
-    kept = () if before is None else tuple(place for place in before.pinned if place not in cut.pinned)
-    first = 0 if before is None else before.through
-    return tuple(history[place] for place in (*kept, *range(first, cut.through)) if place not in cut.pinned)
+def list_dropped_messages(history: Sequence[Message], cut: Cut, previous_cut: Cut | None = None) -> tuple[Message, ...]:
+    """List the messages that a cut drops, without those that a previous cut has dropped."""
+    unpinned = () if previous_cut is None else tuple(index for index in previous_cut.pinned if index not in cut.pinned)
+    first_index = 0 if previous_cut is None else previous_cut.tail_start
+    return tuple(
+        history[index] for index in (*unpinned, *range(first_index, cut.tail_start)) if index not in cut.pinned
+    )
 
 
 def are_all_trusted(messages: Sequence[Message]) -> bool:
-    """Whether all messages came from trusted sources; a model's own text never does."""
+    """Return whether all messages come from trusted sources. A model's own text does not."""
     return all(isinstance(part, (Text, ToolResult)) and part.trusted for each in messages for part in each.parts)
 
 
 def make_marker(cut: Cut, strategy: ContextStrategy, summary: str = "", *, trusted: bool = False) -> Text | None:
-    """The text in place of dropped messages; a sliding window has none."""
+    """Make the text that replaces dropped messages; None for a sliding window."""
     match strategy:
         case "sliding_window":
             return None
@@ -170,44 +195,44 @@ def make_marker(cut: Cut, strategy: ContextStrategy, summary: str = "", *, trust
             return Text(marker_text(cut.dropped), "config", reason="compacted")
 
 
-def marker_text(dropped: int) -> str:
-    return f"[{dropped} earlier {'message is' if dropped == 1 else 'messages are'} left out here.]"
+def marker_text(count: int) -> str:
+    return f"[{count} earlier {'message is' if count == 1 else 'messages are'} left out here.]"
 
 
 def build_history_view(
     history: Sequence[Message], cut: Cut | None = None, marker: Text | None = None
 ) -> tuple[Message, ...]:
-    """What is sent: the task, the marker, the turn's first message, and everything from the cut on.
+    """Build the messages to send: the task, the marker, the turn's first message, and all messages from the cut on.
 
-    Providers require alternating roles, so consecutive messages to the model are merged.
+    Consecutive messages to the model are merged, because providers require alternating roles.
     """
     if cut is None:
         return _merge_messages(history)
-    pinned = [_drop_orphan_results(history[place]) for place in cut.pinned]
-    said = [] if marker is None else [Message("user", (marker,))]
-    return _merge_messages([*pinned[:1], *said, *pinned[1:], *history[cut.through :]])
+    pinned_messages = [_drop_orphan_results(history[index]) for index in cut.pinned]
+    marker_messages = [] if marker is None else [Message("user", (marker,))]
+    return _merge_messages([*pinned_messages[:1], *marker_messages, *pinned_messages[1:], *history[cut.tail_start :]])
 
 
 def _drop_orphan_results(message: Message) -> Message:
-    """Drop results whose calls are dropped."""
+    """Remove the results of a message whose calls are dropped."""
     if can_start(message):
         return message
     return Message(message.role, tuple(part for part in message.parts if not isinstance(part, ToolResult)))
 
 
 def _merge_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    merged: list[Message] = []
+    merged_messages: list[Message] = []
     for role, group in groupby(messages, key=lambda message: message.role):
-        together = tuple(group)
-        if role == "assistant" or len(together) == 1:
-            merged.extend(together)
+        neighbours = tuple(group)
+        if role == "assistant" or len(neighbours) == 1:
+            merged_messages.extend(neighbours)
         else:
-            merged.append(Message("user", tuple(part for message in together for part in message.parts)))
-    return tuple(merged)
+            merged_messages.append(Message("user", tuple(part for message in neighbours for part in message.parts)))
+    return tuple(merged_messages)
 
 
 def shorten_results(message: Message, limit: int) -> Message:
-    """Show only the beginning and the end of results longer than `limit` characters."""
+    """Shorten results longer than `limit` characters to their beginning and end."""
     if all(not isinstance(part, ToolResult) or len(part.text) <= limit for part in message.parts):
         return message
     cache, key = vars(message), f"shortened {limit}"
@@ -218,15 +243,15 @@ def shorten_results(message: Message, limit: int) -> Message:
 
 
 def _shorten_result(result: ToolResult, limit: int) -> ToolResult:
-    """Drop the middle, unless saying so would take as much room."""
-    whole = len(result.text)
-    if whole <= limit:
+    """Remove the middle of a result, unless the note about it would be as long."""
+    length = len(result.text)
+    if length <= limit:
         return result
-    capacity = max(0, limit - len(_describe_gap(result.id, whole, whole)))
-    head, tail = capacity - capacity // 3, capacity // 3
-    gap = _describe_gap(result.id, whole - head - tail, head)
-    text = f"{result.text[:head]}{gap}{result.text[whole - tail :]}"
-    return msgspec.structs.replace(result, text=text) if len(text) < whole else result
+    excerpt_length = max(0, limit - len(_describe_gap(result.id, length, length)))
+    head_length, tail_length = excerpt_length - excerpt_length // 3, excerpt_length // 3
+    gap = _describe_gap(result.id, length - head_length - tail_length, head_length)
+    text = f"{result.text[:head_length]}{gap}{result.text[length - tail_length :]}"
+    return msgspec.structs.replace(result, text=text) if len(text) < length else result
 
 
 def _describe_gap(call: str, remaining: int, offset: int) -> str:
@@ -234,17 +259,17 @@ def _describe_gap(call: str, remaining: int, offset: int) -> str:
 
 
 SAFETY_MARGIN: Final = 1.15
-"""How much denser than anything seen before the next text may be."""
-LOWEST_TOKEN_RATIO: Final = 1 / 16
-"""Reports of longer tokens, in bytes, are not believed."""
+"""Factor by which the next text may have more tokens per byte than any text so far."""
+MIN_TOKEN_RATIO: Final = 1 / 16
+"""Minimum number of tokens per byte. A report below this is ignored."""
 
 
 class PromptSize(msgspec.Struct, frozen=True, gc=False):
-    """The size of a prompt, in bytes as an upper bound of tokens.
+    """The size of a prompt in bytes, which bound its tokens.
 
-    `stable` is shared with the next prompt, `volatile` stands only at this one's end. `prefix` names the beginning of
-    the stable part: system text, tools, and where the history is cut. Of two prompts with the same prefix the larger
-    extends the smaller.
+    The next prompt has the `stable` part too; the `volatile` part is only at the end of this one. `prefix` identifies
+    the beginning of the stable part: system text, tools and cut. Of two prompts with the same prefix, the larger one
+    extends the smaller one.
     """
 
     prefix: str
@@ -257,7 +282,7 @@ class PromptSize(msgspec.Struct, frozen=True, gc=False):
 
 
 class ObservedUsage(msgspec.Struct, frozen=True, gc=False):
-    """One model's reports: the last one, and the most tokens per byte."""
+    """The usage reports of one model: the last one, and the highest number of tokens per byte."""
 
     last: PromptSize
     tokens: int
@@ -265,54 +290,54 @@ class ObservedUsage(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenMeter(msgspec.Struct, frozen=True, gc=False):
-    """What is known of each model's tokens. An unknown model is assumed to use one token per byte."""
+    """The reported token usage of each model. Without a report, a model counts as using one token per byte."""
 
-    seen: Mapping[str, ObservedUsage] = {}
+    usage_by_model: Mapping[str, ObservedUsage] = {}
 
-    def with_usage(self, model: str, sent: PromptSize, reported: int) -> "TokenMeter":
-        """Take in reported input tokens, unless they are impossible."""
-        total = sent.stable + sent.volatile
-        if not total * LOWEST_TOKEN_RATIO <= reported <= total or not total:
+    def with_usage(self, model: str, size: PromptSize, reported_tokens: int) -> "TokenMeter":
+        """Add a report of input tokens, unless it is implausible."""
+        total = size.stable + size.volatile
+        if not total * MIN_TOKEN_RATIO <= reported_tokens <= total or not total:
             return self
-        ratio = reported / total
-        known = self.seen.get(model)
-        highest = ratio if known is None else max(known.ratio, ratio)
-        return TokenMeter({**self.seen, model: ObservedUsage(sent, reported, highest)})
+        ratio = reported_tokens / total
+        usage = self.usage_by_model.get(model)
+        highest = ratio if usage is None else max(usage.ratio, ratio)
+        return TokenMeter({**self.usage_by_model, model: ObservedUsage(size, reported_tokens, highest)})
 
-    def bound(self, model: str, size: PromptSize) -> int:
-        """Bound a prompt: the tokens of the last one that it extends, plus one token per new byte."""
-        known, total = self.seen.get(model), size.stable + size.volatile
-        if known is None or known.last.prefix != size.prefix or known.last.stable > size.stable:
+    def bound_tokens(self, model: str, size: PromptSize) -> int:
+        """Bound a prompt's tokens: those of the last prompt, if this one extends it, plus one per new byte."""
+        usage, total = self.usage_by_model.get(model), size.stable + size.volatile
+        if usage is None or usage.last.prefix != size.prefix or usage.last.stable > size.stable:
             return total
-        return min(total, known.tokens + total - known.last.stable)
+        return min(total, usage.tokens + total - usage.last.stable)
 
-    def estimate(self, model: str, size: int) -> int:
+    def estimate_tokens(self, model: str, size: int) -> int:
         """Estimate tokens from bytes, assuming text no denser than before."""
-        known = self.seen.get(model)
-        ratio = 1.0 if known is None else min(1.0, known.ratio * SAFETY_MARGIN)
+        usage = self.usage_by_model.get(model)
+        ratio = 1.0 if usage is None else min(1.0, usage.ratio * SAFETY_MARGIN)
         return math.ceil(size * ratio)
 
 
 def measure_message(message: Message) -> int:
-    """Bound the tokens of a message; computed once."""
+    """Bound the tokens of a message, computed once and cached."""
     cache = vars(message)
     if "size" not in cache:
         cache["size"] = bound_message_tokens(message)
     return cache["size"]
 
 
-LONGEST_RESULT: Final = 16_000
-"""Longest result shown to a model, in characters; the rest is readable with `read_output`."""
+MAX_RESULT_LENGTH: Final = 16_000
+"""Maximum length of a result for a model, in characters; `read_output` reads the rest."""
 
-LONGEST_SITUATION: Final = 2_000
-"""Longest part of a situation that a prediction is given, in characters."""
+MAX_SITUATION_LENGTH: Final = 2_000
+"""Maximum length of a part of a situation, which a simulation receives, in characters."""
 
-LONGEST_NAME: Final = 200
-"""Longest tool name that is kept: a model may write anything."""
+MAX_TOOL_NAME_LENGTH: Final = 200
+"""Maximum length of a recorded tool name, since a model may write anything."""
 
 
 class Transcript:
-    """The messages of a session. What is sent is kept between requests, so a step costs only what is new."""
+    """The messages of a session, and those to send, which are cached so that a step processes only new messages."""
 
     __slots__ = ("_as_text", "audio", "cut", "marker", "messages", "sent", "size", "task", "turn")
 
@@ -323,54 +348,56 @@ class Transcript:
         self.task = 0
         self.turn = 0
         self.sent = self.messages
-        """What is sent, without the ending of each request. Of what is there only the last message may change.
+        """The messages to send, without the ending of each request. Only the last one can still change.
 
-        The messages themselves, as long as all of them are sent as they are.
+        This is the list `messages` itself, as long as all of them are sent unchanged.
         """
         self._as_text: tuple[Message, ...] = ()
         self.size = 0
-        """Upper bound of the tokens of what is sent."""
+        """Upper bound of the tokens of the messages to send."""
         self.audio = 0
-        """Upper bound of those that are sound."""
+        """Upper bound of the audio tokens among them."""
 
     def open_turn(self, message: Message) -> None:
         self.turn = len(self.messages)
         self.add(message)
 
     def add(self, message: Message) -> None:
-        """Add a message; consecutive messages to the model are merged."""
+        """Add a message. Consecutive messages to the model are merged."""
         size = bound_message_tokens(message)
-        if size > LONGEST_RESULT:
-            message = shorten_results(message, LONGEST_RESULT)
+        if size > MAX_RESULT_LENGTH:
+            message = shorten_results(message, MAX_RESULT_LENGTH)
             size = bound_message_tokens(message)
         for part in message.parts:
             if type(part) is Text and part.tokens:
                 self.audio += count_audio_tokens((Message(message.role, (part,)),))
-        sent, same = self.sent, self.sent is self.messages
-        if message.role == "user" and sent and sent[-1].role == "user":
-            sent = self.sent = sent.copy() if same else sent
-            sent[-1] = Message("user", (*sent[-1].parts, *message.parts))
+        sent_messages, is_shared = self.sent, self.sent is self.messages
+        if message.role == "user" and sent_messages and sent_messages[-1].role == "user":
+            sent_messages = self.sent = sent_messages.copy() if is_shared else sent_messages
+            sent_messages[-1] = Message("user", (*sent_messages[-1].parts, *message.parts))
             self.size -= MESSAGE_OVERHEAD
-        elif not same:
-            sent.append(message)
+        elif not is_shared:
+            sent_messages.append(message)
         self.messages.append(message)
         self.size += size
 
     def to_text(self) -> list[Message]:
-        """What is sent, for a model that knows calls and results only as text."""
-        new = self.sent[len(self._as_text) :]
-        self._as_text += tuple(map(to_text_message, new[:-1]))
-        return [*self._as_text, *map(to_text_message, new[-1:])]
+        """Render the messages to send for a model that receives calls and results as text."""
+        new_messages = self.sent[len(self._as_text) :]
+        self._as_text += tuple(map(to_text_message, new_messages[:-1]))
+        return [*self._as_text, *map(to_text_message, new_messages[-1:])]
 
     def fit(self, window: int, tokens: Sequence[int], marker: int) -> Cut | Fits | TooLarge:
-        """Whether what is sent fits a window, given the tokens of each message.
+        """Fit the messages to a window, given the tokens of each message.
 
-        A message of an earlier turn that was never answered may be dropped, and so may a task too large to be sent.
+        A cut may drop an unanswered message of an earlier turn, and a task that alone exceeds the window.
         """
-        first = max(find_unanswered(self.messages), self.turn)
+        newest_index = max(find_unanswered(self.messages), self.turn)
         task = self.task if tokens[self.task] <= window else self.turn
         starts = [can_start(message) for message in self.messages]
-        shape = HistoryShape(sizes=tokens, starts=starts, task=task, turn=self.turn, newest=first)
+        shape = HistoryShape(
+            sizes=tokens, can_start=starts, task_index=task, turn_index=self.turn, newest_index=newest_index
+        )
         return fit_history(shape, window, self.cut, marker=marker)
 
     def cut_at(self, cut: Cut, marker: Text | None) -> None:
@@ -381,7 +408,7 @@ class Transcript:
 
 
 def call_id(session: str, call: ToolCall) -> str:
-    """The id of a call in the whole store; stable across crashes."""
+    """Make the id of a call, unique in the store and stable across crashes."""
     return f"{session}.{call.id}"
 
 
@@ -389,20 +416,20 @@ _MODEL_CALL: Final = re.compile(r"(.*)\.c\d+_\d+_\d+(?:/.*)?", re.DOTALL)
 
 
 def find_calling_session(call: str) -> str:
-    """The session of a call of a model, or of one made inside of it, by its id in the whole store."""
+    """Find the session of a model's call, or of a call inside it, from the call's id in the store."""
     match = _MODEL_CALL.fullmatch(call)
     return "" if match is None else match[1]
 
 
-def describe_prediction(call: ToolCall, simulation: str) -> Text:
-    """What a model predicted for a call, as a part beside the result: no word of it came from the tool."""
+def make_prediction_text(call: ToolCall, simulation: str) -> Text:
+    """Make the part of a prediction, separate from the result because its text does not come from the tool."""
     text = simulation.removeprefix(SIMULATION_LABEL)
     label = f"{SIMULATION_LABEL} of {call.tool} ({call.id}), made before the call and no part of its result:"
     return Text(f"{label}{text}", "model", trusted=False, reason="simulation")
 
 
 def _join_text(message: Message) -> str:
-    """What a person or a model said in a message, without what the runtime added."""
+    """Join the texts of a message, without the parts that the runtime added."""
     return "\n".join(part.text for part in message.parts if isinstance(part, Text) and not part.reason)
 
 
@@ -414,7 +441,7 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class SessionHistory:
-    """A session as its loop knows it, folded from events in order."""
+    """The state of a session's loop, folded from the session's events in order."""
 
     __slots__ = (
         "_cut_short",
@@ -438,42 +465,42 @@ class SessionHistory:
     def __init__(self, session: str, min_sleep: int = SECOND, brake: SessionBrake | None = None) -> None:
         self.session = session
         self.brake = brake
-        """Hears what the model is shown; None where the injection brake is off."""
+        """Receives all text that the model sees; None if the provenance check is off."""
         self._min_sleep = min_sleep
         self.turn = _NO_TURN
         self.transcript = Transcript()
         self.done: Mapping[str, ToolResult] = _NOTHING
         self._nonces: Mapping[str, str] = _NOTHING
-        """Those of the requests under way."""
+        """The nonces of requests in flight."""
         self.predictions: Mapping[str, str] = _NOTHING
-        """Predictions of the step's calls; the model is shown them beside the results."""
+        """Predictions of the step's calls, which the model sees with the results."""
         self._cut_short = ""
-        """What a cancelled answer had said; it is part of the history if the turn ends there."""
+        """The text of a cancelled answer, which becomes part of the history if the turn ends there."""
         self.hot = b""
         self.context_text = ""
-        self.phase: ev.PhaseEntered | None = None
+        self.phase: PhaseEntered | None = None
         self._erased: tuple[str, ...] = ()
         """Calls of the step whose results are erased."""
         self._unanswered: Mapping[str, ToolCall] = _NOTHING
-        """Calls under way of a reply that is erased: what they were given is unknown."""
+        """Calls in flight whose reply is erased: their arguments are unknown."""
         self.staged: tuple[ToolCall, ...] = ()
         """Calls of the turn that wait for its end."""
         self.actions: tuple[int, ...] = ()
         """Start times, in the last minute, of calls that change something."""
 
-    def open(self, number: int, heard: int, message: Message, at: int, *, quiet: bool = False) -> None:
+    def open(self, number: int, inbox_seen: int, message: Message, at: int, *, quiet: bool = False) -> None:
         self.transcript.open_turn(message)
         self.staged = ()
-        self.turn = self.turn.opened(number, heard, at, quiet=quiet)
+        self.turn = self.turn.make_next(number, inbox_seen, at, quiet=quiet)
         if self.brake is not None:
             for part in message.parts:
                 if isinstance(part, Text):
                     self.brake.add_text(part)
 
-    def end(self, why: TurnEnd, sentence: str, chosen: ev.YieldRequest | None, at: int) -> None:
-        if why == "cancelled" and self._cut_short:
+    def end(self, reason: TurnEnd, sentence: str, yield_request: YieldRequest | None, at: int) -> None:
+        if reason == "cancelled" and self._cut_short:
             self.transcript.add(Message("assistant", (Text(self._cut_short, "model", trusted=False),)))
-        self.turn = self.turn.with_end(why, sentence, chosen, at, self._min_sleep)
+        self.turn = self.turn.with_end(reason, sentence, yield_request, at, self._min_sleep)
 
     def add_wait(self, duration: int) -> None:
         self.turn = self.turn.without_wait(duration)
@@ -490,126 +517,126 @@ class SessionHistory:
     def add_reply(self, reply: Reply, nonce: str, at: int) -> None:
         parts = (*read_calls(reply.text, nonce).parts, *reply.calls) if nonce else reply.parts
         turn = self.turn
-        said: tuple[Text, ...] = ()
+        texts: tuple[Text, ...] = ()
         calls: tuple[ToolCall, ...] = ()
         for part in parts:
             if type(part) is ToolCall:
-                # Ids of our own: a model's may be missing or repeated.
+                # The runtime assigns the ids: those of a model may be missing or repeated.
                 name = f"c{turn.number}_{turn.steps}_{len(calls)}"
-                calls += (ToolCall(name, part.tool[:LONGEST_NAME], part.arguments, part.group),)
+                calls += (ToolCall(name, part.tool[:MAX_TOOL_NAME_LENGTH], part.arguments, part.group),)
             elif part.text.strip():
-                said += (part,)
-        if said or calls:
-            self.transcript.add(Message("assistant", said + calls))
+                texts += (part,)
+        if texts or calls:
+            self.transcript.add(Message("assistant", texts + calls))
         self.done = _NOTHING
-        self.turn = turn.thought(reply.stop, calls, at, spoke=bool(said))
+        self.turn = turn.with_reply(reply.stop, calls, at, spoke=bool(texts))
 
     def add_result(self, call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> None:
-        """Keep a call's result until all of the step are there, as the model sees it.
+        """Add a call's result to the step, as the model will see it.
 
-        A refusal is shown with its code, a failure with the output before it.
+        A refusal has its code, and a failure the output before it.
         """
-        said = text if outcome == "ok" else f"[{outcome}] {text}"
+        result_text = text if outcome == "ok" else f"[{outcome}] {text}"
         if partial:
-            said = "\n\n".join(part for part in (said, partial) if part)
-        result = ToolResult(call.id, call.tool, outcome, said)
+            result_text = "\n\n".join(part for part in (result_text, partial) if part)
+        result = ToolResult(call.id, call.tool, outcome, result_text)
         self.done = {**self.done, call.id: result} if self.done else {call.id: result}
 
     def finish_step(self, at: int) -> None:
         calls = self.turn.calls
         results = (self.done[calls[0].id],) if len(calls) == 1 else tuple([self.done[call.id] for call in calls])
         self.transcript.add(Message("user", (*results, *self._predictions(calls)) if self.predictions else results))
-        if (brake := self.brake) is not None:
-            for place, call in enumerate(calls):
+        if (check := self.brake) is not None:
+            for index, call in enumerate(calls):
                 if call.id in self._erased:
-                    brake.observe_erased(call)
+                    check.observe_erased(call)
                 else:
-                    brake.observe(call, results[place])
+                    check.observe(call, results[index])
             self._erased = ()
         self.done = _NOTHING
         self.turn = self.turn.with_results(calls, results, at)
 
     def _predictions(self, calls: Iterable[ToolCall]) -> list[Text]:
-        foreseen = dict(self.predictions)
-        said = [(call, foreseen.pop(call_id(self.session, call), "")) for call in calls]
-        self.predictions = foreseen
-        return [describe_prediction(call, text) for call, text in said if text]
+        predictions = dict(self.predictions)
+        predicted_calls = [(call, predictions.pop(call_id(self.session, call), "")) for call in calls]
+        self.predictions = predictions
+        return [make_prediction_text(call, text) for call, text in predicted_calls if text]
 
     def situation(self) -> str:
-        """What the agent was asked last, and what it said with the calls that it makes now."""
-        *before, last = self.transcript.messages
-        question = next((text for each in reversed(before) if each.role == "user" and (text := _join_text(each))), "")
-        parts = (("The agent was asked", question), ("With the call it says", _join_text(last)))
-        return "\n".join(f"{label}: {shorten(text, LONGEST_SITUATION)}" for label, text in parts if text)
+        """Describe the last question to the agent, and the text of its current step."""
+        *earlier, latest = self.transcript.messages
+        question = next((text for each in reversed(earlier) if each.role == "user" and (text := _join_text(each))), "")
+        labelled_texts = (("The agent was asked", question), ("With the call it says", _join_text(latest)))
+        return "\n".join(f"{label}: {shorten(text, MAX_SITUATION_LENGTH)}" for label, text in labelled_texts if text)
 
-    async def apply(self, events: Iterable[Stored], read: ReadBody) -> None:
-        """Take in events of another process, or of an earlier life of this one."""
+    async def apply(self, events: Iterable[Stored], read_body: ReadBody) -> None:
+        """Fold events of another process, or of an earlier run."""
         for stored in events:
-            await self._apply_event(stored, read)
-        # A request refused by a cap may be retried; all other outcomes are final.
-        if self.turn.capped and not self.turn.over:
+            await self._apply_event(stored, read_body)
+        # A request that a cap refused may be retried. All other outcomes are final.
+        if self.turn.capped and not self.turn.is_over:
             self.turn = self.turn.without_cap()
         if self.done:
             self.done = {call: result for call, result in self.done.items() if result.outcome != "cost_cap_reached"}
 
-    async def _apply_event(self, stored: Stored, read: ReadBody) -> None:
+    async def _apply_event(self, stored: Stored, read_body: ReadBody) -> None:
         at, event = stored.at, stored.event
         match event:
-            case ev.SessionStarted():
+            case SessionStarted():
                 pass
-            case ev.CallStarted() | ev.CallSettled() | ev.CallRefused():
-                await self._apply_call_event(event, stored, read)
-            case ev.RequestStarted(purpose="turn") if self._is_turns(event.request):
+            case CallStarted() | CallSettled() | CallRefused():
+                await self._apply_call_event(event, stored, read_body)
+            case RequestStarted(purpose="turn") if self._is_turns(event.request):
                 self.flush(at)
                 self.turn, self._cut_short = self.turn.without_cap(), ""
-                record = msgspec.json.decode(await read(stored) or b"{}", type=RequestRecord)
+                record = msgspec.json.decode(await read_body(stored) or b"{}", type=RequestRecord)
                 self._nonces = {**self._nonces, event.request: record.nonce}
-            case ev.RequestSettled():
-                await self._apply_request_event(event, stored, read)
-            case ev.RequestRefused(purpose="turn") if self._is_turns(event.request):
+            case RequestSettled():
+                await self._apply_request_event(event, stored, read_body)
+            case RequestRefused(purpose="turn") if self._is_turns(event.request):
                 self.flush(at)
                 self.turn = self.turn.without_cap().with_refusal(
                     parse_attempt(event.request), event.outcome, event.sentence, at
                 )
-            case ev.TurnStarted():
-                body = await read(stored)
+            case TurnStarted():
+                body = await read_body(stored)
                 message = msgspec.json.decode(body or b'{"role":"user","parts":[]}', type=Message)
                 self.open(event.turn, event.inbox_seen, message, at, quiet=event.quiet)
                 if self.brake is not None and not body:
                     self.brake.mark_erased()
-            case ev.HotStateSeen() | ev.GuardrailTriggered() | ev.TurnSkipped() | ev.PhaseEntered() | ev.ContextGiven():
-                await self._apply_pace_event(event, stored, read)
-            case ev.HistoryGiven():
-                self._begin_with(event, await read(stored))
-            case ev.MessageAdded():
+            case HotStateSeen() | GuardrailTriggered() | TurnSkipped() | PhaseEntered() | ContextGiven():
+                await self._apply_pace_event(event, stored, read_body)
+            case HistoryGiven():
+                self._begin_with(event, await read_body(stored))
+            case MessageAdded():
                 self.flush(at)
-                self.add(event.reason, from_body(await read(stored)), at)
-            case ev.ContextCut():
+                self.add(event.reason, decode_body(await read_body(stored)), at)
+            case ContextCut():
                 self.flush(at)
-                body = await read(stored)
+                body = await read_body(stored)
                 if body:
-                    # Without one it was erased, and all that it left out with it.
+                    # An erased cut changes nothing, because the messages that it dropped are erased too.
                     self.transcript.cut_at(
                         Cut(event.through, event.pinned), msgspec.json.decode(body, type=Text | None)
                     )
-                self.turn = self.turn.shrunk(at)
-            case ev.OverrunIncurred():
+                self.turn = self.turn.with_cut(at)
+            case OverrunIncurred():
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)
-            case ev.TurnEnded():
+            case TurnEnded():
                 self.flush(at)
                 self.end(event.why, event.sentence, event.yielded, at)
-            case ev.SessionParked():
+            case SessionParked():
                 self.turn = self.turn.pause(at, event.trouble)
-            case ev.SessionWoken(recovered=True):
+            case SessionWoken(recovered=True):
                 self.turn = self.turn.with_recovery(at)
-            case ev.SessionWoken():
+            case SessionWoken():
                 self.turn = self.turn.resume(at, takeover=event.cause == "takeover")
-            case ev.SessionResumed():
+            case SessionResumed():
                 self.turn = self.turn.reopen(at)
             case _:
                 pass
 
-    def _begin_with(self, event: ev.HistoryGiven, body: bytes) -> None:
+    def _begin_with(self, event: HistoryGiven, body: bytes) -> None:
         messages = msgspec.json.decode(body or b"[]", type=list[Message])
         for message in messages:
             self.transcript.add(message)
@@ -620,70 +647,72 @@ class SessionHistory:
 
     async def _apply_pace_event(
         self,
-        event: ev.HotStateSeen | ev.GuardrailTriggered | ev.TurnSkipped | ev.PhaseEntered | ev.ContextGiven,
+        event: HotStateSeen | GuardrailTriggered | TurnSkipped | PhaseEntered | ContextGiven,
         stored: Stored,
-        read: ReadBody,
+        read_body: ReadBody,
     ) -> None:
         match event:
-            case ev.PhaseEntered():
+            case PhaseEntered():
                 self.phase = event
-            case ev.ContextGiven():
-                self.context_text = from_body(await read(stored))
+            case ContextGiven():
+                self.context_text = decode_body(await read_body(stored))
                 if self.brake is not None:
                     self.brake.trust(self.context_text, "kept memories")
-            case ev.HotStateSeen():
-                self.hot = await read(stored)
-            case ev.GuardrailTriggered(until=int(), guardrail=name) if self.turn.over and name != "model_rate":
-                self.turn = self.turn.held_back(stored.at)
-            case ev.TurnSkipped():
-                self.turn = self.turn.skipped(event.skips, stored.at)
+            case HotStateSeen():
+                self.hot = await read_body(stored)
+            case GuardrailTriggered(until=int(), guardrail=name) if self.turn.is_over and name != "model_rate":
+                self.turn = self.turn.with_guardrail(stored.at)
+            case TurnSkipped():
+                self.turn = self.turn.with_skip(event.skips, stored.at)
             case _:
                 pass
 
     async def _apply_call_event(
-        self, event: ev.CallStarted | ev.CallSettled | ev.CallRefused, stored: Stored, read: ReadBody
+        self, event: CallStarted | CallSettled | CallRefused, stored: Stored, read_body: ReadBody
     ) -> None:
         match event:
-            case ev.CallStarted():
+            case CallStarted():
                 call = event.call.removeprefix(f"{self.session}.")
                 self.done = {each: result for each, result in self.done.items() if each != call}
                 if event.effect == "write":
                     self.mark_acting(stored.at)
-            case ev.CallSettled():
-                body = await read(stored)
+            case CallSettled():
+                body = await read_body(stored)
                 answer = restore_call_answer(event, body)
                 self._add_result(event.call, answer.outcome, answer.text, answer.partial)
                 if is_erased(stored, body):
                     self._erased += (event.call.removeprefix(f"{self.session}."),)
-                lost = self._unanswered.get(event.call)
-                if lost is not None and self.brake is not None:
-                    self.brake.observe_erased(lost)
-                    self._unanswered = {call: lost for call, lost in self._unanswered.items() if call != event.call}
+                erased_call = self._unanswered.get(event.call)
+                if erased_call is not None and self.brake is not None:
+                    self.brake.observe_erased(erased_call)
+                    self._unanswered = {
+                        call: erased_call for call, erased_call in self._unanswered.items() if call != event.call
+                    }
                 return
-            case ev.CallRefused():
+            case CallRefused():
                 self._add_result(event.call, event.outcome, event.sentence)
                 if event.staged:
                     self.staged += tuple(each for each in self.turn.calls if call_id(self.session, each) == event.call)
-        # A call inside of another one is none of the model's.
+        # Only calls of the model itself, not calls inside other calls.
         if self.brake is not None and self._is_models(event.call):
-            body = await read(stored)
+            body = await read_body(stored)
             self.brake.apply(event, None if is_erased(stored, body) else body)
-            if isinstance(event, ev.CallStarted) and not self._is_known(event.call):
+            if isinstance(event, CallStarted) and not self._has_call(event.call):
                 self._unanswered = {**self._unanswered, event.call: ToolCall(event.call, event.tool, "")}
 
-    async def _apply_request_event(self, event: ev.RequestSettled, stored: Stored, read: ReadBody) -> None:
+    async def _apply_request_event(self, event: RequestSettled, stored: Stored, read_body: ReadBody) -> None:
         if event.request not in self._nonces:
-            await self._foresee(event, stored, read)
+            await self._foresee(event, stored, read_body)
             return
         nonce = self._nonces[event.request]
         self._nonces = {request: each for request, each in self._nonces.items() if request != event.request}
         attempt = parse_attempt(event.request)
         if event.outcome == "ok":
-            body = await read(stored)
+            body = await read_body(stored)
             reply = msgspec.json.decode(body, type=Reply) if body else Reply(())
             self.add_reply(reply, nonce, stored.at)
         elif event.outcome in ("cancelled", "unknown"):
-            body = await read(stored)
+            body = await read_body(stored)
             self._cut_short = msgspec.json.decode(body, type=Reply).text if body else ""
             self.turn = self.turn.with_attempt(attempt, stored.at)
         elif event.outcome == "external_halt":
@@ -692,31 +721,31 @@ class SessionHistory:
             failure = FailedAttempt(event.error, event.may_retry, event.retry_after, event.needs_person)
             self.turn = self.turn.with_failure(attempt, failure, stored.at)
 
-    async def _foresee(self, event: ev.RequestSettled, stored: Stored, read: ReadBody) -> None:
-        call, _, rest = event.request.rpartition("/simulation/")
-        if call and rest and event.outcome == "ok" and (body := await read(stored)):
+    async def _foresee(self, event: RequestSettled, stored: Stored, read_body: ReadBody) -> None:
+        call, _, simulation = event.request.rpartition("/simulation/")
+        if call and simulation and event.outcome == "ok" and (body := await read_body(stored)):
             reply = msgspec.json.decode(body, type=Reply)
             text = "" if reply.stop == "refused" else reply.text.strip()
             self.predictions = {**self.predictions, call: f"{SIMULATION_LABEL} {text}" if text else ""}
 
     def _add_result(self, call: str, outcome: Outcome, text: str, partial: str = "") -> None:
-        for each in self.turn.calls:
-            if call_id(self.session, each) == call:
-                self.add_result(each, outcome, text, partial)
+        for tool_call in self.turn.calls:
+            if call_id(self.session, tool_call) == call:
+                self.add_result(tool_call, outcome, text, partial)
 
     def _is_models(self, call: str) -> bool:
-        """Whether the model made the call, also where its reply is erased. Other writers use other ids."""
+        """Return whether the model made a call, even if its reply is erased. Other callers use other ids."""
         return re.fullmatch(rf"{re.escape(self.session)}\.c\d+_\d+_\d+", call) is not None
 
-    def _is_known(self, call: str) -> bool:
+    def _has_call(self, call: str) -> bool:
         return any(call_id(self.session, each) == call for each in (*self.turn.calls, *self.staged))
 
     def _is_turns(self, request: str) -> bool:
-        """Whether the turn loop made the request. Other writers use other ids."""
+        """Return whether the turn loop made a request. Other callers use other ids."""
         return re.fullmatch(rf"{re.escape(self.session)}\.t\d+_\d+/\d+", request) is not None
 
     def flush(self, at: int) -> None:
-        """Any event after a step shows that all its calls had results."""
+        """Finish the step if all its calls have results."""
         if self.turn.calls and all(call.id in self.done for call in self.turn.calls):
             self.finish_step(at)
 
@@ -725,9 +754,9 @@ def is_erased(stored: Stored, body: bytes) -> bool:
     return not body and (stored.erased or stored.blob is not None)
 
 
-def find_result(history: bytes, call: str) -> str | None:
-    """The result of a call that a session began with, whole."""
-    messages = msgspec.json.decode(history or b"[]", type=list[Message])
+def find_result(body: bytes, call: str) -> str | None:
+    """Find the full result of a call in the history with which a session started."""
+    messages = msgspec.json.decode(body or b"[]", type=list[Message])
     parts = (part for message in messages for part in message.parts)
     return next((part.text for part in parts if isinstance(part, ToolResult) and part.id == call), None)
 

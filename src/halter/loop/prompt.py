@@ -1,10 +1,10 @@
-"""What one request sends: first what never changes, then the history, then what is true only now.
+"""The prompt of one request: the stable prefix, the history, and the volatile text of this moment.
 
-Providers cache prompt prefixes, so nothing volatile stands before anything stable. A history that outgrows its model's
-window is cut, and a marker or summary takes its place.
+Providers cache prompt prefixes, so nothing volatile comes before anything stable. A history that outgrows its model's
+window is cut, and a marker or summary replaces the dropped part.
 
-Questions to a small model are answered through a form. Prose never decides: "NO - YESTERDAY" contains a yes, and "0.2
-on a scale of 0 to 1" a one.
+The second half asks a small model a question, which it answers through a form. Prose is not interpreted:
+"NO - YESTERDAY" contains a yes, and "0.2 on a scale of 0 to 1" a one.
 """
 
 import json
@@ -33,7 +33,7 @@ from halter.core.messages import (
     bound_prompt_tokens,
     make_user_message,
 )
-from halter.core.text import count_bytes, to_body
+from halter.core.text import count_bytes, encode_body
 from halter.core.tools import ToolSpec, add_spec_digest
 from halter.guard.model_door import AnsweredRequest, ModelRequest, RequestRecord
 from halter.loop import decide
@@ -48,7 +48,7 @@ from halter.loop.history import (
     TooLarge,
     Transcript,
     are_all_trusted,
-    list_left_out,
+    list_dropped_messages,
     make_marker,
     measure_message,
 )
@@ -60,7 +60,7 @@ ReadVolatile = Callable[[], str]
 
 
 class StablePrefix(msgspec.Struct, frozen=True):
-    """What all requests of a session begin with, and its token bound."""
+    """The beginning of all prompts of a session, and its token bound."""
 
     system: str
     tools: tuple[ToolSpec, ...]
@@ -68,27 +68,27 @@ class StablePrefix(msgspec.Struct, frozen=True):
     digest: str
 
 
-def build_stable_prefix(mind: BrainSpec, offered: Sequence[ToolSpec], given: str = "") -> StablePrefix:
-    """The stable part: the instructions, kept memories, and the tools, always in the same order."""
-    # A model is told nothing of what the guard goes by.
-    told = tuple([msgspec.structs.replace(spec, declaration=msgspec.UNSET) for spec in offered])
-    return _build_stable_prefix(mind.instructions, mind.tool_calls, told, given)
+def build_stable_prefix(brain: BrainSpec, offered: Sequence[ToolSpec], context_text: str = "") -> StablePrefix:
+    """Build the stable prefix: the instructions, accepted memories and tools, always in the same order."""
+    # The model does not see the declarations, which are for the guard.
+    visible_tools = tuple([msgspec.structs.replace(spec, declaration=msgspec.UNSET) for spec in offered])
+    return _build_stable_prefix(brain.instructions, brain.tool_calls, visible_tools, context_text)
 
 
 @lru_cache(maxsize=256)
 def _build_stable_prefix(
-    instructions: str, tool_calls: ToolCalls, offered: tuple[ToolSpec, ...], given: str
+    instructions: str, tool_calls: ToolCalls, offered: tuple[ToolSpec, ...], context_text: str
 ) -> StablePrefix:
     tools = tuple(sorted(offered, key=attrgetter("name")))
-    as_words = explain_text_calls(tools) if tool_calls == "text" else ""
-    system = "\n\n".join(part for part in (instructions, given, as_words) if part)
+    tool_text = explain_text_calls(tools) if tool_calls == "text" else ""
+    system = "\n\n".join(part for part in (instructions, context_text, tool_text) if part)
     tools = () if tool_calls == "text" else tools
     prompt = Prompt(system=system, messages=(), tools=tools)
     return StablePrefix(system, tools, bound_prompt_tokens(prompt), sha256(msgspec.json.encode(prompt)).hexdigest())
 
 
 class BuiltPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt, its size, and what stands only at its end."""
+    """A prompt, its size, and its volatile ending."""
 
     prompt: Prompt
     size: PromptSize
@@ -98,15 +98,15 @@ class BuiltPrompt(msgspec.Struct, frozen=True, gc=False):
 def build_prompt(
     start: StablePrefix,
     transcript: Transcript,
-    mind: BrainSpec,
+    brain: BrainSpec,
     volatile: str,
     nonce: str,
     facts: Mapping[str, Any] = NO_FACTS,
     *,
     last_words: bool = False,
 ) -> BuiltPrompt:
-    """Build a prompt. Last words are asked for without tools, and the history then shows calls as text."""
-    messages = transcript.to_text() if mind.tool_calls == "text" or last_words else transcript.sent
+    """Build a prompt. The one for the wrap-up has no tools, and shows calls as text."""
+    messages = transcript.to_text() if brain.tool_calls == "text" or last_words else transcript.sent
     ending = volatile
     if nonce and not last_words:
         ending = "\n\n".join(part for part in (volatile, explain_nonce(nonce)) if part)
@@ -114,48 +114,48 @@ def build_prompt(
         system=start.system,
         messages=append_ending(messages, ending),
         tools=() if last_words else start.tools,
-        max_output_tokens=mind.max_output_tokens,
+        max_output_tokens=brain.max_output_tokens,
         facts=facts or NO_FACTS,
-        provider_tools=() if last_words else mind.provider_tools,
+        provider_tools=() if last_words else brain.provider_tools,
     )
     prefix = start.digest
     if transcript.cut is not None or last_words:
-        prefix = f"{prefix}/{transcript.cut.through if transcript.cut else 0}/{'last' if last_words else ''}"
+        prefix = f"{prefix}/{transcript.cut.tail_start if transcript.cut else 0}/{'last' if last_words else ''}"
     size = PromptSize(prefix, start.size + transcript.size, count_bytes(ending) + 64)
     return BuiltPrompt(prompt, size, ending)
 
 
 def append_ending(messages: list[Message], ending: str) -> tuple[Message, ...]:
-    """Append volatile text: to the last message to the model, or as a message of its own."""
+    """Append volatile text to the last message to the model, or as a new message."""
     if not ending:
         return tuple(messages)
     part = Text(ending, "config", reason=VOLATILE)
-    last = messages[-1] if messages else None
-    if last is None or last.role != "user":
+    last_message = messages[-1] if messages else None
+    if last_message is None or last_message.role != "user":
         return (*messages, Message("user", (part,)))
-    # Put in its place for a moment: a long history is copied once.
-    messages[-1] = Message("user", (*last.parts, part))
-    sent = tuple(messages)
-    messages[-1] = last
-    return sent
+    # Replaced only for the copy, so that a long history is copied once.
+    messages[-1] = Message("user", (*last_message.parts, part))
+    messages_with_ending = tuple(messages)
+    messages[-1] = last_message
+    return messages_with_ending
 
 
 SUMMARY_TOKENS: Final = 1024
 SUMMARY_TIMEOUT: Final = 120 * SECOND
 SHRINK_FACTOR: Final = 0.5
-"""Fraction of the prompt that is kept after a model found it too long."""
+"""Fraction of a prompt that remains after its model rejected it as too long."""
 
 
 class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """The settings of a loop. The models are the agent's own, then its fallbacks.
+    """The settings of a loop. `models` are the agent's own model and its fallbacks, in order.
 
-    `window` is the smallest context window of any of them. `offered` are the tools shown to it.
+    `window` is the smallest context window among them. `offered_tools` are the tools that the model sees.
     """
 
     model: BrainSpec
     rules: TurnLimits
     models: tuple[Model, ...]
-    offered: tuple[ToolSpec, ...]
+    offered_tools: tuple[ToolSpec, ...]
     window: int
     summarizer: Model | None = None
 
@@ -164,14 +164,14 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple([str(model.name) for model in self.models])
 
     @cached_property
-    def tokens_left(self) -> int:
-        """The tokens of the window that are left for a prompt."""
+    def max_prompt_tokens(self) -> int:
+        """The tokens of the window that a prompt may use."""
         return self.window - self.model.max_output_tokens - MARKER_TOKENS
 
     @cached_property
     def start(self) -> StablePrefix:
-        """What a prompt begins with where nothing was kept for it."""
-        return build_stable_prefix(self.model, self.offered)
+        """The prefix of a prompt without memories."""
+        return build_stable_prefix(self.model, self.offered_tools)
 
 
 NOTHING_LEARNED: Final = TokenMeter()
@@ -179,25 +179,25 @@ NOTHING_SENT: Final = PromptSize("", 0, 0)
 
 
 class ContextWindow:
-    """Keeps the prompt within the model's window."""
+    """Keeps the prompt within the model's window, by cutting the history."""
 
     __slots__ = (
         "_clock",
         "_ending",
         "_history",
         "_limit",
+        "_max_prompt_tokens",
         "_meter",
         "_running",
         "_sent",
         "_thinking",
-        "_tokens_left",
         "fixed",
     )
 
     def __init__(
-        self, recalled: SessionHistory, runtime: SessionRuntime, clock: Clock, settings: LoopSettings, fixed: int
+        self, history: SessionHistory, runtime: SessionRuntime, clock: Clock, settings: LoopSettings, fixed: int
     ) -> None:
-        self._history = recalled
+        self._history = history
         self._running = runtime
         self._clock = clock
         self._thinking = settings
@@ -205,38 +205,38 @@ class ContextWindow:
         self._meter = NOTHING_LEARNED
         self._sent = NOTHING_SENT
         self._limit: int | None = None
-        self._tokens_left = settings.tokens_left
+        self._max_prompt_tokens = settings.max_prompt_tokens
         self._ending = 0
 
-    def bound(self, model: str, sent: PromptSize) -> int:
-        """Bound the tokens of the next request."""
-        self._sent = sent
-        return self._meter.bound(model, sent)
+    def bound(self, model: str, size: PromptSize) -> int:
+        """Bound the tokens of the next request, and remember its size."""
+        self._sent = size
+        return self._meter.bound_tokens(model, size)
 
-    def calibrate(self, model: str, reported: int) -> None:
-        """Take in how many tokens the last request really had."""
-        self._meter = self._meter.with_usage(model, self._sent, reported)
+    def calibrate(self, model: str, reported_tokens: int) -> None:
+        """Learn from the tokens that the model reported for the last request."""
+        self._meter = self._meter.with_usage(model, self._sent, reported_tokens)
 
     async def shrink(self) -> bool:
-        """Drop more, since the window is smaller than assumed; False if nothing could be dropped."""
+        """Drop more messages, since the window is smaller than assumed; return whether any were dropped."""
         model = str(self._thinking.models[0].name)
-        sent = self._meter.estimate(model, self._history.transcript.size)
-        self._limit = int(SHRINK_FACTOR * min(sent, self._count_tokens_left(model)))
-        before = self._history.transcript.cut
-        too_large = await self.make_room(model)
-        return not too_large and self._history.transcript.cut != before
+        sent_tokens = self._meter.estimate_tokens(model, self._history.transcript.size)
+        self._limit = int(SHRINK_FACTOR * min(sent_tokens, self._compute_capacity(model)))
+        previous_cut = self._history.transcript.cut
+        too_large = await self.cut_to_fit(model)
+        return not too_large and self._history.transcript.cut != previous_cut
 
-    def has_room(self, ending: str) -> bool:
-        """Whether the history fits beside an ending by any estimate: no model needs more tokens than bytes."""
+    def can_fit(self, ending: str) -> bool:
+        """Return whether history and ending certainly fit the window. No model needs more tokens than bytes."""
         self._ending = size = count_bytes(ending)
-        return self._history.transcript.size + self.fixed + size <= self._tokens_left and self._limit is None
+        return self._history.transcript.size + self.fixed + size <= self._max_prompt_tokens and self._limit is None
 
-    async def make_room(self, model: str) -> str:
-        """Cut the history if it has outgrown the window. Return why if nothing helps."""
-        transcript, capacity = self._history.transcript, self._count_tokens_left(model)
-        if self._meter.estimate(model, transcript.size) <= capacity:
+    async def cut_to_fit(self, model: str) -> str:
+        """Cut the history if it has outgrown the window; return an error if it cannot be cut enough."""
+        transcript, capacity = self._history.transcript, self._compute_capacity(model)
+        if self._meter.estimate_tokens(model, transcript.size) <= capacity:
             return ""
-        tokens = [self._meter.estimate(model, measure_message(message)) for message in transcript.messages]
+        tokens = [self._meter.estimate_tokens(model, measure_message(message)) for message in transcript.messages]
         marker = SUMMARY_TOKENS if self._thinking.model.context_strategy == "summarize" else MARKER_TOKENS
         match transcript.fit(capacity, tokens, marker):
             case Cut() as cut:
@@ -244,23 +244,23 @@ class ContextWindow:
                 return ""
             case Fits():
                 return ""
-            case TooLarge() as found:
-                return _explain_too_large(found)
+            case TooLarge() as too_large:
+                return _explain_too_large(too_large)
 
-    def _count_tokens_left(self, model: str) -> int:
-        capacity = self._tokens_left - self._meter.estimate(model, self.fixed + self._ending)
+    def _compute_capacity(self, model: str) -> int:
+        capacity = self._max_prompt_tokens - self._meter.estimate_tokens(model, self.fixed + self._ending)
         return capacity if self._limit is None else min(capacity, self._limit)
 
     async def _cut(self, cut: Cut) -> None:
         transcript, strategy = self._history.transcript, self._thinking.model.context_strategy
-        dropped = list_left_out(transcript.messages, cut, transcript.cut)
-        summary = await self._summary(dropped, cut) if strategy == "summarize" else ""
-        before = transcript.marker
-        trusted = are_all_trusted(dropped) and (before is None or before.trusted)
-        marker = make_marker(cut, strategy, summary, trusted=trusted)
+        dropped_messages = list_dropped_messages(transcript.messages, cut, transcript.cut)
+        summary = await self._summary(dropped_messages, cut) if strategy == "summarize" else ""
+        previous_marker = transcript.marker
+        is_trusted = are_all_trusted(dropped_messages) and (previous_marker is None or previous_marker.trusted)
+        marker = make_marker(cut, strategy, summary, trusted=is_trusted)
         event = ContextCut(
             turn=self._history.turn.number,
-            through=cut.through,
+            through=cut.tail_start,
             pinned=cut.pinned,
             strategy=self._thinking.model.context_strategy,
         )
@@ -268,21 +268,21 @@ class ContextWindow:
             f"{self._history.session}/cut/{self._name_cut(cut)}", event, msgspec.json.encode(marker)
         )
         transcript.cut_at(cut, marker)
-        self._history.turn = self._history.turn.shrunk(self._clock.now())
+        self._history.turn = self._history.turn.with_cut(self._clock.now())
 
     def _name_cut(self, cut: Cut) -> str:
-        """Name a cut: a later one at the same place may keep less, and an erased history counts its places anew."""
+        """Make the key of a cut. The index alone is not unique, since an erasure renumbers messages."""
         turn = self._history.turn
-        return "_".join(map(str, (turn.number, turn.steps, cut.through, *cut.pinned)))
+        return "_".join(map(str, (turn.number, turn.steps, cut.tail_start, *cut.pinned)))
 
-    async def _summary(self, dropped: Sequence[Message], cut: Cut) -> str:
-        """Summarize what is dropped with a model; without an answer, only state that it is dropped."""
+    async def _summary(self, messages: Sequence[Message], cut: Cut) -> str:
+        """Summarize dropped messages with a model; return an empty text if it does not answer."""
         model = self._thinking.summarizer or self._thinking.models[0]
-        before = self._history.transcript.marker
+        previous_marker = self._history.transcript.marker
         text = "\n".join(
             [
-                *([before.text] if before else []),
-                *(_part_to_line(part) for message in dropped for part in message.parts),
+                *([previous_marker.text] if previous_marker else []),
+                *(_part_to_line(part) for message in messages for part in message.parts),
             ]
         )
         limit = max(1000, self._thinking.window - 4 * SUMMARY_TOKENS)
@@ -307,10 +307,10 @@ class ContextWindow:
         return answer.reply.text.strip()
 
 
-def _explain_too_large(found: TooLarge) -> str:
+def _explain_too_large(too_large: TooLarge) -> str:
     return (
-        f"TooLarge: what the model has to be told has about {found.least:,} tokens, and there is room for "
-        f"{max(found.window, 0):,}. Say it in fewer words, or give the agent a model with a larger context_window."
+        f"TooLarge: the prompt needs about {too_large.min_tokens:,} tokens, and the context window has room for "
+        f"{max(too_large.window, 0):,}. Shorten it, or use a model with a larger context_window."
     )
 
 
@@ -325,8 +325,8 @@ def _part_to_line(part: Text | ToolCall | ToolResult) -> str:
 
 
 ANSWER_TOOL: Final = "answer"
-LONGEST_DATA: Final = 8_000
-"""Longest data shown to the model, in characters."""
+MAX_DATA_LENGTH: Final = 8_000
+"""Maximum length of the data for the model, in characters."""
 MAX_OUTPUT_TOKENS: Final = 300
 
 _RULES: Final = (
@@ -336,14 +336,14 @@ _RULES: Final = (
 
 
 class Worth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether what changed is worth a full turn."""
+    """A judgement about a change: does it deserve a full turn."""
 
     open: Annotated[bool, Meta(description="true if a full turn is worth it, false if it can be skipped")]
     reason: Annotated[str, Meta(description="why, in a few words")] = ""
 
 
 class ScoreAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much a reading is what was asked for."""
+    """A judgement about a reading: how well it matches the question."""
 
     score: Annotated[float, Meta(ge=0, le=1, description="from 0, not at all, to 1, fully")]
     reason: Annotated[str, Meta(description="why, in a few words")] = ""
@@ -352,25 +352,29 @@ class ScoreAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def make_question_prompt(instruction: str, data: Any, answer: type[msgspec.Struct]) -> Prompt:
-    """Ask for one answer about some data, marked as data."""
-    read = copy_json_value(data)
-    shown = f"It cannot be shown: {read.reason}." if isinstance(read, NotJson) else to_json_line(read.value)
+def make_question_prompt(instruction: str, data: Any, answer_type: type[msgspec.Struct]) -> Prompt:
+    """Make a prompt that asks for one answer about some data."""
+    json_value = copy_json_value(data)
+    text = (
+        f"It cannot be shown: {json_value.reason}."
+        if isinstance(json_value, NotJson)
+        else to_json_line(json_value.value)
+    )
     return Prompt(
         system=f"{instruction.strip()}\n\n{_RULES}",
-        messages=(Message("user", (Text(f"The data: {cut_text(shown, LONGEST_DATA)}", "sensor", trusted=False),)),),
-        tools=(_make_answer_tool(answer),),
+        messages=(Message("user", (Text(f"The data: {cut_text(text, MAX_DATA_LENGTH)}", "sensor", trusted=False),)),),
+        tools=(_make_answer_tool(answer_type),),
         max_output_tokens=MAX_OUTPUT_TOKENS,
     )
 
 
-def _make_answer_tool(answer: type[msgspec.Struct]) -> ToolSpec:
-    (described,), components = msgspec.json.schema_components([answer], ref_template="{name}")
+def _make_answer_tool(answer_type: type[msgspec.Struct]) -> ToolSpec:
+    (reference,), components = msgspec.json.schema_components([answer_type], ref_template="{name}")
     return add_spec_digest(
         ToolSpec(
             name=ANSWER_TOOL,
             description="Give your answer.",
-            schema=msgspec.json.encode(components[described["$ref"]]),
+            schema=msgspec.json.encode(components[reference["$ref"]]),
             level="SAFE",
             effect="read",
             idempotent=True,
@@ -378,30 +382,32 @@ def _make_answer_tool(answer: type[msgspec.Struct]) -> ToolSpec:
     )
 
 
-def read_form_answer(reply: Reply, answer: type[T]) -> T | None:
-    """Read an answer: one valid call of the form, or text that is nothing but its JSON.
+def read_form_answer(reply: Reply, answer_type: type[T]) -> T | None:
+    """Parse an answer: one valid call of the form, or a text with only the JSON of its arguments.
 
-    None for everything else: a contradictory, refused or truncated answer.
+    Returns None for any other answer, such as a contradictory, refused or truncated one.
     """
     if reply.stop in ("refused", "max_tokens"):
         return None
     if reply.calls:
-        given = {_decode_answer(call.arguments, answer) if call.tool == ANSWER_TOOL else None for call in reply.calls}
-        return given.pop() if len(given) == 1 else None
-    return _decode_answer(reply.text, answer)
+        answers = {
+            _decode_answer(call.arguments, answer_type) if call.tool == ANSWER_TOOL else None for call in reply.calls
+        }
+        return answers.pop() if len(answers) == 1 else None
+    return _decode_answer(reply.text, answer_type)
 
 
-def _decode_answer(text: str, answer: type[T]) -> T | None:
+def _decode_answer(text: str, answer_type: type[T]) -> T | None:
     try:
         json.loads(text, object_pairs_hook=_reject_duplicate_keys)
-        return msgspec.json.decode(to_body(text), type=answer)
+        return msgspec.json.decode(encode_body(text), type=answer_type)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
 def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Reject repeated keys: two answers to one question are none."""
-    read = dict(pairs)
-    if len(read) != len(pairs):
-        raise ValueError("a key comes twice")
-    return read
+    """Reject repeated keys, since two answers to one question are no answer."""
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        raise ValueError("a key appears twice")
+    return mapping

@@ -1,1 +1,1 @@
-"""Connections to models, and what their tokens cost."""
+"""Connections to models, and the prices of their tokens."""

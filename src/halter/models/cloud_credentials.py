@@ -1,7 +1,7 @@
-"""Credentials of a cloud that are found where its own tools find them, and become the headers of each request.
+"""Cloud credentials, found where the cloud's own tools find them, and added to the headers of each request.
 
-Google's are exchanged for a token that lives an hour, AWS signs every request. Both are made anew while a model is
-used, so neither is a key that a file could name. They go to the cloud's own hosts, or where the fleet's file says.
+Google's are exchanged for a token that is valid for an hour; AWS signs every request. Both are renewed while a model is
+in use, so a file cannot contain them as a key. They are sent to the cloud's own hosts, or to an address in halter.yaml.
 """
 
 import asyncio
@@ -36,46 +36,46 @@ _MISSING: Final[Mapping[CloudName, str]] = MappingProxyType(
 
 class CloudCredentials(Protocol):
     async def renew(self) -> None:
-        """Find the credentials, or renew them. Raises ModelUnusable where there are none."""
+        """Find the credentials, or renew them. Raises ModelUnusable if there are none."""
         ...
 
     def sign(self, request: "httpx2.Request") -> None:
-        """Put them into a request, in place of any key."""
+        """Add the credentials to a request, in place of any key."""
         ...
 
 
 def make_cloud_credentials(
-    cloud: CloudName, url: str, find: FindKey, installed: Callable[[str], bool]
+    cloud: CloudName, url: str, find_key: FindKey, installed: Callable[[str], bool]
 ) -> CloudCredentials:
     if cloud == "google":
         return GoogleCredentials()
-    known = bool(find("AWS_ACCESS_KEY_ID") and find("AWS_SECRET_ACCESS_KEY"))
-    if not (known or installed("botocore")):
+    has_keys = bool(find_key("AWS_ACCESS_KEY_ID") and find_key("AWS_SECRET_ACCESS_KEY"))
+    if not (has_keys or installed("botocore")):
         raise ConfigError(
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set, and profiles and roles of AWS are read by "
-            "botocore, which is not installed: set them, or install it with `pip install botocore`."
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set, and botocore, which reads profiles and roles of "
+            "AWS, is not installed. Set the variables, or run `pip install botocore`."
         )
     host = urlsplit(url).hostname or ""
-    named = _REGION.match(host)
-    region = named[1] if named else find("AWS_REGION") or find("AWS_DEFAULT_REGION")
+    match = _REGION.match(host)
+    region = match[1] if match else find_key("AWS_REGION") or find_key("AWS_DEFAULT_REGION")
     if not region:
-        raise ConfigError(f"The region of AWS at {host} is not known: set AWS_REGION.")
-    return AwsCredentials(region, "bedrock-mantle" if "mantle" in host else "bedrock", find)
+        raise ConfigError(f"The AWS region of {host} is unknown. Set AWS_REGION.")
+    return AwsCredentials(region, "bedrock-mantle" if "mantle" in host else "bedrock", find_key)
 
 
 def _explain(cloud: CloudName, error: Exception | str) -> ModelUnusable:
     text = shorten(clean(" ".join(str(error).split())), 200)
-    return ModelUnusable(f"NoCredentials: there are none of {cloud} here ({text}): {_MISSING[cloud]}", billed=False)
+    return ModelUnusable(f"NoCredentials: no credentials for {cloud} found ({text}): {_MISSING[cloud]}", billed=False)
 
 
 class GoogleCredentials:
-    """Google's default credentials, as a token."""
+    """Google's application default credentials, as a token."""
 
     def __init__(self) -> None:
-        self._found: Any = None
+        self._credentials: Any = None
 
     async def renew(self) -> None:
-        if self._found is None or not self._found.valid:
+        if self._credentials is None or not self._credentials.valid:
             await asyncio.to_thread(self._renew)
 
     def _renew(self) -> None:
@@ -84,16 +84,16 @@ class GoogleCredentials:
         from google.auth.transport.requests import Request
 
         try:
-            if self._found is None:
-                self._found, _ = auth.default(scopes=[_SCOPE])
-            if not self._found.valid:
-                self._found.refresh(Request())
+            if self._credentials is None:
+                self._credentials, _ = auth.default(scopes=[_SCOPE])
+            if not self._credentials.valid:
+                self._credentials.refresh(Request())
         except GoogleAuthError as error:
             raise _explain("google", error) from None
 
     def sign(self, request: "httpx2.Request") -> None:
         _drop_keys(request)
-        request.headers["authorization"] = f"Bearer {self._found.token}"
+        request.headers["authorization"] = f"Bearer {self._credentials.token}"
 
 
 class AwsKeys(NamedTuple):
@@ -103,14 +103,14 @@ class AwsKeys(NamedTuple):
 
 
 class AwsCredentials:
-    """AWS credentials: those of the environment, else what botocore finds."""
+    """AWS credentials from the environment, or else from botocore."""
 
     def __init__(
-        self, region: str, service: str, find: FindKey, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self, region: str, service: str, find_key: FindKey, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         self.region = region
         self.service = service
-        self._find = find
+        self._find = find_key
         self._now = now
         self._session: Any = None
         self._keys = AwsKeys("", "")
@@ -123,36 +123,38 @@ class AwsCredentials:
             self._keys = await asyncio.to_thread(self._ask_botocore)
 
     def _ask_botocore(self) -> AwsKeys:
-        # Imported by name: it need not be installed.
+        # Imported by name, since it is optional.
         errors: Any = import_module("botocore.exceptions")
         try:
             self._session = self._session or import_module("botocore.session").Session()
-            found = self._session.get_credentials()
-            frozen = None if found is None else found.get_frozen_credentials()
+            credentials = self._session.get_credentials()
+            frozen_credentials = None if credentials is None else credentials.get_frozen_credentials()
         except errors.BotoCoreError as error:
             raise _explain("aws", error) from None
-        if frozen is None:
-            raise _explain("aws", "no place of its chain has any")
-        return AwsKeys(frozen.access_key, frozen.secret_key, frozen.token or "")
+        if frozen_credentials is None:
+            raise _explain("aws", "no provider in its chain has any")
+        return AwsKeys(frozen_credentials.access_key, frozen_credentials.secret_key, frozen_credentials.token or "")
 
     def sign(self, request: "httpx2.Request") -> None:
         _drop_keys(request)
-        at = self._now().strftime("%Y%m%dT%H%M%SZ")
-        request.headers["x-amz-date"] = at
+        timestamp = self._now().strftime("%Y%m%dT%H%M%SZ")
+        request.headers["x-amz-date"] = timestamp
         if self._keys.token:
             request.headers["x-amz-security-token"] = self._keys.token
-        signed = {"host": request.headers["host"], "x-amz-date": at}
+        signed_headers = {"host": request.headers["host"], "x-amz-date": timestamp}
         if self._keys.token:
-            signed["x-amz-security-token"] = self._keys.token
-        scope = (at[:8], self.region, self.service, "aws4_request")
-        canonical = make_canonical_request(request.method, str(request.url), signed, request.content)
-        signature = sign_request(self._keys.secret, at, scope, canonical)
-        where = f"Credential={self._keys.access}/{'/'.join(scope)}, SignedHeaders={';'.join(sorted(signed))}"
-        request.headers["authorization"] = f"AWS4-HMAC-SHA256 {where}, Signature={signature}"
+            signed_headers["x-amz-security-token"] = self._keys.token
+        scope = (timestamp[:8], self.region, self.service, "aws4_request")
+        canonical = make_canonical_request(request.method, str(request.url), signed_headers, request.content)
+        signature = sign_request(self._keys.secret, timestamp, scope, canonical)
+        credential = (
+            f"Credential={self._keys.access}/{'/'.join(scope)}, SignedHeaders={';'.join(sorted(signed_headers))}"
+        )
+        request.headers["authorization"] = f"AWS4-HMAC-SHA256 {credential}, Signature={signature}"
 
 
 def make_canonical_request(method: str, url: str, headers: Mapping[str, str], body: bytes) -> str:
-    """A request as Signature Version 4 writes it down; its path is escaped once more than it was sent."""
+    """Make the canonical form of a request for Signature Version 4. Its path is escaped twice."""
     parts = urlsplit(url)
     pairs = sorted((quote(key, "-_.~"), quote(value, "-_.~")) for key, value in parse_qsl(parts.query))
     query = "&".join(f"{key}={value}" for key, value in pairs)
@@ -161,13 +163,13 @@ def make_canonical_request(method: str, url: str, headers: Mapping[str, str], bo
     return f"{method}\n{path}\n{query}\n{lines}\n{names}\n{digest}"
 
 
-def sign_request(secret: str, at: str, scope: tuple[str, ...], canonical: str) -> str:
+def sign_request(secret: str, timestamp: str, scope: tuple[str, ...], canonical: str) -> str:
     key = f"AWS4{secret}".encode()
-    for each in scope:
-        key = hmac.digest(key, each.encode(), "sha256")
+    for scope_part in scope:
+        key = hmac.digest(key, scope_part.encode(), "sha256")
     digest = hashlib.sha256(canonical.encode()).hexdigest()
-    sentence = f"AWS4-HMAC-SHA256\n{at}\n{'/'.join(scope)}\n{digest}"
-    return hmac.new(key, sentence.encode(), "sha256").hexdigest()
+    text = f"AWS4-HMAC-SHA256\n{timestamp}\n{'/'.join(scope)}\n{digest}"
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
 def _drop_keys(request: "httpx2.Request") -> None:

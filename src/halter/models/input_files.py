@@ -1,8 +1,8 @@
-"""Pictures, PDFs, sound and texts that a program gives a model with its first message.
+"""Images, PDFs, audio and texts that a program passes to a model with its first message.
 
-What stands in a file was written by others: its part of the message is never trusted. The most tokens that it may take
-are held before it is sent, and the true number is settled. How long a sound is says its file, where that cannot lie: a
-WAV by its samples, an MP3 by its frames. Of any other, the program says it.
+The content of a file is never trusted. The maximum number of tokens is held before a file is sent, and the true number
+is settled. The length of audio is taken from the file where that is reliable: from the samples of a WAV, and from the
+frames of an MP3. For other audio, the program states it.
 """
 
 import math
@@ -25,9 +25,9 @@ IMAGE_TYPES: Final = frozenset(("image/png", "image/jpeg", "image/gif", "image/w
 PDF: Final = "application/pdf"
 TEXT_TYPES: Final = frozenset(("application/json", "application/xml", "application/yaml", "application/x-yaml"))
 IMAGE_TOKENS: Final = 16_000
-"""More than any of the large providers counts for one picture, at its highest resolution."""
+"""More than any large provider counts for one image at its highest resolution."""
 PAGE_TOKENS: Final = 5_000
-"""More than a printed page of a PDF takes, read as text and seen as a picture; hidden text may take more."""
+"""More than a printed page of a PDF takes as text and image together; hidden text can take more."""
 WAV: Final = "audio/wav"
 MP3: Final = "audio/mpeg"
 AUDIO_TYPES: Final = MappingProxyType(
@@ -40,12 +40,12 @@ AUDIO_TYPES: Final = MappingProxyType(
         "audio/ogg": "audio/ogg",
     }
 )
-"""The types of sound, with the names that the wires know."""
+"""Media types of audio, with the names that the wires use."""
 SECOND_TOKENS: Final = 50
-"""More than any of the large providers counts for a second of sound."""
-LARGEST_FILE: Final = 20 * 1024 * 1024
-LARGEST_IN_ALL: Final = 30 * 1024 * 1024
-_TOLD: Final = re.compile(r"(.+)#(pages|seconds)=(\d{1,6})")
+"""More than any large provider counts for a second of audio."""
+MAX_INPUT_FILE_BYTES: Final = 20 * 1024 * 1024
+MAX_TOTAL_BYTES: Final = 30 * 1024 * 1024
+_ANNOTATED_NAME: Final = re.compile(r"(.+)#(pages|seconds)=(\d{1,6})")
 _GAP: Final = rb"(?:[\s\0]|%[^\r\n]*[\r\n])*"
 _PAGE: Final = re.compile(rb"/Type" + _GAP + rb"/Page(?![A-Za-z])")
 _KIDS: Final = re.compile(rb"/Kids" + _GAP + rb"(?:\[([^\]]*)|\d)")
@@ -57,8 +57,8 @@ _HIDES_PAGES: Final = b"/ObjStm"
 class File(msgspec.Struct, frozen=True):
     """A file for a model.
 
-    `pages` bounds a PDF whose pages cannot be counted, `seconds` a sound whose length cannot be; a wrong number is an
-    overrun.
+    `pages` bounds a PDF whose pages cannot be counted, `seconds` audio whose length cannot be measured. If the number
+    is too low, the excess is an overrun.
     """
 
     data: bytes
@@ -69,32 +69,32 @@ class File(msgspec.Struct, frozen=True):
 
 
 def make_files_message(files: Iterable[File | str | Path]) -> Message:
-    """Make a message of files. Raises ConfigError for one that no model may be given."""
-    read = [each if isinstance(each, File) else _read(Path(each)) for each in files]
-    whole = sum(len(each.data) for each in read)
-    if whole > LARGEST_IN_ALL:
-        raise ConfigError(f"The files have {whole:,} bytes together, and may have {LARGEST_IN_ALL:,}.")
-    return Message("user", tuple(_make_part(each) for each in read))
+    """Make a message of files. Raises ConfigError for a file that cannot be sent to a model."""
+    contents = [each if isinstance(each, File) else _read(Path(each)) for each in files]
+    total = sum(len(each.data) for each in contents)
+    if total > MAX_TOTAL_BYTES:
+        raise ConfigError(f"The files have {total:,} bytes in total; the limit is {MAX_TOTAL_BYTES:,}.")
+    return Message("user", tuple(_make_part(each) for each in contents))
 
 
 def _read(path: Path) -> File:
-    """Read a file. What its path says behind a # holds for it, unless a file is called like that."""
-    told: dict[str, Any] = {}
-    match = _TOLD.fullmatch(path.name)
+    """Read a file. `#pages=N` or `#seconds=N` after its path sets that field, unless a file has that very name."""
+    annotations: dict[str, Any] = {}
+    match = _ANNOTATED_NAME.fullmatch(path.name)
     if match is not None and not path.exists():
-        path, told = path.with_name(match[1]), {match[2]: int(match[3])}
-    kind = mimetypes.guess_type(path.name)[0] or "text/plain"
+        path, annotations = path.with_name(match[1]), {match[2]: int(match[3])}
+    media_type = mimetypes.guess_type(path.name)[0] or "text/plain"
     try:
         with path.open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
+            data = file.read(MAX_INPUT_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return File(data, kind, path.name, **told)
+        raise ConfigError(f"Cannot read {path}: {error.strerror or error}.") from error
+    return File(data, media_type, path.name, **annotations)
 
 
 def _make_part(file: File) -> Text:
-    if len(file.data) > LARGEST_FILE:
-        raise ConfigError(f"{file.name} has more than {LARGEST_FILE:,} bytes, which is the most for one file.")
+    if len(file.data) > MAX_INPUT_FILE_BYTES:
+        raise ConfigError(f"{file.name} exceeds the limit of {MAX_INPUT_FILE_BYTES:,} bytes for one file.")
     kind = file.media_type.partition(";")[0].strip().lower()
     label = f"[{file.name}, {kind}, {len(file.data):,} bytes]"
     if kind in IMAGE_TYPES:
@@ -104,11 +104,11 @@ def _make_part(file: File) -> Text:
     if kind in AUDIO_TYPES:
         return _attach(file, AUDIO_TYPES[kind], label, math.ceil(SECOND_TOKENS * _measure_seconds(file)))
     if (kind.startswith("text/") or kind in TEXT_TYPES) and b"\0" not in file.data:
-        words = file.data.decode("utf-8", "replace")
-        return Text(f"{label}\n{words}", "document", trusted=False, source=file.name)
+        text = file.data.decode("utf-8", "replace")
+        return Text(f"{label}\n{text}", "document", trusted=False, source=file.name)
     raise ConfigError(
-        f"{file.name} is {kind}, which cannot be given to a model here: give a PNG, JPEG, GIF, WebP, PDF, WAV, MP3, "
-        "FLAC, OGG, AIFF, AAC or text."
+        f"{file.name} has the unsupported type {kind}. Use PNG, JPEG, GIF, WebP, PDF, WAV, MP3, FLAC, OGG, AIFF, AAC "
+        "or text."
     )
 
 
@@ -117,32 +117,35 @@ def _attach(file: File, kind: str, label: str, tokens: int) -> Text:
 
 
 def _count_pages(file: File) -> int:
-    """Count the pages of a PDF without parsing it: what is compressed, or shown again, cannot be counted."""
+    """Count the pages of a PDF without parsing it. Raises ConfigError if pages are compressed or shown twice."""
     if file.pages > 0:
         return file.pages
-    # A name may be written in numbers.
+    # Names can contain hexadecimal escapes.
     data = _ESCAPED.sub(lambda match: bytes.fromhex(match[1].decode()), file.data)
     lists = [(each, _LINK.findall(each)) for each in _KIDS.findall(data)]
     links = [link for _, each in lists for link in each]
-    # A node in two lists is shown by both, with all that is below it.
-    unclear = len(links) > len({*links}) or any(not each or b"%" in each for each, _ in lists)
-    found = max(len(_PAGE.findall(data)), len(links))
-    if _HIDES_PAGES in data or unclear or not found:
+    # A node in two lists is shown twice, with everything below it.
+    is_ambiguous = len(links) > len({*links}) or any(not each or b"%" in each for each, _ in lists)
+    page_count = max(len(_PAGE.findall(data)), len(links))
+    if _HIDES_PAGES in data or is_ambiguous or not page_count:
         raise ConfigError(
-            f"The pages of {file.name} cannot be counted, so its cost is not bounded: say how many there are, as in "
+            f"Cannot count the pages of {file.name}, so its cost is not bounded. State their number, as in "
             f"{file.name}#pages=12, or in Python File(data, {PDF!r}, {file.name!r}, pages=12)."
         )
-    return found
+    return page_count
 
 
 def explain_unheard(message: Message, model: ModelName, wire: WireFormat) -> str:
-    """Why a model cannot be given the sound in a message; empty where it can."""
-    sounds = [part for part in message.parts if isinstance(part, Text) and part.media.startswith(AUDIO_PREFIX)]
-    other = next((part for part in sounds if part.media not in (WAV, MP3)), None)
-    if sounds and wire == "anthropic":
-        return f"{model} takes no audio, and {sounds[0].source} is {sounds[0].media}: give it to a model that does."
-    if other is not None and wire == "openai":
-        return f"{model} takes audio as WAV or MP3, and {other.source} is {other.media}: convert it."
+    """Describe why a model does not take the audio in a message. Empty if it does."""
+    audio_parts = [part for part in message.parts if isinstance(part, Text) and part.media.startswith(AUDIO_PREFIX)]
+    unsupported_part = next((part for part in audio_parts if part.media not in (WAV, MP3)), None)
+    if audio_parts and wire == "anthropic":
+        audio = audio_parts[0]
+        return f"{model} takes no audio, but {audio.source} is {audio.media}. Use a model that takes audio."
+    if unsupported_part is not None and wire == "openai":
+        return (
+            f"{model} takes audio as WAV or MP3, but {unsupported_part.source} is {unsupported_part.media}. Convert it."
+        )
     return ""
 
 
@@ -150,25 +153,25 @@ def _measure_seconds(file: File) -> float:
     if file.seconds > 0:
         return file.seconds
     kind = AUDIO_TYPES[file.media_type.partition(";")[0].strip().lower()]
-    found = {WAV: _measure_wav, MP3: _measure_mp3}.get(kind, _measure_nothing)(file.data)
-    if not found:
+    seconds = {WAV: _measure_wav, MP3: _measure_mp3}.get(kind, _measure_nothing)(file.data)
+    if not seconds:
         raise ConfigError(
-            f"How long {file.name} is cannot be seen, so its cost is not bounded: say how many seconds it has, as in "
+            f"Cannot measure the length of {file.name}, so its cost is not bounded. State its seconds, as in "
             f"{file.name}#seconds=90, or in Python File(data, {kind!r}, {file.name!r}, seconds=90)."
         )
-    return found
+    return seconds
 
 
-def _measure_nothing(data: bytes) -> float:  # noqa: ARG001 What such a file says of its length need not be true.
+def _measure_nothing(data: bytes) -> float:  # noqa: ARG001 The length that such a file states is not reliable.
     return 0
 
 
 _PLAIN_SAMPLES: Final = frozenset((1, 3, 0xFFFE))
-"""Formats of a WAV whose samples all have the same size: integers, floats, either of them with more said of it."""
+"""Formats of a WAV whose samples all have the same size: integers, floats, and the extensible format of both."""
 
 
 def _measure_wav(data: bytes) -> float:
-    """The length of uncompressed sound: all bytes of the file, at the rate that its one format names."""
+    """Measure the seconds of uncompressed audio: all bytes of the file, at the rate of its one format."""
     formats: list[bytes] = []
     at = 12
     while data[:4] == b"RIFF" and data[8:12] == b"WAVE" and at + 8 <= len(data):
@@ -178,9 +181,9 @@ def _measure_wav(data: bytes) -> float:
         at += 8 + size + size % 2
     if len(formats) != 1 or len(formats[0]) < 16:  # noqa: PLR2004 The bytes of a format.
         return 0
-    kind, channels, rate, stated, frame, bits = struct.unpack("<HHIIHH", formats[0])
-    # Where these differ, a decoder may go by any of them.
-    per_second = min(rate * channels * bits // 8, rate * frame, stated)
+    kind, channels, rate, byte_rate, frame, bits = struct.unpack("<HHIIHH", formats[0])
+    # If these differ, a decoder may use any of them.
+    per_second = min(rate * channels * bits // 8, rate * frame, byte_rate)
     return len(data) / per_second if kind in _PLAIN_SAMPLES and per_second else 0
 
 
@@ -193,12 +196,12 @@ _KBITS: Final = MappingProxyType(
         (2, 2): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
     }
 )
-"""Kilobits per second, by the bits that name the version of MPEG and its layer."""
+"""Kilobits per second, by the bits of the MPEG version and its layer."""
 _RATES: Final = MappingProxyType({3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)})
 
 
 def _measure_mp3(data: bytes) -> float:
-    """The length of all frames; 0 if there is anything between them, where a decoder may find others."""
+    """Measure the seconds of all frames. Returns 0 if there is data between them, where a decoder may find others."""
     at, end, seconds = _skip_tag(data), len(data), 0.0
     if data[-128:-125] == b"TAG":
         end -= 128
@@ -214,19 +217,19 @@ def _skip_tag(data: bytes) -> int:
     if data[:3] != b"ID3" or len(data) < 10:  # noqa: PLR2004 The bytes before a tag.
         return 0
     size = 0
-    for each in data[6:10]:
-        size = size << 7 | (each & 0x7F)
+    for byte in data[6:10]:
+        size = size << 7 | (byte & 0x7F)
     return 10 + size + (10 if data[5] & 0x10 else 0)
 
 
 def _read_frame(header: bytes) -> tuple[int, float]:
-    """The bytes and seconds of a frame; (0, 0) for what is none, or says nothing of its length."""
-    word = int.from_bytes(header, "big")
-    version, layer, bit_rate, rate = word >> 19 & 3, word >> 17 & 3, word >> 12 & 15, word >> 10 & 3
-    if word >> 21 != 0x7FF or version == 1 or not layer or bit_rate in (0, 15) or rate == 3:  # noqa: PLR2004
+    """Read the bytes and seconds of a frame. Returns (0, 0) for an invalid one, or one without a stated length."""
+    bits = int.from_bytes(header, "big")
+    version, layer, bit_rate, rate = bits >> 19 & 3, bits >> 17 & 3, bits >> 12 & 15, bits >> 10 & 3
+    if bits >> 21 != 0x7FF or version == 1 or not layer or bit_rate in (0, 15) or rate == 3:  # noqa: PLR2004
         return 0, 0.0
     per_second = _KBITS[3 if version == 3 else 2, layer if version == 3 or layer == 3 else 2][bit_rate - 1] * 1000  # noqa: PLR2004
-    hertz, padding = _RATES[version][rate], word >> 9 & 1
+    hertz, padding = _RATES[version][rate], bits >> 9 & 1
     if layer == 3:  # noqa: PLR2004 The first of the three layers, whose slots have four bytes.
         return (12 * per_second // hertz + padding) * 4, 384 / hertz
     samples = 576 if layer == 1 and version != 3 else 1152  # noqa: PLR2004

@@ -1,17 +1,17 @@
 """A model by its name: its provider, address, key and price.
 
-A provider that an agent's files describe is reached as they say, with the key that they name: a key in the environment
-belongs to the provider's own address and is sent nowhere else.
+A provider in an agent's files is reached at the address given there, with the key referenced there: a key in the
+environment belongs to the provider's own address and is sent nowhere else.
 
-Prices come from the configuration, else from the bundled table of genai-prices. A model on this machine is free. Any
-other costs what the table says: at a seller's own address that seller's price, behind a gateway the price where it is
-sold. An entry is compiled once into a `Tariff` of integers, because a hold is computed at every step: dollars per
-million tokens are micro-dollars per token, and times SCALE every rate of the table is an integer, so that nothing is
-rounded before the end.
+Prices come from the configuration, or else from the bundled table of genai-prices. A model on this machine is free. For
+any other, the table has the price: at a seller's own address that seller's, behind a gateway that of the sellers of the
+model. An entry is compiled once into a `Tariff` of integers, because a hold is computed at every step: dollars per
+million tokens are micro-dollars per token, and every rate of the table times SCALE is an integer, so that only the
+result is rounded.
 
 Nothing is fetched and no updater runs. Batch and priority tiers are not priced. A hold covers cache writes that live
-for minutes, which is what the wires request; `Tariff.covering` makes it cover what a request has besides: cache writes
-that live for an hour, searches, and sound.
+for minutes, as the wires request them; `Tariff.covering` adds the other features of a request: cache writes that live
+for an hour, searches, code runs and audio.
 """
 
 import re
@@ -47,15 +47,16 @@ from halter.models.cloud_credentials import FindKey, make_cloud_credentials
 from halter.models.wire import NO_HABITS, ExchangeTerms, ModelHabits, WireModel
 
 if TYPE_CHECKING:
+    from genai_prices import types
     from genai_prices.types import ConditionalPrice, ModelInfo, ModelPrice, TieredPrices
-    from genai_prices.types import Provider as Seller
 
+    Seller = types.Provider
     Figure = Decimal | TieredPrices | None
 
 SCALE: Final = 10**18
 MARGIN: Final = Decimal("0.02")
 NO_LIMIT: Final = 10**9
-"""More tokens than any model answers with."""
+"""More tokens than the answer of any model has."""
 
 _TABLE_NAMES: Final = MappingProxyType(
     {
@@ -70,9 +71,9 @@ _TABLE_NAMES: Final = MappingProxyType(
         "fireworks_ai": "fireworks",
     }
 )
-"""Sellers that have another name in the table than in configurations."""
+"""Names in the table of sellers that have another name in configurations."""
 _COMPARED: Final = 10_000
-"""Prices are compared by requests of these sizes, input and output."""
+"""Prices are compared for requests with this number of input and output tokens."""
 _LAST: Final = 1 << 60
 _ALWAYS: Final = -(1 << 63)
 _EPOCH: Final = date(1970, 1, 1)
@@ -80,7 +81,7 @@ _NOTHING: Final = Decimal(0)
 
 
 class ExtraFigures(NamedTuple):
-    """What may have no price, in dollars per million tokens and per thousand searches and runs of code."""
+    """Prices that may be missing, in dollars per million tokens, and per thousand searches and code runs."""
 
     cache_write_1h: Decimal | None = None
     thousand_searches: Decimal | None = None
@@ -93,7 +94,7 @@ NO_EXTRAS: Final = ExtraFigures()
 
 
 class Tier(msgspec.Struct, frozen=True):
-    """The rates above some number of input tokens, in micro-dollars × SCALE; None where there is no price."""
+    """The rates above a number of input tokens, in micro-dollars × SCALE. None means that there is no price."""
 
     above: int
     plain: int
@@ -113,7 +114,7 @@ class Tier(msgspec.Struct, frozen=True):
         )
 
     def cost_of_extras(self, usage: Usage) -> int:
-        """What is paid beside plain tokens. Without a price, the dearest cache and nothing for all else."""
+        """Compute the cost of extras. Without a price, a long cache write costs as a short one, the rest nothing."""
         longer = self.cache_write if self.cache_write_1h is None else self.cache_write_1h
         extra = usage.cache_write_1h_tokens * max(0, longer - self.cache_write)
         extra += usage.audio_tokens * max(0, (self.audio or 0) - self.plain)
@@ -123,10 +124,10 @@ class Tier(msgspec.Struct, frozen=True):
 
 
 class PricePeriod(msgspec.Struct, frozen=True):
-    """Rates and when they apply: from a moment on, or daily between two times of day.
+    """Rates and the time when they apply: from a date on, or daily between two times of day.
 
-    The highest tier comes first. Beside each tier is its ceiling, which charges all input at the highest rate of this
-    tier and of those below: a request that is counted into a tier may turn out smaller, and may be cached in any way.
+    The highest tier comes first. Each tier has a ceiling, which charges all input at the highest rate of this tier and
+    of those below: a request that is estimated into a tier may turn out smaller, and may be cached in any way.
     """
 
     tiers: tuple[Tier, ...]
@@ -143,9 +144,9 @@ class PricePeriod(msgspec.Struct, frozen=True):
 
 
 class Tariff(msgspec.Struct, frozen=True):
-    """The rates of one model. The first period that applies counts; the last one always does.
+    """The rates of one model. The first period that applies counts; the last one always applies.
 
-    Of `audio_tokens` that were sent and are not reported, all that may be among the input are charged as sound.
+    If a report does not count audio, up to `audio_tokens` of its input are charged as audio.
     """
 
     periods: tuple[PricePeriod, ...]
@@ -157,24 +158,24 @@ class Tariff(msgspec.Struct, frozen=True):
 
     def cost(self, usage: Usage, at: int) -> int:
         if self.audio_tokens and not (usage.audio_tokens or usage.audio_cached_tokens):
-            sound = min(self.audio_tokens, usage.input_tokens)
-            usage = msgspec.structs.replace(usage, audio_tokens=sound)
+            audio_tokens = min(self.audio_tokens, usage.input_tokens)
+            usage = msgspec.structs.replace(usage, audio_tokens=audio_tokens)
         period = self.periods[-1]
-        for each in self.periods[:-1]:
-            if each.holds(at):
-                period = each
+        for candidate in self.periods[:-1]:
+            if candidate.holds(at):
+                period = candidate
                 break
         read, write = usage.cache_read_tokens, usage.cache_write_tokens
         tier = period.tiers[0]
         if usage.input_tokens <= tier.above:
             tier = _find_tier(period.tiers, usage.input_tokens)
-        exact = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
+        scaled_cost = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
         if usage.has_extras:
-            exact += tier.cost_of_extras(usage)
-        return -(-exact // SCALE)
+            scaled_cost += tier.cost_of_extras(usage)
+        return -(-scaled_cost // SCALE)
 
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
-        """The most that a request of these tokens can cost, also if it is billed up to a day later."""
+        """Compute the maximum cost of a request with these tokens, even if it is billed up to a day later."""
         if max_output_tokens < 0:
             raise ValueError(f"A request cannot have {max_output_tokens} output tokens.")
         dearest = 0
@@ -184,23 +185,25 @@ class Tariff(msgspec.Struct, frozen=True):
         numerator, denominator = self.loading
         return -(-dearest * numerator // (denominator * SCALE))
 
-    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, max_wait: int = NO_LIMIT) -> int:
-        """The largest output, up to `at_most`, whose bound the budget covers; 0 if not one token fits."""
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, limit: int = NO_LIMIT) -> int:
+        """Compute the maximum output, up to `limit`, whose bound the budget covers; 0 if not one token fits."""
         numerator, denominator = self.loading
-        capacity = budget_micros * denominator * SCALE // numerator
-        fitting = (_output_in(capacity, ceiling, input_tokens) for ceiling in self._ceilings(input_tokens, at))
-        return max(0, min(max_wait, *fitting))
+        scaled_budget = budget_micros * denominator * SCALE // numerator
+        output_limits = (
+            _output_in(scaled_budget, ceiling, input_tokens) for ceiling in self._ceilings(input_tokens, at)
+        )
+        return max(0, min(limit, *output_limits))
 
     def _ceilings(self, input_tokens: int, at: int) -> list[Tier]:
-        """What may apply when the request is billed: any time of day, and what starts within a day."""
-        found: list[Tier] = []
+        """List the ceilings that may apply when the request is billed: at any time of day, up to a day later."""
+        ceilings: list[Tier] = []
         for period in self.periods:
             if period.since <= at + DAY:
                 highest = period.ceilings[0]
-                found.append(highest if input_tokens > highest.above else _find_tier(period.ceilings, input_tokens))
+                ceilings.append(highest if input_tokens > highest.above else _find_tier(period.ceilings, input_tokens))
             if period.since <= at and period.daily is None:
                 break
-        return found
+        return ceilings
 
 
 def _find_tier(tiers: Iterable[Tier], input_tokens: int) -> Tier:
@@ -210,8 +213,8 @@ def _find_tier(tiers: Iterable[Tier], input_tokens: int) -> Tier:
     raise ValueError(f"A request cannot have {input_tokens} input tokens.")
 
 
-def _output_in(capacity: int, ceiling: Tier, input_tokens: int) -> int:
-    remaining = capacity - ceiling.cost(input_tokens, 0, 0, 0)
+def _output_in(scaled_budget: int, ceiling: Tier, input_tokens: int) -> int:
+    remaining = scaled_budget - ceiling.cost(input_tokens, 0, 0, 0)
     if ceiling.output:
         return remaining // ceiling.output
     return NO_LIMIT if remaining >= 0 else 0
@@ -222,18 +225,18 @@ def _extend_bound(tariff: Tariff, extras: RequestExtras) -> Tariff | str:
     periods: list[PricePeriod] = []
     for period in tariff.periods:
         if extras.long_cache and any(tier.cache_write_1h is None for tier in period.tiers):
-            return "it caches for an hour, and what that costs is not listed"
+            return "it caches for an hour, and the price of that is not listed"
         if extras.searches and any(tier.search is None for tier in period.tiers):
-            return "it searches the web, and what that costs is not listed"
+            return "it searches the web, and the price of that is not listed"
         if extras.code_executions and any(tier.code_execution is None for tier in period.tiers):
             return (
-                "its provider may run code for it, and what that costs is not listed; write that into halter.yaml, as "
-                "`code_executions` of its `price`, in dollars for a thousand runs"
+                "its provider may run code for it, and the price of that is not listed; set `code_executions` of its "
+                "`price` in halter.yaml, in dollars per thousand runs"
             )
         if extras.audio_tokens and any(tier.audio is None for tier in period.tiers):
             return (
-                "it is given audio, which it does not take, or whose price is not listed; write that into halter.yaml, "
-                "as `audio` of its `price`"
+                "it is sent audio, which it does not take, or whose price is not listed; set `audio` of its `price` in "
+                "halter.yaml"
             )
         ceilings = [
             _extend_ceiling(ceiling, tier, extras)
@@ -246,51 +249,52 @@ def _extend_bound(tariff: Tariff, extras: RequestExtras) -> Tariff | str:
 
 def _extend_ceiling(ceiling: Tier, tier: Tier, extras: RequestExtras) -> Tier:
     rate = max(ceiling.plain, (tier.cache_write_1h or 0) if extras.long_cache else 0)
-    beside = extras.searches * (tier.search or 0) + extras.audio_tokens * max(0, (tier.audio or 0) - rate)
-    beside += extras.code_executions * (tier.code_execution or 0)
-    return Tier(ceiling.above, rate, rate, rate, ceiling.output, ceiling.request + beside)
+    extra_cost = extras.searches * (tier.search or 0) + extras.audio_tokens * max(0, (tier.audio or 0) - rate)
+    extra_cost += extras.code_executions * (tier.code_execution or 0)
+    return Tier(ceiling.above, rate, rate, rate, ceiling.output, ceiling.request + extra_cost)
 
 
 class Prices:
-    """The price table of a fleet; each model is looked up once.
+    """The price table of a fleet. Each model is looked up once.
 
-    `own` maps `provider:model`, or a provider's name for all its models, to the configured price.
+    `stated_prices` maps `provider:model`, or a provider's name for all its models, to the configured price.
     """
 
-    def __init__(self, own: Mapping[str, Price] = MappingProxyType({}), margin: Decimal = MARGIN) -> None:
+    def __init__(self, stated_prices: Mapping[str, Price] = MappingProxyType({}), margin: Decimal = MARGIN) -> None:
         if not (margin.is_finite() and margin >= 0):
-            raise ValueError(f"The margin of a hold is a share from 0 up, but {margin} is not.")
+            raise ValueError(f"Invalid margin of holds: {margin}. It must be a finite number of at least 0.")
         self._own = {
-            (str(ModelName.parse(name)) if ":" in name or "/" in name else name): price for name, price in own.items()
+            (str(ModelName.parse(name)) if ":" in name or "/" in name else name): price
+            for name, price in stated_prices.items()
         }
         self._margin = margin
-        self._found: dict[tuple[ModelName, str | None], Tariff | Unpriced] = {}
+        self._tariffs: dict[tuple[ModelName, str | None], Tariff | Unpriced] = {}
 
     def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
-        """Look up a model, by its address if that is not the provider's default.
+        """Find the prices of a model, by its address if that is not the provider's default.
 
-        The first lookup imports the bundled table, which takes a quarter of a second: do it before work starts.
+        The first lookup imports the bundled table, which takes a quarter of a second: do it before sessions start.
         """
-        found = self._found.get((model, base_url))
-        if found is None:
-            found = self._found[model, base_url] = self._look_up(model, base_url)
-        return found
+        tariff = self._tariffs.get((model, base_url))
+        if tariff is None:
+            tariff = self._tariffs[model, base_url] = self._find_tariff(model, base_url)
+        return tariff
 
-    def _look_up(self, model: ModelName, base_url: str | None) -> Tariff | Unpriced:
-        own = self._own.get(str(model)) or self._own.get(model.provider)
-        if own is not None:
-            return compile_stated_price(_with_cache_write(own, model), self._margin)
+    def _find_tariff(self, model: ModelName, base_url: str | None) -> Tariff | Unpriced:
+        stated_price = self._own.get(str(model)) or self._own.get(model.provider)
+        if stated_price is not None:
+            return compile_stated_price(_with_cache_write(stated_price, model), self._margin)
         if runs_locally(model, base_url):
             return compile_stated_price(FREE_PRICE, self._margin)
         return _find_listed_tariff(model, base_url, self._margin)
 
 
 CLAUDE_CACHE_WRITE: Final = Decimal("1.25")
-"""What it costs, as a multiple of plain input, to write into a cache that lives for minutes."""
+"""The price of writing into a cache that lives for minutes, as a multiple of plain input."""
 
 
 def _with_cache_write(price: Price, model: ModelName) -> Price:
-    """Charge cache writes of a Claude model with their surcharge, also if the stated price leaves them out."""
+    """Add the surcharge for cache writes of a Claude model to a stated price without one."""
     claude = model.provider == "anthropic" or "claude" in model.model.lower()
     if price.cache_write is not None or not claude:
         return price
@@ -307,8 +311,8 @@ def compile_stated_price(price: Price, margin: Decimal = MARGIN) -> Tariff:
 def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN, *, of_google: bool = False) -> Tariff | None:
     """Compile an entry of the bundled table; None if it lacks a rate for input or output.
 
-    The table leaves out zeros, so an entry without rates may be free or of unknown price. For a model
-    `of_google`, sound without a rate of its own costs what other input does, and running code nothing.
+    The table leaves out zeros, so an entry without rates may be free or have an unknown price. For a model
+    `of_google`, audio without a separate rate costs as much as other input, and running code costs nothing.
     """
     from genai_prices.types import ConditionalPrice, ModelPrice
 
@@ -317,7 +321,7 @@ def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN, *, of_goo
         rules = [ConditionalPrice(prices=rules)]
     if not rules or any(rule.prices.input_mtok is None or rule.prices.output_mtok is None for rule in rules):
         return None
-    # Of several rules that hold, the last counts; if none does, the first.
+    # If several rules apply, the last one counts; if none does, the first one.
     periods = [_compile_condition(rule, of_google=of_google) for rule in reversed(rules)]
     fallback = msgspec.structs.replace(periods[-1], since=_ALWAYS, daily=None)
     return Tariff((*periods, fallback), _loading(margin))
@@ -334,22 +338,22 @@ def _find_listed_tariff(model: ModelName, base_url: str | None, margin: Decimal)
     entries = _entries(providers, seller, model)
     if not entries:
         return Unpriced(model, _explain_unlisted(model, base_url, None if seller is None else seller.name))
-    # All of Google's own models take sound, and code that they run is paid as tokens.
-    own = {id(entry) for each in providers if each.id == "google" for entry in each.models}
-    compiled = (compile_listed_price(entry, margin, of_google=id(entry) in own) for entry in entries)
-    priced = [tariff for tariff in compiled if tariff is not None]
-    if not priced:
-        return Unpriced(model, f"the bundled price table lists {entries[0].id} without a price of its tokens")
-    return max(priced, key=lambda tariff: tariff.bound(_COMPARED, _COMPARED, _LAST))
+    # All of Google's own models take audio, and code that they run is billed as tokens.
+    google_entries = {id(entry) for each in providers if each.id == "google" for entry in each.models}
+    tariffs = (compile_listed_price(entry, margin, of_google=id(entry) in google_entries) for entry in entries)
+    priced_tariffs = [tariff for tariff in tariffs if tariff is not None]
+    if not priced_tariffs:
+        return Unpriced(model, f"the bundled price table lists {entries[0].id} without token prices")
+    return max(priced_tariffs, key=lambda tariff: tariff.bound(_COMPARED, _COMPARED, _LAST))
 
 
 def _explain_unlisted(model: ModelName, base_url: str | None, seller: str | None) -> str:
     if seller is not None:
         return f"the bundled price table has no such model of {seller}"
     if is_local_address(base_url):
-        return "an address of this machine may lead to a paid model, and the bundled price table has none of that name"
-    who = f"provider {model.provider!r}" if base_url is None else f"provider at {_host(base_url)}"
-    return f"the bundled price table has no {who}, and no model of that name"
+        return "a local address may forward to a paid model, and the bundled price table has no model of that name"
+    origin = f"provider {model.provider!r}" if base_url is None else f"provider at {_host(base_url)}"
+    return f"the bundled price table has no {origin}, and no model of that name"
 
 
 @lru_cache(maxsize=256)
@@ -359,33 +363,35 @@ def find_listed_window(model: ModelName, base_url: str | None = None) -> int | N
     return min((entry.context_window for entry in entries if entry.context_window), default=None)
 
 
-def list_model_names(provider: str, own: Mapping[str, Price] = MappingProxyType({})) -> list[str]:
-    """The models of a provider that have a price: those of the configuration, then those of the table."""
-    stated = [str(name).partition(":")[2] for name in own if str(name).startswith(f"{provider}:")]
+def list_model_names(provider: str, stated_prices: Mapping[str, Price] = MappingProxyType({})) -> list[str]:
+    """List the models of a provider that have a price: those of the configuration, then those of the table."""
+    stated_names = [str(name).partition(":")[2] for name in stated_prices if str(name).startswith(f"{provider}:")]
     sellers = [seller for seller in _table() if seller.id == _TABLE_NAMES.get(provider, provider)]
-    listed = [model.id for seller in sellers for model in seller.models if compile_listed_price(model) is not None]
-    return list(dict.fromkeys((*stated, *listed)))
+    listed_names = [
+        model.id for seller in sellers for model in seller.models if compile_listed_price(model) is not None
+    ]
+    return list(dict.fromkeys((*stated_names, *listed_names)))
 
 
 def _seller(providers: Sequence["Seller"], name: str, base_url: str | None) -> "Seller | None":
-    """Find who sends the bill: by the address, or without one by the name.
+    """Find the seller that bills a request: by the address, or without one by the name.
 
     Names must match exactly. The library's own lookup takes `my-openai-proxy` for OpenAI.
     """
-    named = [provider for provider in providers if provider.id == _TABLE_NAMES.get(name, name)]
+    matching = [provider for provider in providers if provider.id == _TABLE_NAMES.get(name, name)]
     if base_url is None:
-        return next(iter(named), None)
-    return next((seller for seller in (*named, *providers) if re.match(seller.api_pattern, base_url)), None)
+        return next(iter(matching), None)
+    return next((seller for seller in (*matching, *providers) if re.match(seller.api_pattern, base_url)), None)
 
 
 def _entries(providers: "list[Seller]", seller: "Seller | None", model: ModelName) -> "list[ModelInfo]":
-    """Find a model in the table: at its seller, else at every seller that its name may mean."""
+    """Find a model in the table: at its seller, or else at every seller that its name can refer to."""
     if seller is not None:
         return _find_models(providers, [seller], model.model)
     for name, spelling in _spellings(model):
         sellers = [each for each in providers if not name or each.id == name]
-        if found := _find_models(providers, sellers, spelling):
-            return found
+        if entries := _find_models(providers, sellers, spelling):
+            return entries
     return []
 
 
@@ -395,23 +401,26 @@ def _find_models(providers: "list[Seller]", sellers: "Sequence[Seller]", spellin
 
 
 def _spellings(model: ModelName) -> Iterator[tuple[str, str]]:
-    """Yield the spellings of a model at gateways, each with the seller that it names, if any.
+    """List the spellings of a model at gateways, each with its seller, if any.
 
-    Gateways put the seller before the model, and sometimes a tag behind it, as in `openai/gpt-5:latest`.
+    Gateways put the seller before the model, and sometimes a tag after it, as in `openai/gpt-5:latest`.
     """
-    parts = [model.provider, *model.model.split("/")]
-    splits = [(_TABLE_NAMES.get(parts[at - 1], parts[at - 1]), "/".join(parts[at:])) for at in range(1, len(parts))]
-    spelled = [*splits, *(("", rest) for _, rest in splits)]
-    yield from spelled
-    yield from ((name, rest.rpartition(":")[0]) for name, rest in spelled if ":" in rest)
+    segments = [model.provider, *model.model.split("/")]
+    splits = [
+        (_TABLE_NAMES.get(segments[index - 1], segments[index - 1]), "/".join(segments[index:]))
+        for index in range(1, len(segments))
+    ]
+    spellings = [*splits, *(("", model_name) for _, model_name in splits)]
+    yield from spellings
+    yield from ((name, model_name.rpartition(":")[0]) for name, model_name in spellings if ":" in model_name)
 
 
 def _host(base_url: str) -> str:
-    # The whole address might contain a password.
+    # The full address might contain a password.
     try:
         return urlsplit(base_url).hostname or "an address without a host"
     except ValueError:
-        return "an address that cannot be read"
+        return "an invalid address"
 
 
 def _compile_condition(rule: "ConditionalPrice", *, of_google: bool = False) -> PricePeriod:
@@ -428,15 +437,15 @@ def _compile_condition(rule: "ConditionalPrice", *, of_google: bool = False) -> 
 
 
 def _time_of_day(moment: time) -> int:
-    zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    since_midnight = datetime.combine(_EPOCH, zoned) - datetime.combine(_EPOCH, time(tzinfo=UTC))
+    zoned_time = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    since_midnight = datetime.combine(_EPOCH, zoned_time) - datetime.combine(_EPOCH, time(tzinfo=UTC))
     return since_midnight // timedelta(microseconds=1) % DAY
 
 
 def _tiers(price: "ModelPrice", *, of_google: bool = False) -> list[Tier]:
     """Compile the tiers, lowest first.
 
-    A usage does not separate kinds of output: the highest of their rates applies.
+    A usage does not distinguish kinds of output, so the highest of their rates applies.
     """
     output = (price.output_mtok, price.output_reasoning_mtok, price.output_citation_mtok)
     sound = price.input_mtok if of_google and price.input_audio_mtok is None else price.input_audio_mtok
@@ -448,7 +457,7 @@ def _tiers(price: "ModelPrice", *, of_google: bool = False) -> list[Tier]:
             _figure(price.input_mtok, above) or _NOTHING,
             _figure(price.cache_read_mtok, above),
             _figure(price.cache_write_mtok, above),
-            max(_figure(sort, above) or _NOTHING for sort in output),
+            max(_figure(rate, above) or _NOTHING for rate in output),
             _figure(price.requests_kcount, above) or _NOTHING,
             ExtraFigures(
                 _figure(extras[0], above),
@@ -465,8 +474,8 @@ def _tiers(price: "ModelPrice", *, of_google: bool = False) -> list[Tier]:
 def _thresholds(figures: "Iterable[Figure]") -> list[int]:
     from genai_prices.types import TieredPrices
 
-    tiered = (figure for figure in figures if isinstance(figure, TieredPrices))
-    return sorted({-1, *(tier.start for figure in tiered for tier in figure.tiers)})
+    tiered_figures = (figure for figure in figures if isinstance(figure, TieredPrices))
+    return sorted({-1, *(tier.start for figure in tiered_figures for tier in figure.tiers)})
 
 
 def _figure(figure: "Figure", above: int) -> Decimal | None:
@@ -559,37 +568,41 @@ def make_model(
     *,
     installed: Callable[[str], bool] = is_installed,
 ) -> WireModel:
-    parsed = _parse_model_name(name)
-    described = providers.get(parsed.provider)
-    place, secret = find_endpoint(parsed, providers, key)
-    if not (installed("pydantic_ai") and installed(_LIBRARIES[place.wire])):
-        raise ConfigError(explain_extra("models", str(parsed)))
-    base_url = None if place.usual else place.url
+    model_name = _parse_model_name(name)
+    provider = providers.get(model_name.provider)
+    endpoint, secret = find_endpoint(model_name, providers, key)
+    if not (installed("pydantic_ai") and installed(_LIBRARIES[endpoint.wire])):
+        raise ConfigError(explain_extra("models", str(model_name)))
+    base_url = None if endpoint.usual else endpoint.url
     terms = ExchangeTerms()
-    if described is not None:
-        cloud = described.credentials
+    if provider is not None:
+        cloud = provider.credentials
         terms = ExchangeTerms(
-            bills_errors=described.bills_errors,
-            prompt_cache=described.prompt_cache,
-            credentials=cloud and make_cloud_credentials(cloud, place.url, key, installed),
+            bills_errors=provider.bills_errors,
+            prompt_cache=provider.prompt_cache,
+            credentials=cloud and make_cloud_credentials(cloud, endpoint.url, key, installed),
         )
-    return WireModel(parsed, place.wire, place.url, secret, base_url=base_url, habits=habits, terms=terms)
+    return WireModel(model_name, endpoint.wire, endpoint.url, secret, base_url=base_url, habits=habits, terms=terms)
 
 
-def find_endpoint(name: ModelName, providers: Mapping[str, Provider], key: FindKey) -> tuple["Endpoint", str]:
-    """Where a model is reached, and with which key. Raises ConfigError where either is missing."""
-    described = providers.get(name.provider)
-    return _resolve_known(name, key) if described is None else _resolve_described(name, described, key)
+def find_endpoint(name: ModelName, providers: Mapping[str, Provider], find_key: FindKey) -> tuple["Endpoint", str]:
+    """Find the address of a model, and its key. Raises ConfigError if either is missing."""
+    provider = providers.get(name.provider)
+    return (
+        _resolve_known_provider(name, find_key)
+        if provider is None
+        else _resolve_described_provider(name, provider, find_key)
+    )
 
 
 @lru_cache(maxsize=256)
 def estimate_window(name: ModelName, base_url: str | None = None) -> int:
-    """The context window of a model: from the bundled table, else a cautious guess."""
-    known = KNOWN_PROVIDERS.get(name.provider)
-    own = is_local_address(base_url) or (known is not None and known.local)
-    if own and runs_locally(name, base_url):
+    """Estimate the context window of a model: from the bundled table, or else a conservative default."""
+    provider = KNOWN_PROVIDERS.get(name.provider)
+    is_own = is_local_address(base_url) or (provider is not None and provider.local)
+    if is_own and runs_locally(name, base_url):
         return LOCAL_WINDOW
-    return find_listed_window(name, base_url) or (LOCAL_WINDOW if own else DEFAULT_WINDOW)
+    return find_listed_window(name, base_url) or (LOCAL_WINDOW if is_own else DEFAULT_WINDOW)
 
 
 def _parse_model_name(name: str) -> ModelName:
@@ -599,73 +612,79 @@ def _parse_model_name(name: str) -> ModelName:
         raise ConfigError(str(error)) from None
 
 
-def _resolve_described(name: ModelName, provider: Provider, key: FindKey) -> tuple[Endpoint, str]:
-    where = f"`providers.{name.provider}`"
-    return Endpoint(provider.wire, _address(provider.base_url, where), usual=False), _provider_key(name, provider, key)
+def _resolve_described_provider(name: ModelName, provider: Provider, find_key: FindKey) -> tuple[Endpoint, str]:
+    location = f"`providers.{name.provider}`"
+    return Endpoint(provider.wire, _address(provider.base_url, location), usual=False), _find_declared_key(
+        name, provider, find_key
+    )
 
 
-def _provider_key(name: ModelName, provider: Provider, key: FindKey) -> str:
+def _find_declared_key(name: ModelName, provider: Provider, find_key: FindKey) -> str:
     if not provider.api_key:
         return ""
     match = _SECRET.fullmatch(provider.api_key)
     if match is None:
         raise ConfigError(
-            f"`providers.{name.provider}.api_key` is no name of a secret: "
-            "keep the key out of the file and write `api_key: ${secret:NAME}`."
+            f"`providers.{name.provider}.api_key` must refer to a secret. "
+            "Keep the key out of the file and write `api_key: ${secret:NAME}`."
         )
-    secret = key(match[1])
+    secret = find_key(match[1])
     if not secret:
         raise ConfigError(
-            f"`providers.{name.provider}.api_key` names the secret {match[1]}, which is not set: set it, "
+            f"`providers.{name.provider}.api_key` refers to the secret {match[1]}, which is not set. Set it, "
             f"or remove the line if {name.provider} needs no key."
         )
     return secret
 
 
-def _resolve_known(name: ModelName, key: FindKey) -> tuple[Endpoint, str]:
-    known = KNOWN_PROVIDERS.get(name.provider)
-    if known is None:
+def _resolve_known_provider(name: ModelName, find_key: FindKey) -> tuple[Endpoint, str]:
+    provider = KNOWN_PROVIDERS.get(name.provider)
+    if provider is None:
         raise ConfigError(
             f"Unknown provider {shorten(name.provider)!r} of {shorten(str(name))!r}: {_describe(name)} "
-            f"Known providers are {join_names(KNOWN_PROVIDERS)}."
+            f"Known providers: {join_names(KNOWN_PROVIDERS)}."
         )
-    moved = key(known.url_from) if known.url_from else None
-    if not (moved or known.base_url):
-        raise ConfigError(f"{name} has no address: set {known.url_from}, or {_describe(name)}")
-    url = _address(_complete_url(moved, known), known.url_from) if moved else known.base_url
-    # A local server always has its address: whether it runs on this machine is seen by that.
-    return Endpoint(known.wire, url, usual=not (moved or known.local)), _given_key(name, known, url, key)
+    url_override = find_key(provider.url_from) if provider.url_from else None
+    if not (url_override or provider.base_url):
+        raise ConfigError(f"{name} has no address. Set {provider.url_from}, or {_describe(name)}")
+    url = _address(_complete_url(url_override, provider), provider.url_from) if url_override else provider.base_url
+    # A local server always keeps its address, which shows whether it runs on this machine.
+    return Endpoint(provider.wire, url, usual=not (url_override or provider.local)), _find_key_in_variables(
+        name, provider, url, find_key
+    )
 
 
-def _given_key(name: ModelName, known: KnownProvider, url: str, key: FindKey) -> str:
-    for variable in known.keys:
-        if secret := key(variable):
+def _find_key_in_variables(name: ModelName, provider: KnownProvider, url: str, find_key: FindKey) -> str:
+    for variable in provider.keys:
+        if secret := find_key(variable):
             return secret
-    if known.keys and not is_local_address(url):
-        variables = " or ".join(known.keys)
-        raise ConfigError(f"{variables} is not set, and {name} needs a key: set it, or {_describe(name, known.wire)}")
+    if provider.keys and not is_local_address(url):
+        variables = " or ".join(provider.keys)
+        raise ConfigError(
+            f"{variables} is not set, and {name} needs a key. Set it, or {_describe(name, provider.wire)}"
+        )
     return ""
 
 
 def _describe(name: ModelName, wire: WireFormat = "openai") -> str:
     block = f"{{wire: {wire}, base_url: https://…, api_key: '${{secret:NAME}}'}}"
-    return f"describe it in the agent's file as `providers: {{{shorten(name.provider)}: {block}}}`."
+    return f"add it to the agent's file as `providers: {{{shorten(name.provider)}: {block}}}`."
 
 
-def _complete_url(url: str, known: KnownProvider) -> str:
-    """Complete the address of a local server that was written without its path."""
-    bare = known.local and urlsplit(url).path in {"", "/"}
-    return f"{url.rstrip('/')}/v1" if bare else url
+def _complete_url(url: str, provider: KnownProvider) -> str:
+    """Complete the address of a local server that has no path."""
+    lacks_path = provider.local and urlsplit(url).path in {"", "/"}
+    return f"{url.rstrip('/')}/v1" if lacks_path else url
 
 
-def _address(url: str, where: str) -> str:
+def _address(url: str, location: str) -> str:
     try:
-        parts = urlsplit(url)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname)
-        _ = parts.port
+        url_parts = urlsplit(url)
+        is_usable = url_parts.scheme in {"http", "https"} and bool(url_parts.hostname)
+        _ = url_parts.port
     except ValueError:
-        usable = False
-    if not usable:
-        # The address itself is not repeated: it might contain a password.
-        raise ConfigError(f"The address in {where} cannot be used: write it like https://host/v1.")
+        is_usable = False
+    if not is_usable:
+        # The address itself is not quoted, since it might contain a password.
+        raise ConfigError(f"Invalid address in {location}. Write it like https://host/v1.")
     return url

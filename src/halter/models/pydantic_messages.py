@@ -1,4 +1,4 @@
-"""Histories in the form of Pydantic AI, read and written. That library is imported only where it is used."""
+"""Conversion of histories from and to Pydantic AI, which is imported only where it is used."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def write_pydantic_messages(messages: Sequence[Message]) -> "list[ModelMessage]":
-    """Write messages as Pydantic AI takes them for `message_history`."""
+    """Convert messages to Pydantic AI's form, for `message_history`."""
     return shape_history(messages)
 
 
 def read_history(history: Iterable[Any]) -> tuple[Message, ...]:
-    """Read a history whose messages are Halter's own, or those of Pydantic AI.
+    """Read a history of messages of Halter or Pydantic AI.
 
-    System prompts and reasoning are left out: an agent has instructions of its own. Results of tools are never trusted.
+    System prompts and reasoning are left out, since an agent has its own instructions. Tool results are never trusted.
     """
     messages = [each if isinstance(each, Message) else _read_message(each) for each in history]
     return tuple(message for message in messages if message.parts)
@@ -29,12 +29,17 @@ def read_history(history: Iterable[Any]) -> tuple[Message, ...]:
 def _read_message(message: Any) -> Message:
     match getattr(message, "kind", None):
         case "request":
-            return Message("user", tuple(made for part in message.parts if (made := _read_request_part(part))))
+            return Message(
+                "user", tuple(converted_part for part in message.parts if (converted_part := _read_request_part(part)))
+            )
         case "response":
-            return Message("assistant", tuple(made for part in message.parts if (made := _read_response_part(part))))
+            return Message(
+                "assistant",
+                tuple(converted_part for part in message.parts if (converted_part := _read_response_part(part))),
+            )
         case _:
             raise ConfigError(
-                f"A history is a list of messages of Halter or of Pydantic AI, and has a {type(message).__name__}."
+                f"A history must be a list of messages of Halter or Pydantic AI, but it has a {type(message).__name__}."
             )
 
 
@@ -56,7 +61,7 @@ def _read_request_part(part: Any) -> Part | None:
 
 
 def _read_feedback(text: str) -> Text:
-    """What a framework told its model, which may quote anything."""
+    """Read a framework's feedback to its model as untrusted text, since it may quote anything."""
     return Text(text, "config", trusted=False, reason="output_expected")
 
 
@@ -73,10 +78,10 @@ def _read_response_part(part: Any) -> Part | None:
 def _read_words(content: Any) -> str:
     if isinstance(content, str):
         return content
-    texts = [each if isinstance(each, str) else getattr(each, "content", None) for each in content]
-    words = [text for text in texts if isinstance(text, str)]
-    if len(words) < len(texts):
+    contents = [each if isinstance(each, str) else getattr(each, "content", None) for each in content]
+    texts = [text for text in contents if isinstance(text, str)]
+    if len(texts) < len(contents):
         raise ConfigError(
-            f"A history may hold text alone, and {format_count(len(texts) - len(words), 'part')} is none."
+            f"A history may contain only text, but {format_count(len(contents) - len(texts), 'part')} is not text."
         )
-    return "\n".join(words)
+    return "\n".join(texts)

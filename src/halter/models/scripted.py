@@ -1,8 +1,8 @@
-r"""A model without network: it answers from a script, as slowly and as badly as the script says.
+r"""A model without network: it answers from a script, which can also delay or fail its replies.
 
-A script is a list of replies. Each is used once, in order, unless it says `repeat: true`. One with a `when` is skipped
-until the last message of the user contains that text, one with an `unless` while any message does. `finds` is a
-pattern that some message must match; its named groups can be used in the reply, as `${name}`.
+A script is a list of replies. Each is used once, in order, unless it has `repeat: true`. A reply with `when` is skipped
+until the last message of the user contains that text; one with `unless` is skipped while any message contains it.
+`finds` is a pattern that some message must match; its named groups can be used in the reply, as `${name}`.
 
     - text: I will look at the log.
       calls: [{tool: read_file, arguments: {path: app.log}}]
@@ -34,6 +34,7 @@ from halter.core.messages import (
     ToolResult,
     bound_prompt_tokens,
 )
+from halter.core.renamed import RenamedAttribute
 from halter.core.text import clean
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
@@ -45,7 +46,7 @@ LocateKey = Callable[[KeyPath], str]
 
 
 class ScriptedFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model fails. Unless it is only unavailable, or needs a person, the same request is never answered."""
+    """A failure of a model. Unless it is `unavailable` or `needs_person`, the request is rejected and never retried."""
 
     kind: str = "ModelError"
     message: str = "the script says so"
@@ -55,9 +56,9 @@ class ScriptedFailure(msgspec.Struct, frozen=True, kw_only=True):
     needs_person: bool = False
 
     def error(self, usage: Usage | None = None) -> ModelError:
-        sort = ModelUnavailable if self.unavailable else ModelUnusable if self.needs_person else ModelRejected
+        error_type = ModelUnavailable if self.unavailable else ModelUnusable if self.needs_person else ModelRejected
         text, wait = f"{self.kind}: {self.message}", self.retry_after
-        return sort(text, billed=self.billed, usage=usage, final=True, retry_after=wait)
+        return error_type(text, billed=self.billed, usage=usage, final=True, retry_after=wait)
 
 
 class ScriptLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,18 +76,19 @@ def say(text: str, usage: Usage | None = None, *, takes: int = 0, when: str = ""
 
 
 def call(tool: str, /, **arguments: Any) -> ScriptLine:
-    asked = ToolCall(tool, tool, msgspec.json.encode(arguments).decode())
-    return ScriptLine(reply=Reply((asked,), "calls"))
+    tool_call = ToolCall(tool, tool, msgspec.json.encode(arguments).decode())
+    return ScriptLine(reply=Reply((tool_call,), "calls"))
 
 
 class Scripted:
-    """Answers from a script. `asked` are the prompts that it received, in order."""
+    """A model that answers from a script. `asked` has the prompts that it received, in order."""
 
     base_url: None = None
+    asked = RenamedAttribute("requests")
 
     def __init__(self, lines: Sequence[ScriptLine], clock: Clock, name: ModelName = SCRIPTED) -> None:
         self.name = name
-        self.asked: list[Prompt] = []
+        self.requests: list[Prompt] = []
         self._lines = list(lines)
         self._length = len(lines)
         self._clock = clock
@@ -96,7 +98,7 @@ class Scripted:
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
-        self.asked.append(prompt)
+        self.requests.append(prompt)
         line = self._next(prompt)
         if line.takes:
             await self._clock.sleep(line.takes)
@@ -107,38 +109,38 @@ class Scripted:
         return line.reply
 
     def _next(self, prompt: Prompt) -> ScriptLine:
-        last = next((message for message in reversed(prompt.messages) if message.role == "user"), None)
-        parts = () if last is None else last.parts
+        last_message = next((message for message in reversed(prompt.messages) if message.role == "user"), None)
+        parts = () if last_message is None else last_message.parts
         text = "\n".join(part.text for part in parts if isinstance(part, (Text, ToolResult)))
-        everything: str | None = None
+        all_text: str | None = None
         for index, line in enumerate(self._lines):
             if line.when not in text:
                 continue
-            if everything is None and (line.unless or line.finds):
-                everything = "\n".join(_words(prompt))
-            found = _match_line(line, everything or "")
-            if found is not None:
+            if all_text is None and (line.unless or line.finds):
+                all_text = "\n".join(_words(prompt))
+            matching = _match_line(line, all_text or "")
+            if matching is not None:
                 if not line.repeat:
                     self._lines.pop(index)
-                return found
+                return matching
         raise ModelRejected(self._run_out(text), billed=False)
 
     def _run_out(self, text: str) -> str:
         if not self._lines:
-            return f"ScriptRanOut: all {self._length} replies of the script have been given; write another one"
-        return f"ScriptRanOut: none of the {len(self._lines)} replies left is for {text[:80]!r}; see their `when`"
+            return f"ScriptRanOut: all {self._length} replies of the script are used; add another one"
+        return f"ScriptRanOut: none of the {len(self._lines)} remaining replies fits {text[:80]!r}; check their `when`"
 
 
-def _match_line(line: ScriptLine, everything: str) -> ScriptLine | None:
-    if line.unless and line.unless in everything:
+def _match_line(line: ScriptLine, all_text: str) -> ScriptLine | None:
+    if line.unless and line.unless in all_text:
         return None
     if not line.finds:
         return line
-    found = _pattern(line.finds).search(everything)
-    if found is None:
+    match = _pattern(line.finds).search(all_text)
+    if match is None:
         return None
-    words: Mapping[str, str] = {name: word or "" for name, word in found.groupdict().items()}
-    return msgspec.structs.replace(line, reply=_fill_reply(line.reply, words))
+    groups: Mapping[str, str] = {name: word or "" for name, word in match.groupdict().items()}
+    return msgspec.structs.replace(line, reply=_fill_reply(line.reply, groups))
 
 
 def _words(prompt: Prompt) -> Iterator[str]:
@@ -147,34 +149,34 @@ def _words(prompt: Prompt) -> Iterator[str]:
             yield part.arguments if isinstance(part, ToolCall) else part.text
 
 
-def _pattern(written: str) -> Any:
+def _pattern(pattern: str) -> Any:
     """Compile a pattern that matches in linear time."""
     import re2  # pyright: ignore[reportMissingTypeStubs]
 
-    return cast("Any", re2).compile(written)
+    return cast("Any", re2).compile(pattern)
 
 
-def _fill_reply(reply: Reply, words: Mapping[str, str]) -> Reply:
-    """Fill the found groups into a reply; into arguments as JSON text."""
+def _fill_reply(reply: Reply, groups: Mapping[str, str]) -> Reply:
+    """Fill the matched groups into a reply; in arguments, as JSON text."""
 
-    def put(text: str, spell: Callable[[str], str]) -> str:
-        return _GROUP.sub(lambda match: spell(words[match[1]]) if match[1] in words else match[0], text)
+    def fill_groups(text: str, encode: Callable[[str], str]) -> str:
+        return _GROUP.sub(lambda match: encode(groups[match[1]]) if match[1] in groups else match[0], text)
 
     parts = tuple(
-        msgspec.structs.replace(part, text=put(part.text, str))
+        msgspec.structs.replace(part, text=fill_groups(part.text, str))
         if isinstance(part, Text)
-        else msgspec.structs.replace(part, arguments=put(part.arguments, _spell_as_json))
+        else msgspec.structs.replace(part, arguments=fill_groups(part.arguments, _spell_as_json))
         for part in reply.parts
     )
     return msgspec.structs.replace(reply, parts=parts)
 
 
-def _spell_as_json(word: str) -> str:
-    return msgspec.json.encode(clean(word)).decode()[1:-1]
+def _spell_as_json(text: str) -> str:
+    return msgspec.json.encode(clean(text)).decode()[1:-1]
 
 
 class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call of a script: arguments as a mapping, or as the text that a careless model would send."""
+    """A call of a script. Its arguments are a mapping, or any text, which may be invalid as a model's can be."""
 
     tool: str
     arguments: dict[str, Any] | str = {}
@@ -211,39 +213,39 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _KEYS: Final = ", ".join(f"`{key}`" for key in _Written.__struct_fields__)
 _GROUP: Final = re.compile(r"\$\{(\w+)\}")
-_PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_LOCATED_ERROR: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 _STEP: Final = re.compile(r"\[(\d+)\]|\.(\w+)")
 
 
-def make_scripted_model(value: Any, where: LocateKey, clock: Clock, name: ModelName = SCRIPTED) -> Scripted:
+def make_scripted_model(value: Any, locate: LocateKey, clock: Clock, name: ModelName = SCRIPTED) -> Scripted:
     if not isinstance(value, list):
-        raise ConfigError(f"{where(())}: a script is a list of replies, each with some of {_KEYS}.")
-    lines = [_line(each, index, where) for index, each in enumerate(cast("list[Any]", value))]
+        raise ConfigError(f"{locate(())}: a script must be a list of replies with some of {_KEYS}.")
+    lines = [_line(each, index, locate) for index, each in enumerate(cast("list[Any]", value))]
     return Scripted(lines, clock, name)
 
 
-def _line(value: Any, index: int, where: LocateKey) -> ScriptLine:
+def _line(value: Any, index: int, locate: LocateKey) -> ScriptLine:
     try:
-        written = msgspec.convert(value, _Written)
+        fields = msgspec.convert(value, _Written)
     except msgspec.ValidationError as error:
-        what, path = split_validation_error(str(error))
-        raise ConfigError(f"{where((index, *path))}: {what}. A reply is made of {_KEYS}.") from None
+        problem, path = split_validation_error(str(error))
+        raise ConfigError(f"{locate((index, *path))}: {problem}. A reply has the keys {_KEYS}.") from None
     calls = tuple(
         ToolCall(
             f"{index}.{number}",
             call.tool,
             call.arguments if isinstance(call.arguments, str) else msgspec.json.encode(call.arguments).decode(),
         )
-        for number, call in enumerate(written.calls)
+        for number, call in enumerate(fields.calls)
     )
-    words = (Text(written.text, "model", trusted=False),) if written.text else ()
-    fails = written.fails
+    texts = (Text(fields.text, "model", trusted=False),) if fields.text else ()
+    fails = fields.fails
     return ScriptLine(
         reply=Reply(
-            (*words, *calls),
-            written.stop or ("calls" if calls else "end"),
-            _parse_usage(written.usage, where((index, "usage"))),
+            (*texts, *calls),
+            fields.stop or ("calls" if calls else "end"),
+            _parse_usage(fields.usage, locate((index, "usage"))),
         ),
         fails=None
         if fails is None
@@ -254,20 +256,20 @@ def _line(value: Any, index: int, where: LocateKey) -> ScriptLine:
                 billed=fails.billed,
                 retry_after=None
                 if fails.retry_after is None
-                else _micros(fails.retry_after, where((index, "fails", "retry_after"))),
+                else _micros(fails.retry_after, locate((index, "fails", "retry_after"))),
                 unavailable=fails.unavailable,
                 needs_person=fails.needs_person,
             )
         ),
-        takes=_micros(written.takes, where((index, "takes"))),
-        when=written.when,
-        unless=written.unless,
-        finds=_check_pattern(written.finds, where((index, "finds"))),
-        repeat=written.repeat,
+        takes=_micros(fields.takes, locate((index, "takes"))),
+        when=fields.when,
+        unless=fields.unless,
+        finds=_check_pattern(fields.finds, locate((index, "finds"))),
+        repeat=fields.repeat,
     )
 
 
-def _check_pattern(pattern: str, place: str) -> str:
+def _check_pattern(pattern: str, location: str) -> str:
     if not pattern:
         return ""
     import re2  # pyright: ignore[reportMissingTypeStubs]
@@ -275,35 +277,35 @@ def _check_pattern(pattern: str, place: str) -> str:
     try:
         _pattern(pattern)
     except cast("Any", re2).error as error:
-        raise ConfigError(f"{place}: `finds` is no pattern that can be read: {error}.") from None
+        raise ConfigError(f"{location}: `finds` is not a valid pattern: {error}.") from None
     return pattern
 
 
 def split_validation_error(error: str) -> tuple[str, KeyPath]:
-    """Split a validator's message into what is wrong and the path to it."""
-    match = _PLACE.match(error)
+    """Split a validator's message into the problem and its path."""
+    match = _LOCATED_ERROR.match(error)
     if match is None:
         return error, ()
-    steps = [int(place) if place else key for place, key in _STEP.findall(match["path"] or "")]
+    steps = [int(index) if index else key for index, key in _STEP.findall(match["path"] or "")]
     return match["what"], (*steps, *_UNKNOWN.findall(match["what"]))
 
 
-def _parse_usage(written: _Usage | None, place: str) -> Usage | None:
-    if written is None:
+def _parse_usage(fields: _Usage | None, location: str) -> Usage | None:
+    if fields is None:
         return None
-    used = (written.input_tokens, written.output_tokens, written.cache_read_tokens, written.cache_write_tokens)
+    counts = (fields.input_tokens, fields.output_tokens, fields.cache_read_tokens, fields.cache_write_tokens)
     try:
-        return Usage(*used)
+        return Usage(*counts)
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        raise ConfigError(f"{location}: {error}") from None
 
 
-def _micros(written: str | float, place: str) -> int:
-    if isinstance(written, str):
+def _micros(value: str | float, location: str) -> int:
+    if isinstance(value, str):
         try:
-            return parse_duration(written)
+            return parse_duration(value)
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from None
-    if not 0 <= written < 10**9:
-        raise ConfigError(f"{place}: {written} is not a duration; write it like 2s.")
-    return round(written * SECOND)
+            raise ConfigError(f"{location}: {error}") from None
+    if not 0 <= value < 10**9:
+        raise ConfigError(f"{location}: {value} is not a duration; write it like 2s.")
+    return round(value * SECOND)

@@ -1,31 +1,31 @@
 """A model of a provider, over OpenAI's, Anthropic's or Google's protocol.
 
 One `ask` is one request: it ends in one reply or one error. A reply has a usage only if the provider's final report
-came; an error has the usage that was reported until then, and whether it was final.
+arrived. An error has the usage that was reported before, and whether it was final.
 
-Everything that a provider's SDK does on its own is switched off:
+Automatic behavior of the providers' SDKs is disabled:
 
-- No retries: only the holder of the money may ask twice.
-- No deadline except for the connection: the guard cancels. A connection that is not made in time is given up here,
-  because a request that was never sent costs nothing.
-- Nothing from the environment is sent: a key, an organisation or a header there was not meant for an address that an
-  agent's file names. Only the proxy and its certificates are taken from it.
+- No retries: each attempt needs a hold.
+- No deadline except for the connection: the guard cancels. A connection that is not established in time is given up
+  here, because a request that was never sent costs nothing.
+- Nothing from the environment is sent: a key, an organization or a header there was not meant for an address in an
+  agent's file. Only the proxy and its certificates are used.
 - No continuation of an answer: that would be a second request without a hold.
 
 Errors, as the retry policy needs them:
 
     nothing was sent                         unavailable   not billed
     408, 409, 425, 429, 5xx                  unavailable   not billed
-    3xx: the address leads elsewhere         rejected      not billed
-    too long: 413, or as a provider words it overflow      not billed
+    3xx: a redirect                          rejected      not billed
+    too long: 413, or a provider's message   overflow      not billed
     quota or credit used up, other 4xx       rejected      not billed
-    a connection lost, an answer cut off     unavailable   billed
-    an answer that cannot be read            unavailable   billed
+    a lost connection, a truncated answer    unavailable   billed
+    an unreadable answer                     unavailable   billed
 
-An error status is billed after all where an answer had begun, where it reports a usage, or where the configuration says
-that this provider `bills_errors`: then any but 429 and 529, by which a provider refuses to begin.
+An error status is billed if an answer had started, if it reports a usage, or if the provider is configured with
+`bills_errors`: then every status except 429 and 529, which a provider returns before it starts an answer.
 
-A message quotes what the provider said, shortened, and never the key, an address or a header.
+An error quotes the provider's message, shortened. It never contains the key or a header.
 """
 
 import asyncio
@@ -70,31 +70,31 @@ if TYPE_CHECKING:
     from pydantic_ai.settings import ModelSettings
 
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
-"""Far more than the longest answer has, with each token in an event of its own."""
+"""Far more than the longest answer has, with each token in a separate event."""
 
 CONNECT_TIMEOUT_SECONDS: Final = 30.0
 
 
 class ExchangeTerms(msgspec.Struct, frozen=True):
-    """What applies to every request to a provider.
+    """The terms of every request to a provider.
 
-    If it `bills_errors`, an answer with an error status counts as paid. `credentials` take the place of a key. With
-    `prompt_cache`, what may be cached is marked, if the protocol has marks. At most `largest` bytes of an answer are
-    read; a connection must be made within `connecting` seconds.
+    With `bills_errors`, an answer with an error status counts as billed. `credentials` replace a key. With
+    `prompt_cache`, cacheable parts are marked, if the protocol has marks. At most `max_bytes` bytes of an answer are
+    read. A connection must be established within `connect_timeout` seconds.
     """
 
     bills_errors: bool = False
     prompt_cache: bool = True
     credentials: CloudCredentials | None = None
-    largest: int = MAX_ANSWER_BYTES
-    connecting: float = CONNECT_TIMEOUT_SECONDS
+    max_bytes: int = MAX_ANSWER_BYTES
+    connect_timeout: float = CONNECT_TIMEOUT_SECONDS
 
 
 DEFAULT_TERMS: Final = ExchangeTerms()
 
 
 class ModelHabits(msgspec.Struct, frozen=True):
-    """How a model answers: its temperature, how much it thinks, the tool whose arguments may be its answer."""
+    """How a model answers: its temperature, its thinking effort, and the tool whose arguments can be its answer."""
 
     temperature: float | None = None
     thinking: ThinkingEffort | None = None
@@ -105,7 +105,7 @@ NO_HABITS: Final = ModelHabits()
 
 
 class Exchange:
-    """One request and its answer, as far as they have come."""
+    """The progress of one request and its answer."""
 
     def __init__(self) -> None:
         self.sent = False
@@ -122,12 +122,12 @@ class Exchange:
 
     @property
     def led_elsewhere(self) -> bool:
-        """Whether the answer is a redirect. It is not followed, so the request itself has no answer."""
+        """True if the answer is a redirect, which is not followed."""
         return bool(self._opened) and self._opened[-1].is_redirect
 
-    def answered(self, response: "httpx2.Response", meter: UsageReader) -> None:
+    def add_response(self, response: "httpx2.Response", reader: UsageReader) -> None:
         self._opened.append(response)
-        self._meter = meter
+        self._meter = reader
 
     async def aclose(self) -> None:
         for response in self._opened:
@@ -139,72 +139,72 @@ current_exchange: ContextVar[Exchange] = ContextVar("current_exchange")
 
 @asynccontextmanager
 async def open_exchange() -> AsyncGenerator[Exchange]:
-    """Close every answer at the end: some SDKs leave a cancelled stream open."""
-    made = Exchange()
-    mark = current_exchange.set(made)
+    """Open an exchange, and close its responses at the end: some SDKs leave a cancelled stream open."""
+    exchange = Exchange()
+    token = current_exchange.set(exchange)
     try:
-        yield made
+        yield exchange
     finally:
-        current_exchange.reset(mark)
-        await made.aclose()
+        current_exchange.reset(token)
+        await exchange.aclose()
 
 
 NO_KEY: Final = "no-key"
-"""Sent where no key is needed: the SDKs require one, and otherwise look in the environment."""
+"""Sent if no key is needed: without one, the SDKs take a key from the environment."""
 
 _OWN_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt-")
 _SENDING: Final = ".send_request_headers.started"
 
 
 async def _note_request(terms: ExchangeTerms, request: "httpx2.Request") -> None:
-    """Note when a request leaves, and bound the time until then. What is signed is what leaves."""
+    """Sign a request, record when it is sent, and bound the time to connect."""
     if terms.credentials is not None:
         terms.credentials.sign(request)
-    current = current_exchange.get(None)
+    exchange = current_exchange.get(None)
 
-    async def trace(event: str, about: Mapping[str, Any]) -> None:
-        # What a proxy is asked before it lets anything through is not the request.
-        if current is not None and event.endswith(_SENDING) and about["request"].method != b"CONNECT":
-            current.sent = True
+    async def trace(event: str, details: Mapping[str, Any]) -> None:
+        # The CONNECT request to a proxy is not the request itself.
+        if exchange is not None and event.endswith(_SENDING) and details["request"].method != b"CONNECT":
+            exchange.sent = True
 
-    allowed = {**request.extensions.get("timeout", {}), "connect": terms.connecting}
-    request.extensions = {**request.extensions, "timeout": allowed, "trace": trace}
+    timeouts = {**request.extensions.get("timeout", {}), "connect": terms.connect_timeout}
+    request.extensions = {**request.extensions, "timeout": timeouts, "trace": trace}
 
 
-async def _note_response(wire: WireFormat, largest: int, response: "httpx2.Response") -> None:
-    meter = UsageReader(wire)
-    current = current_exchange.get(None)
-    if current is not None:
-        current.answered(response, meter)
+async def _note_response(wire: WireFormat, max_bytes: int, response: "httpx2.Response") -> None:
+    reader = UsageReader(wire)
+    exchange = current_exchange.get(None)
+    if exchange is not None:
+        exchange.add_response(response, reader)
     decoder = response._get_content_decoder()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    response._decoder = _Bounded(decoder, largest, meter)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    response._decoder = _Bounded(decoder, max_bytes, reader)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
 class _Bounded:
-    """Decompresses an answer up to its limits of size and depth: little data may expand to much."""
+    """Decompresses an answer up to limits of size and depth: a small response can expand to a huge one."""
 
-    def __init__(self, decoder: "Any", largest: int, meter: UsageReader) -> None:
+    def __init__(self, decoder: "Any", max_bytes: int, reader: UsageReader) -> None:
         self._decoder = decoder
-        self._left = largest
-        self._meter = meter
+        self._remaining_bytes = max_bytes
+        self._meter = reader
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        yield from map(self._counted, self._decoder.decode(data))
+        yield from map(self._meter_chunk, self._decoder.decode(data))
 
     def flush(self) -> Iterator[bytes]:
-        yield from map(self._counted, self._decoder.flush())
+        yield from map(self._meter_chunk, self._decoder.flush())
         self._meter.close()
         self._check_depth()
 
-    def _counted(self, piece: bytes) -> bytes:
+    def _meter_chunk(self, chunk: bytes) -> bytes:
         import httpx2
 
-        self._left -= len(piece)
-        if self._left < 0:
+        self._remaining_bytes -= len(chunk)
+        if self._remaining_bytes < 0:
             raise httpx2.DecodingError("The answer is too long.")
-        self._meter.feed(piece)
+        self._meter.feed(chunk)
         self._check_depth()
-        return piece
+        return chunk
 
     def _check_depth(self) -> None:
         if self._meter.too_deep:
@@ -219,18 +219,18 @@ class WireClient(msgspec.Struct, frozen=True):
 
 
 def open_wire_client(name: ModelName, wire: WireFormat, url: str, key: str, terms: ExchangeTerms) -> WireClient:
-    """Import the provider's library, which takes seconds, and prepare its client. No connection is opened."""
+    """Import the provider's library, which takes seconds, and create its client. No connection is opened."""
     import httpx2
 
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
     hooks = {
         "request": [partial(_note_request, terms)],
-        "response": [partial(_note_response, wire, terms.largest)],
+        "response": [partial(_note_response, wire, terms.max_bytes)],
     }
-    # No proxy stands between this machine and itself.
-    outside = not is_local_address(url)
-    tls = _share_tls_context(trust_env=outside)
-    pool = httpx2.AsyncClient(verify=tls, timeout=None, limits=limits, trust_env=outside, event_hooks=hooks)
+    # A local address is reached without a proxy.
+    is_remote = not is_local_address(url)
+    tls = _share_tls_context(trust_env=is_remote)
+    pool = httpx2.AsyncClient(verify=tls, timeout=None, limits=limits, trust_env=is_remote, event_hooks=hooks)
     return WireClient(_model(name, wire, url, key or NO_KEY, pool, terms), pool)
 
 
@@ -257,7 +257,7 @@ def _model(
             client._custom_headers = {}  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             return AnthropicModel(name.model, provider=AnthropicProvider(anthropic_client=client))
         case "google":
-            # The address of a cloud has the version already.
+            # The address of a cloud includes the version.
             return _google(name, url, key, pool, version="" if terms.credentials else None)
 
 
@@ -273,8 +273,8 @@ def _openai(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> 
     profile = OpenAIModelProfile(openai_chat_supports_max_completion_tokens=uses_new_limit(name))
     if name.provider == "openai":
         return OpenAIChatModel(name.model, provider=OpenAIProvider(openai_client=client), profile=profile)
-    other = OpenAICompatibleProvider(name.provider, openai_client=client)
-    return OpenAIChatModel(name.model, provider=other, profile=profile)
+    compatible_provider = OpenAICompatibleProvider(name.provider, openai_client=client)
+    return OpenAIChatModel(name.model, provider=compatible_provider, profile=profile)
 
 
 def _forget_environment(client: "AsyncOpenAI") -> None:
@@ -283,7 +283,7 @@ def _forget_environment(client: "AsyncOpenAI") -> None:
 
 
 def uses_new_limit(name: ModelName) -> bool:
-    """Choose the name of the output limit: a server may ignore an unknown one."""
+    """Return True if a model's output limit is called `max_completion_tokens`: a server may ignore an unknown name."""
     model = name.model.rpartition("/")[2]
     return name.provider == "openai" or (model.startswith(_OWN_MODELS) and not model.startswith("gpt-oss"))
 
@@ -297,7 +297,7 @@ def _google(
     from pydantic_ai.providers.google import GoogleProvider
 
     class OneRequest(GoogleModel):
-        """Sends one request: the SDK follows continuation tokens unless it is told not to."""
+        """Sends one request. By default the SDK follows continuation tokens."""
 
         async def _build_content_and_config(self, *args: Any, **kwargs: Any) -> Any:
             build: Any = super()._build_content_and_config  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -310,7 +310,7 @@ def _google(
         base_url=url,
         api_version=version,
         httpx_async_client=pool,
-        # For clients that the library prepares besides, and that are never used.
+        # For other clients that the library creates and that are never used.
         client_args={"verify": tls},
         async_client_args={"verify": tls, "ssl": tls},
         retry_options=HttpRetryOptions(attempts=1),
@@ -320,24 +320,24 @@ def _google(
 
 
 _THINKING_BUDGETS: Final[Mapping[ThinkingEffort, int]] = {"off": 0, "low": 2048, "medium": 10_000, "high": 16_384}
-"""What Anthropic's elder models may think at most; it is a part of the output."""
+"""Maximum thinking tokens of Anthropic's older models, which are part of the output."""
 
 
-def choose_thinking(wanted: ThinkingEffort | None, prompt: Prompt) -> ThinkingEffort | None:
-    """How much a model of Anthropic's thinks about this request.
+def choose_thinking(effort: ThinkingEffort | None, prompt: Prompt) -> ThinkingEffort | None:
+    """Choose the thinking effort of a model of Anthropic for this request.
 
-    Between a call and the end of its turn it would have to be sent its own thoughts, which are not kept: there it does
-    not think anew. Neither does it where the output has no room for it.
+    None directly after tool results: the model would have to be sent its earlier thoughts, which are not kept. None
+    either if the thinking budget does not fit into the output limit.
     """
-    acts = any(isinstance(part, ToolResult) for message in prompt.messages[-1:] for part in message.parts)
-    fits = wanted is not None and prompt.max_output_tokens > _THINKING_BUDGETS[wanted]
-    return wanted if fits and not acts else None
+    has_tool_results = any(isinstance(part, ToolResult) for message in prompt.messages[-1:] for part in message.parts)
+    fits_limit = effort is not None and prompt.max_output_tokens > _THINKING_BUDGETS[effort]
+    return effort if fits_limit and not has_tool_results else None
 
 
 def find_native_form(prompt: Prompt, name: str, profile: Mapping[str, Any], wire: WireFormat) -> ToolSpec | None:
-    """The tool whose arguments the provider can hold the answer to; None where it cannot.
+    """Find the tool whose schema the provider can enforce for the answer. None if it cannot.
 
-    Google's models take either a form or tools.
+    Google's models take either a schema or tools.
     """
     if not name or not profile.get("supports_json_schema_output", False):
         return None
@@ -351,57 +351,57 @@ _PROVIDER_TOOLS: Final[Mapping[WireFormat, tuple[ProviderToolName, ...]]] = {
     "anthropic": ("web_search", "code_execution"),
     "google": ("code_execution",),
 }
-"""What a provider can be asked to run. Google searches without a limit, so its searches cannot be held."""
+"""Tools that a provider can run. Google searches without a limit, so its searches cannot be held."""
 
 
-def explain_missing_tools(model: ModelName, wire: WireFormat, wanted: Iterable[ProviderTool]) -> str:
-    """Why a model cannot have tools of its provider; empty where it can."""
-    missing = [tool.name for tool in wanted if tool.name not in _PROVIDER_TOOLS[wire]]
+def explain_missing_tools(model: ModelName, wire: WireFormat, tools: Iterable[ProviderTool]) -> str:
+    """Describe why a model cannot use tools of its provider. Empty if it can."""
+    missing = [tool.name for tool in tools if tool.name not in _PROVIDER_TOOLS[wire]]
     if not missing:
         return ""
-    has = join_names(_PROVIDER_TOOLS[wire]) or "none"
+    available = join_names(_PROVIDER_TOOLS[wire]) or "none"
     return (
-        f"{model} has no {join_names(missing)} that can be held to a limit: over the wire {wire} the tools of a "
-        f"provider are {has}. Take another model, or remove it from `provider_tools`."
+        f"{model} cannot use {join_names(missing)} with a limit: the provider tools of the wire {wire} are "
+        f"{available}. Use another model, or remove it from `provider_tools`."
     )
 
 
 def make_model_settings(
     max_output_tokens: int, temperature: float | None, thinking: ThinkingEffort | None = None, *, cache_points: bool
 ) -> "ModelSettings":
-    """Settings of a request. Tools and system text stay the same in a session, so their ends are cache points.
+    """Make the settings of a request. Tools and system text are constant in a session, so their ends are cache points.
 
-    What a model thinks is output, so the limit bounds it too. A model that thinks chooses its own temperature.
+    Thinking is output, so the limit applies to it too. A model that thinks chooses its own temperature.
     """
-    made: dict[str, Any] = {"max_tokens": max_output_tokens}
+    settings: dict[str, Any] = {"max_tokens": max_output_tokens}
     if thinking is not None:
-        made["thinking"] = False if thinking == "off" else thinking
+        settings["thinking"] = False if thinking == "off" else thinking
     if temperature is not None and thinking in (None, "off"):
-        made["temperature"] = temperature
+        settings["temperature"] = temperature
     if cache_points:
-        made |= {"anthropic_cache_tool_definitions": True, "anthropic_cache_instructions": True}
-    return made  # pyright: ignore[reportReturnType]
+        settings |= {"anthropic_cache_tool_definitions": True, "anthropic_cache_instructions": True}
+    return settings  # pyright: ignore[reportReturnType]
 
 
 MAX_QUOTED_LENGTH: Final = 300
 
-LONGEST_WAIT: Final = 24 * 3600 * SECOND
-"""The longest `retry-after` that is believed."""
+MAX_RETRY_AFTER: Final = 24 * 3600 * SECOND
+"""The maximum accepted `retry-after`."""
 
 _TOO_LARGE: Final = 413
 _MAY_PASS: Final = frozenset((408, 409, 425, 429))
 _NOT_SERVED: Final = frozenset((503, 529))
-_NOT_BEGUN: Final = frozenset((429, 529))
+_NEVER_BILLED: Final = frozenset((429, 529))
 _SERVER_ERRORS: Final = 500
 _SPACE: Final = re.compile(r"\s+")
 _NEEDS_PERSON: Final = {401: "Unauthorized", 402: "QuotaExceeded", 403: "Forbidden", 404: "NotFound"}
-"""A wrong key, an account without credit or rights, an unknown model or address."""
+"""Statuses that a person has to resolve: a wrong key, missing credit or rights, an unknown model or address."""
 
 
 def list_library_errors() -> tuple[type[Exception], ...]:
-    """Every error that the library raises or lets through.
+    """List every error that the library raises or passes on.
 
-    It reads some answers without a check of their shape; what that raises means an unreadable answer.
+    It reads some answers without validating them; the errors that this raises mean an unreadable answer.
     """
     import httpx2
     from pydantic_ai.exceptions import AgentRunError, UserError
@@ -414,10 +414,10 @@ def translate_library_error(
     error: Exception,
     name: ModelName,
     key: str,
-    seen: "Exchange",
+    exchange: "Exchange",
     *,
     url: str = "",
-    begun: bool = False,
+    is_started: bool = False,
     bills_errors: bool = False,
 ) -> ModelError:
     import httpx2
@@ -425,38 +425,46 @@ def translate_library_error(
 
     for cause in _list_causes(error):
         if isinstance(cause, httpx2.DecodingError):
-            return _unfinished_error(f"BadAnswer: {name} sent what cannot be read: {_quote_error(cause, key)}", seen)
-    if seen.led_elsewhere:
-        sentence = f"Redirected: {name} redirects elsewhere; write the address it redirects to as `base_url`"
+            return _unfinished_error(
+                f"BadAnswer: {name} sent an unreadable answer: {_quote_error(cause, key)}", exchange
+            )
+    if exchange.led_elsewhere:
+        sentence = f"Redirected: {name} answered with a redirect; set `base_url` to the address it redirects to"
         return ModelUnusable(sentence, billed=False)
     match error:
         case ModelHTTPError():
-            return _status(error, name, key, seen, begun=begun or error.in_stream, bills_errors=bills_errors)
-        case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError() if not seen.sent:
+            return _status(
+                error, name, key, exchange, is_started=is_started or error.in_stream, bills_errors=bills_errors
+            )
+        case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError() if not exchange.sent:
             return ModelUnavailable(f"ConnectionFailed: {_describe_unreachable(error, name, key, url)}", billed=False)
         case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError():
-            if begun:
-                return make_cut_error(name, seen)
-            return _unfinished_error(f"ConnectionLost: {name} gave no answer: {_quote_error(error, key)}", seen)
+            if is_started:
+                return make_cut_error(name, exchange)
+            return _unfinished_error(f"ConnectionLost: {name} gave no answer: {_quote_error(error, key)}", exchange)
         case ModelAPIError(in_stream=True):
-            return _unfinished_error(f"ProviderError: {name} broke off: {_find_provider_message(error, key)}", seen)
+            return _unfinished_error(f"ProviderError: {name} broke off: {_find_provider_message(error, key)}", exchange)
         case UserError() | NotImplementedError():
-            return ModelRejected(f"Unsendable: {name} cannot be asked this: {_quote_error(error, key)}", billed=False)
+            return ModelRejected(
+                f"Unsendable: {name} does not support this request: {_quote_error(error, key)}", billed=False
+            )
         case _:
-            return _unfinished_error(f"BadAnswer: {name} sent what cannot be read: {_quote_error(error, key)}", seen)
+            return _unfinished_error(
+                f"BadAnswer: {name} sent an unreadable answer: {_quote_error(error, key)}", exchange
+            )
 
 
 def _describe_unreachable(error: Exception, name: ModelName, key: str, url: str) -> str:
-    """Name the address that cannot be reached, why, and where it is written."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    place = f"{parts.scheme}://{host}{parts.path}" if host else str(name)
-    remedy = f"check that it runs, the network, and `providers.{name.provider}.base_url` in agent.yaml"
-    return f"cannot reach {place} for {name} ({_find_system_reason(error) or _quote_error(error, key)}): {remedy}"
+    """Describe the address that cannot be reached, the reason, and where it is configured."""
+    url_parts = urlsplit(url)
+    host = url_parts.netloc.rpartition("@")[2]
+    location = f"{url_parts.scheme}://{host}{url_parts.path}" if host else str(name)
+    remedy = f"check the server, the network, and `providers.{name.provider}.base_url` in agent.yaml"
+    return f"cannot reach {location} for {name} ({_find_system_reason(error) or _quote_error(error, key)}): {remedy}"
 
 
 def _find_system_reason(error: BaseException) -> str:
-    """What the system said of a connection, somewhere below the libraries' own errors."""
+    """Find the system's reason for a failed connection among the causes of an error."""
     for cause in _list_causes(error):
         if isinstance(cause, OSError) and cause.strerror:
             return os.strerror(cause.errno).lower() if cause.errno and cause.errno > 0 else cause.strerror
@@ -464,47 +472,47 @@ def _find_system_reason(error: BaseException) -> str:
 
 
 def _list_causes(error: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
         error = error.__cause__ or error.__context__
-    return found
+    return causes
 
 
-def make_cut_error(name: ModelName, seen: "Exchange") -> ModelUnavailable:
-    """The error for an answer that stopped in the middle, also where the connection was closed cleanly."""
-    return _unfinished_error(f"CutStream: the answer of {name} ended before it was finished", seen)
+def make_cut_error(name: ModelName, exchange: "Exchange") -> ModelUnavailable:
+    """Make the error for an answer that ended before it was complete, even if the connection was closed cleanly."""
+    return _unfinished_error(f"CutStream: the answer of {name} ended before it was complete", exchange)
 
 
-def _unfinished_error(sentence: str, seen: "Exchange") -> ModelUnavailable:
-    # A report of no output at all says nothing of an answer that had begun.
-    final = seen.final and seen.usage is not None and seen.usage.output_tokens > 0
-    return ModelUnavailable(sentence, billed=seen.sent, usage=seen.usage, final=final)
+def _unfinished_error(sentence: str, exchange: "Exchange") -> ModelUnavailable:
+    # A report without output does not count for an answer that had started.
+    is_final = exchange.final and exchange.usage is not None and exchange.usage.output_tokens > 0
+    return ModelUnavailable(sentence, billed=exchange.sent, usage=exchange.usage, final=is_final)
 
 
 def _status(
-    error: "ModelHTTPError", name: ModelName, key: str, seen: "Exchange", *, begun: bool, bills_errors: bool
+    error: "ModelHTTPError", name: ModelName, key: str, exchange: "Exchange", *, is_started: bool, bills_errors: bool
 ) -> ModelError:
-    """Decide what a status means: an outage, something that a person must mend, or the request's own error."""
+    """Translate a status: an outage, a problem that a person has to fix, or an invalid request."""
     from pydantic_ai.exceptions import ModelContextWindowExceededError, ModelQuotaExceededError
 
     status, text = error.status_code, f"{name} answered {error.status_code}: {_find_provider_message(error, key)}"
-    usage, final = seen.usage, seen.final
-    billed = begun or usage is not None or (bills_errors and status not in _NOT_BEGUN)
+    usage, final = exchange.usage, exchange.final
+    is_billed = is_started or usage is not None or (bills_errors and status not in _NEVER_BILLED)
     if isinstance(error, ModelContextWindowExceededError) or status == _TOO_LARGE:
-        return ContextOverflow(f"ContextOverflow: {text}", billed=billed, usage=usage, final=final)
+        return ContextOverflow(f"ContextOverflow: {text}", billed=is_billed, usage=usage, final=final)
     if isinstance(error, ModelQuotaExceededError) or status in _NEEDS_PERSON:
         kind = _NEEDS_PERSON.get(status, "QuotaExceeded")
-        return ModelUnusable(f"{kind}: {text}", billed=billed, usage=usage, final=final)
+        return ModelUnusable(f"{kind}: {text}", billed=is_billed, usage=usage, final=final)
     if status in _MAY_PASS or status >= _SERVER_ERRORS:
-        wait = _micros(error.retry_after)
+        retry_after = _micros(error.retry_after)
         sentence = f"{_name_passing_failure(status)}: {text}"
-        return ModelUnavailable(sentence, billed=billed, usage=usage, final=final, retry_after=wait)
-    return ModelRejected(f"Rejected: {text}", billed=billed, usage=usage, final=final)
+        return ModelUnavailable(sentence, billed=is_billed, usage=usage, final=final, retry_after=retry_after)
+    return ModelRejected(f"Rejected: {text}", billed=is_billed, usage=usage, final=final)
 
 
 def _name_passing_failure(status: int) -> str:
-    if status == 429:  # noqa: PLR2004 - the status that everybody knows by its number
+    if status == 429:  # noqa: PLR2004 - a well-known status
         return "RateLimited"
     if status in _NOT_SERVED:
         return "Overloaded"
@@ -514,7 +522,7 @@ def _name_passing_failure(status: int) -> str:
 def _micros(seconds: float | None) -> int | None:
     if seconds is None or not seconds >= 0:
         return None
-    return round(min(seconds * SECOND, LONGEST_WAIT))
+    return round(min(seconds * SECOND, MAX_RETRY_AFTER))
 
 
 def _find_provider_message(error: "ModelAPIError", key: str) -> str:
@@ -536,8 +544,8 @@ def _quote_error(error: Exception, key: str) -> str:
 
 
 def _tidy(text: str, key: str) -> str:
-    hidden = text.replace(key, "***") if key else text
-    return shorten(_SPACE.sub(" ", clean(hidden)).strip(), MAX_QUOTED_LENGTH)
+    masked_text = text.replace(key, "***") if key else text
+    return shorten(_SPACE.sub(" ", clean(masked_text)).strip(), MAX_QUOTED_LENGTH)
 
 
 class WireModel:
@@ -571,18 +579,18 @@ class WireModel:
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         send = _send.open(permit)
-        async with open_exchange() as seen:
+        async with open_exchange() as exchange:
             try:
                 if self.terms.credentials is not None:
                     await self.terms.credentials.renew()
                 model = (await self._connect()).model
                 form = find_native_form(prompt, self._habits.native_output, model.profile, self.wire)
                 on_text = on_text if form is None else None
-                response = await send(model, self._request(prompt, form), on_text, partial(self._make_error, seen))
+                response = await send(model, self._request(prompt, form), on_text, partial(self._make_error, exchange))
             except asyncio.CancelledError:
-                permit.unsent = not seen.sent
+                permit.unsent = not exchange.sent
                 raise
-        reply = self._finish(response, seen, prompt, streamed=on_text is not None)
+        reply = self._finish(response, exchange, prompt, streamed=on_text is not None)
         return reply if form is None else read_native_answer(reply, form.name)
 
     async def aclose(self) -> None:
@@ -597,86 +605,88 @@ class WireModel:
             self._loop, self._connection, self._connecting = loop, None, asyncio.Lock()
         async with self._connecting:
             if self._connection is None:
-                # The imports take seconds, in which leases have to be renewed.
-                made = await asyncio.to_thread(open_wire_client, self.name, self.wire, self._url, self._key, self.terms)
-                self._connection = made
+                # The imports take seconds, during which leases have to be renewed.
+                client = await asyncio.to_thread(
+                    open_wire_client, self.name, self.wire, self._url, self._key, self.terms
+                )
+                self._connection = client
             return self._connection
 
     def _request(self, prompt: Prompt, form: ToolSpec | None = None) -> dict[str, Any]:
-        # Anthropic caches only what is marked, here for minutes; the others cache prefixes by themselves.
-        marks = self.wire == "anthropic" and self.terms.prompt_cache
-        wanted, temperature = self._habits.thinking, self._habits.temperature
-        thinking = choose_thinking(wanted, prompt) if self.wire == "anthropic" else wanted
-        settings = make_model_settings(prompt.max_output_tokens, temperature, thinking, cache_points=marks)
+        # Anthropic caches only marked prefixes, here for minutes; the others cache prefixes automatically.
+        marks_cache = self.wire == "anthropic" and self.terms.prompt_cache
+        effort, temperature = self._habits.thinking, self._habits.temperature
+        thinking = choose_thinking(effort, prompt) if self.wire == "anthropic" else effort
+        settings = make_model_settings(prompt.max_output_tokens, temperature, thinking, cache_points=marks_cache)
         if prompt.provider_tools and self.wire == "anthropic":
-            # Otherwise its newer models search from code that runs at the provider, declared or not.
+            # Otherwise its newer models search from code that runs at the provider, even if that is not declared.
             settings["anthropic_web_tools_allowed_callers"] = ["direct"]  # pyright: ignore[reportGeneralTypeIssues]
         return {
-            "messages": shape_history(prompt.messages, cache_points=marks),
+            "messages": shape_history(prompt.messages, cache_points=marks_cache),
             "model_settings": settings,
             "model_request_parameters": self._definitions.parameters(prompt, form),
         }
 
-    def _make_error(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
+    def _make_error(self, exchange: Exchange, error: Exception, *, is_started: bool) -> ModelError:
         terms = self.terms
         return translate_library_error(
-            error, self.name, self._key, seen, url=self._url, begun=begun, bills_errors=terms.bills_errors
+            error, self.name, self._key, exchange, url=self._url, is_started=is_started, bills_errors=terms.bills_errors
         )
 
-    def _finish(self, response: "ModelResponse", seen: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
-        """Accept only an answer that says it is complete.
+    def _finish(self, response: "ModelResponse", exchange: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
+        """Build the reply. Accepts only an answer that is marked as complete.
 
-        Some servers of OpenAI's protocol do not say so in an answer that comes in one piece, which cannot be cut.
+        Some servers of OpenAI's protocol do not mark an answer without a stream, which cannot be truncated.
         """
-        said = (response.provider_details or {}).get("finish_reason")
-        ended = said is not None or response.finish_reason == "content_filter"
-        if not ended and (streamed or self.wire != "openai"):
-            raise make_cut_error(self.name, seen)
+        finish_reason = (response.provider_details or {}).get("finish_reason")
+        is_complete = finish_reason is not None or response.finish_reason == "content_filter"
+        if not is_complete and (streamed or self.wire != "openai"):
+            raise make_cut_error(self.name, exchange)
         if response.finish_reason == "error":
-            sentence = f"BadAnswer: {self.name} failed to answer: {said}"
-            raise ModelUnavailable(sentence, usage=seen.usage, final=seen.final)
-        used = count_provider_tools(response)
-        unknown = sorted(used.keys() - {tool.name for tool in prompt.provider_tools})
+            sentence = f"BadAnswer: {self.name} failed to answer: {finish_reason}"
+            raise ModelUnavailable(sentence, usage=exchange.usage, final=exchange.final)
+        tool_counts = count_provider_tools(response)
+        unknown = sorted(tool_counts.keys() - {tool.name for tool in prompt.provider_tools})
         if unknown:
             sentence = f"UndeclaredTool: {self.name} used {join_names(unknown)} at its provider, which is not declared"
             fix = "declare it under `provider_tools` in agent.yaml, or take another model"
-            raise ModelRejected(f"{sentence}: {fix}", usage=seen.usage, final=seen.final)
-        usage = _find_final_usage(response, seen)
-        if used and usage is not None:
-            searches = max(usage.web_searches, used["web_search"])
-            usage = msgspec.structs.replace(usage, web_searches=searches, code_executions=used["code_execution"])
+            raise ModelRejected(f"{sentence}: {fix}", usage=exchange.usage, final=exchange.final)
+        usage = _find_final_usage(response, exchange)
+        if tool_counts and usage is not None:
+            searches = max(usage.web_searches, tool_counts["web_search"])
+            usage = msgspec.structs.replace(usage, web_searches=searches, code_executions=tool_counts["code_execution"])
         return parse_model_response(response, usage)
 
 
 @PermitGate
 async def _send(
-    model: Any, request: dict[str, Any], on_text: TextListener | None, failed: "ErrorTranslator"
+    model: Any, request: dict[str, Any], on_text: TextListener | None, make_error: "ErrorTranslator"
 ) -> "ModelResponse":
-    """Send one request and return the whole answer; with a listener, stream it."""
+    """Send one request and return the complete answer. With a listener, stream it."""
     from pydantic_ai.direct import model_request, model_request_stream
 
-    begun = False
+    is_started = False
     join = make_surrogate_joiner()
     try:
         if on_text is None:
             return await model_request(model, **request)
         async with model_request_stream(model, **request) as stream:
-            begun = True
+            is_started = True
             async for event in stream:
-                if words := join(find_event_text(event)):
-                    on_text(words)
+                if text := join(find_event_text(event)):
+                    on_text(text)
             return stream.get()
     except list_library_errors() as error:
-        raise failed(error, begun=begun) from None
+        raise make_error(error, is_started=is_started) from None
 
 
 class ErrorTranslator(Protocol):
-    """Translates an error of the library; `begun` says that an answer had begun."""
+    """Translates an error of the library. `is_started` is True if an answer had started."""
 
-    def __call__(self, error: Exception, *, begun: bool) -> ModelError: ...
+    def __call__(self, error: Exception, *, is_started: bool) -> ModelError: ...
 
 
-def _find_final_usage(response: "ModelResponse", seen: Exchange) -> Usage | None:
-    """The usage of a complete answer. A report that came too early, or without output, does not count."""
-    usage = seen.usage if seen.final else None
+def _find_final_usage(response: "ModelResponse", exchange: Exchange) -> Usage | None:
+    """Find the usage of a complete answer. A report that is not final, or without output, does not count."""
+    usage = exchange.usage if exchange.final else None
     return None if usage is not None and response.parts and not usage.output_tokens else usage

@@ -1,24 +1,24 @@
-"""Messages in the format of the provider library, its answers in Halter's, and the usage in the bytes of an answer.
+"""Conversion of messages to the provider library's form and of its answers, and the usage in the bytes of an answer.
 
-A message is converted once and the result is cached on it. What providers would refuse is corrected here: results of
-calls come before text, turns alternate, no text is blank, and arguments that are no JSON object are wrapped into one.
+A message is converted once and the result is cached on it. What providers would reject is corrected here: results of
+calls come before text, turns alternate, no text is blank, and arguments that are not a JSON object are wrapped in one.
 
-A request that was cut off is charged by what was reported until then, so it matters which report is final:
+A request that was cut off is charged by its last report, so it matters which report is final:
 
     openai      `usage` in any chunk; final with or after the chunk that has a `finish_reason`
     anthropic   `message_start`, with all input and hardly any output; final in the `message_delta` with a `stop_reason`
     google      `usageMetadata` in any chunk; final with or after the chunk that has a `finishReason`
     responses   the `usage` of the whole response, in the event that ends it
 
-Reports of one answer are cumulative on all three wires, so the largest count of each kind is kept; of cached input,
-which costs less, the last one. The report of an answer in one piece is final, and so is one in the body of an error.
-A report that cannot be read invalidates those before it, and the request settles at its hold.
+Reports of one answer are cumulative on all three wires, so the largest count of each kind is used; for cached input,
+which costs less, the last one. The report of an answer without a stream is final, and so is one in the body of an
+error. An unreadable report invalidates those before it, and the request settles at its hold.
 
-Reasoning counts as output, once. Anthropic counts it within the output, Google beside the candidates. Some servers of
-OpenAI's protocol count it within `completion_tokens`, others beside them: then it is in `total_tokens`, or there is
-more of it than of `completion_tokens`.
+Reasoning counts as output, once. Anthropic counts it within the output, Google next to the candidates. Some servers of
+OpenAI's protocol count it within `completion_tokens`, others in addition to them: then it is in `total_tokens`, or it
+exceeds `completion_tokens`.
 
-Anthropic does not count a compaction of the context into the sums of its report: it is added. A report of a tier that
+Anthropic does not include a compaction of the context in the sums of its report: it is added. A report of a tier that
 costs more than the listed price, or of a cache without a price, cannot be priced and counts as unreadable.
 """
 
@@ -37,7 +37,7 @@ import msgspec
 
 from halter.core.agent_spec import WireFormat
 from halter.core.messages import VOLATILE, Message, Part, Prompt, Reply, Role, StopReason, Text, ToolCall, ToolResult
-from halter.core.text import clean, to_body
+from halter.core.text import clean, encode_body
 from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
 
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     Shaped = ModelRequestPart | ModelResponsePart
 
 EMPTY_MESSAGE: Final = "(empty)"
-"""Stands for an empty message, which providers refuse."""
+"""Replaces an empty message, which providers reject."""
 
 INVALID_ARGUMENTS_KEY: Final = "_invalid"
-"""The key under which a model sees its own arguments again that were no JSON object."""
+"""The key under which arguments that were not a JSON object are sent back to the model."""
 
-_KEPT: Final = "wire_parts"
+_SHAPED_KEY: Final = "wire_parts"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]")
@@ -72,18 +72,18 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 def shape_history(messages: Sequence[Message], *, cache_points: bool = False) -> "list[ModelMessage]":
     """Convert a history into alternating turns.
 
-    The newest turn has a cache point before what is true only now: a cache entry that includes it would be paid for and
-    never read. The turn before has one at its end, where the request before this one left its entry: a provider looks
-    back from a cache point only over so many blocks.
+    The newest turn has a cache point before its volatile text: a cache entry that includes that text would be paid for
+    and never read. The user turn before has one at its end, where the previous request left its entry: a provider
+    searches back from a cache point only over a limited number of blocks.
     """
     turns = [_turn(role, group) for role, group in groupby(filter(_shape_once, messages), key=_role)]
     if cache_points:
         from pydantic_ai.messages import ModelRequest
 
-        asked = [turn for turn in turns if isinstance(turn, ModelRequest)]
-        for turn in asked[-2:-1]:
+        requests = [turn for turn in turns if isinstance(turn, ModelRequest)]
+        for turn in requests[-2:-1]:
             _mark_for_cache(turn, len(turn.parts))
-        for turn in asked[-1:]:
+        for turn in requests[-1:]:
             _mark_for_cache(turn, len(turn.parts) - _ends_volatile(messages))
     return turns
 
@@ -96,8 +96,8 @@ def _mark_for_cache(turn: "ModelRequest", end: int) -> None:
 
 
 def _ends_volatile(messages: Sequence[Message]) -> bool:
-    last = messages[-1].parts[-1] if messages and messages[-1].parts else None
-    return isinstance(last, Text) and last.reason == VOLATILE and bool(last.text.strip())
+    last_part = messages[-1].parts[-1] if messages and messages[-1].parts else None
+    return isinstance(last_part, Text) and last_part.reason == VOLATILE and bool(last_part.text.strip())
 
 
 def _role(message: Message) -> Role:
@@ -115,8 +115,8 @@ def _turn(role: Role, messages: Iterable[Message]) -> "ModelMessage":
 
 
 def _shape_once(message: Message) -> "list[Shaped]":
-    beside = vars(message)
-    if _KEPT not in beside:
+    attributes = vars(message)
+    if _SHAPED_KEY not in attributes:
         from pydantic_ai.messages import UserPromptPart
 
         parts = [
@@ -124,8 +124,8 @@ def _shape_once(message: Message) -> "list[Shaped]":
             for part in message.parts
             if not (isinstance(part, Text) and not part.text.strip())
         ]
-        beside[_KEPT] = parts or ([UserPromptPart(EMPTY_MESSAGE)] if message.role == "user" else [])
-    return beside[_KEPT]
+        attributes[_SHAPED_KEY] = parts or ([UserPromptPart(EMPTY_MESSAGE)] if message.role == "user" else [])
+    return attributes[_SHAPED_KEY]
 
 
 def _part(part: Part, role: Role) -> "Shaped":
@@ -144,17 +144,17 @@ def _part(part: Part, role: Role) -> "Shaped":
 
 
 def _tool_name(name: str) -> str:
-    """Make a model's invented tool name one that its provider accepts back."""
+    """Make a tool name that the provider accepts, from any name that a model invented."""
     return name if _NAME.fullmatch(name) else _NO_NAME.sub("_", name)[:64] or "_"
 
 
 def _call_id(name: str) -> str:
-    """Give a call of another provider an id that every provider accepts; deterministic."""
-    return name if _ID.fullmatch(name) else f"call_{hashlib.sha256(to_body(name)).hexdigest()[:32]}"
+    """Make a call id that every provider accepts, deterministically from that of another provider."""
+    return name if _ID.fullmatch(name) else f"call_{hashlib.sha256(encode_body(name)).hexdigest()[:32]}"
 
 
 def _make_sendable(arguments: str) -> str:
-    """Keep arguments that are a JSON object; wrap all others into one."""
+    """Return arguments that are a JSON object unchanged; wrap all others in one."""
     if not arguments.strip():
         return "{}"
     try:
@@ -166,15 +166,19 @@ def _make_sendable(arguments: str) -> str:
 
 
 class ToolDefinitions:
-    """Tool definitions of requests, each converted once."""
+    """The tool definitions of requests, each converted once."""
 
     def __init__(self) -> None:
-        self._made: dict[ToolSpec, ToolDefinition] = {}
+        self._definitions: dict[ToolSpec, ToolDefinition] = {}
 
     def parameters(self, prompt: Prompt, form: ToolSpec | None = None) -> "ModelRequestParameters":
-        """The tools and the system text; with a `form`, the answer has to fit its arguments instead of calling it."""
-        made = self._parameters(prompt, form)
-        return replace(made, native_tools=shape_provider_tools(prompt)) if prompt.provider_tools else made
+        """Build the tools and the system text. With `form`, the answer must match its schema instead of calling it."""
+        request_parameters = self._parameters(prompt, form)
+        return (
+            replace(request_parameters, native_tools=shape_provider_tools(prompt))
+            if prompt.provider_tools
+            else request_parameters
+        )
 
     def _parameters(self, prompt: Prompt, form: ToolSpec | None) -> "ModelRequestParameters":
         from pydantic_ai.messages import InstructionPart
@@ -195,15 +199,15 @@ class ToolDefinitions:
         )
 
     def _tool(self, spec: ToolSpec) -> "ToolDefinition":
-        made = self._made.get(spec)
-        if made is None:
+        definition = self._definitions.get(spec)
+        if definition is None:
             from pydantic_ai.tools import ToolDefinition
 
             schema = msgspec.json.decode(spec.schema, type=dict[str, Any])
-            made = self._made[spec] = ToolDefinition(
+            definition = self._definitions[spec] = ToolDefinition(
                 name=spec.name, parameters_json_schema=schema, description=clean(spec.description), strict=False
             )
-        return made
+        return definition
 
 
 def shape_provider_tools(prompt: Prompt) -> "list[AbstractNativeTool]":
@@ -216,14 +220,14 @@ def shape_provider_tools(prompt: Prompt) -> "list[AbstractNativeTool]":
 
 
 def count_provider_tools(response: "ModelResponse") -> Counter[str]:
-    """How often the provider used tools of its own, by their names."""
+    """Count how often the provider used its own tools, by name."""
     from pydantic_ai.messages import NativeToolCallPart
 
     return Counter(part.tool_name for part in response.parts if isinstance(part, NativeToolCallPart))
 
 
 def parse_model_response(response: "ModelResponse", usage: Usage | None) -> Reply:
-    """Convert an answer. Reasoning is left out."""
+    """Convert an answer to a reply. Reasoning is left out."""
     from pydantic_ai.messages import TextPart, ToolCallPart
 
     parts: list[Text | ToolCall] = []
@@ -242,7 +246,7 @@ def parse_model_response(response: "ModelResponse", usage: Usage | None) -> Repl
 
 
 def read_native_answer(reply: Reply, tool: str) -> Reply:
-    """Take an answer in the form of a tool's arguments for a call of it. One that was cut off stays a text."""
+    """Convert an answer in the form of a tool's arguments to a call of it. A truncated answer stays text."""
     if reply.calls or reply.stop != "end":
         return reply
     try:
@@ -256,18 +260,20 @@ def _to_text(text: str) -> Text:
     return Text(join_surrogates(text), "model", trusted=False)
 
 
-def _arguments(sent: object) -> str:
-    if isinstance(sent, str) and sent.strip():
-        return join_surrogates(sent)
+def _arguments(arguments: object) -> str:
+    if isinstance(arguments, str) and arguments.strip():
+        return join_surrogates(arguments)
     return (
-        join_surrogates(json.dumps(sent, ensure_ascii=False, separators=(",", ":"))) if isinstance(sent, dict) else "{}"
+        join_surrogates(json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
+        if isinstance(arguments, dict)
+        else "{}"
     )
 
 
 def _stop(response: "ModelResponse", parts: Sequence[Text | ToolCall]) -> StopReason:
-    """Why a model stopped. Many servers say `stop` also where calls are requested."""
+    """Read why a model stopped. Many servers report `stop` even if calls are requested."""
     if response.state == "suspended":
-        # The provider paused to let its own tools go on: what it said until then is no whole answer.
+        # The provider paused while its own tools run: the answer is incomplete.
         return "max_tokens"
     match response.finish_reason:
         case "length":
@@ -291,14 +297,14 @@ def find_event_text(event: "ModelResponseStreamEvent") -> str:
 
 
 def join_surrogates(text: str) -> str:
-    """Join surrogate halves that a server sent apart; replace a lone one."""
+    """Join surrogate halves that a server sent separately, and replace lone ones."""
     if _SURROGATE.search(text) is None:
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def make_surrogate_joiner() -> Callable[[str], str]:
-    """The same for a stream: a half waits for the chunk with the other."""
+    """Make a function that does the same for the chunks of a stream: one half waits for the other."""
     decoder = codecs.getincrementaldecoder("utf-16-le")("replace")
     return lambda text: decoder.decode(text.encode("utf-16-le", "surrogatepass"))
 
@@ -309,52 +315,52 @@ _NAMES_A_REPORT: Final = b"usage"
 
 
 _SPARE_DEPTH: Final = 200
-"""Levels of nesting that a reader of an answer has left."""
+"""Levels of nesting reserved for the parsers of an answer."""
 
 
 def _is_too_deep(data: bytes) -> bool:
-    """Whether a reader would come near the limit of recursion, where finalizers fail that happen to run then."""
+    """Return True if parsing would come near the recursion limit, where finalizers that run then would fail."""
     if data.count(b"[") + data.count(b"{") <= _SPARE_DEPTH:
         return False
-    nested = b"[" * _SPARE_DEPTH + data.removeprefix(_DATA) + b"]" * _SPARE_DEPTH
+    nested_data = b"[" * _SPARE_DEPTH + data.removeprefix(_DATA) + b"]" * _SPARE_DEPTH
     try:
-        msgspec.json.decode(nested, type=msgspec.Raw)
+        msgspec.json.decode(nested_data, type=msgspec.Raw)
     except RecursionError:
         return True
     except (msgspec.DecodeError, UnicodeError):
-        return False  # Its reader says what is wrong with it.
+        return False  # The parser reports the error.
     return False
 
 
 class UsageReading(msgspec.Struct, frozen=True):
-    """What one event, or a whole answer, reports, and whether the answer is finished.
+    """The counts in one event or a whole answer, and whether the answer is finished.
 
-    Without `output` a report cannot be final. `cache_read` is None where a report leaves it out. An `unpriced` one
-    names a service that costs more than is listed.
+    Without `output_tokens` a report cannot be final. `cache_read_tokens` is None if a report omits it. `is_unpriced`
+    means a service that costs more than the listed price.
     """
 
-    input: int = 0
-    output: int | None = None
-    cache_read: int | None = None
-    cache_write: int = 0
+    input_tokens: int = 0
+    output_tokens: int | None = None
+    cache_read_tokens: int | None = None
+    cache_write_tokens: int = 0
     finished: bool = False
     cache_write_1h: int = 0
     searches: int = 0
-    unpriced: bool = False
+    is_unpriced: bool = False
     audio: int = 0
     audio_cached: int = 0
 
 
 UsageFormat = WireFormat | Literal["responses"]
-"""The formats of reports: those of the wires, and that of OpenAI's other protocol."""
+"""The formats of reports: those of the wires, and that of OpenAI's Responses API."""
 _ENDINGS: Final[Mapping[UsageFormat, bytes]] = MappingProxyType(
     {"openai": b"finish_reason", "anthropic": b"stop_reason", "google": b"finishReason", "responses": b"status"}
 )
-"""The member that tells whether an answer is finished."""
+"""The JSON member that marks an answer as finished."""
 
 
 class UsageReader:
-    """Reads the answer to one request as it comes: a stream of events, or one piece of JSON."""
+    """Reads the usage from the bytes of an answer as they arrive: a stream of events, or one JSON document."""
 
     def __init__(self, wire: UsageFormat) -> None:
         self.final = False
@@ -369,16 +375,16 @@ class UsageReader:
 
     @property
     def usage(self) -> Usage | None:
-        """The largest reported counts; None for a report without input, or one that contradicts itself."""
+        """The largest reported counts. None without input tokens, or if the counts are inconsistent."""
         counts = self._counts
-        if not counts.input or self._spoiled:
+        if not counts.input_tokens or self._spoiled:
             return None
         try:
             return Usage(
-                counts.input,
-                counts.output or 0,
-                counts.cache_read or 0,
-                counts.cache_write,
+                counts.input_tokens,
+                counts.output_tokens or 0,
+                counts.cache_read_tokens or 0,
+                counts.cache_write_tokens,
                 counts.cache_write_1h,
                 counts.searches,
                 counts.audio,
@@ -389,12 +395,12 @@ class UsageReader:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer said that it is complete."""
+        """True if the answer is marked as complete."""
         return self._finished
 
     def feed(self, piece: bytes) -> None:
-        if self._streams is None and (begin := piece.lstrip()):
-            self._streams = not begin.startswith(_OPENS_JSON)
+        if self._streams is None and (beginning := piece.lstrip()):
+            self._streams = not beginning.startswith(_OPENS_JSON)
         if not self._streams:
             self._rest += piece
             return
@@ -402,24 +408,24 @@ class UsageReader:
         if end < 0:
             self._rest += piece
             return
-        whole, self._rest = bytes(self._rest) + piece[:end], bytearray(piece[end + 1 :])
-        self.too_deep = self.too_deep or any(map(_is_too_deep, whole.splitlines()))
-        if self._can_report(whole):
-            for line in whole.splitlines():
+        complete, self._rest = bytes(self._rest) + piece[:end], bytearray(piece[end + 1 :])
+        self.too_deep = self.too_deep or any(map(_is_too_deep, complete.splitlines()))
+        if self._can_report(complete):
+            for line in complete.splitlines():
                 self._read_line(line)
 
     def _can_report(self, data: bytes) -> bool:
-        """Whether it names a report or an end. Most of a stream does neither, and need not be parsed."""
+        """Return True if the data can contain a report or an end. Most of a stream does not, and is not parsed."""
         return _NAMES_A_REPORT in data or self._ending in data
 
     def close(self) -> None:
-        rest, self._rest = bytes(self._rest), bytearray()
-        self.too_deep = self.too_deep or _is_too_deep(rest)
+        remaining, self._rest = bytes(self._rest), bytearray()
+        self.too_deep = self.too_deep or _is_too_deep(remaining)
         if self._streams:
-            self._read_line(rest)
-        elif rest:
+            self._read_line(remaining)
+        elif remaining:
             self._finished = True
-            self._read_body(rest)
+            self._read_body(remaining)
 
     def _read_line(self, line: bytes) -> None:
         if line.startswith(_DATA) and self._can_report(line):
@@ -427,35 +433,46 @@ class UsageReader:
 
     def _read_body(self, body: bytes) -> None:
         try:
-            said = self._read(body)
+            reading = self._read(body)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             self._mark_unusable(_NAMES_A_REPORT in body)
             return
-        self._finished = self._finished or said.finished
+        self._finished = self._finished or reading.finished
         self._mark_unusable(
-            min(said.input, said.output or 0, said.cache_read or 0, said.cache_write) < 0 or said.unpriced
+            min(
+                reading.input_tokens,
+                reading.output_tokens or 0,
+                reading.cache_read_tokens or 0,
+                reading.cache_write_tokens,
+            )
+            < 0
+            or reading.is_unpriced
         )
-        # What was written is not unwritten: a final count below an earlier one is wrong.
-        self._mark_unusable(self._finished and said.output is not None and said.output < (self._counts.output or 0))
-        self.final = not self._spoiled and (self.final or (self._finished and said.output is not None))
+        # Output never decreases: a final count below an earlier one is wrong.
+        self._mark_unusable(
+            self._finished
+            and reading.output_tokens is not None
+            and reading.output_tokens < (self._counts.output_tokens or 0)
+        )
+        self.final = not self._spoiled and (self.final or (self._finished and reading.output_tokens is not None))
         self._counts = UsageReading(
-            max(self._counts.input, said.input),
-            max(self._counts.output or 0, said.output or 0),
-            self._counts.cache_read if said.cache_read is None else said.cache_read,
-            max(self._counts.cache_write, said.cache_write),
-            cache_write_1h=max(self._counts.cache_write_1h, said.cache_write_1h),
-            searches=max(self._counts.searches, said.searches),
-            audio=max(self._counts.audio, said.audio),
-            audio_cached=max(self._counts.audio_cached, said.audio_cached),
+            max(self._counts.input_tokens, reading.input_tokens),
+            max(self._counts.output_tokens or 0, reading.output_tokens or 0),
+            self._counts.cache_read_tokens if reading.cache_read_tokens is None else reading.cache_read_tokens,
+            max(self._counts.cache_write_tokens, reading.cache_write_tokens),
+            cache_write_1h=max(self._counts.cache_write_1h, reading.cache_write_1h),
+            searches=max(self._counts.searches, reading.searches),
+            audio=max(self._counts.audio, reading.audio),
+            audio_cached=max(self._counts.audio_cached, reading.audio_cached),
         )
 
-    def _mark_unusable(self, spoils: bool) -> None:  # noqa: FBT001, it is all that this says.
+    def _mark_unusable(self, spoils: bool) -> None:  # noqa: FBT001  the only parameter
         self._spoiled = self._spoiled or spoils
         self.final = self.final and not self._spoiled
 
 
 def _first(*counts: int | None) -> int | None:
-    """The first positive count, else the first that was reported."""
+    """Pick the first positive count, or else the first that was reported."""
     return next((count for count in counts if count), next((count for count in counts if count is not None), None))
 
 
@@ -473,7 +490,7 @@ class _ChatOutput(msgspec.Struct):
 
 
 class _ChatUsage(msgspec.Struct):
-    """OpenAI's report, and where other servers of its protocol put the same counts."""
+    """OpenAI's report, with the fields in which other servers of its protocol put the same counts."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -497,35 +514,38 @@ class _Chat(msgspec.Struct):
     service_tier: str | None = None
 
 
-def _chat_reading(said: _Chat) -> UsageReading:
-    finished = any(choice.finish_reason for choice in said.choices or ())
-    usage = said.usage
+def _chat_reading(chunk: _Chat) -> UsageReading:
+    is_finished = any(choice.finish_reason for choice in chunk.choices or ())
+    usage = chunk.usage
     if usage is None:
-        return UsageReading(finished=finished)
-    cached, reasoned = usage.prompt_tokens_details or _ChatInput(), usage.completion_tokens_details or _ChatOutput()
-    read = _first(cached.cached_tokens, usage.prompt_cache_hit_tokens, usage.cache_read_input_tokens)
-    write = cached.cache_write_tokens or usage.cache_creation_input_tokens or 0
-    reasoning = reasoned.reasoning_tokens or usage.reasoning_tokens or 0
-    dearer = said.service_tier in _DEARER_TIERS
+        return UsageReading(finished=is_finished)
+    input_details, output_details = (
+        usage.prompt_tokens_details or _ChatInput(),
+        usage.completion_tokens_details or _ChatOutput(),
+    )
+    read = _first(input_details.cached_tokens, usage.prompt_cache_hit_tokens, usage.cache_read_input_tokens)
+    write = input_details.cache_write_tokens or usage.cache_creation_input_tokens or 0
+    reasoning = output_details.reasoning_tokens or usage.reasoning_tokens or 0
+    dearer = chunk.service_tier in _DEARER_TIERS
     return UsageReading(
         usage.prompt_tokens or 0,
         _chat_output(usage, reasoning),
         read,
         write,
-        finished,
-        unpriced=dearer,
-        audio=cached.audio_tokens or 0,
+        is_finished,
+        is_unpriced=dearer,
+        audio=input_details.audio_tokens or 0,
     )
 
 
 def _chat_output(usage: _ChatUsage, reasoning: int) -> int | None:
-    """Count all output: also what a server reports beside the completion."""
+    """Count all output, including what a server reports in addition to the completion."""
     if usage.completion_tokens is None and usage.total_tokens is None:
         return None
-    said = usage.completion_tokens or 0
-    beside = (usage.total_tokens or 0) - (usage.prompt_tokens or 0) - said
-    apart = max(beside, reasoning if reasoning > said else 0, 0)
-    return said + apart + (usage.citation_tokens or 0)
+    completion = usage.completion_tokens or 0
+    unexplained_tokens = (usage.total_tokens or 0) - (usage.prompt_tokens or 0) - completion
+    additional = max(unexplained_tokens, reasoning if reasoning > completion else 0, 0)
+    return completion + additional + (usage.citation_tokens or 0)
 
 
 class _CacheWrites(msgspec.Struct):
@@ -564,7 +584,7 @@ class _MessageDelta(msgspec.Struct):
 
 
 class _MessageEvent(msgspec.Struct):
-    """An event of Anthropic's stream, or its whole answer: each has the report elsewhere."""
+    """An event of Anthropic's stream, or its whole answer. Each has the report in another place."""
 
     usage: _MessageUsage | None = None
     stop_reason: str | None = None
@@ -572,26 +592,26 @@ class _MessageEvent(msgspec.Struct):
     delta: _MessageDelta | None = None
 
 
-def _message_reading(said: _MessageEvent) -> UsageReading:
-    finished = bool(said.stop_reason or (said.delta and said.delta.stop_reason))
-    usage = said.usage or (said.message.usage if isinstance(said.message, _Message) else None)
+def _message_reading(event: _MessageEvent) -> UsageReading:
+    is_finished = bool(event.stop_reason or (event.delta and event.delta.stop_reason))
+    usage = event.usage or (event.message.usage if isinstance(event.message, _Message) else None)
     if usage is None:
-        return UsageReading(finished=finished)
+        return UsageReading(finished=is_finished)
     read, write = usage.cache_read_input_tokens, usage.cache_creation_input_tokens or 0
-    made, output = (usage.input_tokens or 0) + (read or 0) + write, usage.output_tokens
-    for beside in usage.iterations or ():
-        if beside.type == "compaction":
-            cached = (beside.cache_read_input_tokens or 0) + (beside.cache_creation_input_tokens or 0)
-            made += (beside.input_tokens or 0) + cached
-            output = (output or 0) + (beside.output_tokens or 0)
-    longer = usage.cache_creation.ephemeral_1h_input_tokens or 0 if usage.cache_creation else 0
+    input_tokens, output_tokens = (usage.input_tokens or 0) + (read or 0) + write, usage.output_tokens
+    for iteration in usage.iterations or ():
+        if iteration.type == "compaction":
+            cached_tokens = (iteration.cache_read_input_tokens or 0) + (iteration.cache_creation_input_tokens or 0)
+            input_tokens += (iteration.input_tokens or 0) + cached_tokens
+            output_tokens = (output_tokens or 0) + (iteration.output_tokens or 0)
+    long_cache_tokens = usage.cache_creation.ephemeral_1h_input_tokens or 0 if usage.cache_creation else 0
     return UsageReading(
-        made,
-        output,
+        input_tokens,
+        output_tokens,
         read,
         write,
-        finished,
-        longer,
+        is_finished,
+        long_cache_tokens,
         (usage.server_tool_use.web_search_requests or 0) if usage.server_tool_use else 0,
         usage.speed in _DEARER_TIERS,
     )
@@ -618,7 +638,7 @@ class _OutputItem(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    """A whole response. Searches are not in its report, but among its output."""
+    """A whole response. Searches are not counted in its report, but listed in its output."""
 
     usage: _ResponseUsage | None = None
     service_tier: str | None = None
@@ -632,24 +652,24 @@ class _ResponseEvent(_Response):
     response: _Response | None = None
 
 
-def _response_reading(said: _ResponseEvent) -> UsageReading:
-    whole = said.response or said
-    finished = whole.status in {"completed", "incomplete", "failed", "cancelled"}
-    usage = whole.usage
-    if usage is None or not finished:
-        return UsageReading(finished=finished)
+def _response_reading(event: _ResponseEvent) -> UsageReading:
+    response = event.response or event
+    is_finished = response.status in {"completed", "incomplete", "failed", "cancelled"}
+    usage = response.usage
+    if usage is None or not is_finished:
+        return UsageReading(finished=is_finished)
     details = usage.input_tokens_details or _ResponseInput()
-    longer = details.cache_write_tokens_details
-    searches = sum(item.type == "web_search_call" for item in whole.output or ())
-    unpriced = whole.service_tier in _DEARER_TIERS or bool(longer and longer.ttl_12h_tokens)
+    long_cache = details.cache_write_tokens_details
+    searches = sum(item.type == "web_search_call" for item in response.output or ())
+    is_unpriced = response.service_tier in _DEARER_TIERS or bool(long_cache and long_cache.ttl_12h_tokens)
     return UsageReading(
         usage.input_tokens or 0,
         usage.output_tokens,
         details.cached_tokens,
         details.cache_write_tokens or 0,
-        finished,
+        is_finished,
         searches=searches,
-        unpriced=unpriced,
+        is_unpriced=is_unpriced,
     )
 
 
@@ -683,23 +703,23 @@ class _Generated(msgspec.Struct, rename="camel"):
     prompt_feedback: _Feedback | None = None
 
 
-def _generated_reading(said: _Generated) -> UsageReading:
-    blocked = bool(said.prompt_feedback and said.prompt_feedback.block_reason)
-    finished = blocked or any(candidate.finish_reason for candidate in said.candidates or ())
-    usage = said.usage_metadata
+def _generated_reading(chunk: _Generated) -> UsageReading:
+    is_blocked = bool(chunk.prompt_feedback and chunk.prompt_feedback.block_reason)
+    is_finished = is_blocked or any(candidate.finish_reason for candidate in chunk.candidates or ())
+    usage = chunk.usage_metadata
     if usage is None:
-        return UsageReading(finished=finished)
-    read = (usage.prompt_token_count or 0) + (usage.tool_use_prompt_token_count or 0)
-    written = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
-    counted = usage.candidates_token_count is not None or usage.total_token_count is not None
-    output = max(written, (usage.total_token_count or 0) - read) if counted else None
+        return UsageReading(finished=is_finished)
+    input_tokens = (usage.prompt_token_count or 0) + (usage.tool_use_prompt_token_count or 0)
+    output_tokens = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
+    is_counted = usage.candidates_token_count is not None or usage.total_token_count is not None
+    output = max(output_tokens, (usage.total_token_count or 0) - input_tokens) if is_counted else None
     sound, cached_sound = _count_sound(usage.prompt_tokens_details), _count_sound(usage.cache_tokens_details)
     return UsageReading(
-        read,
+        input_tokens,
         output,
         usage.cached_content_token_count,
         0,
-        finished,
+        is_finished,
         audio=max(0, sound - cached_sound),
         audio_cached=cached_sound,
     )

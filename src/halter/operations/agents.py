@@ -1,7 +1,7 @@
 """Agents whose folders the server was started with: messages, triggers, routes and promotions.
 
-Work started here runs in the background, under the name of the person who asked; after a crash it resumes like any
-other session.
+Work started here runs in the background, under the name of the principal; after a crash it resumes like any other
+session.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from halter.core.errors import NotDone
 from halter.core.events import TurnEnded
 from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.operations import artifacts
-from halter.operations.artifacts import ArtifactSettled, LeftName, resolve_artifact
+from halter.operations.actor import Actor, Agent, Done, Name, Reason, Words, fail_conflict, fail_invalid
+from halter.operations.artifacts import ArtifactName, ArtifactSettled, resolve_artifact
 from halter.operations.control import Text
-from halter.operations.desk import Actor, Agent, Done, Name, Reason, Words, fail_conflict, fail_invalid
 from halter.operations.fleet import TriggerName
 from halter.operations.journal import Confirmed
 from halter.operations.queries import read_all_events
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Message = Annotated[Words, Meta(min_length=1, description="The message.")]
-GoOn = Annotated[Name, Meta(description="A session to continue; without one, another begins.")]
-Kind = Annotated[Literal["task", "chat"], Meta(description="A task ends when it is done; a chat waits for more.")]
+ExistingSession = Annotated[Name, Meta(description="The session to continue (default: a new one).")]
+Kind = Annotated[
+    Literal["task", "chat"], Meta(description="A task ends when it is done; a chat waits for more messages.")
+]
 FrontDoor = Annotated[
-    bool, Meta(description="Answer without a model what needs none; false sends everything to the model.")
+    bool, Meta(description="Answer without a model where possible; false sends every message to the model.")
 ]
 
 
@@ -45,36 +47,36 @@ class AgentFolders:
     """The folders of agents by name, and the background work started with them."""
 
     folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    tell: Callable[[str], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Cancel the background work; its sessions stay where they are."""
+        """Cancel the background work. Its sessions keep their state."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def start(self, job: Coroutine[Any, Any, None], begun: asyncio.Future[T]) -> T:
-        """Run a job in the background and wait until it has begun. Later failures go to `tell`."""
+    async def start(self, job: Coroutine[Any, Any, None], result_future: asyncio.Future[T]) -> T:
+        """Run a job in the background and wait until `result_future` is set. Later failures go to `report`."""
         task = asyncio.create_task(job)
         self._running.add(task)
-        task.add_done_callback(lambda task: self._on_end(task, told=begun.done()))
-        await asyncio.wait([task, begun], return_when=asyncio.FIRST_COMPLETED)
-        if not begun.done():
+        task.add_done_callback(lambda task: self._on_end(task, was_started=result_future.done()))
+        await asyncio.wait([task, result_future], return_when=asyncio.FIRST_COMPLETED)
+        if not result_future.done():
             task.result()
-        return begun.result()
+        return result_future.result()
 
-    def _on_end(self, task: asyncio.Task[None], *, told: bool) -> None:
+    def _on_end(self, task: asyncio.Task[None], *, was_started: bool) -> None:
         self._running.discard(task)
-        if told and not task.cancelled() and (error := task.exception()) is not None:
-            self.tell(str(error))
+        if was_started and not task.cancelled() and (error := task.exception()) is not None:
+            self.report(str(error))
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Which route a message takes, and why."""
+    """The route of a message, and the reason for it."""
 
     route: str
     strategy: str | None
@@ -82,7 +84,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class MessageSent(Done, frozen=True):
-    """What became of a message: answered at the front door, or passed on to a session, whose id is the subject."""
+    """The result of a message: answered at the front door, or passed to a session, whose id is the subject."""
 
     answered: bool
     ok: bool = True
@@ -92,8 +94,8 @@ class MessageSent(Done, frozen=True):
 
 @asynccontextmanager
 async def speaking_with(app: Runtime, folder: Path, report: Callable[[str], None]) -> "AsyncGenerator[AgentContext]":
-    """Assemble an agent for a conversation; `tell` receives what it waits for, and what was left out of it."""
-    from halter.dispatch.heartbeat import keep_leases
+    """Assemble an agent for a conversation. `report` receives what it waits for, and which parts were left out."""
+    from halter.dispatch.heartbeat import renew_leases
     from halter.runtime.agent_context import AgentContext, models_of
     from halter.runtime.assemble import assemble_agent
 
@@ -101,20 +103,20 @@ async def speaking_with(app: Runtime, folder: Path, report: Callable[[str], None
     async with (
         assemble_agent(app, folder, report=report) as agent,
         models_of(app, agent) as models,
-        keep_leases(app.store, app.clock, worker, liveness=app.liveness),
+        renew_leases(app.store, app.clock, worker, liveness=app.liveness),
     ):
-        for sentence in agent.left_out:
+        for sentence in agent.unavailable_tools:
             report(sentence)
-        speaking = AgentContext(app, agent, models, worker)
-        speaking.require_model()
-        yield speaking
+        context = AgentContext(app, agent, models, worker)
+        context.require_model()
+        yield context
 
 
 def folder_of(actor: Actor, agent: str) -> Path:
     actor.require_agent(agent)
     folder = None if actor.agents is None else actor.agents.folders.get(agent)
     if folder is None:
-        raise NotDone(f"This server has no folder of {agent!r}: start it with `halter serve FOLDER`.", "missing")
+        raise NotDone(f"This server has no folder of {agent!r}. Start it with `halter serve FOLDER`.", "missing")
     return folder
 
 
@@ -123,66 +125,72 @@ async def _start(
     agent: str,
     begin: "Callable[[AgentContext, Path], Awaitable[tuple[MessageSent, Callable[[], Awaitable[Any]]]]]",
 ) -> MessageSent:
-    """Begin something with an agent, and answer as soon as it has begun."""
+    """Start background work with an agent; return as soon as it has started."""
     folder, agents = folder_of(actor, agent), actor.agents
-    if agents is None or actor.app.policy is None or actor.app.doubt is not None:
-        fail_conflict("Nothing may run here: this store was opened only to look at it, or lacks something.")
+    if agents is None or actor.app.policy is None or actor.app.older_copy is not None:
+        fail_conflict("No agent can run here: the store was opened read-only, or events are missing from it.")
     app = replace(actor.app, settings=replace(actor.app.settings, person=actor.principal.name))
-    begun: asyncio.Future[MessageSent] = asyncio.get_running_loop().create_future()
+    result_future: asyncio.Future[MessageSent] = asyncio.get_running_loop().create_future()
 
     async def job() -> None:
-        async with speaking_with(app, folder, agents.tell) as speaking:
-            heard, rest = await begin(speaking, folder)
-            begun.set_result(heard)
-            await rest()
+        async with speaking_with(app, folder, agents.report) as context:
+            message_result, finish = await begin(context, folder)
+            result_future.set_result(message_result)
+            await finish()
 
-    return await agents.start(job(), begun)
+    return await agents.start(job(), result_future)
 
 
 async def give_message(
-    actor: Actor, agent: Agent, text: Text, *, session: GoOn = "", kind: Kind = "task", front_door: FrontDoor = True
+    actor: Actor,
+    agent: Agent,
+    text: Text,
+    *,
+    session: ExistingSession = "",
+    kind: Kind = "task",
+    front_door: FrontDoor = True,
 ) -> MessageSent:
-    """Give an agent something to do: begin a session, or say the next thing to one.
+    """Send a message to an agent: start a session, or continue one.
 
-    A caller who sees only some agents bypasses the front door, whose answers cover every agent.
+    A principal that sees only some agents bypasses the front door, whose answers cover every agent.
     """
-    actor.demand("operator", "give an agent something to do")
-    known = (await actor.session(session)).session if session else ""
+    actor.require_person("operator", "send a message to an agent")
+    existing_session = (await actor.session(session)).session if session else ""
     if not text.strip():
-        fail_invalid("There is no task: send a message to the agent.")
-    at_door = front_door and not actor.principal.agents
+        fail_invalid("The message is empty. Send the agent a task.")
+    uses_front_door = front_door and not actor.principal.agents
 
-    async def begin(speaking: "AgentContext", _: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
-        from halter.runtime.front_door import ForwardedMessage, handle_message, send_message
-        from halter.runtime.sessions import attend_session, reopen_agent_session
+    async def begin(context: "AgentContext", _: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
+        from halter.runtime.message_router import ForwardedMessage, handle_message, send_message
+        from halter.runtime.session_start import attend_session, reopen_agent_session
 
-        if known:
-            await reopen_agent_session(speaking, known)
-        name, route = SessionId(known or actor.app.ids.make()), None
-        told = False
-        if at_door:
-            answering = bool(known) and await is_waiting_for_answer(actor.app, name)
-            done = await handle_message(speaking, name, text, kind=kind, answering=answering)
-            route = _route(done.routed)
-            if not isinstance(done, ForwardedMessage):
+        if existing_session:
+            await reopen_agent_session(context, existing_session)
+        name, route = SessionId(existing_session or actor.app.ids.make()), None
+        is_posted = False
+        if uses_front_door:
+            answering = bool(existing_session) and await is_waiting_for_answer(actor.app, name)
+            outcome = await handle_message(context, name, text, kind=kind, is_answer=answering)
+            route = _route(outcome.routed)
+            if not isinstance(outcome, ForwardedMessage):
                 answer = MessageSent(
-                    done.session, done.answer, answered=True, ok=done.ok, text=done.answer, route=route
+                    outcome.session, outcome.answer, answered=True, ok=outcome.ok, text=outcome.answer, route=route
                 )
                 return answer, _noop
-            told = done.told
-        if not told:
-            await send_message(speaking, name, text, kind)
-        passed_on = MessageSent(name, f"{agent} works on it in session {name}.", answered=False, route=route)
-        return passed_on, lambda: attend_session(speaking, name)
+            is_posted = outcome.is_posted
+        if not is_posted:
+            await send_message(context, name, text, kind)
+        message_result = MessageSent(name, f"{agent} is working on it in session {name}.", answered=False, route=route)
+        return message_result, lambda: attend_session(context, name)
 
     return await _start(actor, agent, begin)
 
 
 async def is_waiting_for_answer(app: Runtime, session: SessionId) -> bool:
-    """Return whether a session waits for an answer to its agent's question."""
+    """Return whether a session waits for an answer to a question of its agent."""
     events = await read_all_events(app, session_stream(session))
-    last = next((stored.event for stored in reversed(events) if isinstance(stored.event, TurnEnded)), None)
-    return isinstance(last, TurnEnded) and last.why == "asked"
+    last_turn = next((stored.event for stored in reversed(events) if isinstance(stored.event, TurnEnded)), None)
+    return isinstance(last_turn, TurnEnded) and last_turn.why == "asked"
 
 
 async def _noop() -> None:
@@ -190,51 +198,55 @@ async def _noop() -> None:
 
 
 async def run_trigger(actor: Actor, agent: Agent, name: TriggerName) -> MessageSent:
-    """Run a trigger now, on the same path as its schedule or a delivery."""
-    actor.demand("operator", "run a trigger by hand")
+    """Run a trigger now, exactly as if it had fired."""
+    actor.require_person("operator", "run a trigger manually")
 
-    async def begin(speaking: "AgentContext", folder: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
-        from halter.runtime.triggers import attend_run_here, run_now
+    async def begin(context: "AgentContext", folder: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
+        from halter.runtime.trigger_runner import attend_run_here, run_now
 
-        session = await run_now(speaking, folder, name, None)
-        heard = MessageSent(session, f"{agent}/{name} runs in session {session}.", answered=False)
-        return heard, lambda: attend_run_here(speaking, folder, session)
+        session = await run_now(context, folder, name, None)
+        message_result = MessageSent(session, f"{agent}/{name} runs in session {session}.", answered=False)
+        return message_result, lambda: attend_run_here(context, folder, session)
 
     return await _start(actor, agent, begin)
 
 
 async def route_message(actor: Actor, agent: Agent, text: Message) -> Route:
-    """Show which route a message to an agent would take, and why. Nothing is done."""
+    """Show which route a message to an agent would take, and why. Nothing is executed."""
     from halter.config.agent_files import read_agent
     from halter.config.resolve import resolve_agent
     from halter.front_door.route import route_message
-    from halter.runtime.front_door import build_surroundings, declares_tools
+    from halter.runtime.message_router import build_surroundings, declares_tools
     from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
 
     app, folder = actor.app, folder_of(actor, agent)
     fleet = (await resolve_effective_policy(app.store, read_local_fleet(app.settings))).fleet
-    known = resolve_agent(fleet, read_agent(folder), folder)
-    has_tools = declares_tools(known, folder)
-    return _route(route_message(text, await build_surroundings(known, app.store, app.clock.now(), has_tools=has_tools)))
+    resolved_agent = resolve_agent(fleet, read_agent(folder), folder)
+    has_tools = declares_tools(resolved_agent, folder)
+    return _route(
+        route_message(text, await build_surroundings(resolved_agent, app.store, app.clock.now(), has_tools=has_tools))
+    )
 
 
 def _route(route: "RoutingDecision") -> Route:
     return Route(route.route, route.strategy, route.why)
 
 
-async def promote(actor: Actor, proposal: LeftName, *, confirmed: Confirmed, reason: Reason = "") -> ArtifactSettled:
-    """Write a proposal into the agent's AGENTS.md, which all of its sessions read."""
-    actor.demand("admin", "promote anything")
-    found = await resolve_artifact(actor, proposal, "proposals")
-    folder = folder_of(actor, found.agent)
+async def promote(
+    actor: Actor, proposal: ArtifactName, *, confirmed: Confirmed, reason: Reason = ""
+) -> ArtifactSettled:
+    """Add a proposal to the agent's AGENTS.md, which all of its sessions read."""
+    actor.require_person("admin", "promote a proposal")
+    artifact = await resolve_artifact(actor, proposal, "proposals")
+    folder = folder_of(actor, artifact.agent)
     if not confirmed:
-        fail_invalid(f"All sessions of {found.agent} would read it: confirm it with `confirmed: true`.")
-    return await promote_into(actor, found, folder, reason)
+        fail_invalid(f"All sessions of {artifact.agent} would read it. Confirm with `confirmed: true`.")
+    return await promote_into(actor, artifact, folder, reason)
 
 
-async def promote_into(actor: Actor, found: artifacts.Artifact, folder: Path, reason: str) -> ArtifactSettled:
-    """Write a proposal into a folder's AGENTS.md, and settle it."""
-    artifacts.write_context(folder, artifacts.render_context_file(folder, found))
-    await artifacts.settle_artifact(actor.app, found, "promoted", reason, by=actor.principal.name)
-    sentence = f"{found.id} stands in {folder}/AGENTS.md now: every session of the agent reads it."
-    return ArtifactSettled(found.id, sentence, "promoted")
+async def promote_into(actor: Actor, artifact: artifacts.Artifact, folder: Path, reason: str) -> ArtifactSettled:
+    """Add a proposal to the AGENTS.md of a folder, and settle it."""
+    artifacts.write_context(folder, artifacts.render_context_file(folder, artifact))
+    await artifacts.settle_artifact(actor.app, artifact, "promoted", reason, by=actor.principal.name)
+    sentence = f"Added {artifact.id} to {folder}/AGENTS.md. Every session of the agent reads it."
+    return ArtifactSettled(artifact.id, sentence, "promoted")

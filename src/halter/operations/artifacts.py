@@ -1,4 +1,4 @@
-"""Findings and proposals, and a person's verdict on them: kept, dismissed, or promoted into AGENTS.md."""
+"""Findings and proposals, and a person's verdict on them: kept, dismissed, or promoted to AGENTS.md."""
 
 import os
 import tempfile
@@ -13,12 +13,12 @@ from halter.config.agent_files import read_agent
 from halter.core.effect_events import ProposalKind, ProposalVerdict
 from halter.core.errors import ConfigError
 from halter.core.events import ProposalDecided
-from halter.core.ids import FLEET, Digest, may_decide
+from halter.core.ids import FLEET, Digest, can_decide
 from halter.core.ports import Draft, Query, Rows, Store, Write
 from halter.core.project import rows_of_event
-from halter.core.text import LAST_CHARACTER, from_body
+from halter.core.text import LAST_CHARACTER, decode_body
 from halter.guard import approvals
-from halter.operations.desk import MOST_NAMES, Actor, Done, Limit, Name, Reason, fail_conflict, readable
+from halter.operations.actor import MAX_NAMES_LISTED, Actor, Done, Limit, Name, Reason, fail_conflict, readable
 from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import FindingBodyRow
 
@@ -80,7 +80,7 @@ class _Finding(FindingBodyRow, frozen=True, kw_only=True):
 async def read_proposals(store: Store) -> Sequence[Artifact]:
     memories = await store.ask(Query("memories_said", _Memory, {"limit": MAX_ARTIFACTS}))
     precedents = await store.ask(Query("precedents_said", _Precedent, {"limit": MAX_ARTIFACTS}))
-    found = [
+    artifacts = [
         _artifact(row, id=row.memory, about="memory", at=row.proposed_at, text=await _read_words(store, row))
         for row in memories
     ] + [
@@ -94,7 +94,7 @@ async def read_proposals(store: Store) -> Sequence[Artifact]:
         )
         for row in precedents
     ]
-    return sorted(found, key=lambda artifact: (-artifact.at, artifact.id))
+    return sorted(artifacts, key=lambda artifact: (-artifact.at, artifact.id))
 
 
 def _artifact(row: "_Memory | _Precedent | _Finding", **facts: Any) -> Artifact:
@@ -111,8 +111,8 @@ async def read_session_findings(store: Store, session: str) -> Sequence[Artifact
     return [await _finding(store, row) for row in reversed(rows)]
 
 
-async def find_findings_by_prefix(store: Store, beginning: str, limit: int) -> Sequence[Artifact]:
-    params = {"from": beginning, "to": f"{beginning}{LAST_CHARACTER}", "limit": limit}
+async def find_findings_by_prefix(store: Store, prefix: str, limit: int) -> Sequence[Artifact]:
+    params = {"from": prefix, "to": f"{prefix}{LAST_CHARACTER}", "limit": limit}
     return [await _finding(store, row) for row in await store.ask(Query("finding_named", _Finding, params))]
 
 
@@ -124,8 +124,8 @@ async def _finding(store: Store, row: _Finding) -> Artifact:
 
 
 async def _read_words(store: Store, row: _Memory | _Precedent) -> str:
-    found = await _bytes(store, row.body, row.blob)
-    return "(erased)" if found is None else from_body(found)
+    body = await _bytes(store, row.body, row.blob)
+    return "(erased)" if body is None else decode_body(body)
 
 
 async def _bytes(store: Store, body: bytes | None, blob: Digest | None) -> bytes | None:
@@ -140,43 +140,43 @@ async def _bytes(store: Store, body: bytes | None, blob: Digest | None) -> bytes
 async def settle_artifact(
     app: Runtime, artifact: Artifact, status: ProposalVerdict, reason: str = "", by: str = ""
 ) -> bool:
-    """Record a person's verdict. It also answers an open question about the artifact."""
+    """Record a person's verdict. It also answers an open decision about the artifact."""
     by, key = by or app.settings.person, app.ids.make()
     for decision in await approvals.list_pending_decisions(app.store):
         if decision.decision == f"proposal/{artifact.id}" and decision.expires_at > app.clock.now():
             write = approvals.answer_decision(
                 decision, "deny" if status == "dismissed" else "approve", by, app.ids.make(), reason
             )
-            answered = bool((await app.store.commit(write)).events)
-            if status != "promoted" or not answered:
-                return answered
+            is_answered = bool((await app.store.commit(write)).events)
+            if status != "promoted" or not is_answered:
+                return is_answered
     event = ProposalDecided(proposal=artifact.id, about=artifact.about, status=status, by=by, reason=reason)
 
     def decide(_: Rows) -> Sequence[Draft]:
-        return [Draft(event)] if may_decide(by) else []
+        return [Draft(event)] if can_decide(by) else []
 
     return bool((await app.store.commit(Write(FLEET, key, decide, rows_of_event(event)))).events)
 
 
 def render_context_file(folder: Path, artifact: Artifact) -> str:
-    """Render the agent's context file with the artifact added; one that holds it already is unchanged."""
+    """Render the context file of the agent with the artifact added. A file that already has it is unchanged."""
     agent = read_agent(folder).spec.name
     if agent != artifact.agent:
         raise ConfigError(
-            f"{artifact.id} is a {artifact.about} of {artifact.agent}, and {folder} is the folder of {agent}."
+            f"{artifact.id} is a {artifact.about} of {artifact.agent}, but {folder} is the folder of {agent}."
         )
-    file = folder / CONTEXT_FILE
-    before = file.read_text("utf-8") if file.exists() else ""
-    if f"({artifact.id})" in before:
-        return before
+    path = folder / CONTEXT_FILE
+    old_text = path.read_text("utf-8") if path.exists() else ""
+    if f"({artifact.id})" in old_text:
+        return old_text
     line = f"- {' '.join(artifact.text.split())} ({artifact.id})"
-    if HEADING in before.splitlines():
-        return _insert_below_heading(before, line)
-    return f"{before.rstrip()}\n\n{HEADING}\n\n{line}\n".lstrip()
+    if HEADING in old_text.splitlines():
+        return _insert_below_heading(old_text, line)
+    return f"{old_text.rstrip()}\n\n{HEADING}\n\n{line}\n".lstrip()
 
 
-def _insert_below_heading(before: str, line: str) -> str:
-    lines = before.splitlines()
+def _insert_below_heading(text: str, line: str) -> str:
+    lines = text.splitlines()
     start = lines.index(HEADING) + 1
     end = next((at for at in range(start, len(lines)) if lines[at].startswith("#")), len(lines))
     while end > start and not lines[end - 1].strip():
@@ -186,42 +186,44 @@ def _insert_below_heading(before: str, line: str) -> str:
 
 def write_context(folder: Path, text: str) -> None:
     """Replace the context file atomically."""
-    file = folder / CONTEXT_FILE
-    mode = file.stat().st_mode & 0o777 if file.exists() else 0o644
+    path = folder / CONTEXT_FILE
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
     handle, name = tempfile.mkstemp(dir=folder, prefix=f".{CONTEXT_FILE}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as new:
-            new.write(text)
-            new.flush()
-            os.fsync(new.fileno())
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         Path(name).chmod(mode)
-        Path(name).replace(file)
+        Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
 
 
-Among = Literal["findings", "proposals"]
-LeftName = Annotated[Name, Meta(description="Its id.", extra={"metavar": "ID", "typed": "Its id, or the beginning."})]
-Verdict = Annotated[Literal["kept", "dismissed"], Meta(description="What becomes of it.")]
-OfSession = Annotated[
+ArtifactGroup = Literal["findings", "proposals"]
+ArtifactName = Annotated[Name, Meta(description="Id.", extra={"metavar": "ID", "typed": "Id or prefix."})]
+Verdict = Annotated[Literal["kept", "dismissed"], Meta(description="The verdict.")]
+SessionFilter = Annotated[
     Name, Meta(description="Only those of this session.", extra={"metavar": "SESSION", "argument": True})
 ]
 
 
-async def findings(actor: Actor, session: OfSession = "", limit: Limit = DEFAULT_ARTIFACT_LIMIT) -> Sequence[Artifact]:
+async def findings(
+    actor: Actor, session: SessionFilter = "", limit: Limit = DEFAULT_ARTIFACT_LIMIT
+) -> Sequence[Artifact]:
     """List findings, the newest first."""
     store = actor.app.store
     if session and actor.short_ids:
         session = (await actor.session(session)).session
     if session:
-        found = await read_session_findings(store, session)
+        artifacts = await read_session_findings(store, session)
     else:
-        found = [
+        artifacts = [
             artifact for name in actor.principal.agents or ("",) for artifact in await read_findings(store, name, limit)
         ]
-    seen = [artifact for artifact in found if actor.principal.can_see(artifact.agent)]
-    return sorted(seen, key=lambda artifact: artifact.at, reverse=True)[:limit]
+    visible = [artifact for artifact in artifacts if actor.principal.can_see(artifact.agent)]
+    return sorted(visible, key=lambda artifact: artifact.at, reverse=True)[:limit]
 
 
 async def proposals(actor: Actor) -> Sequence[Artifact]:
@@ -229,15 +231,15 @@ async def proposals(actor: Actor) -> Sequence[Artifact]:
     return [artifact for artifact in await read_proposals(actor.app.store) if actor.principal.can_see(artifact.agent)]
 
 
-async def resolve_artifact(actor: Actor, query: str, among: Among) -> Artifact:
+async def resolve_artifact(actor: Actor, query: str, kind: ArtifactGroup) -> Artifact:
     """Find the finding or proposal that an id names."""
-    if among == "findings":
-        named = await find_findings_by_prefix(actor.app.store, readable(query, "an id"), MOST_NAMES + 1)
-        found: Sequence[Artifact] = [artifact for artifact in named if actor.principal.can_see(artifact.agent)]
+    if kind == "findings":
+        matches = await find_findings_by_prefix(actor.app.store, readable(query, "id"), MAX_NAMES_LISTED + 1)
+        candidates: Sequence[Artifact] = [artifact for artifact in matches if actor.principal.can_see(artifact.agent)]
     else:
-        found = await proposals(actor)
+        candidates = await proposals(actor)
     return actor.resolve(
-        [(artifact.id, artifact) for artifact in found], query, among.removesuffix("s"), f"halter {among}"
+        [(artifact.id, artifact) for artifact in candidates], query, kind.removesuffix("s"), f"halter {kind}"
     )
 
 
@@ -247,19 +249,23 @@ class ArtifactSettled(Done, frozen=True):
     status: str
 
 
-async def settle(actor: Actor, query: str, status: ProposalVerdict, among: Among, reason: str = "") -> ArtifactSettled:
-    actor.demand("approver", "decide what is kept")
+async def settle(
+    actor: Actor, query: str, status: ProposalVerdict, among: ArtifactGroup, reason: str = ""
+) -> ArtifactSettled:
+    actor.require_person("approver", "settle findings and proposals")
     artifact = await resolve_artifact(actor, query, among)
     if not await settle_artifact(actor.app, artifact, status, reason, by=actor.principal.name):
-        fail_conflict(f"{artifact.id} was decided by another person at this moment.")
+        fail_conflict(f"{artifact.id} was settled by another person in the meantime.")
     return ArtifactSettled(artifact.id, f"{artifact.id} is {status}.", status)
 
 
-async def settle_finding(actor: Actor, finding: LeftName, status: Verdict, reason: Reason = "") -> ArtifactSettled:
+async def settle_finding(actor: Actor, finding: ArtifactName, status: Verdict, reason: Reason = "") -> ArtifactSettled:
     """Keep or dismiss a finding."""
     return await settle(actor, finding, status, "findings", reason)
 
 
-async def settle_proposal(actor: Actor, proposal: LeftName, status: Verdict, reason: Reason = "") -> ArtifactSettled:
+async def settle_proposal(
+    actor: Actor, proposal: ArtifactName, status: Verdict, reason: Reason = ""
+) -> ArtifactSettled:
     """Keep or dismiss a proposal."""
     return await settle(actor, proposal, status, "proposals", reason)

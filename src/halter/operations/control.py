@@ -1,4 +1,4 @@
-"""Control of running agents: halt, resume, cancel, switch, send a message; and accepting an older copy of a store."""
+"""Control of agents and sessions: halt, resume, cancel, switch on or off, message, fork; accept an older store."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, Literal, NoReturn
@@ -13,12 +13,12 @@ from halter.core.ids import FLEET, Digest, SessionId, make_worker_id
 from halter.core.money import format_micros
 from halter.core.ports import Draft, Lease, Query, Write, offload_body
 from halter.core.rows import AgentRow, HaltRow, SessionRow, TriggerRow, WorkerRow
-from halter.core.text import clean, format_count, suggest_nearest, to_body
+from halter.core.text import clean, encode_body, format_count, suggest_nearest
 from halter.guard import halts
 from halter.journal.open import OlderCopy
-from halter.operations.desk import (
+from halter.operations.actor import (
     CLEANED,
-    LATEST,
+    MAX_SAFE_INTEGER,
     Actor,
     Agent,
     Done,
@@ -31,7 +31,7 @@ from halter.operations.desk import (
     readable,
     readable_scope,
 )
-from halter.operations.queries import agents_seen, read_all_events
+from halter.operations.queries import list_recorded_agents, read_all_events
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.needs import read_open_questions
@@ -39,54 +39,57 @@ from halter.runtime.runtime import find_continuity
 from halter.state import lifecycle
 from halter.state.session import InFlight, replay
 
-PATIENCE: Final = 5 * SECOND
+CANCEL_WAIT: Final = 5 * SECOND
 """How long to wait for the owner of a session to end it."""
-LOOK: Final = SECOND // 4
-LONGEST_WORDS: Final = 100_000
+POLL_INTERVAL: Final = SECOND // 4
+"""Polling interval while a cancel waits."""
+MAX_MESSAGE_CHARACTERS: Final = 100_000
 
 Switch = Annotated[bool, Meta(description="On or off.")]
-Text = Annotated[str, Meta(min_length=1, max_length=LONGEST_WORDS, description="The message.", extra={CLEANED: True})]
+Text = Annotated[
+    str, Meta(min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="The message.", extra={CLEANED: True})
+]
 
-At = Annotated[
+ForkPoint = Annotated[
     int,
     Meta(
-        ge=1, le=LATEST, description="Its last event that counts; the newest, if not given.", extra={"metavar": "SEQ"}
+        ge=1, le=MAX_SAFE_INTEGER, description="The last event to copy (default: the newest).", extra={"metavar": "SEQ"}
     ),
 ]
-FirstWords = Annotated[
+FirstMessage = Annotated[
     str,
     Meta(
-        max_length=LONGEST_WORDS,
-        description="What the new session is told first.",
+        max_length=MAX_MESSAGE_CHARACTERS,
+        description="The first message to the new session.",
         extra={CLEANED: True, "argument": True, "metavar": "MESSAGE"},
     ),
 ]
 
-Came = Literal["ended", "in doubt", "under way"]
+CancelOutcome = Literal["ended", "in doubt", "under way"]
 
 
 class SessionCancelled(msgspec.Struct, frozen=True):
-    """A cancelled session, and how far it has ended."""
+    """A cancelled session. `came` says whether it has ended, still runs, or has a call in doubt."""
 
     session: str
-    came: Came
+    came: CancelOutcome
     sentence: str
 
 
 class HaltDone(Done, frozen=True):
-    """A halted scope. `known` is true: nothing unknown is halted."""
+    """A halted scope. `known` is always true: an unknown scope is rejected."""
 
     known: bool
 
 
 class ResumeResult(Done, frozen=True):
-    """A resumed scope, and the time over which its sessions come back."""
+    """A resumed scope, and the time over which its sessions resume."""
 
     ramp: int
 
 
 class SwitchResult(Done, frozen=True):
-    """An agent that was switched on or off, whether it is known here, and the sessions that were stopped."""
+    """An agent that was switched on or off; `known` if this store has seen it, `stopped` are its stopped sessions."""
 
     on: bool
     known: bool
@@ -94,7 +97,7 @@ class SwitchResult(Done, frozen=True):
 
 
 class SessionForked(Done, frozen=True):
-    """A session that begins with what was said in another one, up to an event."""
+    """A new session with the messages of another one, up to an event."""
 
     session: str
     at: int
@@ -117,21 +120,21 @@ async def halts_now(actor: Actor) -> Sequence[HaltRow]:
 
 
 async def halt(actor: Actor, scope: Scope, reason: Reason = "") -> HaltDone:
-    """Stop everything in a scope, from this moment.
+    """Halt everything in a scope.
 
-    An agent may halt, too.
+    Agents may halt, too.
     """
     actor.require_role("approver", "halt anything")
     scope = await _find_scope(actor, scope)
     await actor.require_scope(scope, "halt the fleet")
     await actor.app.store.commit(halts.halt(scope, actor.principal.name, actor.app.ids.make(), clean(reason)))
-    sentence = f"{scope} is halted. Nothing acts there until `halter resume {scope}{actor.option}`."
+    sentence = f"Halted {scope}. No call or request starts there until `halter resume {scope}{actor.option}`."
     return HaltDone(scope, sentence, known=True)
 
 
 async def resume(actor: Actor, scope: Scope, over_seconds: Seconds | None = None, reason: Reason = "") -> ResumeResult:
-    """Resume a halted scope; an agent that is off, has stopped or is paused goes on as well."""
-    actor.demand("operator", "lift a halt")
+    """Resume a halted scope, or an agent that is off, stopped or paused."""
+    actor.require_person("operator", "lift a halt")
     scope = scope if scope.startswith(("agent:", "trigger:")) else await _find_scope(actor, scope)
     await actor.require_scope(scope, "lift a halt of the fleet")
     ramp = await halts.compute_ramp(actor.app.store, scope) if over_seconds is None else over_seconds * SECOND
@@ -144,143 +147,156 @@ async def resume(actor: Actor, scope: Scope, over_seconds: Seconds | None = None
     return ResumeResult(scope, halts.describe_resume(scope, ramp), ramp)
 
 
-async def cancel(actor: Actor, session: Session, reason: Reason = "", max_wait: int = PATIENCE) -> SessionCancelled:
-    """End a session for good: what it has in flight is stopped, and nothing of it starts again."""
-    actor.demand("operator", "cancel a session")
+async def cancel(actor: Actor, session: Session, reason: Reason = "", max_wait: int = CANCEL_WAIT) -> SessionCancelled:
+    """End a session. Running calls are cancelled."""
+    actor.require_person("operator", "cancel a session")
     row = await actor.session(session)
     if row.ended_at is not None:
-        fail_conflict(f"Session {row.session} is over already: {row.state}, {row.terminal_reason}.")
+        fail_conflict(f"Session {row.session} has already ended ({row.state}: {row.terminal_reason}).")
     await actor.app.store.commit(halts.cancel(row.session, actor.principal.name, actor.app.ids.make(), clean(reason)))
     return SessionCancelled(row.session, *await _end_or_wait(actor, SessionId(row.session), max_wait))
 
 
 async def switch(actor: Actor, agent: Agent, *, on: Switch, reason: Reason = "") -> SwitchResult:
     """Switch an agent on or off."""
-    actor.demand("operator", f"switch an agent {'on' if on else 'off'}")
-    actor.require_agent(readable(agent, "an agent"))
+    actor.require_person("operator", f"switch an agent {'on' if on else 'off'}")
+    actor.require_agent(readable(agent, "agent name"))
     from halter.runtime.supervisor import turn_off, turn_on
 
-    known = agent in await list_known_agents(actor)
-    if not known and not actor.short_ids:
+    is_known = agent in await list_known_agents(actor)
+    if not is_known and not actor.short_ids:
         raise NotDone(f"There is no agent {agent!r}.", "missing")
     if on:
         await turn_on(actor.app, agent, clean(reason), by=actor.principal.name)
-        return SwitchResult(agent, f"{agent} is on: it runs where `halter up` has its folder.", on, known)
-    stopped = await turn_off(actor.app, agent, clean(reason), by=actor.principal.name)
-    what = f"{' and '.join(stopped)} is stopped" if stopped else "nothing of it was running"
-    sentence = f"{agent} is off, and {what}. `halter on {agent}` begins a new session."
-    return SwitchResult(agent, sentence, on, known, stopped)
+        return SwitchResult(agent, f"{agent} is on: it runs where `halter up` has its folder.", on, is_known)
+    stopped_sessions = await turn_off(actor.app, agent, clean(reason), by=actor.principal.name)
+    consequence = f"stopped {' and '.join(stopped_sessions)}" if stopped_sessions else "no session was running"
+    sentence = f"{agent} is off; {consequence}. `halter on {agent}` starts a new session."
+    return SwitchResult(agent, sentence, on, is_known, stopped_sessions)
 
 
 async def _is_at_rest(actor: Actor, agent: str) -> bool:
-    """Return whether an agent goes on only after a person's word, although nothing halts it."""
+    """Return whether an agent is off, stopped or paused, so that only a person can start it."""
     store = actor.app.store
-    off = any(row.agent == agent and not row.switched_on for row in await store.ask(Query("all_agents", AgentRow)))
-    stopped = any(row.agent == agent for row in await store.ask(Query("stopped_agents", SessionRow)))
-    open_now = await store.ask(Query("sessions_under_way", SessionRow))
-    return off or stopped or any(row.agent == agent and row.state == "PAUSED" for row in open_now)
+    is_off = any(row.agent == agent and not row.switched_on for row in await store.ask(Query("all_agents", AgentRow)))
+    is_stopped = any(row.agent == agent for row in await store.ask(Query("stopped_agents", SessionRow)))
+    open_sessions = await store.ask(Query("sessions_under_way", SessionRow))
+    return is_off or is_stopped or any(row.agent == agent and row.state == "PAUSED" for row in open_sessions)
 
 
 async def list_known_agents(actor: Actor) -> frozenset[str]:
-    """Name the agents that were switched on or off, had a session, have a trigger, or run in a process."""
+    """List the agents that were switched on or off, had a session, have a trigger, or run in a process."""
     store = actor.app.store
-    switched = {row.agent for row in await store.ask(Query("all_agents", AgentRow))}
-    planned = {row.agent for row in await store.ask(Query("all_triggers", TriggerRow)) if row.made_seq}
-    running = {agent for row in await store.ask(Query("all_workers", WorkerRow)) for agent in row.told().agents}
-    return frozenset(filter(actor.principal.can_see, switched | planned | running | await agents_seen(store)))
+    switched_agents = {row.agent for row in await store.ask(Query("all_agents", AgentRow))}
+    planned_agents = {row.agent for row in await store.ask(Query("all_triggers", TriggerRow)) if row.made_seq}
+    running_agents = {
+        agent for row in await store.ask(Query("all_workers", WorkerRow)) for agent in row.parse_info().agents
+    }
+    return frozenset(
+        filter(
+            actor.principal.can_see,
+            switched_agents | planned_agents | running_agents | await list_recorded_agents(store),
+        )
+    )
 
 
-def reject_unknown_agent(name: str, known: Iterable[str]) -> NoReturn:
-    """Refuse the name of an agent that is not known here, with the nearest that are."""
-    raise NotDone(f"There is no agent {name!r}: {suggest_nearest(name, sorted(known), 'the agents here')}", "missing")
+def reject_unknown_agent(name: str, agent_names: Iterable[str]) -> NoReturn:
+    """Reject an unknown agent; the error suggests the nearest names."""
+    raise NotDone(
+        f"There is no agent {name!r}: {suggest_nearest(name, sorted(agent_names), 'the agents here')}", "missing"
+    )
 
 
-async def _find_scope(actor: Actor, typed: str) -> str:
-    """Find what is meant by a scope, by an agent's name, or by a session's id; refuse what is not known."""
-    kind, colon, name = typed.partition(":")
-    if (
-        typed == "fleet"
-        or (colon and kind not in ("agent", "trigger", "session"))
-        or not (name or (not colon and typed))
-    ):
-        return readable_scope(typed)
-    readable(typed, "a scope")
+async def _find_scope(actor: Actor, text: str) -> str:
+    """Resolve a typed scope, agent name or session id to a scope; reject an unknown one."""
+    kind, colon, name = text.partition(":")
+    if text == "fleet" or (colon and kind not in ("agent", "trigger", "session")) or not (name or (not colon and text)):
+        return readable_scope(text)
+    readable(text, "scope")
     if kind == "session" and colon:
         return f"session:{(await actor.session(name)).session}"
     agents = await list_known_agents(actor)
-    query = name if colon else typed
-    if (kind == "trigger" and colon) or "/" in query:
+    scope_name = name if colon else text
+    if (kind == "trigger" and colon) or "/" in scope_name:
         rows = await actor.app.store.ask(Query("all_triggers", TriggerRow))
         triggers = sorted(row.trigger for row in rows if row.made_seq and actor.principal.can_see(row.agent))
-        if query in triggers or await _has_run(actor, query):
-            return f"trigger:{query}"
-        raise NotDone(f"There is no trigger {query!r}: {suggest_nearest(query, triggers, 'the triggers')}", "missing")
-    if query in agents:
-        return f"agent:{query}"
+        if scope_name in triggers or await _has_run(actor, scope_name):
+            return f"trigger:{scope_name}"
+        raise NotDone(
+            f"There is no trigger {scope_name!r}: {suggest_nearest(scope_name, triggers, 'the triggers')}", "missing"
+        )
+    if scope_name in agents:
+        return f"agent:{scope_name}"
     if not colon:
         try:
-            return f"session:{(await actor.session(query)).session}"
-        except NotDone as no:
-            if no.why != "missing":
+            return f"session:{(await actor.session(scope_name)).session}"
+        except NotDone as error:
+            if error.why != "missing":
                 raise
-            words = suggest_nearest(query, ["fleet", *sorted(agents)], "what can be named")
-            raise NotDone(f"No agent and no session is called {query!r}: {words}", "missing") from None
-    return reject_unknown_agent(query, agents)
+            suggestion = suggest_nearest(scope_name, ["fleet", *sorted(agents)], "what can be named")
+            raise NotDone(f"No agent and no session is called {scope_name!r}: {suggestion}", "missing") from None
+    return reject_unknown_agent(scope_name, agents)
 
 
 async def send_message(actor: Actor, session: Session, text: Text) -> Done:
-    """Send a message to a session: it wakes, and sees it in its next turn."""
-    actor.demand("operator", "speak to a session")
+    """Send a message to a session.
+
+    The session wakes and reads it in its next turn.
+    """
+    actor.require_person("operator", "send a message to a session")
     row = await actor.session(session)
     if row.ended_at is not None:
         fail_conflict(
-            f"Session {row.session} is over: {row.state}, {row.terminal_reason}. `halter chat` begins another one."
+            f"Session {row.session} has ended ({row.state}: {row.terminal_reason}). Start a new one with `halter chat`."
         )
     body, blob = await _store_text(actor, text)
     event = lifecycle.make_message_event(actor.principal.name)
     await actor.app.store.commit(lifecycle.post_wake(row.session, actor.app.ids.make(), event, body, blob))
-    return Done(row.session, f"{row.session} was told.")
+    return Done(row.session, f"Message sent to {row.session}.")
 
 
 async def answer_question(actor: Actor, session: str, call: str, text: str, key: str) -> Done:
-    """Answer the question that a session asked by a call; not one that it asks later. The same key answers once."""
-    actor.demand("operator", "answer a session")
+    """Answer the question that a call of a session asked, but no later question. A key answers once."""
+    actor.require_person("operator", "answer a session")
     row = await actor.session(session)
-    asked = (await read_open_questions(actor.app.store)).get(row.session)
-    if asked is None or asked.call != call:
-        fail_conflict("This question is answered already, or is no longer asked.")
+    question = (await read_open_questions(actor.app.store)).get(row.session)
+    if question is None or question.call != call:
+        fail_conflict("This question was already answered or withdrawn.")
     body, blob = await _store_text(actor, text)
     write = lifecycle.answer_question(row, key, actor.principal.name, body, blob)
     if not (await actor.app.store.commit(write)).events:
-        fail_conflict("This question is answered already.")
-    return Done(row.session, f"{row.agent} has your answer, in session {row.session}.")
+        fail_conflict("This question was already answered.")
+    return Done(row.session, f"Answer sent to {row.agent}; session {row.session} resumes.")
 
 
 async def _store_text(actor: Actor, text: str) -> tuple[bytes | None, Digest | None]:
-    if not text.strip() or len(text) > LONGEST_WORDS:
-        fail_invalid(f"Say something, in at most {LONGEST_WORDS:,} characters.")
-    return await offload_body(actor.app.store, to_body(_make_redactor(actor).redact(clean(text))))
+    if not text.strip() or len(text) > MAX_MESSAGE_CHARACTERS:
+        fail_invalid(f"A message needs 1 to {MAX_MESSAGE_CHARACTERS:,} characters.")
+    return await offload_body(actor.app.store, encode_body(_make_redactor(actor).redact(clean(text))))
 
 
-async def fork(actor: Actor, session: Session, at: At | None = None, text: FirstWords = "") -> SessionForked:
-    """Begin a new session with what was said in another one, up to one of its events.
+async def fork(actor: Actor, session: Session, at: ForkPoint | None = None, text: FirstMessage = "") -> SessionForked:
+    """Create a session from the messages of another one, up to one of its events.
 
-    Its budget is its own. What was spent, approved or granted there is not inherited; what others wrote stays marked.
+    It has its own budget. Spending, approvals and grants are not inherited; untrusted content stays marked.
     """
-    actor.demand("operator", "fork a session")
+    actor.require_person("operator", "fork a session")
     row = await actor.session(session)
-    from halter.runtime.sessions import begin_fork, read_fork
+    from halter.runtime.session_start import begin_fork, read_fork
 
     try:
-        found = await read_fork(actor.app.store, row, at)
-        made = await begin_fork(actor.app, found, clean(text), actor.principal.name, _make_redactor(actor).redact)
+        source = await read_fork(actor.app.store, row, at)
+        new_session = await begin_fork(
+            actor.app, source, clean(text), actor.principal.name, _make_redactor(actor).redact
+        )
     except ConfigError as error:
         fail_conflict(str(error))
     sentence = (
-        f"{made} begins with {format_count(len(found.messages), 'message')} of {row.session}, up to its event "
-        f"{found.history.through}, with a budget of its own. To run it: halter run FOLDER --resume {made}{actor.option}"
+        f"Created {new_session} from {row.session} at event {source.history.through} "
+        f"({format_count(len(source.messages), 'message')}). It has its own budget. "
+        f"Run it with: halter run FOLDER --resume {new_session}{actor.option}"
     )
-    return SessionForked(made, sentence, row.session, found.history.through, len(found.messages))
+    return SessionForked(new_session, sentence, row.session, source.history.through, len(source.messages))
 
 
 def _make_redactor(actor: Actor) -> Redactor:
@@ -288,49 +304,51 @@ def _make_redactor(actor: Actor) -> Redactor:
     return Redactor({name: secrets.value(name) for name in secrets.names()}, actor.app.environ)
 
 
-async def _end_or_wait(actor: Actor, session: SessionId, max_wait: int) -> tuple[Came, str]:
+async def _end_or_wait(actor: Actor, session: SessionId, max_wait: int) -> tuple[CancelOutcome, str]:
     """End a session that has no owner; otherwise wait for the owner to end it."""
     app = actor.app
     worker = make_worker_id("cancel", app.ids)
-    deadline = app.clock.now() + max_wait
+    deadline_at = app.clock.now() + max_wait
     while True:
         (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
         if row.ended_at is not None:
-            return "ended", f"It is over: {row.state}, {row.terminal_reason}."
+            return "ended", f"It has ended ({row.state}: {row.terminal_reason})."
         for lease in await app.store.claim(worker, 1, session):
             return await _end(actor, lease, row)
-        if app.clock.now() >= deadline:
-            return "under way", f"A process works on it and has not ended it yet ({row.owner}); it starts nothing more."
-        await app.clock.sleep(LOOK)
+        if app.clock.now() >= deadline_at:
+            return "under way", f"Still running on {row.owner}; no new calls will start."
+        await app.clock.sleep(POLL_INTERVAL)
 
 
-async def _end(actor: Actor, lease: Lease, row: SessionRow) -> tuple[Came, str]:
-    """End a session in its owner's place. Calls in doubt that hold money need a person's answer first."""
+async def _end(actor: Actor, lease: Lease, row: SessionRow) -> tuple[CancelOutcome, str]:
+    """End a session that has no owner. Calls in doubt that hold money need a person's answer first."""
     app = actor.app
     state = replay(await read_all_events(app, lease.stream))
-    held = [flight for flight in state.in_flight.values() if flight.max_charge().usd or flight.max_charge().tokens]
-    free = [flight for flight in state.in_flight.values() if flight not in held]
+    flights_with_hold = [
+        flight for flight in state.in_flight.values() if flight.max_charge().usd or flight.max_charge().tokens
+    ]
+    free_flights = [flight for flight in state.in_flight.values() if flight not in flights_with_hold]
     try:
-        if held:
+        if flights_with_hold:
             parked = SessionParked(state="PAUSED", inbox_seen=row.inbox_wake)
             await app.store.commit(
                 lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/cancelled", parked)
             )
-            return "in doubt", _doubtful(held)
-        await app.ledger.settle_in_doubt(lease, free)
-        asked = await lifecycle.read_questions(app.store, lease.session, app.clock.now())
-        await app.store.commit(lifecycle.end_session(lease, "CANCELLED", "cancelled", state.parent, asked=asked))
+            return "in doubt", _doubtful(flights_with_hold)
+        await app.ledger.settle_in_doubt(lease, free_flights)
+        questions = await lifecycle.read_questions(app.store, lease.session, app.clock.now())
+        await app.store.commit(lifecycle.end_session(lease, "CANCELLED", "cancelled", state.parent, asked=questions))
     except LeaseLost:
-        return "under way", "Another process took it at this moment, and will end it."
-    return "ended", "No process had it, so it was ended here: CANCELLED, cancelled."
+        return "under way", "Another process has just claimed it and will end it."
+    return "ended", "No process was running it; it was ended here (CANCELLED: cancelled)."
 
 
-def _doubtful(held: list[InFlight]) -> str:
-    amount = sum(flight.max_charge().usd for flight in held)
-    names = ", ".join(f"{flight.name} ({flight.id})" for flight in held)
+def _doubtful(flights: list[InFlight]) -> str:
+    amount = sum(flight.max_charge().usd for flight in flights)
+    names = ", ".join(f"{flight.name} ({flight.id})" for flight in flights)
     return (
-        f"It is not over: {format_micros(amount)} is held for {names}, and it is unknown whether it was done. Nothing "
-        "of it starts again; halter play --resume asks you about that, and then ends it."
+        f"Not ended: the outcome of {names} is unknown and {format_micros(amount)} is held. No new calls will start; "
+        "`halter play --resume` asks you for the outcome and then ends the session."
     )
 
 
@@ -342,12 +360,15 @@ async def _has_run(actor: Actor, trigger: str) -> bool:
 
 
 async def accept(actor: Actor, reason: str = "") -> OlderCopy:
-    """Accept a store as it is. The journal and the checkpoints record who did it and what is missing."""
-    app, doubt = actor.app, actor.app.doubt
-    actor.demand("admin", "go on with a store that lacks something")
-    actor.require_all_agents("go on with a store that lacks something")
+    """Accept a store that lacks events its checkpoints know.
+
+    The journal and the checkpoints record who accepted it and what is missing.
+    """
+    app, doubt = actor.app, actor.app.older_copy
+    actor.require_person("admin", "accept a store with missing events")
+    actor.require_all_agents("accept a store with missing events")
     if doubt is None:
-        fail_conflict("The store has all that its checkpoints know: there is nothing to accept.")
+        fail_conflict("The store has every event that its checkpoints know: there is nothing to accept.")
     event = StoreAccepted(
         by=actor.principal.name,
         lacks=doubt.describe_missing(),
@@ -355,10 +376,10 @@ async def accept(actor: Actor, reason: str = "") -> OlderCopy:
         known_at=doubt.at,
         reason=clean(reason),
     )
-    done = await app.store.commit(Write(FLEET, app.ids.make(), lambda _: [Draft(event)]))
-    # A store in doubt is opened without an observer, so that no checkpoint is written that it fits: it begins here.
-    app.checkpointer.accept(doubt.count_given_up)
-    app.checkpointer.on_commit(done.events)
+    commit_result = await app.store.commit(Write(FLEET, app.ids.make(), lambda _: [Draft(event)]))
+    # A store in doubt is opened without an observer, so that no checkpoint confirms it: checkpoints start here.
+    app.checkpointer.accept(doubt.matching_seq_by_stream)
+    app.checkpointer.on_commit(commit_result.events)
     continuity = find_continuity(app.settings)
     if continuity is not None:
         continuity.remember(app.checkpointer.store_id)

@@ -1,4 +1,4 @@
-"""An agent's definition as its newest session was begun with it: model, tools, caps, sensors, triggers."""
+"""The definition with which an agent's newest session was started: model, tools, caps, sensors, triggers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from halter.core.money import Caps
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.tools import ProviderTool
-from halter.operations.desk import Actor, Agent
+from halter.operations.actor import Actor, Agent
 
 
 class _Mind(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class _Definition(msgspec.Struct, frozen=True):
 
 
 class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent is: how it thinks, what it may use, and its caps, as they stood at `at`."""
+    """The definition of an agent at the time `at`: its model, what it may use, and its caps."""
 
     agent: str
     at: int
@@ -79,34 +79,34 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_definition(actor: Actor, agent: Agent) -> AgentDefinition | None:
-    """Show the definition of an agent's newest session; None where there is none, or it was erased."""
+    """Read the definition of an agent's newest session; None if there is none, or it was erased."""
     actor.require_agent(agent)
     for row in await actor.app.store.ask(Query("sessions_of_agent", SessionRow, {"agent": agent, "limit": 1})):
         try:
-            found = msgspec.json.decode(await actor.app.store.get(Digest(row.definition)), type=_Definition)
+            definition = msgspec.json.decode(await actor.app.store.get(Digest(row.definition)), type=_Definition)
         except (KeyError, ValueError, msgspec.MsgspecError):
             return None
-        return _describe(row, found)
+        return _make_definition(row, definition)
     return None
 
 
-def _describe(row: SessionRow, found: _Definition) -> AgentDefinition:
+def _make_definition(row: SessionRow, definition: _Definition) -> AgentDefinition:
     return AgentDefinition(
         agent=row.agent,
         at=row.started_at,
-        model=found.mind.model or "",
-        fallback_models=found.mind.fallback_models,
-        instructions=found.mind.instructions,
-        mode=found.policy.mode,
-        runs_by_itself=found.pacing.autonomy.enabled,
-        tools=sorted(found.policy.tools),
-        provider_tools=found.mind.provider_tools,
-        verbs=found.tasks.verbs,
-        disabled=found.policy.disabled,
-        sensors=[sensor.name for sensor in found.pacing.sensors],
-        allowed_hosts=found.policy.allowed_hosts,
-        caps=found.policy.caps,
-        on_cap=found.policy.on_cap,
-        max_steps=found.policy.max_steps,
-        timeout=found.policy.timeout,
+        model=definition.mind.model or "",
+        fallback_models=definition.mind.fallback_models,
+        instructions=definition.mind.instructions,
+        mode=definition.policy.mode,
+        runs_by_itself=definition.pacing.autonomy.enabled,
+        tools=sorted(definition.policy.tools),
+        provider_tools=definition.mind.provider_tools,
+        verbs=definition.tasks.verbs,
+        disabled=definition.policy.disabled,
+        sensors=[sensor.name for sensor in definition.pacing.sensors],
+        allowed_hosts=definition.policy.allowed_hosts,
+        caps=definition.policy.caps,
+        on_cap=definition.policy.on_cap,
+        max_steps=definition.policy.max_steps,
+        timeout=definition.policy.timeout,
     )

@@ -1,4 +1,4 @@
-"""The checks of `halter doctor`: agents, the machine, workers, the store. Nothing is run, and no model is asked."""
+"""The checks of `halter doctor`: agents, the machine, workers, the store. No agent runs, and no model is called."""
 
 import asyncio
 import errno
@@ -32,7 +32,7 @@ from halter.core.text import format_count
 from halter.core.tools import Failed
 from halter.core.usage import ModelName, Unpriced
 from halter.dispatch.heartbeat import StoreClock
-from halter.operations.desk import Actor, Principal
+from halter.operations.actor import Actor, Principal
 from halter.operations.fleet import WorkerView, workers
 from halter.present.events import format_moment
 from halter.present.report import describe_last_heartbeat, describe_outdated_agents, name_worker
@@ -42,6 +42,7 @@ from halter.runtime.runtime import Runtime, sync_store_clock
 from halter.settings import Settings
 
 if TYPE_CHECKING:
+    from halter.config.agent_files import AgentFile
     from halter.config.merge import FleetConfig
     from halter.config.resolve import ResolvedAgent
 
@@ -49,7 +50,7 @@ CheckStatus = Literal["ok", "warning", "problem"]
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One check, and a sentence that says what to do where something is wrong."""
+    """One check. The finding says what to do if something is wrong."""
 
     name: str
     verdict: CheckStatus
@@ -69,7 +70,7 @@ def fail_check(name: str, finding: str) -> Check:
 
 
 def combine_checks(name: str, checks: list[Check]) -> Check:
-    """Merge checks of one thing: all findings that are not ok, or all of them."""
+    """Merge the checks of one subject: all findings that are not ok, or all findings if every check is ok."""
     for verdict in ("problem", "warning"):
         if any(each.verdict == verdict for each in checks):
             sentence = " ".join(each.finding for each in checks if each.verdict != "ok")
@@ -79,29 +80,31 @@ def combine_checks(name: str, checks: list[Check]) -> Check:
 
 ADDRESS_TIMEOUT_SECONDS: Final = 3.0
 TEXT_FILE_SUFFIXES: Final = frozenset({".yaml", ".yml", ".md", ".txt", ".json"})
-MOST_FILES: Final = 200
-LARGEST_FILE: Final = 1_000_000
-MAX_SECRETS_SHOWN: Final = 5
-PORTS: Final[Mapping[str, int]] = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+MAX_FILES_SEARCHED: Final = 200
+MAX_FILE_BYTES: Final = 1_000_000
+MAX_LISTED_SECRETS: Final = 5
+DEFAULT_PORTS: Final[Mapping[str, int]] = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
 async def check_agent(
     folder: Path, settings: Settings, environ: Mapping[str, str], fleet: "FleetConfig | None" = None
 ) -> AsyncGenerator[Check]:
-    """Check an agent as a start would, under the policy of the `fleet`; an unreadable one is one finding."""
+    """Check an agent as a start would, under the policy of the `fleet`. An unreadable agent yields one problem."""
     from halter.config.agent_files import read_agent
     from halter.config.resolve import resolve_agent
     from halter.runtime.runtime import use_local_policy
 
     path = _resolve_folder(folder)
     try:
-        agent = resolve_agent(fleet or use_local_policy(settings).fleet, read_agent(path), path)
+        agent_file = read_agent(path)
+        agent = resolve_agent(fleet or use_local_policy(settings).fleet, agent_file, path)
     except ConfigError as error:
         yield fail_check(str(folder), str(error))
         return
     name = agent.policy.name
     yield _files(agent)
     for check in (
+        _list_former_names(path, agent_file, agent),
         _roots(settings, path, name),
         _check_trust(settings, path, name),
         await _models(agent, environ),
@@ -112,59 +115,73 @@ async def check_agent(
         if check is not None:
             yield check
     if agent.pacing.sensors:
-        tried = [await _sensor(sensor, path) for sensor in agent.pacing.sensors]
-        yield combine_checks(f"{name} sensors", tried)
+        sensor_checks = [await _sensor(sensor, path) for sensor in agent.pacing.sensors]
+        yield combine_checks(f"{name} sensors", sensor_checks)
 
 
 def _resolve_folder(folder: Path) -> Path:
     return folder.parent if folder.is_file() else folder
 
 
-def _check_written_secrets(place: Path, environ: Mapping[str, str], name: str) -> Check | None:
-    """Find secrets in an agent's own files. Halter masks them in its output, but they lie in the folder."""
+def _check_written_secrets(folder: Path, environ: Mapping[str, str], name: str) -> Check | None:
+    """Find secrets in an agent's own files. Halter masks them in its output, but the files contain them."""
     from halter.redaction.redact import Redactor
 
     redact = Redactor({}, environ).redact
-    found: list[str] = []
+    locations: list[str] = []
     for file in islice(
-        sorted(path for path in place.rglob("*") if path.suffix in TEXT_FILE_SUFFIXES and path.is_file()), MOST_FILES
+        sorted(path for path in folder.rglob("*") if path.suffix in TEXT_FILE_SUFFIXES and path.is_file()),
+        MAX_FILES_SEARCHED,
     ):
-        if file.stat().st_size <= LARGEST_FILE:
+        if file.stat().st_size <= MAX_FILE_BYTES:
             lines = file.read_text("utf-8", errors="replace").splitlines()
-            found += [f"{file}:{number}" for number, line in enumerate(lines, 1) if redact(line) != line]
-    if not found:
+            locations += [f"{file}:{number}" for number, line in enumerate(lines, 1) if redact(line) != line]
+    if not locations:
         return None
-    more = f" and {len(found) - MAX_SECRETS_SHOWN} more" if len(found) > MAX_SECRETS_SHOWN else ""
-    where = f"{', '.join(found[:MAX_SECRETS_SHOWN])}{more}"
-    return warn_check(
-        f"{name} secrets", f"What looks like a secret stands in {where}: write ${{secret:NAME}} in its place."
-    )
+    remainder = f" and {len(locations) - MAX_LISTED_SECRETS} more" if len(locations) > MAX_LISTED_SECRETS else ""
+    location_list = f"{', '.join(locations[:MAX_LISTED_SECRETS])}{remainder}"
+    return warn_check(f"{name} secrets", f"{location_list} may contain a secret. Replace it with ${{secret:NAME}}.")
+
+
+def _list_former_names(folder: Path, agent_file: "AgentFile", agent: "ResolvedAgent") -> Check | None:
+    """List the keys that the agent's files write under a former name, which is understood for all of 1.x."""
+    from halter.config.agent_files import parse_playbook
+    from halter.config.yaml_reader import load_file
+
+    former_names = list(agent_file.source_map.former_names)
+    for playbook in agent.playbooks.values():
+        document = load_file(folder / playbook.file, playbook.file)
+        parse_playbook(document)
+        former_names += document.source_map.former_names
+    if not former_names:
+        return None
+    return pass_check(f"{agent.policy.name} keys", f"{' '.join(former_names)} Former names work for all of 1.x.")
 
 
 def _files(agent: "ResolvedAgent") -> Check:
     pacing, name = agent.pacing, agent.policy.name
-    forgotten = list_unwritten_fields(pacing)
-    if forgotten:
-        return warn_check(name, " ".join(forgotten))
-    runs = "runs by itself" if pacing.autonomy.enabled else "does not run by itself"
+    omissions = list_unwritten_fields(pacing)
+    if omissions:
+        return warn_check(name, " ".join(omissions))
+    runs = "Autonomous" if pacing.autonomy.enabled else "Not autonomous"
     sensors = "1 sensor" if len(pacing.sensors) == 1 else f"{len(pacing.sensors)} sensors"
-    return pass_check(name, f"It {runs}, with {sensors}.")
+    return pass_check(name, f"{runs}, with {sensors}.")
 
 
 def _provenance(agent: "ResolvedAgent", folder: Path, name: str) -> Check | None:
-    """Say how calls are judged by where their values come from, and where to see what is worth declaring."""
-    mode, alone = agent.policy.provenance, agent.pacing.autonomy.enabled or bool(agent.tasks.triggers())
-    if alone and mode in (None, "observe"):
-        sentence = "It runs by itself, and only observes which of its calls go by what others wrote"
-        remedy = "Look at `not said` in its receipts, declare its tools, and set `policy.provenance: ask`."
-        return warn_check(f"{name} provenance", f"{sentence}. {remedy}")
+    """Check how calls are judged by the provenance of their values; point to tools that need a declaration."""
+    mode, is_unattended = agent.policy.provenance, agent.pacing.autonomy.enabled or bool(agent.tasks.triggers())
+    if is_unattended and mode in (None, "observe"):
+        sentence = "Runs unattended with provenance in observe mode: injected calls are recorded, not stopped."
+        remedy = "Check `untrusted values` in its receipts, declare its tools, and set `policy.provenance: ask`."
+        return warn_check(f"{name} provenance", f"{sentence} {remedy}")
     if not (folder / "tools.py").exists() and not (folder / MCP_FILE).exists():
         return None
     if mode == "off":
-        sentence = "`policy.provenance` is off: what others wrote may choose where its calls go."
+        sentence = "`policy.provenance` is off: untrusted content may decide where its calls go."
         return warn_check(f"{name} provenance", f"{sentence} Set observe, ask or strict.")
-    said = f"`policy.provenance` is {mode or 'observe'}"
-    return pass_check(f"{name} provenance", f"{said}. What is guessed of its tools: halter tools {folder}")
+    setting = f"`policy.provenance` is {mode or 'observe'}"
+    return pass_check(f"{name} provenance", f"{setting}. See inferred tool properties with: halter tools {folder}")
 
 
 def _roots(settings: Settings, folder: Path, name: str) -> Check | None:
@@ -199,12 +216,12 @@ async def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) 
     from halter.models.providers import Prices, make_model
 
     if ModelName.parse(name).provider in {SCRIPTED, REFLEX}:
-        return pass_check(name, f"{name} needs no key, and is free.")
-    secrets, used = read_environment_secrets(environ), list[str]()
+        return pass_check(name, f"{name} needs no key and is free.")
+    secrets, used_variables = read_environment_secrets(environ), list[str]()
 
     def key(variable: str) -> str | None:
         value = secrets.value(variable) if variable in secrets.names() else environ.get(variable)
-        used.extend([variable] if value else [])
+        used_variables.extend([variable] if value else [])
         return value
 
     try:
@@ -214,63 +231,63 @@ async def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) 
     price = Prices(agent.policy.prices).find(model.name, model.base_url)
     if isinstance(price, Unpriced):
         return fail_check(name, price.sentence)
-    key_told = f"its key is set ({', '.join(used)})" if used else "needs no key"
-    cost_told = "has a price" if price.bound(1, 1, 0) else "is free"
+    key_note = f"its key is set ({', '.join(used_variables)})" if used_variables else "needs no key"
+    cost_note = "has a price" if price.bound(1, 1, 0) else "is free"
     if model.base_url:
-        reached = await _address(name, model.base_url)
-        if reached.verdict != "ok":
-            return warn_check(name, f"{reached.finding} Its address is {model.base_url}.")
-    return pass_check(name, f"{name} {cost_told}, and {key_told}.")
+        address_check = await _address(name, model.base_url)
+        if address_check.verdict != "ok":
+            return warn_check(name, f"{address_check.finding} Its address is {model.base_url}.")
+    return pass_check(name, f"{name} {cost_note}; {key_note}.")
 
 
 def _secrets(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
-    """Check that the secrets which the agent may use are set, without showing a value."""
-    wanted, there = agent.policy.secrets, read_environment_secrets(environ).names()
-    missing = [name for name in wanted if name not in there]
-    if not wanted:
+    """Check that the secrets of the agent are set, without showing a value."""
+    required_secrets, available_secrets = agent.policy.secrets, read_environment_secrets(environ).names()
+    missing = [name for name in required_secrets if name not in available_secrets]
+    if not required_secrets:
         return None
     name = f"{agent.policy.name} secrets"
     if missing:
         variables = ", ".join(SECRET_PREFIX + each for each in missing)
-        return fail_check(name, f"{variables} is not set, and the agent needs it: set it, or remove it from `secrets`.")
-    return pass_check(name, f"All are set: {', '.join(wanted)}.")
+        return fail_check(name, f"{variables} is not set, but the agent needs it. Set it, or remove it from `secrets`.")
+    return pass_check(name, f"All secrets are set: {', '.join(required_secrets)}.")
 
 
 async def _sensor(sensor: SensorSpec, folder: Path) -> Check:
     """Probe a sensor without side effects: stat a file, connect to an address."""
     source = sensor.source
     if source.tool is not UNSET:
-        return pass_check(sensor.name, f"{sensor.name} calls {source.tool}, which was not tried.")
+        return pass_check(sensor.name, f"{sensor.name} calls {source.tool}, which was not called.")
     if source.url is not UNSET:
         return await _address(sensor.name, source.url)
     path = folder / (source.path if isinstance(source.path, str) else ".")
     if not path.exists():
         return warn_check(
-            sensor.name, f"{sensor.name} watches {path}, which does not exist: it waits until the file is there."
+            sensor.name, f"{sensor.name} watches {path}, which does not exist. The sensor waits for the file."
         )
     if not os.access(path, os.R_OK):
-        return fail_check(sensor.name, f"{sensor.name} watches {path}, which you may not read: change its permissions.")
+        return fail_check(sensor.name, f"{sensor.name} watches {path}, which you cannot read. Change its permissions.")
     return pass_check(sensor.name, f"{sensor.name} can read {path}.")
 
 
 async def _address(name: str, url: str) -> Check:
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443)
+    url_parts = urlsplit(url)
+    host, port = url_parts.hostname or "", url_parts.port or DEFAULT_PORTS.get(url_parts.scheme, 443)
     try:
         async with asyncio.timeout(ADDRESS_TIMEOUT_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
         writer.close()
     except (OSError, TimeoutError) as error:
-        why = "it does not answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        return warn_check(name, f"{name} cannot reach {host}:{port} ({why}): check the service and the network.")
-    return pass_check(name, f"{name} reaches {host}:{port}; nothing was asked there.")
+        reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        return warn_check(name, f"{name} cannot reach {host}:{port} ({reason}). Check the service and the network.")
+    return pass_check(name, f"{name} reaches {host}:{port}; no request was sent.")
 
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 8765
 MAX_PRICES_AGE_DAYS: Final = 180
 """An older table deserves an update."""
-MACHINE_ANSWERS: Final = 2.0
+LOCAL_TIMEOUT_SECONDS: Final = 2.0
 OTHERS_MODE_MASK: Final = 0o077
 
 
@@ -284,7 +301,7 @@ def check_fleet_file(settings: Settings) -> Check:
 
     if settings.fleet is None:
         return pass_check(
-            "fleet", "There is no halter.yaml here: the store's policy counts, or the defaults if it has none."
+            "fleet", "There is no halter.yaml here. The store's policy applies, or the defaults if it has none."
         )
     try:
         read_fleet(settings.fleet)
@@ -294,22 +311,22 @@ def check_fleet_file(settings: Settings) -> Check:
 
 
 def check_prices(now: int) -> Check:
-    """Check how long the bundled price table has been installed: it does not state its own age."""
+    """Check the age of the bundled price table by its time of installation: it does not state its own."""
     table = distribution("genai-prices")
-    since = Path(str(table.locate_file("genai_prices/data.py"))).stat().st_mtime
-    days = max(0, now // SECOND - int(since)) // 86_400
-    sentence = f"The bundled table of genai-prices {table.version} has been here for {days} days"
+    installed_at = Path(str(table.locate_file("genai_prices/data.py"))).stat().st_mtime
+    days = max(0, now // SECOND - int(installed_at)) // 86_400
+    sentence = f"The bundled price table of genai-prices {table.version} was installed {days} days ago"
     if days > MAX_PRICES_AGE_DAYS:
         return warn_check(
-            "prices", f"{sentence}: look for a newer one (pip install -U genai-prices). Your configuration wins."
+            "prices", f"{sentence}. Update it with pip install -U genai-prices. Configured prices take precedence."
         )
-    return pass_check("prices", f"{sentence}; your configuration wins.")
+    return pass_check("prices", f"{sentence}; configured prices take precedence.")
 
 
 def check_postgresql() -> Check:
     if find_spec("psycopg") is None:
-        return pass_check("postgresql", "No driver here; install halter[postgres] for more than one machine.")
-    return pass_check("postgresql", "The driver is here.")
+        return pass_check("postgresql", "No driver installed. Install halter[postgres] to use more than one machine.")
+    return pass_check("postgresql", "The driver is installed.")
 
 
 async def check_sandbox() -> Check:
@@ -320,32 +337,32 @@ async def check_sandbox() -> Check:
         try:
             await Sandbox(Path(root)).verify()
         except Failed as failed:
-            return warn_check("sandbox", f"Agents with a shell tool run nothing here, others do: {failed}")
-    return pass_check("sandbox", "bubblewrap works: commands of agents are shut in.")
+            return warn_check("sandbox", f"Agents with a shell tool cannot run commands here: {failed}")
+    return pass_check("sandbox", "bubblewrap works: commands of agents are isolated.")
 
 
 async def check_port(host: str = HOST, number: int = PORT) -> Check:
     try:
-        with socket.socket() as asked:
-            asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            asked.bind((host, number))
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, number))
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             return warn_check(
-                "port", f"{host}:{number} cannot be listened on ({error.strerror}): name another with --listen."
+                "port", f"Cannot listen on {host}:{number} ({error.strerror}). Choose another address with --listen."
             )
     else:
-        return pass_check("port", f"{host}:{number} is free for the dashboard and webhooks; no display is needed here.")
+        return pass_check("port", f"{host}:{number} is free for the dashboard and webhooks; no display is needed.")
     if await _is_halter(host, number):
-        return pass_check("port", f"A Halter answers at {host}:{number}.")
+        return pass_check("port", f"Halter already serves {host}:{number}.")
     return warn_check(
-        "port", f"{host}:{number} is taken by another program: start Halter with --listen {host}:{number + 1}."
+        "port", f"{host}:{number} is used by another program. Start Halter with --listen {host}:{number + 1}."
     )
 
 
 async def _is_halter(host: str, number: int) -> bool:
     try:
-        async with asyncio.timeout(MACHINE_ANSWERS):
+        async with asyncio.timeout(LOCAL_TIMEOUT_SECONDS):
             reader, writer = await asyncio.open_connection(host, number)
             try:
                 writer.write(f"GET /healthz HTTP/1.1\r\nHost: {host}:{number}\r\nConnection: close\r\n\r\n".encode())
@@ -361,19 +378,19 @@ def check_tokens(settings: Settings) -> Check | None:
     if path is None or not path.exists():
         return None
     if path.stat().st_mode & OTHERS_MODE_MASK:
-        return fail_check("tokens", f"Others than you may read {path}: run chmod 600 {path}.")
-    return pass_check("tokens", f"Only you may read {path}.")
+        return fail_check("tokens", f"Other users can read {path}. Run chmod 600 {path}.")
+    return pass_check("tokens", f"Only you can read {path}.")
 
 
 STORE_CONNECTIONS: Final = 3
 """One writes, one reads, one listens."""
 MAX_ORPHANED_TICKETS: Final = 1000
-"""More tickets without a worker are worth a warning."""
+"""More tickets without a worker cause a warning."""
 WORKER_KIND: Final = "worker"
 
 
 class UnclaimedSessions(msgspec.Struct, frozen=True):
-    """Due sessions of an agent that no worker has taken, and since when."""
+    """Due sessions of an agent that no worker has claimed, and since when."""
 
     agent: str
     sessions: int
@@ -382,47 +399,49 @@ class UnclaimedSessions(msgspec.Struct, frozen=True):
 
 async def check_workers(app: Runtime) -> AsyncGenerator[Check]:
     now = app.clock.now()
-    found = await workers(Actor(app, Principal(app.settings.person)))
-    late = await app.store.ask(Query("late", UnclaimedSessions, {"before": now - MINUTE}))
+    views = await workers(Actor(app, Principal(app.settings.person)))
+    unclaimed = await app.store.ask(Query("late", UnclaimedSessions, {"before": now - MINUTE}))
     switches = await app.store.ask(Query("all_agents", AgentRow))
-    off = {row.agent for row in switches if not row.switched_on}
-    planned = [plan.trigger for plan in await plan_triggers(app.store, now)]
-    on = [row.agent for row in switches if row.switched_on]
-    idle = [name for name in (*on, *planned) if name.partition("/")[0] not in off]
-    yield check_presence(found, now, idle)
-    for check in (check_versions(found), check_agent_files(found)):
+    agents_off = {row.agent for row in switches if not row.switched_on}
+    planned_triggers = [plan.trigger for plan in await plan_triggers(app.store, now)]
+    agents_on = [row.agent for row in switches if row.switched_on]
+    idle = [name for name in (*agents_on, *planned_triggers) if name.partition("/")[0] not in agents_off]
+    yield check_presence(views, now, idle)
+    for check in (check_versions(views), check_agent_files(views)):
         if check is not None:
             yield check
-    yield check_due_sessions([each for each in late if each.agent not in off], found, now)
+    yield check_due_sessions([each for each in unclaimed if each.agent not in agents_off], views, now)
     if app.settings.store.lower().startswith(("postgresql:", "postgres:")):
-        async for check in _pressure(app, found, now):
+        async for check in _pressure(app, views, now):
             yield check
 
 
-def check_presence(found: Sequence[WorkerView], now: int, idle: Sequence[str] = ()) -> Check:
+def check_presence(views: Sequence[WorkerView], now: int, idle: Sequence[str] = ()) -> Check:
     """Count the live workers by host; report those with a problem, and those lost within the hour.
 
-    `idle` are agents and triggers that run only where a process does.
+    `idle` lists agents and triggers that need a process to run.
     """
-    alive = [worker for worker in found if worker.alive]
-    ill = [f"{name_worker(worker)}: {worker.problem}" for worker in alive if worker.problem]
-    if ill:
-        return fail_check("workers", " ".join(ill))
+    alive = [worker for worker in views if worker.alive]
+    problems = [f"{name_worker(worker)}: {worker.problem}" for worker in alive if worker.problem]
+    if problems:
+        return fail_check("workers", " ".join(problems))
     hosts = ", ".join(f"{count} on {host}" for host, count in sorted(Counter(worker.host for worker in alive).items()))
-    sentence = f"{_processes(len(alive))} here: {hosts}." if alive else "No process runs agents here now."
-    gone = [f"{name_worker(worker)} ({describe_last_heartbeat(worker, now)})" for worker in found if not worker.alive]
-    if gone:
+    sentence = f"{_processes(len(alive))} here: {hosts}." if alive else "No process runs agents here."
+    lost_workers = [
+        f"{name_worker(worker)} ({describe_last_heartbeat(worker, now)})" for worker in views if not worker.alive
+    ]
+    if lost_workers:
         return warn_check(
             "workers",
-            f"{sentence} Lost within the hour: {', '.join(gone)}. Their sessions move to workers with the same agents. "
-            "Check their machines, and restart them.",
+            f"{sentence} Lost within the hour: {', '.join(lost_workers)}. Their sessions move to workers with the same "
+            "agents. Check their machines, and restart them.",
         )
     if idle and not alive:
         names = ", ".join(idle[:MAX_IDLE_NAMES]) + (", …" if len(idle) > MAX_IDLE_NAMES else "")
         return warn_check(
             "workers",
-            f"{sentence} These wait for one: {names}. Start `halter up FOLDER`, `halter serve FOLDER` or a worker; "
-            "nothing starts by itself until then.",
+            f"{sentence} Waiting for one: {names}. Start `halter up FOLDER`, `halter serve FOLDER` or a worker; "
+            "no session starts until then.",
         )
     return pass_check("workers", sentence)
 
@@ -434,34 +453,37 @@ def _processes(count: int) -> str:
     return "1 process runs agents" if count == 1 else f"{count:,} processes run agents"
 
 
-def check_versions(found: Sequence[WorkerView]) -> Check | None:
-    known: dict[str, set[str]] = {}
-    for worker in found:
+def check_versions(views: Sequence[WorkerView]) -> Check | None:
+    hosts_by_version: dict[str, set[str]] = {}
+    for worker in views:
         if worker.alive:
-            known.setdefault(worker.version, set()).add(worker.host)
-    if len(known) < 2:  # noqa: PLR2004  two are side by side
+            hosts_by_version.setdefault(worker.version, set()).add(worker.host)
+    if len(hosts_by_version) < 2:  # noqa: PLR2004  two versions differ
         return None
-    versions = "; ".join(f"{version or 'unknown'} on {', '.join(sorted(known[version]))}" for version in sorted(known))
+    versions = "; ".join(
+        f"{version or 'unknown'} on {', '.join(sorted(hosts_by_version[version]))}"
+        for version in sorted(hosts_by_version)
+    )
     return warn_check(
         "versions",
-        f"Workers run several versions of Halter ({versions}). That is fine while you bring one machine after the "
-        "other to the newer one. If you are done, one was forgotten: install the newer one there, and start it again.",
+        f"Workers run several versions of Halter ({versions}). This is expected during a rolling upgrade. Afterwards, "
+        "install the newer version where it is missing, and restart that worker.",
     )
 
 
-def check_agent_files(found: Sequence[WorkerView]) -> Check | None:
-    waiting = [
+def check_agent_files(views: Sequence[WorkerView]) -> Check | None:
+    sentences = [
         f"{name_worker(worker)}: {describe_outdated_agents(worker)}"
-        for worker in found
+        for worker in views
         if worker.alive and describe_outdated_agents(worker)
     ]
-    return warn_check("files", " ".join(waiting)) if waiting else None
+    return warn_check("files", " ".join(sentences)) if sentences else None
 
 
-def check_due_sessions(late: Sequence[UnclaimedSessions], found: Sequence[WorkerView], now: int) -> Check:
-    """Report sessions that have been due for more than a minute without a worker, and why."""
-    alive = [worker for worker in found if worker.alive]
-    checks = [check for each in late if (check := _check_unclaimed(each, alive, now)) is not None]
+def check_due_sessions(unclaimed: Sequence[UnclaimedSessions], views: Sequence[WorkerView], now: int) -> Check:
+    """Check for sessions that have been due for more than a minute without a worker, and report why."""
+    alive = [worker for worker in views if worker.alive]
+    checks = [check for each in unclaimed if (check := _check_unclaimed(each, alive, now)) is not None]
     if not checks:
         return pass_check("due", "No due session waits for a worker.")
     sentence = " ".join(check.finding for check in checks)
@@ -472,70 +494,78 @@ def check_due_sessions(late: Sequence[UnclaimedSessions], found: Sequence[Worker
     )
 
 
-def _check_unclaimed(late: UnclaimedSessions, alive: Collection[WorkerView], now: int) -> Check | None:
-    since = "" if late.since is None else f" for {format_duration(now - late.since)}"
-    have = "has" if late.sessions == 1 else "have"
-    what = f"{late.agent} has {format_count(late.sessions, 'session')} that {have} been due{since}, and"
-    having = [worker for worker in alive if late.agent in worker.agents]
-    taking = [worker for worker in having if worker.health == "alive" and late.agent not in worker.waiting]
-    if not having:
+def _check_unclaimed(unclaimed: UnclaimedSessions, alive: Collection[WorkerView], now: int) -> Check | None:
+    wait_text = "" if unclaimed.since is None else f" for {format_duration(now - unclaimed.since)}"
+    verb = "has" if unclaimed.sessions == 1 else "have"
+    summary = (
+        f"{unclaimed.agent} has {format_count(unclaimed.sessions, 'session')} that {verb} been due{wait_text}, and"
+    )
+    workers_with_folder = [worker for worker in alive if unclaimed.agent in worker.agents]
+    available_workers = [
+        worker for worker in workers_with_folder if worker.health == "alive" and unclaimed.agent not in worker.waiting
+    ]
+    if not workers_with_folder:
         sentence = (
-            f"{what} no live process has its folder: give it to `halter up` or `halter worker`, or run "
-            f"halter off {late.agent}."
+            f"{summary} no live process has its folder. Pass it to `halter up` or `halter worker`, or run "
+            f"halter off {unclaimed.agent}."
         )
-        # Before a start nothing runs, and that is nothing wrong.
+        # Before the first process starts, this is expected.
         return fail_check("due", sentence) if alive else warn_check("due", sentence)
-    if not taking:
+    if not available_workers:
         sentence = (
-            f"{what} the workers with its folder wait for newer files, or are about to end "
-            f"({', '.join(map(name_worker, having))}): update its folder there, and restart them."
+            f"{summary} the workers with its folder wait for newer files or are draining "
+            f"({', '.join(map(name_worker, workers_with_folder))}). Update its folder there, and restart them."
         )
         return fail_check("due", sentence)
-    if all(worker.awake >= worker.concurrency for worker in taking):
-        sentence = f"{what} all workers with its folder are busy: start another worker, or raise --concurrency."
+    if all(worker.awake >= worker.concurrency for worker in available_workers):
+        sentence = f"{summary} all workers with its folder are busy. Start another worker, or raise --concurrency."
         return warn_check("due", sentence)
     return None
 
 
-async def _pressure(app: Runtime, found: Sequence[WorkerView], now: int) -> AsyncGenerator[Check]:
+async def _pressure(app: Runtime, views: Sequence[WorkerView], now: int) -> AsyncGenerator[Check]:
     from halter.dispatch.ticket_queue import CONNECTIONS, name_queue
     from halter.journal.connection import measure_pressure
 
     rows = await app.store.ask(Query("all_workers", WorkerRow))
-    served = {name_queue(*each) for row in rows if row.alive(now) for each in row.told().agents.items()}
-    pressed = await asyncio.to_thread(measure_pressure, app.settings.store)
-    kinds = [worker.kind for worker in found if worker.alive]
-    # One more connection than it pools hears of new tickets.
-    yield check_connections(pressed.most, pressed.used, kinds, STORE_CONNECTIONS + CONNECTIONS + 1)
-    waiting = [each for each in pressed.queued if each.queue in served]
-    orphaned = sum(each.jobs for each in pressed.queued if each.queue not in served)
-    yield check_queue(sum(each.jobs for each in waiting), max((each.age for each in waiting), default=0), orphaned)
-
-
-def check_connections(limit: int, used: int, kinds: Sequence[str], each: int) -> Check:
-    needed = sum(each if kind == WORKER_KIND else STORE_CONNECTIONS for kind in kinds)
-    sentence = (
-        f"PostgreSQL has {limit:,} connections for programs, of which {used:,} are in use; those who run agents here "
-        f"need up to {needed:,}, and each worker up to {each}"
+    served_queues = {name_queue(*each) for row in rows if row.alive(now) for each in row.parse_info().agents.items()}
+    pressure = await asyncio.to_thread(measure_pressure, app.settings.store)
+    kinds = [worker.kind for worker in views if worker.alive]
+    # A worker uses one more connection than it pools, to listen for new tickets.
+    yield check_connections(pressure.max_connections, pressure.used, kinds, STORE_CONNECTIONS + CONNECTIONS + 1)
+    waiting_batches = [each for each in pressure.queued if each.queue in served_queues]
+    orphaned_count = sum(each.jobs for each in pressure.queued if each.queue not in served_queues)
+    yield check_queue(
+        sum(each.jobs for each in waiting_batches),
+        max((each.age for each in waiting_batches), default=0),
+        orphaned_count,
     )
-    if needed > limit or limit - used < each:
-        return warn_check("connections", f"{sentence}: raise max_connections before you start another.")
+
+
+def check_connections(limit: int, used: int, kinds: Sequence[str], per_worker: int) -> Check:
+    needed_count = sum(per_worker if kind == WORKER_KIND else STORE_CONNECTIONS for kind in kinds)
+    sentence = (
+        f"PostgreSQL has {limit:,} connections for programs, of which {used:,} are in use; the processes that run "
+        f"agents need up to {needed_count:,}, and each worker up to {per_worker}"
+    )
+    if needed_count > limit or limit - used < per_worker:
+        return warn_check("connections", f"{sentence}. Raise max_connections before you start another worker.")
     return pass_check("connections", f"{sentence}.")
 
 
 def check_queue(waiting: int, age: int, orphaned: int) -> Check:
-    """Check whether tickets pile up, with or without a worker to take them."""
+    """Check for old tickets in the queue, and for tickets without a worker."""
     if age > MINUTE:
         return warn_check(
             "queue",
             f"{format_count(waiting, 'ticket')} wait in the queue, the oldest for {format_duration(age)}: the workers "
-            "are busy, or cannot reach PostgreSQL. Check their logs; start another, or raise --concurrency.",
+            "are busy, or cannot reach PostgreSQL. Check their logs; start another worker, or raise --concurrency.",
         )
     if orphaned > MAX_ORPHANED_TICKETS:
         return warn_check(
             "queue",
-            f"{format_count(orphaned, 'ticket')} are left over from versions that no worker runs. They do no harm: "
-            "their sessions were offered again. Remove them from procrastinate_jobs at your leisure.",
+            f"{format_count(orphaned, 'ticket')} belong to versions that no worker runs. They are harmless: their "
+            "sessions were offered again. You can remove them from procrastinate_jobs.",
         )
     return pass_check("queue", f"{format_count(waiting, 'ticket')} in the queue, none of them old.")
 
@@ -578,43 +608,45 @@ async def check_store(app: Runtime) -> AsyncGenerator[Check]:
 async def _check_counts(app: Runtime) -> Check:
     (counts,) = await app.store.ask(Query("counts", StoreCounts))
     meta = {row.name: row.value for row in await app.store.ask(Query("meta", StoreMeta))}
-    held = f"{counts.events:,} events in {counts.streams:,} streams, {format_count(counts.sessions, 'session')}"
-    return pass_check("store", f"Schema {meta['schema']}, {held}. Id {meta['store']}.")
+    totals = f"{counts.events:,} events in {counts.streams:,} streams, {format_count(counts.sessions, 'session')}"
+    return pass_check("store", f"Schema {meta['schema']}, {totals}. Id {meta['store']}.")
 
 
 def _file(path: Path) -> Check:
-    """Check that the file is writable, and that SQLite finds its pages in order."""
+    """Check that the store file is writable and intact."""
     from halter.journal.sqlite import is_read_only, open_read_only
 
     if is_read_only(str(path)):
-        return fail_check("file", f"{path} is read-only: make it and its folder writable.")
+        return fail_check("file", f"{path} is read-only. Make it and its folder writable.")
     try:
         with closing(open_read_only(str(path))) as connection:
             (text,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.Error as error:
         text = str(error)
     if text != "ok":
-        return fail_check("file", f"{path} is damaged ({text}): stop all agents, copy it, and restore a backup.")
-    return pass_check("file", f"{path} can be written, and its pages are in order.")
+        return fail_check("file", f"{path} is damaged ({text}). Stop all agents, copy the file, and restore a backup.")
+    return pass_check("file", f"{path} is writable and intact.")
 
 
 def check_disk(folder: Path) -> Check:
     try:
-        free = shutil.disk_usage(folder).free
+        free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
-        return warn_check("disk", f"The disk of {folder} cannot be looked at ({error.strerror}).")
-    sentence = f"{free / (1 << 30):,.1f} GiB are free for {folder}"
-    if free < MIN_DISK_BYTES:
+        return warn_check("disk", f"Cannot read the disk of {folder} ({error.strerror}).")
+    amount = f"{free_bytes / (1 << 30):,.1f} GiB"
+    if free_bytes < MIN_DISK_BYTES:
         return fail_check(
-            "disk", f"Only {sentence}: make room, or nothing can be written down, and nothing will be done."
+            "disk",
+            f"Disk of {folder} almost full ({amount} left). Agents stop when the store cannot be written. "
+            "Free some space.",
         )
-    if free < WARN_DISK_BYTES:
-        return warn_check("disk", f"Only {sentence}: make room before a long night.")
-    return pass_check("disk", f"{sentence}.")
+    if free_bytes < WARN_DISK_BYTES:
+        return warn_check("disk", f"Disk of {folder} is low ({amount} left). Free some space.")
+    return pass_check("disk", f"{amount} free for {folder}.")
 
 
 async def _clock(app: Runtime) -> Check:
-    """Compare this machine's clock with the server's. A store that is a file uses this machine's."""
+    """Compare this machine's clock with the server's. A store in a file uses this machine's clock."""
     if isinstance(app.clock, StoreClock):
         await sync_store_clock(app.store, app.clock)
         if refusal := app.clock.refusal():
@@ -623,8 +655,8 @@ async def _clock(app: Runtime) -> Check:
 
 
 def _checkpoints(app: Runtime) -> Check:
-    if app.doubt is not None:
-        return fail_check("checkpoints", app.doubt.sentence())
+    if app.older_copy is not None:
+        return fail_check("checkpoints", app.older_copy.sentence())
     app.checkpointer.rehearse()
     if app.checkpointer.problem:
         return fail_check("checkpoints", app.checkpointer.problem)
@@ -632,7 +664,7 @@ def _checkpoints(app: Runtime) -> Check:
 
 
 async def read_local_policy(app: Runtime) -> "FleetConfig | None":
-    """Read the policy in force here; None where it cannot be read."""
+    """Read the effective policy of this process; None if it cannot be read."""
     from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
 
     try:
@@ -646,27 +678,29 @@ async def _policy(app: Runtime) -> Check:
     from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
 
     try:
-        found = await resolve_effective_policy(app.store, read_local_fleet(app.settings))
+        effective = await resolve_effective_policy(app.store, read_local_fleet(app.settings))
     except ConfigError as error:
         return fail_check("policy", str(error))
-    if found.row is None:
+    if effective.row is None:
         return pass_check(
-            "policy", "This store has no policy yet: the first halter.yaml that is used on it becomes its own."
+            "policy", "This store has no policy yet. The first halter.yaml used on it becomes its policy."
         )
-    if sentence := found.describe_difference():
+    if sentence := effective.describe_difference():
         return warn_check("policy", sentence)
-    return pass_check("policy", f"This store's policy was adopted by {found.row.by} on {format_moment(found.row.at)}.")
+    return pass_check(
+        "policy", f"This store's policy was adopted by {effective.row.by} on {format_moment(effective.row.at)}."
+    )
 
 
 async def _check_holds(app: Runtime) -> Check:
     holds = await app.store.ask(Query("holds", HoldRow))
-    old = [hold for hold in holds if hold.at < app.clock.now() - MAX_HOLD_AGE]
-    if old:
-        oldest = format_duration(app.clock.now() - old[0].at)
-        count = "1 hold" if len(old) == 1 else f"{len(old):,} holds"
+    old_holds = [hold for hold in holds if hold.at < app.clock.now() - MAX_HOLD_AGE]
+    if old_holds:
+        oldest = format_duration(app.clock.now() - old_holds[0].at)
+        count = "1 hold" if len(old_holds) == 1 else f"{len(old_holds):,} holds"
         finding = (
-            f"{count} older than an hour (the oldest {oldest}, session {old[0].session}): such a session waits for a "
-            "worker, or for a person to say what became of it. No timer frees a hold."
+            f"{count} older than an hour (the oldest {oldest}, session {old_holds[0].session}). The session waits for "
+            "a worker, or for a person to settle a call in doubt. No timer frees a hold."
         )
         return warn_check("holds", finding)
     return pass_check("holds", f"{len(holds)} open, none of them old.")
@@ -676,8 +710,13 @@ async def _switches(app: Runtime) -> Check:
     rows = await app.store.ask(Query("all_agents", AgentRow))
     sentences = [f"{row.agent} is {'on' if row.switched_on else 'off'}, by {row.by}" for row in rows]
     sessions = await app.store.ask(Query("sessions_under_way", SessionRow))
-    left = [row for row in sessions if row.kind == "autonomous" and row.state == "PAUSED"]
-    if left:
-        words = (f"{row.session} waits for you: halter show {row.session}, then halter on {row.agent}." for row in left)
-        return fail_check("autonomy", " ".join(words))
-    return pass_check("autonomy", f"{'; '.join(sentences)}." if sentences else "No agent has run by itself here.")
+    paused_sessions = [row for row in sessions if row.kind == "autonomous" and row.state == "PAUSED"]
+    if paused_sessions:
+        hints = (
+            f"{row.session} waits for you. Run halter show {row.session}, then halter on {row.agent}."
+            for row in paused_sessions
+        )
+        return fail_check("autonomy", " ".join(hints))
+    return pass_check(
+        "autonomy", f"{'; '.join(sentences)}." if sentences else "No agent has run unattended with this store."
+    )

@@ -1,4 +1,4 @@
-"""The whole journal: verify, export, erase."""
+"""Operations on the journal: verify, export, erase."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +13,10 @@ from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.journal import retention
 from halter.journal.checkpoints import public_key_path, read_public_keys
-from halter.journal.rebuild import IntegrityReport
-from halter.journal.rebuild import rebuild as rebuild_tables
+from halter.journal.rebuild import IntegrityReport, rebuild_tables
 from halter.journal.retention import Erasure
-from halter.journal.verify import verify as verify_store
-from halter.operations.desk import Actor, Name, Reason, Session, fail_invalid
+from halter.journal.verify import verify_store
+from halter.operations.actor import Actor, Name, Reason, Session, fail_invalid
 from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -25,45 +24,50 @@ if TYPE_CHECKING:
     from halter.journal.export import ExportLine
 
 Progress = Callable[[int, int], None]
-"""Hears how many streams are done, of how many."""
-Rebuild = Annotated[bool, Meta(description="Then rebuild all tables from the events, if these are sound.")]
+"""A callback with the number of streams done, and of all streams."""
+Rebuild = Annotated[bool, Meta(description="Then rebuild all tables from the events, if the events are sound.")]
 Children = Annotated[bool, Meta(description="Include all sub-sessions.")]
 Confirmed = Annotated[bool, Meta(description="Must be true: this cannot be undone.")]
-Age = Annotated[int, Meta(ge=0, le=36_500 * 86_400, description="Sessions that ended that many seconds ago.")]
-Sessions = Annotated[Sequence[Name], Meta(max_length=1000, description="The sessions, by their ids.")]
-Messages = Annotated[bool, Meta(description="Messages outside of sessions, and answered questions.")]
+Age = Annotated[
+    int, Meta(ge=0, le=36_500 * 86_400, description="Erase sessions that ended more than this many seconds ago.")
+]
+Sessions = Annotated[Sequence[Name], Meta(max_length=1000, description="Session ids.")]
+Messages = Annotated[bool, Meta(description="Erase messages outside of sessions, and answered questions.")]
 
 
 class VerifyResult(IntegrityReport, frozen=True, kw_only=True):
-    """What verifying found, and whether the tables were rebuilt."""
+    """The findings of a verification, and whether the tables were rebuilt."""
 
     rebuilt: bool = False
 
 
 async def verify(actor: Actor, *, rebuild: Rebuild = False, progress: Progress = lambda _, __: None) -> VerifyResult:
-    """Find events that were edited, deleted, moved or repeated, and tables that disagree with the events."""
+    """Verify the journal's hash chain and the tables.
+
+    Finds events that were edited, deleted, moved or repeated, and tables that disagree with the events.
+    """
     actor.require_role("admin", "verify the journal")
     actor.require_all_agents("verify the journal")
     app = actor.app
-    trusted = read_trusted_keys(app)
-    report = await verify_store(app.store, app.settings.checkpoints, trusted, progress)
+    trusted_keys = read_trusted_keys(app)
+    report = await verify_store(app.store, app.settings.checkpoints, trusted_keys, progress)
     if not rebuild or any(finding.kind != "row" for finding in report.findings):
         return VerifyResult(**asdict(report))
     await rebuild_tables(app.store)
     return VerifyResult(
-        **asdict(await verify_store(app.store, app.settings.checkpoints, trusted, progress)), rebuilt=True
+        **asdict(await verify_store(app.store, app.settings.checkpoints, trusted_keys, progress)), rebuilt=True
     )
 
 
 def read_trusted_keys(app: Runtime) -> frozenset[str]:
-    """Read the public key beside the signing key; before the first checkpoint there is none."""
+    """Read the public key next to the signing key. Before the first checkpoint there is none."""
     try:
         path = public_key_path(app.settings.signing_key)
         return read_public_keys(path) if path.exists() else frozenset()
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"The public key beside {app.settings.signing_key} cannot be read ({error}): put it back there, or name "
-            "another signing key with HALTER_SIGNING_KEY."
+            f"Cannot read the public key of {app.settings.signing_key} ({error}). Restore it there, or set "
+            "HALTER_SIGNING_KEY to another signing key."
         ) from error
 
 
@@ -76,13 +80,13 @@ async def erase(
     messages: Messages = False,
     reason: Reason = "",
 ) -> Erasure:
-    """Erase the bodies of sessions that have ended, for good. The facts and their chain stay."""
-    actor.demand("admin", "erase anything")
-    actor.require_all_agents("erase anything")
+    """Erase the bodies of ended sessions. The facts and their hash chain are kept."""
+    actor.require_person("admin", "erase bodies")
+    actor.require_all_agents("erase bodies")
     if (bool(sessions), older_than_seconds is not None, messages).count(True) != 1:
-        fail_invalid("Name either sessions, an age (older_than_seconds) or messages.")
+        fail_invalid("Give exactly one of sessions, older_than_seconds and messages.")
     if not confirmed:
-        fail_invalid("This cannot be undone: confirm it with `confirmed: true`.")
+        fail_invalid("Erasing cannot be undone. Confirm with `confirmed: true`.")
     store, by = actor.app.store, actor.principal.name
     if older_than_seconds is not None:
         return await retention.erase_older_than(store, older_than_seconds * SECOND, by, reason or "retention")
@@ -92,23 +96,23 @@ async def erase(
 
 
 async def sessions_below(actor: Actor, session: str) -> list[str]:
-    """Find all descendants of a session that they may see."""
+    """List the descendants of a session that the principal can see."""
     rows = await actor.app.store.ask(Query("children_of", SessionRow, {"session": session}))
-    seen = [row.session for row in rows if actor.principal.can_see(row.agent)]
-    return [name for each in seen for name in (each, *await sessions_below(actor, each))]
+    visible = [row.session for row in rows if actor.principal.can_see(row.agent)]
+    return [name for each in visible for name in (each, *await sessions_below(actor, each))]
 
 
 async def export(actor: Actor, session: Session, *, children: Children = False) -> AsyncGenerator[Any]:
-    """Export a session's journal, with its inbox and receipt, as JSON lines that anyone can check."""
-    whole = (await actor.session(session)).session
-    sessions = [whole, *(await sessions_below(actor, whole) if children else ())]
+    """Export a session's journal, inbox and receipt as JSON lines that anyone can verify."""
+    root_id = (await actor.session(session)).session
+    sessions = [root_id, *(await sessions_below(actor, root_id) if children else ())]
     now = actor.app.clock.now()
     for line in await actor.app.store.study(lambda view: _lines(view, sessions, now)):
         yield line
 
 
 def _lines(view: "StoreView", sessions: Sequence[str], now: int) -> "list[ExportLine]":
-    from halter.journal.export import export_sessions as lines_of
+    from halter.journal.export import export_sessions
     from halter.runtime.proof import encode_receipt
 
-    return [line for line, _ in lines_of(view, sessions, encode_receipt, version=__version__, now=now)]
+    return [line for line, _ in export_sessions(view, sessions, encode_receipt, version=__version__, now=now)]

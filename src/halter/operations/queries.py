@@ -1,4 +1,4 @@
-"""What can be seen: sessions and their events, the fleet, spending, the audit."""
+"""Read operations: sessions and their events, the fleet, spending, the audit."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -15,10 +15,10 @@ from halter.core.ids import StreamId, inbox_stream, session_stream
 from halter.core.money import ZERO_USD, BudgetRow, Usd, micros_to_usd
 from halter.core.ports import Query, Store, Stored, parse_notification, read_body
 from halter.core.rows import AgentRow, HaltRow, ItemRow, OutageRow, SavedHotState, SessionRow
-from halter.core.text import LAST_CHARACTER, from_body, shorten, to_one_line
+from halter.core.text import LAST_CHARACTER, decode_body, shorten, to_one_line
 from halter.core.vocabulary import END_STATES, State
-from halter.operations.desk import (
-    LATEST,
+from halter.operations.actor import (
+    MAX_SAFE_INTEGER,
     Actor,
     Agent,
     Count,
@@ -30,33 +30,30 @@ from halter.operations.desk import (
     fail_invalid,
     readable,
 )
-from halter.operations.report import NightSummary, Report, ReportRows, read_night, read_report_rows
-from halter.operations.report import build_report as report_of
+from halter.operations.report import NightSummary, Report, ReportRows, build_report, read_night, read_report_rows
 from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, render_budgets
 from halter.runtime.feed import serialize_event
 from halter.runtime.needs import Need, list_needs
 from halter.runtime.runtime import Runtime
 from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry, summarize_body
-from halter.state.receipt import Receipt, TurnLine
-from halter.state.receipt import make_receipt as receipt_of
+from halter.state.receipt import Receipt, TurnLine, make_receipt
 
 PAGE: Final = 1000
-MOST: Final = 1_000_000
-MOST_PARTS: Final = 1000
-MOST_NEWS: Final = 20
-CHANGES: Final = 200
+MAX_PARTS: Final = 1000
+MAX_NOTICES: Final = 20
+MAX_CHANGES_SEARCHED: Final = 200
 """How many sensor changes are searched for the latest of each sensor."""
 
-Parts = Annotated[int, Meta(ge=1, le=MOST_PARTS, description="How many parts.")]
-After = Annotated[int, Meta(ge=0, le=LATEST, description="Only events after this sequence number.")]
-Inbox = Annotated[bool, Meta(description="Read its inbox instead.")]
-InState = Annotated[
-    str, Meta(max_length=300, description="Only in this state, as in sleeping.", extra={"metavar": "STATE"})
+Parts = Annotated[int, Meta(ge=1, le=MAX_PARTS, description="Number of parts.")]
+After = Annotated[int, Meta(ge=0, le=MAX_SAFE_INTEGER, description="Only events after this sequence number.")]
+Inbox = Annotated[bool, Meta(description="Read the inbox of the session instead.")]
+StateFilter = Annotated[
+    str, Meta(max_length=300, description="Only sessions in this state, such as sleeping.", extra={"metavar": "STATE"})
 ]
 
 
 class AgentNews(msgspec.Struct, frozen=True):
-    """A notice that an agent, or the runtime about it, sent to the app."""
+    """A notice to the app, from an agent or from the runtime about it."""
 
     agent: str
     queued_at: int
@@ -65,14 +62,14 @@ class AgentNews(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        telling = parse_notification(self.body or b"{}")
-        return to_one_line(telling.subject or shorten(telling.text, 120)) or "(erased)"
+        notification = parse_notification(self.body or b"{}")
+        return to_one_line(notification.subject or shorten(notification.text, 120)) or "(erased)"
 
 
 class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent now. Without a session nothing of it is under way; `burn_usd` is the cost of its last hour.
+    """The current state of an agent. Without a session it is idle; `burn_usd` is the cost of its last hour.
 
-    `trouble` says why it is held up; one that is `stopped` does not go on without a person.
+    `trouble` says why it cannot work; an agent that is `stopped` needs a person to start it again.
     """
 
     agent: str
@@ -93,7 +90,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FactView(msgspec.Struct, frozen=True):
-    """A value of hot state as last saved, when it was written, and by whom."""
+    """A value of the hot state as last saved, with the time and the author of its last write."""
 
     value: Any
     at: int
@@ -101,7 +98,7 @@ class FactView(msgspec.Struct, frozen=True):
 
 
 class HotStateView(msgspec.Struct, frozen=True):
-    """A session's hot state as last saved; `at` is None if it never was."""
+    """A session's hot state as last saved; `at` is None if it was never saved."""
 
     at: int | None = None
     facts: Mapping[str, FactView] = {}
@@ -115,7 +112,7 @@ class HotStateShown(msgspec.Struct, frozen=True):
 
 
 class SpendingPart(msgspec.Struct, frozen=True):
-    """What an agent spent in one part of a period."""
+    """An agent's spending in one part of a period."""
 
     part: int
     agent: str
@@ -142,19 +139,19 @@ async def session(actor: Actor, session: Session) -> SessionRow:
 
 
 async def sessions(
-    actor: Actor, agent: Agent = "", state: InState = "", since: Moment = 0, limit: Limit = 50
+    actor: Actor, agent: Agent = "", state: StateFilter = "", since: Moment = 0, limit: Limit = 50
 ) -> Sequence[SessionRow]:
-    """List sessions, the newest first: all, or those of an agent, in a state, or begun since a moment."""
+    """List sessions, the newest first: all, or only those of an agent, in a state, or started since a moment."""
     if agent:
-        actor.require_agent(readable(agent, "an agent"))
-    within = _read_state(state)
-    seen = (agent,) if agent or not actor.principal.agents else actor.principal.agents
-    rows = [row for name in seen for row in await _sessions(actor, name, within, max(1, since), limit)]
+        actor.require_agent(readable(agent, "agent name"))
+    state_filter = _read_state(state)
+    agents = (agent,) if agent or not actor.principal.agents else actor.principal.agents
+    rows = [row for name in agents for row in await _sessions(actor, name, state_filter, max(1, since), limit)]
     return sorted(rows, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
 
 
 async def _sessions(actor: Actor, agent: str, state: State | None, since: int, limit: int) -> Sequence[SessionRow]:
-    """Ask by the index that fits: every answer costs what it shows, however long the past is."""
+    """Query by the index that fits, so that the cost depends on the result and not on the size of the store."""
     if state is None:
         name = "sessions_of_agent_since" if agent else "sessions"
     elif state in END_STATES:
@@ -165,17 +162,17 @@ async def _sessions(actor: Actor, agent: str, state: State | None, since: int, l
     return await actor.app.store.ask(Query(name, SessionRow, params))
 
 
-def _read_state(typed: str) -> State | None:
-    """Read a state however its letters are written; none for an empty word."""
-    word = typed.strip().upper().replace(" ", "_").replace("-", "_")
-    found = next((state for state in get_args(State) if state == word), None)
-    if word and found is None:
-        fail_invalid(f"{typed!r} is no state of a session: write one of {', '.join(map(str.lower, get_args(State)))}.")
-    return found
+def _read_state(text: str) -> State | None:
+    """Parse a state in any case, with spaces or dashes; None for an empty text."""
+    name = text.strip().upper().replace(" ", "_").replace("-", "_")
+    matching_state = next((state for state in get_args(State) if state == name), None)
+    if name and matching_state is None:
+        fail_invalid(f"Unknown session state {text!r}. Use one of {', '.join(map(str.lower, get_args(State)))}.")
+    return matching_state
 
 
 async def session_budget(actor: Actor, session: str) -> Budget | None:
-    """Show what a session spends of its cap; None before it spends anything."""
+    """Read the budget of a session; None before it spends anything."""
     params = {"scope": f"session:{session}", "window": "", "unit": "usd"}
     rows = await actor.app.store.ask(Query("budget", BudgetRow, params))
     return next(iter(await render_budgets(actor.app.store, rows)), None)
@@ -188,7 +185,7 @@ async def session_spent(actor: Actor, session: str) -> Usd:
 
 
 class WorkDone(msgspec.Struct, frozen=True):
-    """How much a session did in its whole life, up to an event."""
+    """Counts of a session's turns, calls and refusals, from its start to the event `seq`."""
 
     turns: int = 0
     calls: int = 0
@@ -203,42 +200,44 @@ class _WorkKind(msgspec.Struct, frozen=True):
 
 
 async def count_work(actor: Actor, session: str, so_far: WorkDone) -> WorkDone:
-    """Count a session's turns, calls and refusals: all of them at first, and later only those that are new."""
+    """Count a session's turns, calls and refusals: add the events after `so_far` to its counts."""
     params = {"stream": session_stream(session), "after": so_far.seq}
     rows = await actor.app.store.ask(Query("work_done", _WorkKind, params))
-    new = {row.kind: row.count for row in rows}
+    count_by_kind = {row.kind: row.count for row in rows}
     return WorkDone(
-        so_far.turns + new.get("turn_started", 0),
-        so_far.calls + new.get("call_started", 0),
-        so_far.refused + new.get("call_refused", 0) + new.get("request_refused", 0),
+        so_far.turns + count_by_kind.get("turn_started", 0),
+        so_far.calls + count_by_kind.get("call_started", 0),
+        so_far.refused + count_by_kind.get("call_refused", 0) + count_by_kind.get("request_refused", 0),
         max((row.seq for row in rows), default=so_far.seq),
     )
 
 
 async def session_tokens(actor: Actor, session: str) -> int:
-    """Show how many tokens a session used in its whole life, without those that a provider had cached."""
+    """Read the number of tokens that a session used, without those that a provider had cached."""
     params = {"scope": f"session:{session}", "window": "", "unit": "tokens"}
     rows = await actor.app.store.ask(Query("budget", BudgetRow, params))
     return rows[0].spent if rows else 0
 
 
 async def session_title(actor: Actor, row: SessionRow) -> str:
-    """Name a session by its document and the first line of its task, or by what started it.
+    """Make the title of a session from its document and the first line of its task, or from its trigger.
 
-    The runs of a watch all have the same task: their documents tell them apart.
+    All runs of a watch have the same task: the document distinguishes them.
     """
-    of = await actor.app.store.ask(Query("items_of_session", ItemRow, {"session": row.session})) if row.trigger else ()
-    document = f"{to_one_line(of[0].name)}: " if of else ""
+    items = (
+        await actor.app.store.ask(Query("items_of_session", ItemRow, {"session": row.session})) if row.trigger else ()
+    )
+    document = f"{to_one_line(items[0].name)}: " if items else ""
     for stored in await actor.app.store.read(session_stream(row.session), 0, 1):
-        words = from_body(await read_body(actor.app.store, stored)).strip()
-        if words:
-            return shorten(f"{document}{to_one_line(words.splitlines()[0])}", TITLE)
+        text = decode_body(await read_body(actor.app.store, stored)).strip()
+        if text:
+            return shorten(f"{document}{to_one_line(text.splitlines()[0])}", MAX_TITLE)
     if row.kind == "autonomous":
-        return f"{row.agent} runs by itself"
+        return f"{row.agent} runs unattended"
     return f"{row.agent}: {row.trigger.partition('/')[2] or row.kind}"
 
 
-TITLE: Final = 90
+MAX_TITLE: Final = 90
 
 
 async def sessions_under_way(actor: Actor) -> Sequence[SessionRow]:
@@ -246,7 +245,7 @@ async def sessions_under_way(actor: Actor) -> Sequence[SessionRow]:
     return [row for row in rows if actor.principal.can_see(row.agent)]
 
 
-async def agents_seen(store: Store) -> frozenset[str]:
+async def list_recorded_agents(store: Store) -> frozenset[str]:
     return frozenset(row.agent for row in await store.ask(Query("agents_seen", _Agent)))
 
 
@@ -257,7 +256,7 @@ class _Agent(msgspec.Struct, frozen=True):
 async def event_objects(
     actor: Actor, session: Session, *, after: After = 0, limit: Count = PAGE, inbox: Inbox = False
 ) -> Sequence[dict[str, Any]]:
-    """Read the events of a session, or of its inbox, in order; page on by the last `seq`."""
+    """Read the events of a session or of its inbox, in order; the last `seq` is the cursor of the next page."""
     return [serialize_event(stored) for stored in await events(actor, session, after, limit, inbox=inbox)]
 
 
@@ -282,7 +281,7 @@ async def newest_events(actor: Actor, session: str, count: int = PAGE) -> Sequen
 
 
 class TimedEvent(msgspec.Struct, frozen=True):
-    """An event without its body, and when it was."""
+    """An event without its body, and its time."""
 
     at: int
     event: AnyEvent | Unknown
@@ -295,17 +294,17 @@ class _Work(msgspec.Struct, frozen=True):
     facts: bytes
 
 
-MOST_SEARCHED: Final = 20_000
-"""How many of a session's newest events are searched for its work: one that mostly skips its turns has many."""
+MAX_EVENTS_SEARCHED: Final = 20_000
+"""How many of a session's newest events are searched for its work. A session that skips most turns has many others."""
 
 
 async def work_events(actor: Actor, session: str, limit: int) -> Sequence[TimedEvent]:
-    """Read the newest turns, requests, calls and brakes of a session, the oldest first."""
+    """Read the newest turns, requests, calls and refusals of a session, the oldest first."""
     stream = session_stream((await actor.session(session)).session)
     head = next(iter(await actor.app.store.ask(Query("head", _Head, {"stream": stream}))), _Head(0)).head
-    params = {"stream": stream, "after": max(0, head - MOST_SEARCHED), "limit": limit}
-    found = await actor.app.store.ask(Query("work_events", _Work, params))
-    return [TimedEvent(each.at, decode(each.kind, each.version, each.facts)) for each in reversed(found)]
+    params = {"stream": stream, "after": max(0, head - MAX_EVENTS_SEARCHED), "limit": limit}
+    rows = await actor.app.store.ask(Query("work_events", _Work, params))
+    return [TimedEvent(row.at, decode(row.kind, row.version, row.facts)) for row in reversed(rows)]
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -320,10 +319,10 @@ async def read_all_events(app: Runtime, stream: StreamId) -> list[Stored]:
 
 
 async def receipt(actor: Actor, session: Session) -> Receipt:
-    """Make the receipt of a session."""
+    """Show the receipt of a session."""
     name = (await actor.session(session)).session
     inbox = await read_all_events(actor.app, inbox_stream(name))
-    return receipt_of(await read_all_events(actor.app, session_stream(name)), inbox)
+    return make_receipt(await read_all_events(actor.app, session_stream(name)), inbox)
 
 
 async def turns(actor: Actor, session: Session) -> Sequence[TurnLine]:
@@ -332,56 +331,56 @@ async def turns(actor: Actor, session: Session) -> Sequence[TurnLine]:
 
 
 async def report(actor: Actor, since: Moment = 0) -> Report:
-    """Report what happened since a moment (default: in the last day), and what needs a person."""
-    return report_of(await report_rows(actor, since or max(0, actor.app.clock.now() - DAY)))
+    """Report what happened since a moment (default: the last day), and what needs a person."""
+    return build_report(await report_rows(actor, since or max(0, actor.app.clock.now() - DAY)))
 
 
 async def report_rows(actor: Actor, since: int) -> ReportRows:
-    """Read what a report is made of, as far as they may see it."""
-    found = await read_report_rows(actor.app.store, since, actor.app.clock.now())
-    return found if not actor.principal.agents else _theirs(actor, found)
+    """Read the rows of a report that the principal can see."""
+    rows = await read_report_rows(actor.app.store, since, actor.app.clock.now())
+    return rows if not actor.principal.agents else _filter_visible(actor, rows)
 
 
 async def summarise_night(actor: Actor, since: int, limit: int) -> NightSummary:
-    """Read what happened since a moment, summed up, as far as they may see it."""
-    found, sees = await read_night(actor.app.store, since, limit), actor.principal.can_see
+    """Read a summary of what happened since a moment, as far as the principal can see it."""
+    summary, sees = await read_night(actor.app.store, since, limit), actor.principal.can_see
     return msgspec.structs.replace(
-        found,
-        ends=[row for row in found.ends if sees(row.agent)],
-        answers=[row for row in found.answers if sees(row.agent)],
-        halts=[row for row in found.halts if row.scope == "fleet" or sees(_find_agent(row.scope.partition(":")[2]))],
-        left=[row for row in found.left if sees(_find_agent(row.trigger))],
-        undelivered=[row for row in found.undelivered if sees(row.agent)],
+        summary,
+        ends=[row for row in summary.ends if sees(row.agent)],
+        answers=[row for row in summary.answers if sees(row.agent)],
+        halts=[row for row in summary.halts if row.scope == "fleet" or sees(_find_agent(row.scope.partition(":")[2]))],
+        quarantined_items=[row for row in summary.quarantined_items if sees(_find_agent(row.trigger))],
+        undelivered=[row for row in summary.undelivered if sees(row.agent)],
     )
 
 
 async def read_needs(actor: Actor) -> Sequence[Need]:
-    """List everything that waits for a person. What is over is not read."""
+    """List everything that waits for a person. Ended sessions are not read."""
     return [*list_needs(await report_rows(actor, actor.app.clock.now()))]
 
 
-def _theirs(actor: Actor, found: ReportRows) -> ReportRows:
-    """Leave out agents that they do not see."""
+def _filter_visible(actor: Actor, rows: ReportRows) -> ReportRows:
+    """Leave out the rows of agents that the principal cannot see."""
     sees = actor.principal.can_see
     return msgspec.structs.replace(
-        found,
-        sessions=[row for row in found.sessions if sees(row.agent)],
-        happened=[each for each in found.happened if sees(_find_agent(each.stream.removeprefix("trigger:")))],
-        left=[item for item in found.left if sees(_find_agent(item.trigger))],
-        findings=[row for row in found.findings if sees(row.agent)],
-        proposals=type(found.proposals)(),
-        spent=[line for line in found.spent if sees(line.agent)],
+        rows,
+        sessions=[row for row in rows.sessions if sees(row.agent)],
+        happened=[event for event in rows.happened if sees(_find_agent(event.stream.removeprefix("trigger:")))],
+        quarantined_items=[item for item in rows.quarantined_items if sees(_find_agent(item.trigger))],
+        findings=[row for row in rows.findings if sees(row.agent)],
+        proposals=type(rows.proposals)(),
+        spent=[line for line in rows.spent if sees(line.agent)],
         budgets=[
-            row for row in found.budgets if row.scope != "fleet" and sees(_find_agent(row.scope.partition(":")[2]))
+            row for row in rows.budgets if row.scope != "fleet" and sees(_find_agent(row.scope.partition(":")[2]))
         ],
-        waiting=[decision for decision in found.waiting if sees(decision.agent)],
-        decided=[row for row in found.decided if sees(row.agent)],
-        halts=[row for row in found.halts if row.scope == "fleet" or sees(_find_agent(row.scope.partition(":")[2]))],
-        undelivered=[row for row in found.undelivered if sees(row.agent)],
-        outages=[row for row in found.outages if sees(row.agent)],
-        stopped=[row for row in found.stopped if sees(row.agent)],
-        workers=[row for row in found.workers if any(map(sees, row.told().agents))],
-        switched_on=frozenset(filter(sees, found.switched_on)),
+        waiting=[decision for decision in rows.waiting if sees(decision.agent)],
+        decided=[row for row in rows.decided if sees(row.agent)],
+        halts=[row for row in rows.halts if row.scope == "fleet" or sees(_find_agent(row.scope.partition(":")[2]))],
+        undelivered=[row for row in rows.undelivered if sees(row.agent)],
+        outages=[row for row in rows.outages if sees(row.agent)],
+        stopped=[row for row in rows.stopped if sees(row.agent)],
+        workers=[row for row in rows.workers if any(map(sees, row.parse_info().agents))],
+        switched_on=frozenset(filter(sees, rows.switched_on)),
     )
 
 
@@ -401,41 +400,43 @@ async def count_urgent_findings(actor: Actor) -> int:
     return sum(row.count for row in rows if row.severity in ("high", "critical") and actor.principal.can_see(row.agent))
 
 
-async def read_news(actor: Actor, since: int, limit: int = MOST_NEWS) -> Sequence[AgentNews]:
-    found = await actor.app.store.ask(Query("told_in_app", AgentNews, {"since": since, "limit": limit}))
-    return [each for each in found if actor.principal.can_see(each.agent)]
+async def read_notices(actor: Actor, since: int, limit: int = MAX_NOTICES) -> Sequence[AgentNews]:
+    notices = await actor.app.store.ask(Query("told_in_app", AgentNews, {"since": since, "limit": limit}))
+    return [each for each in notices if actor.principal.can_see(each.agent)]
 
 
 async def hot_state(actor: Actor, session: Session) -> HotStateView:
-    """Show a session's hot state as last saved: at most a few seconds ago while its worker lives."""
+    """Show a session's hot state as last saved. While its worker runs, that is at most a few seconds ago."""
     row = await actor.session(session)
-    for kept in await actor.app.store.ask(Query("snapshot", SavedHotState, {"session": row.session})):
+    for snapshot in await actor.app.store.ask(Query("snapshot", SavedHotState, {"session": row.session})):
         try:
-            return HotStateView(kept.at, msgspec.json.decode(kept.data, type=dict[str, FactView]))
+            return HotStateView(snapshot.at, msgspec.json.decode(snapshot.data, type=dict[str, FactView]))
         except (msgspec.MsgspecError, ValueError, RecursionError):
             break
     return HotStateView()
 
 
-async def hot_state_history(actor: Actor, session: str, limit: int = CHANGES) -> Sequence[HotStateShown]:
-    """List the hot state that the newest turns saw, where it changed; the oldest first."""
-    found = await _read_kind(actor, (await actor.session(session)).session, "hot_state_seen", limit)
-    seen: list[HotStateShown] = []
-    for each in reversed(found):
+async def hot_state_history(actor: Actor, session: str, limit: int = MAX_CHANGES_SEARCHED) -> Sequence[HotStateShown]:
+    """List the hot state of the newest turns that saw a change, the oldest first."""
+    rows = await _read_kind(actor, (await actor.session(session)).session, "hot_state_seen", limit)
+    history: list[HotStateShown] = []
+    for row in reversed(rows):
         try:
-            seen.append(HotStateShown(each.at, msgspec.json.decode(each.body or b"{}", type=dict[str, Any])))
+            history.append(HotStateShown(row.at, msgspec.json.decode(row.body or b"{}", type=dict[str, Any])))
         except (msgspec.MsgspecError, ValueError, RecursionError):
             continue
-    return seen
+    return history
 
 
 async def sensors(actor: Actor, session: str) -> Mapping[str, SensorChanged]:
-    found: dict[str, SensorChanged] = {}
-    for each in await _read_kind(actor, (await actor.session(session)).session, SensorChanged.KIND, CHANGES):
-        event = decode(SensorChanged.KIND, each.version, each.facts)
+    change_by_sensor: dict[str, SensorChanged] = {}
+    for row in await _read_kind(
+        actor, (await actor.session(session)).session, SensorChanged.KIND, MAX_CHANGES_SEARCHED
+    ):
+        event = decode(SensorChanged.KIND, row.version, row.facts)
         if isinstance(event, SensorChanged):
-            found.setdefault(event.sensor, event)
-    return found
+            change_by_sensor.setdefault(event.sensor, event)
+    return change_by_sensor
 
 
 async def _read_kind(actor: Actor, session: str, kind: str, limit: int) -> Sequence[_Kind]:
@@ -444,15 +445,13 @@ async def _read_kind(actor: Actor, session: str, kind: str, limit: int) -> Seque
 
 
 async def spending(actor: Actor, since: Moment, until: Moment, parts: Parts = 48) -> Sequence[SpendingPart]:
-    """Show what each agent spent between two moments, in equal parts; empty parts are left out."""
-    if not 0 < parts <= MOST_PARTS or until <= since:
-        fail_invalid(f"A period has 1 to {MOST_PARTS} parts, and ends after it begins.")
+    """Show the spending of each agent between two moments, in equal parts; empty parts are left out."""
+    if not 0 < parts <= MAX_PARTS or until <= since:
+        fail_invalid(f"Invalid period: use 1 to {MAX_PARTS} parts, and an end after the start.")
     params = {"since": since, "until": until, "part": max(1, -(-(until - since) // parts))}
-    found = await actor.app.store.ask(Query("spent_in_parts", _Sum, params))
+    rows = await actor.app.store.ask(Query("spent_in_parts", _Sum, params))
     return [
-        SpendingPart(each.part, each.agent, micros_to_usd(each.usd))
-        for each in found
-        if actor.principal.can_see(each.agent)
+        SpendingPart(row.part, row.agent, micros_to_usd(row.usd)) for row in rows if actor.principal.can_see(row.agent)
     ]
 
 
@@ -466,25 +465,29 @@ async def fleet(actor: Actor) -> Sequence[AgentLine]:
     today = {row.scope: row for row in await read_current_budgets(actor.app.store, now) if _is_today(row, now)}
     burn = {each.agent: each.spent_usd for each in await spending(actor, now - HOUR, now + 1, 1)}
     halts = await actor.app.store.ask(Query("halts_standing", HaltRow))
-    halted = {row.scope: f"{row.scope} was halted by {row.by}" for row in halts}
+    halt_by_scope = {row.scope: f"{row.scope} was halted by {row.by}" for row in halts}
     troubles = await _read_troubles(actor)
-    names = sorted(name for name in {*switches, *await agents_seen(actor.app.store)} if actor.principal.can_see(name))
+    names = sorted(
+        name for name in {*switches, *await list_recorded_agents(actor.app.store)} if actor.principal.can_see(name)
+    )
     lines = [
-        await _line(actor, name, switches.get(name), under_way.get(name, []), today.get(f"agent:{name}"), burn, halted)
+        await _line(
+            actor, name, switches.get(name), under_way.get(name, []), today.get(f"agent:{name}"), burn, halt_by_scope
+        )
         for name in names
     ]
     return [msgspec.structs.replace(line, **troubles.get(line.agent, {})) for line in lines]
 
 
 async def _read_troubles(actor: Actor) -> Mapping[str, Mapping[str, Any]]:
-    """Say of each agent that is held up why, and whether it needs a person."""
-    found: dict[str, Mapping[str, Any]] = {}
+    """Read, for each agent that cannot work, the cause and whether it needs a person."""
+    trouble_by_agent: dict[str, Mapping[str, Any]] = {}
     for outage in await actor.app.store.ask(Query("open_outages", OutageRow)):
-        found[outage.agent] = {"trouble": outage.sentence, "stopped": outage.trouble == "needs_person"}
+        trouble_by_agent[outage.agent] = {"trouble": outage.sentence, "stopped": outage.trouble == "needs_person"}
     for row in await actor.app.store.ask(Query("stopped_agents", SessionRow)):
-        why = row.terminal_reason.replace("_", " ")
-        found[row.agent] = {"trouble": f"{row.session} ended by itself: {why}", "stopped": True}
-    return found
+        reason = row.terminal_reason.replace("_", " ")
+        trouble_by_agent[row.agent] = {"trouble": f"{row.session} ended: {reason}", "stopped": True}
+    return trouble_by_agent
 
 
 def _is_today(row: BudgetRow, now: int) -> bool:
@@ -498,33 +501,35 @@ async def _line(
     under_way: Sequence[SessionRow],
     budget: BudgetRow | None,
     burn: Mapping[str, Decimal],
-    halted: Mapping[str, str],
+    halt_by_scope: Mapping[str, str],
 ) -> AgentLine:
-    own = next((row for row in under_way if row.kind == "autonomous"), next(iter(under_way), None))
-    cap = await _find_configured_cap(actor, name, own) if budget is None else budget.cap
-    health: Mapping[str, SensorChanged] = {} if own is None else await sensors(actor, own.session)
-    scopes = ("fleet", f"agent:{name}", f"session:{own.session}" if own else "")
+    main_session = next((row for row in under_way if row.kind == "autonomous"), next(iter(under_way), None))
+    cap = await _find_configured_cap(actor, name, main_session) if budget is None else budget.cap
+    change_by_sensor: Mapping[str, SensorChanged] = (
+        {} if main_session is None else await sensors(actor, main_session.session)
+    )
+    scopes = ("fleet", f"agent:{name}", f"session:{main_session.session}" if main_session else "")
     return AgentLine(
         agent=name,
         on=None if switch is None else bool(switch.switched_on),
         switched_by="" if switch is None else switch.by,
-        halted=next((halted[scope] for scope in scopes if scope in halted), ""),
-        session="" if own is None else own.session,
-        state="" if own is None else own.state,
-        due_at=None if own is None else own.due_at,
-        wake_on="" if own is None else own.wake_on,
+        halted=next((halt_by_scope[scope] for scope in scopes if scope in halt_by_scope), ""),
+        session="" if main_session is None else main_session.session,
+        state="" if main_session is None else main_session.state,
+        due_at=None if main_session is None else main_session.due_at,
+        wake_on="" if main_session is None else main_session.wake_on,
         under_way=len(under_way),
         spent_today_usd=ZERO_USD if budget is None else micros_to_usd(budget.spent),
         cap_today_usd=None if cap is None else micros_to_usd(cap),
         burn_usd=burn.get(name, ZERO_USD),
-        sensors={sensor: event.health for sensor, event in health.items()},
+        sensors={sensor: event.health for sensor, event in change_by_sensor.items()},
     )
 
 
-async def _find_configured_cap(actor: Actor, agent: str, own: SessionRow | None) -> int | None:
-    """Find an agent's cap of a day before it spends anything: its newest session was defined with it."""
+async def _find_configured_cap(actor: Actor, agent: str, main_session: SessionRow | None) -> int | None:
+    """Find the daily cap of an agent that has spent nothing today, in the definition of its newest session."""
     params = {"agent": agent, "limit": 1}
-    rows = [own] if own else await actor.app.store.ask(Query("sessions_of_agent", SessionRow, params))
+    rows = [main_session] if main_session else await actor.app.store.ask(Query("sessions_of_agent", SessionRow, params))
     caps = await read_configured_caps(actor.app.store, rows[0].definition) if rows else None
     return None if caps is None else next((cap.max_cost_usd for cap in caps.agent if cap.per == "day"), None)
 
@@ -534,7 +539,7 @@ AUDIT_PAGE: Final = 100
 
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which rows of the audit are wanted."""
+    """A filter for rows of the audit."""
 
     since: Moment = 0
     until: Moment | None = None
@@ -542,20 +547,20 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tool: Annotated[Name, Meta(description="Only this tool.")] = ""
     outcome: Annotated[Name, Meta(description="Only this outcome.")] = ""
     session: Session = ""
-    text: Annotated[Words, Meta(description="Words in arguments or results; case does not matter.")] = ""
+    text: Annotated[Words, Meta(description="Text in arguments or results; case-insensitive.")] = ""
 
     def matches_record(self, row: AuditRecord) -> bool:
         return all(query in ("", getattr(row, name)) for name, query in self.to_columns().items())
 
     def to_columns(self) -> dict[str, str]:
-        """The columns that the store filters by."""
+        """Map the columns that the store filters by to their values."""
         return {"agent": self.agent, "tool": self.tool, "outcome": self.outcome, "session": self.session}
 
-    def query(self, way: str) -> str:
-        """Name the query whose index leads to the fewest rows; almost all calls are ok."""
+    def query(self, bound: str) -> str:
+        """Choose the query whose index leads to the fewest rows: almost all calls are ok."""
         if self.outcome not in ("", "ok"):
-            return f"audit_of_outcome_{way}"
-        return f"audit_of_agent_{way}" if self.agent else f"audit_{way}"
+            return f"audit_of_outcome_{bound}"
+        return f"audit_of_agent_{bound}" if self.agent else f"audit_{bound}"
 
     def matches_entry(self, row: AuditEntry) -> bool:
         text = f"{row.tool} {row.input_summary} {row.output_summary} {row.decided_by}".casefold()
@@ -563,107 +568,111 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AuditPage(AuditFilter, frozen=True, kw_only=True):
-    """Which rows of the audit are wanted, and how many."""
+    """A filter for rows of the audit, with a limit."""
 
     limit: Limit = 100
 
 
-async def audit_page(actor: Actor, limit: int = 100, **wanted: Any) -> Sequence[AuditEntry]:
-    """Search the audit, the newest first; page on with `until`."""
-    found: list[AuditEntry] = []
-    async with aclosing(newest(actor, AuditFilter(**wanted))) as rows:
+async def audit_page(actor: Actor, limit: int = 100, **criteria: Any) -> Sequence[AuditEntry]:
+    """Search the audit, the newest first; `until` is the cursor of the next page."""
+    entries: list[AuditEntry] = []
+    async with aclosing(newest(actor, AuditFilter(**criteria))) as rows:
         async for row in rows:
-            found.append(make_audit_entry(row))
-            if len(found) == limit:
+            entries.append(make_audit_entry(row))
+            if len(entries) == limit:
                 break
-    return found
+    return entries
 
 
-async def audit_lines(actor: Actor, **wanted: Any) -> AsyncGenerator[AuditEntry]:
+async def audit_lines(actor: Actor, **criteria: Any) -> AsyncGenerator[AuditEntry]:
     """Export the audit, the oldest first, as JSON lines."""
-    async with aclosing(audit(actor, AuditFilter(**wanted))) as rows:
+    async with aclosing(audit(actor, AuditFilter(**criteria))) as rows:
         async for row in rows:
             yield make_audit_entry(row)
 
 
 async def audit(actor: Actor, filters: AuditFilter) -> AsyncGenerator[AuditRecord]:
-    """Read the audit from a moment on, the oldest first; calls under way are included."""
+    """Read the audit since a moment, the oldest first, including running calls."""
     cursor: dict[str, Any] = {**filters.to_columns(), "since": filters.since, "call": "", "limit": AUDIT_PAGE}
     while page := await actor.app.store.ask(Query(filters.query("since"), AuditRecord, cursor)):
         for row in page:
             if filters.until is not None and row.created_at > filters.until:
                 return
-            if (found := await _find_matching(actor, filters, row)) is not None:
-                yield found
+            if (record := await _find_matching(actor, filters, row)) is not None:
+                yield record
         cursor = {**cursor, "since": page[-1].created_at, "call": page[-1].call}
 
 
 async def newest(actor: Actor, filters: AuditFilter) -> AsyncGenerator[AuditRecord]:
-    until = actor.app.clock.now() if filters.until is None else filters.until
-    cursor: dict[str, Any] = {**filters.to_columns(), "until": until, "call": LAST_CHARACTER, "limit": AUDIT_PAGE}
+    end_at = actor.app.clock.now() if filters.until is None else filters.until
+    cursor: dict[str, Any] = {**filters.to_columns(), "until": end_at, "call": LAST_CHARACTER, "limit": AUDIT_PAGE}
     while page := await actor.app.store.ask(Query(filters.query("until"), AuditRecord, cursor)):
         for row in page:
             if row.created_at < filters.since:
                 return
-            if (found := await _find_matching(actor, filters, row)) is not None:
-                yield found
+            if (record := await _find_matching(actor, filters, row)) is not None:
+                yield record
         cursor = {**cursor, "until": page[-1].created_at, "call": page[-1].call}
 
 
 async def _find_matching(actor: Actor, filters: AuditFilter, row: AuditRecord) -> AuditRecord | None:
     if not actor.principal.can_see(row.agent):
         return None
-    said = await load_audit_bodies(actor.app.store, row)
-    return said if filters.matches_entry(make_audit_entry(said)) else None
+    record = await load_audit_bodies(actor.app.store, row)
+    return record if filters.matches_entry(make_audit_entry(record)) else None
 
 
-MOST_SAFE_SESSIONS: Final = 50
-"""How many of the newest sessions are searched for SAFE calls, which no table lists."""
+MAX_SAFE_SESSIONS: Final = 50
+"""How many of the newest sessions are searched for SAFE calls, which are in no table."""
 
 
 async def read_safe_calls(actor: Actor, filters: AuditFilter, limit: int) -> Sequence[AuditEntry]:
-    """Read the newest calls of SAFE tools, which the audit leaves out, from the events of the newest sessions."""
-    named = [await actor.session(filters.session)] if filters.session else None
-    rows = named or await sessions(actor, filters.agent, limit=MOST_SAFE_SESSIONS)
-    found: list[AuditEntry] = []
+    """Read the newest calls of SAFE tools, which the audit omits, from the events of the newest sessions."""
+    named_session = [await actor.session(filters.session)] if filters.session else None
+    rows = named_session or await sessions(actor, filters.agent, limit=MAX_SAFE_SESSIONS)
+    entries: list[AuditEntry] = []
     for row in rows:
-        settled = {
-            event.call: (event, each.body)
-            for each in await _read_kind(actor, row.session, CallSettled.KIND, limit)
-            if isinstance(event := decode(CallSettled.KIND, each.version, each.facts), CallSettled)
+        settlement_by_call = {
+            event.call: (event, event_row.body)
+            for event_row in await _read_kind(actor, row.session, CallSettled.KIND, limit)
+            if isinstance(event := decode(CallSettled.KIND, event_row.version, event_row.facts), CallSettled)
         }
-        for each in await _read_kind(actor, row.session, CallStarted.KIND, limit):
-            event = decode(CallStarted.KIND, each.version, each.facts)
+        for event_row in await _read_kind(actor, row.session, CallStarted.KIND, limit):
+            event = decode(CallStarted.KIND, event_row.version, event_row.facts)
             if isinstance(event, CallStarted) and event.level == "SAFE" and not event.audit:
-                found.append(_make_safe_entry(row, each, event, *settled.get(event.call, (None, None))))
-    until = actor.app.clock.now() if filters.until is None else filters.until
-    fits = [one for one in found if filters.since <= one.created_at <= until and _fits_entry(filters, one)]
-    return sorted(fits, key=lambda one: (one.created_at, one.call), reverse=True)[:limit]
+                entries.append(
+                    _make_safe_entry(row, event_row, event, *settlement_by_call.get(event.call, (None, None)))
+                )
+    end_at = actor.app.clock.now() if filters.until is None else filters.until
+    matching_entries = [
+        entry for entry in entries if filters.since <= entry.created_at <= end_at and _fits_entry(filters, entry)
+    ]
+    return sorted(matching_entries, key=lambda entry: (entry.created_at, entry.call), reverse=True)[:limit]
 
 
 def _make_safe_entry(
-    row: SessionRow, started: _Kind, event: CallStarted, settled: CallSettled | None, answer: bytes | None
+    row: SessionRow, started_row: _Kind, event: CallStarted, settlement: CallSettled | None, answer: bytes | None
 ) -> AuditEntry:
-    charge = settled.charge if settled is not None else None
+    charge = settlement.charge if settlement is not None else None
     return AuditEntry(
         tool=event.tool,
-        input_summary=summarize_body(started.body),
+        input_summary=summarize_body(started_row.body),
         output_summary=summarize_body(answer),
         capability_level=event.level,
         risk_level=event.risk or "",
         decision=event.decision,
         decided_by=event.decided_by,
-        outcome="" if settled is None else settled.outcome,
+        outcome="" if settlement is None else settlement.outcome,
         cost_usd=micros_to_usd(charge.usd) if charge is not None else ZERO_USD,
-        duration_ms=0 if settled is None else settled.duration_ms,
+        duration_ms=0 if settlement is None else settlement.duration_ms,
         session=row.session,
         call=event.call,
         agent=row.agent,
-        created_at=started.at,
+        created_at=started_row.at,
     )
 
 
-def _fits_entry(filters: AuditFilter, one: AuditEntry) -> bool:
+def _fits_entry(filters: AuditFilter, entry: AuditEntry) -> bool:
     return all(
-        value in ("", getattr(one, name)) for name, value in filters.to_columns().items()
-    ) and filters.matches_entry(one)
+        value in ("", getattr(entry, name)) for name, value in filters.to_columns().items()
+    ) and filters.matches_entry(entry)

@@ -1,7 +1,7 @@
 """Every operation on a store, in the order of the reference.
 
-The HTTP API serves all of them under `path`. A command of the CLI is made of the function itself (`cli/command.py`), so
-that one command does not load all of them.
+The HTTP API serves each under its `path`. A CLI command uses the function directly (`cli/command.py`), so that it does
+not load all operations.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from halter.operations import (
     status,
     top,
 )
-from halter.operations.desk import Actor, Operation, Principal, Role
+from halter.operations.actor import Actor, Operation, Principal, Role
 from halter.operations.report import Report
 from halter.runtime.needs import Need
 
 
 class Home(msgspec.Struct, frozen=True):
-    """What an operator sees first. `report` covers the last day."""
+    """The overview for an operator. `report` covers the last day."""
 
     who: Principal
     needs_you: Sequence[Need]
@@ -40,7 +40,7 @@ class Home(msgspec.Struct, frozen=True):
 
 
 async def whoami(actor: Actor) -> Principal:
-    """Show your name, role and the agents that you see (all, where none is named)."""
+    """Show your name, your role and the agents that you see (all, if none is listed)."""
     return actor.principal
 
 
@@ -59,7 +59,7 @@ async def show_home(actor: Actor) -> Home:
 READS: Final = (
     Operation(name="whoami", path="/whoami", run=whoami),
     Operation(name="home", path="/home", run=show_home),
-    Operation(name="status", command="status", path="/status", run=status.status),
+    Operation(name="status", command="status", path="/status", run=status.read_status),
     Operation(name="top", command="top", path="/top", run=top.top),
     Operation(name="fleet", path="/fleet", run=queries.fleet),
     Operation(name="workers", path="/workers", run=fleet.workers),
@@ -134,14 +134,14 @@ FLEET_WIDE: Final = (
     _write("verify", "/journal/verify", journal.verify, "admin", "verify"),
     _write("erase", "/journal/erase", journal.erase, "admin", "erase"),
 )
-"""Only for those who see every agent."""
+"""Operations that require access to every agent."""
 
-AT_HAND: Final = (
+LOCAL_AGENTS: Final = (
     Operation(name="route", command="route", path="/agents/{agent}/route", run=agents.route_message),
     _write("say", "/agents/{agent}/messages", agents.give_message, "operator", "run"),
     _write("run-trigger", "/triggers/{agent}/{name}/run", agents.run_trigger, "operator", "schedules run"),
     _write("promote", "/proposals/{proposal}/promote", agents.promote, "admin", "proposals promote"),
 )
-"""For agents whose folders the server was started with."""
+"""Operations on agents whose folders the server was started with."""
 
-OPERATIONS: Final[tuple[Operation, ...]] = (*READS, *WRITES, *FLEET_WIDE, *AT_HAND)
+OPERATIONS: Final[tuple[Operation, ...]] = (*READS, *WRITES, *FLEET_WIDE, *LOCAL_AGENTS)

@@ -1,4 +1,4 @@
-"""What happened lately in all agents: a fold of rows, without a model; and the same as a short message."""
+"""The report over all agents: a fold of rows, without a model; also as a short message."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ class TriggerEventRow(msgspec.Struct, frozen=True):
 
 
 class ReportSpending(msgspec.Struct, frozen=True):
-    """What one agent spent on one thing for one purpose, in micro-dollars."""
+    """The spending of one agent on one model or tool for one purpose, in micro-dollars."""
 
     agent: str
     purpose: str
@@ -69,7 +69,7 @@ class ReportRows(NeedRows, frozen=True, kw_only=True):
 
 
 class EndsAlike(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions of an agent that ended for the same reason: how many, and the last of them."""
+    """Sessions of an agent that ended for the same reason: their count, and the last of them."""
 
     agent: str
     state: str
@@ -80,7 +80,7 @@ class EndsAlike(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswersAlike(msgspec.Struct, frozen=True, kw_only=True):
-    """The same answer of a person to the same question of an agent: how often, and where last."""
+    """Equal answers of a person to the same tool of an agent: their count, and the session of the last."""
 
     by: str
     agent: str
@@ -92,34 +92,36 @@ class AnswersAlike(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NightSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened since a moment, already summed up: it is as long as the kinds of things that happened."""
+    """A summary of what happened since a moment. Its length depends on the kinds of events, not on their number."""
 
     since: int
     ends: Sequence[EndsAlike] = ()
     answers: Sequence[AnswersAlike] = ()
     halts: Sequence[HaltRow] = ()
-    left: Sequence[ItemRow] = ()
+    quarantined_items: Sequence[ItemRow] = ()
     undelivered: Sequence[NotificationRow] = ()
 
 
 async def read_night(store: Store, since: int, limit: int) -> NightSummary:
-    """Read what happened since a moment, the newest `limit` kinds of each; the store counts, not this process."""
+    """Read what happened since a moment, at most `limit` newest kinds of each; the store does the counting."""
     params: Mapping[str, Any] = {"since": since, "limit": limit}
     return NightSummary(
         since=since,
         ends=await store.ask(Query("ends_since", EndsAlike, params)),
         answers=await store.ask(Query("answers_since", AnswersAlike, params)),
         halts=await store.ask(Query("halts_told", HaltRow, {"since": since})),
-        left=[row for row in await store.ask(Query("items_left", ItemRow)) if (row.quarantined_at or 0) >= since],
+        quarantined_items=[
+            row for row in await store.ask(Query("items_left", ItemRow)) if (row.quarantined_at or 0) >= since
+        ],
         undelivered=await store.ask(Query("undelivered", NotificationRow, {"since": since})),
     )
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one agent did. Ended sessions are counted by how they ended, others by their state.
+    """The activity of one agent. `ended` counts sessions by state and reason, `under_way` open ones by state.
 
-    `skipped` counts skipped runs by reason, `delayed` says what waits and why. `findings` counts by severity and
-    review.
+    `skipped` counts skipped runs by reason, `delayed` lists delayed triggers with the reason. `findings` counts by
+    severity and review.
     """
 
     agent: str
@@ -135,9 +137,9 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened between two moments, and what needs a person now. Amounts are dollars.
+    """What happened between two moments, and what needs a person now. Amounts are in dollars.
 
-    Of `decided` the newest are listed.
+    `decided` lists only the newest decisions; `decided_count` counts all.
     """
 
     since: int
@@ -167,32 +169,32 @@ async def read_report_rows(store: Store, since: int, until: int) -> ReportRows:
     )
 
 
-def build_report(found: ReportRows) -> Report:
-    """Fold the rows; the same rows make the same report."""
-    spent: Counter[str] = Counter()
-    for line in found.spent:
-        spent[line.purpose] += line.usd
-    caps = tuple(list_caps(found.budgets, found.until))
+def build_report(rows: ReportRows) -> Report:
+    """Fold the rows into a report. It depends on the rows alone."""
+    micros_by_purpose: Counter[str] = Counter()
+    for line in rows.spent:
+        micros_by_purpose[line.purpose] += line.usd
+    caps = tuple(list_caps(rows.budgets, rows.until))
     names = msgspec.structs.fields(ReportDecision)
     waiting = tuple(
         ReportDecision(**{field.name: getattr(decision, field.name) for field in names})
-        for decision in found.waiting
-        if decision.expires_at > found.until
+        for decision in rows.waiting
+        if decision.expires_at > rows.until
     )
     return Report(
-        since=found.since,
-        until=found.until,
-        agents=tuple(_agents(found)),
-        spent_usd=micros_to_usd(spent.total()),
-        spent_by_purpose_usd={purpose: micros_to_usd(micros) for purpose, micros in spent.most_common()},
+        since=rows.since,
+        until=rows.until,
+        agents=tuple(_agents(rows)),
+        spent_usd=micros_to_usd(micros_by_purpose.total()),
+        spent_by_purpose_usd={purpose: micros_to_usd(micros) for purpose, micros in micros_by_purpose.most_common()},
         caps=caps,
-        decided=tuple(found.decided[-MAX_REPORT_LINES:]),
-        decided_count=len(found.decided),
+        decided=tuple(rows.decided[-MAX_REPORT_LINES:]),
+        decided_count=len(rows.decided),
         waiting=waiting,
-        halts=tuple(row for row in found.halts if row.halted or row.at >= found.since),
-        undelivered=tuple(row for row in found.undelivered if row.queued_at >= found.since),
-        ended_badly=tuple(_truncate_lines(list(_list_failures(found)))),
-        needs_you=tuple(_truncate_lines([need.line for need in list_needs(found)])),
+        halts=tuple(row for row in rows.halts if row.halted or row.at >= rows.since),
+        undelivered=tuple(row for row in rows.undelivered if row.queued_at >= rows.since),
+        ended_badly=tuple(_truncate_lines(list(_list_failures(rows)))),
+        needs_you=tuple(_truncate_lines([need.line for need in list_needs(rows)])),
     )
 
 
@@ -202,86 +204,90 @@ def _truncate_lines(sentences: Sequence[str]) -> Iterable[str]:
         yield f"and {len(sentences) - MAX_REPORT_LINES:,} more."
 
 
-def _agents(found: ReportRows) -> Iterable[AgentReport]:
-    sessions, runs = _group_by_agent(found), _runs(found.happened)
+def _agents(rows: ReportRows) -> Iterable[AgentReport]:
+    sessions, runs = _group_by_agent(rows), _runs(rows.happened)
     findings: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-    for row in found.findings:
+    for row in rows.findings:
         findings[row.agent][row.severity][describe_review(row.review)] += 1
-    spent: Counter[str] = Counter()
-    for line in found.spent:
-        spent[line.agent] += line.usd
-    for name in sorted({*sessions, *runs, *findings, *spent}):
-        made = _sessions(sessions.get(name, ()), found.since)
+    micros_by_agent: Counter[str] = Counter()
+    for line in rows.spent:
+        micros_by_agent[line.agent] += line.usd
+    for name in sorted({*sessions, *runs, *findings, *micros_by_agent}):
+        session_counts = _sessions(sessions.get(name, ()), rows.since)
         yield msgspec.structs.replace(
             runs.get(name, AgentReport(agent=name)),
-            **made,
+            **session_counts,
             findings={severity: dict(counts) for severity, counts in findings.get(name, {}).items()},
-            spent_usd=micros_to_usd(spent[name]),
+            spent_usd=micros_to_usd(micros_by_agent[name]),
         )
 
 
-def _group_by_agent(found: ReportRows) -> Mapping[str, Sequence[SessionRow]]:
-    """Group sessions by agent. A chat left open before the period is not part of it."""
-    rows: dict[str, list[SessionRow]] = defaultdict(list)
-    for row in found.sessions:
-        if row.unattended or row.ended_at is not None or row.started_at >= found.since:
-            rows[row.agent].append(row)
-    return rows
+def _group_by_agent(report_rows: ReportRows) -> Mapping[str, Sequence[SessionRow]]:
+    """Group sessions by agent. An idle chat that was started before the period is left out."""
+    rows_by_agent: dict[str, list[SessionRow]] = defaultdict(list)
+    for row in report_rows.sessions:
+        if row.unattended or row.ended_at is not None or row.started_at >= report_rows.since:
+            rows_by_agent[row.agent].append(row)
+    return rows_by_agent
 
 
 def _sessions(rows: Sequence[SessionRow], since: int) -> dict[str, Any]:
-    over = Counter(f"{row.state}, {row.terminal_reason}" for row in rows if row.ended_at is not None)
-    under_way = Counter[str](row.state for row in rows if row.ended_at is None)
+    ended_counts = Counter(f"{row.state}, {row.terminal_reason}" for row in rows if row.ended_at is not None)
+    open_counts = Counter[str](row.state for row in rows if row.ended_at is None)
     return {
         "began": sum(row.started_at >= since for row in rows),
-        "ended": dict(over.most_common()),
-        "under_way": dict(under_way.most_common()),
+        "ended": dict(ended_counts.most_common()),
+        "under_way": dict(open_counts.most_common()),
     }
 
 
-def _runs(happened: Sequence[TriggerEventRow]) -> Mapping[str, AgentReport]:
-    made: dict[str, AgentReport] = {}
-    for each in happened:
-        agent = each.stream.removeprefix("trigger:").partition("/")[0]
-        made[agent] = _add_run(made.get(agent, AgentReport(agent=agent)), each)
-    return made
+def _runs(event_rows: Sequence[TriggerEventRow]) -> Mapping[str, AgentReport]:
+    report_by_agent: dict[str, AgentReport] = {}
+    for event_row in event_rows:
+        agent = event_row.stream.removeprefix("trigger:").partition("/")[0]
+        report_by_agent[agent] = _add_run(report_by_agent.get(agent, AgentReport(agent=agent)), event_row)
+    return report_by_agent
 
 
-def _add_run(so_far: AgentReport, each: TriggerEventRow) -> AgentReport:
-    match decode(each.kind, each.version, each.facts):
+def _add_run(so_far: AgentReport, event_row: TriggerEventRow) -> AgentReport:
+    match decode(event_row.kind, event_row.version, event_row.facts):
         case RunStarted():
             return msgspec.structs.replace(so_far, runs=so_far.runs + 1)
         case RunSkipped() as event:
-            skipped = {**so_far.skipped, event.why: so_far.skipped.get(event.why, 0) + event.count}
-            return msgspec.structs.replace(so_far, skipped=skipped)
+            skip_counts = {**so_far.skipped, event.why: so_far.skipped.get(event.why, 0) + event.count}
+            return msgspec.structs.replace(so_far, skipped=skip_counts)
         case RunsDelayed() as event:
-            words = f"{event.trigger} ({event.why}): {event.sentence}"
-            return msgspec.structs.replace(so_far, delayed=tuple(dict.fromkeys((*so_far.delayed, words))))
+            delay = f"{event.trigger} ({event.why}): {event.sentence}"
+            return msgspec.structs.replace(so_far, delayed=tuple(dict.fromkeys((*so_far.delayed, delay))))
         case ItemQuarantined():
             return msgspec.structs.replace(so_far, quarantined=so_far.quarantined + 1)
         case _:
             return so_far
 
 
-def _list_failures(found: ReportRows) -> Iterable[str]:
-    for row in found.sessions:
-        if row.ended_at is not None and row.ended_at >= found.since and row.state != "COMPLETED":
-            yield f"{row.session}: {row.state}, {row.terminal_reason}{_find_successor(row, found.sessions)}"
+def _list_failures(rows: ReportRows) -> Iterable[str]:
+    for row in rows.sessions:
+        if row.ended_at is not None and row.ended_at >= rows.since and row.state != "COMPLETED":
+            yield f"{row.session}: {row.state}, {row.terminal_reason}{_find_successor(row, rows.sessions)}"
 
 
 def _find_successor(row: SessionRow, sessions: Sequence[SessionRow]) -> str:
-    """Name the session that followed one which used up its cap."""
+    """Describe the session that followed one which reached its cap."""
     if row.kind != "autonomous" or row.state != "BUDGET_EXCEEDED":
         return ""
-    later = [one for one in sessions if (one.agent, one.kind) == (row.agent, row.kind)]
-    after = [one for one in later if one.started_at >= (row.ended_at or 0) and one.session != row.session]
-    return f"; {min(after, key=lambda one: one.started_at).session} went on" if after else ""
+    same_kind = [candidate for candidate in sessions if (candidate.agent, candidate.kind) == (row.agent, row.kind)]
+    successors = [
+        candidate
+        for candidate in same_kind
+        if candidate.started_at >= (row.ended_at or 0) and candidate.session != row.session
+    ]
+    return f"; {min(successors, key=lambda candidate: candidate.started_at).session} continued" if successors else ""
 
 
 MAX_REPORT_MESSAGE: Final = 1500
 MAX_REPORT_LINE: Final = 200
 """A long line must not crowd out the others."""
-REPORT_TRUNCATED: Final = "…and more: halter report shows all of it."
+REPORT_TRUNCATED: Final = "…and more. Run halter report for the full report."
 
 
 class ReportMessage(NamedTuple):
@@ -291,18 +297,17 @@ class ReportMessage(NamedTuple):
 
 def render_report_message(report: Report) -> ReportMessage:
     sessions = sum(agent.began for agent in report.agents)
-    began = "1 session" if sessions == 1 else f"{sessions} sessions"
-    needs = {0: "nothing needs you", 1: "1 thing needs you"}.get(
+    sessions_text = "1 session" if sessions == 1 else f"{sessions} sessions"
+    needs_text = {0: "nothing needs you", 1: "1 thing needs you"}.get(
         len(report.needs_you), f"{len(report.needs_you)} things need you"
     )
-    subject = (
-        f"Halter: {needs}; {began} and {format_usd(report.spent_usd)} in {format_duration(report.until - report.since)}"
-    )
+    period = format_duration(report.until - report.since)
+    subject = f"Halter: {needs_text}; {sessions_text} and {format_usd(report.spent_usd)} in {period}"
     return ReportMessage(subject, _fit_lines(_line(line) for line in _lines(report)))
 
 
 def queue_report(agent: str, channel: str, message: ReportMessage, key: str) -> Write:
-    """Queue a report for a channel of an agent; the process that runs the agent sends it."""
+    """Queue a report for a channel of an agent. The process that runs the agent sends it."""
     event = NotificationQueued(
         notification=name_by_parts("n", key, channel), channel=channel, agent=agent, about="report"
     )
@@ -315,14 +320,14 @@ def _line(text: str) -> str:
 
 
 def _fit_lines(lines: Iterable[str]) -> str:
-    kept: list[str] = []
+    fitting_lines: list[str] = []
     capacity = MAX_REPORT_MESSAGE - len(REPORT_TRUNCATED) - 1
     for line in lines:
         capacity -= len(line) + 1
         if capacity < 0:
-            return "\n".join((*kept, REPORT_TRUNCATED))
-        kept.append(line)
-    return "\n".join(kept)
+            return "\n".join((*fitting_lines, REPORT_TRUNCATED))
+        fitting_lines.append(line)
+    return "\n".join(fitting_lines)
 
 
 def _lines(report: Report) -> Iterable[str]:
@@ -332,7 +337,7 @@ def _lines(report: Report) -> Iterable[str]:
         yield f"Ended: {sentence}"
     for agent in report.agents:
         yield _agent_line(agent)
-    by_purpose = {purpose: format_usd(spent) for purpose, spent in report.spent_by_purpose_usd.items()}
+    by_purpose = {purpose: format_usd(amount) for purpose, amount in report.spent_by_purpose_usd.items()}
     yield f"Spent: {format_usd(report.spent_usd)}{_list_lines(by_purpose)}"
     for cap in report.caps:
         if cap.cap_usd is not None:
@@ -342,19 +347,19 @@ def _lines(report: Report) -> Iterable[str]:
 
 
 def _agent_line(agent: AgentReport) -> str:
-    found = {severity: sum(counts.values()) for severity, counts in agent.findings.items()}
-    parts = [
+    finding_counts = {severity: sum(counts.values()) for severity, counts in agent.findings.items()}
+    clauses = [
         f"{agent.began} began{_list_lines(agent.ended)}",
         f"{agent.runs} runs" if agent.runs else "",
         f"skipped{_list_lines(agent.skipped)}" if agent.skipped else "",
         "; ".join(agent.delayed),
         f"{agent.quarantined} quarantined" if agent.quarantined else "",
-        f"findings{_list_lines(found)}" if found else "",
+        f"findings{_list_lines(finding_counts)}" if finding_counts else "",
         format_usd(agent.spent_usd),
     ]
-    return f"{agent.agent}: {', '.join(part for part in parts if part)}"
+    return f"{agent.agent}: {', '.join(clause for clause in clauses if clause)}"
 
 
 def _list_lines(counts: Mapping[str, object]) -> str:
-    sentence = ", ".join(f"{name} {each}" for name, each in counts.items())
+    sentence = ", ".join(f"{name} {count}" for name, count in counts.items())
     return f" ({sentence})" if sentence else ""

@@ -1,4 +1,4 @@
-"""The fleet at a glance: which agents run and where, what each waits for, what it spent, and what needs a person."""
+"""The state of the fleet: which agents run and where, what each waits for, what it spent, what needs a person."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ import msgspec
 
 from halter.core.money import ZERO_USD, Usd
 from halter.core.rows import OutageRow
-from halter.operations.desk import Actor
+from halter.operations.actor import Actor
 from halter.operations.fleet import WorkerView, plans, workers
 from halter.operations.money import read_fleet_day
 from halter.operations.queries import AgentLine, fleet, report_rows
@@ -15,7 +15,7 @@ from halter.runtime.needs import CapLine, Need, list_caps, list_needs
 
 
 class AgentPlace(msgspec.Struct, frozen=True):
-    """A live process that runs an agent, and when its heartbeat was heard last."""
+    """A live process that runs an agent, with the time of its last heartbeat."""
 
     kind: str
     host: str
@@ -25,9 +25,9 @@ class AgentPlace(msgspec.Struct, frozen=True):
 
 
 class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent now. It is alive where a process runs it; `waits` says what it does or waits for.
+    """The current state of an agent. It is `alive` if a process runs it; `waits` says what it does or waits for.
 
-    `next_at` is its next wake, or the next run of a schedule. `caps` are those that are not of a day.
+    `next_at` is its next wake or the next run of a schedule. `caps` are its caps for windows other than a day.
     """
 
     agent: str
@@ -45,7 +45,7 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet at a moment. `option` completes the commands that are shown, where the person named a store."""
+    """The fleet at a moment. `option` is appended to suggested commands: the `--store` option that the person typed."""
 
     at: int
     agents: Sequence[AgentStatus] = ()
@@ -55,31 +55,39 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     option: str = ""
 
 
-async def status(actor: Actor) -> FleetStatus:
-    """Show every agent: whether it runs and where, what it waits for, what it spent, and what needs you."""
+async def read_status(actor: Actor) -> FleetStatus:
+    """Show the state of every agent: where it runs, what it waits for, what it spent, and what needs you."""
     now = actor.app.clock.now()
-    found = await report_rows(actor, now)
-    needs, caps = [*list_needs(found)], [*list_caps(found.budgets, now)]
+    rows = await report_rows(actor, now)
+    needs, caps = [*list_needs(rows)], [*list_caps(rows.budgets, now)]
     processes = [worker for worker in await workers(actor) if worker.alive]
-    planned = await plans(actor)
-    outages = {row.agent: row for row in found.outages}
-    lines = {line.agent: line for line in await fleet(actor)}
-    names = {*lines, *(plan.agent for plan in planned), *(name for worker in processes for name in worker.agents)}
-    spent, cap = (ZERO_USD, None) if actor.principal.agents else await read_fleet_day(actor)
+    trigger_plans = await plans(actor)
+    outages = {row.agent: row for row in rows.outages}
+    line_by_agent = {line.agent: line for line in await fleet(actor)}
+    names = {
+        *line_by_agent,
+        *(plan.agent for plan in trigger_plans),
+        *(name for worker in processes for name in worker.agents),
+    }
+    spent_today, cap = (ZERO_USD, None) if actor.principal.agents else await read_fleet_day(actor)
     return FleetStatus(
         at=now,
         agents=[
             _agent(
-                lines.get(name) or AgentLine(agent=name),
+                line_by_agent.get(name) or AgentLine(agent=name),
                 [worker for worker in processes if name in worker.agents],
                 [need for need in needs if need.agent == name],
-                [plan for plan in planned if plan.agent == name],
-                [one for one in caps if one.scope == f"agent:{name}" and not one.window.startswith("day/")],
+                [plan for plan in trigger_plans if plan.agent == name],
+                [
+                    cap_line
+                    for cap_line in caps
+                    if cap_line.scope == f"agent:{name}" and not cap_line.window.startswith("day/")
+                ],
                 outages,
             )
             for name in sorted(names)
         ],
-        spent_today_usd=spent,
+        spent_today_usd=spent_today,
         cap_today_usd=cap,
         needs_you=needs,
         option=actor.option,
@@ -90,11 +98,11 @@ def _agent(
     line: AgentLine,
     processes: Sequence[WorkerView],
     needs: Sequence[Need],
-    planned: Sequence[TriggerPlan],
+    trigger_plans: Sequence[TriggerPlan],
     caps: Sequence[CapLine],
     outages: Mapping[str, OutageRow],
 ) -> AgentStatus:
-    moments = [at for at in (line.due_at, *(plan.next_at for plan in planned)) if at is not None]
+    moments = [at for at in (line.due_at, *(plan.next_at for plan in trigger_plans)) if at is not None]
     return AgentStatus(
         agent=line.agent,
         on=line.on,
@@ -104,42 +112,47 @@ def _agent(
         ],
         session=line.session,
         state=line.state,
-        waits=_describe_wait(line, needs, planned, outages.get(line.agent), alive=bool(processes)),
+        waits=_describe_wait(line, needs, trigger_plans, outages.get(line.agent), alive=bool(processes)),
         next_at=min(moments, default=None) if line.on is not False else None,
         spent_today_usd=line.spent_today_usd,
         cap_today_usd=line.cap_today_usd,
-        caps=[one for one in caps if one.cap_usd is not None],
+        caps=[cap_line for cap_line in caps if cap_line.cap_usd is not None],
         needs=len(needs),
     )
 
 
 def _describe_wait(
-    line: AgentLine, needs: Sequence[Need], planned: Sequence[TriggerPlan], outage: OutageRow | None, *, alive: bool
+    line: AgentLine,
+    needs: Sequence[Need],
+    trigger_plans: Sequence[TriggerPlan],
+    outage: OutageRow | None,
+    *,
+    alive: bool,
 ) -> str:
-    """Say in a sentence what an agent does, or what it waits for; what only a person can change comes first."""
+    """Describe what an agent does or waits for. Causes that only a person can remove come first."""
     if line.halted:
-        return f"{line.halted}: nothing of it acts."
+        return f"{line.halted}."
     if line.on is False:
-        return f"It is switched off by {line.switched_by}."
+        return f"Switched off by {line.switched_by}."
     if needs:
         return needs[0].sentence
     if outage is not None:
-        return f"It waits for its model, and tries again by itself: {outage.sentence}"
-    runs_by_itself = line.on or planned
-    if runs_by_itself and not alive:
-        return "No process runs it: start `halter up FOLDER`, `halter serve FOLDER` or a worker."
-    return _describe_state(line, planned)
+        return f"Model unavailable ({outage.sentence.rstrip('.')}); retrying automatically."
+    is_unattended = line.on or trigger_plans
+    if is_unattended and not alive:
+        return "No process runs it. Start `halter up FOLDER`, `halter serve FOLDER` or a worker."
+    return _describe_state(line, trigger_plans)
 
 
-def _describe_state(line: AgentLine, planned: Sequence[TriggerPlan]) -> str:
+def _describe_state(line: AgentLine, trigger_plans: Sequence[TriggerPlan]) -> str:
     match line.state:
         case "":
-            return "It waits for its next run." if planned else "Nothing of it is under way."
+            return "Waiting for its next run." if trigger_plans else "Idle."
         case "SLEEPING":
-            early = ", ".join(line.wake_on.split())
-            return f"{line.session} sleeps{f', until its time or {early}' if early else ''}."
+            wake_causes = ", ".join(line.wake_on.split())
+            return f"{line.session} sleeps{f' until its next wake or {wake_causes}' if wake_causes else ''}."
         case "WAITING_FOR_BUDGET":
-            return f"{line.session} waits for more money: a cap is used up."
+            return f"{line.session} waits for a budget: a cap is reached."
         case "WAITING_FOR_INPUT":
             return f"{line.session} waits for a message."
         case "WAITING_FOR_APPROVAL":
@@ -148,4 +161,4 @@ def _describe_state(line: AgentLine, planned: Sequence[TriggerPlan]) -> str:
             return f"{line.session} is paused."
         case _:
             others = f", and {line.under_way - 1} more" if line.under_way > 1 else ""
-            return f"{line.session} is at work{others}."
+            return f"{line.session} is running{others}."

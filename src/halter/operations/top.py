@@ -1,4 +1,4 @@
-"""What a live terminal shows: sessions under way and what each spent, what needs a person, caps, workers, a tail."""
+"""The view of `halter top`: open sessions and their spending, what needs a person, caps, workers, recent events."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
@@ -10,8 +10,8 @@ from halter.core.money import ZERO_USD, Usd
 from halter.core.rows import HaltRow, SessionRow
 from halter.core.vocabulary import State
 from halter.operations import control, decisions, fleet, money, queries
-from halter.operations import status as statuses
-from halter.operations.desk import Actor, Limit, Name
+from halter.operations.actor import Actor, Limit, Name
+from halter.operations.status import FleetStatus, read_status
 from halter.present.events import StyledLine, format_hour, summarize_event
 from halter.runtime.budgets import Budget
 from halter.runtime.needs import Need
@@ -25,16 +25,18 @@ LIVE_STATES: Final[tuple[State, ...]] = (
     "WAITING_FOR_TOOL",
     "SLEEPING",
 )
-"""In this order: what waits for a person first, what is asleep last."""
-ENDED: Final = 20
-"""How many of the newest sessions are shown although they have ended."""
-TAIL: Final = 100
+"""The order of the sessions: those that wait for a person first, sleeping ones last."""
+ENDED_SEARCH_LIMIT: Final = 20
+"""How many of the newest sessions are searched for ended ones to show."""
+TAIL_LENGTH: Final = 100
 
-Followed = Annotated[Name, Meta(description="Show the last events of this session, too.", extra={"metavar": "SESSION"})]
+FollowedSession = Annotated[
+    Name, Meta(description="Also show the last events of this session.", extra={"metavar": "SESSION"})
+]
 
 
 class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A session, and what it has spent and holds of its cap."""
+    """A session, with what it has spent and holds of its cap."""
 
     session: str
     agent: str
@@ -49,7 +51,7 @@ class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueuedNeed(msgspec.Struct, frozen=True):
-    """What waits for a person. The digest binds an answer to a decision as it is shown here."""
+    """A need of a person. The digest binds an answer to the decision as shown here."""
 
     need: Need
     digest: str = ""
@@ -58,9 +60,9 @@ class QueuedNeed(msgspec.Struct, frozen=True):
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet at a moment, for one screen. `tail` are the last events of the session that is followed."""
+    """The fleet at a moment, for one screen. `tail` holds the last events of the followed session."""
 
-    status: statuses.FleetStatus
+    status: FleetStatus
     halts: Sequence[HaltRow] = ()
     sessions: Sequence[SessionLine] = ()
     inbox: Sequence[QueuedNeed] = ()
@@ -69,15 +71,15 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
     tail: Sequence[StyledLine] = ()
 
 
-async def top(actor: Actor, session: Followed = "", limit: Limit = 200) -> FleetView:
-    """Show sessions under way, what needs you, caps and workers, and the last events of one session."""
-    now = await statuses.status(actor)
+async def top(actor: Actor, session: FollowedSession = "", limit: Limit = 200) -> FleetView:
+    """Show open sessions, what needs you, caps, workers, and the last events of one session."""
+    fleet_status = await read_status(actor)
     caps = await money.list_budgets(actor)
     return FleetView(
-        status=now,
+        status=fleet_status,
         halts=await control.halts_now(actor),
         sessions=[*_list_sessions(await _read_sessions(actor, limit), caps)],
-        inbox=[*_list_inbox(now.needs_you, await decisions.waiting(actor))],
+        inbox=[*_list_inbox(fleet_status.needs_you, await decisions.waiting(actor))],
         budgets=[one for one in caps if one.cap is not None and not one.scope.startswith("session:")],
         workers=await fleet.workers(actor),
         tail=await _read_tail(actor, session) if session else (),
@@ -89,14 +91,14 @@ async def _read_sessions(actor: Actor, limit: int) -> list[SessionRow]:
     for state in LIVE_STATES:
         if len(rows) < limit:
             rows += await queries.sessions(actor, state=state, limit=limit - len(rows))
-    newest = await queries.sessions(actor, limit=min(limit, ENDED))
+    newest = await queries.sessions(actor, limit=min(limit, ENDED_SEARCH_LIMIT))
     return rows + [row for row in newest if row.ended_at is not None]
 
 
 def _list_sessions(rows: Sequence[SessionRow], caps: Sequence[Budget]) -> Iterator[SessionLine]:
-    spent = {one.scope: one for one in caps if one.unit == "usd" and one.scope.startswith("session:")}
+    budget_by_scope = {one.scope: one for one in caps if one.unit == "usd" and one.scope.startswith("session:")}
     for row in rows:
-        budget = spent.get(f"session:{row.session}")
+        budget = budget_by_scope.get(f"session:{row.session}")
         yield SessionLine(
             session=row.session,
             agent=row.agent,
@@ -112,16 +114,18 @@ def _list_sessions(rows: Sequence[SessionRow], caps: Sequence[Budget]) -> Iterat
 
 
 def _list_inbox(needs: Sequence[Need], waiting: Sequence[decisions.WaitingDecision]) -> Iterator[QueuedNeed]:
-    asked = {decision.decision: decision for decision in waiting}
+    decision_by_id = {decision.decision: decision for decision in waiting}
     for need in needs:
-        decision = asked.get(need.decision)
+        decision = decision_by_id.get(need.decision)
         if decision is not None:
-            put = decisions.render_prompt(decision)
-            yield QueuedNeed(need, decision.digest, put.yes, put.no)
+            prompt = decisions.render_prompt(decision)
+            yield QueuedNeed(need, decision.digest, prompt.yes, prompt.no)
         elif not need.decision:
             yield QueuedNeed(need)
 
 
 async def _read_tail(actor: Actor, session: str) -> Sequence[StyledLine]:
-    found = [(stored, summarize_event(stored)) for stored in await queries.newest_events(actor, session, TAIL)]
-    return [StyledLine(f"{format_hour(stored.at)} {line.text}", line.style) for stored, line in found if line.text]
+    summaries = [
+        (stored, summarize_event(stored)) for stored in await queries.newest_events(actor, session, TAIL_LENGTH)
+    ]
+    return [StyledLine(f"{format_hour(stored.at)} {line.text}", line.style) for stored, line in summaries if line.text]

@@ -1,1 +1,1 @@
-"""Facts in words and tables, the same for CLI, dashboard, notices and reports."""
+"""Sentences, facts and tables shared by the CLI, the dashboard, notices and reports."""

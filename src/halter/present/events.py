@@ -1,4 +1,4 @@
-"""Events in words: one sentence for each kind, wherever it is shown (`halter up`, `tail`, `show`, the dashboard)."""
+"""Descriptions of events: one sentence for each kind, for `halter up`, `tail`, `show` and the dashboard."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -84,13 +84,13 @@ from halter.core.events import (
     WakePosted,
     YieldRequest,
 )
-from halter.core.ids import session_of
+from halter.core.ids import parse_session_id
 from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult
 from halter.core.money import Charge, Leg, format_micros
 from halter.core.ports import Stored
-from halter.core.text import clean, format_count, from_body, shorten
+from halter.core.text import clean, decode_body, format_count, shorten
 from halter.core.vocabulary import SignOnRefusal
-from halter.guard.brake import describe_flaw
+from halter.guard.provenance_check import describe_flaw
 from halter.loop.decide import ASK_USER, YIELD
 from halter.state.channel import hide_topic
 
@@ -102,14 +102,14 @@ URGENT_SEVERITIES: Final = frozenset(("high", "critical"))
 
 
 class StyledLine(msgspec.Struct, frozen=True):
-    """A line of text and its style; an urgent one needs a person."""
+    """A line of text and its style; a line in `URGENT_STYLE` needs a person."""
 
     text: str
     style: str = PLAIN
 
 
 def describe_review(review: str | None) -> str:
-    """What a reviewer said of a finding; a finding that nothing reviewed is called so."""
+    """Describe the review of a finding; "not reviewed" without one."""
     return (review or "not_reviewed").replace("_", " ")
 
 
@@ -122,7 +122,7 @@ def format_hour(at: int) -> str:
 
 
 def format_relative_moment(at: int, now: int) -> str:
-    """Write a moment; with its day, if that is not today."""
+    """Format a moment, with its day if that is not today."""
     return format_hour(at) if _to_local(at).date() == _to_local(now).date() else format_moment(at)
 
 
@@ -131,7 +131,7 @@ def _to_local(at: int) -> datetime:
 
 
 class EventContext(msgspec.Struct, frozen=True):
-    """What earlier events tell about one: names of documents, a turn's calls and cost, the model's open question."""
+    """Facts from earlier events: names of documents, the calls and cost of the turn, the model's open question."""
 
     documents: Mapping[str, str] = {}
     used: str = ""
@@ -144,39 +144,39 @@ class EventContext(msgspec.Struct, frozen=True):
 NO_CONTEXT: Final = EventContext()
 
 
-def summarize_event(stored: Stored, context: EventContext = NO_CONTEXT) -> StyledLine:
-    """Put an event into one line."""
-    line = _summarize(stored, context)
-    made = StyledLine(line) if isinstance(line, str) else line
-    return StyledLine(shorten(" ".join(clean(made.text).split()), MAX_EVENT_TEXT), made.style)
+def summarize_event(stored_event: Stored, context: EventContext = NO_CONTEXT) -> StyledLine:
+    """Summarize an event in one line."""
+    line = _summarize(stored_event, context)
+    styled_line = StyledLine(line) if isinstance(line, str) else line
+    return StyledLine(shorten(" ".join(clean(styled_line.text).split()), MAX_EVENT_TEXT), styled_line.style)
 
 
-def _summarize(stored: Stored, context: EventContext) -> str | StyledLine:
-    event, text = stored.event, from_body(stored.body or b"")
+def _summarize(stored_event: Stored, context: EventContext) -> str | StyledLine:
+    event, text = stored_event.event, decode_body(stored_event.body or b"")
     if isinstance(event, ArtifactEvent):
-        return _summarize_artifact(event, stored.body or b"")
+        return _summarize_artifact(event, stored_event.body or b"")
     if isinstance(event, TriggerEvent):
-        return _summarize_trigger(event, stored.at, context)
+        return _summarize_trigger(event, stored_event.at, context)
     if isinstance(event, ChannelEvent):
         return _summarize_channel(event)
     match event:
         case SessionStarted() | SessionWoken() | SessionParked() | SessionResumed() | SessionEnded() | WakePosted():
-            return _summarize_life(event, stored, text, context)
+            return _summarize_life(event, stored_event, text, context)
         case TurnEnded() if text:
-            line = _summarize_turn(event, context.used, task="." in (session_of(stored.stream) or ""))
+            line = _summarize_turn(event, context.used, task="." in (parse_session_id(stored_event.stream) or ""))
             return StyledLine(f"{line if isinstance(line, str) else line.text}. {text}", WARNING_STYLE)
         case TurnStarted() | TurnEnded() | TurnSkipped() | MessageAdded() | ContextCut() | HotStateSeen():
-            return _summarize_turn(event, context.used, task="." in (session_of(stored.stream) or ""))
+            return _summarize_turn(event, context.used, task="." in (parse_session_id(stored_event.stream) or ""))
         case CallStarted() | CallSettled() | CallRefused() | RequestStarted() | RequestSettled() | RequestRefused():
             return _summarize_work(event)
         case DecisionAsked() | DecisionMade() | DecisionWithdrawn() | RuleMade() | RuleEnded() | ToolPinned():
             return _summarize_decision(event)
         case ApprovalGiven():
-            return f"{event.by} agrees to {event.decision}, and another person must{_because(event.reason)}"
+            return f"{event.by} approves {event.decision}; another approver is needed{_because(event.reason)}"
         case CostCapReached() | OverrunIncurred() | CapChanged():
             return _summarize_money(event)
         case GuardrailTriggered() | SensorChanged() | AttendingFailed():
-            return _summarize_trouble(event, session_of(stored.stream) or "")
+            return _summarize_trouble(event, parse_session_id(stored_event.stream) or "")
         case PhaseEntered() | ContextGiven() | HistoryGiven() | DocumentRead() | JudgesChosen() | MessageRouted():
             return _summarize_task(event)
         case HaltRequested() | HaltLifted() | AgentSwitched() | FleetPolicyAdopted() | BodiesErased() | StoreAccepted():
@@ -184,7 +184,7 @@ def _summarize(stored: Stored, context: EventContext) -> str | StyledLine:
         case PersonSignedOn() | SignOnRefused():
             return _summarize_sign_on(event)
         case Unknown():
-            return from_body(event.facts)
+            return decode_body(event.facts)
 
 
 def _summarize_task(
@@ -195,27 +195,27 @@ def _summarize_task(
             return f"enters {event.phase}"
         case ContextGiven():
             memories = f"{len(event.memories)} {'memory' if len(event.memories) == 1 else 'memories'}"
-            return f"is given {memories} and {format_count(len(event.precedents), 'precedent')}"
+            return f"gets {memories} and {format_count(len(event.precedents), 'precedent')}"
         case HistoryGiven():
-            whence = f"event {event.through} of {event.session}" if event.session else "its program"
-            return f"begins with {format_count(event.messages, 'message')} from {whence}"
+            source = f"event {event.through} of {event.session}" if event.session else "its program"
+            return f"begins with {format_count(event.messages, 'message')} from {source}"
         case DocumentRead():
             return f"reads {event.name} ({event.document[:12]})"
         case JudgesChosen():
-            fewer = event.chosen < event.wanted
+            has_fewer = event.chosen < event.wanted
             judges = format_count(event.wanted, "judge")
-            text = f"{f'{event.chosen} of ' if fewer else ''}{judges} for {format_count(event.items, 'finding')}"
-            return StyledLine(f"{text}{_because(event.sentence)}", WARNING_STYLE if fewer else PLAIN)
+            text = f"{f'{event.chosen} of ' if has_fewer else ''}{judges} for {format_count(event.items, 'finding')}"
+            return StyledLine(f"{text}{_because(event.sentence)}", WARNING_STYLE if has_fewer else PLAIN)
         case MessageRouted():
-            return f"takes it as {event.strategy or event.route}{_because(event.why)}"
+            return f"is routed as {event.strategy or event.route}{_because(event.why)}"
 
 
 def _summarize_artifact(event: ArtifactEvent, body: bytes) -> str | StyledLine:
     match event:
         case FindingEmitted():
-            about = f" in {event.name}" if event.name else ""
-            doubt = "" if event.support == "supported" else f", {event.support}"
-            text = f"finds ({event.severity}{doubt}){about}: {_read_content(body).heading or event.finding}"
+            document = f" in {event.name}" if event.name else ""
+            support = "" if event.support == "supported" else f", {event.support}"
+            text = f"finds ({event.severity}{support}){document}: {_read_content(body).heading or event.finding}"
             return StyledLine(text, WARNING_STYLE if event.severity in URGENT_SEVERITIES else PLAIN)
         case FindingReviewed(verdict="released"):
             return f"{event.finding} is released by its review"
@@ -224,9 +224,9 @@ def _summarize_artifact(event: ArtifactEvent, body: bytes) -> str | StyledLine:
         case FindingReviewed():
             return StyledLine(f"{event.finding} was not reviewed", WARNING_STYLE)
         case MemoryProposed():
-            return f"proposes the memory {event.memory}{_because(from_body(body))}"
+            return f"proposes the memory {event.memory}{_because(decode_body(body))}"
         case PrecedentProposed():
-            return f"proposes the precedent {event.precedent} ({event.kind}){_because(from_body(body))}"
+            return f"proposes the precedent {event.precedent} ({event.kind}){_because(decode_body(body))}"
         case ProposalDecided():
             return f"{event.by} {event.status} the {event.about} {event.proposal}{_because(event.reason)}"
         case NotificationQueued():
@@ -234,9 +234,9 @@ def _summarize_artifact(event: ArtifactEvent, body: bytes) -> str | StyledLine:
         case NotificationSent():
             return f"sent {event.notification}"
         case NotificationFailed():
-            again = "will retry" if event.next_at is not None else "gave up"
+            retry_text = "will retry" if event.next_at is not None else "gave up"
             times = format_count(event.attempts, "attempt")
-            text = f"could not send {event.notification} after {times}, {again}: {event.error}"
+            text = f"could not send {event.notification} after {times}, {retry_text}: {event.error}"
             return StyledLine(text, WARNING_STYLE)
 
 
@@ -248,9 +248,9 @@ def _summarize_channel(event: ChannelEvent) -> str:
             return f"offers a code to {event.name} ({event.role}), by {event.by}"
         case ApproverPaired():
             account = hide_topic(event.channel, event.account)
-            return f"{event.name} ({event.role}) answers here as {account}, by {event.by}"
+            return f"{event.name} ({event.role}) is paired as {account}, by {event.by}"
         case ApproverRemoved():
-            return f"{event.name} answers here no longer, by {event.by}{_because(event.reason)}"
+            return f"{event.name} is removed, by {event.by}{_because(event.reason)}"
         case DecisionShown():
             return f"shows {event.decision}{', cut' if event.cut else ''} in {hide_topic(event.channel, event.place)}"
         case MessageClosed():
@@ -262,88 +262,88 @@ def _summarize_channel(event: ChannelEvent) -> str:
 def _summarize_trigger(event: TriggerEvent, now: int, context: EventContext) -> str | StyledLine:
     match event:
         case TriggerMade():
-            return f"is a {event.type} now, by {event.by}"
+            return f"is created as a {event.type}, by {event.by}"
         case TriggerEnded():
-            return f"starts nothing any more, by {event.by}{_because(event.reason)}"
+            return f"is ended, by {event.by}{_because(event.reason)}"
         case RunStarted():
             item = f" for {context.document(event.item)}" if event.item else ""
-            again = f", attempt {event.attempt}" if event.attempt > 1 else ""
-            return f"starts {event.session}{item}, by {event.by or event.cause}{again}"
+            attempt_text = f", attempt {event.attempt}" if event.attempt > 1 else ""
+            return f"starts {event.session}{item}, by {event.by or event.cause}{attempt_text}"
         case RunSkipped():
             times = f" {format_count(event.count, 'time')}" if event.count > 1 else ""
             return StyledLine(f"does not run{times} ({event.why}){_because(event.sentence)}", WARNING_STYLE)
         case RunQueued():
-            return "waits for the run before it"
+            return "waits for the previous run"
         case RunsDelayed():
-            until = f" until {format_relative_moment(event.until, now)}" if event.until is not None else ""
-            text = f"keeps {event.waiting} waiting{until} ({event.why}){_because(event.sentence)}"
+            until_text = f" until {format_relative_moment(event.until, now)}" if event.until is not None else ""
+            text = f"keeps {event.waiting} waiting{until_text} ({event.why}){_because(event.sentence)}"
             return StyledLine(text, WARNING_STYLE)
         case ItemSeen():
-            return f"finds {event.name}{', which does not count' if event.ignored else ''}"
+            return f"finds {event.name}{' (ignored)' if event.ignored else ''}"
         case ItemQuarantined():
-            tried = f" after {format_count(event.attempts, 'attempt')}" if event.attempts else ""
-            text = f"{context.document(event.item)} is quarantined{tried}: {event.sentence}"
+            attempts_text = f" after {format_count(event.attempts, 'attempt')}" if event.attempts else ""
+            text = f"{context.document(event.item)} is quarantined{attempts_text}: {event.sentence}"
             return StyledLine(text, URGENT_STYLE)
         case ItemReleased():
-            return f"{context.document(event.item)} is tried again, by {event.by}"
+            return f"{context.document(event.item)} is retried, by {event.by}"
 
 
 def _summarize_life(
     event: SessionStarted | SessionWoken | SessionParked | SessionResumed | SessionEnded | WakePosted,
-    stored: Stored,
+    stored_event: Stored,
     text: str,
     context: EventContext,
 ) -> str | StyledLine:
     match event:
         case SessionStarted():
-            after = f", after {event.follows}: {event.because}" if event.follows else ""
-            return f"{event.agent} ({event.kind}), by {event.started_by}{after}"
+            predecessor = f", after {event.follows}: {event.because}" if event.follows else ""
+            return f"{event.agent} ({event.kind}), by {event.started_by}{predecessor}"
         case SessionWoken(cause="takeover"):
             return "continues on another worker"
         case SessionWoken(recovered=True):
-            return "its model answers again"
+            return "model available again"
         case SessionWoken():
             return f"wakes, by {event.cause}"
         case SessionParked():
-            return _summarize_rest(event, stored, context.question)
+            return _summarize_rest(event, stored_event, context.question)
         case SessionResumed():
             return f"is resumed by {event.by}"
         case SessionEnded():
-            return f"is over: {event.state}, {event.terminal_reason}"
+            return f"ended: {event.state}, {event.terminal_reason}"
         case WakePosted(notifies=True, origin="person"):
-            return f"hears: {text or event.sender}"
+            return f"message: {text or event.sender}"
         case WakePosted(notifies=True):
             return StyledLine(f"alert: {text or event.sender}", WARNING_STYLE)
         case WakePosted(cause="signal"):
-            return f"{event.name} of {event.sender}" if event.name != event.sender else f"{event.name} has news"
+            return f"{event.name} of {event.sender}" if event.name != event.sender else f"{event.name} fires"
         case WakePosted(cause="message"):
-            return f"hears from {event.sender}"
+            return f"message from {event.sender}"
         case WakePosted():
             return f"{event.cause} {event.name} from {event.sender} ({event.origin})"
 
 
-def _summarize_rest(event: SessionParked, stored: Stored, question: str) -> str | StyledLine:
-    now, early = stored.at, f", or by {', '.join(event.wake_on)}" if event.wake_on else ""
-    until = "" if event.wake_at is None else format_relative_moment(event.wake_at, now)
+def _summarize_rest(event: SessionParked, stored_event: Stored, question: str) -> str | StyledLine:
+    now, wake_sources = stored_event.at, f", or by {', '.join(event.wake_on)}" if event.wake_on else ""
+    wake_text = "" if event.wake_at is None else format_relative_moment(event.wake_at, now)
     match event.state:
         case _ if event.trouble == "needs_person":
-            return StyledLine(f"its model cannot be used: {event.sentence}; it tries again at {until}", URGENT_STYLE)
+            return StyledLine(f"model unusable: {event.sentence}; retrying at {wake_text}", URGENT_STYLE)
         case _ if event.trouble:
-            return StyledLine(f"no model answers: {event.sentence}; it tries again at {until}", WARNING_STYLE)
+            return StyledLine(f"model unavailable: {event.sentence}; retrying at {wake_text}", WARNING_STYLE)
         case "PAUSED" if event.wake_at is not None:
-            agent = _agent(session_of(stored.stream) or "")
-            return StyledLine(f"it is paused, and ends at {until} without halter on {agent}", URGENT_STYLE)
+            agent = _agent(parse_session_id(stored_event.stream) or "")
+            return StyledLine(f"paused; ends at {wake_text} unless you run halter on {agent}", URGENT_STYLE)
         case "PAUSED":
-            return "rests until a message comes"
+            return "paused until a message arrives"
         case "SLEEPING" if event.wake_at is not None:
             length = format_duration(max(SECOND, event.wake_at - now + SECOND // 2))
-            return f"sleeps {length}, until {until}{early}"
+            return f"sleeps {length}, until {wake_text}{wake_sources}"
         case "SLEEPING":
-            return f"sleeps until {', '.join(event.wake_on) or 'a message comes'}"
+            return f"sleeps until {', '.join(event.wake_on) or 'a message arrives'}"
         case "WAITING_FOR_INPUT":
-            return StyledLine(f"{question or 'it waits for an answer.'} Answer it with halter chat.", URGENT_STYLE)
+            return StyledLine(f"{question or 'Waiting for an answer.'} Answer with halter chat.", URGENT_STYLE)
         case _:
-            return f"{event.state}{f' until {until}' if until else ''}{early}"
+            return f"{event.state}{f' until {wake_text}' if wake_text else ''}{wake_sources}"
 
 
 def _agent(session: str) -> str:
@@ -358,9 +358,9 @@ def _summarize_turn(
         case TurnStarted():
             return f"turn {event.turn} begins"
         case TurnEnded():
-            how = _describe_yield(event.yielded) if event.yielded else _describe_turn_end(event, task=task)
+            reason = _describe_yield(event.yielded) if event.yielded else _describe_turn_end(event, task=task)
             return StyledLine(
-                f"turn {event.turn} ends{used}{_because(how)}", WARNING_STYLE if event.sentence else PLAIN
+                f"turn {event.turn} ends{used}{_because(reason)}", WARNING_STYLE if event.sentence else PLAIN
             )
         case TurnSkipped():
             in_a_row = f", {event.skips} in a row" if event.skips > 1 else ""
@@ -377,7 +377,7 @@ def _describe_yield(yielded: YieldRequest) -> str:
     reason = f" ({yielded.reason})" if yielded.reason else ""
     match yielded.mode:
         case "continue":
-            return f"on at once{reason}"
+            return f"continue{reason}"
         case "sleep":
             return f"sleep {format_duration(yielded.sleep)}{reason}"
         case "shutdown":
@@ -385,12 +385,12 @@ def _describe_yield(yielded: YieldRequest) -> str:
 
 
 def _describe_turn_end(event: TurnEnded, *, task: bool) -> str:
-    """Say why a turn ended. A task proceeds to its next phase, which needs no mention."""
+    """Describe why a turn ended; "" if a task just proceeds to its next phase."""
     match event.why:
         case "ended" | "yielded":
-            return event.sentence or ("" if task else "it answered")
+            return event.sentence or ("" if task else "answered")
         case "asked":
-            return "it asks you something"
+            return "asks you a question"
         case _:
             return f"{event.why}. {event.sentence}".strip()
 
@@ -407,7 +407,7 @@ def _summarize_work(
             return f"{event.call} {event.outcome} in {took}{_cost(event.charge)} {event.error}"
         case CallRefused(staged=True):
             question = "; ".join(describe_flaw(flaw) for flaw in event.flaws)
-            return f"{event.tool} waits for the end of the turn, when a person is asked ({question})"
+            return f"{event.tool} waits for the end of the turn, then for approval ({question})"
         case CallRefused():
             return StyledLine(f"{event.tool} was refused ({event.outcome}): {event.sentence}", WARNING_STYLE)
         case RequestStarted():
@@ -415,19 +415,19 @@ def _summarize_work(
         case RequestSettled(outcome="ok"):
             return f"{event.request} ok{_cost(event.charge)}"
         case RequestSettled():
-            worst = ASSUMED_COST if event.charge and event.charge.usd and event.usage is None else ""
-            why = event.error or event.outcome
-            return StyledLine(f"the model gave no answer{_cost(event.charge)}{worst}: {why}", WARNING_STYLE)
+            assumption = ASSUMED_COST if event.charge and event.charge.usd and event.usage is None else ""
+            reason = event.error or event.outcome
+            return StyledLine(f"model request failed{_cost(event.charge)}{assumption}: {reason}", WARNING_STYLE)
         case RequestRefused():
-            text = f"{event.model} was not asked ({event.outcome}): {event.sentence}"
+            text = f"request to {event.model} was refused ({event.outcome}): {event.sentence}"
             return StyledLine(text, WARNING_STYLE)
 
 
 def _flaws(event: CallStarted) -> str:
-    """What the injection brake found in a call that ran without a question."""
+    """Format the findings of the provenance check about a call that ran without approval."""
     if not event.flaws or event.decided_by:
         return ""
-    return f"; a person would have been asked about {'; '.join(map(describe_flaw, event.flaws))}"
+    return f"; would have needed approval: {'; '.join(map(describe_flaw, event.flaws))}"
 
 
 def _summarize_decision(
@@ -461,7 +461,7 @@ def _summarize_money(event: CostCapReached | OverrunIncurred | CapChanged) -> st
             text = f"{event.name} may cost {amount(event.amount)}; the cap of {where} is {amount(event.cap)}"
             return StyledLine(text, WARNING_STYLE)
         case OverrunIncurred():
-            return StyledLine(f"{amount(event.amount)} beyond the cap of {where}", WARNING_STYLE)
+            return StyledLine(f"{amount(event.amount)} above the cap of {where}", WARNING_STYLE)
         case CapChanged():
             cap = "no cap" if event.cap is None else amount(event.cap)
             return f"{where} has {cap}, by {event.by}{_because(event.reason)}"
@@ -472,18 +472,18 @@ def _summarize_trouble(event: GuardrailTriggered | SensorChanged | AttendingFail
         case GuardrailTriggered(guardrail="model_rate"):
             return event.sentence
         case GuardrailTriggered():
-            until = f" until {format_moment(event.until)}" if event.until is not None else ""
-            return StyledLine(f"guardrail {event.guardrail}{until}: {event.sentence}", WARNING_STYLE)
+            until_text = f" until {format_moment(event.until)}" if event.until is not None else ""
+            return StyledLine(f"limit {event.guardrail}{until_text}: {event.sentence}", WARNING_STYLE)
         case SensorChanged(health="failing"):
-            return StyledLine(f"sensor {event.sensor} fails: {event.sentence}", WARNING_STYLE)
+            return StyledLine(f"sensor {event.sensor} failing: {event.sentence}", WARNING_STYLE)
         case SensorChanged():
-            return f"sensor {event.sensor} reads"
+            return f"sensor {event.sensor} ok"
         case AttendingFailed(quarantined=True):
             times = format_count(event.failures, "time")
-            text = f"it failed {times} and is stopped; restart it with halter on {_agent(session)}: {event.error}"
+            text = f"stopped after failing {times}; restart with halter on {_agent(session)}: {event.error}"
             return StyledLine(text, URGENT_STYLE)
         case AttendingFailed():
-            return StyledLine(f"failed, and is retried: {event.error}", WARNING_STYLE)
+            return StyledLine(f"failed; retrying: {event.error}", WARNING_STYLE)
 
 
 def _summarize_control(
@@ -491,7 +491,7 @@ def _summarize_control(
 ) -> str:
     match event:
         case HaltRequested():
-            return f"{event.scope}{' for good' if event.cancels else ''}, by {event.by}{_because(event.reason)}"
+            return f"{event.scope}{' permanently' if event.cancels else ''}, by {event.by}{_because(event.reason)}"
         case HaltLifted():
             return f"{event.scope}, by {event.by}{_because(event.reason)}"
         case AgentSwitched():
@@ -506,19 +506,19 @@ def _summarize_control(
 
 
 SIGN_ON_REFUSALS: Final[Mapping[SignOnRefusal, str]] = {
-    "no_role": "in no group that has a role",
-    "no_person": "no name that could be a person's",
-    "declined": "the provider did not sign them on",
-    "invalid_token": "an ID token that is not valid",
+    "no_role": "no group with a role",
+    "no_person": "no valid user name",
+    "declined": "declined by the provider",
+    "invalid_token": "invalid ID token",
 }
 
 
 def _summarize_sign_on(event: PersonSignedOn | SignOnRefused) -> str | StyledLine:
     if isinstance(event, SignOnRefused):
-        who = f"{event.account}, " if event.account else ""
-        return StyledLine(f"not let in by {event.via}: {who}{SIGN_ON_REFUSALS[event.why]}", WARNING_STYLE)
-    some = f", for {', '.join(event.agents)}" if event.agents else ""
-    return f"{event.name} signs on by {event.via} ({event.role}{some})"
+        account = f"{event.account}, " if event.account else ""
+        return StyledLine(f"rejected by {event.via}: {account}{SIGN_ON_REFUSALS[event.why]}", WARNING_STYLE)
+    agents = f", for {', '.join(event.agents)}" if event.agents else ""
+    return f"{event.name} signs on by {event.via} ({event.role}{agents})"
 
 
 def _format_holds(legs: tuple[Leg, ...]) -> str:
@@ -526,8 +526,8 @@ def _format_holds(legs: tuple[Leg, ...]) -> str:
     return f", {format_micros(limit)} held" if limit else ""
 
 
-ASSUMED_COST: Final = " (it may have been billed, so all that was held is charged)"
-"""Said of a request that was sent and whose cost no provider reported."""
+ASSUMED_COST: Final = " (possibly billed, so the whole hold is charged)"
+"""A note about a request that was sent and whose cost the provider did not report."""
 
 
 def _cost(charge: Charge | None) -> str:
@@ -559,14 +559,14 @@ def _read_content(body: bytes) -> _Content:
 
 
 def describe_event(event: AnyEvent | Unknown, body: bytes) -> str:
-    """Show the body of an event: of messages and replies the text and calls, of findings and notices each part."""
+    """Render the body of an event: the text and calls of messages and replies, the parts of findings and notices."""
     try:
         match event:
             case TurnStarted():
                 return _parts(msgspec.json.decode(body, type=Message).parts)
             case HistoryGiven():
                 messages = msgspec.json.decode(body, type=list[Message])
-                return "\n".join(words for message in messages if (words := _parts(message.parts)))
+                return "\n".join(text for message in messages if (text := _parts(message.parts)))
             case RequestSettled(outcome="ok"):
                 return _parts(msgspec.json.decode(body, type=Reply).parts)
             case RequestStarted():
@@ -574,86 +574,86 @@ def describe_event(event: AnyEvent | Unknown, body: bytes) -> str:
             case FindingEmitted() | NotificationQueued():
                 content = _read_content(body)
                 parts = (content.heading, content.text, f'"{content.quote}"' if content.quote else "")
-                return "\n".join(part for part in parts if part) or from_body(body)
+                return "\n".join(part for part in parts if part) or decode_body(body)
             case _:
-                return from_body(body)
+                return decode_body(body)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return from_body(body)
+        return decode_body(body)
 
 
-def describe_stored_event(stored: Stored) -> str:
-    if stored.erased:
+def describe_stored_event(stored_event: Stored) -> str:
+    if stored_event.erased:
         return "(erased)"
-    if stored.blob:
-        return f"(blob {stored.blob[:12]}…)"
-    return describe_event(stored.event, stored.body or b"")
+    if stored_event.blob:
+        return f"(blob {stored_event.blob[:12]}…)"
+    return describe_event(stored_event.event, stored_event.body or b"")
 
 
-MOST_SAID: Final = 2000
-"""How many characters of one text a conversation shows."""
+MAX_ENTRY_LENGTH: Final = 2000
+"""Maximum number of characters of one text in a conversation."""
 
 
 def build_conversation(events: Sequence[Stored]) -> list[tuple[str, str]]:
-    """Tell a session as a conversation: what was said to the model and by it, and each call with its outcome."""
-    settled = {each.event.call: each for each in events if isinstance(each.event, CallSettled)}
-    told: list[tuple[str, str]] = []
-    last = ""
-    for stored in events:
-        who, text = _describe(stored, settled)
+    """Render a session as a conversation: the model's input and answers, and each call with its outcome."""
+    settlement_by_call = {each.event.call: each for each in events if isinstance(each.event, CallSettled)}
+    lines: list[tuple[str, str]] = []
+    last_day = ""
+    for stored_event in events:
+        speaker, text = _render_entry(stored_event, settlement_by_call)
         if not text:
             continue
-        day, _, hour = format_moment(stored.at).partition(" ")
-        if day != last:
-            last = day
-            told.append(("date", day))
-        told.append((hour, f"{who}: {text}"))
-    return told
+        day, _, hour = format_moment(stored_event.at).partition(" ")
+        if day != last_day:
+            last_day = day
+            lines.append(("date", day))
+        lines.append((hour, f"{speaker}: {text}"))
+    return lines
 
 
-def _describe(stored: Stored, settled: Mapping[str, Stored]) -> tuple[str, str]:
-    event = stored.event
+def _render_entry(stored_event: Stored, settled: Mapping[str, Stored]) -> tuple[str, str]:
+    event = stored_event.event
     match event:
         case TurnStarted():
-            return "asked", shorten(describe_stored_event(stored), MOST_SAID)
+            return "asked", shorten(describe_stored_event(stored_event), MAX_ENTRY_LENGTH)
         case RequestSettled(outcome="ok"):
-            return "answer", shorten(_read_reply_text(stored), MOST_SAID)
+            return "answer", shorten(_read_reply_text(stored_event), MAX_ENTRY_LENGTH)
         case CallStarted():
-            return f"call {event.tool}", _pair(describe_stored_event(stored), settled.get(event.call))
+            return f"call {event.tool}", _pair(describe_stored_event(stored_event), settled.get(event.call))
         case CallRefused():
-            arguments = shorten(describe_stored_event(stored), MOST_SAID)
+            arguments = shorten(describe_stored_event(stored_event), MAX_ENTRY_LENGTH)
             return f"call {event.tool}", f"{arguments}\n→ {event.outcome}: {event.sentence}".lstrip()
         case DecisionAsked() | DecisionMade() | CostCapReached() | GuardrailTriggered() | SessionEnded():
-            return stored.kind.replace("_", " "), summarize_event(stored).text
+            return stored_event.kind.replace("_", " "), summarize_event(stored_event).text
         case _:
             return "", ""
 
 
-def _read_reply_text(stored: Stored) -> str:
-    """Return the words of a reply; its calls are shown where they begin."""
-    if stored.erased or stored.blob:
-        return describe_stored_event(stored)
+def _read_reply_text(stored_event: Stored) -> str:
+    """Return the text of a reply; its calls are shown where they start."""
+    if stored_event.erased or stored_event.blob:
+        return describe_stored_event(stored_event)
     try:
-        return msgspec.json.decode(stored.body or b"", type=Reply).text
+        return msgspec.json.decode(stored_event.body or b"", type=Reply).text
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return describe_stored_event(stored)
+        return describe_stored_event(stored_event)
 
 
 def _pair(arguments: str, end: Stored | None) -> str:
-    question = shorten(arguments, MOST_SAID)
+    call_text = shorten(arguments, MAX_ENTRY_LENGTH)
     if end is None or not isinstance(end.event, CallSettled):
-        return f"{question}\n→ under way, or its outcome is not known".lstrip()
-    came = f"{end.event.outcome}{_cost(end.event.charge)}"
+        return f"{call_text}\n→ running, or outcome unknown".lstrip()
+    outcome = f"{end.event.outcome}{_cost(end.event.charge)}"
     text = end.event.error or describe_stored_event(end)
-    return f"{question}\n→ {came}{_because(shorten(text, MOST_SAID))}".lstrip()
+    return f"{call_text}\n→ {outcome}{_because(shorten(text, MAX_ENTRY_LENGTH))}".lstrip()
 
 
 def _parts(parts: Sequence[Text | ToolCall | ToolResult]) -> str:
-    words = [f"{part.tool} {part.arguments}" if isinstance(part, ToolCall) else part.text for part in parts]
-    return "\n".join(word for word in words if word)
+    texts = [f"{part.tool} {part.arguments}" if isinstance(part, ToolCall) else part.text for part in parts]
+    return "\n".join(text for text in texts if text)
 
 
 class EventLines:
-    """The lines of `halter up`: events worth one, in the context of those before them."""
+    """The lines of `halter up`: the events worth showing, in the context of earlier events."""
 
     def __init__(self) -> None:
         self._spent: dict[str, int] = {}
@@ -662,29 +662,31 @@ class EventLines:
         self._documents: dict[str, str] = {}
         self._widest = 0
 
-    def line(self, stored: Stored) -> StyledLine | None:
-        """Write an event on one line, if it is worth one."""
-        session = session_of(stored.stream) or ""
-        self._note(session, stored)
-        if not _is_news(stored.event):
+    def line(self, stored_event: Stored) -> StyledLine | None:
+        """Render an event as one line; None if it is not worth showing."""
+        session = parse_session_id(stored_event.stream) or ""
+        self._note(session, stored_event)
+        if not _is_notable(stored_event.event):
             return None
         used, question = "", ""
-        if isinstance(stored.event, TurnEnded | TurnSkipped):
-            calls, spent = self._calls.pop(session, 0), self._spent.pop(session, 0)
-            made = [format_count(calls, "call")] if calls else []
-            used = "".join(f", {part}" for part in (*made, format_micros(spent)))
-        if isinstance(stored.event, SessionParked) and stored.event.state == "WAITING_FOR_INPUT":
+        if isinstance(stored_event.event, TurnEnded | TurnSkipped):
+            calls, spent_micros = self._calls.pop(session, 0), self._spent.pop(session, 0)
+            counts = [format_count(calls, "call")] if calls else []
+            used = "".join(f", {part}" for part in (*counts, format_micros(spent_micros)))
+        if isinstance(stored_event.event, SessionParked) and stored_event.event.state == "WAITING_FOR_INPUT":
             question = self._questions.pop(session, "")
-        line = summarize_event(stored, EventContext(self._documents, used, question))
+        line = summarize_event(stored_event, EventContext(self._documents, used, question))
         text = f"Needs you: {line.text}" if line.style == URGENT_STYLE else line.text
-        return StyledLine(self.place(stored.at, session or stored.stream.removeprefix("trigger:"), text), line.style)
+        return StyledLine(
+            self.format_line(stored_event.at, session or stored_event.stream.removeprefix("trigger:"), text), line.style
+        )
 
-    def place(self, at: int, name: str, text: str) -> str:
+    def format_line(self, at: int, name: str, text: str) -> str:
         self._widest = max(self._widest, len(name))
         return f"{format_hour(at)} {name:<{self._widest}} {shorten(' '.join(clean(text).split()), MAX_EVENT_TEXT)}"
 
-    def _note(self, session: str, stored: Stored) -> None:
-        match stored.event:
+    def _note(self, session: str, stored_event: Stored) -> None:
+        match stored_event.event:
             case ItemSeen() as event:
                 self._documents[event.item] = event.name
             case CallStarted() as event:
@@ -693,12 +695,12 @@ class EventLines:
                 if event.charge:
                     self._spent[session] = self._spent.get(session, 0) + event.charge.usd
                 if isinstance(event, RequestSettled) and event.outcome == "ok":
-                    self._questions[session] = _find_question(stored.body or b"")
+                    self._questions[session] = _find_question(stored_event.body or b"")
             case _:
                 pass
 
 
-def _is_news(event: AnyEvent | Unknown) -> bool:
+def _is_notable(event: AnyEvent | Unknown) -> bool:
     match event:
         case ItemSeen():
             return not event.ignored
@@ -709,10 +711,10 @@ def _is_news(event: AnyEvent | Unknown) -> bool:
         case WakePosted():
             return event.notifies or event.cause in {"signal", "message"}
         case _:
-            return isinstance(event, _News)
+            return isinstance(event, _NotableEvent)
 
 
-_News = (
+_NotableEvent = (
     ArtifactEvent
     | TriggerEvent
     | PhaseEntered
@@ -739,7 +741,7 @@ _News = (
 )
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _QuestionArguments(msgspec.Struct, frozen=True):
     question: str = ""
 
 
@@ -747,6 +749,6 @@ def _find_question(body: bytes) -> str:
     try:
         parts = msgspec.json.decode(body, type=Reply).parts
         questions = [part.arguments for part in parts if isinstance(part, ToolCall) and part.tool == ASK_USER]
-        return msgspec.json.decode(questions[-1], type=_Asked).question if questions else ""
+        return msgspec.json.decode(questions[-1], type=_QuestionArguments).question if questions else ""
     except (msgspec.DecodeError, ValueError, RecursionError):
         return ""

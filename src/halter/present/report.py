@@ -1,4 +1,4 @@
-"""A report as facts and tables, and the condition of workers in words."""
+"""Sheets for a report and the status of the fleet, and descriptions of workers."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -20,7 +20,7 @@ def format_report_title(report: Report) -> str:
 
 
 def build_report_sheet(report: Report) -> Sheet:
-    """Put a report into facts and tables; what needs a person comes first."""
+    """Build the sheet of a report; needs come first."""
     summary = [
         ("spent", f"{format_usd(report.spent_usd)}{format_purposes(report.spent_by_purpose_usd)}"),
         ("waiting", str(len(report.waiting)) if report.waiting else ""),
@@ -36,10 +36,10 @@ def build_report_sheet(report: Report) -> Sheet:
 
 
 def build_agents_table(report: Report) -> Listing:
-    columns = ["agent", "began", "ended", "under way", "runs", "not run", "findings", "spent"]
+    columns = ["agent", "began", "ended", "active", "runs", "not run", "findings", "spent"]
     rows = [_agent(agent) for agent in report.agents]
     long = "agent ended findings"
-    return Listing("Agents", columns, rows, right="began runs spent", long=long, empty="No agent did anything.")
+    return Listing("Agents", columns, rows, right="began runs spent", long=long, empty="No agent was active.")
 
 
 def _agent(agent: AgentReport) -> list[str]:
@@ -60,7 +60,7 @@ def _agent(agent: AgentReport) -> list[str]:
 
 
 def _describe_state(name: str) -> str:
-    """Write a state, with its reason where that says more, as people read it."""
+    """Format a state for people, with its reason if that adds anything."""
     state, _, reason = name.lower().replace("_", " ").partition(", ")
     return state if reason in {"", state} else f"{state}, {reason}"
 
@@ -73,7 +73,7 @@ def _details(report: Report) -> list[Listing]:
     caps = [
         [
             cap.scope,
-            cap.window or "its life",
+            cap.window or "whole life",
             "none" if cap.cap_usd is None else format_usd(cap.cap_usd),
             format_usd(cap.spent_usd),
             format_usd(cap.held_usd),
@@ -81,38 +81,50 @@ def _details(report: Report) -> list[Listing]:
         ]
         for cap in report.caps
     ]
-    decided = [
-        [format_moment(one.decided_at or 0), one.agent, f"{one.about} of {one.name}", one.verdict, one.by]
-        for one in report.decided
+    decision_rows = [
+        [
+            format_moment(decision.decided_at or 0),
+            decision.agent,
+            f"{decision.about} of {decision.name}",
+            decision.verdict,
+            decision.by,
+        ]
+        for decision in report.decided
     ]
     halts = [
-        [one.scope, "halted" if one.halted else "lifted", format_moment(one.at), one.by, one.reason]
-        for one in report.halts
+        [halt.scope, "halted" if halt.halted else "lifted", format_moment(halt.at), halt.by, halt.reason]
+        for halt in report.halts
     ]
-    undelivered = [
+    undelivered_rows = [
         [
-            one.notification,
-            one.agent,
-            one.channel,
-            str(one.attempts),
-            "given up" if one.gave_up else "retrying",
-            one.error,
+            notice.notification,
+            notice.agent,
+            notice.channel,
+            str(notice.attempts),
+            "given up" if notice.gave_up else "retrying",
+            notice.error,
         ]
-        for one in report.undelivered
+        for notice in report.undelivered
     ]
-    against, lost = (
+    cap_columns, undelivered_columns = (
         ["scope", "window", "cap", "spent", "held", "used"],
         ["notification", "agent", "channel", "attempts"],
     )
     return [
-        Listing("Against caps", against, caps, right="cap spent held used", long="scope window"),
-        Listing("Decided", ["when", "agent", "about", "answer", "by"], decided, long="about"),
+        Listing("Against caps", cap_columns, caps, right="cap spent held used", long="scope window"),
+        Listing("Decided", ["when", "agent", "about", "answer", "by"], decision_rows, long="about"),
         Listing("Halts", ["scope", "state", "when", "by", "reason"], halts, long="scope reason"),
-        Listing("Not delivered", [*lost, "now", "error"], undelivered, right="attempts", long="notification error"),
+        Listing(
+            "Not delivered",
+            [*undelivered_columns, "now", "error"],
+            undelivered_rows,
+            right="attempts",
+            long="notification error",
+        ),
     ]
 
 
-NO_WORKERS: Final = "No process runs agents here: start `halter up FOLDER`, or `halter worker` on a PostgreSQL store."
+NO_WORKERS: Final = "No process runs agents. Start `halter up FOLDER`, or `halter worker` on a PostgreSQL store."
 HEALTH_MOODS: Final[Mapping[Health, str]] = {
     "alive": "good",
     "waits": "look",
@@ -142,66 +154,68 @@ def describe_load(worker: WorkerView) -> str:
 
 
 def describe_worker_condition(worker: WorkerView, now: int) -> str:
-    """Say what is wrong with a worker, and what to do; nothing if all is well."""
+    """Describe the problem of a worker and the remedy; "" without a problem."""
     match worker.health:
         case "lapsed":
             return (
                 f"Lost: last heartbeat {describe_last_heartbeat(worker, now)}. Its sessions move to another worker "
-                "with these agents; start it again if there is none."
+                "with these agents. Restart it if there is none."
             )
         case "left":
-            return "It ended in good order."
+            return "Ended normally."
         case "draining" | "waits" | "alive":
-            said = (worker.problem or (_DRAINING if worker.closing else ""), describe_outdated_agents(worker))
-            return " ".join(each for each in said if each)
+            sentences = (worker.problem or (_DRAINING if worker.closing else ""), describe_outdated_agents(worker))
+            return " ".join(sentence for sentence in sentences if sentence)
 
 
-_DRAINING: Final = "It takes no new sessions, and ends when its running turns have finished."
+_DRAINING: Final = "Takes no new sessions, and ends when its running turns have finished."
 
 
 def describe_outdated_agents(worker: WorkerView) -> str:
     if not worker.waiting or worker.closing:
         return ""
     return (
-        f"Another worker has newer files of {', '.join(worker.waiting)}, and runs their sessions: update this folder "
+        f"Another worker has newer files of {', '.join(worker.waiting)} and runs their sessions. Update this folder "
         "to the same version and restart it."
     )
 
 
-def build_status_sheet(found: FleetStatus, now: int) -> Sheet:
-    """Show the fleet on one screen: the morning in a line, the agents, then what needs a person."""
+def build_status_sheet(status: FleetStatus, now: int) -> Sheet:
+    """Build the status of the fleet: a summary line, the agents, then the needs."""
     columns = ["agent", "runs", "waits for", "spent today", "next wake"]
-    rows = [_status_row(one, now) for one in found.agents]
+    rows = [_status_row(agent, now) for agent in status.agents]
     agents = Listing("Agents", columns, rows, empty="No agent has run here yet.")
-    count = len(found.needs_you)
+    count = len(status.needs_you)
     heading = [f"{count} {'needs' if count == 1 else 'need'} you:"] if count else []
-    needs = [Facts("", build_need_facts(need, found.option)) for need in found.needs_you]
-    return [_summarize_status(found), agents, *heading, *needs]
+    needs = [Facts("", build_need_facts(need, status.option)) for need in status.needs_you]
+    return [_summarize_status(status), agents, *heading, *needs]
 
 
-def _summarize_status(found: FleetStatus) -> str:
-    count, alive = len(found.needs_you), sum(one.alive for one in found.agents)
+def _summarize_status(status: FleetStatus) -> str:
+    count, alive_count = len(status.needs_you), sum(one.alive for one in status.agents)
     needs = f"{count} {'needs' if count == 1 else 'need'} you" if count else "Nothing needs you"
-    spent = f"{_share(found.spent_today_usd, found.cap_today_usd)} spent today"
-    return " · ".join((needs, spent, f"{alive} of {format_count(len(found.agents), 'agent')} running"))
+    spent_text = f"{_share(status.spent_today_usd, status.cap_today_usd)} spent today"
+    return " · ".join((needs, spent_text, f"{alive_count} of {format_count(len(status.agents), 'agent')} running"))
 
 
-def _status_row(one: AgentStatus, now: int) -> list[str]:
-    caps = [f"{cap.window.partition('/')[0] or 'life'}: {_share(cap.spent_usd, cap.cap_usd)}" for cap in one.caps]
-    places = [_describe_place(place, now) for place in one.places]
-    due = "" if one.next_at is None else "now" if one.next_at <= now else f"in {format_duration(one.next_at - now)}"
+def _status_row(agent: AgentStatus, now: int) -> list[str]:
+    caps = [f"{cap.window.partition('/')[0] or 'life'}: {_share(cap.spent_usd, cap.cap_usd)}" for cap in agent.caps]
+    places = [_describe_place(place, now) for place in agent.places]
+    next_wake = (
+        "" if agent.next_at is None else "now" if agent.next_at <= now else f"in {format_duration(agent.next_at - now)}"
+    )
     return [
-        one.agent,
-        "\n".join(places) or ("off" if one.on is False else "no"),
-        one.waits,
-        "\n".join((_share(one.spent_today_usd, one.cap_today_usd), *caps)),
-        due,
+        agent.agent,
+        "\n".join(places) or ("off" if agent.on is False else "no"),
+        agent.waits,
+        "\n".join((_share(agent.spent_today_usd, agent.cap_today_usd), *caps)),
+        next_wake,
     ]
 
 
 def _describe_place(place: AgentPlace, now: int) -> str:
-    heard = format_duration(max(0, now - place.heard_at) // SECOND * SECOND) if place.heard_at else "never"
-    return f"{place.kind} {place.pid} on {place.host}, heard {heard} ago"
+    age = format_duration(max(0, now - place.heard_at) // SECOND * SECOND) if place.heard_at else "never"
+    return f"{place.kind} {place.pid} on {place.host}, last heartbeat {age} ago"
 
 
 def _share(spent: Usd, cap: Usd | None) -> str:

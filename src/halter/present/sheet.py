@@ -1,4 +1,4 @@
-"""What is shown, apart from where: sentences, facts and tables, for a terminal, a page or the dashboard."""
+"""Output independent of its medium: sentences, facts and tables for a terminal, an HTML page or the dashboard."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A table. `right` names the columns of numbers, `long` those whose words may be broken.
+    """A table. `right` names the columns of numbers, `long` those whose text may wrap.
 
-    Without rows, `empty` is shown in its place.
+    Without rows, `empty` is shown instead.
     """
 
     title: str
@@ -45,7 +45,7 @@ dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; white-space: p
 """.strip()
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
-"""A second line of defence: should escaping miss something, the browser neither runs nor fetches it."""
+"""A second line of defence: if escaping misses something, the browser neither runs nor fetches it."""
 
 
 def render_html_page(title: str, sheet: Sheet) -> str:
@@ -61,7 +61,7 @@ def render_html_page(title: str, sheet: Sheet) -> str:
 
 
 def list_lines(sheet: Sheet) -> Iterator[str]:
-    """Write a sheet as plain lines, where there is room for nothing else."""
+    """Render a sheet as plain lines, for output without tables."""
     for part in sheet:
         match part:
             case str():
@@ -107,7 +107,6 @@ def _page_table(part: Listing) -> str:
 
 
 def _row(tag: str, cells: Sequence[str], right: Sequence[bool]) -> str:
-    marks = (' class="number"' if number else "" for number in right)
-    return (
-        f"<tr>{''.join(f'<{tag}{mark}>{_escape(cell)}</{tag}>' for cell, mark in zip(cells, marks, strict=True))}</tr>"
-    )
+    attributes = (' class="number"' if number else "" for number in right)
+    marked_cells = zip(cells, attributes, strict=True)
+    return f"<tr>{''.join(f'<{tag}{attribute}>{_escape(cell)}</{tag}>' for cell, attribute in marked_cells)}</tr>"

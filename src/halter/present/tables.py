@@ -1,4 +1,4 @@
-"""Lists that the CLI shows, as facts and tables: sessions, budgets, decisions, rules, triggers, artifacts, audit."""
+"""Sheets for the CLI: sessions, budgets, decisions, rules, triggers, artifacts, the audit and backtests."""
 
 from collections.abc import Iterator, Sequence
 from shlex import quote
@@ -12,20 +12,26 @@ from halter.present.events import describe_review, format_moment, format_relativ
 from halter.present.sheet import Facts, Listing, Sheet
 
 if TYPE_CHECKING:
+    from halter.config.policy import PolicyDifference
     from halter.operations.artifacts import Artifact
+    from halter.operations.backtest import BacktestResult
     from halter.operations.decisions import OpenInbox, RuleOffers, WaitingDecision
     from halter.operations.money import Budgets, Spending
+    from halter.runtime.backtest import BacktestLine
     from halter.runtime.budgets import Budget
     from halter.runtime.forecast import TriggerPlan
     from halter.runtime.needs import Need
     from halter.state.audit import AuditEntry
 
 DIGEST_PREFIX_LENGTH: Final = 16
-"""How much of a document's digest is shown; it is enough to name it."""
+"""Length of the shown part of a document's digest; it is enough to name the document."""
+
+MAX_LISTED_LINES: Final = 40
+DIFFERENCE_WORDS: Final = {"looser": "LOOSER", "stricter": "stricter", "fixed": "other", "free": "no limit"}
 
 
 def build_sessions_sheet(rows: Sequence[SessionRow], now: int) -> Sheet:
-    # Few columns of short words: on a screen of 80 columns an id has to stay in one piece, or it cannot be copied.
+    # Few, narrow columns: on a screen of 80 columns an id must not wrap, or it cannot be copied.
     columns = ["session", "agent", "state", "began", "ended or due"]
     cells = [
         [
@@ -41,63 +47,63 @@ def build_sessions_sheet(rows: Sequence[SessionRow], now: int) -> Sheet:
 
 
 def describe_next_due(row: SessionRow, now: int) -> str:
-    """Say when a session's next turn is due, and what wakes it earlier."""
-    early = ", ".join(row.wake_on.split()) if row.ended_at is None else ""
+    """Describe when a session's next turn is due, and what wakes it earlier."""
+    wake_sources = ", ".join(row.wake_on.split()) if row.ended_at is None else ""
     if row.due_at is None:
-        return f"by {early}" if early else ""
+        return f"by {wake_sources}" if wake_sources else ""
     if row.due_at <= now:
         return "now"
     due = f"in {format_duration(row.due_at - now)} ({format_relative_moment(row.due_at, now)})"
-    return f"{due}, or by {early}" if early else due
+    return f"{due}, or by {wake_sources}" if wake_sources else due
 
 
-def build_budgets_sheet(found: "Budgets", _: int) -> Sheet:
-    kept = any(row.kept for row in found.budgets)
-    columns = ["scope", "window", "cap", "spent", "held", *(["kept"] if kept else []), "left", "set by"]
-    # Tokens are counted although nothing bounds them, which is no news as long as there are none.
-    rows = [_budget(row, kept=kept) for row in found.budgets if row.cap is not None or row.spent or row.held]
-    spent = [
-        [line.agent, line.purpose, line.name, str(line.spends), format_usd(line.spent_usd)] for line in found.last_day
+def build_budgets_sheet(budgets: "Budgets", _: int) -> Sheet:
+    has_reserve = any(row.kept for row in budgets.budgets)
+    columns = ["scope", "window", "cap", "spent", "held", *(["reserved"] if has_reserve else []), "left", "set by"]
+    # Tokens are counted even without a cap; such a budget is shown only if there are any.
+    rows = [_budget(row, kept=has_reserve) for row in budgets.budgets if row.cap is not None or row.spent or row.held]
+    spending_rows = [
+        [line.agent, line.purpose, line.name, str(line.spends), format_usd(line.spent_usd)] for line in budgets.last_day
     ]
     return [
         Listing(
             "Budgets",
             columns,
             rows,
-            right="cap spent held kept left",
+            right="cap spent held reserved left",
             long="scope window",
             empty="Nothing was spent or held yet.",
         ),
         Listing(
             "Spent in the last 24 hours",
             ["agent", "purpose", "on", "times", "cost"],
-            spent,
+            spending_rows,
             right="times cost",
             empty="Nothing was spent in the last 24 hours.",
         ),
-        _list_models(found.last_day),
+        _list_models(budgets.last_day),
     ]
 
 
 FORECAST_DAYS: Final = 30
 
 
-def _list_models(spent: "Sequence[Spending]") -> Listing:
-    """What each model cost in the last day, and what thirty such days would cost."""
+def _list_models(spending: "Sequence[Spending]") -> Listing:
+    """Build the table of each model's cost in the last day, and of thirty such days."""
     lines: dict[str, list[Spending]] = {}
-    for line in spent:
+    for line in spending:
         if line.input_tokens or line.output_tokens:
             lines.setdefault(line.name, []).append(line)
     rows = [
         [
             model,
-            f"{sum(line.spends for line in each):,}",
-            f"{sum(line.input_tokens for line in each):,}",
-            f"{sum(line.output_tokens for line in each):,}",
-            format_usd(cost := sum((line.spent_usd for line in each), ZERO_USD)),
+            f"{sum(line.spends for line in model_lines):,}",
+            f"{sum(line.input_tokens for line in model_lines):,}",
+            f"{sum(line.output_tokens for line in model_lines):,}",
+            format_usd(cost := sum((line.spent_usd for line in model_lines), ZERO_USD)),
             format_usd(cost * FORECAST_DAYS),
         ]
-        for model, each in sorted(lines.items())
+        for model, model_lines in sorted(lines.items())
     ]
     columns = ["model", "requests", "in", "out", "day", "month"]
     return Listing("By model, with thirty such days", columns, rows, right="requests in out day month", long="model")
@@ -106,69 +112,82 @@ def _list_models(spent: "Sequence[Spending]") -> Listing:
 def _budget(row: "Budget", *, kept: bool) -> list[str]:
     cap = "none" if row.cap is None else format_unit_amount(row.cap, row.unit)
     remaining = "" if row.remaining is None else format_unit_amount(row.remaining, row.unit)
-    spent, held = format_unit_amount(row.spent, row.unit), format_unit_amount(row.held, row.unit)
+    spent_text, held_text = format_unit_amount(row.spent, row.unit), format_unit_amount(row.held, row.unit)
     reserve = ([format_unit_amount(row.kept, row.unit)] if row.kept else [""]) if kept else []
-    return [row.scope, row.window or "its life", cap, spent, held, *reserve, remaining, row.cap_by or "config"]
+    return [
+        row.scope,
+        row.window or "whole life",
+        cap,
+        spent_text,
+        held_text,
+        *reserve,
+        remaining,
+        row.cap_by or "config",
+    ]
 
 
-def build_inbox_sheet(found: "OpenInbox", now: int) -> Sheet:
-    return [*_inbox(found, now)]
+def build_inbox_sheet(inbox: "OpenInbox", now: int) -> Sheet:
+    return [*_inbox(inbox, now)]
 
 
-def _inbox(found: "OpenInbox", now: int) -> Iterator[Facts | str]:
-    open_count = len(found.decisions)
+def _inbox(inbox: "OpenInbox", now: int) -> Iterator[Facts | str]:
+    open_count = len(inbox.decisions)
     if open_count:
         yield f"{format_count(open_count, 'decision')} for you:"
-    elif not found.needs:
+    elif not inbox.needs:
         yield "Nothing needs you."
-    for number, decision in enumerate(found.decisions, 1):
-        yield Facts("", [("number", str(number)), *_decision(decision, now, found.option)])
-    if found.needs:
-        yield "This needs you as well:" if open_count else "This needs you:"
-    for need in found.needs:
-        yield Facts("", build_need_facts(need, found.option))
-    if found.news:
+    for number, decision in enumerate(inbox.decisions, 1):
+        yield Facts("", [("number", str(number)), *_decision(decision, now, inbox.option)])
+    if inbox.needs:
+        yield "Also needs you:" if open_count else "Needs you:"
+    for need in inbox.needs:
+        yield Facts("", build_need_facts(need, inbox.option))
+    if inbox.news:
         yield "Notices of the last day:"
-    for each in found.news:
-        agent = "" if each.subject.startswith(each.agent) else f"{each.agent}: "
-        yield f"{format_moment(each.queued_at)} {agent}{each.subject}"
+    for notice in inbox.news:
+        agent = "" if notice.subject.startswith(notice.agent) else f"{notice.agent}: "
+        yield f"{format_moment(notice.queued_at)} {agent}{notice.subject}"
 
 
 def build_need_facts(need: "Need", option: str = "") -> list[tuple[str, str]]:
-    """Show one thing that waits for a person, with the commands that answer it."""
-    said = (("what", escape_hidden(need.sentence)), ("why", escape_hidden(need.why)))
-    return [*said, *(("type", f"{each}{option}") for each in need.commands)]
+    """Build the facts of a need, with the commands that settle it."""
+    facts = (("what", escape_hidden(need.sentence)), ("why", escape_hidden(need.why)))
+    return [*facts, *(("type", f"{command}{option}") for command in need.commands)]
 
 
 def build_decision_sheet(decision: "WaitingDecision", now: int) -> Sheet:
-    """Show a decision to the person who is asked about it right now."""
+    """Build the sheet of a decision for a person who is being asked about it."""
     return [Facts("", [fact for fact in _decision(decision, now) if fact[0] not in ("yes", "no")])]
 
 
 def _decision(decision: "WaitingDecision", now: int, option: str = "") -> list[tuple[str, str]]:
     from halter.operations.decisions import render_prompt
 
-    words, more = render_prompt(decision), f" --cap AMOUNT{option}" if decision.about == "cap_raise" else option
+    prompt, options = render_prompt(decision), f" --cap AMOUNT{option}" if decision.about == "cap_raise" else option
     risk = f"{decision.level}, risk {decision.risk}" if decision.risk else decision.level
-    waited, remaining = format_duration(max(0, now - decision.asked_at)), format_duration(decision.expires_at - now)
+    waited_text, remaining = (
+        format_duration(max(0, now - decision.asked_at)),
+        format_duration(decision.expires_at - now),
+    )
     return [
         ("decision", decision.decision),
-        ("what", words.what),
-        ("why", words.why),
+        ("what", prompt.what),
+        ("why", prompt.why),
         ("risk", ": ".join(part for part in (risk, "; ".join(decision.reasons)) if part)),
-        ("shown", words.shown),
+        ("shown", prompt.details),
         ("agent", f"{decision.agent}, session {decision.session}" if decision.session else decision.agent),
-        ("waits", f"{waited}, for at most {remaining} more"),
-        ("yes", f"{words.yes}: halter approve {decision.decision}{more}"),
-        ("no", f"{words.no}: halter deny {decision.decision}{option}"),
+        ("waits", f"{waited_text}, for at most {remaining} more"),
+        ("yes", f"{prompt.yes}: halter approve {decision.decision}{options}"),
+        ("no", f"{prompt.no}: halter deny {decision.decision}{option}"),
     ]
 
 
-def build_offers_sheet(found: "RuleOffers", _: int) -> Sheet:
-    if not found.offers:
-        return [f"No rule can answer {found.decision}: it is always asked about."]
+def build_offers_sheet(rule_offers: "RuleOffers", _: int) -> Sheet:
+    if not rule_offers.offers:
+        return [f"No rule can approve {rule_offers.decision}; it always needs an approval."]
     return [
-        Facts("", [("always", each.sentence), ("choose", _choose(found.decision, each.match))]) for each in found.offers
+        Facts("", [("always", offer.sentence), ("use", _choose(rule_offers.decision, offer.match))])
+        for offer in rule_offers.offers
     ]
 
 
@@ -182,54 +201,56 @@ def build_rules_sheet(rows: Sequence[RuleRow], now: int) -> Sheet:
 
 
 def _rule(row: RuleRow, now: int) -> Facts:
-    from halter.guard.approvals import read_standing_rule
+    from halter.guard.approvals import decode_rule
     from halter.operations.decisions import describe_matcher
 
     if row.ended_at is not None:
-        until = f"ended by {row.ended_by}, {format_moment(row.ended_at)}"
+        end_text = f"ended by {row.ended_by}, {format_moment(row.ended_at)}"
     elif now >= row.expires_at:
-        until = f"over since {format_moment(row.expires_at)}"
+        end_text = f"expired {format_moment(row.expires_at)}"
     else:
-        until = f"{format_moment(row.expires_at)}, {format_duration(row.expires_at - now)} from now"
+        end_text = f"{format_moment(row.expires_at)}, {format_duration(row.expires_at - now)} from now"
     return Facts(
         "",
         [
             ("rule", row.rule),
-            ("always", f"{row.tool} {describe_matcher(read_standing_rule(row).matcher)}"),
+            ("always", f"{row.tool} {describe_matcher(decode_rule(row).matcher)}"),
             ("where", f"{row.scope} {row.owner}".strip()),
             ("by", f"{row.by}, {format_moment(row.made_at)}"),
-            ("until", until),
+            ("until", end_text),
         ],
     )
 
 
-def build_triggers_sheet(found: "Sequence[TriggerPlan]", now: int) -> Sheet:
+def build_triggers_sheet(plans: "Sequence[TriggerPlan]", now: int) -> Sheet:
     columns = ["trigger", "when", "next", "last run", "waits", "made by"]
-    empty = "Nothing is planned. Say it to an agent, or write it into its agent.yaml."
-    left = [
-        f"{plan.trigger}: {item.name} is quarantined. Try it again with: "
+    empty = "No triggers. Ask an agent for one, or add it to agent.yaml."
+    quarantine_lines = [
+        f"{plan.trigger}: {item.name} is quarantined. Retry it with: "
         f"halter schedules retry {plan.trigger} {item.item[:DIGEST_PREFIX_LENGTH]}"
-        for plan in found
+        for plan in plans
         for item in plan.quarantined
     ]
-    rows = [_trigger(plan, now) for plan in found]
+    rows = [_trigger(plan, now) for plan in plans]
     note = [ONLY_WHILE_RUN] if rows else []
-    return [Listing("Schedules", columns, rows, long="trigger when waits", empty=empty), *left, *note]
+    return [Listing("Schedules", columns, rows, long="trigger when waits", empty=empty), *quarantine_lines, *note]
 
 
-ONLY_WHILE_RUN: Final = "They run only while `halter up`, `halter serve` or a worker runs their agent: halter status."
+ONLY_WHILE_RUN: Final = (
+    "Triggers fire only while `halter up`, `halter serve` or a worker runs their agent (see `halter status`)."
+)
 
 
 def _trigger(plan: "TriggerPlan", now: int) -> list[str]:
-    due = "" if plan.next_at is None else f"in {format_duration(max(0, plan.next_at - now))}"
-    last = "" if plan.last_at is None else f"{format_relative_moment(plan.last_at, now)}, {plan.session}"
-    quarantined = f"{len(plan.quarantined)} quarantined" if plan.quarantined else ""
-    waits = (f"{plan.waiting} waiting" if plan.waiting else "", quarantined, plan.delayed)
-    return [plan.trigger, plan.when, due, last, ", ".join(part for part in waits if part), plan.made_by]
+    next_run = "" if plan.next_at is None else f"in {format_duration(max(0, plan.next_at - now))}"
+    last_run = "" if plan.last_at is None else f"{format_relative_moment(plan.last_at, now)}, {plan.session}"
+    quarantined_text = f"{len(plan.quarantined)} quarantined" if plan.quarantined else ""
+    waits = (f"{plan.waiting} waiting" if plan.waiting else "", quarantined_text, plan.delayed)
+    return [plan.trigger, plan.when, next_run, last_run, ", ".join(part for part in waits if part), plan.made_by]
 
 
-def build_artifacts_sheet(found: "Sequence[Artifact]", empty: str) -> Sheet:
-    return [Facts("", _artifact(artifact)) for artifact in found] or [empty]
+def build_artifacts_sheet(artifacts: "Sequence[Artifact]", empty: str) -> Sheet:
+    return [Facts("", _artifact(artifact)) for artifact in artifacts] or [empty]
 
 
 def _review(artifact: "Artifact") -> str:
@@ -251,26 +272,71 @@ def build_audit_sheet(entries: "Sequence[AuditEntry]") -> Sheet:
     columns = ["when", "agent", "tool", "level", "risk", "outcome", "decided by", "cost", "arguments", "result"]
     rows = [
         [
-            format_moment(each.created_at),
-            each.agent,
-            each.tool,
-            each.capability_level,
-            each.risk_level,
-            each.outcome or "under way",
-            each.decided_by,
-            format_usd(each.cost_usd),
-            each.input_summary,
-            each.output_summary,
+            format_moment(entry.created_at),
+            entry.agent,
+            entry.tool,
+            entry.capability_level,
+            entry.risk_level,
+            entry.outcome or "running",
+            entry.decided_by,
+            format_usd(entry.cost_usd),
+            entry.input_summary,
+            entry.output_summary,
         ]
-        for each in entries
+        for entry in entries
     ]
-    empty = "No audited calls in that time."
+    empty = "No audited calls in this period."
     return [Listing("Audit", columns, rows, right="cost", long="arguments result", empty=empty)]
 
 
-def describe_audit_entry(each: "AuditEntry") -> str:
-    by = f", agreed to by {each.decided_by}" if each.decided_by else ""
-    cost = f" {format_usd(each.cost_usd)}" if each.cost_usd else ""
-    level = f"{each.capability_level} {each.risk_level}".strip()
-    what = f"{each.agent} {each.tool} ({level}) {each.outcome}{cost}{by}".lstrip()
-    return f"{format_moment(each.created_at)} {what}  {each.input_summary}".rstrip()
+def describe_audit_entry(entry: "AuditEntry") -> str:
+    by = f", approved by {entry.decided_by}" if entry.decided_by else ""
+    cost = f" {format_usd(entry.cost_usd)}" if entry.cost_usd else ""
+    level = f"{entry.capability_level} {entry.risk_level}".strip()
+    summary = f"{entry.agent} {entry.tool} ({level}) {entry.outcome}{cost}{by}".lstrip()
+    return f"{format_moment(entry.created_at)} {summary}  {entry.input_summary}".rstrip()
+
+
+def build_backtest_sheet(result: "BacktestResult") -> Sheet:
+    summary = [
+        ("policy", result.policy),
+        ("judged", f"{format_count(result.decisions, 'decision')} in {format_count(result.sessions, 'session')}"),
+        ("loosened", str(result.loosened) if result.loosened else "nothing"),
+        *((change, f"{times:,}") for change, times in result.changed.items()),
+        ("not spent", format_usd(result.not_spent_usd) if result.not_spent_usd else ""),
+        ("stopped at a cap", format_count(result.sessions_stopped, "session") if result.sessions_stopped else ""),
+        ("gone another way", format_count(result.sessions_diverged, "session") if result.sessions_diverged else ""),
+        ("after that", f"{format_count(result.after, 'decision')}, counted apart" if result.after else ""),
+        ("named by no rule", ", ".join(f"{tool} ({calls:,})" for tool, calls in result.unnamed.items())),
+        *(("not judged", f"{times:,}: {why}") for why, times in result.unjudged.items()),
+    ]
+    rows = [_backtest_row(line) for line in result.lines[:MAX_LISTED_LINES]]
+    sheet: list[Facts | Listing | str] = [Facts(f"Backtest of {result.agent}", summary)]
+    if rows:
+        columns = ["when", "session", "what", "then", "now", "why"]
+        sheet.append(Listing("Changed decisions, looser ones first", columns, rows, long="what why"))
+    if result.differing > MAX_LISTED_LINES:
+        sheet.append(f"And {result.differing - MAX_LISTED_LINES:,} more: use --json to list them.")
+    if not rows:
+        sheet.append("No decision changes." if result.decisions else "Nothing could be evaluated.")
+    return [*sheet, *result.notes]
+
+
+def _backtest_row(line: "BacktestLine") -> list[str]:
+    prefix = "LOOSER " if line.loosened else ""
+    now = f"{line.now} (later)" if line.after else line.now
+    savings_text = f" ({format_usd(line.not_spent_usd)} not spent from there on)" if line.not_spent_usd else ""
+    reason = f"{line.sentence}{savings_text}"
+    return [format_moment(line.at), line.session[:13], f"{prefix}{line.name}", line.then, now, reason]
+
+
+def build_policy_diff_sheet(differences: "Sequence[PolicyDifference]", old_name: str, new_name: str) -> Sheet:
+    order = list(DIFFERENCE_WORDS)
+    lines = sorted(differences, key=lambda difference: order.index(difference.how))
+    rows = [
+        [difference.key, difference.stored, difference.written, DIFFERENCE_WORDS[difference.how]]
+        for difference in lines
+    ]
+    empty = f"{old_name} and {new_name} are equivalent."
+    title, columns = f"{new_name}, compared with {old_name}", ["key", "before", "after", "it is"]
+    return [Listing(title, columns, rows, long="key", empty=empty)]

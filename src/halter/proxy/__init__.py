@@ -1,1 +1,1 @@
-"""Other programs' agents under the same brakes: a proxy to model providers that holds money before it asks."""
+"""`halter proxy`: an HTTP proxy to model providers that holds the cost of each request before it is sent."""

@@ -1,4 +1,4 @@
-"""What each client needs to be pointed at the proxy, and one request that shows that it is."""
+"""The settings that point each client at the proxy, and a request that checks them."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,7 +15,7 @@ CLIENTS: Final[tuple[ClientName, ...]] = get_args(ClientName)
 
 
 class ClientSetup(msgspec.Struct, frozen=True):
-    """A client: the dialect that it speaks, a model to try it with, and the lines that point it here.
+    """A client: its dialect, a model for the check, and the lines that point it at the proxy.
 
     In the lines, {root} is the proxy's address, {base} the same with /v1, {key} a virtual key and {model} a model.
     """
@@ -24,7 +24,7 @@ class ClientSetup(msgspec.Struct, frozen=True):
     model: str
     lines: str
     file: str = ""
-    """Where the lines belong, if not into the environment."""
+    """The file for the lines; empty for environment variables."""
 
 
 _CODEX: Final = """\
@@ -91,25 +91,25 @@ SETUPS: Final[Mapping[ClientName, ClientSetup]] = MappingProxyType(
 
 
 def find_client(name: str) -> ClientSetup:
-    for known in CLIENTS:
-        if known == name:
-            return SETUPS[known]
-    raise ConfigError(f"There is no client {name!r} that is known here: write one of {join_names(CLIENTS)}.")
+    for client in CLIENTS:
+        if client == name:
+            return SETUPS[client]
+    raise ConfigError(f"Unknown client {name!r}. Use one of {join_names(CLIENTS)}.")
 
 
 def render_setup(setup: ClientSetup, root: str, key: str, model: str = "") -> tuple[str, str]:
-    """The lines for a client, and the file that they belong into, if any."""
-    words = {"root": root, "base": f"{root}/v1", "key": key, "model": model or setup.model}
-    return setup.lines.format(**words), setup.file.format(**words)
+    """Render the lines for a client, and the name of their file, if any."""
+    values = {"root": root, "base": f"{root}/v1", "key": key, "model": model or setup.model}
+    return setup.lines.format(**values), setup.file.format(**values)
 
 
 def make_check_body(setup: ClientSetup, model: str = "") -> bytes:
-    """The smallest request of a client's dialect."""
-    said = "Answer with the word ok."
-    asked: dict[str, object] = {"model": model or setup.model}
+    """Make the smallest request of a client's dialect."""
+    prompt = "Answer with the word ok."
+    body: dict[str, object] = {"model": model or setup.model}
     if setup.dialect is RESPONSES:
-        asked |= {"input": said, "max_output_tokens": 256, "store": False}
+        body |= {"input": prompt, "max_output_tokens": 256, "store": False}
     else:
         limit = "max_tokens" if setup.dialect is MESSAGES else "max_completion_tokens"
-        asked |= {"messages": [{"role": "user", "content": said}], limit: 256}
-    return msgspec.json.encode(asked)
+        body |= {"messages": [{"role": "user", "content": prompt}], limit: 256}
+    return msgspec.json.encode(body)

@@ -1,7 +1,7 @@
-"""Refusals as each client obeys them.
+"""Refusals in the form that each client obeys.
 
-Every client was measured with every status. One that must stop gets what ends it at the first try; one that may come
-back is told when. A stream is never just closed, since clients take a clean end for a whole answer.
+Every client was tested with every status. A client that must stop gets a status that it does not retry; a client that
+may retry gets the delay. A stream is never just closed, because clients treat a clean end as a complete answer.
 
     reason       Anthropic's dialect                       OpenAI's dialects
     cap          402 billing_error, terminal               400 halter_cap_reached, terminal
@@ -11,8 +11,8 @@ back is told when. A stream is never just closed, since clients take a clean end
     unknown_key  401, terminal                             the same
     in a stream  an `error` event: billing_error           an `error` chunk; `response.failed` with invalid_prompt
 
-LiteLLM, which aider and OpenHands ask with, tries again after 402 and 429, and knows the kind of an error in a stream
-only by words in its sentence. It gets 400 in every dialect, and those words.
+LiteLLM, which aider and OpenHands use, retries after 402 and 429, and recognises the kind of an error in a stream only
+by words in its message. It gets 400 in every dialect, and those words.
 """
 
 from collections.abc import Mapping
@@ -39,8 +39,8 @@ Reason = Literal[
     "store_away",
 ]
 
-LONGEST_RETRY_AFTER: Final = 30
-"""Seconds. Clients sleep as long as they are told, some for weeks."""
+MAX_RETRY_AFTER: Final = 30
+"""Seconds. Clients sleep as long as the header says, some for weeks."""
 
 Headers = list[tuple[bytes, bytes]]
 _ENCODE: Final = msgspec.json.Encoder().encode
@@ -75,16 +75,16 @@ _OPENAI: Final[Mapping[Reason, tuple[int, str, str]]] = MappingProxyType(
 TERMINAL: Final[frozenset[Reason]] = frozenset(
     ("cap", "halted", "refused", "unknown_key", "unreadable", "too_large", "not_found")
 )
-"""What the client must not try again."""
+"""The reasons after which the client must not retry."""
 
 
-_LITELLM_STOPS_AT_MESSAGES: Final = "Client error '400 Bad Request'"
-_LITELLM_STOPS_AT_CHAT: Final = "invalid_request_error"
-"""Words that LiteLLM looks for in the sentence of an error in a stream, and takes as final."""
+_LITELLM_FINAL_MESSAGES: Final = "Client error '400 Bad Request'"
+_LITELLM_FINAL_CHAT: Final = "invalid_request_error"
+"""Words in the message of an error in a stream that LiteLLM treats as final."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a request is not answered, in a sentence for the person at the client. `wait` is in seconds."""
+    """The reason why a request has no answer, with a sentence for the person at the client."""
 
     reason: Reason
     sentence: str
@@ -96,7 +96,7 @@ def asks_by_litellm(headers: Headers) -> bool:
 
 
 def render_refusal(dialect: DialectName, refusal: Refusal, *, by_litellm: bool = False) -> tuple[int, Headers, bytes]:
-    """Status, headers and body of a refusal."""
+    """Render the status, the headers and the body of a refusal."""
     body: object
     if dialect == "messages":
         stops = by_litellm and refusal.reason in TERMINAL
@@ -110,31 +110,33 @@ def render_refusal(dialect: DialectName, refusal: Refusal, *, by_litellm: bool =
     if refusal.reason in TERMINAL:
         headers.append((b"x-should-retry", b"false"))
     elif refusal.reason == "wait":
-        headers.append((b"retry-after", b"%d" % max(1, min(refusal.wait, LONGEST_RETRY_AFTER))))
+        headers.append((b"retry-after", b"%d" % max(1, min(refusal.wait, MAX_RETRY_AFTER))))
     return status, headers, data
 
 
-def render_in_stream(dialect: DialectName, refusal: Refusal, events: int = 0, *, by_litellm: bool = False) -> bytes:
-    """The event that ends a stream which had begun."""
+def render_in_stream(
+    dialect: DialectName, refusal: Refusal, event_count: int = 0, *, by_litellm: bool = False
+) -> bytes:
+    """Render the event that ends a started stream."""
     stops = refusal.reason in TERMINAL
     match dialect:
         case "messages":
             kind = "billing_error" if stops else _ANTHROPIC[refusal.reason][1]
-            words = f" ({_LITELLM_STOPS_AT_MESSAGES})" if stops and by_litellm else ""
-            error = {"type": "error", "error": {"type": kind, "message": refusal.sentence + words}}
+            suffix = f" ({_LITELLM_FINAL_MESSAGES})" if stops and by_litellm else ""
+            error = {"type": "error", "error": {"type": kind, "message": refusal.sentence + suffix}}
             return b"event: error\ndata: %s\n\n" % _ENCODE(error)
         case "chat":
-            # Here LiteLLM asks with the SDK of OpenAI, and cannot be told from other programs.
+            # Here LiteLLM uses OpenAI's SDK, and cannot be distinguished from other programs.
             _, kind, code = _OPENAI[refusal.reason]
-            words = f" ({_LITELLM_STOPS_AT_CHAT})" if stops else ""
-            told = {"error": {"message": refusal.sentence + words, "type": kind, "code": code, "param": None}}
-            return b"data: %s\n\n" % _ENCODE(told)
+            suffix = f" ({_LITELLM_FINAL_CHAT})" if stops else ""
+            chunk = {"error": {"message": refusal.sentence + suffix, "type": kind, "code": code, "param": None}}
+            return b"data: %s\n\n" % _ENCODE(chunk)
         case "responses":
-            # Of all codes, this is the one that Codex shows and does not try again.
+            # Of all codes, this is the only one that Codex shows and does not retry.
             code = "invalid_prompt" if stops else "server_error"
-            failed: dict[str, object] = {
+            event: dict[str, object] = {
                 "type": "response.failed",
-                "sequence_number": events,
+                "sequence_number": event_count,
                 "response": {
                     "id": "resp_halter",
                     "object": "response",
@@ -144,11 +146,11 @@ def render_in_stream(dialect: DialectName, refusal: Refusal, events: int = 0, *,
                     "output": (),
                 },
             }
-            return b"event: response.failed\ndata: %s\n\n" % _ENCODE(failed)
+            return b"event: response.failed\ndata: %s\n\n" % _ENCODE(event)
 
 
 def explain_outcome(outcome: RequestOutcome, now: int) -> Refusal | None:
-    """What the client is told, unless it has its answer."""
+    """Return the refusal for the client; None if the request was answered."""
     match outcome:
         case AnsweredRequest():
             return None
@@ -163,7 +165,7 @@ def explain_outcome(outcome: RequestOutcome, now: int) -> Refusal | None:
         case FailedRequest():
             return Refusal("provider_failed", f"Halter: {outcome.error}")
         case BudgetBusy():
-            return Refusal("wait", "Halter: other requests hold what is left of the budget. Try again.", wait=5)
+            return Refusal("wait", "Halter: other requests hold the rest of the budget. Try again.", wait=5)
         case RateLimited():
-            seconds = -(-(outcome.until - now) // SECOND)
-            return Refusal("wait", f"Halter: the rate of this model is used up for {seconds} s.", wait=seconds)
+            seconds = -(-(outcome.retry_at - now) // SECOND)
+            return Refusal("wait", f"Halter: rate limit of this model reached. Try again in {seconds} s.", wait=seconds)

@@ -1,7 +1,8 @@
-"""Virtual keys: what a client shows instead of a provider's key.
+"""Virtual keys, which clients use instead of a provider's key.
 
-Each is bound to an agent, whose account it spends from, and has caps and models of its own. Only its digest is kept, in
-a file that only its owner may read; a revoked one stays there, so that its client is told to stop instead of to log in.
+A key is bound to an agent, spends from the agent's account, and has its own caps and models. Only its digest is stored,
+in a file that only its owner may read. A revoked key stays in the file, so that its client stops instead of asking for
+a login.
 """
 
 import base64
@@ -16,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from halter.core.errors import ConfigError
-from halter.core.ids import may_decide
+from halter.core.ids import can_decide
 from halter.server.auth import NAME, PrivateFile
 
 KEY_PREFIX: Final = "sk-halter-"
@@ -26,9 +27,10 @@ _KEY_BYTES: Final = 32
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a key may spend and ask. The day's cap is the agent's: its keys share one account.
+    """The caps, the rate and the models of a key. The hour's and the day's caps bind the account of its agent.
 
-    `max_cost_usd` is the cap of one client session, which without one is bound by the windows alone.
+    All keys of an agent share that account. `max_cost_usd` is the cap of one client session; without it only the
+    windows bind the session.
     """
 
     max_cost_usd: Decimal | None = None
@@ -37,7 +39,7 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     tokens_per_hour: int | None = None
     models: tuple[str, ...] = ()
     mask_secrets: bool = False
-    """Masks secrets in what its clients send, the operator's own and all that look like one."""
+    """Masks secrets in the requests of its clients: the operator's own, and strings that look like secrets."""
 
 
 class VirtualKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -50,7 +52,7 @@ class VirtualKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     revoked_at: int | None = None
 
     def agent_keys(self, *, session_capped: bool) -> Mapping[str, Any]:
-        """The limits as keys of an agent's file; `session_capped` says that the fleet caps every session."""
+        """Return the limits as keys of an agent's file; `has_session_cap`: the fleet caps every session."""
         limits: dict[str, Any] = {
             name: float(value)
             for name in ("max_cost_usd", "max_cost_usd_per_hour", "max_cost_usd_per_day")
@@ -70,22 +72,22 @@ def digest_key(secret: str) -> str:
     return hashlib.sha256(b"halter key\n" + secret.encode("utf-8", "replace")).hexdigest()
 
 
-def describe_key(secret: str, name: str, agent: str, made_at: int, made_by: str, limits: KeyLimits) -> VirtualKey:
-    """Makes a key's record. Raises ConfigError for a name that cannot be one."""
-    for word, what in ((name, "a key"), (agent, "an agent")):
-        if not NAME.fullmatch(word) or not may_decide(word):
+def make_virtual_key(secret: str, name: str, agent: str, made_at: int, made_by: str, limits: KeyLimits) -> VirtualKey:
+    """Make the record of a key. Raises ConfigError for an invalid name or cap."""
+    for value, noun in ((name, "a key"), (agent, "an agent")):
+        if not NAME.fullmatch(value) or not can_decide(value):
             raise ConfigError(
-                f"{word!r} cannot be the name of {what}: write small letters, digits, dots, dashes or underscores, "
-                "up to 64 of them."
+                f"Invalid name of {noun}: {value!r}. Use up to 64 lowercase letters, digits, dots, dashes or "
+                "underscores."
             )
     for amount in (limits.max_cost_usd, limits.max_cost_usd_per_hour, limits.max_cost_usd_per_day):
         if amount is not None and not (amount.is_finite() and amount > 0):
-            raise ConfigError(f"{amount} is no cap: write dollars above zero, as in 2.00.")
+            raise ConfigError(f"Invalid cap {amount}: use an amount in dollars above zero, such as 2.00.")
     return VirtualKey(name, agent, digest_key(secret), made_at, made_by, limits)
 
 
 class KeyFile:
-    """The kept keys. Every method but `state` raises ConfigError on failure."""
+    """The file of keys. Every method except `read_state` raises ConfigError on failure."""
 
     def __init__(self, path: Path) -> None:
         self._file = PrivateFile(path)
@@ -95,34 +97,34 @@ class KeyFile:
         if data is None:
             return ()
         try:
-            kept = msgspec.json.decode(data, type=_StoredKeys).keys
+            keys = msgspec.json.decode(data, type=_StoredKeys).keys
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self._file.path} cannot be read ({error}): remove it, and make new keys.") from None
-        if not all(_DIGEST.fullmatch(key.digest) for key in kept):
-            raise ConfigError(f"{self._file.path} has a key that Halter did not make: remove it, and make new keys.")
-        return kept
+            raise ConfigError(f"Cannot read {self._file.path} ({error}). Remove it, and create new keys.") from None
+        if not all(_DIGEST.fullmatch(key.digest) for key in keys):
+            raise ConfigError(f"{self._file.path} has a key that Halter did not make. Remove it, and create new keys.")
+        return keys
 
     def add(self, key: VirtualKey) -> None:
         with self._file.lock():
             keys = self.read_keys()
             if any(each.name == key.name and each.revoked_at is None for each in keys):
                 raise ConfigError(
-                    f"There is a key called {key.name} already: `halter keys revoke {key.name}` ends it, "
-                    "and --name gives another name."
+                    f"The key {key.name} already exists. Revoke it with `halter keys revoke {key.name}`, or pass "
+                    "another --name."
                 )
             self._file.write({"keys": (*keys, key)})
 
     def revoke(self, name: str, at: int) -> bool:
-        """Revokes a key at once; returns whether there was one."""
+        """Revoke a key with immediate effect; return True if there was one."""
         with self._file.lock():
             keys = self.read_keys()
-            named = [key for key in keys if key.name == name and key.revoked_at is None]
-            revoked = [msgspec.structs.replace(key, revoked_at=at) if key in named else key for key in keys]
-            self._file.write({"keys": revoked})
-            return bool(named)
+            matching = [key for key in keys if key.name == name and key.revoked_at is None]
+            new_keys = [msgspec.structs.replace(key, revoked_at=at) if key in matching else key for key in keys]
+            self._file.write({"keys": new_keys})
+            return bool(matching)
 
-    def state(self) -> tuple[int, ...]:
-        return self._file.state()
+    def read_state(self) -> tuple[int, ...]:
+        return self._file.read_state()
 
 
 class _StoredKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,7 +132,7 @@ class _StoredKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyRing:
-    """The keys of a file, read again when it changes. While it cannot be read, no key counts; `problem` says why."""
+    """The keys of a file, read again after a change. If this fails, no key is valid; `problem` has the reason."""
 
     def __init__(self, file: KeyFile) -> None:
         self.problem = ""
@@ -139,21 +141,21 @@ class KeyRing:
         self._keys: Mapping[str, VirtualKey] = {}
 
     def find(self, secret: str) -> VirtualKey | None:
-        """The record of a key that a client shows, also of a revoked one."""
-        if (state := self._file.state()) != self._state:
+        """Find the record of a client's key, including a revoked one."""
+        if (state := self._file.read_state()) != self._state:
             self._keys, self._state = self._read(), state
         return self._keys.get(digest_key(secret)) if _KEY.fullmatch(secret) else None
 
     def _read(self) -> Mapping[str, VirtualKey]:
         try:
-            found, self.problem = {key.digest: key for key in self._file.read_keys()}, ""
+            keys, self.problem = {key.digest: key for key in self._file.read_keys()}, ""
         except ConfigError as error:
-            found, self.problem = {}, str(error)
-        return found
+            keys, self.problem = {}, str(error)
+        return keys
 
 
-def find_shown_key(headers: Sequence[tuple[bytes, bytes]]) -> str:
-    """The key that a client shows, as `Authorization: Bearer` or as `x-api-key`."""
+def find_client_key(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """Find the key in a client's headers: `Authorization: Bearer` or `x-api-key`; empty if there is none."""
     for name, value in headers:
         if name == b"x-api-key":
             return value.decode("latin-1").strip()
@@ -163,7 +165,7 @@ def find_shown_key(headers: Sequence[tuple[bytes, bytes]]) -> str:
 
 
 def render_key(key: VirtualKey) -> Mapping[str, object]:
-    """Returns a key for display, without its digest."""
+    """Render a key for display, without its digest."""
     return {
         "name": key.name,
         "agent": key.agent,

@@ -1,11 +1,11 @@
 """The proxy: one ASGI application that speaks Messages, Chat Completions and Responses.
 
-    a request comes         its route, its key, its body
-    the model door          halt, model, price, hold and clamp; it waits for money and rates before it refuses
-    the relay               the bytes of the answer, and its usage beside them
-    the client is told      the answer as it came, or a refusal that it obeys
+    request         its route, its key, its body
+    model door      halt, model, price, hold and output limit; it waits for budget and rates before it refuses
+    relay           the bytes of the answer, from which the usage is read
+    answer          the provider's answer unchanged, or a refusal that the client obeys
 
-Routes that cost money without a price are refused: each would be a way past the caps.
+Routes that cost money and have no price are refused, because they would bypass the caps.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from halter.core.ids import make_worker_id
 from halter.core.messages import Prompt
 from halter.core.text import shorten, to_one_line
 from halter.core.usage import ModelName
-from halter.dispatch.heartbeat import keep_leases
+from halter.dispatch.heartbeat import renew_leases
 from halter.guard.halts import RateLimited
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import (
@@ -45,8 +45,8 @@ from halter.models.providers import (
 from halter.models.wire import uses_new_limit
 from halter.proxy.dialect import (
     CHAT,
+    DEFAULT_CONTEXT_WINDOW,
     DIALECTS,
-    LARGEST_WINDOW,
     MESSAGES,
     RESPONSES,
     ModelCall,
@@ -57,7 +57,7 @@ from halter.proxy.dialect import (
     read_call,
 )
 from halter.proxy.errors import Headers, Refusal, explain_outcome
-from halter.proxy.keys import KeyRing, VirtualKey, find_shown_key
+from halter.proxy.keys import KeyRing, VirtualKey, find_client_key
 from halter.proxy.relay import (
     AsgiMessage,
     ClientConnection,
@@ -79,28 +79,26 @@ if TYPE_CHECKING:
 
 Receive = Callable[[], Awaitable[AsgiMessage]]
 
-PATIENCE: Final = 30 * SECOND
-"""How long a request may wait for money or a rate before its client is told to come back."""
-HOLD_PATIENCE: Final = 25 * SECOND
+MAX_CLIENT_WAIT: Final = 30 * SECOND
+"""Maximum wait of a request for budget or a rate. After it, the client has to retry."""
+MAX_HOLD_WAIT: Final = 25 * SECOND
 REQUEST_TIMEOUT: Final = HOUR
 IDLE_CONNECTION: Final = 120 * SECOND
 MAX_BODY: Final = 64 * 1024 * 1024
-UNKNOWN_KEY: Final = (
-    "Halter: this key opens nothing here. Make one with `halter keys new --agent NAME`, and give it to the client."
-)
-_FREE: Final = re.compile(
+UNKNOWN_KEY: Final = "Halter: unknown key. Create one with `halter keys new --agent NAME`, and set it in the client."
+_FREE_ROUTE: Final = re.compile(
     r"(?:POST /messages/count_tokens|POST /responses/input_tokens|(?:GET|DELETE) /responses/[A-Za-z0-9_-]+"
     r"|GET /responses/[A-Za-z0-9_-]+/input_items|POST /responses/[A-Za-z0-9_-]+/cancel)"
 )
 _SESSION_HEADERS: Final = (b"x-halter-session", b"x-claude-code-session-id", b"session-id", b"x-session-id")
 _LABEL: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_CANNOT_RELAY: Final = (
-    "Halter: {what} has no price here, so no cap could be kept: it is refused. Use it with another key, past Halter."
+_NO_PRICE: Final = (
+    "Halter: {what} has no known price, so no cap can cover it. It was refused. Use a provider's key for it instead."
 )
 
 
 class ProxyRoute(msgspec.Struct, frozen=True):
-    """Where a request goes: to a dialect that costs money, or past it for nothing."""
+    """The route of a request: to a dialect that costs money, or to a free path."""
 
     dialect: WireDialect
     path: str
@@ -108,19 +106,19 @@ class ProxyRoute(msgspec.Struct, frozen=True):
 
 
 def find_route(method: str, path: str) -> ProxyRoute | None:
-    """Find a route. The base URL of some clients ends with /v1, and that of others does not."""
-    below = path.removeprefix("/v1") if path.startswith("/v1/") else path
+    """Find the route of a request. The base URL of some clients ends with /v1, and that of others does not."""
+    route_path = path.removeprefix("/v1") if path.startswith("/v1/") else path
     if method == "POST":
         for dialect in DIALECTS:
-            if below == dialect.path:
-                return ProxyRoute(dialect, below)
-    if _FREE.fullmatch(f"{method} {below}"):
-        return ProxyRoute(MESSAGES if below.startswith("/messages") else RESPONSES, below, free=True)
+            if route_path == dialect.path:
+                return ProxyRoute(dialect, route_path)
+    if _FREE_ROUTE.fullmatch(f"{method} {route_path}"):
+        return ProxyRoute(MESSAGES if route_path.startswith("/messages") else RESPONSES, route_path, free=True)
     return None
 
 
 class IncomingCall(msgspec.Struct, frozen=True):
-    """A request whose key is known."""
+    """A request with a valid key."""
 
     terms: KeyTerms
     route: ProxyRoute
@@ -134,9 +132,9 @@ class IncomingCall(msgspec.Struct, frozen=True):
         return next((value.decode("latin-1").strip() for key, value in self.headers if key == name), "")
 
     def label(self) -> str:
-        """The client's own name of its session; no identity."""
-        found = (self.first(name) for name in _SESSION_HEADERS)
-        return next((each for each in found if _LABEL.fullmatch(each)), "")
+        """Return the client's own name of its session. It is not an identity."""
+        labels = (self.first(name) for name in _SESSION_HEADERS)
+        return next((each for each in labels if _LABEL.fullmatch(each)), "")
 
     def describe(self) -> str:
         agent = shorten(to_one_line(self.first(b"user-agent")) or "a client", 80)
@@ -145,7 +143,7 @@ class IncomingCall(msgspec.Struct, frozen=True):
 
 
 class Proxy:
-    """One process of the proxy, made in its event loop. `upstreams` are the providers by the word of their protocol."""
+    """One process of the proxy, made in its event loop. `upstreams` are the providers by protocol."""
 
     def __init__(
         self,
@@ -183,29 +181,29 @@ class Proxy:
         method, path = scope["method"], scope["path"]
         route = find_route(method, path)
         dialect = _find_dialect(path, route)
-        key = self._keys.find(find_shown_key(headers))
-        found = self._find_terms(key)
-        if isinstance(found, Refusal):
-            await client.refuse(dialect.name, found)
+        key = self._keys.find(find_client_key(headers))
+        terms = self._find_terms(key)
+        if isinstance(terms, Refusal):
+            await client.refuse(dialect.name, terms)
         elif method == "GET" and path.rstrip("/") in {"/v1/models", "/models"}:
-            await client.answer(200, *self._list_models(found))
+            await client.answer(200, *self._list_models(terms))
         elif route is None:
             await client.refuse(dialect.name, _explain_no_route(method, path))
         elif _name_protocol(dialect) not in self._upstreams:
-            sentence = "Halter: no provider of this protocol has a key here. Set one, and start `halter proxy` again."
+            sentence = "Halter: no provider of this protocol has a key. Set one, and restart `halter proxy`."
             await client.refuse(dialect.name, Refusal("refused", sentence))
         else:
-            body = await _read_body(receive, headers, self._redact if found.key.limits.mask_secrets else None)
+            body = await _read_body(receive, headers, self._redact if terms.key.limits.mask_secrets else None)
             if isinstance(body, Refusal):
                 await client.refuse(dialect.name, body)
                 return
             now = self._app.clock.now()
-            incoming = IncomingCall(found, route, method, scope.get("query_string", b""), headers, body, now)
-            watching = asyncio.ensure_future(_notice_hang_up(receive, client))
+            incoming = IncomingCall(terms, route, method, scope.get("query_string", b""), headers, body, now)
+            hang_up_task = asyncio.ensure_future(_notice_hang_up(receive, client))
             try:
                 await (self._relay_free(incoming, client) if route.free else self._relay(incoming, client))
             finally:
-                watching.cancel()
+                hang_up_task.cancel()
 
     def _find_terms(self, key: VirtualKey | None) -> KeyTerms | Refusal:
         if key is None:
@@ -221,7 +219,7 @@ class Proxy:
         return terms
 
     def _list_models(self, terms: KeyTerms) -> tuple[Headers, bytes]:
-        """The models that a key may ask, in a shape that clients of both protocols read."""
+        """List the models that a key may use, in a form for clients of both protocols."""
         names = [
             (upstream.provider, model)
             for upstream in {each.provider: each for each in self._upstreams.values()}.values()
@@ -240,23 +238,27 @@ class Proxy:
             }
             for provider, model in names
         ]
-        ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
-        body = msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})
+        page_bounds = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+        body = msgspec.json.encode({"object": "list", "data": data, "has_more": False, **page_bounds})
         return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body
 
     def _exchange(self, incoming: IncomingCall, client: ClientConnection, model: str = "") -> RelayExchange:
         upstream = self._upstreams[_name_protocol(incoming.route.dialect)]
         pool = self._pools[upstream.provider]
-        new = incoming.route.dialect is not CHAT or not model or uses_new_limit(ModelName(upstream.provider, model))
+        has_new_limit = (
+            incoming.route.dialect is not CHAT or not model or uses_new_limit(ModelName(upstream.provider, model))
+        )
         address = upstream.address(incoming.route.path, incoming.query)
-        return RelayExchange(pool, upstream, client, address, upstream.headers(incoming.headers), uses_new_limit=new)
+        return RelayExchange(
+            pool, upstream, client, address, upstream.headers(incoming.headers), uses_new_limit=has_new_limit
+        )
 
     async def _relay_free(self, incoming: IncomingCall, client: ClientConnection) -> None:
-        """Relay what costs nothing; halts hold for it as for all else."""
+        """Relay a free request. Halts apply to it too."""
         dialect = incoming.route.dialect.name
-        halted = await self._guard.find_halt((f"agent:{incoming.terms.policy.name}", "fleet"))
-        if halted is not None:
-            await client.refuse(dialect, Refusal("halted", f"Halter: {halted.scope} is halted."))
+        halt = await self._guard.find_halt((f"agent:{incoming.terms.policy.name}", "fleet"))
+        if halt is not None:
+            await client.refuse(dialect, Refusal("halted", f"Halter: {halt.scope} is halted."))
             return
         exchange = self._exchange(incoming, client)
         try:
@@ -281,7 +283,7 @@ class Proxy:
         except Unreadable as error:
             refusal = Refusal("unreadable", f"Halter: {error}")
         except LeaseLost:
-            refusal = Refusal("store_away", "Halter: this process was away for too long. Try again.")
+            refusal = Refusal("store_away", "Halter: this process has lost its lease of the session. Try again.")
         except StoreUnavailable as error:
             refusal = Refusal("store_away", f"Halter: {error}")
         if refusal is not None:
@@ -296,14 +298,14 @@ class Proxy:
             return Refusal("halted", f"Halter: {session.ended}")
         exchange = self._exchange(incoming, client, call.model)
         name = ModelName(exchange.upstream.provider, call.model)
-        window = find_listed_window(name, exchange.upstream.base_url) or LARGEST_WINDOW
+        window = find_listed_window(name, exchange.upstream.base_url) or DEFAULT_CONTEXT_WINDOW
         model = RelayedModel(name, call, window, exchange)
         request = ModelRequest(
             id=session.next_request(),
             prompt=Prompt(messages=(), max_output_tokens=call.max_output(window)),
             timeout=REQUEST_TIMEOUT,
             record=RequestRecord(f"POST {incoming.route.path}: {call.model}, {len(call.body):,} bytes"),
-            rates=find_rates(call, name, exchange.upstream.base_url, self._price_table(incoming.terms)),
+            prices=find_rates(call, name, exchange.upstream.base_url, self._price_table(incoming.terms)),
             min_output_tokens=call.min_output(),
         )
         session.under_way += 1
@@ -322,15 +324,17 @@ class Proxy:
     async def _ask_in_time(
         self, incoming: IncomingCall, session: ProxiedSession, request: ModelRequest, model: RelayedModel
     ) -> RequestOutcome:
-        """Ask through the door, again when a rate's minute is over, for as long as a client waits."""
-        waited = 0
+        """Make the request through the door, and repeat it after a rate limit, for as long as a client waits."""
+        wait_count = 0
         while True:
-            outcome = await self._guard.request(session.lease, session.make_context(), request, model, waited=waited)
+            outcome = await self._guard.request(
+                session.lease, session.make_context(), request, model, waited=wait_count
+            )
             now = self._app.clock.now()
-            if not isinstance(outcome, RateLimited) or outcome.until > incoming.came_at + PATIENCE:
+            if not isinstance(outcome, RateLimited) or outcome.retry_at > incoming.came_at + MAX_CLIENT_WAIT:
                 return outcome
-            waited = outcome.waited + 1
-            await self._app.clock.sleep(max(0, outcome.until - now))
+            wait_count = outcome.wait_count + 1
+            await self._app.clock.sleep(max(0, outcome.retry_at - now))
 
     def _price_table(self, terms: KeyTerms) -> Prices:
         if self._prices is None:
@@ -349,41 +353,41 @@ def _find_dialect(path: str, route: ProxyRoute | None) -> WireDialect:
 
 
 def _explain_no_route(method: str, path: str) -> Refusal:
-    below = path.removeprefix("/v1") if path.startswith("/v1/") else path
+    route_path = path.removeprefix("/v1") if path.startswith("/v1/") else path
     if method == "POST" and path.startswith("/v1/"):
-        return Refusal("refused", _CANNOT_RELAY.format(what=f"{method} {shorten(below, 80)}"))
-    return Refusal("not_found", f"Halter: there is nothing at {method} {shorten(path, 80)}.")
+        return Refusal("refused", _NO_PRICE.format(what=f"{method} {shorten(route_path, 80)}"))
+    return Refusal("not_found", f"Halter: no route for {method} {shorten(path, 80)}.")
 
 
 async def _read_body(receive: Receive, headers: Headers, redact: Redact | None) -> bytes | Refusal:
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             break
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
         if size > MAX_BODY:
-            return Refusal("too_large", f"Halter: a request may have at most {MAX_BODY // 1024**2} MB.")
+            return Refusal("too_large", f"Halter: the request is larger than {MAX_BODY // 1024**2} MB.")
         if not message.get("more_body"):
             break
-    body = parts[0] if len(parts) == 1 else b"".join(parts)
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     encoding = next((value for name, value in headers if name == b"content-encoding"), b"identity")
-    plain = body if encoding == b"identity" else _decompress(body, encoding)
-    if redact is None or isinstance(plain, Refusal) or not plain:
-        return plain
+    data = body if encoding == b"identity" else _decompress(body, encoding)
+    if redact is None or isinstance(data, Refusal) or not data:
+        return data
     try:
-        return mask_body(plain, redact)
+        return mask_body(data, redact)
     except Unreadable as error:
         return Refusal("unreadable", f"Halter: {error}")
 
 
 def _decompress(body: bytes, encoding: bytes) -> bytes | Refusal:
     if encoding not in {b"gzip", b"deflate"}:
-        named = encoding.decode("latin-1")
+        encoding_name = encoding.decode("latin-1")
         return Refusal(
-            "unreadable", f"Halter: a body compressed with {named} is not read. Send it plain, or with gzip."
+            "unreadable", f"Halter: unsupported content-encoding {encoding_name}. Send the body plain, or with gzip."
         )
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)
     try:
@@ -391,7 +395,7 @@ def _decompress(body: bytes, encoding: bytes) -> bytes | Refusal:
     except zlib.error as error:
         return Refusal("unreadable", f"Halter: the body cannot be decompressed: {error}.")
     if unpack.unconsumed_tail:
-        return Refusal("too_large", f"Halter: a request may have at most {MAX_BODY // 1024**2} MB.")
+        return Refusal("too_large", f"Halter: the request is larger than {MAX_BODY // 1024**2} MB.")
     return data
 
 
@@ -403,56 +407,60 @@ async def _notice_hang_up(receive: Receive, client: ClientConnection) -> None:
 
 
 async def _reject_upgrade(scope: Mapping[str, Any], send: Send) -> None:
-    """Refuse a WebSocket with the status at which clients fall back to HTTP at once."""
+    """Reject a WebSocket with the status after which clients fall back to HTTP immediately."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})
         return
     headers = [(b"content-type", b"text/plain"), (b"upgrade", b"HTTP/1.1")]
     await send({"type": "websocket.http.response.start", "status": 426, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": b"Halter: use POST; there is no WebSocket here.\n"})
+    await send({"type": "websocket.http.response.body", "body": b"Halter: WebSockets are not supported. Use POST.\n"})
 
 
 def find_upstreams(app: Runtime, anthropic: str, openai: str) -> Mapping[str, Upstream]:
-    """The providers of both protocols, with their keys. A usual one without a key is left out.
+    """Find the providers of both protocols, with their keys. A default provider without a key is skipped.
 
-    Raises ConfigError where none is left, where one speaks another protocol, and where a described one has no key.
+    Raises ConfigError if none remains, if one speaks another protocol, and if a configured one has no key.
     """
-    providers = resolve_key(app, _PROBE).providers
-    found: dict[str, Upstream] = {}
+    providers = resolve_key(app, _PROBE_KEY).providers
+    upstreams: dict[str, Upstream] = {}
     for wire, provider in (("anthropic", anthropic), ("openai", openai)):
         try:
-            place, key = find_endpoint(ModelName(provider, "any"), providers, app.environ.get)
+            endpoint, key = find_endpoint(ModelName(provider, "any"), providers, app.environ.get)
         except ConfigError:
             if provider in providers:
                 raise
             continue
-        if place.wire != wire:
-            raise ConfigError(f"{provider} speaks the protocol of {place.wire}, and here one of {wire} is needed.")
-        described = providers.get(provider)
-        if described is not None and described.credentials is not None:
-            raise ConfigError(f"{provider} has credentials of a cloud, which the proxy does not use: give it a key.")
-        bills = described is not None and described.bills_errors
-        found[wire] = Upstream(provider, place.url, key, None if place.usual else place.url, bills, wire == "anthropic")
-    if not found:
+        if endpoint.wire != wire:
+            raise ConfigError(
+                f"{provider} uses the protocol of {endpoint.wire}. Choose a provider with the protocol of {wire}."
+            )
+        provider_settings = providers.get(provider)
+        if provider_settings is not None and provider_settings.credentials is not None:
+            raise ConfigError(f"{provider} has cloud credentials, which the proxy does not support. Give it a key.")
+        bills_errors = provider_settings is not None and provider_settings.bills_errors
+        upstreams[wire] = Upstream(
+            provider, endpoint.url, key, None if endpoint.usual else endpoint.url, bills_errors, wire == "anthropic"
+        )
+    if not upstreams:
         raise ConfigError(
             f"The proxy has no provider: neither {anthropic} nor {openai} has a key. Set ANTHROPIC_API_KEY or "
-            "OPENAI_API_KEY, or describe a provider in halter.yaml under `providers`, and name it with `halter proxy "
-            "--anthropic` or `--openai`."
+            "OPENAI_API_KEY, or add a provider under `providers` in halter.yaml and pass it to `halter proxy` with "
+            "--anthropic or --openai."
         )
-    return found
+    return upstreams
 
 
 def require_other_address(upstreams: Mapping[str, Upstream], url: str) -> None:
-    """Refuse to be one's own provider: the shell may be one that was prepared for a client."""
+    """Reject an upstream with the proxy's own address, which a shell with a client's settings has."""
     for upstream in upstreams.values():
         if upstream.url.startswith(url):
             raise ConfigError(
-                f"{upstream.provider} is set to the proxy's own address {url}: start the proxy in a shell without the "
-                "lines of `halter proxy env`."
+                f"{upstream.provider} is set to the proxy's own address {url}. Start the proxy in a shell without the "
+                "variables of `halter proxy env`."
             )
 
 
-_PROBE: Final = VirtualKey("probe", "probe", "", 0)
+_PROBE_KEY: Final = VirtualKey("probe", "probe", "", 0)
 
 
 async def serve_proxy(
@@ -470,23 +478,23 @@ async def open_proxy(
     upstreams: Mapping[str, Upstream],
     *,
     lease: int = DEFAULT_LEASE_DURATION,
-    max_wait: int = HOLD_PATIENCE,
+    max_wait: int = MAX_HOLD_WAIT,
     ledger: type[Ledger] = Ledger,
 ) -> AsyncGenerator[Proxy]:
-    """Open a proxy on a store: its leases are renewed while the block runs, and its sessions end with it."""
+    """Open a proxy on a store. Its leases are renewed in the block, and its sessions end when the block ends."""
     store = app.patient()
     redact = Redactor({}, app.environ).redact
     accounts = ledger(store, app.clock, max_wait)
     worker = make_worker_id("proxy", app.ids)
-    policy = resolve_key(app, _PROBE).policy
+    policy = resolve_key(app, _PROBE_KEY).policy
     door = ModelDoor(store, app.clock, accounts, Prices(policy.prices), redact=redact)
     sessions = ProxiedSessions(app, worker, accounts, redact)
     proxy = Proxy(app, keys, door, sessions, upstreams, redact)
-    async with keep_leases(store, app.clock, worker, max(lease // 3, 1), liveness=app.liveness):
-        tending = asyncio.ensure_future(sessions.run())
+    async with renew_leases(store, app.clock, worker, max(lease // 3, 1), liveness=app.liveness):
+        upkeep_task = asyncio.ensure_future(sessions.run())
         try:
             yield proxy
         finally:
-            await cancel_and_wait(tending)
+            await cancel_and_wait(upkeep_task)
             await sessions.close()
             await proxy.aclose()

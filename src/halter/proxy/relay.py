@@ -1,8 +1,8 @@
 """The relay of one request: its bytes to the provider, and the answer's bytes to the client.
 
-The answer passes as it comes, event by event; a reader beside it takes its usage and changes nothing. A client that
-hangs up changes nothing either: the provider bills what it wrote, so the answer is read to its end and settled at what
-it cost. The model door runs the relay as it runs any model: with a permit, a hold, a deadline and an ear for halts.
+The answer is forwarded as it arrives, event by event; a reader extracts its usage and does not change it. If the client
+hangs up, the answer is still read to its end and settled at its cost, because the provider bills its output. The model
+door runs the relay like any model: with a permit, a hold, a deadline and a watch for halts.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _HOP_BY_HOP: Final = frozenset(
         b"upgrade",
     )
 )
-_KEPT_FROM_PROVIDER: Final = _HOP_BY_HOP | {
+_UNSENT_HEADERS: Final = _HOP_BY_HOP | {
     b"authorization",
     b"x-api-key",
     b"cookie",
@@ -57,22 +57,22 @@ _KEPT_FROM_PROVIDER: Final = _HOP_BY_HOP | {
     b"x-forwarded-for",
     b"x-halter-session",
 }
-"""What belongs to this connection or to the client's own account."""
-_KEPT_FROM_CLIENT: Final = _HOP_BY_HOP | {b"set-cookie", b"date", b"server"}
+"""Headers of this connection or of the client's own account, which the provider does not get."""
+_UNRETURNED_HEADERS: Final = _HOP_BY_HOP | {b"set-cookie", b"date", b"server"}
 _ADDED_BY_LIBRARY: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-LONGEST_HEADER: Final = 64 * 1024
+MAX_HEADER_BYTES: Final = 64 * 1024
 _LARGE_BODY: Final = 1024 * 1024
-"""The library sends a larger body only from a file."""
-_MAY_PASS: Final = frozenset((408, 409, 425, 429))
-_NEEDS_PERSON: Final = frozenset((401, 402, 403, 404))
-_NOT_BEGUN: Final = frozenset((429, 529))
+"""The library accepts a larger body only as a file."""
+_TEMPORARY_STATUSES: Final = frozenset((408, 409, 425, 429))
+_PERSON_STATUSES: Final = frozenset((401, 402, 403, 404))
+_UNBILLED_STATUSES: Final = frozenset((429, 529))
 _FIRST_ERROR: Final = 400
 _SERVER_ERROR: Final = 500
-_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_EVENT_SEPARATORS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
 class Upstream(msgspec.Struct, frozen=True):
-    """A provider as the proxy reaches it. `base_url` is set where `url` is not its usual address."""
+    """A provider and its address. `base_url` is set if `url` is not its default address."""
 
     provider: str
     url: str
@@ -87,30 +87,31 @@ class Upstream(msgspec.Struct, frozen=True):
             root = f"{root.removesuffix('/v1')}/v1"
         return f"{root}{path}{'?' + query.decode('latin-1') if query else ''}"
 
-    def headers(self, asked: Headers) -> Headers:
-        """The client's headers without its own credentials, and with the provider's key."""
-        kept = [(name, value) for name, value in asked if name not in _KEPT_FROM_PROVIDER]
-        kept.append((b"accept-encoding", b"identity"))
+    def headers(self, client_headers: Headers) -> Headers:
+        """Return the client's headers without its own credentials, and with the provider's key."""
+        sent_headers = [(name, value) for name, value in client_headers if name not in _UNSENT_HEADERS]
+        sent_headers.append((b"accept-encoding", b"identity"))
         if self.key:
-            own = (
+            credentials = (
                 (b"x-api-key", self.key.encode())
                 if self.anthropic
                 else (b"authorization", b"Bearer " + self.key.encode())
             )
-            kept.append(own)
-        return kept
+            sent_headers.append(credentials)
+        return sent_headers
 
 
 def open_pool(upstream: Upstream) -> "ClientSession":
-    """Prepare the connections to a provider: no retries, no deadline, and nothing is sent but what the client sent."""
+    """Open the connection pool of a provider: no retries, no deadline, and no headers except the client's."""
     import aiohttp
 
-    async def note_sending(_session: object, context: Any, _params: object) -> None:
-        context.trace_request_ctx.sent = True
+    async def on_connection(_session: object, context: Any, _params: object) -> None:
+        exchange: RelayExchange = context.trace_request_ctx
+        exchange.sent = True
 
     trace = aiohttp.TraceConfig()
-    trace.on_connection_create_end.append(note_sending)
-    trace.on_connection_reuseconn.append(note_sending)
+    trace.on_connection_create_end.append(on_connection)
+    trace.on_connection_reuseconn.append(on_connection)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
@@ -118,22 +119,22 @@ def open_pool(upstream: Upstream) -> "ClientSession":
         cookie_jar=aiohttp.DummyCookieJar(),
         proxy=find_proxy(upstream.url),
         trace_configs=[trace],
-        max_line_size=LONGEST_HEADER,
-        max_field_size=LONGEST_HEADER,
+        max_line_size=MAX_HEADER_BYTES,
+        max_field_size=MAX_HEADER_BYTES,
     )
 
 
 def find_proxy(url: str) -> str | None:
-    """The HTTP proxy that the environment names for an address outside of this machine."""
+    """Find the HTTP proxy that the environment names for an address on another machine."""
     host = urlsplit(url).hostname or ""
     if is_local_address(url) or proxy_bypass(host):
         return None
-    found = getproxies()
-    return found.get(urlsplit(url).scheme) or found.get("all")
+    proxies = getproxies()
+    return proxies.get(urlsplit(url).scheme) or proxies.get("all")
 
 
 class ClientConnection:
-    """The client's side: what it was sent, and whether it hung up. To one that did, nothing is sent any more."""
+    """The connection to a client: the started answer, its number of events, and whether the client hung up."""
 
     def __init__(self, send: Send, headers: Headers) -> None:
         self._send = send
@@ -155,7 +156,7 @@ class ClientConnection:
         await self.write(data, more=False)
 
     async def refuse(self, dialect: DialectName, refusal: Refusal) -> None:
-        """Say why there is no answer, or no more of it."""
+        """Send a refusal instead of an answer, or at the end of a started stream."""
         if not self.has_started:
             await self.answer(*render_refusal(dialect, refusal, by_litellm=self._by_litellm))
         elif self.streams:
@@ -164,7 +165,7 @@ class ClientConnection:
 
 
 class RelayedModel:
-    """One request as a model that the guard may ask: once, with its permit."""
+    """One request as a model for the guard, which may use it once, with its permit."""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class RelayedModel:
         pass_on = _pass_on.open(permit)
         if exchange.client.is_gone:
             permit.unsent = True
-            raise ModelUnavailable("HungUp: the client hung up before its turn came", billed=False)
+            raise ModelUnavailable("HungUp: the client hung up before the request was sent", billed=False)
         body = self._call.with_limit(prompt.max_output_tokens, self._window, new_name=exchange.uses_new_limit)
         try:
             return await pass_on(exchange, self._call, body)
@@ -218,7 +219,7 @@ class RelayExchange:
         self.sent = False
 
     async def open(self, method: str, body: bytes) -> "ClientResponse":
-        """Send the request; return when the answer's headers are there. Raises ModelError."""
+        """Send the request; return when the answer's headers have arrived. Raises ModelError."""
         from aiohttp import ClientError
         from yarl import URL
 
@@ -235,17 +236,17 @@ class RelayExchange:
             raise self.make_failure(error) from None
 
     def make_failure(self, error: Exception, reader: UsageReader | None = None) -> ModelUnavailable:
-        """What a lost connection means: nothing is billed where nothing was sent."""
+        """Make the error of a lost connection. Nothing is billed if nothing was sent."""
         text = shorten(clean(str(error)) or type(error).__name__, 200)
         if not self.sent:
             return ModelUnavailable(f"ConnectionFailed: cannot reach {self.upstream.provider}: {text}", billed=False)
         usage, final = (None, False) if reader is None else (reader.usage, reader.final)
-        sentence = f"ConnectionLost: the answer of {self.upstream.provider} broke off: {text}"
+        sentence = f"ConnectionLost: the connection to {self.upstream.provider} was lost during its answer: {text}"
         return ModelUnavailable(sentence, billed=True, usage=usage, final=final)
 
 
 def _decode_value(value: bytes) -> str:
-    """The value of a header as text that is sent as the same bytes, unless it is older than UTF-8."""
+    """Decode the value of a header to text that is sent as the same bytes; a value that is not UTF-8 is Latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -254,7 +255,7 @@ def _decode_value(value: bytes) -> str:
 
 @PermitGate
 async def _pass_on(exchange: RelayExchange, call: ModelCall, body: bytes) -> Reply:
-    """Pass one request and its answer on, and return what it used."""
+    """Forward one request and its answer, and return a reply with its usage."""
     response = await exchange.open("POST", body)
     try:
         reader = UsageReader(call.dialect.usage)
@@ -272,8 +273,8 @@ def _is_stream(response: "ClientResponse") -> bool:
 
 
 def list_answer_headers(response: "ClientResponse") -> Headers:
-    named = ((name.lower(), value) for name, value in response.raw_headers)
-    return [(name, value) for name, value in named if name not in _KEPT_FROM_CLIENT]
+    headers = ((name.lower(), value) for name, value in response.raw_headers)
+    return [(name, value) for name, value in headers if name not in _UNRETURNED_HEADERS]
 
 
 async def _pass_whole(exchange: RelayExchange, response: "ClientResponse", reader: UsageReader) -> None:
@@ -285,18 +286,18 @@ async def _pass_whole(exchange: RelayExchange, response: "ClientResponse", reade
 async def _read_pieces(
     exchange: RelayExchange, response: "ClientResponse", reader: UsageReader | None
 ) -> AsyncIterator[bytes]:
-    """Read an answer as it comes: all that is there at once is one piece. Raises ModelError."""
+    """Yield the chunks of an answer as they arrive. Raises ModelError."""
     from aiohttp import ClientError
 
     remaining = MAX_ANSWER_BYTES
     try:
-        while piece := await response.content.readany():
-            remaining -= len(piece)
+        while chunk := await response.content.readany():
+            remaining -= len(chunk)
             if remaining < 0:
-                raise ModelUnavailable(f"BadAnswer: the answer of {exchange.upstream.provider} is too long")
+                raise ModelUnavailable(f"BadAnswer: the answer of {exchange.upstream.provider} is too large")
             if reader is not None:
-                reader.feed(piece)
-            yield piece
+                reader.feed(chunk)
+            yield chunk
     except (ClientError, OSError) as error:
         raise exchange.make_failure(error, reader) from None
     if reader is not None:
@@ -304,38 +305,38 @@ async def _read_pieces(
 
 
 async def read_whole(exchange: RelayExchange, response: "ClientResponse", reader: UsageReader | None = None) -> bytes:
-    """Read an answer in one piece. Raises ModelError where it breaks off or is too long."""
-    return b"".join([piece async for piece in _read_pieces(exchange, response, reader)])
+    """Read a whole answer. Raises ModelError if the connection is lost or the answer is too large."""
+    return b"".join([chunk async for chunk in _read_pieces(exchange, response, reader)])
 
 
 async def _pass_stream(
     exchange: RelayExchange, call: ModelCall, response: "ClientResponse", reader: UsageReader
 ) -> None:
-    """Pass a stream on in whole events, so that an error can follow any of them."""
-    client, drops = exchange.client, call.dialect is CHAT and not call.asks_usage
+    """Forward a stream in whole events, so that an error can follow any of them."""
+    client, drops_usage = exchange.client, call.dialect is CHAT and not call.asks_usage
     await client.start(response.status, list_answer_headers(response), streams=True)
-    rest = b""
-    async for piece in _read_pieces(exchange, response, reader):
-        whole, rest = split_events(rest + piece if rest else piece)
-        if whole:
+    buffer = b""
+    async for chunk in _read_pieces(exchange, response, reader):
+        events, buffer = split_events(buffer + chunk if buffer else chunk)
+        if events:
             client.events += 1
-            await client.write(drop_usage_chunk(whole) if drops else whole, more=True)
-    if rest:
-        await client.write(rest, more=True)
+            await client.write(drop_usage_chunk(events) if drops_usage else events, more=True)
+    if buffer:
+        await client.write(buffer, more=True)
 
 
 def split_events(data: bytes) -> tuple[bytes, bytes]:
-    """Split what came into whole events and the beginning of the next one."""
-    end = max(at + len(mark) if (at := data.rfind(mark)) >= 0 else 0 for mark in _ENDS)
+    """Split received data into whole events and the start of the next one."""
+    end = max(at + len(separator) if (at := data.rfind(separator)) >= 0 else 0 for separator in _EVENT_SEPARATORS)
     return data[:end], data[end:]
 
 
 def drop_usage_chunk(events: bytes) -> bytes:
-    """Drop the chunk with the usage alone, which the client did not ask for."""
+    """Drop the chunk that has only the usage, which the client did not request."""
     if b'"usage"' not in events:
         return events
-    mark = b"\r\n\r\n" if b"\r\n\r\n" in events else b"\n\n"
-    return b"".join(event + mark for event in events.split(mark)[:-1] if not _is_usage_chunk(event))
+    separator = b"\r\n\r\n" if b"\r\n\r\n" in events else b"\n\n"
+    return b"".join(event + separator for event in events.split(separator)[:-1] if not _is_usage_chunk(event))
 
 
 class _Chunk(msgspec.Struct):
@@ -353,23 +354,23 @@ def _is_usage_chunk(event: bytes) -> bool:
 
 
 def conclude_answer(upstream: Upstream, dialect: WireDialect, status: int, reader: UsageReader) -> Reply:
-    """What the answer means for the ledger. Raises ModelError unless it is whole."""
+    """Make the reply for the ledger from an answer. Raises ModelError unless the answer is complete."""
     provider, usage, final = upstream.provider, reader.usage, reader.final
     if status >= _FIRST_ERROR:
-        billed = usage is not None or (upstream.bills_errors and status not in _NOT_BEGUN)
-        raise _classify_status(status, provider, usage, billed=billed)
+        is_billed = usage is not None or (upstream.bills_errors and status not in _UNBILLED_STATUSES)
+        raise _classify_status(status, provider, usage, billed=is_billed)
     if not reader.finished:
         final = final and usage is not None and usage.output_tokens > 0
-        sentence = f"CutStream: the answer of {provider} ended before it was finished"
+        sentence = f"CutStream: the answer of {provider} is incomplete"
         raise ModelUnavailable(sentence, usage=usage, final=final)
     text = Text(f"(answered to the client over {dialect.name})", "model", trusted=False)
     return Reply((text,), usage=usage if final else None)
 
 
 def _classify_status(status: int, provider: str, usage: Usage | None, *, billed: bool) -> ModelError:
-    sentence = f"{provider} answered {status}; the client was told what it said"
-    if status in _NEEDS_PERSON:
+    sentence = f"{provider} answered {status}; the client got this answer"
+    if status in _PERSON_STATUSES:
         return ModelUnusable(f"Unusable: {sentence}", billed=billed, usage=usage, final=usage is not None)
-    if status in _MAY_PASS or status >= _SERVER_ERROR:
+    if status in _TEMPORARY_STATUSES or status >= _SERVER_ERROR:
         return ModelUnavailable(f"Unavailable: {sentence}", billed=billed, usage=usage, final=usage is not None)
     return ModelRejected(f"Rejected: {sentence}", billed=billed, usage=usage, final=usage is not None)

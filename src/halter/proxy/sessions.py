@@ -1,8 +1,8 @@
-"""Sessions of other programs' agents: one for each key and client session, in each process that serves them.
+"""Sessions of other programs' agents: one for each key and client session, in each process of the proxy.
 
-The client's own session headers are labels and no identity: they only choose which session of its key a request
-belongs to. A session ends when it was idle for a while, or with its process. One that a crashed process left is ended
-by any other, after what it holds in doubt was settled at its maximum.
+The client's own session headers are labels, not identities: they only select a session of the client's key. A session
+ends after an idle time, or with its process. After a crash, any other process settles the session's effects in doubt at
+their holds, and ends it.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Lease, Query, read_stream
 from halter.core.rows import HaltRow, SessionRow, WorkerRow
 from halter.core.spec import ResolvedPolicy
-from halter.core.text import to_body
+from halter.core.text import encode_body
 from halter.core.vocabulary import State, TerminalReason
 from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.halts import read_halts
@@ -29,7 +29,7 @@ from halter.guard.ledger import Ledger
 from halter.guard.prepare import SessionContext
 from halter.proxy.keys import VirtualKey
 from halter.redaction.redact import Redact
-from halter.runtime.agent import agent_said
+from halter.runtime.agent import parse_agent_options
 from halter.runtime.agent_context import store_policy
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
@@ -38,12 +38,12 @@ from halter.state.session import replay
 IDLE_LIMIT: Final = 30 * MINUTE
 SWEEP_INTERVAL: Final = 15 * SECOND
 MAX_SESSIONS_PER_KEY: Final = 200
-"""With more labels at once, a key's further requests share one session."""
+"""Above this number of labels, a key's further requests share one session."""
 MAX_RECOVERED: Final = 10_000
 
 
 class KeyTerms(msgspec.Struct, frozen=True):
-    """A key's policy, resolved with that of the fleet, and the providers that the fleet describes."""
+    """A key's policy, resolved with the fleet's policy, and the providers of the fleet."""
 
     key: VirtualKey
     policy: ResolvedPolicy
@@ -52,20 +52,22 @@ class KeyTerms(msgspec.Struct, frozen=True):
 
 
 def resolve_key(app: Runtime, key: VirtualKey) -> KeyTerms:
-    """Resolve a key as an agent's file that says the same. Raises ConfigError where the fleet allows less."""
-    capped = app.fleet.spec.agents.limits.max_cost_usd is not msgspec.UNSET
-    file = agent_said(key.agent, {"policy": key.agent_keys(session_capped=capped)}, f"the key {key.name}", {}, {})
+    """Resolve a key like an agent's file with the same limits. Raises ConfigError if the fleet allows less."""
+    has_session_cap = app.fleet.spec.agents.limits.max_cost_usd is not msgspec.UNSET
+    file = parse_agent_options(
+        key.agent, {"policy": key.agent_keys(session_capped=has_session_cap)}, f"the key {key.name}", {}, {}
+    )
     agent = resolve_agent(app.fleet, file, None)
     return KeyTerms(key, agent.policy, agent.policy.digest(), agent.model_settings.providers)
 
 
 class ProxiedSession:
-    """A session at work, and what is under way in it."""
+    """An open session, with the number of its requests in flight."""
 
     def __init__(self, terms: KeyTerms, lease: Lease, context: SessionContext, now: int) -> None:
         self.terms = terms
         self.lease = lease
-        self._standing = context
+        self._context = context
         self.used_at = now
         self.under_way = 0
         self.ended = ""
@@ -80,8 +82,8 @@ class ProxiedSession:
         return f"{self.lease.session}.r{self._request_count}"
 
     def make_context(self) -> SessionContext:
-        """A context of its own for each request: what is worked out for one model is no other's."""
-        return msgspec.structs.replace(self._standing)
+        """Make a separate context for each request, because a context caches values of its model."""
+        return msgspec.structs.replace(self._context)
 
 
 class ProxiedSessions:
@@ -93,36 +95,36 @@ class ProxiedSessions:
         self._redact = redact
         self._sessions: dict[tuple[str, str], asyncio.Future[ProxiedSession]] = {}
 
-    async def get_session(self, terms: KeyTerms, label: str, about: str) -> ProxiedSession:
-        """The session of a key and label, begun where there is none."""
+    async def get_session(self, terms: KeyTerms, label: str, task_text: str) -> ProxiedSession:
+        """Return the session of a key and a label; start one if there is none."""
         digest = terms.key.digest
         if len(self._sessions) >= MAX_SESSIONS_PER_KEY and (digest, label) not in self._sessions:
             label = label if sum(key == digest for key, _ in self._sessions) < MAX_SESSIONS_PER_KEY else ""
-        place = (digest, label)
-        found = self._sessions.get(place)
-        if found is None:
-            found = self._sessions[place] = asyncio.ensure_future(self._begin(terms, about))
-            found.add_done_callback(lambda done: self._forget_failed(place, done))
-        session = await asyncio.shield(found)
+        session_key = (digest, label)
+        future = self._sessions.get(session_key)
+        if future is None:
+            future = self._sessions[session_key] = asyncio.ensure_future(self._begin(terms, task_text))
+            future.add_done_callback(lambda done: self._forget_failed(session_key, done))
+        session = await asyncio.shield(future)
         if session.terms is not terms and session.terms != terms:
-            # The key or the fleet's policy has changed: what began under the old one ends under it.
-            self._sessions.pop(place, None)
+            # The key or the fleet's policy has changed: the session with the old policy ends.
+            self._sessions.pop(session_key, None)
             await self._end(session)
-            return await self.get_session(terms, label, about)
+            return await self.get_session(terms, label, task_text)
         session.used_at = self._app.clock.now()
         return session
 
-    def _forget_failed(self, place: tuple[str, str], done: asyncio.Future[ProxiedSession]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            self._sessions.pop(place, None)
+    def _forget_failed(self, session_key: tuple[str, str], future: asyncio.Future[ProxiedSession]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            self._sessions.pop(session_key, None)
 
     def drop(self, session: ProxiedSession) -> None:
-        """Forget a session that another process has now."""
-        for place, found in list(self._sessions.items()):
-            if found.done() and not found.cancelled() and not found.exception() and found.result() is session:
-                del self._sessions[place]
+        """Forget a session that another process owns now."""
+        for session_key, future in list(self._sessions.items()):
+            if future.done() and not future.cancelled() and not future.exception() and future.result() is session:
+                del self._sessions[session_key]
 
-    async def _begin(self, terms: KeyTerms, about: str) -> ProxiedSession:
+    async def _begin(self, terms: KeyTerms, task_text: str) -> ProxiedSession:
         app = self._app
         session = SessionId(app.ids.make())
         event = SessionStarted(
@@ -134,10 +136,10 @@ class ProxiedSessions:
             trusted=False,
             definition=await store_policy(self._store, terms.policy, self._redact),
         )
-        await self._store.commit(lifecycle.start_session(event, to_body(self._redact(about))))
+        await self._store.commit(lifecycle.start_session(event, encode_body(self._redact(task_text))))
         lease = await acquire_lease(self._store, app.clock, self._worker, session, SECOND)
         if lease is None:
-            raise LeaseLost(f"Session {session} was taken by another process before it began.")
+            raise LeaseLost(f"Another process took session {session} before it started.")
         context = SessionContext(
             session=session,
             agent=terms.policy.name,
@@ -145,7 +147,7 @@ class ProxiedSessions:
             policy=terms.policy,
             policy_digest=terms.digest,
             tokens_per_hour=terms.key.limits.tokens_per_hour,
-            rates=read_model_rates(app.fleet),
+            rate_limits=read_model_rates(app.fleet),
         )
         return ProxiedSession(terms, lease, context, app.clock.now())
 
@@ -157,33 +159,33 @@ class ProxiedSessions:
             await self.end_idle(self._app.clock.now() - IDLE_LIMIT)
             await self._app.clock.sleep(SWEEP_INTERVAL)
 
-    async def end_idle(self, before: int) -> None:
-        """End the sessions that nothing is under way in, and that were last used before a moment."""
-        for place, found in list(self._sessions.items()):
-            if not found.done() or found.cancelled() or found.exception() is not None:
+    async def end_idle(self, used_before: int) -> None:
+        """End the sessions without a request in flight that were last used before a moment."""
+        for session_key, future in list(self._sessions.items()):
+            if not future.done() or future.cancelled() or future.exception() is not None:
                 continue
-            session = found.result()
-            if not session.under_way and session.used_at < before:
-                self._sessions.pop(place, None)
+            session = future.result()
+            if not session.under_way and session.used_at < used_before:
+                self._sessions.pop(session_key, None)
                 await self._end(session)
 
     async def close(self) -> None:
         await self.end_idle(self._app.clock.now() + 1)
 
     async def recover(self) -> int:
-        """End the sessions whose process died; what they hold in doubt may have been spent."""
+        """End the sessions of dead processes, and settle their effects in doubt. Return their number."""
         params = {"agent": "", "state": "RUNNING", "since": 0, "limit": MAX_RECOVERED}
         rows = await self._store.ask(Query("sessions_in_state", SessionRow, params))
         now = self._app.clock.now()
         alive = {each.worker for each in await self._store.ask(Query("all_workers", WorkerRow)) if each.alive(now)}
-        left = [row for row in rows if row.kind == "proxied" and row.owner not in alive]
-        ended = 0
-        for row in left:
+        orphans = [row for row in rows if row.kind == "proxied" and row.owner not in alive]
+        ended_count = 0
+        for row in orphans:
             leases = await self._store.claim(self._worker, 1, SessionId(row.session))
             if leases:
                 await self._settle_and_end(leases[0])
-                ended += 1
-        return ended
+                ended_count += 1
+        return ended_count
 
     async def _settle_and_end(self, lease: Lease) -> None:
         with suppress(LeaseLost):
@@ -204,15 +206,15 @@ class ProxiedSessions:
         return next((row for row in halts.values() if row.halted), None)
 
     async def _find_end(self, session: ProxiedSession) -> tuple[State, TerminalReason]:
-        own = await self._halt_of(session)
-        if own is None:
+        halt = await self._halt_of(session)
+        if halt is None:
             return "COMPLETED", "completed"
-        return ("CANCELLED", "cancelled") if own.cancels else ("HALTED", "external_halt")
+        return ("CANCELLED", "cancelled") if halt.cancels else ("HALTED", "external_halt")
 
     async def end_cancelled(self, session: ProxiedSession) -> None:
-        """End a session that a person cancelled. Its label stays with it: no new one begins in its place."""
-        own = await self._halt_of(session)
-        if own is not None and own.cancels:
+        """End a session that a person cancelled. It keeps its label, so that no new session replaces it."""
+        halt = await self._halt_of(session)
+        if halt is not None and halt.cancels:
             if not session.ended and session.under_way <= 1:
                 with suppress(StoreError):
                     await self._store.commit(lifecycle.end_session(session.lease, "CANCELLED", "cancelled"))

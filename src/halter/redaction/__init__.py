@@ -1,1 +1,1 @@
-"""Secrets and personal data taken out of text, in linear time."""
+"""Removal of secrets and personal data from text, in linear time."""

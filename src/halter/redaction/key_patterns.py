@@ -26,15 +26,15 @@ _SESSION: Final = re.compile(rb"(?i)sess|sid|auth|token|login|jwt|remember|csrf|
 
 
 def read_cookie(candidate: Candidate) -> int:
-    """Read a cookie's value. A cookie with the name of a setting holds no secret."""
+    """Read the value of a cookie. It is secret if it looks random, or its name suggests a session."""
     pattern = _SET_COOKIE if candidate.before()[-4:].lower() == b"set-" else _COOKIE
     pairs = [pair.partition(b"=") for pair in candidate.peek(pattern).split(b";")]
-    secret = any(
+    is_secret = any(
         not secret_values.is_harmless(value) and (secret_values.is_random(value) or _SESSION.search(name))
         for name, _, value in pairs
         if len(value) >= _KEY
     )
-    return candidate.all(pattern) if secret else NO_MATCH
+    return candidate.find_end(pattern) if is_secret else NO_MATCH
 
 
 USER_LEAD: Final = (
@@ -47,13 +47,13 @@ _UP_TO_HOST: Final = rb"[^\s\"'@]*"
 
 
 def read_user(candidate: Candidate) -> int:
-    """Read the password after `curl -u NAME:`. Elsewhere `-u` may take a user and a group."""
+    """Read the password after `curl -u NAME:`. In other programs, `-u` can take a user and a group."""
     pattern = _UP_TO_HOST if candidate.lead().startswith(b"sql") else _WORDS
     text = candidate.peek(pattern)
     if len(text) < _SHORTEST or text.isdigit() or secret_values.is_harmless(text):
         return NO_MATCH
-    known = _REMOTE.search(candidate.before() + candidate.lead())
-    return candidate.all(pattern) if known or secret_values.is_random(text) else NO_MATCH
+    is_remote_program = _REMOTE.search(candidate.before() + candidate.lead())
+    return candidate.find_end(pattern) if is_remote_program or secret_values.is_random(text) else NO_MATCH
 
 
 FLAG_LEAD: Final = r" -(?:p|P|a|w|N|k)\s{0,2}[\"']?"
@@ -69,7 +69,7 @@ _SPACED: Final = {
     b"w": re.compile(rb"\bldap\w+\b[^|;&]*\Z"),
 }
 _JOINED: Final = re.compile(rb"\b(?:mysql\w*|mariadb\w*|7za?|rar|sshpass)\b[^|;&]*\Z")
-"""These take a password only if it follows at once."""
+"""Programs that take a password only directly after the flag."""
 
 
 def read_flag_password(candidate: Candidate) -> int:
@@ -77,9 +77,9 @@ def read_flag_password(candidate: Candidate) -> int:
     if len(text) < _SHORTEST or text[:1] == b"-" or secret_values.is_harmless(text):
         return NO_MATCH
     flag = lead[2:3]
-    joined = flag == b"p" and lead[3:4] != b" " and _JOINED.search(candidate.before())
-    spaced = flag in _SPACED and _SPACED[flag].search(candidate.before())
-    return candidate.all(_WORDS) if joined or spaced else NO_MATCH
+    is_joined_flag = flag == b"p" and lead[3:4] != b" " and _JOINED.search(candidate.before())
+    is_spaced_flag = flag in _SPACED and _SPACED[flag].search(candidate.before())
+    return candidate.find_end(_WORDS) if is_joined_flag or is_spaced_flag else NO_MATCH
 
 
 PGPASS_LEAD: Final = r":(?:[0-9]{4,5}|\*):[^\s:]{1,63}:[^\s:]{1,63}:"
@@ -87,10 +87,10 @@ _HOST: Final = re.compile(rb"(?:^|[\s\"'`])(?:[\w-]*[g-zG-Z_.-][\w.-]*|\*)\Z")
 
 
 def read_pgpass(candidate: Candidate) -> int:
-    """Read the password of a line HOST:PORT:DATABASE:USER:PASSWORD. IPv6 addresses have colons, too."""
+    """Read the password of a line HOST:PORT:DATABASE:USER:PASSWORD. IPv6 addresses contain colons, too."""
     text = candidate.peek(_WORDS)
-    secret = secret_values.is_random(text) or (secret_values.has_digit(text) and len(text) >= _KEY)
-    return candidate.all(_WORDS) if secret and _HOST.search(candidate.before()) else NO_MATCH
+    is_secret = secret_values.is_random(text) or (secret_values.has_digit(text) and len(text) >= _KEY)
+    return candidate.find_end(_WORDS) if is_secret and _HOST.search(candidate.before()) else NO_MATCH
 
 
 PAIR_LEAD: Final = (
@@ -106,7 +106,7 @@ def read_pair(candidate: Candidate) -> int:
     text = candidate.peek(pattern)
     if len(text) < _SHORTEST or secret_values.is_harmless(text):
         return NO_MATCH
-    return candidate.all(pattern) if secret_values.is_random(text) or secret_values.has_digit(text) else NO_MATCH
+    return candidate.find_end(pattern) if secret_values.is_random(text) or secret_values.has_digit(text) else NO_MATCH
 
 
 DSN_LEAD: Final = r"dsn[\"']?\s{0,2}[=:]\s{0,2}[\"']?[a-z0-9_.-]{1,32}:"
@@ -115,10 +115,10 @@ DSN_LEAD: Final = r"dsn[\"']?\s{0,2}[=:]\s{0,2}[\"']?[a-z0-9_.-]{1,32}:"
 def read_dsn(candidate: Candidate) -> int:
     """Read the password of a data source name, as in `app:…@tcp(db:3306)/shop`."""
     text = candidate.peek(_UP_TO_HOST)
-    secret = len(text) >= _SHORTEST and not secret_values.is_harmless(text)
+    is_secret = len(text) >= _SHORTEST and not secret_values.is_harmless(text)
     return (
-        candidate.all(_UP_TO_HOST)
-        if secret and candidate.data.startswith(b"@", candidate.start + len(text))
+        candidate.find_end(_UP_TO_HOST)
+        if is_secret and candidate.data.startswith(b"@", candidate.start + len(text))
         else NO_MATCH
     )
 
@@ -130,11 +130,11 @@ _PORT: Final = re.compile(rb"[0-9]+(?:[?#,]|\Z)")
 
 
 def read_url(candidate: Candidate) -> int:
-    stop = candidate.all(_URL) - 1
-    text = candidate.data[candidate.start : max(stop, candidate.start)]
+    end = candidate.find_end(_URL) - 1
+    text = candidate.data[candidate.start : max(end, candidate.start)]
     if not text or _PORT.match(text) or secret_values.is_harmless(text) or text.isupper() or _STANDS_FOR.match(text):
         return NO_MATCH
-    return stop
+    return end
 
 
 _TOKEN_URL: Final = rb"[A-Za-z0-9_.~%-]{20,200}@"
@@ -146,7 +146,7 @@ def read_token_url(candidate: Candidate) -> int:
 
 
 def is_basic_credential(value: bytes) -> bool:
-    """Whether a value is what `Basic` announces: a name and a password in base64."""
+    """Return True if the value after `Basic` is a name and a password in base64, or looks random."""
     try:
         return b":" in base64.b64decode(value + b"=" * (-len(value) % 4), validate=True) or secret_values.is_random(
             value
@@ -161,10 +161,12 @@ _TOKEN: Final = rb"[_-][A-Za-z0-9]{32,}"
 
 
 def read_token(candidate: Candidate) -> int:
-    """Read a token of no known family: a word, a separator, and much randomness."""
+    """Read a token of an unknown family: a word, a separator, and a long random text."""
     text, before = candidate.peek(_TOKEN)[1:], candidate.before()
-    mixed = not (text.islower() or text.isupper()) and secret_values.is_token(text)
-    return candidate.all(_TOKEN) if mixed and _PREFIX.search(before) and not _DIGESTS.search(before) else NO_MATCH
+    is_mixed = not (text.islower() or text.isupper()) and secret_values.is_token(text)
+    return (
+        candidate.find_end(_TOKEN) if is_mixed and _PREFIX.search(before) and not _DIGESTS.search(before) else NO_MATCH
+    )
 
 
 CALL_LEAD: Final = r"(?:client|login|authenticate|configure|connect|api)\(\s{0,2}[\"']"
@@ -172,8 +174,8 @@ _LITERAL: Final = rb"[A-Za-z0-9_.=+-]{24,}"
 
 
 def read_call_argument(candidate: Candidate) -> int:
-    """Read a key that is passed without a name."""
-    return candidate.all(_LITERAL) if secret_values.is_token(candidate.peek(_LITERAL)) else NO_MATCH
+    """Read a key that is passed to a function without a name."""
+    return candidate.find_end(_LITERAL) if secret_values.is_token(candidate.peek(_LITERAL)) else NO_MATCH
 
 
 _WORD: Final = "[A-Za-z0-9_-]"
@@ -188,7 +190,7 @@ _WORD_BYTES: Final = frozenset((string.ascii_letters + string.digits + "_-").enc
 _DIGITS: Final = frozenset(b"0123456789")
 
 _GAP: Final = r"(?:[\s\"'>|#*,;]|\\{1,4}(?:[nrt\"']|u000[adAD]))"
-"""What may stand between the lines of a key: line ends, plain or escaped, quotes and indentation."""
+"""Allowed between the lines of a key: line ends, plain or escaped, quotes and indentation."""
 _BODY: Final = (
     rf"(?:{_GAP}{{1,12}}[A-Za-z-]{{4,20}}: [^\n\\]{{1,80}})*"
     rf"(?:{_GAP}{{0,12}}{_BASE64}{{16,}})+(?:{_GAP}{{0,12}}{_BASE64}{{1,15}})?"
@@ -472,4 +474,4 @@ SEVERAL_WORDS: Final = (
         (*named_secrets.ANNOUNCEMENTS, "cookie", "mnemonic", "phrase", "words", "credentials", "private", "SSWS")
     )
 ).encode()
-"""Words without which no secret has a blank inside, or between its beginning and its end."""
+"""Words that announce a secret which can contain spaces. Without one of them, a secret has no spaces."""

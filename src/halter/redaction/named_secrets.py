@@ -1,6 +1,6 @@
-r"""Secrets known only by the name before them, as in `DB_PASS=…`.
+r"""Secrets that are recognized only by the name before them, as in `DB_PASS=…`.
 
-A pattern finds the name and the start of its value. `read_key` and `read_password` find where the value ends, or reject
+A pattern finds the name and the start of its value. `read_key` and `read_password` find the end of the value, or reject
 code, references, placeholders and prose.
 """
 
@@ -71,7 +71,7 @@ ANNOUNCEMENTS: Final = (*_PASSWORDS, *_KEYS, "key", "[_-]pat")
 KEY_HEADS: Final = tuple({name.encode()[:2] for name in (*_KEYS, *_KEYED, *_ANY_KEYS)})
 _LATEST_DIGIT: Final = 41
 NEAR_KEY: Final = f"(?:[A-Za-z0-9+/=_~.%:-]{{0,{_LATEST_DIGIT - 1}}}[0-9]|[A-Za-z]{{20}})"
-"""Random values have a digit soon, or are long: so most code is skipped at once."""
+"""Random values have a digit near their start, or are long, so this skips most code quickly."""
 _NEAR_KEY: Final = re.compile(rb".{0,%d}[0-9]|[A-Za-z]{20}" % (_LATEST_DIGIT - 1))
 
 _ANY_KEY: Final = tuple(name.encode() for name in _ANY_KEYS)
@@ -94,7 +94,7 @@ _CURSORS: Final = (
 _OTHER_NAME: Final = re.compile(
     rb"(?i:(?:^|[^a-z])(?:" + _CURSORS + rb")[_.-]?\Z)|[a-z](?:Page|Next|ublicKey|Sync|Row|Sort)\Z"
 )
-"""Prefixes of `token` and `key` that name counts, labels and cursors."""
+"""Prefixes of `token` and `key` in the names of counts, labels and cursors."""
 _EXPANDED: Final = re.compile(rb"\$\{[\w.]*\Z")
 _VARIABLE: Final = re.compile(rb"[ \t+>#-]*(?:(?:export|env|set|declare -x|ENV|ARG|SET)\s+|-e\s+)?[A-Z0-9_]*\Z")
 _FLAG: Final = re.compile(rb"(?i)(?:^|[\s\"'])(?:--?|/)[a-z-]*\Z")
@@ -132,7 +132,7 @@ class _Value(NamedTuple):
 
     @property
     def settles(self) -> bool:
-        """Whether it is written as a setting: `name=value`, or alone on its line."""
+        """True if the value is written as a setting: `name=value`, or alone on its line."""
         if b"=" in self.lead:
             return _TIGHT.match(self.lead) is not None
         return self.after in b"\r\n" or (self.lead.endswith(b":") and len(self.text) >= _WORD)
@@ -147,13 +147,13 @@ def read_key(candidate: Candidate) -> int:
     if len(text) < _KEY or not _NEAR_KEY.match(text) or not _is_drawn(text, lead):
         return NO_MATCH
     before = candidate.before()
-    stop = candidate.start + len(text)
-    value = _Value(text, lead, before, candidate.data[stop : min(stop + 1, candidate.end)])
+    end = candidate.start + len(text)
+    value = _Value(text, lead, before, candidate.data[end : min(end + 1, candidate.end)])
     if _is_part_of_more(value, quote) or secret_values.is_harmless(text) or _OTHER_NAME.search(before):
         return NO_MATCH
-    if not quote and (secret_values.is_code(text, value.after) or not _is_said_key(value)):
+    if not quote and (secret_values.is_code(text, value.after) or not _is_unquoted_key(value)):
         return NO_MATCH
-    return candidate.all(pattern) if quote else _trim_end(candidate, pattern)
+    return candidate.find_end(pattern) if quote else _trim_end(candidate, pattern)
 
 
 def _is_drawn(text: bytes, lead: bytes) -> bool:
@@ -161,12 +161,12 @@ def _is_drawn(text: bytes, lead: bytes) -> bool:
         return False
     if secret_values.is_random(text):
         return True
-    # A variable is no part of a program, so that its value need not be told from the name of something.
+    # The value of an environment variable is not code, so it cannot be confused with an identifier.
     return len(text) >= _SET and lead.isupper() and lead.endswith(b"=") and secret_values.is_mixed(text)
 
 
-def _is_said_key(value: _Value) -> bool:
-    """Judge a key without quotes: in a sentence it must be longer than other words."""
+def _is_unquoted_key(value: _Value) -> bool:
+    """Return True if an unquoted value is a key. In a sentence it must be longer than ordinary words."""
     if not _SPOKEN.match(value.lead) or _FLAG.search(value.before):
         return True
     return len(value.text) >= (_LONGER if _SHORT_NAME.match(value.lead) else _LONG)
@@ -176,26 +176,28 @@ def read_password(candidate: Candidate) -> int:
     """Read the value of a password's name. It may be a word."""
     lead = candidate.lead()
     quote = _find_quote(lead)
-    variable = not quote and lead.endswith(b"=") and lead.isupper() and _VARIABLE.match(candidate.before()) is not None
-    pattern = _LINE if variable else _choose_value_pattern(quote, lead)
+    is_variable = (
+        not quote and lead.endswith(b"=") and lead.isupper() and _VARIABLE.match(candidate.before()) is not None
+    )
+    pattern = _LINE if is_variable else _choose_value_pattern(quote, lead)
     text = candidate.peek(pattern)
     if len(text) < _SHORTEST or secret_values.is_harmless(text):
         return NO_MATCH
-    stop = candidate.start + len(text)
-    value = _Value(text, lead, candidate.before(), candidate.data[stop : min(stop + 1, candidate.end)])
+    end = candidate.start + len(text)
+    value = _Value(text, lead, candidate.before(), candidate.data[end : min(end + 1, candidate.end)])
     if _is_part_of_more(value, quote) or secret_values.is_number(text) or _HASH.match(text) or text.startswith(_PEM):
         return NO_MATCH
     if quote or lead.endswith(b">"):
-        return candidate.all(pattern) if _is_quoted_password(value) else NO_MATCH
+        return candidate.find_end(pattern) if _is_quoted_password(value) else NO_MATCH
     return _trim_end(candidate, pattern) if _is_bare_password(value) else NO_MATCH
 
 
 def _trim_end(candidate: Candidate, pattern: bytes) -> int:
-    return candidate.start + len(candidate.data[candidate.start : candidate.all(pattern)].rstrip(_TRAILING))
+    return candidate.start + len(candidate.data[candidate.start : candidate.find_end(pattern)].rstrip(_TRAILING))
 
 
 def _is_part_of_more(value: _Value, quote: bytes) -> bool:
-    """Whether the name is part of another name, is expanded, or does not belong to the value."""
+    """Return True if the name is part of another name, is expanded, or does not belong to the value."""
     _, lead, before, after = value
     if (not quote and b"," in lead) or (lead.endswith(b">") and after != b"<"):
         return True
@@ -203,16 +205,16 @@ def _is_part_of_more(value: _Value, quote: bytes) -> bool:
         return True
     if not before or not _SHORT_NAME.match(lead):
         return False
-    inside = before[-1:].isalpha() and not (lead[:1].isupper() and before[-1:].islower())
-    return inside and _FLAG.search(before) is None
+    is_inside = before[-1:].isalpha() and not (lead[:1].isupper() and before[-1:].islower())
+    return is_inside and _FLAG.search(before) is None
 
 
 def _find_quote(lead: bytes) -> bytes:
     """Find the quote that opens a value, before the scheme of an authorization if there is one."""
     if lead[-1] not in _QUOTES and not lead.rstrip(b" =").lower().endswith(_SCHEME_WORDS):
         return b""
-    opened = _OPENED.search(lead)
-    return (opened[1] if opened else b"") or b""
+    match = _OPENED.search(lead)
+    return (match[1] if match else b"") or b""
 
 
 def _choose_value_pattern(quote: bytes, lead: bytes) -> bytes:
@@ -226,10 +228,10 @@ def _is_quoted_password(value: _Value) -> bool:
     if _CLOSED.match(text):
         return False
     if _SPOKEN.match(lead) and (lead.endswith(b"`") or _SHORT_NAME.match(lead)):
-        return _is_said_password(value)
+        return _is_unquoted_password(value)
     if secret_values.has_space(text):
-        phrase = b"phrase" in lead.lower()
-        return phrase or any(
+        is_phrase = b"phrase" in lead.lower()
+        return is_phrase or any(
             secret_values.is_random(word) for word in text[: secret_values.SAMPLE_LENGTH].split() if b"/" not in word
         )
     if secret_values.is_random(text):
@@ -242,8 +244,8 @@ def _is_quoted_password(value: _Value) -> bool:
         return True
     if _SHORT_NAME.match(lead):
         return text.islower() and len(text) >= _WORD and not secret_values.names_secret(text)
-    joined = secret_values.is_path(text) and any(sign in text for sign in _JOINTS)
-    return not (joined or text.isupper() or secret_values.is_label(text) or secret_values.names_secret(text))
+    is_joined = secret_values.is_path(text) and any(sign in text for sign in _JOINTS)
+    return not (is_joined or text.isupper() or secret_values.is_label(text) or secret_values.names_secret(text))
 
 
 def _is_bare_password(value: _Value) -> bool:
@@ -253,7 +255,7 @@ def _is_bare_password(value: _Value) -> bool:
     ):
         return False
     if _SPOKEN.match(value.lead):
-        return _is_said_password(value)
+        return _is_unquoted_password(value)
     if secret_values.is_random(text):
         return True
     if secret_values.names_secret(text) or (
@@ -261,8 +263,8 @@ def _is_bare_password(value: _Value) -> bool:
     ):
         return False
     if secret_values.has_digit(text) or secret_values.has_punctuation(text):
-        literal = not secret_values.is_path(text) or (len(text) >= _WORD and secret_values.is_scattered(text))
-        return value.variable or literal or (value.ends and value.settles)
+        is_literal = not secret_values.is_path(text) or (len(text) >= _WORD and secret_values.is_scattered(text))
+        return value.variable or is_literal or (value.ends and value.settles)
     if any(sign in text for sign in _JOINTS) or not secret_values.is_worded(text):
         return False
     return value.ends and (
@@ -270,8 +272,8 @@ def _is_bare_password(value: _Value) -> bool:
     )
 
 
-def _is_said_password(value: _Value) -> bool:
-    """Judge a value in a sentence, behind a flag or in a file of logins."""
+def _is_unquoted_password(value: _Value) -> bool:
+    """Return True if a value in a sentence, after a flag or in a netrc file is a password."""
     text = value.text
     if secret_values.is_random(text):
         return not _SHORT_NAME.match(value.lead) or len(text) >= _LONGER or _FLAG.search(value.before) is not None

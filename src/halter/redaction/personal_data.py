@@ -1,10 +1,10 @@
-"""Personal data in a text: addresses, numbers and configured names, each of a kind. Linear time on hostile input.
+"""Detection of personal data in text: addresses, numbers and configured names. Takes linear time on hostile input.
 
-Numbers with check digits are verified, so that most numbers stay. Text that looks like a placeholder is a value of kind
-TEXT, so that it is never taken for one.
+Numbers with check digits are verified, so that most other numbers stay. Text that looks like a placeholder is a value
+of kind TEXT, so that it is never mistaken for a placeholder.
 
-All names of an agent are one automaton. It ignores word edges; these are checked where a name was found. A check
-function returns how many bytes of a candidate are the number, or 0.
+All names of an agent are one automaton. It ignores word boundaries, which are checked after a match. A check function
+returns how many bytes of a candidate belong to the number, or 0.
 """
 
 import re
@@ -16,7 +16,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from halter.core.text import to_body
+from halter.core.text import encode_body
 from halter.redaction.secret_values import Regex, RegexSet, escape_bytes, join_patterns
 
 _EDGELESS: Final = (
@@ -32,7 +32,7 @@ _EDGELESS: Final = (
     ("\uf900", "\ufaff"),
     ("\U00020000", "\U0003ffff"),
 )
-"""Scripts without word edges: they put no space between words, or append particles."""
+"""Scripts without word boundaries: they put no space between words, or append particles."""
 
 _BREAK: Final = re.compile(rb"\\(?:[nrtbf]|u00[aA]0|u20[0-9a-fA-F]{2})\Z")
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
@@ -43,7 +43,7 @@ _BLANK: Final = (
 _GAP: Final = rb"(?:" + _BLANK + rb"){1,4}"
 _ESCAPED_GAP: Final = rb"(?:" + _BLANK + rb"|\\[nrt]|\\u00[aA]0){1,4}"
 _NEAR: Final = 8
-_LONGEST: Final = 4096
+_MAX_NAME_BYTES: Final = 4096
 
 
 def _has_edge(letter: str) -> bool:
@@ -59,7 +59,7 @@ class NamePatterns(NamedTuple):
 
 
 class NameMatcher:
-    """Finds names in text encoded by `to_body`. With `unescape`, matches are unescaped."""
+    """Finds names in text encoded by `encode_body`. With `unescape`, matches are unescaped first."""
 
     def __init__(self, patterns: Sequence[bytes], *, nested: bool, unescape: bool) -> None:
         self._patterns = patterns
@@ -69,7 +69,7 @@ class NameMatcher:
         self._which: RegexSet | None = None
 
     def find(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Find names in order, without overlaps; of two at one place, the longer."""
+        """Find names in order, without overlaps. Of two at one position, the longer one counts."""
         at, end = 0, len(data)
         while (match := self._any.search(data, at, end)) is not None:
             start = match[0]
@@ -79,9 +79,9 @@ class NameMatcher:
             at = stop if stop >= 0 else start + 1
 
     def _shorter(self, data: bytes, start: int) -> int:
-        """Find a shorter name where a longer one does not end at a word's end."""
+        """Find a shorter name at a position where a longer one does not end at a word boundary."""
         self._which = self._which or RegexSet(self._patterns)
-        for index in sorted(self._which.match(data[start : start + _LONGEST])):
+        for index in sorted(self._which.match(data[start : start + _MAX_NAME_BYTES])):
             stop = Regex(self._patterns[index]).match(data, start, len(data))
             if stop >= 0 and self._has_edges(data, start, stop):
                 return stop
@@ -100,17 +100,17 @@ class NameMatcher:
 
 @lru_cache(maxsize=256)
 def compile_names(names: tuple[str, ...]) -> NamePatterns:
-    meant = {form for name in names if name.strip() for form in _list_accent_forms(name.strip())}
-    if not meant:
-        return NamePatterns(None, None, _LONGEST)
-    longest_first = sorted(meant, key=lambda name: (-len(name), name))
-    nested = _has_nested_names(meant)
-    plain = [_make_pattern(name, _GAP, _match_letter) for name in longest_first]
-    quoted = [_make_pattern(name, _ESCAPED_GAP, _match_escaped_letter) for name in longest_first]
+    forms = {form for name in names if name.strip() for form in _list_accent_forms(name.strip())}
+    if not forms:
+        return NamePatterns(None, None, _MAX_NAME_BYTES)
+    longest_first = sorted(forms, key=lambda name: (-len(name), name))
+    has_nested = _has_nested_names(forms)
+    plain_patterns = [_make_pattern(name, _GAP, _match_letter) for name in longest_first]
+    escaped_patterns = [_make_pattern(name, _ESCAPED_GAP, _match_escaped_letter) for name in longest_first]
     return NamePatterns(
-        NameMatcher(plain, nested=nested, unescape=False),
-        NameMatcher(quoted, nested=nested, unescape=True),
-        min(map(len, meant)),
+        NameMatcher(plain_patterns, nested=has_nested, unescape=False),
+        NameMatcher(escaped_patterns, nested=has_nested, unescape=True),
+        min(map(len, forms)),
     )
 
 
@@ -119,9 +119,9 @@ def _list_accent_forms(name: str) -> set[str]:
 
 
 def _has_nested_names(names: set[str]) -> bool:
-    folded = sorted({" ".join(name.split()).casefold() for name in names})
-    # In order, texts that begin with a name stand right behind it.
-    return any(later.startswith(name) for name, later in pairwise(folded))
+    folded_names = sorted({" ".join(name.split()).casefold() for name in names})
+    # In sorted order, texts that begin with a name directly follow it.
+    return any(next_name.startswith(name) for name, next_name in pairwise(folded_names))
 
 
 def _make_pattern(name: str, gap: bytes, letter: Callable[[str], bytes]) -> bytes:
@@ -136,12 +136,12 @@ def _list_cases(letter: str) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _match_letter(letter: str) -> bytes:
-    return b"(?:" + b"|".join(escape_bytes(to_body(case)) for case in _list_cases(letter)) + b")"
+    return b"(?:" + b"|".join(escape_bytes(encode_body(case)) for case in _list_cases(letter)) + b")"
 
 
 @lru_cache(maxsize=1024)
 def _match_escaped_letter(letter: str) -> bytes:
-    """Match a letter between quotes: plain or escaped. A backslash is always escaped there."""
+    """Make a pattern for a letter within quotes: plain or escaped. A backslash is always escaped there."""
     if letter.isascii() and letter.isalnum():
         return _match_letter(letter)
     plain = () if letter == "\\" else (_match_letter(letter),)
@@ -155,8 +155,8 @@ def _match_escape(letter: str) -> bytes:
     return rb"%s|\\U(?i:%08x)" % (short, ord(letter))
 
 
-def unescape_name(spelled: str) -> str:
-    plain = _ESCAPE.sub(lambda match: _ENDS.get(match[3], match[3]) or chr(int(match[1] or match[2], 16)), spelled)
+def unescape_name(escaped: str) -> str:
+    plain = _ESCAPE.sub(lambda match: _ENDS.get(match[3], match[3]) or chr(int(match[1] or match[2], 16)), escaped)
     return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
@@ -176,7 +176,7 @@ DIGIT_IBAN_COUNTRIES: Final = (
     *("AE", "AT", "BA", "BE", "CZ", "DE", "DK", "EE", "ES", "FI", "FO", "GL", "HR", "HU", "IL", "IS", "LT", "ME", "NO"),
     *("PL", "PT", "RS", "SE", "SI", "SK", "TN"),
 )
-"""Accounts without letters; most texts are skipped without a check."""
+"""Countries whose account numbers have no letters, so that most texts are skipped without a check."""
 LETTER_IBAN_COUNTRIES: Final = tuple(sorted({country.decode() for country in _LENGTHS} - set(DIGIT_IBAN_COUNTRIES)))
 _CHECKED_NUMBERS: Final = {ord(sign): str(int(sign, 36)).encode() for sign in string.digits + string.ascii_letters}
 _IBAN_MODULUS: Final = 97
@@ -187,99 +187,99 @@ _DNI: Final = b"TRWAGMYFPDXBNJZSQVHLCKE"
 _ODD: Final = (1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 2, 4, 18, 20, 11, 3, 6, 8, 12, 14, 16, 10, 22, 25, 24, 23)
 _NO_NINO: Final = frozenset((b"BG", b"GB", b"KN", b"NK", b"NT", b"TN", b"ZZ"))
 _NO_GROUP: Final = frozenset((b"000", b"666"))
-_SHORTEST_V6: Final = 2
+_MIN_V6_GROUPS: Final = 2
 
 
-def check_card(found: bytes) -> int:
-    digits = found.translate(None, b" -")
-    single, doubled = digits[-1::-2], digits[-2::-2].translate(_DOUBLED)
-    return 0 if (sum(single) - len(single) * ord("0") + sum(doubled)) % _TEN else len(found)
+def check_card(candidate: bytes) -> int:
+    digits = candidate.translate(None, b" -")
+    single_digits, doubled_digits = digits[-1::-2], digits[-2::-2].translate(_DOUBLED)
+    return 0 if (sum(single_digits) - len(single_digits) * ord("0") + sum(doubled_digits)) % _TEN else len(candidate)
 
 
-def check_iban(found: bytes) -> int:
-    """Check an account's number; its country determines the length."""
-    length = _LENGTHS.get(found[:2].upper(), 0)
-    plain = found.translate(None, _SIGNS)[:length]
+def check_iban(candidate: bytes) -> int:
+    """Check an IBAN. Its country determines the length."""
+    length = _LENGTHS.get(candidate[:2].upper(), 0)
+    plain = candidate.translate(None, _SIGNS)[:length]
     if not plain or len(plain) < length:
         return 0
     number = int(b"".join(map(_CHECKED_NUMBERS.__getitem__, plain[4:] + plain[:4])))
-    return _find_end(found, length) if number % _IBAN_MODULUS == 1 else 0
+    return _find_end(candidate, length) if number % _IBAN_MODULUS == 1 else 0
 
 
-def _find_end(found: bytes, length: int) -> int:
-    places = [place for place, byte in enumerate(found) if byte not in _SIGNS]
-    return places[length - 1] + 1
+def _find_end(candidate: bytes, length: int) -> int:
+    positions = [position for position, byte in enumerate(candidate) if byte not in _SIGNS]
+    return positions[length - 1] + 1
 
 
-def check_ipv4(found: bytes) -> int:
+def check_ipv4(candidate: bytes) -> int:
     try:
-        return len(found) if IPv4Address(found.decode()) else 0
+        return len(candidate) if IPv4Address(candidate.decode()) else 0
     except AddressValueError:
         return 0
 
 
-def check_ipv6(found: bytes) -> int:
+def check_ipv6(candidate: bytes) -> int:
     """Check an IPv6 address. `a::b` is a name in many programs, so it must have a digit."""
-    groups = [group for group in found.split(b":") if group]
-    if len(groups) < _SHORTEST_V6 or not any(byte in b"0123456789" for byte in found):
+    groups = [group for group in candidate.split(b":") if group]
+    if len(groups) < _MIN_V6_GROUPS or not any(byte in b"0123456789" for byte in candidate):
         return 0
     try:
-        return len(found) if IPv6Address(found.decode()) else 0
+        return len(candidate) if IPv6Address(candidate.decode()) else 0
     except AddressValueError:
         return 0
 
 
-def check_us_ssn(found: bytes) -> int:
-    area, group, serial = found[:3], found[4:6], found[7:]
-    never = area in _NO_GROUP or area[:1] == b"9" or group == b"00" or serial == b"0000"
-    return 0 if never else len(found)
+def check_us_ssn(candidate: bytes) -> int:
+    area, group, serial = candidate[:3], candidate[4:6], candidate[7:]
+    is_unassigned = area in _NO_GROUP or area[:1] == b"9" or group == b"00" or serial == b"0000"
+    return 0 if is_unassigned else len(candidate)
 
 
-def check_uk_nino(found: bytes) -> int:
-    return 0 if found[:2].upper() in _NO_NINO else len(found)
+def check_uk_nino(candidate: bytes) -> int:
+    return 0 if candidate[:2].upper() in _NO_NINO else len(candidate)
 
 
-def check_french_insee(found: bytes) -> int:
-    plain = found.replace(b" ", b"").upper().replace(b"2A", b"19").replace(b"2B", b"18")
-    if len(plain) != 15 or not plain.isdigit():  # noqa: PLR2004 That many digits it has.
+def check_french_insee(candidate: bytes) -> int:
+    plain = candidate.replace(b" ", b"").upper().replace(b"2A", b"19").replace(b"2B", b"18")
+    if len(plain) != 15 or not plain.isdigit():  # noqa: PLR2004  the number of its digits
         return 0
-    return len(found) if int(plain[:13]) % _IBAN_MODULUS == _IBAN_MODULUS - int(plain[13:]) else 0
+    return len(candidate) if int(plain[:13]) % _IBAN_MODULUS == _IBAN_MODULUS - int(plain[13:]) else 0
 
 
-def check_german_tax_id(found: bytes) -> int:
+def check_german_tax_id(candidate: bytes) -> int:
     """Check a tax id: one of the first ten digits occurs two or three times; the last is a check digit."""
-    digits = _digits(found)
-    repeated = [digits[:10].count(digit) for digit in set(digits[:10]) if digits[:10].count(digit) > 1]
-    if len(repeated) != 1 or repeated[0] > 3:  # noqa: PLR2004 See above.
+    digits = _digits(candidate)
+    repeat_counts = [digits[:10].count(digit) for digit in set(digits[:10]) if digits[:10].count(digit) > 1]
+    if len(repeat_counts) != 1 or repeat_counts[0] > 3:  # noqa: PLR2004 See above.
         return 0
     product = _TEN
     for digit in digits[:10]:
         product = 2 * ((digit + product) % _TEN or _TEN) % 11
-    return len(found) if (11 - product) % _TEN == digits[10] else 0
+    return len(candidate) if (11 - product) % _TEN == digits[10] else 0
 
 
-def check_german_pension(found: bytes) -> int:
-    plain = found.replace(b" ", b"").upper()
+def check_german_pension(candidate: bytes) -> int:
+    plain = candidate.replace(b" ", b"").upper()
     digits = _digits(plain[:8] + b"%02d" % (plain[8] - ord("A") + 1) + plain[9:])
     weights = (2, 1, 2, 5, 7, 1, 2, 1, 2, 1, 2, 1)
     total = sum(sum(divmod(digit * weight, _TEN)) for digit, weight in zip(digits[:12], weights, strict=True))
-    return len(found) if total % _TEN == digits[12] else 0
+    return len(candidate) if total % _TEN == digits[12] else 0
 
 
-def check_spanish_dni(found: bytes) -> int:
-    plain = found.replace(b"-", b"").replace(b" ", b"").upper()
+def check_spanish_dni(candidate: bytes) -> int:
+    plain = candidate.replace(b"-", b"").replace(b" ", b"").upper()
     number = int(plain[:-1].translate(bytes.maketrans(b"XYZ", b"012")))
-    return len(found) if _DNI[number % len(_DNI)] == plain[-1] else 0
+    return len(candidate) if _DNI[number % len(_DNI)] == plain[-1] else 0
 
 
-def check_italian_code(found: bytes) -> int:
-    values = [int(chr(byte), 36) - 10 * chr(byte).isalpha() for byte in found.upper()]
-    total = sum(_ODD[value] if place % 2 == 0 else value for place, value in enumerate(values[:15]))
-    return len(found) if total % 26 == values[15] else 0
+def check_italian_code(candidate: bytes) -> int:
+    values = [int(chr(byte), 36) - 10 * chr(byte).isalpha() for byte in candidate.upper()]
+    total = sum(_ODD[value] if position % 2 == 0 else value for position, value in enumerate(values[:15]))
+    return len(candidate) if total % 26 == values[15] else 0
 
 
-def _digits(found: bytes) -> list[int]:
-    return [byte - ord("0") for byte in found if byte in b"0123456789"]
+def _digits(candidate: bytes) -> list[int]:
+    return [byte - ord("0") for byte in candidate if byte in b"0123456789"]
 
 
 PLACEHOLDER_KINDS: Final = ("EMAIL", "IBAN", "IP", "ID", "CARD", "PHONE", "NAME", "TEXT")
@@ -295,17 +295,17 @@ _EMAIL: Final = rf"{_LETTER}(?:[.%+'\-]*{_LETTER})*[+\-]?(?:@|%40)(?:{_LABEL}\.)
 _DIGITS: Final = frozenset(b"0123456789")
 _WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or chr(byte) == "_")
 _LEADING: Final = range(0xC3, 0xDE)
-"""The first byte of a two-byte letter; three-byte ones are mostly signs, or of scripts without edges."""
+"""First bytes of two-byte letters. Three-byte characters are mostly symbols, or of scripts without word boundaries."""
 _BRACKET: Final = ord("(")
 _BACKSLASH: Final = ord("\\")
-_FEWEST: Final = 7
-_MOST: Final = 16
+_MIN_PHONE_DIGITS: Final = 7
+_MAX_PHONE_DIGITS: Final = 16
 _DATE: Final = re.compile(rb"\(?\d\d([./-])\d\d\1\d{4}(?!\d)")
 _SPELLED: Final = re.compile(rb"\D")
 
 
 class TextPiece(NamedTuple):
-    """A part of a text. With a kind it is a value; `value` is its unescaped form."""
+    """A piece of a text. If it has a kind, it is personal data, and `value` is its unescaped form."""
 
     text: str
     kind: str = ""
@@ -313,9 +313,9 @@ class TextPiece(NamedTuple):
 
 
 class Recogniser(NamedTuple):
-    """A pattern to search for. With an `edge` it is never part of a longer word or number.
+    """A pattern to search for. With `edge`, a match is never part of a longer word or number.
 
-    After a rejected candidate the search goes on behind its `run`.
+    After a rejected candidate, the search continues after its `run`.
     """
 
     kind: str
@@ -325,10 +325,10 @@ class Recogniser(NamedTuple):
     run: str = rf"{_LETTER}+"
 
 
-def check_phone(found: bytes) -> int:
-    """Tell a phone number from a date and from other lengths."""
-    digits = len(_SPELLED.sub(b"", found))
-    return len(found) if _FEWEST <= digits <= _MOST and not _DATE.match(found) else 0
+def check_phone(candidate: bytes) -> int:
+    """Check a phone number: it has a plausible length and is not a date."""
+    digits = len(_SPELLED.sub(b"", candidate))
+    return len(candidate) if _MIN_PHONE_DIGITS <= digits <= _MAX_PHONE_DIGITS and not _DATE.match(candidate) else 0
 
 
 _ADDRESS: Final = r"[0-9A-Fa-f:.]+"
@@ -336,7 +336,7 @@ _HEX: Final = r"[0-9A-Fa-f]"
 _LONG: Final = rf"(?:{_HEX}{{1,4}}|:)(?::{_HEX}{{0,4}}){{2,7}}(?:\.\d{{1,3}}){{0,3}}"
 
 _FIRST: Final = (Recogniser("TEXT", PLACEHOLDER_PATTERN, edge=False), Recogniser("EMAIL", _EMAIL, edge=False))
-"""A superset of what may hold a name."""
+"""Searched first, since these values can contain a name."""
 
 _NUMBERS: Final = (
     Recogniser(
@@ -363,7 +363,7 @@ _NUMBERS: Final = (
     Recogniser("PHONE", rf"(?:\(0[1-9]\d{{0,4}}\)|0[1-9]\d{{0,4}})(?:{_SIGN}{{1,2}}\d{{2,8}}){{1,4}}", check_phone),
     Recogniser("PHONE", r"0[1-9]\d{8,9}", check_phone),
 )
-_SHORTEST: Final = 6
+_MIN_NUMBER_LENGTH: Final = 6
 _DIGIT: Final = re.compile(r"[0-9]")
 
 
@@ -379,21 +379,23 @@ def _compile_recognisers(recognisers: tuple[Recogniser, ...]) -> tuple[_Search, 
 
 
 def split_pieces(text: str, names: NamePatterns) -> Iterator[TextPiece]:
-    """Split a text into values and the text between; joined, the pieces are the text."""
-    short = min(names.shortest, _SHORTEST)
-    for first in _find_recognised(text, _FIRST) if "[" in text or "@" in text or "%40" in text else (TextPiece(text),):
-        if first.kind or len(first.text) < short:
-            yield first
+    """Split a text into personal data and the text between. Joined, the pieces are the text."""
+    min_length = min(names.shortest, _MIN_NUMBER_LENGTH)
+    for first_piece in (
+        _find_recognised(text, _FIRST) if "[" in text or "@" in text or "%40" in text else (TextPiece(text),)
+    ):
+        if first_piece.kind or len(first_piece.text) < min_length:
+            yield first_piece
             continue
-        for piece in _find_names(first.text, names):
-            if piece.kind or len(piece.text) < _SHORTEST or not _DIGIT.search(piece.text):
+        for piece in _find_names(first_piece.text, names):
+            if piece.kind or len(piece.text) < _MIN_NUMBER_LENGTH or not _DIGIT.search(piece.text):
                 yield piece
             else:
                 yield from _find_recognised(piece.text, _NUMBERS)
 
 
 def _find_names(text: str, names: NamePatterns) -> Iterator[TextPiece]:
-    """Find names; escaped ones first, since a shorter name may be part of one."""
+    """Find names. Escaped ones come first, since a shorter name can be part of one."""
     if names.escaped is None or "\\" not in text:
         yield from _find_matches(text, names.plain)
         return
@@ -405,14 +407,14 @@ def _find_names(text: str, names: NamePatterns) -> Iterator[TextPiece]:
 
 
 def _find_matches(text: str, names: NameMatcher | None) -> Iterator[TextPiece]:
-    data = to_body(text) if names else b""
-    found = [(start, end, "NAME") for start, end in names.find(data)] if names else []
-    yield from _cut_pieces(data, found) if found else (TextPiece(text),)
+    data = encode_body(text) if names else b""
+    spans = [(start, end, "NAME") for start, end in names.find(data)] if names else []
+    yield from _cut_pieces(data, spans) if spans else (TextPiece(text),)
 
 
 def _find_recognised(text: str, recognisers: tuple[Recogniser, ...]) -> Iterator[TextPiece]:
-    """Find one kind after the other, each between earlier matches."""
-    data = to_body(text)
+    """Find values of one kind after the other, each between the matches of earlier kinds."""
+    data = encode_body(text)
     spans: list[tuple[int, int, str]] = []
     for search in _compile_recognisers(recognisers):
         spans = _add_spans(search, data, spans)
@@ -432,28 +434,28 @@ def _cut_pieces(data: bytes, spans: Sequence[tuple[int, int, str]]) -> Iterator[
 
 
 def _add_spans(search: _Search, data: bytes, spans: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    found: list[tuple[int, int, str]] = []
+    merged_spans: list[tuple[int, int, str]] = []
     at = 0
     for span in (*spans, (len(data), len(data), "")):
-        if span[0] - at >= _SHORTEST:
-            found.extend(_find_values(search, data, at, span[0]))
-        found.append(span)
+        if span[0] - at >= _MIN_NUMBER_LENGTH:
+            merged_spans.extend(_find_values(search, data, at, span[0]))
+        merged_spans.append(span)
         at = span[1]
-    return found[:-1]
+    return merged_spans[:-1]
 
 
 def _find_values(search: _Search, data: bytes, at: int, end: int) -> Iterator[tuple[int, int, str]]:
-    """Find values in a range. After a rejected candidate the search goes on behind its first word."""
+    """Find values in a range. After a rejected candidate, the search continues after its first run."""
     (kind, _, check, edge, _), regex, run = search
-    checked: dict[bytes, int] = {}
+    size_by_candidate: dict[bytes, int] = {}
     while (match := regex.search(data, at, end)) is not None:
         start, stop = match
         if not edge and _is_escape(data, start):
             start += 1
-        found = data[start:stop]
-        size = checked.get(found, -1)
+        candidate = data[start:stop]
+        size = size_by_candidate.get(candidate, -1)
         if size < 0:
-            size = checked[found] = check(found)
+            size = size_by_candidate[candidate] = check(candidate)
         if size and (not edge or _has_edges(data, start, start + size)):
             at = start + size
             yield start, at, kind
@@ -462,21 +464,21 @@ def _find_values(search: _Search, data: bytes, at: int, end: int) -> Iterator[tu
 
 
 def _has_edges(data: bytes, start: int, end: int) -> bool:
-    """Whether a value stands alone: not part of a word, a longer number or a row of numbers."""
+    """Return True if a value is not part of a word, a longer number or a row of numbers."""
     before, after = data[max(start - 2, 0) : start], data[end : end + 2]
-    in_word = before and data[start] != _BRACKET and (before[-1] in _WORD or before[0] in _LEADING)
-    if in_word and not _is_escape(data, start - 1):
+    is_in_word = before and data[start] != _BRACKET and (before[-1] in _WORD or before[0] in _LEADING)
+    if is_in_word and not _is_escape(data, start - 1):
         return False
     if after and (after[0] in _WORD or after[0] in _LEADING):
         return False
     signs = b".-:" if b":" in data[start:end] else b".-"
-    inside = len(before) > 1 and before[-1] in signs and before[-2] in _DIGITS
-    return not inside and not (len(after) > 1 and after[0] in signs and after[1] in _DIGITS)
+    is_in_number = len(before) > 1 and before[-1] in signs and before[-2] in _DIGITS
+    return not is_in_number and not (len(after) > 1 and after[0] in signs and after[1] in _DIGITS)
 
 
-def _is_escape(data: bytes, place: int) -> bool:
-    """Whether a letter is part of an escaped line end."""
-    return place > 0 and data[place] in b"nrt" and data[place - 1] == _BACKSLASH
+def _is_escape(data: bytes, position: int) -> bool:
+    """Return True if a letter is part of an escaped newline, carriage return or tab."""
+    return position > 0 and data[position] in b"nrt" and data[position - 1] == _BACKSLASH
 
 
 def _decode_bytes(data: bytes) -> str:

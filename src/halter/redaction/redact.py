@@ -1,13 +1,13 @@
-"""The one place where secrets are taken out of text, before journal, audit, model, events, logs and errors see it.
+"""Redaction of secrets in all text before it reaches the journal, audit, model, events, logs and errors.
 
-Known live values go first, in all their spellings; then everything that matches a pattern of a common key. It works on
-the whole text, so it comes before any truncation, and takes linear time on hostile input. Its marks are never
-changed again, so redacting twice changes nothing.
+Known live values are redacted first, in all their spellings; then everything that matches a pattern of a common key.
+Redaction needs the whole text, so it comes before any truncation, and takes linear time on hostile input. Its marks are
+never changed, so redacting twice changes nothing.
 
-Messages are masked text by text: inside JSON the quotes and line ends of a secret would be escaped. What JSON cannot
-carry is replaced first, so that what is sent, stored and returned is the same. Strings inside JSON are changed without
-parsing it: only quotes are looked at, so that numbers, order and duplicate keys stay, no depth is too great, and broken
-JSON can be masked as well.
+Messages are masked text by text: within JSON, the quotes and line ends of a secret would be escaped. Characters that
+JSON cannot represent are replaced first, so that the sent, stored and returned texts are the same. Strings in JSON are
+changed without parsing: only quotes are examined, so that numbers, order and duplicate keys stay, any depth is
+possible, and broken JSON is masked as well.
 """
 
 import json
@@ -21,7 +21,7 @@ import msgspec
 
 from halter.core.messages import Message, Part, Prompt, ToolCall
 from halter.core.ports import Lease
-from halter.core.text import clean, to_body, word_set
+from halter.core.text import clean, encode_body, make_word_set
 from halter.core.tools import ToolSpec
 from halter.redaction.key_patterns import SECRET_FAMILIES, SEVERAL_WORDS
 from halter.redaction.secret_values import (
@@ -33,25 +33,25 @@ from halter.redaction.secret_values import (
     compile_regex,
     join_patterns,
 )
-from halter.redaction.secrets import LONGEST_CHARACTER, LONGEST_SPELLING, LiveValues
+from halter.redaction.secrets import MAX_CHARACTER_LENGTH, MAX_SPELLING_LENGTH, LiveValues
 
 Redact = Callable[[str], str]
 
 _OPENING: Final = b"[redacted:"
 _HEAD: Final = 2
 _SPACED: Final = 12
-"""The longest character in a spelling with spaces or line breaks; other spellings are never cut."""
+"""The longest character in a spelling with spaces or line breaks. Chunks never split other spellings."""
 _P = TypeVar("_P", bound=Part)
-MOST_TEXTS: Final = 1024
-MOST_CHARACTERS: Final = 1 << 22
-"""How many texts, and of how many characters together, are known to hold no secret."""
-LONGEST_KNOWN: Final = 1 << 16
+MAX_CACHED_TEXTS: Final = 1024
+MAX_CACHED_CHARACTERS: Final = 1 << 22
+"""Maximum number of cached texts without a secret, and of their characters in total."""
+MAX_CACHED_TEXT_LENGTH: Final = 1 << 16
 _WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
 _REFERENCE: Final = b"${"
 _STAND_IN: Final = b"xxxxxx"
 _BEHIND: Final = 40
-_ROOM: Final = len("://") + len("pwd=word")
-_SECRET_WORDS: Final = word_set(
+_NESTED_LEAD_LENGTH: Final = len("://") + len("pwd=word")
+_SECRET_WORDS: Final = make_word_set(
     "KEY KEYS APIKEY TOKEN TOKENS SECRET SECRETS PASSWORD PASSWD PASSPHRASE PASS PAT CREDENTIAL CREDENTIALS DSN COOKIE "
     "AUTH WEBHOOK SALT"
 )
@@ -59,7 +59,7 @@ _NEVER_SECRET: Final = frozenset({"FILE", "PATH", "SOCK", "DIR", "ID", "NAME"})
 
 
 class SecretSpan(NamedTuple):
-    """A range to hide, its kind, and where its announcement begins."""
+    """A range to hide, its kind, and the start of its announcement."""
 
     start: int
     end: int
@@ -76,7 +76,7 @@ class CompiledFamily(NamedTuple):
 
 
 class CompiledFamilies(NamedTuple):
-    """All families as one automaton, and the families by their first two characters."""
+    """All families as one automaton, and each family by its first two characters."""
 
     scan: Regex
     by_head: Mapping[bytes, Sequence[CompiledFamily]]
@@ -84,45 +84,45 @@ class CompiledFamilies(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name usually holds a secret."""
+    """Return True if a variable of this name usually contains a secret."""
     words = name.upper().replace("-", "_").replace(".", "_").split("_")
     return words[-1] not in _NEVER_SECRET and not _SECRET_WORDS.isdisjoint(words)
 
 
 def select_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that usually hold a secret."""
+    """Select the variables of an environment that usually contain a secret."""
     return {name: environment[name] for name in environment if is_secret_name(name)}
 
 
 class CleanTexts(set[str]):
-    """Texts that hold no secret: each is looked through once, and leaves in many ways. Too many are forgotten."""
+    """A cache of texts without a secret, since each text is redacted at several exits. Cleared when it is full."""
 
     _characters = 0
 
     def remember(self, text: str) -> None:
-        if len(text) > LONGEST_KNOWN or text in self:
+        if len(text) > MAX_CACHED_TEXT_LENGTH or text in self:
             return
         self._characters += len(text)
-        if len(self) >= MOST_TEXTS or self._characters > MOST_CHARACTERS:
+        if len(self) >= MAX_CACHED_TEXTS or self._characters > MAX_CACHED_CHARACTERS:
             self.clear()
             self._characters = len(text)
         self.add(text)
 
 
 class Redactor:
-    """Takes secrets out of text.
+    """Redacts secrets in text.
 
-    All of `secrets` are searched for; of `environment`, those with a secret-like name. Values of fewer than eight
-    characters are not: hiding them would hide ordinary words.
+    It searches for all values of `secrets`, and for those of `environment` with a secret-like name. Values of fewer
+    than eight characters are ignored: hiding them would hide ordinary words.
     """
 
     def __init__(self, secrets: Mapping[str, str], environment: Mapping[str, str] | None = None) -> None:
-        likely = select_secrets(environment or {})
-        self._live_values = LiveValues({**likely, **secrets})
-        longest = max((len(value) for value in (*likely.values(), *secrets.values())), default=0)
-        self.spaced = min(_SPACED * longest, LONGEST_SPELLING)
+        likely_secrets = select_secrets(environment or {})
+        self._live_values = LiveValues({**likely_secrets, **secrets})
+        longest = max((len(value) for value in (*likely_secrets.values(), *secrets.values())), default=0)
+        self.spaced = min(_SPACED * longest, MAX_SPELLING_LENGTH)
         self._marks = frozenset(
-            _make_mark(name) for name in (*(family.name for family in SECRET_FAMILIES), *likely, *secrets)
+            _make_mark(name) for name in (*(family.name for family in SECRET_FAMILIES), *likely_secrets, *secrets)
         )
         self._shapes = _compile_families()
         self._clean = CleanTexts()
@@ -131,7 +131,7 @@ class Redactor:
         """Replace each secret by a mark such as `[redacted:github]`. Never raises."""
         if text in self._clean:
             return text
-        data = to_body(text)
+        data = encode_body(text)
         spans = self.spans(data)
         if spans:
             return hide_spans(data, spans).decode("utf-8", "surrogatepass")
@@ -139,51 +139,51 @@ class Redactor:
         return text
 
     def spans(self, data: bytes) -> list[SecretSpan]:
-        """Find the ranges to hide, in order, without overlaps, in text encoded by `to_body`."""
-        found: list[SecretSpan] = []
+        """Find the ranges to hide, in order, without overlaps, in text encoded by `encode_body`."""
+        secret_spans: list[SecretSpan] = []
         for start, end in self._between_marks(data):
             at = start
-            for known in self._live_values.find(data, start, end):
-                found.extend(_find_family_spans(self._shapes, data, at, known.start))
-                found.append(SecretSpan(known.start, known.end, known.name, known.start))
-                at = known.end
-            found.extend(_find_family_spans(self._shapes, data, at, end))
-        return found
+            for live_secret in self._live_values.find(data, start, end):
+                secret_spans.extend(_find_family_spans(self._shapes, data, at, live_secret.start))
+                secret_spans.append(SecretSpan(live_secret.start, live_secret.end, live_secret.name, live_secret.start))
+                at = live_secret.end
+            secret_spans.extend(_find_family_spans(self._shapes, data, at, end))
+        return secret_spans
 
-    def may_go_on(self, data: bytes, start: int) -> bool:
-        """Whether text after `start` may begin a secret that goes on after a blank."""
+    def can_begin_spaced_secret(self, data: bytes, start: int) -> bool:
+        """Return True if the text after `start` may begin a secret that continues after a space."""
         end = len(data)
         return compile_regex(SEVERAL_WORDS).search(data, start, end) is not None or self._live_values.begins(
             data, start, end
         )
 
     def _between_marks(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Yield the ranges between marks. Only marks with known names count."""
+        """List the ranges between marks. Only marks with known names count."""
         start = 0
-        opened = data.find(_OPENING)
-        while opened >= 0:
-            closed = data.find(b"]", opened, opened + 200)
-            if data[opened : closed + 1] in self._marks:
-                yield start, opened
-                start = closed + 1
-            opened = data.find(_OPENING, opened + 1)
+        mark_start = data.find(_OPENING)
+        while mark_start >= 0:
+            mark_end = data.find(b"]", mark_start, mark_start + 200)
+            if data[mark_start : mark_end + 1] in self._marks:
+                yield start, mark_start
+                start = mark_end + 1
+            mark_start = data.find(_OPENING, mark_start + 1)
         yield start, len(data)
 
 
 def hide_spans(data: bytes, spans: Sequence[SecretSpan]) -> bytes:
-    """Replace ranges by marks; adjacent ranges get one mark."""
-    kept: list[bytes] = []
+    """Replace ranges by marks. Adjacent ranges with one name get one mark."""
+    chunks: list[bytes] = []
     at = 0
-    last = ""
+    last_name = ""
     for span in spans:
-        if span.start > at or span.name != last:
-            kept += (data[at : span.start], _make_mark(span.name))
-        at, last = span.end, span.name
-    kept.append(data[at:])
-    return b"".join(kept)
+        if span.start > at or span.name != last_name:
+            chunks += (data[at : span.start], _make_mark(span.name))
+        at, last_name = span.end, span.name
+    chunks.append(data[at:])
+    return b"".join(chunks)
 
 
-@lru_cache(MOST_TEXTS)
+@lru_cache(MAX_CACHED_TEXTS)
 def _make_mark(name: str) -> bytes:
     return (
         _OPENING
@@ -201,9 +201,9 @@ def _compile_families() -> CompiledFamilies:
         lead = Regex(_encode_pattern(family, family.lead)) if family.lead else None
         whole = Regex(_encode_pattern(family, family.whole)) if family.whole else None
         behind = Regex(family.behind.encode()) if family.behind else None
-        shape = CompiledFamily(family, lead, whole, behind)
+        compiled_family = CompiledFamily(family, lead, whole, behind)
         for head in {head[:_HEAD].lower() for head in family.heads}:
-            by_head.setdefault(head, []).append(shape)
+            by_head.setdefault(head, []).append(compiled_family)
     scan = join_patterns(
         _encode_pattern(family, (r"\b" if family.edge else "") + family.lead + family.near)
         for family in SECRET_FAMILIES
@@ -216,50 +216,50 @@ def _encode_pattern(family: SecretFamily, pattern: str) -> bytes:
 
 
 def _find_family_spans(shapes: CompiledFamilies, data: bytes, start: int, end: int) -> list[SecretSpan]:
-    """Find keys in a range, as if there were nothing outside."""
-    found: list[SecretSpan] = []
-    _scan_families(shapes, data, (start, start, end), found)
-    return found
+    """Find keys in a range. Text outside the range is ignored."""
+    spans: list[SecretSpan] = []
+    _scan_families(shapes, data, (start, start, end), spans)
+    return spans
 
 
 def _scan_families(
-    shapes: CompiledFamilies, data: bytes, within: tuple[int, int, int], found: list[SecretSpan]
+    shapes: CompiledFamilies, data: bytes, bounds: tuple[int, int, int], spans: list[SecretSpan]
 ) -> None:
-    """Scan a range; `free` is where unhidden text begins.
+    """Scan the range `bounds`: the start of unhidden text, the position to scan from, and the end.
 
-    A key may begin there regardless of what precedes it, which the joint automaton cannot know.
+    A key may begin at the start of unhidden text regardless of what precedes it, which the joint automaton cannot know.
     """
-    free, at, end = within
+    free, at, end = bounds
     scan, by_head = shapes
-    place = at
+    position = at
     while True:
-        likely = by_head.get(data[place : place + _HEAD].lower())
-        span = _match_family(likely, data, (free, place, end)) if likely else None
+        families = by_head.get(data[position : position + _HEAD].lower())
+        span = _match_family(families, data, (free, position, end)) if families else None
         if span is not None:
-            if span.roomy and span.start - place > _ROOM:
-                _scan_families(shapes, data, (free, place + len(b"://"), span.start), found)
-            found.append(span)
-            free = at = place = span.end
+            if span.roomy and span.start - position > _NESTED_LEAD_LENGTH:
+                _scan_families(shapes, data, (free, position + len(b"://"), span.start), spans)
+            spans.append(span)
+            free = at = position = span.end
             continue
         match = scan.search(data, at, end)
         if match is None:
             return
-        place = match[0]
-        at = place + 1
+        position = match[0]
+        at = position + 1
 
 
-def _match_family(likely: Sequence[CompiledFamily], data: bytes, within: tuple[int, int, int]) -> SecretSpan | None:
-    """Find the family of a match, unless the text before contradicts it."""
-    free, place, end = within
-    for shape in likely:
-        if _is_contradicted(shape, data, free, place):
+def _match_family(families: Sequence[CompiledFamily], data: bytes, bounds: tuple[int, int, int]) -> SecretSpan | None:
+    """Find the family of a match, unless the text before it contradicts that."""
+    free, position, end = bounds
+    for compiled_family in families:
+        if _is_contradicted(compiled_family, data, free, position):
             continue
-        family, lead, whole, _ = shape
-        start = place if lead is None else lead.match(data, place, end)
+        family, lead, whole, _ = compiled_family
+        start = position if lead is None else lead.match(data, position, end)
         if start < 0:
             continue
         if family.read is not None:
-            stop = family.read(Candidate(data, free, place, start, end))
+            stop = family.read(Candidate(data, free, position, start, end))
         else:
             stop = -1 if whole is None else whole.match(data, start, end)
         if stop < 0 or (family.check is not None and not family.check(data[start:stop])):
@@ -268,44 +268,44 @@ def _match_family(likely: Sequence[CompiledFamily], data: bytes, within: tuple[i
             continue
         while family.reach and start > free and data[start - 1] in family.reach:
             start -= 1
-        return SecretSpan(start, stop, family.name, min(place, start), family.roomy)
+        return SecretSpan(start, stop, family.name, min(position, start), family.roomy)
     return None
 
 
-def _is_contradicted(shape: CompiledFamily, data: bytes, free: int, place: int) -> bool:
-    """A cheap check whether a match belongs to another family; only two characters are known so far."""
-    family, _, _, behind = shape
+def _is_contradicted(compiled_family: CompiledFamily, data: bytes, free: int, position: int) -> bool:
+    """Return True if a match does not belong to a family, of which only two characters were compared. A fast check."""
+    family, _, _, behind = compiled_family
     if family.fold:
-        return data.endswith(_REFERENCE, free, place)
+        return data.endswith(_REFERENCE, free, position)
     if behind is not None:
-        before = data[max(free, place - _BEHIND) : place]
+        before = data[max(free, position - _BEHIND) : position]
         return behind.match(before, 0, len(before)) < 0
-    if family.edge and place > free and data[place - 1] in _WORD:
+    if family.edge and position > free and data[position - 1] in _WORD:
         return True
-    return not data.startswith(family.heads, place)
+    return not data.startswith(family.heads, position)
 
 
 WORDS_HELD_BACK: Final = 4
-"""`the password is value` and `Authorization: Basic value` are at most four words."""
+"""Number of last words held back: `the password is value` and `Authorization: Basic value` are at most four words."""
 
-SHORTEST_HOLD: Final = 3 * SAMPLE_LENGTH
-"""An announcement, and as much of its value as is inspected."""
+MIN_HELD_BYTES: Final = 3 * SAMPLE_LENGTH
+"""Bytes held back at least: an announcement, and the inspected part of its value."""
 PLAIN_BEGINNING: Final = 64
-ESCAPED_BEGINNING: Final = 5 * LONGEST_CHARACTER
-"""The longest text, plain or with escapes, that may be the beginning of a known value and is too short to tell."""
+ESCAPED_BEGINNING: Final = 5 * MAX_CHARACTER_LENGTH
+"""The longest beginning of a known value, plain or with escapes, that is too short to be recognized."""
 _ESCAPES: Final = (b"%", b"\\", b"&", b"=")
-TOLD_LENGTH: Final = 2 * LOOKBEHIND_LENGTH
-"""An announcement that was released already, and what may determine its meaning."""
-LONGEST_HOLD: Final = 1 << 18
+CONTEXT_LENGTH: Final = 2 * LOOKBEHIND_LENGTH
+"""Bytes of released text kept as context: an announcement, and the text before it that may determine its meaning."""
+MAX_HELD_BYTES: Final = 1 << 18
 _CONTINUING: Final = range(0x80, 0xC0)
 _BLANK: Final = b" \t\n\r\f\v"
 
 
 class StreamRedactor:
-    """Redacts a text that comes in chunks as `Redactor` redacts it whole, also a secret that is split over chunks.
+    """Redacts a text that arrives in chunks as `Redactor` redacts the whole text, even if chunks split a secret.
 
-    Held back is what can still become part of a secret: the last words, and more after a word that announces a secret
-    of several words. Work waits for enough text, so that a stream of single characters takes linear time.
+    It holds back text that may become part of a secret: the last words, and more after a word that announces a secret
+    of several words. It waits for enough new text, so that a stream of single characters takes linear time.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -320,33 +320,37 @@ class StreamRedactor:
         self._waiting += len(chunk)
         if self._waiting * 4 <= len(self._buffer):
             return ""
-        return self._released(ended=False)
+        return self._release(ended=False)
 
     def finish(self) -> str:
-        return self._released(ended=True)
+        return self._release(ended=True)
 
-    def _released(self, *, ended: bool) -> str:
-        """Redact the held-back text with what precedes it, and release what is certain."""
+    def _release(self, *, ended: bool) -> str:
+        """Redact the held-back text together with the text before it, and release the part that is certain."""
         at = len(self._emitted_tail)
-        data = self._emitted_tail + self._buffer + to_body("".join(self._fresh))
+        data = self._emitted_tail + self._buffer + encode_body("".join(self._fresh))
         self._fresh.clear()
         self._waiting = 0
         spans = [span for span in self._redactor.spans(data) if span.end > at]
         cut = len(data) if ended else max(at, self._find_certain_end(data))
         cut = max(at, min((span.lead for span in spans if span.lead < cut < span.end), default=cut))
-        hidden = [span._replace(start=max(span.start, at) - at, end=span.end - at) for span in spans if span.end <= cut]
-        # What was hidden says nothing about what follows it; the rest may announce it.
-        begin = max([_align_to_character(data, max(cut - TOLD_LENGTH, 0)), *(span.end + at for span in hidden)])
-        self._emitted_tail, self._buffer = data[begin:cut], data[cut:]
-        return hide_spans(data[at:cut], hidden).decode("utf-8", "surrogatepass")
+        hidden_spans = [
+            span._replace(start=max(span.start, at) - at, end=span.end - at) for span in spans if span.end <= cut
+        ]
+        # A hidden range does not affect the text after it; other text may announce a secret.
+        tail_start = max(
+            [_align_to_character(data, max(cut - CONTEXT_LENGTH, 0)), *(span.end + at for span in hidden_spans)]
+        )
+        self._emitted_tail, self._buffer = data[tail_start:cut], data[cut:]
+        return hide_spans(data[at:cut], hidden_spans).decode("utf-8", "surrogatepass")
 
     def _find_certain_end(self, data: bytes) -> int:
-        """Find the start of a word before which no later text changes anything."""
+        """Find the start of a word before which later text changes nothing."""
         certain = _skip_words_held_back(data, self._redactor.spaced)
-        if self._redactor.may_go_on(data, certain):
+        if self._redactor.can_begin_spaced_secret(data, certain):
             return certain
-        escaped = any(sign in data[-ESCAPED_BEGINNING:] for sign in _ESCAPES)
-        end = max(len(data) - (ESCAPED_BEGINNING if escaped else PLAIN_BEGINNING), 0)
+        has_escape = any(sign in data[-ESCAPED_BEGINNING:] for sign in _ESCAPES)
+        end = max(len(data) - (ESCAPED_BEGINNING if has_escape else PLAIN_BEGINNING), 0)
         return max(certain, _find_word_start(data, end))
 
 
@@ -354,15 +358,15 @@ def _find_word_start(data: bytes, end: int) -> int:
     return max(data.rfind(blank, 0, end) for blank in (b" ", b"\n", b"\t", b"\r")) + 1
 
 
-def _skip_words_held_back(data: bytes, spaced: int) -> int:
-    """Find the word before which nothing changes, also after an announcement."""
-    at = max(len(data) - max(SHORTEST_HOLD, spaced), 0)
+def _skip_words_held_back(data: bytes, longest_spaced: int) -> int:
+    """Find the start of the words to hold back, before which later text changes nothing."""
+    at = max(len(data) - max(MIN_HELD_BYTES, longest_spaced), 0)
     for _ in range(WORDS_HELD_BACK):
         end = at
         while end > 0 and data[end - 1] in _BLANK:
             end -= 1
         at = _find_word_start(data, end)
-    return max(at, _align_to_character(data, len(data) - LONGEST_SPELLING)) if len(data) > LONGEST_HOLD else at
+    return max(at, _align_to_character(data, len(data) - MAX_SPELLING_LENGTH)) if len(data) > MAX_HELD_BYTES else at
 
 
 def _align_to_character(data: bytes, at: int) -> int:
@@ -376,11 +380,11 @@ def mask_text(text: str, redact: Redact) -> str:
 
 
 class _LastRequest(msgspec.Struct, eq=False):
-    """What all requests of a session begin with, as it was given and as it is masked."""
+    """The common beginning of a session's requests, original and masked."""
 
-    said: tuple[Message, ...] = ()
-    masked: tuple[Message, ...] | None = None
-    """What was said, where any of it had to be masked."""
+    messages: tuple[Message, ...] = ()
+    masked_messages: tuple[Message, ...] | None = None
+    """The masked messages, if any of them had to be masked."""
     system: str = ""
     masked_system: str = ""
     tools: tuple[ToolSpec, ...] = ()
@@ -388,9 +392,9 @@ class _LastRequest(msgspec.Struct, eq=False):
 
 
 class PromptMasker:
-    """Masks requests of sessions and their answers: each begins as the one before it, and only what is new is masked.
+    """Masks requests of sessions and their answers. A request begins like the previous one, so only the rest is masked.
 
-    The last request of a session is cached while its lease object lives. Texts that hold no secret are known.
+    The last request of a session is cached while its lease object exists. Texts without a secret are cached too.
     """
 
     def __init__(self, redact: Redact) -> None:
@@ -399,62 +403,68 @@ class PromptMasker:
         self._clean = CleanTexts()
 
     def prompt(self, lease: Lease, prompt: Prompt) -> Prompt:
-        known = self._last.get(lease)
-        last, messages = known or _LastRequest(), prompt.messages
-        count = len(last.said)
-        if messages[:count] != last.said:
-            count, last.masked = 0, None
-        # The last message ends with what is true only now, so the next request says it otherwise.
-        last.said = messages[:-1]
-        new = messages[count:]
-        masked = self._messages(new)
-        if last.masked is not None or masked is not new:
-            messages = (*(messages[:count] if last.masked is None else last.masked), *masked)
-            last.masked = messages[:-1]
-        if known is None and last.said:
-            # Of a first message alone there is nothing to remember: a session that waits for its first answer has none.
-            self._last[lease] = last
-        if prompt.system is not last.system or prompt.tools is not last.tools:
-            last.system, last.masked_system = prompt.system, _mask_text_cached(prompt.system, self._redact)
-            last.tools, last.masked_tools = prompt.tools, _mask_tools(prompt.tools, self._redact)
-        clean = messages is prompt.messages and last.masked_system is prompt.system
-        if clean and last.masked_tools is prompt.tools and not prompt.facts:
+        cached_request = self._last.get(lease)
+        last_request, messages = cached_request or _LastRequest(), prompt.messages
+        count = len(last_request.messages)
+        if messages[:count] != last_request.messages:
+            count, last_request.masked_messages = 0, None
+        # The last message ends with volatile text, so the next request has another one in its place.
+        last_request.messages = messages[:-1]
+        new_messages = messages[count:]
+        masked_messages = self._messages(new_messages)
+        if last_request.masked_messages is not None or masked_messages is not new_messages:
+            messages = (
+                *(messages[:count] if last_request.masked_messages is None else last_request.masked_messages),
+                *masked_messages,
+            )
+            last_request.masked_messages = messages[:-1]
+        if cached_request is None and last_request.messages:
+            # A session that waits for its first answer has one message, so there is nothing to cache.
+            self._last[lease] = last_request
+        if prompt.system is not last_request.system or prompt.tools is not last_request.tools:
+            last_request.system, last_request.masked_system = (
+                prompt.system,
+                _mask_text_cached(prompt.system, self._redact),
+            )
+            last_request.tools, last_request.masked_tools = prompt.tools, _mask_tools(prompt.tools, self._redact)
+        is_clean = messages is prompt.messages and last_request.masked_system is prompt.system
+        if is_clean and last_request.masked_tools is prompt.tools and not prompt.facts:
             return prompt
         return Prompt(
-            system=last.masked_system,
+            system=last_request.masked_system,
             messages=messages,
-            tools=last.masked_tools,
+            tools=last_request.masked_tools,
             max_output_tokens=prompt.max_output_tokens,
             facts=change_texts(prompt.facts, partial(mask_text, redact=self._redact)) if prompt.facts else prompt.facts,
             provider_tools=prompt.provider_tools,
         )
 
     def _messages(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        masked: list[Message] | None = None
-        for place, message in enumerate(messages):
+        masked_messages: list[Message] | None = None
+        for index, message in enumerate(messages):
             parts = self.parts(message.parts)
             if parts is not message.parts:
-                masked = masked or list(messages)
-                masked[place] = Message(message.role, parts)
-        return messages if masked is None else tuple(masked)
+                masked_messages = masked_messages or list(messages)
+                masked_messages[index] = Message(message.role, parts)
+        return messages if masked_messages is None else tuple(masked_messages)
 
     def parts(self, parts: tuple[_P, ...]) -> tuple[_P, ...]:
         """Mask every text of a message; the same tuple, if there is nothing to mask."""
-        clean = self._clean
+        clean_texts = self._clean
         for part in parts:
             if type(part) is not ToolCall:
-                if part.text not in clean:
+                if part.text not in clean_texts:
                     break
-            elif part.tool not in clean or part.arguments not in clean:
+            elif part.tool not in clean_texts or part.arguments not in clean_texts:
                 break
         else:
             return parts
-        masked = _mask_parts(parts, self._redact)
-        if masked is parts:
+        masked_parts = _mask_parts(parts, self._redact)
+        if masked_parts is parts:
             for part in parts:
                 for text in (part.tool, part.arguments) if isinstance(part, ToolCall) else (part.text,):
-                    clean.remember(text)
-        return masked
+                    clean_texts.remember(text)
+        return masked_parts
 
 
 def mask_message(message: Message, redact: Redact) -> Message:
@@ -463,7 +473,7 @@ def mask_message(message: Message, redact: Redact) -> Message:
 
 
 def change_texts(value: Any, change: Redact) -> Any:
-    """Change every text in a value of JSON, but no key."""
+    """Change every text in a JSON value, except keys."""
     match value:
         case str():
             return change(value)
@@ -477,21 +487,21 @@ def change_texts(value: Any, change: Redact) -> Any:
 
 def _mask_parts(parts: tuple[_P, ...], redact: Redact) -> tuple[_P, ...]:
     """Mask every text of a message; the same tuple, if there is nothing to mask."""
-    masked: list[_P] | None = None
-    for place, part in enumerate(parts):
+    masked_parts: list[_P] | None = None
+    for index, part in enumerate(parts):
         if isinstance(part, ToolCall):
             tool, arguments = mask_text(part.tool, redact), mask_text(part.arguments, redact)
             if tool is part.tool and arguments is part.arguments:
                 continue
-            changed = msgspec.structs.replace(part, tool=tool, arguments=arguments)
+            changed_part = msgspec.structs.replace(part, tool=tool, arguments=arguments)
         else:
             text = mask_text(part.text, redact)
             if text is part.text:
                 continue
-            changed = msgspec.structs.replace(part, text=text)
-        masked = masked or list(parts)
-        masked[place] = changed
-    return parts if masked is None else tuple(masked)
+            changed_part = msgspec.structs.replace(part, text=text)
+        masked_parts = masked_parts or list(parts)
+        masked_parts[index] = changed_part
+    return parts if masked_parts is None else tuple(masked_parts)
 
 
 @lru_cache(maxsize=64)
@@ -501,8 +511,10 @@ def _mask_text_cached(text: str, redact: Redact) -> str:
 
 @lru_cache(maxsize=64)
 def _mask_tools(tools: tuple[ToolSpec, ...], redact: Redact) -> tuple[ToolSpec, ...]:
-    masked = tuple(msgspec.structs.replace(tool, description=mask_text(tool.description, redact)) for tool in tools)
-    return tools if masked == tools else masked
+    masked_tools = tuple(
+        msgspec.structs.replace(tool, description=mask_text(tool.description, redact)) for tool in tools
+    )
+    return tools if masked_tools == tools else masked_tools
 
 
 ChangeText = Callable[[str], str]
@@ -513,33 +525,38 @@ _OPENINGS: Final = ("{", "[", '"')
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is JSON with strings in it; text nested too deeply is not."""
+    """Return True if a text is a JSON object, list or string. Too deeply nested text is not."""
     if not text.lstrip().startswith(_OPENINGS):
         return False
     try:
-        msgspec.json.decode(to_body(text), type=msgspec.Raw)
+        msgspec.json.decode(encode_body(text), type=msgspec.Raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
     return True
 
 
-def change_json_strings(text: str, change: ChangeText, outside: ChangeText, broken: ChangeText) -> str:
-    """Change every string in some JSON, and what is outside; `broken` changes unreadable ones."""
-    changed: list[str] = []
+def change_json_strings(text: str, change: ChangeText, change_outside: ChangeText, change_broken: ChangeText) -> str:
+    """Change every string in some JSON. `change_outside` gets the text between, `change_broken` unreadable strings."""
+    changed_texts: list[str] = []
     at = 0
     for match in _LITERAL.finditer(text):
-        changed += (outside(text[at : match.start()]), '"', _change_literal(match[1], change, broken), match[2])
+        changed_texts += (
+            change_outside(text[at : match.start()]),
+            '"',
+            _change_literal(match[1], change, change_broken),
+            match[2],
+        )
         at = match.end()
-    return "".join((*changed, outside(text[at:])))
+    return "".join((*changed_texts, change_outside(text[at:])))
 
 
-def _change_literal(literal: str, change: ChangeText, broken: ChangeText) -> str:
+def _change_literal(literal: str, change: ChangeText, change_broken: ChangeText) -> str:
     try:
-        meant = str(json.loads(f'"{literal}"', strict=False))
+        decoded_text = str(json.loads(f'"{literal}"', strict=False))
     except ValueError:
-        return broken(literal)
-    changed = change(meant)
-    return literal if changed == meant else escape_json_text(changed)
+        return change_broken(literal)
+    changed_text = change(decoded_text)
+    return literal if changed_text == decoded_text else escape_json_text(changed_text)
 
 
 def escape_json_text(text: str) -> str:

@@ -1,11 +1,11 @@
-"""Families of secrets, checks that tell a literal secret from other values, and RE2 over bytes.
+"""Families of secrets, checks that distinguish a literal secret from other values, and RE2 over bytes.
 
-Checks look at the first bytes of a value only.
+Checks examine only the first bytes of a value.
 
-Every pattern is for RE2, over bytes, and keeps three rules, from which linear time and idempotence follow: it accepts
-as soon as it may and then only grows, so that no search looks far beyond its match; it never asks for what comes after
-the match; and it asks for what comes before only by `edge` and `behind`. The first two characters are known (`heads`),
-so that a match is assigned to its family without trying them all.
+Every pattern is for RE2 over bytes and follows three rules, which ensure linear time and idempotence: it matches as
+early as possible and then only grows, so that no search reads far beyond its match; it does not depend on the text
+after the match; and it depends on the text before it only by `edge` and `behind`. The first two characters (`heads`)
+are fixed, so that the family of a match is found without trying them all.
 """
 
 import re
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 REGEX_MEMORY: Final = 64 << 20
-"""What one automaton may use before it forgets its states; most need a hundredth of it."""
+"""Bytes that one automaton may use before it drops its cached states; most need a hundredth of that."""
 
 _ASCII: Final = 128
 
@@ -25,19 +25,19 @@ _ASCII: Final = 128
 class Regex:
     """A compiled pattern over bytes.
 
-    It calls the C++ object behind the package's replacement for `re`, which makes a generator and a match object for
-    every question: two thirds of the time where a hostile text is full of matches.
+    It calls the C++ object behind the package's replacement for `re`, which creates a generator and a match object for
+    every search: two thirds of the time for a hostile text that is full of matches.
     """
 
     __slots__ = ("_match", "_searching", "_starting")
 
     def __init__(self, pattern: bytes) -> None:
         re2: Any = import_module("re2._re2").RE2
-        compiled = re2(pattern, _options(re2))
-        if not compiled.ok():
-            # The pattern itself may be made of a secret.
-            raise ValueError(f"A pattern of {len(pattern)} bytes cannot be used: {compiled.error().decode()}.")
-        self._match = compiled.Match
+        compiled_pattern = re2(pattern, _options(re2))
+        if not compiled_pattern.ok():
+            # The pattern is not quoted, since it may contain a secret.
+            raise ValueError(f"Invalid pattern of {len(pattern)} bytes: {compiled_pattern.error().decode()}.")
+        self._match = compiled_pattern.Match
         self._searching = re2.Anchor.UNANCHORED
         self._starting = re2.Anchor.ANCHOR_START
 
@@ -46,13 +46,13 @@ class Regex:
         return None if span[0] < 0 else span
 
     def match(self, text: bytes, start: int, end: int) -> int:
-        """The end of the match that begins at a place, or -1."""
+        """Return the end of the match that begins at `start`, or -1."""
         span: tuple[int, int] = self._match(self._starting, text, start, end)[0]
         return span[1]
 
 
 class RegexSet:
-    """Many patterns; tells which match at the beginning of a text."""
+    """A set of patterns, which finds those that match at the beginning of a text."""
 
     __slots__ = ("_set",)
 
@@ -82,7 +82,7 @@ def compile_regex(pattern: bytes) -> Regex:
 
 
 def join_patterns(patterns: Iterable[bytes]) -> bytes:
-    """Join patterns; of two that match at one place, the first counts."""
+    """Join patterns as alternatives. Of two that match at one position, the first counts."""
     return b"|".join(b"(?:" + pattern + b")" for pattern in patterns)
 
 
@@ -91,7 +91,7 @@ def escape_bytes(text: bytes) -> bytes:
 
 
 SAMPLE_LENGTH: Final = 128
-"""How much of a value is inspected."""
+"""The number of bytes of a value that are inspected."""
 
 _PIECES: Final = re.compile(rb"[A-Za-z0-9]+")
 _RUNS: Final = re.compile(rb"[A-Za-z0-9]{6,}")
@@ -99,15 +99,15 @@ _PATTERNED: Final = re.compile(
     rb"[a-z]?(?:(?:On|In|To|Is|At|By|Of|Or|No|Id|Ip|As|An|If|Up|Do|Be|Db|Os|Ui|My|Go|Us|Vm|Tx|Rx|So|We|A)(?![a-z])"
     rb"|[A-Z]*+[a-z]{2,}+|[A-Z]{2,}+|[A-Z](?=[0-9])|[0-9]{1,4}+(?![0-9]))++"
 )
-"""Words, as an identifier is made of them. Random values have single letters everywhere."""
+"""Words, as in identifiers. Random values have single letters everywhere."""
 _GROUPS: Final = re.compile(rb"[0-9]++")
 _FEW_GROUPS: Final = 3
 _PIN: Final = 6
 _LONG_RUN: Final = 16
 _CAPITAL: Final = re.compile(rb"[A-Z]")
-_FEWEST_CAPITALS: Final = 0.28
-_MOST_CAPITALS: Final = 0.72
-"""Half of random letters are capitals; in names, far fewer or all are."""
+_MIN_CAPITAL_SHARE: Final = 0.28
+_MAX_CAPITAL_SHARE: Final = 0.72
+"""Half of random letters are capitals. In names, far fewer are, or all."""
 _DIGIT: Final = re.compile(rb"[0-9]")
 _LETTER: Final = re.compile(rb"[A-Za-z\x80-\xff]")
 _PUNCTUATION: Final = re.compile(rb"[!#%^*~@?+$=&]")
@@ -151,13 +151,13 @@ _HARMLESS: Final = frozenset(
     b"passwort contrasenia authorization authenticate authentication credentials something anything nothing whatever "
     b"define defined oauth oauth2 jwt saml ldap kerberos negotiate digest ntlm apikey".split()
 )
-"""What follows the name of a secret in code, schemas and prose without being one."""
+"""Words that follow the name of a secret in code, schemas and prose and are not secret."""
 
 _STOPS: Final = b".:!?"
 
 
 def is_harmless(value: bytes) -> bool:
-    """Whether a value is a common word, a reference or a placeholder."""
+    """Return True if a value is a common word, a reference or a placeholder."""
     sample = value[:SAMPLE_LENGTH]
     if sample.lower().rstrip(_STOPS) in _HARMLESS or not sample.strip(sample[:1]):
         return True
@@ -165,7 +165,7 @@ def is_harmless(value: bytes) -> bool:
 
 
 def is_random(value: bytes) -> bool:
-    """Whether a part of a value looks random, as keys are."""
+    """Return True if a part of a value looks random, as keys do."""
     return any(_is_drawn(run) for run in _RUNS.findall(value[:SAMPLE_LENGTH]))
 
 
@@ -173,7 +173,7 @@ def _is_drawn(run: bytes) -> bool:
     if _LETTER.search(run) is None:
         return False
     capitals = len(_CAPITAL.findall(run)) / len(run)
-    if len(run) >= _LONG_RUN and _FEWEST_CAPITALS < capitals < _MOST_CAPITALS and not _TYPE_WORD.search(run):
+    if len(run) >= _LONG_RUN and _MIN_CAPITAL_SHARE < capitals < _MAX_CAPITAL_SHARE and not _TYPE_WORD.search(run):
         return True
     if _PATTERNED.fullmatch(run) is None:
         return _DIGIT.search(run) is not None
@@ -185,22 +185,22 @@ def is_mixed(value: bytes) -> bool:
 
 
 def is_scattered(value: bytes) -> bool:
-    """Whether there are digits in more than one place."""
+    """Return True if a value has more than one group of digits."""
     return len(_GROUPS.findall(value[:SAMPLE_LENGTH])) > 1
 
 
 def is_token(value: bytes) -> bool:
-    """Whether a value looks random and is no part of an image or a program in base64."""
+    """Return True if a value looks random and is not part of an image or a program in base64."""
     return b"AAAA" not in value[4:SAMPLE_LENGTH] and is_random(value)
 
 
 def is_padded_token(value: bytes) -> bool:
-    """Whether a token follows a run of one letter."""
+    """Return True if a value is a token after a run of one letter."""
     return is_token(value.lstrip(value[:1]))
 
 
 def is_number(value: bytes) -> bool:
-    """Whether a value is a number or a version, and no PIN."""
+    """Return True if a value is a number or a version, and not a PIN."""
     return _LETTER.search(value, 0, SAMPLE_LENGTH) is None and (b"." in value or len(value) < _PIN)
 
 
@@ -213,7 +213,7 @@ def has_space(value: bytes) -> bool:
 
 
 def has_punctuation(value: bytes) -> bool:
-    """Whether a value has characters that passwords have and identifiers do not."""
+    """Return True if a value has characters that occur in passwords, but not in identifiers."""
     return _PUNCTUATION.search(value, 0, SAMPLE_LENGTH) is not None
 
 
@@ -222,7 +222,7 @@ def is_worded(value: bytes) -> bool:
 
 
 def is_path(value: bytes) -> bool:
-    """Whether a value could be a dotted name in a program."""
+    """Return True if a value could be a dotted name in a program."""
     sample = value[:SAMPLE_LENGTH]
     if _PATH.fullmatch(sample) is None:
         return False
@@ -230,19 +230,19 @@ def is_path(value: bytes) -> bool:
 
 
 def is_code(value: bytes, after: bytes) -> bool:
-    """Whether the value is a call, an index or a constructor."""
+    """Return True if a value is a call, an index or a constructor."""
     if after in {b"(", b"[", b"{"}:
         return True
     return _CODE.match(value[:SAMPLE_LENGTH]) is not None or _TYPE.match(value[:SAMPLE_LENGTH]) is not None
 
 
 def is_label(value: bytes) -> bool:
-    """Whether a value is one capitalised word, as the labels of forms are."""
+    """Return True if a value is one capitalized word, as the labels of forms are."""
     return _CAPITALISED.fullmatch(value[:SAMPLE_LENGTH]) is not None
 
 
 def names_secret(value: bytes) -> bool:
-    """Whether a value itself speaks of secrets, as names of fields and variables do."""
+    """Return True if a value contains a word for secrets, as names of fields and variables do."""
     return _SECRET_WORD.search(value, 0, SAMPLE_LENGTH) is not None
 
 
@@ -251,45 +251,50 @@ NEAR_LENGTH: Final = 8
 VALUE_START: Final = r"[^\s\"'<>,;&\\`|(){}\[]"
 
 LOOKBEHIND_LENGTH: Final = 256
-"""How much before an announcement may determine its meaning."""
+"""The number of bytes before an announcement that may determine its meaning."""
 
 
 class Candidate(NamedTuple):
-    """A possible secret: announced at `place`, it begins at `start`. Only `free` to `end` counts."""
+    """A possible secret: its announcement begins at `lead_start`, its value at `start`.
+
+    Only the text from `free_start` to `end` counts.
+    """
 
     data: bytes
-    free: int
-    place: int
+    free_start: int
+    lead_start: int
     start: int
     end: int
 
     def before(self) -> bytes:
-        return self.data[max(self.free, self.place - LOOKBEHIND_LENGTH) : self.place].rpartition(b"\n")[2]
+        return self.data[max(self.free_start, self.lead_start - LOOKBEHIND_LENGTH) : self.lead_start].rpartition(b"\n")[
+            2
+        ]
 
     def lead(self) -> bytes:
-        return self.data[self.place : self.start]
+        return self.data[self.lead_start : self.start]
 
     def peek(self, pattern: bytes) -> bytes:
-        """Read a bounded part of a value: a text may be full of names, each before one endless value."""
+        """Read the inspected part of a value. The bound keeps a text with many names before one long value linear."""
         stop = compile_regex(pattern).match(self.data, self.start, min(self.end, self.start + SAMPLE_LENGTH))
         return self.data[self.start : max(stop, self.start)]
 
-    def all(self, pattern: bytes) -> int:
+    def find_end(self, pattern: bytes) -> int:
         return compile_regex(pattern).match(self.data, self.start, self.end)
 
 
 CheckValue = Callable[[bytes], bool]
 ReadSecret = Callable[[Candidate], int]
-"""Returns where a secret ends, or -1. It inspects at most SAMPLE_LENGTH bytes."""
+"""Returns the end of a secret, or -1. It inspects at most SAMPLE_LENGTH bytes."""
 
 
 class SecretFamily(msgspec.Struct, frozen=True, kw_only=True):
-    """One shape of secret.
+    """One form of secret.
 
     `lead` announces it and stays visible. `whole` is the secret, and `near` its beginning: as much of it as one
-    automaton for all families can search for without growing large. With `edge`, no word may touch it before; `behind`
-    says what must stand there, and `reach` which bytes before it belong to it. `check` has the last word on a match;
-    `read` finds the end of a secret that no pattern describes. A `roomy` lead has room for a secret of its own.
+    automaton for all families can search for without growing large. With `edge`, no word may directly precede it.
+    `behind` is a pattern for the text before it, and `reach` are the bytes before it that belong to it. `check` decides
+    on a match; `read` finds the end of a secret that no pattern describes. A `roomy` lead can itself contain a secret.
     """
 
     name: str
@@ -315,15 +320,15 @@ def make_prefixed_family(
     reach: frozenset[int] = frozenset(),
     check: CheckValue | None = None,
 ) -> SecretFamily:
-    """Tokens that begin with one of several words, as most do."""
-    words = tuple(heads.split(" "))
-    quoted = "|".join(re.escape(word) for word in words)
-    near = f"{rest[: rest.index(']') + 1]}{{{NEAR_LENGTH}}}" if rest.startswith("[") else ""
+    """Make a family of tokens that begin with one of several prefixes, as most do."""
+    prefixes = tuple(heads.split(" "))
+    alternatives = "|".join(re.escape(word) for word in prefixes)
+    beginning = f"{rest[: rest.index(']') + 1]}{{{NEAR_LENGTH}}}" if rest.startswith("[") else ""
     return SecretFamily(
         name=name,
-        heads=tuple(word.encode() for word in words),
-        near=f"(?:{quoted}){near}",
-        whole=f"(?:{quoted}){rest}",
+        heads=tuple(word.encode() for word in prefixes),
+        near=f"(?:{alternatives}){beginning}",
+        whole=f"(?:{alternatives}){rest}",
         edge=edge,
         reach=reach,
         check=check,
@@ -333,9 +338,9 @@ def make_prefixed_family(
 def make_announced_family(
     name: str, heads: str, lead: str, near: str, whole: str, check: CheckValue | None = None
 ) -> SecretFamily:
-    """Values of a known form that are announced."""
-    known = tuple(head.encode() for head in heads.split(" "))
-    return SecretFamily(name=name, heads=known, lead=lead, near=near, whole=whole, fold=True, check=check)
+    """Make a family of values of a known form after an announcement."""
+    encoded_heads = tuple(head.encode() for head in heads.split(" "))
+    return SecretFamily(name=name, heads=encoded_heads, lead=lead, near=near, whole=whole, fold=True, check=check)
 
 
 def make_read_family(
@@ -348,7 +353,7 @@ def make_read_family(
     roomy: bool = False,
     reach: frozenset[int] = frozenset(),
 ) -> SecretFamily:
-    """Values of any form: `read` finds where they end and whether they are secret."""
+    """Make a family of values of any form: `read` finds their end, and decides if they are secret."""
     return SecretFamily(
         name=name, heads=heads, lead=lead, near=near, fold=bool(lead), read=read, roomy=roomy, reach=reach
     )

@@ -1,8 +1,8 @@
-"""Secrets by reference: the names that a call needs, and where their values come from; and live values in a text.
+"""Secrets by reference: the names that a call needs, the source of their values, and live values in a text.
 
-A known value is found in every spelling: plain, escaped, encoded, in capitals, wrapped, reversed. One automaton
-searches for the beginning of any spelling of any value. The pattern of the whole is compiled only where one
-begins, so that a hundred secrets, or long ones, cost little before one of them turns up.
+A live value is found in every spelling: plain, escaped, encoded, in capitals, wrapped, reversed. One automaton searches
+for the beginning of any spelling of any value. The pattern of a whole spelling is compiled only when its beginning is
+found, so that a hundred secrets, or long ones, cost little until one of them occurs.
 """
 
 import base64
@@ -11,16 +11,16 @@ from functools import cache
 from html.entities import html5
 from typing import Final, NamedTuple, Protocol
 
-from halter.core.text import to_body
+from halter.core.text import encode_body
 from halter.core.tools import find_secret_names
 from halter.redaction.secret_values import Regex, RegexSet, escape_bytes, join_patterns
 
 SECRET_PREFIX: Final = "HALTER_SECRET_"  # noqa: S105 - the name of a variable, no secret
-"""An environment variable with this prefix is the secret of the name that follows."""
+"""The prefix of environment variables that define secrets: `HALTER_SECRET_NAME` defines NAME."""
 
 
 class Secrets(Protocol):
-    """Where the values of secrets come from. Only the guard reads them, when it makes a permit."""
+    """The source of secret values. Only the guard reads them, when it makes a permit."""
 
     def names(self) -> frozenset[str]: ...
 
@@ -39,7 +39,7 @@ class GivenSecrets:
 
 
 def read_environment_secrets(environment: Mapping[str, str]) -> GivenSecrets:
-    """Read the secrets of an environment. An empty variable is no secret."""
+    """Read the secrets in an environment. Empty variables are ignored."""
     values = {
         name.removeprefix(SECRET_PREFIX): value for name, value in environment.items() if name.startswith(SECRET_PREFIX)
     }
@@ -51,39 +51,39 @@ def list_secret_references(arguments: bytes) -> frozenset[str]:
 
 
 def find_missing_secrets(arguments: bytes, secrets: Secrets, granted: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The secrets that arguments refer to and that do not exist or are not granted, in order."""
-    there = secrets.names() if granted is None else secrets.names() & frozenset(granted)
-    return tuple(sorted(list_secret_references(arguments) - there))
+    """Find the secrets in arguments that do not exist or are not granted, in order."""
+    available = secrets.names() if granted is None else secrets.names() & frozenset(granted)
+    return tuple(sorted(list_secret_references(arguments) - available))
 
 
 def describe_missing_secrets(names: Sequence[str]) -> str:
-    listed = ", ".join(names)
+    name_list = ", ".join(names)
     variables = ", ".join(SECRET_PREFIX + name for name in names)
-    return f"No secret is known by the name {listed}: set {variables}, and list it under `secrets` of the agent."
+    return f"Unknown secret {name_list}. Set {variables}, and list the name under `secrets` of the agent."
 
 
-SHORTEST_SECRET: Final = 8
-"""Shorter values are too likely to be part of ordinary words."""
+MIN_SECRET_LENGTH: Final = 8
+"""The minimum length of a secret: shorter values are too likely to be part of ordinary words."""
 
 PIECE_LENGTH: Final = 256
-SHORTEST_LINE: Final = 16
+MIN_LINE_LENGTH: Final = 16
 
-LONGEST_CHARACTER: Final = 48
-"""Four bytes of a letter as `%252525f0` each, and what stands between two of them."""
-LONGEST_SPELLING: Final = LONGEST_CHARACTER * PIECE_LENGTH
+MAX_CHARACTER_LENGTH: Final = 48
+"""The longest spelling of a character: four bytes as `%252525f0` each, and the separator."""
+MAX_SPELLING_LENGTH: Final = MAX_CHARACTER_LENGTH * PIECE_LENGTH
 
 _BEGINNING: Final = 6
 _SHORT_ESCAPES: Final = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 _BASE64: Final = b"[A-Za-z0-9+/_-]"
 _BASE32: Final = b"[A-Za-z2-7]"
 _BETWEEN: Final = rb"(?:\x00|\\{1,4}(?:u0000|x00|0)|%00|=?\r?\n[ \t]{0,4})?"
-"""What may stand between two characters: the NUL of a wide encoding, or a wrapped line."""
+"""Allowed between two characters: the NUL of a wide encoding, or a line break."""
 _WRAP: Final = rb"[\s\\rn]{0,4}"
 _HEX_GAP: Final = rb"[: ,-]{0,2}(?:0x|\\{1,4}x)?(?:00[: ,-]?)?"
 
 
 class Spelling(NamedTuple):
-    """One way of writing a value: patterns of its characters, what may stand between them, and around."""
+    """One spelling of a value: the patterns of its characters, between them, before and after them."""
 
     units: tuple[bytes, ...]
     between: bytes = b""
@@ -91,7 +91,7 @@ class Spelling(NamedTuple):
     after: bytes = b""
 
     def beginning(self) -> bytes:
-        """The pattern of the first characters, small however long a value is."""
+        """Make the pattern of the first characters, which is small for any value."""
         return self.before + self.between.join(self.units[:_BEGINNING])
 
     def whole(self) -> bytes:
@@ -99,48 +99,48 @@ class Spelling(NamedTuple):
 
 
 def cut_into_pieces(value: str) -> Iterator[str]:
-    """What is searched for: the value, parts of a long one, and the lines of one with several."""
-    if len(value) < SHORTEST_SECRET:
+    """Cut a value into the pieces to search for: parts of a long one, and the lines of a multi-line one."""
+    if len(value) < MIN_SECRET_LENGTH:
         return
     for start in range(0, len(value), PIECE_LENGTH):
-        yield value[start : start + PIECE_LENGTH] if start + SHORTEST_SECRET <= len(value) else value[-PIECE_LENGTH:]
+        yield value[start : start + PIECE_LENGTH] if start + MIN_SECRET_LENGTH <= len(value) else value[-PIECE_LENGTH:]
     lines = value.splitlines()
     if len(lines) > 1:
         yield from (
-            line[:PIECE_LENGTH] for line in lines if len(line) >= SHORTEST_LINE and not line.startswith("-----")
+            line[:PIECE_LENGTH] for line in lines if len(line) >= MIN_LINE_LENGTH and not line.startswith("-----")
         )
 
 
 def list_spellings(piece: str) -> Iterator[Spelling]:
-    """The spellings of a piece; the first one mixes all that write it character by character."""
-    data = to_body(piece)
+    """List the spellings of a piece. The first one combines all that spell it character by character."""
+    data = encode_body(piece)
     yield Spelling(tuple(map(_spell_character, piece)), _BETWEEN)
     yield Spelling(tuple(map(_spell_character, reversed(piece))), _BETWEEN)
     yield Spelling(tuple(b"(?i:%02x)" % byte for byte in data), _HEX_GAP)
-    for encoded in dict.fromkeys((data, *_encode_wide(piece))):
+    for encoded_data in dict.fromkeys((data, *_encode_wide(piece))):
         for shift in range(3):
-            whole, shared = divmod((shift + len(encoded)) * 8, 6)
-            core = base64.b64encode(b"\0" * shift + encoded)[-(-shift * 8 // 6) : whole]
-            before, after = (_BASE64 + b"?" if each else b"" for each in (shift, shared))
-            yield Spelling(tuple(map(_spell_base64_byte, core)), _WRAP, before, after + b"(?:=|%3[dD]){0,2}")
-        yield from _base32(encoded)
+            whole, shared_bits = divmod((shift + len(encoded_data)) * 8, 6)
+            characters = base64.b64encode(b"\0" * shift + encoded_data)[-(-shift * 8 // 6) : whole]
+            before, after = (_BASE64 + b"?" if each else b"" for each in (shift, shared_bits))
+            yield Spelling(tuple(map(_spell_base64_byte, characters)), _WRAP, before, after + b"(?:=|%3[dD]){0,2}")
+        yield from _base32(encoded_data)
 
 
 def _encode_wide(piece: str) -> Iterator[bytes]:
-    """A piece with two bytes a character, in both orders, without the NUL at either end."""
+    """Encode a piece with two bytes per character, in both byte orders, without the NUL at either end."""
     for order in ("utf-16-le", "utf-16-be"):
         yield piece.encode(order, "surrogatepass").strip(b"\0")
 
 
 @cache
 def _spell_character(character: str) -> bytes:
-    """Every spelling of a character, each of which may be escaped again."""
+    """Make the pattern of every spelling of a character, each of which may be escaped again."""
     cases = sorted({each for each in (character, character.lower(), character.upper()) if len(each) == 1})
-    return b"(?i:" + b"|".join(dict.fromkeys(way for each in cases for way in _list_escapes(each))) + b")"
+    return b"(?i:" + b"|".join(dict.fromkeys(pattern for each in cases for pattern in _list_escapes(each))) + b")"
 
 
 def _list_escapes(character: str) -> Iterator[bytes]:
-    data, code = to_body(character), ord(character)
+    data, code = encode_body(character), ord(character)
     yield escape_bytes(data) if data.isalnum() else rb"\\{0,8}" + escape_bytes(data)
     yield b"".join(b"%%(?:25){0,3}%02x" % byte for byte in data)
     yield rb"(?:=\r?\n)?".join(b"=%02x" % byte for byte in data)
@@ -164,19 +164,19 @@ def _list_escapes(character: str) -> Iterator[bytes]:
 
 def _base32(data: bytes) -> Iterator[Spelling]:
     for shift in range(5):
-        whole, shared = divmod((shift + len(data)) * 8, 5)
-        core = base64.b32encode(b"\0" * shift + data)[-(-shift * 8 // 5) : whole]
-        before, after = (_BASE32 + b"?" if each else b"" for each in (shift, shared))
-        yield Spelling(tuple(b"(?i:%c)" % byte for byte in core), _WRAP, before, after + b"={0,6}")
+        whole, shared_bits = divmod((shift + len(data)) * 8, 5)
+        characters = base64.b32encode(b"\0" * shift + data)[-(-shift * 8 // 5) : whole]
+        before, after = (_BASE32 + b"?" if each else b"" for each in (shift, shared_bits))
+        yield Spelling(tuple(b"(?i:%c)" % byte for byte in characters), _WRAP, before, after + b"={0,6}")
 
 
 def _spell_base64_byte(byte: int) -> bytes:
-    """A character of base64 in both alphabets, and URL-encoded."""
+    """Make the pattern of a base64 character in both alphabets, and URL-encoded."""
     return {ord("+"): b"(?:[+-]|%2[bB])", ord("/"): b"(?:[/_]|%2[fF])"}.get(byte, bytes([byte]))
 
 
-_AHEAD: Final = 8 * LONGEST_CHARACTER
-"""The longest beginning of a spelling."""
+_AHEAD: Final = 8 * MAX_CHARACTER_LENGTH
+"""Maximum length of the beginning of a spelling."""
 
 
 class LiveSecret(NamedTuple):
@@ -187,10 +187,12 @@ class LiveSecret(NamedTuple):
 
 class LiveValues:
     def __init__(self, values: Mapping[str, str]) -> None:
-        parts = {piece: name for name, value in values.items() for piece in cut_into_pieces(value)}
-        # The longest comes first, so that a value hides others that are parts of it.
-        longest_first = sorted(parts, key=lambda piece: (-len(piece), piece))
-        self._spellings = [(parts[piece], spelling) for piece in longest_first for spelling in list_spellings(piece)]
+        name_by_piece = {piece: name for name, value in values.items() for piece in cut_into_pieces(value)}
+        # The longest comes first, so that a value takes precedence over others that are parts of it.
+        longest_first = sorted(name_by_piece, key=lambda piece: (-len(piece), piece))
+        self._spellings = [
+            (name_by_piece[piece], spelling) for piece in longest_first for spelling in list_spellings(piece)
+        ]
         self._beginnings = [spelling.beginning() for _, spelling in self._spellings]
         self._any = Regex(join_patterns(self._beginnings)) if self._beginnings else None
         self._which: RegexSet | None = None
@@ -198,24 +200,24 @@ class LiveValues:
 
     def find(self, data: bytes, start: int, end: int) -> Iterator[LiveSecret]:
         while self._any is not None and (match := self._any.search(data, start, end)) is not None:
-            found = self._at(data, match[0], end)
-            start = match[0] + 1 if found is None else found.end
-            if found is not None:
-                yield found
+            secret = self._at(data, match[0], end)
+            start = match[0] + 1 if secret is None else secret.end
+            if secret is not None:
+                yield secret
 
     def begins(self, data: bytes, start: int, end: int) -> bool:
         return self._any is not None and self._any.search(data, start, end) is not None
 
-    def _at(self, data: bytes, place: int, end: int) -> LiveSecret | None:
+    def _at(self, data: bytes, position: int, end: int) -> LiveSecret | None:
         self._which = self._which or RegexSet(self._beginnings)
-        for index in sorted(self._which.match(data[place : min(end, place + _AHEAD)])):
+        for index in sorted(self._which.match(data[position : min(end, position + _AHEAD)])):
             name, spelling = self._spellings[index]
-            stop = self._compiled(index, spelling).match(data, place, end)
+            stop = self._get_pattern(index, spelling).match(data, position, end)
             if stop >= 0:
-                return LiveSecret(place, stop, name)
+                return LiveSecret(position, stop, name)
         return None
 
-    def _compiled(self, index: int, spelling: Spelling) -> Regex:
+    def _get_pattern(self, index: int, spelling: Spelling) -> Regex:
         if index not in self._patterns:
             self._patterns[index] = Regex(spelling.whole())
         return self._patterns[index]

@@ -1,1 +1,1 @@
-"""How risky a call is, from its parsed arguments."""
+"""The risk of a call, from its parsed arguments."""

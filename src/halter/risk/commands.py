@@ -1,7 +1,7 @@
-"""Every command that a command line runs, as words, without the wrappers around it.
+"""Parses a command line into all commands that it runs, as words, without their wrappers.
 
-A wrapper runs another program. Its options are written as in a manual: `-u:` takes a value, `-i?` only an attached one,
-`-c!` a line for a shell. If an option is unknown, every word that names a dangerous program counts as if it were run.
+A wrapper runs another program. The table lists its options: `-u:` takes a value, `-i?` only an attached one, `-c!` a
+line for a shell. If an option is unknown, every word that names a dangerous program counts as if it were run.
 """
 
 import posixpath
@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from halter.core.text import expand_names, word_set
+from halter.core.text import expand_names, make_word_set
 from halter.risk.places import is_root
 from halter.risk.shell_syntax import (
     SHELLS,
@@ -28,11 +28,11 @@ OptionKind = Literal["", ":", "?", "!"]
 
 
 class Wrapper(msgspec.Struct, frozen=True):
-    """How one program runs others.
+    """A program that runs other programs.
 
-    It takes `skips` words of its own before the command. `joins`: a shell reads its words as one line. `permutes`: its
-    options may also follow its own words. `only_lines`: it runs only what an option gives it. After an option in
-    `looks` it runs nothing.
+    It takes `skips` words before the command. `joins`: a shell reads its words as one line. `permutes`: its options may
+    also follow its own words. `only_lines`: it runs only the lines in its options. With an option in `looks` it runs
+    nothing.
     """
 
     options: Mapping[str, OptionKind]
@@ -44,7 +44,7 @@ class Wrapper(msgspec.Struct, frozen=True):
 
 
 class WrappedCommand(msgspec.Struct, frozen=True):
-    """What a wrapper runs: a command as words, lines for a shell, and whether all options were known."""
+    """The command that a wrapper runs, as words, and lines for a shell. It is `sure` if all options were known."""
 
     argv: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class WrappedCommand(msgspec.Struct, frozen=True):
     sure: bool = True
 
 
-_TABLE: Final = """
+_WRAPPER_TABLE: Final = """
 sudo = -AbBEeHikKlnPsSvV -CDghpRrTtUu: --user: --group: --host: --prompt: --chdir: --chroot: --close-from: --role:
     --type: --other-user: --command-timeout: --preserve-env? --login --shell --stdin --non-interactive --background
     --set-home --askpass --bell --reset-timestamp --remove-timestamp --preserve-groups --list --validate
@@ -151,13 +151,13 @@ lxc exec [skips=1 permutes] = -tTn --mode: --env: --user: --group: --cwd:
 
 
 def _parse_table(table: str) -> Mapping[str, Wrapper]:
-    found: dict[str, Wrapper] = {}
+    wrapper_by_name: dict[str, Wrapper] = {}
     for entry in table.replace("\n    ", " ").strip().splitlines():
         head, _, options = entry.partition(" =")
         names, _, traits = head.partition(" [")
         wrapper = Wrapper(_parse_options(options), **_parse_traits(traits.rstrip("]")))
-        found.update(dict.fromkeys(names.split(", "), wrapper))
-    return found
+        wrapper_by_name.update(dict.fromkeys(names.split(", "), wrapper))
+    return wrapper_by_name
 
 
 def _parse_options(text: str) -> Mapping[str, OptionKind]:
@@ -179,7 +179,7 @@ def _parse_traits(text: str) -> dict[str, Any]:
     }
 
 
-_WRAPPERS: Final = _parse_table(_TABLE)
+_WRAPPERS: Final = _parse_table(_WRAPPER_TABLE)
 
 _ALIASES: Final[Mapping[str, str]] = expand_names(
     {
@@ -195,28 +195,28 @@ _ALIASES: Final[Mapping[str, str]] = expand_names(
         "incus": "lxc",
     }
 )
-_GROUPS: Final = frozenset({"compose", "container", "kubectl"})
-"""Words that only lead on to the verb, as in `docker compose exec`."""
+_GROUP_WORDS: Final = frozenset({"compose", "container", "kubectl"})
+"""Words before the verb, as in `docker compose exec`."""
 
-_VERBS: Final = frozenset(name.split()[0] for name in _WRAPPERS if " " in name)
-WRAPPER_NAMES: Final = frozenset(name for name in _WRAPPERS if " " not in name) | _VERBS | _ALIASES.keys()
+_SUBCOMMAND_PROGRAMS: Final = frozenset(name.split()[0] for name in _WRAPPERS if " " in name)
+WRAPPER_NAMES: Final = frozenset(name for name in _WRAPPERS if " " not in name) | _SUBCOMMAND_PROGRAMS | _ALIASES.keys()
 
 
 def unwrap_command(argv: Sequence[str]) -> WrappedCommand | None:
-    """Find what a command runs; None if it is known to run only itself."""
+    """Find what a wrapper runs. Returns None for a command that runs only itself."""
     program = program_of(argv[0])
     program = _ALIASES.get(program, program)
-    at = 1
-    if program in _VERBS:
-        found = _find_verb(program, argv)
-        if found is None:
+    index = 1
+    if program in _SUBCOMMAND_PROGRAMS:
+        verb_match = _find_verb(program, argv)
+        if verb_match is None:
             return None
-        wrapper, at = found
+        wrapper, index = verb_match
     elif program in _WRAPPERS:
         wrapper = _WRAPPERS[program]
     else:
         return None
-    return _OptionWalk(wrapper, program, argv, at).result()
+    return _OptionWalk(wrapper, program, argv, index).result()
 
 
 def _find_verb(program: str, argv: Sequence[str]) -> tuple[Wrapper, int] | None:
@@ -227,16 +227,16 @@ def _find_verb(program: str, argv: Sequence[str]) -> tuple[Wrapper, int] | None:
         for name, kind in wrapper.options.items()
         if kind in {":", "!"}
     }
-    at = 1
-    while at < len(argv):
-        word = argv[at]
+    index = 1
+    while index < len(argv):
+        word = argv[index]
         if word.startswith("-") and len(word) > 1:
-            at += 2 if word in takes_value else 1
-        elif word in _GROUPS:
-            at += 1
+            index += 2 if word in takes_value else 1
+        elif word in _GROUP_WORDS:
+            index += 1
         else:
             wrapper = _WRAPPERS.get(f"{program} {word}")
-            return (wrapper, at + 1) if wrapper else None
+            return (wrapper, index + 1) if wrapper else None
     return None
 
 
@@ -255,16 +255,16 @@ class _OptionWalk:
     def result(self) -> WrappedCommand | None:
         while self._at < len(self._argv) and self._step(self._argv[self._at]):
             pass
-        own, rest = tuple(self._argv[: self._at]), tuple(self._argv[self._at :])
+        own_words, remaining = tuple(self._argv[: self._at]), tuple(self._argv[self._at :])
         if self._looks:
             return None
         if self._program == "env" and self._lines:
-            return WrappedCommand((), (f"{self._lines[0]} {shlex.join(rest)}",), own, sure=self._sure)
-        inner = () if self._wrapper.only_lines else (*self._entry, *rest)
-        return WrappedCommand(inner, tuple(self._lines), own, joins=self._wrapper.joins, sure=self._sure)
+            return WrappedCommand((), (f"{self._lines[0]} {shlex.join(remaining)}",), own_words, sure=self._sure)
+        inner = () if self._wrapper.only_lines else (*self._entry, *remaining)
+        return WrappedCommand(inner, tuple(self._lines), own_words, joins=self._wrapper.joins, sure=self._sure)
 
     def _step(self, word: str) -> bool:
-        """Take one word; whether the wrapper's own words go on after it."""
+        """Consume one word. Returns true if more of the wrapper's own words may follow."""
         if word == "--":
             self._at += 1 if self._wrapper.only_lines else 1 + self._skips
             return self._wrapper.only_lines
@@ -287,9 +287,9 @@ class _OptionWalk:
         self._at += 1
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            known = [option for option in self._wrapper.options if option.startswith(name)]
-            best = name if name in self._wrapper.options else known[0] if known else ""
-            self._consume(best, value if equals else None)
+            matching = [option for option in self._wrapper.options if option.startswith(name)]
+            option_name = name if name in self._wrapper.options else matching[0] if matching else ""
+            self._consume(option_name, value if equals else None)
             return
         for index, letter in enumerate(word[1:], 2):
             kind = self._wrapper.options.get(f"-{letter}")
@@ -298,46 +298,46 @@ class _OptionWalk:
                 return
             self._consume(f"-{letter}", None)
 
-    def _consume(self, name: str, attached: str | None) -> None:
+    def _consume(self, name: str, value: str | None) -> None:
         kind = self._wrapper.options.get(name)
         self._sure = self._sure and kind is not None
         self._looks = self._looks or name in self._wrapper.looks
         if kind not in {":", "!"}:
             return
-        if attached is None:
-            attached = self._argv[self._at] if self._at < len(self._argv) else ""
+        if value is None:
+            value = self._argv[self._at] if self._at < len(self._argv) else ""
             self._at += 1
-        if kind == "!" or attached.startswith(("|", "!")):
-            self._lines.append(attached.lstrip("|!"))
+        if kind == "!" or value.startswith(("|", "!")):
+            self._lines.append(value.lstrip("|!"))
         elif name == "--entrypoint":
-            self._entry = [attached]
-        elif self._program == "ssh" and name == "-o" and "command" in attached.lower():
-            self._lines.append(attached.replace("=", " ", 1).partition(" ")[2])
+            self._entry = [value]
+        elif self._program == "ssh" and name == "-o" and "command" in value.lower():
+            self._lines.append(value.replace("=", " ", 1).partition(" ")[2])
 
 
-DEEPEST_COMMAND: Final = 12
+MAX_COMMAND_DEPTH: Final = 12
 
 UNKNOWN_WORDS: Final = "$*"
-"""Stands for words that a command gets while it runs."""
+"""Stands for words that are known only at run time."""
 
-_SIGNS: Final = frozenset("`$\n\r;&|<>(){}!#\0")
+_SHELL_CHARACTERS: Final = frozenset("`$\n\r;&|<>(){}!#\0")
 EXEC_OPTIONS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
 _CD_PROGRAMS: Final = frozenset({"cd", "pushd", "chdir"})
-_OPENS_SHELL: Final = word_set("ssh su sudo doas runuser script pkexec sg chroot unshare nsenter")
-_VALUED_BY_SHELLS: Final = frozenset({"--rcfile", "--init-file", "--init-command"})
-_MOST_WORDS: Final = 1000
-_LONGEST: Final = 4096
-_EFFORT: Final = 16
-_WORD: Final = 6
-_LEAST_EFFORT: Final = 20_000
+_SHELL_OPENERS: Final = make_word_set("ssh su sudo doas runuser script pkexec sg chroot unshare nsenter")
+_VALUED_SHELL_OPTIONS: Final = frozenset({"--rcfile", "--init-file", "--init-command"})
+_MAX_WORDS: Final = 1000
+_MAX_JOINED_LENGTH: Final = 4096
+_BUDGET_PER_CHARACTER: Final = 16
+_BUDGET_PER_WORD: Final = 6
+_MIN_BUDGET: Final = 20_000
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """One program with its arguments and its context in the line.
 
-    `wrappers` are the programs around it; one that `wraps` is such a program itself, with its own words alone. `feed`,
-    `given` and `built` say where its input, its files and its words come from. `code` is the source of the code that a
-    shell runs. `folder` is the line's working directory. It is not `sure` if some options were unknown.
+    `wrappers` are the programs around it. A command that `wraps` is such a program itself, with only its own words.
+    `feed`, `file_inputs` and `word_inputs` are the sources of its input, its files and its words. `folder` is the
+    line's working directory. It is not `sure` if some options were unknown.
     """
 
     argv: tuple[str, ...]
@@ -348,8 +348,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     reads: tuple[str, ...] = ()
     text: str | None = None
     feed: CommandInput | None = None
-    built: tuple[CommandInput, ...] = ()
-    given: tuple[CommandInput, ...] = ()
+    word_inputs: tuple[CommandInput, ...] = ()
+    file_inputs: tuple[CommandInput, ...] = ()
     folder: str = ""
     sure: bool = True
     recursive: bool = False
@@ -364,89 +364,91 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_fed(self) -> bool:
-        """Whether its standard input comes from the line, and not from a person."""
+        """True if its standard input comes from the line, and not from a terminal."""
         return self.feed is not None or self.text is not None or bool(self.reads)
 
 
 class UnreadableCommand(msgspec.Struct, frozen=True):
-    """A command line that cannot be parsed; perhaps on purpose."""
+    """A command line that cannot be parsed; it `is_obfuscated` if that looks intentional."""
 
     text: str
-    tangled: bool = False
+    is_obfuscated: bool = False
 
 
 ParsedCommand = Command | UnreadableCommand
 
 
 class ParseBudget:
-    """How much may be read for one line; bounds lines that are nested in lines."""
+    """The budget for parsing one line, which bounds lines nested in lines."""
 
     def __init__(self, length: int) -> None:
-        self._remaining = _EFFORT * length + _LEAST_EFFORT
+        self._remaining = _BUDGET_PER_CHARACTER * length + _MIN_BUDGET
 
     def spend(self, length: int) -> bool:
         self._remaining -= length + 10
         return self._remaining >= 0
 
 
-def make_parse_budget(given: str | Sequence[str]) -> ParseBudget:
-    return ParseBudget(len(given) if isinstance(given, str) else sum(len(word) + 1 for word in given))
+def make_parse_budget(line_or_words: str | Sequence[str]) -> ParseBudget:
+    return ParseBudget(
+        len(line_or_words) if isinstance(line_or_words, str) else sum(len(word) + 1 for word in line_or_words)
+    )
 
 
 def parse_commands(
-    given: str | Sequence[str], text: str | None = None, effort: ParseBudget | None = None, depth: int = 0
+    line_or_words: str | Sequence[str], text: str | None = None, budget: ParseBudget | None = None, depth: int = 0
 ) -> tuple[ParsedCommand, ...]:
     """Parse a line for a shell, or one command as a list of words; `text` is its standard input."""
-    unwrap = _CommandParser(effort or make_parse_budget(given))
-    if isinstance(given, str):
-        return tuple(unwrap.line(given, depth, source=Command(argv=(), text=text)))
-    return tuple(unwrap.command(Command(argv=tuple(given), text=text), depth)) if given else ()
+    parser = _CommandParser(budget or make_parse_budget(line_or_words))
+    if isinstance(line_or_words, str):
+        return tuple(parser.line(line_or_words, depth, source=Command(argv=(), text=text)))
+    return tuple(parser.command(Command(argv=tuple(line_or_words), text=text), depth)) if line_or_words else ()
 
 
-def parse_plain_command(given: str | Sequence[str]) -> tuple[str, ...] | None:
-    """The words of a command that is certainly one command and nothing else.
+def parse_plain_command(line_or_words: str | Sequence[str]) -> tuple[str, ...] | None:
+    """Return the words of a line that is certainly a single command, else None.
 
-    A line with any character that a shell could read as more, even a quoted one, is not plain: then a person is asked.
+    A line with any character that has a meaning to a shell, even a quoted one, is not plain: then a person is asked.
     """
-    if isinstance(given, str) and not _SIGNS.isdisjoint(given):
+    if isinstance(line_or_words, str) and not _SHELL_CHARACTERS.isdisjoint(line_or_words):
         return None
-    found = parse_commands(given)
-    if len(found) != 1 or not isinstance(found[0], Command) or found[0].wrappers or found[0].sets:
+    commands = parse_commands(line_or_words)
+    if len(commands) != 1 or not isinstance(commands[0], Command) or commands[0].wrappers or commands[0].sets:
         return None
-    words = shlex.split(given) if isinstance(given, str) else given
-    return found[0].argv if found[0].argv == tuple(words) else None
+    words = shlex.split(line_or_words) if isinstance(line_or_words, str) else line_or_words
+    return commands[0].argv if commands[0].argv == tuple(words) else None
 
 
 class _CommandParser:
-    def __init__(self, effort: ParseBudget) -> None:
-        self._effort = effort
+    def __init__(self, budget: ParseBudget) -> None:
+        self._effort = budget
 
     def line(
-        self, line: str, depth: int, known: Mapping[str, str] | None = None, source: Command | None = None
+        self, line: str, depth: int, parameters: Mapping[str, str] | None = None, source: Command | None = None
     ) -> Iterator[ParsedCommand]:
-        """Parse a line. Its commands read what `source` reads, unless the line redirects them."""
-        if depth > DEEPEST_COMMAND or not self._effort.spend(len(line)):
-            yield UnreadableCommand(line, tangled=True)
+        """Parse a line. Its commands read the input of `source`, unless the line redirects them."""
+        if depth > MAX_COMMAND_DEPTH or not self._effort.spend(len(line)):
+            yield UnreadableCommand(line, is_obfuscated=True)
             return
         try:
-            found = parse_shell_line(line, known)
+            commands = parse_shell_line(line, parameters)
         except (MalformedShell, TooComplex) as error:
-            yield UnreadableCommand(line, tangled=isinstance(error, TooComplex))
+            yield UnreadableCommand(line, is_obfuscated=isinstance(error, TooComplex))
             return
         folder = ""
-        for simple in found:
-            for words in dict.fromkeys((simple.words, simple.meant or simple.words)):
-                yield from self.command(_make_command(simple, words, folder, source), depth)
-            if not simple.inner:
-                folder = _follow_cd(folder, simple.meant)
+        for simple_command in commands:
+            for words in dict.fromkeys((simple_command.words, simple_command.resolved_words or simple_command.words)):
+                yield from self.command(_make_command(simple_command, words, folder, source), depth)
+            if not simple_command.is_inner:
+                folder = _follow_cd(folder, simple_command.resolved_words)
 
     def command(self, command: Command, depth: int) -> Iterator[ParsedCommand]:
         if not command.argv:
             if command.writes or command.sets:
                 yield command
             return
-        if depth > DEEPEST_COMMAND or not self._effort.spend(_WORD * len(command.argv)):
-            yield UnreadableCommand(shlex.join(command.argv[:10]), tangled=True)
+        if depth > MAX_COMMAND_DEPTH or not self._effort.spend(_BUDGET_PER_WORD * len(command.argv)):
+            yield UnreadableCommand(shlex.join(command.argv[:10]), is_obfuscated=True)
             return
         program = command.program
         if program in SHELLS:
@@ -467,18 +469,20 @@ class _CommandParser:
 
     def _shell(self, command: Command, depth: int) -> Iterator[ParsedCommand]:
         """Parse what a shell runs: the line after `-c`, or its input."""
-        code, rest = split_shell_code(command.argv)
+        code, arguments = split_shell_code(command.argv)
         yield command
         if code is not None:
-            known = {
-                "@": " ".join(rest[1:]),
-                "*": " ".join(rest[1:]),
-                **{str(at): word for at, word in enumerate(rest)},
+            parameters = {
+                "@": " ".join(arguments[1:]),
+                "*": " ".join(arguments[1:]),
+                **{str(position): word for position, word in enumerate(arguments)},
             }
-            yield from self._parse_nested(command, self.line(code, depth + 1, known, command))
+            yield from self._parse_nested(command, self.line(code, depth + 1, parameters, command))
             return
-        given = [feed.text for feed in command.given] if {*rest[:1], *command.reads} & {"/dev/fd/63"} else []
-        sources = given or [command.input]
+        inputs = (
+            [feed.text for feed in command.file_inputs] if {*arguments[:1], *command.reads} & {"/dev/fd/63"} else []
+        )
+        sources = inputs or [command.input]
         for text in sources:
             if text is not None:
                 yield from self._parse_nested(command, self.line(text, depth + 1))
@@ -487,7 +491,7 @@ class _CommandParser:
         program = command.program
         if not inner.argv and not inner.lines:
             yield command
-            if program in _OPENS_SHELL and command.is_fed:
+            if program in _SHELL_OPENERS and command.is_fed:
                 yield from self._parse_nested(
                     command, self.command(msgspec.structs.replace(command, argv=("sh",)), depth + 1)
                 )
@@ -499,7 +503,7 @@ class _CommandParser:
         argv = inner.argv
         if program in {"xargs", "gxargs"}:
             argv, *others = _list_xargs_commands(inner, command)
-            lines += [shlex.join(other) for other in others]
+            lines += [shlex.join(words) for words in others]
         elif program in {"parallel", "sem", "env_parallel"}:
             lines, argv = [*lines, *_list_parallel_lines(inner.argv, command)], ()
         elif inner.joins and argv:
@@ -507,52 +511,52 @@ class _CommandParser:
         for line in lines:
             yield from self._parse_nested(command, self.line(line, depth + 1, source=command))
         if argv:
-            bare = msgspec.structs.replace(command, argv=argv, sets=(), writes=())
-            yield from self._parse_nested(command, self.command(bare, depth + 1))
+            inner_command = msgspec.structs.replace(command, argv=argv, sets=(), writes=())
+            yield from self._parse_nested(command, self.command(inner_command, depth + 1))
 
-    def _parse_nested(self, outer: Command, found: Iterator[ParsedCommand]) -> Iterator[ParsedCommand]:
-        for each in found:
-            if isinstance(each, UnreadableCommand):
-                yield each
+    def _parse_nested(self, outer: Command, commands: Iterator[ParsedCommand]) -> Iterator[ParsedCommand]:
+        for command in commands:
+            if isinstance(command, UnreadableCommand):
+                yield command
             else:
-                yield msgspec.structs.replace(each, wrappers=(outer.program, *each.wrappers))
+                yield msgspec.structs.replace(command, wrappers=(outer.program, *command.wrappers))
 
 
 def split_shell_code(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     """Split a shell's arguments: the line after `-c`, if any, and the other words."""
-    at, is_code, reads = 1, False, False
-    while at < len(argv) and argv[at][:1] in {"-", "+"} and len(argv[at]) > 1:
-        word = argv[at]
-        at += 1
+    index, is_code, reads_input = 1, False, False
+    while index < len(argv) and argv[index][:1] in {"-", "+"} and len(argv[index]) > 1:
+        word = argv[index]
+        index += 1
         if word == "--":
             break
         if word.startswith("--"):
             name, equals, value = word.partition("=")
             if name == "--command":
-                return (value if equals else argv[at] if at < len(argv) else ""), []
-            at += name in _VALUED_BY_SHELLS and not equals
+                return (value if equals else argv[index] if index < len(argv) else ""), []
+            index += name in _VALUED_SHELL_OPTIONS and not equals
         else:
             is_code = is_code or "c" in word
-            reads = reads or "s" in word
-            at += word.count("o") + word.count("O")
-    rest = list(argv[at:])
+            reads_input = reads_input or "s" in word
+            index += word.count("o") + word.count("O")
+    remaining = list(argv[index:])
     if is_code:
-        return (rest[0] if rest else ""), rest[1:]
-    return None, [] if reads else rest
+        return (remaining[0] if remaining else ""), remaining[1:]
+    return None, [] if reads_input else remaining
 
 
 def _make_command(simple: SimpleCommand, words: Sequence[str], folder: str, source: Command | None) -> Command:
     inherits = simple.feed is None and simple.text is None and not simple.reads and source is not None
-    reader = source if inherits and source is not None else simple
+    input_owner = source if inherits and source is not None else simple
     return Command(
         argv=tuple(words),
         sets=simple.sets,
         writes=simple.writes,
-        reads=reader.reads,
-        text=reader.text,
-        feed=reader.feed,
-        built=simple.built,
-        given=simple.given,
+        reads=input_owner.reads,
+        text=input_owner.text,
+        feed=input_owner.feed,
+        word_inputs=simple.word_inputs,
+        file_inputs=simple.file_inputs,
         folder=folder or (source.folder if source else ""),
         recursive=simple.recursive,
     )
@@ -566,19 +570,21 @@ def _follow_cd(folder: str, words: Sequence[str]) -> str:
 
 
 def _list_find_commands(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Every command that `find` runs, with the searched places in place of `{}`."""
+    """Yield each command that `find` runs, with the searched folders in place of `{}`."""
     roots = list_find_roots(argv)
-    at = 1
-    while at < len(argv):
-        at += 1
-        if argv[at - 1] not in EXEC_OPTIONS:
+    index = 1
+    while index < len(argv):
+        index += 1
+        if argv[index - 1] not in EXEC_OPTIONS:
             continue
         words: list[str] = []
         while (
-            at < len(argv) and argv[at] not in {";", "\\;"} and not (argv[at] == "+" and words[-1:] == list(roots)[-1:])
+            index < len(argv)
+            and argv[index] not in {";", "\\;"}
+            and not (argv[index] == "+" and words[-1:] == list(roots)[-1:])
         ):
-            words += roots if argv[at] == "{}" else [argv[at].replace("{}", roots[0])]
-            at += 1
+            words += roots if argv[index] == "{}" else [argv[index].replace("{}", roots[0])]
+            index += 1
         if words:
             yield tuple(words)
 
@@ -595,50 +601,54 @@ def list_find_roots(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def sample_words(words: Sequence[str], limit: int = 16) -> tuple[str, ...]:
-    """Keep some of many words, always with those that name whole systems."""
+    """Keep some of many words, and always those that name system or home folders."""
     if len(words) <= limit:
         return tuple(words)
     return (*words[:limit], *islice(filter(is_root, words[limit:]), limit))
 
 
 def _list_xargs_commands(inner: WrappedCommand, command: Command) -> Iterator[tuple[str, ...]]:
-    """Fill in what `xargs` reads, as words and as one word; a marker where it is unknown."""
-    values = _known_input_words(command)
-    token = ""
-    for at, word in enumerate(inner.own):
+    """Yield the commands of `xargs` with its input as words and as one word, or a marker if it is unknown."""
+    values = _list_input_words(command)
+    placeholder = ""
+    for index, word in enumerate(inner.own):
         if word.startswith("-I"):
-            token = word[2:] or (inner.own[at + 1] if at + 1 < len(inner.own) else "")
+            placeholder = word[2:] or (inner.own[index + 1] if index + 1 < len(inner.own) else "")
         elif word.startswith(("-i", "--replace")):
-            token = word.removeprefix("-i").removeprefix("--replace").removeprefix("=") or "{}"
+            placeholder = word.removeprefix("-i").removeprefix("--replace").removeprefix("=") or "{}"
     argv = inner.argv or ("echo",)
-    if not token:
+    if not placeholder:
         yield (*argv, *values)
         return
-    some = sample_words(values)
-    joined = " ".join(some)[:_LONGEST]
-    yield tuple(part for word in argv for part in (some if word == token else (word.replace(token, joined),)))
-    if token in argv:
-        yield tuple(joined if word == token else word.replace(token, joined) for word in argv)
+    sample = sample_words(values)
+    joined_words = " ".join(sample)[:_MAX_JOINED_LENGTH]
+    yield tuple(
+        piece
+        for word in argv
+        for piece in (sample if word == placeholder else (word.replace(placeholder, joined_words),))
+    )
+    if placeholder in argv:
+        yield tuple(joined_words if word == placeholder else word.replace(placeholder, joined_words) for word in argv)
 
 
-def _known_input_words(command: Command) -> tuple[str, ...]:
-    text = command.input
-    if text is not None:
-        return sample_words(text.split(), _MOST_WORDS)
+def _list_input_words(command: Command) -> tuple[str, ...]:
+    input_text = command.input
+    if input_text is not None:
+        return sample_words(input_text.split(), _MAX_WORDS)
     roots = command.feed.roots if command.feed else ()
     return (UNKNOWN_WORDS, *roots)
 
 
 def _list_parallel_lines(argv: Sequence[str], command: Command) -> Iterator[str]:
-    cut = next((at for at, word in enumerate(argv) if word.startswith(":::")), len(argv))
-    line, values = " ".join(argv[:cut]), [word for word in argv[cut:] if not word.startswith(":::")]
-    values = sample_words(values, _MOST_WORDS) or _known_input_words(command)
+    separator_at = next((index for index, word in enumerate(argv) if word.startswith(":::")), len(argv))
+    line, values = " ".join(argv[:separator_at]), [word for word in argv[separator_at:] if not word.startswith(":::")]
+    values = sample_words(values, _MAX_WORDS) or _list_input_words(command)
     if not line:
-        yield "\n".join(values if argv[cut:] else [command.input or UNKNOWN_WORDS])
+        yield "\n".join(values if argv[separator_at:] else [command.input or UNKNOWN_WORDS])
     elif "{" in line:
-        joined = " ".join(sample_words(values))[:_LONGEST]
-        for token in ("{}", "{.}", "{/}", "{//}", "{/.}", "{1}", "{2}"):
-            line = line.replace(token, joined)
+        joined_words = " ".join(sample_words(values))[:_MAX_JOINED_LENGTH]
+        for placeholder in ("{}", "{.}", "{/}", "{//}", "{/.}", "{1}", "{2}"):
+            line = line.replace(placeholder, joined_words)
         yield line
     else:
         yield f"{line} {' '.join(values)}"

@@ -1,4 +1,4 @@
-"""Programs that run code: interpreters, and those with a way to, as sed, awk, vim and gdb.
+"""Judges programs that run code: interpreters, and others that can, such as sed, awk, vim and gdb.
 
 Code is not parsed. It is at least HIGH; its string literals are judged as if they were run, since a shell command is a
 string in any language.
@@ -31,19 +31,21 @@ _DELETING: Final = re.compile(
     r"\b(?:rmtree|rm_rf?|rm_r|rmSync|rmdirSync|rimraf|remove_tree|remove_entry|unlink\w*|remove)\b"
 )
 _DROPPING: Final = re.compile(r"\.(?:dropDatabase|drop)\(|\.(?:deleteMany|remove)\(\s*(?:\{\s*\}\s*)?\)")
-_STARTED: Final = re.compile(r"(?:\b(?:spawn|exec|system|syscmd|esyscmd)[ \t(`{]+|!)[ \t]*([a-z/][^\n;'\")\]}]*)")
-"""Programs started by words without quotes, as in Tcl, m4 and tools with an exclamation mark."""
-_MOST_STARTED: Final = 20
+_STARTED_PROGRAM: Final = re.compile(
+    r"(?:\b(?:spawn|exec|system|syscmd|esyscmd)[ \t(`{]+|!)[ \t]*([a-z/][^\n;'\")\]}]*)"
+)
+"""Programs that are started by words without quotes, as in Tcl, m4 and tools with an exclamation mark."""
+_MAX_STARTED: Final = 20
 _WRITING: Final = re.compile(
     r"(?i:write|unlink|remove|rename|replace|truncate|dump|copy|move|rmtree|chmod|symlink|link)"
     r"|['\"](?:[wax]b?t?\+?|r\+b?|>>?)['\"]|>"
 )
 _STANDARD_INPUT: Final = frozenset({"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"})
-_MOST_LITERALS: Final = 200
+_MAX_LITERALS: Final = 200
 
 
 class Interpreter(msgspec.Struct, frozen=True):
-    """The options that are followed by code, and those with another value."""
+    """The options of an interpreter: those that are followed by code, and those with another value."""
 
     code: str = ""
     valued: str = ""
@@ -55,10 +57,10 @@ class Interpreter(msgspec.Struct, frozen=True):
 
 
 def _is_loosely_code(option: str) -> bool:
-    """Options that may be abbreviated and in any case, as `-enc` of PowerShell."""
+    """Return true for an option that takes code, abbreviated and in any case, as `-enc` of PowerShell."""
     name = option.lower()
     names = ("-encodedcommand", "-command", "-commandwithargs")
-    return len(name) > 1 and any(whole.startswith(name) for whole in names)
+    return len(name) > 1 and any(full_name.startswith(name) for full_name in names)
 
 
 _INTERPRETERS: Final[Mapping[str, Interpreter]] = expand_names(
@@ -110,15 +112,15 @@ def is_interpreter(program: str) -> bool:
 
 
 def code_risk(code: str) -> Iterator[JudgeFinding]:
-    texts = [match[1] or match[2] or match[3] or "" for match in islice(_LITERAL.finditer(code), _MOST_LITERALS)]
+    texts = [match[1] or match[2] or match[3] or "" for match in islice(_LITERAL.finditer(code), _MAX_LITERALS)]
     if _DELETING.search(code) and any(is_root(text) for text in texts if text.startswith(("/", "~"))):
-        yield "CRITICAL", "code that deletes a home or a system"
+        yield "CRITICAL", "code that deletes a home or system folder"
     if _WRITING.search(code) and any(is_policy(text) for text in texts):
         yield "CRITICAL", "code that changes what an agent may do"
     if _DROPPING.search(code):
         yield "CRITICAL", "code that empties or deletes a database"
     yield MentionedWords(tuple(text for text in texts if text))
-    for match in islice(_STARTED.finditer(code), _MOST_STARTED):
+    for match in islice(_STARTED_PROGRAM.finditer(code), _MAX_STARTED):
         yield NestedCommand(match[1])
 
 
@@ -126,9 +128,9 @@ def interpreter_risk(command: Command) -> Iterator[JudgeFinding]:
     """Judge an interpreter by the source of its code: its words, its input, a file."""
     program, words = command.program, list(command.argv[1:])
     interpreter = _INTERPRETERS[family_of(program)]
-    codes, rest, module = _walk_options(interpreter, words)
+    codes, operands, module = _walk_options(interpreter, words)
     if family_of(program) in {"perl", "ruby"} and any(_IN_PLACE.fullmatch(word) for word in words):
-        for path in rest:
+        for path in operands:
             yield from path_risk(path, "write")
     for code in codes:
         yield "HIGH", f"{program} runs code that was not inspected"
@@ -138,95 +140,95 @@ def interpreter_risk(command: Command) -> Iterator[JudgeFinding]:
     if module:
         match module:
             case "pip" | "pipx" | "uv":
-                yield NestedCommand((module, *rest))
+                yield NestedCommand((module, *operands))
             case _ if module.partition(".")[0] == "halter":
-                yield NestedCommand(("halter", *rest))
-            case "timeit" | "code" | "pdb" | "cProfile" | "profile" | "trace" | "runpy" if rest:
+                yield NestedCommand(("halter", *operands))
+            case "timeit" | "code" | "pdb" | "cProfile" | "profile" | "trace" | "runpy" if operands:
                 yield "HIGH", f"{module} runs code that was not inspected"
             case "http.server" | "smtpd":
-                yield "HIGH", "files are served to the network"
+                yield "HIGH", "serves files to the network"
             case _:
-                yield "MEDIUM", f"the module {module} is run"
-    elif not rest and {"--version", "-V", "-VV", "--help", "-h", "-v"} & set(words) and not command.is_fed:
+                yield "MEDIUM", f"runs the module {module}"
+    elif not operands and {"--version", "-V", "-VV", "--help", "-h", "-v"} & set(words) and not command.is_fed:
         return
-    elif rest and rest[0] not in _STANDARD_INPUT and rest[0] != "/dev/fd/63" and "$" not in rest[0]:
+    elif operands and operands[0] not in _STANDARD_INPUT and operands[0] != "/dev/fd/63" and "$" not in operands[0]:
         yield "MEDIUM", f"{program} runs a file that was not inspected"
-        if verb := find_deleting_word(rest[1:]):
-            yield "HIGH", f"{rest[0]} {verb} deletes something"
+        if verb := find_deleting_word(operands[1:]):
+            yield "HIGH", f"{operands[0]} {verb} may delete data"
     else:
-        yield from source_risk(command, rest[:1])
+        yield from source_risk(command, operands[:1])
         if command.input:
             yield from code_risk(command.input)
 
 
 def _walk_options(interpreter: Interpreter, words: Sequence[str]) -> tuple[list[str], list[str], str]:
-    """The code among the options, the words after them, and the module that is run."""
+    """Return the code among the options, the words after the options, and the module that is run."""
     codes: list[str] = []
-    at = 0
-    while at < len(words) and words[at].startswith("-") and len(words[at]) > 1:
-        word = words[at]
+    position = 0
+    while position < len(words) and words[position].startswith("-") and len(words[position]) > 1:
+        word = words[position]
         name, equals, value = word.partition("=")
-        following = words[at + 1] if at + 1 < len(words) else ""
-        at += 1
+        following = words[position + 1] if position + 1 < len(words) else ""
+        position += 1
         if name in interpreter.names or (interpreter.loose and _is_loosely_code(name)):
             codes.append(value if equals else following)
-            at += not equals
+            position += not equals
         elif name in interpreter.takes:
-            at += not equals
+            position += not equals
         elif not word.startswith("--"):
             for index, letter in enumerate(word[1:], 2):
                 if letter in interpreter.code:
                     codes.append(word[index:] or following)
-                    at += not word[index:]
+                    position += not word[index:]
                     break
                 if letter in interpreter.valued:
-                    at += not word[index:]
+                    position += not word[index:]
                     if letter == "m":
-                        return codes, list(words[at:]), word[index:] or following
+                        return codes, list(words[position:]), word[index:] or following
                     break
-    rest = list(words[at:])
+    operands = list(words[position:])
     if interpreter.permutes:
-        codes += list_option_values(rest, *interpreter.names)
-    if rest and rest[0] in interpreter.verbs:
-        codes.append(" ".join(rest[1:]))
-    return codes, rest, ""
+        codes += list_option_values(operands, *interpreter.names)
+    if operands and operands[0] in interpreter.verbs:
+        codes.append(" ".join(operands[1:]))
+    return codes, operands, ""
 
 
 def source_risk(command: Command, script: Sequence[str]) -> Iterator[JudgeFinding]:
     """Judge code that comes through a pipe, a here-document or a process substitution."""
     from_process = {*script, *command.reads} & {"/dev/fd/63"}
-    feeds: tuple[CommandInput, ...] = command.given if from_process else (command.feed,) if command.feed else ()
-    if any(feed.fetched for feed in (*feeds, *command.built)):
-        yield "CRITICAL", f"{command.program} runs what was fetched"
+    feeds: tuple[CommandInput, ...] = command.file_inputs if from_process else (command.feed,) if command.feed else ()
+    if any(feed.fetched for feed in (*feeds, *command.word_inputs)):
+        yield "CRITICAL", f"{command.program} runs downloaded code"
     elif feeds or command.is_fed or script:
         names = ", ".join(name for feed in feeds for name in feed.programs if name)
-        yield "HIGH", f"{command.program} runs what {names or 'the line'} writes"
+        yield "HIGH", f"{command.program} runs the output of {names or 'the line'}"
     else:
-        yield "MEDIUM", f"{command.program} is started"
+        yield "MEDIUM", f"{command.program} starts interactively"
 
 
 def shell_risk(command: Command) -> Iterator[JudgeFinding]:
     """Judge a shell; what it runs is judged separately."""
-    code, rest = split_shell_code(command.argv)
+    code, operands = split_shell_code(command.argv)
     if any(True for _ in list_option_values(command.argv[1:], "--rcfile", "--init-file")):
         yield "HIGH", f"{command.program} runs a file first"
     if code is not None:
         return
-    if rest and rest[0] not in _STANDARD_INPUT and rest[0] != "/dev/fd/63" and "$" not in rest[0]:
+    if operands and operands[0] not in _STANDARD_INPUT and operands[0] != "/dev/fd/63" and "$" not in operands[0]:
         yield "MEDIUM", f"{command.program} runs a file that was not inspected"
     else:
-        yield from source_risk(command, rest[:1])
+        yield from source_risk(command, operands[:1])
 
 
 def _source(command: Command) -> Iterator[JudgeFinding]:
     script = list(command.argv[1:2])
     if script and script[0].endswith("/bin/activate"):
-        yield "MEDIUM", "a virtual environment is entered"
+        yield "MEDIUM", "activates a virtual environment"
         return
-    yield "HIGH", "lines of a file are run that were not inspected"
+    yield "HIGH", "runs lines of a file that were not inspected"
     if script and (script[0] in _STANDARD_INPUT or script[0] == "/dev/fd/63"):
         yield from source_risk(command, script)
-        for feed in command.given:
+        for feed in command.file_inputs:
             yield NestedCommand(feed.text or "")
         yield NestedCommand(command.input or "")
 
@@ -238,29 +240,32 @@ _SED_PLAIN: Final = frozenset("=dDgGhHlnNpPqQxzFv{}L")
 
 
 def sed_commands(script: str) -> Iterator[tuple[str, str]]:
-    """The commands of a sed script that run a program or write a file, and `?` for what cannot be parsed."""
-    at = 0
-    while at < len(script):
-        address = _SED_ADDRESS.match(script, at)
-        at = address.end() if address else at
-        if at >= len(script):
+    """Yield the commands of a sed script that run a program or write a file, and `?` for what cannot be parsed."""
+    index = 0
+    while index < len(script):
+        address = _SED_ADDRESS.match(script, index)
+        index = address.end() if address else index
+        if index >= len(script):
             return
-        letter = script[at]
-        at += 1
-        end = script.find("\n", at)
+        letter = script[index]
+        index += 1
+        end = script.find("\n", index)
         end = len(script) if end < 0 else end
         if letter in _SED_PLAIN:
             continue
         if letter in "#:btTaicrR":
-            at = end
+            index = end
             if letter in "btT":
-                at = min((found for found in (script.find(";", at), script.find("}", at)) if found >= 0), default=end)
+                index = min(
+                    (position for position in (script.find(";", index), script.find("}", index)) if position >= 0),
+                    default=end,
+                )
         elif letter in "eWw":
-            yield letter, script[at:end].strip()
-            at = end
+            yield letter, script[index:end].strip()
+            index = end
         elif letter in "sy":
-            at, flags = _sed_substitution(script, at)
-            if at < 0:
+            index, flags = _sed_substitution(script, index)
+            if index < 0:
                 yield "?", ""
                 return
             if letter == "s" and "e" in flags.split("w")[0]:
@@ -272,21 +277,21 @@ def sed_commands(script: str) -> Iterator[tuple[str, str]]:
             return
 
 
-def _sed_substitution(script: str, at: int) -> tuple[int, str]:
-    if at >= len(script):
+def _sed_substitution(script: str, index: int) -> tuple[int, str]:
+    if index >= len(script):
         return -1, ""
-    sign, seen = script[at], 1
-    at += 1
-    while at < len(script) and seen < len("abc"):
-        if script[at] == "\\":
-            at += 1
-        elif script[at] == sign:
-            seen += 1
-        at += 1
-    if seen < len("abc"):
+    sign, sign_count = script[index], 1
+    index += 1
+    while index < len(script) and sign_count < len("abc"):
+        if script[index] == "\\":
+            index += 1
+        elif script[index] == sign:
+            sign_count += 1
+        index += 1
+    if sign_count < len("abc"):
         return -1, ""
-    flags = re.compile(r"[gpiImMe\d]*(?:w[^\n]*)?").match(script, at)
-    return (flags.end(), flags[0]) if flags else (at, "")
+    flags = re.compile(r"[gpiImMe\d]*(?:w[^\n]*)?").match(script, index)
+    return (flags.end(), flags[0]) if flags else (index, "")
 
 
 def _sed(command: Command) -> Iterator[JudgeFinding]:
@@ -296,12 +301,12 @@ def _sed(command: Command) -> Iterator[JudgeFinding]:
     if not scripts and not has_flag(words, "f", "--file"):
         scripts, files = files[:1], files[1:]
     for script in scripts:
-        for letter, what in sed_commands(script):
+        for letter, argument in sed_commands(script):
             if letter in "wW":
-                yield from path_risk(what, "write")
+                yield from path_risk(argument, "write")
                 continue
-            yield "HIGH", "sed runs what it is given" if letter == "e" else "a script of sed that cannot be read"
-            yield NestedCommand(what)
+            yield "HIGH", "sed runs a command" if letter == "e" else "a sed script that cannot be parsed"
+            yield NestedCommand(argument)
     for script in list_option_values(words, "-f", "--file"):
         if command.is_fed or script in _STANDARD_INPUT or script == "/dev/fd/63":
             yield from source_risk(command, [script])
@@ -321,13 +326,13 @@ def _awk(command: Command) -> Iterator[JudgeFinding]:
     if not programs and not has_flag(words, "f", "--file"):
         programs = _awk_operands(words)[:1]
     for program in programs:
-        parts = [part.strip() for part in _AWK_PART.findall(program)]
-        if {"system", "|", "getline", "@"} & set(parts):
+        symbols = [symbol.strip() for symbol in _AWK_PART.findall(program)]
+        if {"system", "|", "getline", "@"} & set(symbols):
             yield "HIGH", "awk runs programs"
             yield from code_risk(program)
-        for at, part in enumerate(parts):
-            if part == ">" and at + 1 < len(parts) and parts[at + 1].startswith('"'):
-                yield from path_risk(parts[at + 1].strip('"'), "write")
+        for index, symbol in enumerate(symbols):
+            if symbol == ">" and index + 1 < len(symbols) and symbols[index + 1].startswith('"'):
+                yield from path_risk(symbols[index + 1].strip('"'), "write")
     for script in list_option_values(words, "-f", "--file"):
         if command.is_fed and script in _STANDARD_INPUT:
             yield from source_risk(command, [script])
@@ -335,14 +340,14 @@ def _awk(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _awk_operands(words: Sequence[str]) -> list[str]:
-    found: list[str] = []
-    skip = False
+    operands: list[str] = []
+    is_value = False
     for word in words:
-        if skip or (word.startswith("-") and len(word) > 1 and not found):
-            skip = not skip and word in {"-F", "-v", "--assign", "--field-separator", "-i", "-l"}
+        if is_value or (word.startswith("-") and len(word) > 1 and not operands):
+            is_value = not is_value and word in {"-F", "-v", "--assign", "--field-separator", "-i", "-l"}
         else:
-            found.append(word)
-    return found
+            operands.append(word)
+    return operands
 
 
 _JOINED_COMMAND: Final = re.compile(r"-[a-zA-Z]+c")
@@ -351,17 +356,17 @@ _JOINED_COMMAND: Final = re.compile(r"-[a-zA-Z]+c")
 def _editor(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
     lines = [*list_option_values(words, "-c", "--cmd", "-S"), *(word[1:] for word in words if word.startswith("+"))]
-    lines += [words[at + 1] for at, word in enumerate(words[:-1]) if _JOINED_COMMAND.fullmatch(word)]
+    lines += [words[index + 1] for index, word in enumerate(words[:-1]) if _JOINED_COMMAND.fullmatch(word)]
     for line in lines:
         if not line.strip().isdigit() and line:
-            yield "HIGH", f"{command.program} is given commands"
+            yield "HIGH", f"{command.program} runs commands from its arguments"
             yield NestedCommand(line.partition("!")[2])
             yield from code_risk(line)
     if command.is_fed:
         yield from source_risk(command, [])
         for line in (command.input or "").splitlines()[:100]:
             yield NestedCommand(line.partition("!")[2])
-    yield "MEDIUM", "a file is edited"
+    yield "MEDIUM", "edits a file"
     for path in list_operands(words):
         yield from path_risk(path, "write")
 
@@ -377,17 +382,17 @@ def _debugger(command: Command) -> Iterator[JudgeFinding]:
         )
     )
     for line in lines:
-        yield "HIGH", f"{command.program} is given commands"
+        yield "HIGH", f"{command.program} runs commands from its arguments"
         match = _SHELL_OF_DEBUGGER.match(line)
         yield NestedCommand(match[1] if match else "")
         yield from code_risk(line)
     for _ in list_option_values(words, "-x", "--command", "-s", "--source"):
-        yield "HIGH", f"{command.program} is given commands"
-    for at, word in enumerate(words):
+        yield "HIGH", f"{command.program} runs commands from its arguments"
+    for index, word in enumerate(words):
         if word in {"--args", "-args", "--"}:
-            yield NestedCommand(tuple(words[at + 1 :]))
+            yield NestedCommand(tuple(words[index + 1 :]))
             break
-    yield "MEDIUM", "a program is debugged"
+    yield "MEDIUM", "debugs a program"
 
 
 _MAKE_RUNS: Final = re.compile(r"\$[({]shell\s+([^)}]*)")
@@ -396,18 +401,18 @@ _MAKE_RUNS: Final = re.compile(r"\$[({]shell\s+([^)}]*)")
 def _make(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
     for path in list_option_values(words, "-f", "--file", "--makefile"):
-        yield "HIGH", f"make runs what {path} says"
+        yield "HIGH", f"make runs the rules of {path}"
         if path in _STANDARD_INPUT:
             yield from source_risk(command, [path])
     for line in list_option_values(words, "--eval"):
-        yield "HIGH", "make is given rules"
+        yield "HIGH", "make runs rules from its arguments"
         yield MentionedWords(tuple(_MAKE_RUNS.findall(line)) or (line,))
     for word in words:
         name, equals, value = word.partition("=")
         if equals and (name in {"SHELL", ".SHELLFLAGS", "MAKEFLAGS", "MAKE"} or _MAKE_RUNS.search(value)):
-            yield "HIGH", f"make is told to run a program by {name}"
+            yield "HIGH", f"{name} makes make run a program"
             yield MentionedWords((value, *_MAKE_RUNS.findall(value)))
-    yield "MEDIUM", "make runs what the folder says"
+    yield "MEDIUM", "make runs the rules of the folder"
 
 
 def _trap_or_alias(command: Command) -> Iterator[JudgeFinding]:
@@ -421,10 +426,10 @@ def _trap_or_alias(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _eval(command: Command) -> Iterator[JudgeFinding]:
-    if any(feed.fetched for feed in command.built):
-        yield "CRITICAL", "eval runs what was fetched"
-    elif command.built or any("$" in word for word in command.argv[1:]):
-        yield "HIGH", "eval runs code that is only known at run time"
+    if any(feed.fetched for feed in command.word_inputs):
+        yield "CRITICAL", "eval runs downloaded code"
+    elif command.word_inputs or any("$" in word for word in command.argv[1:]):
+        yield "HIGH", "eval runs code that is known only at run time"
 
 
 CODE_JUDGES: Final[Mapping[str, Judge]] = expand_names(

@@ -1,4 +1,4 @@
-"""How judges read the words of a program, and the judges of file programs, network programs and git."""
+"""Helpers to read the words of a command, and the judges of file programs, network programs and git."""
 
 import posixpath
 import re
@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from halter.core.text import expand_names, word_set
+from halter.core.text import expand_names, make_word_set
 from halter.core.vocabulary import RiskLevel
 from halter.risk.commands import EXEC_OPTIONS, UNKNOWN_WORDS, Command, list_find_roots
 from halter.risk.places import RiskFinding, host_risk, is_root, normalize_path, path_risk, url_risk
@@ -16,47 +16,47 @@ from halter.risk.shell_syntax import program_of
 
 
 class NestedCommand(msgspec.Struct, frozen=True):
-    """Something else that a command runs: a line for a shell, or a command as words."""
+    """Another command that a command runs: a line for a shell, or words."""
 
-    given: str | tuple[str, ...]
+    line_or_words: str | tuple[str, ...]
 
 
 class MentionedWords(msgspec.Struct, frozen=True):
-    """Words that may contain a command: those that name a dangerous program count as if they were run."""
+    """Words that may contain a command: each that names a dangerous program counts as if it were run."""
 
     words: tuple[str, ...]
 
 
 JudgeFinding = RiskFinding | NestedCommand | MentionedWords
 
-_DELETING: Final = word_set(
+_DELETING: Final = make_word_set(
     "delete del destroy drop purge wipe erase remove rm nuke prune undefine uninstall unregister unregistervm "
     "terminate truncate flush flushall flushdb fresh reset decommission forget"
 )
 _DELETING_OPTIONS: Final = re.compile(r"--?(?:delete|destroy|purge|remove|wipe|erase|drop)(?:-[\w-]+)?(?:=.*)?")
-_PARTS: Final = re.compile(r"[:_-]")
-_NAMING: Final = frozenset({"-k", "-m", "-t", "--name"})
-"""Options whose value is a name, and no verb."""
-_ABOUT: Final = frozenset({"install", "add", "get", "search", "show", "info", "help", "describe", "explain"})
+_VERB_SEPARATORS: Final = re.compile(r"[:_-]")
+_NAME_OPTIONS: Final = frozenset({"-k", "-m", "-t", "--name"})
+"""Options whose value is a name, not a verb."""
+_NAMING_VERBS: Final = frozenset({"install", "add", "get", "search", "show", "info", "help", "describe", "explain"})
 """Verbs whose object is only named, as in `help delete`."""
-_VERBS: Final = 5
-_LONGEST_VERB: Final = 40
+_MAX_VERBS: Final = 5
+_MAX_VERB_LENGTH: Final = 40
 Judge = Callable[[Command], Iterator[JudgeFinding]]
 
 
 def list_operands(words: Sequence[str]) -> list[str]:
-    after = words.index("--") if "--" in words else len(words)
-    return [word for word in words[:after] if not word.startswith("-")] + list(words[after + 1 :])
+    separator_at = words.index("--") if "--" in words else len(words)
+    return [word for word in words[:separator_at] if not word.startswith("-")] + list(words[separator_at + 1 :])
 
 
 def has_flag(words: Sequence[str], letters: str, *names: str) -> bool:
-    """Whether a flag is given, also joined as in `-rf`, and abbreviated as in `--recurs`."""
+    """Return true if a flag is present, also joined as in `-rf` or abbreviated as in `--recurs`."""
     for word in words:
         if word == "--":
             return False
         name = word.split("=")[0]
         if name.startswith("--"):
-            if any(each.startswith(name) for each in names):
+            if any(flag_name.startswith(name) for flag_name in names):
                 return True
         elif word[:1] == "-" and (set(letters) & set(word[1:]) or word in names):
             return True
@@ -64,12 +64,12 @@ def has_flag(words: Sequence[str], letters: str, *names: str) -> bool:
 
 
 def list_option_values(words: Sequence[str], *names: str) -> Iterator[str]:
-    """The values of options: the next word, after an equals sign, or behind a single letter."""
-    for at, word in enumerate(words):
+    """Yield the values of options: the next word, the text after an equals sign, or after a single letter."""
+    for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word == "--":
             return
-        following = words[at + 1] if at + 1 < len(words) else ""
+        following = words[index + 1] if index + 1 < len(words) else ""
         for option in names:
             if option.startswith("--"):
                 if len(name) > len("--") and option.startswith(name):
@@ -85,14 +85,16 @@ def list_option_values(words: Sequence[str], *names: str) -> Iterator[str]:
 
 def find_deleting_word(words: Sequence[str]) -> str:
     """Find a verb that deletes: `destroy`, `db:drop`, `--purge`."""
-    plain = [
-        word for at, word in enumerate(words) if not word.startswith("-") and not _NAMING & set(words[at - 1 : at])
+    candidates = [
+        word
+        for index, word in enumerate(words)
+        if not word.startswith("-") and not _NAME_OPTIONS & set(words[index - 1 : index])
     ]
-    for before, word in zip(("", *plain), plain[:_VERBS], strict=False):
-        if len(word) > _LONGEST_VERB or set(word) & set("/= ") or before in _ABOUT:
+    for previous, word in zip(("", *candidates), candidates[:_MAX_VERBS], strict=False):
+        if len(word) > _MAX_VERB_LENGTH or set(word) & set("/= ") or previous in _NAMING_VERBS:
             continue
-        # What stands before a point is the name of a file, unless a verb stands behind it.
-        if _DELETING & set(_PARTS.split(word.lower().rpartition(".")[2])):
+        # The part before a dot is a file name, unless a verb follows the dot.
+        if _DELETING & set(_VERB_SEPARATORS.split(word.lower().rpartition(".")[2])):
             return word
     return next((word for word in words if _DELETING_OPTIONS.fullmatch(word)), "")
 
@@ -102,24 +104,24 @@ def is_path(word: str) -> bool:
 
 
 def make_verb_judge(high: str = "", critical: str = "", low: str = "", *, otherwise: bool = True) -> Judge:
-    """Judge a program by the words that are known to be dangerous or harmless."""
-    grave, worse, mild = high.split(), critical.split(), frozenset(low.split())
+    """Make a judge of a program from words that are known to be dangerous or harmless."""
+    high_words, critical_words, low_words = high.split(), critical.split(), frozenset(low.split())
 
     def judge(command: Command) -> Iterator[JudgeFinding]:
         words = command.argv[1:]
-        for word in worse:
+        for word in critical_words:
             if word in words:
                 yield "CRITICAL", f"{command.program} {word} cannot be undone"
-        for word in grave:
+        for word in high_words:
             if word in words:
-                yield "HIGH", f"{command.program} {word} changes or deletes a lot"
+                yield "HIGH", f"{command.program} {word} makes large changes"
         verb = next(iter(list_operands(words)), "")
         if {"cp", "copy", "copyto", "mv", "move", "sync"} & set(words):
             yield from path_risk(list_operands(words)[-1], "write")
-        if verb not in mild and find_deleting_word(words):
-            yield "HIGH", f"{command.program} {find_deleting_word(words)} deletes something"
-        if otherwise and verb not in mild:
-            yield "MEDIUM", f"{command.program} changes something outside"
+        if verb not in low_words and find_deleting_word(words):
+            yield "HIGH", f"{command.program} {find_deleting_word(words)} may delete data"
+        if otherwise and verb not in low_words:
+            yield "MEDIUM", f"{command.program} changes an external system"
 
     return judge
 
@@ -138,23 +140,23 @@ def _resolve_paths(command: Command, paths: Sequence[str]) -> list[str]:
 def _rm(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
     recursive = has_flag(words, "rR", "--recursive")
-    named = _resolve_paths(command, list_operands(words))
-    if UNKNOWN_WORDS in named and any(map(is_root, named)):
-        yield "CRITICAL", "rm of everything that is found in a home or a system"
-    for given in list_operands(words):
-        [path] = _resolve_paths(command, [given])
-        where = normalize_path(path)
+    targets = _resolve_paths(command, list_operands(words))
+    if UNKNOWN_WORDS in targets and any(map(is_root, targets)):
+        yield "CRITICAL", "rm deletes everything found in a home or system folder"
+    for operand in list_operands(words):
+        [path] = _resolve_paths(command, [operand])
+        normalized_path = normalize_path(path)
         if is_root(path):
-            yield "CRITICAL" if recursive else "HIGH", f"rm of {path}"
-        elif given == UNKNOWN_WORDS:
-            yield "HIGH", "rm of files that are not known"
+            yield "CRITICAL" if recursive else "HIGH", f"rm deletes {path}"
+        elif operand == UNKNOWN_WORDS:
+            yield "HIGH", "rm deletes unknown files"
         elif recursive and (
-            where.startswith(("/", "~", "..", "$", "?", "["))
-            or (where == ".git" or not where.partition("/")[0].strip("*?."))
+            normalized_path.startswith(("/", "~", "..", "$", "?", "["))
+            or (normalized_path == ".git" or not normalized_path.partition("/")[0].strip("*?."))
         ):
-            yield "HIGH", f"rm of everything in {path}"
+            yield "HIGH", f"rm deletes everything in {path}"
         else:
-            yield "MEDIUM", f"rm of {path}"
+            yield "MEDIUM", f"rm deletes {path}"
         yield from path_risk(path, "write")
 
 
@@ -166,11 +168,11 @@ def _rights(command: Command) -> Iterator[JudgeFinding]:
         paths = [mode, *paths]
     paths = _resolve_paths(command, paths)
     if recursive:
-        yield "CRITICAL" if any(map(is_root, paths)) else "HIGH", "rights of whole folders change"
+        yield "CRITICAL" if any(map(is_root, paths)) else "HIGH", "changes the permissions of whole folders"
     elif mode.lstrip("0") in {"777", "666"} or "s" in mode or re.fullmatch("0*[2-7][0-7]{3}", mode):
-        yield "HIGH", f"the mode {mode} gives rights to everybody"
+        yield "HIGH", f"the mode {mode} gives everyone access"
     else:
-        yield "MEDIUM", "rights of files change"
+        yield "MEDIUM", "changes file permissions"
     for path in paths:
         yield from path_risk(path, "write")
 
@@ -178,7 +180,7 @@ def _rights(command: Command) -> Iterator[JudgeFinding]:
 def _dd(command: Command) -> Iterator[JudgeFinding]:
     for word in command.argv[1:]:
         if word.startswith("of="):
-            yield "HIGH", "dd writes over what it is given"
+            yield "HIGH", "dd overwrites its target"
             yield from path_risk(word.removeprefix("of="), "write")
     yield "MEDIUM", "dd copies whole files and disks"
 
@@ -206,9 +208,9 @@ def _mover(command: Command) -> Iterator[JudgeFinding]:
     yield from _copier(command)
     *sources, target = _resolve_paths(command, list_operands(command.argv[1:])) or [""]
     if any(is_root(path) for path in sources):
-        yield "CRITICAL", "a home or a system is moved"
+        yield "CRITICAL", "moves a home or system folder"
     if normalize_path(target).startswith("/dev/"):
-        yield "HIGH", f"what is moved to {target} is lost"
+        yield "HIGH", f"files moved to {target} are lost"
     for path in sources:
         yield from path_risk(path, "write")
 
@@ -219,8 +221,8 @@ def _rsync(command: Command) -> Iterator[JudgeFinding]:
         yield NestedCommand(line)
     *_, target = list_operands(words) or [""]
     if any(word.startswith(("--del", "--remove-source-files")) for word in words):
-        yield "CRITICAL" if is_root(target) else "HIGH", "rsync deletes what the other side does not have"
-    yield "MEDIUM", "rsync writes over files"
+        yield "CRITICAL" if is_root(target) else "HIGH", "rsync deletes files that the source does not have"
+    yield "MEDIUM", "rsync overwrites files"
     yield from path_risk(target, "write")
 
 
@@ -230,20 +232,21 @@ _DELETERS: Final = frozenset({"rm", "unlink", "shred", "srm", "wipe", "truncate"
 def _find(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
     roots = _resolve_paths(command, list_find_roots(command.argv))
-    executed = {program_of(words[at + 1]) for at, word in enumerate(words[:-1]) if word in EXEC_OPTIONS}
-    if "-delete" in words or executed & _DELETERS:
-        yield "CRITICAL" if any(map(is_root, roots)) else "HIGH", "find deletes what it finds"
+    executed_programs = {program_of(words[index + 1]) for index, word in enumerate(words[:-1]) if word in EXEC_OPTIONS}
+    if "-delete" in words or executed_programs & _DELETERS:
+        yield "CRITICAL" if any(map(is_root, roots)) else "HIGH", "find deletes every match"
     for path in list_option_values(words, "-fprint", "-fprint0", "-fprintf", "-fls"):
         yield from path_risk(path, "write")
 
 
 def _fd(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
-    for at, word in enumerate(words):
-        if word in {"-x", "-X", "--exec", "--exec-batch"} and words[at + 1 :]:
-            inner = words[at + 1 :]
+    for index, word in enumerate(words):
+        if word in {"-x", "-X", "--exec", "--exec-batch"} and words[index + 1 :]:
+            inner_words = words[index + 1 :]
             yield NestedCommand(
-                tuple("." if each == "{}" else each for each in inner) + (() if "{}" in inner else (".",))
+                tuple("." if argument == "{}" else argument for argument in inner_words)
+                + (() if "{}" in inner_words else (".",))
             )
             return
 
@@ -251,16 +254,22 @@ def _fd(command: Command) -> Iterator[JudgeFinding]:
 def _archive_folder_risk(folder: str) -> Iterator[JudgeFinding]:
     """Judge a folder whose files an archive may overwrite."""
     if is_root(folder):
-        yield "HIGH", f"files are unpacked over those of {folder}"
+        yield "HIGH", f"unpacks files into {folder}, overwriting existing ones"
     yield from path_risk(posixpath.join(folder, "file"), "write")
 
 
-_TAR_RUNS: Final = ("--to-command", "--use-compress-program", "--info-script", "--new-volume-script", "--rsh-command")
+_TAR_PROGRAM_OPTIONS: Final = (
+    "--to-command",
+    "--use-compress-program",
+    "--info-script",
+    "--new-volume-script",
+    "--rsh-command",
+)
 
 
 def _tar(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
-    for line in (*list_option_values(words, *_TAR_RUNS), *list_option_values(words, "-I", "-F")):
+    for line in (*list_option_values(words, *_TAR_PROGRAM_OPTIONS), *list_option_values(words, "-I", "-F")):
         yield "HIGH", "tar runs a program"
         yield NestedCommand(line)
     for action in list_option_values(words, "--checkpoint-action"):
@@ -269,15 +278,15 @@ def _tar(command: Command) -> Iterator[JudgeFinding]:
             yield NestedCommand(action.removeprefix("exec="))
     flags = words[0] if words and not words[0].startswith("-") else ""
     if "x" in flags or has_flag(words, "x", "--extract", "--get"):
-        yield "MEDIUM", "files are unpacked over others"
+        yield "MEDIUM", "unpacks files over existing ones"
         for path in list_operands(words):
             yield from path_risk(path, "write")
         for folder in list_option_values(words, "-C", "--directory"):
             yield from _archive_folder_risk(folder)
         if has_flag(words, "P", "--absolute-names") or "P" in flags:
-            yield "HIGH", "files are unpacked to paths in the archive"
+            yield "HIGH", "unpacks files to absolute paths"
     if has_flag(words, "", "--remove-files", "--delete"):
-        yield "HIGH", "files are deleted"
+        yield "HIGH", "deletes files"
     for path in list_option_values(words, "-f", "--file"):
         if has_flag(words, "cru", "--create", "--append") or set("cru") & set(flags):
             yield from path_risk(path, "write")
@@ -289,15 +298,15 @@ def _zip(command: Command) -> Iterator[JudgeFinding]:
         yield "HIGH", "zip runs a program"
         yield NestedCommand(line)
     if has_flag(words, "m", "--move"):
-        yield "HIGH", "files are deleted"
-    yield "MEDIUM", "an archive is written"
+        yield "HIGH", "deletes files"
+    yield "MEDIUM", "writes an archive"
 
 
 def _unpacker(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
     if has_flag(words, "ltvZ", "--list"):
         return
-    yield "MEDIUM", "files are unpacked over others"
+    yield "MEDIUM", "unpacks files over existing ones"
     for path in list_operands(words):
         yield from path_risk(path, "write")
     for folder in list_option_values(words, "-d", "-o"):
@@ -305,22 +314,22 @@ def _unpacker(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _disk(command: Command) -> Iterator[JudgeFinding]:
-    looks = has_flag(command.argv[1:], "lL", "--list", "--help", "--version") or "list" in command.argv[1:2]
-    yield ("MEDIUM" if looks else "CRITICAL"), f"{command.program} changes whole disks"
+    only_lists = has_flag(command.argv[1:], "lL", "--list", "--help", "--version") or "list" in command.argv[1:2]
+    yield ("MEDIUM" if only_lists else "CRITICAL"), f"{command.program} changes whole disks"
 
 
 def _pool(command: Command) -> Iterator[JudgeFinding]:
     verb = " ".join(list_operands(command.argv[1:])[:2])
     if verb.startswith(("list", "get", "status", "iostat", "history", "subvolume list", "filesystem show")):
         return
-    destroys = any(word in {"destroy", "delete", "rollback", "labelclear", "format"} for word in verb.split())
-    yield "CRITICAL" if destroys else "HIGH", f"{command.program} {verb} changes whole disks"
+    is_destructive = any(word in {"destroy", "delete", "rollback", "labelclear", "format"} for word in verb.split())
+    yield "CRITICAL" if is_destructive else "HIGH", f"{command.program} {verb} changes whole disks"
 
 
 FILE_JUDGES: Final[Mapping[str, Judge]] = expand_names(
     {
         "rm rmdir unlink srm": _rm,
-        "shred wipe": _prepend_finding("HIGH", "what is overwritten cannot be restored", _rm),
+        "shred wipe": _prepend_finding("HIGH", "overwritten data cannot be restored", _rm),
         "chmod chown chgrp chattr setfacl": _rights,
         "tee touch mkdir mkfifo mknod sponge split csplit": _writer,
         "cp ln install link": _copier,
@@ -330,8 +339,8 @@ FILE_JUDGES: Final[Mapping[str, Judge]] = expand_names(
             "mdadm badblocks hdparm nvme dmsetup debugfs"
         ): _disk,
         "zpool zfs btrfs": _pool,
-        "patch": _prepend_finding("MEDIUM", "files are changed as another file says", _writer),
-        "truncate fallocate": _prepend_finding("MEDIUM", "files are cut", _writer),
+        "patch": _prepend_finding("MEDIUM", "applies a patch to files", _writer),
+        "truncate fallocate": _prepend_finding("MEDIUM", "truncates files", _writer),
         "dd": _dd,
         "mv rename": _mover,
         "rsync": _rsync,
@@ -345,7 +354,7 @@ FILE_JUDGES: Final[Mapping[str, Judge]] = expand_names(
 
 _DELETING_METHODS: Final = frozenset({"DELETE", "PURGE"})
 _CHANGING: Final = frozenset({"PUT", "PATCH", "POST"})
-_SENDING: Final = (
+_SENDING_OPTIONS: Final = (
     *("--data", "--data-raw", "--data-binary", "--data-urlencode", "--json", "--form", "--form-string"),
     *("--upload-file", "--post-file", "--post-data", "--body-file", "--body-data"),
 )
@@ -353,15 +362,15 @@ _SENDING: Final = (
 
 def method_risk(method: str) -> Iterator[JudgeFinding]:
     if method.upper() in _DELETING_METHODS:
-        yield "HIGH", f"{method.upper()} deletes something outside"
+        yield "HIGH", f"{method.upper()} deletes external data"
     elif method.upper() in _CHANGING:
-        yield "MEDIUM", f"{method.upper()} changes something outside"
+        yield "MEDIUM", f"{method.upper()} changes an external system"
 
 
 def _fetch(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
-    sends = has_flag(words, "dFT", *_SENDING)
-    yield "HIGH" if sends else "MEDIUM", "data is sent to a host" if sends else "something is fetched"
+    sends_data = has_flag(words, "dFT", *_SENDING_OPTIONS)
+    yield "HIGH" if sends_data else "MEDIUM", "sends data to a host" if sends_data else "fetches data"
     for method in list_option_values(words, "-X", "--request", "--method"):
         yield from method_risk(method)
     for path in list_option_values(
@@ -371,7 +380,7 @@ def _fetch(command: Command) -> Iterator[JudgeFinding]:
     for line in list_option_values(words, "--use-askpass"):
         yield NestedCommand(line)
     if has_flag(words, "K", "--config"):
-        yield "HIGH", "a file says what is fetched"
+        yield "HIGH", "reads its options from a file"
     for word in list_operands(words):
         yield from _address_risk(word)
 
@@ -384,17 +393,17 @@ def _address_risk(word: str) -> Iterator[JudgeFinding]:
     host = word.partition("/")[0].partition("?")[0].rsplit("@", maxsplit=1)[-1]
     host = host.partition(":")[0] if host.count(":") == 1 else host.strip("[]")
     if host and (host[0].isdigit() or host == "localhost" or host.startswith("metadata") or ":" in host):
-        yield from (found for found in host_risk(host.lower()) if found[0] != "MEDIUM")
+        yield from (finding for finding in host_risk(host.lower()) if finding[0] != "MEDIUM")
 
 
 def _httpie(command: Command) -> Iterator[JudgeFinding]:
     words = list_operands(command.argv[1:])
-    yield "MEDIUM", "something is fetched"
+    yield "MEDIUM", "fetches data"
     if words:
         yield from method_risk(words[0])
-    sends = any("=" in word and "==" not in word for word in words[1:])
-    if sends:
-        yield "HIGH", "data is sent to a host"
+    sends_data = any("=" in word and "==" not in word for word in words[1:])
+    if sends_data:
+        yield "HIGH", "sends data to a host"
     for word in words:
         yield from _address_risk(word)
 
@@ -407,7 +416,7 @@ def _remote_copy(command: Command) -> Iterator[JudgeFinding]:
         if "command" in option.lower():
             yield NestedCommand(option.replace("=", " ", 1).partition(" ")[2])
     *sources, target = list_operands(words) or [""]
-    yield "HIGH" if ":" in target else "MEDIUM", "files go to another machine" if ":" in target else "files are fetched"
+    yield "HIGH" if ":" in target else "MEDIUM", "sends files to another machine" if ":" in target else "fetches files"
     yield from path_risk(target, "write")
     for path in sources:
         yield from path_risk(path, "read")
@@ -415,28 +424,28 @@ def _remote_copy(command: Command) -> Iterator[JudgeFinding]:
 
 def _listener(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
-    yield "HIGH", f"{command.program} opens a way in or out"
+    yield "HIGH", f"{command.program} opens a network connection"
     for line in list_option_values(words, "-e", "-c", "--exec", "--sh-exec"):
-        yield "CRITICAL", "a program is given to the other end of a connection"
+        yield "CRITICAL", "connects a program to the other end of a connection"
         yield NestedCommand(line)
     for word in words:
         kind, _, line = word.partition(":")
         if kind.upper() in {"EXEC", "SYSTEM", "SHELL"}:
-            yield "CRITICAL", "a program is given to the other end of a connection"
+            yield "CRITICAL", "connects a program to the other end of a connection"
             yield NestedCommand(line.partition(",")[0])
 
 
 def _ssh(command: Command) -> Iterator[JudgeFinding]:
     """Judge a remote login; what runs there is judged separately."""
-    yield "MEDIUM", "something runs on another machine"
+    yield "MEDIUM", "runs commands on another machine"
     if command.is_fed:
-        yield "HIGH", "data goes to another machine"
+        yield "HIGH", "sends data to another machine"
     if has_flag(command.argv[1:], "RLD"):
-        yield "HIGH", "a way in or out is opened"
+        yield "HIGH", "opens a tunnel"
 
 
 def _mail(command: Command) -> Iterator[JudgeFinding]:
-    yield "HIGH", "a message is sent"
+    yield "HIGH", "sends a message"
     for path in (*list_option_values(command.argv[1:], "-a", "--attach"), *command.reads):
         yield from path_risk(path, "read")
 
@@ -453,7 +462,9 @@ NETWORK_JUDGES: Final[Mapping[str, Judge]] = expand_names(
 )
 
 
-_VALUED: Final = frozenset({"-c", "-C", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"})
+_VALUED_OPTIONS: Final = frozenset(
+    {"-c", "-C", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}
+)
 _PROGRAM_SETTINGS: Final = re.compile(
     r"alias\..*|pager\..*|core\.(?:pager|editor|sshcommand|askpass|fsmonitor|gitproxy|alternaterefscommand)"
     r"|(?:sequence|gpg|gpg\..*)\.(?:editor|program|defaultkeycommand)|diff\.external|diff\..*\.(?:command|textconv)"
@@ -465,7 +476,7 @@ _PROGRAM_SETTINGS: Final = re.compile(
 _LOCATION_SETTINGS: Final = re.compile(
     r"core\.(?:hookspath|worktree)|include\.path|includeif\..*\.path|init\.templatedir|protocol\.ext\.allow|url\..*"
 )
-_READING: Final = frozenset(
+_READING_VERBS: Final = frozenset(
     {
         *(
             "status",
@@ -486,31 +497,31 @@ _READING: Final = frozenset(
 )
 
 
-_LOOKING: Final = frozenset({"-v", "--verbose", "show", "get-url", "status", "summary", "log", "view"})
+_LISTING_WORDS: Final = frozenset({"-v", "--verbose", "show", "get-url", "status", "summary", "log", "view"})
 
 
 def setting_risk(key: str, value: str) -> Iterator[JudgeFinding]:
     """Judge a git setting: many name a program that git runs."""
     name = key.lower()
     if _PROGRAM_SETTINGS.fullmatch(name):
-        yield "HIGH", f"git is told to run a program by {key}"
+        yield "HIGH", f"{key} makes git run a program"
         yield NestedCommand(value.removeprefix("!"))
     elif _LOCATION_SETTINGS.fullmatch(name):
-        yield "HIGH", f"git is told by {key} where to find programs"
+        yield "HIGH", f"{key} changes where git finds programs"
 
 
 def _git(command: Command) -> Iterator[JudgeFinding]:
-    rest = list(command.argv[1:])
-    while rest and rest[0].startswith("-"):
-        option, *rest = rest
+    remaining = list(command.argv[1:])
+    while remaining and remaining[0].startswith("-"):
+        option, *remaining = remaining
         value = ""
-        if option in _VALUED and rest and "=" not in option:
-            value, *rest = rest
+        if option in _VALUED_OPTIONS and remaining and "=" not in option:
+            value, *remaining = remaining
         if option == "-c":
             yield from setting_risk(*_split_setting(value))
         elif option.startswith(("--exec-path=", "--config-env")) or (option == "--exec-path" and value):
-            yield "HIGH", "git is told where to find programs"
-    verb, words = (rest[0], rest[1:]) if rest else ("", [])
+            yield "HIGH", "changes where git finds programs"
+    verb, words = (remaining[0], remaining[1:]) if remaining else ("", [])
     yield from _nested_commands(verb, words)
     yield from _change_risk(verb, words)
 
@@ -550,10 +561,10 @@ def _nested_commands(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
         for setting in list_option_values(words, "-c", "--config") if verb == "clone" else ():
             yield from setting_risk(*_split_setting(setting))
         for _ in list_option_values(words, "--template"):
-            yield "HIGH", "hooks are taken from elsewhere"
+            yield "HIGH", "copies hooks from a template"
     for word in list_operands(words):
         if word.startswith("ext::"):
-            yield "HIGH", "git runs a program in place of a host"
+            yield "HIGH", "git runs a program as a remote"
             yield NestedCommand(word.removeprefix("ext::"))
 
 
@@ -563,12 +574,12 @@ def _change_risk(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
             yield from path_risk(path, "write")
     match verb:
         case "push":
-            forced = (
+            is_forced = (
                 has_flag(words, "f", "--force", "--force-with-lease", "--mirror", "--delete", "--prune")
                 or "-d" in words
             )
-            forced = forced or any(word.startswith(("+", ":")) for word in words)
-            yield "HIGH" if forced else "MEDIUM", "git push --force or --delete" if forced else "git push"
+            is_forced = is_forced or any(word.startswith(("+", ":")) for word in words)
+            yield "HIGH" if is_forced else "MEDIUM", "git push --force or --delete" if is_forced else "git push"
         case "reset" | "checkout" | "switch" | "restore" if has_flag(
             words, "f", "--hard", "--force", "--discard-changes"
         ):
@@ -576,13 +587,13 @@ def _change_risk(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
         case "checkout" | "restore" if {"--", "."} & set(words) and not has_flag(words, "bS", "--staged"):
             yield "HIGH", f"git {verb} discards changes"
         case "clean" if has_flag(words, "f", "--force"):
-            yield "HIGH", "git clean deletes files that git does not know"
+            yield "HIGH", "git clean deletes untracked files"
         case "branch" | "tag" if has_flag(words, "Dd", "--delete"):
-            yield "HIGH" if has_flag(words, "D", "--force") else "MEDIUM", f"git {verb} deletes"
+            yield "HIGH" if has_flag(words, "D", "--force") else "MEDIUM", f"git {verb} deletes a {verb}"
         case "filter-branch" | "filter-repo" | "update-ref" | "replace":
             yield "HIGH", f"git {verb} rewrites history"
         case "reflog" if words[:1] and words[0] in {"expire", "delete"}:
-            yield "HIGH", "git reflog forgets what could be restored"
+            yield "HIGH", "git reflog deletes recoverable commits"
         case "gc" | "prune":
             yield (
                 "HIGH" if verb == "prune" or has_flag(words, "", "--prune") else "MEDIUM",
@@ -594,13 +605,13 @@ def _change_risk(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
             yield "HIGH", "git worktree remove discards changes"
         case "rm":
             yield "HIGH" if has_flag(words, "rf", "--force") else "MEDIUM", "git rm deletes files"
-        case "remote" | "submodule" | "bisect" if set(words[:1]) <= _LOOKING:
+        case "remote" | "submodule" | "bisect" if set(words[:1]) <= _LISTING_WORDS:
             return
         case "submodule" | "apply" if has_flag(words, "f", "--force", "--all", "--unsafe-paths"):
             yield "HIGH", f"git {verb} discards changes, or writes anywhere"
         case "remote" | "submodule" | "apply" | "am" | "bisect" | "lfs" | "daemon" | "svn" | "p4" | "credential":
-            yield "MEDIUM", f"git {verb} changes something outside"
-        case _ if verb in _READING:
+            yield "MEDIUM", f"git {verb} changes an external system"
+        case _ if verb in _READING_VERBS:
             for path in list_option_values(words, "--output"):
                 yield from path_risk(path, "write")
         case _:
@@ -609,10 +620,10 @@ def _change_risk(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
 
 def _hg(command: Command) -> Iterator[JudgeFinding]:
     for setting in list_option_values(command.argv[1:], "--config"):
-        yield "HIGH", "hg is given settings that can run programs"
+        yield "HIGH", "settings of hg can run programs"
         yield NestedCommand(_split_setting(setting)[1].removeprefix("!"))
-    risky = {"strip", "purge", "rollback"} & set(command.argv[1:])
-    yield "HIGH" if risky else "MEDIUM", "hg changes history" if risky else "hg"
+    is_risky = {"strip", "purge", "rollback"} & set(command.argv[1:])
+    yield "HIGH" if is_risky else "MEDIUM", "hg rewrites history" if is_risky else "runs hg"
 
 
 REPOSITORY_JUDGES: Final[Mapping[str, Judge]] = {"git": _git, "hg": _hg}

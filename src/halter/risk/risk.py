@@ -1,4 +1,4 @@
-"""The risk of one call, from its parsed arguments: commands, paths, hosts, statements, methods, amounts, recipients.
+"""Assesses the risk of one call from its parsed arguments: commands, paths, hosts, statements, amounts, recipients.
 
 Text that only mentions something has no risk: a search for `rm -rf /` deletes nothing.
 """
@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from halter.core.text import word_set
+from halter.core.text import make_word_set
 from halter.core.tools import Effect, ToolSpec, Valid
 from halter.core.vocabulary import RiskLevel
 from halter.risk.commands import (
@@ -58,12 +58,12 @@ _PROGRAMS: Final[Mapping[str, Judge]] = {
     **SERVICE_JUDGES,
 }
 _DANGEROUS: Final = DESTROYERS | SHELLS | WRAPPER_NAMES | INTERPRETERS | {"eval", "source", "mkfs"}
-_MOST_MENTIONS: Final = 16
-_MOST_WORDS: Final = 500
+_MAX_MENTIONS: Final = 16
+_MAX_WORDS: Final = 500
 _TOO_COMPLEX_REASON: Final = "a command line too complex to parse"
 
 PAGERS: Final = frozenset({"less", "more", "most", "zless", "man"})
-_PERSISTING: Final = frozenset({"nsenter", "chroot"})
+_NAMESPACE_PROGRAMS: Final = frozenset({"nsenter", "chroot"})
 _WRITING_OPTIONS: Final[Mapping[str, Sequence[str]]] = {"sort": ("-o", "--output"), "tree": ("-o",), "iconv": ("-o",)}
 _RUNNING_OPTIONS: Final[Mapping[str, Sequence[str]]] = {
     "sort": ("--compress-program",),
@@ -77,100 +77,108 @@ _RUNNING_OPTIONS: Final[Mapping[str, Sequence[str]]] = {
 _OPTION_THAT_RUNS: Final = re.compile(
     r"--?(?:[\w-]*-)?(?:exec|command|cmd|pager|editor|shell|program|rsh|hook|preview)"
 )
-_RUN_BY_OTHERS: Final = re.compile(
+_PROGRAM_VARIABLE: Final = re.compile(
     r"(?:\w+_)?(?:PAGER|EDITOR|BROWSER|COMMAND|ASKPASS|LESSOPEN|LESSCLOSE)|VISUAL|SHELL|GIT_SSH|GIT_EXTERNAL_DIFF|PS4|TAR_OPTIONS"
 )
-_FORMATS: Final = re.compile(r"mkfs.*|newfs.*|mke2fs|mkdosfs|mkntfs|mkexfatfs|mkudffs|mkreiserfs")
+_FORMATTING_PROGRAM: Final = re.compile(r"mkfs.*|newfs.*|mke2fs|mkdosfs|mkntfs|mkexfatfs|mkudffs|mkreiserfs")
 _SHARED_PATH_FOLDER: Final = re.compile(r"(?:^|:)(?:\.{0,2}(?=:|$)|\./|/tmp|/var/tmp|/dev/shm)")
-"""A folder in a search path that anyone may write, or that is relative."""
+"""A folder in a search path that is relative or that anyone may write to."""
 _GIT_CONFIG_VARIABLE: Final = re.compile(r"GIT_CONFIG_(KEY|VALUE)_\d+")
 
-_LOADED_BY_OTHERS: Final = word_set(
+_LOADING_VARIABLES: Final = make_word_set(
     "LD_PRELOAD LD_AUDIT LD_LIBRARY_PATH DYLD_INSERT_LIBRARIES BASH_ENV ENV ZDOTDIR IFS PERL5OPT PERL5LIB RUBYOPT "
     "RUBYLIB PYTHONSTARTUP PYTHONHOME GIT_CONFIG_PARAMETERS GIT_CONFIG_GLOBAL GIT_CONFIG_SYSTEM GIT_EXEC_PATH "
     "GIT_TEMPLATE_DIR JAVA_TOOL_OPTIONS"
 )
-_HOOK_SWITCHES: Final = word_set(
+_HOOK_VARIABLES: Final = make_word_set(
     "CLAUDE_CODE_SIMPLE CLAUDE_CODE_PERSONAL_HOOKS_OFF CLAUDE_CONFIG_DIR CODEX_HOME GEMINI_CLI_HOME CLAUDECODE "
     "GEMINI_CLI CURSOR_AGENT"
 )
-"""Variables by which another agent runs without its hooks, or what it started without its mark."""
+"""Variables with which another agent runs without its hooks, or its child processes without its marker."""
 
 
-def line_risk(given: str | Sequence[str], text: str | None = None) -> Iterator[RiskFinding]:
-    """Judge a line for a shell, or a command as a list of words, whose standard input is `text`."""
-    effort = make_parse_budget(given)
-    if not isinstance(given, str) and len(given) == 1 and " " in given[0]:
-        yield from _judge_line(given[0], text, effort, 0)
-    yield from _judge_line(given, text, effort, 0)
+def line_risk(line_or_words: str | Sequence[str], text: str | None = None) -> Iterator[RiskFinding]:
+    """Judge a line for a shell, or a command as a list of words, with the standard input `text`."""
+    budget = make_parse_budget(line_or_words)
+    if not isinstance(line_or_words, str) and len(line_or_words) == 1 and " " in line_or_words[0]:
+        yield from _judge_line(line_or_words[0], text, budget, 0)
+    yield from _judge_line(line_or_words, text, budget, 0)
 
 
 def code_line_risk(code: str) -> Iterator[RiskFinding]:
-    yield "HIGH", "code is run that was not inspected"
+    yield "HIGH", "runs code that was not inspected"
     yield from _judge_nested(code_risk(code), make_parse_budget(code), 0)
 
 
-def _judge_line(given: str | Sequence[str], text: str | None, effort: ParseBudget, depth: int) -> Iterator[RiskFinding]:
-    written: set[str] = set()
-    for command in parse_commands(given, text, effort, depth):
+def _judge_line(
+    line_or_words: str | Sequence[str], text: str | None, budget: ParseBudget, depth: int
+) -> Iterator[RiskFinding]:
+    written_paths: set[str] = set()
+    for command in parse_commands(line_or_words, text, budget, depth):
         if isinstance(command, UnreadableCommand):
             yield _unreadable_risk(command)
         else:
-            yield from _judge_nested(command_risk(command), effort, depth)
-            runs = command.argv if command.program in SHELLS or command.program in {".", "source"} else command.argv[:1]
-            for word in runs:
-                if word.removeprefix("./") in written:
-                    yield "HIGH", f"{word} is run by the line that writes it"
-            named = (
+            yield from _judge_nested(command_risk(command), budget, depth)
+            executed_words = (
+                command.argv if command.program in SHELLS or command.program in {".", "source"} else command.argv[:1]
+            )
+            for word in executed_words:
+                if word.removeprefix("./") in written_paths:
+                    yield "HIGH", f"runs {word}, which the same line writes"
+            output_paths = (
                 list_option_values(command.argv[1:], "-o", "-O", "--output")
                 if command.program in NETWORK_JUDGES
                 else ()
             )
-            copied = list_operands(command.argv[1:])[-1:] if command.program in {"cp", "mv", "install", "tee"} else ()
-            written.update(path.removeprefix("./") for path in (*command.writes, *named, *copied) if path)
+            copy_targets = (
+                list_operands(command.argv[1:])[-1:] if command.program in {"cp", "mv", "install", "tee"} else ()
+            )
+            written_paths.update(
+                path.removeprefix("./") for path in (*command.writes, *output_paths, *copy_targets) if path
+            )
 
 
 def _unreadable_risk(line: UnreadableCommand) -> RiskFinding:
     """Judge an unparsable line: a typo is HIGH, apparent obfuscation is CRITICAL."""
-    return ("CRITICAL", _TOO_COMPLEX_REASON) if line.tangled else ("HIGH", "a command line that cannot be parsed")
+    return ("CRITICAL", _TOO_COMPLEX_REASON) if line.is_obfuscated else ("HIGH", "a command line that cannot be parsed")
 
 
-def _judge_nested(found: Iterator[JudgeFinding], effort: ParseBudget, depth: int) -> Iterator[RiskFinding]:
-    for each in found:
-        match each:
-            case NestedCommand(given):
-                yield from _judge_line(given, None, effort, depth + 1) if given else ()
+def _judge_nested(findings: Iterator[JudgeFinding], budget: ParseBudget, depth: int) -> Iterator[RiskFinding]:
+    for finding in findings:
+        match finding:
+            case NestedCommand(nested):
+                yield from _judge_line(nested, None, budget, depth + 1) if nested else ()
             case MentionedWords(words):
-                yield from _mention_risk(words, effort, depth + 1)
+                yield from _mention_risk(words, budget, depth + 1)
             case _:
-                yield each
+                yield finding
 
 
-def _mention_risk(words: Sequence[str], effort: ParseBudget, depth: int) -> Iterator[RiskFinding]:
-    """Judge words as if each dangerous program began a command, and texts that name one as lines.
+def _mention_risk(words: Sequence[str], budget: ParseBudget, depth: int) -> Iterator[RiskFinding]:
+    """Judge words as if each dangerous program started a command, and texts that start with one as lines.
 
-    Every possible start of a command is tried here, so a command that ends these words is not searched again. One that
-    was written within a word is.
+    All possible starts of a command are tried here, so the words of a command that ends this list are not searched
+    again; those of a command that was written inside a word are.
     """
-    starts = [at for at, word in enumerate(words) if at + 1 < len(words) and _is_dangerous(word)]
+    starts = [start_at for start_at, word in enumerate(words) if start_at + 1 < len(words) and _is_dangerous(word)]
     lines = [word for word in words if " " in word.strip() and _is_dangerous(word.split(maxsplit=1)[0])]
-    if max(len(starts), len(lines)) > _MOST_MENTIONS or (starts and len(words) > _MOST_WORDS):
+    if max(len(starts), len(lines)) > _MAX_MENTIONS or (starts and len(words) > _MAX_WORDS):
         yield "CRITICAL", _TOO_COMPLEX_REASON
         return
-    for at in starts:
-        for command in parse_commands(words[at:], None, effort, depth):
+    for start_at in starts:
+        for command in parse_commands(words[start_at:], None, budget, depth):
             if isinstance(command, UnreadableCommand):
                 yield _unreadable_risk(command)
             else:
-                here = tuple(words[-len(command.argv) :]) == tuple(command.argv)
-                yield from _judge_nested(command_risk(command, looks_further=not here), effort, depth)
+                is_covered = tuple(words[-len(command.argv) :]) == tuple(command.argv)
+                yield from _judge_nested(command_risk(command, looks_further=not is_covered), budget, depth)
     for line in lines:
-        yield from _judge_line(line, None, effort, depth)
+        yield from _judge_line(line, None, budget, depth)
 
 
 def _is_dangerous(word: str) -> bool:
     program = program_of(word)
-    return program in _DANGEROUS or is_interpreter(program) or _FORMATS.fullmatch(program) is not None
+    return program in _DANGEROUS or is_interpreter(program) or _FORMATTING_PROGRAM.fullmatch(program) is not None
 
 
 def command_risk(command: Command, *, looks_further: bool = True) -> Iterator[JudgeFinding]:
@@ -181,29 +189,29 @@ def command_risk(command: Command, *, looks_further: bool = True) -> Iterator[Ju
     for name, value in command.sets:
         yield from _variable_risk(name, value)
     if command.recursive:
-        yield "CRITICAL", f"{command.program} calls itself without end"
+        yield "CRITICAL", f"{command.program} calls itself endlessly"
     program = command.program
-    raised = PRIVILEGE_RAISERS.intersection({program, *command.wrappers})
-    if raised:
-        yield "HIGH", f"{program} runs with all rights"
+    raises_privileges = PRIVILEGE_RAISERS.intersection({program, *command.wrappers})
+    if raises_privileges:
+        yield "HIGH", f"{program} runs with root privileges"
     if not program:
         return
     judge = _wrapper_risk if command.wraps else _judge_for(program) if command.sure else None
     if judge:
         yield from judge(command)
         return
-    yield "MEDIUM", f"{program} is not known"
+    yield "MEDIUM", f"{program} is an unknown program"
     if looks_further:
         yield from _unknown_risk(command)
 
 
 def _unknown_risk(command: Command) -> Iterator[JudgeFinding]:
-    """Judge an unknown program by what its words would run, delete and write."""
+    """Judge an unknown program by what its words could run, delete and write."""
     words = command.argv[1:]
     yield MentionedWords(tuple(word.lstrip("!:|") for word in words))
     yield from _options_that_run(command)
     if verb := find_deleting_word(words):
-        yield "HIGH", f"{command.program} {verb} deletes something"
+        yield "HIGH", f"{command.program} {verb} may delete data"
     for path in list_option_values(words, "-out", "-o", "--out", "--output", "--output-file"):
         yield from path_risk(path, "write")
     for word in words:
@@ -215,7 +223,7 @@ def _unknown_risk(command: Command) -> Iterator[JudgeFinding]:
             yield from sql_risk(word)
     for code in list_option_values(words, "-e", "-E", "--eval", "--execute", "--expr"):
         if set(code) & set("(;`!{"):
-            yield "HIGH", f"{command.program} is given code"
+            yield "HIGH", f"{command.program} runs code from its arguments"
 
 
 def _judge_for(program: str) -> Judge | None:
@@ -227,15 +235,15 @@ def _judge_for(program: str) -> Judge | None:
         return _PROGRAMS[program]
     if is_interpreter(program):
         return interpreter_risk
-    if _FORMATS.fullmatch(program):
+    if _FORMATTING_PROGRAM.fullmatch(program):
         return _format_risk
     return _reader_risk if program in READERS else None
 
 
 def _dynamic_program_risk(command: Command) -> Iterator[JudgeFinding]:
-    """Judge a program whose name is built while the line runs."""
-    fetched = any(feed.fetched for feed in command.built)
-    yield "CRITICAL" if fetched else "HIGH", f"{command.program} is only known at run time"
+    """Judge a program whose name is known only at run time."""
+    is_fetched = any(feed.fetched for feed in command.word_inputs)
+    yield "CRITICAL" if is_fetched else "HIGH", f"{command.program} is known only at run time"
     yield MentionedWords(command.argv)
 
 
@@ -244,11 +252,11 @@ def _format_risk(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _options_that_run(command: Command) -> Iterator[JudgeFinding]:
-    """Find what an unknown program runs because of its options."""
-    for at, word in enumerate(command.argv[1:], 1):
+    """Find the commands in the options of an unknown program."""
+    for index, word in enumerate(command.argv[1:], 1):
         name, equals, value = word.partition("=")
         if _OPTION_THAT_RUNS.fullmatch(name):
-            yield NestedCommand(value if equals else command.argv[at + 1] if at + 1 < len(command.argv) else "")
+            yield NestedCommand(value if equals else command.argv[index + 1] if index + 1 < len(command.argv) else "")
 
 
 def _wrapper_risk(command: Command) -> Iterator[JudgeFinding]:
@@ -258,8 +266,8 @@ def _wrapper_risk(command: Command) -> Iterator[JudgeFinding]:
         yield from WRAPPER_JUDGES[program](command)
     elif program in NETWORK_JUDGES:
         yield from NETWORK_JUDGES[program](command)
-    elif program in _PERSISTING:
-        yield "HIGH", f"{program} leads into another system"
+    elif program in _NAMESPACE_PROGRAMS:
+        yield "HIGH", f"{program} enters another system"
     for word in command.argv[1:]:
         name, equals, value = word.partition("=")
         if equals and name.isidentifier():
@@ -272,38 +280,40 @@ def _reader_risk(command: Command) -> Iterator[JudgeFinding]:
     for path in list_operands(words):
         if is_path(path) and command.program not in {"echo", "printf", "cd", "pushd"}:
             yield from path_risk(path, "read")
-    written = list_operands(words)[1:] if program == "xxd" and has_flag(words, "r", "-revert") else []
-    for path in (*written, *list_option_values(words, *_WRITING_OPTIONS.get(program, ()))):
+    output_paths = list_operands(words)[1:] if program == "xxd" and has_flag(words, "r", "-revert") else []
+    for path in (*output_paths, *list_option_values(words, *_WRITING_OPTIONS.get(program, ()))):
         yield from path_risk(path, "write")
-    typed = [word for word in words if word.startswith("+") and set(word) & set("!|")] if program in PAGERS else []
-    typed = [re.split("[!|]", word, maxsplit=1)[1] for word in typed]
-    for line in (*typed, *list_option_values(words, *_RUNNING_OPTIONS.get(program, ()))):
+    typed_lines = (
+        [word for word in words if word.startswith("+") and set(word) & set("!|")] if program in PAGERS else []
+    )
+    typed_lines = [re.split("[!|]", word, maxsplit=1)[1] for word in typed_lines]
+    for line in (*typed_lines, *list_option_values(words, *_RUNNING_OPTIONS.get(program, ()))):
         yield "HIGH", f"{program} runs a program"
         yield NestedCommand(line)
 
 
 def _variable_risk(name: str, value: str) -> Iterator[JudgeFinding]:
     """Judge a variable that makes other programs run something."""
-    told = _GIT_CONFIG_VARIABLE.fullmatch(name)
-    if told:
-        yield from setting_risk(value, "") if told[1] == "KEY" else (NestedCommand(value.removeprefix("!")),)
+    match = _GIT_CONFIG_VARIABLE.fullmatch(name)
+    if match:
+        yield from setting_risk(value, "") if match[1] == "KEY" else (NestedCommand(value.removeprefix("!")),)
     elif name.startswith("HALTER_"):
-        yield "HIGH", f"{name} says who decides, or where it is kept"
-    elif name in _HOOK_SWITCHES:
-        yield "HIGH", f"{name} decides whether hooks run"
+        yield "HIGH", f"{name} configures Halter itself"
+    elif name in _HOOK_VARIABLES:
+        yield "HIGH", f"{name} can disable hooks"
     elif name == "PATH" and _SHARED_PATH_FOLDER.search(value):
-        yield "HIGH", "programs are searched for in a folder that anybody can write"
-    elif name in _LOADED_BY_OTHERS:
-        yield "HIGH", f"{name} makes other programs run something"
-    elif _RUN_BY_OTHERS.fullmatch(name):
+        yield "HIGH", "searches for programs in a folder that anyone can write to"
+    elif name in _LOADING_VARIABLES:
+        yield "HIGH", f"{name} makes other programs run code"
+    elif _PROGRAM_VARIABLE.fullmatch(name):
         yield NestedCommand(value)
     elif name == "NODE_OPTIONS" and re.search(r"-r\b|--(?:require|import|loader|experimental-loader)", value):
-        yield "HIGH", f"{name} makes other programs run something"
+        yield "HIGH", f"{name} makes other programs run code"
 
 
 RISK_ORDER: Final[tuple[RiskLevel, ...]] = ("LOW", "MEDIUM", "HIGH", "CRITICAL")
 
-COMMAND_ARGUMENTS: Final = word_set(
+COMMAND_ARGUMENTS: Final = make_word_set(
     "command commands cmd cmds argv commandline cmdline script scripts bash shell exec sh terminal"
 )
 COMMAND_LIST_ARGUMENTS: Final = frozenset({"commands", "cmds", "scripts"})
@@ -311,31 +321,31 @@ PROGRAM_ARGUMENTS: Final = frozenset({"program", "executable", "binary", "entryp
 WORD_ARGUMENTS: Final = frozenset({"args", "arguments", "parameters", "params", "argv"})
 INPUT_ARGUMENTS: Final = frozenset({"stdin", "input"})
 CODE_ARGUMENTS: Final = frozenset({"code", "python", "javascript", "source_code", "python_code", "snippet"})
-PATH_ARGUMENTS: Final = word_set("path file filename folder directory dir destination dest target source src")
+PATH_ARGUMENTS: Final = make_word_set("path file filename folder directory dir destination dest target source src")
 HOST_ARGUMENTS: Final = frozenset({"host", "hostname", "server", "domain"})
 QUERY_ARGUMENTS: Final = frozenset({"sql", "query", "statement"})
 METHOD_ARGUMENTS: Final = frozenset({"method", "verb", "action", "operation", "op"})
 AMOUNT_ARGUMENTS: Final = frozenset({"amount", "amount_usd", "total", "total_usd", "sum", "payment", "price_usd"})
 RECIPIENT_ARGUMENTS: Final = frozenset({"to", "cc", "bcc", "recipients"})
 
-REASONS_SHOWN: Final = 12
+MAX_REASONS: Final = 12
 AMOUNT_STEPS: Final = (100, 1_000, 10_000)
 RECIPIENT_STEPS: Final = (5, 20, 200)
 
-_DELETING: Final = word_set(
+_DELETING: Final = make_word_set(
     "delete destroy drop purge wipe erase truncate terminate uninstall revoke format remove deletemany dropdatabase "
     "deleteall delete_all shutdown unpublish reset_all"
 )
 _CHANGING: Final = frozenset({"put", "patch", "post", "update", "replace", "overwrite"})
 _CODE_SIGNS: Final = re.compile(r"[(;=\n]")
 _WORD: Final = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
-_JSON_DEEPEST: Final = 8
+_MAX_JSON_DEPTH: Final = 8
 
 Arguments = Mapping[str, Any]
 
 
 class Risk(msgspec.Struct, frozen=True):
-    """How risky a call is, and why, as short phrases for the approver."""
+    """The risk of a call, with its reasons as short phrases for the approver."""
 
     level: RiskLevel = "LOW"
     reasons: tuple[str, ...] = ()
@@ -346,53 +356,55 @@ class _Value(msgspec.Struct, frozen=True):
 
     name: str
     value: Any
-    beside: Arguments
+    siblings: Arguments
     depth: int = 0
 
 
 def assess_risk(spec: ToolSpec, arguments: Valid) -> Risk:
-    found = [
+    findings = [
         finding for value in _iterate_arguments(arguments.values) for finding in _judge_argument(value, spec.effect)
     ]
-    found.sort(key=lambda finding: -RISK_ORDER.index(finding[0]))
-    if not found:
+    findings.sort(key=lambda finding: -RISK_ORDER.index(finding[0]))
+    if not findings:
         return Risk()
-    reasons = tuple(dict.fromkeys(reason for _, reason in found))
-    more = (f"and {len(reasons) - REASONS_SHOWN} more",) if len(reasons) > REASONS_SHOWN else ()
-    return Risk(found[0][0], (*reasons[:REASONS_SHOWN], *more))
+    reasons = tuple(dict.fromkeys(reason for _, reason in findings))
+    rest_note = (f"and {len(reasons) - MAX_REASONS} more",) if len(reasons) > MAX_REASONS else ()
+    return Risk(findings[0][0], (*reasons[:MAX_REASONS], *rest_note))
 
 
 def _iterate_arguments(arguments: Arguments) -> Iterator[_Value]:
-    """Walk arguments, also JSON inside a string. Lists of strings stay together."""
-    waiting = [_Value("", arguments, {})]
-    while waiting:
-        each = waiting.pop()
-        match each.value:
+    """Yield all arguments, including those in JSON strings. Lists of strings stay together."""
+    pending = [_Value("", arguments, {})]
+    while pending:
+        argument = pending.pop()
+        match argument.value:
             case Mapping():
-                values = cast("Arguments", each.value)
-                waiting += [_Value(str(key), value, values, each.depth) for key, value in reversed([*values.items()])]
-            case list() | tuple() if not _are_texts(cast("Sequence[Any]", each.value)):
-                items = cast("Sequence[Any]", each.value)
-                waiting += [_Value(each.name, item, each.beside, each.depth) for item in reversed(items)]
+                values = cast("Arguments", argument.value)
+                pending += [
+                    _Value(str(key), value, values, argument.depth) for key, value in reversed([*values.items()])
+                ]
+            case list() | tuple() if not _are_texts(cast("Sequence[Any]", argument.value)):
+                items = cast("Sequence[Any]", argument.value)
+                pending += [_Value(argument.name, item, argument.siblings, argument.depth) for item in reversed(items)]
             case _:
-                if (inside := _decode_json_text(each)) is not None:
-                    waiting.append(inside)
-                yield each
+                if (json_argument := _decode_json_text(argument)) is not None:
+                    pending.append(json_argument)
+                yield argument
 
 
 def _are_texts(value: Sequence[Any]) -> bool:
     return all(isinstance(each, str) for each in value)
 
 
-def _decode_json_text(each: _Value) -> _Value | None:
-    text = each.value
-    if not isinstance(text, str) or each.depth >= _JSON_DEEPEST or text.lstrip()[:1] not in {"{", "["}:
+def _decode_json_text(argument: _Value) -> _Value | None:
+    text = argument.value
+    if not isinstance(text, str) or argument.depth >= _MAX_JSON_DEPTH or text.lstrip()[:1] not in {"{", "["}:
         return None
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return None
-    return _Value(each.name, value, each.beside, each.depth + 1)
+    return _Value(argument.name, value, argument.siblings, argument.depth + 1)
 
 
 def _judge_argument(argument: _Value, effect: Effect) -> Iterator[RiskFinding]:
@@ -416,7 +428,7 @@ def _judge_argument(argument: _Value, effect: Effect) -> Iterator[RiskFinding]:
 
 
 def _split_name(name: str) -> frozenset[str]:
-    """Split a name: `shellCommand` and `shell_command` are `shell` and `command`."""
+    """Split a name into words: `shellCommand` and `shell_command` contain `shell` and `command`."""
     return frozenset({name.lower(), *(word.lower() for word in _WORD.findall(name))})
 
 
@@ -431,47 +443,49 @@ def _text_risk(argument: _Value, text: str, effect: Effect) -> Iterator[RiskFind
     elif _split_name(argument.name) & METHOD_ARGUMENTS:
         word = text.strip().lower()
         if word in _DELETING or word.startswith(("delete", "destroy", "purge", "drop_")):
-            yield "HIGH", f"{text.strip()[:40]} deletes something outside"
+            yield "HIGH", f"{text.strip()[:40]} deletes external data"
         elif word in _CHANGING:
-            yield "MEDIUM", f"{text.strip()[:40]} changes something outside"
+            yield "MEDIUM", f"{text.strip()[:40]} changes external data"
     elif name in CODE_ARGUMENTS and _CODE_SIGNS.search(text):
         yield from code_line_risk(text)
     else:
         if _split_name(argument.name) & QUERY_ARGUMENTS:
             if looks_like_sql(text):
                 yield from sql_risk(text)
-        elif not any(key.lower() in PATH_ARGUMENTS for key in argument.beside) and is_statement(text):
+        elif not any(key.lower() in PATH_ARGUMENTS for key in argument.siblings) and is_statement(text):
             yield from sql_risk(text)
         yield from graphql_risk(text)
 
 
 def _command_argument_risk(argument: _Value, kinds: frozenset[str]) -> Iterator[RiskFinding]:
     """Judge a command with the words and the input of its sibling arguments."""
-    given = argument.value
-    beside = {key.lower(): value for key, value in argument.beside.items() if key != argument.name}
-    text = next((value for key, value in beside.items() if key in INPUT_ARGUMENTS and isinstance(value, str)), None)
-    if not isinstance(given, str) and kinds & COMMAND_LIST_ARGUMENTS:
-        for line in given:
+    command = argument.value
+    siblings = {key.lower(): value for key, value in argument.siblings.items() if key != argument.name}
+    text = next((value for key, value in siblings.items() if key in INPUT_ARGUMENTS and isinstance(value, str)), None)
+    if not isinstance(command, str) and kinds & COMMAND_LIST_ARGUMENTS:
+        for line in command:
             yield from line_risk(line, text)
         return
-    yield from line_risk(given, text)
-    for key in WORD_ARGUMENTS & beside.keys():
-        words = beside[key]
+    yield from line_risk(command, text)
+    for key in WORD_ARGUMENTS & siblings.keys():
+        words = siblings[key]
         if (
-            isinstance(given, str)
+            isinstance(command, str)
             and isinstance(words, list | tuple)
             and words
             and _are_texts(cast("Sequence[Any]", words))
         ):
-            yield from line_risk([given, *cast("Sequence[str]", words)], text)
-        elif isinstance(given, str) and isinstance(words, str):
-            yield from line_risk(f"{given} {words}", text)
+            yield from line_risk([command, *cast("Sequence[str]", words)], text)
+        elif isinstance(command, str) and isinstance(words, str):
+            yield from line_risk(f"{command} {words}", text)
 
 
 def _recipient_risk(texts: Sequence[str], effect: Effect) -> Iterator[RiskFinding]:
-    people = {part.strip().lower() for text in texts for part in text.replace(";", ",").split(",") if part.strip()}
+    recipients = {
+        address.strip().lower() for text in texts for address in text.replace(";", ",").split(",") if address.strip()
+    }
     if effect == "write":
-        yield from _step_risk(len(people), RECIPIENT_STEPS, f"{len(people)} recipients")
+        yield from _step_risk(len(recipients), RECIPIENT_STEPS, f"{len(recipients)} recipients")
 
 
 def _amount_risk(name: str, amount: float, effect: Effect) -> Iterator[RiskFinding]:
@@ -481,9 +495,9 @@ def _amount_risk(name: str, amount: float, effect: Effect) -> Iterator[RiskFindi
 
 def _step_risk(value: float, steps: Sequence[int], reason: str) -> Iterator[RiskFinding]:
     """Raise the risk by one for each threshold that a number exceeds; a non-number exceeds all."""
-    passed = sum(not value <= step for step in steps)
-    if passed:
-        yield RISK_ORDER[passed], reason
+    exceeded_count = sum(not value <= step for step in steps)
+    if exceeded_count:
+        yield RISK_ORDER[exceeded_count], reason
 
 
 def _sum_amounts(texts: Sequence[str]) -> float:

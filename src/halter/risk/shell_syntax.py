@@ -1,9 +1,9 @@
-"""The grammar of a shell line: its simple commands, their words and redirections, and what feeds them.
+"""Parses a shell line into its simple commands, with their words, redirections and inputs.
 
-Quotes, escapes, braces, substitutions, here-documents, functions and compound commands are read as a POSIX shell with
-the usual extensions reads them. What a shell knows only at run time (a variable, the output of a command) stays as
-written, beside a second reading with everything filled in that the line itself defines. The output of some commands is
-known from their words, and so is the input of their readers.
+Quotes, escapes, braces, substitutions, here-documents, functions and compound commands are parsed as in a POSIX shell
+with the usual extensions. Values that a shell knows only at run time (a variable, the output of a command) stay as
+written; a second reading fills in everything that the line itself defines. The output of some commands follows from
+their words, and so does the input of the commands that read it.
 """
 
 import base64
@@ -17,18 +17,20 @@ from typing import Final
 
 import msgspec
 
-from halter.core.text import word_set
+from halter.core.text import make_word_set
 
-SHELLS: Final = word_set("sh bash zsh dash ksh mksh pdksh fish ash yash tcsh csh rbash rzsh lksh osh nu elvish xonsh")
+SHELLS: Final = make_word_set(
+    "sh bash zsh dash ksh mksh pdksh fish ash yash tcsh csh rbash rzsh lksh osh nu elvish xonsh"
+)
 
-FETCHERS: Final = word_set(
+FETCHERS: Final = make_word_set(
     "curl wget fetch http https httpie xh aria2c axel lynx w3m links elinks ftp lftp sftp scp nc ncat netcat socat "
     "telnet tftp hget GET"
 )
 
-PRIVILEGE_RAISERS: Final = word_set("sudo doas su pkexec runuser sudoedit run0 gosu setpriv")
+PRIVILEGE_RAISERS: Final = make_word_set("sudo doas su pkexec runuser sudoedit run0 gosu setpriv")
 
-READERS: Final = word_set(
+READERS: Final = make_word_set(
     "ls dir vdir cat tac bat batcat grep egrep fgrep zgrep rg ag ack head tail wc echo printf pwd whoami id groups "
     "users who w last date diff colordiff diff3 sdiff cmp sort uniq cut tr stat file du df ps pgrep pstree top htop "
     "which type whereis test [ [[ true false : jq basename dirname realpath readlink tree less more most zless zcat "
@@ -43,16 +45,16 @@ READERS: Final = word_set(
     "exiftool identify pylint flake8 mypy pyright basedpyright shellcheck hadolint yamllint sw_vers lsb_release "
     "dmidecode acpi sensors aspell hunspell env history uuidgen mktemp zdiff zcmp smartctl blkid lshw"
 )
-"""They write nothing and run nothing, unless an option says so."""
+"""Programs that write nothing and run nothing, except with certain options."""
 
-DESTROYERS: Final = word_set(
+DESTROYERS: Final = make_word_set(
     "rm rmdir unlink shred srm wipe chmod chown chgrp chattr setfacl mv dd truncate mkswap wipefs fdisk sfdisk cfdisk "
     "gdisk sgdisk parted cryptsetup lvremove vgremove pvremove zpool zfs blkdiscard mdadm shutdown reboot poweroff "
     "halt init telinit kexec kill pkill killall find git docker podman kubectl terraform tofu aws psql mysql mariadb "
     "sqlite3 redis-cli mongo mongosh dropdb dropuser systemctl crontab rsync tee cp ln install sed awk gawk mawk perl "
     "curl wget userdel groupdel usermod passwd iptables nft ufw mount umount halter tar busybox toybox"
 )
-"""Names that make a line dangerous when an unknown program is given them to run."""
+"""Programs that make a line dangerous if an unknown program could run them."""
 
 _PYTHON: Final = re.compile(r"(?:python|pypy|pythonw|ipython|micropython|jython|bpython)[\d.]*[a-z]*(?:-\w+)?")
 _NUMBERED: Final = re.compile(r"(perl|ruby|node|nodejs|php|lua|luajit|tclsh|guile|deno|bun|julia|Rscript)[\d.-]*")
@@ -63,7 +65,7 @@ def program_of(word: str) -> str:
 
 
 def family_of(program: str) -> str:
-    """The name of an interpreter without its version: `python` for `python3.11`."""
+    """Return the name of an interpreter without its version: `python` for `python3.11`."""
     if _PYTHON.fullmatch(program):
         return "python"
     match = _NUMBERED.fullmatch(program)
@@ -76,9 +78,9 @@ _DIRECTIVE: Final = re.compile(r"%%|%[-+ #0-9.]*[a-zA-Z]")
 
 
 class CommandInput(msgspec.Struct, frozen=True):
-    """What a command reads from others: their names, and whether any of them fetched it.
+    """The input of a command from other commands: their names, and true if any of them fetched it.
 
-    `roots` are the places whose contents it lists; `text` is the content, where the line shows it.
+    `roots` are the folders whose contents it lists; `text` is the content, if the line contains it.
     """
 
     programs: tuple[str, ...] = ()
@@ -87,34 +89,34 @@ class CommandInput(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
-def trace_output(words: Sequence[str], before: CommandInput | None, text: str | None) -> CommandInput:
-    """The output of a command that reads `before` or `text`."""
+def trace_output(words: Sequence[str], upstream: CommandInput | None, text: str | None) -> CommandInput:
+    """Trace the output of a command that reads `upstream` or `text`."""
     program = program_of(words[0]) if words else ""
-    source = text if text is not None else before.text if before else None
-    fetched = (before is not None and before.fetched) or fetches(words)
+    source = text if text is not None else upstream.text if upstream else None
+    is_fetched = (upstream is not None and upstream.fetched) or fetches(words)
     return CommandInput(
         (program,),
-        fetched,
-        _find_roots(program, words[1:]) or (before.roots if before else ()),
-        _find_known_output(words, source),
+        is_fetched,
+        _find_roots(program, words[1:]) or (upstream.roots if upstream else ()),
+        _predict_output(words, source),
     )
 
 
-def join_command_inputs(feeds: Sequence[CommandInput]) -> CommandInput | None:
-    if len(feeds) <= 1:
-        return feeds[0] if feeds else None
-    texts = [feed.text for feed in feeds]
+def join_command_inputs(inputs: Sequence[CommandInput]) -> CommandInput | None:
+    if len(inputs) <= 1:
+        return inputs[0] if inputs else None
+    texts = [source.text for source in inputs]
     return CommandInput(
-        tuple(name for feed in feeds for name in feed.programs),
-        any(feed.fetched for feed in feeds),
-        tuple(root for feed in feeds for root in feed.roots),
+        tuple(name for source in inputs for name in source.programs),
+        any(source.fetched for source in inputs),
+        tuple(root for source in inputs for root in source.roots),
         None if None in texts else "\n".join(text or "" for text in texts),
     )
 
 
 def fetches(words: Sequence[str]) -> bool:
-    """Whether a command names, anywhere, a program that fetches something."""
-    return any(program_of(part) in FETCHERS for word in words for part in word.split())
+    """Return true if any word of a command names a program that fetches something."""
+    return any(program_of(token) in FETCHERS for word in words for token in word.split())
 
 
 def unescape_text(text: str) -> str:
@@ -136,24 +138,31 @@ def _find_roots(program: str, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(islice((word for word in words if not word.startswith("-")), 8)) or (".",)
 
 
-def _find_known_output(words: Sequence[str], source: str | None) -> str | None:
+def _predict_output(words: Sequence[str], source: str | None) -> str | None:
     if not words:
         return None
-    program, rest = program_of(words[0]), list(words[1:])
+    program, arguments = program_of(words[0]), list(words[1:])
     match program:
         case "echo":
-            while rest and rest[0].startswith("-") and set(rest[0][1:]) <= set("neE") and rest[0] != "-":
-                rest.pop(0)
-            return unescape_text(" ".join(rest))
+            while (
+                arguments
+                and arguments[0].startswith("-")
+                and set(arguments[0][1:]) <= set("neE")
+                and arguments[0] != "-"
+            ):
+                arguments.pop(0)
+            return unescape_text(" ".join(arguments))
         case "printf":
-            return _format_printf([word for word in rest if word != "--"])
+            return _format_printf([word for word in arguments if word != "--"])
         case "cat" | "tac" | "tee" | "sponge" | "head" | "tail" | "sort" | "uniq" | "tr" | "cut" | "nl" | "pv":
-            passes = program == "tee" or not any(word == "-" or not word.startswith("-") for word in rest)
-            return source if passes or rest == ["-"] else None
+            passes_input = program == "tee" or not any(word == "-" or not word.startswith("-") for word in arguments)
+            return source if passes_input or arguments == ["-"] else None
         case "base64" | "basenc":
-            return _decode_base64(source) if source and any(word[:2] in {"-d", "-D", "--"} for word in rest) else None
+            return (
+                _decode_base64(source) if source and any(word[:2] in {"-d", "-D", "--"} for word in arguments) else None
+            )
         case "yes":
-            return " ".join(rest)
+            return " ".join(arguments)
         case _:
             return None
 
@@ -164,8 +173,8 @@ def _format_printf(words: Sequence[str]) -> str:
         return ""
     values = iter(words[1:])
     pattern = unescape_text(words[0])
-    written = _DIRECTIVE.sub(lambda match: "%" if match[0] == "%%" else unescape_text(next(values, "")), pattern)
-    return " ".join([written, *(unescape_text(value) for value in values)])
+    output = _DIRECTIVE.sub(lambda match: "%" if match[0] == "%%" else unescape_text(next(values, "")), pattern)
+    return " ".join([output, *(unescape_text(value) for value in values)])
 
 
 def _decode_base64(text: str) -> str | None:
@@ -175,14 +184,14 @@ def _decode_base64(text: str) -> str | None:
         return None
 
 
-DEEPEST_LINE: Final = 16
+MAX_LINE_DEPTH: Final = 16
 
-_WORDS_OF_BRACES: Final = 256
-_LONGEST_WITH_BRACES: Final = 4096
-_GROUP_SHOWN: Final = 20
-_MOST_COMMANDS: Final = 1000
-_MOST_WORDS: Final = 10_000
-_GROWTH: Final = 4
+_MAX_BRACE_WORDS: Final = 256
+_MAX_BRACE_LENGTH: Final = 4096
+_MAX_SOURCES: Final = 20
+_MAX_COMMANDS: Final = 1000
+_MAX_WORDS: Final = 10_000
+_MAX_GROWTH: Final = 4
 
 _SPECIAL: Final = " \t\n\r{},*?[]~$=!#"
 _SHIFT: Final = 0xF0000
@@ -198,7 +207,7 @@ _NUMBERS: Final = r"[^()`'\"$]*(?:\$(?!\()[^()`'\"$]*)*"
 _ARITHMETIC: Final = re.compile(rf"\$?\(\({_NUMBERS}(?:\({_NUMBERS}\){_NUMBERS})*\)\)")
 _PARAMETER: Final = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _BRACED: Final = re.compile(r"\$\{(\w+|[@*])(?:\[[@*]\])?(?::?[-=]([\s\S]*))?\}")
-_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
 _ANSI: Final = re.compile(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|[0-7]{1,3}|[\s\S])")
 _ANSI_SIGNS: Final = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
 _ANSI_TEXT: Final = re.compile(r"\$'([^'\\]*(?:\\[\s\S][^'\\]*)*)'")
@@ -208,38 +217,38 @@ _BACKTICKED: Final = re.compile(r"`([^`\\]*(?:\\[\s\S][^`\\]*)*)`")
 _BACKTICK_ESCAPE: Final = re.compile(r"\\([`\\$\"])")
 _GROUP: Final = re.compile(r"\{([^{},]*(?:,[^{},]*)+)\}")
 
-_KNOWN: Final = {"IFS": " ", "SHELL": "sh", "BASH": "bash"}
-_OPENING: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "coproc"})
-_CLOSING: Final = frozenset({"fi", "done", "esac", "}"})
+_DEFAULT_VALUES: Final = {"IFS": " ", "SHELL": "sh", "BASH": "bash"}
+_OPENING_KEYWORDS: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "coproc"})
+_CLOSING_KEYWORDS: Final = frozenset({"fi", "done", "esac", "}"})
 
 
 class MalformedShell(Exception):
-    """A line that a shell would refuse."""
+    """A line that a shell would reject."""
 
 
 class TooComplex(Exception):
-    """A line that is nested more deeply, or expands to more words, than a person writes."""
+    """A line that is nested more deeply, or expands to more words, than the limits."""
 
 
 class SimpleCommand(msgspec.Struct, frozen=True, kw_only=True):
     """One command of a line.
 
-    `words` are as written, without quotes; `meant` has variables and outputs filled in that the line defines. `feed`
-    comes through a pipe, `text` through a here-document or here-string. `built` and `given` come from substitutions:
-    the output of the first is part of a word, the second are read as files. `inner` stands inside a substitution.
-    `recursive` is a function that calls itself.
+    `words` are as written, without quotes; `resolved_words` include the variables and outputs that the line defines.
+    `feed` comes through a pipe, `text` from a here-document or here-string. `word_inputs` and `file_inputs` are
+    substitutions: the first are part of a word, the second are read as files. A command that `is_inner` is inside a
+    substitution. A `recursive` command is a function that calls itself.
     """
 
     words: tuple[str, ...] = ()
-    meant: tuple[str, ...] = ()
+    resolved_words: tuple[str, ...] = ()
     sets: tuple[tuple[str, str], ...] = ()
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     text: str | None = None
     feed: CommandInput | None = None
-    built: tuple[CommandInput, ...] = ()
-    given: tuple[CommandInput, ...] = ()
-    inner: bool = False
+    word_inputs: tuple[CommandInput, ...] = ()
+    file_inputs: tuple[CommandInput, ...] = ()
+    is_inner: bool = False
     recursive: bool = False
 
 
@@ -247,25 +256,25 @@ class _Word(msgspec.Struct):
     """A word while it is read. Quoted characters are masked, so that nothing expands them."""
 
     raw: str = ""
-    meant: str = ""
+    resolved: str = ""
     quoted: bool = False
 
-    def add(self, raw: str, meant: str | None = None) -> None:
+    def add(self, raw: str, resolved: str | None = None) -> None:
         self.raw += raw
-        self.meant += raw if meant is None else meant
+        self.resolved += raw if resolved is None else resolved
 
 
 class _CommandDraft(msgspec.Struct):
     """A command while it is read; its here-document comes only after the line."""
 
     words: list[str] = msgspec.field(default_factory=list[str])
-    meant: list[str] = msgspec.field(default_factory=list[str])
+    resolved_words: list[str] = msgspec.field(default_factory=list[str])
     sets: list[tuple[str, str]] = msgspec.field(default_factory=list[tuple[str, str]])
     writes: list[str] = msgspec.field(default_factory=list[str])
     reads: list[str] = msgspec.field(default_factory=list[str])
     texts: list[str] = msgspec.field(default_factory=list[str])
-    built: list[CommandInput] = msgspec.field(default_factory=list[CommandInput])
-    given: list[CommandInput] = msgspec.field(default_factory=list[CommandInput])
+    word_inputs: list[CommandInput] = msgspec.field(default_factory=list[CommandInput])
+    file_inputs: list[CommandInput] = msgspec.field(default_factory=list[CommandInput])
     before: "list[_CommandDraft] | None" = None
     opens: bool = False
     closes: bool = False
@@ -275,35 +284,35 @@ class _CommandDraft(msgspec.Struct):
 
 
 class _Values(msgspec.Struct):
-    """The parameters that a line defines, and how much of it was read.
+    """The parameters that a line defines, and the budget for parsing it.
 
-    Their expansion is limited: `a=$a$a` doubles.
+    Expansion is limited, since `a=$a$a` doubles.
     """
 
-    known: dict[str, str]
-    left: int
+    value_by_name: dict[str, str]
+    remaining_length: int
     commands: int = 0
     words: int = 0
 
     def get(self, name: str) -> str | None:
-        return self.known.get(name)
+        return self.value_by_name.get(name)
 
-    def put(self, name: str, value: str) -> None:
-        self.known[name] = value
+    def define(self, name: str, value: str) -> None:
+        self.value_by_name[name] = value
 
     def count(self, *, commands: int = 0, words: int = 0) -> None:
         self.commands += commands
         self.words += words
-        if self.commands > _MOST_COMMANDS or self.words > _MOST_WORDS:
+        if self.commands > _MAX_COMMANDS or self.words > _MAX_WORDS:
             raise TooComplex
 
     def spend(self, value: str) -> bool:
-        self.left -= len(value)
-        return self.left >= 0
+        self.remaining_length -= len(value)
+        return self.remaining_length >= 0
 
 
 class _Document(msgspec.Struct):
-    """A here-document that is announced and not read yet."""
+    """A here-document that was announced and is not read yet."""
 
     draft: _CommandDraft
     end: str
@@ -311,17 +320,19 @@ class _Document(msgspec.Struct):
     expands: bool
 
 
-def parse_shell_line(line: str, known: Mapping[str, str] | None = None) -> list[SimpleCommand]:
-    """Parse a line. `known` are parameters with known values, as those after `sh -c LINE`."""
-    values = _Values({**_KNOWN, **(known or {})}, left=_GROWTH * len(line) + _LONGEST_WITH_BRACES)
+def parse_shell_line(line: str, parameters: Mapping[str, str] | None = None) -> list[SimpleCommand]:
+    """Parse a line; values of its positional words may be given, such as those after `sh -c LINE`."""
+    values = _Values(
+        {**_DEFAULT_VALUES, **(parameters or {})}, remaining_length=_MAX_GROWTH * len(line) + _MAX_BRACE_LENGTH
+    )
     return _Reader(line.replace("\0", ""), values, 0).read()
 
 
 class _Reader:
-    def __init__(self, text: str, known: _Values, depth: int) -> None:
+    def __init__(self, text: str, values: _Values, depth: int) -> None:
         self._text = text
         self._at: int = 0
-        self._known = known
+        self._values = values
         self._depth = depth
         self._documents: list[_Document] = []
         self._inner: list[SimpleCommand] = []
@@ -335,38 +346,38 @@ class _Reader:
     # Commands
 
     def _group(self, end: str, source: list[_CommandDraft] | None) -> list[_CommandDraft]:
-        """Read commands up to the end of a group; all of them can read what comes from `source`."""
-        found: list[_CommandDraft] = []
-        last: list[_CommandDraft] = []
-        before, inherited = source, source
-        cases, pattern = 0, -1
+        """Read commands up to the end of a group; all of them can read from `source`."""
+        drafts: list[_CommandDraft] = []
+        latest: list[_CommandDraft] = []
+        upstream, inherited_source = source, source
+        case_depth, pattern_start = 0, -1
         while not self._ends(end):
             operator = _OPERATOR.match(self._text, self._at)
             if self._text[self._at] == ")":
                 self._at += 1
-                if pattern < 0 and end == ")":
-                    return found
-                if pattern < 0:
+                if pattern_start < 0 and end == ")":
+                    return drafts
+                if pattern_start < 0:
                     raise MalformedShell
-                del found[pattern:]
-                pattern = -1
+                del drafts[pattern_start:]
+                pattern_start = -1
             elif operator and not _REDIRECT.match(self._text, self._at):
                 self._at = operator.end()
-                before = self._read_operator(operator[0], found, last) or inherited
-                if cases and operator[0].startswith((";;", ";&")):
-                    pattern = len(found)
+                upstream = self._read_operator(operator[0], drafts, latest) or inherited_source
+                if case_depth and operator[0].startswith((";;", ";&")):
+                    pattern_start = len(drafts)
             else:
-                last = self._command(before)
-                found += last
-                newest = last[-1]
-                if newest.words[:1] == ["case"]:
-                    cases, pattern = cases + 1, len(found)
-                if newest.closes:
-                    inherited, pattern = source, -1
-                elif newest.opens and before:
-                    inherited = before
-                before = inherited
-        return found
+                latest = self._command(upstream)
+                drafts += latest
+                latest_draft = latest[-1]
+                if latest_draft.words[:1] == ["case"]:
+                    case_depth, pattern_start = case_depth + 1, len(drafts)
+                if latest_draft.closes:
+                    inherited_source, pattern_start = source, -1
+                elif latest_draft.opens and upstream:
+                    inherited_source = upstream
+                upstream = inherited_source
+        return drafts
 
     def _ends(self, end: str) -> bool:
         self._skip_blanks()
@@ -377,33 +388,33 @@ class _Reader:
         return True
 
     def _read_operator(
-        self, operator: str, found: list[_CommandDraft], last: list[_CommandDraft]
+        self, operator: str, drafts: list[_CommandDraft], latest: list[_CommandDraft]
     ) -> list[_CommandDraft] | None:
         if operator == "\n":
             self._read_documents()
-        if operator not in {"|", "|&"} or not last:
+        if operator not in {"|", "|&"} or not latest:
             return None
-        return found[-_GROUP_SHOWN:] if last[-1].closes else last[-_GROUP_SHOWN:]
+        return drafts[-_MAX_SOURCES:] if latest[-1].closes else latest[-_MAX_SOURCES:]
 
-    def _command(self, before: list[_CommandDraft] | None) -> list[_CommandDraft]:
-        self._known.count(commands=1)
-        draft = _CommandDraft(before=before)
-        nested: list[_CommandDraft] = []
+    def _command(self, upstream: list[_CommandDraft] | None) -> list[_CommandDraft]:
+        self._values.count(commands=1)
+        draft = _CommandDraft(before=upstream)
+        nested_drafts: list[_CommandDraft] = []
         if self._text[self._at] == "(":
             arithmetic = _ARITHMETIC.match(self._text, self._at)
             if arithmetic:
                 self._at = arithmetic.end()
             else:
                 self._at += 1
-                nested = self._nested(before)
+                nested_drafts = self._read_nested(upstream)
         self._read_words(draft)
-        for each in before or ():
-            each.piped = True
-        return [*nested, draft]
+        for source_draft in upstream or ():
+            source_draft.piped = True
+        return [*nested_drafts, draft]
 
-    def _nested(self, source: list[_CommandDraft] | None) -> list[_CommandDraft]:
+    def _read_nested(self, source: list[_CommandDraft] | None) -> list[_CommandDraft]:
         self._depth += 1
-        if self._depth > DEEPEST_LINE:
+        if self._depth > MAX_LINE_DEPTH:
             raise TooComplex
         drafts = self._group(")", source)
         self._depth -= 1
@@ -421,20 +432,20 @@ class _Reader:
             elif self._text[self._at] in ";&|\n)":
                 break
             elif self._text[self._at] == "(":
-                self._parenthesised(draft)
+                self._read_parenthesis(draft)
             else:
-                self._take_word(draft)
-                self._take_keyword(draft)
+                self._add_word(draft)
+                self._drop_keyword(draft)
         if draft.words[:2] == ["set", "--"]:
-            words = draft.meant[2:]
+            words = draft.resolved_words[2:]
             for name in ("@", "*"):
-                self._known.put(name, " ".join(words))
+                self._values.define(name, " ".join(words))
             for number, word in enumerate(words, 1):
-                self._known.put(str(number), word)
+                self._values.define(str(number), word)
         if draft.words[:1] == ["for"] and "in" in draft.words[2:3]:
-            self._known.put(draft.words[1], " ".join(draft.meant[3:]))
+            self._values.define(draft.words[1], " ".join(draft.resolved_words[3:]))
 
-    def _parenthesised(self, draft: _CommandDraft) -> None:
+    def _read_parenthesis(self, draft: _CommandDraft) -> None:
         """Read a parenthesis after words: a function definition, or the head of a loop."""
         arithmetic = _ARITHMETIC.match(self._text, self._at)
         if draft.words == ["for"] and arithmetic:
@@ -446,30 +457,34 @@ class _Reader:
             raise MalformedShell
         self._at += 1
         self._defines = draft.words[0]
-        draft.words, draft.meant = [], []
+        draft.words, draft.resolved_words = [], []
 
-    def _take_word(self, draft: _CommandDraft) -> None:
+    def _add_word(self, draft: _CommandDraft) -> None:
         word = self._read_word(draft)
-        assigned = _ASSIGNED.match(word.raw)
-        exports = draft.words[:1] and draft.words[0] in {"export", "declare", "local", "readonly", "typeset"}
-        if assigned and (not draft.words or exports):
-            value = word.meant[assigned.end() :].translate(_SHOW)
-            self._known.put(assigned[1], value)
-            draft.sets.append((assigned[1], value))
+        assignment = _ASSIGNMENT.match(word.raw)
+        is_export = draft.words[:1] and draft.words[0] in {"export", "declare", "local", "readonly", "typeset"}
+        if assignment and (not draft.words or is_export):
+            value = word.resolved[assignment.end() :].translate(_SHOW)
+            self._values.define(assignment[1], value)
+            draft.sets.append((assignment[1], value))
             if not draft.words:
                 return
-        draft.words += [each.translate(_SHOW) for each in _expand_braces(word.raw) if each or word.quoted]
-        for each in _expand_braces(word.meant):
-            draft.meant += [part.translate(_SHOW) for part in each.split() or ([""] if word.quoted else [])]
+        draft.words += [
+            expanded_word.translate(_SHOW) for expanded_word in _expand_braces(word.raw) if expanded_word or word.quoted
+        ]
+        for expanded_word in _expand_braces(word.resolved):
+            draft.resolved_words += [
+                piece.translate(_SHOW) for piece in expanded_word.split() or ([""] if word.quoted else [])
+            ]
         if len(draft.words) == 1 and draft.words[0] == self._defines:
             draft.recursive = True
 
-    def _take_keyword(self, draft: _CommandDraft) -> None:
-        """Drop the keywords of compound commands, so that their commands stand alone."""
+    def _drop_keyword(self, draft: _CommandDraft) -> None:
+        """Drop the keywords of compound commands, which leaves their commands."""
         match draft.words:
-            case [word] if word in _OPENING:
+            case [word] if word in _OPENING_KEYWORDS:
                 draft.opens = True
-            case [word] if word in _CLOSING:
+            case [word] if word in _CLOSING_KEYWORDS:
                 draft.closes, self._defines = True, ""
             case ["function", name]:
                 self._defines = name
@@ -482,11 +497,11 @@ class _Reader:
                         self._at += 1
                     else:
                         draft.words.append(self._read_word(draft).raw.translate(_SHOW))
-                draft.meant = list(draft.words)
+                draft.resolved_words = list(draft.words)
                 return
             case _:
                 return
-        draft.words, draft.meant = [], []
+        draft.words, draft.resolved_words = [], []
 
     # Redirections
 
@@ -498,7 +513,7 @@ class _Reader:
             case "<<" | "<<-":
                 self._documents.append(_Document(draft, target, sign == "<<-", not word.quoted))
             case "<<<":
-                draft.texts.append(word.meant.translate(_SHOW))
+                draft.texts.append(word.resolved.translate(_SHOW))
             case "<":
                 draft.reads.append(target)
             case "<&" | ">&" if target.rstrip("-").isdigit() or target == "-":
@@ -522,11 +537,11 @@ class _Reader:
             body = "\n".join(lines)
             document.draft.texts.append(body)
             if document.expands:
-                self._inner += _Reader(body, self._known, self._depth + 1).read_document()
+                self._inner += _Reader(body, self._values, self._depth + 1).read_document()
         self._documents = []
 
     def read_document(self) -> list[SimpleCommand]:
-        """Find what a here-document runs while it is expanded."""
+        """Return the commands that the expansion of a here-document runs."""
         self._double(_Word(), _CommandDraft(), document=True)
         return self._inner
 
@@ -534,13 +549,13 @@ class _Reader:
 
     def _read_word(self, draft: _CommandDraft) -> _Word:
         word = _Word()
-        self._known.count(words=1)
+        self._values.count(words=1)
         while self._at < len(self._text):
-            plain = _PLAIN.match(self._text, self._at)
+            plain_match = _PLAIN.match(self._text, self._at)
             sign = self._text[self._at]
-            if plain:
-                word.add(plain[0])
-                self._at = plain.end()
+            if plain_match:
+                word.add(plain_match[0])
+                self._at = plain_match.end()
             elif sign == "'":
                 word.quoted = True
                 word.add(self._read_until("'").translate(_HIDE))
@@ -549,24 +564,24 @@ class _Reader:
                 self._at += 1
                 self._double(word, draft)
             elif sign == "\\":
-                following = self._text[self._at + 1 : self._at + 2]
-                if following != "\n":
+                next_sign = self._text[self._at + 1 : self._at + 2]
+                if next_sign != "\n":
                     word.quoted = True
-                    word.add((following or "\\").translate(_HIDE))
+                    word.add((next_sign or "\\").translate(_HIDE))
                 self._at += 2
             elif sign == "$":
                 self._dollar(word, draft, quoted=False)
             elif sign == "`":
                 self._backticks(word, draft, quoted=False)
             elif sign in "<>" and self._text.startswith("(", self._at + 1):
-                reads = self._text[self._at] == "<"
+                is_input = self._text[self._at] == "<"
                 self._at += 2
-                unknown = [_CommandDraft(feeds=CommandInput(("a process",)))]
-                feed = self._substituted(None if reads else unknown)
-                draft.given.append(feed)
+                unknown_drafts = [_CommandDraft(feeds=CommandInput(("a process",)))]
+                feed = self._read_substitution(None if is_input else unknown_drafts)
+                draft.file_inputs.append(feed)
                 word.add("/dev/fd/63")
             elif sign == "(" and word.raw.endswith(("=", "?", "*", "+", "@", "!")):
-                self._listed(word, draft)
+                self._read_list(word, draft)
             else:
                 break
         return word
@@ -575,9 +590,9 @@ class _Reader:
         end = self._text.find(sign, self._at + 1)
         if end < 0:
             raise MalformedShell
-        found = self._text[self._at + 1 : end]
+        quoted_text = self._text[self._at + 1 : end]
         self._at = end + 1
-        return found
+        return quoted_text
 
     def _double(self, word: _Word, draft: _CommandDraft, *, document: bool = False) -> None:
         while True:
@@ -590,14 +605,14 @@ class _Reader:
                     return
                 raise MalformedShell
             sign = self._text[self._at]
-            following = self._text[self._at + 1 : self._at + 2]
+            next_sign = self._text[self._at + 1 : self._at + 2]
             if sign == "$":
                 self._dollar(word, draft, quoted=True)
             elif sign == "`":
                 self._backticks(word, draft, quoted=True)
             elif sign == "\\":
-                kept = "" if following in {*'$`"\\', "\n"} else "\\"
-                word.add((kept + ("" if following == "\n" else following)).translate(_HIDE))
+                backslash = "" if next_sign in {*'$`"\\', "\n"} else "\\"
+                word.add((backslash + ("" if next_sign == "\n" else next_sign)).translate(_HIDE))
                 self._at += 2
             else:
                 self._at += 1
@@ -605,81 +620,81 @@ class _Reader:
                     return
 
     def _dollar(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
-        following = self._text[self._at + 1 : self._at + 2]
+        next_sign = self._text[self._at + 1 : self._at + 2]
         arithmetic = _ARITHMETIC.match(self._text, self._at)
         parameter = _PARAMETER.match(self._text, self._at + 1)
         if arithmetic:
             word.add(arithmetic[0].translate(_HIDE))
             self._at = arithmetic.end()
-        elif following == "(":
+        elif next_sign == "(":
             start = self._at
             self._at += 2
-            feed = self._substituted(None)
-            draft.built.append(feed)
+            feed = self._read_substitution(None)
+            draft.word_inputs.append(feed)
             self._append(word, self._text[start : self._at], feed.text, quoted=quoted)
-        elif following == "{":
-            self._braced(word, draft, quoted=quoted)
-        elif following == "'" and not quoted:
+        elif next_sign == "{":
+            self._read_braced_parameter(word, draft, quoted=quoted)
+        elif next_sign == "'" and not quoted:
             match = _ANSI_TEXT.match(self._text, self._at)
             if not match:
                 raise MalformedShell
             word.quoted = True
             word.add(_ANSI.sub(_unescape_ansi, match[1]).translate(_HIDE))
             self._at = match.end()
-        elif following == '"' and not quoted:
+        elif next_sign == '"' and not quoted:
             self._at += 1
         elif parameter:
             source = "$" + parameter[0]
             self._at = parameter.end()
-            self._append(word, source, self._known.get(parameter[0]), quoted=quoted and parameter[0] != "@")
+            self._append(word, source, self._values.get(parameter[0]), quoted=quoted and parameter[0] != "@")
         else:
             word.add("$".translate(_HIDE))
             self._at += 1
 
     def _append(self, word: _Word, source: str, value: str | None, *, quoted: bool) -> None:
-        """Add an expansion: as written, and its value if it is known."""
-        if value is None or not self._known.spend(value):
+        """Add an expansion: the source text, and the value if it is known."""
+        if value is None or not self._values.spend(value):
             word.add(source.translate(_HIDE))
             return
-        meant = value.rstrip("\n")
-        word.add(source.translate(_HIDE), meant.translate(_HIDE) if quoted else meant)
+        expanded_text = value.rstrip("\n")
+        word.add(source.translate(_HIDE), expanded_text.translate(_HIDE) if quoted else expanded_text)
 
-    def _substituted(self, source: list[_CommandDraft] | None) -> CommandInput:
-        """Read a substitution; returns its output."""
-        drafts = self._nested(source)
+    def _read_substitution(self, source: list[_CommandDraft] | None) -> CommandInput:
+        """Read a substitution and return its output."""
+        drafts = self._read_nested(source)
         self._inner += _finish_commands(drafts, inner=True)
         return _trace_pipelines(drafts)
 
     def _backticks(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
         match = _BACKTICKED.match(self._text, self._at)
-        if not match or self._depth >= DEEPEST_LINE:
+        if not match or self._depth >= MAX_LINE_DEPTH:
             raise TooComplex if match else MalformedShell
         self._at = match.end()
-        reader = _Reader(_BACKTICK_ESCAPE.sub(r"\1", match[1]), self._known, self._depth + 1)
+        reader = _Reader(_BACKTICK_ESCAPE.sub(r"\1", match[1]), self._values, self._depth + 1)
         drafts = reader._group("", None)
         self._inner += [*reader._inner, *_finish_commands(drafts, inner=True)]
-        draft.built.append(_trace_pipelines(drafts))
-        self._append(word, match[0], draft.built[-1].text, quoted=quoted)
+        draft.word_inputs.append(_trace_pipelines(drafts))
+        self._append(word, match[0], draft.word_inputs[-1].text, quoted=quoted)
 
-    def _braced(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
+    def _read_braced_parameter(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
         """Read a parameter in braces, with its default."""
         start = self._at
         self._at += 2
         self._depth += 1
-        if self._depth > DEEPEST_LINE:
+        if self._depth > MAX_LINE_DEPTH:
             raise TooComplex
-        within = _Word()
+        default_word = _Word()
         while self._peek() != "}":
             chunk = _IN_BRACES.match(self._text, self._at)
             if chunk:
                 self._at = chunk.end()
             elif self._peek() == "$":
-                self._dollar(within, draft, quoted=quoted)
+                self._dollar(default_word, draft, quoted=quoted)
             elif self._peek() == "`":
-                self._backticks(within, draft, quoted=quoted)
+                self._backticks(default_word, draft, quoted=quoted)
             elif self._peek() == '"' and not quoted:
                 self._at += 1
-                self._double(within, draft)
+                self._double(default_word, draft)
             elif self._peek() == "'" and not quoted:
                 self._read_until("'")
             elif self._at >= len(self._text):
@@ -690,18 +705,18 @@ class _Reader:
         self._depth -= 1
         source = self._text[start : self._at]
         match = _BRACED.fullmatch(source)
-        value = self._known.get(match[1]) if match else None
+        value = self._values.get(match[1]) if match else None
         if match and match[2] and value is None:
             value = match[2].strip("\"'")
         self._append(word, source, value, quoted=quoted and "@" not in source)
 
-    def _listed(self, word: _Word, draft: _CommandDraft) -> None:
+    def _read_list(self, word: _Word, draft: _CommandDraft) -> None:
         """Read an array, or a pattern in parentheses."""
         self._at += 1
         self._depth += 1
-        if self._depth > DEEPEST_LINE:
+        if self._depth > MAX_LINE_DEPTH:
             raise TooComplex
-        parts: list[_Word] = []
+        elements: list[_Word] = []
         while True:
             self._skip_blanks()
             sign = self._peek()
@@ -712,11 +727,11 @@ class _Reader:
             if sign in ";&|<>\n(":
                 self._at += 1
             else:
-                parts.append(self._read_word(draft))
+                elements.append(self._read_word(draft))
         self._at += 1
         self._depth -= 1
-        listed = "(" + " ".join(part.raw for part in parts) + ")"
-        word.add(listed.translate(_HIDE), " ".join(part.meant for part in parts))
+        raw_list = "(" + " ".join(element.raw for element in elements) + ")"
+        word.add(raw_list.translate(_HIDE), " ".join(element.resolved for element in elements))
 
     def _skip_blanks(self) -> None:
         while True:
@@ -742,52 +757,55 @@ def _unescape_ansi(match: re.Match[str]) -> str:
 def _expand_braces(text: str) -> list[str]:
     if "{" not in text or "," not in text:
         return [text]
-    if len(text) > _LONGEST_WITH_BRACES:
+    if len(text) > _MAX_BRACE_LENGTH:
         raise TooComplex
-    done: list[str] = []
-    todo = [text]
-    while todo:
-        each = todo.pop()
-        match = _GROUP.search(each)
+    expanded_words: list[str] = []
+    pending = [text]
+    while pending:
+        candidate = pending.pop()
+        match = _GROUP.search(candidate)
         if match:
-            parts = match[1].split(",")
-            todo += [each[: match.start()] + part + each[match.end() :] for part in reversed(parts)]
+            alternatives = match[1].split(",")
+            pending += [
+                candidate[: match.start()] + alternative + candidate[match.end() :]
+                for alternative in reversed(alternatives)
+            ]
         else:
-            done.append(each)
-        if len(done) + len(todo) > _WORDS_OF_BRACES:
+            expanded_words.append(candidate)
+        if len(expanded_words) + len(pending) > _MAX_BRACE_WORDS:
             raise TooComplex
-    return done
+    return expanded_words
 
 
 def _finish_commands(drafts: Sequence[_CommandDraft], *, inner: bool = False) -> list[SimpleCommand]:
-    """Turn drafts into commands with their inputs; those that feed a command stand before it."""
-    found: list[SimpleCommand] = []
+    """Turn drafts into commands with their inputs; those that feed a command come before it."""
+    commands: list[SimpleCommand] = []
     for draft in drafts:
-        feed = join_command_inputs([each.feeds for each in draft.before or () if each.feeds])
+        feed = join_command_inputs([upstream.feeds for upstream in draft.before or () if upstream.feeds])
         text = "\n".join(draft.texts) if draft.texts else None
-        draft.feeds = trace_output(draft.meant or draft.words, feed, text) if draft.words else None
+        draft.feeds = trace_output(draft.resolved_words or draft.words, feed, text) if draft.words else None
         if draft.words or draft.writes or draft.sets:
-            found.append(
+            commands.append(
                 SimpleCommand(
                     words=tuple(draft.words),
-                    meant=tuple(draft.meant),
+                    resolved_words=tuple(draft.resolved_words),
                     sets=tuple(draft.sets),
                     writes=tuple(draft.writes),
                     reads=tuple(draft.reads),
                     text=text,
                     feed=feed,
-                    built=tuple(draft.built),
-                    given=tuple(draft.given),
-                    inner=inner,
+                    word_inputs=tuple(draft.word_inputs),
+                    file_inputs=tuple(draft.file_inputs),
+                    is_inner=inner,
                     recursive=draft.recursive,
                 )
             )
-    return found
+    return commands
 
 
 def _trace_pipelines(drafts: Sequence[_CommandDraft]) -> CommandInput:
-    """The output of commands: what the last of each pipeline writes."""
+    """Return the output of commands, which is that of the last command of each pipeline."""
     return (
-        join_command_inputs([draft.feeds for draft in drafts if draft.feeds and not draft.piped][-_GROUP_SHOWN:])
+        join_command_inputs([draft.feeds for draft in drafts if draft.feeds and not draft.piped][-_MAX_SOURCES:])
         or CommandInput()
     )

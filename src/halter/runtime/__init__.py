@@ -1,1 +1,1 @@
-"""The running system: stores, agents, sessions, workers, put together."""
+"""The running system, assembled: stores, agents, sessions and workers."""

@@ -10,9 +10,8 @@ result = agent.run_sync("Is it going to rain in Oslo?")
 print(result.text, result.cost_usd)
 ```
 
-It runs as an agent of a folder does: guarded, capped, journaled, and resumed after any crash. Used as an async
-context manager it keeps its store open from run to run.
-
+The agent runs like an agent of a folder: guarded, capped, journaled, and resumed after any crash. Use it as an async
+context manager to keep its store open between runs.
 """
 
 import asyncio
@@ -36,16 +35,17 @@ from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, make_worker_id
 from halter.core.messages import Message, Model, StreamChunk
 from halter.core.money import DOLLAR, micros_to_usd
+from halter.core.renamed import RenamedAttribute
 from halter.core.text import reject_unknown_options
 from halter.core.tools import Tool, ToolServer
 from halter.core.vocabulary import SessionKind, State
 from halter.settings import Settings, find_home, read_settings
 from halter.tasks.result import Result, find_accepted_call
+from halter.tools import function_tool
 from halter.tools.answer_form import AnswerForm, Validator
 from halter.tools.function_tool import FunctionTool, ToolOptions
-from halter.tools.function_tool import tool as made_tool
 
-# A program that only describes its agent does not wait for what runs it: the functions below import that.
+# The functions below import the runtime lazily, so that a program that only defines its agent starts fast.
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assemble import AssembledAgent
     from halter.runtime.runtime import Runtime
-    from halter.runtime.sessions import NewSession
+    from halter.runtime.session_start import NewSession
     from halter.tasks.agent_tool import AgentTool
     from halter.tasks.conversation import Conclusion, Conversation
     from halter.tasks.run_events import RunEvent
@@ -75,10 +75,11 @@ _LOG = logging.getLogger("halter")
 class ProgramOptions(TypedDict, total=False):
     """Options of a guard or an agent, all optional.
 
-    `policy` holds keys of an agent file (`mode`, `limits`, `policy`, `phases`, `secrets`, …), `fleet` those of the
-    fleet file, or its path. `max_cost_usd` is the cap of one session. `secrets` are values by name. `lease` is how many
-    seconds a dead process keeps its sessions. `tell` is called with a sentence when the store is unavailable, and with
-    an empty one when it is back: writes wait meanwhile. `clock` and `environ` default to the system's.
+    `policy` holds keys of an agent file (`mode`, `limits`, `policy`, `phases`, `secrets`, …). `fleet` holds keys of the
+    fleet file, or is its path. `max_cost_usd` is the cap of one session. `secrets` are values by name. `lease` is the
+    number of seconds for which a dead process keeps its sessions. `tell` is called with a sentence when the store
+    becomes unavailable, and with an empty string when it is available again; writes wait in between. `clock` and
+    `environ` default to the system's.
     """
 
     policy: Mapping[str, Any]
@@ -95,7 +96,7 @@ class ProgramOptions(TypedDict, total=False):
 
 
 class _OpenContext:
-    """Gives out a context that stays open."""
+    """An async context manager over a context that stays open after the block."""
 
     def __init__(self, context: "AgentContext") -> None:
         self._context = context
@@ -103,7 +104,7 @@ class _OpenContext:
     async def __aenter__(self) -> "AgentContext":
         return self._context
 
-    # Static: a run that waits would keep a bound method.
+    # Static: a bound method would stay in memory for each run that waits.
     @staticmethod
     async def __aexit__(*_: object) -> None: ...
 
@@ -113,7 +114,7 @@ class PolicyWarning(UserWarning):
 
 
 class AgentProgram(ABC):
-    """Base of Agent and Guard: takes tools, then opens a store; it works while it is open."""
+    """The base of Agent and Guard. It takes tools until its store is opened, and acts only while the store is open."""
 
     NOUN: ClassVar[str]
 
@@ -134,21 +135,21 @@ class AgentProgram(ABC):
     def tool(
         self, function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
     ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-        """Makes a tool of a typed function: `@guard.tool`, `@agent.tool(level="SAFE")`."""
+        """Make a tool of a typed function: `@guard.tool`, `@agent.tool(level="SAFE")`."""
         if function is None:
             return lambda function: self.tool(function, **options)
         if self._open is not None:
-            raise ConfigError(f"The {self.NOUN} is open already: give it {function.__name__} before it is.")
-        made = made_tool(function, **options)
-        self._tools.append(made)
-        return made
+            raise ConfigError(f"Cannot add the tool {function.__name__}: the {self.NOUN} is already open.")
+        new_tool = function_tool.tool(function, **options)
+        self._tools.append(new_tool)
+        return new_tool
 
     @property
     def is_open(self) -> bool:
         return self._open is not None
 
     async def __aenter__(self) -> Self:
-        """Opens the store and starts to renew leases."""
+        """Open the store and start to renew leases."""
         async with AsyncExitStack() as stack:
             self._open = await stack.enter_async_context(self._opening())
             self._open_for_call = _OpenContext(self._open)
@@ -158,48 +159,50 @@ class AgentProgram(ABC):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the store."""
+        """Close the store."""
         stack, self._stack, self._open, self._open_for_call = self._stack, None, None, None
         if stack is not None:
             await stack.__aexit__(kind, error, trace)
 
-    async def near_budget(self, session: str = "") -> bool:
-        """Says whether 80 % of a cap is spent or held: the agent's, the fleet's, or that of a session."""
-        opened = self._open_context()
-        return await opened.guard().is_near_budget(opened.agent.make_context(session))
+    async def is_near_budget(self, session: str = "") -> bool:
+        """Return true if 80 % of a cap is spent or held: the agent's, the fleet's or the session's."""
+        context = self._open_context()
+        return await context.guard().is_near_budget(context.agent.make_context(session))
+
+    near_budget = RenamedAttribute("is_near_budget")
 
     @asynccontextmanager
     async def _opening(self) -> "AsyncGenerator[AgentContext]":
-        """Opens the store, binds its policy, renews leases, and assembles the agent."""
-        from halter.dispatch.heartbeat import keep_leases
+        """Open the store, bind its policy, renew leases and assemble the agent."""
+        from halter.dispatch.heartbeat import renew_leases
         from halter.journal.store import ignore_problem
         from halter.runtime.agent_context import AgentContext
         from halter.runtime.runtime import DEFAULT_LEASE_DURATION, open_runtime
         from halter.runtime.telemetry import trace_process
 
-        options, written = self._options, self._read_fleet()
+        options, fleet = self._options, self._read_fleet()
         lease = round(options.get("lease", DEFAULT_LEASE_DURATION / SECOND) * SECOND)
-        app_of = open_runtime(
-            self._settings, options.get("clock"), self._environ, lease=lease, written=lambda _: written
+        opened_app = open_runtime(
+            self._settings, options.get("clock"), self._environ, lease=lease, load_fleet=lambda _: fleet
         )
-        async with app_of as app, AsyncExitStack() as stack:
+        async with opened_app as app, AsyncExitStack() as stack:
             if app.policy is not None and (sentence := app.policy.describe_difference()):
                 warnings.warn(sentence, PolicyWarning, stacklevel=2)
             worker = make_worker_id(self._name, app.ids)
-            app.trouble.tell = options.get("tell", ignore_problem)
+            app.store_problem.report = options.get("tell", ignore_problem)
             await stack.enter_async_context(trace_process(app, _LOG.warning))
-            await stack.enter_async_context(keep_leases(app.patient(), app.clock, worker, max(lease // 3, 1)))
-            # Before it owns a session: see `start_session`.
+            await stack.enter_async_context(renew_leases(app.patient(), app.clock, worker, max(lease // 3, 1)))
+            # The store must know the worker before it owns a session: see `start_session`.
             await app.patient().beat(worker)
             agent, models = await self._assemble(app, stack)
             yield AgentContext(app, agent, models, worker, lease + SECOND)
 
     @abstractmethod
     async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
-        """Assembles the agent that the program describes; `stack` closes it with the store."""
+        """Assemble the agent that the program describes; `stack` closes it with the store."""
 
     def _read_fleet(self) -> "FleetConfig | None":
-        """Return the fleet that the program configures, by keys or by the path of a file."""
+        """Return the fleet that the program configures with keys or with the path of a file."""
         from halter.config.merge import parse_fleet, read_fleet
 
         fleet = self._options.get("fleet", {})
@@ -209,38 +212,41 @@ class AgentProgram(ABC):
 
     def _open_context(self) -> "AgentContext":
         if self._open is None:
-            raise ConfigError(f"The {self.NOUN} is not open: use it inside of `async with {self.NOUN}:`.")
+            raise ConfigError(f"The {self.NOUN} is not open. Use it inside `async with {self.NOUN}:`.")
         return self._open
 
 
 def resolve_secrets(options: ProgramOptions, environ: Mapping[str, str]) -> "Secrets":
     from halter.redaction.secrets import GivenSecrets, read_environment_secrets
 
-    given = options.get("secrets")
-    return read_environment_secrets(environ) if given is None else GivenSecrets(given)
+    secrets = options.get("secrets")
+    return read_environment_secrets(environ) if secrets is None else GivenSecrets(secrets)
 
 
-def agent_said(
-    name: str, options: ProgramOptions, where: str, limits: Mapping[str, Any], more: Mapping[str, Any]
+def parse_agent_options(
+    name: str, options: ProgramOptions, where: str, limits: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> "AgentFile":
-    """Parses options as an agent file, so that the same checks apply with the same messages."""
+    """Parse options as an agent file, so that the same checks apply with the same messages."""
     from halter.config.agent_files import parse_agent
 
     policy = options.get("policy", {})
-    capped = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
-    said = {"name": name, **policy, **more, "limits": {**policy.get("limits", {}), **limits, **capped}}
-    return parse_agent(build_document(said, where))
+    cap = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
+    raw = {"name": name, **policy, **extra, "limits": {**policy.get("limits", {}), **limits, **cap}}
+    return parse_agent(build_document(raw, where))
 
 
-def build_document(said: Mapping[str, Any], where: str) -> "Document":
-    """Wraps a program's options as a file, so that mistakes are reported alike."""
+def build_document(keys: Mapping[str, Any], where: str) -> "Document":
+    """Wrap a program's options as a file, so that mistakes get the same messages as in a file."""
     from halter.config.yaml_reader import Document, SourceMap
 
-    return Document(dict(said), SourceMap(where))
+    return Document(dict(keys), SourceMap(where))
 
 
 def resolve_settings(store: str, options: ProgramOptions, environ: Mapping[str, str]) -> Settings:
-    """Returns the given settings, or the command line's: checkpoints and keys are kept in the same places."""
+    """Return the settings of the options, or those that the command line uses for this store.
+
+    Programs and the command line keep checkpoints and keys in the same files.
+    """
     if "settings" in options:
         return options["settings"]
     settings = read_settings(environ, find_home(environ), store)
@@ -250,10 +256,10 @@ def resolve_settings(store: str, options: ProgramOptions, environ: Mapping[str, 
 class AgentOptions(ProgramOptions, total=False):
     """Options of an agent, all optional: the keys of its file, under the same names.
 
-    `model` and `fallback_models` are names, or Model objects. `waits` is called when a person has to decide. `agents`
-    are those whom the model can ask: agents, or what their `as_tool` returns. `mcp_servers` are servers of tools by
-    name, each as in `.mcp.json`. With `native_output`, an answer of an `output_type` is held to its form by the
-    provider, where it can be. `provider_tools` are those that the provider runs itself, unseen by the guard.
+    `model` and `fallback_models` are names or Model objects. `waits` is called when a person has to decide. `agents`
+    are the agents that the model can call: agents, or tools that their `as_tool` returns. `mcp_servers` are servers by
+    name, each as in `.mcp.json`. With `native_output`, a provider that can do so enforces the form of an
+    `output_type`. `provider_tools` are tools that the provider runs itself; the guard does not see their calls.
     """
 
     model: str | Model
@@ -273,7 +279,16 @@ class AgentOptions(ProgramOptions, total=False):
     native_output: bool
 
 
-KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "thinking", "provider_tools", "reflex")
+MODEL_KEYS = (
+    "model_for",
+    "providers",
+    "instructions",
+    "tool_calls",
+    "temperature",
+    "thinking",
+    "provider_tools",
+    "reflex",
+)
 
 
 class Agent(AgentProgram):
@@ -294,7 +309,7 @@ class Agent(AgentProgram):
 
     @classmethod
     def load(cls, folder: str | Path, *, store: str | Path, **options: Unpack[AgentOptions]) -> Self:
-        """Loads the agent of a folder. Its code runs only if a person trusted it."""
+        """Load the agent of a folder. Its code runs only if a person trusted it."""
         agent = cls(Path(folder).name, store=store, **options)
         agent._folder = Path(folder)
         return agent
@@ -302,36 +317,38 @@ class Agent(AgentProgram):
     def as_tool(
         self, description: str = "", *, max_cost_usd: float | Decimal | None = None, hand_off: bool = False
     ) -> "AgentTool":
-        """Makes a tool of this agent, with which another one's model asks it: `Agent(..., agents=[desk.as_tool()])`.
+        """Return a tool with which another agent calls this one: `Agent(..., agents=[desk.as_tool()])`.
 
-        A task runs as a sub-session in the other one's store and fleet, with at most half of what its session has left,
-        and at most `max_cost_usd`. With `hand_off` it gets the whole conversation, and its answer ends the turn.
+        A task runs as a sub-session in the caller's store and fleet. Its cap is half of what the caller's session has
+        left, and at most `max_cost_usd`. With `hand_off`, this agent gets the whole conversation, and its answer ends
+        the caller's turn.
         """
         from halter.tasks.agent_tool import AgentTool
 
         limit = None if max_cost_usd is None else round(Decimal(str(max_cost_usd)) * DOLLAR)
-        return AgentTool(self._name, description, max_cost=limit, hands_off=hand_off, open=self._open_beside)
+        return AgentTool(self._name, description, max_cost=limit, hands_off=hand_off, open=self._open_for_caller)
 
     @asynccontextmanager
-    async def _open_beside(self, context: "AgentContext") -> "AsyncGenerator[AgentContext]":
-        """Yields this agent's context in the store and the fleet of the one that asks it."""
+    async def _open_for_caller(self, context: "AgentContext") -> "AsyncGenerator[AgentContext]":
+        """Yield this agent's context in the store and the fleet of the agent that calls it."""
         async with AsyncExitStack() as stack:
             agent, models = await self._assemble(context.app, stack)
             agent = await self._add_dynamic_parts(agent, None)
-            yield replace(context, agent=agent, models=models, bound=None, form=self._make_form(None, None))
+            yield replace(context, agent=agent, models=models, bound=None, answer_form=self._make_form(None, None))
 
     def instructions(self, function: F) -> F:
-        """Adds a function that returns further instructions, asked when a run begins: `@agent.instructions`.
+        """Add a function that returns further instructions: `@agent.instructions`.
 
-        It may take `deps` and may be async. What it returns counts as your own words, so let it return no foreign text.
+        It is called when a run starts, may take `deps` and may be async. Its result is trusted: return no text from
+        untrusted sources.
         """
         self._instructions.append(function)
         return function
 
     def output_validator(self, function: F) -> F:
-        """Adds a check of answers: `@agent.output_validator`. It returns the output, or another one in its place.
+        """Add a check of answers: `@agent.output_validator`. The function returns the output or a replacement.
 
-        It raises Retry to have the model answer again. It may take `deps` beside the output, and may be async.
+        It raises Retry to have the model answer again. It takes the output, may also take `deps`, and may be async.
         """
         self._validators.append(function)
         return function
@@ -344,34 +361,34 @@ class Agent(AgentProgram):
 
         def bind(function: Callable[..., Any]) -> Validator:
             async def check(value: Any) -> Any:
-                given = (value, deps) if len(inspect.signature(function).parameters) > 1 else (value,)
-                found = function(*given)
-                return await found if inspect.isawaitable(found) else found
+                arguments = (value, deps) if len(inspect.signature(function).parameters) > 1 else (value,)
+                output = function(*arguments)
+                return await output if inspect.isawaitable(output) else output
 
             return check
 
         return AnswerForm(FINAL_ANSWER, output_type or str, [bind(function) for function in self._validators])
 
     def toolset(self, function: F) -> F:
-        """Adds a function that returns tools for one run, asked when it begins: `@agent.toolset`.
+        """Add a function that returns tools for one run: `@agent.toolset`.
 
-        It may take `deps` and may be async. Its tools pass the guard like all others.
+        It is called when a run starts, may take `deps` and may be async. Calls of its tools pass the guard.
         """
         self._toolsets.append(function)
         return function
 
     @contextmanager
     def override(self, *, model: str | Model) -> Generator[Self]:
-        """Runs with another model inside of the block: in tests, one of `halter.testing.models`."""
+        """Use another model inside the block: in tests, one of `halter.testing.models`."""
         if self._open is not None:
-            raise ConfigError("The agent is open already: override its model before it is.")
-        options, said_of = self._options, self._agent_options
-        overridden: AgentOptions = {**said_of, "model": model, "fallback_models": ()}
+            raise ConfigError("Cannot override the model: the agent is already open. Override it before.")
+        options, agent_options = self._options, self._agent_options
+        overridden: AgentOptions = {**agent_options, "model": model, "fallback_models": ()}
         self._options, self._agent_options = overridden, overridden
         try:
             yield self
         finally:
-            self._options, self._agent_options = options, said_of
+            self._options, self._agent_options = options, agent_options
 
     @overload
     async def run(
@@ -398,27 +415,27 @@ class Agent(AgentProgram):
         history: Sequence[Any] = ...,
         files: "Sequence[File | str | Path]" = ...,
     ) -> Result[str]: ...
-    async def run(  # noqa: PLR0913 Each is one thing that a run is given.
+    async def run(  # noqa: PLR0913 Each is an independent option.
         self,
         message: str,
         *,
         session: str = "",
-        id: str = "",  # noqa: A002 It is the word for it everywhere.
+        id: str = "",  # noqa: A002 The public name.
         deps: Any = None,
         kind: SessionKind = "task",
         output_type: type[Any] | None = None,
         history: Sequence[Any] = (),
         files: "Sequence[File | str | Path]" = (),
     ) -> Result[Any]:
-        """Gives the agent a task and waits until it is done, or needs a person.
+        """Run a task, and wait until it is done or needs a person.
 
-        Pass `session` to continue an earlier one. Pass an `id` for a new one: after a crash the program makes the same
-        call, and the session resumes. `output_type` is what the answer must fit. `history` are messages that a new
-        session begins with, those of a result or of Pydantic AI, and `files` are pictures, PDFs, sound and texts.
+        Pass `session` to continue an earlier session. Pass `id` to name a new one: after a crash, the same call resumes
+        it. The answer must fit `output_type`. A new session can begin with `history`, messages of a result or of
+        Pydantic AI, and with `files`: pictures, PDFs, sound and text.
         """
-        async with self._enter_for_call() as opened:
-            context, form = await self._bind(opened, deps), self._make_form(output_type, deps)
-            # As `_attended`, without its frame and what began the run while it waits: there may be thousands.
+        async with self._enter_for_call() as open_context:
+            context, form = await self._bind(open_context, deps), self._make_form(output_type, deps)
+            # Inlined from `_run_until_parked`: thousands of runs may wait here, and each keeps its frames and locals.
             conversation = await self._claim(
                 context, await _send_message(context, message, session, id, kind, history, files), form
             )
@@ -431,11 +448,11 @@ class Agent(AgentProgram):
     async def resume(
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
     ) -> Result[Any]:
-        """Resumes a session after a crash, a rest, or any end except a cancellation."""
-        from halter.runtime.sessions import NewSession, post_message, reopen_agent_session
+        """Resume a session that has crashed, is parked, or has ended in any way except by cancellation."""
+        from halter.runtime.session_start import NewSession, post_message, reopen_agent_session
 
-        async with self._enter_for_call() as opened:
-            context = await self._bind(opened, deps)
+        async with self._enter_for_call() as open_context:
+            context = await self._bind(open_context, deps)
             await reopen_agent_session(context, session)
             if message:
                 await post_message(context, session, message)
@@ -447,35 +464,35 @@ class Agent(AgentProgram):
         message: str = "",
         *,
         at: int | None = None,
-        id: str = "",  # noqa: A002 It is the word for it everywhere.
+        id: str = "",  # noqa: A002 The public name.
         deps: Any = None,
         output_type: type[Any] | None = None,
     ) -> Result[Any]:
-        """Runs a new session that begins with what was said in another one, up to the event `at`, or its newest.
+        """Run a new session that begins with the messages of another one, up to its event `at` or its newest event.
 
-        Its budget is its own. What was approved in the other one is not inherited; what others wrote stays marked.
+        The new session has its own budget and inherits no approvals. Untrusted text stays marked as untrusted.
         """
-        from halter.runtime.sessions import NewSession, begin_fork, read_fork, read_session_row
+        from halter.runtime.session_start import NewSession, begin_fork, read_fork, read_session_row
 
-        async with self._enter_for_call() as opened:
-            context = await self._bind(opened, deps)
+        async with self._enter_for_call() as open_context:
+            context = await self._bind(open_context, deps)
             context.require_model()
             fork = await read_fork(context.store, await read_session_row(context, session), at)
-            by, redact, known = context.app.settings.person, context.guard().redact, await context.definition()
-            forked = await begin_fork(context.app, fork, message, by, redact, session=id, definition=known)
-            return await self._run_attended(context, NewSession(forked), self._make_form(output_type, deps))
+            by, redact, definition = context.app.settings.person, context.guard().redact, await context.definition()
+            new_session = await begin_fork(context.app, fork, message, by, redact, session=id, definition=definition)
+            return await self._run_attended(context, NewSession(new_session), self._make_form(output_type, deps))
 
     async def history(self, session: str, *, at: int | None = None) -> tuple[Message, ...]:
-        """Returns what was said in a session, up to the event `at`, or its newest."""
-        from halter.runtime.sessions import read_fork, read_session_row
+        """Return the messages of a session, up to its event `at` or its newest event."""
+        from halter.runtime.session_start import read_fork, read_session_row
 
         async with self._enter_for_call() as context:
             return (await read_fork(context.store, await read_session_row(context, session), at)).messages
 
     async def cost_usd(self, session: str) -> Decimal:
-        """Returns what a session has cost so far, with what is held for calls under way."""
+        """Return what a session has spent so far, plus what is held for its running calls."""
         from halter.guard.ledger import read_budget
-        from halter.runtime.sessions import read_session_row
+        from halter.runtime.session_start import read_session_row
 
         async with self._enter_for_call() as context:
             await read_session_row(context, session)
@@ -487,50 +504,50 @@ class Agent(AgentProgram):
         message: str,
         *,
         session: str = "",
-        id: str = "",  # noqa: A002 It is the word for it everywhere.
+        id: str = "",  # noqa: A002 The public name.
         deps: Any = None,
         kind: SessionKind = "chat",
         history: Sequence[Any] = (),
         files: "Sequence[File | str | Path]" = (),
     ) -> AsyncGenerator[StreamChunk | Result[str]]:
-        """Runs, and yields the answer as it comes; the last item is the result.
+        """Run, and yield the answer while it streams; the last item is the result.
 
-        A chunk with `discard` takes back what the attempt before it yielded.
+        A chunk with `discard` revokes the chunks of the attempt before it.
         """
         from halter.loop.loop import LoopObserver
         from halter.tasks.run_events import stream_queue
 
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
         observer = LoopObserver(chunks.put_nowait)
-        async with self._enter_for_call() as opened:
-            context = await self._bind(opened, deps)
+        async with self._enter_for_call() as open_context:
+            context = await self._bind(open_context, deps)
             new_session = await _send_message(context, message, session, id, kind, history, files)
             run = partial(self._run_attended, context, new_session, None, observer)
             async with aclosing(stream_queue(chunks, run)) as items:
                 async for item in items:
                     yield item
 
-    async def stream_events(  # noqa: PLR0913 Each is one thing that a run is given.
+    async def stream_events(  # noqa: PLR0913 Each is an independent option.
         self,
         message: str,
         *,
         session: str = "",
-        id: str = "",  # noqa: A002 It is the word for it everywhere.
+        id: str = "",  # noqa: A002 The public name.
         deps: Any = None,
         kind: SessionKind = "chat",
         history: Sequence[Any] = (),
         files: "Sequence[File | str | Path]" = (),
         output_type: type[Any] | None = None,
     ) -> "AsyncGenerator[RunEvent | Result[Any]]":
-        """Runs, and yields what happens as it happens; the last item is the result.
+        """Run, and yield events while they happen; the last item is the result.
 
-        That is the answer as it comes, each answer of a model and each call with its cost, and questions to a person.
+        The events are the streamed answer, each model answer and each call with its cost, and questions to a person.
         """
         from halter.tasks.run_events import RunEvents, stream_queue
 
         events = RunEvents()
-        async with self._enter_for_call() as opened:
-            context = await self._bind(opened, deps)
+        async with self._enter_for_call() as open_context:
+            context = await self._bind(open_context, deps)
             new_session = await _send_message(context, message, session, id, kind, history, files)
             waits = events.wait_with(self._agent_options.get("waits", self._log_wait))
             run = partial(
@@ -541,7 +558,7 @@ class Agent(AgentProgram):
                     yield item
 
     def run_sync(self, message: str, **options: Any) -> Result[Any]:
-        """Calls `run` from a program that is not async."""
+        """Call `run` from a program that is not async."""
         return asyncio.run(self.run(message, **options))
 
     async def _run_attended(
@@ -550,9 +567,9 @@ class Agent(AgentProgram):
         new_session: "NewSession",
         form: "AnswerForm | None",
         observer: "LoopObserver | None" = None,
-        waits: "WaitListener | None" = None,
+        on_wait: "WaitListener | None" = None,
     ) -> Result[Any]:
-        conversation = await self._claim(context, new_session, form, observer, waits)
+        conversation = await self._claim(context, new_session, form, observer, on_wait)
         try:
             return await self._conclude(conversation, await conversation.run_until_parked(), form)
         except BaseException as error:
@@ -565,36 +582,38 @@ class Agent(AgentProgram):
         new_session: "NewSession",
         form: "AnswerForm | None",
         observer: "LoopObserver | None" = None,
-        waits: "WaitListener | None" = None,
+        on_wait: "WaitListener | None" = None,
     ) -> "Conversation":
-        """Takes a session, to be attended here; what its answer streams to is heard while it does."""
+        """Claim a session for this process. If the observer listens to text, the model streams its answer."""
         agent = context.agent
-        if observer is not None and observer.listen is not None and agent.model_settings.streaming is None:
-            context = replace(context, agent=replace(agent, mind=replace(agent.model_settings, streaming=True)))
+        if observer is not None and observer.on_chunk is not None and agent.model_settings.streaming is None:
+            context = replace(
+                context, agent=replace(agent, model_settings=replace(agent.model_settings, streaming=True))
+            )
         answer = None if form is None else form.tool
-        waits = waits or self._agent_options.get("waits", self._log_wait)
-        return (await new_session.claim(context, observer, waits, answer)).conversation
+        on_wait = on_wait or self._agent_options.get("waits", self._log_wait)
+        return (await new_session.claim(context, observer, on_wait, answer)).conversation
 
     async def _conclude(
-        self, conversation: "Conversation", came: "Conclusion", form: "AnswerForm | None"
+        self, conversation: "Conversation", conclusion: "Conclusion", form: "AnswerForm | None"
     ) -> Result[Any]:
-        """Returns the result of a session that was attended, with the answer in its form."""
-        result, loop = await conversation.conclude(came), conversation.loop
+        """Return the result of a run, with its answer parsed into the form."""
+        result, loop = await conversation.conclude(conclusion), conversation.loop
         if form is None:
             return result
-        # Not before it is needed: an import inside of a function takes as long as a good part of a transaction.
+        # Imported after the early return: an import inside a function costs a noticeable part of a transaction.
         from halter.loop.decide import FINAL_ANSWER
 
-        arguments = find_accepted_call(loop.messages[-2:], FINAL_ANSWER) if loop.turn.answered else None
+        arguments = find_accepted_call(loop.messages[-2:], FINAL_ANSWER) if loop.turn.has_answered else None
         return replace(result, output=None if arguments is None else await form.read(arguments))
 
     def _enter_for_call(self) -> "AbstractAsyncContextManager[AgentContext]":
-        """The open context, or one that is opened for this call alone."""
+        """Return the open context, or open one for this call."""
         return self._open_for_call or self._opening()
 
-    async def _bind(self, opened: "AgentContext", deps: Any) -> "AgentContext":
-        """Returns the context of one run, with what depends on `deps`: tools, toolsets and instructions."""
-        context = opened.bind()
+    async def _bind(self, open_context: "AgentContext", deps: Any) -> "AgentContext":
+        """Return the context of one run, with the tools, toolsets and instructions that depend on `deps`."""
+        context = open_context.bind()
         agent = context.agent
         if self._instructions or self._toolsets:
             agent = await self._add_dynamic_parts(agent, deps)
@@ -603,17 +622,17 @@ class Agent(AgentProgram):
         return context if agent is context.agent else replace(context, agent=agent)
 
     async def _add_dynamic_parts(self, agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
-        """Asks the functions of the program for instructions and tools, once for each run."""
+        """Add the instructions and tools that functions of the program return; they are called once per run."""
         from halter.runtime import assemble
 
         texts = [str(await _call_with_deps(function, deps)) for function in self._instructions]
-        if any(words.strip() for words in texts):
-            instructions = "\n\n".join(words for words in (agent.model_settings.instructions, *texts) if words.strip())
-            agent = replace(agent, mind=replace(agent.model_settings, instructions=instructions))
-        more = [tool for function in self._toolsets for tool in await _call_with_deps(function, deps)]
-        if more:
-            assemble.protect_tools(more, assemble.list_protected_paths(self._settings, None, None))
-            agent = replace(agent, tools=assemble.index_tools([*agent.tools.values(), *more]))
+        if any(text.strip() for text in texts):
+            instructions = "\n\n".join(text for text in (agent.model_settings.instructions, *texts) if text.strip())
+            agent = replace(agent, model_settings=replace(agent.model_settings, instructions=instructions))
+        new_tools = [tool for function in self._toolsets for tool in await _call_with_deps(function, deps)]
+        if new_tools:
+            assemble.protect_tools(new_tools, assemble.list_protected_paths(self._settings, None, None))
+            agent = replace(agent, tools=assemble.index_tools([*agent.tools.values(), *new_tools]))
         return agent
 
     async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
@@ -621,26 +640,26 @@ class Agent(AgentProgram):
         from halter.runtime.agent_context import models_of
         from halter.runtime.assemble import assemble_agent
 
-        given: Mapping[str, Model] = {}
+        model_objects: Mapping[str, Model] = {}
         if self._folder is None:
-            agent, given = await self._parse_options(app, stack)
+            assembled, model_objects = await self._parse_options(app, stack)
         else:
-            agent = await stack.enter_async_context(assemble_agent(app, self._folder))
+            assembled = await stack.enter_async_context(assemble_agent(app, self._folder))
         if self._agent_options.get("native_output", False):
-            agent = replace(agent, mind=replace(agent.model_settings, native_output=FINAL_ANSWER))
-        return agent, await stack.enter_async_context(models_of(app, agent, given))
+            assembled = replace(assembled, model_settings=replace(assembled.model_settings, native_output=FINAL_ANSWER))
+        return assembled, await stack.enter_async_context(models_of(app, assembled, model_objects))
 
     def _read_fleet(self) -> "FleetConfig | None":
-        """Falls back to the fleet file of an agent in a folder."""
+        """Return the configured fleet, or for an agent of a folder the fleet file."""
         from halter.runtime.runtime import read_local_fleet
 
-        said = super()._read_fleet()
-        return read_local_fleet(self._settings) if said is None and self._folder is not None else said
+        fleet = super()._read_fleet()
+        return read_local_fleet(self._settings) if fleet is None and self._folder is not None else fleet
 
     async def _parse_options(
         self, app: "Runtime", stack: AsyncExitStack
     ) -> "tuple[AssembledAgent, Mapping[str, Model]]":
-        """Parses the options as an agent file, so that the same checks apply with the same messages."""
+        """Parse the options as an agent file, so that the same checks apply with the same messages."""
         from halter.config.resolve import check_named_tools, resolve_agent
         from halter.runtime import assemble
         from halter.tasks.task_tools import list_verb_specs
@@ -649,76 +668,76 @@ class Agent(AgentProgram):
         fallbacks = options.get("fallback_models", ())
         if isinstance(fallbacks, str):
             raise ConfigError(f"`fallback_models` is the text {fallbacks!r}, but must be a list of models.")
-        named = [*([options["model"]] if "model" in options else []), *fallbacks]
-        given = {str(each.name): each for each in named if not isinstance(each, str)}
-        more: dict[str, Any] = {key: value for key, value in options.items() if key in KEYS}
-        if not given and named:
-            more |= {"model": named[0]} | ({"fallback_models": named[1:]} if named[1:] else {})
-        agent = agent_said(self._name, options, "the agent", options.get("limits", {}), more)
-        resolved = resolve_agent(app.fleet, agent, None)
-        if given:
-            names = [each if isinstance(each, str) else str(each.name) for each in named]
-            mind = replace(resolved.model_settings, model=names[0], fallback_models=tuple(names[1:]))
-            resolved = replace(resolved, model_settings=mind)
+        models = [*([options["model"]] if "model" in options else []), *fallbacks]
+        model_objects = {str(each.name): each for each in models if not isinstance(each, str)}
+        model_keys: dict[str, Any] = {key: value for key, value in options.items() if key in MODEL_KEYS}
+        if not model_objects and models:
+            model_keys |= {"model": models[0]} | ({"fallback_models": models[1:]} if models[1:] else {})
+        agent = parse_agent_options(self._name, options, "the agent", options.get("limits", {}), model_keys)
+        resolved_agent = resolve_agent(app.fleet, agent, None)
+        if model_objects:
+            names = [each if isinstance(each, str) else str(each.name) for each in models]
+            model_settings = replace(resolved_agent.model_settings, model=names[0], fallback_models=tuple(names[1:]))
+            resolved_agent = replace(resolved_agent, model_settings=model_settings)
         secrets = resolve_secrets(options, self._environ)
         servers = self._read_servers()
-        offer = await stack.enter_async_context(assemble.start_servers(app, servers, resolved.policy, secrets))
+        offer = await stack.enter_async_context(assemble.start_servers(app, servers, resolved_agent.policy, secrets))
         tools = [*self._tools, *offer.tools]
-        check_named_tools(resolved.policy, agent, (*(tool.spec for tool in tools), *list_verb_specs()))
-        assemble.check_pacing_tools(resolved.policy, resolved.pacing, agent, tools)
+        check_named_tools(resolved_agent.policy, agent, (*(tool.spec for tool in tools), *list_verb_specs()))
+        assemble.check_pacing_tools(resolved_agent.policy, resolved_agent.pacing, agent, tools)
         assemble.protect_tools(tools, assemble.list_protected_paths(self._settings, None, None))
         names, specs = [server.name for server in servers], [tool.spec for tool in offer.tools]
-        waiting = await assemble.settle_pins(app, self._name, names, specs) if servers else frozenset[str]()
+        quarantined_tools = await assemble.settle_pins(app, self._name, names, specs) if servers else frozenset[str]()
         return assemble.AssembledAgent(
-            **resolved.parts(),
+            **resolved_agent.parts(),
             tools=assemble.index_tools(tools),
             secrets=secrets,
-            quarantined=waiting,
-            left_out=offer.left_out,
-        ), given
+            quarantined=quarantined_tools,
+            unavailable_tools=offer.omissions,
+        ), model_objects
 
     def _read_servers(self) -> "Sequence[ToolServer]":
-        """Parses the program's MCP servers as those of a file, so that the same checks apply."""
+        """Parse the program's MCP servers as those of a file, so that the same checks apply."""
         from halter.config.mcp_file import parse_servers
 
-        said = self._agent_options.get("mcp_servers", {})
-        document = build_document({"mcpServers": dict(said)}, "the agent's mcp_servers")
-        return parse_servers(document, Path.cwd(), self._environ) if said else ()
+        servers = self._agent_options.get("mcp_servers", {})
+        document = build_document({"mcpServers": dict(servers)}, "the agent's mcp_servers")
+        return parse_servers(document, Path.cwd(), self._environ) if servers else ()
 
 
 def _log_wait(name: str, store: str, approval: "ApprovalRequired", _: State) -> None:
-    """Say on the log, by default on stderr, why nothing seems to happen."""
-    from halter.journal.open import name_store_place
+    """Log why the run waits (by default to stderr)."""
+    from halter.journal.open import format_store_location
 
-    place = name_store_place(store)
-    _LOG.warning("%s waits for your decision %s: halter inbox --store %s", name, approval.decision, place)
+    location = format_store_location(store)
+    _LOG.warning("%s waits for your decision %s. Run: halter inbox --store %s", name, approval.decision, location)
 
 
 async def _call_with_deps(function: Callable[..., Any], deps: Any) -> Any:
-    """Calls a function of the program, with `deps` if it takes a parameter."""
-    found = function(deps) if inspect.signature(function).parameters else function()
-    return await found if inspect.isawaitable(found) else found
+    """Call a function of the program, with `deps` if it takes a parameter."""
+    result = function(deps) if inspect.signature(function).parameters else function()
+    return await result if inspect.isawaitable(result) else result
 
 
 async def _send_message(
     context: "AgentContext",
     message: str,
     session: str,
-    new: str,
+    new_session: str,
     kind: SessionKind,
     history: Sequence[Any] = (),
     files: "Sequence[File | str | Path]" = (),
 ) -> "NewSession":
-    """Posts a message to a session, or starts one with it. Starting is idempotent by id."""
+    """Post a message to a session, or start one with it. Starting is idempotent by id."""
     if not session:
-        # By its own module: what is imported from a package is looked for each time.
-        from halter.runtime.sessions import open_session, read_given_messages
+        # Imported from its module: a name imported from a package is looked up at every call.
+        from halter.runtime.session_start import open_session, read_initial_messages
 
-        given = read_given_messages(context, history, files) if history or files else ()
-        return await open_session(context, message, kind, new, history=given, attends=True)
+        messages = read_initial_messages(context, history, files) if history or files else ()
+        return await open_session(context, message, kind, new_session, history=messages, takes_lease=True)
     if history or files:
-        raise ConfigError(f"Session {session} has begun already: give a history, or files, only to a new one.")
-    from halter.runtime.sessions import NewSession, post_message, reopen_agent_session
+        raise ConfigError(f"Session {session} has already started. Pass `history` and `files` only to a new session.")
+    from halter.runtime.session_start import NewSession, post_message, reopen_agent_session
 
     await reopen_agent_session(context, session)
     await post_message(context, session, message)
@@ -726,5 +745,7 @@ async def _send_message(
 
 
 def _attach_deps(agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
-    tools = {name: each.given(deps) if isinstance(each, FunctionTool) else each for name, each in agent.tools.items()}
+    tools = {
+        name: each.with_deps(deps) if isinstance(each, FunctionTool) else each for name, each in agent.tools.items()
+    }
     return replace(agent, tools=tools)

@@ -1,4 +1,4 @@
-"""An agent at work in this process: its models, its guard, and its definition in the store."""
+"""An agent that runs in this process: its models, its guard, and its definition in the store."""
 
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -18,8 +18,8 @@ from halter.core.ports import Store
 from halter.core.spec import ResolvedPolicy
 from halter.core.usage import ModelName
 from halter.core.vocabulary import SessionKind
-from halter.guard.brake import SessionBrake
 from halter.guard.guard import GuardRuntime
+from halter.guard.provenance_check import SessionBrake
 from halter.loop.decide import ASK_USER, FINAL_ANSWER, YIELD
 from halter.models.providers import Prices
 from halter.redaction.redact import Redactor, StreamRedactor, select_secrets
@@ -29,23 +29,23 @@ from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
 from halter.tasks.task_tools import READ_OUTPUT
 from halter.tools.answer_form import AnswerForm
 
-PATIENCE: Final = DEFAULT_LEASE_DURATION + 5 * SECOND
-"""How long to wait for the lease of a session whose owner may have died."""
-VERBS: Final = (ASK_USER, FINAL_ANSWER, YIELD, READ_OUTPUT)
-GOOD_FOR: Final = HOUR
-"""How long a stored definition is reused. The store keeps unreferenced blobs for at least a day."""
+LEASE_WAIT_TIMEOUT: Final = DEFAULT_LEASE_DURATION + 5 * SECOND
+"""Longest wait for the lease of a session whose owner may have died."""
+RESERVED_TOOL_NAMES: Final = (ASK_USER, FINAL_ANSWER, YIELD, READ_OUTPUT)
+DEFINITION_TTL: Final = HOUR
+"""Time for which a stored definition is reused. The store keeps unreferenced blobs for at least a day."""
 
 
 class Models:
     """The models of one agent, each made once."""
 
-    def __init__(self, app: Runtime, agent: AssembledAgent, given: Mapping[str, Model]) -> None:
+    def __init__(self, app: Runtime, agent: AssembledAgent, overrides: Mapping[str, Model]) -> None:
         self._app = app
         self._agent = agent
-        self._by_name: dict[str, Model] = dict(given)
+        self._by_name: dict[str, Model] = dict(overrides)
 
     def get(self, name: str) -> Model:
-        """Returns a model, made on first use. Raises ConfigError if something is missing."""
+        """Return a model, made on first use. Raises ConfigError if its configuration or library is missing."""
         if name not in self._by_name:
             self._by_name[name] = self._model(name)
         return self._by_name[name]
@@ -57,18 +57,18 @@ class Models:
             from halter.models.scripted import make_scripted_model
 
             return make_scripted_model(
-                list(agent.model_settings.script), agent.script_at, self._app.clock, ModelName.parse(name)
+                list(agent.model_settings.script), agent.locate_script, self._app.clock, ModelName.parse(name)
             )
         if provider == REFLEX:
             from halter.models.reflex import make_reflex_model
 
-            return make_reflex_model(list(agent.model_settings.reflex), agent.reflex_at, ModelName.parse(name))
+            return make_reflex_model(list(agent.model_settings.reflex), agent.locate_reflex, ModelName.parse(name))
         from halter.models.providers import make_model
         from halter.models.wire import ModelHabits
 
-        mind = agent.model_settings
-        habits = ModelHabits(mind.temperature, mind.thinking, mind.native_output)
-        return make_model(name, mind.providers, self._key, habits)
+        settings = agent.model_settings
+        habits = ModelHabits(settings.temperature, settings.thinking, settings.native_output)
+        return make_model(name, settings.providers, self._key, habits)
 
     def _key(self, name: str) -> str | None:
         secrets = self._agent.secrets
@@ -83,10 +83,10 @@ class Models:
 
 @asynccontextmanager
 async def models_of(
-    app: Runtime, agent: AssembledAgent, given: Mapping[str, Model] | None = None
+    app: Runtime, agent: AssembledAgent, overrides: Mapping[str, Model] | None = None
 ) -> AsyncGenerator[Models]:
-    """Opens an agent's models; those that are `given`, by name, are used as they are."""
-    models = Models(app, agent, given or {})
+    """Open an agent's models and close them after the block. Models in `overrides` replace those of the same name."""
+    models = Models(app, agent, overrides or {})
     try:
         yield models
     finally:
@@ -94,7 +94,7 @@ async def models_of(
 
 
 class _GuardInputs(NamedTuple):
-    """What a guard was made of; of the environment, what may hold a secret."""
+    """The inputs of a guard. `environ` holds only the variables that may contain a secret."""
 
     app: Runtime
     policy: ResolvedPolicy
@@ -104,14 +104,14 @@ class _GuardInputs(NamedTuple):
     environ: Mapping[str, str]
 
     def matches(self, other: "_GuardInputs") -> bool:
-        """Whether a guard made of one serves the other."""
+        """Return true if a guard made from one also serves the other."""
         app, policy, secrets, simulates, *values = other
         same = self.app is app and self.policy is policy and self.secrets is secrets and self.simulates is simulates
         return same and [self.hidden, self.environ] == values
 
 
 class _Caches:
-    """What is made once for all sessions of an agent, and again when its inputs change."""
+    """Objects that all sessions of an agent share; they are rebuilt when their inputs change."""
 
     guard: tuple[_GuardInputs, GuardRuntime] | None = None
     environ: tuple[object, Mapping[str, str]] = (None, {})
@@ -121,26 +121,26 @@ class _Caches:
 
     def __init__(self) -> None:
         self.plans: dict[tuple[SessionKind, bool], object] = {}
-        """How sessions of a kind are built, attended by a person or not; see `session_builder`."""
+        """Session plans by kind and by whether the session is unattended; see `session_builder.SessionPlan`."""
 
 
 class AgentContext(msgspec.Struct, frozen=True, dict=True):
-    """An agent with its models, at work under one worker id of this process.
+    """An agent with its models, running under one worker id of this process.
 
-    `brakes` makes the injection brake of a session; a drill breaks it on purpose. `form` is what an agent's answer must
-    fit where another one asks it.
+    `brake_type` makes the provenance check of a session; a drill replaces it with a broken one. `answer_form` is the
+    form of the agent's answer when another agent calls it.
     """
 
     app: Runtime
     agent: AssembledAgent
     models: Models
     worker: WorkerId
-    hold_timeout: int = PATIENCE
+    hold_timeout: int = LEASE_WAIT_TIMEOUT
     rng: random.Random = random.SystemRandom()
     caches: _Caches = msgspec.field(default_factory=_Caches)
     bound: GuardRuntime | None = None
-    brakes: type[SessionBrake] = SessionBrake
-    form: AnswerForm | None = None
+    brake_type: type[SessionBrake] = SessionBrake
+    answer_form: AnswerForm | None = None
 
     @cached_property
     def store(self) -> Store:
@@ -148,77 +148,77 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
         return self.app.patient()
 
     def require_model(self) -> None:
-        """Raises ConfigError, before anything starts, if the agent cannot think."""
+        """Raise ConfigError if the agent has no usable model, before anything starts."""
         if self.caches.thinks == (self.agent, self.models):
             return
-        mind = self.agent.model_settings
-        if not mind.model:
+        settings = self.agent.model_settings
+        if not settings.model:
             raise ConfigError(
-                f"{self.agent.policy.name} has no model, so it cannot think: write `model: provider:model` into its "
-                "agent.yaml, as in model: anthropic:claude-sonnet-4-5."
+                f"{self.agent.policy.name} has no model. Set `model: provider:model` in its agent.yaml, as in "
+                "model: anthropic:claude-sonnet-4-5."
             )
-        for name in (mind.model, *mind.fallback_models, *mind.model_for.values()):
+        for name in (settings.model, *settings.fallback_models, *settings.model_for.values()):
             self.models.get(name)
-        if mind.provider_tools:
-            self._require_provider_tools(mind)
-        for name in VERBS:
+        if settings.provider_tools:
+            self._require_provider_tools(settings)
+        for name in RESERVED_TOOL_NAMES:
             if name in self.agent.tools:
-                raise ConfigError(f"Halter itself gives every agent a tool {name}: give your own another name.")
+                raise ConfigError(f"The tool name {name} is reserved for a built-in tool. Rename your tool.")
         self.caches.thinks = (self.agent, self.models)
 
-    def _require_provider_tools(self, mind: BrainSpec) -> None:
+    def _require_provider_tools(self, settings: BrainSpec) -> None:
         from halter.models.wire import WireModel, explain_missing_tools
 
-        for model in map(self.models.get, (mind.model, *mind.fallback_models)):
-            reached = isinstance(model, WireModel)
-            if reached and (why := explain_missing_tools(model.name, model.wire, mind.provider_tools)):
-                raise ConfigError(why)
+        for model in map(self.models.get, (settings.model, *settings.fallback_models)):
+            is_wire = isinstance(model, WireModel)
+            if is_wire and (explanation := explain_missing_tools(model.name, model.wire, settings.provider_tools)):
+                raise ConfigError(explanation)
 
     def model_for(self, purpose: ModelPurpose) -> Model:
-        """Returns the model configured for a purpose, or else the agent's own."""
-        mind = self.agent.model_settings
-        return self.models.get(mind.model_for.get(purpose) or mind.model)
+        """Return the model that is configured for a purpose, or else the agent's main model."""
+        settings = self.agent.model_settings
+        return self.models.get(settings.model_for.get(purpose) or settings.model)
 
     def guard(self) -> GuardRuntime:
-        """Returns the guard that all sessions of the agent share, so that one check for halts serves them.
+        """Return the guard that all sessions of the agent share, so that one query for halts serves them all.
 
-        Effects are not predicted for rules and scripts, unless a model for `simulation` is configured.
+        Reflex and scripted models do not predict effects, unless a model for `simulation` is configured.
         """
         if self.bound is not None:
             return self.bound
-        app, agent, mind = self.app, self.agent, self.agent.model_settings
-        own = "" if mind.model.partition(":")[0] in (REFLEX, SCRIPTED) else mind.model
-        foresees = mind.model_for.get("simulation") or own
-        model = self.models.get(foresees) if foresees else None
-        # What `os.environ` decodes at each look: to compare all of it takes less time than to read one name.
-        plain: Mapping[Any, Any] = getattr(app.environ, "_data", app.environ)
-        if plain != self.caches.environ[0]:
-            self.caches.environ = (dict(plain), select_secrets(app.environ))
-        given = _GuardInputs(app, agent.policy, agent.secrets, model, _values(agent.secrets), self.caches.environ[1])
-        if self.caches.guard is None or not self.caches.guard[0].matches(given):
-            self.caches.guard = (given, make_guard(app, agent.policy, agent.secrets, model))
+        app, agent, settings = self.app, self.agent, self.agent.model_settings
+        own_model = "" if settings.model.partition(":")[0] in (REFLEX, SCRIPTED) else settings.model
+        simulation_model = settings.model_for.get("simulation") or own_model
+        model = self.models.get(simulation_model) if simulation_model else None
+        # The raw bytes behind `os.environ`, which decodes at each access: comparing them all is faster than one access.
+        raw_environ: Mapping[Any, Any] = getattr(app.environ, "_data", app.environ)
+        if raw_environ != self.caches.environ[0]:
+            self.caches.environ = (dict(raw_environ), select_secrets(app.environ))
+        inputs = _GuardInputs(app, agent.policy, agent.secrets, model, _values(agent.secrets), self.caches.environ[1])
+        if self.caches.guard is None or not self.caches.guard[0].matches(inputs):
+            self.caches.guard = (inputs, make_guard(app, agent.policy, agent.secrets, model))
         return self.caches.guard[1]
 
     def bind(self) -> "AgentContext":
-        """Returns the context for one run, whose secrets and environment are looked at once, now."""
-        guard, last = self.guard(), self.caches.bound
-        if last is None or last[0] is not self or last[1].bound is not guard:
-            last = self.caches.bound = (self, msgspec.structs.replace(self, bound=guard))
-        return last[1]
+        """Return the context for one run. It reads secrets and environment once, now."""
+        guard, entry = self.guard(), self.caches.bound
+        if entry is None or entry[0] is not self or entry[1].bound is not guard:
+            entry = self.caches.bound = (self, msgspec.structs.replace(self, bound=guard))
+        return entry[1]
 
     async def definition(self) -> Digest:
-        """Stores the agent's definition without secrets, once for all its sessions."""
-        kept, now = self.caches.definition, self.app.clock.now()
-        if kept is not None and kept[0] is self.agent and 0 <= now - kept[2] < GOOD_FOR:
-            return kept[1]
-        written = msgspec.json.encode(redact_definition(self.agent), order="sorted")
-        digest = await self.store.put(_redact_secrets(written, self.guard().redact))
+        """Store the agent's definition without secrets and return its digest; all sessions share it."""
+        entry, now = self.caches.definition, self.app.clock.now()
+        if entry is not None and entry[0] is self.agent and 0 <= now - entry[2] < DEFINITION_TTL:
+            return entry[1]
+        encoded = msgspec.json.encode(redact_definition(self.agent), order="sorted")
+        digest = await self.store.put(_redact_secrets(encoded, self.guard().redact))
         self.caches.definition = (self.agent, digest, now)
         return digest
 
 
 def make_guard(app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates: Model | None = None) -> GuardRuntime:
-    """Makes a guard. While the store is unavailable, nothing runs that could not be recorded."""
+    """Make a guard. While the store is unavailable, no effect runs, because it could not be recorded."""
     redactor = Redactor(_values(secrets), app.environ)
     guard = GuardRuntime(
         app.patient(),
@@ -238,16 +238,16 @@ def _values(secrets: Secrets) -> Mapping[str, str]:
 
 
 async def store_policy(store: Store, policy: ResolvedPolicy, redact: Callable[[str], str]) -> Digest:
-    """Stores the definition of a session without a model of its own, secrets redacted."""
+    """Store a policy as the definition of a session that has no model of its own; secrets are redacted."""
     return await store.put(_redact_secrets(policy.canonical(), redact))
 
 
-def _redact_secrets(written: bytes, redact: Callable[[str], str]) -> bytes:
-    return msgspec.json.encode(_redact_texts(msgspec.json.decode(written), redact), order="sorted")
+def _redact_secrets(encoded: bytes, redact: Callable[[str], str]) -> bytes:
+    return msgspec.json.encode(_redact_texts(msgspec.json.decode(encoded), redact), order="sorted")
 
 
 def _redact_texts(value: Any, redact: Callable[[str], str]) -> Any:
-    """Redacts every text in a JSON value."""
+    """Redact every text in a JSON value."""
     match value:
         case str():
             return redact(value)

@@ -1,12 +1,12 @@
-"""Policy backtest: judge every recorded call and request again, under another policy.
+"""Policy backtest: judges every recorded call and request again, under another policy.
 
-The events of the whole store are folded in the order of their commits, through the real projections and the real
-judges. What the new policy admits is folded as that policy holds it, with the costs that were recorded; what it refuses
-costs nothing. Nothing acts, no clock is read, and no network is used.
+The events of the whole store are folded in commit order, through the real projections and the real judges. An effect
+that the new policy admits is folded with the hold of that policy and with its recorded cost; one that it refuses costs
+nothing. The backtest makes no calls, reads no clock and uses no network.
 
-A question is assumed to be answered as it was. A session that the new policy would have stopped at a cap goes no
-further; one in which it would have refused a call, or admitted a refused one, would have gone another way: what follows
-is judged, but counted apart.
+Each question is assumed to get its recorded answer. A session that the new policy would have stopped at a cap ends
+there. A session in which the policy would have refused a recorded call, or admitted a refused one, diverges: the rest
+of it is judged but counted separately.
 """
 
 from collections import Counter
@@ -16,10 +16,26 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
-from halter.core import events as ev
 from halter.core.agent_spec import AnyTrigger, inherit_trigger_caps
 from halter.core.codec import decode
-from halter.core.ids import Digest, StreamId, session_of
+from halter.core.events import (
+    AnyEvent,
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    CostCapReached,
+    DecisionAsked,
+    FleetPolicyAdopted,
+    MessageAdded,
+    PhaseEntered,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
+    SessionStarted,
+    TriggerMade,
+    TurnStarted,
+)
+from halter.core.ids import Digest, StreamId, parse_session_id
 from halter.core.money import ZERO_USD, Cap, Leg, Usd, micros_to_usd
 from halter.core.ports import Draft, Stored
 from halter.core.provenance import Flaw
@@ -28,43 +44,45 @@ from halter.core.spec import Phase, ProvenanceMode, ResolvedPolicy
 from halter.core.tools import LEVELS, SERVER_SEPARATOR, Level, Tool, ToolSpec, Valid
 from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, Usage
 from halter.core.vocabulary import Outcome, R, Row
-from halter.guard.brake import ActiveMode, SessionBrake, choose_provenance_mode
 from halter.guard.guard import REDACTION_MARK
 from halter.guard.judge import judge_call
 from halter.guard.judge_request import ModelAttempt, judge_attempt
 from halter.guard.prepare import Call, SessionContext, find_model_flaw, prepare_call
+from halter.guard.provenance_check import ActiveMode, SessionBrake, choose_provenance_mode
 from halter.journal.engine import StoreView
 from halter.journal.rebuild import RowFold
 from halter.models.providers import Prices
 from halter.runtime.session_builder import TriggerRecord, grant_phase_tools
 
-Standing = Literal["allowed", "asked", "refused"]
-"""What becomes of a call or a request; one that waits for other holds is allowed."""
+Verdict = Literal["allowed", "asked", "refused"]
+"""The verdict on a call or a request; one that waits for other holds counts as allowed."""
 
-RANKS: Final[Mapping[Standing, int]] = {"refused": 0, "asked": 1, "allowed": 2}
+VERDICT_RANKS: Final[Mapping[Verdict, int]] = {"refused": 0, "asked": 1, "allowed": 2}
 
-FIXED: Final[frozenset[Outcome]] = frozenset(("unknown_tool", "invalid_arguments", "quarantined", "external_halt"))
-"""Refusals that no policy decides."""
+POLICY_INDEPENDENT_OUTCOMES: Final[frozenset[Outcome]] = frozenset(
+    ("unknown_tool", "invalid_arguments", "quarantined", "external_halt")
+)
+"""Outcomes of refusals that do not depend on the policy."""
 
 MAX_LINES: Final = 10_000
-"""Changed decisions that are listed; all of them are counted."""
+"""Maximum number of changed decisions that are listed; all of them are counted."""
 
 PAGE: Final = 5_000
-MOST_INPUT_TOKENS: Final = 1 << 24
+MAX_INPUT_TOKENS: Final = 1 << 24
 PRICE_PROBE: Final = 1_000_000
 MASK: Final = REDACTION_MARK.encode()
 
 ERASED: Final = "Its arguments were erased."
-MASKED: Final = "Its arguments hold a masked secret."
-NO_DEFINITION: Final = "The definition of its session was not kept, or by another version of Halter."
+MASKED: Final = "Its arguments contain a masked secret."
+NO_DEFINITION: Final = "The definition of its session was not stored, or was stored by another version of Halter."
 NO_PHASE: Final = "The policy has no such phase."
 
 
 class BacktestLine(msgspec.Struct, frozen=True, kw_only=True):
     """One decision that the other policy would have made differently.
 
-    `scope` is that of the cap it would have met, and `not_spent_usd` what its session spent from there on. With
-    `after`, its session had gone another way before.
+    `scope` is the scope of the cap that it would have reached, and `not_spent_usd` is what its session spent after
+    that. `after` says that the session had diverged before.
     """
 
     at: int
@@ -72,8 +90,8 @@ class BacktestLine(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     kind: Literal["call", "request"]
     name: str
-    then: Standing
-    now: Standing
+    then: Verdict
+    now: Verdict
     sentence: str = ""
     scope: str = ""
     not_spent_usd: Usd = ZERO_USD
@@ -81,16 +99,16 @@ class BacktestLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loosened(self) -> bool:
-        return RANKS[self.now] > RANKS[self.then]
+        return VERDICT_RANKS[self.now] > VERDICT_RANKS[self.then]
 
 
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):
-    """What another policy would have decided over the recorded sessions of an agent.
+    """The decisions of another policy over the recorded sessions of an agent.
 
-    `changed` counts decisions by `then → now`, `after` those in sessions that had gone another way before, `loosened`
-    and `refused` all of them. Of `lines` there are at most so many, the looser ones before all others. `not_spent` is
-    what was spent, in micro-dollars, on what the policy would not have admitted. `unjudged` counts by reason,
-    `unnamed` the calls by tool that no rule of the policy names.
+    `changed` counts decisions by `then → now`, and `after` counts those in sessions that had diverged before;
+    `loosened` and `refused` count both. The number of `lines` is limited; looser decisions come first. `not_spent` is
+    what effects cost, in micro-dollars, that the policy would not have admitted. `unjudged` counts by reason. `unnamed`
+    counts, by tool, the calls that no rule of the policy names.
     """
 
     agent: str
@@ -111,18 +129,18 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PolicyChange = Callable[[ResolvedPolicy], ResolvedPolicy]
-"""The policy under test, given the one that a session was recorded with."""
+"""Returns the policy under test, given the policy that a session was recorded with."""
 
 
 class RecordedPolicy(msgspec.Struct, frozen=True):
-    """The policy that a session was recorded with; one without a model `plays` a playbook, and has no last words."""
+    """The policy that a session was recorded with. A session without a model runs a playbook and has no wrap-up."""
 
     policy: ResolvedPolicy
     plays: bool
 
 
 class _RecordedTool:
-    """A tool as the journal knows it: its arguments were valid then, and it cannot be run."""
+    """A tool as recorded in the journal: its arguments were valid, and it cannot run."""
 
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec
@@ -132,7 +150,7 @@ class _RecordedTool:
 
 
 class _RecordedBound:
-    """The hold of a request whose model has no price any more: the same for an answer of any length."""
+    """The recorded hold of a request whose model has lost its price: the same for an answer of any length."""
 
     def __init__(self, usd: int) -> None:
         self._usd = usd
@@ -143,15 +161,15 @@ class _RecordedBound:
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
         return self._usd
 
-    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, max_wait: int = 0) -> int:
-        return max_wait if self._usd <= budget_micros else 0
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, limit: int = 0) -> int:
+        return limit if self._usd <= budget_micros else 0
 
     def covering(self, extras: RequestExtras) -> "_RecordedBound":
         return self
 
 
 class _RecordedBrake(NamedTuple):
-    """The injection brake as it judged then: the flaws that it found, under the mode of the policy under test."""
+    """The recorded flaws of the provenance check, under the mode of the policy under test."""
 
     mode: ActiveMode
     flaws: tuple[Flaw, ...]
@@ -163,7 +181,7 @@ class _RecordedBrake(NamedTuple):
 
 
 class _ShadowRows(RowFold):
-    """The rows as the other policy makes them."""
+    """The rows that result from the policy under test."""
 
     now = 0
 
@@ -184,12 +202,17 @@ class _Shadow:
     """One session under the policy under test."""
 
     def __init__(
-        self, started: ev.SessionStarted, recorded: RecordedPolicy, policy: ResolvedPolicy, prices: Prices
+        self, event: SessionStarted, recorded_policy: RecordedPolicy, policy: ResolvedPolicy, prices: Prices
     ) -> None:
-        self.session, self.agent = started.session, started.agent
-        self.recorded, self.plays, self.policy, self.prices = recorded.policy, recorded.plays, policy, prices
-        self.trigger, self.grants = started.trigger, started.grants
-        self.phase = recorded.policy.phases[0].name
+        self.session, self.agent = event.session, event.agent
+        self.recorded, self.plays, self.policy, self.prices = (
+            recorded_policy.policy,
+            recorded_policy.plays,
+            policy,
+            prices,
+        )
+        self.trigger, self.grants = event.trigger, event.grants
+        self.phase = recorded_policy.policy.phases[0].name
         self.mode: ProvenanceMode = choose_provenance_mode(policy)
         self.last_words = self.diverged = self.is_stopped = self.locked = False
         self.not_spent = 0
@@ -199,14 +222,14 @@ class _Shadow:
     def digest(self) -> str:
         return self.recorded.digest()
 
-    def context(self, phase: str, *, own: bool) -> SessionContext | None:
-        """The context of a phase; with `own` it also grants what the runtime itself grants."""
-        key = (phase, own, self.last_words)
+    def context(self, phase: str, *, has_runtime_grants: bool) -> SessionContext | None:
+        """Return the context of a phase, or None. `has_runtime_grants` adds the tools that the runtime grants."""
+        key = (phase, has_runtime_grants, self.last_words)
         if key not in self._contexts:
-            found = next((each for each in self.policy.phases if each.name == phase), None)
-            if found is None:
+            named_phase = next((each for each in self.policy.phases if each.name == phase), None)
+            if named_phase is None:
                 return None
-            self._contexts[key] = self._make_context(Phase(phase, None) if own else found)
+            self._contexts[key] = self._make_context(Phase(phase, None) if has_runtime_grants else named_phase)
         return self._contexts[key]
 
     def _make_context(self, phase: Phase) -> SessionContext:
@@ -220,8 +243,8 @@ class _Shadow:
             policy_digest=self.digest,
             trigger=self.trigger,
             secrets=frozenset(policy.secrets),
-            kept_usd=round(cap * policy.reserve_cost_fraction) if keeps else 0,
-            kept_tokens=policy.reserve_tokens if keeps else 0,
+            reserve_usd=round(cap * policy.reserve_cost_fraction) if keeps else 0,
+            reserve_tokens=policy.reserve_tokens if keeps else 0,
         )
 
     def recorded_brake(self, flaws: tuple[Flaw, ...]) -> "_RecordedBrake | None":
@@ -229,15 +252,15 @@ class _Shadow:
         return None if not flaws or mode == "off" else _RecordedBrake(mode, flaws, self.locked)
 
     def is_granted_by_runtime(self, tool: str, phase: str) -> bool:
-        """Whether a call was admitted then that no grant of its phase named: the runtime grants its own verbs."""
+        """Return true if the recorded phase does not grant a tool that was admitted: the runtime granted it."""
         return not any(each.name == phase and each.grants_tool(tool) for each in self.recorded.phases)
 
 
 class _Judgement(msgspec.Struct, frozen=True):
-    now: Standing
+    now: Verdict
     sentence: str = ""
     scope: str = ""
-    intent: ev.AnyEvent | None = None
+    intent: AnyEvent | None = None
 
 
 def backtest(
@@ -247,30 +270,30 @@ def backtest(
     *,
     since: int = 0,
     replaces_fleet: bool = False,
-    most_lines: int = MAX_LINES,
+    max_lines: int = MAX_LINES,
 ) -> Backtest:
-    """Judge what an agent's sessions did since a moment again; `replaces_fleet` leaves the store's policy out."""
-    test = _BacktestFold(view, agent, change, since, most_lines)
+    """Judge an agent's sessions since a moment again. With `replaces_fleet`, the store's own policy is ignored."""
+    test = _BacktestFold(view, agent, change, since, max_lines)
     for stored in read_in_order(view):
-        if replaces_fleet and isinstance(stored.event, ev.FleetPolicyAdopted):
+        if replaces_fleet and isinstance(stored.event, FleetPolicyAdopted):
             continue
         test.apply(stored)
     return test.result()
 
 
 def read_policy(view: StoreView, definition: str) -> RecordedPolicy | None:
-    """Read the policy of a definition; None if it was not kept, or cannot be read by this version."""
-    kept = view.get(Digest(definition)) if definition else None
+    """Read the policy of a definition; None if it is not stored or this version cannot read it."""
+    encoded = view.get(Digest(definition)) if definition else None
     try:
-        found = {} if kept is None else msgspec.json.decode(kept, type=dict[str, Any])
-        policy = msgspec.convert(found.get("policy", found), ResolvedPolicy)
+        raw = {} if encoded is None else msgspec.json.decode(encoded, type=dict[str, Any])
+        policy = msgspec.convert(raw.get("policy", raw), ResolvedPolicy)
     except msgspec.MsgspecError:
         return None
-    return RecordedPolicy(policy, plays="policy" not in found)
+    return RecordedPolicy(policy, plays="policy" not in raw)
 
 
 def read_in_order(view: StoreView) -> Iterator[Stored]:
-    """Read all events in the order of their commits, with bodies where a judge needs them."""
+    """Read all events in commit order, with bodies where a judge needs them."""
     position = 0
     while True:
         rows = view.rows("events_in_order", {"position": position, "limit": PAGE})
@@ -283,16 +306,16 @@ def read_in_order(view: StoreView) -> Iterator[Stored]:
 
 
 class _BacktestFold:
-    def __init__(self, view: StoreView, agent: str, change: PolicyChange, since: int, most_lines: int) -> None:
+    def __init__(self, view: StoreView, agent: str, change: PolicyChange, since: int, max_lines: int) -> None:
         self._view, self._agent, self._change, self._since = view, agent, change, since
-        self._most_lines = most_lines
+        self._max_lines = max_lines
         self._rows = _ShadowRows()
         self._policies: dict[str, tuple[RecordedPolicy, ResolvedPolicy, Prices] | None] = {}
         self._triggers: dict[str, AnyTrigger] = {}
         self._sessions: dict[str, _Shadow] = {}
         self._tools: dict[ToolSpec, Tool] = {}
         self._judgements: dict[str, _Judgement] = {}
-        self._caps: dict[str, ev.CostCapReached] = {}
+        self._caps: dict[str, CostCapReached] = {}
         self._costly: dict[str, _Shadow] = {}
         self._looser: list[BacktestLine] = []
         self._stricter: list[BacktestLine] = []
@@ -305,78 +328,82 @@ class _BacktestFold:
         self._rows.now = stored.at
         event = stored.event
         match event:
-            case ev.TriggerMade():
+            case TriggerMade():
                 self._learn_trigger(stored)
-            case ev.SessionStarted() if event.agent == self._agent and stored.at >= self._since:
+            case SessionStarted() if event.agent == self._agent and stored.at >= self._since:
                 self._begin(event)
             case _:
                 pass
-        shadow = self._sessions.get(session_of(StreamId(stored.stream)) or "")
+        shadow = self._sessions.get(parse_session_id(StreamId(stored.stream)) or "")
         if shadow is None or not self._judge(shadow, stored):
             self._rows.apply(stored)
 
     def _learn_trigger(self, stored: Stored) -> None:
         if stored.body:
-            trigger = cast("ev.TriggerMade", stored.event).trigger
+            trigger = cast("TriggerMade", stored.event).trigger
             self._triggers[trigger] = msgspec.json.decode(stored.body, type=TriggerRecord).trigger()
 
-    def _begin(self, started: ev.SessionStarted) -> None:
+    def _begin(self, event: SessionStarted) -> None:
         self._event_count += 1
-        if started.definition not in self._policies:
-            kept = read_policy(self._view, started.definition)
-            self._policies[started.definition] = kept and (kept, self._change(kept.policy), Prices(kept.policy.prices))
-        known = self._policies[started.definition]
-        if known is None:
+        if event.definition not in self._policies:
+            stored_policy = read_policy(self._view, event.definition)
+            self._policies[event.definition] = stored_policy and (
+                stored_policy,
+                self._change(stored_policy.policy),
+                Prices(stored_policy.policy.prices),
+            )
+        policies = self._policies[event.definition]
+        if policies is None:
             self._unjudged[NO_DEFINITION] += 1
             return
-        recorded, policy, prices = known
+        recorded_policy, policy, prices = policies
         caps = policy.caps
-        if started.trigger in self._triggers:
-            caps = inherit_trigger_caps(caps, self._triggers[started.trigger])
-        carved = next((leg.amount for leg in started.carved if leg.unit == "usd"), None)
-        if started.bound and carved is not None:
-            caps = msgspec.structs.replace(caps, session=Cap(carved))
+        if event.trigger in self._triggers:
+            caps = inherit_trigger_caps(caps, self._triggers[event.trigger])
+        carved_cap = next((leg.amount for leg in event.carved if leg.unit == "usd"), None)
+        if event.bound and carved_cap is not None:
+            caps = msgspec.structs.replace(caps, session=Cap(carved_cap))
         if caps is not policy.caps:
             policy = msgspec.structs.replace(policy, caps=caps)
-        self._sessions[started.session] = _Shadow(started, recorded, policy, prices)
+        self._sessions[event.session] = _Shadow(event, recorded_policy, policy, prices)
 
     def _judge(self, shadow: _Shadow, stored: Stored) -> bool:
-        """Take an event of a session under test; True if it is folded, or must not be."""
+        """Judge an event of a session under test. Return true if it is already folded or must not be folded."""
         match stored.event:
-            case ev.CostCapReached() as event:
+            case CostCapReached() as event:
                 self._caps[event.refused] = event
-            case ev.PhaseEntered() as event:
+            case PhaseEntered() as event:
                 shadow.phase = event.phase
-            case ev.MessageAdded(reason="wrap_up"):
+            case MessageAdded(reason="wrap_up"):
                 shadow.last_words = True
-            case ev.TurnStarted():
+            case TurnStarted():
                 shadow.last_words = False
-            case ev.CallStarted() as event:
+            case CallStarted() as event:
                 return self._judge_started_call(shadow, stored, event)
-            case ev.DecisionAsked(about="approval") as event:
+            case DecisionAsked(about="approval") as event:
                 return self._judge_question(shadow, stored, event)
-            case ev.CallRefused(staged=False) as event:
+            case CallRefused(staged=False) as event:
                 self._judge_refused_call(shadow, stored, event)
-            case ev.RequestStarted() as event:
+            case RequestStarted() as event:
                 return self._judge_started_request(shadow, stored, event)
-            case ev.RequestRefused() as event:
+            case RequestRefused() as event:
                 self._judge_refused_request(shadow, stored, event)
-            case ev.CallSettled(call=effect, charge=charge) | ev.RequestSettled(request=effect, charge=charge):
+            case CallSettled(call=effect, charge=charge) | RequestSettled(request=effect, charge=charge):
                 if effect in self._costly and charge is not None:
                     self._costly[effect].not_spent += charge.usd
             case _:
                 pass
         return False
 
-    def _judge_started_call(self, shadow: _Shadow, stored: Stored, event: ev.CallStarted) -> bool:
+    def _judge_started_call(self, shadow: _Shadow, stored: Stored, event: CallStarted) -> bool:
         if self._has_stopped(shadow, event.call):
             return True
-        before = self._judgements.get(event.call)
-        if before is not None and before.now == "refused":
+        earlier_judgement = self._judgements.get(event.call)
+        if earlier_judgement is not None and earlier_judgement.now == "refused":
             self._costly[event.call] = shadow
             return True
-        decided = self._rows.get(DecisionRow, event.decision) if event.decision else None
-        if decided is not None and decided.verdict == "edit":
+        decision = self._rows.get(DecisionRow, event.decision) if event.decision else None
+        if decision is not None and decision.verdict == "edit":
             return False
         spec = ToolSpec(
             name=event.tool,
@@ -389,40 +416,42 @@ class _BacktestFold:
             server=event.tool.partition(SERVER_SEPARATOR)[0] if SERVER_SEPARATOR in event.tool else "",
         )
         phase = event.phase or shadow.phase
-        own = shadow.is_granted_by_runtime(event.tool, phase)
+        is_runtime_grant = shadow.is_granted_by_runtime(event.tool, phase)
         call = Call(
             event.call,
             event.tool,
             self._arguments(stored),
             event.purpose,
             event.parallel_group,
-            brake=cast("SessionBrake | None", shadow.recorded_brake(event.flaws)),
-            questioned=before is not None and before.now == "asked",
+            provenance_check=cast("SessionBrake | None", shadow.recorded_brake(event.flaws)),
+            has_decision=earlier_judgement is not None and earlier_judgement.now == "asked",
         )
-        judgement = self._judge_call(shadow, call, spec, phase, event.digest, _sum_held_usd(event.legs), own=own)
+        judgement = self._judge_call(
+            shadow, call, spec, phase, event.digest, _sum_held_usd(event.legs), own=is_runtime_grant
+        )
         if judgement is None:
             return False
-        if before is None:
+        if earlier_judgement is None:
             self._record(shadow, stored, "call", event.tool, "allowed", judgement)
         elif judgement.now == "refused":
             self._record(shadow, stored, "call", event.tool, "asked", judgement)
         return self._fold_policy_outcome(shadow, stored, event.call, judgement)
 
-    def _judge_question(self, shadow: _Shadow, stored: Stored, event: ev.DecisionAsked) -> bool:
+    def _judge_question(self, shadow: _Shadow, stored: Stored, event: DecisionAsked) -> bool:
         if self._has_stopped(shadow, event.subject):
             return True
         level = event.level or "CONTROLLED"
-        declared = self._find_declared_level(shadow, event.name, level)
-        spec = ToolSpec(name=event.name, description="", schema=b"", level=declared)
-        shown = self._arguments(stored).partition(b" ")[2].partition(b"\n")[0]
+        declared_level = self._find_declared_level(shadow, event.name, level)
+        spec = ToolSpec(name=event.name, description="", schema=b"", level=declared_level)
+        arguments = self._arguments(stored).partition(b" ")[2].partition(b"\n")[0]
         call = Call(
             event.subject,
             event.name,
-            shown,
-            brake=cast("SessionBrake | None", shadow.recorded_brake(event.flaws)),
+            arguments,
+            provenance_check=cast("SessionBrake | None", shadow.recorded_brake(event.flaws)),
         )
-        own = shadow.is_granted_by_runtime(event.name, shadow.phase)
-        judgement = self._judge_call(shadow, call, spec, shadow.phase, event.digest, 0, own=own)
+        is_runtime_grant = shadow.is_granted_by_runtime(event.name, shadow.phase)
+        judgement = self._judge_call(shadow, call, spec, shadow.phase, event.digest, 0, own=is_runtime_grant)
         if judgement is None:
             return False
         self._record(shadow, stored, "call", event.name, "asked", judgement)
@@ -430,20 +459,20 @@ class _BacktestFold:
             return self._fold_policy_outcome(shadow, stored, event.subject, judgement)
         return True
 
-    def _judge_refused_call(self, shadow: _Shadow, stored: Stored, event: ev.CallRefused) -> None:
-        if shadow.is_stopped or event.outcome in FIXED:
+    def _judge_refused_call(self, shadow: _Shadow, stored: Stored, event: CallRefused) -> None:
+        if shadow.is_stopped or event.outcome in POLICY_INDEPENDENT_OUTCOMES:
             return
-        before = self._judgements.get(event.call)
-        if before is not None:
-            # The question was answered with no, or not at all: without one the session goes another way.
+        earlier_judgement = self._judgements.get(event.call)
+        if earlier_judgement is not None:
+            # The question was denied or expired. Without a question the session diverges.
             shadow.locked = shadow.locked or bool(event.flaws and event.decision and shadow.policy.locks)
-            shadow.diverged = shadow.diverged or before.now == "allowed"
+            shadow.diverged = shadow.diverged or earlier_judgement.now == "allowed"
             return
-        declared = self._find_declared_level(shadow, event.tool, event.level)
-        spec = ToolSpec(name=event.tool, description="", schema=b"", level=declared)
+        declared_level = self._find_declared_level(shadow, event.tool, event.level)
+        spec = ToolSpec(name=event.tool, description="", schema=b"", level=declared_level)
         cap = self._caps.get(event.call)
         brake = cast("SessionBrake | None", shadow.recorded_brake(event.flaws))
-        call = Call(event.call, event.tool, self._arguments(stored), brake=brake)
+        call = Call(event.call, event.tool, self._arguments(stored), provenance_check=brake)
         usd = 0 if cap is None else cap.amount
         judgement = self._judge_call(shadow, call, spec, event.phase or shadow.phase, "", usd, own=False)
         if judgement is not None:
@@ -454,10 +483,10 @@ class _BacktestFold:
     ) -> _Judgement | None:
         if not any(call.tool in each.tools for each in shadow.policy.policies):
             self._unnamed[call.tool] += call.id not in self._judgements
-        context = shadow.context(phase, own=own)
+        context = shadow.context(phase, has_runtime_grants=own)
         if context is None or not call.arguments or MASK in call.arguments:
-            why = NO_PHASE if context is None else ERASED if not call.arguments else MASKED
-            self._unjudged[why] += 1
+            reason = NO_PHASE if context is None else ERASED if not call.arguments else MASKED
+            self._unjudged[reason] += 1
             return None
         tool = self._tools.get(spec)
         if tool is None:
@@ -471,7 +500,7 @@ class _BacktestFold:
         self._judgements[call.id] = judgement
         return judgement
 
-    def _judge_started_request(self, shadow: _Shadow, stored: Stored, event: ev.RequestStarted) -> bool:
+    def _judge_started_request(self, shadow: _Shadow, stored: Stored, event: RequestStarted) -> bool:
         if self._has_stopped(shadow, event.request):
             return True
         usd = _sum_held_usd(event.legs)
@@ -483,18 +512,18 @@ class _BacktestFold:
             shadow.is_stopped = True
         return self._fold_policy_outcome(shadow, stored, event.request, judgement)
 
-    def _judge_refused_request(self, shadow: _Shadow, stored: Stored, event: ev.RequestRefused) -> None:
+    def _judge_refused_request(self, shadow: _Shadow, stored: Stored, event: RequestRefused) -> None:
         cap = self._caps.get(event.request)
-        if shadow.is_stopped or event.outcome in FIXED or (cap is not None and cap.unit != "usd"):
+        if shadow.is_stopped or event.outcome in POLICY_INDEPENDENT_OUTCOMES or (cap is not None and cap.unit != "usd"):
             return
         judgement = self._judge_request(shadow, event, 0 if cap is None else cap.amount, 1)
         if judgement is not None:
             self._record(shadow, stored, "request", event.model, "refused", judgement)
 
     def _judge_request(
-        self, shadow: _Shadow, event: ev.RequestStarted | ev.RequestRefused, usd: int, output: int
+        self, shadow: _Shadow, event: RequestStarted | RequestRefused, usd: int, output: int
     ) -> _Judgement | None:
-        context = shadow.context(shadow.phase, own=True)
+        context = shadow.context(shadow.phase, has_runtime_grants=True)
         if context is None:
             self._unjudged[NO_PHASE] += 1
             return None
@@ -511,42 +540,42 @@ class _BacktestFold:
             max_output_tokens=output,
             min_output_tokens=min(output, shadow.policy.min_output_tokens),
             halts=context.halts,
-            kept=context.reserve,
+            reserve=context.reserve,
             flaw=find_model_flaw(context, event.model),
             observe=shadow.policy.observe,
         )
         return _read_drafts(judge_attempt(attempt, self._rows))
 
     def _find_rates(self, prices: Prices, model: str, usd: int, output: int) -> tuple[ModelPrices, int]:
-        """The prices of a model and the input that a hold was made for; the hold itself where prices have changed."""
+        """Return a model's prices and the input tokens of a hold; if prices have changed, the hold itself and 0."""
         if not usd:
             return _RecordedBound(0), 0
         rates, at = prices.find(ModelName.parse(model)), self._rows.now
         if isinstance(rates, Unpriced):
             return _RecordedBound(usd), 0
-        fewest, limit = _bracket_input(rates, usd, output, at)
-        while fewest < limit:
-            middle = (fewest + limit) // 2
+        low, high = _bracket_input(rates, usd, output, at)
+        while low < high:
+            middle = (low + high) // 2
             if rates.bound(middle, output, at) < usd:
-                fewest = middle + 1
+                low = middle + 1
             else:
-                limit = middle
-        return (rates, fewest) if rates.bound(fewest, output, at) == usd else (_RecordedBound(usd), 0)
+                high = middle
+        return (rates, low) if rates.bound(low, output, at) == usd else (_RecordedBound(usd), 0)
 
     def _has_stopped(self, shadow: _Shadow, effect: str) -> bool:
-        """Whether the session would have ended before; what it did from there on is not spent."""
+        """Return true if the session would have ended before this effect. Its cost then counts as not spent."""
         if shadow.is_stopped:
             self._after += effect not in self._judgements
             self._costly[effect] = shadow
         return shadow.is_stopped
 
     def _fold_policy_outcome(self, shadow: _Shadow, stored: Stored, effect: str, judgement: _Judgement) -> bool:
-        """Fold what the policy under test would have written; False folds what was recorded."""
+        """Fold what the policy under test would have written. Return false if the recorded event is to be folded."""
         if judgement.now == "refused":
             self._costly[effect] = shadow
             return True
-        if judgement.intent is None or isinstance(judgement.intent, ev.DecisionAsked) != (
-            stored.kind == ev.DecisionAsked.KIND
+        if judgement.intent is None or isinstance(judgement.intent, DecisionAsked) != (
+            stored.kind == DecisionAsked.KIND
         ):
             return False
         self._rows.apply(msgspec.structs.replace(stored, event=judgement.intent))
@@ -558,11 +587,11 @@ class _BacktestFold:
         stored: Stored,
         kind: Literal["call", "request"],
         name: str,
-        then: Standing,
+        recorded_verdict: Verdict,
         judgement: _Judgement,
     ) -> None:
         self._decisions += 1
-        if judgement.now == then:
+        if judgement.now == recorded_verdict:
             return
         line = BacktestLine(
             at=stored.at,
@@ -570,7 +599,7 @@ class _BacktestFold:
             seq=stored.seq,
             kind=kind,
             name=name,
-            then=then,
+            then=recorded_verdict,
             now=judgement.now,
             sentence=judgement.sentence,
             scope=judgement.scope,
@@ -579,17 +608,17 @@ class _BacktestFold:
         if shadow.diverged:
             self._after += 1
         else:
-            self._changed[f"{then} → {judgement.now}"] += 1
+            self._changed[f"{recorded_verdict} → {judgement.now}"] += 1
         self._differing += 1
         self._loosened_count += line.loosened
         self._refused_count += judgement.now == "refused"
         lines = self._looser if line.loosened else self._stricter
-        if len(lines) < self._most_lines:
+        if len(lines) < self._max_lines:
             lines.append(line)
-        shadow.diverged = shadow.diverged or "refused" in (then, judgement.now)
+        shadow.diverged = shadow.diverged or "refused" in (recorded_verdict, judgement.now)
 
     def _find_declared_level(self, shadow: _Shadow, tool: str, level: Level) -> Level:
-        """The lowest own level of a tool that the recorded policy turns into the recorded one."""
+        """Return the lowest declared level that the recorded policy turns into the recorded level of a tool."""
         for declared in LEVELS:
             if shadow.recorded.rule(tool, declared).level == level:
                 if declared != level:
@@ -603,17 +632,17 @@ class _BacktestFold:
         return stored.body or b""
 
     def _price(self, line: BacktestLine) -> BacktestLine:
-        """Say at the first cap that a session would have met what it did not spend from there on."""
+        """Set `not_spent_usd` on the line of the first cap that a session would have reached."""
         shadow = self._sessions[line.session]
         if not shadow.is_stopped or line.after or not line.scope:
             return line
         return msgspec.structs.replace(line, not_spent_usd=micros_to_usd(shadow.not_spent))
 
     def result(self) -> Backtest:
-        lines = [self._price(line) for line in (*self._looser, *self._stricter)[: self._most_lines]]
+        lines = [self._price(line) for line in (*self._looser, *self._stricter)[: self._max_lines]]
         order = sorted(lines, key=lambda line: (not line.loosened, line.after, line.at))
         notes = [
-            f"The own level of {tool} is not recorded, for the policy had raised it: the lowest is assumed."
+            f"The declared level of {tool} is not recorded, because the policy raised it. The lowest is assumed."
             for tool in sorted(self._raised)
         ]
         return Backtest(
@@ -640,33 +669,33 @@ def _sum_held_usd(legs: Sequence[Leg]) -> int:
 
 
 def _bracket_input(rates: ModelPrices, usd: int, output: int, at: int) -> tuple[int, int]:
-    """Bounds of the input that a hold was made for; most prices are straight lines, which brings them close."""
-    least, limit = rates.bound(0, output, at), rates.bound(PRICE_PROBE, output, at)
-    if limit > least:
-        guess = (usd - least) * PRICE_PROBE // (limit - least)
+    """Return bounds of the input that a hold was made for. They are close, because most prices are linear."""
+    base_usd, probe_usd = rates.bound(0, output, at), rates.bound(PRICE_PROBE, output, at)
+    if probe_usd > base_usd:
+        guess = (usd - base_usd) * PRICE_PROBE // (probe_usd - base_usd)
         low, high = max(0, guess - 2), guess + 2
         if (not low or rates.bound(low, output, at) < usd) and rates.bound(high, output, at) >= usd:
             return low, high
-    return 0, MOST_INPUT_TOKENS
+    return 0, MAX_INPUT_TOKENS
 
 
 def _read_drafts(drafts: Sequence[Draft]) -> _Judgement:
-    """Read what a judge decided; nothing written means that other holds must settle first."""
+    """Read the judgement from a judge's drafts. No drafts mean that other holds must settle first."""
     scope = next(
         (
             f"{draft.event.scope} {draft.event.window}".strip()
             for draft in drafts
-            if isinstance(draft.event, ev.CostCapReached)
+            if isinstance(draft.event, CostCapReached)
         ),
         "",
     )
-    last = drafts[-1].event if drafts else None
-    match last:
-        case ev.CallRefused() | ev.RequestRefused():
-            return _Judgement("refused", last.sentence, scope)
-        case ev.DecisionAsked():
-            return _Judgement("asked", "; ".join(last.reasons) or f"{last.name} is {last.level}.", intent=last)
-        case ev.CallStarted() | ev.RequestStarted():
-            return _Judgement("allowed", intent=last)
+    event = drafts[-1].event if drafts else None
+    match event:
+        case CallRefused() | RequestRefused():
+            return _Judgement("refused", event.sentence, scope)
+        case DecisionAsked():
+            return _Judgement("asked", "; ".join(event.reasons) or f"{event.name} is {event.level}.", intent=event)
+        case CallStarted() | RequestStarted():
+            return _Judgement("allowed", intent=event)
         case _:
             return _Judgement("allowed")

@@ -1,8 +1,8 @@
 """The feed of a fleet: durable events and live updates.
 
-Events are read off the journal at the listener's own pace, and resumed by stream and sequence number. Live updates
-(text as it streams, sensor readings) are not stored. A slow listener is not waited for: it gets a gap, and goes on with
-the present; the missed events can be read again, the live updates cannot.
+Events are read from the journal at the listener's own pace, and resumed by stream and sequence number. Live updates
+(streamed text, sensor readings) are not stored. The feed does not wait for a slow listener: the listener gets a gap and
+continues with the newest items. It can read missed events again, but not missed live updates.
 """
 
 import asyncio
@@ -25,22 +25,22 @@ from halter.core.events import (
     Unknown,
     WakePosted,
 )
-from halter.core.ids import StreamId, session_of
-from halter.core.ports import EVERY_STREAM, Change, Query, Store, Stored
+from halter.core.ids import StreamId, parse_session_id
+from halter.core.ports import ALL_STREAMS, Change, Query, Store, Stored
 from halter.core.rows import SessionRow, StreamRow
-from halter.core.text import clean, from_body
+from halter.core.text import clean, decode_body
 from halter.loop.session_runtime import cancel_and_wait
 
 POLLING_INTERVAL: Final = 5 * SECOND
-"""Polling interval for all streams: hints arrive at once, but may be lost."""
+"""Polling interval for all streams: hints arrive immediately but may be lost."""
 
 PAGE: Final = 1000
 
-EVERYTHING: Final = Change(EVERY_STREAM, 0)
+EVERYTHING: Final = Change(ALL_STREAMS, 0)
 
 
 async def watch_growth(store: Store, clock: Clock) -> AsyncGenerator[Change]:
-    """Yields EVERYTHING, then each hint of a grown stream, and EVERYTHING again at intervals."""
+    """Yield EVERYTHING, then a hint for each stream that grows, and EVERYTHING again at intervals."""
     hints = store.changes()
     hint = asyncio.ensure_future(anext(hints))
     poll = asyncio.ensure_future(clock.sleep(0))
@@ -59,7 +59,7 @@ async def watch_growth(store: Store, clock: Clock) -> AsyncGenerator[Change]:
 
 
 class _Extent(msgspec.Struct, frozen=True):
-    """How many streams there are, how long they are together, and when the newest event was."""
+    """The number of streams, their total length and the time of the newest event."""
 
     streams: int
     length: int
@@ -67,9 +67,9 @@ class _Extent(msgspec.Struct, frozen=True):
 
 
 class Follower:
-    """Reads what is new in the wanted streams. `seen` is how far each was read.
+    """Reads the new events of some streams. `positions` is the sequence number up to which each was read.
 
-    With `only`, just those streams are looked up, by name.
+    With `only`, it looks up those streams by name instead of listing all streams.
     """
 
     def __init__(
@@ -77,65 +77,65 @@ class Follower:
         store: Store,
         positions: Mapping[StreamId, int],
         only: Collection[StreamId] | None = None,
-        wanted: Callable[[StreamId], bool] = lambda _: True,
+        includes_stream: Callable[[StreamId], bool] = lambda _: True,
     ) -> None:
         self._store = store
         self.positions = dict(positions)
         self._only = only
-        self._wanted = wanted
+        self._includes_stream = includes_stream
         self._quiet_at: _Extent | None = None
 
     async def follow_change(self, change: Change = EVERYTHING) -> AsyncGenerator[Sequence[Stored]]:
-        """Yields what may be new, in pages of one stream each."""
+        """Yield new events in pages of one stream each."""
         for stream in await self.find_grown(change):
-            while page := await self._store.read(stream, self._seen_length(stream), PAGE):
+            while page := await self._store.read(stream, self._get_position(stream), PAGE):
                 self.positions[stream] = page[-1].seq
                 yield page
 
     async def read_new(self, change: Change = EVERYTHING) -> list[Stored]:
-        """Returns what may be new, oldest first."""
+        """Return new events, oldest first."""
         async with aclosing(self.follow_change(change)) as pages:
             events = [stored async for page in pages for stored in page]
         return sorted(events, key=lambda stored: stored.at)
 
     async def find_grown(self, change: Change = EVERYTHING) -> Mapping[StreamId, int]:
-        """Returns the streams that are longer than what was seen of them, with their length."""
-        if change.stream != EVERY_STREAM:
-            news = self._is_wanted(change.stream) and change.head > self._seen_length(change.stream)
-            return dict(await self._lengths([change.stream])) if news else {}
+        """Return the streams that have grown beyond their position, with their length."""
+        if change.stream != ALL_STREAMS:
+            has_grown = self._is_followed(change.stream) and change.head > self._get_position(change.stream)
+            return dict(await self._lengths([change.stream])) if has_grown else {}
         extent = await self._measure()
         if extent is not None and extent == self._quiet_at:
             return {}
-        found = {stream: head for stream, head in await self._heads() if self._is_wanted(stream)}
-        for stream, head in found.items():
-            if head < self._seen_length(stream):
-                # The store was restored to an earlier state: read again rather than miss events.
+        heads = {stream: head for stream, head in await self._heads() if self._is_followed(stream)}
+        for stream, head in heads.items():
+            if head < self._get_position(stream):
+                # The store was restored to an earlier state: reading again is better than missing events.
                 self.positions[stream] = 0
-        grown = {stream: head for stream, head in found.items() if head > self._seen_length(stream)}
-        self._quiet_at = None if grown else extent
-        return grown
+        growth = {stream: head for stream, head in heads.items() if head > self._get_position(stream)}
+        self._quiet_at = None if growth else extent
+        return growth
 
     async def _measure(self) -> "_Extent | None":
-        """Measures all streams together: while that is as it was when nothing was new, nothing is new."""
+        """Measure all streams in one query: while the result stays the same, nothing is new. None with `only`."""
         if self._only is not None:
             return None
         return next(iter(await self._store.ask(Query("extent", _Extent))), None)
 
-    def _is_wanted(self, stream: StreamId) -> bool:
-        return self._wanted(stream) and (self._only is None or stream in self._only)
+    def _is_followed(self, stream: StreamId) -> bool:
+        return self._includes_stream(stream) and (self._only is None or stream in self._only)
 
-    def _seen_length(self, stream: StreamId) -> int:
+    def _get_position(self, stream: StreamId) -> int:
         return self.positions.get(stream, 0)
 
     async def _heads(self) -> list[tuple[StreamId, int]]:
         return await read_stream_heads(self._store) if self._only is None else await self._lengths(self._only)
 
     async def _lengths(self, streams: Iterable[StreamId]) -> list[tuple[StreamId, int]]:
-        found: list[tuple[StreamId, int]] = []
+        heads: list[tuple[StreamId, int]] = []
         for stream in streams:
             rows = await self._store.ask(Query("head", StreamRow, {"stream": stream}))
-            found += [(StreamId(row.stream), row.head) for row in rows]
-        return found
+            heads += [(StreamId(row.stream), row.head) for row in rows]
+        return heads
 
 
 async def read_stream_heads(store: Store) -> list[tuple[StreamId, int]]:
@@ -143,10 +143,10 @@ async def read_stream_heads(store: Store) -> list[tuple[StreamId, int]]:
 
 
 MAX_PENDING_ITEMS: Final = 1000
-"""Most events, and most live updates, that wait for a listener."""
+"""Maximum number of events, and of live updates, that wait for a listener."""
 MAX_BATCH: Final = 64
-"""Most events of its own commits that a process takes up at a time."""
-KINDS_KEPT: Final = 10_000
+"""Maximum number of its own events that a process reads in one batch."""
+MAX_REMEMBERED_KINDS: Final = 10_000
 
 
 class FeedEvent(msgspec.Struct, frozen=True):
@@ -157,7 +157,7 @@ class FeedEvent(msgspec.Struct, frozen=True):
 
 
 class LiveUpdate(msgspec.Struct, frozen=True):
-    """Something that happens now in a session; it is not stored."""
+    """Something that happens in a session now and is not stored."""
 
     name: str
     session: str
@@ -173,7 +173,7 @@ class StreamSlice(msgspec.Struct, frozen=True):
 
 
 class FeedGap(msgspec.Struct, frozen=True):
-    """Events and live updates that were dropped because the listener was slow. `lost` says where the events are."""
+    """A count of the events and live updates that a slow listener missed. `lost` says where the events are."""
 
     events: int = 0
     pulses: int = 0
@@ -184,11 +184,11 @@ FeedItem = FeedEvent | LiveUpdate | FeedGap
 
 
 _RENAMED: Final = frozenset((TurnStarted, TurnEnded, TurnSkipped, GuardrailTriggered, SensorChanged, WakePosted))
-"""The events that may have another name in an autonomous session."""
+"""Events that may have another name in an autonomous session."""
 
 
 def name_feed_event(event: AnyEvent | Unknown, *, autonomous: bool) -> str:
-    """Names an event: by its kind, unless it belongs to an autonomous session."""
+    """Return the name of an event: its kind, or a special name in an autonomous session."""
     kind = event.kind if isinstance(event, Unknown) else event.KIND
     if not autonomous or type(event) not in _RENAMED:
         return kind
@@ -219,87 +219,92 @@ class Bus:
         self._autonomous: dict[str, bool] = {}
 
     def publish_live(self, session: str, name: str, values: Mapping[str, Any]) -> None:
-        """Sends a live update to all listeners. Never blocks."""
-        pulse = LiveUpdate(name, session, self._clock.now(), values)
-        for pulses in self._listening:
-            pulses.add(pulse)
+        """Send a live update to all listeners. Never blocks."""
+        update = LiveUpdate(name, session, self._clock.now(), values)
+        for listener in self._listening:
+            listener.add(update)
 
     async def listen(
         self,
-        after: Mapping[StreamId, int] | None = None,
-        wanted: Callable[[StreamId], bool] = lambda _: True,
+        positions: Mapping[StreamId, int] | None = None,
+        includes_stream: Callable[[StreamId], bool] = lambda _: True,
         limit: int = MAX_PENDING_ITEMS,
     ) -> AsyncGenerator[FeedItem]:
-        """Yields the wanted streams: from now on, or `after` what was seen of each.
+        """Yield the items of the wanted streams: from now on, or from the given positions.
 
-        With `after`, everything since comes first. A stream that is not in it is read from its beginning.
+        With `positions`, all events since then come first. A stream without a position is read from its beginning.
         """
         follower = Follower(
-            self._store, dict(await read_stream_heads(self._store)) if after is None else after, wanted=wanted
+            self._store,
+            dict(await read_stream_heads(self._store)) if positions is None else positions,
+            includes_stream=includes_stream,
         )
-        pulses = _LiveUpdates(limit)
-        self._listening.add(pulses)
+        updates = _LiveUpdates(limit)
+        self._listening.add(updates)
         try:
             async with aclosing(follower.follow_change()) as pages:
                 async for page in pages:
                     for stored in page:
                         yield await self.name_event(stored)
-            async with aclosing(_merge_wakeups(watch_growth(self._store, self._clock), pulses)) as wakes:
+            async with aclosing(_merge_wakeups(watch_growth(self._store, self._clock), updates)) as wakes:
                 async for change in wakes:
-                    async with aclosing(self._items(follower, pulses, change, limit)) as items:
+                    async with aclosing(self._items(follower, updates, change, limit)) as items:
                         async for item in items:
                             yield item
         finally:
-            self._listening.discard(pulses)
+            self._listening.discard(updates)
 
     async def _items(
-        self, follower: Follower, pulses: "_LiveUpdates", change: Change | None, limit: int
+        self, follower: Follower, updates: "_LiveUpdates", change: Change | None, limit: int
     ) -> AsyncGenerator[FeedItem]:
-        """Yields what has come, or a gap if it is too much."""
-        grown: Mapping[StreamId, int] = {} if change is None else await follower.find_grown(change)
-        live, gone = pulses.drain()
-        new = {stream: StreamSlice(follower.positions.get(stream, 0), head) for stream, head in grown.items()}
-        count = sum(part.through - part.after for part in new.values())
-        given, lost, events = ({}, new, count) if count > limit else (new, {}, 0)
-        follower.positions.update(grown if lost else {})
-        if lost or gone:
-            yield FeedGap(events, gone, lost)
-        streams = [[news async for news in self._read_parts({stream: part})] for stream, part in given.items()]
-        for news in merge(*streams, key=lambda news: news.stored.at):
-            follower.positions[news.stored.stream] = news.stored.seq
-            yield news
-        for pulse in live:
-            yield pulse
+        """Yield the new items, or a gap if there are more than `limit`."""
+        growth: Mapping[StreamId, int] = {} if change is None else await follower.find_grown(change)
+        updates_to_yield, dropped_update_count = updates.drain()
+        new_slices = {stream: StreamSlice(follower.positions.get(stream, 0), head) for stream, head in growth.items()}
+        count = sum(stream_slice.through - stream_slice.after for stream_slice in new_slices.values())
+        slices, dropped_slices, events = ({}, new_slices, count) if count > limit else (new_slices, {}, 0)
+        follower.positions.update(growth if dropped_slices else {})
+        if dropped_slices or dropped_update_count:
+            yield FeedGap(events, dropped_update_count, dropped_slices)
+        streams = [
+            [event async for event in self._read_parts({stream: stream_slice})]
+            for stream, stream_slice in slices.items()
+        ]
+        for event in merge(*streams, key=lambda event: event.stored.at):
+            follower.positions[event.stored.stream] = event.stored.seq
+            yield event
+        for update in updates_to_yield:
+            yield update
 
     def read_missed(self, gap: FeedGap) -> AsyncGenerator[FeedEvent]:
         return self._read_parts(gap.lost)
 
-    async def _read_parts(self, parts: Mapping[StreamId, StreamSlice]) -> AsyncGenerator[FeedEvent]:
-        for stream, part in parts.items():
-            after = part.after
-            while after < part.through:
-                page = await self._store.read(stream, after, min(PAGE, part.through - after))
+    async def _read_parts(self, slices: Mapping[StreamId, StreamSlice]) -> AsyncGenerator[FeedEvent]:
+        for stream, stream_slice in slices.items():
+            position = stream_slice.after
+            while position < stream_slice.through:
+                page = await self._store.read(stream, position, min(PAGE, stream_slice.through - position))
                 for stored in page:
                     yield await self.name_event(stored)
-                after = page[-1].seq if page else part.through
+                position = page[-1].seq if page else stream_slice.through
 
     async def name_all(self, events: Sequence[Stored]) -> list[FeedEvent]:
-        """Names each event; the names of most depend on nothing else."""
+        """Return each event with its name."""
         return [
             await self.name_event(stored) if type(stored.event) in _RENAMED else FeedEvent(stored.kind, stored)
             for stored in events
         ]
 
     async def name_event(self, stored: Stored) -> FeedEvent:
-        """Names an event, which may depend on its session."""
+        """Return an event with its name, which may depend on its session."""
         if type(stored.event) not in _RENAMED:
             return FeedEvent(stored.kind, stored)
-        session = session_of(stored.stream)
+        session = parse_session_id(stored.stream)
         autonomous = session is not None and await self._is_autonomous(session)
         return FeedEvent(name_feed_event(stored.event, autonomous=autonomous), stored)
 
     async def _is_autonomous(self, session: str) -> bool:
-        """Whether a session is autonomous. Its inbox may exist before it starts."""
+        """Return true if a session is autonomous. Its inbox may exist before it starts."""
         if session in self._autonomous:
             return self._autonomous[session]
         rows = await self._store.ask(Query("session", SessionRow, {"session": session}))
@@ -309,15 +314,15 @@ class Bus:
         return self._autonomous[session]
 
     def remember_session(self, row: SessionRow) -> None:
-        """Keep of what kind a session is, which never changes once it has started."""
+        """Remember the kind of a session, which never changes after its start."""
         if row.started_at:
-            if len(self._autonomous) >= KINDS_KEPT:
+            if len(self._autonomous) >= MAX_REMEMBERED_KINDS:
                 self._autonomous.clear()
             self._autonomous[row.session] = row.kind == "autonomous"
 
 
 class _LiveUpdates:
-    """The live updates that wait for one listener. When there are too many, the oldest are dropped and counted."""
+    """The live updates that wait for one listener. Above the limit, the oldest are dropped and counted."""
 
     def __init__(self, limit: int) -> None:
         self.has_updates = asyncio.Event()
@@ -325,75 +330,75 @@ class _LiveUpdates:
         self._limit = limit
         self._dropped_count = 0
 
-    def add(self, pulse: LiveUpdate) -> None:
-        self._waiting.append(pulse)
+    def add(self, update: LiveUpdate) -> None:
+        self._waiting.append(update)
         if len(self._waiting) > self._limit:
             self._waiting.popleft()
             self._dropped_count += 1
         self.has_updates.set()
 
     def drain(self) -> tuple[Sequence[LiveUpdate], int]:
-        """Returns all that wait, and how many were dropped."""
-        taken, lost = tuple(self._waiting), self._dropped_count
+        """Remove and return all waiting updates, and the number of dropped ones."""
+        updates, dropped_count = tuple(self._waiting), self._dropped_count
         self._waiting.clear()
         self._dropped_count = 0
         self.has_updates.clear()
-        return taken, lost
+        return updates, dropped_count
 
 
-async def _merge_wakeups(changes: AsyncGenerator[Change], pulses: _LiveUpdates) -> AsyncGenerator[Change | None]:
-    """Yields each change, and None when live updates wait."""
+async def _merge_wakeups(changes: AsyncGenerator[Change], updates: _LiveUpdates) -> AsyncGenerator[Change | None]:
+    """Yield each change, and None when live updates wait."""
     hint = asyncio.ensure_future(anext(changes))
-    beat = asyncio.ensure_future(pulses.has_updates.wait())
+    ready = asyncio.ensure_future(updates.has_updates.wait())
     try:
         while True:
-            await asyncio.wait({hint, beat}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({hint, ready}, return_when=asyncio.FIRST_COMPLETED)
             if hint.done():
                 change = hint.result()
                 hint = asyncio.ensure_future(anext(changes))
                 yield change
-            if beat.done():
+            if ready.done():
                 yield None
-                beat = asyncio.ensure_future(pulses.has_updates.wait())
+                ready = asyncio.ensure_future(updates.has_updates.wait())
     finally:
-        await cancel_and_wait(hint, beat)
+        await cancel_and_wait(hint, ready)
         await changes.aclose()
 
 
 class CommitObserver:
-    """Observes what this process commits. Each worker shows and traces its own events."""
+    """Observes the commits of this process. Each worker shows and traces its own events."""
 
-    every_seconds = 3600.0
+    interval_seconds = 3600.0
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wanted: Callable[[StreamId], bool]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, includes_stream: Callable[[StreamId], bool]) -> None:
         self._loop = loop
-        self._wanted = wanted
+        self._includes_stream = includes_stream
         self._waiting: deque[Stored] = deque(maxlen=MAX_PENDING_ITEMS)
         self._came = asyncio.Event()
         self._is_closed = False
 
     def close(self) -> None:
-        """Ends the reader once it has read what was committed so far."""
+        """End the reader after it has read everything committed so far."""
         self._is_closed = True
         self._came.set()
 
     def on_commit(self, events: Sequence[Stored]) -> None:
-        """Called in any thread after a commit; drops the oldest when the reader is too slow."""
-        self._waiting.extend(stored for stored in events if self._wanted(stored.stream))
+        """Queue committed events, in any thread. Drops the oldest when the reader is too slow."""
+        self._waiting.extend(stored for stored in events if self._includes_stream(stored.stream))
         with suppress(RuntimeError):
-            # The loop may be gone by now.
+            # The loop may already be closed.
             self._loop.call_soon_threadsafe(self._came.set)
 
     def flush(self) -> None:
         """No-op."""
 
     async def batches(self) -> AsyncGenerator[Sequence[Stored]]:
-        """Yields what was committed since the last time."""
+        """Yield batches of newly committed events until closed."""
         while True:
             await self._came.wait()
             self._came.clear()
             while self._waiting:
-                # Another thread may add some meanwhile.
+                # Another thread may add events at the same time.
                 yield [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
             if self._is_closed:
                 return
@@ -410,7 +415,7 @@ def serialize_event(stored: Stored, **head: Any) -> dict[str, Any]:
         "at": stored.at,
         "generation": stored.generation,
         "facts": msgspec.Raw(stored.facts),
-        "body": None if body is None else clean(from_body(body)),
+        "body": None if body is None else clean(decode_body(body)),
         "blob": stored.blob,
         "erased": stored.erased,
         "hash": stored.hash.hex(),

@@ -1,4 +1,4 @@
-"""What an agent can spend in the next hours and days, and what each of its triggers does next."""
+"""Forecasts: what an agent can spend in the next hours and days, and when each of its triggers runs next."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -13,7 +13,7 @@ from halter.autonomy.triggers import (
     Forecast,
     ScheduledRuns,
     WatchedDocument,
-    find_next_schedule_look,
+    find_next_schedule_check,
     forecast_bounds,
 )
 from halter.config.mcp_file import MCP_FILE
@@ -23,16 +23,16 @@ from halter.core.clock import DAY, HOUR
 from halter.core.errors import ConfigError
 from halter.core.ids import session_stream
 from halter.core.money import (
-    SAMPLES_KEPT,
-    SAMPLES_NEEDED,
+    MAX_SAMPLES,
+    MIN_SAMPLES,
     BudgetRow,
     Leg,
     Spender,
+    forecast_cost,
     format_micros,
     list_accounts,
     micros_to_usd,
 )
-from halter.core.money import forecast_cost as mean_of
 from halter.core.ports import Query, Store
 from halter.core.rows import SessionRow, TriggerRow
 from halter.core.schedules import Timing, count_ticks, explain_timing
@@ -44,19 +44,19 @@ from halter.runtime.assemble import OWN_TOOLS
 from halter.runtime.budgets import read_current_budgets
 from halter.runtime.runtime import Runtime, read_stored_policy
 from halter.runtime.session_builder import read_trigger_record
-from halter.runtime.sessions import has_window_cap
-from halter.runtime.triggers import FILE_ACTOR, digest_trigger, resolve_timing
+from halter.runtime.session_start import has_window_cap
+from halter.runtime.trigger_runner import FILE_ACTOR, digest_trigger, resolve_timing
 
-NIGHT: Final = 12 * HOUR
+NIGHT_DURATION: Final = 12 * HOUR
 MONTH: Final = 30 * DAY
 MEAN_COST_PERIOD: Final = 30 * DAY
-"""Older tasks are not counted."""
+"""Period over which the costs of tasks are averaged."""
 FREE_TOKEN_PROBE: Final = 1_000_000
 """A model that costs nothing for this many tokens is free."""
 
 
 class SpendingForecast(msgspec.Struct, frozen=True):
-    """What an agent can spend in a night and in thirty days. `causes` names what makes it run by the clock."""
+    """The most that an agent can spend in a night and in thirty days. `causes` names what makes it run unattended."""
 
     night: Forecast
     month: Forecast
@@ -64,76 +64,79 @@ class SpendingForecast(msgspec.Struct, frozen=True):
     free: bool = False
 
     def describe(self) -> Sequence[str]:
-        """Says both amounts and what they assume."""
+        """Describe both amounts and what they assume."""
         if self.free:
-            return ["It spends nothing: what it uses has no price."]
-        alone = "Left alone, it spends nothing: it takes no turns by itself, and has no schedules."
+            return ["It spends nothing: its models have no price."]
+        unattended_text = "Unattended, it spends nothing: it takes no autonomous turns and has no schedules."
         if self.causes:
-            alone = (
-                f"Left alone, it spends {format_bound(self.night.clock)} in the next 12 hours and "
+            unattended_text = (
+                f"Unattended, it spends {format_bound(self.night.clock)} in the next 12 hours and "
                 f"{format_bound(self.month.clock)} in thirty days: {' and '.join(self.causes)}, bounded by every cap."
             )
-        return [alone, f"Messages, webhooks and watched folders {self._describe_assumptions()}"]
+        return [unattended_text, f"Messages, webhooks and watched folders {self._describe_assumptions()}"]
 
     def _describe_assumptions(self) -> str:
-        most = (self.night.most, self.month.most)
-        if None in most:
-            return "can add any amount, for no cap bounds it."
-        if (self.night.clock, self.month.clock) == most:
-            return "add nothing to that: it is what its caps leave."
-        return f"can raise that to {' and '.join(map(format_bound, most))}, what its caps leave."
+        bounds = (self.night.total, self.month.total)
+        if None in bounds:
+            return "can add any amount, because no cap bounds it."
+        if (self.night.clock, self.month.clock) == bounds:
+            return "cannot raise that: it is all that its caps leave."
+        return f"can raise that to {' and '.join(map(format_bound, bounds))}, what its caps leave."
 
     def amounts(self) -> Mapping[str, Decimal | None]:
-        """Returns all four amounts by name; None is unbounded."""
-        named = {
+        """Return the four amounts by name; None is unbounded."""
+        micros_by_name = {
             "idle_night_usd": self.night.clock,
-            "worst_night_usd": self.night.most,
+            "worst_night_usd": self.night.total,
             "idle_month_usd": self.month.clock,
-            "worst_month_usd": self.month.most,
+            "worst_month_usd": self.month.total,
         }
-        return {name: None if micros is None else micros_to_usd(micros) for name, micros in named.items()}
+        return {name: None if micros is None else micros_to_usd(micros) for name, micros in micros_by_name.items()}
 
 
 async def forecast_spending(
     store: Store, agent: ResolvedAgent, folder: Path, environ: Mapping[str, str], now: int
 ) -> SpendingForecast:
-    """Computes what an agent can spend, from its file and from what people confirmed."""
+    """Compute what an agent can spend, from its file and from the triggers that people confirmed."""
     work = await find_clockwork(store, agent, folder, environ, now)
     balances = await read_balances(store, work, now)
-    night, month = (forecast_bounds(work, balances, now, now + span) for span in (NIGHT, MONTH))
+    night, month = (forecast_bounds(work, balances, now, now + span) for span in (NIGHT_DURATION, MONTH))
     runs_alone = agent.pacing.autonomy.enabled
-    named = {
+    causes = {
         "its own turns": runs_alone,
         "the runs of its schedules": bool(work.schedules),
-        "what is under way": bool(work.sessions) and not runs_alone,
+        "its running sessions": bool(work.session_bounds) and not runs_alone,
     }
-    return SpendingForecast(night, month, tuple(name for name, there in named.items() if there), work.free)
+    return SpendingForecast(night, month, tuple(name for name, applies in causes.items() if applies), work.is_free)
 
 
 async def find_clockwork(
     store: Store, agent: ResolvedAgent, folder: Path, environ: Mapping[str, str], now: int
 ) -> Clockwork:
-    runs_alone, under_way = agent.pacing.autonomy.enabled, await _list_unattended_sessions(store, agent.policy)
-    begins = runs_alone and not any(row.kind == "autonomous" for row in under_way)
+    runs_alone, open_sessions = agent.pacing.autonomy.enabled, await _list_unattended_sessions(store, agent.policy)
+    starts_session = runs_alone and not any(row.kind == "autonomous" for row in open_sessions)
     policy = await apply_policy_caps(store, agent.policy)
     cap = policy.caps.session.max_cost_usd
     return Clockwork(
         agent=policy.name,
         caps=policy.caps,
-        sessions=(*([cap] if begins else []), *[await _remaining_of_session(store, row, cap) for row in under_way]),
+        session_bounds=(
+            *([cap] if starts_session else []),
+            *[await _remaining_of_session(store, row, cap) for row in open_sessions],
+        ),
         renews=runs_alone and policy.on_cap != "ask" and await has_window_cap(store, policy, now),
         schedules=await _schedules(store, policy, agent.tasks, now),
-        free=is_free(agent, folder, environ),
+        is_free=is_free(agent, folder, environ),
     )
 
 
 async def apply_policy_caps(store: Store, policy: ResolvedPolicy) -> ResolvedPolicy:
-    """Lowers the fleet's caps to those of the store's policy: every hold is checked against them."""
+    """Lower the fleet's caps to those of the store's policy, against which every hold is checked."""
     return msgspec.structs.replace(policy, caps=lower_caps_to_policy(policy.caps, await read_stored_policy(store)))
 
 
 async def read_balances(store: Store, work: Clockwork, now: int) -> Balances:
-    """Returns what stands against the caps of an agent and its schedules in the current windows."""
+    """Return the current budgets of an agent and its schedules, by scope and window."""
     spenders = [(work.caps, "")] + [(each.caps, each.trigger) for each in work.schedules]
     legs = {
         (leg.scope, leg.window): leg
@@ -141,18 +144,18 @@ async def read_balances(store: Store, work: Clockwork, now: int) -> Balances:
         for leg in list_accounts(caps, Spender("", work.agent, trigger), now)
         if leg.scope != session_stream("")
     }
-    found: dict[tuple[str, str], BudgetRow] = {}
+    balances: dict[tuple[str, str], BudgetRow] = {}
     for scope, window in legs:
         params = {"scope": scope, "window": window, "unit": "usd"}
-        found |= {(row.scope, row.window): row for row in await store.ask(Query("budget", BudgetRow, params))}
-    return found
+        balances |= {(row.scope, row.window): row for row in await store.ask(Query("budget", BudgetRow, params))}
+    return balances
 
 
 async def _list_unattended_sessions(store: Store, policy: ResolvedPolicy) -> Sequence[SessionRow]:
-    """Returns the sessions that run without a person: triggered ones, and the autonomous one."""
+    """List the open sessions that run unattended: triggered ones and the autonomous one."""
     params = {"agent": policy.name, "kind": "autonomous", "limit": 1}
-    own = [row for row in await store.ask(Query("sessions_of", SessionRow, params)) if row.ended_at is None]
-    return [*own, *await store.ask(Query("open_tasks", SessionRow, {"agent": policy.name}))]
+    autonomous_rows = [row for row in await store.ask(Query("sessions_of", SessionRow, params)) if row.ended_at is None]
+    return [*autonomous_rows, *await store.ask(Query("open_tasks", SessionRow, {"agent": policy.name}))]
 
 
 async def _remaining_of_session(store: Store, row: SessionRow, cap: int | None) -> int | None:
@@ -162,40 +165,40 @@ async def _remaining_of_session(store: Store, row: SessionRow, cap: int | None) 
 
 
 async def _schedules(store: Store, policy: ResolvedPolicy, tasks: Tasks, now: int) -> tuple[ScheduledRuns, ...]:
-    """Returns the schedules in the file, and those that people confirmed."""
+    """List the schedules in the file and those that people confirmed."""
     rows = {row.trigger: row for row in await store.ask(Query("triggers_of", TriggerRow, {"agent": policy.name}))}
-    found: list[ScheduledRuns] = []
-    for each in tasks.schedules:
-        row = rows.get(trigger_id(policy.name, each.name))
-        same = row if row is not None and row.digest == digest_trigger(each) else None
+    runs: list[ScheduledRuns] = []
+    for schedule in tasks.schedules:
+        row = rows.get(trigger_id(policy.name, schedule.name))
+        same = row if row is not None and row.digest == digest_trigger(schedule) else None
         record = None if same is None else await read_trigger_record(store, same)
-        timing = record.timing if record is not None and record.timing is not None else resolve_timing(each, now)
-        found.append(build_scheduled_runs(policy, each, timing, same, now))
+        timing = record.timing if record is not None and record.timing is not None else resolve_timing(schedule, now)
+        runs.append(build_scheduled_runs(policy, schedule, timing, same, now))
     for row in rows.values():
         record = await read_trigger_record(store, row) if row.made_by != FILE_ACTOR and row.type == "schedule" else None
         trigger = None if record is None else record.trigger()
         if record is not None and record.timing is not None and isinstance(trigger, Schedule):
-            found.append(build_scheduled_runs(policy, trigger, record.timing, row, now))
-    return tuple(found)
+            runs.append(build_scheduled_runs(policy, trigger, record.timing, row, now))
+    return tuple(runs)
 
 
 def build_scheduled_runs(
     policy: ResolvedPolicy, schedule: Schedule, timing: Timing, row: TriggerRow | None = None, now: int = 0
 ) -> ScheduledRuns:
-    """Returns what bounds the runs of a schedule; its `row` says which are due already."""
-    queued = row is not None and row.queued_at is not None
-    missed = row is not None and count_ticks(timing, row.ticked_at, now, 1).count > 0
+    """Return the bounds on the runs of a schedule. Its `row` says which runs are already due."""
+    is_queued = row is not None and row.queued_at is not None
+    is_missed = row is not None and count_ticks(timing, row.ticked_at, now, 1).count > 0
     return ScheduledRuns(
         trigger=trigger_id(policy.name, schedule.name),
         timing=timing,
         caps=inherit_trigger_caps(policy.caps, schedule),
         min_interval=schedule.min_interval,
-        pending=queued + missed,
+        pending=is_queued + is_missed,
     )
 
 
 def is_free(agent: ResolvedAgent, folder: Path, environ: Mapping[str, str]) -> bool:
-    """Whether nothing that an agent uses has a price. What its own code costs shows only when it runs."""
+    """Return true if none of the agent's models has a price. With own code or servers, the cost is unknown: false."""
     if (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists():
         return False
     return all(_costs_nothing(name, agent, environ) for name in agent.models())
@@ -203,8 +206,8 @@ def is_free(agent: ResolvedAgent, folder: Path, environ: Mapping[str, str]) -> b
 
 def _costs_nothing(name: str, agent: ResolvedAgent, environ: Mapping[str, str]) -> bool:
     model = ModelName.parse(name)
-    described = agent.model_settings.providers.get(model.provider)
-    url = None if described is None else described.base_url
+    provider_spec = agent.model_settings.providers.get(model.provider)
+    url = None if provider_spec is None else provider_spec.base_url
     if not runs_locally(model, url):
         return False
     # Slow to import, and needed only for local models.
@@ -231,10 +234,10 @@ class _Cost(msgspec.Struct, frozen=True):
 
 
 async def compute_mean_cost(store: Store, agent: str, now: int) -> MeanCost | None:
-    """Returns the mean cost of an agent's tasks; None where there are too few."""
-    params = {"agent": agent, "since": now - MEAN_COST_PERIOD, "limit": SAMPLES_KEPT}
+    """Return the mean cost of an agent's tasks; None if there are too few."""
+    params = {"agent": agent, "since": now - MEAN_COST_PERIOD, "limit": MAX_SAMPLES}
     costs = [row.usd for row in await store.ask(Query("task_costs", _Cost, params))]
-    return None if len(costs) < SAMPLES_NEEDED else MeanCost(mean_of(costs).mean, len(costs))
+    return None if len(costs) < MIN_SAMPLES else MeanCost(forecast_cost(costs).mean, len(costs))
 
 
 def format_bound(micros: int | None) -> str:
@@ -242,17 +245,17 @@ def format_bound(micros: int | None) -> str:
 
 
 async def describe_spending_limits(app: Runtime, policy: ResolvedPolicy) -> str:
-    """Says what one session, the agent and the fleet may spend. A person's cap counts before the configured one."""
+    """Describe the caps of one session, the agent and the fleet. A person's cap overrides the configured one."""
     rows = await read_current_budgets(app.store, app.clock.now(), ended=0)
-    said = {(row.scope, row.window): row for row in rows if row.unit == "usd" and row.cap_by}
+    personal_caps = {(row.scope, row.window): row for row in rows if row.unit == "usd" and row.cap_by}
     legs = list_accounts(policy.caps, Spender("", policy.name), app.clock.now())
 
     def describe(scope: str) -> str:
-        caps = (_describe_cap(leg, said.get((leg.scope, leg.window))) for leg in legs if leg.scope == scope)
+        caps = (_describe_cap(leg, personal_caps.get((leg.scope, leg.window))) for leg in legs if leg.scope == scope)
         return " and ".join(caps) or "any amount"
 
-    own, agent, fleet = (describe(scope) for scope in ("session:", f"agent:{policy.name}", "fleet"))
-    return f"It may spend at most {own} a session and {agent}, and all agents together {fleet}."
+    session_text, agent_text, fleet_text = (describe(scope) for scope in ("session:", f"agent:{policy.name}", "fleet"))
+    return f"It may spend at most {session_text} a session and {agent_text}, and all agents together {fleet_text}."
 
 
 def _describe_cap(leg: Leg, row: BudgetRow | None) -> str:
@@ -262,7 +265,7 @@ def _describe_cap(leg: Leg, row: BudgetRow | None) -> str:
 
 
 class TriggerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A trigger. `waiting` documents are not done yet; those in `quarantined` need a person."""
+    """A trigger and when it runs next. `waiting` counts unfinished documents; those in `quarantined` need a person."""
 
     trigger: str
     agent: str
@@ -284,12 +287,12 @@ class TriggerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_from_file(self) -> bool:
-        """Whether it stands in its agent's file, and would come back if it were ended here."""
+        """True if the trigger is defined in its agent's file, which would create it again if it were ended here."""
         return self.made_by == FILE_ACTOR
 
 
 async def plan_triggers(store: Store, now: int, agent: str = "") -> Sequence[TriggerPlan]:
-    """List the triggers of an agent, or of all agents, that are not over."""
+    """List the open triggers of an agent or of all agents."""
     query = Query("triggers_of", TriggerRow, {"agent": agent}) if agent else Query("all_triggers", TriggerRow)
     return [await _plan(store, row, now) for row in await store.ask(query) if row.ended_at is None and row.made_seq]
 
@@ -300,10 +303,10 @@ async def _plan(store: Store, row: TriggerRow, now: int) -> TriggerPlan:
     next_at, when = None, "(erased)"
     match trigger:
         case Schedule() if record is not None and record.timing is not None:
-            next_at, when = find_next_schedule_look(trigger, record.timing, row, now), explain_timing(record.timing)
+            next_at, when = find_next_schedule_check(trigger, record.timing, row, now), explain_timing(record.timing)
         case Watch():
-            place = trigger.collection if isinstance(trigger.collection, str) else trigger.path
-            when = f"for each new or changed document of {place if isinstance(place, str) else 'its folder'}"
+            source = trigger.collection if isinstance(trigger.collection, str) else trigger.path
+            when = f"for each new or changed document of {source if isinstance(source, str) else 'its folder'}"
         case Webhook():
             when = "for each delivery"
         case _:

@@ -1,4 +1,4 @@
-"""The guard as an object of its own, for programs that have a loop already.
+"""The guard as an object, for programs that have their own loop.
 
 ```python
 guard = Guard("runs.db", agent="desk", max_cost_usd=1.00)
@@ -10,8 +10,8 @@ async with guard, guard.session("answer the mail") as session:
     answer = await session.call("send", to="ada", text="hello")
 ```
 
-Every call passes the same checks as those of an agent: halts, grants, rates, money, approvals, in this order, and
-is in the journal before it runs. After a crash the program resumes from the journal.
+Every call passes the same checks as the calls of an agent, in this order: halts, grants, rates, money, approvals. The
+journal records it before it runs. After a crash, the program resumes from the journal.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -30,28 +30,28 @@ from halter.core.ids import SessionId, session_stream
 from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.money import Usd, micros_to_usd
 from halter.core.ports import Lease, Query, offload_body, read_body, read_stream
+from halter.core.renamed import RenamedAttribute
 from halter.core.rows import SessionRow, explain_newer_format
-from halter.core.text import from_body, reject_unknown_options, to_body
+from halter.core.text import decode_body, encode_body, reject_unknown_options
 from halter.core.tools import Tool, ToolSpec
 from halter.core.vocabulary import Outcome, State, TerminalReason
 from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.approvals import PendingDecision, list_pending_decisions
-from halter.guard.call_brake import CallBrake, make_call_brake
+from halter.guard.external_provenance import CallBrake, make_call_brake
 from halter.guard.halts import BudgetBusy
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
-from halter.runtime.agent import AgentProgram, ProgramOptions, agent_said, resolve_secrets
+from halter.runtime.agent import AgentProgram, ProgramOptions, parse_agent_options, resolve_secrets
 from halter.runtime.agent_context import AgentContext, Models, store_policy
 from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
 from halter.runtime.budgets import Budget, read_current_budgets, render_budgets
-from halter.runtime.external import Act, Ask, DecisionPending, EffectRefused, ExternalModel, ExternalTool
+from halter.runtime.external_effects import Act, Ask, DecisionPending, EffectRefused, ExternalModel, ExternalTool
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
-from halter.state.receipt import Receipt
-from halter.state.receipt import make_receipt as receipt_of
+from halter.state.receipt import Receipt, make_receipt
 from halter.tools.function_tool import FunctionTool, canonical_json
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 MAX_REPORT_SESSIONS: Final = 1_000_000
-SHORT_REST: Final = SECOND
+BUDGET_RETRY_DELAY: Final = SECOND
 
 
 class GuardOptions(ProgramOptions, total=False):
@@ -69,7 +69,7 @@ class GuardOptions(ProgramOptions, total=False):
 
 
 class GuardSummary(msgspec.Struct, frozen=True):
-    """What a guard's agent did and spent, in dollars."""
+    """A summary of what a guard's agent did and spent, in dollars."""
 
     agent: str
     sessions: int
@@ -93,10 +93,11 @@ class Guard(AgentProgram):
         self._external = False
 
     @asynccontextmanager
-    async def session(self, task: str = "", *, id: str | None = None) -> AsyncGenerator["GuardedSession"]:  # noqa: A002 It is the word for it everywhere.
-        """Starts a session, or resumes the one with that id, also after a crash: calls in doubt are resolved first.
+    async def session(self, task: str = "", *, id: str | None = None) -> AsyncGenerator["GuardedSession"]:  # noqa: A002 The public name.
+        """Start a session, or resume the one with that id. After a crash, calls in doubt are resolved first.
 
-        It ends with the block: completed, as an error if the block raises, or by the brake that was tripped.
+        The session ends with the block: as completed, as an error if the block raises, or for the reason for which the
+        guard stopped it.
         """
         session = await self._resume_or_begin(task, id)
         try:
@@ -111,50 +112,50 @@ class Guard(AgentProgram):
         await session.end("COMPLETED", "completed")
 
     async def has_ended(self, session: str) -> bool:
-        """Says whether a session with this id has begun and ended."""
+        """Return true if a session with this id has started and ended."""
         rows = await self._open_context().store.ask(Query("session", SessionRow, {"session": session}))
         return any(row.ended_at is not None for row in rows)
 
     @property
     def max_cost_usd(self) -> float | None:
-        """What a session may cost at most, where the program says so."""
+        """The cap of a session that the program configures; None if it configures none."""
         cap = self._options.get("max_cost_usd", "none")
         return None if cap == "none" else float(cap)
 
     def blocking(self) -> "BlockingGuard":
-        """Returns the guard for a program that is not async."""
+        """Return the guard for a program that is not async."""
         from halter.runtime.guard_thread import BlockingGuard
 
         return BlockingGuard(self)
 
     def allow_external_tools(self) -> None:
-        """Let the policy name tools that are the caller's own, and known only when they are first called."""
+        """Allow the policy to name tools that the caller declares only at their first call."""
         self._external = True
 
     async def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
-        """Makes one call in a session of its own."""
+        """Make one call in a new session."""
         async with self.session(f"call {_name(tool)}") as session:
             return await session.call(tool, **arguments)
 
     def model(self, client: R, *, provider: str = "") -> R:
-        """Returns a client of the openai or anthropic SDK whose requests pass the guard, each in a session of its own.
+        """Return a client of the openai or anthropic SDK whose requests pass the guard, each in a new session.
 
-        `provider` is under which name a fleet's prices have the models of a server that only speaks the same protocol.
+        `provider` names the provider in the fleet's prices, for a server that speaks the protocol of another one.
         """
         self._open_context()
         return guard_client(client, lambda: self.session("A request of an SDK's client."), None, provider)
 
     async def report(self) -> GuardSummary:
-        """Returns what this agent did and spent, its budgets, and what waits for a person."""
-        app, named = self._open_context().app, {"agent": self._agent}
+        """Return what this agent did and spent, its budgets, and the decisions that wait for a person."""
+        app, params = self._open_context().app, {"agent": self._agent}
         store, now = app.store, app.clock.now()
-        own = await store.ask(Query("sessions_of_agent", SessionRow, {**named, "limit": MAX_REPORT_SESSIONS}))
-        spent = await store.ask(Query("spent_by_name", _Spent, named))
-        by_name = {each.name: each.usd for each in spent}
+        session_rows = await store.ask(Query("sessions_of_agent", SessionRow, {**params, "limit": MAX_REPORT_SESSIONS}))
+        rows = await store.ask(Query("spent_by_name", _Spent, params))
+        by_name = {each.name: each.usd for each in rows}
         return GuardSummary(
             agent=self._agent,
-            sessions=len(own),
-            running=sum(row.ended_at is None for row in own),
+            sessions=len(session_rows),
+            running=sum(row.ended_at is None for row in session_rows),
             cost_usd=micros_to_usd(sum(by_name.values())),
             cost_by_name_usd={name: micros_to_usd(micros) for name, micros in by_name.items()},
             budgets=tuple(await render_budgets(store, await read_current_budgets(store, now))),
@@ -162,47 +163,53 @@ class Guard(AgentProgram):
         )
 
     async def receipts(self, limit: int = 50) -> tuple[Receipt, ...]:
-        """Returns the receipts of this agent's sessions, the newest first."""
-        opened = self._open_context()
+        """Return the receipts of this agent's sessions, newest first."""
+        context = self._open_context()
         params = {"agent": self._agent, "limit": limit}
-        own = await opened.app.store.ask(Query("sessions_of_agent", SessionRow, params))
-        return tuple([receipt_of(await read_stream(opened.store, session_stream(row.session))) for row in own])
+        session_rows = await context.app.store.ask(Query("sessions_of_agent", SessionRow, params))
+        return tuple(
+            [make_receipt(await read_stream(context.store, session_stream(row.session))) for row in session_rows]
+        )
 
     async def _resume_or_begin(self, task: str, session: str | None) -> "GuardedSession":
-        opened = self._open_context()
-        started = SessionStarted(
-            session=session or opened.app.ids.make(),
+        agent_context = self._open_context()
+        event = SessionStarted(
+            session=session or agent_context.app.ids.make(),
             agent=self._agent,
             kind="task",
             started_by=self._settings.person,
-            definition=await store_policy(opened.store, opened.agent.policy, opened.guard().redact),
+            definition=await store_policy(
+                agent_context.store, agent_context.agent.policy, agent_context.guard().redact
+            ),
         )
-        body = to_body(opened.guard().redact(task))
-        await opened.store.commit(lifecycle.start_session(started, *await offload_body(opened.store, body)))
-        lease = await self._lease(opened, SessionId(started.session))
+        body = encode_body(agent_context.guard().redact(task))
+        await agent_context.store.commit(lifecycle.start_session(event, *await offload_body(agent_context.store, body)))
+        lease = await self._lease(agent_context, SessionId(event.session))
         if lease is None:
-            raise await _explain_not_taken(opened, started.session)
-        context, tools = opened.agent.make_context(started.session), dict(opened.agent.tools)
-        runtime = SessionRuntime(opened.store, opened.app.clock, opened.guard(), lease, context, tools)
+            raise await _make_claim_error(agent_context, event.session)
+        context, tools = agent_context.agent.make_context(event.session), dict(agent_context.agent.tools)
+        runtime = SessionRuntime(
+            agent_context.store, agent_context.app.clock, agent_context.guard(), lease, context, tools
+        )
         events = await runtime.resume()
-        brake = make_call_brake(opened.agent.policy.provenance, opened.agent.policy, tools)
+        brake = make_call_brake(agent_context.agent.policy.provenance, agent_context.agent.policy, tools)
         if brake is not None:
             for stored in events:
-                body = await read_body(opened.store, stored)
+                body = await read_body(agent_context.store, stored)
                 if isinstance(stored.event, SessionStarted):
-                    brake.add_task(from_body(body))
+                    brake.add_task(decode_body(body))
                 brake.recall(stored, body)
-            brake.add_task(opened.guard().redact(task))
-        return GuardedSession(opened, runtime, len(events), tools, brake)
+            brake.add_task(agent_context.guard().redact(task))
+        return GuardedSession(agent_context, runtime, len(events), tools, brake)
 
-    async def _lease(self, opened: AgentContext, session: SessionId) -> Lease | None:
-        """Takes a session at once if it is free or over; else waits as long as a dead owner's lease lasts."""
-        (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
-        max_wait = 0 if row.ended_at is not None or explain_newer_format(row) else opened.hold_timeout
-        return await acquire_lease(opened.store, opened.app.clock, opened.worker, session, max_wait)
+    async def _lease(self, context: AgentContext, session: SessionId) -> Lease | None:
+        """Claim a session. If it is owned and open, wait until the lease of a dead owner would expire."""
+        (row,) = await context.store.ask(Query("session", SessionRow, {"session": session}))
+        max_wait = 0 if row.ended_at is not None or explain_newer_format(row) else context.hold_timeout
+        return await acquire_lease(context.store, context.app.clock, context.worker, session, max_wait)
 
     async def _assemble(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
-        agent = agent_said(self._agent, self._options, "the guard's policy", {}, {})
+        agent = parse_agent_options(self._agent, self._options, "the guard's policy", {}, {})
         policy = resolve_policy(app.fleet, agent)
         tools = index_tools(self._tools)
         protect_tools(self._tools, list_protected_paths(self._settings, None, None))
@@ -211,13 +218,16 @@ class Guard(AgentProgram):
             unknown = {name for _, name in list_named_tools(agent)} - {spec.name for spec in specs}
             specs += [ToolSpec(name=name, description="", schema=b"{}") for name in sorted(unknown)]
         check_named_tools(policy, agent, specs)
-        model, mind = self._simulates, BrainSpec(rates=read_model_rates(app.fleet))
+        model, model_settings = self._simulates, BrainSpec(rates=read_model_rates(app.fleet))
         if model is not None:
-            mind = msgspec.structs.replace(mind, model_for={"simulation": str(model.name)})
-        made = AssembledAgent(
-            policy=policy, model_settings=mind, tools=tools, secrets=resolve_secrets(self._options, self._environ)
+            model_settings = msgspec.structs.replace(model_settings, model_for={"simulation": str(model.name)})
+        assembled = AssembledAgent(
+            policy=policy,
+            model_settings=model_settings,
+            tools=tools,
+            secrets=resolve_secrets(self._options, self._environ),
         )
-        return made, Models(app, made, {} if model is None else {str(model.name): model})
+        return assembled, Models(app, assembled, {} if model is None else {str(model.name): model})
 
 
 class _Spent(msgspec.Struct, frozen=True):
@@ -225,37 +235,39 @@ class _Spent(msgspec.Struct, frozen=True):
     usd: int
 
 
-class SessionTaken(HalterError):
-    """The session cannot be resumed: another process works on it."""
+class SessionInUse(HalterError):
+    """The session cannot be resumed: another process runs it."""
 
 
-class SessionOver(HalterError):
+class SessionAlreadyEnded(HalterError):
     """The session cannot be resumed: it has ended."""
 
 
-async def _explain_not_taken(opened: AgentContext, session: str) -> SessionTaken | SessionOver:
-    (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
+async def _make_claim_error(context: AgentContext, session: str) -> SessionInUse | SessionAlreadyEnded:
+    (row,) = await context.store.ask(Query("session", SessionRow, {"session": session}))
     if row.ended_at is not None:
-        return SessionOver(f"Session {session} is over ({row.state}, {row.terminal_reason}): begin another one.")
+        return SessionAlreadyEnded(
+            f"Session {session} has ended ({row.state}: {row.terminal_reason}). Start a new one."
+        )
     if newer := explain_newer_format(row):
-        return SessionTaken(newer)
-    return SessionTaken(f"Another process, {row.owner}, works on session {session}: wait for it, or cancel it there.")
+        return SessionInUse(newer)
+    return SessionInUse(f"Session {session} is running in another process ({row.owner}). Wait for it, or cancel it.")
 
 
 class GuardedSession:
-    """One session of a program."""
+    """One session of a program. Its calls and model requests pass the guard."""
 
     def __init__(
         self,
-        opened: AgentContext,
-        running: SessionRuntime,
-        seen: int,
+        context: AgentContext,
+        runtime: SessionRuntime,
+        call_count: int,
         tools: dict[str, Tool],
         brake: CallBrake | None,
     ) -> None:
-        self._context = opened
-        self._runtime = running
-        self._seen_calls = seen
+        self._context = context
+        self._runtime = runtime
+        self._call_count = call_count
         self._tools = tools
         self._brake = brake
         self._models: dict[str, ExternalModel] = {}
@@ -268,10 +280,10 @@ class GuardedSession:
         return self._runtime.lease.session
 
     async def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
-        """Calls a tool through the guard. Waits while a person has to decide, or while other holds take up the money.
+        """Call a tool through the guard. Waits for a person's decision, and while other holds use up the budget.
 
-        The answer has an outcome, also where the call was refused. After a halt or at a cap the session ends with its
-        block, and each further call is refused in the same way.
+        The answer has an outcome, also for a refused call. After a halt or at a cap, the session ends with its block,
+        and each further call is refused for the same reason.
         """
         call = self._make_call(tool, arguments)
         async with nullcontext() if self._brake is None else self._brake.order(call.tool):
@@ -280,32 +292,32 @@ class GuardedSession:
     async def attempt(
         self, call: str, tool: str | FunctionTool, /, **arguments: Any
     ) -> Answer | ApprovalRequired | BudgetBusy:
-        """Calls a tool through the guard without waiting. After a decision, try the same call again by its id.
+        """Call a tool through the guard without waiting. After a decision, repeat the call with the same id.
 
-        An id that was settled before returns the same answer: nothing is done twice.
+        A settled id returns the same answer again: no effect happens twice.
         """
-        named = self._make_call(tool, arguments)
-        named = msgspec.structs.replace(named, id=f"{self.id}.{call}")
-        return await self._try(named)
+        identified = self._make_call(tool, arguments)
+        identified = msgspec.structs.replace(identified, id=f"{self.id}.{call}")
+        return await self._try(identified)
 
     async def act(
         self, spec: ToolSpec, arguments: Mapping[str, Any], do: Act, *, name: str = "", wait: bool = False
     ) -> Any:
-        """Makes a call whose effect is the caller's own: the guard admits it, `do` has it, the guard settles it.
+        """Make a call whose effect is the caller's own: the guard admits it, `do` performs it, the guard settles it.
 
-        Returns what `do` returns, and raises what it raises. Raises EffectRefused if a brake refuses it. If a person
-        has to decide first, it waits for them, or without `wait` raises DecisionPending: then make the same call again,
-        with the same `name`. A name that was settled before returns the same answer: nothing is done twice.
+        Returns what `do` returns, and raises what it raises. Raises EffectRefused if the guard refuses the call. If a
+        person has to decide first, the call waits; without `wait` it raises DecisionPending, and you repeat the call
+        with the same `name` after the decision. A settled name returns the same answer again: no effect happens twice.
         """
         tool = self._tools.setdefault(spec.name, ExternalTool(spec))
         if not isinstance(tool, ExternalTool):
-            raise ConfigError(f"{spec.name} is a tool of this guard already: call it with `call`.")
+            raise ConfigError(f"{spec.name} is already a tool of this guard. Call it with `call`.")
         call = self._make_call(spec.name, arguments)
         call = msgspec.structs.replace(call, id=f"{self.id}.{name}") if name else call
         tool.expect(call.id, do)
         while not isinstance(answer := await self._try(call), Answer):
             if isinstance(answer, BudgetBusy):
-                await self._context.app.clock.sleep(SHORT_REST)
+                await self._context.app.clock.sleep(BUDGET_RETRY_DELAY)
             elif wait:
                 await self._runtime.wait_for_decision([answer])
             else:
@@ -320,7 +332,7 @@ class GuardedSession:
             return await self._apply_answer(call, answer) if isinstance(answer, Answer) else answer
 
     async def _apply_answer(self, call: Call, answer: Answer) -> Answer:
-        """Takes an answer in: it may end the session, and the brake knows what it said."""
+        """Register an answer: its text with the provenance check, and the session's end if it causes one."""
         if self._brake is not None:
             self._brake.observe(call, answer)
         self._end = self._end or await self._runtime.find_end(answer)
@@ -329,37 +341,37 @@ class GuardedSession:
     async def ask(
         self, model: str, sent: str, do: Ask[R], *, max_output_tokens: int = 4096, attached: tuple[Text, ...] = ()
     ) -> R:
-        """Makes a model request that is the caller's own: its most is held, `do` asks, and the true cost is settled.
+        """Make a model request of the caller's own: the guard holds its maximum cost, `do` makes it, the guard settles.
 
-        `sent` is everything that is sent, as text: the journal keeps it, and its size bounds the input. `attached` is
-        what is no text, each with its tokens. `do` is told how many output tokens fit. Raises EffectRefused if a
-        brake refuses it, and what `do` raises.
+        `sent` is everything that is sent, as text. The journal records it, and its size bounds the input. `attached`
+        are the parts that are not text, each with its tokens. `do` gets the number of output tokens that fit the
+        budget. Raises EffectRefused if the guard refuses the request, and what `do` raises.
         """
-        known = self._models.setdefault(model, ExternalModel(model))
+        external_model = self._models.setdefault(model, ExternalModel(model))
         request = self.next_request()
-        known.expect(request, do)
-        said = Message("user", (Text(sent), *attached))
-        prompt = Prompt(messages=(said,), max_output_tokens=max_output_tokens)
-        match await self.request(ModelRequest(id=request, prompt=prompt), known):
+        external_model.expect(request, do)
+        message = Message("user", (Text(sent), *attached))
+        prompt = Prompt(messages=(message,), max_output_tokens=max_output_tokens)
+        match await self.request(ModelRequest(id=request, prompt=prompt), external_model):
             case RefusedRequest(sentence=sentence, outcome=outcome):
                 raise EffectRefused(sentence, outcome)
             case FailedRequest(outcome="external_halt" | "timeout" as outcome, error=error):
                 raise EffectRefused(error, outcome)
             case AnsweredRequest() | FailedRequest():
-                return known.result(request)
+                return external_model.result(request)
 
     def model(self, client: R, *, provider: str = "") -> R:
-        """Returns a client of the openai or anthropic SDK whose requests pass the guard in this session."""
+        """Return a client of the openai or anthropic SDK whose requests pass the guard in this session."""
         return guard_client(client, lambda: nullcontext(self), None, provider)
 
     def next_request(self) -> str:
-        """Returns the id of a request that is made next."""
-        self._seen_calls += 1
-        return f"{self.id}.{self._runtime.lease.generation}.{self._seen_calls}"
+        """Return a new id for the next request."""
+        self._call_count += 1
+        return f"{self.id}.{self._runtime.lease.generation}.{self._call_count}"
 
     async def request(self, request: ModelRequest, model: Model) -> AnsweredRequest | RefusedRequest | FailedRequest:
-        """Makes a model request, of a model of the caller's own. After a halt or at a cap the session ends."""
-        answer = await self._runtime.request(request, model, patient=False)
+        """Make a request to a model of the caller's own. After a halt or at a cap, the session ends."""
+        answer = await self._runtime.request(request, model, can_wait_for_cap=False)
         if isinstance(answer, AnsweredRequest):
             self._end = self._end or (("BUDGET_EXCEEDED", "overrun") if answer.overrun else None)
         else:
@@ -370,35 +382,40 @@ class GuardedSession:
     def prices(self) -> Prices:
         return Prices(self._context.agent.policy.prices)
 
-    async def until_halted(self) -> EffectRefused:
-        """Waits until a halt reaches this session, which then ends by it, and returns the refusal to raise."""
+    async def wait_until_halted(self) -> EffectRefused:
+        """Wait until a halt applies to this session, mark the session as halted, and return the refusal to raise."""
         while await self._runtime.find_halt() is None:
             await self._runtime.pause(HOUR)
         self._end = self._end or ("HALTED", "external_halt")
         return EffectRefused("A halt ended this session.", "external_halt")
 
-    async def near_budget(self) -> bool:
-        """Says whether 80 % of a cap is spent or held: of this session, its agent or the fleet."""
+    async def is_near_budget(self) -> bool:
+        """Return true if 80 % of a cap is spent or held: the cap of this session, its agent or the fleet."""
         return await self._runtime.is_near_budget()
 
+    until_halted = RenamedAttribute("wait_until_halted")
+    near_budget = RenamedAttribute("is_near_budget")
+
     async def pause(self) -> None:
-        """Leaves the session until a person has decided; `Guard.session` resumes it by its id."""
+        """Park the session until a person has decided. Pass its id to `Guard.session` to resume it."""
         (row,) = await self._context.store.ask(Query("session", SessionRow, {"session": self.id}))
         self._paused = await self._runtime.park("WAITING_FOR_APPROVAL", row.inbox_head)
 
     async def receipt(self) -> Receipt:
-        """Returns the receipt so far."""
-        return receipt_of(await self._runtime.events())
+        """Return the session's receipt up to now."""
+        return make_receipt(await self._runtime.events())
 
     async def end(self, state: State, reason: TerminalReason) -> None:
-        """Ends the session, unless it is paused; a tripped brake overrides state and reason."""
+        """End the session unless it is paused. If the guard stopped it, the guard's state and reason apply instead."""
         if not self._paused:
             await self._runtime.end(*(self._end or (state, reason)))
 
     def _make_call(self, tool: str | FunctionTool, arguments: Mapping[str, Any]) -> Call:
-        self._seen_calls += 1
-        call = f"{self.id}.{self._runtime.lease.generation}.{self._seen_calls}"
-        return Call(call, _name(tool), _json(arguments), brake=None if self._brake is None else self._brake.brake)
+        self._call_count += 1
+        call = f"{self.id}.{self._runtime.lease.generation}.{self._call_count}"
+        return Call(
+            call, _name(tool), _json(arguments), provenance_check=None if self._brake is None else self._brake.brake
+        )
 
 
 def guard_client(

@@ -1,4 +1,4 @@
-"""The guard for programs that are not async: a thread of its own runs it.
+"""The guard for programs that are not async. It runs in a separate thread.
 
 ```python
 with Guard("runs.db", agent="desk", max_cost_usd=1.00).blocking() as desk, desk.session("Answer the mail.") as session:
@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from halter.core.errors import ConfigError
+from halter.core.renamed import RenamedAttribute
 from halter.state.receipt import Receipt
 from halter.tools.function_tool import FunctionTool
 
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread of its own, and the way into it."""
+    """An event loop in a separate thread, and the way to run coroutines on it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -33,10 +34,10 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine; an interrupted wait cancels it."""
+        """Run a coroutine on the loop and wait for its result. An interrupted wait cancels it."""
         if threading.current_thread() is self._thread:
             work.close()
-            raise ConfigError("A guard that blocks was used inside of its own tool: use the async guard there.")
+            raise ConfigError("A blocking guard cannot be used inside its own tool. Use the async guard there.")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -51,14 +52,14 @@ class LoopThread:
 
 
 class BlockingGuard:
-    """A guard whose calls return when they are done. Any thread may use it while it is open."""
+    """A guard with blocking calls. Any thread may use it while it is open."""
 
     def __init__(self, guard: "Guard") -> None:
         self._guard = guard
         self._thread: LoopThread | None = None
 
     def __enter__(self) -> Self:
-        """Opens the guard in its own thread."""
+        """Open the guard in its thread."""
         thread = LoopThread()
         try:
             thread.run(self._guard.__aenter__())
@@ -71,7 +72,7 @@ class BlockingGuard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the guard."""
+        """Close the guard."""
         thread, self._thread = self._open(), None
         try:
             thread.run(self._guard.__aexit__(kind, error, trace))
@@ -79,24 +80,24 @@ class BlockingGuard:
             thread.close()
 
     @contextmanager
-    def session(self, task: str = "", *, id: str | None = None) -> Generator["BlockingSession"]:  # noqa: A002 It is the word for it everywhere.
-        """Starts a session, or resumes the one with that id, as `Guard.session` does."""
-        thread, opened = self._open(), self._guard.session(task, id=id)
-        session = BlockingSession(thread.run(opened.__aenter__()), thread)
+    def session(self, task: str = "", *, id: str | None = None) -> Generator["BlockingSession"]:  # noqa: A002 The public name.
+        """Start a session, or resume the one with that id, as `Guard.session` does."""
+        thread, manager = self._open(), self._guard.session(task, id=id)
+        session = BlockingSession(thread.run(manager.__aenter__()), thread)
         try:
             yield session
         except BaseException as error:
-            if not thread.run(opened.__aexit__(type(error), error, error.__traceback__)):
+            if not thread.run(manager.__aexit__(type(error), error, error.__traceback__)):
                 raise
         else:
-            thread.run(opened.__aexit__(None, None, None))
+            thread.run(manager.__aexit__(None, None, None))
 
     def call(self, tool: str | FunctionTool, /, **arguments: Any) -> "Answer":
-        """Makes one call in a session of its own."""
+        """Make one call in a new session."""
         return self._open().run(self._guard.call(tool, **arguments))
 
     def model(self, client: T, *, provider: str = "") -> T:
-        """Returns a client of the openai or anthropic SDK whose requests pass the guard, as `Guard.model` does."""
+        """Return a client of the openai or anthropic SDK whose requests pass the guard, as `Guard.model` does."""
         from halter.runtime.guard_api import guard_client
 
         return guard_client(
@@ -104,21 +105,21 @@ class BlockingGuard:
         )
 
     def report(self) -> "GuardSummary":
-        """Returns what this agent did and spent, its budgets, and what waits for a person."""
+        """Return what this agent did and spent, its budgets, and the decisions that wait for a person."""
         return self._open().run(self._guard.report())
 
     def receipts(self, limit: int = 50) -> tuple[Receipt, ...]:
-        """Returns the receipts of this agent's sessions, the newest first."""
+        """Return the receipts of this agent's sessions, newest first."""
         return self._open().run(self._guard.receipts(limit))
 
     def _open(self) -> LoopThread:
         if self._thread is None:
-            raise ConfigError("The guard is not open: use it inside of `with guard.blocking() as ...`.")
+            raise ConfigError("The guard is not open. Use it inside `with guard.blocking() as ...`.")
         return self._thread
 
 
 class BlockingSession:
-    """One session of a program that is not async. `guarded` is the session itself, in the guard's thread."""
+    """One session of a program that is not async. `guarded` is the async session in the guard's thread."""
 
     def __init__(self, guarded: "GuardedSession", thread: LoopThread) -> None:
         self.guarded = guarded
@@ -130,19 +131,21 @@ class BlockingSession:
         return self.guarded.id
 
     def call(self, tool: str | FunctionTool, /, **arguments: Any) -> "Answer":
-        """Calls a tool through the guard, as `GuardedSession.call` does."""
+        """Call a tool through the guard, as `GuardedSession.call` does."""
         return self.thread.run(self.guarded.call(tool, **arguments))
 
     def model(self, client: T, *, provider: str = "") -> T:
-        """Returns a client of the openai or anthropic SDK whose requests pass the guard in this session."""
+        """Return a client of the openai or anthropic SDK whose requests pass the guard in this session."""
         from halter.runtime.guard_api import guard_client
 
         return guard_client(client, lambda: nullcontext(self.guarded), self.thread, provider)
 
-    def near_budget(self) -> bool:
-        """Says whether 80 % of a cap is spent or held: of this session, its agent or the fleet."""
-        return self.thread.run(self.guarded.near_budget())
+    def is_near_budget(self) -> bool:
+        """Return true if 80 % of a cap is spent or held: the cap of this session, its agent or the fleet."""
+        return self.thread.run(self.guarded.is_near_budget())
+
+    near_budget = RenamedAttribute("is_near_budget")
 
     def receipt(self) -> Receipt:
-        """Returns the receipt so far."""
+        """Return the session's receipt up to now."""
         return self.thread.run(self.guarded.receipt())

@@ -1,4 +1,4 @@
-"""What waits for a person, in words: one sentence says what is wanted, for every face and every notice."""
+"""Describes everything that waits for a person. All interfaces and notices use the same sentences."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from halter.core.messages import Reply
 from halter.core.money import NEAR_CAP_PERCENT, BudgetRow, Usd, format_micros, micros_to_usd, usd_to_micros
 from halter.core.ports import Query, Store
 from halter.core.rows import AgentRow, HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow, WorkerRow
-from halter.core.text import escape_hidden, from_body, shorten, to_one_line
+from halter.core.text import decode_body, escape_hidden, shorten, to_one_line
 from halter.core.tools import SERVER_SEPARATOR
 from halter.core.vocabulary import DecisionKind
 from halter.guard.approvals import PendingDecision
@@ -26,23 +26,23 @@ NeedKind = (
     DecisionKind
     | Literal["question", "paused", "model", "stopped", "document", "halt", "host", "undelivered", "budget", "kept"]
 )
-"""A decision, or something else that only a person can settle."""
+"""A decision, or something else that only a person can resolve."""
 
 MAX_VALUE: Final = 60
 MAX_REASON: Final = 300
 _OBJECTS: Final = ("command", "path", "file", "filename", "folder", "url", "query", "question", "name", "id")
-"""Arguments that are what a verb acts on, and need no name beside them."""
+"""Arguments that are the object of a call and are shown without their names."""
 _KINDS: Final = frozenset(("file", "folder", "path", "url", "command", "query"))
-"""Nouns in a tool's name that its object replaces: `delete_file` of a path deletes that path."""
+"""Nouns in a tool's name that its object replaces: `delete_file` of `a.txt` is shown as "delete a.txt"."""
 _PREPOSITIONS: Final = frozenset(("to", "from", "at", "in", "on", "for", "by", "with", "into"))
 _PLAIN: Final = re.compile(r"[\w.@%+:,/~-]+")
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that waits for a person: what is wanted, why, and the commands that answer it.
+    """One thing that waits for a person: a sentence, the reason, and the commands that resolve it.
 
-    `why` is the model's own reason, or what led to it; `shown` are the arguments. An open decision is named, and so is
-    the scope that is halted or near its cap, and the document that was left.
+    `why` is the model's own reason, or the cause. `shown` are the arguments. `decision` is the id of a pending
+    decision, `scope` the scope that is halted or near its cap, and `item` the quarantined document.
     """
 
     kind: NeedKind
@@ -58,12 +58,12 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """The whole on one line: the sentence, its reason, and the first command."""
+        """The sentence, its reason and the first command, on one line."""
         return " ".join(part for part in (self.sentence, self.why, *self.commands[:1]) if part)
 
 
 def describe_call(tool: str, arguments: Mapping[str, Any]) -> str:
-    """Put a call into words: `refund` of `{"amount_usd": 19.9, "order": 42}` is "refund $19.90 for order 42"."""
+    """Describe a call: `refund` of `{"amount_usd": 19.9, "order": 42}` is "refund $19.90 for order 42"."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_.\-]+", " ", tool.rpartition(SERVER_SEPARATOR)[2]).lower().split()
     money = [key for key in arguments if _is_money(key, arguments[key])]
     objects = [key for key in _OBJECTS if key in arguments and _format_short(arguments[key])][:1]
@@ -72,19 +72,19 @@ def describe_call(tool: str, arguments: Mapping[str, Any]) -> str:
     if objects == ["command"] and words == ["shell"]:
         words = ["run"]
     parts = [*words, *(_format_short(arguments[key]) for key in objects), *(_dollars(arguments[key]) for key in money)]
-    rest = [key for key in arguments if key not in (*money, *objects)]
-    sentences = [*_describe_other_arguments(rest, arguments, first="for " if money else "")]
-    return " ".join([" ".join(parts) or "call a tool", ", ".join(sentences)]).strip()
+    remaining = [key for key in arguments if key not in (*money, *objects)]
+    phrases = [*_describe_other_arguments(remaining, arguments, first="for " if money else "")]
+    return " ".join([" ".join(parts) or "call a tool", ", ".join(phrases)]).strip()
 
 
 def _describe_other_arguments(keys: list[str], arguments: Mapping[str, Any], first: str) -> Iterator[str]:
-    """Tell the other arguments: those that are prepositions first. Long and nested ones are only shown."""
-    ordered = sorted(keys, key=lambda key: key not in _PREPOSITIONS)
-    for key in ordered:
-        if (word := _format_short(arguments[key])) == "":
+    """Describe the other arguments, prepositions first. Long and nested ones are left out; `shown` has them."""
+    ordered_keys = sorted(keys, key=lambda key: key not in _PREPOSITIONS)
+    for key in ordered_keys:
+        if (text := _format_short(arguments[key])) == "":
             continue
         name = to_one_line(key.replace("_", " "))
-        yield f"{name} {word}" if key in _PREPOSITIONS else f"{first}{name} {word}"
+        yield f"{name} {text}" if key in _PREPOSITIONS else f"{first}{name} {text}"
         first = ""
 
 
@@ -101,7 +101,7 @@ def _dollars(value: float) -> str:
 
 
 def _format_short(value: Any) -> str:
-    """Write a short value as it is, quoted where it is more than a word; nothing for one that is long or nested."""
+    """Format a short value, quoted if it is more than a word; "" for a long or nested one."""
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         return ""
     text = str(value)
@@ -111,55 +111,59 @@ def _format_short(value: Any) -> str:
 
 
 def describe_decision(decision: PendingDecision) -> str:
-    """Say what an open decision is about."""
+    """Describe what a pending decision is about."""
     match decision.about:
         case "approval":
-            return _end_sentence(f"{decision.agent} wants to {_describe_shown(decision)}") + _describe_people(decision)
+            return _end_sentence(f"{decision.agent} wants to {_describe_decision_call(decision)}") + _describe_people(
+                decision
+            )
         case "unknown_call":
-            return f"{decision.agent} began to {_describe_shown(decision)}, and it is unknown whether that was done."
+            return f"{decision.agent} started to {_describe_decision_call(decision)}, and the outcome is unknown."
         case "cap_raise":
             return f"{decision.agent} needs more money for {decision.name} than the cap of {decision.subject} leaves."
         case "changed_tool":
-            return f"{decision.agent} may not use {decision.name}: it is new, or has changed since it was approved."
+            return f"{decision.agent} cannot use {decision.name} until you approve it: it is new or has changed."
         case "changed_server":
-            return f"{decision.agent} may not use some tools of the server {decision.name}: they were not approved yet."
+            return f"{decision.agent} cannot use some tools of the server {decision.name} until you approve them."
         case "schedule":
-            return f"{decision.agent} wants to do this by itself: {_describe_plan(decision)}."
+            return f"{decision.agent} wants to schedule a task: {_describe_plan(decision)}."
         case "proposal":
-            return f"{decision.agent} wants a {decision.name} to be kept: {_describe_proposal(decision)}"
+            return f"{decision.agent} proposes a {decision.name}: {_describe_proposal(decision)}"
         case _:
             return f"{decision.agent} asks about {decision.name}."
 
 
 def _describe_people(decision: PendingDecision) -> str:
-    """Say that a second person is needed, and who has agreed already."""
+    """Describe that a second approver is needed, and who has already approved; "" if one is enough."""
     if decision.approvers <= 1:
         return ""
-    return f" {decision.first_by} has agreed; another person must." if decision.first_by else " Two people must agree."
+    if decision.first_by:
+        return f" {decision.first_by} approved it; one more approver is needed."
+    return " Two approvers are needed."
 
 
 def _end_sentence(text: str) -> str:
-    """Add a full stop, unless a quoted value ends with one."""
+    """Add a full stop unless a quoted value ends the sentence."""
     return text if text.endswith((".”", "!”", "?”")) else f"{text}."
 
 
-def _describe_shown(decision: PendingDecision) -> str:
+def _describe_decision_call(decision: PendingDecision) -> str:
     return describe_call(decision.name, parse_arguments(decision.name, decision.display_text))
 
 
-def parse_arguments(name: str, shown: str) -> Mapping[str, Any]:
-    """Read the arguments of a call as it is shown to a person; a prediction may follow them."""
+def parse_arguments(name: str, text: str) -> Mapping[str, Any]:
+    """Parse the arguments of a call from its displayed text, which may continue with a prediction."""
     try:
-        found: object = json.JSONDecoder().raw_decode(shown.removeprefix(f"{name} "))[0]
+        arguments: object = json.JSONDecoder().raw_decode(text.removeprefix(f"{name} "))[0]
     except (ValueError, RecursionError):
         return {}
-    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("Mapping[str, Any]", arguments) if isinstance(arguments, dict) else {}
 
 
 def _describe_plan(decision: PendingDecision) -> str:
-    """The task of a schedule, as its question's first line has it."""
-    first = decision.display_text.partition("\n")[0]
-    return shorten(to_one_line(first.partition(": ")[2] or decision.name), MAX_REASON).rstrip(".")
+    """Return the task of a schedule from the first line of its question."""
+    line = decision.display_text.partition("\n")[0]
+    return shorten(to_one_line(line.partition(": ")[2] or decision.name), MAX_REASON).rstrip(".")
 
 
 def _describe_proposal(decision: PendingDecision) -> str:
@@ -169,7 +173,7 @@ def _describe_proposal(decision: PendingDecision) -> str:
 
 
 def read_reason(decision: PendingDecision) -> str:
-    """What the model said when it made the call that waits; nothing where it said nothing, or it was erased."""
+    """Return the model's text in the reply with the waiting call; "" if there was none or it was erased."""
     if not decision.said or decision.about not in ("approval", "cap_raise"):
         return ""
     try:
@@ -180,7 +184,7 @@ def read_reason(decision: PendingDecision) -> str:
 
 
 class OpenQuestion(msgspec.Struct, frozen=True):
-    """A session that waits for an answer, and the last call that it made."""
+    """A session that waits for an answer, and its last call."""
 
     session: str
     agent: str
@@ -190,14 +194,14 @@ class OpenQuestion(msgspec.Struct, frozen=True):
 
     @property
     def call(self) -> str:
-        """The call by which the model asked its person; nothing where it did not."""
+        """The id of the call with which the model asked a person; "" if it did not ask."""
         event = None if self.version is None else decode(CallStarted.KIND, self.version, self.facts or b"")
         return event.call if isinstance(event, CallStarted) and event.tool == ASK_USER else ""
 
     @property
     def question_text(self) -> str:
-        """What the model asked, whole; nothing where that was erased, or nothing was asked."""
-        return str(parse_arguments("", from_body(self.body or b"")).get("question", "")) if self.call else ""
+        """The model's full question; "" if there was none or it was erased."""
+        return str(parse_arguments("", decode_body(self.body or b"")).get("question", "")) if self.call else ""
 
     @property
     def question(self) -> str:
@@ -205,14 +209,14 @@ class OpenQuestion(msgspec.Struct, frozen=True):
 
 
 async def read_open_questions(store: Store) -> Mapping[str, OpenQuestion]:
-    """Find what sessions ask that are no chats, by session."""
-    return {one.session: one for one in await store.ask(Query("open_questions", OpenQuestion))}
+    """Read the open questions of sessions other than chats, by session."""
+    return {question.session: question for question in await store.ask(Query("open_questions", OpenQuestion))}
 
 
 def make_decision_need(decision: PendingDecision) -> Need:
-    """Put a decision into words that hide no character of what it is about."""
-    more = " --cap AMOUNT" if decision.about == "cap_raise" else ""
-    shown = (
+    """Describe a decision, with hidden characters made visible."""
+    option = " --cap AMOUNT" if decision.about == "cap_raise" else ""
+    detail = (
         decision.display_text.removeprefix(f"{decision.name} ")
         if decision.about in ("approval", "unknown_call")
         else decision.display_text
@@ -222,19 +226,19 @@ def make_decision_need(decision: PendingDecision) -> Need:
         agent=decision.agent,
         sentence=escape_hidden(describe_decision(decision)),
         why=escape_hidden(read_reason(decision)),
-        shown=escape_hidden(shown),
-        commands=(f"halter approve {decision.decision}{more}", f"halter deny {decision.decision}"),
+        shown=escape_hidden(detail),
+        commands=(f"halter approve {decision.decision}{option}", f"halter deny {decision.decision}"),
         decision=decision.decision,
         session=decision.session,
     )
 
 
-def make_question_need(session: str, agent: str, asked: OpenQuestion | None, *, attended: bool = False) -> Need:
-    """A session that no process keeps goes on where it is run again, or where a worker has its agent."""
-    question = asked.question if asked else ""
+def make_question_need(session: str, agent: str, open_question: OpenQuestion | None, *, attended: bool = False) -> Need:
+    """Describe a question to a person. An attended session resumes when it is run again, others in a worker."""
+    question = open_question.question if open_question else ""
     sentence = f"{agent} asks: {question}" if question else f"{agent} waits for an answer in session {session}."
-    again = (f"halter run FOLDER --resume {session} ANSWER",) if attended else ()
-    commands = (*again, f"halter tell {session} ANSWER")
+    resume_commands = (f"halter run FOLDER --resume {session} ANSWER",) if attended else ()
+    commands = (*resume_commands, f"halter tell {session} ANSWER")
     return Need(kind="question", agent=agent, sentence=sentence, commands=commands, session=session)
 
 
@@ -243,14 +247,14 @@ def make_paused_need(session: str, agent: str) -> Need:
     return Need(kind="paused", agent=agent, sentence=sentence, commands=commands, session=session)
 
 
-def make_document_need(trigger: str, item: str, name: str, why: str) -> Need:
-    sentence = f"{trigger} leaves a document to you: {name}."
+def make_document_need(trigger: str, item: str, name: str, reason: str) -> Need:
+    sentence = f"{trigger} quarantined a document: {name}."
     commands = (f"halter schedules retry {trigger} {item[:SHORT_DIGEST]}",)
     return Need(
         kind="document",
         agent=trigger.partition("/")[0],
         sentence=sentence,
-        why=why,
+        why=reason,
         commands=commands,
         scope=f"trigger:{trigger}",
         item=item,
@@ -258,11 +262,10 @@ def make_document_need(trigger: str, item: str, name: str, why: str) -> Need:
 
 
 SHORT_DIGEST: Final = 16
-"""How much of a document's digest names it."""
+"""Number of characters of a document's digest that name it."""
 
 UNUSABLE_REMEDY: Final = (
-    "Mend the provider's key, the model's name or the account; it then goes on by itself, at once when `halter up` is "
-    "started anew or `halter on` is said."
+    "Fix the API key, model name or account. The agent resumes automatically; run `halter on AGENT` to resume now."
 )
 
 
@@ -273,7 +276,7 @@ class ProposalCounts(msgspec.Struct, frozen=True):
 
 
 class CapLine(msgspec.Struct, frozen=True):
-    """A current cap and what stands against it."""
+    """A current cap, with what is spent and held against it."""
 
     scope: str
     window: str
@@ -287,11 +290,11 @@ class CapLine(msgspec.Struct, frozen=True):
 
 
 class NeedRows(msgspec.Struct, frozen=True, kw_only=True):
-    """What the queue is made of, as it stands at `until`. `sessions` are those that are not over, and may be more."""
+    """The rows of the queue at the time `until`. `sessions` contains all open sessions and may contain ended ones."""
 
     until: int
     sessions: Sequence[SessionRow] = ()
-    left: Sequence[ItemRow] = ()
+    quarantined_items: Sequence[ItemRow] = ()
     proposals: ProposalCounts = ProposalCounts()
     budgets: Sequence[BudgetRow] = ()
     waiting: Sequence[PendingDecision] = ()
@@ -305,13 +308,13 @@ class NeedRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_need_rows(store: Store, until: int, since: int | None = None) -> NeedRows:
-    """Read what waits for a person; with `since`, also the sessions that ended and the failed notices from then on."""
+    """Read the rows of the queue; with `since`, also the sessions that ended and the notices that failed since then."""
     since = until if since is None else since
     (proposals,) = await store.ask(Query("proposals_open", ProposalCounts))
     return NeedRows(
         until=until,
         sessions=await store.ask(Query("sessions_since", SessionRow, {"since": since})),
-        left=await store.ask(Query("items_left", ItemRow)),
+        quarantined_items=await store.ask(Query("items_left", ItemRow)),
         proposals=proposals,
         budgets=await read_current_budgets(store, until),
         waiting=await store.ask(Query("open_decisions", PendingDecision, {"now": until})),
@@ -334,85 +337,86 @@ def list_caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
             yield CapLine(row.scope, row.window, cap, micros_to_usd(row.spent), micros_to_usd(row.held))
 
 
-def list_needs(found: NeedRows) -> Iterator[Need]:
-    """List everything that waits for a person: the one queue of inbox, report, Home and API."""
-    for decision in found.waiting:
-        if decision.expires_at > found.until:
+def list_needs(rows: NeedRows) -> Iterator[Need]:
+    """List everything that waits for a person. Inbox, report, Home and API all show this queue."""
+    for decision in rows.waiting:
+        if decision.expires_at > rows.until:
             yield make_decision_need(decision)
-    yield from _list_standing_agents(found)
-    for item in found.left:
+    yield from _list_blocked_agents(rows)
+    for item in rows.quarantined_items:
         yield make_document_need(item.trigger, item.item, item.name, item.sentence)
-    yield from _list_lost_hosts(found)
-    running = {f"session:{row.session}" for row in found.sessions if row.ended_at is None}
-    for halt in found.halts:
+    yield from _list_lost_hosts(rows)
+    running = {f"session:{row.session}" for row in rows.sessions if row.ended_at is None}
+    for halt in rows.halts:
         if halt.halted and not halt.cancels and (halt.scope in running or not halt.scope.startswith("session:")):
-            sentence = f"{halt.scope} was halted by {halt.by}: nothing acts there."
+            sentence = f"{halt.scope} was halted by {halt.by}; nothing runs there."
             commands = (f"halter resume {halt.scope}",)
             yield Need(kind="halt", agent="", sentence=sentence, commands=commands, scope=halt.scope)
-    for told in found.undelivered:
-        if told.gave_up:
-            sentence = f"{told.agent}: could not send over {told.channel}: {told.error}"
-            yield Need(kind="undelivered", agent=told.agent, sentence=sentence)
-    for cap in list_caps(found.budgets, found.until):
+    for notification in rows.undelivered:
+        if notification.gave_up:
+            channel, error = notification.channel, notification.error
+            sentence = f"{notification.agent} could not send a notification over {channel}: {error}"
+            yield Need(kind="undelivered", agent=notification.agent, sentence=sentence)
+    for cap in list_caps(rows.budgets, rows.until):
         if cap.percent >= NEAR_CAP_PERCENT:
-            sentence = f"{cap.percent} % of the cap of {cap.scope} ({cap.window or 'its life'}) are spent or held."
+            sentence = f"{cap.percent} % of the cap of {cap.scope} ({cap.window or 'whole life'}) is spent or held."
             commands = (f"halter budget raise {cap.scope} AMOUNT",)
             yield Need(kind="budget", agent="", sentence=sentence, commands=commands, scope=cap.scope)
-    yield from _list_undecided(found)
+    yield from _list_undecided(rows)
 
 
-def _list_undecided(found: NeedRows) -> Iterator[Need]:
-    """Count what waits to be kept or dismissed and is not asked about as a decision."""
-    asked = Counter(decision.name for decision in found.waiting if decision.about == "proposal")
-    left = (
-        ("findings", "finding", "findings", found.proposals.findings),
-        ("proposals", "memory", "memories", found.proposals.memories - asked["memory"]),
-        ("proposals", "precedent", "precedents", found.proposals.precedents - asked["precedent"]),
+def _list_undecided(rows: NeedRows) -> Iterator[Need]:
+    """Count the findings and proposals that wait for a person and are not decisions."""
+    pending_counts = Counter(decision.name for decision in rows.waiting if decision.about == "proposal")
+    kinds = (
+        ("findings", "finding", "findings", rows.proposals.findings),
+        ("proposals", "memory", "memories", rows.proposals.memories - pending_counts["memory"]),
+        ("proposals", "precedent", "precedents", rows.proposals.precedents - pending_counts["precedent"]),
     )
-    for command, one, many, count in left:
+    for command, singular, plural, count in kinds:
         if count > 0:
-            what = f"1 {one} waits" if count == 1 else f"{count:,} {many} wait"
-            sentence = f"{what} to be kept or dismissed."
+            count_text = f"1 {singular} waits" if count == 1 else f"{count:,} {plural} wait"
+            sentence = f"{count_text} to be accepted or dismissed."
             yield Need(kind="kept", agent="", sentence=sentence, commands=(f"halter {command}",))
 
 
-def _list_standing_agents(found: NeedRows) -> Iterator[Need]:
-    """List the agents that do not go on without a person, and why."""
-    for row in found.sessions:
+def _list_blocked_agents(need_rows: NeedRows) -> Iterator[Need]:
+    """List the sessions and agents that cannot continue without a person."""
+    for row in need_rows.sessions:
         if row.ended_at is not None or not (row.unattended or row.kind == "task"):
             continue
         if row.state == "WAITING_FOR_INPUT":
-            asked = found.questions.get(row.session)
-            yield make_question_need(row.session, row.agent, asked, attended=not row.unattended)
+            question = need_rows.questions.get(row.session)
+            yield make_question_need(row.session, row.agent, question, attended=not row.unattended)
         elif row.state == "PAUSED":
             yield make_paused_need(row.session, row.agent)
-    for outage in found.outages:
+    for outage in need_rows.outages:
         if outage.trouble == "needs_person":
-            sentence = f"{outage.session} cannot think, and waits for you: {outage.sentence}"
+            sentence = f"{outage.session} cannot use its model: {outage.sentence}"
             yield Need(kind="model", agent=outage.agent, sentence=sentence, why=UNUSABLE_REMEDY, session=outage.session)
-    for row in found.stopped:
-        why = row.terminal_reason.replace("_", " ")
-        sentence = f"{row.agent} has stopped: {row.session} ended {row.state} ({why})."
+    for row in need_rows.stopped:
+        reason = row.terminal_reason.replace("_", " ")
+        sentence = f"{row.agent} has stopped: {row.session} ended {row.state} ({reason})."
         commands = (f"halter resume {row.agent}", f"halter receipt {row.session}")
         yield Need(kind="stopped", agent=row.agent, sentence=sentence, commands=commands, session=row.session)
 
 
-def _list_lost_hosts(found: NeedRows) -> Iterator[Need]:
-    """List processes that went away without a word, as long as no other on their host runs their agents."""
-    told = [(row, row.told()) for row in found.workers]
-    alive = [about for row, about in told if row.alive(found.until) and about.kind]
-    for row, about in told:
+def _list_lost_hosts(rows: NeedRows) -> Iterator[Need]:
+    """List processes that stopped sending heartbeats, unless another process on their host runs their agents."""
+    workers = [(row, row.parse_info()) for row in rows.workers]
+    alive = [info for row, info in workers if row.alive(rows.until) and info.kind]
+    for row, info in workers:
         lost_at = row.alive_until
-        if row.alive(found.until) or not lost_at or not about.kind or lost_at < found.until - DAY:
+        if row.alive(rows.until) or not lost_at or not info.kind or lost_at < rows.until - DAY:
             continue
-        away = sorted(agent for agent in about.agents if agent in found.switched_on)
-        if not away or any(one.host == about.host and set(away) <= one.agents.keys() for one in alive):
+        lost_agents = sorted(agent for agent in info.agents if agent in rows.switched_on)
+        if not lost_agents or any(peer.host == info.host and set(lost_agents) <= peer.agents.keys() for peer in alive):
             continue
-        ago = format_duration(max(0, found.until - lost_at))
-        elsewhere = all(any(agent in one.agents for one in alive) for agent in away)
-        goes_on = "other processes run them meanwhile." if elsewhere else "nothing runs them now."
+        ago = format_duration(max(0, rows.until - lost_at))
+        runs_elsewhere = all(any(agent in peer.agents for peer in alive) for agent in lost_agents)
+        now_runs = "other processes run them now." if runs_elsewhere else "no process runs them now."
         sentence = (
-            f"halter {about.kind} {about.pid} on {about.host} went away without a word {ago} ago, with "
-            f"{', '.join(away)}: {goes_on}"
+            f"halter {info.kind} {info.pid} on {info.host} stopped sending heartbeats {ago} ago. It ran "
+            f"{', '.join(lost_agents)}; {now_runs}"
         )
-        yield Need(kind="host", agent=away[0], sentence=sentence, why="Start it again there.")
+        yield Need(kind="host", agent=lost_agents[0], sentence=sentence, why="Start it again on that host.")

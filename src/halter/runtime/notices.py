@@ -1,10 +1,10 @@
-"""Notices: the runtime tells people of sessions that failed or wait and of quarantined documents, and sends them.
+"""Notices to people about failed or waiting sessions and quarantined documents, and the outbox that sends them.
 
 Notices are made from the store, so none is lost when a process dies, and none is queued twice.
 
-Several processes may send from one store. A process that finds that another was faster stays a little behind from then
-on, and looks again before it sends. A notification goes out twice only where two processes meet for the first time, or
-where one dies between sending and recording it. Both copies have the same id.
+Several processes may send from one store. After another process has sent first over a channel, this one waits a moment
+and checks again before each send. A notification is sent twice only when two processes first compete for a channel, or
+when one dies between sending and recording. Both copies have the same id.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import msgspec
 
 from halter.core.agent_spec import Tasks
 from halter.core.clock import DAY, MINUTE, SECOND, Clock, format_duration
-from halter.core.ids import OUTBOX, Digest, StreamId, is_inbox, session_of
+from halter.core.ids import OUTBOX, Digest, StreamId, is_inbox, parse_session_id
 from halter.core.ports import (
     Change,
     DeliveryFailed,
@@ -34,7 +34,7 @@ from halter.core.rows import NotificationRow, OutageRow
 from halter.core.text import shorten
 from halter.core.vocabulary import State
 from halter.guard.approvals import list_pending_decisions
-from halter.loop.session_runtime import wait_for_news, watch_changes
+from halter.loop.session_runtime import wait_for_change, watch_changes
 from halter.notify import make_sender
 from halter.redaction.secrets import Secrets
 from halter.runtime.needs import (
@@ -57,7 +57,7 @@ from halter.tasks.task_tools import (
 )
 
 MAX_NOTICE_AGE: Final = 7 * DAY
-"""Nothing older is reported."""
+"""Older events are not reported."""
 MAX_SUBJECT: Final = 120
 
 NoticeKind = Literal["halted", "failed", "waiting", "quarantined"]
@@ -95,7 +95,7 @@ class ArtifactNotice(msgspec.Struct, frozen=True):
 
 
 class OutageNotice(msgspec.Struct, frozen=True):
-    """What was told of an outage, or of its end: `outage:AGENT:TROUBLE:BEGAN` or `outage_over:` with the same."""
+    """A queued notice of an outage (`outage:AGENT:TROUBLE:BEGAN`) or of its end (`outage_over:` and the same)."""
 
     agent: str
     about: str
@@ -112,7 +112,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class Notices:
-    """Reports to people what the agents of this process need them for."""
+    """Queues notices of everything for which the agents of this process need a person."""
 
     def __init__(
         self, store: Store, clock: Clock, agents: Callable[[], Mapping[str, Tasks]], redact: Callable[[str], str]
@@ -132,36 +132,40 @@ class Notices:
             await self._store.commit(_queue_notice(notice, channels, self._redact))
 
     async def _untold(self) -> Sequence[Notice]:
-        since = {"since": self._clock.now() - MAX_NOTICE_AGE}
-        ended = await self._store.ask(Query("untold_ends", SessionFailure, since))
+        params = {"since": self._clock.now() - MAX_NOTICE_AGE}
+        failures = await self._store.ask(Query("untold_ends", SessionFailure, params))
         waiting = await self._store.ask(Query("untold_waits", DecisionNotice, {"now": self._clock.now()}))
-        left = await self._store.ask(Query("untold_items", ArtifactNotice, since))
+        documents = await self._store.ask(Query("untold_items", ArtifactNotice, params))
         failing = await self._store.ask(Query("open_outages", OutageRow))
-        told = await self._store.ask(Query("outage_notices", OutageNotice, since))
+        outage_notices = await self._store.ask(Query("outage_notices", OutageNotice, params))
         needs = await self._read_needs() if waiting else dict[str, Need]()
         return [
-            *map(_notice_of_failure, ended),
+            *map(_notice_of_failure, failures),
             *(_notice_of_need(row, needs.get(row.about) or needs.get(row.session)) for row in waiting),
-            *map(_notice_of_document, left),
-            *list_outage_notices(failing, told, self._clock.now()),
+            *map(_notice_of_document, documents),
+            *list_outage_notices(failing, outage_notices, self._clock.now()),
         ]
 
     async def _read_needs(self) -> Mapping[str, Need]:
-        """What open decisions want, by what a notice is about, and what sessions ask, by their id."""
+        """Return the needs of pending decisions by the key of their notice, and of open questions by session."""
         pending = await list_pending_decisions(self._store, self._clock.now())
-        asked = await read_open_questions(self._store)
+        questions = await read_open_questions(self._store)
         decisions = {f"waiting:{decision.decision}": make_decision_need(decision) for decision in pending}
-        return decisions | {name: make_question_need(name, one.agent, one) for name, one in asked.items()}
+        return decisions | {
+            name: make_question_need(name, question.agent, question) for name, question in questions.items()
+        }
 
 
 def _queue_notice(notice: Notice, channels: Sequence[str], redact: Callable[[str], str]) -> Write:
-    said = notice.telling
-    telling = NotificationContent(subject=redact(said.subject), text=redact(said.text), session=said.session)
+    content = notice.telling
+    redacted_content = NotificationContent(
+        subject=redact(content.subject), text=redact(content.text), session=content.session
+    )
     names = {channel: name_by_parts("n", notice.about, channel) for channel in channels}
 
     def decide(rows: Rows) -> Sequence[Draft]:
         return [
-            queue_notification(name, channel, notice.agent, telling, notice.about)
+            queue_notification(name, channel, notice.agent, redacted_content, notice.about)
             for channel, name in names.items()
             if rows.get(NotificationRow, name) is None
         ]
@@ -176,32 +180,36 @@ def _notice_of_failure(row: SessionFailure) -> Notice:
         f"Its receipt: halter receipt {row.session}"
     )
     subject = f"{row.agent}: a session {'was halted' if kind == 'halted' else 'failed'}"
-    telling = NotificationContent(subject=subject, text=text, session=row.session)
-    return Notice(kind, f"ended:{row.session}:{row.ended_at}", row.agent, telling)
+    content = NotificationContent(subject=subject, text=text, session=row.session)
+    return Notice(kind, f"ended:{row.session}:{row.ended_at}", row.agent, content)
 
 
 def _notice_of_need(row: DecisionNotice, need: Need | None) -> Notice:
-    """Tell of a decision or a question as the inbox does: what is wanted, why, what with, and what to type."""
+    """Make the notice of a decision or a question, with the texts that the inbox shows."""
     need = need or make_paused_need(row.session, row.agent)
     text = "\n".join(part for part in (need.sentence, need.why, need.shown, *need.commands, "halter inbox") if part)
     subject = f"{row.agent} needs you: {shorten(need.sentence.removeprefix(f'{row.agent} '), MAX_SUBJECT)}"
-    telling = NotificationContent(subject=subject, text=text, session=row.session)
-    return Notice("waiting", row.about, row.agent, telling)
+    content = NotificationContent(subject=subject, text=text, session=row.session)
+    return Notice("waiting", row.about, row.agent, content)
 
 
-def list_outage_notices(failing: Sequence[OutageRow], told: Sequence[OutageNotice], now: int) -> Iterator[Notice]:
-    """Tells of an outage of an agent once, however many of its sessions wait, and once that it is over."""
-    unended = {one.about.removeprefix("outage:") for one in told if one.about.startswith("outage:")}
-    unended -= {one.about.removeprefix("outage_over:") for one in told}
-    open_now: dict[tuple[str, str], OutageRow] = {}
+def list_outage_notices(
+    failing: Sequence[OutageRow], outage_notices: Sequence[OutageNotice], now: int
+) -> Iterator[Notice]:
+    """Yield one notice for each outage of an agent, for all of its sessions, and one for its end."""
+    open_outages = {
+        notice.about.removeprefix("outage:") for notice in outage_notices if notice.about.startswith("outage:")
+    }
+    open_outages -= {notice.about.removeprefix("outage_over:") for notice in outage_notices}
+    current: dict[tuple[str, str], OutageRow] = {}
     for row in failing:
-        open_now.setdefault((row.agent, row.trouble), row)
-    known = {tuple(name.rsplit(":", 2)[:2]): name for name in sorted(unended)}
-    for key, row in open_now.items():
-        if key not in known:
+        current.setdefault((row.agent, row.trouble), row)
+    open_by_key = {tuple(name.rsplit(":", 2)[:2]): name for name in sorted(open_outages)}
+    for key, row in current.items():
+        if key not in open_by_key:
             yield _notice_of_outage(row)
-    for key, name in known.items():
-        if key not in open_now:
+    for key, name in open_by_key.items():
+        if key not in current:
             yield _notice_of_recovery(key[0], name, now)
 
 
@@ -212,32 +220,32 @@ def _notice_of_outage(row: OutageRow) -> Notice:
         text = f"{row.sentence} {UNUSABLE_REMEDY}"
         return Notice("waiting", about, row.agent, NotificationContent(subject=subject, text=text, session=row.session))
     subject = f"{row.agent}: no model answers"
-    text = f"{row.sentence} It waits, tries again by itself, and spends nothing meanwhile. There is nothing to do."
+    text = f"{row.sentence} Retrying automatically; waiting costs nothing. No action is needed."
     return Notice("failed", about, row.agent, NotificationContent(subject=subject, text=text, session=row.session))
 
 
 def _notice_of_recovery(agent: str, name: str, now: int) -> Notice:
-    lasted = format_duration(max(SECOND, now - int(name.rpartition(":")[2])))
+    duration = format_duration(max(SECOND, now - int(name.rpartition(":")[2])))
     kind: NoticeKind = "waiting" if ":needs_person:" in name else "failed"
-    telling = NotificationContent(
-        subject=f"{agent}: waits for its model no longer",
-        text=f"No session of {agent} waits for its model, after {lasted}.",
+    content = NotificationContent(
+        subject=f"{agent}: the wait for its model has ended",
+        text=f"No session of {agent} waits for its model, after {duration}.",
     )
-    return Notice(kind, f"outage_over:{name}", agent, telling)
+    return Notice(kind, f"outage_over:{name}", agent, content)
 
 
 def _notice_of_document(row: ArtifactNotice) -> Notice:
     need = make_document_need(row.trigger, row.item, row.name, row.sentence)
-    telling = NotificationContent(subject=f"{row.agent}: a document is left to you ({row.name})", text=need.line)
-    return Notice("quarantined", f"quarantined:{row.trigger}:{row.item}:{row.quarantined_at}", row.agent, telling)
+    content = NotificationContent(subject=f"{row.agent}: a document was quarantined ({row.name})", text=need.line)
+    return Notice("quarantined", f"quarantined:{row.trigger}:{row.item}:{row.quarantined_at}", row.agent, content)
 
 
 OUTBOX_POLLING_INTERVAL: Final = 10 * MINUTE
 """Polling interval for due notifications: hints may be lost."""
 OUTBOX_DEBOUNCE: Final = SECOND // 10
-"""Minimum time between two queries, on a busy store."""
+"""Minimum time between two queries on a busy store."""
 OUTBOX_YIELD_DELAY: Final = 5 * SECOND
-"""How long a process yields to one that was faster before."""
+"""Delay before sending over a channel on which another process was faster."""
 OUTBOX_PAGE: Final = 100
 
 ChannelKey = tuple[str, str]
@@ -245,7 +253,7 @@ ChannelKey = tuple[str, str]
 
 
 class _Due(msgspec.Struct, frozen=True):
-    """A notification that is due, with its body unless erased."""
+    """A due notification, with its body unless erased."""
 
     notification: str
     channel: str
@@ -271,7 +279,7 @@ def make_senders(agent: str, tasks: Tasks, secrets: Secrets) -> dict[ChannelKey,
 
 
 class Outbox:
-    """Sends the notifications of the agents of this process. Other processes send those of theirs."""
+    """Sends the notifications of the agents of this process. Other processes send those of their agents."""
 
     def __init__(self, app: Runtime, senders: Mapping[ChannelKey, Sender]) -> None:
         self._store = app.patient()
@@ -280,93 +288,94 @@ class Outbox:
         self._agents = frozenset(agent for agent, _ in senders)
         self._busy: set[ChannelKey] = set()
         self._behind: set[ChannelKey] = set()
-        self._news = asyncio.Event()
+        self._change_event = asyncio.Event()
 
     async def run(self) -> None:
-        """Sends what is due until cancelled."""
+        """Send due notifications until cancelled."""
         try:
             await self._send_due()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
     async def _send_due(self) -> None:
-        async with watch_changes(self._store, _may_be_notification) as self._news, asyncio.TaskGroup() as lanes:
+        async with watch_changes(self._store, _can_be_notification) as self._change_event, asyncio.TaskGroup() as lanes:
             while True:
                 now = self._clock.now()
-                due = sorted(await self._due(now), key=lambda row: row.channel_key)
-                for way, rows in groupby(due, key=lambda row: row.channel_key):
-                    self._busy.add(way)
-                    lanes.create_task(self._work_off(way, list(rows)), name=f"halter-outbox-{way[1]}")
-                await wait_for_news(self._news, await self._pause(now))
+                due_rows = sorted(await self._due(now), key=lambda row: row.channel_key)
+                for channel, rows in groupby(due_rows, key=lambda row: row.channel_key):
+                    self._busy.add(channel)
+                    lanes.create_task(self._work_off(channel, list(rows)), name=f"halter-outbox-{channel[1]}")
+                await wait_for_change(self._change_event, await self._pause(now))
                 await self._clock.sleep(OUTBOX_DEBOUNCE)
 
     async def _due(self, now: int) -> Sequence[_Due]:
-        """Returns what this process has to send now and is not sending yet, the oldest first."""
+        """Return the due notifications that this process is not yet sending, oldest first."""
         limit = OUTBOX_PAGE
         while True:
             rows = await self._store.ask(Query("notifications_due", _Due, {"now": now, "limit": limit}))
-            ours = [row for row in rows if row.agent in self._agents and row.channel_key not in self._busy]
-            if ours or len(rows) < limit:
-                return ours
+            own_rows = [row for row in rows if row.agent in self._agents and row.channel_key not in self._busy]
+            if own_rows or len(rows) < limit:
+                return own_rows
             # A full page of other agents' notifications: ours may come after it.
             limit *= 2
 
     async def _pause(self, now: int) -> int:
-        (found,) = await self._store.ask(Query("next_notification", _Next, {"now": now}))
-        return OUTBOX_POLLING_INTERVAL if found.next_at is None else min(OUTBOX_POLLING_INTERVAL, found.next_at - now)
+        (row,) = await self._store.ask(Query("next_notification", _Next, {"now": now}))
+        return OUTBOX_POLLING_INTERVAL if row.next_at is None else min(OUTBOX_POLLING_INTERVAL, row.next_at - now)
 
-    async def _work_off(self, way: ChannelKey, due: Sequence[_Due]) -> None:
-        """Sends one after the other over one channel; a slow channel delays no other."""
+    async def _work_off(self, channel: ChannelKey, due_rows: Sequence[_Due]) -> None:
+        """Send notifications over one channel, one after the other. A slow channel delays no other one."""
         try:
-            for row in due:
+            for row in due_rows:
                 if await self._is_ours(row):
                     await self._send(row)
         finally:
-            self._busy.discard(way)
-            self._news.set()
+            self._busy.discard(channel)
+            self._change_event.set()
 
     async def _is_ours(self, row: _Due) -> bool:
-        """Whether a notification is still to be sent. Yields first to another process that was faster before."""
+        """Return true if a notification is still due, after a delay if another process was faster before."""
         if row.channel_key in self._behind and await self._is_still_due(row):
             await self._clock.sleep(OUTBOX_YIELD_DELAY)
         return await self._is_still_due(row)
 
     async def _is_still_due(self, row: _Due) -> bool:
         params = {"notification": row.notification}
-        found = await self._store.ask(Query("notification", NotificationRow, params))
-        return any(now.sent_at is None and now.attempts == row.attempts for now in found)
+        rows = await self._store.ask(Query("notification", NotificationRow, params))
+        return any(current.sent_at is None and current.attempts == row.attempts for current in rows)
 
     async def _send(self, row: _Due) -> None:
         attempts = row.attempts + 1
         try:
             await self._record_sent(row)
-        except DeliveryFailed as why:
-            write = record_send_failure(row.notification, attempts, str(why), may_retry=why.may_retry)
+        except DeliveryFailed as failure:
+            write = record_send_failure(row.notification, attempts, str(failure), may_retry=failure.may_retry)
         except Exception as error:  # noqa: BLE001  a failing sender may stop nothing else
             # The error's message may hold anything: only its type is recorded.
-            sentence = f"The channel {row.channel} broke down: {type(error).__name__}."
+            sentence = f"The channel {row.channel} failed: {type(error).__name__}."
             write = record_send_failure(row.notification, attempts, sentence, may_retry=True)
         else:
             write = record_sent(row.notification, attempts)
-        committed = await self._store.commit(write)
-        faster_than_us = committed.repeated or not committed.events
+        result = await self._store.commit(write)
+        faster_than_us = result.is_repeated or not result.events
         (self._behind.add if faster_than_us else self._behind.discard)(row.channel_key)
 
     async def _record_sent(self, row: _Due) -> None:
+        """Send a notification over its channel. Raises DeliveryFailed if that is impossible."""
         sender = self._senders.get(row.channel_key)
         if sender is None:
-            sentence = f"{row.agent} has no channel {row.channel}: write it under `notify` again."
+            sentence = f"{row.agent} has no channel {row.channel}. Add it under `notify` again."
             raise DeliveryFailed(sentence, may_retry=True)
         await sender.send(await self._letter(row))
 
     async def _letter(self, row: _Due) -> OutgoingNotification:
-        telling = parse_notification(await self._read_body(row))
+        content = parse_notification(await self._read_body(row))
         return OutgoingNotification(
             id=row.notification,
-            subject=telling.subject or f"{row.agent}: {row.about or 'news'}",
-            text=telling.text,
+            subject=content.subject or f"{row.agent}: {row.about or 'news'}",
+            text=content.text,
             agent=row.agent,
-            session=session_of(StreamId(row.stream)) or telling.session,
+            session=parse_session_id(StreamId(row.stream)) or content.session,
             about=row.about,
             at=row.queued_at,
         )
@@ -374,9 +383,9 @@ class Outbox:
     async def _read_body(self, row: _Due) -> bytes:
         body = await load_body(self._store, row.body, row.blob)
         if body is None:
-            raise DeliveryFailed("What was to be told has been erased.", may_retry=False)
+            raise DeliveryFailed("The text of the notification was erased.", may_retry=False)
         return body
 
 
-def _may_be_notification(change: Change) -> bool:
+def _can_be_notification(change: Change) -> bool:
     return not is_inbox(change.stream)

@@ -1,13 +1,13 @@
-"""The most that an agent's recorded sessions used of everything that a policy can bound."""
+"""The peak use, in an agent's recorded sessions, of everything that a policy can bound."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from halter.core import events as ev
 from halter.core.clock import HOUR
-from halter.core.ids import StreamId, session_of
+from halter.core.events import CallStarted, PhaseEntered, RequestStarted, SessionStarted
+from halter.core.ids import StreamId, parse_session_id
 from halter.core.money import Leg
 from halter.core.ports import Stored
 from halter.core.project import budget_row
@@ -19,10 +19,10 @@ from halter.runtime.backtest import read_in_order, read_policy
 
 
 class RecordedUse(msgspec.Struct, frozen=True):
-    """The most that an agent's recorded sessions used of everything that a policy can bound.
+    """The peak use, in an agent's recorded sessions, of everything that a policy can bound.
 
-    Amounts are micro-dollars, each with what was held at that moment; `attempts` are those of a tool in the hour that
-    its rate counts.
+    Amounts are in micro-dollars and include what was held at the time. `attempts` are the most attempts of a tool
+    within an hour, counted as its rate limit counts them.
     """
 
     sessions: int
@@ -35,7 +35,7 @@ class RecordedUse(msgspec.Struct, frozen=True):
 
 
 def measure_use(view: StoreView, agent: str, *, since: int = 0) -> RecordedUse:
-    """Fold the recorded sessions of an agent as they were, and keep the peaks."""
+    """Measure the peaks of an agent's recorded sessions."""
     use = _UseFold(view, agent, since)
     for stored in read_in_order(view):
         use.apply(stored)
@@ -56,29 +56,29 @@ class _UseFold:
 
     def apply(self, stored: Stored) -> None:
         self._rows.apply(stored)
-        event, session = stored.event, session_of(StreamId(stored.stream)) or ""
-        if isinstance(event, ev.SessionStarted) and event.agent == self._agent and stored.at >= self._since:
+        event, session = stored.event, parse_session_id(StreamId(stored.stream)) or ""
+        if isinstance(event, SessionStarted) and event.agent == self._agent and stored.at >= self._since:
             self._begin(event)
         if session not in self._sessions:
             return
         match event:
-            case ev.PhaseEntered():
+            case PhaseEntered():
                 self._phases[session] = event.phase
-            case ev.RequestStarted():
+            case RequestStarted():
                 self._models.add(event.model)
                 self._weigh(event.legs)
-            case ev.CallStarted():
+            case CallStarted():
                 self._weigh(event.legs)
                 self._count_call(event, self._sessions[session], event.phase or self._phases[session], stored.at)
             case _:
                 pass
 
-    def _begin(self, started: ev.SessionStarted) -> None:
-        if started.definition not in self._policies:
-            kept = read_policy(self._view, started.definition)
-            self._policies[started.definition] = kept and kept.policy
-        policy = self._sessions[started.session] = self._policies[started.definition]
-        self._phases[started.session] = policy.phases[0].name if policy else "work"
+    def _begin(self, event: SessionStarted) -> None:
+        if event.definition not in self._policies:
+            recorded_policy = read_policy(self._view, event.definition)
+            self._policies[event.definition] = recorded_policy and recorded_policy.policy
+        policy = self._sessions[event.session] = self._policies[event.definition]
+        self._phases[event.session] = policy.phases[0].name if policy else "work"
 
     def _weigh(self, legs: Sequence[Leg]) -> None:
         for leg in legs:
@@ -88,9 +88,10 @@ class _UseFold:
                 row = budget_row(self._rows, leg)
                 self._peaks[name] = max(self._peaks[name], row.spent + row.held)
 
-    def _count_call(self, event: ev.CallStarted, policy: ResolvedPolicy | None, phase: str, at: int) -> None:
+    def _count_call(self, event: CallStarted, policy: ResolvedPolicy | None, phase: str, at: int) -> None:
         if policy is not None and not any(
-            each.name == phase and each.grants_tool(event.tool) for each in policy.phases
+            configured_phase.name == phase and configured_phase.grants_tool(event.tool)
+            for configured_phase in policy.phases
         ):
             return
         self._tools.setdefault(phase, set()).add(event.tool)
@@ -110,7 +111,8 @@ class _UseFold:
 
 
 def _count_peak_hour(slices: Mapping[int, int]) -> int:
-    """The most attempts in any run of slices that a rate counts together."""
+    """Return the most attempts in any hour, summed over the slices that a rate limit counts together."""
     return max(
-        sum(count for number, count in slices.items() if last - RATE_SLICES <= number <= last) for last in slices
+        sum(count for number, count in slices.items() if last_slice - RATE_SLICES <= number <= last_slice)
+        for last_slice in slices
     )

@@ -1,6 +1,6 @@
 """The opened store with its checkpoints and its policy.
 
-The store's policy binds every process; a stricter file counts here.
+The store's policy binds every process. A stricter local file applies to this process.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 DEFAULT_FLEET: Final = FleetConfig()
 MAX_NAMED_DIFFERENCES: Final = 4
-"""How many differences a line names; the rest is counted."""
+"""Maximum number of differences that a line names; the rest are counted."""
 
 
 class EffectivePolicy(msgspec.Struct, frozen=True):
-    """The policy of this process. `row` is the store's policy, `written` the local file.
+    """The policy of this process. `row` is the store's policy, and `local_file` the local file.
 
     `adopted` says that this process made the local file the policy of a store that had none.
     """
@@ -59,51 +59,52 @@ class EffectivePolicy(msgspec.Struct, frozen=True):
     adopted: bool = False
 
     def describe_difference(self) -> str:
-        """Says in one line where the store's policy and the local file differ; "" if they do not."""
+        """Describe in one line where the store's policy and the local file differ; "" if they do not."""
         if self.row is None:
             return ""
         if self.local_file is None:
             return _describe_store_only(self.differences)
         file = self.local_file.source_map.file
-        bound = [each for each in self.differences if each.how in ("looser", "fixed")]
-        stricter = [each for each in self.differences if each.how == "stricter"]
+        overruled_differences = [each for each in self.differences if each.how in ("looser", "fixed")]
+        stricter_differences = [each for each in self.differences if each.how == "stricter"]
         texts: list[str] = []
-        if bound:
-            texts.append(f"This store's policy counts, and not {file}, in {_describe_pairs(bound)}.")
-        if stricter:
+        if overruled_differences:
+            texts.append(f"This store's policy applies instead of {file} to {_describe_pairs(overruled_differences)}.")
+        if stricter_differences:
             texts.append(
-                f"{file} is stricter than this store's policy, and counts here only, in {_describe_pairs(stricter)}."
+                f"{file} is stricter than this store's policy, and applies to this process, "
+                f"in {_describe_pairs(stricter_differences)}."
             )
         if texts:
-            texts.append(f"To make {file} the store's policy: halter policy apply {file}")
+            texts.append(f"To make {file} the store's policy, run: halter policy apply {file}")
         return " ".join(texts)
 
     def describe_adoption(self) -> str:
-        """Says in one line that the local file became the store's policy; "" if it did not."""
+        """Describe in one line that the local file became the store's policy; "" if it did not."""
         if not self.adopted or self.local_file is None:
             return ""
         file = self.local_file.source_map.file
-        return f"{file} is this store's policy from now on: it binds every process on it. See it: halter policy"
+        return f"{file} is now this store's policy and binds every process that uses it. Show it with: halter policy"
 
 
 def _describe_store_only(differences: Sequence[PolicyDifference]) -> str:
-    told = [each for each in differences if each.how != "free"]
-    if not told:
+    binding = [each for each in differences if each.how != "free"]
+    if not binding:
         return ""
-    words = [f"{each.key} is {each.stored}" for each in told[:MAX_NAMED_DIFFERENCES]]
-    what = f"{', '.join(words)}{_count_more(told)}"
-    return f"There is no halter.yaml here, so this store's policy alone counts: {what}. See it: halter policy"
+    values = [f"{each.key} is {each.stored}" for each in binding[:MAX_NAMED_DIFFERENCES]]
+    summary = f"{', '.join(values)}{_count_more(binding)}"
+    return f"No halter.yaml found, so only this store's policy applies: {summary}. Show it with: halter policy"
 
 
 def _describe_pairs(differences: Sequence[PolicyDifference]) -> str:
-    """Names each key with the value that counts, and the one that does not."""
-    words = [
-        f"{each.key} ({each.written}, not {each.stored})"
-        if each.how == "stricter"
-        else f"{each.key} ({each.stored}, not {each.written})"
-        for each in differences[:MAX_NAMED_DIFFERENCES]
+    """Format each key with the value that applies and the one that does not."""
+    pairs = [
+        f"{difference.key} ({difference.written}, not {difference.stored})"
+        if difference.how == "stricter"
+        else f"{difference.key} ({difference.stored}, not {difference.written})"
+        for difference in differences[:MAX_NAMED_DIFFERENCES]
     ]
-    return f"{', '.join(words)}{_count_more(differences)}"
+    return f"{', '.join(pairs)}{_count_more(differences)}"
 
 
 def _count_more(differences: Sequence[PolicyDifference]) -> str:
@@ -111,73 +112,81 @@ def _count_more(differences: Sequence[PolicyDifference]) -> str:
 
 
 def read_local_fleet(settings: Settings) -> FleetConfig | None:
-    """Read the fleet's file of this process, if it has one."""
+    """Read the local fleet file of this process, if it has one."""
     return None if settings.fleet is None else read_fleet(settings.fleet)
 
 
 def use_local_policy(settings: Settings) -> EffectivePolicy:
-    """Takes the local file as it is, for a store that no other process uses."""
-    written = read_local_fleet(settings)
-    return EffectivePolicy(written or DEFAULT_FLEET, None, written)
+    """Return the local file as the policy, for a store that no other process uses."""
+    local_fleet = read_local_fleet(settings)
+    return EffectivePolicy(local_fleet or DEFAULT_FLEET, None, local_fleet)
 
 
-async def resolve_effective_policy(store: Store, written: FleetConfig | None) -> EffectivePolicy:
-    """Returns the policy of a process with this file; changes nothing."""
+async def resolve_effective_policy(store: Store, local_fleet: FleetConfig | None) -> EffectivePolicy:
+    """Return the policy of a process with this local file, without a write."""
     row = await read_stored_policy(store)
     if row is None:
-        return EffectivePolicy(written or DEFAULT_FLEET, None, written)
-    return _make_effective_policy(row, written)
+        return EffectivePolicy(local_fleet or DEFAULT_FLEET, None, local_fleet)
+    return _make_effective_policy(row, local_fleet)
 
 
 async def is_superseded(store: Store, policy: EffectivePolicy) -> bool:
-    """Whether the store's policy has changed since a process was bound by it."""
+    """Return true if the store's policy has changed since a process was bound by it."""
     row = await read_stored_policy(store)
     digest = "" if policy.row is None else policy.row.digest
     if row is None or row.digest == digest:
         return False
-    now, before = _make_effective_policy(row, policy.local_file).fleet, policy.fleet
-    return (now.spec, now.extra_policies, now.silent) != (before.spec, before.extra_policies, before.silent)
+    current, bound = _make_effective_policy(row, policy.local_file).fleet, policy.fleet
+    return (current.spec, current.extra_policies, current.default_limits) != (
+        bound.spec,
+        bound.extra_policies,
+        bound.default_limits,
+    )
 
 
 async def read_stored_policy(store: Store) -> FleetPolicyRow | None:
     return next(iter(await store.ask(Query("all_fleet_policy", FleetPolicyRow))), None)
 
 
-def _make_effective_policy(row: FleetPolicyRow, written: FleetConfig | None) -> EffectivePolicy:
-    stored = parse_stored_fleet(row.policy)
-    bound = merge_with_policy(stored, written)
-    differences = bound.differences if written is not None else merge_with_policy(stored, DEFAULT_FLEET).differences
-    return EffectivePolicy(bound.fleet, row, written, differences)
+def _make_effective_policy(row: FleetPolicyRow, local_fleet: FleetConfig | None) -> EffectivePolicy:
+    stored_fleet = parse_stored_fleet(row.policy)
+    merged_policy = merge_with_policy(stored_fleet, local_fleet)
+    differences = (
+        merged_policy.differences
+        if local_fleet is not None
+        else merge_with_policy(stored_fleet, DEFAULT_FLEET).differences
+    )
+    return EffectivePolicy(merged_policy.fleet, row, local_fleet, differences)
 
 
-async def bind_policy(store: Store, written: FleetConfig | None, by: str) -> EffectivePolicy:
-    """Binds a process that is about to act. The first file that a person uses on a store becomes its policy.
+async def bind_policy(store: Store, local_fleet: FleetConfig | None, by: str) -> EffectivePolicy:
+    """Bind a process to the store's policy. The first file that a person uses on a store becomes its policy.
 
     A process that an agent started adopts nothing: it is bound by the defaults as if they were the store's policy.
     """
-    found = await resolve_effective_policy(store, written)
-    if found.row is not None or written is None:
-        return found
-    adopted = bool((await store.commit(adopt_first_policy(make_adoption_event(written, by)))).fresh())
-    found = await resolve_effective_policy(store, written)
-    if found.row is None:
-        return msgspec.structs.replace(found, fleet=merge_with_policy(DEFAULT_FLEET, written).fleet)
-    return msgspec.structs.replace(found, adopted=adopted)
+    effective = await resolve_effective_policy(store, local_fleet)
+    if effective.row is not None or local_fleet is None:
+        return effective
+    has_adopted = bool((await store.commit(adopt_first_policy(make_adoption_event(local_fleet, by)))).fresh())
+    effective = await resolve_effective_policy(store, local_fleet)
+    if effective.row is None:
+        return msgspec.structs.replace(effective, fleet=merge_with_policy(DEFAULT_FLEET, local_fleet).fleet)
+    return msgspec.structs.replace(effective, adopted=has_adopted)
 
 
 def _drop_secret_providers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Drops providers whose address holds a key: what is stored here is never erased."""
+    """Drop providers whose address contains a key, because a stored policy is never erased."""
     redact = Redactor({}, {}).redact
     providers: Mapping[str, Any] = raw.get("providers") or {}
-    kept = {name: each for name, each in providers.items() if redact(text := canonicalize_policy({name: each})) == text}
-    return raw if len(kept) == len(providers) else {**raw, "providers": kept}
+    safe = {name: each for name, each in providers.items() if redact(text := canonicalize_policy({name: each})) == text}
+    return raw if len(safe) == len(providers) else {**raw, "providers": safe}
 
 
 def make_adoption_event(
-    written: FleetConfig, by: str, *, replaces: str = "", loosens: tuple[str, ...] = (), reason: str = ""
+    fleet: FleetConfig, by: str, *, replaces: str = "", loosens: tuple[str, ...] = (), reason: str = ""
 ) -> FleetPolicyAdopted:
     """Make the event by which a file becomes the store's policy."""
-    policy, limits = canonicalize_policy(_drop_secret_providers(written.raw)), written.spec.limits
+    policy, limits = canonicalize_policy(_drop_secret_providers(fleet.raw)), fleet.spec.limits
     return FleetPolicyAdopted(
         policy=policy,
         digest=digest_policy(policy),
@@ -195,9 +204,10 @@ DEFAULT_LEASE_DURATION: Final = 15 * SECOND
 
 
 class Runtime(msgspec.Struct, frozen=True):
-    """An opened store with all that is kept beside it. `writable` are the roots of the agents that are loaded.
+    """An opened store with its checkpoints, ledger and policy. `writable` are the folders that loaded agents can write.
 
-    `doubt` says what the store lacks that its checkpoints have: then no checkpoint is written and nothing may run.
+    `older_copy` says what the store lacks that its checkpoints have. Then no checkpoint is written, and nothing may
+    run.
     """
 
     settings: Settings
@@ -207,23 +217,25 @@ class Runtime(msgspec.Struct, frozen=True):
     checkpointer: "Checkpointer"
     ledger: Ledger
     environ: Mapping[str, str]
-    trouble: StoreProblem = msgspec.field(default_factory=StoreProblem)
+    store_problem: StoreProblem = msgspec.field(default_factory=StoreProblem)
     writable: list[WritableFolders] = msgspec.field(default_factory=list[WritableFolders])
     liveness: LivenessWriter = msgspec.field(default_factory=LivenessWriter)
-    doubt: "OlderCopy | None" = None
+    older_copy: "OlderCopy | None" = None
     policy: EffectivePolicy | None = None
-    """None where the store was opened read-only: then no agent runs."""
+    """None if the store was opened read-only: then no agent runs."""
 
     @property
     def fleet(self) -> FleetConfig:
-        """The fleet's configuration in force: the store's policy, and the local file where it is stricter."""
+        """The fleet configuration in force: the store's policy, or the local file where it is stricter."""
         if self.policy is None:
-            raise RuntimeError("This store was opened only to look at it: no agent may be put together on it.")
+            raise RuntimeError(
+                "This store was opened without a policy (acts=False), so no agent can be assembled on it."
+            )
         return self.policy.fleet
 
     def patient(self) -> "JournalStore":
-        """Returns a handle on the store that retries while it is unavailable; all handles share `trouble`."""
-        return self.store.patient(self.clock, self.trouble)
+        """Return a handle on the store that retries while it is unavailable. All handles share `store_problem`."""
+        return self.store.patient(self.clock, self.store_problem)
 
 
 @asynccontextmanager
@@ -235,15 +247,15 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
     lease: int = DEFAULT_LEASE_DURATION,
     liveness: LivenessWriter | None = None,
     acts: bool = True,
-    written: Callable[[Settings], FleetConfig | None] = read_local_fleet,
-    despite_doubt: bool = False,
+    load_fleet: Callable[[Settings], FleetConfig | None] = read_local_fleet,
+    allow_older_copy: bool = False,
 ) -> AsyncGenerator[Runtime]:
-    """Opens the store with its checkpoints, and closes both at the end.
+    """Open the store with its checkpoints, and close both after the block.
 
-    Secrets come from `environ`; `lease` is how long a silent process keeps its sessions. `pulse` shows a sentinel that
-    the process is alive. With `acts` the process is bound by the store's policy, and adopts what `written` returns if
-    the store has none; without it no policy is read. A store that lacks what its checkpoints know is refused, unless
-    opened `despite_doubt` to run nothing.
+    Secrets come from `environ`. `lease` is the time for which a silent process keeps its sessions. `liveness` shows a
+    sentinel that the process is alive. With `acts`, the store's policy binds the process; if the store has none, the
+    process adopts what `load_fleet` returns. Without `acts`, no policy is read. A store that lacks events of its
+    checkpoints is rejected, unless it is opened with `allow_older_copy` to run nothing.
     """
     from halter.journal.checkpoints import Checkpointer
     from halter.journal.memory import MemoryEngine
@@ -256,62 +268,71 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
     )
     ids = SortableIds(clock.now)
     continuity = find_continuity(settings)
-    gone = _detect_missing_store(settings, continuity, despite_doubt=despite_doubt)
+    missing = _detect_missing_store(settings, continuity, despite_doubt=allow_older_copy)
     engine = open_engine(settings.store, clock=clock, ids=ids, lease=lease)
     try:
         store_id = {row["name"]: row["value"] for row in engine.ask("meta", {})}["store"]
         checkpointer = Checkpointer(settings.checkpoints, settings.signing_key, store_id, clock.now)
-        doubt = gone or _compare_with_checkpoints(
-            engine, store_id, continuity, checkpointer, despite_doubt=despite_doubt
+        doubt = missing or _compare_with_checkpoints(
+            engine, store_id, continuity, checkpointer, despite_doubt=allow_older_copy
         )
     except BaseException:
         engine.close()
         raise
-    # A store in memory is gone with the process and waits for no disk. A store in doubt writes no checkpoint: it would
-    # match one.
+    # A store in memory ends with the process and never waits for a disk. An older copy writes no checkpoint, because
+    # it would then match one.
     in_memory = isinstance(engine, MemoryEngine)
     store = JournalStore(engine, inline=in_memory, observers=() if in_memory or doubt else (checkpointer,))
     try:
         if isinstance(clock, StoreClock):
             await sync_store_clock(store, clock)
         ledger = Ledger(store, clock)
-        policy = await bind_policy(store, written(settings), settings.person) if acts else None
+        policy = await bind_policy(store, load_fleet(settings), settings.person) if acts else None
         alive = liveness or LivenessWriter()
         with install_print_masks():
             yield Runtime(
-                settings, clock, ids, store, checkpointer, ledger, environ, liveness=alive, doubt=doubt, policy=policy
+                settings,
+                clock,
+                ids,
+                store,
+                checkpointer,
+                ledger,
+                environ,
+                liveness=alive,
+                older_copy=doubt,
+                policy=policy,
             )
     finally:
         await store.close()
 
 
 def find_continuity(settings: Settings) -> "Continuity | None":
-    """Returns what the checkpoints know of the store at this place; None for one in memory."""
+    """Return what the checkpoints know about the store at this location; None for a store in memory."""
     from halter.journal.checkpoints import public_key_path, read_public_keys
-    from halter.journal.open import Continuity, name_store_place
+    from halter.journal.open import Continuity, format_store_location
 
-    place = name_store_place(settings.store)
-    if not place:
+    location = format_store_location(settings.store)
+    if not location:
         return None
-    trusted = frozenset[str]()
+    trusted_keys = frozenset[str]()
     with suppress(OSError, ValueError):
-        trusted = read_public_keys(public_key_path(settings.signing_key))
-    return Continuity(settings.checkpoints, place, trusted)
+        trusted_keys = read_public_keys(public_key_path(settings.signing_key))
+    return Continuity(settings.checkpoints, location, trusted_keys)
 
 
 def _detect_missing_store(
     settings: Settings, continuity: "Continuity | None", *, despite_doubt: bool
 ) -> "OlderCopy | None":
-    """Detects that the store used at this place is gone, before a new one is created there."""
+    """Detect that the store of this location is missing, before a new one is created there."""
     from halter.journal.open import store_file_exists
 
-    gone = None
-    # A path that cannot even be looked at is refused in a sentence when it is opened.
+    missing = None
+    # A path that cannot be read raises an error with an explanation when it is opened.
     with suppress(OSError):
-        gone = None if continuity is None or store_file_exists(settings.store) else continuity.find_missing_store()
-    if gone is not None and not despite_doubt:
-        raise StoreUnusable(gone.sentence())
-    return gone
+        missing = None if continuity is None or store_file_exists(settings.store) else continuity.find_missing_store()
+    if missing is not None and not despite_doubt:
+        raise StoreUnusable(missing.sentence())
+    return missing
 
 
 def _compare_with_checkpoints(
@@ -322,31 +343,31 @@ def _compare_with_checkpoints(
     *,
     despite_doubt: bool,
 ) -> "OlderCopy | None":
-    """Compares a store with its checkpoints. Records here what a person accepted on another machine."""
+    """Compare a store with its checkpoints. Records on this machine what a person accepted on another one."""
     from halter.journal.open import AcceptancePending, OlderCopy
 
     if continuity is None:
         return None
-    found = continuity.check(engine.ask, store_id)
-    if isinstance(found, OlderCopy):
+    comparison = continuity.check(engine.ask, store_id)
+    if isinstance(comparison, OlderCopy):
         if not despite_doubt:
-            raise StoreUnusable(found.sentence())
-        return found
+            raise StoreUnusable(comparison.sentence())
+        return comparison
     if not despite_doubt:
-        if isinstance(found, AcceptancePending):
-            checkpointer.accept(found.given_up)
+        if isinstance(comparison, AcceptancePending):
+            checkpointer.accept(comparison.accepted_seq_by_stream)
         continuity.remember(store_id)
     return None
 
 
 async def sync_store_clock(store: "JournalStore", clock: StoreClock) -> None:
-    before = read_steady_clock()
-    at = await store.now()
-    clock.set_time(before, at, read_steady_clock())
+    sent_at = read_steady_clock()
+    store_time = await store.now()
+    clock.set_time(sent_at, store_time, read_steady_clock())
 
 
 def _prepare(settings: Settings) -> None:
-    """Makes the folders for checkpoints and their key; on failure the checkpointer reports it and work goes on."""
+    """Make the folders for checkpoints and their key. The checkpointer reports a failure, and agents still run."""
     for folder in (settings.checkpoints.parent, settings.checkpoints, settings.signing_key.parent):
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

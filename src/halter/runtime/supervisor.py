@@ -1,7 +1,7 @@
-"""Runs agents in this process for as long as it lives.
+"""Runs agents in this process until it ends.
 
-Each agent has one autonomous session at a time. It starts when the agent is switched on, is found again when the
-process starts, ends when the agent is switched off, and resumes when a halt is lifted.
+Each agent has one autonomous session at a time. It starts when the agent is switched on, resumes when the process
+starts or a halt is lifted, and ends when the agent is switched off.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from halter.core.errors import ConfigError, LeaseLost
 from halter.core.events import WakePosted
 from halter.core.ids import FLEET, SessionId, make_worker_id
 from halter.core.messages import Model
-from halter.core.ports import EVERY_STREAM, Change, Lease, Query
+from halter.core.ports import ALL_STREAMS, Change, Lease, Query
 from halter.core.rows import (
     NO_OWNER,
     AgentRow,
@@ -44,16 +44,22 @@ from halter.core.rows import (
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import ProviderTrouble
 from halter.dispatch.dispatcher import RunningSessions
-from halter.dispatch.heartbeat import IdleLimits, keep_leases
+from halter.dispatch.heartbeat import IdleLimits, renew_leases
 from halter.guard.halts import halt, read_halts, switch_off, switch_on
-from halter.loop.session_runtime import raise_if_cancelled, run_together, wait_for_either, wait_for_news, watch_changes
+from halter.loop.session_runtime import (
+    raise_if_cancelled,
+    run_together,
+    wait_for_change,
+    wait_for_either,
+    watch_changes,
+)
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent, withdraw_questions
 from halter.runtime.forecast import describe_spending_limits, forecast_spending
 from halter.runtime.notices import Notices, Outbox, make_senders
 from halter.runtime.runtime import Runtime, bind_policy, is_superseded
-from halter.runtime.sessions import find_exhausted_session
-from halter.runtime.triggers import AgentTriggers, WebhookReceiver
+from halter.runtime.session_start import find_exhausted_session
+from halter.runtime.trigger_runner import AgentTriggers, WebhookReceiver
 from halter.runtime.worker import (
     AutonomousAgent,
     DispatchMode,
@@ -75,37 +81,37 @@ SYSTEM_RANDOM: Final = random.SystemRandom()
 Serve = Callable[[WebhookReceiver], Coroutine[Any, Any, None]]
 """Serves webhook deliveries until cancelled."""
 AgentMessageListener = Callable[[str, str], None]
-"""Called with an agent's name, or "", and a sentence about it."""
+"""Called with the name of an agent or "", and a sentence about it."""
 
 
 class Supervisor:
-    """Runs agents."""
+    """Keeps the agents of this process running: starts their sessions, runs their triggers and sends their notices."""
 
     def __init__(
         self,
         app: Runtime,
-        tell: AgentMessageListener,
+        on_report: AgentMessageListener,
         pulse: PulseListener = ignore_pulse,
         rng: random.Random = SYSTEM_RANDOM,
         serve: Serve | None = None,
-        given: Mapping[str, Model] | None = None,
+        model_overrides: Mapping[str, Model] | None = None,
         mode: DispatchMode | None = None,
     ) -> None:
-        """Models that are `given`, by name, replace the configured ones."""
+        """`model_overrides` replace the configured models of the same name."""
         self.agents: dict[str, AutonomousAgent] = {}
         self._triggers: dict[str, AgentTriggers] = {}
         self._app = app
         self._store = app.patient()
-        app.trouble.tell = self._report_store_problem
-        self._on_report = tell
+        app.store_problem.report = self._report_store_problem
+        self._on_report = on_report
         self._pulse = pulse
         self._rng = rng
         self._serve = serve
-        self._given = given
+        self._model_overrides = model_overrides
         self._mode = mode or make_embedded_mode()
         self._worker = make_worker_id(self._mode.kind, app.ids)
-        self._last_reported: dict[str, str] = {}
-        self._news = asyncio.Event()
+        self._last_reported: dict[tuple[str, str], str] = {}
+        self._change_event = asyncio.Event()
         self._tellable = False
         self._noticed_at = app.clock.now()
         self._notices = Notices(self._store, app.clock, self._tasks, self._redact)
@@ -114,23 +120,23 @@ class Supervisor:
         self._sessions.idle_limits = IdleLimits(
             self._idle_halt, lambda agent, flight: self.agents[agent].find_time_limit(flight)
         )
-        self._worker_state = WorkerState(app, self._sessions, self._mode, self.agents, tell)
+        self._worker_state = WorkerState(app, self._sessions, self._mode, self.agents, on_report)
         self._ending = asyncio.Event()
         self.attends: Callable[[SessionRow], None] = lambda _: None
-        """Called with the row of each session that is about to be run here."""
+        """Called with the row of each session before it runs here."""
         self.superseded = False
-        """Set when the store's policy has changed: it applies after a restart."""
+        """Set when the store's policy has changed. The new policy applies after a restart."""
 
     async def run(self, folders: Sequence[Path]) -> None:
-        """Runs the agents of these folders until cancelled. One that cannot be loaded is reported; the others run."""
+        """Run the agents of these folders until cancelled or drained. An agent that cannot be loaded is left out."""
         async with AsyncExitStack() as stack:
             for folder in folders:
                 await self._join(stack, folder)
             if not self.agents:
-                raise ConfigError("There is no agent that could run: fix one of those above, and start again.")
+                raise ConfigError("No agent can run. Fix one of the problems above, and start again.")
             await self._worker_state.enter(self._store)
             await stack.enter_async_context(
-                keep_leases(
+                renew_leases(
                     self._store,
                     self._app.clock,
                     self._worker,
@@ -140,30 +146,29 @@ class Supervisor:
                 )
             )
             senders = {
-                way: sender
+                channel: sender
                 for agent in self.agents.values()
-                for way, sender in make_senders(
+                for channel, sender in make_senders(
                     agent.name, agent.context.agent.tasks, agent.context.agent.secrets
                 ).items()
             }
-            sending = [Outbox(self._app, senders).run] if senders else []
-            hooks = self.hooks()
-            listening = [lambda: serve(hooks)] if (serve := self._serve) and hooks.has_webhooks() else []
+            outbox_jobs = [Outbox(self._app, senders).run] if senders else []
+            receiver = self.hooks()
+            webhook_jobs = [lambda: serve(receiver)] if (serve := self._serve) and receiver.has_webhooks() else []
             age = read_retention(self._app)
-            forgetting = (
+            retention_jobs = (
                 []
                 if age is None
                 else [lambda: erase_expired(self._app, age, lambda sentence: self._on_report("retention", sentence))]
             )
-            dispatch = self._mode.dispatch(self._sessions, self._worker_state.agents, self._worker_state.versions())
+            dispatcher = self._mode.dispatch(self._sessions, self._worker_state.agents, self._worker_state.versions())
+            jobs = [dispatcher.run, self._supervise_agents, self._drain]
             with suppress(Drained):
-                await run_together(
-                    [dispatch.run, self._keep_agents_running, self._drain, *sending, *listening, *forgetting]
-                )
+                await run_together([*jobs, *outbox_jobs, *webhook_jobs, *retention_jobs])
         self._worker_state.require_clock()
 
     def drain(self) -> None:
-        """Claims nothing more, lets running sessions rest, and ends."""
+        """Claim no more sessions, let the running ones park, and end `run`."""
         self._ending.set()
 
     async def _drain(self) -> None:
@@ -173,11 +178,12 @@ class Supervisor:
         raise Drained
 
     async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
+        """Load the agent of a folder. If that raises ConfigError, report the error and leave the agent out."""
         try:
             agent = await stack.enter_async_context(
                 assemble_agent(self._app, folder, report=partial(self._on_report, folder.name))
             )
-            models = await stack.enter_async_context(models_of(self._app, agent, self._given))
+            models = await stack.enter_async_context(models_of(self._app, agent, self._model_overrides))
             context = AgentContext(self._app, agent, models, self._worker, rng=self._rng)
             context.require_model()
             await self._require_autonomy(context, folder)
@@ -185,10 +191,10 @@ class Supervisor:
             self._on_report("", str(error))
             return
         name = agent.policy.name
-        most = await describe_spending_limits(self._app, agent.policy)
+        limits = await describe_spending_limits(self._app, agent.policy)
         now, environ = self._app.clock.now(), self._app.environ
-        foreseen = await forecast_spending(self._store, agent, folder, environ, now)
-        for sentence in (most, *foreseen.describe(), *agent.left_out, *list_unwritten_fields(agent.pacing)):
+        forecast = await forecast_spending(self._store, agent, folder, environ, now)
+        for sentence in (limits, *forecast.describe(), *agent.unavailable_tools, *list_unwritten_fields(agent.pacing)):
             self._on_report(name, sentence)
         await self._report_other_workers(name)
         self.agents[name] = AutonomousAgent(context, folder, self._pulse)
@@ -196,34 +202,34 @@ class Supervisor:
         await self._switch_on_first(name)
 
     async def _report_other_workers(self, name: str) -> None:
-        """Tell where an agent runs already. Workers are many on purpose."""
+        """Report other processes that already run an agent. Workers are expected to share agents."""
         now = self._app.clock.now()
         for row in await self._store.ask(Query("all_workers", WorkerRow)):
-            about = row.told()
-            if self._mode.kind == "worker" or not about.kind or name not in about.agents or not row.alive(now):
+            info = row.parse_info()
+            if self._mode.kind == "worker" or not info.kind or name not in info.agents or not row.alive(now):
                 continue
-            place = f"halter {about.kind} {about.pid} on {about.host}"
-            since = format_duration(max(0, now - about.started_at) // SECOND * SECOND)
+            process = f"halter {info.kind} {info.pid} on {info.host}"
+            duration = format_duration(max(0, now - info.started_at) // SECOND * SECOND)
             self._on_report(
                 name,
-                f"It runs already: {place}, for {since}. Both share its work, and this process goes on alone when that "
-                f"one ends. If one is enough, stop either of them: kill {about.pid} on {about.host}, or Ctrl-C here.",
+                f"Already running: {process}, for {duration}. Both processes share its work, and each continues alone "
+                f"when the other ends. To stop one, run kill {info.pid} on {info.host}, or press Ctrl-C here.",
             )
 
     async def _require_autonomy(self, context: AgentContext, folder: Path) -> None:
         name = context.agent.policy.name
         agent = context.agent
-        planned = await self._store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
-        if not agent.pacing.autonomy.enabled and not agent.tasks.triggers() and not planned:
+        trigger_rows = await self._store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
+        if not agent.pacing.autonomy.enabled and not agent.tasks.triggers() and not trigger_rows:
             raise ConfigError(
-                f"{name} does not run by itself: write `autonomy: {{enabled: true}}`, or a schedule, a watch or a "
-                f"webhook, into {folder}/agent.yaml."
+                f"{name} has nothing to run unattended. Set `autonomy: {{enabled: true}}`, or add a schedule, a watch "
+                f"or a webhook, in {folder}/agent.yaml."
             )
         if name in self.agents:
-            raise ConfigError(f"There are two agents called {name}: give one of them another name.")
+            raise ConfigError(f"There are two agents named {name}. Rename one of them.")
 
     async def _switch_on_first(self, name: str) -> None:
-        """Switches on an agent that was never switched on; one that was switched off stays off."""
+        """Switch on an agent that was never switched on. An agent that was switched off stays off."""
         if name not in await self._switches():
             person = self._app.settings.person
             await self._store.commit(switch_on(name, person, f"first/{name}", "started for the first time"))
@@ -243,65 +249,68 @@ class Supervisor:
         return self.agents[agent].context.agent.tasks.idle_halt
 
     async def _attend(self, lease: Lease, row: SessionRow) -> None:
+        """Run a session until it parks or ends, and queue notices if a person may have to act."""
         self.attends(row)
-        came = await self.agents[row.agent].run_session(lease, row, self._sessions.mark_resident, self._wait_for_change)
-        if came is None or came.has_ended or came.state in ("WAITING_FOR_INPUT", "PAUSED"):
-            # Notify at once: a person may have to act.
+        conclusion = await self.agents[row.agent].run_session(
+            lease, row, self._sessions.mark_resident, self._wait_for_change
+        )
+        if conclusion is None or conclusion.has_ended or conclusion.state in ("WAITING_FOR_INPUT", "PAUSED"):
             self._wait_for_change()
 
     def _wait_for_change(self) -> None:
+        """Queue notices now instead of at the next interval."""
         self._tellable = True
-        self._news.set()
+        self._change_event.set()
 
-    async def _keep_agents_running(self) -> None:
-        """Checks every agent: at the start, when a person acted or a session ended, and at intervals."""
+    async def _supervise_agents(self) -> None:
+        """Check every agent: at the start, when a person acts, when a session ends, and at intervals."""
         starting = True
         await self._try_again()
-        async with watch_changes(self._store, _is_from_person) as self._news:
+        async with watch_changes(self._store, _is_from_person) as self._change_event:
             while True:
                 await self._check_policy()
-                moments: list[int] = []
+                check_times: list[int] = []
                 for agent in list(self.agents.values()):
                     if agent.context.agent.pacing.autonomy.enabled and await self._tend_agent(agent, starting=starting):
-                        # It may have been switched off at that very moment.
+                        # The agent may have been switched off at the same time.
                         await self._tend_agent(agent)
-                    moments += await self._run_triggers(agent.name)
+                    check_times += await self._run_triggers(agent.name)
                 if starting or self._tellable or self._app.clock.now() >= self._noticed_at + NOTICE_POLLING_INTERVAL:
                     self._tellable, self._noticed_at = False, self._app.clock.now()
                     await self._queue_notices()
                 starting = False
-                await wait_for_news(
-                    self._news,
-                    max(0, min([self._mode.upkeep_interval, *(at - self._app.clock.now() for at in moments)])),
+                await wait_for_change(
+                    self._change_event,
+                    max(0, min([self._mode.upkeep_interval, *(at - self._app.clock.now() for at in check_times)])),
                 )
 
     async def _try_again(self) -> None:
-        """Wakes what a person had to mend the model of: it may be mended with this start."""
+        """Wake the sessions whose model a person has to fix: it may be fixed now."""
         for name in self.agents:
             await wake_troubled(self._app, name, ("needs_person",))
 
     async def _check_policy(self) -> None:
-        """Claims nothing more under a superseded policy, and lets running sessions rest."""
+        """Drain this process if its policy is superseded: claim no more sessions, and let running ones park."""
         policy = self._app.policy
         if policy is None or self.superseded or not await is_superseded(self._store, policy):
             return
         self.superseded = True
-        self._on_report("policy", "The store's policy has changed: what runs comes to its rest, and goes on under it.")
+        self._on_report(
+            "policy", "The store's policy has changed. Running sessions park and resume under the new policy."
+        )
         self.drain()
 
     async def _queue_notices(self) -> None:
-        """Queues notices. A failure is reported and stops no agent."""
+        """Queue notices. A failure is reported and stops no agent."""
         try:
             await self._notices.queue_due()
         except Exception as error:  # noqa: BLE001  no failure here may stop an agent
             raise_if_cancelled()
             sentence = self._redact(clean(f"{type(error).__name__}: {error}"))
-            self._report(
-                "", f"People could not be told of what needs them, which is tried again: {shorten(sentence, 300)}"
-            )
+            self._report("", f"Could not queue notices; retrying: {shorten(sentence, 300)}")
 
     async def _run_triggers(self, name: str) -> Sequence[int]:
-        """Runs one agent's triggers. A failure is reported and stops no other agent."""
+        """Run one agent's triggers. A failure is reported and stops no other agent."""
         try:
             return await self._trigger(name)
         except LeaseLost:
@@ -309,23 +318,21 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001  no failure here may stop another agent
             raise_if_cancelled()
             sentence = self._redact(clean(f"{type(error).__name__}: {error}"))
-            self._report(
-                f"{name} ", f"Its triggers could not be looked after, which is tried again: {shorten(sentence, 300)}"
-            )
+            self._report(name, f"Could not run its triggers; retrying: {shorten(sentence, 300)}", "triggers")
             return ()
 
     async def _trigger(self, name: str) -> Sequence[int]:
-        """Starts what is due for an agent, wakes halted sessions that rest; returns when to look again."""
+        """Run the due triggers of an agent and claim its halted, parked sessions; return when to check again."""
         triggers, now = self._triggers[name], self._app.clock.now()
         tasks = await list_open_tasks(self._app, name)
-        self._report(f"{name}  ", next((newer for row in tasks if (newer := explain_newer_format(row))), ""))
-        resting = [row for row in tasks if row.owner == NO_OWNER and row.state in REST_STATES]
-        for row in await triggers.find_halted(resting):
+        self._report(name, next((newer for row in tasks if (newer := explain_newer_format(row))), ""), "format")
+        parked_rows = [row for row in tasks if row.owner == NO_OWNER and row.state in REST_STATES]
+        for row in await triggers.find_halted(parked_rows):
             await self._sessions.fetch(SessionId(row.session))
-        at = await triggers.run_due((await self._switches()).get(name))
+        next_at = await triggers.run_due((await self._switches()).get(name))
         self._sessions.check()
         return (
-            *(() if at is None else (max(at, now + SUPERVISOR_DEBOUNCE),)),
+            *(() if next_at is None else (max(next_at, now + SUPERVISOR_DEBOUNCE),)),
             *((now + self._mode.folder_polling_interval,) if triggers.watches else ()),
         )
 
@@ -333,52 +340,53 @@ class Supervisor:
         return {row.agent: row for row in await self._store.ask(Query("all_agents", AgentRow))}
 
     async def _tend_agent(self, agent: AutonomousAgent, *, starting: bool = False) -> bool:
-        """Does what an agent needs; returns whether a session was started or reopened."""
+        """Start, reopen, claim or stop an agent's session as upkeep decides; return true if one started or reopened."""
         name, now = agent.name, self._app.clock.now()
         params = {"agent": name, "kind": "autonomous", "limit": 1}
-        last = next(iter(await self._store.ask(Query("sessions_of", SessionRow, params))), None)
-        halts = await read_halts(self._store, list_scopes(name, last.session if last else ""))
+        newest = next(iter(await self._store.ask(Query("sessions_of", SessionRow, params))), None)
+        halts = await read_halts(self._store, list_scopes(name, newest.session if newest else ""))
         switch = (await self._switches()).get(name)
-        capped = await find_exhausted_session(self._store, agent.context.agent.policy, last, now)
-        match decide_upkeep(name, switch, last, halts, now, starting=starting, used_up=capped):
+        exhausted = await find_exhausted_session(self._store, agent.context.agent.policy, newest, now)
+        match decide_upkeep(name, switch, newest, halts, now, starting=starting, used_up=exhausted):
             case BeginSession(number, follows, because):
                 session = await agent.begin_session(number, follows, because)
-                self._report(name, f"{session} begins: {because}" if because else f"{session} begins.")
+                self._report(name, f"{session} starts: {because}" if because else f"{session} starts.")
                 self._sessions.check()
                 return True
             case ReopenSession(session, by):
                 await self._store.commit(lifecycle.reopen_session(session, f"{session}/reopened/{now}", by))
-                self._report(name, f"{session} goes on.")
+                self._report(name, f"{session} resumes.")
                 self._sessions.check()
                 return True
             case AttendSession(session):
                 await self._sessions.fetch(SessionId(session))
             case StopSession(session, by):
                 await self._store.commit(halt(f"session:{session}", by, f"{session}/off/{now}", f"{name} is off"))
-            case LeaveAlone("") if starting and last is not None:
-                self._report(name, f"{last.session} goes on where it stands ({last.state}).")
+            case LeaveAlone("") if starting and newest is not None:
+                self._report(name, f"{newest.session} resumes ({newest.state}).")
             case LeaveAlone(sentence):
                 self._report(name, sentence)
         return False
 
     def _report_store_problem(self, problem: str) -> None:
-        self._on_report("", problem or "The store is back, and everything goes on.")
+        self._on_report("", problem or "Store available again; resuming.")
 
-    def _report(self, name: str, sentence: str) -> None:
-        if self._last_reported.get(name) != sentence:
-            self._last_reported[name] = sentence
+    def _report(self, name: str, sentence: str, topic: str = "upkeep") -> None:
+        """Report a sentence about an agent, unless it is the last one on the same topic."""
+        if self._last_reported.get((name, topic)) != sentence:
+            self._last_reported[name, topic] = sentence
             if sentence:
-                self._on_report(name.strip(), sentence)
+                self._on_report(name, sentence)
 
 
 class FleetRunner:
     """Runs agents, and restarts them when the store's policy changes."""
 
-    def __init__(self, app: Runtime, make: Callable[[Runtime], Supervisor]) -> None:
+    def __init__(self, app: Runtime, make_supervisor: Callable[[Runtime], Supervisor]) -> None:
         self._app = app
-        self._make = make
+        self._make = make_supervisor
         self._draining = False
-        self.supervisor = make(app)
+        self.supervisor = make_supervisor(app)
 
     def runs(self, agent: str) -> bool:
         return agent in self.supervisor.agents
@@ -388,27 +396,27 @@ class FleetRunner:
         self.supervisor.drain()
 
     async def run(self, folders: Sequence[Path]) -> None:
-        """Runs the agents of these folders until cancelled or drained."""
+        """Run the agents of these folders until cancelled or drained."""
         while True:
             await self.supervisor.run(folders)
             if self._draining or not self.supervisor.superseded:
                 return
-            written = None if self._app.policy is None else self._app.policy.local_file
-            policy = await bind_policy(self._app.patient(), written, self._app.settings.person)
+            local_fleet = None if self._app.policy is None else self._app.policy.local_file
+            policy = await bind_policy(self._app.patient(), local_fleet, self._app.settings.person)
             self._app = replace(self._app, policy=policy)
             self.supervisor = self._make(self._app)
 
 
 def _is_from_person(change: Change) -> bool:
-    return change.stream in (FLEET, EVERY_STREAM)
+    return change.stream in (FLEET, ALL_STREAMS)
 
 
 async def turn_on(app: Runtime, agent: str, reason: str = "", by: str = "") -> None:
-    """Switches an agent on, and resumes what was paused after a breakdown or idling."""
+    """Switch an agent on, and resume its sessions that were paused after failures or for being idle."""
     store, by = app.patient(), by or app.settings.person
     committed = await store.commit(switch_on(agent, by, app.ids.make(), reason))
     if not committed.events:
-        raise ConfigError("Only a person switches an agent on, and this was started by an agent.")
+        raise ConfigError("Only a person can switch an agent on; this command runs inside an agent.")
     for row in (*await _list_open_sessions(app, agent), *await list_open_tasks(app, agent)):
         if row.state == "PAUSED":
             await store.commit(lifecycle.post_message(row.session, app.ids.make(), b"", by))
@@ -416,7 +424,7 @@ async def turn_on(app: Runtime, agent: str, reason: str = "", by: str = "") -> N
 
 
 async def wake_troubled(app: Runtime, agent: str, troubles: Sequence[str]) -> None:
-    """Wakes the sessions of an agent that no model answers, so that they try again now."""
+    """Wake the sessions of an agent that wait for their model, so that they retry now."""
     for row in await app.patient().ask(Query("open_outages", OutageRow)):
         if row.agent == agent and row.trouble in troubles:
             event = WakePosted(cause="timer", origin="config", sender="halter")
@@ -424,15 +432,15 @@ async def wake_troubled(app: Runtime, agent: str, troubles: Sequence[str]) -> No
 
 
 async def turn_off(app: Runtime, agent: str, reason: str = "", by: str = "") -> Sequence[str]:
-    """Switches an agent off and stops its sessions; returns the sessions that were stopped."""
+    """Switch an agent off and stop its sessions; return the stopped sessions."""
     sessions = [row.session for row in (*await _list_open_sessions(app, agent), *await list_open_tasks(app, agent))]
     await app.store.commit(switch_off(agent, sessions, by or app.settings.person, app.ids.make(), reason))
-    await withdraw_questions(app, agent, f"{agent} was switched off: it is asked about when it runs again.")
+    await withdraw_questions(app, agent, f"{agent} was switched off; the question is asked again when it runs.")
     return sessions
 
 
 async def list_open_tasks(app: Runtime, agent: str) -> Sequence[SessionRow]:
-    """Returns the open sessions of an agent that a trigger started."""
+    """List the open sessions of an agent that a trigger started."""
     return await app.store.ask(Query("open_tasks", SessionRow, {"agent": agent}))
 
 

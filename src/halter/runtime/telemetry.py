@@ -1,14 +1,14 @@
-"""Where spans go: nowhere, unless the environment says so.
+"""OpenTelemetry spans of sessions. They are off unless an environment variable enables them.
 
-| `HALTER_TRACES` | meaning |
+| `HALTER_TRACES` | spans are sent |
 |---|---|
 | not set, or `off` | nowhere: nothing is imported, and no thread is started |
-| `otlp` | to a collector, as the `OTEL_EXPORTER_OTLP_…` variables say; else to this machine, port 4318 |
-| `console` | to the standard error |
+| `otlp` | to the collector that the `OTEL_EXPORTER_OTLP_…` variables name, by default port 4318 of this machine |
+| `console` | to standard error |
 | `file:PATH` | to a file, as JSON lines |
 
-Spans are made from committed events, beside the agents: nothing is measured while an agent works. The id of a span
-follows from its events, so every process makes the same span. Content is left out unless it is enabled.
+Spans are made from committed events, outside of the agents: nothing is measured while an agent works. The id of a span
+derives from its events, so every process makes the same span. Content is left out unless it is enabled.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ from halter.core.events import (
     TurnEnded,
     TurnStarted,
 )
-from halter.core.ids import StreamId, session_of, session_stream
+from halter.core.ids import StreamId, parse_session_id, session_stream
 from halter.core.messages import Reply, StopReason, Text
 from halter.core.money import DOLLAR, Charge
 from halter.core.ports import Store, Stored
-from halter.core.text import clean, from_body, shorten
+from halter.core.text import clean, decode_body, shorten
 from halter.core.usage import ModelName, Usage
 from halter.core.vocabulary import Outcome
 from halter.loop.session_runtime import cancel_and_wait, raise_if_cancelled
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 AttributeValue = str | int | float | bool | tuple[str, ...]
 
 GOOD_ENDS: Final = frozenset(("ended", "asked", "yielded"))
-"""Turn ends that are no errors."""
+"""Turn ends that are not errors."""
 
 _PROVIDERS: Final[Mapping[str, str]] = {
     "azure": "azure.ai.openai",
@@ -69,7 +69,7 @@ _PROVIDERS: Final[Mapping[str, str]] = {
     "mistral": "mistral_ai",
     "xai": "x_ai",
 }
-"""Providers with another name in the conventions."""
+"""Providers that have another name in the semantic conventions."""
 
 _FINISHES: Final[Mapping[StopReason, str]] = {
     "end": "stop",
@@ -80,7 +80,7 @@ _FINISHES: Final[Mapping[StopReason, str]] = {
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A span, in microseconds. `error` names what went wrong."""
+    """A span; `start` and `end` are in microseconds. `error` names the outcome of a failure."""
 
     trace: int
     span: int
@@ -94,7 +94,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenSpan(msgspec.Struct, frozen=True):
-    """A span that has begun."""
+    """A span that has started and not ended."""
 
     at: int
     span: int
@@ -106,7 +106,7 @@ class OpenSpan(msgspec.Struct, frozen=True):
 class Trace(msgspec.Struct, frozen=True):
     """The part of a session's state that its spans need.
 
-    `root` is its current root span: a resumed session has another.
+    `root` is its current root span: a resumed session has a new one.
     """
 
     trace: int
@@ -121,7 +121,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 def begin_trace(first: Stored) -> Trace | None:
-    """Starts a trace with the first event of a session. Its hash is the id, since names repeat across stores."""
+    """Start a trace from the first event of a session. Its id is the event's hash: names repeat across stores."""
     match first.event:
         case SessionStarted() as event:
             return Trace(
@@ -138,7 +138,7 @@ def begin_trace(first: Stored) -> Trace | None:
 
 
 def advance_trace(trace: Trace, stored: Stored, *, content: bool = False) -> tuple[Trace, Span | None]:
-    """Folds the next event of a session; returns a span where one ends."""
+    """Fold the next event of a session; return the span that it ends, if any."""
     match stored.event:
         case SessionResumed():
             return msgspec.structs.replace(trace, root=_id(stored), since=stored.at, turn=None, flying={}), None
@@ -150,16 +150,16 @@ def advance_trace(trace: Trace, stored: Stored, *, content: bool = False) -> tup
         case CallStarted() as event:
             return _add_in_flight(trace, event.call, _open_span(trace, stored, event, content=content)), None
         case RequestSettled(request=request) | CallSettled(call=request):
-            begun = trace.flying.get(request)
-            rest = {name: each for name, each in trace.flying.items() if name != request}
-            span = None if begun is None else _close_span(trace, begun, stored, content=content)
-            return msgspec.structs.replace(trace, flying=rest), span
+            open_span = trace.flying.get(request)
+            in_flight = {name: each for name, each in trace.flying.items() if name != request}
+            span = None if open_span is None else _close_span(trace, open_span, stored, content=content)
+            return msgspec.structs.replace(trace, flying=in_flight), span
         case RequestRefused() as event:
-            known = _chat(trace, event.model, event.purpose) | {"halter.outcome": event.outcome}
-            return trace, _instant(trace, stored, f"chat {_model(event.model)[1]}", known, event.outcome)
+            attributes = _chat(trace, event.model, event.purpose) | {"halter.outcome": event.outcome}
+            return trace, _instant(trace, stored, f"chat {_model(event.model)[1]}", attributes, event.outcome)
         case CallRefused() as event:
-            known = _tool(trace, event.tool, event.call, event.level) | {"halter.outcome": event.outcome}
-            return trace, _instant(trace, stored, f"execute_tool {event.tool}", known, event.outcome)
+            attributes = _tool(trace, event.tool, event.call, event.level) | {"halter.outcome": event.outcome}
+            return trace, _instant(trace, stored, f"execute_tool {event.tool}", attributes, event.outcome)
         case TurnEnded() as event:
             return msgspec.structs.replace(trace, turn=None), _turn(trace, event, stored.at)
         case SessionEnded() as event:
@@ -169,7 +169,7 @@ def advance_trace(trace: Trace, stored: Stored, *, content: bool = False) -> tup
 
 
 def _id(stored: Stored) -> int:
-    """Derives a span id from the hash of the event that began it. 0 is not allowed."""
+    """Derive a span id from the hash of the event that started the span. 0 is not allowed."""
     return int.from_bytes(stored.hash[-8:]) or 1
 
 
@@ -186,15 +186,17 @@ def _parent_span(trace: Trace) -> int:
 
 
 def _read_redacted(stored: Stored) -> str:
-    """Returns a body as the journal has it, secrets redacted. An erased or offloaded one is left out."""
-    return clean(from_body(stored.body)) if stored.body else ""
+    """Return a body from the journal, where secrets are redacted; "" if it is erased or offloaded."""
+    return clean(decode_body(stored.body)) if stored.body else ""
 
 
 def _close_span(trace: Trace, span: OpenSpan, stored: Stored, *, content: bool) -> Span | None:
     match span.event, stored.event:
-        case RequestStarted() as asked, RequestSettled() as answer:
-            attributes = _request(trace, asked, answer, stored) | (_message_attributes(span, stored) if content else {})
-            return _span(trace, span, stored.at, f"chat {_model(asked.model)[1]}", attributes, answer.outcome)
+        case RequestStarted() as request, RequestSettled() as answer:
+            attributes = _request(trace, request, answer, stored) | (
+                _message_attributes(span, stored) if content else {}
+            )
+            return _span(trace, span, stored.at, f"chat {_model(request.model)[1]}", attributes, answer.outcome)
         case CallStarted() as called, CallSettled() as result:
             attributes = _call(trace, called, result) | (_result_attributes(span, stored) if content else {})
             return _span(trace, span, stored.at, f"execute_tool {called.tool}", attributes, result.outcome)
@@ -220,7 +222,7 @@ def _span(
 
 
 def _instant(trace: Trace, stored: Stored, name: str, attributes: Mapping[str, AttributeValue], error: str) -> Span:
-    """Makes a span of zero duration for a refusal."""
+    """Make a span of zero duration for a refusal."""
     return Span(
         trace=trace.trace,
         span=_id(stored),
@@ -252,12 +254,12 @@ def _turn(trace: Trace, event: TurnEnded, at: int) -> Span | None:
 
 
 def _session(trace: Trace, event: SessionEnded, at: int) -> Span:
-    named: dict[str, AttributeValue] = {"gen_ai.operation.name": "invoke_agent", "halter.session.kind": trace.kind}
-    ended: dict[str, AttributeValue] = {
+    base: dict[str, AttributeValue] = {"gen_ai.operation.name": "invoke_agent", "halter.session.kind": trace.kind}
+    end: dict[str, AttributeValue] = {
         "halter.session.state": event.state,
         "halter.session.end": event.terminal_reason,
     }
-    above: dict[str, AttributeValue] = {"halter.session.parent": trace.parent} if trace.parent else {}
+    parent: dict[str, AttributeValue] = {"halter.session.parent": trace.parent} if trace.parent else {}
     return Span(
         trace=trace.trace,
         span=trace.root,
@@ -266,7 +268,7 @@ def _session(trace: Trace, event: SessionEnded, at: int) -> Span:
         kind="internal",
         start=trace.since,
         end=at,
-        attributes=_session_attributes(trace) | named | ended | above,
+        attributes=_session_attributes(trace) | base | end | parent,
         error="" if event.state == "COMPLETED" else event.terminal_reason,
     )
 
@@ -276,12 +278,12 @@ def _session_attributes(trace: Trace) -> dict[str, AttributeValue]:
 
 
 def _model(name: str) -> tuple[str, str]:
-    """Returns the provider, by its name in the conventions, and the model."""
+    """Return the provider, by its name in the semantic conventions, and the model."""
     try:
-        parsed = ModelName.parse(name)
+        model_name = ModelName.parse(name)
     except ValueError:
         return "halter", name
-    return _PROVIDERS.get(parsed.provider, parsed.provider), parsed.model
+    return _PROVIDERS.get(model_name.provider, model_name.provider), model_name.model
 
 
 def _chat(trace: Trace, model: str, purpose: str) -> dict[str, AttributeValue]:
@@ -294,11 +296,13 @@ def _chat(trace: Trace, model: str, purpose: str) -> dict[str, AttributeValue]:
     }
 
 
-def _request(trace: Trace, asked: RequestStarted, answer: RequestSettled, stored: Stored) -> dict[str, AttributeValue]:
-    most: dict[str, AttributeValue] = {}
-    if asked.max_output_tokens:
-        most["gen_ai.request.max_tokens"] = asked.max_output_tokens
-    attributes = _chat(trace, asked.model, asked.purpose) | most | _usage(answer.usage)
+def _request(
+    trace: Trace, request: RequestStarted, answer: RequestSettled, stored: Stored
+) -> dict[str, AttributeValue]:
+    limits: dict[str, AttributeValue] = {}
+    if request.max_output_tokens:
+        limits["gen_ai.request.max_tokens"] = request.max_output_tokens
+    attributes = _chat(trace, request.model, request.purpose) | limits | _usage(answer.usage)
     reply = _reply(stored) if answer.outcome == "ok" else None
     if reply is not None:
         attributes["gen_ai.response.finish_reasons"] = (_FINISHES[reply.stop],)
@@ -329,15 +333,17 @@ def _tool(trace: Trace, tool: str, call: str, level: str) -> dict[str, Attribute
     }
 
 
-def _call(trace: Trace, called: CallStarted, result: CallSettled) -> dict[str, AttributeValue]:
-    risk: dict[str, AttributeValue] = {"halter.risk": called.risk} if called.risk else {}
+def _call(trace: Trace, call_event: CallStarted, result: CallSettled) -> dict[str, AttributeValue]:
+    risk: dict[str, AttributeValue] = {"halter.risk": call_event.risk} if call_event.risk else {}
     return (
-        _tool(trace, called.tool, called.call, called.level) | risk | _outcome_attributes(result.outcome, result.charge)
+        _tool(trace, call_event.tool, call_event.call, call_event.level)
+        | risk
+        | _outcome_attributes(result.outcome, result.charge)
     )
 
 
 def _reply(stored: Stored) -> Reply | None:
-    """Decodes a reply, if it stands beside its event."""
+    """Decode the reply in the body of an event; None if the body is missing or is not a reply."""
     try:
         return msgspec.json.decode(stored.body, type=Reply) if stored.body else None
     except msgspec.DecodeError:
@@ -345,11 +351,11 @@ def _reply(stored: Stored) -> Reply | None:
 
 
 def _message_attributes(span: OpenSpan, stored: Stored) -> dict[str, AttributeValue]:
-    """Returns what was sent and answered, under the names of the conventions."""
+    """Return the sent and received messages as attributes of the semantic conventions."""
     reply = _reply(stored)
-    said: dict[str, AttributeValue] = {"halter.request.sent": span.body} if span.body else {}
+    attributes: dict[str, AttributeValue] = {"halter.request.sent": span.body} if span.body else {}
     if reply is None:
-        return said
+        return attributes
     parts = [
         {"type": "text", "content": clean(part.text)}
         if isinstance(part, Text)
@@ -357,12 +363,12 @@ def _message_attributes(span: OpenSpan, stored: Stored) -> dict[str, AttributeVa
         for part in reply.parts
     ]
     message = {"role": "assistant", "parts": parts, "finish_reason": _FINISHES[reply.stop]}
-    return said | {"gen_ai.output.messages": msgspec.json.encode([message]).decode()}
+    return attributes | {"gen_ai.output.messages": msgspec.json.encode([message]).decode()}
 
 
 def _result_attributes(span: OpenSpan, stored: Stored) -> dict[str, AttributeValue]:
-    named = {"gen_ai.tool.call.arguments": span.body, "gen_ai.tool.call.result": _read_redacted(stored)}
-    return {name: text for name, text in named.items() if text}
+    attributes = {"gen_ai.tool.call.arguments": span.body, "gen_ai.tool.call.result": _read_redacted(stored)}
+    return {name: text for name, text in attributes.items() if text}
 
 
 TRACES_VARIABLE: Final = "HALTER_TRACES"
@@ -370,36 +376,36 @@ TRACES_CONTENT_VARIABLE: Final = "HALTER_TRACES_CONTENT"
 TRACES_FORMS: Final = "write otlp, console, file:PATH or off"
 
 MAX_PENDING_SPANS: Final = 2048
-"""Most spans that wait to be sent."""
+"""Maximum number of spans that wait to be sent."""
 SPAN_BATCH: Final = 512
-"""Most spans sent at once."""
+"""Maximum number of spans in one export."""
 FLUSH_TIMEOUT_SECONDS: Final = 2.0
-"""How long the rest may take to be sent at the end."""
+"""Time limit for sending the remaining spans at the end."""
 
 
 def read_trace_target(environ: Mapping[str, str]) -> str:
-    """Returns where spans go; "" is nowhere."""
+    """Return the target of spans from the environment; "" if tracing is off."""
     text = environ.get(TRACES_VARIABLE, "").strip()
     return "" if text.lower() in {"", "off", "0", "none"} else text
 
 
-def is_content_wanted(environ: Mapping[str, str]) -> bool:
+def is_content_traced(environ: Mapping[str, str]) -> bool:
     return environ.get(TRACES_CONTENT_VARIABLE, "").strip() == "1"
 
 
 @contextmanager
-def open_span_sender(way: str, environ: Mapping[str, str]) -> Generator["SpanSender"]:
-    """Sends spans, and what is left at the end."""
-    with _open_exporter(way) as exporter:
-        outlet = SpanSender(exporter, _resource(environ))
+def open_span_sender(target: str, environ: Mapping[str, str]) -> Generator["SpanSender"]:
+    """Open a sender, and send its remaining spans after the block."""
+    with _open_exporter(target) as exporter:
+        sender = SpanSender(exporter, _resource(environ))
         try:
-            yield outlet
+            yield sender
         finally:
-            outlet.close()
+            sender.close()
 
 
 class SpanSender:
-    """Sends spans in a thread of its own. When they come too fast, some are dropped and counted."""
+    """Sends spans in a separate thread. Spans above the limit are dropped and counted."""
 
     def __init__(self, exporter: "SpanExporter", resource: "Resource", limit: int = MAX_PENDING_SPANS) -> None:
         self._exporter = exporter
@@ -411,7 +417,7 @@ class SpanSender:
         self._thread.start()
 
     def enqueue(self, span: Span) -> None:
-        """Queues a span or drops it; never blocks."""
+        """Queue a span, or drop it if the queue is full; never blocks."""
         try:
             self._spans.put_nowait(span)
         except Full:
@@ -422,8 +428,8 @@ class SpanSender:
             return ""
         self._has_reported = True
         return (
-            "Traces are being lost, because they are not taken as fast as they come: look at the collector, and at "
-            "OTEL_EXPORTER_OTLP_ENDPOINT. Agents and the journal are not touched by it."
+            "Traces are being lost, because they cannot be sent as fast as they are made. Check the collector and "
+            "OTEL_EXPORTER_OTLP_ENDPOINT. Agents and the journal are not affected."
         )
 
     def close(self) -> None:
@@ -436,14 +442,14 @@ class SpanSender:
 
     def _send(self) -> None:
         while (first := self._spans.get()) is not None:
-            batch, last = self._waiting(first)
+            batch, is_last = self._waiting(first)
             self._export([_to_readable_span(span, self._resource) for span in batch])
-            if last:
+            if is_last:
                 return
 
-    def _waiting(self, first: Span) -> tuple[list[Span], bool]:
-        """Returns up to a batch of what waits, and whether that was the last of it."""
-        batch = [first]
+    def _waiting(self, first_span: Span) -> tuple[list[Span], bool]:
+        """Return a batch of waiting spans, and true if the queue was closed."""
+        batch = [first_span]
         while len(batch) < SPAN_BATCH:
             try:
                 span = self._spans.get_nowait()
@@ -458,28 +464,28 @@ class SpanSender:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         try:
-            sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            is_sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
         except Exception:  # noqa: BLE001  a failing collector or disk may not stop an agent
-            sent = False
-        self.dropped_count += 0 if sent else len(batch)
+            is_sent = False
+        self.dropped_count += 0 if is_sent else len(batch)
 
 
 @contextmanager
-def _open_exporter(way: str) -> Generator["SpanExporter"]:
+def _open_exporter(target: str) -> Generator["SpanExporter"]:
     try:
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
     except ImportError as missing:
         raise _missing_library_error() from missing
     _silence_exporter()
-    if way == "otlp":
+    if target == "otlp":
         yield _otlp()
-    elif way == "console":
+    elif target == "console":
         yield ConsoleSpanExporter(out=sys.stderr, formatter=_line)
-    elif way.startswith("file:") and way != "file:":
-        with _file(way.removeprefix("file:")) as file:
+    elif target.startswith("file:") and target != "file:":
+        with _file(target.removeprefix("file:")) as file:
             yield ConsoleSpanExporter(out=file, formatter=_line)
     else:
-        raise ConfigError(f"{TRACES_VARIABLE} is {way!r}, which is no place for traces: {TRACES_FORMS}.")
+        raise ConfigError(f"{TRACES_VARIABLE} is {target!r}, which is not a valid target: {TRACES_FORMS}.")
 
 
 def _otlp() -> "SpanExporter":
@@ -492,7 +498,7 @@ def _otlp() -> "SpanExporter":
 
 def _missing_library_error() -> ConfigError:
     return ConfigError(
-        f"{TRACES_VARIABLE} is set, but OpenTelemetry is not here: pip install 'halter[telemetry]', or unset it."
+        f"{TRACES_VARIABLE} is set, but OpenTelemetry is not installed: pip install 'halter[telemetry]', or unset it."
     )
 
 
@@ -500,9 +506,9 @@ def _file(path: str) -> TextIO:
     try:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w", encoding="utf-8")
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"Traces cannot be written to {path!r} ({why}): name another file in {TRACES_VARIABLE}."
+            f"Traces cannot be written to {path!r} ({reason}). Name another file in {TRACES_VARIABLE}."
         ) from error
 
 
@@ -511,7 +517,7 @@ def _line(span: "ReadableSpan") -> str:
 
 
 def _silence_exporter() -> None:
-    """Silences the exporter's log: `trouble` reports problems once."""
+    """Silence the exporter's log: `SpanSender.drain_problem` reports problems once."""
     import logging
 
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
@@ -520,8 +526,8 @@ def _silence_exporter() -> None:
 def _resource(environ: Mapping[str, str]) -> "Resource":
     from opentelemetry.sdk.resources import Resource
 
-    named = {} if environ.get("OTEL_SERVICE_NAME") else {"service.name": "halter"}
-    return Resource.create({**named, "service.version": __version__})
+    name = {} if environ.get("OTEL_SERVICE_NAME") else {"service.name": "halter"}
+    return Resource.create({**name, "service.version": __version__})
 
 
 def _to_readable_span(span: Span, resource: "Resource") -> "ReadableSpan":
@@ -532,13 +538,13 @@ def _to_readable_span(span: Span, resource: "Resource") -> "ReadableSpan":
     def span_context(span_id: int) -> SpanContext:
         return SpanContext(span.trace, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
-    failed = {"error.type": span.error} if span.error else {}
+    error_attributes = {"error.type": span.error} if span.error else {}
     return ReadableSpan(
         span.name,
         context=span_context(span.span),
         parent=None if span.parent is None else span_context(span.parent),
         resource=resource,
-        attributes={**span.attributes, **failed},
+        attributes={**span.attributes, **error_attributes},
         kind=SpanKind.CLIENT if span.kind == "client" else SpanKind.INTERNAL,
         status=Status(StatusCode.ERROR) if span.error else Status(StatusCode.UNSET),
         start_time=span.start * 1000,
@@ -548,13 +554,13 @@ def _to_readable_span(span: Span, resource: "Resource") -> "ReadableSpan":
 
 
 MAX_EVENTS_TRACED_BACK: Final = 1000
-"""Most events that are searched for the start of an open span."""
+"""Maximum number of events that are searched for the start of an open span."""
 MAX_TRACED_SESSIONS: Final = 10_000
-"""Most sessions kept in memory."""
+"""Maximum number of sessions in memory."""
 
 
 TraceProblemListener = Callable[[str], None]
-"""Called with a sentence."""
+"""Called with a sentence about a problem."""
 Job = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -566,69 +572,69 @@ def trace_agents(
     ours: Callable[[str], bool],
     positions: Mapping[StreamId, int],
 ) -> Generator[Sequence[Job]]:
-    """Yields the jobs that trace our agents from now on; none unless tracing is enabled."""
-    way = read_trace_target(app.environ)
-    if not way:
+    """Yield the jobs that trace our agents from these positions on; none unless tracing is enabled."""
+    target = read_trace_target(app.environ)
+    if not target:
         yield ()
         return
-    with open_span_sender(way, app.environ) as sink:
-        tracing = SessionTracer(store, app.clock, sink, on_problem, ours, content=is_content_wanted(app.environ))
-        yield (lambda: tracing.run(positions),)
+    with open_span_sender(target, app.environ) as sender:
+        tracer = SessionTracer(store, app.clock, sender, on_problem, ours, content=is_content_traced(app.environ))
+        yield (lambda: tracer.run(positions),)
 
 
 @contextmanager
 def trace_worker(app: Runtime, store: Store, on_problem: TraceProblemListener) -> Generator[Sequence[Job]]:
-    """Yields the jobs that trace what this worker commits; none unless tracing is enabled.
+    """Yield the jobs that trace the commits of this worker; none unless tracing is enabled.
 
     Other workers trace their own. A session that moves between workers stays one trace.
     """
-    way = read_trace_target(app.environ)
-    if not way:
+    target = read_trace_target(app.environ)
+    if not target:
         yield ()
         return
-    committed = CommitObserver(asyncio.get_running_loop(), _is_session)
-    with open_span_sender(way, app.environ) as sink:
-        tracing = SessionTracer(store, app.clock, sink, on_problem, content=is_content_wanted(app.environ))
-        app.store.observe(committed)
-        yield (lambda: tracing.run_here(committed),)
+    observer = CommitObserver(asyncio.get_running_loop(), _is_session)
+    with open_span_sender(target, app.environ) as sender:
+        tracer = SessionTracer(store, app.clock, sender, on_problem, content=is_content_traced(app.environ))
+        app.store.observe(observer)
+        yield (lambda: tracer.run_here(observer),)
 
 
 LAST_SPANS_SECONDS: Final = 5.0
-"""How long the end of a process may wait for its last spans to be made."""
+"""Time limit for making the last spans when a process ends."""
 
 
 @asynccontextmanager
 async def trace_process(app: Runtime, on_problem: TraceProblemListener) -> AsyncGenerator[None]:
-    """Traces what this process commits, until the end and with all of it; does nothing unless tracing is enabled."""
-    way = read_trace_target(app.environ)
-    if not way:
+    """Trace all commits of this process, including the last ones before the end. Does nothing unless enabled."""
+    target = read_trace_target(app.environ)
+    if not target:
         yield
         return
-    committed = CommitObserver(asyncio.get_running_loop(), _is_session)
-    with open_span_sender(way, app.environ) as sink:
-        tracing = SessionTracer(app.patient(), app.clock, sink, on_problem, content=is_content_wanted(app.environ))
-        app.store.observe(committed)
-        reading = asyncio.create_task(tracing.run_here(committed), name="traces")
+    observer = CommitObserver(asyncio.get_running_loop(), _is_session)
+    with open_span_sender(target, app.environ) as sender:
+        tracer = SessionTracer(app.patient(), app.clock, sender, on_problem, content=is_content_traced(app.environ))
+        app.store.observe(observer)
+        task = asyncio.create_task(tracer.run_here(observer), name="traces")
         try:
             yield
         finally:
-            committed.close()
-            await asyncio.wait((reading,), timeout=LAST_SPANS_SECONDS)
-            await cancel_and_wait(reading)
+            observer.close()
+            await asyncio.wait((task,), timeout=LAST_SPANS_SECONDS)
+            await cancel_and_wait(task)
 
 
 class SpanSink(Protocol):
     def enqueue(self, span: Span) -> None:
-        """Queues a span or drops it; never blocks."""
+        """Queue a span, or drop it if the queue is full; never blocks."""
         ...
 
     def trouble(self) -> str:
-        """Returns what went wrong since the last call; "" if nothing."""
+        """Return a sentence about a new problem since the last call; "" if there is none."""
         ...
 
 
 class SessionTracer:
-    """Makes spans of the sessions of some agents."""
+    """Makes the spans of the sessions of some agents."""
 
     def __init__(
         self,
@@ -649,25 +655,23 @@ class SessionTracer:
         self._traces: dict[StreamId, tuple[int, Trace | None]] = {}
 
     async def run(self, positions: Mapping[StreamId, int]) -> None:
-        """Traces what follows what was seen, until cancelled."""
+        """Trace all events after these positions, until cancelled."""
         await self._run_safely(self._follow(positions))
 
-    async def run_here(self, committed: CommitObserver) -> None:
-        """Traces what this process commits, until cancelled."""
-        await self._run_safely(self._follow_here(committed))
+    async def run_here(self, observer: CommitObserver) -> None:
+        """Trace the commits of this process, until cancelled."""
+        await self._run_safely(self._follow_here(observer))
 
-    async def _run_safely(self, following: Awaitable[None]) -> None:
+    async def _run_safely(self, job: Awaitable[None]) -> None:
         try:
-            await following
+            await job
         except Exception as error:  # noqa: BLE001  no failure here may stop an agent
             raise_if_cancelled()
             sentence = shorten(clean(f"{type(error).__name__}: {error}"), 300)
-            self._on_problem(
-                f"There are no more traces until the next start, because of a breakdown; agents go on ({sentence})."
-            )
+            self._on_problem(f"Tracing failed and is off until the next start; agents continue ({sentence}).")
 
     async def _follow(self, positions: Mapping[StreamId, int]) -> None:
-        follower = Follower(self._store, positions, wanted=_is_session)
+        follower = Follower(self._store, positions, includes_stream=_is_session)
         async with aclosing(watch_growth(self._store, self._clock)) as changes:
             async for change in changes:
                 async with aclosing(follower.follow_change(change)) as pages:
@@ -676,8 +680,8 @@ class SessionTracer:
                             await self._trace_event(stored)
                 self._report_trouble()
 
-    async def _follow_here(self, committed: CommitObserver) -> None:
-        async with aclosing(committed.batches()) as batches:
+    async def _follow_here(self, observer: CommitObserver) -> None:
+        async with aclosing(observer.batches()) as batches:
             async for events in batches:
                 for stored in events:
                     await self._trace_event(stored)
@@ -691,16 +695,19 @@ class SessionTracer:
         trace = await self._find_trace(stored)
         if trace is None:
             return
-        after, span = advance_trace(trace, stored, content=self._content)
-        self._traces[stored.stream] = stored.seq, after
+        next_trace, span = advance_trace(trace, stored, content=self._content)
+        self._traces[stored.stream] = stored.seq, next_trace
         if span is not None:
             self._sink.enqueue(span)
 
     async def _find_trace(self, stored: Stored) -> Trace | None:
-        """Returns a session's state before an event. What other processes did in between is looked up."""
+        """Return a session's trace before an event; None if it is not ours.
+
+        Events that other processes committed in between are read from the store.
+        """
         seq, trace = self._traces.get(stored.stream, (0, None))
         if trace is None and seq:
-            # Not one of our agents.
+            # The session of another agent.
             return None
         if seq == 0 or seq != stored.seq - 1:
             if len(self._traces) >= MAX_TRACED_SESSIONS:
@@ -714,12 +721,12 @@ class SessionTracer:
         trace = None if first is None else begin_trace(first)
         if trace is None or not self._ours(trace.agent):
             return None
-        after = max(1, stored.seq - 1 - MAX_EVENTS_TRACED_BACK)
-        for earlier in await self._store.read(stored.stream, after, max(0, stored.seq - 1 - after)):
+        start = max(1, stored.seq - 1 - MAX_EVENTS_TRACED_BACK)
+        for earlier in await self._store.read(stored.stream, start, max(0, stored.seq - 1 - start)):
             trace, _ = advance_trace(trace, earlier, content=self._content)
         return trace
 
 
 def _is_session(stream: StreamId) -> bool:
-    session = session_of(stream)
+    session = parse_session_id(stream)
     return session is not None and stream == session_stream(session)

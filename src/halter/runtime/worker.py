@@ -1,4 +1,4 @@
-"""A process that runs agents: what it claims, what other workers know of it, and retention."""
+"""A process that runs agents: its sessions, its reports to other workers, and retention."""
 
 import asyncio
 import os
@@ -30,12 +30,12 @@ from halter.dispatch.dispatcher import (
     quarantine_session,
 )
 from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL, StoreClock
-from halter.guard.model_door import MODEL_REQUEST_TIMEOUT as REQUEST_TIMEOUT
+from halter.guard.model_door import MODEL_REQUEST_TIMEOUT
 from halter.loop.loop import LoopObserver
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.runtime import Runtime, sync_store_clock
 from halter.runtime.session_builder import LiveSession, SessionSensors, build_live_session, make_fetch_tools
-from halter.runtime.sessions import (
+from halter.runtime.session_start import (
     Predecessor,
     begin_session,
     build_handover,
@@ -46,12 +46,12 @@ from halter.state.session import InFlight
 from halter.tasks.conversation import Conclusion
 
 MAX_REMEMBERED_SESSIONS: Final = 50
-"""How many resting sessions stay in memory."""
+"""Maximum number of parked sessions in memory."""
 MAX_TAKEOVERS: Final = 2 * MAX_RESTARTS
-"""After so many takeovers without a finished turn, a session is quarantined."""
+"""Number of takeovers without a finished turn after which a session is quarantined."""
 
 PulseListener = Callable[[str, str, Mapping[str, Any]], None]
-"""Called with a session, the name of what happens there now, and its values."""
+"""Called with a session, the name of a live update, and its values."""
 
 
 def ignore_pulse(_: str, __: str, ___: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ def ignore_pulse(_: str, __: str, ___: Mapping[str, Any]) -> None:
 
 
 class AutonomousAgent:
-    """Runs the sessions of one agent."""
+    """Runs the sessions of one agent in this process."""
 
     def __init__(self, context: AgentContext, folder: Path, pulse: PulseListener = ignore_pulse) -> None:
         self.context = context
@@ -74,16 +74,16 @@ class AutonomousAgent:
         return self.context.agent.policy.name
 
     def find_time_limit(self, flight: InFlight) -> int:
-        """Returns how long a call or request in flight may take. What a verb does inside is in flight by itself."""
+        """Return how long a call or request in flight may take. Effects inside a verb have their own limits."""
         if not flight.is_call:
-            return REQUEST_TIMEOUT
+            return MODEL_REQUEST_TIMEOUT
         tool = self.context.agent.tools.get(flight.name)
         return DEFAULT_TOOL_TIMEOUT if tool is None else tool.spec.timeout
 
     async def begin_session(self, number: int, follows: str = "", because: str = "") -> SessionId:
-        """Starts the agent's session of that number; an existing one is left as it is.
+        """Start the agent's session of that number; an existing one is not changed.
 
-        One that `follows` another is given a handover from it.
+        A session that `follows` another one gets a handover from it.
         """
         session = f"{self.name}-{number}"
         if not follows:
@@ -96,11 +96,11 @@ class AutonomousAgent:
         lease: Lease,
         row: SessionRow,
         stays: Callable[[SessionId], None] = lambda _: None,
-        waits: Callable[[], None] = lambda: None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> Conclusion | None:
-        """Runs a session until it rests; one with sensors until it ends. Returns where it has come to, if known.
+        """Run a session until it parks, or one with sensors until it ends. Return its conclusion, if known.
 
-        `row` was read under the lease. `waits` is called when a person has to decide.
+        `row` was read under the lease. `on_wait` is called when a person has to decide.
         """
         live = self._find_in_memory(lease)
         if live is not None:
@@ -108,13 +108,13 @@ class AutonomousAgent:
         if await is_playbook_run(self.context, row):
             await run_leased_playbook(self.context, lease)
             return None
-        observer = LoopObserver(listen=lambda chunk: self._publish_chunk(lease.session, chunk))
+        observer = LoopObserver(on_chunk=lambda chunk: self._publish_chunk(lease.session, chunk))
         resident = self._resident and row.kind == "autonomous"
-        sensed = make_fetch_tools(self.context) if resident else None
+        sensor_tools = make_fetch_tools(self.context) if resident else None
         live = await build_live_session(
-            self.context, row, lease, observer=observer, sensed=sensed, waits=lambda _, __: waits()
+            self.context, row, lease, observer=observer, sensed=sensor_tools, on_wait=lambda _, __: on_wait()
         )
-        live.runtime.on_trouble = waits
+        live.runtime.on_trouble = on_wait
         if lease.generation > MAX_TAKEOVERS and await self._is_poisoned(live, lease):
             return None
         if not resident:
@@ -127,16 +127,16 @@ class AutonomousAgent:
             self.snapshots.pop(lease.session, None)
 
     async def _run_until_parked(self, live: LiveSession, lease: Lease, row: SessionRow) -> Conclusion:
-        """Runs a session until it rests, and keeps it in memory: it may wake here again."""
-        came = await live.conversation.run_until_parked(row)
-        if not came.has_ended:
+        """Run a session until it parks, and keep it in memory in case it wakes here again."""
+        conclusion = await live.conversation.run_until_parked(row)
+        if not conclusion.has_ended:
             self._resting[lease.session] = (lease.generation, live)
             while len(self._resting) > MAX_REMEMBERED_SESSIONS:
                 self._resting.pop(next(iter(self._resting)))
-        return came
+        return conclusion
 
     def _find_in_memory(self, lease: Lease) -> LiveSession | None:
-        """Returns a session kept in memory if no other worker had it since: its history need not be read."""
+        """Remove and return a parked session, unless another worker has had it since. Its history is not read again."""
         generation, live = self._resting.pop(lease.session, (0, None))
         if live is None or generation != lease.generation - 1:
             return None
@@ -147,15 +147,15 @@ class AutonomousAgent:
         self._pulse(session, "text", {"request": chunk.request, "text": chunk.text, "finished": chunk.finished})
 
     async def _run_resident(self, live: LiveSession, row: SessionRow, lease: Lease) -> Conclusion:
-        """Runs a resident session with its sensors. One that sleeps keeps sleeping, with its sensors on."""
+        """Run a resident session with its sensors. A sleeping session stays asleep while its sensors run."""
         sensors = SessionSensors(self.context, live.runtime, self._folder)
-        watched = [WatchedSensor(sensor, sensors.signals(sensor)) for sensor in live.terms.pacing.sensors]
+        watched_sensors = [WatchedSensor(sensor, sensors.signals(sensor)) for sensor in live.terms.pacing.sensors]
         resident = ResidentSession(
             live.conversation,
             live.runtime,
             live.loop,
             live.hot_view,
-            watched,
+            watched_sensors,
             sensors.runs,
             lambda name, values: self._pulse(lease.session, name, values),
         )
@@ -168,17 +168,17 @@ class AutonomousAgent:
         return Conclusion(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
 
     async def _is_poisoned(self, live: LiveSession, lease: Lease) -> bool:
-        """Quarantines a session over which one process after the other died."""
+        """Quarantine a session if one process after another died while running it; return true if quarantined."""
         now = self.context.app.clock.now()
         deaths = count_takeovers(await live.runtime.load_history(), now)
         if deaths < MAX_TAKEOVERS:
             return False
-        error = f"{deaths} processes that worked on it died in a row."
+        error = f"{deaths} processes that ran it died in a row."
         return await quarantine_session(self.context.store, lease, deaths, error, now)
 
 
 def count_takeovers(events: Sequence[Stored], now: int) -> int:
-    """Counts recent takeovers of a session since its last finished turn."""
+    """Count recent takeovers of a session since its last finished turn."""
     count = 0
     for stored in events:
         match stored.event:
@@ -192,14 +192,14 @@ def count_takeovers(events: Sequence[Stored], now: int) -> int:
 
 
 UPKEEP_INTERVAL: Final = 30 * SECOND
-"""Polling interval for changes: hints arrive at once, but may be lost."""
+"""Polling interval for changes: hints arrive immediately but may be lost."""
 FOLDER_POLLING_INTERVAL: Final = 5 * SECOND
 DRAIN_TIMEOUT: Final = 30 * SECOND
-"""How long running sessions may take to rest when a worker ends."""
+"""Time limit for running sessions to park when a worker ends."""
 
 
 class Dispatcher(Protocol):
-    """Finds the sessions that are due, and runs them."""
+    """Finds due sessions and runs them."""
 
     async def run(self) -> None: ...
 
@@ -210,7 +210,7 @@ DispatcherFactory = Callable[[RunningSessions, Callable[[], AgentConcurrency], M
 
 @dataclass(frozen=True, slots=True)
 class DispatchMode:
-    """How a process runs agents: its kind, its dispatcher, its concurrency."""
+    """The way in which a process runs agents: its kind, dispatcher, concurrency and intervals."""
 
     kind: str
     dispatch: DispatcherFactory
@@ -220,7 +220,7 @@ class DispatchMode:
     polling_interval: int = DUE_POLLING_INTERVAL
     """Polling interval for due sessions."""
     upkeep_interval: int = UPKEEP_INTERVAL
-    """How often every agent is checked although nothing happened."""
+    """Interval at which every agent is checked even without a change."""
     folder_polling_interval: int = FOLDER_POLLING_INTERVAL
     """Polling interval of watched folders."""
 
@@ -234,7 +234,7 @@ def make_embedded_mode(kind: str = "up") -> DispatchMode:
 
 
 def make_distributed_mode(url: str, clock: Clock, concurrency: int, drain: int = DRAIN_TIMEOUT) -> DispatchMode:
-    """The process gets tickets from the queue that all workers of a PostgreSQL store share."""
+    """Make the mode of a worker, which gets tickets from the queue that all workers of a PostgreSQL store share."""
     from halter.dispatch.dispatcher import DistributedDispatcher
     from halter.dispatch.ticket_queue import ProcrastinateQueue, prepare_queue_tables
 
@@ -249,11 +249,11 @@ def make_distributed_mode(url: str, clock: Clock, concurrency: int, drain: int =
 
 
 class Drained(Exception):
-    """Everything rests; the process may end."""
+    """All sessions are parked; the process may end."""
 
 
 class WorkerState:
-    """What a worker runs, reports of itself, and learns with each heartbeat."""
+    """The state of a worker: the sessions it runs, its description, and the results of its heartbeats."""
 
     def __init__(
         self,
@@ -261,32 +261,32 @@ class WorkerState:
         sessions: RunningSessions,
         mode: DispatchMode,
         agents: Mapping[str, AutonomousAgent],
-        tell: Callable[[str, str], None],
+        report: Callable[[str, str], None],
     ) -> None:
         self.clock_refused = asyncio.Event()
-        """Set when this machine must not run anything."""
+        """Set when this machine must not run sessions because its clock is wrong."""
         self._app = app
         self._sessions = sessions
         self._mode = mode
         self._living = agents
-        self._report = tell
+        self._report = report
         self._started_at = 0
         self._waiting: frozenset[str] = frozenset()
         self._refusal = ""
 
     async def enter(self, store: Store) -> None:
-        """Registers this worker before it claims anything."""
+        """Register this worker before it claims anything."""
         self._started_at = self._app.clock.now()
         await self.on_heartbeat(await store.beat(self._sessions.worker, {}, self.describe()))
         self.require_clock()
 
     def require_clock(self) -> None:
-        """Raises ConfigError on a machine whose clock differs from the store's."""
+        """Raise ConfigError on a machine whose clock differs from the store's."""
         if self._refusal:
             raise ConfigError(self._refusal)
 
     def agents(self) -> AgentConcurrency:
-        """The agents whose sessions are claimed here, with their concurrency across all workers."""
+        """Return the agents whose sessions are claimed here, with their concurrency across all workers."""
         return {
             name: agent.context.agent.tasks.concurrency
             for name, agent in self._living.items()
@@ -294,7 +294,7 @@ class WorkerState:
         }
 
     def versions(self) -> Mapping[str, str]:
-        return {name: agent.context.agent.folder for name, agent in self._living.items()}
+        return {name: agent.context.agent.folder_digest for name, agent in self._living.items()}
 
     def leases(self) -> frozenset[Lease]:
         return self._sessions.leases()
@@ -321,64 +321,62 @@ class WorkerState:
             residents=self._sessions.residents,
             closing=self._sessions.closing.is_set(),
             problem=self._refusal,
-        ).said()
+        ).encode()
 
     async def on_heartbeat(self, beat: HeartbeatReply) -> None:
-        """Compares the clocks, and finds the agents that are outdated here."""
+        """Compare the clocks, and find the agents whose version is outdated here."""
         if isinstance(self._app.clock, StoreClock):
             await sync_store_clock(self._app.store, self._app.clock)
             self._refusal = self._app.clock.refusal()
             if self._refusal:
                 self.clock_refused.set()
         workers = await self._sessions.store.ask(Query("all_workers", WorkerRow))
-        newer = {
+        outdated = {
             name
-            for name, mine in self.versions().items()
-            if find_version_in_force(workers, name, beat.now) not in ("", mine)
+            for name, own_version in self.versions().items()
+            if find_version_in_force(workers, name, beat.now) not in ("", own_version)
         }
-        for name in sorted(newer - self._waiting):
+        for name in sorted(outdated - self._waiting):
             self._report(name, OUTDATED_AGENT)
-        for name in sorted(self._waiting - newer):
+        for name in sorted(self._waiting - outdated):
             self._report(name, CURRENT_AGENT)
-        self._waiting = frozenset(newer)
-        self._sessions.remote_capacity = self._count_room_elsewhere(workers, beat.now)
+        self._waiting = frozenset(outdated)
+        self._sessions.remote_capacity = self._count_remote_capacity(workers, beat.now)
 
-    def _count_room_elsewhere(self, workers: Sequence[WorkerRow], now: int) -> int:
-        others = [row.told() for row in workers if row.worker != self._sessions.worker and row.alive(now)]
-        able = [each for each in others if not each.closing and self.versions().items() & each.agents.items()]
-        return sum(max(0, each.concurrency - each.awake) for each in able)
+    def _count_remote_capacity(self, workers: Sequence[WorkerRow], now: int) -> int:
+        others = [row.parse_info() for row in workers if row.worker != self._sessions.worker and row.alive(now)]
+        sharing = [info for info in others if not info.closing and self.versions().items() & info.agents.items()]
+        return sum(max(0, info.concurrency - info.awake) for info in sharing)
 
 
 OUTDATED_AGENT: Final = (
-    "Another worker has a newer version of this agent's files, so its sessions go on there and none is taken here. "
-    "Bring this folder to the same version and start again; if all who have the newer one are gone, it goes on here."
+    "Another worker has a newer version of this agent's files, so its sessions run there and not here. Update this "
+    "folder to the same version and restart. When no worker with the newer version is left, sessions run here again."
 )
-CURRENT_AGENT: Final = (
-    "No other worker has a newer version of this agent's files any more: its sessions are taken here again."
-)
+CURRENT_AGENT: Final = "No other worker has a newer version of this agent's files now; its sessions run here again."
 
 
 RETENTION_ACTOR: Final = "halter.yaml"
-"""The actor in the journal's erasure events."""
+"""The actor of erasure events in the journal."""
 RETENTION_INTERVAL: Final = HOUR
 
 
 def read_retention(app: Runtime) -> int | None:
-    """Tell after how long words are erased; None if never."""
-    said = app.fleet.spec.retention
-    return None if said is UNSET else said
+    """Return the age after which session texts are erased; None if never."""
+    retention = app.fleet.spec.retention
+    return None if retention is UNSET else retention
 
 
 async def erase_expired(app: Runtime, age: int, report: Callable[[str], None]) -> None:
-    """Erases expired sessions now and every hour. While the store is unavailable it retries an hour later."""
+    """Erase expired sessions now and every hour. After a failure of the store, it retries an hour later."""
     from halter.journal.retention import erase_older_than
 
     while True:
         try:
-            erased = (await erase_older_than(app.store, age, RETENTION_ACTOR)).erased
+            erased_sessions = (await erase_older_than(app.store, age, RETENTION_ACTOR)).erased
         except StoreError as error:
-            report(f"What is older than the fleet's retention could not be erased, which is tried again: {error}")
+            report(f"Could not erase expired sessions; retrying: {error}")
         else:
-            if erased:
-                report(f"What was said in {format_count(len(erased), 'session')} was erased, as retention says.")
+            if erased_sessions:
+                report(f"Erased the texts of {format_count(len(erased_sessions), 'session')}, as retention requires.")
         await app.clock.sleep(RETENTION_INTERVAL)

@@ -1,1 +1,1 @@
-"""Sensors: polled URLs, files and folders, and streams."""
+"""Sensors: polling, files and folders, and streams."""

@@ -1,6 +1,6 @@
-"""A sensor that watches a file or a folder. System events only trigger a look; the look determines what changed.
+"""A sensor that watches a file or a folder. System events only trigger a listing, which determines what changed.
 
-So a burst is one reading, and nothing depends on how the system reports a rename. All looks block.
+So a burst of changes is one reading, and nothing depends on how the system reports a rename. Listings block.
 """
 
 import asyncio
@@ -17,73 +17,75 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.core import agent_spec, folders
+from halter.core import agent_spec
 from halter.core.clock import Clock
-from halter.core.folders import FileEntries, FileRefusal, FolderListing, allow_all, describe_os_error
+from halter.core.folders import FileEntries, FileRefusal, FolderListing, allow_all, describe_os_error, scan_folder
 from halter.core.ports import UnreadableFile
 from halter.core.text import clean
 from halter.core.tools import Reading, Sensor, SensorFailed
 from halter.sensors.poll import make_reading
 
-MOST_TEXT: Final = 64 * 1024
+MAX_TEXT_BYTES: Final = 64 * 1024
 MAX_FILES_REPORTED: Final = 1000
 
 
 def list_folder(folder: Path, pattern: str) -> FolderListing:
     """List a folder without following links. Raises SensorFailed."""
-    found = folders.scan_folder(folder, pattern)
-    if isinstance(found, UnreadableFile):
-        raise SensorFailed(found.sentence)
-    return found
+    listing = scan_folder(folder, pattern)
+    if isinstance(listing, UnreadableFile):
+        raise SensorFailed(listing.sentence)
+    return listing
 
 
-def list_file_changes(before: FileEntries, after: FileEntries) -> list[dict[str, str]]:
-    """List the changes between two looks. A renamed file was deleted and added."""
-    told = [("deleted", path) for path in sorted(before.keys() - after.keys())]
-    told += [("added", path) for path in sorted(after.keys() - before.keys())]
-    told += [("modified", path) for path in sorted(after.keys() & before.keys()) if after[path] != before[path]]
-    return [{"change": change, "path": clean(path)} for change, path in told[:MAX_FILES_REPORTED]]
+def list_file_changes(old_files: FileEntries, new_files: FileEntries) -> list[dict[str, str]]:
+    """List the changes between two listings. A renamed file is deleted and added."""
+    changes = [("deleted", path) for path in sorted(old_files.keys() - new_files.keys())]
+    changes += [("added", path) for path in sorted(new_files.keys() - old_files.keys())]
+    changes += [
+        ("modified", path) for path in sorted(new_files.keys() & old_files.keys()) if new_files[path] != old_files[path]
+    ]
+    return [{"change": change, "path": clean(path)} for change, path in changes[:MAX_FILES_REPORTED]]
 
 
-def describe_folder(files: FileEntries, changed: list[dict[str, str]]) -> dict[str, Any]:
-    """Describe a folder, the newest files first."""
-    newest = sorted(files.items(), key=lambda each: (-each[1].modified, each[0]))[:MAX_FILES_REPORTED]
-    listed = [
+def build_folder_value(files: FileEntries, changes: list[dict[str, str]]) -> dict[str, Any]:
+    """Build the value of a folder, the newest files first."""
+    newest = sorted(files.items(), key=lambda item: (-item[1].modified, item[0]))[:MAX_FILES_REPORTED]
+    entries = [
         {"path": clean(path), "size": entry.size, "modified_at": _moment(entry.modified)} for path, entry in newest
     ]
-    return {"files": listed, "changes": changed}
+    return {"files": entries, "changes": changes}
 
 
-def describe_file(path: Path, shown: str, refuses: FileRefusal = allow_all) -> dict[str, Any]:
-    """Describe a file and its beginning. Raises SensorFailed for one that cannot be read."""
+def read_file_value(path: Path, display_path: str, refuses: FileRefusal = allow_all) -> dict[str, Any]:
+    """Read the value of a file, with the start of its text. Raises SensorFailed if it cannot be read."""
     try:
         # Opening a pipe without a writer would block.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
             if refuses(path, file.fileno()):
-                raise SensorFailed(f"{shown} leads to what an agent may not read.")
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise SensorFailed(f"{shown} is no plain file.")
-            text = _text(file.read(MOST_TEXT), whole=about.st_size <= MOST_TEXT)
+                raise SensorFailed(f"{display_path} leads to a file that the agent may not read.")
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise SensorFailed(f"{display_path} is not a regular file.")
+            text = _text(file.read(MAX_TEXT_BYTES), is_complete=status.st_size <= MAX_TEXT_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        return {"path": shown, "exists": False, "size": 0, "modified_at": None, "text": None}
+        return {"path": display_path, "exists": False, "size": 0, "modified_at": None, "text": None}
     except OSError as error:
-        raise SensorFailed(f"{shown} cannot be read: {describe_os_error(error)}.") from error
-    moment = _moment(about.st_mtime_ns)
-    return {"path": shown, "exists": True, "size": about.st_size, "modified_at": moment, "text": text}
+        raise SensorFailed(f"{display_path} cannot be read: {describe_os_error(error)}.") from error
+    moment = _moment(status.st_mtime_ns)
+    return {"path": display_path, "exists": True, "size": status.st_size, "modified_at": moment, "text": text}
 
 
-def _text(data: bytes, *, whole: bool) -> str | None:
-    """Decode the beginning of a file, which may end within a character; None if it is no text."""
+def _text(data: bytes, *, is_complete: bool) -> str | None:
+    """Decode the start of a file, which may end within a character; None if it is not text."""
     try:
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=whole)
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=is_complete)
     except UnicodeDecodeError:
         return None
     return None if "\0" in text else text
 
 
 def _moment(nanoseconds: int) -> str:
-    """Format a time; one beyond all calendars as the last there is."""
+    """Format a time; a time beyond the calendar as the last valid one."""
     try:
         moment = datetime.fromtimestamp(nanoseconds / 1_000_000_000, UTC)
     except (OverflowError, ValueError, OSError):
@@ -95,9 +97,9 @@ MILLISECOND: Final = 1_000
 MAX_BURST_MS: Final = 1_600
 BURST_PAUSE_MS: Final = 100
 IDENTITY_CHECK_MS: Final = 1_000
-"""How often it is checked that the watched folder is still at its path."""
-CHECKS_BEFORE_LOOK: Final = 60
-"""After so many checks, look anyway: not every file system reports remote changes."""
+"""Interval at which the identity of the watched folders is checked."""
+CHECKS_PER_LISTING: Final = 60
+"""Number of identity checks after which the files are listed anyway: not every file system reports remote changes."""
 
 WatchedFolders = tuple[Path, ...]
 
@@ -129,100 +131,100 @@ class _Watch:
     async def readings(self) -> AsyncGenerator[Reading]:
         self._value = None
         while True:
-            places = await asyncio.to_thread(self._find_folders)
-            with watch_folders(places) as watched:
+            folders = await asyncio.to_thread(self._find_folders)
+            with watch_folders(folders) as events:
                 while True:
-                    seen = await asyncio.to_thread(self._list_files)
-                    if seen.value is not None:
-                        yield make_reading(seen.value, self._clock.now())
-                    if seen.places != places or not await watched.wait_for_change():
+                    listing = await asyncio.to_thread(self._list_files)
+                    if listing.value is not None:
+                        yield make_reading(listing.value, self._clock.now())
+                    if listing.places != folders or not await events.wait_for_change():
                         break
-            # Where folders come and go all the time, restarts are limited.
+            # Limits the rate of restarts if folders are created and deleted continuously.
             await self._clock.sleep(BURST_PAUSE_MS * MILLISECOND)
 
     def _find_folders(self) -> WatchedFolders:
-        """Find what is at the path. A missing one keeps its kind."""
+        """Find the folders to watch. A missing path keeps its kind, file or folder."""
         self._is_folder = self._path.is_dir() or (self._is_folder and not self._path.exists())
         if self._is_folder:
             return list_folder(self._path, self._pattern).folders
-        # An editor puts a new file in the place of the old one, which only the folder around it tells.
+        # An editor replaces a file by a new one, which only a watch on the folder reports.
         if not self._path.parent.is_dir():
-            raise SensorFailed(f"The folder of {self._display_path} is not there.")
+            raise SensorFailed(f"The folder of {self._display_path} does not exist.")
         return (self._path.parent,)
 
     def _list_files(self) -> _Listing:
         return self._folder() if self._is_folder else self._file()
 
     def _folder(self) -> _Listing:
-        seen = list_folder(self._path, self._pattern)
-        changed = [] if self._files is None else list_file_changes(self._files, seen.files)
-        nothing_new = self._value is not None and not changed
-        self._files, self._value = seen.files, describe_folder(seen.files, changed)
-        return _Listing(seen.folders, None if nothing_new else self._value)
+        listing = list_folder(self._path, self._pattern)
+        changes = [] if self._files is None else list_file_changes(self._files, listing.files)
+        is_unchanged = self._value is not None and not changes
+        self._files, self._value = listing.files, build_folder_value(listing.files, changes)
+        return _Listing(listing.folders, None if is_unchanged else self._value)
 
     def _file(self) -> _Listing:
-        before, self._value = self._value, describe_file(self._path, self._display_path, self._refuses)
-        return _Listing((self._path.parent,), None if self._value == before else self._value)
+        old_value, self._value = self._value, read_file_value(self._path, self._display_path, self._refuses)
+        return _Listing((self._path.parent,), None if self._value == old_value else self._value)
 
 
 class WatchEvents:
     def __init__(self) -> None:
-        self._news = asyncio.Event()
-        self._is_over = False
+        self._change_event = asyncio.Event()
+        self._has_ended = False
         self._trouble = ""
 
-    def set_state(self, *, over: bool = False, trouble: str = "") -> None:
-        self._is_over, self._trouble = over, trouble
-        self._news.set()
+    def set_state(self, *, has_ended: bool = False, trouble: str = "") -> None:
+        self._has_ended, self._trouble = has_ended, trouble
+        self._change_event.set()
 
     async def wait_for_change(self) -> bool:
-        """Wait for a change; False says that the watch is over and must start again."""
-        await self._news.wait()
-        self._news.clear()
+        """Wait for a change; return False if the watch has ended and must be restarted."""
+        await self._change_event.wait()
+        self._change_event.clear()
         if self._trouble:
             raise SensorFailed(self._trouble)
-        return not self._is_over
+        return not self._has_ended
 
 
 @contextmanager
-def watch_folders(places: WatchedFolders) -> Generator[WatchEvents]:
-    """Watch folders in a thread of its own: a pool would be exhausted by waiting threads.
+def watch_folders(folders: WatchedFolders) -> Generator[WatchEvents]:
+    """Watch folders in a separate thread: waiting threads would exhaust a pool.
 
-    The thread ends a moment after this does, and is not waited for.
+    The thread ends shortly after this context, which does not wait for it.
     """
-    watched, stop, loop = WatchEvents(), threading.Event(), asyncio.get_running_loop()
+    events, stop, loop = WatchEvents(), threading.Event(), asyncio.get_running_loop()
 
-    def on_state(*, over: bool = False, trouble: str = "") -> None:
-        with suppress(RuntimeError):  # The loop has closed, and there is no listener.
-            loop.call_soon_threadsafe(partial(watched.set_state, over=over, trouble=trouble))
+    def on_state(*, has_ended: bool = False, trouble: str = "") -> None:
+        with suppress(RuntimeError):  # The loop is closed, so there is no listener.
+            loop.call_soon_threadsafe(partial(events.set_state, has_ended=has_ended, trouble=trouble))
 
-    threading.Thread(target=_watch, args=(places, stop, on_state), name="halter-watch", daemon=True).start()
+    threading.Thread(target=_watch, args=(folders, stop, on_state), name="halter-watch", daemon=True).start()
     try:
-        yield watched
+        yield events
     finally:
         stop.set()
 
 
-def _watch(places: WatchedFolders, stop: threading.Event, tell: Callable[..., None]) -> None:
+def _watch(folders: WatchedFolders, stop: threading.Event, on_state: Callable[..., None]) -> None:
     trouble = ""
     try:
-        _watch_until_replaced(places, stop, tell)
+        _watch_until_replaced(folders, stop, on_state)
     except FileNotFoundError:
-        pass  # One of them has just gone; the next look finds out.
+        pass  # A folder was just deleted; the next listing finds out.
     except OSError as error:
         trouble = f"The folder cannot be watched: {error.strerror or error}."
     except RuntimeError as error:
         trouble = f"The folder cannot be watched: {error}."
     finally:
-        tell(over=True, trouble=trouble)
+        on_state(has_ended=True, trouble=trouble)
 
 
-def _watch_until_replaced(places: WatchedFolders, stop: threading.Event, tell: Callable[..., None]) -> None:
+def _watch_until_replaced(folders: WatchedFolders, stop: threading.Event, on_change: Callable[..., None]) -> None:
     import watchfiles
 
-    began = [_identity(place) for place in places]
-    told = watchfiles.watch(
-        *places,
+    identities = [_identity(folder) for folder in folders]
+    batches = watchfiles.watch(
+        *folders,
         watch_filter=None,
         debounce=MAX_BURST_MS,
         step=BURST_PAUSE_MS,
@@ -235,17 +237,19 @@ def _watch_until_replaced(places: WatchedFolders, stop: threading.Event, tell: C
         recursive=False,
         ignore_permission_denied=False,
     )
-    for turn, changed in enumerate(told):
-        gone = {path for change, path in changed if change == watchfiles.Change.deleted}
-        if any(str(place) in gone for place in places) or began != [_identity(place) for place in places]:
+    for number, changes in enumerate(batches):
+        deleted_paths = {path for change, path in changes if change == watchfiles.Change.deleted}
+        if any(str(folder) in deleted_paths for folder in folders) or identities != [
+            _identity(folder) for folder in folders
+        ]:
             return
-        # What happened before the system had begun to watch is seen by looking once more.
-        if changed or turn % CHECKS_BEFORE_LOOK == 0:
-            tell()
+        # The first timeout also triggers a listing, for changes before the system started to watch.
+        if changes or number % CHECKS_PER_LISTING == 0:
+            on_change()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
     with suppress(OSError):
-        about = os.stat(path)  # noqa: PTH116, the same in one line of many thousands that are run.
-        return about.st_dev, about.st_ino
+        status = os.stat(path)  # noqa: PTH116, faster, and called very often.
+        return status.st_dev, status.st_ino
     return None

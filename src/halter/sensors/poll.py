@@ -1,7 +1,7 @@
-"""A sensor that polls, and its request to a fixed URL as a tool behind the guard's door.
+"""A sensor that polls, and its request to a fixed URL as a tool behind the guard.
 
-A request uses nothing from the environment, stays on its host, and accepts no compressed body. A message names the host
-only: a URL may hold a key, and so may a header. A reading is a JSON value of bounded size.
+A request uses nothing from the environment, stays on its host, and accepts no compressed body. Error messages name only
+the host, since a URL or a header may contain a key. A reading is a JSON value of bounded size.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from halter.core.agent_spec import SensorSpec
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import HalterError
 from halter.core.tools import (
-    LARGEST_READING,
+    MAX_READING_BYTES,
     EffectStatus,
     Failed,
     Invalid,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def parse_json_or_text(text: str) -> tuple[Any, bool]:
-    """Parse a text as JSON, and say whether it is JSON; other text stays text."""
+    """Parse a text as JSON, and return whether it is JSON; other text is returned unchanged."""
     try:
         return msgspec.json.decode(text.encode()), True
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -53,55 +53,55 @@ def parse_json_value(text: str) -> Any:
 
 
 def make_reading(value: Any, at: int) -> Reading:
-    """Make a reading of any value. Raises SensorFailed for one that cannot be."""
+    """Make a reading of a value. Raises SensorFailed if the value is not JSON or too large."""
     try:
         size = len(msgspec.json.encode(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise SensorFailed(f"What was read is no JSON value: {type(error).__name__}.") from error
-    if size > LARGEST_READING:
-        raise SensorFailed(explain_too_large("What was read"))
+        raise SensorFailed(f"The reading is not a JSON value: {type(error).__name__}.") from error
+    if size > MAX_READING_BYTES:
+        raise SensorFailed(explain_too_large("The reading"))
     return Reading(value, at, size)
 
 
-def explain_too_large(what: str) -> str:
-    return f"{what} is larger than {LARGEST_READING:,} bytes: have the source send less at once."
+def explain_too_large(subject: str) -> str:
+    return f"{subject} is larger than {MAX_READING_BYTES:,} bytes. Make the source send less."
 
 
 PollAction = Callable[[], Awaitable[Any]]
-"""Returns a JSON value, or raises SensorFailed."""
+"""Reads a JSON value, or raises SensorFailed."""
 
 MIN_POLLING_INTERVAL: Final = SECOND // 10
-"""The shortest interval, for every sensor."""
+"""Minimum interval of every sensor."""
 
 
-def make_poll_sensor(spec: agent_spec.SensorSpec, look: PollAction, clock: Clock, rng: random.Random) -> Sensor:
-    """A sensor that polls at once and then every interval, with a little jitter."""
-    return _Poll(spec, look, clock, rng)
+def make_poll_sensor(spec: agent_spec.SensorSpec, poll: PollAction, clock: Clock, rng: random.Random) -> Sensor:
+    """Make a sensor that polls immediately, and then at every interval with a little jitter."""
+    return _Poll(spec, poll, clock, rng)
 
 
 class _Poll:
-    def __init__(self, spec: agent_spec.SensorSpec, look: PollAction, clock: Clock, rng: random.Random) -> None:
+    def __init__(self, spec: agent_spec.SensorSpec, poll: PollAction, clock: Clock, rng: random.Random) -> None:
         self.name = spec.name
         self.retry_after: int | None = None
         self._spec = spec
-        self._list_files = look
+        self._poll = poll
         self._clock = clock
         self._rng = rng
 
     async def readings(self) -> AsyncGenerator[Reading]:
         while True:
-            began = self._clock.now()
+            started_at = self._clock.now()
             value = await self._poll_once()
             now = self._clock.now()
             yield make_reading(value, now)
-            await self._clock.sleep(compute_poll_rest(self._period(), self._clock.now() - began))
+            await self._clock.sleep(compute_poll_rest(self._period(), self._clock.now() - started_at))
 
     async def _poll_once(self) -> Any:
         try:
             async with asyncio.timeout(self._spec.timeout / SECOND):
-                return await self._list_files()
+                return await self._poll()
         except TimeoutError:
-            raise SensorFailed(f"There was no answer within {self._spec.timeout / SECOND:g} s.") from None
+            raise SensorFailed(f"No answer within {self._spec.timeout / SECOND:g} s.") from None
 
     def _period(self) -> int:
         interval = max(self._spec.interval, MIN_POLLING_INTERVAL)
@@ -109,21 +109,21 @@ class _Poll:
 
 
 def compute_poll_rest(period: int, elapsed: int) -> int:
-    """How long to wait for the next poll, so long after the start of the last one.
+    """Compute the wait for the next poll from the time since the start of the last one.
 
-    Missed polls are not made up for. The wait is positive and at most a period, also after a clock jump.
+    Missed polls are skipped. The wait is positive and at most a period, also after a clock jump.
     """
     return period - elapsed % period
 
 
-MOST_REDIRECTS: Final = 5
+MAX_REDIRECTS: Final = 5
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _OK: Final = range(200, 300)
 NO_HEADERS: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 
 class NoAnswer(HalterError):
-    """A URL gave nothing that can be read: the kind of failure, and a sentence."""
+    """A URL has no usable answer: the kind of failure, and a sentence."""
 
     def __init__(self, kind: str, sentence: str, retry_after: int | None = None) -> None:
         super().__init__(sentence)
@@ -132,7 +132,7 @@ class NoAnswer(HalterError):
 
 
 class Target:
-    """A URL. `timeout` covers everything before the body of an answer."""
+    """A URL to read. `timeout` covers everything before the body of the answer."""
 
     def __init__(self, url: str, timeout: int, tls: ssl.SSLContext | None = None) -> None:
         self._url = url
@@ -141,11 +141,11 @@ class Target:
 
     @asynccontextmanager
     async def open(
-        self, headers: Mapping[str, str], ours: Mapping[str, bytes] = NO_HEADERS
+        self, headers: Mapping[str, str], own_headers: Mapping[str, bytes] = NO_HEADERS
     ) -> AsyncGenerator["Response"]:
-        """GET the URL and yield the answer with its body unread. Raises NoAnswer, also for that body.
+        """GET the URL and yield the response with its body unread. Raises NoAnswer, also while the body is read.
 
-        The headers are sent to this host only; `ours` win.
+        The headers are sent to this host only; `own_headers` override `headers`.
         """
         from httpx2 import AsyncClient, AsyncHTTPTransport, InvalidURL, LocalProtocolError, StreamError, TransportError
 
@@ -154,50 +154,53 @@ class Target:
             url = parse_web_url(self._url)
             host = url.host
             self._tls = self._tls or await asyncio.to_thread(_make_tls_context)
-            transport = AsyncHTTPTransport(verify=self._tls, trust_env=False, socket_options=_keep_alive(self._timeout))
+            transport = AsyncHTTPTransport(
+                verify=self._tls, trust_env=False, socket_options=_make_keep_alive_options(self._timeout)
+            )
             async with AsyncClient(transport=transport, trust_env=False, timeout=None) as client:
-                response = await self._send(client, url, _headers(headers, ours))
+                response = await self._send(client, url, _headers(headers, own_headers))
                 try:
                     yield response
                 finally:
                     await response.aclose()
         except LocalProtocolError:
-            # The library quotes the header that it refuses, and that may hold a key.
-            raise NoAnswer("BadRequest", f"The request to {host} cannot be written: check its headers.") from None
+            # The library's message quotes the header, which may contain a key.
+            raise NoAnswer("BadRequest", f"The request to {host} is invalid. Check its headers.") from None
         except InvalidURL as error:
-            raise NoAnswer("BadUrl", f"The address cannot be read: {error}.") from None
+            raise NoAnswer("BadUrl", f"The URL is invalid: {error}.") from None
         except (TransportError, StreamError) as error:
             raise NoAnswer(type(error).__name__, f"{host} cannot be read: {_describe_error(error)}.") from error
 
     async def _send(self, client: "AsyncClient", url: "URL", headers: list[tuple[bytes, bytes]]) -> "Response":
         try:
             async with asyncio.timeout(self._timeout / SECOND):
-                home = url
-                for _ in range(MOST_REDIRECTS + 1):
+                first_url = url
+                for _ in range(MAX_REDIRECTS + 1):
                     response = await client.send(client.build_request("GET", url, headers=headers), stream=True)
                     if response.status_code not in _REDIRECTS or "location" not in response.headers:
-                        return await _require_usable(response, home.host)
+                        return await _require_usable(response, first_url.host)
                     await response.aclose()
                     url = url.join(response.headers["location"])
-                    if _origin(url) != _origin(home):
+                    if _origin(url) != _origin(first_url):
                         raise NoAnswer(
-                            "Redirected", f"{home.host} sends on to {url.host}: if that is right, write its address."
+                            "Redirected",
+                            f"{first_url.host} redirects to {url.host}. If that is correct, use its URL.",
                         )
-                raise NoAnswer("Redirected", f"{home.host} sends on more than {MOST_REDIRECTS} times.")
+                raise NoAnswer("Redirected", f"{first_url.host} redirects more than {MAX_REDIRECTS} times.")
         except TimeoutError:
-            waited = f"{self._timeout / SECOND:g} s"
-            raise NoAnswer("Timeout", f"{url.host} gave no answer within {waited}.") from None
+            duration = f"{self._timeout / SECOND:g} s"
+            raise NoAnswer("Timeout", f"{url.host} did not answer within {duration}.") from None
 
 
 def parse_web_url(text: str) -> "URL":
-    """Parse a URL, which must hold no password."""
+    """Parse a URL, which must not contain a password."""
     from httpx2 import URL
 
     url = URL(text)
     if url.scheme not in {"http", "https"} or not url.host:
-        raise NoAnswer("BadUrl", "The address is not a web address: it must begin with https:// or http://.")
+        raise NoAnswer("BadUrl", "The URL is not a web address: it must begin with https:// or http://.")
     if url.userinfo:
-        raise NoAnswer("BadUrl", f"The address of {url.host} holds a name or a password: use a header.")
+        raise NoAnswer("BadUrl", f"The URL of {url.host} contains a user name or a password. Use a header.")
     return url
 
 
@@ -207,30 +210,31 @@ async def _require_usable(response: "Response", host: str) -> "Response":
         return response
     await response.aclose()
     if response.status_code in _OK:
-        raise NoAnswer("Encoded", f"{host} sends a compressed answer, though it was asked not to.")
+        raise NoAnswer("Encoded", f"{host} sent a compressed answer, although the request accepts none.")
     text = f"{response.status_code} {response.reason_phrase}".strip()
     raise NoAnswer("HttpError", f"{host} answered {text}.", _retry_after(response))
 
 
 def _retry_after(response: "Response") -> int | None:
-    question = response.headers.get("retry-after", "").strip()
-    return (
-        int(question) * SECOND if question.isascii() and question.isdigit() and len(question) < len("1000000") else None
-    )
+    value = response.headers.get("retry-after", "").strip()
+    return int(value) * SECOND if value.isascii() and value.isdigit() and len(value) < len("1000000") else None
 
 
-def _headers(given: Mapping[str, str], more: Mapping[str, bytes]) -> list[tuple[bytes, bytes]]:
-    ours = {b"accept-encoding": b"identity", **{name.encode(): value for name, value in more.items()}}
-    theirs = ((name.lower().encode(), value.encode()) for name, value in given.items())
-    return [*((name, value) for name, value in theirs if name not in ours), *ours.items()]
+def _headers(headers: Mapping[str, str], own_headers: Mapping[str, bytes]) -> list[tuple[bytes, bytes]]:
+    required_headers = {
+        b"accept-encoding": b"identity",
+        **{name.encode(): value for name, value in own_headers.items()},
+    }
+    spec_headers = ((name.lower().encode(), value.encode()) for name, value in headers.items())
+    return [*((name, value) for name, value in spec_headers if name not in required_headers), *required_headers.items()]
 
 
 def _origin(url: "URL") -> tuple[str, bytes, int]:
     return url.scheme, url.raw_host, url.port or (443 if url.scheme == "https" else 80)
 
 
-def _keep_alive(timeout: int) -> list[tuple[int, int, int]]:
-    """Let the system notice a host that vanished, on a stream that may be quiet for hours."""
+def _make_keep_alive_options(timeout: int) -> list[tuple[int, int, int]]:
+    """Make socket options that detect a lost host, on a stream that may be silent for hours."""
     seconds = max(1, min(timeout // SECOND, 3600))
     tcp = socket.IPPROTO_TCP
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (tcp, socket.TCP_KEEPCNT, 3)]
@@ -239,7 +243,7 @@ def _keep_alive(timeout: int) -> list[tuple[int, int, int]]:
 
 @cache
 def _make_tls_context() -> ssl.SSLContext:
-    """Read the machine's certificates once for all."""
+    """Make a TLS context with the machine's certificates, once for all requests."""
     from httpx2 import create_ssl_context
 
     return create_ssl_context(trust_env=False)
@@ -253,7 +257,7 @@ _NO_ARGUMENTS: Final = b'{"type":"object","properties":{},"additionalProperties"
 
 
 class Fetch:
-    """GETs the fixed URL of a poll sensor. It implements the port `Tool`, and takes no arguments.
+    """A tool without arguments that GETs the fixed URL of a poll sensor.
 
     The guard sees the URL and the headers as arguments, so that it grants exactly the secrets that they name.
     """
@@ -263,8 +267,8 @@ class Fetch:
         url = source.url if isinstance(source.url, str) else ""
         self._target = Target(url, sensor.timeout, tls)
         self._headers = dict(source.headers)
-        shown = {"url": url, "headers": self._headers}
-        self._valid = Valid(shown, msgspec.json.encode(shown, order="sorted"))
+        values = {"url": url, "headers": self._headers}
+        self._valid = Valid(values, msgspec.json.encode(values, order="sorted"))
         self.spec = add_spec_digest(
             ToolSpec(
                 name=f"poll_{sensor.name}",
@@ -278,10 +282,10 @@ class Fetch:
         )
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
-        """Accept no arguments, or those that the guard was shown before."""
+        """Accept no arguments, or the canonical ones of an earlier validation."""
         if arguments.strip() in {b"", b"{}", self._valid.canonical}:
             return self._valid
-        return Invalid(f"{self.spec.name} takes no arguments: its address is written in the agent's file.")
+        return Invalid(f"{self.spec.name} takes no arguments: its URL is in agent.yaml.")
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         permit.use()
@@ -296,15 +300,15 @@ class Fetch:
             raise Failed(error.kind, str(error)) from error
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
-        """Nothing outside is changed, so there is nothing to check."""
+        """Return `unknown`: a GET changes nothing, so there is nothing to probe."""
         return "unknown"
 
 
 async def _text(response: "Response") -> str:
     body = bytearray()
-    async for piece in response.aiter_raw():
-        body += piece
-        if len(body) > LARGEST_READING:
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > MAX_READING_BYTES:
             raise Failed("TooLarge", explain_too_large(f"The answer of {response.url.host}"))
     return _decode_body(bytes(body), response.charset_encoding, response.url.host)
 
@@ -313,4 +317,4 @@ def _decode_body(body: bytes, charset: str | None, host: str) -> str:
     try:
         return body.decode(charset or "utf-8-sig")
     except (LookupError, UnicodeError):
-        raise Failed("NotText", f"The answer of {host} is no text in {charset or 'UTF-8'}.") from None
+        raise Failed("NotText", f"The answer of {host} is not text in {charset or 'UTF-8'}.") from None

@@ -1,4 +1,4 @@
-"""A sensor that listens to a stream: server-sent events, or the messages of a WebSocket."""
+"""A sensor that listens to a stream: server-sent events, or WebSocket messages."""
 
 import re
 import ssl
@@ -10,7 +10,7 @@ import msgspec
 
 from halter.core import agent_spec
 from halter.core.clock import DAY, SECOND, Clock
-from halter.core.tools import LARGEST_READING, Reading, Sensor, SensorFailed
+from halter.core.tools import MAX_READING_BYTES, Reading, Sensor, SensorFailed
 from halter.sensors.poll import NoAnswer, Target, explain_too_large, parse_json_or_text, parse_json_value
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _BOM: Final = b"\xef\xbb\xbf"
 _LINE_ENDS: Final = re.compile(rb"\r\n|\r|\n")
 _DIGITS: Final = re.compile(r"0*([0-9]{1,12})")
-"""A longer retry time is ignored."""
+"""A longer `retry` is ignored."""
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True):
@@ -31,17 +31,17 @@ class ServerSentEvent(msgspec.Struct, frozen=True):
 
     @property
     def value(self) -> Any:
-        """The reading: a plain message of JSON is that JSON."""
+        """The value of the reading. For an unnamed event with JSON data, that is the JSON value."""
         value, is_json = parse_json_or_text(self.data)
-        plain = is_json and self.name == "message"
-        return value if plain else {"event": self.name, "data": value, "id": self.id}
+        is_plain_json = is_json and self.name == "message"
+        return value if is_plain_json else {"event": self.name, "data": value, "id": self.id}
 
 
 class SseParser:
-    """Parses one stream from its beginning.
+    """A parser of one stream from its start.
 
-    `last_id` is where a later stream continues, and `retry` the milliseconds that the server asks to wait before. An
-    unfinished event at the end of a stream is dropped with its id.
+    `last_id` is the id after which the next stream continues, and `retry` the wait before it in milliseconds, as the
+    server requests. An incomplete event at the end of a stream is dropped with its id.
     """
 
     def __init__(self, last_id: str = "") -> None:
@@ -55,25 +55,25 @@ class SseParser:
         self._data: list[str] = []
         self._size = 0
 
-    def feed(self, piece: bytes) -> list[ServerSentEvent]:
+    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """Parse a chunk. Raises SensorFailed for a line or an event that is too large."""
-        if self._after_cr and piece:
-            piece, self._after_cr = piece.removeprefix(b"\n"), False
-        if not piece:
+        if self._after_cr and chunk:
+            chunk, self._after_cr = chunk.removeprefix(b"\n"), False
+        if not chunk:
             return []
-        self._after_cr = piece.endswith(b"\r")
-        *ended, begun = _LINE_ENDS.split(piece)
-        events = [event for line in ended if (event := self._end_event(line)) is not None]
-        self._continue(begun)
+        self._after_cr = chunk.endswith(b"\r")
+        *lines, last_line = _LINE_ENDS.split(chunk)
+        events = [event for line in lines if (event := self._end_event(line)) is not None]
+        self._continue(last_line)
         return events
 
-    def _continue(self, piece: bytes) -> None:
-        self._line += piece
-        if self._size + len(self._line) > LARGEST_READING:
+    def _continue(self, chunk: bytes) -> None:
+        self._line += chunk
+        if self._size + len(self._line) > MAX_READING_BYTES:
             raise SensorFailed(explain_too_large("An event of the stream"))
 
-    def _end_event(self, rest: bytes) -> ServerSentEvent | None:
-        self._continue(rest)
+    def _end_event(self, chunk: bytes) -> ServerSentEvent | None:
+        self._continue(chunk)
         line = bytes(self._line)
         self._line.clear()
         if self._first:
@@ -88,7 +88,7 @@ class SseParser:
         return None
 
     def _field(self, name: str, value: str) -> None:
-        """Take one field. A comment is a field without a name; unknown fields are ignored."""
+        """Apply one field. A comment is a field without a name; unknown fields are ignored."""
         if name == "data":
             self._data.append(value)
             self._size += len(value.encode()) + 1
@@ -104,9 +104,9 @@ _TOO_BIG: Final = 1009
 
 
 async def receive_messages(url: str, headers: Mapping[str, str], max_wait: int) -> AsyncGenerator[str]:
-    """Listen until the server closes cleanly. Raises SensorFailed.
+    """Yield messages until the server closes the connection cleanly. Raises SensorFailed.
 
-    The patience is for the connection, and for each ping that proves a silent connection alive.
+    `max_wait` bounds the opening of the connection, and the answer to each ping on a silent connection.
     """
     from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
@@ -119,19 +119,21 @@ async def receive_messages(url: str, headers: Mapping[str, str], max_wait: int) 
             except ConnectionClosed as error:
                 raise SensorFailed(_explain_closed(error)) from None
             if isinstance(message, bytes):
-                raise SensorFailed(f"The stream sent {len(message):,} bytes that are no text: only text can be read.")
+                raise SensorFailed(
+                    f"The stream sent a binary message of {len(message):,} bytes. Only text is supported."
+                )
             yield message
 
 
 def _explain_closed(error: "ConnectionClosed") -> str:
-    """Why a connection was lost: our side closes it if a message is too large."""
-    ours, theirs = error.sent, error.rcvd
-    if ours and ours.code == _TOO_BIG:
+    """Describe why a connection was closed. This side closes it if a message is too large."""
+    own_close, server_close = error.sent, error.rcvd
+    if own_close and own_close.code == _TOO_BIG:
         return explain_too_large("A message of the stream")
-    if theirs:
-        return f"The stream was closed by the other side with code {theirs.code}."
-    if ours:
-        return f"The stream was ended: {ours.reason or f'code {ours.code}'}."
+    if server_close:
+        return f"The server closed the stream with code {server_close.code}."
+    if own_close:
+        return f"The stream was closed: {own_close.reason or f'code {own_close.code}'}."
     return "The connection of the stream was lost."
 
 
@@ -149,12 +151,12 @@ async def _connect(url: str, headers: Mapping[str, str], seconds: float) -> "Cli
     from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 
     class Straight(connect):
-        """Follows no redirect: the headers are meant for one host."""
+        """A connection that follows no redirect, since the headers are meant for one host."""
 
         def process_redirect(self, exc: Exception) -> Exception | str:
             return exc
 
-    limits: dict[str, Any] = {"max_size": LARGEST_READING, "compression": None, "proxy": None}
+    limits: dict[str, Any] = {"max_size": MAX_READING_BYTES, "compression": None, "proxy": None}
     times: dict[str, Any] = {
         "open_timeout": seconds,
         "ping_interval": seconds,
@@ -166,29 +168,29 @@ async def _connect(url: str, headers: Mapping[str, str], seconds: float) -> "Cli
     except TimeoutError:
         raise SensorFailed(f"The stream did not open within {seconds:g} s.") from None
     except InvalidStatus as error:
-        raise SensorFailed(f"The stream was refused with {error.response.status_code}.") from None
+        raise SensorFailed(f"The server refused the stream with {error.response.status_code}.") from None
     except InvalidURI:
-        raise SensorFailed("The address is not a WebSocket address: it must begin with wss:// or ws://.") from None
+        raise SensorFailed("The URL is not a WebSocket URL: it must begin with wss:// or ws://.") from None
     except OSError as error:
         raise SensorFailed(f"The stream cannot be reached: {error.strerror or error}.") from error
     except (WebSocketException, ValueError, EOFError) as error:
-        # What the library says may quote a header, and that may hold a key.
+        # The library's message may quote a header, which may contain a key.
         raise SensorFailed(f"The WebSocket handshake failed ({type(error).__name__}).") from None
 
 
 _MILLISECOND: Final = 1000
 _NO_CONTENT: Final = 204
 _OK: Final = 200
-_LONGEST_ID: Final = 4096
+_MAX_ID_BYTES: Final = 4096
 
 
 def make_stream_sensor(
     spec: agent_spec.SensorSpec, headers: Mapping[str, str], clock: Clock, tls: ssl.SSLContext | None = None
 ) -> Sensor:
-    """A sensor that listens to a URL; the headers have their secrets filled in."""
+    """Make a sensor that listens to a URL; the secrets in `headers` are already filled in."""
     url = spec.source.url if isinstance(spec.source.url, str) else ""
-    speaks = spec.source.format if isinstance(spec.source.format, str) else guess_stream_format(url)
-    match speaks:
+    stream_format = spec.source.format if isinstance(spec.source.format, str) else guess_stream_format(url)
+    match stream_format:
         case "sse":
             return _Events(spec.name, Target(url, spec.timeout, tls), headers, clock)
         case "websocket":
@@ -210,33 +212,33 @@ class _Events:
         self._retry: int | None = None
 
     async def readings(self) -> AsyncGenerator[Reading]:
-        """Listen to one stream to its end; the next one continues after its last event."""
+        """Yield the readings of one stream until its end; the next call continues after the last event."""
         self.retry_after = self._retry
         try:
             async with self._target.open(self._headers, self._asking()) as response:
                 host = response.url.host
                 if response.status_code == _NO_CONTENT:
                     self.retry_after = DAY
-                    raise SensorFailed(f"{host} answered 204: it says that there is nothing to listen to any more.")
+                    raise SensorFailed(f"{host} answered 204: the stream has ended.")
                 kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
                 if response.status_code != _OK or kind != "text/event-stream":
                     text = f"{response.status_code} with {kind[:100] or 'no content type'}"
-                    raise SensorFailed(f"{host} sends no server-sent events, but {text}: look at the address.")
+                    raise SensorFailed(f"Expected server-sent events from {host}, but received {text}. Check the URL.")
                 async with aclosing(self._events(response)) as events:
-                    async for each in events:
-                        yield each
+                    async for reading in events:
+                        yield reading
         except NoAnswer as error:
             self.retry_after = error.retry_after or self._retry
             raise SensorFailed(str(error)) from error
 
     def _asking(self) -> dict[str, bytes]:
-        asking = {"accept": b"text/event-stream", "cache-control": b"no-store"}
-        return {**asking, "last-event-id": self._last_id.encode()} if is_sendable(self._last_id) else asking
+        headers = {"accept": b"text/event-stream", "cache-control": b"no-store"}
+        return {**headers, "last-event-id": self._last_id.encode()} if is_sendable(self._last_id) else headers
 
     async def _events(self, response: "Response") -> AsyncGenerator[Reading]:
         parser = SseParser(self._last_id)
-        async for piece in response.aiter_raw():
-            events = parser.feed(piece)
+        async for chunk in response.aiter_raw():
+            events = parser.feed(chunk)
             if parser.retry is not None:
                 self._retry = self.retry_after = parser.retry * _MILLISECOND
             for event in events:
@@ -246,8 +248,8 @@ class _Events:
 
 
 def is_sendable(last_id: str) -> bool:
-    """Whether an id can be a header: an unreadable one would be refused for ever."""
-    return last_id.strip() == last_id and last_id.isprintable() and 0 < len(last_id.encode()) <= _LONGEST_ID
+    """Return whether an id can be sent as a header. With any other id, every later request would fail."""
+    return last_id.strip() == last_id and last_id.isprintable() and 0 < len(last_id.encode()) <= _MAX_ID_BYTES
 
 
 class _Messages:
@@ -260,6 +262,6 @@ class _Messages:
         self._clock = clock
 
     async def readings(self) -> AsyncGenerator[Reading]:
-        async with aclosing(receive_messages(self._url, self._headers, self._timeout)) as heard:
-            async for message in heard:
+        async with aclosing(receive_messages(self._url, self._headers, self._timeout)) as messages:
+            async for message in messages:
                 yield Reading(parse_json_value(message), self._clock.now(), len(message))

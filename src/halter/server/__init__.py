@@ -1,1 +1,1 @@
-"""What is reached over HTTP."""
+"""The HTTP server: API, streams, webhooks and login."""

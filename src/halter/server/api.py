@@ -17,9 +17,9 @@ from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.errors import ConfigError, explain_extra
 from halter.core.public_json import declare_decimal_numbers
 from halter.core.text import clean
-from halter.operations.desk import CLEANED, Operation, fail_invalid
+from halter.operations.actor import CLEANED, Operation, fail_invalid
 from halter.operations.registry import OPERATIONS, READS, WRITES
-from halter.runtime.triggers import Delivery, HookAccepted, WebhookReceiver
+from halter.runtime.trigger_runner import Delivery, HookAccepted, WebhookReceiver
 from halter.server.middleware import TOO_MANY_REQUESTS, Attempts, ServerLimits, locate_scope
 from halter.server.responses import ERRORS, JSON, Error, add_errors, encode_answer, make_request_desk
 from halter.server.server import listen, serve_asgi
@@ -33,7 +33,7 @@ _BOOLS: Final = {"yes": "true", "on": "true", "y": "true", "t": "true", "no": "f
 
 
 def make_api() -> FastAPI:
-    """Makes the API: routes, streams and error responses."""
+    """Make the API: routes, streams and error responses."""
     api = FastAPI(title="Halter", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     add_errors(api)
     _add_routes(api)
@@ -42,25 +42,25 @@ def make_api() -> FastAPI:
 
 
 def description() -> dict[str, Any]:
-    """Returns the OpenAPI description without a server."""
+    """Return the OpenAPI description without a server."""
     return make_api().openapi()
 
 
 @cache
 def _make_schemas() -> tuple[Sequence[Any], Mapping[str, Any], Mapping[str, Any]]:
-    """Makes the schemas of results, of their parts and of parameters: two thirds of the time that an API takes."""
+    """Make the schemas of results, of their parts and of parameters. Cached: they take most of an API's start."""
     kinds = [*(each.result for each in OPERATIONS), Error]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     _, inputs = msgspec.json.schema_components([each.parameters for each in OPERATIONS], ref_template=_REF)
-    typed = {name: _add_types(each) for name, each in inputs.items()}
-    return declare_decimal_numbers(list(schemas)), declare_decimal_numbers(components), typed
+    typed_schemas = {name: _add_types(each) for name, each in inputs.items()}
+    return declare_decimal_numbers(list(schemas)), declare_decimal_numbers(components), typed_schemas
 
 
 def _add_routes(api: FastAPI) -> None:
     schemas, components, inputs = _make_schemas()
     for operation, schema in zip(OPERATIONS, schemas, strict=False):
         answer = {"description": "Done", "content": {LINES if operation.lines else JSON: {"schema": schema}}}
-        taken = inputs[operation.parameters.__name__]
+        parameters_schema = inputs[operation.parameters.__name__]
         api.add_api_route(
             f"/api{operation.path}",
             _handler(operation),
@@ -73,42 +73,46 @@ def _add_routes(api: FastAPI) -> None:
                 "security": [{"token": []}],
                 "x-role": operation.role,
                 "x-command": operation.command,
-                **_describe_parameters(operation, taken),
+                **_build_parameters(operation, parameters_schema),
             },
         )
-    parts = {operation.parameters.__name__ for operation in OPERATIONS}
+    parameter_names = {operation.parameters.__name__ for operation in OPERATIONS}
     api.openapi = _make_openapi(
-        api, {**{name: each for name, each in inputs.items() if name not in parts}, **components}
+        api, {**{name: each for name, each in inputs.items() if name not in parameter_names}, **components}
     )
 
 
 def _add_types(schema: dict[str, Any]) -> dict[str, Any]:
     fields = schema.get("properties", {})
-    typed = {name: {"type": "string", **field} if "enum" in field else field for name, field in fields.items()}
-    return {**schema, "properties": typed}
+    typed_fields = {name: {"type": "string", **field} if "enum" in field else field for name, field in fields.items()}
+    return {**schema, "properties": typed_fields}
 
 
-def _describe_parameters(operation: Operation, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Describes parameters: those in the path, and the rest in the query or, for a write, in the body."""
-    fields, needed = schema.get("properties", {}), schema.get("required", ())
-    named = [
-        {"name": name, "in": "path" if name in operation.path_parameters else "query", "required": name in needed}
-        | ({"description": about} if (about := field.get("description")) else {})
+def _build_parameters(operation: Operation, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe parameters: those in the path, and the rest in the query or, for a write, in the body."""
+    fields, required_names = schema.get("properties", {}), schema.get("required", ())
+    parameters = [
+        {
+            "name": name,
+            "in": "path" if name in operation.path_parameters else "query",
+            "required": name in required_names,
+        }
+        | ({"description": text} if (text := field.get("description")) else {})
         | {"schema": field}
         for name, field in fields.items()
         if name in operation.path_parameters or not operation.writes
     ]
     if not operation.writes:
-        return {"parameters": named}
-    inside = {name: field for name, field in fields.items() if name not in operation.path_parameters}
+        return {"parameters": parameters}
+    body_fields = {name: field for name, field in fields.items() if name not in operation.path_parameters}
     body = {
         "type": "object",
-        "properties": inside,
-        "required": [name for name in inside if name in needed],
+        "properties": body_fields,
+        "required": [name for name in body_fields if name in required_names],
         "additionalProperties": False,
     }
     return {
-        "parameters": named,
+        "parameters": parameters,
         "requestBody": {"required": bool(body["required"]), "content": {JSON: {"schema": body}}},
     }
 
@@ -120,42 +124,42 @@ def _handler(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
         parameters = msgspec.structs.asdict(await _parameters(operation, request))
         if operation.lines:
             rows = operation.run(actor, **parameters)
-            first = await anext(rows, None)
+            first_row = await anext(rows, None)
             headers = {"Content-Disposition": f'attachment; filename="{operation.lines}"'}
-            return StreamingResponse(_lines(first, rows), 200, headers, LINES)
+            return StreamingResponse(_lines(first_row, rows), 200, headers, LINES)
         return Response(encode_answer(await operation.run(actor, **parameters)), media_type=JSON)
 
     return handle
 
 
-async def _lines(first: object, rest: AsyncGenerator[object]) -> AsyncGenerator[bytes]:
-    """Yields the first row, read before the response began so that an error has its status, then the rest."""
-    async with aclosing(rest) as rows:
-        if first is not None:
-            yield encode_answer(first) + b"\n"
+async def _lines(first_row: object, remaining: AsyncGenerator[object]) -> AsyncGenerator[bytes]:
+    """Yield the first row, which was read before the response so that an error gets its status, then the others."""
+    async with aclosing(remaining) as rows:
+        if first_row is not None:
+            yield encode_answer(first_row) + b"\n"
         async for row in rows:
             yield encode_answer(row) + b"\n"
 
 
 async def _parameters(operation: Operation, request: Request) -> msgspec.Struct:
-    """Parses the parameters of an operation. A body may not repeat what stands in the path."""
+    """Parse the parameters of an operation. A body may not repeat a parameter of the path."""
     names = operation.parameters.__struct_fields__
     if operation.writes:
-        given = await _body(request)
-        if operation.path_parameters & given.keys():
-            names = ", ".join(sorted(operation.path_parameters & given.keys()))
-            fail_invalid(f"{names} stands in the path, and not in the body.")
+        values = await _body(request)
+        if operation.path_parameters & values.keys():
+            names = ", ".join(sorted(operation.path_parameters & values.keys()))
+            fail_invalid(f"{names} belongs in the path, not in the body.")
     else:
-        given = {name: text for name, text in request.query_params.items() if name in names}
+        values = {name: text for name, text in request.query_params.items() if name in names}
         for field in msgspec.structs.fields(operation.parameters):
-            if field.name in given and _is_bool(field.type):
-                given[field.name] = _BOOLS.get(given[field.name].lower(), given[field.name])
+            if field.name in values and _is_bool(field.type):
+                values[field.name] = _BOOLS.get(values[field.name].lower(), values[field.name])
     try:
-        made = msgspec.convert({**given, **request.path_params}, operation.parameters, strict=operation.writes)
+        parameters = msgspec.convert({**values, **request.path_params}, operation.parameters, strict=operation.writes)
     except (msgspec.ValidationError, RecursionError) as error:
         fail_invalid(f"{error}.")
-    _require_storable_text(made)
-    return made
+    _require_storable_text(parameters)
+    return parameters
 
 
 def _is_bool(kind: Any) -> bool:
@@ -168,36 +172,36 @@ async def _body(request: Request) -> dict[str, Any]:
         return {}
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON and not kind.endswith("+json"):
-        fail_invalid("The body is to be JSON, with the header `Content-Type: application/json`.")
+        fail_invalid("The body must be JSON, with the header `Content-Type: application/json`.")
     try:
         return msgspec.convert(json.loads(data), dict[str, Any] | None) or {}
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
-        fail_invalid(f"The body cannot be read as a JSON object: {error}.")
+        fail_invalid(f"The body is not a JSON object: {error}.")
 
 
-def _require_storable_text(given: msgspec.Struct) -> None:
-    """Rejects characters that no store keeps, except where they are replaced later."""
-    for field in msgspec.structs.fields(given):
-        value = getattr(given, field.name)
+def _require_storable_text(parameters: msgspec.Struct) -> None:
+    """Reject characters that a store cannot hold, except in fields that are cleaned later."""
+    for field in msgspec.structs.fields(parameters):
+        value = getattr(parameters, field.name)
         if isinstance(value, msgspec.Struct):
             _require_storable_text(value)
         elif isinstance(value, str) and clean(value) != value and not _is_cleaned(field.type):
-            fail_invalid(f"{field.name} holds characters that are no text.")
+            fail_invalid(f"{field.name} contains invalid characters.")
 
 
 def _is_cleaned(kind: Any) -> bool:
-    about = getattr(kind, "__metadata__", ())
-    return any(isinstance(each, msgspec.Meta) and CLEANED in (each.extra or ()) for each in about)
+    metadata = getattr(kind, "__metadata__", ())
+    return any(isinstance(each, msgspec.Meta) and CLEANED in (each.extra or ()) for each in metadata)
 
 
 def _make_openapi(api: FastAPI, components: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
     def openapi() -> dict[str, Any]:
         if api.openapi_schema is None:
-            made = get_openapi(title=api.title, version=api.version, description=__doc__, routes=api.routes)
-            parts = made.setdefault("components", {})
-            parts["schemas"] = {**parts.get("schemas", {}), **components}
-            parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-            api.openapi_schema = made
+            document = get_openapi(title=api.title, version=api.version, description=__doc__, routes=api.routes)
+            sections = document.setdefault("components", {})
+            sections["schemas"] = {**sections.get("schemas", {}), **components}
+            sections["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            api.openapi_schema = document
         return api.openapi_schema
 
     return openapi
@@ -208,11 +212,11 @@ PORT: Final = 8765
 BEARER_PREFIX: Final = "bearer "
 DELIVERY_HEADER: Final = "halter-delivery"
 UPLOAD_TIMEOUT: Final = 30 * SECOND
-"""How long a body may take to arrive."""
+"""Longest time for a body to arrive."""
 
 
 def make_hooks_api(hooks: WebhookReceiver, clock: Clock) -> "FastAPI":
-    """Makes a server for webhook deliveries only."""
+    """Make a server for webhook deliveries only."""
     from fastapi import FastAPI
 
     api = FastAPI(title="Halter webhooks", docs_url=None, redoc_url=None, openapi_url=None)
@@ -220,29 +224,29 @@ def make_hooks_api(hooks: WebhookReceiver, clock: Clock) -> "FastAPI":
     return api
 
 
-def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock, tried: Attempts) -> None:
-    """Adds `POST /hooks/AGENT/NAME`, with a token and the delivery's id. Counts wrong tokens in `tried`."""
+def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock, attempts: Attempts) -> None:
+    """Add `POST /hooks/AGENT/NAME`, with a token and the delivery's id. Wrong tokens are counted in `attempts`."""
     from fastapi import Request
     from fastapi.responses import JSONResponse
 
     async def receive(agent: str, name: str, request: Request) -> JSONResponse:
         hooks, text = find(), request.headers.get("authorization", "")
         token = text[len(BEARER_PREFIX) :].strip() if text.lower().startswith(BEARER_PREFIX) else ""
-        origin, shown, now = locate_scope(request.scope), f"{agent}/{name} {token}", clock.now()
-        if wait := tried.find_delay(origin, shown, now):
+        origin, credential, now = locate_scope(request.scope), f"{agent}/{name} {token}", clock.now()
+        if wait := attempts.find_delay(origin, credential, now):
             return JSONResponse({"error": TOO_MANY_REQUESTS}, 429, {"Retry-After": str(max(1, -(-wait // SECOND)))})
         limit = hooks.max_bytes(agent, name, token)
         if limit:
-            tried.right(origin, shown)
+            attempts.right(origin, credential)
         else:
-            tried.count_failure(origin, shown, now)
+            attempts.count_failure(origin, credential, now)
         try:
             async with asyncio.timeout(UPLOAD_TIMEOUT / SECOND):
                 body = await _hook_body(request, limit + 1) if limit else b""
         except TimeoutError:
-            return JSONResponse({"error": "The body was too long in coming."}, 408, {"Connection": "close"})
-        content = request.headers.get("content-type", "")
-        delivery = Delivery(token, request.headers.get(DELIVERY_HEADER, ""), content, body)
+            return JSONResponse({"error": "The body took too long to arrive."}, 408, {"Connection": "close"})
+        content_type = request.headers.get("content-type", "")
+        delivery = Delivery(token, request.headers.get(DELIVERY_HEADER, ""), content_type, body)
         answer = await hooks.receive(agent, name, delivery)
         if isinstance(answer, HookAccepted):
             status = 200 if answer.repeated else 202
@@ -256,17 +260,17 @@ def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock,
 
 
 async def _hook_body(request: Any, limit: int) -> bytes:
-    """Reads a body; of one that is too long, no more than shows that."""
+    """Read a body up to `limit` bytes."""
     body = b""
-    async for part in request.stream():
-        body += part
+    async for chunk in request.stream():
+        body += chunk
         if len(body) >= limit:
             break
     return body[:limit]
 
 
 async def serve_hooks(hooks: WebhookReceiver, host: str = HOST, port: int = PORT) -> None:
-    """Serves deliveries until cancelled. Raises ConfigError without the extra `server`, or if the port is taken."""
+    """Serve deliveries until cancelled. Raises ConfigError without the extra `server`, or if the port is taken."""
     try:
         api = make_hooks_api(hooks, SystemClock())
     except ImportError:

@@ -1,10 +1,10 @@
 """Authorization: one pure decision for every request and every WebSocket, before anything else handles it.
 
-A page in a browser may send requests to this machine, and the browser adds our cookie. So a valid caller is not enough:
-a request must be meant for us (Host), and come from a page of ours or from no page at all (Origin).
+A page in a browser may send requests to this machine, and the browser adds our cookie. A valid credential is therefore
+not enough: a request must name this server (Host), and come from one of its pages or from no page (Origin).
 
-A token is shown once; only its digest is kept, in a file that only its owner may read. A browser gets a random login
-key, of which the server keeps the digest, the token and the end, in a file beside the tokens: logins survive a restart.
+A token is shown once; only its digest is stored, in a file that only its owner may read. A browser gets a random login
+key. The server stores its digest, token and end in a file next to the tokens file, so logins survive a restart.
 A login is bound to the whole record of its token, so a removed or changed token ends its logins.
 """
 
@@ -29,25 +29,25 @@ import msgspec
 
 from halter.core.clock import HOUR
 from halter.core.errors import ConfigError
-from halter.core.ids import PERSON_NAME, may_decide
+from halter.core.ids import PERSON_NAME, can_decide
 from halter.core.vocabulary import SignOnRefusal
-from halter.operations.desk import ROLES, Principal, Role
+from halter.operations.actor import ROLES, Principal, Role
 from halter.settings import find_logins_file
 
 _OTHERS_MAY: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class PrivateFile:
-    """A small JSON file that only its owner may read. Every method but `state` raises ConfigError on failure."""
+    """A small JSON file that only its owner may read. Every method but `read_state` raises ConfigError on failure."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> bytes | None:
-        """Returns the content; None if there is no file."""
+        """Return the content; None if there is no file."""
         try:
             if self.path.stat().st_mode & _OTHERS_MAY:
-                raise ConfigError(f"Others may read {self.path}: run chmod 600 on it, and make new tokens.")
+                raise ConfigError(f"Other users can read {self.path}. Run chmod 600 on it and create new tokens.")
             return self.path.read_bytes()
         except FileNotFoundError:
             return None
@@ -55,7 +55,7 @@ class PrivateFile:
             raise ConfigError(f"{self.path} cannot be read: {error.strerror or error}.") from error
 
     def write(self, content: object) -> None:
-        """Replaces the file atomically; the temporary file is private from the start."""
+        """Replace the file atomically; the temporary file is private from the start."""
         try:
             with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{self.path.name}-", delete=False) as file:
                 _fill(Path(file.name), file.fileno(), msgspec.json.format(msgspec.json.encode(content)), self.path)
@@ -64,7 +64,7 @@ class PrivateFile:
 
     @contextmanager
     def lock(self) -> Generator[None]:
-        """Locks the file's folder, so that of two concurrent changes none is lost."""
+        """Lock the file's folder, so that concurrent changes are not lost."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -76,23 +76,23 @@ class PrivateFile:
         finally:
             os.close(folder)
 
-    def state(self) -> tuple[int, ...]:
-        """Returns a value that changes whenever the file does."""
+    def read_state(self) -> tuple[int, ...]:
+        """Return a value that changes whenever the file does."""
         try:
-            about = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return ()
-        return (about.st_ino, about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_mode)
+        return (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_mode)
 
 
-def _fill(written: Path, file: int, data: bytes, path: Path) -> None:
+def _fill(temporary: Path, file: int, data: bytes, path: Path) -> None:
     try:
-        with open(file, "wb", closefd=False) as out:
-            out.write(data)
+        with open(file, "wb", closefd=False) as stream:
+            stream.write(data)
         os.fsync(file)
-        written.replace(path)
+        temporary.replace(path)
     except OSError:
-        written.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -100,11 +100,13 @@ NAME: Final = PERSON_NAME
 PREFIX: Final = "halter_"
 _TOKEN: Final = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 _BYTES: Final = 32
-LOST_TOKEN_ADVICE: Final = "A token is shown once. If it is lost: `halter tokens add NAME --role admin` makes another."  # noqa: S105 It is a sentence.
+LOST_TOKEN_ADVICE: Final = (
+    "A token is shown once. If it is lost, create another: `halter tokens add NAME --role admin`."  # noqa: S105 It is a sentence.
+)
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token as it is kept. Without agents it sees all of them."""
+    """A stored token. Without agents it may see all of them."""
 
     name: str
     role: Role
@@ -125,17 +127,16 @@ def digest_token_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
-def describe_token(secret: str, name: str, role: str, made_at: int, agents: Sequence[str] = ()) -> Token:
-    """Makes a token's record. Raises ConfigError for an invalid name or role."""
-    if not NAME.fullmatch(name) or not may_decide(name):
+def make_token(secret: str, name: str, role: str, made_at: int, agents: Sequence[str] = ()) -> Token:
+    """Make a token's record. Raises ConfigError for an invalid name or role."""
+    if not NAME.fullmatch(name) or not can_decide(name):
         raise ConfigError(
-            f"{name!r} cannot be the name of a token: write small letters, digits, dots, dashes or underscores, "
-            "up to 64 of them."
+            f"Invalid token name {name!r}: use up to 64 lowercase letters, digits, dots, dashes or underscores."
         )
-    for known in ROLES:
-        if known == role:
-            return Token(name, known, digest_token_secret(secret), made_at, tuple(agents))
-    raise ConfigError(f"There is no role {role!r}: write one of {', '.join(ROLES)}.")
+    for candidate in ROLES:
+        if candidate == role:
+            return Token(name, candidate, digest_token_secret(secret), made_at, tuple(agents))
+    raise ConfigError(f"Unknown role {role!r}. Use one of {', '.join(ROLES)}.")
 
 
 def suggest_token_name(person: str) -> str:
@@ -144,12 +145,12 @@ def suggest_token_name(person: str) -> str:
 
 
 def find_token(tokens: Sequence[Token], secret: str) -> Token | None:
-    """Returns the token of a secret. Compares all in constant time, so that timing reveals nothing."""
+    """Return the token of a secret. All comparisons take constant time, so that timing reveals nothing."""
     if not _TOKEN.fullmatch(secret):
         return None
     digest = digest_token_secret(secret)
-    fitting = [token for token in tokens if hmac.compare_digest(token.digest, digest)]
-    return fitting[0] if fitting else None
+    matching_tokens = [token for token in tokens if hmac.compare_digest(token.digest, digest)]
+    return matching_tokens[0] if matching_tokens else None
 
 
 class TokenFile:
@@ -158,32 +159,32 @@ class TokenFile:
         self._file = PrivateFile(path)
 
     def tokens(self) -> tuple[Token, ...]:
-        """Reads all tokens. Raises ConfigError where the file cannot be trusted or read."""
+        """Read all tokens. Raises ConfigError where the file cannot be trusted or read."""
         data = self._file.read()
         try:
             return () if data is None else _decode_tokens(data)
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-            raise ConfigError(f"{self.path} is damaged ({error}): remove it, and make new tokens.") from None
+            raise ConfigError(f"{self.path} is damaged ({error}). Remove it and create new tokens.") from None
 
     def add(self, token: Token) -> None:
-        """Adds a token. Raises ConfigError if the name is taken."""
+        """Add a token. Raises ConfigError if the name is taken."""
         with self._file.lock():
             tokens = self.tokens()
             if any(each.name == token.name for each in tokens):
                 raise ConfigError(
-                    f"There is a token called {token.name} already: `halter tokens remove {token.name}` ends it."
+                    f"A token named {token.name} already exists. Remove it with `halter tokens remove {token.name}`."
                 )
             self._file.write({"tokens": (*tokens, token)})
 
     def remove(self, name: str) -> bool:
-        """Removes a token at once; returns whether it was there."""
+        """Remove a token, which is invalid immediately; return whether it existed."""
         with self._file.lock():
             tokens = self.tokens()
             self._file.write({"tokens": [token for token in tokens if token.name != name]})
             return any(token.name == name for token in tokens)
 
-    def state(self) -> tuple[int, ...]:
-        return self._file.state()
+    def read_state(self) -> tuple[int, ...]:
+        return self._file.read_state()
 
 
 class _StoredTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,14 +195,14 @@ def _decode_tokens(data: bytes) -> tuple[Token, ...]:
     tokens = msgspec.json.decode(data, type=_StoredTokens).tokens
     for token in tokens:
         if not NAME.fullmatch(token.name) or not re.fullmatch(r"[0-9a-f]{64}", token.digest):
-            raise ValueError(f"the token {token.name!r} is none that Halter made")
+            raise ValueError(f"the token {token.name!r} was not made by Halter")
     return tokens
 
 
 class Keyring:
-    """The valid tokens: those of a file, read again when it changes, and `extra` ones.
+    """The valid tokens: those of a file, which is read again when it changes, and `extra` ones.
 
-    While the file cannot be read or trusted, its tokens are invalid; `problem` says why.
+    While the file cannot be read or trusted, its tokens are invalid, and `problem` has the reason.
     """
 
     def __init__(self, file: TokenFile | None = None, extra: Sequence[Token] = ()) -> None:
@@ -213,11 +214,11 @@ class Keyring:
 
     @property
     def logins_file(self) -> Path | None:
-        """The logins file beside the tokens file, if there is one."""
+        """The logins file next to the tokens file; None without a tokens file."""
         return None if self._file is None else find_logins_file(self._file.path)
 
     def tokens(self) -> tuple[Token, ...]:
-        if self._file is not None and (state := self._file.state()) != self._state:
+        if self._file is not None and (state := self._file.read_state()) != self._state:
             self._tokens, self.problem = _read(self._file)
             self._state = state
         return (*self._extra, *self._tokens)
@@ -234,13 +235,13 @@ def _read(file: TokenFile) -> tuple[tuple[Token, ...], str]:
 
 
 def render_token(token: Token) -> Mapping[str, object]:
-    """Returns a token for display, without its digest."""
+    """Return a token for display, without its digest."""
     return {"name": token.name, "role": token.role, "agents": token.agents, "made_at": token.made_at}
 
 
 LOGIN_LIFETIME: Final = 12 * HOUR
 MAX_LOGINS_PER_TOKEN: Final = 50
-"""Most logins of a token at once; the oldest ends first."""
+"""Maximum number of logins per token; the oldest ends first."""
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
@@ -250,7 +251,7 @@ class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     bound_to: str
     until: int
     person: Token | None = None
-    """Who was signed on by a provider; `bound_to` is then its configuration, and there is no token."""
+    """The person whom a provider signed on; `bound_to` is then its configuration, and `token` the person's name."""
 
 
 def digest_login_key(key: str) -> str:
@@ -262,7 +263,7 @@ def digest_token_fields(token: Token) -> str:
 
 
 def find_login(key: str, logins: Mapping[str, Login], tokens: Sequence[Token], now: int) -> tuple[Token, Login] | None:
-    """Returns the token and login of a key, if the login has not ended."""
+    """Return the token and login of a key, if the login has not ended."""
     login = logins.get(digest_login_key(key)) if _KEY.fullmatch(key) else None
     if login is None or login.until <= now:
         return None
@@ -275,9 +276,9 @@ def find_login(key: str, logins: Mapping[str, Login], tokens: Sequence[Token], n
 
 
 class Logins:
-    """The logins of one tokens file, shared by all servers that read it. Without a file they are kept in memory.
+    """The logins of one tokens file, shared by all servers that read it. Without a file they are in memory only.
 
-    Of the logins by a provider only those count that were made under the configuration `sign_on`.
+    Logins by a provider are valid only under the configuration `sign_on` that they were made under.
     """
 
     def __init__(
@@ -291,20 +292,20 @@ class Logins:
         self._ended_at: dict[str, int] = {}
         self._writing = asyncio.Lock()
         self.changed = asyncio.Event()
-        """Set, and replaced, whenever a login ends here: open streams check again."""
+        """Set and replaced whenever a login ends here, so that open streams check again."""
 
     def current(self) -> Mapping[str, Login]:
-        """Returns the logins by digest; a file that cannot be read or trusted counts as empty."""
-        if self._file is not None and (state := self._file.state()) != self._state:
+        """Return the logins by digest; a file that cannot be read or trusted counts as empty."""
+        if self._file is not None and (state := self._file.read_state()) != self._state:
             self._logins, self._state = self._select_valid(_read_logins(self._file)), state
         return self._logins
 
     async def start_login(self, token: Token, now: int) -> str:
-        """Starts a login and returns the key for the browser. Raises ConfigError where it cannot be saved."""
+        """Start a login and return the key for the browser. Raises ConfigError where it cannot be saved."""
         return await self._begin(now, token.name, digest_token_fields(token), LOGIN_LIFETIME)
 
     async def begin_signed_on(self, person: Token, now: int, lifetime: int) -> str:
-        """Starts a login of a person whom a provider named, for at most as long as one with a token."""
+        """Start a login of a person whom a provider signed on, for at most `LOGIN_LIFETIME`."""
         return await self._begin(now, person.name, self._sign_on, min(lifetime, LOGIN_LIFETIME), person)
 
     async def _begin(self, now: int, name: str, bound_to: str, lifetime: int, person: Token | None = None) -> str:
@@ -314,16 +315,16 @@ class Logins:
         return key
 
     async def end(self, key: str, now: int) -> None:
-        """Ends a login at once. Raises ConfigError where that would not survive a restart."""
-        gone = self.current().get(digest_login_key(key))
-        if gone is None:
+        """End a login immediately. Raises ConfigError if that could not be saved and would not survive a restart."""
+        ended_login = self.current().get(digest_login_key(key))
+        if ended_login is None:
             return
-        self._ended_at = {digest: until for digest, until in self._ended_at.items() if until > now}
-        self._ended_at[gone.digest] = gone.until
+        self._ended_at = {digest: ends_at for digest, ends_at in self._ended_at.items() if ends_at > now}
+        self._ended_at[ended_login.digest] = ended_login.until
         self._logins = self._select_valid(self._logins)
         self.changed.set()
         self.changed = asyncio.Event()
-        await self._change(lambda logins: [login for login in logins if login.digest != gone.digest])
+        await self._change(lambda logins: [login for login in logins if login.digest != ended_login.digest])
 
     def _select_valid(self, logins: Mapping[str, Login]) -> Mapping[str, Login]:
         return {
@@ -337,16 +338,16 @@ class Logins:
             if self._file is None:
                 self._logins = _by_digest(change(tuple(self._logins.values())))
             else:
-                # Disks are slow, and agents must not wait for them.
+                # In a thread: agents must not wait for a slow disk.
                 await asyncio.to_thread(_rewrite, self._file, change)
 
 
 def append_login(logins: Sequence[Login], login: Login, now: int) -> Sequence[Login]:
-    """Adds a login; drops those that have ended, and the oldest ones of a token with too many."""
-    others = [each for each in logins if each.until > now]
-    own = sorted((each for each in others if each.token == login.token), key=lambda each: each.until)
-    too_many = {each.digest for each in own[: max(0, len(own) - MAX_LOGINS_PER_TOKEN + 1)]}
-    return [*(each for each in others if each.digest not in too_many), login]
+    """Add a login; drop expired ones, and the oldest ones of a token that has too many."""
+    valid_logins = [each for each in logins if each.until > now]
+    own_logins = sorted((each for each in valid_logins if each.token == login.token), key=lambda each: each.until)
+    dropped_digests = {each.digest for each in own_logins[: max(0, len(own_logins) - MAX_LOGINS_PER_TOKEN + 1)]}
+    return [*(each for each in valid_logins if each.digest not in dropped_digests), login]
 
 
 def _rewrite(file: PrivateFile, change: Callable[[Sequence[Login]], Sequence[Login]]) -> None:
@@ -359,7 +360,7 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _read_logins(file: PrivateFile) -> Mapping[str, Login]:
-    """Reads the list. A damaged or exposed one counts as empty: everyone logs in again."""
+    """Read the logins. A damaged or exposed file counts as empty, and people log in again."""
     try:
         data = file.read()
         return {} if data is None else _by_digest(msgspec.json.decode(data, type=_Content).logins)
@@ -386,18 +387,16 @@ _BEARER: Final = "bearer "
 _WEB_PORTS: Final = frozenset((80, 443))
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
-NO_TOKEN: Final = "Say who you are: send a token as `Authorization: Bearer TOKEN`, or log in at /login."  # noqa: S105 It is a sentence.
-TOKEN_IN_ADDRESS: Final = "A token in an address ends up in logs: send it as `Authorization: Bearer TOKEN`."  # noqa: S105 It is a sentence.
-WRONG_TOKEN: Final = "This token opens nothing here: it was removed, ran out, or never was one."  # noqa: S105 It is a sentence.
-LOGIN_ENDED: Final = "This login has ended: log in again at /login."
-UNKNOWN_SERVER_NAME: Final = (
-    "This server does not go by that name: use the address that it showed, or start it with --host NAME."
-)
-FOREIGN_ORIGIN: Final = "This request came from a foreign page, and was refused."
+NO_TOKEN: Final = "Authentication required: send a token as `Authorization: Bearer TOKEN`, or log in at /login."  # noqa: S105 It is a sentence.
+TOKEN_IN_ADDRESS: Final = "Tokens in a URL end up in logs. Send the token as `Authorization: Bearer TOKEN`."  # noqa: S105 It is a sentence.
+WRONG_TOKEN: Final = "Invalid token: it was removed, has expired, or never existed."  # noqa: S105 It is a sentence.
+LOGIN_ENDED: Final = "This login has ended. Log in again at /login."
+UNKNOWN_SERVER_NAME: Final = "Unknown host name. Use the address that the server printed, or start it with --host NAME."
+FOREIGN_ORIGIN: Final = "Request refused: it came from a page of another origin."
 
 
 class IncomingRequest(msgspec.Struct, frozen=True):
-    """A request as it came in; nothing in it is trusted."""
+    """An incoming request; nothing in it is trusted."""
 
     kind: Literal["http", "websocket"]
     method: str
@@ -405,16 +404,16 @@ class IncomingRequest(msgspec.Struct, frozen=True):
     query: bytes = b""
     headers: Sequence[tuple[bytes, bytes]] = ()
     client: str = ""
-    """The address at the other end of the connection, whatever headers say."""
+    """The address of the connection's peer, independent of any header."""
 
-    def all(self, name: str) -> list[str]:
-        """Returns every value of a header."""
-        wanted = name.encode()
-        return [value.decode("latin-1").strip() for key, value in self.headers if key.lower() == wanted]
+    def list_values(self, name: str) -> list[str]:
+        """Return every value of a header."""
+        header = name.encode()
+        return [value.decode("latin-1").strip() for key, value in self.headers if key.lower() == header]
 
-    def first(self, name: str) -> str:
-        """Returns the first value of a header; for headers that decide nothing by themselves."""
-        return next(iter(self.all(name)), "")
+    def find_value(self, name: str) -> str:
+        """Return the first value of a header; only for headers that are not decisive alone."""
+        return next(iter(self.list_values(name)), "")
 
 
 class ServerNames(msgspec.Struct, frozen=True):
@@ -425,10 +424,10 @@ class ServerNames(msgspec.Struct, frozen=True):
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """Let in, with a token unless none is needed; `login` is set where a cookie was used.
+    """An allowed request, with its token unless none is needed; `login` is set if a cookie was used.
 
-    `until` is set where a proxy named the person, for as long as a stream may last. A browser may have been made to
-    ask then, as with a cookie. `account` is what a proxy or a provider calls them.
+    `ends_at` is set if a proxy named the person: a stream must end then, and as with a cookie another page may have
+    caused the request. `account` is the person's name at the proxy or provider.
     """
 
     token: Token | None = None
@@ -438,10 +437,10 @@ class Allowed(msgspec.Struct, frozen=True):
 
 
 class AuthRejected(msgspec.Struct, frozen=True):
-    """Rejected, with an HTTP status and a sentence. `to_login` redirects a browser to the login page.
+    """A rejected request, with an HTTP status and a sentence. `to_login` redirects a browser to the login page.
 
-    `wrong` says which of token and cookie is unknown, `why` a person was refused whom a proxy or a provider named,
-    and `account` what they are called there.
+    `wrong` names the unknown credential. `why` is the reason to refuse a person whom a proxy or a provider named, and
+    `account` their name there.
     """
 
     status: int
@@ -453,12 +452,12 @@ class AuthRejected(msgspec.Struct, frozen=True):
 
 
 def make_server_names(host: str, port: int, names: Sequence[str] = ()) -> ServerNames:
-    """Makes the allowed host names: the listening address, this machine's own names, and the given ones.
+    """Make the allowed host names: the listening address, this machine's own names, and the given ones.
 
-    The unspecified address is not a name for requests.
+    The unspecified address (0.0.0.0) is not among them.
     """
-    own = [*_LOOPBACK, *([] if _is_everywhere(host) else [_bracket_host(host)])]
-    hosts = {f"{name}:{port}" for name in own} | {name for name in own if port in _WEB_PORTS}
+    own_names = [*_LOOPBACK, *([] if _is_everywhere(host) else [_bracket_host(host)])]
+    hosts = {f"{name}:{port}" for name in own_names} | {name for name in own_names if port in _WEB_PORTS}
     for name in names:
         hosts |= {name} if _has_port(name) else {_bracket_host(name), f"{_bracket_host(name)}:{port}"}
     return ServerNames(frozenset(name.lower() for name in hosts), f"halter_{port}")
@@ -480,24 +479,24 @@ def _has_port(name: str) -> bool:
 
 
 IdentifyByProxy = Callable[[IncomingRequest, int], Allowed | AuthRejected | None]
-"""Who a request is from, where a proxy that is trusted says so."""
+"""Identifies the person of a request, if a trusted proxy names one."""
 
 
 def authorize_request(
     request: IncomingRequest,
-    door: ServerNames,
+    server_names: ServerNames,
     tokens: Sequence[Token],
     logins: Mapping[str, Login],
     now: int,
     by_proxy: IdentifyByProxy = lambda _, __: None,
 ) -> Allowed | AuthRejected:
-    """Decides whether a request is let in, and as whom."""
-    against = _check_address(request, door)
-    if against is not None:
-        return against
-    principal = _identify_caller(request, door, tokens, logins, now)
+    """Decide whether a request is allowed, and as whom."""
+    rejection = _check_address(request, server_names)
+    if rejection is not None:
+        return rejection
+    principal = _identify_caller(request, server_names, tokens, logins, now)
     if (
-        not request.all("authorization")
+        not request.list_values("authorization")
         and not (isinstance(principal, Allowed) and principal.token)
         and not is_free(request)
     ):
@@ -515,7 +514,7 @@ def authorize_request(
 
 
 def is_free(request: IncomingRequest) -> bool:
-    """Whether a request needs no token: login, health check, and deliveries, which have tokens of their own."""
+    """Return True if a request needs no token: login, health check, and webhook deliveries, which have their own."""
     if request.kind != "http":
         return False
     if request.method == "POST":
@@ -523,38 +522,39 @@ def is_free(request: IncomingRequest) -> bool:
     return request.method == "GET" and request.path in _FREE_PAGES
 
 
-def _check_address(request: IncomingRequest, door: ServerNames) -> AuthRejected | None:
-    hosts, origins = request.all("host"), request.all("origin")
+def _check_address(request: IncomingRequest, server_names: ServerNames) -> AuthRejected | None:
+    hosts, origins = request.list_values("host"), request.list_values("origin")
     if len(hosts) != 1:
         return AuthRejected(400, "A request needs exactly one Host.")
-    if hosts[0].lower() not in door.hosts:
+    if hosts[0].lower() not in server_names.hosts:
         return AuthRejected(421, UNKNOWN_SERVER_NAME)
-    if len(origins) > 1 or not all(_is_allowed(origin, door) for origin in origins):
+    if len(origins) > 1 or not all(_is_allowed(origin, server_names) for origin in origins):
         return AuthRejected(403, FOREIGN_ORIGIN)
     if request.kind == "http" and request.method not in METHODS:
-        return AuthRejected(405, "This way of asking is not known here.")
+        return AuthRejected(405, "Unknown HTTP method.")
     if not _is_ours_or_a_visit(request):
         return AuthRejected(403, FOREIGN_ORIGIN)
     return None
 
 
-def _is_allowed(origin: str, door: ServerNames) -> bool:
+def _is_allowed(origin: str, server_names: ServerNames) -> bool:
     scheme, separator, host = origin.lower().partition("://")
-    return bool(separator) and scheme in {"http", "https"} and host in door.hosts
+    return bool(separator) and scheme in {"http", "https"} and host in server_names.hosts
 
 
 def _is_ours_or_a_visit(request: IncomingRequest) -> bool:
-    """Whether a browser says that our page asks, or that a person opens a page; programs say nothing.
+    """Return True if the browser's headers say that our page sends the request, or that a person opens a page.
 
-    To a browser, other ports of this machine are the same site: their pages get our cookie.
+    Programs send no such headers. To a browser, other ports of this machine are the same site, so their pages get our
+    cookie.
     """
-    sites = request.all("sec-fetch-site")
+    sites = request.list_values("sec-fetch-site")
     if len(sites) > 1:
         return False
     if not sites or sites[0] in {"same-origin", "none"}:
         return True
-    visit = request.first("sec-fetch-mode") == "navigate" and request.first("sec-fetch-dest") == "document"
-    return request.kind == "http" and request.method == "GET" and visit and not _is_under(API, request.path)
+    is_visit = request.find_value("sec-fetch-mode") == "navigate" and request.find_value("sec-fetch-dest") == "document"
+    return request.kind == "http" and request.method == "GET" and is_visit and not _is_under(API, request.path)
 
 
 def _is_under(root: str, path: str) -> bool:
@@ -562,26 +562,31 @@ def _is_under(root: str, path: str) -> bool:
 
 
 def _needs_origin(request: IncomingRequest, *, by_cookie: bool) -> bool:
-    """Whether the request must prove that our page sent it: wherever a browser adds credentials by itself."""
+    """Return True if the request must prove that our page sent it: if a browser adds its credential automatically."""
     if request.kind == "websocket":
         return by_cookie
     return request.method not in _READS and (by_cookie or request.path in {LOGIN, LOGOUT})
 
 
 def _is_ours(request: IncomingRequest) -> bool:
-    """Whether our page sent the request; a present Origin was checked before."""
-    return bool(request.all("origin")) or (request.kind == "http" and request.first("sec-fetch-site") == "same-origin")
+    """Return True if our page sent the request; an Origin header was checked before."""
+    return bool(request.list_values("origin")) or (
+        request.kind == "http" and request.find_value("sec-fetch-site") == "same-origin"
+    )
 
 
 def _identify_caller(
-    request: IncomingRequest, door: ServerNames, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
+    request: IncomingRequest, server_names: ServerNames, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
 ) -> Allowed | AuthRejected:
-    texts, cookies = request.all("authorization"), find_cookies(request.all("cookie"), door.cookie)
+    texts, cookies = (
+        request.list_values("authorization"),
+        find_cookies(request.list_values("cookie"), server_names.cookie),
+    )
     if is_free(request) and _HOOK.fullmatch(request.path):
-        # A delivery has a token of its own, which the webhook checks.
+        # The webhook checks the token of a delivery.
         return Allowed()
     if len(texts) > 1 or len(cookies) > 1:
-        return AuthRejected(400, "Say once who you are.")
+        return AuthRejected(400, "Send exactly one credential.")
     bearer = _find_bearer_token(texts[0], tokens) if texts else None
     login = find_login(cookies[0], logins, tokens, now) if cookies else None
     if texts and bearer is None:
@@ -589,7 +594,7 @@ def _identify_caller(
     if cookies and login is None:
         return AuthRejected(401, LOGIN_ENDED, wrong="cookie")
     if bearer is not None and login is not None and login[0] != bearer:
-        return AuthRejected(401, "The token and the cookie are not the same person's: send one of them.")
+        return AuthRejected(401, "The token and the cookie belong to different people. Send only one of them.")
     return Allowed(bearer) if login is None else Allowed(*login)
 
 
@@ -603,21 +608,21 @@ def _explain_no_token(request: IncomingRequest) -> str:
 
 
 def _redirect_to_login(request: IncomingRequest, rejected: AuthRejected) -> AuthRejected:
-    """Redirects people to the login page; programs get the error."""
-    page = request.kind == "http" and request.method == "GET" and "text/html" in request.first("accept")
-    return msgspec.structs.replace(rejected, to_login=page and not _is_under(API, request.path))
+    """Redirect people to the login page; programs get the error."""
+    is_page = request.kind == "http" and request.method == "GET" and "text/html" in request.find_value("accept")
+    return msgspec.structs.replace(rejected, to_login=is_page and not _is_under(API, request.path))
 
 
 def find_cookies(headers: Sequence[str], name: str) -> list[str]:
-    """Returns all values of a cookie: more than one means that another site set one."""
+    """Return all values of a cookie; more than one means that another site set one."""
     pairs = [pair.strip().partition("=") for header in headers for pair in header.split(";")]
     return [value for key, _, value in pairs if key == name]
 
 
-def find_shown_token(request: IncomingRequest) -> str:
-    """Returns the Authorization header; "" without one, or where the path takes tokens of its own."""
-    return "" if is_free(request) else request.first("authorization")
+def read_authorization(request: IncomingRequest) -> str:
+    """Return the Authorization header; "" without one, or if the path needs no token of the server."""
+    return "" if is_free(request) else request.find_value("authorization")
 
 
-def find_shown_cookie(request: IncomingRequest, door: ServerNames) -> str:
-    return "" if is_free(request) else next(iter(find_cookies(request.all("cookie"), door.cookie)), "")
+def read_login_cookie(request: IncomingRequest, server_names: ServerNames) -> str:
+    return "" if is_free(request) else next(iter(find_cookies(request.list_values("cookie"), server_names.cookie)), "")

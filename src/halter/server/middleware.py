@@ -1,8 +1,8 @@
 """The middleware around the whole server: authorization, rate limits, body limits and response headers.
 
-Wrong tokens are limited by origin: after so many in a minute, requests from there are not checked, unless their token
-was valid there before. So a user behind the same proxy as an attacker is not locked out, and the attacker learns
-nothing.
+Wrong tokens are limited by origin: above the limit per minute, requests from an origin are not checked, unless their
+token was valid from there before. A user behind the same proxy as an attacker is not locked out, and the attacker
+learns nothing.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from halter.server.auth import (
     Logins,
     ServerNames,
     authorize_request,
-    find_shown_cookie,
-    find_shown_token,
     is_free,
+    read_authorization,
+    read_login_cookie,
 )
 
 MAX_BUCKETS: Final = 10_000
-"""Most buckets kept; full ones are dropped first, since a new one is full as well."""
+"""Maximum number of buckets; full ones are dropped first, since a new one is full as well."""
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
@@ -44,42 +44,42 @@ class ServerLimits(msgspec.Struct, frozen=True):
     requests: int = 1200
     """Requests per minute and token."""
     pages: int = 120
-    """Pages and downloads per minute and token: each costs a hundred times as much as an API request."""
+    """Pages and downloads per minute and token; one costs a hundred times as much as an API request."""
     failures: int = 10
-    """Wrong tokens per minute and origin: at the login, as bearer, at a webhook."""
+    """Wrong tokens per minute and origin, at the login, as bearer token or at a webhook."""
     stale: int = 120
-    """Expired cookies per minute and origin: pages that were left open send them."""
+    """Expired cookies per minute and origin; pages that were left open send them."""
     streams: int = 20
     """Open streams and sockets per token."""
     all_streams: int = 500
     upload: int = 30 * SECOND
-    """How long a body may take to arrive."""
+    """Longest time for a body to arrive."""
     head: int = 10 * SECOND
-    """How long a connection may be open without a request."""
+    """Longest time that a connection may be open without a request."""
     stall: int = 30 * SECOND
-    """How long a client may read nothing of a response."""
+    """Longest time that a client may read nothing of a response."""
     check: int = 2 * SECOND
-    """How often the authorization of an open stream is checked."""
+    """Interval between checks of an open stream's authorization."""
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """A token bucket: what is left, and when that was."""
+    """A token bucket: the level, and the time of that level."""
 
-    left: float
+    level: float
     at: int
 
 
-def take_from_bucket(bucket: Bucket | None, limit: int, now: int) -> tuple[Bucket, int]:
-    """Takes one from a bucket; returns how long to wait where none is left, or 0."""
-    left = float(limit) if bucket is None else compute_bucket_level(bucket, limit, now)
-    if left < 1:
-        return Bucket(left, now), max(1, round((1 - left) * MINUTE / limit))
-    return Bucket(left - 1, now), 0
+def consume_from_bucket(bucket: Bucket | None, limit: int, now: int) -> tuple[Bucket, int]:
+    """Take one from a bucket; return the time to wait if none is left, or 0."""
+    level = float(limit) if bucket is None else compute_bucket_level(bucket, limit, now)
+    if level < 1:
+        return Bucket(level, now), max(1, round((1 - level) * MINUTE / limit))
+    return Bucket(level - 1, now), 0
 
 
 def compute_bucket_level(bucket: Bucket, limit: int, now: int) -> float:
-    """Returns how much is left by now. A clock that was set back takes nothing away."""
-    return min(float(limit), bucket.left + max(0, now - bucket.at) * limit / MINUTE)
+    """Return the current level. A clock that was set back does not lower it."""
+    return min(float(limit), bucket.level + max(0, now - bucket.at) * limit / MINUTE)
 
 
 class RateLimiters:
@@ -89,40 +89,40 @@ class RateLimiters:
         self._limit = limit
         self._buckets: dict[str, Bucket] = {}
 
-    def take(self, name: str, now: int) -> int:
-        """Takes one; returns how long to wait if none was left."""
-        self._buckets[name], wait = take_from_bucket(self._buckets.get(name), self._limit, now)
+    def consume(self, name: str, now: int) -> int:
+        """Take one; return the time to wait if none was left, or 0."""
+        self._buckets[name], wait = consume_from_bucket(self._buckets.get(name), self._limit, now)
         if len(self._buckets) > MAX_BUCKETS:
             self._buckets = dict(self._list_not_full(now))
         return wait
 
-    def is_spent(self, name: str, now: int) -> int:
-        """Returns how long to wait, without taking one."""
+    def compute_wait(self, name: str, now: int) -> int:
+        """Return the time to wait, without taking one."""
         bucket = self._buckets.get(name)
-        return 0 if bucket is None else take_from_bucket(bucket, self._limit, now)[1]
+        return 0 if bucket is None else consume_from_bucket(bucket, self._limit, now)[1]
 
     def count_buckets(self) -> int:
         return len(self._buckets)
 
     def _list_not_full(self, now: int) -> Mapping[str, Bucket]:
-        wanting = {
-            name: each
-            for name, each in self._buckets.items()
-            if compute_bucket_level(each, self._limit, now) < self._limit
+        not_full = {
+            name: bucket
+            for name, bucket in self._buckets.items()
+            if compute_bucket_level(bucket, self._limit, now) < self._limit
         }
-        return dict(list(wanting.items())[-MAX_BUCKETS // 2 :])
+        return dict(list(not_full.items())[-MAX_BUCKETS // 2 :])
 
 
 class OpenStreams:
     """Counts open streams by token."""
 
-    def __init__(self, each: int, together: int) -> None:
-        self._each = each
-        self._together = together
+    def __init__(self, limit: int, total_limit: int) -> None:
+        self._each = limit
+        self._together = total_limit
         self._open_counts: dict[str, int] = {}
 
     def enter(self, name: str) -> bool:
-        """Counts one more, if the limits allow it."""
+        """Count one more stream; return whether the limits allow it."""
         if self._open_counts.get(name, 0) >= self._each or sum(self._open_counts.values()) >= self._together:
             return False
         self._open_counts[name] = self._open_counts.get(name, 0) + 1
@@ -141,7 +141,7 @@ MAX_PROVEN_TOKENS: Final = 10_000
 PROXY_FACTOR: Final = 10
 """Factor for a proxy on this machine, and for all IPv6 networks of one site."""
 IPV6_SITE_BITS: Final = 48
-"""The prefix of an IPv6 site: many providers assign one to a single customer."""
+"""The prefix length of an IPv6 site; many providers assign one to a single customer."""
 FORWARDED_HEADER: Final = b"x-forwarded-for"
 
 
@@ -153,21 +153,23 @@ class ClientOrigin(msgspec.Struct, frozen=True):
 
 
 def locate_client(peer: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> ClientOrigin:
-    """Returns the origin. Only the last entry of a local proxy is trusted; an IPv6 network is one origin."""
+    """Return the origin. Only the last entry of a local proxy is trusted; an IPv6 network is one origin."""
     address = _address(peer)
     if address is None or not address.is_loopback:
         return ClientOrigin(_network(peer), _network(peer))
     texts = [value.decode("latin-1") for name, value in headers if name.lower() == FORWARDED_HEADER]
-    last = texts[-1].rpartition(",")[2].strip() if texts else ""
-    return ClientOrigin(_network(peer), _network(last if _address(last) is not None else peer))
+    forwarded_address = texts[-1].rpartition(",")[2].strip() if texts else ""
+    return ClientOrigin(
+        _network(peer), _network(forwarded_address if _address(forwarded_address) is not None else peer)
+    )
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
     try:
-        found = ip_address(text)
+        address = ip_address(text)
     except ValueError:
         return None
-    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
+    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
 
 
 def _network(text: str) -> str:
@@ -178,12 +180,12 @@ def _network(text: str) -> str:
 
 
 def _find_ipv6_site(origin: str) -> str:
-    """Returns the site of an IPv6 network; "" for other origins."""
+    """Return the site of an IPv6 network; "" for other origins."""
     return str(ip_network(origin).supernet(new_prefix=IPV6_SITE_BITS)) if origin.endswith("/64") else ""
 
 
-def digest_shown(shown: str) -> str:
-    return hashlib.sha256(shown.encode("utf-8", "replace")).hexdigest()
+def digest_credential(credential: str) -> str:
+    return hashlib.sha256(credential.encode("utf-8", "replace")).hexdigest()
 
 
 class Attempts:
@@ -195,27 +197,27 @@ class Attempts:
         self._sites = RateLimiters(PROXY_FACTOR * limit)
         self._proven: dict[tuple[str, str], None] = {}
 
-    def find_delay(self, origin: ClientOrigin, shown: str, now: int) -> int:
-        """Returns how long until a token is checked; 0 is now."""
-        if (origin.origin, digest_shown(shown)) in self._proven:
+    def find_delay(self, origin: ClientOrigin, credential: str, now: int) -> int:
+        """Return the time to wait before a token is checked; 0 for none."""
+        if (origin.origin, digest_credential(credential)) in self._proven:
             return 0
-        through_proxy = 0 if origin.origin == origin.peer else self._peers.is_spent(origin.peer, now)
+        through_proxy = 0 if origin.origin == origin.peer else self._peers.compute_wait(origin.peer, now)
         site = _find_ipv6_site(origin.origin)
-        from_site = self._sites.is_spent(site, now) if site else 0
-        return self._origins.is_spent(origin.origin, now) or through_proxy or from_site
+        from_site = self._sites.compute_wait(site, now) if site else 0
+        return self._origins.compute_wait(origin.origin, now) or through_proxy or from_site
 
-    def count_failure(self, origin: ClientOrigin, shown: str, now: int) -> None:
-        """Counts a wrong token, also where it was valid before."""
-        self._proven.pop((origin.origin, digest_shown(shown)), None)
-        self._origins.take(origin.origin, now)
+    def count_failure(self, origin: ClientOrigin, credential: str, now: int) -> None:
+        """Count a wrong token, also one that was valid before."""
+        self._proven.pop((origin.origin, digest_credential(credential)), None)
+        self._origins.consume(origin.origin, now)
         if origin.origin != origin.peer:
-            self._peers.take(origin.peer, now)
+            self._peers.consume(origin.peer, now)
         if site := _find_ipv6_site(origin.origin):
-            self._sites.take(site, now)
+            self._sites.consume(site, now)
 
-    def right(self, origin: ClientOrigin, shown: str) -> None:
-        """Remembers a valid token; the newest are kept."""
-        key = (origin.origin, digest_shown(shown))
+    def right(self, origin: ClientOrigin, credential: str) -> None:
+        """Remember a valid token; only the newest are remembered."""
+        key = (origin.origin, digest_credential(credential))
         self._proven.pop(key, None)
         self._proven[key] = None
         if len(self._proven) > MAX_PROVEN_TOKENS:
@@ -232,12 +234,12 @@ AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 
 WHO_KEY: Final = "halter.who"
-"""The key of the caller in the scope of an authorized request."""
+"""The scope key of an authorized request's `Principal`."""
 STREAM_PATH: Final = f"{API}/stream"
-TOO_MANY_REQUESTS: Final = "That was too much for a minute: wait a little."
+TOO_MANY_REQUESTS: Final = "Too many requests in one minute. Retry later."
 INTERNAL_ERROR: Final = "Internal error; see the server's output."
 WS_POLICY_VIOLATION: Final = 1008
-"""Closes a WebSocket whose authorization ended; the next code says that the server ends."""
+"""Close code for a WebSocket whose authorization ended; the next one is for the end of the server."""
 WS_GOING_AWAY: Final = 1001
 MAX_DRAIN_FACTOR: Final = 8
 """A body that exceeds the limit by this factor is not read to its end."""
@@ -251,11 +253,11 @@ PAGES_CSP: Final = (
     "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; object-src 'none'; "
     "form-action 'self'; base-uri 'self'; frame-ancestors 'none'"
 )
-"""For the dashboard's pages: its library adds inline scripts and styles. Everything is served from here."""
+"""For the dashboard's pages: its library adds inline scripts and styles. All files come from this server."""
 _ALWAYS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    # Not `no-referrer`: then a browser would not send us the Origin of a form.
+    # Not `no-referrer`: with it, a browser sends no Origin with a form.
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -275,53 +277,58 @@ class AuthState:
         self.cookies_tried = Attempts(limits.stale)
 
     def judge(
-        self, request: IncomingRequest, door: ServerNames, origin: ClientOrigin, now: int
+        self, request: IncomingRequest, server_names: ServerNames, origin: ClientOrigin, now: int
     ) -> Allowed | AuthRejected | int:
-        """Decides about a request; returns how long to wait where its origin made too many wrong attempts."""
-        verdict = authorize_request(request, door, self.keys.tokens(), self.logins.current(), now, self._by_proxy)
+        """Decide about a request; return the time to wait if its origin made too many wrong attempts."""
+        verdict = authorize_request(
+            request, server_names, self.keys.tokens(), self.logins.current(), now, self._by_proxy
+        )
         if isinstance(verdict, AuthRejected) and not verdict.wrong:
             return verdict
-        shown = ((self.tokens_tried, find_shown_token(request)), (self.cookies_tried, find_shown_cookie(request, door)))
-        if wait := max((tried.find_delay(origin, text, now) for tried, text in shown if text), default=0):
+        credentials = (
+            (self.tokens_tried, read_authorization(request)),
+            (self.cookies_tried, read_login_cookie(request, server_names)),
+        )
+        if wait := max((attempts.find_delay(origin, text, now) for attempts, text in credentials if text), default=0):
             return wait
-        for (tried, text), kind in zip(shown, ("token", "cookie"), strict=True):
+        for (attempts, text), kind in zip(credentials, ("token", "cookie"), strict=True):
             if isinstance(verdict, AuthRejected) and verdict.wrong == kind:
-                tried.count_failure(origin, text, now)
+                attempts.count_failure(origin, text, now)
             elif isinstance(verdict, Allowed) and text:
-                tried.right(origin, text)
+                attempts.right(origin, text)
         return verdict
 
-    def count(self, principal: Allowed, now: int) -> bool:
-        """Whether an authorized caller would still be let in."""
-        login = principal.login
-        if principal.until:
-            return now < principal.until
+    def count(self, allowed: Allowed, now: int) -> bool:
+        """Return True if an allowed caller would still be allowed now."""
+        login = allowed.login
+        if allowed.until:
+            return now < allowed.until
         logged_in = login is None or (now < login.until and self.logins.current().get(login.digest) == login)
         signed_on = login is not None and login.person is not None
-        return logged_in and principal.token is not None and (signed_on or self.keys.is_valid(principal.token))
+        return logged_in and allowed.token is not None and (signed_on or self.keys.is_valid(allowed.token))
 
 
 RecordRequest = Callable[[Allowed | AuthRejected, str], Awaitable[None]]
-"""Keeps who was let in and who was not, and from which address."""
+"""Records who was allowed or rejected, and from which address."""
 
 
 class ServerMiddleware:
-    """Wraps the whole server. Puts the caller into the scope."""
+    """Middleware around the whole server; puts the caller into the scope."""
 
     def __init__(
         self,
-        inner: AsgiApp,
-        door: ServerNames,
-        checks: AuthState,
+        app: AsgiApp,
+        server_names: ServerNames,
+        auth_state: AuthState,
         clock: Clock,
         limits: ServerLimits,
         report: Callable[[str], None] = lambda _: None,
         record: RecordRequest | None = None,
     ) -> None:
-        self._inner = inner
+        self._inner = app
         self._record = record
-        self._auth = door
-        self._checks = checks
+        self._auth = server_names
+        self._checks = auth_state
         self._clock = clock
         self._limits = limits
         self._report = report
@@ -329,23 +336,23 @@ class ServerMiddleware:
         self._pages = RateLimiters(self._limits.pages)
         self.open = OpenStreams(self._limits.streams, self._limits.all_streams)
         self.closing = asyncio.Event()
-        """Set when the server is about to end: streams are closed."""
+        """Set when the server is shutting down, which closes streams."""
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Lets a request in or rejects it. A failure behind it does not stop the server."""
+        """Pass a request on or reject it. A failure in its handler does not stop the server."""
         if scope["type"] not in {"http", "websocket"}:
             await self._inner(scope, receive, send)
             return
         request = parse_scope(scope)
-        out = ResponseFilter(request, send, self._limits.stall)
+        response = ResponseFilter(request, send, self._limits.stall)
         try:
-            await self._answer(request, scope, receive, out)
-        except Exception as error:  # noqa: BLE001 One request that breaks must not end the others.
-            if out.is_gone:
+            await self._answer(request, scope, receive, response)
+        except Exception as error:  # noqa: BLE001 A failing request must not end the others.
+            if response.is_gone:
                 return
-            self._report(f"{request.method} {clean(request.path)} broke: {type(error).__name__}: {clean(str(error))}")
-            if not out.has_started:
-                await send_refusal(scope, out, AuthRejected(500, INTERNAL_ERROR))
+            self._report(f"{request.method} {clean(request.path)} failed: {type(error).__name__}: {clean(str(error))}")
+            if not response.has_started:
+                await send_refusal(scope, response, AuthRejected(500, INTERNAL_ERROR))
 
     async def _answer(self, request: IncomingRequest, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         verdict = self._checks.judge(request, self._auth, locate_scope(scope), self._clock.now())
@@ -366,83 +373,83 @@ class ServerMiddleware:
         if allowed.token is None:
             return allowed
         name, now = allowed.token.name, self._clock.now()
-        return self._rates.take(name, now) or (self._pages.take(name, now) if _is_page(request) else 0) or allowed
+        return self._rates.consume(name, now) or (self._pages.consume(name, now) if _is_page(request) else 0) or allowed
 
     async def _serve_allowed(
-        self, request: IncomingRequest, principal: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
+        self, request: IncomingRequest, allowed: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
-        """Passes the request on, its body read to the end."""
-        if principal.token is not None and (request.kind == "websocket" or request.path == STREAM_PATH):
-            await self._stream(principal, principal.token.name, scope, receive, send)
+        """Pass the request on after its body was read completely."""
+        if allowed.token is not None and (request.kind == "websocket" or request.path == STREAM_PATH):
+            await self._stream(allowed, allowed.token.name, scope, receive, send)
             return
         if _has_body(request) and not request.path.startswith("/hooks/"):
-            whole = await self._body(receive)
-            if isinstance(whole, AuthRejected):
-                await send_refusal(scope, send, whole)
+            body = await self._body(receive)
+            if isinstance(body, AuthRejected):
+                await send_refusal(scope, send, body)
                 return
-            receive = _replay_body(whole, receive)
+            receive = _replay_body(body, receive)
         await self._inner(scope, receive, send)
 
     async def _stream(
-        self, principal: Allowed, name: str, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
+        self, allowed: Allowed, name: str, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
         if not self.open.enter(name):
-            await send_refusal(
-                scope, send, AuthRejected(429, "Too many streams are open: close one of them."), 10 * SECOND
-            )
+            await send_refusal(scope, send, AuthRejected(429, "Too many open streams. Close one of them."), 10 * SECOND)
             return
         try:
-            await self._serve_while_valid(principal, scope, receive, send)
+            await self._serve_while_valid(allowed, scope, receive, send)
         finally:
             self.open.leave(name)
 
     async def _serve_while_valid(
-        self, principal: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
+        self, allowed: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
-        task = asyncio.ensure_future(self._inner(scope, self._receive_while_valid(principal, receive), send))
+        task = asyncio.ensure_future(self._inner(scope, self._receive_while_valid(allowed, receive), send))
         closing = asyncio.ensure_future(self.closing.wait())
-        changed = asyncio.ensure_future(self._checks.logins.changed.wait())
+        login_change = asyncio.ensure_future(self._checks.logins.changed.wait())
         try:
-            while not task.done() and not closing.done() and self._is_valid(principal):
-                if changed.done():
-                    changed = asyncio.ensure_future(self._checks.logins.changed.wait())
-                waits = {task, closing, changed}
-                await asyncio.wait(waits, timeout=self._limits.check / SECOND, return_when=asyncio.FIRST_COMPLETED)
+            while not task.done() and not closing.done() and self._is_valid(allowed):
+                if login_change.done():
+                    login_change = asyncio.ensure_future(self._checks.logins.changed.wait())
+                waited_tasks = {task, closing, login_change}
+                await asyncio.wait(
+                    waited_tasks, timeout=self._limits.check / SECOND, return_when=asyncio.FIRST_COMPLETED
+                )
         finally:
-            ended = task.done()
-            await cancel_and_wait(task, closing, changed)
-        if not ended and scope["type"] == "websocket":
+            is_finished = task.done()
+            await cancel_and_wait(task, closing, login_change)
+        if not is_finished and scope["type"] == "websocket":
             code, reason = (
-                (WS_GOING_AWAY, "The server ends.")
+                (WS_GOING_AWAY, "The server is shutting down.")
                 if self.closing.is_set()
-                else (WS_POLICY_VIOLATION, "Your token has ended.")
+                else (WS_POLICY_VIOLATION, "Your authorization has ended.")
             )
             with suppress(RuntimeError, OSError, TimeoutError):
                 # The client may be gone.
                 await send({"type": "websocket.close", "code": code, "reason": reason})
 
-    def _receive_while_valid(self, principal: Allowed, receive: AsgiReceive) -> AsgiReceive:
-        """Passes on messages only while the caller is authorized."""
+    def _receive_while_valid(self, allowed: Allowed, receive: AsgiReceive) -> AsgiReceive:
+        """Return a receive function that passes on messages only while the caller is authorized."""
 
         async def receive_valid() -> AsgiMessage:
             message = await receive()
-            ends = message["type"] == "websocket.receive" and not self._is_valid(principal)
+            ends = message["type"] == "websocket.receive" and not self._is_valid(allowed)
             return {"type": "websocket.disconnect", "code": WS_POLICY_VIOLATION} if ends else message
 
         return receive_valid
 
-    def _is_valid(self, principal: Allowed) -> bool:
-        return self._checks.count(principal, self._clock.now())
+    def _is_valid(self, allowed: Allowed) -> bool:
+        return self._checks.count(allowed, self._clock.now())
 
     async def _body(self, receive: AsgiReceive) -> bytes | AuthRejected:
-        """Reads a body up to the limit."""
+        """Read a body up to the limit."""
         try:
             async with asyncio.timeout(self._limits.upload / SECOND):
                 body = await _read_body(receive, self._limits.body)
         except TimeoutError:
-            return AuthRejected(408, "The body was too long in coming.")
+            return AuthRejected(408, "The body took too long to arrive.")
         if body is None:
-            return AuthRejected(413, f"The body is longer than the {self._limits.body:,} bytes that are taken.")
+            return AuthRejected(413, f"The body exceeds the limit of {self._limits.body:,} bytes.")
         return body
 
 
@@ -460,18 +467,21 @@ def parse_scope(scope: AsgiScope) -> IncomingRequest:
 
 
 def _is_page(request: IncomingRequest) -> bool:
-    """Whether a request is for a page of the dashboard, not for one of its files."""
-    made_of = (API, LOGIN, "/_nicegui")
-    return request.kind == "http" and request.method == "GET" and not request.path.startswith(made_of)
+    """Return True if a request is for a page of the dashboard, not for one of its files."""
+    other_prefixes = (API, LOGIN, "/_nicegui")
+    return request.kind == "http" and request.method == "GET" and not request.path.startswith(other_prefixes)
 
 
 def _has_body(request: IncomingRequest) -> bool:
-    length = request.first("content-length")
-    return request.kind == "http" and (length not in {"", "0"} or bool(request.all("transfer-encoding")))
+    length = request.find_value("content-length")
+    return request.kind == "http" and (length not in {"", "0"} or bool(request.list_values("transfer-encoding")))
 
 
 async def _read_body(receive: AsgiReceive, limit: int) -> bytes | None:
-    """Reads a body; of one that is too long a little more, since a client that still sends reads no response."""
+    """Read a body; None if it is too long.
+
+    A little more than the limit is read, since a client that is still sending reads no response.
+    """
     body, length = bytearray(), 0
     while length <= MAX_DRAIN_FACTOR * limit:
         message = await receive()
@@ -485,7 +495,7 @@ async def _read_body(receive: AsgiReceive, limit: int) -> bytes | None:
 
 
 def _replay_body(body: bytes, receive: AsgiReceive) -> AsgiReceive:
-    """Returns a receive function that yields the body again."""
+    """Return a receive function that yields the body again."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> AsgiMessage:
@@ -495,7 +505,7 @@ def _replay_body(body: bytes, receive: AsgiReceive) -> AsgiReceive:
 
 
 class ResponseFilter:
-    """Adds security headers to responses, and drops clients that read nothing."""
+    """A send function that adds security headers, and drops clients that read nothing."""
 
     def __init__(self, request: IncomingRequest, send: AsgiSend, stall: int) -> None:
         self.has_started = False
@@ -516,19 +526,19 @@ class ResponseFilter:
             raise
 
 
-def _headers(request: IncomingRequest, given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Adds our headers, and removes CORS headers."""
-    own = is_free(request) or request.path == API or request.path.startswith(f"{API}/")
-    ours = [*_ALWAYS, (b"content-security-policy", (STRICT_CSP if own else PAGES_CSP).encode())]
-    if own:
-        ours.append((b"cache-control", b"no-store"))
-    names = {name for name, _ in ours}
-    kept = [(name, value) for name, value in given if not name.lower().startswith(b"access-control-")]
-    return [*((name, value) for name, value in kept if name.lower() not in names), *ours]
+def _headers(request: IncomingRequest, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Add the security headers, and remove CORS headers."""
+    is_api_or_free = is_free(request) or request.path == API or request.path.startswith(f"{API}/")
+    own_headers = [*_ALWAYS, (b"content-security-policy", (STRICT_CSP if is_api_or_free else PAGES_CSP).encode())]
+    if is_api_or_free:
+        own_headers.append((b"cache-control", b"no-store"))
+    names = {name for name, _ in own_headers}
+    allowed_headers = [(name, value) for name, value in headers if not name.lower().startswith(b"access-control-")]
+    return [*((name, value) for name, value in allowed_headers if name.lower() not in names), *own_headers]
 
 
 async def send_refusal(scope: AsgiScope, send: AsgiSend, rejected: AuthRejected, wait: int = 0) -> None:
-    """Rejects: a program gets JSON, a browser a redirect to the login, a WebSocket is not opened."""
+    """Send a rejection: JSON to a program, a redirect to the login to a browser; a WebSocket is not opened."""
     status, headers = rejected.status, [(b"content-type", b"application/json")]
     body = msgspec.json.encode({"error": rejected.sentence})
     if rejected.to_login:

@@ -1,9 +1,9 @@
 """Sign-on by an OpenID Connect provider: the authorization code flow with PKCE, state and nonce.
 
-State, nonce and code verifier are derived from a random key in a cookie of the browser that began: the server keeps
-nothing of a login that was only begun, and another browser cannot finish it. The ID token is verified with the
-provider's keys by joserfc. A person is the pair of `iss` and `sub`: names and addresses are only shown, since people
-may choose them.
+State, nonce and code verifier are derived from a random key in a cookie of the browser that started the login: the
+server stores nothing about an unfinished login, and another browser cannot finish it. joserfc verifies the ID token
+with the provider's keys. A person is the pair of `iss` and `sub`: names and addresses are only shown, since people may
+choose them.
 """
 
 import asyncio
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
     from httpx2 import AsyncClient
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519")
-"""Signatures with a private key of the provider only: a public key must never serve as a shared one."""
+"""Signatures with a private key only: a public key must never be accepted as a shared secret."""
 LEEWAY_SECONDS: Final = 60
-"""How far the provider's clock may be from ours."""
+"""Largest accepted difference between the provider's clock and ours."""
 PROVIDER_LIFETIME: Final = 10 * MINUTE
-"""How long the provider's description of itself is not fetched again."""
-BEGUN_LIFETIME: Final = 10 * MINUTE
-"""How long a browser remembers a login that it began."""
+"""Time for which the provider's metadata is cached."""
+PENDING_LOGIN_LIFETIME: Final = 10 * MINUTE
+"""Time that a browser has to finish a login."""
 TIMEOUT_SECONDS: Final = 15
-LONGEST_ANSWER: Final = 1024 * 1024
-LONGEST_SUBJECT: Final = 255
+MAX_ANSWER_BYTES: Final = 1024 * 1024
+MAX_SUBJECT_LENGTH: Final = 255
 SIGN_ON: Final = "sign-on"
-BEGIN_AGAIN: Final = "This login was not begun in this browser, or too long ago: begin again."
+BEGIN_AGAIN: Final = "This login was not started in this browser, or has expired. Start again."
 
 
 class BegunLogin(msgspec.Struct, frozen=True):
-    """Where to send the browser, and the key that it keeps."""
+    """The start of a login: the address for the browser, and the key for its cookie."""
 
     location: str
     key: str
 
 
 class _Provider(msgspec.Struct, frozen=True):
-    """The provider's description of itself."""
+    """The provider's metadata."""
 
     issuer: str
     authorization_endpoint: str
@@ -71,11 +71,11 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class _SignOnFailed(Exception):
-    """The provider did not do its part; the sentence is shown to the person."""
+    """The provider failed; the sentence is shown to the person."""
 
 
 class OidcSignOn:
-    """Signs people on by one provider. `bound_to` changes with the configuration, which ends its logins."""
+    """Sign-on by one provider. `bound_to` changes with the configuration, which ends its logins."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class OidcSignOn:
         self._cached_provider: tuple[_Provider, int] | None = None
 
     async def check(self, now: int) -> str:
-        """Says why nobody could sign on; nothing where the provider describes itself as it should."""
+        """Return why sign-on fails; "" if the provider's metadata can be read."""
         try:
             await self._find_provider(now)
         except _SignOnFailed as failed:
@@ -112,7 +112,7 @@ class OidcSignOn:
         except _SignOnFailed as failed:
             return AuthRejected(502, str(failed))
         key = _encode(self._randomly(32))
-        asks = {
+        query = {
             "response_type": "code",
             "client_id": self._oidc.client_id,
             "redirect_uri": self.redirect,
@@ -122,63 +122,67 @@ class OidcSignOn:
             "code_challenge": _encode(hashlib.sha256(_derive(key, "verifier").encode()).digest()),
             "code_challenge_method": "S256",
         }
-        joint = "&" if "?" in provider.authorization_endpoint else "?"
-        return BegunLogin(f"{provider.authorization_endpoint}{joint}{urlencode(asks)}", key)
+        separator = "&" if "?" in provider.authorization_endpoint else "?"
+        return BegunLogin(f"{provider.authorization_endpoint}{separator}{urlencode(query)}", key)
 
     async def finish(self, keys: Sequence[str], query: bytes, now: int) -> Allowed | AuthRejected:
-        """Returns who was signed on, where the browser comes back with the key that it began with."""
-        said = parse_callback(query)
-        if said is None or len(keys) != 1 or not _is_same(said.get("state", ""), _derive(keys[0], "state")):
+        """Finish a login: check that the callback belongs to the browser's key, and return the person."""
+        callback = parse_callback(query)
+        if callback is None or len(keys) != 1 or not _is_same(callback.get("state", ""), _derive(keys[0], "state")):
             return AuthRejected(400, BEGIN_AGAIN)
-        if said.get("iss", self._oidc.issuer) != self._oidc.issuer:
-            return AuthRejected(400, "Another provider answered than was asked: begin again.")
-        if "error" in said or not said.get("code"):
-            sentence = f"{self.provider_name} did not sign you on: {clean(said.get('error', 'no code'))}."
+        if callback.get("iss", self._oidc.issuer) != self._oidc.issuer:
+            return AuthRejected(400, "Another provider answered. Start again.")
+        if "error" in callback or not callback.get("code"):
+            sentence = f"{self.provider_name} did not sign you on: {clean(callback.get('error', 'no code'))}."
             return AuthRejected(403, sentence, why="declined")
         try:
             provider = await self._find_provider(now)
             async with await self._open() as client:
-                token = await self._exchange(client, provider, said["code"], _derive(keys[0], "verifier"))
-                published = await _fetch(client, "GET", provider.jwks_uri)
+                token = await self._exchange(client, provider, callback["code"], _derive(keys[0], "verifier"))
+                key_set = await _fetch(client, "GET", provider.jwks_uri)
         except _SignOnFailed as failed:
             return AuthRejected(502, str(failed))
-        claims = verify_id_token(token, published, self._oidc, _derive(keys[0], "nonce"), now)
+        claims = verify_id_token(token, key_set, self._oidc, _derive(keys[0], "nonce"), now)
         return claims if isinstance(claims, AuthRejected) else self.identify(claims)
 
     def identify(self, claims: Mapping[str, Any]) -> Allowed | AuthRejected:
-        """Returns the person whom verified claims name, with the role of their groups."""
+        """Return the person of verified claims, with the role of their groups."""
         issuer, subject = self._oidc.issuer, claims["sub"]
-        if not 0 < len(subject) <= LONGEST_SUBJECT:
-            return AuthRejected(403, "The provider names nobody who could be a person here.", why="no_person")
+        if not 0 < len(subject) <= MAX_SUBJECT_LENGTH:
+            return AuthRejected(403, "The provider sent no valid user name.", why="no_person")
         account = f"{issuer}#{subject}"
-        held = self._roles.find(_list_groups(claims.get(self._oidc.groups_claim)))
-        if held is None:
-            sentence = "You are in no group that has a role here: see `sign_on.roles` in halter.yaml. To the provider"
-            return AuthRejected(403, f"{sentence} you are {clean(account)}.", why="no_role", account=clean(account))
-        role, agents = held
+        role_and_agents = self._roles.find(_list_groups(claims.get(self._oidc.groups_claim)))
+        if role_and_agents is None:
+            sentence = (
+                "None of your groups has a role: see `sign_on.roles` in halter.yaml. Your account at the provider"
+            )
+            return AuthRejected(403, f"{sentence} is {clean(account)}.", why="no_role", account=clean(account))
+        role, agents = role_and_agents
         name = self._people.get(account) or name_signed_on_person(_find_label(claims), issuer, subject)
         return Allowed(Token(name, role, "", 0, agents), account=clean(account))
 
     async def _find_provider(self, now: int) -> _Provider:
         if self._cached_provider is not None and now < self._cached_provider[1]:
             return self._cached_provider[0]
-        place = f"{self._oidc.issuer.rstrip('/')}/.well-known/openid-configuration"
+        address = f"{self._oidc.issuer.rstrip('/')}/.well-known/openid-configuration"
         try:
             async with await self._open() as client:
-                found = msgspec.json.decode(await _fetch(client, "GET", place), type=_Provider)
+                provider = msgspec.json.decode(await _fetch(client, "GET", address), type=_Provider)
         except msgspec.DecodeError:
-            raise _SignOnFailed(f"{place} does not describe a provider: check `sign_on.oidc.issuer`.") from None
-        if found.issuer != self._oidc.issuer:
-            sentence = clean(found.issuer)
-            raise _SignOnFailed(f"{place} describes {sentence}: write that as `sign_on.oidc.issuer`, if you trust it.")
-        for url in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):
+            raise _SignOnFailed(f"{address} does not describe a provider. Check `sign_on.oidc.issuer`.") from None
+        if provider.issuer != self._oidc.issuer:
+            sentence = clean(provider.issuer)
+            raise _SignOnFailed(
+                f"{address} describes the issuer {sentence}. If you trust it, set `sign_on.oidc.issuer` to it."
+            )
+        for url in (provider.authorization_endpoint, provider.token_endpoint, provider.jwks_uri):
             if not is_encrypted_or_local(url):
                 raise _SignOnFailed(f"The provider names {clean(url)}, which is not encrypted.")
-        self._cached_provider = (found, now + PROVIDER_LIFETIME)
-        return found
+        self._cached_provider = (provider, now + PROVIDER_LIFETIME)
+        return provider
 
     async def _open(self) -> "AsyncClient":
-        # The certificates are read from the disk, and agents must not wait for it.
+        # In a thread: agents must not wait while certificates are read from the disk.
         return await asyncio.to_thread(self._connect)
 
     async def _exchange(self, client: "AsyncClient", provider: _Provider, code: str, verifier: str) -> str:
@@ -191,15 +195,17 @@ class OidcSignOn:
         }
         headers: dict[str, str] = {}
         if self._secret and "client_secret_basic" in provider.token_endpoint_auth_methods_supported:
-            both = f"{quote(self._oidc.client_id, safe='')}:{quote(self._secret, safe='')}"
-            headers["Authorization"] = f"Basic {base64.b64encode(both.encode()).decode()}"
+            credentials = f"{quote(self._oidc.client_id, safe='')}:{quote(self._secret, safe='')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
         elif self._secret:
             form["client_secret"] = self._secret
         try:
             answer = await _fetch(client, "POST", provider.token_endpoint, headers, form)
             return msgspec.json.decode(answer, type=_Answer).id_token
         except msgspec.DecodeError:
-            raise _SignOnFailed("The provider gave no ID token: allow the scope `openid` for this client.") from None
+            raise _SignOnFailed(
+                "The provider returned no ID token. Allow the scope `openid` for this client."
+            ) from None
 
 
 async def _fetch(
@@ -211,7 +217,7 @@ async def _fetch(
 ) -> bytes:
     from httpx2 import HTTPError, InvalidURL
 
-    where, body = clean(url.partition("?")[0]), bytearray()
+    address, body = clean(url.partition("?")[0]), bytearray()
     try:
         async with (
             asyncio.timeout(TIMEOUT_SECONDS),
@@ -219,24 +225,24 @@ async def _fetch(
         ):
             async for chunk in response.aiter_bytes():
                 body += chunk
-                if len(body) > LONGEST_ANSWER:
-                    raise _SignOnFailed(f"{where} answers with more than {LONGEST_ANSWER:,} bytes.")
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise _SignOnFailed(f"{address} answered with more than {MAX_ANSWER_BYTES:,} bytes.")
     except (HTTPError, InvalidURL, TimeoutError, OSError) as error:
-        raise _SignOnFailed(f"Cannot reach {where} ({clean(str(error)) or type(error).__name__}).") from None
+        raise _SignOnFailed(f"Cannot reach {address} ({clean(str(error)) or type(error).__name__}).") from None
     if response.status_code != 200:  # noqa: PLR2004 The status of HTTP for this.
-        raise _SignOnFailed(f"{where} answers with the status {response.status_code}: begin again.")
+        raise _SignOnFailed(f"{address} answered with status {response.status_code}. Start again.")
     return bytes(body)
 
 
 def verify_id_token(
     token: str, published: bytes, oidc: OidcSpec, nonce: str, now: int
 ) -> Mapping[str, Any] | AuthRejected:
-    """Returns the claims of an ID token that the provider signed for this client and this login."""
+    """Return the claims of an ID token that the provider signed for this client and this login."""
     from joserfc import jwt
     from joserfc.errors import JoseError
     from joserfc.jwk import KeySet
 
-    checks = jwt.JWTClaimsRegistry(
+    registry = jwt.JWTClaimsRegistry(
         now=now // SECOND,
         leeway=LEEWAY_SECONDS,
         iss={"essential": True, "value": oidc.issuer},
@@ -248,26 +254,26 @@ def verify_id_token(
     )
     try:
         claims = jwt.decode(token, KeySet.import_key_set(_select_keys(published)), algorithms=ALGORITHMS).claims
-        checks.validate(claims)
+        registry.validate(claims)
     except (JoseError, ValueError, TypeError, KeyError) as error:
-        sentence = f"The provider's ID token is not valid here ({clean(str(error))}): begin again."
+        sentence = f"Invalid ID token from the provider ({clean(str(error))}). Start again."
         return AuthRejected(403, sentence, why="invalid_token")
-    several = claims["aud"] not in (oidc.client_id, [oidc.client_id])
-    if claims.get("azp", "" if several else oidc.client_id) != oidc.client_id:
-        sentence = "The provider's ID token was made for another client: begin again."
+    has_other_audiences = claims["aud"] not in (oidc.client_id, [oidc.client_id])
+    if claims.get("azp", "" if has_other_audiences else oidc.client_id) != oidc.client_id:
+        sentence = "The provider's ID token is for another client. Start again."
         return AuthRejected(403, sentence, why="invalid_token")
     return claims
 
 
 def _select_keys(published: bytes) -> Any:
-    """Reads the public keys that sign. Raises ValueError."""
+    """Select the public keys for signatures. Raises ValueError."""
     keys = msgspec.json.decode(published, type=dict[str, Any]).get("keys", [])
     kinds = ("RSA", "EC", "OKP")
     return {"keys": [key for key in keys if key.get("kty") in kinds and key.get("use", "sig") == "sig"]}
 
 
 def parse_callback(query: bytes) -> Mapping[str, str] | None:
-    """Reads what a browser brings back; None where it is unreadable, or says something twice."""
+    """Parse the query of a callback; None if it is malformed or repeats a parameter."""
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=20)
     except ValueError:
@@ -282,7 +288,7 @@ def _list_groups(claim: object) -> Sequence[str]:
 
 
 def _find_label(claims: Mapping[str, Any]) -> str:
-    """What a person is shown as, beside what tells them from others."""
+    """Find the readable part of a person's name: email, user name or name; "person" without one."""
     email = claims.get("email") if claims.get("email_verified", True) is True else None
     for label in (email, claims.get("preferred_username"), claims.get("name")):
         if isinstance(label, str) and USER_PATTERN.fullmatch(label):
@@ -305,7 +311,10 @@ def _is_same(text: str, expected: str) -> bool:
 def make_oidc_sign_on(
     spec: SignOnSpec, reveal: Callable[[str], str], connect: "Callable[[], AsyncClient]"
 ) -> OidcSignOn | None:
-    """Returns None without a provider. Raises ConfigError where the secret is not set, or the extra not installed."""
+    """Make the sign-on of the configured provider; None without one.
+
+    Raises ConfigError if the secret is not set or the extra is not installed.
+    """
     if spec.oidc is UNSET:
         return None
     try:
@@ -317,31 +326,31 @@ def make_oidc_sign_on(
         secret = "" if spec.oidc.client_secret is UNSET else substitute_secrets(spec.oidc.client_secret, reveal)
     except KeyError as missing:
         name = missing.args[0]
-        raise ConfigError(f"`sign_on.oidc.client_secret` needs the secret {name}: set HALTER_SECRET_{name}.") from None
+        raise ConfigError(f"`sign_on.oidc.client_secret` needs the secret {name}. Set HALTER_SECRET_{name}.") from None
     return OidcSignOn(spec, spec.oidc, secret, connect)
 
 
 async def check_sign_on(app: Runtime, connect: "Callable[[], AsyncClient]") -> Check | None:
-    """Check that people can sign on as the fleet's file says; None where it says nothing of that."""
+    """Check the sign-on that the fleet's file configures; None without one."""
     try:
-        written = read_local_fleet(app.settings)
+        fleet_file = read_local_fleet(app.settings)
     except ConfigError:
-        return None  # The file is a finding of its own.
-    if written is None or written.spec.sign_on is UNSET:
+        return None  # Another check reports the file.
+    if fleet_file is None or fleet_file.spec.sign_on is UNSET:
         return None
-    spec, reveal, checks = written.spec.sign_on, read_environment_secrets(app.environ).value, list[Check]()
+    spec, reveal, checks = fleet_file.spec.sign_on, read_environment_secrets(app.environ).value, list[Check]()
     try:
         if spec.proxies:
             make_proxy_sign_on(spec, reveal)
-            sentence = f"A proxy at {', '.join(spec.proxies)} names people, with a secret that is set."
+            sentence = f"A proxy at {', '.join(spec.proxies)} signs people on; its secret is set."
             checks.append(pass_check(SIGN_ON, sentence))
         oidc = make_oidc_sign_on(spec, reveal, connect)
     except ConfigError as error:
         return fail_check(SIGN_ON, str(error))
     if oidc is not None:
         problem = await oidc.check(app.clock.now())
-        sentence = f"{oidc.provider_name} signs people on. It must know the address {oidc.redirect}."
+        sentence = f"{oidc.provider_name} signs people on. Its redirect URI for this client must be {oidc.redirect}."
         checks.append(fail_check(SIGN_ON, problem) if problem else pass_check(SIGN_ON, sentence))
     if "admin" not in spec.roles.values():
-        checks.append(pass_check(SIGN_ON, "No group is admin: that takes a token."))
+        checks.append(pass_check(SIGN_ON, "No group has the role admin; an admin needs a token."))
     return combine_checks(SIGN_ON, checks)

@@ -1,7 +1,8 @@
 """Shared by the API's routes: the caller's desk, encoding, error responses, and the feed.
 
-The feed reads and encodes news once for all listeners and keeps it for a while. A listener is a position in it, so a
-slow one costs nothing and slows no other; one that fell behind gets a gap, and continues with what is there.
+The feed reads and encodes each event once for all listeners and keeps the newest ones. A listener is a position in it,
+so a slow listener costs nothing and does not slow the others; one that fell behind gets a gap and continues with the
+newest events.
 """
 
 import asyncio
@@ -22,14 +23,14 @@ from starlette.responses import Response
 
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ConfigError, NotDone, NotDoneWhy, StoreError, StoreUnavailable
-from halter.core.ids import Ids, StreamId, session_of
+from halter.core.ids import Ids, StreamId, parse_session_id
 from halter.core.ports import Query
 from halter.core.public_json import encode_public_json, to_public_builtins
 from halter.core.rows import SessionRow
 from halter.core.text import clean
 from halter.journal.store import JournalStore
+from halter.operations.actor import Actor
 from halter.operations.agents import AgentFolders
-from halter.operations.desk import Actor
 from halter.runtime.feed import (
     Bus,
     FeedEvent,
@@ -46,16 +47,16 @@ from halter.server.middleware import INTERNAL_ERROR, WHO_KEY
 MAX_FEED_ITEMS: Final = 5000
 MAX_FEED_BYTES: Final = 32 * 1024 * 1024
 MAX_TRAIL: Final = 20_000
-"""How many dropped items are still known by their place in the journal."""
+"""Number of dropped items whose position in the journal is still known."""
 PAGE: Final = 100
 FEED_RETRY_DELAY: Final = SECOND
-AGENTS_KEPT: Final = 10_000
+MAX_CACHED_AGENTS: Final = 10_000
 OUTSIDE_FEED: Final = -1
-"""The number of an item that was read again and has no place in the feed."""
+"""The number of an item that was read again from the journal and has no position in the feed."""
 
 
 class FeedMessage(msgspec.Struct, frozen=True):
-    """An encoded item; `seq` is 0 for live updates; `number` is its place in the feed."""
+    """An encoded item; `seq` is 0 for live updates; `number` is its position in the feed."""
 
     number: int
     name: str
@@ -95,7 +96,7 @@ class Feed:
         return self._next
 
     async def run(self) -> None:
-        """Reads until cancelled. While the store is unavailable nothing arrives; nothing is missed afterwards."""
+        """Read until cancelled. While the store is unavailable nothing arrives; afterwards nothing is missing."""
         while True:
             try:
                 if not self.ready.is_set():
@@ -108,26 +109,26 @@ class Feed:
                 await self._clock.sleep(FEED_RETRY_DELAY)
 
     async def _add_item(self, item: FeedItem) -> None:
-        """Adds an item; what was too fast even for this reader is read again."""
+        """Add an item; on a gap, read the missed events again from the journal."""
         if not isinstance(item, FeedGap):
             self._add(await self.encode(item))
             return
-        async for news in self.bus.read_missed(item):
-            self._add(await self.encode(news))
+        async for event in self.bus.read_missed(item):
+            self._add(await self.encode(event))
 
     async def encode(self, item: FeedEvent | LiveUpdate) -> FeedMessage:
-        """Encodes an item, with its agent."""
+        """Encode an item together with its agent."""
         match item:
             case FeedEvent(name, stored):
                 kind, stream, seq = stored.kind, stored.stream, stored.seq
-                session = session_of(stored.stream) or ""
+                session = parse_session_id(stored.stream) or ""
             case LiveUpdate(name, session):
                 kind, stream, seq = name, "", 0
         text = msgspec.json.encode(serialize_feed_item(item)).decode()
         return FeedMessage(OUTSIDE_FEED, name, kind, stream, seq, session, await self._agent(stream, session), text)
 
     async def _agent(self, stream: str, session: str) -> str:
-        """Returns the agent of a stream. An inbox may exist before its session starts."""
+        """Return the agent of a stream. An inbox may exist before its session starts."""
         if stream.startswith("trigger:"):
             return stream.removeprefix("trigger:").partition("/")[0]
         if not session or session in self._agents:
@@ -135,7 +136,7 @@ class Feed:
         rows = await self.store.ask(Query("session", SessionRow, {"session": session}))
         if not rows or not rows[0].started_at:
             return ""
-        if len(self._agents) >= AGENTS_KEPT:
+        if len(self._agents) >= MAX_CACHED_AGENTS:
             self._agents.clear()
         self._agents[session] = rows[0].agent
         return self._agents[session]
@@ -148,49 +149,49 @@ class Feed:
             self._positions[StreamId(message.stream)] = message.seq
         self._bytes += len(message.text)
         while len(self._row) > self._limit or self._bytes > MAX_FEED_BYTES:
-            gone = self._row.popleft()
-            self._bytes -= len(gone.text)
-            self._trail.append(msgspec.structs.replace(gone, text=""))
+            dropped_message = self._row.popleft()
+            self._bytes -= len(dropped_message.text)
+            self._trail.append(msgspec.structs.replace(dropped_message, text=""))
         self._has_more.set()
         self._has_more = asyncio.Event()
 
-    async def follow(self, number: int, wants: FeedFilter) -> AsyncGenerator[FeedMessage | FeedGap]:
-        """Yields the wanted items from a number on, and gaps."""
+    async def follow(self, number: int, matches: FeedFilter) -> AsyncGenerator[FeedMessage | FeedGap]:
+        """Yield the matching items from a number on, and gaps."""
         while True:
-            first = self._row[0].number if self._row else self._next
-            if number < first:
-                yield self._gap(number, wants)
-                number = first
-            # The feed may have moved on while a slow consumer took an item.
-            for message in self._read_some(number, first):
+            first_number = self._row[0].number if self._row else self._next
+            if number < first_number:
+                yield self._gap(number, matches)
+                number = first_number
+            # The feed may have dropped items while a slow consumer took one.
+            for message in self._read_some(number, first_number):
                 if self._row and message.number < self._row[0].number:
                     break
                 number = message.number + 1
-                if wants(message):
+                if matches(message):
                     yield message
             else:
                 if number >= self._next:
                     await self._has_more.wait()
 
-    def _read_some(self, number: int, first: int) -> list[FeedMessage]:
-        return list(islice(self._row, number - first, number - first + PAGE))
+    def _read_some(self, number: int, first_number: int) -> list[FeedMessage]:
+        return list(islice(self._row, number - first_number, number - first_number + PAGE))
 
-    def _gap(self, number: int, wants: FeedFilter) -> FeedGap:
-        """Returns what was missed, as far as it is still known."""
-        gone = [message for message in self._trail if message.number >= number and wants(message)]
-        events = [message for message in gone if message.seq]
-        return FeedGap(len(events), len(gone) - len(events), slice_streams(events))
+    def _gap(self, number: int, matches: FeedFilter) -> FeedGap:
+        """Return the gap of the dropped items whose positions are still known."""
+        dropped_messages = [message for message in self._trail if message.number >= number and matches(message)]
+        events = [message for message in dropped_messages if message.seq]
+        return FeedGap(len(events), len(dropped_messages) - len(events), slice_streams(events))
 
 
 def slice_streams(events: Iterable[FeedMessage]) -> Mapping[StreamId, StreamSlice]:
-    """Returns where events stand in the journal, by stream."""
-    found: dict[StreamId, StreamSlice] = {}
+    """Return the range of the events in the journal, by stream."""
+    slices: dict[StreamId, StreamSlice] = {}
     for message in events:
         stream = StreamId(message.stream)
-        before = found.get(stream)
-        after = message.seq - 1 if before is None else min(before.after, message.seq - 1)
-        found[stream] = StreamSlice(after, message.seq if before is None else max(before.through, message.seq))
-    return found
+        previous = slices.get(stream)
+        after = message.seq - 1 if previous is None else min(previous.after, message.seq - 1)
+        slices[stream] = StreamSlice(after, message.seq if previous is None else max(previous.through, message.seq))
+    return slices
 
 
 JSON: Final = "application/json"
@@ -202,7 +203,7 @@ STATUS: Final[Mapping[NotDoneWhy, int]] = {"wrong": 422, "missing": 404, "refuse
 
 def _storable(text: str) -> str:
     if clean(text) != text:
-        raise ValueError("it holds characters that are no text")
+        raise ValueError("it contains invalid characters")
     return text
 
 
@@ -218,14 +219,14 @@ class Site:
     agents: AgentFolders = field(default_factory=AgentFolders)
 
 
-def find_site(asking: HTTPConnection) -> Site:
-    return asking.app.state.site
+def find_site(connection: HTTPConnection) -> Site:
+    return connection.app.state.site
 
 
-def make_request_desk(asking: HTTPConnection) -> Actor:
-    """Makes the desk of the caller, whom the middleware has identified."""
-    site = find_site(asking)
-    return Actor(site.app, asking.scope[WHO_KEY], agents=site.agents)
+def make_request_desk(connection: HTTPConnection) -> Actor:
+    """Make the actor of the caller, whom the middleware has identified."""
+    site = find_site(connection)
+    return Actor(site.app, connection.scope[WHO_KEY], agents=site.agents)
 
 
 class Error(msgspec.Struct, frozen=True):
@@ -233,19 +234,19 @@ class Error(msgspec.Struct, frozen=True):
 
 
 _MEANINGS: Final[Mapping[int, str]] = {
-    400: "The request is broken",
-    401: "The token is unknown",
-    403: "It takes a higher role, or comes from a foreign page",
-    404: "It is not there, or not yours to see",
-    405: "It is not asked for in this way",
+    400: "Malformed request",
+    401: "Unknown token",
+    403: "Insufficient role, or a request from another origin",
+    404: "Not found, or not visible to this token",
+    405: "Method not allowed",
     408: "The body took too long to arrive",
-    409: "It cannot be done as things stand",
-    413: "The body is too long",
-    421: "The server does not go by that name",
-    422: "It cannot be read as it was written",
-    429: "That was too much for a minute",
-    500: "An internal error",
-    503: "The store cannot be reached",
+    409: "Not possible in the current state",
+    413: "Body too large",
+    421: "Unknown host name",
+    422: "Invalid parameters",
+    429: "Too many requests in one minute",
+    500: "Internal error",
+    503: "Store unavailable",
 }
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"description": words, "content": {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}}
@@ -254,11 +255,11 @@ ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def encode_answer(value: object) -> bytes:
-    """Encodes a response; amounts are dollars, times are integers of microseconds."""
+    """Encode a response; amounts are dollars, times are integers of microseconds."""
     try:
         return encode_public_json(value)
     except UnicodeEncodeError:
-        # A text holds a lone surrogate, which JSON cannot encode.
+        # A text contains a lone surrogate, which JSON cannot encode.
         return encode_public_json(_clean_texts(to_public_builtins(value)))
 
 
@@ -275,7 +276,7 @@ def _clean_texts(value: Any) -> Any:
 
 
 def add_errors(api: FastAPI) -> None:
-    """Turns every error into a sentence with a status."""
+    """Add handlers that turn every error into a sentence with a status."""
     handlers: Sequence[tuple[Any, Callable[[Any], Response]]] = (
         (NotDone, lambda error: _error_response(STATUS[error.why], str(error))),
         (StoreUnavailable, lambda error: _error_response(503, str(error), {"Retry-After": RETRY_AFTER_SECONDS})),
@@ -301,18 +302,18 @@ def _error_response(status: int, sentence: str, headers: Mapping[str, str] | Non
 
 
 def _explain_unread(error: RequestValidationError) -> str:
-    found: list[str] = []
-    for each in error.errors():
-        place = ".".join(str(part) for part in each["loc"])
-        found.append(f"{place}: {each['msg']}")
-    return "; ".join(found[:10]) or "It cannot be read."
+    problems: list[str] = []
+    for problem in error.errors():
+        location = ".".join(str(part) for part in problem["loc"])
+        problems.append(f"{location}: {problem['msg']}")
+    return "; ".join(problems[:10]) or "Invalid request."
 
 
 def _explain_http_error(error: HTTPException) -> str:
     match error.status_code:
         case 404:
-            return "There is no such thing here."
+            return "Not found."
         case 405:
-            return "This is not asked for in this way."
+            return "Method not allowed."
         case _:
             return error.detail

@@ -22,7 +22,7 @@ from halter.loop.session_runtime import run_together
 from halter.operations.agents import AgentFolders
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
-from halter.runtime.triggers import WebhookReceiver
+from halter.runtime.trigger_runner import WebhookReceiver
 from halter.server.auth import (
     LOGIN,
     LOGIN_LIFETIME,
@@ -48,7 +48,7 @@ from halter.server.middleware import (
     ServerMiddleware,
     locate_scope,
 )
-from halter.server.oidc import BEGUN_LIFETIME, OidcSignOn
+from halter.server.oidc import PENDING_LOGIN_LIFETIME, OidcSignOn
 from halter.server.sign_on import SignOnLog
 
 if TYPE_CHECKING:
@@ -57,52 +57,52 @@ if TYPE_CHECKING:
 LISTEN_BACKLOG: Final = 100
 """Connections that may wait to be accepted."""
 TCP_USER_TIMEOUT_MS: Final = 60_000
-"""After so long the system drops a connection whose peer acknowledges nothing."""
+"""Time after which the system drops a connection whose peer acknowledges nothing."""
 SHUTDOWN_GRACE_SECONDS: Final = 2
-"""How long open requests may take when the server ends."""
-LONGEST_MESSAGE: Final = 1024 * 1024
-LONGEST_HEAD: Final = 64 * 1024
-"""Most bytes of a URL and headers together."""
+"""Time that open requests have when the server shuts down."""
+MAX_MESSAGE_BYTES: Final = 1024 * 1024
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Maximum number of bytes of the URL and headers together."""
 HEAD_TIMEOUT: Final = 10 * SECOND
-"""How long a connection may be open without a request."""
+"""Longest time that a connection may be open without a request."""
 _QUIET: Final[dict[str, Any]] = {
     "version": 1,
     "disable_existing_loggers": False,
     "handlers": {"nowhere": {"class": "logging.NullHandler"}},
     "loggers": {"uvicorn": {"handlers": ["nowhere"], "propagate": False}},
 }
-"""Silences uvicorn's log: problems are reported in sentences."""
+"""Silences uvicorn's log; Halter reports problems as sentences."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Binds a port, or any free one for 0. Raises ConfigError."""
+    """Bind a port, or any free one for 0. Raises ConfigError."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        listening = socket.create_server(address[:2], family=family, backlog=LISTEN_BACKLOG)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = addresses[0]
+        listener = socket.create_server(address[:2], family=family, backlog=LISTEN_BACKLOG)
     except OSError as error:
         raise ConfigError(_explain_bind_error(host, port, error)) from None
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
-    # Connections inherit it. Without it, what follows the headers waits 40 ms for an acknowledgement.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listening
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+    # Connections inherit it. Without it, a body waits 40 ms for the acknowledgement of the headers.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _explain_bind_error(host: str, port: int, error: OSError) -> str:
-    where = f"Nothing can listen on {host}:{port}"
+    where = f"Cannot listen on {host}:{port}"
     if error.errno == errno.EADDRINUSE:
-        return f"{where}: another program does. Take another port with --listen, or 0 for any that is free."
+        return f"{where}: the port is in use. Choose another port with --listen, or 0 for any free one."
     return f"{where}: {error.strerror or error}."
 
 
 def _protocol(head: int) -> type[asyncio.Protocol]:
-    """Makes the HTTP protocol: it keeps little of what unauthenticated clients send, and not for long."""
+    """Make the HTTP protocol class; it bounds the data and the time of unauthenticated clients."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Impatient(H11Protocol):
-        """Closes connections without a request."""
+        """A protocol that closes connections without a request."""
 
-        late: asyncio.TimerHandle | None = None
+        timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
             super().connection_made(transport)
@@ -118,29 +118,29 @@ def _protocol(head: int) -> type[asyncio.Protocol]:
 
         def _wait(self) -> None:
             self._stop_waiting()
-            self.late = self.loop.call_later(head / SECOND, self._check_progress)
+            self.timer = self.loop.call_later(head / SECOND, self._check_progress)
 
         def _stop_waiting(self) -> None:
-            if self.late is not None:
-                self.late.cancel()
+            if self.timer is not None:
+                self.timer.cancel()
 
         def _check_progress(self) -> None:
-            # A connection that became a WebSocket is no longer among these.
-            asks = self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
-            if self in self.connections and not asks:
+            # A connection that became a WebSocket is not among these.
+            has_open_request = self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+            if self in self.connections and not has_open_request:
                 self.transport.close()
 
     return Impatient
 
 
 async def serve_asgi(
-    asgi: Any, listening: socket.socket, closing: Callable[[], None] = lambda: None, head: int = HEAD_TIMEOUT
+    asgi: Any, listener: socket.socket, closing: Callable[[], None] = lambda: None, head: int = HEAD_TIMEOUT
 ) -> None:
-    """Serves until cancelled; then calls `closing`, and finishes open requests."""
+    """Serve until cancelled; then call `closing` and finish open requests."""
     import uvicorn
 
     class Quiet(uvicorn.Server):
-        """Leaves signals to the caller."""
+        """A server that leaves signals to the caller."""
 
         @contextmanager
         def capture_signals(self) -> Generator[None]:
@@ -149,16 +149,16 @@ async def serve_asgi(
     config = uvicorn.Config(
         asgi,
         http=_protocol(head),
-        h11_max_incomplete_event_size=LONGEST_HEAD,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=_QUIET,
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        ws_max_size=LONGEST_MESSAGE,
+        ws_max_size=MAX_MESSAGE_BYTES,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
     )
     server = Quiet(config)
-    serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         await asyncio.wait([serving])
         serving.result()
@@ -168,24 +168,26 @@ async def serve_asgi(
         await serving
         raise
     finally:
-        listening.close()
-    raise ConfigError("The server could not start: look at what it said before.")
+        listener.close()
+    raise ConfigError("The server could not start. See its output above.")
 
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 8765
-PLAIN_PAGE: Final = "Halter is here. Its API is at /api, described in /api/openapi.json; there is no dashboard here."
+PLAIN_PAGE: Final = (
+    "Halter is running. Its API is at /api, described in /api/openapi.json. The dashboard is not installed."
+)
 _ROUTE: Final[Mapping[str, Any]] = {"response_model": None, "include_in_schema": False}
 
 
 class WebhookEndpoint:
-    """The webhooks of the agents that run in this process, once there are any."""
+    """The webhooks of the agents that run in this process."""
 
     def __init__(self) -> None:
         self.hooks = WebhookReceiver({}, {})
 
     async def serve(self, hooks: WebhookReceiver) -> None:
-        """Serves deliveries for these until cancelled."""
+        """Serve deliveries for these webhooks until cancelled."""
         self.hooks = hooks
         try:
             await asyncio.Event().wait()
@@ -194,7 +196,7 @@ class WebhookEndpoint:
 
 
 def require_server() -> None:
-    """Raises ConfigError if the extra is not installed."""
+    """Raise ConfigError if the extra `server` is not installed."""
     try:
         import fastapi
         import uvicorn
@@ -204,11 +206,11 @@ def require_server() -> None:
 
 
 def bind(host: str = HOST, port: int = PORT, *, beyond: bool = False) -> socket.socket:
-    """Binds a port. Raises ConfigError for one that other machines can reach, unless `beyond`."""
+    """Bind a port. Raises ConfigError for an address that other machines can reach, unless `beyond`."""
     if not beyond and not _is_loopback(host):
         raise ConfigError(
-            f"{host} can be reached from other machines, and what goes over the wire there is not encrypted: put a "
-            "proxy with TLS in front of 127.0.0.1, or add --beyond-this-machine."
+            f"Other machines can reach {host}, and the connection is not encrypted. Put a proxy with TLS in front of "
+            "127.0.0.1, or add --beyond-this-machine."
         )
     return listen(host, port)
 
@@ -220,9 +222,9 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def format_address(listening: socket.socket) -> str:
-    """Returns the URL of a server, for a browser on this machine."""
-    host, port = listening.getsockname()[:2]
+def format_address(listener: socket.socket) -> str:
+    """Return the URL of a server, for a browser on this machine."""
+    host, port = listener.getsockname()[:2]
     if ip_address(host).is_unspecified:
         host = HOST
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -230,27 +232,27 @@ def format_address(listening: socket.socket) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerExtras:
-    """Options of a server: host names, webhooks, limits, and a listener for problems.
+    """Options of a server: host names, webhooks, limits, and a callback for problems.
 
-    Without `pages` there is only the API: the dashboard's library serves one server per process, once.
+    Without `pages` it has only the API: the dashboard's library serves one server per process, once.
     """
 
     names: Sequence[str] = ()
     deliveries: WebhookEndpoint = field(default_factory=WebhookEndpoint)
     limits: ServerLimits = field(default_factory=ServerLimits)
-    tell: Callable[[str], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None
     pages: bool = True
     folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """The folders of agents that can be given tasks through the API, by name."""
     by_proxy: IdentifyByProxy = lambda _, __: None
-    """Who asks, where a proxy before the server knows that."""
+    """Identifies the person of a request, if a trusted proxy names one."""
     oidc: OidcSignOn | None = None
     """The provider that people sign on with."""
 
 
 def build_server(
     app: Runtime,
-    door: ServerNames,
+    server_names: ServerNames,
     keys: Keyring,
     feed: "Feed",
     extras: ServerExtras,
@@ -262,22 +264,22 @@ def build_server(
     api = make_api()
     api.state.site = Site(app, feed, agents or AgentFolders())
     logins = Logins(keys.logins_file, sign_on="" if extras.oidc is None else extras.oidc.bound_to)
-    checks = AuthState(keys, logins, extras.limits, extras.by_proxy)
+    auth_state = AuthState(keys, logins, extras.limits, extras.by_proxy)
     sign_ons = SignOnLog(app.store, app.ids, app.clock)
-    add_login(api, door, checks, app.clock, sign_ons, extras.oidc)
-    add_hooks(api, lambda: extras.deliveries.hooks, app.clock, checks.tokens_tried)
+    add_login(api, server_names, auth_state, app.clock, sign_ons, extras.oidc)
+    add_hooks(api, lambda: extras.deliveries.hooks, app.clock, auth_state.tokens_tried)
     _add_rest(api)
 
     def report(sentence: str) -> None:
-        extras.tell(to_one_line(sentence))
+        extras.report(to_one_line(sentence))
 
     if not extras.pages or not _mount_dashboard(api, app, feed.bus, report, agents):
         _add_plain(api)
-    return ServerMiddleware(api, door, checks, app.clock, extras.limits, report, sign_ons.record_request)
+    return ServerMiddleware(api, server_names, auth_state, app.clock, extras.limits, report, sign_ons.record_request)
 
 
 def _add_rest(api: "FastAPI") -> None:
-    """Adds the health check, and 404 for unknown API paths."""
+    """Add the health check, and 404 for unknown API paths."""
     from starlette.exceptions import HTTPException
     from starlette.responses import PlainTextResponse
 
@@ -295,7 +297,7 @@ def _add_rest(api: "FastAPI") -> None:
 
 
 def _add_plain(api: "FastAPI") -> None:
-    """Adds a plain page where there is no dashboard."""
+    """Add a plain page in place of the dashboard."""
     from starlette.responses import PlainTextResponse
 
     async def respond_plain() -> PlainTextResponse:
@@ -307,7 +309,7 @@ def _add_plain(api: "FastAPI") -> None:
 def _mount_dashboard(
     api: "FastAPI", app: Runtime, bus: Bus, report: Callable[[str], None], agents: AgentFolders | None
 ) -> bool:
-    """Mounts the dashboard, if its library is installed."""
+    """Mount the dashboard, if its library is installed."""
     from importlib.util import find_spec
 
     if find_spec("nicegui") is None:
@@ -319,45 +321,50 @@ def _mount_dashboard(
 
 
 async def serve_web(
-    app: Runtime, listening: socket.socket, keys: Keyring, bus: Bus, extras: ServerExtras | None = None
+    app: Runtime, listener: socket.socket, keys: Keyring, bus: Bus, extras: ServerExtras | None = None
 ) -> None:
-    """Serves until cancelled, on a port bound with `bind`."""
+    """Serve until cancelled, on a port bound with `bind`."""
     require_server()
     from halter.server.responses import Feed
 
     extras = extras or ServerExtras()
-    host, port = listening.getsockname()[:2]
+    host, port = listener.getsockname()[:2]
     feed = Feed(app.store, app.clock, app.ids, bus)
-    telling = AgentFolders(extras.folders, lambda sentence: extras.tell(to_one_line(sentence)))
-    with listening:
-        async with telling as agents:
-            entrance = build_server(app, make_server_names(host, port, extras.names), keys, feed, extras, agents)
+    folders = AgentFolders(extras.folders, lambda sentence: extras.report(to_one_line(sentence)))
+    with listener:
+        async with folders as agents:
+            middleware = build_server(app, make_server_names(host, port, extras.names), keys, feed, extras, agents)
             await run_together(
-                [feed.run, lambda: serve_asgi(entrance, listening, entrance.closing.set, extras.limits.head)]
+                [feed.run, lambda: serve_asgi(middleware, listener, middleware.closing.set, extras.limits.head)]
             )
 
 
 PAGES: Final = Path(__file__).parent / "pages"
-LOGIN_WRONG_TOKEN: Final = "This token opens nothing here: it was removed, or never was one."  # noqa: S105 It is a sentence.
+LOGIN_WRONG_TOKEN: Final = "Invalid token: it was removed or never existed."  # noqa: S105 It is a sentence.
 HOME: Final = "/"
-NO_PROVIDER: Final = "There is no provider to log in with here: log in with a token."
+NO_PROVIDER: Final = "No sign-on provider is configured. Log in with a token."
 SIGNED_ON_PAGE: Final = (
     f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={HOME}">'
     f'<title>Halter: logged in</title></head><body><p><a href="{HOME}">You are logged in.</a></p></body></html>'
 )
-"""A redirect would not do: a browser that comes from the provider shows our cookie only to what our own page opens."""
-LONGEST_FORM: Final = 1000
+"""A page, since after a redirect from the provider a browser would withhold our `SameSite=Strict` cookie."""
+MAX_FORM_BYTES: Final = 1000
 
 
 def make_login_url(base: str, secret: str) -> str:
-    """Returns the URL that logs in. The token is in the fragment, which no browser sends and no server logs."""
+    """Make the URL that logs in. The token is in the fragment, which no browser sends and no server logs."""
     return f"{base}{LOGIN}#token={secret}"
 
 
 def add_login(
-    api: FastAPI, door: ServerNames, checks: AuthState, clock: Clock, sign_ons: SignOnLog, oidc: OidcSignOn | None
+    api: FastAPI,
+    server_names: ServerNames,
+    auth_state: AuthState,
+    clock: Clock,
+    sign_ons: SignOnLog,
+    oidc: OidcSignOn | None,
 ) -> None:
-    """Adds the login page, its files, and its routes."""
+    """Add the login page, its files, and its routes."""
     page = (PAGES / "login.html").read_text("utf-8").replace("<!--sign-on-->", _link_to_provider(oidc))
 
     def render_login(problem: str, status: int, wait: int = 0) -> Response:
@@ -369,34 +376,35 @@ def add_login(
 
     async def enter(request: Request) -> Response:
         now, origin, secret = clock.now(), locate_scope(request.scope), _token_in(await request.body())
-        if wait := checks.tokens_tried.find_delay(origin, secret, now):
+        if wait := auth_state.tokens_tried.find_delay(origin, secret, now):
             return render_login(TOO_MANY_REQUESTS, 429, wait)
-        token = find_token(checks.keys.tokens(), secret)
+        token = find_token(auth_state.keys.tokens(), secret)
         if token is None:
-            checks.tokens_tried.count_failure(origin, secret, now)
-            return render_login(checks.keys.problem or LOGIN_WRONG_TOKEN, 401)
-        checks.tokens_tried.right(origin, secret)
+            auth_state.tokens_tried.count_failure(origin, secret, now)
+            return render_login(auth_state.keys.problem or LOGIN_WRONG_TOKEN, 401)
+        auth_state.tokens_tried.right(origin, secret)
         try:
             await end(request)
-            key = await checks.logins.start_login(token, now)
+            key = await auth_state.logins.start_login(token, now)
         except ConfigError as error:
-            return render_login(f"You cannot be logged in: {error}", 503)
-        checks.cookies_tried.right(origin, key)
-        cookie = f"{door.cookie}={key}; Max-Age={LOGIN_LIFETIME // SECOND}; {_attributes(secure=_is_by_tls(request))}"
+            return render_login(f"Cannot log in: {error}", 503)
+        auth_state.cookies_tried.right(origin, key)
+        attributes = _attributes(secure=_is_by_tls(request))
+        cookie = f"{server_names.cookie}={key}; Max-Age={LOGIN_LIFETIME // SECOND}; {attributes}"
         return Response(status_code=303, headers={"Location": HOME, "Set-Cookie": cookie})
 
     async def leave(request: Request) -> Response:
-        cookie = f"{door.cookie}=; Max-Age=0; {_attributes(secure=_is_by_tls(request))}"
+        cookie = f"{server_names.cookie}=; Max-Age=0; {_attributes(secure=_is_by_tls(request))}"
         try:
             await end(request)
         except ConfigError as error:
-            problem = f"You are logged out until this server starts again, but not for good: {error}"
+            problem = f"Logged out only until this server restarts, because the logout could not be saved: {error}"
             return Response(problem, 503, {"Set-Cookie": cookie}, "text/plain")
         return Response(status_code=303, headers={"Location": LOGIN, "Set-Cookie": cookie})
 
     async def end(request: Request) -> None:
-        for key in find_cookies(request.headers.getlist("cookie"), door.cookie):
-            await checks.logins.end(key, clock.now())
+        for key in find_cookies(request.headers.getlist("cookie"), server_names.cookie):
+            await auth_state.logins.end(key, clock.now())
 
     options: Mapping[str, Any] = {"response_model": None, "include_in_schema": False}
     api.get(LOGIN, **options)(show)
@@ -404,55 +412,55 @@ def add_login(
     api.post(LOGOUT, **options)(leave)
     for name, kind in (("login.js", "text/javascript"), ("login.css", "text/css"), ("icon.svg", "image/svg+xml")):
         api.get(f"{LOGIN}/{name}", **options)(_file(name, kind))
-    _add_oidc(api, door, checks, clock, sign_ons, oidc, render_login)
+    _add_oidc(api, server_names, auth_state, clock, sign_ons, oidc, render_login)
 
 
 def _add_oidc(
     api: FastAPI,
-    door: ServerNames,
-    checks: AuthState,
+    server_names: ServerNames,
+    auth_state: AuthState,
     clock: Clock,
     sign_ons: SignOnLog,
     oidc: OidcSignOn | None,
-    shown: Callable[[str, int, int], Response],
+    render_login: Callable[[str, int, int], Response],
 ) -> None:
-    """Adds the way to a provider and back, which without one leads nowhere."""
+    """Add the routes to a provider and back; without a provider they answer 404."""
     secure = oidc is not None and oidc.is_secure
-    # Under this prefix a browser takes the cookie from no other name of the domain.
-    begun = f"{'__Host-' if secure else ''}{door.cookie}_oidc"
-    across = _attributes(secure=secure, site="Lax")
+    # With this prefix, a browser accepts the cookie from this host only.
+    cookie_name = f"{'__Host-' if secure else ''}{server_names.cookie}_oidc"
+    attributes = _attributes(secure=secure, site="Lax")
 
     async def begin() -> Response:
-        made = AuthRejected(404, NO_PROVIDER) if oidc is None else await oidc.start_login(clock.now())
-        if isinstance(made, AuthRejected):
-            return shown(made.sentence, made.status, 0)
-        cookie = f"{begun}={made.key}; Max-Age={BEGUN_LIFETIME // SECOND}; {across}"
-        return Response(status_code=303, headers={"Location": made.location, "Set-Cookie": cookie})
+        login = AuthRejected(404, NO_PROVIDER) if oidc is None else await oidc.start_login(clock.now())
+        if isinstance(login, AuthRejected):
+            return render_login(login.sentence, login.status, 0)
+        cookie = f"{cookie_name}={login.key}; Max-Age={PENDING_LOGIN_LIFETIME // SECOND}; {attributes}"
+        return Response(status_code=303, headers={"Location": login.location, "Set-Cookie": cookie})
 
     async def finish(request: Request) -> Response:
         if oidc is None:
-            return shown(NO_PROVIDER, 404, 0)
+            return render_login(NO_PROVIDER, 404, 0)
         now, origin, query = clock.now(), locate_scope(request.scope), request.scope.get("query_string", b"")
-        tried = query.decode("latin-1")
-        if wait := checks.tokens_tried.find_delay(origin, tried, now):
-            return shown(TOO_MANY_REQUESTS, 429, wait)
-        verdict = await oidc.finish(find_cookies(request.headers.getlist("cookie"), begun), query, now)
+        credential = query.decode("latin-1")
+        if wait := auth_state.tokens_tried.find_delay(origin, credential, now):
+            return render_login(TOO_MANY_REQUESTS, 429, wait)
+        verdict = await oidc.finish(find_cookies(request.headers.getlist("cookie"), cookie_name), query, now)
         if isinstance(verdict, AuthRejected):
-            checks.tokens_tried.count_failure(origin, tried, now)
+            auth_state.tokens_tried.count_failure(origin, credential, now)
         response = await enter(verdict, origin, oidc)
-        response.headers.append("Set-Cookie", f"{begun}=; Max-Age=0; {across}")
+        response.headers.append("Set-Cookie", f"{cookie_name}=; Max-Age=0; {attributes}")
         return response
 
     async def enter(verdict: Allowed | AuthRejected, origin: ClientOrigin, oidc: OidcSignOn) -> Response:
         try:
             await sign_ons.record_login(verdict, oidc.provider_name)
             if isinstance(verdict, AuthRejected):
-                return shown(verdict.sentence, verdict.status, 0)
-            key = await checks.logins.begin_signed_on(cast("Token", verdict.token), clock.now(), oidc.lifetime)
+                return render_login(verdict.sentence, verdict.status, 0)
+            key = await auth_state.logins.begin_signed_on(cast("Token", verdict.token), clock.now(), oidc.lifetime)
         except (ConfigError, StoreUnavailable) as error:
-            return shown(f"You cannot be logged in: {error}", 503, 0)
-        checks.cookies_tried.right(origin, key)
-        cookie = f"{door.cookie}={key}; Max-Age={oidc.lifetime // SECOND}; {_attributes(secure=secure)}"
+            return render_login(f"Cannot log in: {error}", 503, 0)
+        auth_state.cookies_tried.right(origin, key)
+        cookie = f"{server_names.cookie}={key}; Max-Age={oidc.lifetime // SECOND}; {_attributes(secure=secure)}"
         return Response(SIGNED_ON_PAGE, 200, {"Set-Cookie": cookie}, "text/html")
 
     api.get(OIDC_LOGIN, **_ROUTE)(begin)
@@ -474,7 +482,7 @@ def _file(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
 
 def _token_in(body: bytes) -> str:
     try:
-        fields = parse_qsl(body[:LONGEST_FORM].decode("utf-8", "replace"), max_num_fields=4)
+        fields = parse_qsl(body[:MAX_FORM_BYTES].decode("utf-8", "replace"), max_num_fields=4)
     except ValueError:
         return ""
     return dict(fields).get("token", "").strip()
@@ -485,5 +493,5 @@ def _is_by_tls(request: Request) -> bool:
 
 
 def _attributes(*, secure: bool, site: Literal["Strict", "Lax"] = "Strict") -> str:
-    """Returns the cookie's attributes: no scripts, no other site, and only TLS where the browser used TLS."""
+    """Format the cookie's attributes: no access by scripts or other sites, and only TLS if the browser used TLS."""
     return f"Path=/; HttpOnly; SameSite={site}{'; Secure' if secure else ''}"

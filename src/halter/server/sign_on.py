@@ -1,8 +1,8 @@
-"""Sign-on by a proxy that knows people: it says in a header who asks, and in another which groups they are in.
+"""Sign-on by a proxy that authenticates people: one header has the person, another one their groups.
 
-The header counts only from the addresses that the fleet's file lists, as the connection has them, and beside a secret
-that the proxy shares: an agent on the same machine has the same address. Otherwise it is not even looked at. Each
-request is judged anew. Who is in no known group is nobody here.
+The headers are read only from connections of the addresses that the fleet's file lists, and only together with the
+proxy's secret, since an agent on the same machine has the same address. Each request is authorized separately. A person
+in no known group is rejected.
 """
 
 import hmac
@@ -23,15 +23,15 @@ from halter.core.ports import Draft, Store, Write
 from halter.core.rows import AuditRow
 from halter.core.spec import SignOnSpec
 from halter.core.tools import substitute_secrets
-from halter.operations.desk import ROLES, Role
+from halter.operations.actor import ROLES, Role
 from halter.server.auth import Allowed, AuthRejected, IncomingRequest, Token
 
 USER_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}(@[A-Za-z0-9.-]{1,100})?")
 MAX_GROUPS: Final = 500
 SECRET_HEADER: Final = "x-halter-proxy"  # noqa: S105 It is the name of a header.
-SHORTEST_SECRET: Final = 16
+MIN_SECRET_LENGTH: Final = 16
 RECORD_INTERVAL: Final = HOUR
-"""How long the same is not recorded again."""
+"""Time for which an identical event is not recorded again."""
 
 
 class GroupRoles(msgspec.Struct, frozen=True):
@@ -41,12 +41,12 @@ class GroupRoles(msgspec.Struct, frozen=True):
     agents: Mapping[str, tuple[str, ...]] = {}
 
     def find(self, groups: Sequence[str]) -> tuple[Role, tuple[str, ...]] | None:
-        """The highest role, for the agents of the groups that give it; a lower role adds none. None without a role."""
-        held = [group for group in groups if group in self.roles]
-        if not held:
+        """Return the highest role, and the agents of the groups that give it; a lower role adds no agents."""
+        matching = [group for group in groups if group in self.roles]
+        if not matching:
             return None
-        role = ROLES[max(ROLES.index(self.roles[group]) for group in held)]
-        scopes = [self.agents.get(group) for group in held if self.roles[group] == role]
+        role = ROLES[max(ROLES.index(self.roles[group]) for group in matching)]
+        scopes = [self.agents.get(group) for group in matching if self.roles[group] == role]
         return role, () if None in scopes else tuple(sorted({name for scope in scopes for name in scope or ()}))
 
 
@@ -55,7 +55,7 @@ def make_group_roles(spec: SignOnSpec) -> GroupRoles:
 
 
 class ProxySignOn(msgspec.Struct, frozen=True):
-    """How a listed proxy names people. `lifetime` is how long a stream that it opened may last."""
+    """The configuration of sign-on by a proxy. `lifetime` bounds a stream that it opened."""
 
     networks: tuple[IPv4Network | IPv6Network, ...]
     secret: str
@@ -66,32 +66,32 @@ class ProxySignOn(msgspec.Struct, frozen=True):
     lifetime: int
 
     def identify(self, request: IncomingRequest, now: int) -> Allowed | AuthRejected | None:
-        """Who a request is from; None where no listed proxy says so."""
-        users = request.all(self.header)
-        if not users or not self._lists(request.client) or not self._proves(request.all(SECRET_HEADER)):
+        """Identify the person of a request; None if no listed proxy names one."""
+        users = request.list_values(self.header)
+        if not users or not self._lists(request.client) or not self._proves(request.list_values(SECRET_HEADER)):
             return None
         if len(users) > 1:
-            return AuthRejected(400, "Say once who you are.")
+            return AuthRejected(400, "Send exactly one credential.")
         if not USER_PATTERN.fullmatch(users[0]):
-            return AuthRejected(403, "The proxy names nobody who could be a person here.", why="no_person")
+            return AuthRejected(403, "The proxy sent no valid user name.", why="no_person")
         name = self.people.get(users[0].lower(), users[0].lower())
-        held = self.roles.find(_split_groups(request.all(self.groups_header)))
-        if held is None:
-            sentence = f"{name} is in no group that has a role here: see `sign_on.roles` in halter.yaml."
+        role_and_agents = self.roles.find(_split_groups(request.list_values(self.groups_header)))
+        if role_and_agents is None:
+            sentence = f"No group of {name} has a role: see `sign_on.roles` in halter.yaml."
             return AuthRejected(403, sentence, why="no_role", account=users[0])
-        role, agents = held
+        role, agents = role_and_agents
         return Allowed(Token(name, role, "", 0, agents), until=now + self.lifetime, account=users[0])
 
-    def _proves(self, shown: Sequence[str]) -> bool:
-        return len(shown) == 1 and hmac.compare_digest(shown[0].encode("latin-1"), self.secret.encode())
+    def _proves(self, values: Sequence[str]) -> bool:
+        return len(values) == 1 and hmac.compare_digest(values[0].encode("latin-1"), self.secret.encode())
 
     def _lists(self, client: str) -> bool:
         try:
             address = ip_address(client)
         except ValueError:
             return False
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any((mapped or address) in network for network in self.networks)
+        mapped_address = getattr(address, "ipv4_mapped", None)
+        return any((mapped_address or address) in network for network in self.networks)
 
 
 def _split_groups(lines: Sequence[str]) -> Sequence[str]:
@@ -99,16 +99,16 @@ def _split_groups(lines: Sequence[str]) -> Sequence[str]:
 
 
 def make_proxy_sign_on(spec: SignOnSpec, reveal: Callable[[str], str]) -> ProxySignOn:
-    """Raises ConfigError where the secret is not set, or could be guessed."""
+    """Make the sign-on by a proxy. Raises ConfigError if the secret is not set or is too short."""
     if spec.secret is UNSET:
-        raise ConfigError("`sign_on.proxies` needs `sign_on.secret`: an address is no proof.")
+        raise ConfigError("`sign_on.proxies` needs `sign_on.secret`: an address alone proves nothing.")
     try:
         secret: str = substitute_secrets(spec.secret, reveal)
     except KeyError as missing:
         name = missing.args[0]
-        raise ConfigError(f"`sign_on.secret` needs the secret {name}: set HALTER_SECRET_{name}.") from None
-    if len(secret) < SHORTEST_SECRET:
-        raise ConfigError(f"The secret of `sign_on.secret` is too short: write at least {SHORTEST_SECRET} characters.")
+        raise ConfigError(f"`sign_on.secret` needs the secret {name}. Set HALTER_SECRET_{name}.") from None
+    if len(secret) < MIN_SECRET_LENGTH:
+        raise ConfigError(f"The secret of `sign_on.secret` is too short. Use at least {MIN_SECRET_LENGTH} characters.")
     return ProxySignOn(
         secret=secret,
         networks=tuple(ip_network(each) for each in spec.proxies),
@@ -121,10 +121,10 @@ def make_proxy_sign_on(spec: SignOnSpec, reveal: Callable[[str], str]) -> ProxyS
 
 
 class SignOnLog:
-    """Records who was let in and who was not.
+    """The log of sign-ons and rejections in the journal.
 
-    A proxy names people with every request, and anyone may be refused at a provider again and again: the same is
-    recorded once an hour. Neither tokens nor texts that a caller chose are recorded; a refusal is one of a few words.
+    A proxy names people with every request, and rejections may repeat, so an identical event is recorded once an hour.
+    Neither tokens nor texts that a caller chose are recorded; the reason of a rejection is one of a few codes.
     """
 
     def __init__(self, store: Store, ids: Ids, clock: Clock) -> None:
@@ -134,11 +134,11 @@ class SignOnLog:
         self._logged_at: dict[PersonSignedOn | SignOnRefused, int] = {}
 
     async def record_login(self, verdict: Allowed | AuthRejected, provider: str) -> None:
-        """Record a login by a provider, before it counts. Raises StoreUnavailable."""
+        """Record a login by a provider, before it is valid. Raises StoreUnavailable."""
         await self._record(verdict, provider, always=isinstance(verdict, Allowed))
 
     async def record_request(self, verdict: Allowed | AuthRejected, client: str) -> None:
-        """Record whom a proxy names. Without the store nothing can be done or seen, so the request goes on."""
+        """Record the person whom a proxy names. The request proceeds even if the store is unavailable."""
         with suppress(StoreUnavailable):
             await self._record(verdict, f"proxy {client}", always=False)
 
@@ -146,17 +146,21 @@ class SignOnLog:
         event, now = make_sign_on_event(verdict, via), self._clock.now()
         if event is None or (not always and self._logged_at.get(event, 0) > now):
             return
-        new = msgspec.structs.replace(event, id=f"sign-on/{self._ids.make()}")
-        await self._store.commit(Write(FLEET, new.id, lambda _: [Draft(new)], [(AuditRow, new.id)]))
-        self._logged_at = {each: until for each, until in self._logged_at.items() if until > now}
+        recorded_event = msgspec.structs.replace(event, id=f"sign-on/{self._ids.make()}")
+        await self._store.commit(
+            Write(FLEET, recorded_event.id, lambda _: [Draft(recorded_event)], [(AuditRow, recorded_event.id)])
+        )
+        self._logged_at = {each: repeat_at for each, repeat_at in self._logged_at.items() if repeat_at > now}
         self._logged_at[event] = now + RECORD_INTERVAL
 
 
 def make_sign_on_event(verdict: Allowed | AuthRejected, via: str) -> PersonSignedOn | SignOnRefused | None:
-    """The event of a person whom a proxy or a provider named; None for all else."""
+    """Make the event for a person whom a proxy or a provider named; None for other verdicts."""
     if isinstance(verdict, AuthRejected):
         return SignOnRefused(id="", via=via, why=verdict.why, account=verdict.account) if verdict.why else None
     if verdict.token is None or not verdict.account:
         return None
-    who = verdict.token
-    return PersonSignedOn(id="", name=who.name, role=who.role, via=via, account=verdict.account, agents=who.agents)
+    token = verdict.token
+    return PersonSignedOn(
+        id="", name=token.name, role=token.role, via=via, account=verdict.account, agents=token.agents
+    )

@@ -1,1 +1,1 @@
-"""What a session is now, as pure folds of what happened to it."""
+"""The state of sessions and channels as pure folds of their events, and the writes that change it."""

@@ -1,7 +1,7 @@
-"""The audit as people and sinks read it: one row per call, with the start of its input and output.
+"""The audit for people and sinks: one entry per call, with the start of its input and output.
 
-A row is delivered when its call has an outcome. A call that was refused and then allowed on a retry is delivered twice:
-as refused, and with its final outcome.
+An entry is delivered when its call has an outcome. A call that is refused and then allowed on a retry is delivered
+twice: as refused, and with its final outcome.
 """
 
 from typing import Any, Final
@@ -12,13 +12,13 @@ from halter.core.events import CallRefused, CallSettled, PersonSignedOn, SignOnR
 from halter.core.ids import Digest
 from halter.core.money import Usd, micros_to_usd
 from halter.core.ports import Store, Stored
-from halter.core.text import clean, from_body
+from halter.core.text import clean, decode_body
 
 SUMMARY_LENGTH: Final = 200
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An audit row with its summaries; erased text is empty here too."""
+    """An audit row with the summaries of its texts; an erased text is empty."""
 
     tool: str
     input_summary: str
@@ -37,7 +37,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditRecord(msgspec.Struct, frozen=True):
-    """A row as the store returns it: cost in micro-dollars, with the bodies of its two events."""
+    """An audit row from the store, with the bodies of its two events. The cost is in micro-dollars."""
 
     call: str
     session: str
@@ -60,9 +60,9 @@ class AuditRecord(msgspec.Struct, frozen=True):
     output_blob: Digest | None = None
 
 
-def find_concluded_call(stored: Stored) -> str | None:
-    """The row of the audit that an event concludes."""
-    match stored.event:
+def find_concluded_call(stored_event: Stored) -> str | None:
+    """Return the call whose audit row an event concludes, or None."""
+    match stored_event.event:
         case PersonSignedOn(id=call) | SignOnRefused(id=call):
             return call
         case CallSettled(call=call, audited=True) | CallRefused(call=call):
@@ -71,13 +71,13 @@ def find_concluded_call(stored: Stored) -> str | None:
             return None
 
 
-def restore_audit_record(found: AuditRecord, stored: Stored) -> AuditRecord:
-    """Restore the row as one event left it; only a refusal can be followed by another outcome."""
-    event = stored.event
-    if found.settled_seq == stored.seq or not isinstance(event, CallRefused):
-        return found
+def restore_audit_record(record: AuditRecord, stored_event: Stored) -> AuditRecord:
+    """Restore the row as of an event. Only a refusal can be followed by another outcome."""
+    event = stored_event.event
+    if record.settled_seq == stored_event.seq or not isinstance(event, CallRefused):
+        return record
     return msgspec.structs.replace(
-        found,
+        record,
         capability_level=event.level,
         risk_level=event.risk or "",
         decision=event.decision,
@@ -85,22 +85,22 @@ def restore_audit_record(found: AuditRecord, stored: Stored) -> AuditRecord:
         outcome=event.outcome,
         cost_usd=0,
         duration_ms=0,
-        created_at=stored.at,
+        created_at=stored_event.at,
         shows_result=0,
-        asked_seq=stored.seq,
-        settled_seq=stored.seq,
-        input=stored.body,
-        input_blob=stored.blob,
+        asked_seq=stored_event.seq,
+        settled_seq=stored_event.seq,
+        input=stored_event.body,
+        input_blob=stored_event.blob,
         output=None,
         output_blob=None,
     )
 
 
-async def load_audit_bodies(store: Store, found: AuditRecord) -> AuditRecord:
-    """Fetch bodies too large to be stored in the events."""
-    body = found.input or await _read_blob(store, found.input_blob)
-    gave = found.output or await _read_blob(store, found.output_blob if found.shows_result else None)
-    return msgspec.structs.replace(found, input=body, output=gave)
+async def load_audit_bodies(store: Store, record: AuditRecord) -> AuditRecord:
+    """Load the bodies that are stored as blobs."""
+    input_body = record.input or await _read_blob(store, record.input_blob)
+    output_body = record.output or await _read_blob(store, record.output_blob if record.shows_result else None)
+    return msgspec.structs.replace(record, input=input_body, output=output_body)
 
 
 async def _read_blob(store: Store, digest: Digest | None) -> bytes | None:
@@ -110,19 +110,19 @@ async def _read_blob(store: Store, digest: Digest | None) -> bytes | None:
         return None
 
 
-def make_audit_entry(found: AuditRecord) -> AuditEntry:
-    shared = set(AuditEntry.__struct_fields__).intersection(AuditRecord.__struct_fields__)
-    facts: dict[str, Any] = {name: getattr(found, name) for name in shared} | {
-        "input_summary": summarize_body(found.input),
-        "output_summary": summarize_body(found.output) if found.shows_result else "",
-        "cost_usd": micros_to_usd(found.cost_usd),
+def make_audit_entry(record: AuditRecord) -> AuditEntry:
+    shared_names = set(AuditEntry.__struct_fields__).intersection(AuditRecord.__struct_fields__)
+    facts: dict[str, Any] = {name: getattr(record, name) for name in shared_names} | {
+        "input_summary": summarize_body(record.input),
+        "output_summary": summarize_body(record.output) if record.shows_result else "",
+        "cost_usd": micros_to_usd(record.cost_usd),
     }
     return AuditEntry(**facts)
 
 
 def summarize_body(body: bytes | None) -> str:
-    """Show the start of a body on one line; it was redacted before it was written, so no secret is cut in half."""
+    """Return the start of a body on one line. Bodies are redacted before they are written, so no secret is cut."""
     if body is None:
         return ""
-    text = " ".join(clean(from_body(body[: 4 * SUMMARY_LENGTH])).split())
+    text = " ".join(clean(decode_body(body[: 4 * SUMMARY_LENGTH])).split())
     return text if len(text) <= SUMMARY_LENGTH else text[: SUMMARY_LENGTH - 1] + "…"

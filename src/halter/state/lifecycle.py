@@ -1,12 +1,23 @@
-"""The writes that begin, wake, rest and end a session. Each decides against locked rows and does nothing else."""
+"""The writes that start, wake, park and end a session. Each is a pure decision on locked rows."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from halter.core import events as ev
 from halter.core.errors import ConfigError
-from halter.core.ids import Digest, StreamId, inbox_stream, is_inbox, may_decide, session_stream
+from halter.core.events import (
+    SESSION_FORMAT,
+    CostCapReached,
+    DecisionWithdrawn,
+    OverrunIncurred,
+    SessionEnded,
+    SessionParked,
+    SessionResumed,
+    SessionStarted,
+    SessionWoken,
+    WakePosted,
+)
+from halter.core.ids import Digest, StreamId, can_decide, inbox_stream, is_inbox, session_stream
 from halter.core.money import UNITS, Account, BudgetRow, CapReached, Charge, Reserved, reserve, settle
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Stored, Write
 from halter.core.project import BudgetKey, budget_key, budget_row, rows_of_hold
@@ -16,39 +27,39 @@ from halter.core.vocabulary import Origin, RowKey, State, WakeCause
 from halter.state.session import check_transition
 
 ALWAYS_WAKING_CAUSES: frozenset[WakeCause] = frozenset(("message", "decision", "trigger", "child", "webhook", "timer"))
-"""Causes that always wake a session; a signal wakes it only if the session named it."""
+"""The causes that always wake a session; a signal wakes it only if the session named the signal."""
 
 
 def start_session(
-    event: ev.SessionStarted,
+    event: SessionStarted,
     task: bytes | None = None,
     blob: Digest | None = None,
-    more: Sequence[Draft] = (),
+    more_drafts: Sequence[Draft] = (),
     owner: Lease | None = None,
 ) -> Write:
-    """Begin an independent session; a large task is stored as a blob first. `more` is written with the start.
+    """Make the write that starts an independent session. A large task must be stored as a blob first.
 
-    With an `owner` nothing lies between its start and its lease. Its worker must have sent a heartbeat: one that the
-    store never heard of is found dead only after another worker has begun.
+    `more_drafts` are written with the start. With an `owner`, the session starts with that lease. The owner's worker
+    must have sent a heartbeat: the store notices the death of an unknown worker only after another worker has started.
     """
-    return make_start_write(event.session, draft_start(event, task, blob, more), owner)
+    return make_start_write(event.session, draft_start(event, task, blob, more_drafts), owner)
 
 
 def draft_start(
-    event: ev.SessionStarted, task: bytes | None = None, blob: Digest | None = None, more: Sequence[Draft] = ()
+    event: SessionStarted, task: bytes | None = None, blob: Digest | None = None, more_drafts: Sequence[Draft] = ()
 ) -> list[Draft]:
     _check_id(event.session)
-    if event.format < ev.SESSION_FORMAT:
-        event = msgspec.structs.replace(event, format=ev.SESSION_FORMAT)
-    return [Draft(event, task, blob), *more]
+    if event.format < SESSION_FORMAT:
+        event = msgspec.structs.replace(event, format=SESSION_FORMAT)
+    return [Draft(event, task, blob), *more_drafts]
 
 
 def make_start_write(session: str, drafts: Sequence[Draft], owner: Lease | None = None) -> Write:
-    return Write(session_stream(session), f"{session}/start", lambda _: drafts, takes=owner)
+    return Write(session_stream(session), f"{session}/start", lambda _: drafts, new_lease=owner)
 
 
 def foresee_start(start: Write, drafts: Sequence[Draft], at: int) -> tuple[Stored, ...]:
-    """The events of a start as they will be stored, but for what only the store knows: their time, salt and hash."""
+    """Predict the stored events of a start, except for the time, salt and hash, which only the store knows."""
     events: list[Stored] = []
     for seq, draft in enumerate(drafts, 1):
         event, body, blob = draft.event, draft.body, draft.blob
@@ -60,36 +71,35 @@ def foresee_start(start: Write, drafts: Sequence[Draft], at: int) -> tuple[Store
 
 
 def _check_id(session: str) -> None:
-    """Refuse an id whose stream would be the inbox of another session, or that no store keeps as it is."""
+    """Reject an id whose stream would be the inbox of another session, or that a store would change."""
     if is_inbox(session_stream(session)) or clean(session) != session:
         raise ConfigError(
-            f"{session!r} cannot be the id of a session: it must not hold NUL or lone surrogates, and "
-            "must not end with /in."
+            f"Invalid session id {session!r}: it must not contain NUL or lone surrogates, and must not end with /in."
         )
 
 
 def start_child(
-    event: ev.SessionStarted,
+    event: SessionStarted,
     parent: Lease | None = None,
     task: bytes | None = None,
-    more: Sequence[Draft] = (),
+    more_drafts: Sequence[Draft] = (),
     blob: Digest | None = None,
 ) -> Write:
-    """Begin a sub-session whose cap is carved out of its parent's; without room there, nothing begins.
+    """Make the write that starts a sub-session, with a cap carved out of its parent's if that has enough left.
 
-    A person may start one under a parent that no worker runs: that needs no lease.
+    A person may start a sub-session of a parent that no worker runs; this needs no `parent` lease.
     """
-    event = msgspec.structs.replace(event, format=max(event.format, ev.SESSION_FORMAT), bound=True)
+    event = msgspec.structs.replace(event, format=max(event.format, SESSION_FORMAT), bound=True)
     stream = session_stream(event.session)
 
     def decide(rows: Rows) -> Sequence[Draft]:
         verdict = reserve([(leg, budget_row(rows, leg)) for leg in event.carved])
         match verdict:
             case Reserved():
-                beginning = [Draft(event, task, blob), *more]
-                return [msgspec.structs.replace(draft, stream=stream) for draft in beginning]
+                drafts = [Draft(event, task, blob), *more_drafts]
+                return [msgspec.structs.replace(draft, stream=stream) for draft in drafts]
             case CapReached() if parent is not None:
-                return [Draft(ev.CostCapReached.refusing(event.session, event.agent, verdict))]
+                return [Draft(CostCapReached.refusing(event.session, event.agent, verdict))]
             case _:
                 return []
 
@@ -109,15 +119,15 @@ def start_child(
 def post_wake(
     session: str,
     key: str,
-    event: ev.WakePosted,
+    event: WakePosted,
     body: bytes | None = None,
     blob: Digest | None = None,
     lease: Lease | None = None,
 ) -> Write:
-    """Put something into a session's inbox; if the session does not exist or has ended, nothing is written.
+    """Make the write that posts to a session's inbox. It writes nothing if the session does not exist or has ended.
 
-    A signal wakes the session only if it named the signal. With an owner's `lease`, the write is refused once the lease
-    is lost.
+    A signal wakes the session only if the session named it. With an owner's `lease`, the write fails if the lease is
+    lost.
     """
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -131,20 +141,20 @@ def post_wake(
 
 
 def answer_question(row: SessionRow, key: str, sender: str, body: bytes | None, blob: Digest | None) -> Write:
-    """Answer what a session asked when `row` was read; if it was answered since, nothing is written."""
-    posted = post_wake(row.session, key, make_message_event(sender), body, blob)
+    """Make the write that answers the question of a session as of `row`. It writes nothing if it was answered since."""
+    write = post_wake(row.session, key, make_message_event(sender), body, blob)
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        now = rows.get(SessionRow, row.session)
-        if now is None or now.state != "WAITING_FOR_INPUT":
+        current = rows.get(SessionRow, row.session)
+        if current is None or current.state != "WAITING_FOR_INPUT":
             return []
-        return posted.decide(rows) if now.inbox_wake <= now.inbox_seen == row.inbox_seen else []
+        return write.decide(rows) if current.inbox_wake <= current.inbox_seen == row.inbox_seen else []
 
-    return msgspec.structs.replace(posted, decide=decide)
+    return msgspec.structs.replace(write, decide=decide)
 
 
-def make_message_event(sender: str, origin: Origin = "person") -> ev.WakePosted:
-    return ev.WakePosted(cause="message", origin=origin, sender=sender, trusted=True)
+def make_message_event(sender: str, origin: Origin = "person") -> WakePosted:
+    return WakePosted(cause="message", origin=origin, sender=sender, trusted=True)
 
 
 def post_message(session: str, key: str, text: bytes, sender: str, origin: Origin = "person") -> Write:
@@ -152,10 +162,8 @@ def post_message(session: str, key: str, text: bytes, sender: str, origin: Origi
 
 
 def wake_session(lease: Lease, key: str, cause: WakeCause | None, inbox_seen: int, *, recovered: bool = False) -> Write:
-    """Resume a session; no cause means takeover from an owner that died. `recovered` ends its outage."""
-    event = ev.SessionWoken(
-        cause=cause or "takeover", inbox_seen=inbox_seen, format=ev.SESSION_FORMAT, recovered=recovered
-    )
+    """Make the write that wakes a session. No `cause` means takeover from a dead owner; `recovered` ends an outage."""
+    event = SessionWoken(cause=cause or "takeover", inbox_seen=inbox_seen, format=SESSION_FORMAT, recovered=recovered)
 
     def decide(rows: Rows) -> Sequence[Draft]:
         _check_state(rows, lease.session, "RUNNING")
@@ -166,29 +174,29 @@ def wake_session(lease: Lease, key: str, cause: WakeCause | None, inbox_seen: in
 
 
 def reopen_session(session: str, key: str, by: str) -> Write:
-    """Reopen an ended session, keeping what it spent; a cancelled one stays ended.
+    """Make the write that reopens an ended session. Its costs still count; a cancelled session stays ended.
 
-    A sub-session stays ended: its carved budget has returned to its parent.
+    A sub-session stays ended too, because its carved budget has returned to its parent.
     """
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(SessionRow, session)
-        if row is None or row.ended_at is None or row.state == "CANCELLED" or row.parent or not may_decide(by):
+        if row is None or row.ended_at is None or row.state == "CANCELLED" or row.parent or not can_decide(by):
             return []
-        return [Draft(ev.SessionResumed(by=by, format=ev.SESSION_FORMAT))]
+        return [Draft(SessionResumed(by=by, format=SESSION_FORMAT))]
 
     return Write(session_stream(session), key, decide)
 
 
-def park_session(lease: Lease, key: str, event: ev.SessionParked, *, unless_news: bool = False) -> Write:
-    """Park a session, unless a waking message arrived that it has not seen: then nothing is written.
+def park_session(lease: Lease, key: str, event: SessionParked, *, require_empty_inbox: bool = False) -> Write:
+    """Make the write that parks a session. It writes nothing if the inbox has an unseen waking message.
 
-    With `unless_news`, anything in its inbox that it has not seen keeps it from resting.
+    With `require_empty_inbox`, any unseen message prevents parking.
     """
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(SessionRow, lease.session)
-        if row is not None and (row.inbox_head if unless_news else row.inbox_wake) > event.inbox_seen:
+        if row is not None and (row.inbox_head if require_empty_inbox else row.inbox_wake) > event.inbox_seen:
             return []
         _check_state(rows, lease.session, event.state)
         return [Draft(event)]
@@ -197,33 +205,33 @@ def park_session(lease: Lease, key: str, event: ev.SessionParked, *, unless_news
     return Write(lease.stream, key, decide, reads, lease)
 
 
-def end_session(  # noqa: PLR0913 Each is one thing that an end settles.
+def end_session(  # noqa: PLR0913 Each parameter is one part of an end.
     lease: Lease,
     state: State,
     terminal_reason: str,
     parent: str = "",
     inbox_seen: int | None = None,
-    last_words: bytes | None = None,
+    final_text: bytes | None = None,
     asked: Sequence[str] = (),
     *,
     wakes_parent: bool = True,
 ) -> Write:
-    """End a session and settle the part of its parent's cap with what it really spent.
+    """Make the write that ends a session, and settles its part of the parent's cap with the true cost.
 
-    Its holds must be settled first: ending never frees a hold in doubt. With `inbox_seen`, a session with newer waking
-    messages is not ended. The parent is woken in the same commit, with the last words, and the questions that the
-    session `asked` are withdrawn: nothing waits for an answer any more.
+    Its holds must be settled first: an end never frees a hold in doubt. With `inbox_seen`, a session with newer waking
+    messages is not ended. The same commit posts `final_text` to the parent, and withdraws the pending
+    `questions`.
     """
     stream = lease.stream
-    own = _list_own_budgets(stream)
-    reads: list[RowKey] = [(HoldRow, lease.session), *own, *_list_decision_keys(asked)]
+    budget_keys = _list_own_budgets(stream)
+    reads: list[RowKey] = [(HoldRow, lease.session), *budget_keys, *_list_decision_keys(asked)]
     others: tuple[StreamId, ...] = ()
     if parent:
         reads += _list_own_budgets(session_stream(parent))
         others = (inbox_stream(parent),)
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        usd, tokens = rows.find(own)
+        usd, tokens = rows.find(budget_keys)
         if (usd is not None and usd.held) or (tokens is not None and tokens.held):
             return []
         row = rows.get(SessionRow, lease.session)
@@ -232,11 +240,11 @@ def end_session(  # noqa: PLR0913 Each is one thing that an end settles.
                 return []
             check_transition(lease.session, row.state, state)
         charge = _settle_carved(rows, lease.session, stream) if row is not None and row.parent else None
-        ended = Draft(ev.SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))
-        over = [Draft(ev.OverrunIncurred.by(lease.session, over)) for over in charge.overruns] if charge else ()
-        gone = _withdraw_open(rows, asked, f"Session {lease.session} is over: {state}.") if asked else ()
-        told = _notify_parent(rows, parent, lease.session, last_words) if parent and wakes_parent else ()
-        return [*gone, *over, ended, *told]
+        end = Draft(SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))
+        overruns = [Draft(OverrunIncurred.by(lease.session, overrun)) for overrun in charge.overruns] if charge else ()
+        withdrawals = _withdraw_open(rows, asked, f"Session {lease.session} has ended: {state}.") if asked else ()
+        wake = _notify_parent(rows, parent, lease.session, final_text) if parent and wakes_parent else ()
+        return [*withdrawals, *overruns, end, *wake]
 
     return Write(stream, f"{lease.session}/{lease.generation}/end", decide, reads, lease, others)
 
@@ -246,12 +254,12 @@ def _list_own_budgets(stream: StreamId) -> list[BudgetKey]:
 
 
 def _settle_carved(rows: Rows, session: str, stream: StreamId) -> Charge | None:
-    """What a sub-session spent of the cap that was carved out for it."""
+    """Compute the charge of a sub-session for the cap that was carved out for it."""
     hold = rows.get(HoldRow, session)
-    if hold is None or not (carved := hold.taken()):
+    if hold is None or not (carved_legs := hold.decode_legs()):
         return None
     usd, tokens = [budget_row(rows, Account(stream, "", unit)).spent for unit in UNITS]
-    return settle(carved, usd, tokens, lambda leg: budget_row(rows, leg))
+    return settle(carved_legs, usd, tokens, lambda leg: budget_row(rows, leg))
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -259,41 +267,43 @@ class _Question(msgspec.Struct, frozen=True):
 
 
 async def read_questions(store: Store, session: str, now: int) -> Sequence[str]:
-    """Return the decisions that a session asks for and no person has made."""
+    """Return the pending decisions of a session."""
     rows = await store.ask(Query("questions_of", _Question, {"session": session, "now": now}))
     return sorted(row.decision for row in rows)
 
 
-def withdraw_questions(lease: Lease, asked: Sequence[str], why: str) -> Write:
-    """Withdraw questions of a session that goes on without their answers."""
+def withdraw_questions(lease: Lease, questions: Sequence[str], reason: str) -> Write:
+    """Make the write that withdraws questions of a session that continues without their answers."""
     return Write(
         lease.stream,
-        f"withdrawn/{asked[0]}",
-        lambda rows: _withdraw_open(rows, asked, why),
-        _list_decision_keys(asked),
+        f"withdrawn/{questions[0]}",
+        lambda rows: _withdraw_open(rows, questions, reason),
+        _list_decision_keys(questions),
         lease,
     )
 
 
-def _withdraw_open(rows: Rows, asked: Sequence[str], why: str) -> list[Draft]:
-    found = (rows.get(DecisionRow, decision) for decision in asked)
-    return [Draft(ev.DecisionWithdrawn(decision=row.decision, why=why)) for row in found if row and not row.verdict]
+def _withdraw_open(rows: Rows, questions: Sequence[str], reason: str) -> list[Draft]:
+    decision_rows = (rows.get(DecisionRow, decision) for decision in questions)
+    return [
+        Draft(DecisionWithdrawn(decision=row.decision, why=reason)) for row in decision_rows if row and not row.verdict
+    ]
 
 
-def _list_decision_keys(asked: Sequence[str]) -> list[RowKey]:
-    return [(DecisionRow, decision) for decision in asked]
+def _list_decision_keys(questions: Sequence[str]) -> list[RowKey]:
+    return [(DecisionRow, decision) for decision in questions]
 
 
-def _notify_parent(rows: Rows, parent: str, child: str, words: bytes | None) -> Sequence[Draft]:
-    """Post the end of a sub-session to its parent; an agent's words are not trusted as a person's."""
+def _notify_parent(rows: Rows, parent: str, child: str, text: bytes | None) -> Sequence[Draft]:
+    """Post the end of a sub-session to its parent. An agent's text is not trusted like a person's."""
     row = rows.get(SessionRow, parent) if parent else None
     if row is None or row.ended_at is not None:
         return []
-    event = ev.WakePosted(cause="child", origin="agent", sender=child, name=child)
-    return [Draft(event, words, stream=inbox_stream(parent))]
+    event = WakePosted(cause="child", origin="agent", sender=child, name=child)
+    return [Draft(event, text, stream=inbox_stream(parent))]
 
 
-def _check_state(rows: Rows, session: str, after: State) -> None:
+def _check_state(rows: Rows, session: str, target: State) -> None:
     row = rows.get(SessionRow, session)
     if row is not None:
-        check_transition(session, row.state, after)
+        check_transition(session, row.state, target)

@@ -1,7 +1,7 @@
 """The receipt of a session: a pure function of its events.
 
-It lists what the session did, read and spent, which brakes it passed and which stopped it, who decided what, and why it
-ended. Who answered a question is in the session's inbox: without it, a receipt shows only the effect of the answer.
+It lists what the session did, read and spent, which checks of the guard passed or refused its effects, its decisions,
+and why it ended. Answers to decisions are in the session's inbox: without the inbox, a receipt shows only their effect.
 """
 
 from collections import Counter, defaultdict
@@ -12,23 +12,55 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from halter.core import events as ev
 from halter.core.effect_events import ReviewOutcome, Severity, Support
+from halter.core.events import (
+    AnyEvent,
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    ContextGiven,
+    CostCapReached,
+    DecisionAsked,
+    DecisionMade,
+    DocumentRead,
+    FindingEmitted,
+    FindingReviewed,
+    GuardrailTriggered,
+    JudgesChosen,
+    MemoryProposed,
+    MessageRouted,
+    NotificationQueued,
+    OverrunIncurred,
+    PhaseEntered,
+    PrecedentProposed,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
+    SessionEnded,
+    SessionParked,
+    SessionResumed,
+    SessionStarted,
+    SessionWoken,
+    TurnEnded,
+    TurnStarted,
+    Unknown,
+    WakePosted,
+)
 from halter.core.money import ZERO_USD, Amount, Charge, Leg, Unit, Usd, micros_to_usd, to_unit_amount
 from halter.core.ports import Stored
 from halter.core.provenance import Flaw
 from halter.core.usage import Usage
 from halter.core.vocabulary import Guardrail, Origin, Outcome, Purpose, SessionKind, State, WakeCause
 
-BrakeName = Literal["halt", "grants", "budget"]
-BRAKES: Final[tuple[BrakeName, ...]] = ("halt", "grants", "budget")
+CheckName = Literal["halt", "grants", "budget"]
+CHECKS: Final[tuple[CheckName, ...]] = ("halt", "grants", "budget")
 
 
 class ReceiptLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call or request: what was held and what it cost. Without an outcome it is in doubt.
+    """One call or request with its hold and cost. Without an outcome it is in doubt.
 
-    `observed` are refusals in observe mode. `egress`: its arguments chose where data goes. `flaws` are values that no
-    trusted place had said. `anonymized` counts, by kind, the values hidden from its model.
+    `observed` are refusals in observe mode. With `egress`, its arguments chose where data goes. `flaws` are its
+    untrusted values. `anonymized` counts, by kind, the values hidden from its model.
     """
 
     id: str
@@ -62,7 +94,7 @@ class Brake(msgspec.Struct, frozen=True):
     name: str
     scope: str
     window: str
-    brake: BrakeName = "budget"
+    brake: CheckName = "budget"
     sentence: str = ""
     level: str = ""
     risk: str = ""
@@ -72,7 +104,7 @@ class Brake(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A question to a person, the answer, and whether the answer was used."""
+    """A decision and its answer. `used`: a call was made with the answer."""
 
     decision: str
     about: str
@@ -87,7 +119,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class TurnLine(msgspec.Struct, frozen=True):
-    """One turn: its model answers and why it ended; no reason means that it is still open."""
+    """One turn: its steps, and why it ended; without a reason it is still running."""
 
     turn: int
     started_at: int
@@ -98,7 +130,7 @@ class TurnLine(msgspec.Struct, frozen=True):
 
 
 class InboundLine(msgspec.Struct, frozen=True):
-    """An inbox message: its origin, and whether it is trusted."""
+    """An inbox message, with its origin and trust."""
 
     cause: WakeCause
     origin: Origin
@@ -140,7 +172,7 @@ class ChildLine(msgspec.Struct, frozen=True):
 
 
 class PhaseLine(msgspec.Struct, frozen=True):
-    """One phase and its duration; the last one ends with the session."""
+    """One phase with its start and end; the last one ends with the session."""
 
     phase: str
     number: int
@@ -149,7 +181,7 @@ class PhaseLine(msgspec.Struct, frozen=True):
 
 
 class DocumentLine(msgspec.Struct, frozen=True):
-    """A document that was read; `document` is the digest of its content."""
+    """A document that the session read; `document` is the digest of its content."""
 
     document: str
     name: str
@@ -159,7 +191,7 @@ class DocumentLine(msgspec.Struct, frozen=True):
 
 
 class FindingLine(msgspec.Struct, frozen=True):
-    """A finding, whether its source supports it, and the review, if any."""
+    """A finding, its support by the source, and its review, if any."""
 
     finding: str
     severity: Severity
@@ -174,7 +206,7 @@ class FindingLine(msgspec.Struct, frozen=True):
 
 
 class JudgesLine(msgspec.Struct, frozen=True):
-    """How many judges reviewed findings, and why fewer than wanted."""
+    """The number of judges that reviewed findings, and why there were fewer than wanted."""
 
     wanted: int
     chosen: int
@@ -192,7 +224,7 @@ class ProposalLine(msgspec.Struct, frozen=True):
 
 
 class NotificationLine(msgspec.Struct, frozen=True):
-    """A queued notification. Whether it was delivered is known to the store, not to the session."""
+    """A queued notification. The store knows whether it was delivered; the session does not."""
 
     notification: str
     channel: str
@@ -201,7 +233,7 @@ class NotificationLine(msgspec.Struct, frozen=True):
 
 
 class GuardrailLine(msgspec.Struct, frozen=True):
-    """A guardrail that held the session back; waits for one model rate are one line."""
+    """A limit that delayed the session; repeated waits for one model rate are one line."""
 
     guardrail: Guardrail
     at: int
@@ -219,21 +251,21 @@ class RouteLine(msgspec.Struct, frozen=True):
 
 
 ALWAYS_RULE_SUFFIX: Final = ", always, by rule "
-"""Stands between a person's name and a rule's, where a rule approved the call."""
+"""Separates a person's name from a rule's, if a rule approved the call."""
 
 
 RECEIPT_FORMAT: Final = 2
-"""Version of the receipt's form. The first had no number, and its amounts were micro-dollars."""
+"""Version of the receipt's format. The first had no number, and its amounts were micro-dollars."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
     """The receipt of a session. Amounts are dollars, times microseconds.
 
-    `passed` counts what each brake let through, `spent_by_purpose_usd` the cost per purpose, `anonymized` the values of
-    each kind hidden from models. `in_doubt` has no outcome yet; `unknown_calls` ended with an unknown outcome.
-    `unknown` counts events that this program cannot read. `folder` is the digest of the agent's folder when the session
-    began, `definition` that of its contents. `hash` and `inbox_hash` are those of the last events used, so that the
-    receipt can be checked against the journal.
+    `passed` counts what each check passed, `spent_by_purpose_usd` is the cost per purpose, `anonymized` counts the
+    values of each kind hidden from models. `in_doubt` lists effects without an outcome; `unknown_calls` ended with an
+    unknown outcome. `unknown` counts events that this program cannot read. `folder` is the digest of the agent's folder
+    at the start of the session, `definition` that of its contents. `hash` and `inbox_hash` are those of the last events
+    used, so that the receipt can be verified against the journal.
     """
 
     format: int = RECEIPT_FORMAT
@@ -291,17 +323,17 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 def make_receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Receipt:
-    """Make the receipt from a session's stream and, if given, its inbox."""
-    made = _ReceiptFold()
-    for stored in events:
-        made.apply(stored)
-    for stored in inbox:
-        made.apply_inbox(stored)
-    return made.receipt()
+    """Build the receipt from a session's stream and, if given, its inbox."""
+    fold = _ReceiptFold()
+    for stored_event in events:
+        fold.apply(stored_event)
+    for stored_event in inbox:
+        fold.apply_inbox(stored_event)
+    return fold.receipt()
 
 
 class _ReceiptFold:
-    """Collects facts and lines under the names of the receipt's fields."""
+    """The state of a receipt's fold: facts and lines by field of the receipt."""
 
     def __init__(self) -> None:
         self._facts: dict[str, Any] = {}
@@ -315,112 +347,114 @@ class _ReceiptFold:
         self._last: Stored | None = None
         self._last_inbox: Stored | None = None
 
-    def apply(self, stored: Stored) -> None:
-        self._last, event, at = stored, stored.event, stored.at
-        self._counts["erased"] += stored.erased
+    def apply(self, stored_event: Stored) -> None:
+        self._last, event, at = stored_event, stored_event.event, stored_event.at
+        self._counts["erased"] += stored_event.erased
         match event:
-            case ev.CallStarted():
-                held, risk = _sum_held_usd(event.legs), event.risk or ""
+            case CallStarted():
+                held_usd, risk = _sum_held_usd(event.legs), event.risk or ""
                 self._calls[event.call] = _make_line(
-                    ReceiptLine, event, id=event.call, name=event.tool, started_at=at, held_usd=held, risk=risk
+                    ReceiptLine, event, id=event.call, name=event.tool, started_at=at, held_usd=held_usd, risk=risk
                 )
-            case ev.RequestStarted():
-                held = _sum_held_usd(event.legs)
+            case RequestStarted():
+                held_usd = _sum_held_usd(event.legs)
                 self._requests[event.request] = _make_line(
-                    ReceiptLine, event, id=event.request, name=event.model, started_at=at, held_usd=held
+                    ReceiptLine, event, id=event.request, name=event.model, started_at=at, held_usd=held_usd
                 )
-            case ev.CallSettled():
-                line = _settle_line(self._calls[event.call], stored, event.outcome, event.charge, event.error)
+            case CallSettled():
+                line = _settle_line(self._calls[event.call], stored_event, event.outcome, event.charge, event.error)
                 self._calls[event.call] = replace(line, duration_ms=event.duration_ms)
-            case ev.RequestSettled():
-                line = _settle_line(self._requests[event.request], stored, event.outcome, event.charge, event.error)
+            case RequestSettled():
+                line = _settle_line(
+                    self._requests[event.request], stored_event, event.outcome, event.charge, event.error
+                )
                 self._requests[event.request] = replace(line, usage=event.usage)
                 if line.purpose == "turn" and line.outcome == "ok" and self._lines["turns"]:
                     self._change_last("turns", steps=self._lines["turns"][-1].steps + 1)
-            case ev.TurnStarted():
+            case TurnStarted():
                 self._lines["turns"].append(TurnLine(event.turn, at))
-            case ev.TurnEnded():
+            case TurnEnded():
                 self._change_last("turns", ended_at=at, why=event.why, sentence=event.sentence)
-            case ev.CostCapReached():
+            case CostCapReached():
                 self._lines["brakes"].append(_make_line(Brake, event, code=event.KIND, at=at))
-            case ev.CallRefused():
+            case CallRefused():
                 self._note_answerer(event.decision, event.decided_by)
                 if not event.staged:
                     self._add_brake(event, event.call, event.tool, at, risk=event.risk or "")
-            case ev.RequestRefused():
+            case RequestRefused():
                 self._add_brake(event, event.request, event.model, at)
-            case ev.DecisionAsked():
+            case DecisionAsked():
                 self._lines["decisions"].append(_make_line(Decision, event, asked_at=at))
-            case ev.OverrunIncurred():
+            case OverrunIncurred():
                 amount = to_unit_amount(event.amount, event.unit)
                 self._lines["overruns"].append(_make_line(OverrunLine, event, amount=amount))
-            case ev.Unknown():
+            case Unknown():
                 self._counts["unknown"] += 1
             case _:
                 self._apply_lifecycle(event, at)
 
-    def _apply_lifecycle(self, event: ev.AnyEvent, at: int) -> None:
+    def _apply_lifecycle(self, event: AnyEvent, at: int) -> None:
         match event:
-            case ev.SessionStarted():
-                # The format of the session is not that of the receipt.
-                shared = set(event.__struct_fields__).intersection(Receipt.__struct_fields__) - {"format"}
-                self._facts |= {name: getattr(event, name) for name in shared} | {"started_at": at}
-            case ev.SessionWoken():
+            case SessionStarted():
+                # `format` is the session's format here, and not the receipt's.
+                shared_names = set(event.__struct_fields__).intersection(Receipt.__struct_fields__) - {"format"}
+                self._facts |= {name: getattr(event, name) for name in shared_names} | {"started_at": at}
+            case SessionWoken():
                 self._facts["state"] = "RUNNING"
                 self._counts["wakes"] += not event.recovered
-            case ev.SessionParked():
+            case SessionParked():
                 self._facts["state"] = event.state
-            case ev.SessionEnded():
+            case SessionEnded():
                 self._facts |= {"state": event.state, "terminal_reason": event.terminal_reason, "ended_at": at}
                 self._change_last("phases", left_at=at)
-            case ev.SessionResumed():
+            case SessionResumed():
                 self._facts |= {"state": "RUNNING", "terminal_reason": "", "ended_at": None}
                 self._change_last("phases", left_at=None)
-            case ev.PhaseEntered():
+            case PhaseEntered():
                 self._change_last("phases", left_at=at)
                 self._lines["phases"].append(PhaseLine(event.phase, event.number, at))
             case _:
                 self._apply_artifact(event, at)
 
-    def _apply_artifact(self, event: ev.AnyEvent, at: int) -> None:
+    def _apply_artifact(self, event: AnyEvent, at: int) -> None:
         match event:
-            case ev.DocumentRead():
+            case DocumentRead():
                 key = (event.document, event.name, event.collection)
-                known = self._documents.get(key)
-                line = DocumentLine(*key, at) if known is None else replace(known, times=known.times + 1)
+                document = self._documents.get(key)
+                line = DocumentLine(*key, at) if document is None else replace(document, times=document.times + 1)
                 self._documents[key] = line
-            case ev.FindingEmitted():
+            case FindingEmitted():
                 self._findings[event.finding] = _make_line(FindingLine, event, emitted_at=at)
-            case ev.FindingReviewed() if event.finding in self._findings:
+            case FindingReviewed() if event.finding in self._findings:
                 self._findings[event.finding] = replace(
                     self._findings[event.finding], review=event.verdict, judges=event.judges, reviewed_at=at
                 )
-            case ev.JudgesChosen():
-                most, cap = micros_to_usd(event.usd), None if event.cap is None else micros_to_usd(event.cap)
-                self._lines["judges"].append(_make_line(JudgesLine, event, most_usd=most, cap_usd=cap, at=at))
-            case ev.ContextGiven():
+            case JudgesChosen():
+                most_usd, cap = micros_to_usd(event.usd), None if event.cap is None else micros_to_usd(event.cap)
+                self._lines["judges"].append(_make_line(JudgesLine, event, most_usd=most_usd, cap_usd=cap, at=at))
+            case ContextGiven():
                 self._lines["memories_given"] += event.memories
                 self._lines["precedents_given"] += event.precedents
-            case ev.MemoryProposed():
+            case MemoryProposed():
                 self._lines["memories_proposed"].append(ProposalLine(event.memory, at))
-            case ev.PrecedentProposed():
+            case PrecedentProposed():
                 self._lines["precedents_proposed"].append(ProposalLine(event.precedent, at, event.kind))
-            case ev.NotificationQueued():
+            case NotificationQueued():
                 self._lines["notifications"].append(_make_line(NotificationLine, event, queued_at=at))
-            case ev.GuardrailTriggered():
+            case GuardrailTriggered():
                 self._add_guardrail(_make_line(GuardrailLine, event, at=at))
-            case ev.MessageRouted():
+            case MessageRouted():
                 self._lines["routes"].append(_make_line(RouteLine, event, at=at))
             case _:
                 pass
 
-    def apply_inbox(self, stored: Stored) -> None:
-        self._last_inbox, event, at = stored, stored.event, stored.at
+    def apply_inbox(self, stored_event: Stored) -> None:
+        self._last_inbox, event, at = stored_event, stored_event.event, stored_event.at
         match event:
-            case ev.DecisionMade():
+            case DecisionMade():
                 facts = {"verdict": event.verdict, "by": event.people, "decided_at": at, "reason": event.reason}
                 self._answers[event.decision] = facts
-            case ev.WakePosted():
+            case WakePosted():
                 self._lines["heard"].append(_make_line(InboundLine, event, at=at))
                 if event.cause == "child":
                     self._lines["children"].append(ChildLine(event.sender, at))
@@ -433,7 +467,7 @@ class _ReceiptFold:
             lines[-1] = replace(lines[-1], **facts)
 
     def _add_guardrail(self, line: GuardrailLine) -> None:
-        """Keep a line; repeated waits for the same rate, which may come every minute of a night, are merged."""
+        """Add a line. Repeated waits for the same rate, which may occur every minute for hours, are merged."""
         lines: list[GuardrailLine] = self._lines["guardrails"]
         if lines and line.guardrail == "model_rate" and _rate_of_line(lines[-1]) == _rate_of_line(line):
             lines[-1] = replace(line, at=lines[-1].at, times=lines[-1].times + 1)
@@ -441,37 +475,37 @@ class _ReceiptFold:
             lines.append(line)
 
     def _add_brake(
-        self, event: ev.CallRefused | ev.RequestRefused, refused: str, name: str, at: int, **more: Any
+        self, event: CallRefused | RequestRefused, effect_id: str, name: str, at: int, **fields: Any
     ) -> None:
-        """Add a refusal; a refusal by a cap is already there with its cap, and is merged with it."""
-        brakes: list[Brake] = self._lines["brakes"]
-        brake = brake_of_outcome(event.outcome)
-        more |= {"code": event.outcome, "at": at, "refused": refused, "name": name, "brake": brake}
-        line = _make_line(Brake, event, scope="", window="", **more)
-        if brakes and brakes[-1].refused == refused and not brakes[-1].sentence and brake == "budget":
-            brakes[-1] = replace(line, scope=brakes[-1].scope, window=brakes[-1].window)
+        """Add a refusal. A refusal by a cap is merged with the line of its `CostCapReached`."""
+        refusals: list[Brake] = self._lines["brakes"]
+        check_name = brake_of_outcome(event.outcome)
+        fields |= {"code": event.outcome, "at": at, "refused": effect_id, "name": name, "brake": check_name}
+        line = _make_line(Brake, event, scope="", window="", **fields)
+        if refusals and refusals[-1].refused == effect_id and not refusals[-1].sentence and check_name == "budget":
+            refusals[-1] = replace(line, scope=refusals[-1].scope, window=refusals[-1].window)
         else:
-            brakes.append(line)
+            refusals.append(line)
 
     def _note_answerer(self, decision: str, by: str) -> None:
-        """Note who answered a question; a refusal does not contain the answer, since a yes may have no effect."""
+        """Record who answered a decision. A refusal does not contain the answer: an approval may have no effect."""
         if decision and by:
-            asked: list[Decision] = self._lines["decisions"]
-            asked[:] = [replace(each, by=by) if each.decision == decision else each for each in asked]
+            decisions: list[Decision] = self._lines["decisions"]
+            decisions[:] = [replace(each, by=by) if each.decision == decision else each for each in decisions]
 
-    def _decide(self, asked: Decision) -> Decision:
-        """Add which call used the answer, and the answer as the inbox has it."""
-        call = next((line for line in self._calls.values() if line.decision == asked.decision), None)
+    def _decide(self, decision: Decision) -> Decision:
+        """Add the call that used the answer, and the answer from the inbox."""
+        call = next((line for line in self._calls.values() if line.decision == decision.decision), None)
         if call is not None:
-            asked = replace(asked, used=True, by=call.decided_by, verdict=asked.verdict or "approve")
-        return replace(asked, **self._answers.get(asked.decision, {}))
+            decision = replace(decision, used=True, by=call.decided_by, verdict=decision.verdict or "approve")
+        return replace(decision, **self._answers.get(decision.decision, {}))
 
     def receipt(self) -> Receipt:
         calls, requests = tuple(self._calls.values()), tuple(self._requests.values())
-        lines, spent, hidden = (*calls, *requests), dict[str, Decimal](), Counter[str]()
+        lines, cost_by_purpose, hidden_counts = (*calls, *requests), dict[str, Decimal](), Counter[str]()
         for line in lines:
-            spent[line.purpose] = spent.get(line.purpose, ZERO_USD) + line.cost_usd
-            hidden.update(line.anonymized)
+            cost_by_purpose[line.purpose] = cost_by_purpose.get(line.purpose, ZERO_USD) + line.cost_usd
+            hidden_counts.update(line.anonymized)
         by_rule = (line.decided_by.partition(ALWAYS_RULE_SUFFIX)[2] for line in calls)
         facts: dict[str, Any] = {name: tuple(items) for name, items in self._lines.items()}
         facts |= self._facts | self._counts
@@ -489,10 +523,10 @@ class _ReceiptFold:
             documents=tuple(self._documents.values()),
             findings=tuple(self._findings.values()),
             models=_sum_by_model(requests),
-            cost_usd=sum(spent.values(), ZERO_USD),
+            cost_usd=sum(cost_by_purpose.values(), ZERO_USD),
             held_usd=sum((line.held_usd for line in lines), ZERO_USD),
-            spent_by_purpose_usd=spent,
-            anonymized=dict(sorted(hidden.items())),
+            spent_by_purpose_usd=cost_by_purpose,
+            anonymized=dict(sorted(hidden_counts.items())),
             passed=_count_passed(lines),
             rules=tuple(dict.fromkeys(rule for rule in by_rule if rule)),
             in_doubt=tuple(line.id for line in lines if line.outcome is None),
@@ -503,15 +537,17 @@ class _ReceiptFold:
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def _make_line(kind: type[S], event: msgspec.Struct, **more: Any) -> S:
-    """Make a line of the event's fields of the same names, and of `more`."""
-    shared = {name: getattr(event, name) for name in event.__struct_fields__ if name in kind.__struct_fields__}
-    return kind(**(shared | more))
+def _make_line(kind: type[S], event: msgspec.Struct, **fields: Any) -> S:
+    """Make a line from the event's fields with the same names, and from `fields`."""
+    shared_fields = {name: getattr(event, name) for name in event.__struct_fields__ if name in kind.__struct_fields__}
+    return kind(**(shared_fields | fields))
 
 
-def _settle_line(line: ReceiptLine, stored: Stored, outcome: Outcome, charge: Charge | None, error: str) -> ReceiptLine:
+def _settle_line(
+    line: ReceiptLine, stored_event: Stored, outcome: Outcome, charge: Charge | None, error: str
+) -> ReceiptLine:
     cost = micros_to_usd(charge.usd if charge else 0)
-    return replace(line, outcome=outcome, settled_at=stored.at, cost_usd=cost, error=error)
+    return replace(line, outcome=outcome, settled_at=stored_event.at, cost_usd=cost, error=error)
 
 
 def _sum_held_usd(legs: tuple[Leg, ...]) -> Decimal:
@@ -519,26 +555,28 @@ def _sum_held_usd(legs: tuple[Leg, ...]) -> Decimal:
 
 
 def _sum_by_model(requests: Iterable[ReceiptLine]) -> tuple[ModelLine, ...]:
-    """Sum requests by model, in order of first use. Money was priced per request."""
+    """Sum requests by model, in order of first use. Costs were computed per request."""
     models: dict[str, Counter[Any]] = {}
-    held: defaultdict[str, Decimal] = defaultdict(lambda: ZERO_USD)
-    cost: defaultdict[str, Decimal] = defaultdict(lambda: ZERO_USD)
+    held_by_model: defaultdict[str, Decimal] = defaultdict(lambda: ZERO_USD)
+    cost_by_model: defaultdict[str, Decimal] = defaultdict(lambda: ZERO_USD)
     for line in requests:
-        counts = models.setdefault(line.name, Counter())
-        counts.update(requests=1, failed=int(line.outcome not in {"ok", None}))
-        counts.update(msgspec.structs.asdict(line.usage or Usage()))
-        held[line.name] += line.held_usd
-        cost[line.name] += line.cost_usd
-    sums: dict[str, dict[str, Any]] = {name: dict(counts) for name, counts in models.items()}
-    return tuple(ModelLine(name, held_usd=held[name], cost_usd=cost[name], **sums[name]) for name in sums)
+        counter = models.setdefault(line.name, Counter())
+        counter.update(requests=1, failed=int(line.outcome not in {"ok", None}))
+        counter.update(msgspec.structs.asdict(line.usage or Usage()))
+        held_by_model[line.name] += line.held_usd
+        cost_by_model[line.name] += line.cost_usd
+    sums: dict[str, dict[str, Any]] = {name: dict(counter) for name, counter in models.items()}
+    return tuple(
+        ModelLine(name, held_usd=held_by_model[name], cost_usd=cost_by_model[name], **sums[name]) for name in sums
+    )
 
 
 def _rate_of_line(line: GuardrailLine) -> tuple[str, str]:
-    """The rate waited for: the sentence names it before the time."""
+    """Return the guardrail and the rate of a line; the sentence names the rate before the time."""
     return line.guardrail, line.sentence.partition(" until ")[0]
 
 
-def brake_of_outcome(outcome: Outcome) -> BrakeName:
+def brake_of_outcome(outcome: Outcome) -> CheckName:
     match outcome:
         case "external_halt":
             return "halt"
@@ -549,6 +587,8 @@ def brake_of_outcome(outcome: Outcome) -> BrakeName:
 
 
 def _count_passed(lines: Sequence[ReceiptLine]) -> dict[str, int]:
-    """Count what each brake let through, without what only passed in observe mode."""
-    watched = Counter(brake for line in lines if line.observed for brake in set(map(brake_of_outcome, line.observed)))
-    return {brake: len(lines) - watched[brake] for brake in BRAKES} if lines else {}
+    """Count the effects that each check passed, without those that passed only in observe mode."""
+    observed_only = Counter(
+        check_name for line in lines if line.observed for check_name in set(map(brake_of_outcome, line.observed))
+    )
+    return {check_name: len(lines) - observed_only[check_name] for check_name in CHECKS} if lines else {}

@@ -1,4 +1,4 @@
-"""What a session's events fold into, and the table of allowed state transitions."""
+"""The state of a session as a fold of its events, and the table of allowed state transitions."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -6,7 +6,57 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from halter.core import events as ev
+from halter.core.events import (
+    AgentSwitched,
+    ApprovalGiven,
+    ArtifactEvent,
+    AttendingFailed,
+    BodiesErased,
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    CapChanged,
+    ChannelEvent,
+    ContextCut,
+    ContextGiven,
+    CostCapReached,
+    DecisionAsked,
+    DecisionMade,
+    DecisionWithdrawn,
+    DocumentRead,
+    FleetPolicyAdopted,
+    GuardrailTriggered,
+    HaltLifted,
+    HaltRequested,
+    HistoryGiven,
+    HotStateSeen,
+    JudgesChosen,
+    MessageAdded,
+    MessageRouted,
+    OverrunIncurred,
+    PersonSignedOn,
+    PhaseEntered,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
+    RuleEnded,
+    RuleMade,
+    SensorChanged,
+    SessionEnded,
+    SessionParked,
+    SessionResumed,
+    SessionStarted,
+    SessionWoken,
+    SignOnRefused,
+    StoreAccepted,
+    ToolPinned,
+    TriggerEvent,
+    TurnEnded,
+    TurnSkipped,
+    TurnStarted,
+    Unknown,
+    WakePosted,
+)
 from halter.core.money import Charge, Leg, Unit
 from halter.core.ports import Stored
 from halter.core.tools import Effect
@@ -14,13 +64,13 @@ from halter.core.vocabulary import END_STATES, Origin, Purpose, SessionKind, Sta
 
 _NO_CHARGE: Final = Charge()
 _NOTHING: Final[Mapping[str, Any]] = {}
-_NotOfSession: TypeAlias = ev.ArtifactEvent | ev.TriggerEvent | ev.ChannelEvent
+_ForeignEvent: TypeAlias = ArtifactEvent | TriggerEvent | ChannelEvent
 
 
 class InFlight(msgspec.Struct, frozen=True, gc=False):
-    """An intent without its outcome: after a crash it is in doubt.
+    """An intent without a settlement; after a crash it is in doubt.
 
-    `seq` is the intent's place in its stream. `accounts` are charged if it costs something although nothing was held.
+    `seq` is the sequence number of the intent. `accounts` are charged if it has a cost although nothing was held.
     """
 
     id: str
@@ -38,24 +88,24 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether repeating it under the same key is harmless."""
+        """True if a repetition with the same key is harmless."""
         return self.is_call and (self.effect == "read" or self.idempotent)
 
     def max_charge(self) -> Charge:
-        """The charge if the outcome is unknown: all that was held."""
+        """Return the charge if the outcome is unknown: the whole hold."""
         return Charge(self.held_amount("usd"), self.held_amount("tokens")) if self.legs else _NO_CHARGE
 
     def held_amount(self, unit: Unit) -> int:
-        """The amount that was held of a unit."""
-        limit = 0
+        """Return the held amount of a unit."""
+        amount = 0
         for leg in self.legs:
-            if leg.unit == unit and leg.amount > limit:
-                limit = leg.amount
-        return limit
+            if leg.unit == unit and leg.amount > amount:
+                amount = leg.amount
+        return amount
 
 
 class Session(msgspec.Struct, frozen=True, gc=False):
-    """A session after its newest event. `attempts` counts the refused attempts of each call."""
+    """A session as of its newest event. `attempts` counts the refused attempts of each call."""
 
     session: str = ""
     agent: str = ""
@@ -84,41 +134,41 @@ class Session(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def stands(self) -> State:
-        """The state shown to people: a running session with calls in flight is waiting for tools."""
-        calls = any(flight.is_call for flight in self.in_flight.values())
-        return "WAITING_FOR_TOOL" if calls and self.state == "RUNNING" else self.state
+        """The state shown to people: a running session with calls in flight waits for tools."""
+        has_calls = any(effect.is_call for effect in self.in_flight.values())
+        return "WAITING_FOR_TOOL" if has_calls and self.state == "RUNNING" else self.state
 
 
 class UnknownEvent(Exception):
-    """The session has an event this program does not know; only a newer program may take it."""
+    """The session has an event that this program does not know. Only a newer program may run it."""
 
 
-def make_unknown_event_error(stored: Stored) -> UnknownEvent:
+def make_unknown_event_error(stored_event: Stored) -> UnknownEvent:
     return UnknownEvent(
-        f"Event {stored.seq} of {stored.stream} is a {stored.kind} of version {stored.version}, "
-        "which this program does not know. Use the newer Halter for this session."
+        f"Event {stored_event.seq} of {stored_event.stream} is a {stored_event.kind} of version "
+        f"{stored_event.version}, which this program does not know. Use the newer Halter for this session."
     )
 
 
-def fold(session: Session, stored: Stored) -> Session:
-    return msgspec.structs.replace(session, head=stored.seq, **_find_changes(session, stored))
+def fold(session: Session, stored_event: Stored) -> Session:
+    return msgspec.structs.replace(session, head=stored_event.seq, **_find_changes(session, stored_event))
 
 
-def _find_changes(session: Session, stored: Stored) -> Mapping[str, Any]:
-    event = stored.event
-    if isinstance(event, _NotOfSession):
+def _find_changes(session: Session, stored_event: Stored) -> Mapping[str, Any]:
+    event = stored_event.event
+    if isinstance(event, _ForeignEvent):
         return {}
     match event:
-        case ev.CallStarted():
-            return {"in_flight": {**session.in_flight, event.call: track_call(event, stored)}}
-        case ev.RequestStarted():
-            return {"in_flight": {**session.in_flight, event.request: track_request(event, stored)}}
-        case ev.CallSettled(call=settled, charge=charge) | ev.RequestSettled(request=settled, charge=charge):
+        case CallStarted():
+            return {"in_flight": {**session.in_flight, event.call: track_call(event, stored_event)}}
+        case RequestStarted():
+            return {"in_flight": {**session.in_flight, event.request: track_request(event, stored_event)}}
+        case CallSettled(call=settled, charge=charge) | RequestSettled(request=settled, charge=charge):
             in_flight = {key: value for key, value in session.in_flight.items() if key != settled}
-            before, cost = session.spent, charge or _NO_CHARGE
-            spent = Charge(usd=before.usd + cost.usd, tokens=before.tokens + cost.tokens)
-            return {"in_flight": in_flight, "spent": spent}
-        case ev.SessionStarted():
+            old_spent, cost = session.spent, charge or _NO_CHARGE
+            new_spent = Charge(usd=old_spent.usd + cost.usd, tokens=old_spent.tokens + cost.tokens)
+            return {"in_flight": in_flight, "spent": new_spent}
+        case SessionStarted():
             return {
                 "session": event.session,
                 "agent": event.agent,
@@ -127,81 +177,81 @@ def _find_changes(session: Session, stored: Stored) -> Mapping[str, Any]:
                 "parent": event.parent,
                 "follows": event.follows,
                 "origin": event.origin,
-                "started_at": stored.at,
+                "started_at": stored_event.at,
             }
-        case ev.SessionWoken():
+        case SessionWoken():
             return {"state": "RUNNING", "inbox_seen": event.inbox_seen, "wake_at": None}
-        case ev.SessionResumed():
+        case SessionResumed():
             return {"state": "RUNNING", "terminal_reason": "", "ended_at": None}
-        case ev.TurnStarted():
+        case TurnStarted():
             return {"inbox_seen": max(session.inbox_seen, event.inbox_seen)}
-        case ev.SessionParked():
+        case SessionParked():
             return {"state": event.state, "inbox_seen": event.inbox_seen, "wake_at": event.wake_at}
-        case ev.SessionEnded():
-            ended = {"state": event.state, "terminal_reason": event.terminal_reason}
-            return {**ended, "ended_at": stored.at, "wake_at": None}
-        case ev.CostCapReached():
+        case SessionEnded():
+            end = {"state": event.state, "terminal_reason": event.terminal_reason}
+            return {**end, "ended_at": stored_event.at, "wake_at": None}
+        case CostCapReached():
             return {"cost_cap_reached": True}
-        case ev.OverrunIncurred():
+        case OverrunIncurred():
             return {"overrun": True}
-        case ev.CallRefused(call=call) | ev.DecisionAsked(about="approval", subject=call):
+        case CallRefused(call=call) | DecisionAsked(about="approval", subject=call):
             return {"attempts": {**session.attempts, call: session.attempts.get(call, 0) + 1}}
-        case ev.PhaseEntered():
+        case PhaseEntered():
             return {"phase": event.phase}
-        case ev.Unknown():
-            raise make_unknown_event_error(stored)
-        case ev.MessageAdded() | ev.ContextCut() | ev.TurnEnded() | ev.TurnSkipped() | ev.RequestRefused():
+        case Unknown():
+            raise make_unknown_event_error(stored_event)
+        case MessageAdded() | ContextCut() | TurnEnded() | TurnSkipped() | RequestRefused():
             return {}
-        case ev.WakePosted() | ev.CapChanged() | ev.BodiesErased() | ev.HaltRequested() | ev.HaltLifted():
+        case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted():
             return {}
-        case ev.DecisionAsked() | ev.DecisionMade() | ev.DecisionWithdrawn() | ev.RuleMade() | ev.RuleEnded():
+        case DecisionAsked() | DecisionMade() | DecisionWithdrawn() | RuleMade() | RuleEnded():
             return {}
-        case ev.ApprovalGiven():
+        case ApprovalGiven():
             return {}
-        case ev.ToolPinned() | ev.AgentSwitched() | ev.FleetPolicyAdopted() | ev.StoreAccepted() | ev.ContextGiven():
+        case ToolPinned() | AgentSwitched() | FleetPolicyAdopted() | StoreAccepted() | ContextGiven():
             return {}
-        case ev.PersonSignedOn() | ev.SignOnRefused():
+        case PersonSignedOn() | SignOnRefused():
             return {}
-        case ev.DocumentRead() | ev.JudgesChosen() | ev.MessageRouted() | ev.HotStateSeen() | ev.HistoryGiven():
+        case DocumentRead() | JudgesChosen() | MessageRouted() | HotStateSeen() | HistoryGiven():
             return {}
-        case ev.GuardrailTriggered() | ev.AttendingFailed() | ev.SensorChanged():
+        case GuardrailTriggered() | AttendingFailed() | SensorChanged():
             return {}
 
 
-def track_request(event: ev.RequestStarted, stored: Stored, accounts: tuple[Leg, ...] = ()) -> InFlight:
+def track_request(event: RequestStarted, stored_event: Stored, accounts: tuple[Leg, ...] = ()) -> InFlight:
     return InFlight(
         id=event.request,
         name=event.model,
         purpose=event.purpose,
         legs=event.legs,
-        since=stored.at,
+        since=stored_event.at,
         is_call=False,
-        seq=stored.seq,
+        seq=stored_event.seq,
         accounts=accounts,
     )
 
 
-def track_call(event: ev.CallStarted, stored: Stored, accounts: tuple[Leg, ...] = ()) -> InFlight:
+def track_call(event: CallStarted, stored_event: Stored, accounts: tuple[Leg, ...] = ()) -> InFlight:
     return InFlight(
         id=event.call,
         name=event.tool,
         purpose=event.purpose,
         legs=event.legs,
-        since=stored.at,
+        since=stored_event.at,
         is_call=True,
         effect=event.effect,
         idempotent=event.idempotent,
         audited=event.audit != "",
         phase=event.phase,
-        seq=stored.seq,
+        seq=stored_event.seq,
         accounts=accounts,
     )
 
 
 def replay(events: Iterable[Stored]) -> Session:
     session = Session()
-    for stored in events:
-        session = fold(session, stored)
+    for stored_event in events:
+        session = fold(session, stored_event)
     return session
 
 
@@ -215,22 +265,22 @@ TRANSITIONS: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
         # A takeover from a dead owner finds the session running.
         "RUNNING": frozenset[State](("RUNNING", "WAITING_FOR_TOOL")) | _WAITING | END_STATES,
         "WAITING_FOR_TOOL": frozenset[State](("RUNNING", "WAITING_FOR_TOOL")) | _WAITING | END_STATES,
-        # What rests may rest on, for longer or for something else. Only a halt or a cancel makes an end of it; for all
-        # other ends it has to be woken first.
+        # A parked session may be parked again, with another state. Only a halt or a cancel ends it directly; for every
+        # other end it must be woken first.
         **{state: frozenset[State](("RUNNING",)) | _WAITING | _STOPPED for state in _WAITING},
-        # A person may let an end be none; only a cancelled session is over for good.
+        # A person may reopen an ended session, except a cancelled one.
         **{state: frozenset[State](() if state == "CANCELLED" else ("RUNNING",)) for state in END_STATES},
     }
 )
 
 
 class IllegalTransition(Exception):
-    """A write would have made an illegal state transition: a bug."""
+    """A write would make an illegal state transition, which is a bug."""
 
-    def __init__(self, session: str, before: State, after: State) -> None:
-        super().__init__(f"Session {session} is {before} and cannot become {after}.")
+    def __init__(self, session: str, current: State, target: State) -> None:
+        super().__init__(f"Session {session} is {current} and cannot become {target}.")
 
 
-def check_transition(session: str, before: State, after: State) -> None:
-    if after not in TRANSITIONS[before]:
-        raise IllegalTransition(session, before, after)
+def check_transition(session: str, current: State, target: State) -> None:
+    if target not in TRANSITIONS[current]:
+        raise IllegalTransition(session, current, target)

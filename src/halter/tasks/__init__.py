@@ -1,1 +1,1 @@
-"""What a session does: conversations, tasks with phases, playbooks and their tools."""
+"""The work of a session: conversations, tasks with phases, playbooks and their tools."""

@@ -1,10 +1,10 @@
-"""A session and its turns: what opens one, and what becomes of the session after it.
+"""A session and its turns: when a turn starts, and what the session does after it.
 
-A chat waits for the next message, a task ends, an autonomous session sleeps and wakes: that is its pace, and is decided
-elsewhere. Everything that decides it is in the journal, so the next owner of the session goes on where it stands.
+A turn policy decides both: a chat waits for the next message, a task ends, an autonomous session sleeps and wakes. All
+inputs of a policy are in the journal, so the next owner of the session continues at the same point.
 
-A task with phases takes one after the other, never back, each with the tools granted there. When the model ends its
-turn, the session moves to the next phase or to its end. In the review phase judges are asked instead of a turn.
+A task with phases runs them in order, each with the tools granted there. When the model ends its turn, the session
+enters the next phase or ends. The review phase has no turn: judges review the findings.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from halter.core.messages import Message, Text
 from halter.core.ports import Stored, Write
 from halter.core.rows import SessionRow
 from halter.core.spec import Phase
-from halter.core.text import from_body, join_names
+from halter.core.text import decode_body, join_names
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import END_STATES, State
 from halter.loop import decide
@@ -34,7 +34,7 @@ INTERRUPTED: Final = "A person interrupted the answer."
 
 
 class Conclusion(msgspec.Struct, frozen=True, gc=False):
-    """Where a session has come to: it rests or is over; `sentence` says what stopped it, if something did."""
+    """The state of a session that has parked or ended. `sentence` describes what stopped it, if anything did."""
 
     state: State
     terminal_reason: str = ""
@@ -48,23 +48,23 @@ class Conclusion(msgspec.Struct, frozen=True, gc=False):
 
 
 class Inbox(msgspec.Struct, frozen=True, gc=False):
-    """What has reached a session: what is said to it, and alerts that no finished turn has shown.
+    """A session's new input: `messages`, and `notes`, the alerts that no finished turn has shown.
 
-    It was `called` if something has come since its last turn that wakes it; `names` are those of all that came.
+    `has_waking_event`: a waking event has arrived since the last turn. `wake_names` are the names of all new events.
     """
 
     messages: tuple[Text, ...] = ()
     notes: tuple[Text, ...] = ()
-    called: bool = False
-    names: frozenset[str] = frozenset()
+    has_waking_event: bool = False
+    wake_names: frozenset[str] = frozenset()
 
     @property
     def pending(self) -> bool:
-        return bool(self.messages or self.notes) or self.called
+        return bool(self.messages or self.notes) or self.has_waking_event
 
     @property
     def spoken(self) -> bool:
-        """Whether a person wrote to the session, or in a chat beside it."""
+        """True if the session has a message, or an alert from a person."""
         return bool(self.messages) or self.personal
 
     @property
@@ -73,14 +73,14 @@ class Inbox(msgspec.Struct, frozen=True, gc=False):
 
 
 class StillInDoubt(HalterError):
-    """A session that should end holds something in doubt: the next owner settles it."""
+    """A session cannot end because an effect is in doubt: the next owner settles it."""
 
     def __init__(self, session: str) -> None:
-        super().__init__(f"Session {session} cannot end: something of it is still under way, or in doubt.")
+        super().__init__(f"Session {session} cannot end: a request or call is still in flight or in doubt.")
 
 
 class OpenTurn(msgspec.Struct, frozen=True, gc=False):
-    """A turn begins, with these words. It is `quiet` if nothing new gave rise to it."""
+    """Open a turn with these texts. It is `quiet` if nothing new caused it."""
 
     parts: tuple[Text, ...]
     hot: HotStateCapture | None = None
@@ -88,31 +88,31 @@ class OpenTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class TurnPolicy(Protocol):
-    """When a session takes its turns."""
+    """Decides when a session takes its turns."""
 
     async def decide_before_turn(self, inbox: Inbox) -> OpenTurn | Park | End:
-        """Decide whether a session that has nothing under way takes a turn."""
+        """Decide whether a session without an open turn takes a turn, parks or ends."""
         ...
 
     def show(self, notes: Sequence[Text]) -> None: ...
 
     async def continue_turn(self, notes: Sequence[Text]) -> None:
-        """Let a turn that an earlier owner had opened see these alerts, and what is true by now."""
+        """Continue a turn that an earlier owner opened, with these alerts and the current facts."""
         ...
 
     async def decide_after_turn(self, step: SessionStep) -> SessionStep:
-        """Decide what really becomes of a session whose turn is over."""
+        """Decide what a session does after a turn; `step` is the default."""
         ...
 
 
 class AttendedTurnPolicy:
-    """The pace of a chat: a turn for each message."""
+    """The turn policy of a chat: a turn for each message."""
 
     def __init__(self, loop: TurnLoop) -> None:
         self._loop = loop
 
     async def decide_before_turn(self, inbox: Inbox) -> OpenTurn | Park | End:
-        """Open a turn with what was said, or with a word to go on."""
+        """Open a turn with the new messages, or with a prompt to continue after a stop."""
         if inbox.messages:
             return OpenTurn(inbox.messages)
         turn = self._loop.turn
@@ -121,21 +121,21 @@ class AttendedTurnPolicy:
         return Park("WAITING_FOR_INPUT")
 
     def show(self, notes: Sequence[Text]) -> None:
-        """There are none."""
+        """A chat has no alerts."""
 
     async def continue_turn(self, notes: Sequence[Text]) -> None:
-        """There is nothing that could have changed."""
+        """A chat has no facts that could have changed."""
 
     async def decide_after_turn(self, step: SessionStep) -> SessionStep:
         return step
 
 
 class Conversation:
-    """One session, from where it stands to its next rest or its end.
+    """Runs one session from its current state until it parks or ends.
 
-    A session that is resident rests in the same hands, and is gone on with by attending it again. `begun` are all of
-    its events, if this process has just begun it: then neither those nor its inbox are read before the first turn.
-    `start` is what begins it, where the first commit is to carry that.
+    A resident session keeps its lease while it is parked, and the next `run_until_parked` continues it. If this process
+    has just started the session, pass all of its events as `start_events`: neither its stream nor its inbox is then
+    read before the first turn. `start` is the write that starts the session, if it must be part of the first commit.
     """
 
     __slots__ = (
@@ -159,7 +159,7 @@ class Conversation:
         pace: TurnPolicy | None = None,
         *,
         resident: bool = False,
-        begun: tuple[Stored, ...] = (),
+        start_events: tuple[Stored, ...] = (),
         start: Write | None = None,
     ) -> None:
         self.runtime = runtime
@@ -169,13 +169,13 @@ class Conversation:
         self._resident = resident
         self._is_resumed = False
         self._task: Stored | None = None
-        """Its first event, until the first turn has told it."""
-        self._first_events = begun
+        """The session's first event, until the first turn has used it."""
+        self._first_events = start_events
         self._start = start
         self._inbox_seen = 0
 
     async def run_until_parked(self, row: SessionRow | None = None) -> Conclusion:
-        """Gives the session its turns until it rests or ends; what was done is recorded even if it is stopped.
+        """Run the session's turns until it parks or ends. Deferred writes are committed even if this is cancelled.
 
         `row` is the session's, if it was just read under its lease.
         """
@@ -183,44 +183,44 @@ class Conversation:
         try:
             while True:
                 turn = self.loop.turn
-                if turn.over and turn.settled:
-                    came = await self._next_turn()
+                if turn.is_over and turn.is_settled:
+                    conclusion = await self._next_turn()
                 else:
-                    came = await self._follow_turn(await self.loop.run_turn())
-                if came is not None:
-                    return came
+                    conclusion = await self._follow_turn(await self.loop.run_turn())
+                if conclusion is not None:
+                    return conclusion
         finally:
             await self.runtime.flush_deferred()
 
     async def release(self, error: BaseException) -> None:
-        """Gives the session back as it is. A store that cannot be reached takes nothing back: its leases run out."""
+        """Release the session's lease. If the store is unavailable, the lease expires instead."""
         if not isinstance(error, StoreUnavailable):
             await self.runtime.release()
 
-    async def conclude(self, came: Conclusion) -> Result[Any]:
-        """Returns the result of the session, as it has come to."""
+    async def conclude(self, conclusion: Conclusion) -> Result[Any]:
+        """Return the session's result for a conclusion."""
         runtime = self.runtime
-        near, read_events = await runtime.is_near_budget(), await runtime.read_later()
-        return build_result(came, self.loop, runtime.lease.session, read_events, near_budget=near)
+        near_budget, read_events = await runtime.is_near_budget(), await runtime.read_later()
+        return build_result(conclusion, self.loop, runtime.lease.session, read_events, near_budget=near_budget)
 
     async def interrupt(self) -> Conclusion | None:
-        """Ends the open turn after its task was cancelled, and waits for the next message.
+        """End the open turn after its task was cancelled, and park until the next message.
 
-        Returns None if an effect is still in doubt: then the turn is gone on with.
+        Returns None if an effect is still in doubt: then the turn stays open.
         """
         self.runtime.inbox_head = None
         await self.runtime.ensure_running()
         if not await self.loop.interrupt(INTERRUPTED):
             return None
         await self.runtime.withdraw_questions(INTERRUPTED)
-        came: Conclusion | None = None
-        while came is None:
-            await self._news()
-            came = await self._park(Park("WAITING_FOR_INPUT"))
-        return came
+        conclusion: Conclusion | None = None
+        while conclusion is None:
+            await self._read_inbox()
+            conclusion = await self._park(Park("WAITING_FOR_INPUT"))
+        return conclusion
 
     async def _resume(self, row: SessionRow | None) -> None:
-        """Loads the session's events from the journal, or keeps those from before the rest."""
+        """Load the session's events from the journal, or continue with the state from before the park."""
         if self._is_resumed:
             await self.runtime.resume_parked(row)
             self.loop.resume_clock()
@@ -231,14 +231,14 @@ class Conversation:
         if self._start is not None:
             self.runtime.defer(self._start)
             self._start = None
-        if not self.loop.turn.over:
-            await self._pace.continue_turn((await self._news(self.loop.turn.heard)).notes)
+        if not self.loop.turn.is_over:
+            await self._pace.continue_turn((await self._read_inbox(self.loop.turn.inbox_seen)).notes)
 
     async def _next_turn(self) -> Conclusion | None:
-        """Opens the next turn, if it is time; the last one is recorded first, if there was one."""
+        """Open the next turn, or park or end the session. The end of the previous turn is committed first."""
         if self.loop.turn.number:
             await self.runtime.flush_deferred()
-        inbox = await self._news()
+        inbox = await self._read_inbox()
         match await self._pace.decide_before_turn(inbox):
             case OpenTurn(parts, hot, quiet):
                 self._pace.show(inbox.notes)
@@ -253,7 +253,7 @@ class Conversation:
                 return await self._end(end)
 
     async def _follow_turn(self, turn: Turn | WaitOut) -> Conclusion | None:
-        """Does what follows from the end of a turn; one that must wait goes on after a rest."""
+        """Park or end the session after a turn, or start the next one. A turn that must wait continues after a park."""
         self.runtime.inbox_head = None
         if isinstance(turn, WaitOut):
             return await self._wait_out(turn)
@@ -268,25 +268,25 @@ class Conversation:
                 return await self._next_turn()
 
     async def _wait_out(self, wait: WaitOut) -> Conclusion | None:
-        """Rests inside of the turn. What came meanwhile is heard in the next one."""
-        await self._news()
+        """Park inside the turn. Messages that arrive meanwhile are read in the next turn."""
+        await self._read_inbox()
         park = Park("SLEEPING", wait.sleep, (), wait.trouble, wait.sentence)
         await self._pace.decide_after_turn(park)
         return await self._park(park)
 
     async def _is_spoken_to(self) -> bool:
-        """Whether a person wrote since the turn began. What comes to a task is seen by its end, under the lock."""
-        if self._inbox_seen == self.loop.turn.heard and self.loop.rules.kind == "task":
+        """Return whether a message has arrived since the turn began. The end of a task checks this under its lock."""
+        if self._inbox_seen == self.loop.turn.inbox_seen and self.loop.rules.kind == "task":
             return False
-        return (await self._news()).spoken
+        return (await self._read_inbox()).spoken
 
     async def _end(self, end: End) -> Conclusion | None:
-        """Ends the session, unless a message arrives at this very moment."""
+        """End the session, unless a message arrives at the same moment."""
         while not await self.runtime.end(
             end.state, end.terminal_reason, self._inbox_seen if end.state == "COMPLETED" else None, self.loop.messages
         ):
-            seen, inbox = self._inbox_seen, await self._news()
-            if self._inbox_seen == seen:
+            previous_inbox_seen, inbox = self._inbox_seen, await self._read_inbox()
+            if self._inbox_seen == previous_inbox_seen:
                 raise StillInDoubt(self.runtime.lease.session)
             if end.state == "COMPLETED" and inbox.spoken:
                 return await self._next_turn()
@@ -300,19 +300,21 @@ class Conversation:
         return Conclusion("CANCELLED", "cancelled", f"{halt.scope} was halted.")
 
     async def _park_after_turn(self, park: Park) -> Conclusion | None:
-        """Parks the session after a turn, unless what it waits for came during the turn.
+        """Park the session after a turn, unless the event that it waits for arrived during the turn.
 
-        Where the turn has cleared all that was seen, the park itself finds out whether there is more to be read.
+        If the turn has shown all messages that were read, the park itself checks for newer ones.
         """
-        if self.loop.turn.cleared == self._inbox_seen and (came := await self._park(park, unless_news=True)):
-            return came
-        inbox = await self._news()
-        if inbox.messages or inbox.called or inbox.names & frozenset(park.wake_on):
+        if self.loop.turn.inbox_cleared == self._inbox_seen and (
+            conclusion := await self._park(park, require_empty_inbox=True)
+        ):
+            return conclusion
+        inbox = await self._read_inbox()
+        if inbox.messages or inbox.has_waking_event or inbox.wake_names & frozenset(park.wake_on):
             return await self._next_turn()
         return await self._park(park)
 
-    async def _park(self, park: Park, *, unless_news: bool = False) -> Conclusion | None:
-        """Parks the session, unless something arrived at this very moment."""
+    async def _park(self, park: Park, *, require_empty_inbox: bool = False) -> Conclusion | None:
+        """Park the session, unless a message arrived at the same moment."""
         wake_at = None if park.sleep is None else self._clock.now() + park.sleep
         if not await self.runtime.park(
             park.state,
@@ -322,67 +324,72 @@ class Conversation:
             resident=self._resident,
             trouble=park.trouble,
             sentence=park.sentence,
-            unless_news=unless_news,
+            require_empty_inbox=require_empty_inbox,
         ):
             return None
         self.loop.pause_clock(park.trouble)
         return Conclusion(park.state, "", park.sentence or self.loop.turn.sentence, wake_at, park.wake_on)
 
-    async def _news(self, through: int | None = None) -> Inbox:
-        """Reads the messages since the last turn, and the alerts since the last finished one.
+    async def _read_inbox(self, until_seq: int | None = None) -> Inbox:
+        """Read the messages since the last turn, and the alerts since the last finished one.
 
-        Right after the session's row was read, the row says whether there are any.
+        If the session's row was just read, its inbox head shows if there are any.
         """
         turn = self.loop.turn
         head, self.runtime.inbox_head = self.runtime.inbox_head, None
-        inbox = () if head is not None and head <= turn.cleared else await self.runtime.inbox(turn.cleared)
-        if through is None:
-            self._inbox_seen = inbox[-1].seq if inbox else max(self._inbox_seen, turn.heard)
-        given = await self._read_given_context()
+        inbox = () if head is not None and head <= turn.inbox_cleared else await self.runtime.inbox(turn.inbox_cleared)
+        if until_seq is None:
+            self._inbox_seen = inbox[-1].seq if inbox else max(self._inbox_seen, turn.inbox_seen)
+        start_texts = await self._read_start_message()
         if not inbox:
-            return Inbox(given)
-        said, notes, called, names = list(given), list[Text](), False, set[str]()
+            return Inbox(start_texts)
+        messages, alerts, has_waking_event, names = list(start_texts), list[Text](), False, set[str]()
         for stored in inbox:
-            if through is not None and stored.seq > through:
+            if until_seq is not None and stored.seq > until_seq:
                 break
             match stored.event:
                 case WakePosted() as event:
-                    fresh = stored.seq > turn.heard
-                    if event.notifies or fresh:
-                        (notes if event.notifies else said).extend(await self._text(stored, event))
-                    called = called or (fresh and event.wakes)
-                    names |= {event.name} if fresh else set()
+                    is_new = stored.seq > turn.inbox_seen
+                    if event.notifies or is_new:
+                        (alerts if event.notifies else messages).extend(await self._text(stored, event))
+                    has_waking_event = has_waking_event or (is_new and event.wakes)
+                    names |= {event.name} if is_new else set()
                 case DecisionMade() if stored.seq > self.runtime.parked_at_seq:
-                    called = True
+                    has_waking_event = True
                 case _:
                     pass
-        return Inbox(tuple(said), tuple(notes), called, frozenset(names))
+        return Inbox(tuple(messages), tuple(alerts), has_waking_event, frozenset(names))
 
-    async def _read_given_context(self) -> tuple[Text, ...]:
+    async def _read_start_message(self) -> tuple[Text, ...]:
         if self.loop.turn.number or self._task is None or not isinstance(self._task.event, SessionStarted):
             return ()
-        text = from_body(await self.runtime.read_body(self._task))
+        text = decode_body(await self.runtime.read_body(self._task))
         event = self._task.event
         return (Text(text, event.origin, event.trusted, source=event.follows),) if text.strip() else ()
 
     async def _text(self, stored: Stored, event: WakePosted) -> Sequence[Text]:
-        text = from_body(await self.runtime.read_body(stored))
+        text = decode_body(await self.runtime.read_body(stored))
         return [Text(text, event.origin, event.trusted, source=event.sender)] if text.strip() else []
 
 
 def build_result(
-    came: Conclusion, loop: TurnLoop, session: str, read_events: Callable[[], Sequence[Stored]], *, near_budget: bool
+    conclusion: Conclusion,
+    loop: TurnLoop,
+    session: str,
+    read_events: Callable[[], Sequence[Stored]],
+    *,
+    near_budget: bool,
 ) -> Result[Any]:
     turn, messages = loop.turn, loop.messages
     text = find_final_text(messages)
     return Result(
         session=session,
-        state=came.state,
-        ok=came.state in GOOD_STATES and turn.why not in (*decide.TROUBLED_ENDS, "cancelled"),
+        state=conclusion.state,
+        ok=conclusion.state in GOOD_STATES and turn.why not in (*decide.TROUBLED_ENDS, "cancelled"),
         text=text,
         output=text,
-        terminal_reason=came.terminal_reason,
-        sentence=came.sentence,
+        terminal_reason=conclusion.terminal_reason,
+        sentence=conclusion.sentence,
         question=_find_question(messages) if turn.why == "asked" else "",
         messages=tuple(messages),
         near_budget=near_budget,
@@ -400,21 +407,21 @@ def _find_question(messages: Sequence[Message]) -> str:
 
 
 REVIEW_PHASE: Final = "ethics_review"
-"""The phase in which judges review the findings. Without it, named judges do so before a finding leaves the session."""
+"""The phase in which judges review the findings. Without it, they review a finding before it leaves the session."""
 
 
 class ReviewPhase(Protocol):
-    """Reviews the findings, also without a phase for it if judges are named; returns the session's end, if it ends."""
+    """Reviews the findings, also outside of the review phase if judges are configured. Returns an End or None."""
 
     async def __call__(self, *, phase: bool = False) -> End | None: ...
 
 
 async def review_nothing(*, phase: bool = False) -> End | None:
-    """Where no judges are named, nothing is reviewed."""
+    """Review nothing: no judges are configured."""
 
 
 class PhasePolicy:
-    """The pace of a task: a turn for each phase, with the tools that are `offered` there."""
+    """The turn policy of a task: a turn for each phase, with the tools of that phase."""
 
     __slots__ = ("_loop", "_offered", "_phases", "_review", "_runtime")
 
@@ -433,13 +440,13 @@ class PhasePolicy:
         self._review = review
 
     async def decide_before_turn(self, inbox: Inbox) -> OpenTurn | Park | End:
-        """Opens a turn with a message, with the phase that begins, or with a word to go on; not during a halt."""
+        """Open a turn with a message, a new phase, or a prompt to continue after a stop; end during a halt."""
         self._apply_phase()
         halt = await self._runtime.find_halt()
         if halt is not None:
             return End("CANCELLED", "cancelled") if halt.cancels else End("HALTED", "external_halt")
-        if self._loop.turn.number and (over := await self._advance_phase()) is not None:
-            return over
+        if self._loop.turn.number and (end := await self._advance_phase()) is not None:
+            return end
         if inbox.messages:
             return OpenTurn((*inbox.messages, *self._announce_phase()) if self._is_phase_start() else inbox.messages)
         if self._is_phase_start():
@@ -456,7 +463,7 @@ class PhasePolicy:
         self._apply_phase()
 
     async def decide_after_turn(self, step: SessionStep) -> SessionStep:
-        """Moves on when a phase has had its turn; the last one ends the session."""
+        """Enter the next phase after a phase's turn; after the last one the session ends."""
         if not isinstance(step, End) or step.state != "COMPLETED":
             return step
         self._apply_phase()
@@ -465,11 +472,11 @@ class PhasePolicy:
         return await self._advance_phase() or NextTurn()
 
     async def _advance_phase(self) -> End | None:
-        """Runs the review in its phase; after an interruption it starts again."""
+        """Run the review if this is its phase. An interrupted review starts again."""
         while self._is_phase_start() and self._current_phase().name == REVIEW_PHASE:
-            stopped = await self._review(phase=True)
-            if stopped is not None:
-                return stopped
+            end = await self._review(phase=True)
+            if end is not None:
+                return end
             if not await self._has_entered():
                 return End("COMPLETED", "completed")
         return None
@@ -489,25 +496,25 @@ class PhasePolicy:
         return self._phases[self._phase_index()]
 
     def _phase_index(self) -> int:
-        entered = self._loop.phase
-        return 0 if entered is None else min(entered.number, len(self._phases) - 1)
+        phase = self._loop.phase
+        return 0 if phase is None else min(phase.number, len(self._phases) - 1)
 
     def _is_phase_start(self) -> bool:
-        entered = self._loop.phase
-        return (0 if entered is None else entered.turn) == self._loop.turn.number
+        phase = self._loop.phase
+        return (0 if phase is None else phase.turn) == self._loop.turn.number
 
     def _apply_phase(self) -> None:
-        place = self._phase_index()
-        phase = self._phases[place]
+        index = self._phase_index()
+        phase = self._phases[index]
         if self._runtime.context.phase is not phase:
             self._runtime.context = msgspec.structs.replace(self._runtime.context, phase=phase)
-        self._loop.offer(self._offered[place])
+        self._loop.offer(self._offered[index])
 
     def _announce_phase(self) -> tuple[Text, ...]:
-        """Announces the phase; a task with a single phase needs no words."""
+        """Announce the phase; a task with a single phase needs no announcement."""
         if len(self._phases) == 1:
             return ()
         phase, number = self._current_phase(), self._number() + 1
         tools = "all of your tools" if phase.grants is None else join_names(phase.grants) or "no tools"
         text = f"Phase {number} of {len(self._phases)} begins: {phase.name}. In it you may use {tools}."
-        return (Text(f"{text} End your turn when your part of it is done.", "config", reason="phase"),)
+        return (Text(f"{text} End your turn when this phase is done.", "config", reason="phase"),)

@@ -1,4 +1,4 @@
-"""What a run of an agent came to."""
+"""The result of an agent's run."""
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -9,6 +9,7 @@ import msgspec
 
 from halter.core.errors import HalterError
 from halter.core.messages import Message, ToolCall, ToolResult
+from halter.core.renamed import RenamedAttribute
 from halter.core.usage import Usage
 from halter.core.vocabulary import END_STATES, State
 from halter.state.receipt import Receipt
@@ -22,17 +23,17 @@ class RunFailed(HalterError):
     """The run failed; the message says why."""
 
     def __init__(self, result: "Result[Any]") -> None:
-        why = result.terminal_reason or "turn not finished"
-        super().__init__(f"Session {result.session} is {result.state} ({why}). {result.sentence}".strip())
+        reason = result.terminal_reason or "turn not finished"
+        super().__init__(f"Session {result.session} is {result.state} ({reason}). {result.sentence}".strip())
         self.result = result
 
 
 class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
     """The result of a run. `cost_usd` is in dollars and counts the whole session.
 
-    `ok` says that the model finished, or asks a person for something; otherwise `sentence` says what stopped it.
-    `output` is the answer as `output_type`, or None if there is none; without an `output_type` it is the text.
-    `near_budget` says that 80 % of a cap is spent or held: the session's own, its agent's or the fleet's.
+    `ok`: the model finished, or asks a person for something; otherwise `sentence` describes what stopped it. `output`
+    is the answer as `output_type`, or None if there is none; without an `output_type` it is the text. `near_budget`:
+    80 % of a cap is spent or held, be it the session's, its agent's or the fleet's.
     """
 
     session: str
@@ -49,9 +50,9 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def receipt(self) -> Receipt:
-        """What the session did and cost up to the end of the run.
+        """The calls and costs of the session, up to the end of the run.
 
-        Its events are read when it is first asked for, at the latest when the store is closed.
+        Its events are read on first access, at the latest when the store is closed.
         """
         return self.build_receipt()
 
@@ -76,12 +77,14 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
         )
 
     @property
-    def over(self) -> bool:
-        """Whether the session has ended; if not, it can be resumed."""
+    def has_ended(self) -> bool:
+        """True if the session has ended. If not, it can be resumed."""
         return self.state in END_STATES
 
+    over = RenamedAttribute("has_ended")
+
     def raise_for_state(self) -> "Result[T]":
-        """Raises RunFailed unless `ok`; returns the result itself."""
+        """Raise RunFailed unless `ok`; return the result itself."""
         if not self.ok:
             raise RunFailed(self)
         return self
@@ -90,5 +93,5 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
 def find_accepted_call(messages: Sequence[Message], tool: str) -> str | None:
     parts = [part for message in messages for part in message.parts]
     accepted = {part.id for part in parts if isinstance(part, ToolResult) and part.outcome == "ok"}
-    found = [part for part in parts if isinstance(part, ToolCall) and part.tool == tool and part.id in accepted]
-    return found[-1].arguments if found else None
+    calls = [part for part in parts if isinstance(part, ToolCall) and part.tool == tool and part.id in accepted]
+    return calls[-1].arguments if calls else None

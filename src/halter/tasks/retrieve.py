@@ -1,6 +1,6 @@
-"""The verb with which a model reads documents: by name, a collection since a time, or by words in them.
+"""The verb with which a model reads documents: by name, by collection and time, or by words.
 
-It finds only the documents that its session may see.
+It finds only the documents that its session may read.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,42 +18,42 @@ from halter.core.tools import Failed, JournalEffect, Output
 from halter.tasks.task_tools import READS_ANYONE, Verb
 
 RETRIEVE_CHUNKS: Final = "retrieve_chunks"
-MOST_SHOWN: Final = 8_000
-"""Most characters that one call returns."""
+MAX_RESULT_LENGTH: Final = 8_000
+"""Maximum number of characters that a call returns."""
 
-LEAST_SHOWN: Final = 400
-MOST_PLACES: Final = 40
-MOST_NAMES: Final = 20
+MIN_PASSAGE_LENGTH: Final = 400
+MAX_SEARCH_RESULTS: Final = 40
+MAX_NAMES: Final = 20
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class DocumentRef(msgspec.Struct, frozen=True):
-    """A document of a session: file name, content digest, and when it came.
+    """A document of a session: file name, collection, content digest, time of arrival and size.
 
-    `problem` says why it cannot be read.
+    `problem` describes why it cannot be read, if it cannot.
     """
 
     name: str
     collection: str
     document: str
-    taken_at: int
+    arrived_at: int
     size: int
     problem: str = ""
 
 
 class DocumentSource(Protocol):
-    """The documents that one session may see."""
+    """The documents that one session may read."""
 
     async def documents(self) -> Sequence[DocumentRef]: ...
 
     async def chunks(self, document: str) -> Sequence[Chunk]: ...
 
-    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]: ...
+    async def search(self, documents: Sequence[str], query: str, limit: int) -> Sequence[FoundChunk]: ...
 
 
 class RetrievedText(msgspec.Struct, frozen=True):
-    """The text for the model, and the documents it contains parts of."""
+    """The text for the model, and the documents from which it comes."""
 
     text: str
     read: tuple[DocumentRef, ...] = ()
@@ -70,7 +70,7 @@ class RetrieveArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class _Passage(msgspec.Struct, frozen=True):
-    """A part of a document's text, and the length of all of it."""
+    """A part of a document's text, and the length of the whole text."""
 
     start: int
     text: str
@@ -82,159 +82,163 @@ class _Passage(msgspec.Struct, frozen=True):
 
 
 def retrieve_chunks(documents: DocumentSource, now: Callable[[], int]) -> Verb:
-    """Makes the verb. The documents it read are recorded with its result."""
+    """Make the verb. The documents that it reads are recorded with the outcome of the call."""
 
-    async def act(wanted: RetrieveArguments, _: str) -> Output:
-        found = await retrieve_documents(documents, wanted, now())
-        read = (DocumentRead(document=each.document, name=each.name, collection=each.collection) for each in found.read)
-        return Output(found.text, happened=tuple(JournalEffect(event) for event in read))
-
-    about = (
-        "Read documents: `file` names one, from `offset` in characters on; `collection` gives those of a collection, "
-        "from the document at `offset` on; `query` finds the places where words occur. `since` leaves out what came "
-        "before a time as in 2026-01-31T09:00Z, or longer ago than 24h."
-    )
-    return Verb(RETRIEVE_CHUNKS, about, RetrieveArguments, act, find_arguments_flaw, declaration=READS_ANYONE)
-
-
-def find_arguments_flaw(wanted: RetrieveArguments) -> str:
-    if not (wanted.file or wanted.query or wanted.collection or wanted.since):
-        return "Say what to read: a `file`, a `collection`, or a `query`."
-    if wanted.file and wanted.query:
-        return "Name a `file` to read it, or a `query` to search for; not both at once."
-    if wanted.offset < 0 or (wanted.query and wanted.offset):
-        return "`offset` is a number from 0 up, and goes with a `file` or a `collection`."
-    if wanted.since and _moment(wanted.since, 0) is None:
-        return (
-            f"`since` is a time as in 2026-01-31T09:00Z, or a duration as in 24h, not {clean(shorten(wanted.since))!r}."
+    async def act(arguments: RetrieveArguments, _: str) -> Output:
+        retrieved = await retrieve_documents(documents, arguments, now())
+        events = (
+            DocumentRead(document=each.document, name=each.name, collection=each.collection) for each in retrieved.read
         )
+        return Output(retrieved.text, happened=tuple(JournalEffect(event) for event in events))
+
+    description = (
+        "Read documents: `file` reads one, from `offset` in characters on; `collection` reads those of a collection, "
+        "from the document at `offset` on; `query` finds the passages with these words. `since` leaves out documents "
+        "older than a time, such as 2026-01-31T09:00Z, or an age, such as 24h."
+    )
+    return Verb(RETRIEVE_CHUNKS, description, RetrieveArguments, act, find_arguments_flaw, declaration=READS_ANYONE)
+
+
+def find_arguments_flaw(arguments: RetrieveArguments) -> str:
+    if not (arguments.file or arguments.query or arguments.collection or arguments.since):
+        return "Nothing to read: give a `file`, a `collection` or a `query`."
+    if arguments.file and arguments.query:
+        return "Give either a `file` or a `query`, not both."
+    if arguments.offset < 0 or (arguments.query and arguments.offset):
+        return "`offset` must be 0 or more, and requires a `file` or a `collection`."
+    if arguments.since and _moment(arguments.since, 0) is None:
+        since = clean(shorten(arguments.since))
+        return f"Invalid `since` {since!r}: use a time such as 2026-01-31T09:00Z, or a duration such as 24h."
     return ""
 
 
-def _moment(since: str, now: int) -> int | None:
-    """Parses a time, or an age; a time without a zone is UTC."""
+def _moment(text: str, now: int) -> int | None:
+    """Parse a time or an age. A time without a zone is UTC."""
     try:
-        moment = datetime.fromisoformat(since.strip())
+        moment = datetime.fromisoformat(text.strip())
     except ValueError:
         pass
     else:
-        aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return (aware - _EPOCH) // timedelta(microseconds=1)
+        zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return (zoned - _EPOCH) // timedelta(microseconds=1)
     try:
-        return now - parse_duration(since)
+        return now - parse_duration(text)
     except (ConfigError, OverflowError):
         return None
 
 
-async def retrieve_documents(documents: DocumentSource, wanted: RetrieveArguments, now: int) -> RetrievedText:
-    """Returns what is asked for. Raises Failed, with a sentence for the model, where it is missing or unreadable."""
-    everything = await documents.documents()
-    narrowed = _filter_documents(everything, wanted, now)
-    if wanted.file:
-        return await _file(documents, _find_by_name(narrowed, everything, wanted.file), wanted.offset)
-    if wanted.query:
-        return await _query(documents, narrowed, wanted.query)
-    return await _collection(documents, narrowed, wanted.offset)
+async def retrieve_documents(documents: DocumentSource, arguments: RetrieveArguments, now: int) -> RetrievedText:
+    """Return the requested text. Raises Failed, with a sentence for the model, if it is missing or unreadable."""
+    all_documents = await documents.documents()
+    matching_documents = _filter_documents(all_documents, arguments, now)
+    if arguments.file:
+        return await _file(
+            documents, _find_by_name(matching_documents, all_documents, arguments.file), arguments.offset
+        )
+    if arguments.query:
+        return await _query(documents, matching_documents, arguments.query)
+    return await _collection(documents, matching_documents, arguments.offset)
 
 
-def _filter_documents(documents: Sequence[DocumentRef], wanted: RetrieveArguments, now: int) -> list[DocumentRef]:
+def _filter_documents(documents: Sequence[DocumentRef], arguments: RetrieveArguments, now: int) -> list[DocumentRef]:
     collections = {each.collection for each in documents}
-    if wanted.collection and wanted.collection not in collections:
+    if arguments.collection and arguments.collection not in collections:
         raise Failed(
             "NoSuchCollection",
-            f"there is no collection {_join_lines(wanted.collection)} here: {_list_alternatives(collections)}",
+            f"unknown collection {_join_lines(arguments.collection)}; {_list_alternatives(collections)}",
         )
-    after = _moment(wanted.since, now) if wanted.since else None
-    kept = (each for each in documents if wanted.collection in ("", each.collection))
-    return [each for each in kept if after is None or each.taken_at >= after]
+    oldest_at = _moment(arguments.since, now) if arguments.since else None
+    in_collection = (each for each in documents if arguments.collection in ("", each.collection))
+    return [each for each in in_collection if oldest_at is None or each.arrived_at >= oldest_at]
 
 
-def _find_by_name(narrowed: Sequence[DocumentRef], everything: Sequence[DocumentRef], name: str) -> DocumentRef:
-    found = [each for each in narrowed if each.name == name]
-    if not found:
-        those = _list_alternatives(each.name for each in narrowed or everything)
-        raise Failed("NoSuchDocument", f"{_join_lines(name)} is not among your documents: {those}")
-    if len(found) > 1:
-        where = join_names(_join_lines(each.collection) for each in found[:MOST_NAMES])
+def _find_by_name(documents: Sequence[DocumentRef], all_documents: Sequence[DocumentRef], name: str) -> DocumentRef:
+    matches = [each for each in documents if each.name == name]
+    if not matches:
+        alternatives = _list_alternatives(each.name for each in documents or all_documents)
+        raise Failed("NoSuchDocument", f"{_join_lines(name)} is not one of your documents; {alternatives}")
+    if len(matches) > 1:
+        where = join_names(_join_lines(each.collection) for each in matches[:MAX_NAMES])
         raise Failed(
-            "ManyDocuments", f"{_join_lines(name)} is in several collections: name one of {where} as `collection`"
+            "ManyDocuments", f"{_join_lines(name)} is in several collections: set `collection` to one of {where}"
         )
-    if found[0].problem:
-        raise Failed("UnreadableDocument", clean(found[0].problem))
-    return found[0]
+    if matches[0].problem:
+        raise Failed("UnreadableDocument", clean(matches[0].problem))
+    return matches[0]
 
 
 async def _file(documents: DocumentSource, document: DocumentRef, offset: int) -> RetrievedText:
-    passage = _passage(await documents.chunks(document.document), offset, MOST_SHOWN)
+    passage = _passage(await documents.chunks(document.document), offset, MAX_RESULT_LENGTH)
     if passage.total == 0:
-        raise Failed("NotYetRead", f"{_join_lines(document.name)} has not been read yet: try again a little later")
+        raise Failed("NotYetRead", f"{_join_lines(document.name)} has not been read yet: try again later")
     if not passage.text:
-        raise Failed("PastTheEnd", f"{_join_lines(document.name)} has {passage.total} characters, and no more")
+        raise Failed("PastTheEnd", f"{_join_lines(document.name)} has only {passage.total} characters")
     return RetrievedText(_render_passage(document, passage), (document,))
 
 
-async def _collection(shelves: DocumentSource, documents: Sequence[DocumentRef], offset: int) -> RetrievedText:
-    """Reads documents one after another, as many as fit one call."""
+async def _collection(source: DocumentSource, documents: Sequence[DocumentRef], offset: int) -> RetrievedText:
+    """Read as many documents of a collection as fit into one result."""
     if not documents:
-        return RetrievedText("There are no such documents.")
-    ordered = sorted(documents, key=lambda each: (each.taken_at, each.name, each.collection))
-    parts: list[str] = []
+        return RetrievedText("No documents match.")
+    ordered_documents = sorted(documents, key=lambda each: (each.arrived_at, each.name, each.collection))
+    passages: list[str] = []
     read: list[DocumentRef] = []
-    capacity, place = MOST_SHOWN, offset
-    while place < len(ordered) and capacity >= LEAST_SHOWN:
-        document = ordered[place]
-        passage = _passage(() if document.problem else await shelves.chunks(document.document), 0, capacity)
-        parts.append(_render_passage(document, passage))
+    capacity, index = MAX_RESULT_LENGTH, offset
+    while index < len(ordered_documents) and capacity >= MIN_PASSAGE_LENGTH:
+        document = ordered_documents[index]
+        passage = _passage(() if document.problem else await source.chunks(document.document), 0, capacity)
+        passages.append(_render_passage(document, passage))
         read += [document] if passage.text else []
-        capacity -= len(parts[-1])
-        place += 1
-    remaining = len(ordered) - place
-    parts += [f"[{remaining} more documents follow, from offset={place} on.]"] if remaining > 0 else []
-    return RetrievedText("\n\n".join(parts) or f"There are only {len(ordered)} such documents.", tuple(read))
+        capacity -= len(passages[-1])
+        index += 1
+    remaining = len(ordered_documents) - index
+    passages += [f"[{remaining} more documents follow; continue at offset={index}.]"] if remaining > 0 else []
+    return RetrievedText("\n\n".join(passages) or f"Only {len(ordered_documents)} documents match.", tuple(read))
 
 
-async def _query(shelves: DocumentSource, documents: Sequence[DocumentRef], words: str) -> RetrievedText:
-    """Shows the places where words occur, the best first. Files with equal content are one document."""
+async def _query(source: DocumentSource, documents: Sequence[DocumentRef], words: str) -> RetrievedText:
+    """Search for words, and render the passages, the best first. Files with equal content are one document."""
     readable = {each.document: each for each in reversed(documents) if not each.problem}
-    found = await shelves.search(list(readable), words, MOST_PLACES)
-    parts: list[str] = []
+    chunks = await source.search(list(readable), words, MAX_SEARCH_RESULTS)
+    passages: list[str] = []
     read: dict[str, DocumentRef] = {}
-    capacity = MOST_SHOWN
-    for place in found:
-        document = readable[place.document]
-        part = f"{_header(document, place.start, place.end)}\n{place.text}"
-        if parts and len(part) > capacity:
+    capacity = MAX_RESULT_LENGTH
+    for chunk in chunks:
+        document = readable[chunk.document]
+        passage = f"{_header(document, chunk.start, chunk.end)}\n{chunk.text}"
+        if passages and len(passage) > capacity:
             break
-        parts.append(part[:MOST_SHOWN])
-        read[place.document] = document
-        capacity -= len(part)
-    return RetrievedText("\n\n".join([*parts, *_explain_rest(found, len(parts), documents)]), tuple(read.values()))
+        passages.append(passage[:MAX_RESULT_LENGTH])
+        read[chunk.document] = document
+        capacity -= len(passage)
+    return RetrievedText(
+        "\n\n".join([*passages, *_explain_rest(chunks, len(passages), documents)]), tuple(read.values())
+    )
 
 
-def _explain_rest(found: Sequence[FoundChunk], shown: int, documents: Sequence[DocumentRef]) -> Iterable[str]:
-    """Says what a search did not show, and where it could not look."""
-    if not found:
-        yield "These words occur in none of your documents."
-    elif shown < len(found):
-        yield "[More places fit: ask for more words, or read on in one of these documents with `file` and `offset`.]"
-    problems = [each for each in documents if each.problem]
-    if problems:
-        yield (
-            f"[{len(problems)} documents could not be searched: {join_names(_names(each.name for each in problems))}.]"
-        )
+def _explain_rest(chunks: Sequence[FoundChunk], passage_count: int, documents: Sequence[DocumentRef]) -> Iterable[str]:
+    """Yield notes about passages that are not shown, and about documents that could not be searched."""
+    if not chunks:
+        yield "None of your documents contains these words."
+    elif passage_count < len(chunks):
+        yield "[More passages match: add words, or read one of these documents with `file` and `offset`.]"
+    unreadable = [each for each in documents if each.problem]
+    if unreadable:
+        names = join_names(_names(document.name for document in unreadable))
+        yield f"[{len(unreadable)} documents could not be searched: {names}.]"
 
 
 def _passage(chunks: Sequence[Chunk], offset: int, limit: int) -> _Passage:
-    """Joins overlapping chunks, from an offset on."""
-    parts: list[str] = []
-    place, remaining = offset, limit
+    """Join overlapping chunks into the passage from an offset on."""
+    texts: list[str] = []
+    position, remaining = offset, limit
     for chunk in chunks:
-        if remaining > 0 and chunk.start <= place < chunk.end:
-            part = chunk.text[place - chunk.start :][:remaining]
-            parts.append(part)
-            place += len(part)
-            remaining -= len(part)
-    return _Passage(offset, "".join(parts), chunks[-1].end if chunks else 0)
+        if remaining > 0 and chunk.start <= position < chunk.end:
+            text = chunk.text[position - chunk.start :][:remaining]
+            texts.append(text)
+            position += len(text)
+            remaining -= len(text)
+    return _Passage(offset, "".join(texts), chunks[-1].end if chunks else 0)
 
 
 def _render_passage(document: DocumentRef, passage: _Passage) -> str:
@@ -244,11 +248,10 @@ def _render_passage(document: DocumentRef, passage: _Passage) -> str:
         return f"[{_join_lines(document.name)} has not been read yet.]"
     head = f"{_header(document, passage.start, passage.end)}\n{passage.text}"
     remaining = passage.total - passage.end
-    on = (
-        f"\n[{remaining} characters of {_join_lines(document.name)} follow: read it as `file`, from "
-        f"offset={passage.end} on.]"
+    continuation = (
+        f"\n[{remaining} characters of {_join_lines(document.name)} follow; read it as `file` at offset={passage.end}.]"
     )
-    return head + on if remaining > 0 else head
+    return head + continuation if remaining > 0 else head
 
 
 def _header(document: DocumentRef, start: int, end: int) -> str:
@@ -256,17 +259,17 @@ def _header(document: DocumentRef, start: int, end: int) -> str:
 
 
 def _join_lines(name: str) -> str:
-    """File names may contain anything."""
+    """Render a name on one line, whatever it contains."""
     return clean(" ".join(name.split())) or "(nothing)"
 
 
 def _names(names: Iterable[str]) -> list[str]:
-    return sorted(map(_join_lines, names))[:MOST_NAMES]
+    return sorted(map(_join_lines, names))[:MAX_NAMES]
 
 
 def _list_alternatives(names: Iterable[str]) -> str:
-    known = sorted({_join_lines(name) for name in names if name})
-    if not known:
-        return "there are none"
-    more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
-    return f"there are {join_names(known[:MOST_NAMES])}{more}"
+    unique_names = sorted({_join_lines(name) for name in names if name})
+    if not unique_names:
+        return "none is available"
+    more_text = f" and {len(unique_names) - MAX_NAMES} more" if len(unique_names) > MAX_NAMES else ""
+    return f"available: {join_names(unique_names[:MAX_NAMES])}{more_text}"

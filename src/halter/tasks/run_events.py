@@ -1,4 +1,4 @@
-"""What happens in a run, one after the other, as a program that watches it is told."""
+"""The events of a run, in order, for a program that watches it."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class ModelAnswered(msgspec.Struct, frozen=True):
-    """A model answered a request. `spent_usd` is what the run has cost so far."""
+    """A model answered a request. `spent_usd` is the cost of the run so far."""
 
     text: str
     cost_usd: Decimal
@@ -28,7 +28,7 @@ class ModelAnswered(msgspec.Struct, frozen=True):
 
 
 class CallBegan(msgspec.Struct, frozen=True):
-    """The model asks for a call, with arguments as JSON that may be anything. The guard has not judged it yet."""
+    """The model asks for a call, which the guard has not checked yet. Its JSON arguments may be anything."""
 
     call: str
     tool: str
@@ -46,33 +46,33 @@ class CallEnded(msgspec.Struct, frozen=True):
     spent_usd: Decimal
 
 
-class PersonAsked(msgspec.Struct, frozen=True):
-    """The run waits for a person, who answers the decision: `halter approve`, the dashboard, or the HTTP API."""
+class DecisionRequested(msgspec.Struct, frozen=True):
+    """The run waits for a decision of a person. Answer it with `halter approve`, the dashboard or the HTTP API."""
 
     decision: str
     call: str
     state: State
 
 
-class CapMet(msgspec.Struct, frozen=True):
-    """The run sleeps until the window of a cap is over, in microseconds since 1970."""
+class PausedAtCap(msgspec.Struct, frozen=True):
+    """The run sleeps until the window of a cap ends; `until` is in microseconds since 1970."""
 
     scope: str
     window: str
     until: int
 
 
-class AnswerDoubted(msgspec.Struct, frozen=True):
-    """The answer has links or addresses that no trusted place said."""
+class UntrustedLinksFound(msgspec.Struct, frozen=True):
+    """The answer has links or addresses from no trusted source."""
 
     sentence: str
 
 
-RunEvent = StreamChunk | ModelAnswered | CallBegan | CallEnded | PersonAsked | CapMet | AnswerDoubted
+RunEvent = StreamChunk | ModelAnswered | CallBegan | CallEnded | DecisionRequested | PausedAtCap | UntrustedLinksFound
 
 
 class RunEvents:
-    """Collects what happens in a run, in order."""
+    """Collects the events of a run, in order."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[RunEvent | None] = asyncio.Queue()
@@ -80,18 +80,18 @@ class RunEvents:
 
     def observe(self) -> LoopObserver:
         return LoopObserver(
-            listen=self.queue.put_nowait,
+            on_chunk=self.queue.put_nowait,
             on_text=self._on_text,
             on_result=self._on_result,
-            on_warning=lambda sentence: self.queue.put_nowait(AnswerDoubted(sentence)),
+            on_warning=lambda sentence: self.queue.put_nowait(UntrustedLinksFound(sentence)),
             on_cap=self._on_cap,
             on_calls=self._on_calls,
         )
 
-    def wait_with(self, tell: WaitListener) -> WaitListener:
+    def wait_with(self, listener: WaitListener) -> WaitListener:
         def on_wait(approval: ApprovalRequired, state: State) -> None:
-            tell(approval, state)
-            self.queue.put_nowait(PersonAsked(approval.decision, approval.call, state))
+            listener(approval, state)
+            self.queue.put_nowait(DecisionRequested(approval.decision, approval.call, state))
 
         return on_wait
 
@@ -105,15 +105,15 @@ class RunEvents:
 
     def _on_result(self, call: ToolCall, answer: Answer) -> None:
         self._cost += answer.cost_micros
-        spent = micros_to_usd(self._cost)
-        self.queue.put_nowait(CallEnded(call.id, call.tool, answer.outcome, answer.text, answer.cost_usd, spent))
+        spent_usd = micros_to_usd(self._cost)
+        self.queue.put_nowait(CallEnded(call.id, call.tool, answer.outcome, answer.text, answer.cost_usd, spent_usd))
 
     def _on_cap(self, cap: CostCapReached, until: int) -> None:
-        self.queue.put_nowait(CapMet(cap.scope, cap.window, until))
+        self.queue.put_nowait(PausedAtCap(cap.scope, cap.window, until))
 
 
 async def stream_queue(queue: "asyncio.Queue[T | None]", run: Callable[[], Awaitable[R]]) -> AsyncGenerator[T | R]:
-    """Run, and yield what it puts into a queue; then what it returned. A listener that stops stops the run."""
+    """Run a function; yield the items that it queues, then its result. Closing the generator cancels the run."""
 
     async def wait_until_done() -> R:
         try:

@@ -1,9 +1,8 @@
-"""The verbs that sessions have.
+"""The verbs of sessions: ask a person, read a long result, yield, and record findings, proposals and notifications.
 
-To ask a person, read on, answer, yield, and to record findings, proposals, notifications. They only read or record, so
-they are free and safe to repeat. What they record is committed with the outcome of the call, and a person decides about
-it. A notification is committed first and sent by the outbox afterwards, so it is sent at least once, and never for
-something that did not happen.
+Verbs only read or record, so they are free and safe to repeat. Their records are committed with the outcome of the
+call. A person decides about findings and proposals. The outbox sends a notification after its commit, so it is sent at
+least once, and never for a call that did not succeed.
 """
 
 import re
@@ -33,7 +32,7 @@ from halter.core.ids import FLEET, OUTBOX, session_stream
 from halter.core.ports import Draft, NotificationContent, Rows, Store, Write, read_body
 from halter.core.provenance import Declaration
 from halter.core.rows import DecisionRow, MemoryRow, NotificationRow
-from halter.core.text import clean, from_body, join_names, shorten, to_body
+from halter.core.text import clean, decode_body, encode_body, join_names, shorten
 from halter.core.tools import (
     DEFAULT_TOOL_TIMEOUT,
     EffectStatus,
@@ -50,12 +49,12 @@ from halter.core.tools import (
 )
 from halter.core.vocabulary import RowKey, SessionKind, YieldMode
 from halter.loop.decide import ASK_USER, YIELD, parse_sleep_seconds
-from halter.loop.history import LONGEST_RESULT, find_calling_session, find_result
+from halter.loop.history import MAX_RESULT_LENGTH, find_calling_session, find_result
 
 READ_OUTPUT: Final = "read_output"
 PAGE: Final = 1000
 TELLS_NOTHING: Final = Declaration(reads="nothing", reach="none")
-"""A verb that answers in the runtime's own words, and leaves what it is given to the person it works for."""
+"""The declaration of a verb that answers with the runtime's own text, and reaches only the agent's user."""
 READS_ANYONE: Final = Declaration(reads="anyone", reach="none")
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -64,14 +63,14 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Verb:
     """A tool whose arguments are a struct; implements the port `Tool`.
 
-    Its function is given the call's id, and returns text or also events to record with it.
+    Its function receives the arguments and the call's id, and returns text, or an Output with events to record.
     """
 
-    def __init__(  # noqa: PLR0913 Each is one thing that a verb is, and most have their usual value.
+    def __init__(  # noqa: PLR0913 A verb needs each of these, and most have a default.
         self,
         name: str,
         description: str,
-        takes: type[T],
+        arguments_type: type[T],
         act: Callable[[T, str], Awaitable[str | Output]],
         flaw: Callable[[T], str] = lambda _: "",
         *,
@@ -79,11 +78,11 @@ class Verb:
         timeout: int = DEFAULT_TOOL_TIMEOUT,
         declaration: Declaration = TELLS_NOTHING,
     ) -> None:
-        self._takes: type[Any] = takes
+        self._takes: type[Any] = arguments_type
         self._act: PermitGate[Callable[[Any, str], Awaitable[str | Output]]] = PermitGate(act)
         self._flaw: Callable[[Any], str] = flaw
-        made = _make_verb_spec(name, description, takes, level, timeout)
-        self._spec = msgspec.structs.replace(made, declaration=declaration)
+        spec = _make_verb_spec(name, description, arguments_type, level, timeout)
+        self._spec = msgspec.structs.replace(spec, declaration=declaration)
 
     @property
     def spec(self) -> ToolSpec:
@@ -91,34 +90,36 @@ class Verb:
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         try:
-            read = msgspec.json.decode(arguments or b"{}", type=self._takes)
+            struct = msgspec.json.decode(arguments or b"{}", type=self._takes)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             return Invalid(f"The arguments of {self._spec.name} do not fit: {clean(str(error))}.")
-        flaw = self._flaw(read)
+        flaw = self._flaw(struct)
         if flaw:
             return Invalid(flaw)
-        values: Mapping[str, Any] = msgspec.structs.asdict(read)
-        return Valid(values, msgspec.json.encode(read, order="sorted"))
+        values: Mapping[str, Any] = msgspec.structs.asdict(struct)
+        return Valid(values, msgspec.json.encode(struct, order="sorted"))
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         act = self._act.open(permit)
-        made = await act(self._takes(**arguments.values), permit.id)
-        return Output(made) if isinstance(made, str) else made
+        output = await act(self._takes(**arguments.values), permit.id)
+        return Output(output) if isinstance(output, str) else output
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
-        """Nothing outside is changed, so there is nothing to check."""
+        """Return `unknown`: a verb has no outside effect that could be checked."""
         return "unknown"
 
 
 @lru_cache(maxsize=256)
-def _make_verb_spec(name: str, description: str, takes: type[msgspec.Struct], level: Level, timeout: int) -> ToolSpec:
-    """Makes a verb's spec, cached: every session makes its verbs anew."""
-    (described,), components = msgspec.json.schema_components([takes], ref_template="{name}")
+def _make_verb_spec(
+    name: str, description: str, arguments_type: type[msgspec.Struct], level: Level, timeout: int
+) -> ToolSpec:
+    """Make a verb's spec, which is cached because every session makes its own verbs."""
+    (reference,), components = msgspec.json.schema_components([arguments_type], ref_template="{name}")
     return add_spec_digest(
         ToolSpec(
             name=name,
             description=description,
-            schema=msgspec.json.encode(components[described["$ref"]]),
+            schema=msgspec.json.encode(components[reference["$ref"]]),
             level=level,
             effect="read",
             idempotent=True,
@@ -133,15 +134,15 @@ class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def ask_user() -> Verb:
-    """Makes the tool with which a model asks its user; it ends the turn."""
+    """Make the verb with which a model asks a person. It ends the turn."""
 
     async def act(_: _Question, __: str) -> str:
-        return "The question was put to the person. Their answer comes as their next message."
+        return "The question was sent to the person. Their answer is their next message."
 
-    about = (
+    description = (
         "Ask the person you work for a question that only they can answer. Your turn ends, and their answer follows."
     )
-    return Verb(ASK_USER, about, _Question, act)
+    return Verb(ASK_USER, description, _Question, act)
 
 
 class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,35 +151,35 @@ class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_output(output: Callable[[str, str], Awaitable[str | None]]) -> Verb:
-    """Makes the tool that reads on in a result that was too long to show."""
+    """Make the verb that reads more of a result that was too long to show."""
 
-    async def act(place: _Place, call: str) -> str:
-        text = await output(find_calling_session(call), place.call)
+    async def act(arguments: _Place, call: str) -> str:
+        text = await output(find_calling_session(call), arguments.call)
         if text is None:
-            raise Failed("NoSuchCall", f"there is no result of a call {place.call!r} in this session")
-        offset = max(0, place.offset)
-        shown = text[offset : offset + LONGEST_RESULT - 200]
-        remaining = max(0, len(text) - offset - len(shown))
+            raise Failed("NoSuchCall", f"there is no result of a call {arguments.call!r} in this session")
+        offset = max(0, arguments.offset)
+        page = text[offset : offset + MAX_RESULT_LENGTH - 200]
+        remaining = max(0, len(text) - offset - len(page))
         return (
-            f"{shown}\n[{remaining} characters follow, from offset={offset + len(shown)} on.]" if remaining else shown
+            f"{page}\n[{remaining} characters follow; continue at offset={offset + len(page)}.]" if remaining else page
         )
 
-    about = "Read on in a result that was shown only in part, from an offset in characters."
-    return Verb(READ_OUTPUT, about, _Place, act, declaration=READS_ANYONE)
+    description = "Read more of a result that was shown only in part, from an offset in characters."
+    return Verb(READ_OUTPUT, description, _Place, act, declaration=READS_ANYONE)
 
 
 async def find_call_output(store: Store, session: str, call: str) -> str | None:
-    """Returns the output of a call, by the id that the model knows."""
-    stream, query, after = session_stream(session), f"{session}.{call}", 0
-    while page := await store.read(stream, after, PAGE):
+    """Find the output of a call by the id that the model knows."""
+    stream, call_id, after_seq = session_stream(session), f"{session}.{call}", 0
+    while page := await store.read(stream, after_seq, PAGE):
         for stored in page:
-            if isinstance(stored.event, CallSettled) and stored.event.call == query:
-                return from_body(await read_body(store, stored))
+            if isinstance(stored.event, CallSettled) and stored.event.call == call_id:
+                return decode_body(await read_body(store, stored))
             if isinstance(stored.event, HistoryGiven):
-                given = find_result(await read_body(store, stored), call)
-                if given is not None:
-                    return given
-        after = page[-1].seq
+                result = find_result(await read_body(store, stored), call)
+                if result is not None:
+                    return result
+        after_seq = page[-1].seq
     return None
 
 
@@ -190,34 +191,34 @@ class _Yield(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if parse_sleep_seconds(self.sleep) is None:
-            raise ValueError("`sleep` is a number of seconds from 0 up, or a duration as in 15m")
+            raise ValueError("`sleep` must be a number of seconds from 0 up, or a duration such as 15m")
 
 
 def make_yield_verb(names: Sequence[str] | None = None) -> Verb:
-    """Makes the tool with which an autonomous agent says how it goes on after its turn.
+    """Make the verb with which an autonomous agent ends its turn and says how to continue.
 
-    `names` are what it may wait for; without them, anything.
+    `names` are the wake names that it may use; None allows any.
     """
 
     async def act(_: _Yield, __: str) -> str:
         return "Your turn ends here."
 
-    def flaw(asked: _Yield) -> str:
-        unknown = [] if names is None else [name for name in asked.wake_early_if if name not in names]
+    def flaw(arguments: _Yield) -> str:
+        unknown = [] if names is None else [name for name in arguments.wake_early_if if name not in names]
         if not unknown:
             return ""
-        wrong = join_names(map(clean, unknown))
-        return f"Nothing called {wrong} can wake you: `wake_early_if` may name {join_names(names or ())}."
+        unknown_names = join_names(map(clean, unknown))
+        return f"Nothing called {unknown_names} can wake you; `wake_early_if` accepts {join_names(names or ())}."
 
-    about = (
-        "End your turn, and say how to go on: `continue` at once, `sleep` for so many seconds, or `shutdown`. "
-        "`wake_early_if` names what wakes you before."
+    description = (
+        "End your turn, and choose what follows: `continue` immediately, `sleep` for a number of seconds, or "
+        "`shutdown`. `wake_early_if` names what wakes you earlier."
     )
-    return Verb(YIELD, about, _Yield, act, flaw)
+    return Verb(YIELD, description, _Yield, act, flaw)
 
 
 def make_verbs(store: Store, kind: SessionKind, wake_names: Sequence[str] | None = None) -> Sequence[Verb]:
-    """Makes the verbs of all sessions of a kind; autonomous ones may wait for those names."""
+    """Make the verbs of all sessions of a kind. Autonomous ones can wait for `wake_names`."""
     common = (ask_user(), read_output(partial(find_call_output, store)))
     return (*common, make_yield_verb(wake_names)) if kind == "autonomous" else common
 
@@ -227,7 +228,7 @@ async def _read_nothing(_: str, __: str) -> str | None:
 
 
 def list_verb_specs() -> tuple[ToolSpec, ...]:
-    """Lists the verbs that an agent's file may name."""
+    """List the verbs that an agent's file may name."""
     return tuple(verb.spec for verb in (ask_user(), read_output(_read_nothing), make_yield_verb()))
 
 
@@ -245,7 +246,7 @@ ShortText = Annotated[str, Meta(min_length=1, max_length=200)]
 LongText = Annotated[str, Meta(min_length=1, max_length=8000)]
 
 CheckSupport = Callable[[str, str], Awaitable[Support]]
-"""Returns whether a quote stands in a document. Raises Failed for one that the session may not read."""
+"""Returns whether a document contains a quote. Raises Failed if the session may not read the document."""
 
 
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -255,11 +256,11 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     severity: Severity
     text: Annotated[str, Meta(max_length=8000)] = ""
     document: Annotated[str, Meta(description="the document that it is about", max_length=1000)] = ""
-    quote: Annotated[str, Meta(description="the words of the document that show it", max_length=8000)] = ""
+    quote: Annotated[str, Meta(description="the words of the document that support it", max_length=8000)] = ""
 
 
 class QuotedDocument(msgspec.Struct, frozen=True):
-    """A finding's document, as it was when its quote was checked."""
+    """The document of a finding, when its quote was checked."""
 
     support: Support
     document: str = ""
@@ -267,36 +268,36 @@ class QuotedDocument(msgspec.Struct, frozen=True):
 
 
 def emit_finding(agent: str, check: Callable[[Finding], Awaitable[QuotedDocument]], by: str = "") -> Verb:
-    """Makes the verb that records a finding. Its quote is looked for in the document itself."""
+    """Make the verb that records a finding. Its quote is checked against the document."""
 
     async def act(finding: Finding, call: str) -> Output:
-        checked = await check(finding)
+        quoted_document = await check(finding)
         event = FindingEmitted(
             finding=name_by_parts("f", call),
             agent=agent,
             severity=finding.severity,
-            support=checked.support,
-            document=checked.document,
-            name=checked.name,
+            support=quoted_document.support,
+            document=quoted_document.document,
+            name=quoted_document.name,
             by=by,
         )
         return Output(_describe_finding(event), happened=(JournalEffect(event, msgspec.json.encode(finding)),))
 
-    about = (
-        "Record something you found. Quote the words of the document that show it: they are looked for there, and a "
-        "finding without such words is marked as unsupported."
+    description = (
+        "Record a finding. Quote the words of the document that support it: Halter searches the document for them, and "
+        "marks a finding without such words as unsupported."
     )
-    return Verb(EMIT_FINDING, about, Finding, act)
+    return Verb(EMIT_FINDING, description, Finding, act)
 
 
 def _describe_finding(event: FindingEmitted) -> str:
     match event.support:
         case "supported":
-            return f"Recorded as {event.finding}; the quote stands in {event.name}."
+            return f"Recorded as {event.finding}; the quote is in {event.name}."
         case "unsupported":
-            return f"Recorded as {event.finding}, unsupported: those words do not stand in {event.name}."
+            return f"Recorded as {event.finding}, unsupported: the quote is not in {event.name}."
         case "unquoted":
-            return f"Recorded as {event.finding}, without a quote that could be looked for."
+            return f"Recorded as {event.finding}, without a quote to check."
 
 
 class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -304,18 +305,18 @@ class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def propose_memory(agent: str, clock: Clock) -> Verb:
-    """Makes the verb that proposes a memory; a person keeps or dismisses it."""
+    """Make the verb that proposes a memory; a person accepts or dismisses it."""
 
-    async def act(asked: _Memory, _: str) -> Output:
-        memory = name_by_parts("m", agent, normalise_text(asked.text))
+    async def act(arguments: _Memory, _: str) -> Output:
+        memory = name_by_parts("m", agent, normalise_text(arguments.text))
         event = MemoryProposed(memory=memory, agent=agent)
         unless = (MemoryRow, memory)
-        question = _question(agent, memory, "memory", asked.text, clock.now())
-        happened = (
-            JournalEffect(event, to_body(asked.text), unless=unless),
+        question = _question(agent, memory, "memory", arguments.text, clock.now())
+        effects = (
+            JournalEffect(event, encode_body(arguments.text), unless=unless),
             msgspec.structs.replace(question, unless=unless),
         )
-        return Output(f"Proposed as {memory}. A person decides whether it is kept.", happened=happened)
+        return Output(f"Proposed as {memory}. A person decides whether to accept it.", happened=effects)
 
     return Verb(PROPOSE_MEMORY, "Propose something to be remembered in later sessions. A person decides.", _Memory, act)
 
@@ -326,29 +327,29 @@ class _Precedent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def propose_precedent(agent: str, clock: Clock) -> Verb:
-    """Makes the verb that reports a case that may recur; a repeated one is counted."""
+    """Make the verb that reports a case that may recur. Repeated reports are counted."""
 
-    async def act(asked: _Precedent, _: str) -> Output:
-        kind = normalise_text(asked.kind)
-        precedent = name_by_parts("p", agent, kind, normalise_text(asked.summary))
+    async def act(arguments: _Precedent, _: str) -> Output:
+        kind = normalise_text(arguments.kind)
+        precedent = name_by_parts("p", agent, kind, normalise_text(arguments.summary))
         event = PrecedentProposed(precedent=precedent, agent=agent, kind=kind)
-        question = _question(agent, precedent, "precedent", f"{kind}: {asked.summary}", clock.now())
-        happened = (JournalEffect(event, to_body(asked.summary)), question)
-        return Output(f"Noted as {precedent}. A person decides whether it is kept.", happened=happened)
+        question = _question(agent, precedent, "precedent", f"{kind}: {arguments.summary}", clock.now())
+        effects = (JournalEffect(event, encode_body(arguments.summary)), question)
+        return Output(f"Proposed as {precedent}. A person decides whether to accept it.", happened=effects)
 
-    about = "Tell of a case that may be met again, so that it is known in later sessions. A person decides."
-    return Verb(PROPOSE_PRECEDENT, about, _Precedent, act)
+    description = "Report a case that may recur, so that later sessions know of it. A person decides."
+    return Verb(PROPOSE_PRECEDENT, description, _Precedent, act)
 
 
-def _question(agent: str, proposal: str, what: str, text: str, now: int) -> JournalEffect:
-    """Asks a person about a proposal, once. Its text stands in the session's own stream and is erased with it."""
+def _question(agent: str, proposal: str, kind: str, text: str, now: int) -> JournalEffect:
+    """Make the effect that asks a person about a proposal once. Its text is in the session's stream only."""
     decision = f"proposal/{proposal}"
     event = DecisionAsked(
         decision=decision,
         about="proposal",
         subject=proposal,
-        name=what,
-        digest=sha256(to_body(text)).hexdigest(),
+        name=kind,
+        digest=sha256(encode_body(text)).hexdigest(),
         expires_at=now + PROPOSAL_LIFETIME,
         agent=agent,
     )
@@ -365,89 +366,89 @@ class NoticeArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 ReadReleasedFindings = Callable[[], Awaitable[Mapping[str, tuple[str, str]]]]
-"""Returns the session's findings by id: the review, and the text."""
+"""Returns the review and the text of each finding of the session, by id."""
 
 
 def notify(
     agent: str,
     session: str,
     channels: Sequence[str],
-    released: ReadReleasedFindings,
+    read_findings: ReadReleasedFindings,
     mark_links: Callable[[str], str],
     timeout: int = DEFAULT_TOOL_TIMEOUT,
 ) -> Verb:
-    """Makes the verb that notifies people, over the channels that a person configured.
+    """Make the verb that notifies people over the configured channels.
 
-    Links that no trusted place said are named below the text, as `mark_links` warns of them.
+    `mark_links` returns a warning about links that come from no trusted source; it is appended to the text.
     """
 
     async def act(notice: NoticeArguments, call: str) -> Output:
-        found = await released()
-        words = [_render_finding(finding, found) for finding in notice.findings]
-        text = "\n\n".join((notice.text, *words))
-        marks = mark_links(f"{notice.subject}\n{text}")
+        findings = await read_findings()
+        finding_texts = [_render_finding(finding, findings) for finding in notice.findings]
+        text = "\n\n".join((notice.text, *finding_texts))
+        link_warning = mark_links(f"{notice.subject}\n{text}")
         subject = notice.subject or shorten(notice.text.splitlines()[0], 120)
-        sentence = f"{text}\n\n{marks}" if marks else text
-        body = NotificationContent(subject=subject, text=sentence, session=session).body()
-        wanted = [notice.channel] if notice.channel else list(channels)
-        happened = tuple(
+        full_text = f"{text}\n\n{link_warning}" if link_warning else text
+        body = NotificationContent(subject=subject, text=full_text, session=session).body()
+        target_channels = [notice.channel] if notice.channel else list(channels)
+        effects = tuple(
             JournalEffect(_queue_notification(name_by_parts("n", call, channel), channel, agent, session), body)
-            for channel in wanted
+            for channel in target_channels
         )
-        return Output(f"It will be told over {join_names(wanted)}.", happened=happened)
+        return Output(f"Queued for {join_names(target_channels)}.", happened=effects)
 
     def flaw(notice: NoticeArguments) -> str:
         if not notice.channel or notice.channel in channels:
             return ""
-        return f"There is no channel {shorten(notice.channel)!r}: there is {join_names(channels)}."
+        return f"Unknown channel {shorten(notice.channel)!r}. Available: {join_names(channels)}."
 
-    about = "Tell the people you work for something."
-    return Verb(NOTIFY, about, NoticeArguments, act, flaw, level="MONITORED", timeout=timeout)
+    description = "Notify the people you work for."
+    return Verb(NOTIFY, description, NoticeArguments, act, flaw, level="MONITORED", timeout=timeout)
 
 
 def _queue_notification(notification: str, channel: str, agent: str, session: str) -> NotificationQueued:
     return NotificationQueued(notification=notification, channel=channel, agent=agent, about=f"session:{session}")
 
 
-def _render_finding(finding: str, found: Mapping[str, tuple[str, str]]) -> str:
-    """Puts a finding into words, and says if it was not reviewed; not one that a reviewer withheld."""
-    if finding not in found:
+def _render_finding(finding: str, findings: Mapping[str, tuple[str, str]]) -> str:
+    """Render a finding, with a mark if it was not reviewed. Raises Failed for a withheld one."""
+    if finding not in findings:
         raise Failed(
-            "NoSuchFinding", f"there is no finding {shorten(finding)!r}; there is {join_names(found) or 'none'}"
+            "NoSuchFinding", f"unknown finding {shorten(finding)!r}; available: {join_names(findings) or 'none'}"
         )
-    review, words = found[finding]
+    review, text = findings[finding]
     if review == "withheld":
         raise Failed("Withheld", f"{finding} was withheld by its reviewer and is not delivered")
-    return words if review == "released" else f"{words}\n{UNREVIEWED}"
+    return text if review == "released" else f"{text}\n{UNREVIEWED}"
 
 
 def name_by_parts(kind: str, *parts: str) -> str:
-    """Makes an id from its parts: equal parts give equal ids."""
+    """Make an id from parts: equal parts give equal ids."""
     digest = sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
     return f"{kind}-{digest[:16]}"
 
 
 def normalise_text(text: str) -> str:
-    """Normalises case, blanks, and punctuation at the ends."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    return re.sub(r"\s+", " ", plain).strip(" .,;:!?\"'")
+    """Normalise case and spaces, and remove punctuation at the ends."""
+    folded_text = unicodedata.normalize("NFKC", text).casefold()
+    return re.sub(r"\s+", " ", folded_text).strip(" .,;:!?\"'")
 
 
 RETRY_PAUSES: Final = (MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 4 * HOUR, *(7 * (DAY,)))
-"""Delay after each failure; after one more it is given up."""
+"""Delay after each failure. After one more failure, no further attempt is made."""
 
 
 def compute_notification_backoff(attempts: int) -> int | None:
-    """Returns how long to wait after so many failures; None to give up."""
+    """Return the delay after this many failures; None if no further attempt is made."""
     return RETRY_PAUSES[attempts - 1] if attempts <= len(RETRY_PAUSES) else None
 
 
 def queue_notification(
-    notification: str, channel: str, agent: str, telling: NotificationContent, about: str = ""
+    notification: str, channel: str, agent: str, content: NotificationContent, description: str = ""
 ) -> Draft:
-    """Queues a notification; it is sent once this is committed."""
-    event = NotificationQueued(notification=notification, channel=channel, agent=agent, about=about)
-    return Draft(event, telling.body())
+    """Queue a notification, which is sent after this draft is committed."""
+    event = NotificationQueued(notification=notification, channel=channel, agent=agent, about=description)
+    return Draft(event, content.body())
 
 
 def make_notification_key(notification: str) -> RowKey:
@@ -455,7 +456,7 @@ def make_notification_key(notification: str) -> RowKey:
 
 
 def record_sent(notification: str, attempts: int) -> Write:
-    """Records that it was sent. Of two processes that sent it, the second adds nothing."""
+    """Record that a notification was sent. If two processes sent it, the second records nothing."""
 
     def decide(rows: Rows) -> list[Draft]:
         if not _is_waiting(rows.get(NotificationRow, notification)):
@@ -466,7 +467,7 @@ def record_sent(notification: str, attempts: int) -> Write:
 
 
 def record_send_failure(notification: str, attempts: int, error: str, *, may_retry: bool) -> Write:
-    """Records a failure and the next attempt. Of two processes that tried at once, one counts."""
+    """Record a failure and the time of the next attempt. Of two concurrent failures, one counts."""
     pause = compute_notification_backoff(attempts) if may_retry else None
 
     def decide(rows: Rows) -> list[Draft]:

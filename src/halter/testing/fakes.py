@@ -51,7 +51,7 @@ from halter.state.session import InFlight, track_call, track_request
 
 
 class ManualClock:
-    """A clock that stands still until it is advanced."""
+    """A clock that does not move until it is advanced."""
 
     def __init__(self, now: int = 0) -> None:
         self._now = now
@@ -65,17 +65,17 @@ class ManualClock:
         if duration <= 0:
             await asyncio.sleep(0)
             return
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._now + duration, next(self._numbers), woken))
-        await woken
+        wake_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now + duration, next(self._numbers), wake_future))
+        await wake_future
 
     def advance(self, duration: int) -> None:
         """Advance the clock by microseconds, and wake the sleepers that are due, the earliest first."""
         self._now += duration
         while self._sleepers and self._sleepers[0][0] <= self._now:
-            _, _, woken = heapq.heappop(self._sleepers)
-            if not woken.done():
-                woken.set_result(None)
+            _, _, wake_future = heapq.heappop(self._sleepers)
+            if not wake_future.done():
+                wake_future.set_result(None)
 
 
 class SeededIds(SortableIds):
@@ -94,7 +94,7 @@ T = TypeVar("T")
 
 
 class StoreProxy:
-    """A store that passes every call on to another: the base of stores that differ in one thing."""
+    """A store that forwards every call to another store: the base of stores that differ in one behaviour."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -104,7 +104,7 @@ class StoreProxy:
         return RetryingStoreProxy(self, StoreRetry(clock, trouble or StoreProblem()))
 
     async def before_call(self) -> None:
-        """Called before each use of the other store, and again before its answer is returned."""
+        """Hook that runs before each call of the other store, and again before its answer is returned."""
 
     async def commit(self, write: Write) -> Committed:
         return await self._pass_through(lambda: self._store.commit(write))
@@ -153,14 +153,14 @@ class StoreProxy:
     async def forget(self, document: str) -> None:
         await self._pass_through(lambda: self._store.forget(document))
 
-    async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        return await self._pass_through(lambda: self._store.indexed(documents))
+    async def find_indexed(self, documents: Sequence[str]) -> frozenset[str]:
+        return await self._pass_through(lambda: self._store.find_indexed(documents))
 
     async def chunks(self, document: str) -> Sequence[Chunk]:
         return await self._pass_through(lambda: self._store.chunks(document))
 
-    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
-        return await self._pass_through(lambda: self._store.search(documents, words, limit))
+    async def search(self, documents: Sequence[str], query: str, limit: int) -> Sequence[FoundChunk]:
+        return await self._pass_through(lambda: self._store.search(documents, query, limit))
 
     def changes(self, matters: Callable[[Change], bool] = matters_always) -> AsyncIterator[Change]:
         return self._store.changes(matters)
@@ -212,9 +212,9 @@ class Crashed(BaseException):
 
 
 class CrashingStore(StoreProxy):
-    """A store as one process sees it: other tasks run during each call, and the process can die.
+    """One process's view of a store: other tasks run during each call, and the process can die.
 
-    The store behind it stays intact, as a disk does. Every call of the dead process raises `Crashed`.
+    The store behind it stays intact, like a disk. Every call of the dead process raises `Crashed`.
     """
 
     def __init__(self, store: Store, crash: Crash | None = None, on_death: Callable[[], object] = str) -> None:
@@ -232,25 +232,25 @@ class CrashingStore(StoreProxy):
             self._on_crash()
 
     async def before_call(self) -> None:
-        """Let other tasks run; a dead process does not pass."""
+        """Let other tasks run. Raises Crashed in a dead process."""
         await asyncio.sleep(0)
         self._require_alive()
 
     async def commit(self, write: Write) -> Committed:
         await self.before_call()
         self.commits += 1
-        planned = self._crash.kind if self._crash and self._crash.commit == self.commits else None
-        if planned == "before":
+        crash_kind = self._crash.kind if self._crash and self._crash.commit == self.commits else None
+        if crash_kind == "before":
             self.die()
             self._require_alive()
         committed = await self._store.commit(write)
         self.written.extend(committed.fresh())
-        if planned == "after":
+        if crash_kind == "after":
             self.die()
         await self.before_call()
-        if planned == "answer_lost":
-            raise StoreUnavailable("The store's answer was lost, as planned: repeat the write with the same key.")
-        self.acknowledged.extend(committed.all())
+        if crash_kind == "answer_lost":
+            raise StoreUnavailable("Planned fault: the store's answer was lost. Repeat the write with the same key.")
+        self.acknowledged.extend(committed.list_events())
         return committed
 
     async def changes(self, matters: Callable[[Change], bool] = matters_always) -> AsyncGenerator[Change]:
@@ -259,7 +259,7 @@ class CrashingStore(StoreProxy):
             yield change
 
     async def close(self) -> None:
-        """Leave the store open: it outlives the process."""
+        """Do nothing: the store outlives the process."""
 
     def _require_alive(self) -> None:
         if self.dead:
@@ -273,23 +273,23 @@ class SharedTickets:
         self.waiting: deque[tuple[str, Ticket]] = deque()
         self._subscribers: list[asyncio.Event] = []
 
-    def put(self, tickets: Sequence[tuple[str, Ticket]]) -> None:
+    def enqueue(self, tickets: Sequence[tuple[str, Ticket]]) -> None:
         self.waiting.extend(tickets)
-        for ear in self._subscribers:
-            ear.set()
+        for subscriber in self._subscribers:
+            subscriber.set()
 
-    def take(self, versions: Mapping[str, str]) -> Ticket | None:
+    def dequeue(self, versions: Mapping[str, str]) -> Ticket | None:
         """Take the oldest ticket for one of these versions."""
-        for place, (version, ticket) in enumerate(self.waiting):
+        for index, (version, ticket) in enumerate(self.waiting):
             if versions.get(ticket.agent) == version:
-                del self.waiting[place]
+                del self.waiting[index]
                 return ticket
         return None
 
     def subscribe(self) -> asyncio.Event:
-        """Return an event that is set when tickets come."""
-        self._subscribers.append(ear := asyncio.Event())
-        return ear
+        """Return an event that is set when tickets are added."""
+        self._subscribers.append(subscriber := asyncio.Event())
+        return subscriber
 
 
 class LocalTicketQueue:
@@ -300,29 +300,29 @@ class LocalTicketQueue:
         self._versions = versions
 
     def enqueue(self, connection: Any, tickets: Sequence[Ticket]) -> None:
-        self._tickets.put([(self._versions[ticket.agent], ticket) for ticket in tickets])
+        self._tickets.enqueue([(self._versions[ticket.agent], ticket) for ticket in tickets])
 
     async def serve(self, serve: ServeTicket, concurrency: int) -> None:
-        """Serve tickets as they come, at most `concurrency` at once, until cancelled."""
-        ear, running = self._tickets.subscribe(), set[asyncio.Task[None]]()
+        """Serve tickets as they are added, at most `concurrency` at once, until cancelled."""
+        change_event, running = self._tickets.subscribe(), set[asyncio.Task[None]]()
 
         async def serve_one(ticket: Ticket) -> None:
             await serve(ticket)
 
-        def done(task: asyncio.Task[None]) -> None:
+        def on_done(task: asyncio.Task[None]) -> None:
             running.discard(task)
             if not task.cancelled():
-                task.exception()  # Retrieved only: the server reports its failures itself.
-            ear.set()
+                task.exception()  # Only retrieved: the server reports its own failures.
+            change_event.set()
 
         try:
             while True:
-                ear.clear()
-                while len(running) < concurrency and (ticket := self._tickets.take(self._versions)) is not None:
+                change_event.clear()
+                while len(running) < concurrency and (ticket := self._tickets.dequeue(self._versions)) is not None:
                     task = asyncio.create_task(serve_one(ticket))
                     running.add(task)
-                    task.add_done_callback(done)
-                await ear.wait()
+                    task.add_done_callback(on_done)
+                await change_event.wait()
         finally:
             for task in running:
                 task.cancel()
@@ -342,28 +342,28 @@ class Worker:
         self._clock = clock
         self._worker = worker
         self._turn = turn
-        self._news = asyncio.Event()
+        self._change_event = asyncio.Event()
 
     async def run(self) -> None:
         """Work until cancelled. Each claim also renews the leases of running turns."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._wait_for_commits())
             while True:
-                self._news.clear()
+                self._change_event.clear()
                 for lease in await self._store.claim(self._worker, MAX_CLAIMED):
-                    tasks.create_task(self._take_turn(lease))
-                await self._sleep(await self._next_look())
+                    tasks.create_task(self._run_turn(lease))
+                await self._sleep(await self._find_next_check())
 
-    async def _take_turn(self, lease: Lease) -> None:
+    async def _run_turn(self, lease: Lease) -> None:
         with suppress(LeaseLost):
             await self._turn(lease)
 
     async def _wait_for_commits(self) -> None:
         async for _ in self._store.changes():
-            self._news.set()
+            self._change_event.set()
 
-    async def _next_look(self) -> int | None:
-        """The next time to look: when a session is due, or at the next heartbeat while one is owned."""
+    async def _find_next_check(self) -> int | None:
+        """Find the time of the next check: when a session is due, or at the next heartbeat while one is owned."""
         rows = await self._store.ask(Query("all_sessions", SessionRow))
         now = self._clock.now()
         moments = [row.due_at for row in rows if row.owner == NO_OWNER and row.due_at is not None and row.due_at > now]
@@ -371,12 +371,12 @@ class Worker:
             moments.append(now + HEARTBEAT)
         return min(moments, default=None)
 
-    async def _sleep(self, until: int | None) -> None:
-        """Sleep until then, or until something was written."""
-        seconds = None if until is None else (until - self._clock.now()) / SECOND
+    async def _sleep(self, wake_at: int | None) -> None:
+        """Sleep until a time, or until something is written."""
+        seconds = None if wake_at is None else (wake_at - self._clock.now()) / SECOND
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._change_event.wait()
 
 
 Intent = CallStarted | RequestStarted
@@ -400,26 +400,26 @@ class _HoldIntent(msgspec.Struct, frozen=True):
     body: bytes | None
     attempt: int
 
-    def write(self, now: int, first: Write | None = None) -> Write:
-        asked = msgspec.structs.replace(self.intent, legs=roll_legs(self.intent.legs, now))
-        key, rows = f"{intent_id(asked)}/held/{self.attempt}", rows_of_hold(intent_id(asked), asked.legs)
-        decide = partial(decide_hold, asked, body=self.body)
-        return Write(self.lease.stream, key, decide, rows, self.lease, (), first)
+    def write(self, now: int, deferred: Write | None = None) -> Write:
+        intent = msgspec.structs.replace(self.intent, legs=roll_legs(self.intent.legs, now))
+        key, rows = f"{intent_id(intent)}/held/{self.attempt}", rows_of_hold(intent_id(intent), intent.legs)
+        decide = partial(decide_hold, intent, body=self.body)
+        return Write(self.lease.stream, key, decide, rows, self.lease, (), deferred)
 
 
 async def hold(
     ledger: Ledger, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
 ) -> HoldTaken | HoldRefused | BudgetBusy:
-    """Commit an intent with its hold, as a door does: wait for other holds if that can make room."""
+    """Commit an intent with its hold, as a door does: wait for other holds if their settlement can free money."""
     committed = await ledger.commit_intent(_HoldIntent(lease, intent, body, attempt), ledger.hold_timeout)
     for stored in () if committed is None else committed.events:
         match stored.event:
             case CostCapReached() as refusal:
                 return HoldRefused(refusal)
-            case CallStarted() as held:
-                return HoldTaken(track_call(held, stored))
-            case RequestStarted() as held:
-                return HoldTaken(track_request(held, stored))
+            case CallStarted() as started:
+                return HoldTaken(track_call(started, stored))
+            case RequestStarted() as started:
+                return HoldTaken(track_request(started, stored))
             case _:
                 pass
     return BudgetBusy(intent_id(intent))
@@ -433,10 +433,10 @@ def intent_id(intent: Intent) -> str:
 def decide_hold(intent: Intent, rows: Rows, body: bytes | None = None, blob: Digest | None = None) -> Sequence[Draft]:
     """Decide on an intent: the intent with its hold, the refusal, or nothing if it must wait.
 
-    Nothing is held in a past window: the next attempt asks for the present one.
+    Nothing is held in a past window: the next attempt uses the current window.
     """
     if intent.legs and rows.get(HoldRow, intent_id(intent)) is not None:
-        raise ValueError(f"{intent_id(intent)} is held already: settle it, or repeat the attempt that held it.")
+        raise ValueError(f"{intent_id(intent)} already has a hold. Settle it, or repeat the attempt that made it.")
     if has_past_window(intent.legs, rows.now):
         return []
     legs = lower_legs_to_policy(intent.legs, rows)

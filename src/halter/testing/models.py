@@ -1,4 +1,4 @@
-"""Models for tests of agents: one that is a function, and one that tries every tool.
+"""Models for tests of agents: a function as a model, and a model that calls every tool.
 
 ```python
 with agent.override(model=TestModel()):
@@ -23,27 +23,29 @@ from halter.core.messages import (
     ToolResult,
     bound_prompt_tokens,
 )
+from halter.core.renamed import RenamedAttribute
 from halter.core.tools import Permit, ToolSpec
 from halter.models.scripted import SCRIPTED
 
 Said = str | ToolCall | Sequence[ToolCall] | Reply
 Answers = Callable[[Prompt], Said | Awaitable[Said]]
 
-_LEFT_OUT: Final = ("ask_user", "final_answer", "read_output", "yield")
-"""Tools of the loop itself, which an agent does not bring."""
+_LOOP_TOOLS: Final = ("ask_user", "final_answer", "read_output", "yield")
+"""Tools of the loop itself, which do not belong to the agent."""
 
 
 class FunctionModel:
-    """A model that is a function: it gets the prompt, and returns a text, a call, several calls, or a whole reply.
+    """A function as a model: it gets the prompt, and returns a text, a call, several calls, or a whole reply.
 
-    `asked` are the prompts that it received, in order.
+    `requests` are the prompts that it received, in order.
     """
 
     name = SCRIPTED
     base_url: None = None
+    asked = RenamedAttribute("requests")
 
     def __init__(self, function: Answers) -> None:
-        self.asked: list[Prompt] = []
+        self.requests: list[Prompt] = []
         self._function = function
 
     def count(self, prompt: Prompt) -> int:
@@ -51,21 +53,21 @@ class FunctionModel:
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
-        self.asked.append(prompt)
-        said = self._function(prompt)
-        reply = _make_reply(await said if inspect.isawaitable(said) else said)
+        self.requests.append(prompt)
+        answer = self._function(prompt)
+        reply = _make_reply(await answer if inspect.isawaitable(answer) else answer)
         if on_text is not None and reply.text:
             on_text(reply.text)
         return reply
 
 
 class TestModel(FunctionModel):
-    """Calls each tool once, with made-up arguments that fit its schema, and then says what they returned.
+    """A model that calls each tool once, with generated arguments that fit its schema, and answers with their results.
 
-    With `calls` it calls only these; with `text` that is its answer.
+    With `calls` it calls only these tools; `text` replaces its answer.
     """
 
-    __test__ = False  # It is no test itself.
+    __test__ = False  # pytest must not collect this class.
 
     def __init__(self, text: str = "", calls: Sequence[str] | None = None) -> None:
         super().__init__(self._answer)
@@ -74,12 +76,12 @@ class TestModel(FunctionModel):
 
     def _answer(self, prompt: Prompt) -> Said:
         results = _list_results(prompt.messages)
-        answers = [tool for tool in prompt.tools if tool.name == "final_answer"]
-        tried = [tool for tool in prompt.tools if self._is_tried(tool)]
-        if tried and not results:
-            return [_make_call(tool) for tool in tried]
-        if answers:
-            return _make_call(answers[0])
+        answer_tools = [tool for tool in prompt.tools if tool.name == "final_answer"]
+        tools = [tool for tool in prompt.tools if self._is_tried(tool)]
+        if tools and not results:
+            return [_make_call(tool) for tool in tools]
+        if answer_tools:
+            return _make_call(answer_tools[0])
         return (
             self._text or json.dumps({each.tool: each.text for each in results}) if results else self._text or "Done."
         )
@@ -87,19 +89,19 @@ class TestModel(FunctionModel):
     def _is_tried(self, tool: ToolSpec) -> bool:
         if self._calls is not None:
             return tool.name in self._calls
-        return tool.name not in _LEFT_OUT
+        return tool.name not in _LOOP_TOOLS
 
 
-def _make_reply(said: Said) -> Reply:
-    match said:
+def _make_reply(answer: Said) -> Reply:
+    match answer:
         case Reply():
-            return said
+            return answer
         case str():
-            return Reply((Text(said, "model", trusted=False),))
+            return Reply((Text(answer, "model", trusted=False),))
         case ToolCall():
-            return Reply((said,), "calls")
+            return Reply((answer,), "calls")
         case _:
-            return Reply(tuple(said), "calls")
+            return Reply(tuple(answer), "calls")
 
 
 def _make_call(tool: ToolSpec) -> ToolCall:
@@ -108,18 +110,18 @@ def _make_call(tool: ToolSpec) -> ToolCall:
 
 
 def _list_results(messages: Sequence[Message]) -> list[ToolResult]:
-    """The results since a person last spoke."""
-    found: list[ToolResult] = []
+    """List the tool results since the last user message."""
+    results: list[ToolResult] = []
     for message in messages:
-        parts = [part for part in message.parts if isinstance(part, ToolResult)]
-        if message.role == "user" and not parts:
-            found = []
-        found += parts
-    return found
+        message_results = [part for part in message.parts if isinstance(part, ToolResult)]
+        if message.role == "user" and not message_results:
+            results = []
+        results += message_results
+    return results
 
 
 def make_arguments(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Any:
-    """Make the smallest value that fits a JSON Schema, as far as tools have them."""
+    """Make the smallest value that fits a JSON Schema; only the keywords that tools use are supported."""
     if "$ref" in schema:
         return make_arguments(definitions.get(str(schema["$ref"]).rpartition("/")[2], {}), definitions)
     for key in ("const", "default"):
@@ -133,8 +135,8 @@ def make_arguments(schema: Mapping[str, Any], definitions: Mapping[str, Any]) ->
     kind = schema.get("type", "object" if "properties" in schema else "string")
     match cast("str", kind[0] if isinstance(kind, list) else kind):
         case "object":
-            known = schema.get("properties", {})
-            return {name: make_arguments(known.get(name, {}), definitions) for name in schema.get("required", ())}
+            properties = schema.get("properties", {})
+            return {name: make_arguments(properties.get(name, {}), definitions) for name in schema.get("required", ())}
         case "array":
             return [make_arguments(schema.get("items", {}), definitions)] * schema.get("minItems", 0)
         case "integer":

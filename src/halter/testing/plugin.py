@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from halter.testing.world import World
 
 _AsyncTest = Callable[..., Coroutine[Any, Any, None]]
-_INSIDE = pytest.StashKey[tuple["World", _AsyncTest]]()
+_WORLD_KEY = pytest.StashKey[tuple["World", _AsyncTest]]()
 """The world of an async test, and the original test function."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --halter-seed, which replays a run or tries another one."""
+    """Add --halter-seed, which replays a run or tries another seed."""
     group = parser.getgroup("halter")
     group.addoption(
         "--halter-seed",
         type=int,
         metavar="N",
-        help="the seed of every world; by default, each test has its own, made from its name",
+        help="seed of every world (default: derived from the test's name)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Describe the mark by which a test says how its world is made."""
-    config.addinivalue_line("markers", "world(**arguments): the arguments that the test's world is made with")
+    """Describe the `world` mark, which sets the arguments of a test's world."""
+    config.addinivalue_line("markers", "world(**arguments): arguments of the test's World")
 
 
 @pytest.fixture
@@ -44,21 +44,21 @@ def world(request: pytest.FixtureRequest) -> "Iterator[World]":
     """A whole runtime in virtual time, new for each test."""
     from halter.testing.world import World
 
-    given: int | None = request.config.getoption("--halter-seed")
-    seed = zlib.crc32(request.node.name.encode()) if given is None else given
-    request.node.add_report_section("setup", "halter", f"This world replays with --halter-seed={seed}")
-    mark: pytest.Mark | None = request.node.get_closest_marker("world")
-    made: dict[str, Any] = dict(mark.kwargs) if mark else {}
-    with World(seed, **made) as fresh:
+    requested_seed: int | None = request.config.getoption("--halter-seed")
+    seed = zlib.crc32(request.node.name.encode()) if requested_seed is None else requested_seed
+    request.node.add_report_section("setup", "halter", f"Replay this world with --halter-seed={seed}")
+    marker: pytest.Mark | None = request.node.get_closest_marker("world")
+    arguments: dict[str, Any] = dict(marker.kwargs) if marker else {}
+    with World(seed, **arguments) as new_world:
         if inspect.iscoroutinefunction(request.function):
-            request.node.stash[_INSIDE] = (fresh, request.function)
-        yield fresh
+            request.node.stash[_WORLD_KEY] = (new_world, request.function)
+        yield new_world
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an async test in its world. Another plugin may have wrapped the test by now; the original is called."""
-    inside = pyfuncitem.stash.get(_INSIDE, None)
+    inside = pyfuncitem.stash.get(_WORLD_KEY, None)
     if inside is None:
         return None
     world, test = inside

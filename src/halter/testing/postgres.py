@@ -19,8 +19,8 @@ DEBIAN_POSTGRES: Final = Path("/usr/lib/postgresql")
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 8.0
 
-# The shell stops the server at the end of its input: so the server never outlives its program, even a killed one.
-_KEEPER: Final = 'exec 3<&0; "$@" & server=$!; (read -r _ <&3; kill -QUIT $server) & wait $server'
+# The shell stops the server at the end of its input, so the server never outlives its program, even a killed one.
+_KEEPER_SCRIPT: Final = 'exec 3<&0; "$@" & server=$!; (read -r _ <&3; kill -QUIT $server) & wait $server'
 
 
 class PostgresMissing(HalterError):
@@ -52,7 +52,7 @@ class Cluster:
         server = [str(self._binaries / "postgres"), "-D", str(self.data), "-p", str(self.port), *flags]
         with self._log.open("ab") as log:
             self._server = subprocess.Popen(
-                ["/bin/sh", "-c", _KEEPER, "keeper", *server],
+                ["/bin/sh", "-c", _KEEPER_SCRIPT, "keeper", *server],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -65,7 +65,7 @@ class Cluster:
         self._wait_until_ready(self._server)
 
     def stop_hard(self) -> None:
-        """Stop the server at once: every connection is cut and nothing is written out."""
+        """Stop the server like a crash: every connection is cut and nothing is flushed."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -74,20 +74,20 @@ class Cluster:
         try:
             server.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            # It answers each new client before it ends: clients that reconnect at once can keep it alive forever.
+            # The server answers each new client before it ends: clients that reconnect can keep it alive forever.
             self._kill(server)
 
     def _kill(self, server: subprocess.Popen[bytes]) -> None:
-        """Kill it, and wait for its children: they would block the next server."""
-        left: list[str] = []
-        # It may have ended by itself at this very moment.
+        """Kill the server, and wait for its children, which would block the next server."""
+        children: list[str] = []
+        # The server may have ended in the meantime.
         with suppress(OSError):
             postmaster = (self.data / "postmaster.pid").read_text().split()[0]
-            left = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+            children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
             os.killpg(server.pid, signal.SIGKILL)
         server.wait(START_SECONDS)
         deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in left):
+        while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in children):
             time.sleep(0.01)
 
     @property
@@ -117,7 +117,7 @@ class Cluster:
                 return
             time.sleep(0.01)
         self.stop_hard()
-        raise PostgresMissing(f"PostgreSQL did not start. Its log: {self._log.read_text()[-2000:]}")
+        raise PostgresMissing(f"PostgreSQL did not start. Log: {self._log.read_text()[-2000:]}")
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def find_postgres_binaries() -> Path:
     paths = [folder.parent for folder in DEBIAN_POSTGRES.glob("*/bin/postgres")]
     if paths:
         return max(paths, key=lambda folder: [int(part) for part in re.findall(r"\d+", folder.parent.name)])
-    for place in os.get_exec_path():
-        if (Path(place) / "initdb").exists() and (Path(place) / "postgres").exists():
-            return Path(place)
-    raise PostgresMissing("No PostgreSQL server was found: install one (on Debian: apt-get install postgresql).")
+    for search_folder in os.get_exec_path():
+        if (Path(search_folder) / "initdb").exists() and (Path(search_folder) / "postgres").exists():
+            return Path(search_folder)
+    raise PostgresMissing("No PostgreSQL server found. Install one (on Debian: apt-get install postgresql).")

@@ -36,7 +36,8 @@ from halter.core.errors import HalterError
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, StreamId, WorkerId, session_stream
 from halter.core.ports import Stored
-from halter.core.text import to_body
+from halter.core.renamed import RenamedAttribute
+from halter.core.text import encode_body
 from halter.core.vocabulary import SessionKind, Verdict
 from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
 from halter.guard.ledger import Ledger
@@ -69,7 +70,7 @@ Ts = TypeVarTuple("Ts")
 VIRTUAL_START = 1_767_225_600 * SECOND
 """The first microsecond of 2026: the default start of virtual time."""
 
-_REAL_WAIT = 0.05
+_MAX_REAL_WAIT = 0.05
 """Longest real wait, in seconds, for threads, sockets and processes."""
 
 
@@ -164,7 +165,7 @@ class SeedLoop(asyncio.SelectorEventLoop):
             return super().call_soon(callback, *args, context=context)
         steps_a_task = isinstance(getattr(callback, "__self__", None), asyncio.Task)
         entry = _Entry(callback, args, self, context)
-        self._enter(self._pool, entry, ordered=not steps_a_task)
+        self._enter(self._pool, entry, is_ordered=not steps_a_task)
         return entry
 
     def call_at(
@@ -190,10 +191,10 @@ class SeedLoop(asyncio.SelectorEventLoop):
             moment = max(moment, self._virtual.elapsed + 1)
         return moment / SECOND
 
-    def _enter(self, pool: "_Pool", entry: "_Entry", *, ordered: bool = False) -> None:
+    def _enter(self, pool: "_Pool", entry: "_Entry", *, is_ordered: bool = False) -> None:
         """Add an entry to the pool, and a draw to asyncio's queue, which may run this or another entry."""
         super().call_soon(pool.draw)
-        pool.add(entry, ordered=ordered)
+        pool.add(entry, is_ordered=is_ordered)
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T], *, seed: int | None = 0, start: int = VIRTUAL_START) -> T:
@@ -203,7 +204,7 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T], *, seed: int | None = 0, s
 
 
 class _VirtualSelector(selectors.DefaultSelector):
-    """Where asyncio would wait for time to pass, time passes."""
+    """A selector that advances virtual time where asyncio would wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +219,7 @@ class _VirtualSelector(selectors.DefaultSelector):
         if events or busy:
             return events
         if self.outside:
-            return super().select(_REAL_WAIT)
+            return super().select(_MAX_REAL_WAIT)
         if self.at_rest:
             self._notify_quiet()
         elif timeout is None:
@@ -237,9 +238,8 @@ class _VirtualSelector(selectors.DefaultSelector):
 def _describe_deadlock() -> str:
     names = ", ".join(sorted(task.get_name() for task in asyncio.all_tasks())) or "no task at all"
     return (
-        "Every task waits and nothing can wake them: no callback is ready, no timer is set, nothing is "
-        f"outside. Waiting: {names}. What waits for a socket, a thread or a process must do so within "
-        "`loop.outside()`."
+        "Every task waits, and no callback, timer or outside work can wake one. "
+        f"Waiting: {names}. Wait for sockets, threads and processes within `loop.outside()`."
     )
 
 
@@ -268,9 +268,9 @@ class _Pool:
         self._free: list[_Entry] = []
         self._behind: deque[tuple[_Entry, bool]] = deque()  # Begins with an ordered entry, or is empty.
 
-    def add(self, entry: _Entry, *, ordered: bool) -> None:
-        if ordered or self._behind:
-            self._behind.append((entry, ordered))
+    def add(self, entry: _Entry, *, is_ordered: bool) -> None:
+        if is_ordered or self._behind:
+            self._behind.append((entry, is_ordered))
         else:
             self._free.append(entry)
 
@@ -323,7 +323,7 @@ def _ignore_exception(_: asyncio.AbstractEventLoop, __: dict[str, Any]) -> None:
 class World:
     """One process, its disk and its time. The seed decides every interleaving, id, salt and random choice.
 
-    `journal` is the disk: it outlives crashes. `store` and `ledger` are what the process works with; after a crash they
+    `journal` is the disk, which survives crashes. `store` and `ledger` belong to the process; after a crash they
     raise `Crashed`, and `restart` replaces them. With `orderly`, ready tasks run in asyncio's order, which is faster.
     Without `threads`, blocking work runs inline, so that it replays too. A `lease` of half an hour makes quiet days
     pass ten times as fast; after a crash, what the dead process ran waits until its lease expires.
@@ -404,7 +404,7 @@ class World:
         return task
 
     def work(self, turn: TakeTurn) -> asyncio.Task[None]:
-        """Start a worker that gives each due session a turn."""
+        """Start a worker that runs a turn of each due session."""
         self._workers += 1
         worker = WorkerId(f"worker-{self._workers}")
         return self.spawn(Worker(self.store, self.clock, worker, turn).run())
@@ -430,30 +430,32 @@ class World:
     @property
     def commits(self) -> int:
         """The number of commits tried so far."""
-        return sum(life.commits for life in self._lives)
+        return sum(store.commits for store in self._lives)
 
     @property
     def history(self) -> list[Stored]:
         """All events in the order of writing, acknowledged or not."""
-        return [stored for life in self._lives for stored in life.written]
+        return [stored for store in self._lives for stored in store.written]
 
     @property
     def acknowledged(self) -> list[Stored]:
         """The events that were acknowledged to a process."""
-        return [stored for life in self._lives for stored in life.acknowledged]
+        return [stored for store in self._lives for stored in store.acknowledged]
 
     async def start(
         self, session: str | None = None, *, agent: str = "agent", task: str = "", kind: SessionKind = "task"
     ) -> SessionId:
-        """Start a session for a person; it is due at once. Idempotent."""
+        """Start a session for a person; it is due immediately. Idempotent."""
         name = SessionId(session or self.ids.make())
         event = SessionStarted(session=name, agent=agent, kind=kind, started_by="person")
-        await self.store.commit(start_session(event, to_body(task)))
+        await self.store.commit(start_session(event, encode_body(task)))
         return name
 
-    async def say(self, session: str, text: str, sender: str = "person") -> None:
-        """Put a message into a session's inbox."""
-        await self.store.commit(post_message(session, self.ids.make(), to_body(text), sender))
+    async def send_message(self, session: str, text: str, sender: str = "person") -> None:
+        """Post a message into a session's inbox."""
+        await self.store.commit(post_message(session, self.ids.make(), encode_body(text), sender))
+
+    say = RenamedAttribute("send_message")
 
     async def session(self, session: str) -> Session:
         """Fold a session's state from its events."""
@@ -466,7 +468,7 @@ class World:
         return events
 
     async def _run_watched(self, main: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine and for all tasks of the world; report all failures."""
+        """Wait for a coroutine and for all tasks of the world; raise all failures."""
         self._watch_task = asyncio.current_task()
         failures: BaseExceptionGroup[BaseException]
         try:
@@ -499,7 +501,7 @@ class World:
 
 
 WorldProgram = Callable[[World], Coroutine[Any, Any, None]]
-"""What a process does, from its start. Started again after a crash, it finds its earlier work in the store."""
+"""The program of a process. After a crash it starts again, and finds its earlier work in the store."""
 
 
 async def _run_mortal(program: Coroutine[Any, Any, None]) -> None:
@@ -523,8 +525,8 @@ def crash_everywhere(
         commits = world.commits
         yield world
     for commit in range(1, commits + 1):
-        for place, kind in enumerate(CRASH_KINDS):
-            if (commit + place) % every:
+        for index, kind in enumerate(CRASH_KINDS):
+            if (commit + index) % every:
                 continue
             with new_world(Crash(commit, kind)) as world:
                 world.run(world.survive(program))
@@ -532,22 +534,24 @@ def crash_everywhere(
 
 
 PERSON = "ada"
-"""The person who trusts the folders of a test, and decides in it."""
+"""The person who trusts the folders of a test and decides."""
 HEARTBEAT: Final = LEASE_DURATION - SECOND
 """Just before a lease expires."""
 
 
 def quiet_mode(lease: int = LEASE_DURATION) -> DispatchMode:
-    """Dispatch with few idle ticks, which are the cost of a quiet hour in virtual time."""
-    beat, look = lease - SECOND, max(lease - SECOND, MINUTE)
-    quiet = replace(make_embedded_mode(), heartbeat=beat, polling_interval=look, upkeep_interval=look)
+    """Make a dispatch mode with few idle ticks, because each tick costs time in a quiet hour."""
+    heartbeat, polling_interval = lease - SECOND, max(lease - SECOND, MINUTE)
+    quiet = replace(
+        make_embedded_mode(), heartbeat=heartbeat, polling_interval=polling_interval, upkeep_interval=polling_interval
+    )
     return quiet if lease < 2 * MINUTE else replace(quiet, folder_polling_interval=MINUTE)
 
 
 class Fleet:
-    """One process that runs agents of folders as `halter up` does, and a person who answers. `told` is its output.
+    """One process that runs agents of folders like `halter up`, and a person who decides. `reports` is its output.
 
-    `home` is a folder of the test; the fleet's file is searched there. Sensors that poll tools run in virtual time;
+    `home` is a folder of the test, in which the fleet's file is searched. Sensors that poll tools run in virtual time;
     those that watch folders or listen to the network wait in real time.
     """
 
@@ -561,15 +565,15 @@ class Fleet:
 
     def start(self, *folders: str | PathLike[str]) -> asyncio.Task[None]:
         """Start the process, and trust the code in these folders."""
-        places = [Path(folder) for folder in folders]
-        for path in places:
+        paths = [Path(folder) for folder in folders]
+        for path in paths:
             open_trust(self._settings).trust(path, digest_folder(path), PERSON, self.world.now)
         mode, rng = quiet_mode(self.world.lease), random.Random(self.world.seed)
         up = Supervisor(self._app(), self._on_report, _ignore, rng, mode=mode)
-        return self.world.spawn(up.run(places))
+        return self.world.spawn(up.run(paths))
 
     async def receipt(self, session: str) -> Receipt:
-        """The receipt of a session so far; an agent's sessions are NAME-1, NAME-2 and so on."""
+        """Make the receipt of a session so far; an agent's sessions are NAME-1, NAME-2 and so on."""
         return make_receipt(await self.world.events(session_stream(session)))
 
     async def waiting(self) -> Sequence[PendingDecision]:

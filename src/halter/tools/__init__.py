@@ -1,1 +1,1 @@
-"""What agents act with: functions, files, programs and the web. Each tool acts only with a permit."""
+"""Tools of agents: functions, files, programs and the web. Each tool runs only with a permit."""

@@ -1,4 +1,4 @@
-"""What an answer must fit: a type, and the checks of a program."""
+"""The form of an answer: a type and the validators of a program."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -12,9 +12,9 @@ Validator = Callable[[Any], Awaitable[Any]]
 
 
 class AnswerForm:
-    """The form of an answer. `tool` is that with which the model gives it.
+    """The form of an answer. The model gives its answer by calling `tool`.
 
-    An answer that does not fit is rejected, and asked for again.
+    An answer that does not match is rejected, and the model tries again.
     """
 
     def __init__(self, name: str, output_type: type[Any], validators: Sequence[Validator] = ()) -> None:
@@ -24,7 +24,7 @@ class AnswerForm:
 
         async def answer(value: Any) -> str:
             self._accepted = [await self._check(value)]
-            return "Your answer was taken."
+            return "Answer accepted."
 
         answer.__annotations__["value"] = output_type
         answer.__doc__ = "Give your final answer. Your turn ends with it."
@@ -33,7 +33,10 @@ class AnswerForm:
         )
 
     async def read(self, arguments: str) -> Any:
-        """Returns the accepted answer, as the checks returned it; they run again where another process took it."""
+        """Return the accepted answer as the validators returned it.
+
+        The validators run again if another process accepted the answer.
+        """
         if self._accepted:
             return self._accepted[-1]
         from pydantic import TypeAdapter

@@ -1,7 +1,7 @@
 """Files below one folder. No path leads out of it, not even through a link that is created at the last moment.
 
-Every part of a path is opened below the folder that was opened before it, and never through a link. So what is checked
-is what is used. Each opened folder is compared with the protected ones.
+Each part of a path is opened relative to the open folder before it, and never through a link, so the checked file is
+the one that is used. Each opened folder is compared with the protected ones.
 """
 
 import errno
@@ -28,32 +28,32 @@ from halter.core.tools import Failed
 from halter.tools.function_tool import FunctionTool, tool
 from halter.tools.process import bytes_to_text
 
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Opening a pipe without a writer would block for ever; with this flag it does not.
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_DEEPEST: Final = 64
-_MODE: Final = 0o666
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Opening a pipe without a writer blocks forever without O_NONBLOCK.
+_FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAX_DEPTH: Final = 64
+_MODE_MASK: Final = 0o666
 
 
 def make_file_tools(
     root: str | Path, *, max_read: int = 1_000_000, max_write: int = 10_000_000, max_entries: int = 1000
 ) -> tuple[FunctionTool, ...]:
-    """Tools that read, write, list, find and delete files below a folder.
+    """Make tools that read, write, list, find and delete files below a folder.
 
-    All of them block briefly: a disk that hangs is reported as a call that could not be stopped.
+    All of them block briefly; a call on a hanging disk is reported as one that could not be stopped.
     """
     folder = Folder(Path(root))
 
     def read_file(path: str, offset: int = 0) -> str:
-        """Read a file below the root as text, from an offset in bytes on."""
+        """Read a file below the root as text, starting at an offset in bytes."""
         return folder.read(path, max(offset, 0), max_read)
 
     def write_file(path: str, text: str) -> str:
-        """Write text into a file below the root. Its folders are made; an existing file is replaced at once or not."""
+        """Write text to a file below the root. Missing folders are created; an existing file is replaced atomically."""
         return folder.write(path, text.encode("utf-8", "surrogatepass"), max_write)
 
     def list_folder(path: str = ".") -> list[dict[str, Any]]:
-        """List what a folder below the root holds."""
+        """List the entries of a folder below the root."""
         return folder.entries(path, max_entries)
 
     def find_files(pattern: str, path: str = ".") -> list[str]:
@@ -61,15 +61,15 @@ def make_file_tools(
         return folder.matching(pattern, path, max_entries)
 
     def delete_file(path: str) -> str:
-        """Delete one file below the root, or a link itself, or an empty folder."""
+        """Delete a file, a link or an empty folder below the root. Links are not followed."""
         return folder.delete(path)
 
-    # A file below the root, and its name, may be written by anyone who can put it there.
-    look = partial(tool, level="SAFE", effect="read", idempotent=True, reads="anyone", reach="none")
+    # A file below the root, and its name, may be written by anyone with access to the folder.
+    reading_tool = partial(tool, level="SAFE", effect="read", idempotent=True, reads="anyone", reach="none")
     return (
-        look(read_file, arguments={"path": "detail", "offset": "detail"}).at(folder),
-        look(list_folder, arguments={"path": "detail"}).at(folder),
-        look(find_files, arguments={"pattern": "detail", "path": "detail"}).at(folder),
+        reading_tool(read_file, arguments={"path": "detail", "offset": "detail"}).at(folder),
+        reading_tool(list_folder, arguments={"path": "detail"}).at(folder),
+        reading_tool(find_files, arguments={"pattern": "detail", "path": "detail"}).at(folder),
         tool(
             write_file,
             level="CONTROLLED",
@@ -96,7 +96,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
-            raise ConfigError(f"The root of the file tools, {root}, is no folder: make it, or name another one.")
+            raise ConfigError(f"The root of the file tools, {root}, is not a folder. Create it, or set another root.")
         self.root = root
         self._protected = NO_PROTECTED_PATHS
 
@@ -104,50 +104,52 @@ class Folder:
         self._protected = self._protected.union(paths)
 
     def read(self, path: str, offset: int, limit: int) -> str:
-        sight = self._protected.sight(reads=True)
-        with self._parent(path, sight) as (parent, name), _open_file(name, _FILE, parent, path) as fd:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise Failed("NotAFile", f"{path} is a {_kind(found.st_mode)}, and only files are read and written.")
-            size = found.st_size
+        sight = self._protected.take_snapshot(read_only=True)
+        with self._parent(path, sight) as (parent, name), _open_file(name, _FILE_FLAGS, parent, path) as fd:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise Failed("NotAFile", f"{path} is a {_kind(status.st_mode)}; only files can be read and written.")
+            size = status.st_size
             _refuse(sight.judge_file(identity_of(fd)), path)
             data = _read(fd, offset, limit)
         end = offset + len(data)
-        more = f"\n[{size - end:,} more bytes: read on with offset={end}]" if end < size else ""
-        return bytes_to_text(data, 2 * limit) + more
+        note = f"\n[{size - end:,} more bytes; continue with offset={end}]" if end < size else ""
+        return bytes_to_text(data, 2 * limit) + note
 
     def write(self, path: str, data: bytes, limit: int) -> str:
-        """Replace a file atomically: readers see the old content or the new, also after a power cut."""
+        """Replace a file atomically: readers see the old or the new content, also after a power failure."""
         if len(data) > limit:
-            raise Failed("TooLarge", f"{path} would have {len(data):,} bytes; at most {limit:,} are allowed.")
-        sight = self._protected.sight()
+            raise Failed("TooLarge", f"{path} would have {len(data):,} bytes; the maximum is {limit:,}.")
+        sight = self._protected.take_snapshot()
         with self._parent(path, sight, make=True) as (parent, name):
             _reject_target(name, parent, path, sight)
             _replace(name, parent, data, _mode_of_replaced(name, parent, path))
         return f"Wrote {len(data):,} bytes to {path}."
 
     def entries(self, path: str, limit: int) -> list[dict[str, Any]]:
-        with self._folder(path, self._protected.sight(reads=True)) as fd, _translate_errors(path):
-            with os.scandir(fd) as found:
-                names = sorted(each.name for each in found)
-            shown = [_entry(name, fd) for name in names[:limit]]
-        remaining = len(names) - len(shown)
-        return [*shown, {"note": f"{remaining:,} more are not shown"}] if remaining else shown
+        with self._folder(path, self._protected.take_snapshot(read_only=True)) as fd, _translate_errors(path):
+            with os.scandir(fd) as scan:
+                names = sorted(entry.name for entry in scan)
+            listed = [_entry(name, fd) for name in names[:limit]]
+        remaining = len(names) - len(listed)
+        return [*listed, {"note": f"{remaining:,} more are not shown"}] if remaining else listed
 
     def matching(self, pattern: str, path: str, limit: int) -> list[str]:
         from fnmatch import fnmatchcase
 
-        found: list[str] = []
-        with self._folder(path, self._protected.sight(reads=True)) as fd:
-            for below, _, names, _ in os.fwalk(".", dir_fd=fd, follow_symlinks=False):
-                found += [os.path.normpath(f"{path}/{below}/{each}") for each in names if fnmatchcase(each, pattern)]
-                if len(found) > limit:
-                    return [*sorted(found)[:limit], "[more files match than are shown]"]
-        return sorted(found)
+        paths: list[str] = []
+        with self._folder(path, self._protected.take_snapshot(read_only=True)) as fd:
+            for subfolder, _, names, _ in os.fwalk(".", dir_fd=fd, follow_symlinks=False):
+                paths += [
+                    os.path.normpath(f"{path}/{subfolder}/{name}") for name in names if fnmatchcase(name, pattern)
+                ]
+                if len(paths) > limit:
+                    return [*sorted(paths)[:limit], "[more files match]"]
+        return sorted(paths)
 
     def delete(self, path: str) -> str:
         """Delete one file, link or empty folder; a link is not followed."""
-        sight = self._protected.sight()
+        sight = self._protected.take_snapshot()
         with self._parent(path, sight) as (parent, name), _translate_errors(path):
             _reject_target(name, parent, path, sight)
             if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -160,7 +162,7 @@ class Folder:
     def _parent(self, path: str, sight: ProtectedSnapshot, *, make: bool = False) -> Generator[tuple[int, str]]:
         parts = split_path(path)
         if not parts:
-            raise Failed("BadPath", f"{path!r} is the root itself: name something below it.")
+            raise Failed("BadPath", f"{path!r} is the root itself. Use a path below it.")
         with self._walk(parts[:-1], path, sight, make=make) as fd:
             yield fd, parts[-1]
 
@@ -171,12 +173,12 @@ class Folder:
 
     @contextmanager
     def _walk(self, parts: tuple[str, ...], path: str, sight: ProtectedSnapshot, *, make: bool) -> Generator[int]:
-        """Open folder after folder, each below the one before. The root itself may be a link.
+        """Open one folder after another, each relative to the one before. The root itself may be a link.
 
         Its target is checked once it is open, not when the agent was loaded.
         """
         with _translate_errors(path):
-            fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
+            fd = os.open(self.root, _FOLDER_FLAGS & ~os.O_NOFOLLOW)
         try:
             _refuse(sight.judge_root(fd), path)
             _reject_agent_folder(fd, path, sight)
@@ -185,9 +187,9 @@ class Folder:
                     if make:
                         with suppress(FileExistsError):
                             os.mkdir(part, dir_fd=fd)
-                    below = os.open(part, _FOLDER, dir_fd=fd)
+                    child = os.open(part, _FOLDER_FLAGS, dir_fd=fd)
                 os.close(fd)
-                fd = below
+                fd = child
                 _refuse(sight.judge_folder(identity_of(fd)), path)
                 _reject_agent_folder(fd, path, sight)
             yield fd
@@ -197,35 +199,35 @@ class Folder:
 
 def _refuse(reach: ProtectedReach | None, path: str) -> None:
     if reach is not None:
-        raise Failed("Protected", f"{path} leads to what no tool may reach: {reach.thing.what}.")
+        raise Failed("Protected", f"{path} is protected from tools: {reach.entry.description}.")
 
 
 def _reject_agent_folder(fd: int, path: str, sight: ProtectedSnapshot) -> None:
-    """Refuse to write below the folder of any agent, even a new one."""
-    if not sight.reads and contains_agent_file(fd):
-        raise Failed("Protected", f"{path} leads into the folder of an agent, which no tool may change.")
+    """Reject writes below the folder of any agent, even a new one."""
+    if not sight.read_only and contains_agent_file(fd):
+        raise Failed("Protected", f"{path} is in the folder of an agent, which tools cannot change.")
 
 
 def _reject_target(name: str, parent: int, path: str, sight: ProtectedSnapshot) -> None:
-    """Refuse a file that makes a folder an agent's, or another name of a protected file."""
+    """Reject a file that would define an agent, and other names of a protected file."""
     if name.casefold() in CONFIG_FILE_NAMES:
-        raise Failed("Protected", f"{path}: only a person may write a file of this name.")
+        raise Failed("Protected", f"{path}: only a person may write a file with this name.")
     with _translate_errors(path), suppress(FileNotFoundError):
-        about = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        _refuse(sight.judge_file((about.st_dev, about.st_ino)), path)
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        _refuse(sight.judge_file((status.st_dev, status.st_ino)), path)
 
 
 def split_path(path: str) -> tuple[str, ...]:
-    """Split a path; refuse every form that could lead out of the root."""
+    """Split a path; reject every form that could lead out of the root."""
     if "\0" in path:
-        raise Failed("BadPath", "a path cannot hold a NUL character.")
+        raise Failed("BadPath", "a path cannot contain a NUL character.")
     if path.startswith("/"):
-        raise Failed("BadPath", f"{path} is absolute: paths are relative to the root.")
+        raise Failed("BadPath", f"{path} is absolute. Use a path relative to the root.")
     parts = tuple(part for part in path.split("/") if part not in {"", "."})
     if ".." in parts:
-        raise Failed("BadPath", f"{path} holds '..': name the place itself.")
-    if len(parts) > _DEEPEST:
-        raise Failed("BadPath", f"a path can be {_DEEPEST} folders deep, and this one is {len(parts)}.")
+        raise Failed("BadPath", f"{path} contains '..'. Use a path without it.")
+    if len(parts) > _MAX_DEPTH:
+        raise Failed("BadPath", f"the path is {len(parts)} folders deep; the maximum is {_MAX_DEPTH}.")
     return parts
 
 
@@ -246,7 +248,7 @@ def _translate_errors(path: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        # A link is refused with either of these, depending on whether a folder was to be opened.
+        # A link fails with one of these errors, depending on whether a folder was to be opened.
         link = error.errno in {errno.ELOOP, errno.ENOTDIR}
         reason = f"{error.strerror}; links are not followed." if link else f"{error.strerror}."
         raise Failed(type(error).__name__, f"{path}: {reason}") from error
@@ -256,21 +258,21 @@ def _translate_errors(path: str) -> Generator[None]:
 
 def _read(fd: int, offset: int, limit: int) -> bytes:
     data = bytearray()
-    while len(data) < limit and (more := os.pread(fd, limit - len(data), offset + len(data))):
-        data += more
+    while len(data) < limit and (chunk := os.pread(fd, limit - len(data), offset + len(data))):
+        data += chunk
     return bytes(data)
 
 
 def _mode_of_replaced(name: str, parent: int, path: str) -> int | None:
-    """The permissions of the file that is replaced; what an agent wrote is never executable.
+    """Read the permissions of the file to replace, without execute permission.
 
-    A link would be replaced and not followed, which is not what the caller meant.
+    A link is rejected: it would be replaced and not followed, which is not what the caller wants.
     """
     with _translate_errors(path), suppress(FileNotFoundError):
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode):
-            raise Failed("NotAFile", f"{path} is a {_kind(mode)}, and only files are read and written.")
-        return stat.S_IMODE(mode) & _MODE
+            raise Failed("NotAFile", f"{path} is a {_kind(mode)}; only files can be read and written.")
+        return stat.S_IMODE(mode) & _MODE_MASK
     return None
 
 
@@ -295,8 +297,8 @@ def _replace(name: str, parent: int, data: bytes, mode: int | None) -> None:
 
 
 def _entry(name: str, parent: int) -> dict[str, Any]:
-    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    return {"name": name, "kind": _kind(found.st_mode), "size": found.st_size}
+    status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    return {"name": name, "kind": _kind(status.st_mode), "size": status.st_size}
 
 
 def _kind(mode: int) -> str:

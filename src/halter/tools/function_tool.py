@@ -2,15 +2,15 @@
 
     @tool(level="SAFE", effect="read")
     async def weather(city: str) -> str:
-        '''Tell what the weather is like.'''
+        '''Return the current weather.'''
 
-The docstring tells the model what the function does, the types what it takes. An async function runs on the event
-loop. A plain one runs in a fork of the process, made for this call, which is killed when the call is halted, cancelled
-or out of time: it sees all that the process has, and changes nothing of it. `isolate` chooses another place.
+The docstring describes the function to the model, and the types describe its arguments. An async function runs on the
+event loop. A plain function runs in a fork of the process that is made for this call, and is killed when the call is
+halted, is cancelled or times out: it sees the memory of the process and cannot change it. `isolate` changes this.
 
-A schema of a third party is checked itself first. Nothing that it refers to is fetched. Checking arguments takes a
-bounded number of steps, and only regular expressions that run in linear time. What would need more is left to the
-server, which checks the arguments again in any case.
+A third-party schema is checked before use. Nothing that it refers to is fetched. Checking arguments takes a bounded
+number of steps and uses only regular expressions that run in linear time. Rules that need more are left to the server,
+which checks the arguments again in any case.
 """
 
 import asyncio
@@ -79,18 +79,20 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
 _JSON_TYPES: Final[frozenset[Any]] = frozenset((str, int, bool))
-"""Types whose values are JSON as they are, in one spelling; of a float there are several."""
+"""Types whose values have exactly one JSON form; a float has several."""
 
-_WRITE_PLAIN: Final = msgspec.json.Encoder(order="sorted").encode
-_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-_TOLD: Final = 5
-"""How many mistakes a model is shown at once."""
+_encode_sorted: Final = msgspec.json.Encoder(order="sorted").encode
+_encode_canonical: Final = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+).encode
+_MAX_ERRORS_SHOWN: Final = 5
+"""Number of mistakes that a message to the model lists."""
 
 
 class CallKey(str):
-    """A parameter of this type is no argument: it gets the id of the call, the same whenever the call is repeated.
+    """A parameter type that is not an argument: it receives the id of the call, which is the same for each repetition.
 
-    A function passes it on as its idempotency key.
+    A function uses it as its idempotency key.
     """
 
     __slots__ = ()
@@ -101,7 +103,7 @@ DEPS: Final = object()
 T = TypeVar("T")
 
 Deps = Annotated[T, DEPS]
-"""A parameter of the type `Deps[Bank]` is no argument: it gets what the program gave its agent as `deps`."""
+"""A parameter type that is not an argument: `Deps[Bank]` receives the value that the program passed as `deps`."""
 
 
 class FunctionArguments:
@@ -115,24 +117,24 @@ class FunctionArguments:
         self.deps = tuple(
             name
             for name, annotation in annotations.items()
-            if any(each is DEPS for each in getattr(annotation, "__metadata__", ()))
+            if any(value is DEPS for value in getattr(annotation, "__metadata__", ()))
         )
         self.near = tuple(name for name, annotation in annotations.items() if annotation is NearBudget)
         if self.near and not inspect.iscoroutinefunction(function):
             raise ConfigError(
-                f"The tool {tool} takes {self.near[0]}: NearBudget, which only an async function can ask: "
-                "make it `async def`."
+                f"The tool {tool} takes {self.near[0]}: NearBudget, which needs an async function. "
+                "Define it with `async def`."
             )
-        others = self.adds = (*self._keys, *self.deps, *self.near)
-        self._fields = {name: each for name, each in annotations.items() if name not in others}
+        injected_names = self.adds = (*self._keys, *self.deps, *self.near)
+        self._fields = {name: value for name, value in annotations.items() if name not in injected_names}
         signature = inspect.signature(function)
         adapter = _compile_adapter(tool, self._fields, signature)
-        # Without the adapter's own checks of options that are never given.
+        # Bypasses the adapter's own checks of options that are never used here.
         self._read, self._dump = adapter.validator.validate_json, adapter.serializer.to_python
         self._is_plain_json = _JSON_TYPES.issuperset(self._fields.values())
         defaults: list[Any] = [signature.parameters[name].default for name in self._fields]
-        plain = all(each is inspect.Parameter.empty or type(each) in _JSON_TYPES for each in defaults)
-        self._has_nulls = not (self._is_plain_json and plain)
+        defaults_are_json = all(value is inspect.Parameter.empty or type(value) in _JSON_TYPES for value in defaults)
+        self._has_nulls = not (self._is_plain_json and defaults_are_json)
         self.schema = json.dumps(adapter.json_schema()).encode()
 
     @property
@@ -140,24 +142,26 @@ class FunctionArguments:
         return frozenset((*self._fields, *self._keys, *self.deps, *self.near))
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
-        """Check what a model wrote. Canonical arguments have their defaults and one order of keys."""
+        """Check arguments that a model wrote. The canonical form includes defaults and has sorted keys."""
         try:
             values = self._read(arguments)
-            canonical = _WRITE_PLAIN(values) if self._is_plain_json else canonical_json(self._dump(values, mode="json"))
-            # What a person agrees to must be what runs, and JSON has no word but null for what is not a number.
+            canonical = (
+                _encode_sorted(values) if self._is_plain_json else canonical_json(self._dump(values, mode="json"))
+            )
+            # A person approves exactly what runs, and JSON writes an infinite number or a NaN as null.
             if self._has_nulls and canonical.find(b"null") >= 0 and self._read(canonical) != values:
-                return Invalid(f"The arguments of {self._tool} hold a number that is infinite or none at all.")
+                return Invalid(f"The arguments of {self._tool} contain an infinite number or a NaN.")
             return Valid(values, canonical)
         except self._mistaken as error:
-            bare = arguments.strip() or b"{}"
-            if bare != arguments:
-                return self.validate(bare)
-            return Invalid(f"The arguments of {self._tool} do not fit. {_describe_mistakes(error)}")
+            stripped_arguments = arguments.strip() or b"{}"
+            if stripped_arguments != arguments:
+                return self.validate(stripped_arguments)
+            return Invalid(f"Invalid arguments for {self._tool}. {_describe_mistakes(error)}")
         except (ValueError, TypeError, RecursionError) as error:
-            return Invalid(f"The arguments of {self._tool} cannot be written as JSON: {error}.")
+            return Invalid(f"The arguments of {self._tool} cannot be encoded as JSON: {error}.")
 
     def fill(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
-        """The arguments of the call: secrets in place of their names, and the call's id."""
+        """Return the values of a call: secrets replace their names, and injected parameters are filled in."""
         if find_secret_names(arguments.canonical):
             values = self.read(self.reveal_secrets(arguments, permit), permit.id)
         elif self._keys:
@@ -167,15 +171,15 @@ class FunctionArguments:
         return {**values, **dict.fromkeys(self.near, NearBudget(permit.near_budget))} if self.near else values
 
     def reveal_secrets(self, arguments: Valid, permit: Permit) -> bytes:
-        """Put secrets into the plain JSON, so that they reach arguments of every type."""
+        """Return the arguments as JSON with secrets in place of their names, for arguments of any type."""
         try:
             return canonical_json(substitute_secrets(json.loads(arguments.canonical), permit.reveal))
         except KeyError as missing:
-            raise Failed("UnknownSecret", f"{missing.args[0]} is no secret that this call may use.") from None
+            raise Failed("UnknownSecret", f"This call may not use the secret {missing.args[0]}.") from None
 
-    def read(self, plain: bytes, key: str) -> Mapping[str, Any]:
-        """Decode plain JSON, which was valid before secrets came into it."""
-        match self.validate(plain):
+    def read(self, arguments: bytes, key: str) -> Mapping[str, Any]:
+        """Decode arguments that were valid before secrets were inserted."""
+        match self.validate(arguments):
             case Valid(values):
                 return {**values, **dict.fromkeys(self._keys, CallKey(key))}
             case Invalid(sentence):
@@ -183,8 +187,8 @@ class FunctionArguments:
 
 
 def canonical_json(value: Any) -> bytes:
-    """JSON in the one form that equal values share."""
-    return _CANONICAL(value).encode()
+    """Encode a value as JSON, so that equal values have equal bytes."""
+    return _encode_canonical(value).encode()
 
 
 def _annotations(tool: str, function: Callable[..., Any]) -> dict[str, Any]:
@@ -193,8 +197,8 @@ def _annotations(tool: str, function: Callable[..., Any]) -> dict[str, Any]:
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}:
             raise ConfigError(
-                f"The tool {tool} takes {parameter}, which no schema can describe: "
-                "give each parameter a name and a type."
+                f"The tool {tool} takes {parameter}, which a schema cannot describe. "
+                "Give each parameter a name and a type."
             )
         annotations[name] = hints.get(name, Any)
     return annotations
@@ -205,15 +209,19 @@ def _compile_adapter(tool: str, fields: Mapping[str, Any], signature: inspect.Si
     from pydantic.errors import PydanticInvalidForJsonSchema
     from typing_extensions import TypedDict
 
-    # Made while running, so that no type checker can follow; a model class would forbid some names to parameters.
-    make: Any = TypedDict
-    shape = make(tool, {name: _field(each, signature.parameters[name].default) for name, each in fields.items()})
+    # Created at run time, which type checkers cannot follow; a model class would forbid some parameter names.
+    typed_dict: Any = TypedDict
+    shape = typed_dict(
+        tool, {name: _field(annotation, signature.parameters[name].default) for name, annotation in fields.items()}
+    )
     shape.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(shape)
         adapter.json_schema()
     except (PydanticUserError, PydanticInvalidForJsonSchema) as error:
-        raise ConfigError(f"A parameter of the tool {tool} has a type that cannot be described: {error}") from error
+        raise ConfigError(
+            f"A parameter of the tool {tool} has a type that a schema cannot describe: {error}"
+        ) from error
     return adapter
 
 
@@ -224,10 +232,10 @@ def _field(annotation: Any, default: Any) -> Any:
 
 
 def _describe_mistakes(error: "ValidationError") -> str:
-    """What is wrong and where, without the value: it may be large or private."""
-    mistakes = error.errors(include_url=False, include_input=False, include_context=False)
-    sentences = [f"{_format_location(mistake['loc'])}{mistake['msg']}" for mistake in mistakes[:_TOLD]]
-    remaining = len(mistakes) - len(sentences)
+    """Describe the mistakes and where they are, without the value, which may be large or private."""
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    sentences = [f"{_format_location(mistake['loc'])}{mistake['msg']}" for mistake in errors[:_MAX_ERRORS_SHOWN]]
+    remaining = len(errors) - len(sentences)
     return "; ".join(sentences) + (f"; and {remaining} more." if remaining else ".")
 
 
@@ -238,21 +246,21 @@ def _format_location(loc: tuple[int | str, ...]) -> str:
 NOTHING_DECLARED: Final = DeclaredParts()
 
 CheckArguments = Callable[..., Any]
-"""A function with some of the tool's parameters that returns what became of an earlier call, as `Happened`."""
+"""A function with some of the tool's parameters that returns the `EffectStatus` of an earlier call."""
 
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_NAME_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 class FunctionTool:
-    """A plain function as a tool. It implements the port `Tool`."""
+    """A function as a tool. Implements the port `Tool`."""
 
-    def __init__(  # noqa: PLR0913 Each is one thing that a function does not say itself.
+    def __init__(  # noqa: PLR0913 Each is a fact that a function does not state itself.
         self,
         function: Callable[..., Any],
         spec: ToolSpec,
-        check: CheckArguments | None,
+        probe: CheckArguments | None,
         max_output: int,
-        values: Mapping[str, Any] = MappingProxyType({}),
+        deps: Mapping[str, Any] = MappingProxyType({}),
         writes: str = "",
         *,
         threaded: bool = False,
@@ -261,87 +269,89 @@ class FunctionTool:
         self._function = PermitGate(function)
         self._awaited = inspect.iscoroutinefunction(function)
         self._arguments = FunctionArguments(spec.name, function)
-        self._check = None if check is None else PermitGate(check)
+        self._check = None if probe is None else PermitGate(probe)
         self._max_output = max_output
-        self._dependencies = values
-        self._has_effect = writes
-        self.place: RootedTool | None = None
+        self._dependencies = deps
+        self._content_parameter = writes
+        self.rooted_tool: RootedTool | None = None
         self._threaded = threaded
-        self._starts: Callable[[], None] | None = None
+        self._require_trust: Callable[[], None] | None = None
         self.spec = add_spec_digest(_declare(replace(spec, schema=self._arguments.schema), declared))
         if spec.isolate and self._arguments.deps:
-            raise ConfigError(f"The tool {spec.name} runs in a process of its own, which has no deps to give it.")
+            raise ConfigError(
+                f"The tool {spec.name} takes deps, which an isolated process does not have. Remove `isolate=True`."
+            )
         if spec.isolate:
             check_findable(spec.name, function)
-        if check is not None:
-            unknown = [name for name in inspect.signature(check).parameters if name not in self._arguments.names]
+        if probe is not None:
+            unknown = [name for name in inspect.signature(probe).parameters if name not in self._arguments.names]
             if unknown:
                 raise ConfigError(
-                    f"The check of the tool {spec.name} asks for {', '.join(unknown)}, "
-                    "which the tool itself does not take: it may use the parameters of the tool only."
+                    f"The check of the tool {spec.name} takes {', '.join(unknown)}, "
+                    "which the tool does not take. A check may use only parameters of its tool."
                 )
 
-    def given(self, deps: Any) -> "FunctionTool":
-        """The same tool with the program's values for parameters of the type `Deps`."""
+    def with_deps(self, deps: Any) -> "FunctionTool":
+        """Return a copy of the tool with the program's value for its `Deps` parameters."""
         if not self._arguments.deps:
             return self
-        made = copy.copy(self)
-        made._dependencies = dict.fromkeys(self._arguments.deps, deps)  # noqa: SLF001 It is this very class.
-        return made
+        tool_copy = copy.copy(self)
+        tool_copy._dependencies = dict.fromkeys(self._arguments.deps, deps)  # noqa: SLF001 It is this very class.
+        return tool_copy
 
-    def trusted_by(self, starts: Callable[[], None]) -> "FunctionTool":
-        """The same tool, which calls `starts` each time before its code is loaded; that raises if it may not."""
-        made = copy.copy(self)
-        made._starts = starts  # noqa: SLF001 It is this very class.
-        return made
+    def with_trust_check(self, require_trust: Callable[[], None]) -> "FunctionTool":
+        """Return a copy of the tool that calls `require_trust` each time before its code is loaded."""
+        tool_copy = copy.copy(self)
+        tool_copy._require_trust = require_trust  # noqa: SLF001 It is this very class.
+        return tool_copy
 
-    def at(self, place: RootedTool) -> Self:
-        """Set the folder that the tool works in, which is told what must not be reached."""
-        self.place = place
+    def at(self, rooted: RootedTool) -> Self:
+        """Set the folder that the tool works in, and return the tool. The folder receives the protected paths."""
+        self.rooted_tool = rooted
         return self
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         valid = self._arguments.validate(arguments)
-        if not self._has_effect or isinstance(valid, Invalid):
+        if not self._content_parameter or isinstance(valid, Invalid):
             return valid
-        content = str(valid.values[self._has_effect]).encode("utf-8", "surrogatepass")
+        content = str(valid.values[self._content_parameter]).encode("utf-8", "surrogatepass")
         return replace(valid, writes=(sha256(content).hexdigest(),))
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         function = self._function.open(permit)
         if self.spec.isolate:
-            plain = self._arguments.reveal_secrets(arguments, permit)
-            if self._starts is not None:
-                # It reads the agent's folder, which may be large.
-                await asyncio.to_thread(self._starts)
-            return await run_isolated(function, plain, permit.id, self._max_output)
-        given = self._arguments
-        plain = not given.adds and DOLLAR not in arguments.canonical
-        filled = arguments.values if plain else self._fill_arguments(arguments, permit)
+            revealed_arguments = self._arguments.reveal_secrets(arguments, permit)
+            if self._require_trust is not None:
+                # Checking trust reads the agent's folder, which may be large.
+                await asyncio.to_thread(self._require_trust)
+            return await run_isolated(function, revealed_arguments, permit.id, self._max_output)
+        function_arguments = self._arguments
+        is_plain = not function_arguments.adds and DOLLAR not in arguments.canonical
+        values = arguments.values if is_plain else self._fill_arguments(arguments, permit)
         if self._awaited:
             try:
-                result = await function(**filled)
-            except BaseException as error:  # noqa: BLE001 It is raised again, as what it is.
+                result = await function(**values)
+            except BaseException as error:  # noqa: BLE001 It is raised again.
                 _raise_failure(error)
             return to_output(result, self._max_output)
-        return await self._call(function, filled, unstoppable=self.spec.effect == "write")
+        return await self._call(function, values, unstoppable=self.spec.effect == "write")
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
-        """Run the tool's own check; without one, the outcome is unknown."""
+        """Run the tool's own check; without one, return `unknown`."""
         if self._check is None:
             return "unknown"
-        check = self._check.open(permit)
-        filled = self._fill_arguments(arguments, permit)
-        values = {name: filled[name] for name in inspect.signature(check).parameters}
-        found = (await self._call(check, values, unstoppable=False)).text
-        return cast("EffectStatus", found) if found in get_args(EffectStatus) else "unknown"
+        probe = self._check.open(permit)
+        arguments_by_name = self._fill_arguments(arguments, permit)
+        values = {name: arguments_by_name[name] for name in inspect.signature(probe).parameters}
+        text = (await self._call(probe, values, unstoppable=False)).text
+        return cast("EffectStatus", text) if text in get_args(EffectStatus) else "unknown"
 
     async def _call(self, function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Output:
-        """Call a function where it belongs: on the loop, in a thread, or in a fork."""
+        """Call a function on the event loop, in a thread, or in a fork."""
         if inspect.iscoroutinefunction(function):
             try:
                 result = await function(**values)
-            except BaseException as error:  # noqa: BLE001 It is raised again, as what it is.
+            except BaseException as error:  # noqa: BLE001 It is raised again.
                 _raise_failure(error)
             return to_output(result, self._max_output)
         call = partial(_call_now, function, values)
@@ -350,43 +360,42 @@ class FunctionTool:
         return await run_forked(call, function.__name__, self._max_output)
 
     def _fill_arguments(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
-        filled, deps = self._arguments.fill(arguments, permit), self._arguments.deps
+        values, deps = self._arguments.fill(arguments, permit), self._arguments.deps
         if not deps:
-            return filled
+            return values
         missing = [name for name in deps if name not in self._dependencies]
         if missing:
-            raise Failed("NoDeps", f"{self.spec.name} needs {', '.join(missing)}: run its agent with `deps`.")
-        return {**filled, **self._dependencies}
+            raise Failed("NoDeps", f"{self.spec.name} needs {', '.join(missing)}. Run its agent with `deps`.")
+        return {**values, **self._dependencies}
 
     def __call__(self, *_arguments: Any, **_more: Any) -> NoReturn:
         raise TypeError(
-            f"{self.spec.name} is a tool and is not called directly: it runs through the guard, as in "
+            f"{self.spec.name} is a tool and cannot be called directly. Call it through the guard, as in "
             f'guard.call("{self.spec.name}", ...).'
         )
 
-    def run_in_own_process(self, plain: bytes, permit: Permit) -> Any:
-        """Call the function directly, in the process that was made for this call."""
-        return _call_now(self._function.open(permit), self._arguments.read(plain, permit.id))
+    def run_in_own_process(self, arguments: bytes, permit: Permit) -> Any:
+        """Call the function in the process that was started for this call."""
+        return _call_now(self._function.open(permit), self._arguments.read(arguments, permit.id))
 
 
 class ToolOptions(TypedDict, total=False):
     """Options of a tool.
 
-    `isolate` says where the function runs. By default a plain function runs in a fork of the process that is made for
-    the call: it sees what the process has, changes nothing of it, uses none of its open connections, and can be killed.
+    `isolate` selects where the function runs. By default a plain function runs in a fork of the process that is made
+    for the call: it sees the memory of the process, cannot change it or use its open connections, and can be killed.
     With True it runs in a new interpreter, which imports its module: for libraries that do not work after a fork. With
-    False it runs in a thread, where it can change the process and use its connections, and cannot be stopped: it runs
-    on after a halt or a timeout, and if it holds the GIL it blocks the whole process, which is then ended as a whole
-    where `halter` runs it.
+    False it runs in a thread, where it can change the process and use its connections, and cannot be stopped: it
+    continues after a halt or a timeout, and if it holds the GIL it blocks the whole process, which `halter` then kills.
 
-    `cost` is in dollars, or "learned" from earlier calls. `timeout` is in seconds or written like `5m`. `check` finds
-    out what became of a write whose answer was lost. `egress` says that the arguments choose where data goes.
-    `max_output` is how many characters of a result are kept. `writes` names the argument that is the content of a file:
-    no watch of the agent is triggered by that file.
+    `cost` is in dollars, or "learned" from earlier calls. `timeout` is in seconds or a duration like `5m`. `check`
+    finds the outcome of a write whose result was lost. `egress` declares that the arguments choose where data goes.
+    `max_output` is the maximum number of characters of a result. `writes` names the argument that is the content of a
+    file: that file does not trigger a watch of the agent.
 
-    `reads` says who wrote what the tool returns, `reach` what it changes, and `arguments` what each argument decides,
-    as in `{"to": "destination:address"}`: a call with a value that no trusted place has said is put before a person.
-    `mints` and `lists` name fields of its records that vouch for values, and `asks` words of a task that ask for it.
+    `reads` declares who wrote what the tool returns, `reach` what it changes, and `arguments` what each argument
+    decides, as in `{"to": "destination:address"}`: a call with a value from untrusted content then needs a person.
+    `mints` and `lists` name fields of its records that vouch for values, and `asks` words of a task that request it.
     """
 
     name: str
@@ -415,20 +424,20 @@ def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], Funct
 def tool(
     function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Make a tool of a plain typed function: as `@tool`, as `@tool(level="SAFE")`, or as `tool(function, ...)`."""
+    """Make a tool of a typed function: as `@tool`, as `@tool(level="SAFE")`, or as `tool(function, ...)`."""
     reject_unknown_options(options, ToolOptions.__optional_keys__, "a tool")
     if function is None:
         return lambda function: tool(function, **options)
     check = options.get("check")
     limit, writes = options.get("max_output", MAX_OUTPUT), options.get("writes", "")
-    threaded = options.get("isolate") is False
+    in_thread = options.get("isolate") is False
     return FunctionTool(
         function,
-        _describe_function(function, options),
+        _build_spec(function, options),
         check,
         limit,
         writes=writes,
-        threaded=threaded,
+        threaded=in_thread,
         declared=_read_declared(options),
     )
 
@@ -445,21 +454,21 @@ def _read_declared(options: ToolOptions) -> DeclaredParts:
     return DeclaredParts(**raw)
 
 
-def _declare(spec: ToolSpec, said: DeclaredParts) -> ToolSpec:
-    """Add what is declared to the guess; a name that is no argument is a mistake."""
-    if said is NOTHING_DECLARED:
+def _declare(spec: ToolSpec, declared: DeclaredParts) -> ToolSpec:
+    """Refine the guessed declaration of a tool with the declared parts; reject names that are not arguments."""
+    if declared is NOTHING_DECLARED:
         return spec
     base = guess_declaration(spec.name, spec.schema, read_only=spec.effect == "read")
-    unknown = [] if said.arguments is UNSET else [name for name in said.arguments if name not in base.arguments]
+    unknown = [] if declared.arguments is UNSET else [name for name in declared.arguments if name not in base.arguments]
     if unknown:
-        raise ConfigError(f"The tool {spec.name} declares {', '.join(unknown)}, which is no argument of it.")
+        raise ConfigError(f"The tool {spec.name} declares {', '.join(unknown)}, which is not an argument of the tool.")
     try:
-        return replace(spec, declaration=refine_declaration(base, said))
+        return replace(spec, declaration=refine_declaration(base, declared))
     except ValueError as error:
-        raise ConfigError(f"The tool {spec.name} cannot be declared: {error}.") from None
+        raise ConfigError(f"The declaration of the tool {spec.name} is invalid: {error}.") from None
 
 
-def _describe_function(function: Callable[..., Any], options: ToolOptions) -> ToolSpec:
+def _build_spec(function: Callable[..., Any], options: ToolOptions) -> ToolSpec:
     cost = options.get("cost", 0)
     timeout = options.get("timeout")
     return ToolSpec(
@@ -480,10 +489,10 @@ def _describe_function(function: Callable[..., Any], options: ToolOptions) -> To
 def spec_from_hints(
     name: str, description: str, schema: bytes, hints: Mapping[str, Any], *, server: str = ""
 ) -> ToolSpec:
-    """The spec of an MCP server's tool.
+    """Build the spec of an MCP server's tool.
 
-    Hints are claims: only a plain `true` counts, contradictory hints count for nothing, and a missing one means the
-    worse.
+    Hints are claims: only a literal `true` counts, contradictory hints are ignored, and a missing hint means the more
+    dangerous value.
     """
     reads = hints.get("readOnlyHint") is True and hints.get("destructiveHint") is not True
     spec = ToolSpec(
@@ -496,44 +505,44 @@ def spec_from_hints(
         egress=hints.get("openWorldHint") is not False,
         server=server,
     )
-    # The hints are part of the digest; what follows from them is not, so that no pin of an earlier version is void.
+    # The digest covers the hints and not what follows from them, so pins of earlier versions stay valid.
     return replace(add_spec_digest(spec), declaration=_declare_from_hints(spec, hints))
 
 
 def _declare_from_hints(spec: ToolSpec, hints: Mapping[str, Any]) -> Declaration:
-    """What a server's hints say of reach. What it returns is written by anyone, no matter what it claims."""
+    """Derive a declaration from a server's hints. Its output counts as written by anyone, whatever it claims."""
     base = guess_declaration(spec.name, spec.schema, read_only=spec.effect == "read")
     if spec.effect == "read":
         return base
     if hints.get("destructiveHint") is True:
         return refine_declaration(base, DeclaredParts(reach="final"))
-    closed = hints.get("destructiveHint") is False and not spec.egress
-    return refine_declaration(base, DeclaredParts(reach="own")) if closed else base
+    is_closed_world = hints.get("destructiveHint") is False and not spec.egress
+    return refine_declaration(base, DeclaredParts(reach="own")) if is_closed_world else base
 
 
 def _raise_failure(error: BaseException) -> NoReturn:
-    """Raise what a function that was awaited has raised: as its failure, unless it is told to stop."""
+    """Raise the exception of an awaited function as its failure, unless its caller was cancelled."""
     if isinstance(error, asyncio.CancelledError):
-        # A function may well cancel what it started itself; only if its caller was cancelled is this the caller's.
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        # A function may cancel its own tasks; only a cancelled caller is cancelled here.
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
             raise error
     elif isinstance(error, KeyboardInterrupt | GeneratorExit):
         raise error
-    # A panic in a library that is written in Rust is no Exception, and yet it is the function's own failure.
+    # A panic in a Rust library is not an Exception, but it is the function's own failure.
     raise _failure(error) from error
 
 
 async def _run_in_thread(call: Callable[[], Any], name: str, *, unstoppable: bool) -> Any:
-    # The thread has the context of the call, in which what it prints is masked.
+    # The thread runs in the context of the call, which masks its printed output.
     work = asyncio.get_running_loop().run_in_executor(ThreadPerTaskExecutor(), copy_context().run, call)
     try:
         return await work
     except asyncio.CancelledError:
         if unstoppable:
             raise Unstoppable(
-                f"{name} runs on in its thread, which cannot be stopped: its outcome is unknown. "
-                "Make it async, or let it run without isolate=False."
+                f"{name} is still running in its thread, which cannot be stopped; its outcome is unknown. "
+                "Make it async, or remove isolate=False."
             ) from None
         raise
 
@@ -556,63 +565,61 @@ def _failure(error: BaseException) -> Failed | Unstoppable:
 def _describe_error(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as worse:  # noqa: BLE001 It is a stranger's code, too, and its failure must not hide the first.
-        return f"it cannot say why, but raises {type(worse).__name__}"
+    except Exception as secondary:  # noqa: BLE001 Third-party code, whose failure must not hide the first one.
+        return f"no message: str() raised {type(secondary).__name__}"
 
 
 def _check_name(name: str) -> str:
-    if _NAME.fullmatch(name):
+    if _NAME_PATTERN.fullmatch(name):
         return name
-    raise ConfigError(
-        f"{name!r} is no name for a tool: providers accept up to 64 letters, digits, _ and -, beginning with no digit."
-    )
+    raise ConfigError(f"Invalid tool name {name!r}: use up to 64 letters, digits, _ and -, not starting with a digit.")
 
 
-def _check_choice(key: str, value: Any, allowed: tuple[str, ...]) -> Any:
-    if value in allowed:
+def _check_choice(key: str, value: Any, choices: tuple[str, ...]) -> Any:
+    if value in choices:
         return value
-    raise ConfigError(f"A tool's {key} cannot be {value!r}: it is one of {', '.join(allowed)}.")
+    raise ConfigError(f"A tool's {key} cannot be {value!r}. Use one of {', '.join(choices)}.")
 
 
 def _micros(timeout: float | str) -> int:
     micros = parse_duration(timeout) if isinstance(timeout, str) else round(timeout * SECOND)
     if micros > 0:
         return micros
-    raise ConfigError(f"A tool's timeout cannot be {timeout!r}: every call must end, so it is longer than zero.")
+    raise ConfigError(f"A tool's timeout cannot be {timeout!r}. Use more than zero.")
 
 
 MAX_SCHEMA: Final = 100_000
-"""Bytes of a schema: every request to a model carries it."""
+"""Maximum bytes of a schema, which every request to a model carries."""
 
 MAX_DEPTH: Final = 50
 MAX_CHECK_STEPS: Final = 100_000
-"""Steps of one check. An ordinary one takes less than a hundred."""
+"""Maximum steps of one check. An ordinary check takes less than a hundred."""
 
-_FOLLOWED: Final = 20
-"""Steps that following a reference counts for."""
+_REFERENCE_COST: Final = 20
+"""Steps that are counted for following a reference."""
 
 _REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
-_SHOWN: Final = 120
+_MAX_QUOTE: Final = 120
 
-# Comparing all elements with each other, and matching names with expressions that are not linear.
-_LEFT_TO_SERVER: Final = frozenset({"uniqueItems"})
-_LEFT_IF_NAMES_MATCH: Final = frozenset({"patternProperties", "additionalProperties", "unevaluatedProperties"})
+# Rules that compare all elements with each other, or match names with non-linear expressions.
+_SKIPPED_RULES: Final = frozenset({"uniqueItems"})
+_SKIPPED_WITH_PATTERNS: Final = frozenset({"patternProperties", "additionalProperties", "unevaluatedProperties"})
 
 _Rule = Callable[[Any, Any, Any, Any], Any]
 
 
 class UnusableSchema(msgspec.Struct, frozen=True):
-    """A schema that cannot be used, and why, as the end of a sentence."""
+    """A schema that cannot be used. `reason` is the end of a sentence."""
 
     why: str
 
 
 class TooCostly(Exception):
-    """A check took more steps than it may. It never leaves this module."""
+    """A check exceeded its steps. Never leaves this module."""
 
 
 def compile_schema(schema: Any) -> "SchemaChecker | UnusableSchema":
-    """Compile a schema to a checker, or say why it cannot be used."""
+    """Compile a schema to a checker; return an UnusableSchema with the reason if that fails."""
     from jsonschema import SchemaError
     from jsonschema.validators import validator_for
 
@@ -624,11 +631,11 @@ def compile_schema(schema: Any) -> "SchemaChecker | UnusableSchema":
         base: Any = cast("Any", validator_for)(schema, default=_default_validator())
         base.check_schema(schema)
     except SchemaError as error:
-        return UnusableSchema(f"its schema is not valid: {error.message[:_SHOWN]}")
+        return UnusableSchema(f"its schema is invalid: {error.message[:_MAX_QUOTE]}")
     except (ValueError, TypeError, RecursionError) as error:
-        return UnusableSchema(f"its schema cannot be read: {str(error)[:_SHOWN]}")
+        return UnusableSchema(f"its schema cannot be read: {str(error)[:_MAX_QUOTE]}")
     checker = SchemaChecker(schema, text, base)
-    return UnusableSchema("its schema leads back to itself without end") if checker.is_endless() else checker
+    return UnusableSchema("its schema is endlessly recursive") if checker.is_endless() else checker
 
 
 class SchemaChecker:
@@ -638,17 +645,19 @@ class SchemaChecker:
 
         self.text = text
         self._remaining = 0
-        left = _LEFT_TO_SERVER | (_LEFT_IF_NAMES_MATCH if b'"patternProperties"' in text else frozenset[str]())
-        rules = {**base.VALIDATORS, "pattern": _pattern, **dict.fromkeys(left, _skip_check)}
-        counted = {
-            name: self._count_rule(rule, _FOLLOWED if name in _REFERENCES else 1) for name, rule in rules.items()
+        skipped_rules = _SKIPPED_RULES | (
+            _SKIPPED_WITH_PATTERNS if b'"patternProperties"' in text else frozenset[str]()
+        )
+        rules = {**base.VALIDATORS, "pattern": _pattern, **dict.fromkeys(skipped_rules, _skip_check)}
+        counting_rules = {
+            name: self._count_rule(rule, _REFERENCE_COST if name in _REFERENCES else 1) for name, rule in rules.items()
         }
-        kind: Any = cast("Any", validators).extend(base, counted)
-        # A registry that is empty and has no way to fill itself: nothing is ever fetched.
-        self._validator: Any = kind(schema, registry=cast("Any", Registry)())
+        validator_class: Any = cast("Any", validators).extend(base, counting_rules)
+        # An empty registry without a retriever: nothing is ever fetched.
+        self._validator: Any = validator_class(schema, registry=cast("Any", Registry)())
 
     def is_endless(self) -> bool:
-        """Whether not even the simplest arguments can be checked."""
+        """Return true if even empty arguments cannot be checked."""
         try:
             self._mistakes({})
         except (TooCostly, RecursionError):
@@ -664,38 +673,40 @@ class SchemaChecker:
                 return Invalid(f"The arguments of {name} must be an object.")
             canonical = canonical_json(values)
         except (ValueError, RecursionError) as error:
-            return Invalid(f"The arguments of {name} cannot be read as JSON: {str(error)[:_SHOWN]}.")
+            return Invalid(f"The arguments of {name} are not valid JSON: {str(error)[:_MAX_QUOTE]}.")
         sentence = self._describe(cast("dict[str, Any]", values))
         if sentence:
-            return Invalid(f"The arguments of {name} do not fit. {sentence}")
+            return Invalid(f"Invalid arguments for {name}. {sentence}")
         return Valid(cast("dict[str, Any]", values), canonical)
 
     def _describe(self, values: dict[str, Any]) -> str:
         try:
-            mistakes = self._mistakes(values)
+            violations = self._mistakes(values)
         except (TooCostly, RecursionError):
-            return "Its schema is too complex to check them; simpler arguments may work."
+            return "The schema is too complex to check these arguments. Try simpler arguments."
         except _list_schema_errors() as error:
-            return f"Its schema cannot be applied to them ({type(error).__name__})."
-        remaining = len(mistakes) - _TOLD
-        return "; ".join(mistakes[:_TOLD]) + (f"; and {remaining} more." if remaining > 0 else "." if mistakes else "")
+            return f"The schema cannot be applied to these arguments ({type(error).__name__})."
+        remaining = len(violations) - _MAX_ERRORS_SHOWN
+        return "; ".join(violations[:_MAX_ERRORS_SHOWN]) + (
+            f"; and {remaining} more." if remaining > 0 else "." if violations else ""
+        )
 
     def _mistakes(self, values: dict[str, Any]) -> list[str]:
         self._remaining = MAX_CHECK_STEPS
         return [_mistake(error) for error in self._validator.iter_errors(values)]
 
-    def _count_rule(self, rule: _Rule, price: int) -> _Rule:
-        def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-            self._remaining -= price + (len(cast("list[Any]", value)) if isinstance(value, list | dict) else 0)
+    def _count_rule(self, rule: _Rule, cost: int) -> _Rule:
+        def count_and_apply(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+            self._remaining -= cost + (len(cast("list[Any]", value)) if isinstance(value, list | dict) else 0)
             if self._remaining < 0:
                 raise TooCostly
             return rule(validator, value, instance, schema)
 
-        return counted
+        return count_and_apply
 
 
 def _list_schema_errors() -> tuple[type[Exception], ...]:
-    """What applying a valid schema can still raise: dangling references, unknown types, numbers too large."""
+    """List the errors of applying a valid schema: dangling references, unknown types, numbers that are too large."""
     from jsonschema.exceptions import UndefinedTypeCheck, UnknownType
     from referencing.exceptions import Unresolvable
 
@@ -712,32 +723,32 @@ def _find_schema_flaw(schema: Any, text: bytes) -> str:
     if not isinstance(schema, dict) or cast("dict[str, Any]", schema).get("type") != "object":
         return 'its schema does not describe an object: its "type" must be "object"'
     if len(text) > MAX_SCHEMA:
-        return f"its schema has {len(text):,} bytes, and {MAX_SCHEMA:,} are the most"
+        return f"its schema has {len(text):,} bytes; the maximum is {MAX_SCHEMA:,}"
     for depth, key, value in _walk_schema(cast("dict[str, Any]", schema)):
         if depth > MAX_DEPTH:
-            return f"its schema is nested more than {MAX_DEPTH} deep"
+            return f"its schema is nested more than {MAX_DEPTH} levels deep"
         if key in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
-            return f"its schema refers to {value[:_SHOWN]!r}, and nothing outside of a schema is ever fetched"
+            return f"its schema refers to {value[:_MAX_QUOTE]!r}, and external references are never fetched"
     return ""
 
 
 def _walk_schema(schema: dict[str, Any]) -> Iterator[tuple[int, str, Any]]:
-    """Yield everything in a schema, with its depth and its key, without recursion."""
-    waiting: list[tuple[int, str, Any]] = [(0, "", schema)]
-    while waiting:
-        depth, key, value = waiting.pop()
+    """Yield each value in a schema with its depth and key, without recursion."""
+    pending: list[tuple[int, str, Any]] = [(0, "", schema)]
+    while pending:
+        depth, key, value = pending.pop()
         yield depth, key, value
         match value:
             case dict():
-                waiting += [(depth + 1, name, each) for name, each in cast("dict[str, Any]", value).items()]
+                pending += [(depth + 1, name, item) for name, item in cast("dict[str, Any]", value).items()]
             case list():
-                waiting += [(depth + 1, "", each) for each in cast("list[Any]", value)]
+                pending += [(depth + 1, "", item) for item in cast("list[Any]", value)]
             case _:
                 pass
 
 
 def _pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[Any]:
-    """Match in linear time; an expression that RE2 refuses is left to the server."""
+    """Match a pattern in linear time; leave an expression that RE2 rejects to the server."""
     from jsonschema import ValidationError
 
     re2: Any = import_module("re2")
@@ -746,10 +757,10 @@ def _pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> Iter
     options = re2.Options()
     options.log_errors = False
     try:
-        fits = re2.compile(pattern, options).search(instance)
+        match = re2.compile(pattern, options).search(instance)
     except re2.error:
         return
-    if not fits:
+    if not match:
         yield ValidationError("does not match")
 
 
@@ -758,16 +769,16 @@ def _skip_check(_validator: Any, _value: Any, _instance: Any, _schema: Any) -> N
 
 
 def _mistake(error: Any) -> str:
-    """What is wrong and where, without the value: it may be large or private."""
-    place = ".".join(str(step) for step in error.absolute_path)
-    query = json.dumps(error.validator_value, ensure_ascii=False)
+    """Describe the mistakes and where they are, without the value, which may be large or private."""
+    location = ".".join(str(step) for step in error.absolute_path)
+    expected_text = json.dumps(error.validator_value, ensure_ascii=False)
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-        known: Mapping[str, Any] = error.schema.get("properties", {})
-        extra = sorted(str(name)[:40] for name in cast("dict[str, Any]", error.instance) if name not in known)
-        query = f"{query[:_SHOWN]}, but there is {', '.join(extra[:_TOLD])}"
-    elif len(query) > _SHOWN:
-        query = f"{query[:_SHOWN]}…"
-    return f"{place}: {error.validator} is {query}" if place else f"{error.validator} is {query}"
+        properties: Mapping[str, Any] = error.schema.get("properties", {})
+        extra = sorted(str(name)[:40] for name in cast("dict[str, Any]", error.instance) if name not in properties)
+        expected_text = f"{expected_text[:_MAX_QUOTE]}, but there is {', '.join(extra[:_MAX_ERRORS_SHOWN])}"
+    elif len(expected_text) > _MAX_QUOTE:
+        expected_text = f"{expected_text[:_MAX_QUOTE]}…"
+    return f"{location}: {error.validator} is {expected_text}" if location else f"{error.validator} is {expected_text}"
 
 
 def _reject_constant(constant: str) -> NoReturn:

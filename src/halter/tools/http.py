@@ -1,7 +1,7 @@
-"""HTTP without a way to the inside: named hosts only, public addresses only, pinned to the checked address.
+"""HTTP to allowed hosts at public addresses only, pinned to the checked address.
 
-A name is resolved once, all of its addresses are checked, and the connection goes to a checked address, so that DNS
-rebinding gains nothing. Each redirect is checked from the beginning.
+A name is resolved once, all of its addresses are checked, and the connection goes to a checked address, so DNS
+rebinding has no effect. Each redirect passes all checks again.
 """
 
 import socket
@@ -28,43 +28,45 @@ ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _GLOBAL_V6: Final = IPv6Network("2000::/3")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-# Tunnels and special purposes within the global ranges: what is behind them is not what they look like.
-_SPECIAL: Final = tuple(map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20")))
+# Tunnels and special-purpose networks in the global ranges: they can lead to addresses that are not public.
+_SPECIAL_NETWORKS: Final = tuple(
+    map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20"))
+)
 
 
 def is_public(address: IpAddress) -> bool:
-    """Whether an address belongs to the public internet."""
-    plain = _unwrap_address(address)
-    if isinstance(plain, IPv6Address) and plain not in _GLOBAL_V6:
+    """Return true if an address belongs to the public internet."""
+    inner_address = _unwrap_address(address)
+    if isinstance(inner_address, IPv6Address) and inner_address not in _GLOBAL_V6:
         return False
-    return plain.is_global and not plain.is_multicast and not _is_in(plain, _SPECIAL)
+    return inner_address.is_global and not inner_address.is_multicast and not _is_in(inner_address, _SPECIAL_NETWORKS)
 
 
-def check_addresses(host: str, found: Sequence[str], allowed: Sequence[IpNetwork]) -> Sequence[str]:
-    """The addresses of a host if every one of them may be reached."""
-    if not found:
+def check_addresses(host: str, addresses: Sequence[str], allowed: Sequence[IpNetwork]) -> Sequence[str]:
+    """Return the addresses of a host if all of them are allowed; raise Failed otherwise."""
+    if not addresses:
         raise Failed("UnknownHost", f"{host} has no address.")
-    for text in found:
-        address = ip_address(text.partition("%")[0])
-        if not is_public(address) and not _is_in(_unwrap_address(address), allowed):
-            raise Failed("ForbiddenAddress", f"{host} leads to {text}, which is not on the public internet.")
-    return found
+    for address in addresses:
+        parsed_address = ip_address(address.partition("%")[0])
+        if not is_public(parsed_address) and not _is_in(_unwrap_address(parsed_address), allowed):
+            raise Failed("ForbiddenAddress", f"{host} resolves to {address}, which is not a public address.")
+    return addresses
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Resolve through the system, which also reads decimal, octal and hexadecimal addresses."""
+    """Resolve with the system's resolver, which also reads decimal, octal and hexadecimal addresses."""
     import asyncio
 
-    look_up = asyncio.get_running_loop().run_in_executor(ThreadPerTaskExecutor(), _look_up, host, port)
+    lookup = asyncio.get_running_loop().run_in_executor(ThreadPerTaskExecutor(), _resolve_addresses, host, port)
     try:
-        return await look_up
+        return await lookup
     except (OSError, UnicodeError) as error:
-        raise Failed("UnknownHost", f"{host} cannot be found: {error}") from error
+        raise Failed("UnknownHost", f"Cannot resolve {host}: {error}") from error
 
 
-def _look_up(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(where[0]) for *_, where in found))
+def _resolve_addresses(host: str, port: int) -> list[str]:
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(socket_address[0]) for *_, socket_address in infos))
 
 
 def _unwrap_address(address: IpAddress) -> IpAddress:
@@ -81,14 +83,14 @@ def _is_in(address: IpAddress, networks: Sequence[IpNetwork]) -> bool:
 
 
 _MAX_REDIRECTS: Final = 5
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-_OURS: Final = frozenset(
+_REDIRECT_STATUSES: Final = frozenset({301, 302, 303, 307, 308})
+_RESERVED_HEADERS: Final = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "accept-encoding"}
 )
 
 
 class HttpOptions(TypedDict, total=False):
-    """`allow_addresses` are networks that may be reached though they are not public, as in `127.0.0.1/32`."""
+    """Options of the HTTP tools. `allow_addresses` are non-public networks to allow, such as `127.0.0.1/32`."""
 
     allow_addresses: Sequence[str]
     max_bytes: int
@@ -98,13 +100,13 @@ class HttpOptions(TypedDict, total=False):
 
 
 def make_http_tools(hosts: Sequence[str], **options: Unpack[HttpOptions]) -> tuple[FunctionTool, ...]:
-    """Tools that get from and post to the named hosts; `*.example.com` matches all hosts below it."""
+    """Make tools that send GET and POST requests to the given hosts; `*.example.com` matches all its subdomains."""
     reject_unknown_options(options, HttpOptions.__optional_keys__, "the http tools")
     if not hosts:
-        raise ConfigError("The http tools have no hosts: name those that may be asked, as in hosts: [api.example.com].")
+        raise ConfigError("The http tools have no hosts. List the allowed hosts, as in hosts: [api.example.com].")
     web = WebAccess(
         _patterns(hosts),
-        tuple(ip_network(each) for each in options.get("allow_addresses", ())),
+        tuple(ip_network(network) for network in options.get("allow_addresses", ())),
         options.get("max_bytes", 2_000_000),
         options.get("timeout", 30),
         options.get("resolve", resolve_host),
@@ -112,13 +114,13 @@ def make_http_tools(hosts: Sequence[str], **options: Unpack[HttpOptions]) -> tup
     )
 
     async def http_get(url: str, headers: dict[str, str] | None = None) -> str:
-        """Get a page or a resource. Redirects are followed."""
+        """Fetch a URL with GET. Redirects are followed."""
         return await web.ask(OutgoingRequest("GET", url, headers or {}))
 
     async def http_post(url: str, body: str, key: CallKey, headers: dict[str, str] | None = None) -> str:
-        """Post a body. Give its content-type in the headers; it is JSON otherwise. Redirects are told, not followed."""
-        given = {"content-type": "application/json", "idempotency-key": key, **_lower_names(headers or {})}
-        return await web.ask(OutgoingRequest("POST", url, given, body.encode()))
+        """Send a body with POST, as JSON unless a header sets the content type. Redirects are not followed."""
+        request_headers = {"content-type": "application/json", "idempotency-key": key, **_lower_names(headers or {})}
+        return await web.ask(OutgoingRequest("POST", url, request_headers, body.encode()))
 
     timeout = 2 * web.timeout
     return (
@@ -156,7 +158,7 @@ class OutgoingRequest:
 
 @dataclass(frozen=True)
 class WebAccess:
-    """Where requests may go, and how much may come back."""
+    """The hosts that requests may reach, and the bounds on their responses."""
 
     hosts: tuple[str, ...]
     allowed: tuple[IpNetwork, ...]
@@ -166,15 +168,15 @@ class WebAccess:
     tls: ssl.SSLContext | None
 
     async def ask(self, request: OutgoingRequest) -> str:
-        """Send a request and follow redirects, each of which is checked again."""
+        """Send a request and follow redirects; each redirect is checked again."""
         from httpx2 import AsyncClient
 
         async with AsyncClient(verify=self._tls, trust_env=False, timeout=self.timeout) as client:
             for _ in range(_MAX_REDIRECTS + 1):
-                answer = await self._ask_once(client, request)
-                if isinstance(answer, str):
-                    return answer
-                request = answer
+                result = await self._ask_once(client, request)
+                if isinstance(result, str):
+                    return result
+                request = result
         raise Failed("TooManyRedirects", f"more than {_MAX_REDIRECTS} redirects, the last one to {request.url}.")
 
     @cached_property
@@ -190,27 +192,37 @@ class WebAccess:
         try:
             return await self._send(client, request, url, addresses)
         except LocalProtocolError as error:
-            raise Failed("BadRequest", f"the request cannot be written: {error}") from error
+            raise Failed("BadRequest", f"invalid request: {error}") from error
         except TransportError as error:
             if request.method == "GET":
                 raise
-            raise Unstoppable(f"{host} may or may not have done it: its answer was lost ({error!r}).") from error
+            raise Unstoppable(
+                f"The response of {host} was lost ({error!r}); it is unknown whether the request took effect."
+            ) from error
 
     async def _send(
         self, client: "AsyncClient", request: OutgoingRequest, url: "URL", addresses: Sequence[str]
     ) -> "str | OutgoingRequest":
         response = await _send_request(client, request, url, addresses)
         try:
-            if request.method == "GET" and response.status_code in _REDIRECTS and "location" in response.headers:
+            if (
+                request.method == "GET"
+                and response.status_code in _REDIRECT_STATUSES
+                and "location" in response.headers
+            ):
                 location = response.headers["location"]
                 from httpx2 import InvalidURL
 
                 try:
                     target = url.join(location)
                 except InvalidURL as error:
-                    raise Failed("BadUrl", f"{url.host} redirects to an invalid address: {error}") from error
-                same = (target.scheme, target.raw_host, _port(target)) == (url.scheme, url.raw_host, _port(url))
-                return replace(request, url=str(target)) if same else OutgoingRequest("GET", str(target), {})
+                    raise Failed("BadUrl", f"{url.host} redirects to an invalid URL: {error}") from error
+                is_same_origin = (target.scheme, target.raw_host, _port(target)) == (
+                    url.scheme,
+                    url.raw_host,
+                    _port(url),
+                )
+                return replace(request, url=str(target)) if is_same_origin else OutgoingRequest("GET", str(target), {})
             return await self._describe_response(response)
         finally:
             await response.aclose()
@@ -222,13 +234,13 @@ class WebAccess:
             url = URL(text)
             host = url.raw_host.decode().lower().rstrip(".")
         except (InvalidURL, UnicodeError) as error:
-            raise Failed("BadUrl", f"{text[:100]} cannot be read: {error}") from error
+            raise Failed("BadUrl", f"Invalid URL {text[:100]}: {error}") from error
         if url.scheme not in {"http", "https"} or not host:
-            raise Failed("BadUrl", f"{text[:100]} is not a web address: it must begin with https:// or http://.")
+            raise Failed("BadUrl", f"Invalid URL {text[:100]}: it must begin with https:// or http://.")
         if url.userinfo:
-            raise Failed("BadUrl", "a URL cannot hold a name or a password: use a header.")
+            raise Failed("BadUrl", "a URL cannot contain a user name or password. Use a header.")
         if not any(matches_host(host, pattern) for pattern in self.hosts):
-            raise Failed("HostNotAllowed", f"{host} is not among the hosts that may be asked: {', '.join(self.hosts)}.")
+            raise Failed("HostNotAllowed", f"{host} is not an allowed host. Allowed: {', '.join(self.hosts)}.")
         return url
 
     async def _describe_response(self, response: "Response") -> str:
@@ -237,18 +249,18 @@ class WebAccess:
             data += chunk
             if len(data) > self.max_bytes:
                 break
-        cut = "\n[the answer is longer; the rest was not read]" if len(data) > self.max_bytes else ""
+        note = "\n[response truncated]" if len(data) > self.max_bytes else ""
         body = _decode_body(bytes(data[: self.max_bytes]), response.charset_encoding, 2 * self.max_bytes)
-        sentences = [
+        header_lines = [
             f"{name}: {response.headers[name]}" for name in ("content-type", "location") if name in response.headers
         ]
-        return "\n".join([f"{response.status_code} {response.reason_phrase}", *sentences, "", body]) + cut
+        return "\n".join([f"{response.status_code} {response.reason_phrase}", *header_lines, "", body]) + note
 
 
 async def _send_request(
     client: "AsyncClient", request: OutgoingRequest, url: "URL", addresses: Sequence[str]
 ) -> "Response":
-    """Try the addresses in turn; only a connection that was never made leads on to the next."""
+    """Try the addresses in order; only a failure to connect leads to the next one."""
     from httpx2 import ConnectError, ConnectTimeout
 
     reason = ""
@@ -257,12 +269,12 @@ async def _send_request(
             return await client.send(_pin_address(client, request, url, address), stream=True)
         except (ConnectError, ConnectTimeout) as error:
             reason = str(error)
-    raise Failed("ConnectError", f"{url.host} cannot be reached: {reason}")
+    raise Failed("ConnectError", f"Cannot connect to {url.host}: {reason}")
 
 
 @cache
 def make_tls_context() -> ssl.SSLContext:
-    """Read the machine's certificates once for all."""
+    """Load the machine's certificates once per process."""
     from httpx2 import create_ssl_context
 
     return create_ssl_context(trust_env=False)
@@ -275,16 +287,18 @@ def matches_host(host: str, pattern: str) -> bool:
 def _patterns(hosts: Sequence[str]) -> tuple[str, ...]:
     for host in hosts:
         if "*" in host.removeprefix("*.") and host != "*":
-            raise ConfigError(f"{host!r} is no pattern of hosts: write a name, *.name for all below it, or * for all.")
+            raise ConfigError(
+                f"Invalid host pattern {host!r}: use a host name, *.NAME for its subdomains, or * for all."
+            )
     return tuple(host.lower().rstrip(".") for host in hosts)
 
 
 def _pin_address(client: "AsyncClient", request: OutgoingRequest, url: "URL", address: str) -> "Request":
-    """Send a request to one address, with the name for the Host header and the certificate."""
+    """Build a request to one address, with the host name for the Host header and the certificate check."""
     headers = _lower_names(request.headers)
-    ours = headers.keys() & _OURS
-    if ours:
-        raise Failed("BadHeader", f"{', '.join(sorted(ours))} cannot be set: the request itself decides it.")
+    reserved_names = headers.keys() & _RESERVED_HEADERS
+    if reserved_names:
+        raise Failed("BadHeader", f"{', '.join(sorted(reserved_names))} cannot be set by a call.")
     return client.build_request(
         request.method,
         url.copy_with(host=address),

@@ -1,7 +1,7 @@
 """The program of a process that runs one isolated tool.
 
-It makes the permit of the one call that it was started for, and ends with it. It cannot be imported, so that no code of
-another process reaches a tool through it.
+It makes the permit for the one call that it was started for, and exits after that call. It cannot be imported, so no
+code of another process reaches a tool through it.
 """
 
 import importlib
@@ -19,22 +19,22 @@ from halter.tools.function_tool import FunctionTool, tool
 from halter.tools.process import IsolatedJob, perform_call
 
 if __name__ != "__main__":
-    raise ImportError(f"{__name__} is the program of an isolated tool's own process, and nothing to import.")
+    raise ImportError(f"{__name__} is the program of an isolated tool's process and cannot be imported.")
 
 
 def main() -> None:
-    """Run one job: read it from standard input, answer on the pipe whose number is the last argument."""
-    answer = int(sys.argv[-1])
+    """Run one job from standard input; write the answer to the pipe whose number is the last argument."""
+    answer_fd = int(sys.argv[-1])
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=IsolatedJob)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    with os.fdopen(answer, "wb") as pipe:
+    with os.fdopen(answer_fd, "wb") as pipe:
         pipe.write(_run_job(job))
     sys.stdout.flush()
     os._exit(0)
 
 
 def _die_with_parent() -> None:
-    """Standard input ends when the parent is gone; the process must not act after that."""
+    """Kill the process group when standard input ends: the parent has exited, and nothing may run after it."""
     sys.stdin.buffer.read()
     os.killpg(0, signal.SIGKILL)
 
@@ -47,12 +47,12 @@ def _run_job(job: IsolatedJob) -> bytes:
 
 def _find_tool(job: IsolatedJob) -> FunctionTool:
     try:
-        found: Any = _load_module(job)
-    except Exception as wrong:
-        raise Failed(type(wrong).__name__, f"{job.module} cannot be imported: {wrong}") from wrong
-    for part in job.name.split("."):
-        found = getattr(found, part)
-    return found if isinstance(found, FunctionTool) else tool(found)
+        target: Any = _load_module(job)
+    except Exception as error:
+        raise Failed(type(error).__name__, f"{job.module} cannot be imported: {error}") from error
+    for name in job.name.split("."):
+        target = getattr(target, name)
+    return target if isinstance(target, FunctionTool) else tool(target)
 
 
 def _load_module(job: IsolatedJob) -> Any:
@@ -60,12 +60,12 @@ def _load_module(job: IsolatedJob) -> Any:
     if job.module != "__main__":
         try:
             return importlib.import_module(job.module)
-        except ModuleNotFoundError as missing:
-            if missing.name is None or not job.module.startswith(missing.name):
+        except ModuleNotFoundError as error:
+            if error.name is None or not job.module.startswith(error.name):
                 raise
     spec = importlib.util.spec_from_file_location("__isolated__", job.file)
     if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"no module can be loaded from {job.file}")
+        raise ModuleNotFoundError(f"cannot load a module from {job.file}")
     module = importlib.util.module_from_spec(spec)
     sys.modules["__isolated__"] = module
     spec.loader.exec_module(module)

@@ -1,8 +1,8 @@
 """Tools of MCP servers.
 
-A server is not trusted. Its tools are checked before they are offered, its answers are bounded, and every other
-behaviour becomes a structured failure. One task owns each connection from its beginning to its end; a server that has
-died is started again by the next call.
+A server is not trusted. Its tools are checked before they are offered, its answers are bounded, and any other
+behaviour becomes a structured failure. One task owns each connection from start to end; the next call restarts a server
+that has died.
 """
 
 import asyncio
@@ -78,12 +78,12 @@ if TYPE_CHECKING:
     )
 
 MAX_SENTENCES: Final = 20
-"""For this many tools the reason is given; the others are counted."""
+"""Number of omitted tools whose reason is given; the others are counted."""
 MAX_DESCRIPTION: Final = 20_000
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_./-]+")
-_LONGEST: Final = 64
-"""Providers accept no longer names of tools."""
+_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_./-]+")
+_MAX_NAME_LENGTH: Final = 64
+"""Maximum length of a tool name that providers accept."""
 
 
 @dataclass(frozen=True)
@@ -99,30 +99,30 @@ class DescribedTool:
 @dataclass(frozen=True)
 class UsableTools:
     tools: tuple[DescribedTool, ...]
-    left_out: tuple[str, ...]
+    omissions: tuple[str, ...]
 
 
-def describe_server_tools(server: str, entries: Sequence[Any]) -> UsableTools:
-    looked = [(entry, _describe_tool(server, entry)) for entry in entries[:MAX_TOOLS]]
-    names = Counter(tool.spec.name for _, tool in looked if isinstance(tool, DescribedTool))
+def parse_server_tools(server: str, entries: Sequence[Any]) -> UsableTools:
+    described_tools = [(entry, _parse_tool(server, entry)) for entry in entries[:MAX_TOOLS]]
+    names = Counter(tool.spec.name for _, tool in described_tools if isinstance(tool, DescribedTool))
     tools: list[DescribedTool] = []
-    left_out: list[str] = []
-    for entry, tool in looked:
+    omissions: list[str] = []
+    for entry, tool in described_tools:
         if isinstance(tool, str):
-            left_out.append(_sentence(server, entry, tool))
+            omissions.append(_sentence(server, entry, tool))
         elif names[tool.spec.name] > 1:
-            left_out.append(_sentence(server, entry, f"another of its tools is called {tool.spec.name}, too"))
+            omissions.append(_sentence(server, entry, f"another of its tools is also called {tool.spec.name}"))
         else:
             tools.append(tool)
-    if len(left_out) > MAX_SENTENCES:
-        rest = len(left_out) - MAX_SENTENCES
-        left_out[MAX_SENTENCES:] = [f"And {rest} more tools of the server {server} are left out for such reasons."]
+    if len(omissions) > MAX_SENTENCES:
+        remaining = len(omissions) - MAX_SENTENCES
+        omissions[MAX_SENTENCES:] = [f"{remaining} more tools of the server {server} are omitted."]
     if len(entries) > MAX_TOOLS:
-        left_out.append(f"The server {server} offers more than {MAX_TOOLS} tools; the rest is left out.")
-    return UsableTools(tuple(tools), tuple(left_out))
+        omissions.append(f"The server {server} offers more than {MAX_TOOLS} tools; the others are omitted.")
+    return UsableTools(tuple(tools), tuple(omissions))
 
 
-def _describe_tool(server: str, entry: Any) -> DescribedTool | str:
+def _parse_tool(server: str, entry: Any) -> DescribedTool | str:
     match entry:
         case {"name": str(name), "inputSchema": schema}:
             pass
@@ -132,14 +132,14 @@ def _describe_tool(server: str, entry: Any) -> DescribedTool | str:
     full = f"{server}{SERVER_SEPARATOR}{re.sub('[./]', '_', name)}"
     description: Any = raw.get("description") or ""
     hints: Any = raw.get("annotations") or {}
-    if _NAME.fullmatch(name) is None:
-        return "its name has characters that no model can write; letters, digits, _, -, . and / are understood"
-    if len(full) > _LONGEST:
-        return f"its full name {full} is longer than {_LONGEST} characters; give the server a shorter name"
+    if _NAME_PATTERN.fullmatch(name) is None:
+        return "its name contains characters other than letters, digits, _, -, . and /"
+    if len(full) > _MAX_NAME_LENGTH:
+        return f"its full name {full} has more than {_MAX_NAME_LENGTH} characters; give the server a shorter name"
     if not isinstance(description, str) or len(description) > MAX_DESCRIPTION:
-        return f"its description is no text of at most {MAX_DESCRIPTION:,} characters"
+        return f"its description is not text, or has more than {MAX_DESCRIPTION:,} characters"
     if not isinstance(hints, dict):
-        return "its annotations are no object"
+        return "its annotations are not an object"
     checker = compile_schema(schema)
     if isinstance(checker, UnusableSchema):
         return checker.why
@@ -148,32 +148,32 @@ def _describe_tool(server: str, entry: Any) -> DescribedTool | str:
     try:
         return DescribedTool(name, _seal_hints(spec, cast("dict[str, Any]", hints)), checker, raw)
     except (ValueError, RecursionError):
-        return "its annotations cannot be read"
+        return "its annotations are not valid JSON"
 
 
 def _seal_hints(spec: ToolSpec, hints: Mapping[str, Any]) -> ToolSpec:
-    """Include all hints in the digest: a person may judge a tool by any of them."""
+    """Add all hints to the digest, since a person may judge a tool by any of them."""
     digest = hashlib.sha256(spec.digest.encode() + canonical_json(hints)).hexdigest()
     return replace(spec, digest=digest)
 
 
-def _sentence(server: str, entry: Any, why: str) -> str:
+def _sentence(server: str, entry: Any, reason: str) -> str:
     name = cast("dict[str, Any]", entry).get("name") if isinstance(entry, dict) else None
     sentence = f"The tool {name[:80]!r}" if isinstance(name, str) else "A tool"
-    return f"{sentence} of the server {server} is left out: {why}."
+    return f"{sentence} of the server {server} is omitted: {reason}."
 
 
-_INHERITED: Final = ("PATH", "HOME", "LANG")
-"""All that a server inherits from the environment: the rest of it holds keys."""
+_INHERITED_VARIABLES: Final = ("PATH", "HOME", "LANG")
+"""The only variables that a server inherits from the environment; others may contain keys."""
 
 _NO_BYTECODE: Final[Mapping[str, str]] = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""Bytecode beside trusted code would be untrusted code."""
+"""Prevents bytecode next to trusted code, which would be untrusted code."""
 
 T = TypeVar("T")
 
-_GRACE: Final = 5.0
-_LISTEN_PATIENCE: Final = 2.0
-"""Seconds in which a server should say that it will tell of changes; after that its tools are listed anyway."""
+_END_TIMEOUT: Final = 5.0
+_LISTEN_TIMEOUT: Final = 2.0
+"""Seconds to wait for a server to confirm a subscription; after that its tools are listed anyway."""
 
 
 def _reject_secrets(name: str) -> str:
@@ -181,33 +181,33 @@ def _reject_secrets(name: str) -> str:
 
 
 def _ignore_progress(_: str) -> None:
-    """Report no progress."""
+    """Ignore progress."""
 
 
 def _allow_start() -> None:
-    """Let every program start."""
+    """Allow every program to start."""
 
 
 @dataclass(frozen=True)
 class McpTerms:
-    """The terms for servers; times are in microseconds.
+    """The settings for all servers; times are in microseconds.
 
-    A server is restarted at most `restarts` times `within` a time. `grace` is how long a program has to end by itself.
-    `reveal` gives the secrets that the configuration refers to. `starts` is called each time before a program is
-    started, and raises Failed if it may not be. `tell` receives a sentence each time that a server has kept its agent
-    waiting for another `tells_every`.
+    A server is restarted at most `max_restarts` times per `restart_window`. `grace` is the time that a program has to
+    exit after its input is closed. `reveal` returns the secrets that the configuration refers to. `before_start` is
+    called before each start of a program and raises Failed if the program may not start. `report` receives a sentence
+    after every `report_interval` of waiting for a server to start.
     """
 
     clock: Clock
     environment: Mapping[str, str]
     reveal: Callable[[str], str] = _reject_secrets
-    starts: Callable[[], None] = _allow_start
+    before_start: Callable[[], None] = _allow_start
     report: Callable[[str], None] = _ignore_progress
-    tells_every: int = 5 * SECOND
+    report_interval: int = 5 * SECOND
     timeout: int = DEFAULT_TOOL_TIMEOUT
     grace: int = 2 * SECOND
-    restarts: int = 3
-    within: int = MINUTE
+    max_restarts: int = 3
+    restart_window: int = MINUTE
     max_output: int = MAX_OUTPUT
     max_message: int = 4 * MAX_OUTPUT
     tls: ssl.SSLContext | None = None
@@ -215,49 +215,49 @@ class McpTerms:
 
 @dataclass(frozen=True)
 class McpOffer:
-    """The usable tools, and a sentence for each tool or server that is left out."""
+    """The usable tools, and a sentence for each omitted tool or server."""
 
     tools: tuple["McpTool", ...] = ()
-    left_out: tuple[str, ...] = ()
+    omissions: tuple[str, ...] = ()
 
 
 @asynccontextmanager
 async def open_mcp_tools(servers: Sequence[ToolServer], terms: McpTerms) -> AsyncGenerator[McpOffer]:
-    """Connect to all servers at once and offer their tools; at the end every server is stopped."""
-    connected = [McpServer(server, terms) for server in servers]
+    """Connect to all servers in parallel and offer their tools; stop every server on exit."""
+    clients = [McpServer(server, terms) for server in servers]
     try:
-        offers = await asyncio.gather(*(_offer_tools(server) for server in connected))
+        offers = await asyncio.gather(*(_offer_tools(server) for server in clients))
         tools = tuple(tool for offer in offers for tool in offer.tools)
-        yield McpOffer(tools, tuple(sentence for offer in offers for sentence in offer.left_out))
+        yield McpOffer(tools, tuple(sentence for offer in offers for sentence in offer.omissions))
     finally:
-        await asyncio.gather(*(server.close() for server in connected))
+        await asyncio.gather(*(server.close() for server in clients))
 
 
 async def _offer_tools(server: "McpServer") -> McpOffer:
     try:
         return await server.open()
     except Failed as failure:
-        return McpOffer(left_out=(f"The server {server.name} is left out. {failure}",))
+        return McpOffer(omissions=(f"The server {server.name} is omitted. {failure}",))
 
 
 def read_tool_result(result: "CallToolResult", max_output: int = MAX_OUTPUT) -> Output:
-    """What a server said, as text. Raises Failed where it says that the tool failed."""
+    """Return a server's result as text. Raises Failed if the result is an error."""
     text = truncate_middle(render_contents(result.content, result.structured_content), max_output)
     if result.is_error:
-        raise Failed("ToolError", text or "the tool failed and does not say why.", text)
+        raise Failed("ToolError", text or "the tool failed without a message.", text)
     return Output(text)
 
 
 class McpTool:
-    """One tool of one server. It implements the port `Tool`."""
+    """A tool of an MCP server. Implements the port `Tool`."""
 
-    def __init__(self, server: "McpServer", known: DescribedTool, timeout: int) -> None:
+    def __init__(self, server: "McpServer", described: DescribedTool, timeout: int) -> None:
         self._server = server
-        self._name = known.name
-        self._checker: SchemaChecker = known.checker
-        self.entry = known.entry
-        # How long we wait is our own affair, so that it is no part of what a person agreed to.
-        self.spec = replace(known.spec, timeout=timeout)
+        self._name = described.name
+        self._checker: SchemaChecker = described.checker
+        self.entry = described.entry
+        # The timeout is not part of what a person approved, so it is not part of the digest.
+        self.spec = replace(described.spec, timeout=timeout)
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         return self._checker.validate(self.spec.name, arguments)
@@ -267,10 +267,10 @@ class McpTool:
         return read_tool_result(result, self._server.max_output)
 
     async def relay(self, arguments: Valid, permit: Permit, relay: CallRelay) -> "CallToolResult":
-        """Make the call, and return what the server said as it came."""
-        plain = self._reveal_secrets(arguments, permit)
+        """Call the tool and return the server's result unchanged."""
+        revealed_arguments = self._reveal_secrets(arguments, permit)
         async with asyncio.timeout(self.spec.timeout / SECOND):
-            return await self._server.call(self.spec, self._name, plain, permit, relay)
+            return await self._server.call(self.spec, self._name, revealed_arguments, permit, relay)
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
         permit.use()
@@ -278,13 +278,13 @@ class McpTool:
 
     def _reveal_secrets(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
         try:
-            plain = substitute_secrets(dict(arguments.values), permit.reveal)
-            written = canonical_json(plain)
-        except KeyError as missing:
-            raise Failed("UnknownSecret", f"{missing.args[0]} is no secret that this call may use.") from None
+            revealed_arguments = substitute_secrets(dict(arguments.values), permit.reveal)
+            encoded_arguments = canonical_json(revealed_arguments)
+        except KeyError as error:
+            raise Failed("UnknownSecret", f"This call may not use the secret {error.args[0]}.") from None
         except ValueError:
-            raise Failed("InvalidSecret", "a secret holds characters that cannot be sent.") from None
-        match self._checker.validate(self.spec.name, written):
+            raise Failed("InvalidSecret", "a secret contains characters that cannot be sent.") from None
+        match self._checker.validate(self.spec.name, encoded_arguments):
             case Valid(values):
                 return values
             case Invalid(sentence):
@@ -301,7 +301,7 @@ class _LiveConnection:
     offer: McpOffer = field(default_factory=McpOffer)
     stale: bool = False
     following: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
-    """Streams of single resources' changes, which servers of the newer protocol have."""
+    """Tasks that follow the changes of single resources, on servers of the newer protocol."""
 
     def outdate(self) -> None:
         self.stale = True
@@ -333,18 +333,18 @@ class McpServer:
             await self._end(self._live)
 
     async def offer(self) -> McpOffer:
-        """What the server offers by now: it is asked again after it announced other tools."""
+        """Return the current offer; list the tools again if the server announced a change."""
         live = await self._connect()
-        await self._fresh(live, _demand(live.session))
+        await self._fresh(live, _require_open(live.session))
         return live.offer
 
-    async def list(self, request: Any, wanted: Any) -> Any:
-        """Ask what there is besides tools. Raises Failed if the server does not say it."""
+    async def list(self, request: Any, result_type: Any) -> Any:
+        """Send a request that lists resources or prompts. Raises Failed on an error of the server."""
         live = await self._connect()
-        return await self._translate_errors(send_listing(_demand(live.session), request, wanted))
+        return await self._translate_errors(send_listing(_require_open(live.session), request, result_type))
 
     async def follow_resource(self, uri: str) -> None:
-        """Have the server say when a resource changes, also after it was started again."""
+        """Subscribe to changes of a resource, also after a restart of the server."""
         self._followed_resources.add(uri)
         await self._subscribe(await self._connect(), uri)
 
@@ -356,27 +356,27 @@ class McpServer:
         stream = live.following.pop(uri, None)
         if stream is not None:
             stream.cancel()
-        elif not _speaks_modern(_demand(live.session)):
+        elif not _speaks_modern(_require_open(live.session)):
             request = UnsubscribeRequest(params=UnsubscribeRequestParams(uri=uri))
-            await self._translate_errors(send_listing(_demand(live.session), request, EmptyResult))
+            await self._translate_errors(send_listing(_require_open(live.session), request, EmptyResult))
 
     async def _subscribe(self, live: _LiveConnection, uri: str) -> None:
         from mcp_types import EmptyResult, SubscribeRequest, SubscribeRequestParams
 
-        opened = _demand(live.session)
-        if _speaks_modern(opened):
+        session = _require_open(live.session)
+        if _speaks_modern(session):
             if uri not in live.following:
-                live.following[uri] = asyncio.create_task(follow_resource(opened, uri), name=f"mcp {self.name} {uri}")
+                live.following[uri] = asyncio.create_task(follow_resource(session, uri), name=f"mcp {self.name} {uri}")
             return
         await self._translate_errors(
-            send_listing(opened, SubscribeRequest(params=SubscribeRequestParams(uri=uri)), EmptyResult)
+            send_listing(session, SubscribeRequest(params=SubscribeRequestParams(uri=uri)), EmptyResult)
         )
 
-    async def read(self, request: Any, wanted: Any, permit: Permit, relay: CallRelay) -> Any:
-        """Read a resource or a prompt. Raises Failed if the server does not give it."""
-        ask = send_reading.open(permit)
+    async def read(self, request: Any, result_type: Any, permit: Permit, relay: CallRelay) -> Any:
+        """Read a resource or a prompt. Raises Failed on an error of the server."""
+        send = send_reading.open(permit)
         live = await self._connect()
-        return await self._translate_errors(ask(_demand(live.session), request, wanted, relay))
+        return await self._translate_errors(send(_require_open(live.session), request, result_type, relay))
 
     async def _translate_errors(self, answer: Awaitable[Any]) -> Any:
         from mcp.shared.exceptions import MCPError
@@ -384,13 +384,13 @@ class McpServer:
         try:
             return await answer
         except MCPError as error:
-            raise Failed("McpError", f"the server {self.name} says: {error.message}") from error
+            raise Failed("McpError", f"the server {self.name} returned an error: {error.message}") from error
         except (ValueError, RuntimeError) as error:
-            why = f"the answer of the server {self.name} cannot be read ({type(error).__name__})."
-            raise Failed("AnswerLost", why) from error
+            message = f"the answer of the server {self.name} is invalid ({type(error).__name__})."
+            raise Failed("AnswerLost", message) from error
 
     async def capabilities(self) -> Any:
-        return _demand((await self._connect()).session).server_capabilities
+        return _require_open((await self._connect()).session).server_capabilities
 
     async def call(
         self, spec: ToolSpec, name: str, arguments: Mapping[str, Any], permit: Permit, relay: CallRelay = NO_RELAY
@@ -398,91 +398,95 @@ class McpServer:
         """Call a tool. Raises Failed, or Unstoppable if the outcome is unknown."""
         from mcp.shared.exceptions import MCPError
 
-        ask = send_tool_call.open(permit)
+        send = send_tool_call.open(permit)
         live = await self._connect()
-        opened = await self._require_agreed_tool(live, spec)
+        session = await self._require_agreed_tool(live, spec)
         try:
-            return await ask(opened, name, arguments, permit.id, relay, self._terms.clock.sleep)
+            return await send(session, name, arguments, permit.id, relay, self._terms.clock.sleep)
         except asyncio.CancelledError:
             if spec.effect == "read":
                 raise
-            raise self._unknown("it was cancelled, and may have done it before") from None
+            raise self._unknown("the call was cancelled after it was sent") from None
         except MCPError as error:
             raise self._failure(live, spec, error.code, error.message) from error
         except (ValueError, RuntimeError) as error:
-            raise self._failure(live, spec, LOST_CODE, f"its answer cannot be read ({type(error).__name__})") from error
+            raise self._failure(live, spec, LOST_CODE, f"its answer is invalid ({type(error).__name__})") from error
 
     def _failure(self, live: _LiveConnection, spec: ToolSpec, code: int, message: str) -> Failed | Unstoppable:
-        """Tell a server's own failure from an answer that got lost."""
+        """Distinguish a failure of the server from a lost answer."""
         from mcp_types import CONNECTION_CLOSED, PARSE_ERROR
 
         remote = self._server.transport != "stdio"
-        closed = code == CONNECTION_CLOSED and (remote or live.ending.ended.is_set())
-        if closed or code == FORGOTTEN_CODE:
+        is_closed = code == CONNECTION_CLOSED and (remote or live.ending.ended.is_set())
+        if is_closed or code == FORGOTTEN_CODE:
             live.ending.ended.set()
-        if not (closed or code == LOST_CODE or (code == PARSE_ERROR and remote)):
+        if not (is_closed or code == LOST_CODE or (code == PARSE_ERROR and remote)):
             kind = "NotReached" if code in {NOT_SENT_CODE, FORGOTTEN_CODE} else "McpError"
-            return Failed(kind, f"the server {self.name} says: {message}" if kind == "McpError" else message)
-        why = live.ending.why or message
+            return Failed(
+                kind, f"the server {self.name} returned an error: {message}" if kind == "McpError" else message
+            )
+        reason = live.ending.why or message
         if spec.effect == "write":
-            return self._unknown(why)
-        return Failed("AnswerLost", f"the server {self.name} did not answer: {why}", live.ending.describe())
+            return self._unknown(reason)
+        return Failed("AnswerLost", f"the server {self.name} did not answer: {reason}", live.ending.describe())
 
-    def _unknown(self, why: str) -> Unstoppable:
-        return Unstoppable(f"It is unknown whether the server {self.name} did it, since there was no answer: {why}.")
+    def _unknown(self, reason: str) -> Unstoppable:
+        return Unstoppable(
+            f"The server {self.name} gave no answer ({reason}); it is unknown whether the call took effect."
+        )
 
     async def _require_agreed_tool(self, live: _LiveConnection, spec: ToolSpec) -> "ClientSession":
-        """Check that the server still offers the agreed tool: it may have changed its tools."""
-        opened = _demand(live.session)
-        await self._fresh(live, opened)
+        """Require that the server still offers the tool with the agreed digest."""
+        session = _require_open(live.session)
+        await self._fresh(live, session)
         if not live.offers_tool(spec):
-            raise Failed("ToolChanged", f"the server {self.name} does not offer {spec.name} as it was agreed to.")
-        return opened
+            raise Failed("ToolChanged", f"the server {self.name} does not offer {spec.name} in the approved version.")
+        return session
 
-    async def _fresh(self, live: _LiveConnection, opened: "ClientSession") -> None:
+    async def _fresh(self, live: _LiveConnection, session: "ClientSession") -> None:
         from mcp.shared.exceptions import MCPError
 
         async with self._one_at_a_time:
             if live.stale:
                 try:
-                    await self._list(live, opened)
+                    await self._list(live, session)
                 except (MCPError, ValueError, RuntimeError) as error:
-                    raise Failed("ToolsUnknown", f"the server {self.name} does not list its tools: {error}") from error
+                    raise Failed("ToolsUnknown", f"cannot list the tools of the server {self.name}: {error}") from error
 
     async def _connect(self) -> _LiveConnection:
-        """Return the live connection, or make one within the restart limit."""
+        """Return the live connection, or open one within the restart limit."""
         async with self._one_at_a_time:
             if self._live is None or self._live.ending.ended.is_set():
                 await self._replace()
-            live = _demand(self._live)
+            live = _require_open(self._live)
         if live.ready.done():
             return live
-        task = _demand(live.task)
+        task = _require_open(live.task)
         await self._await_start(live, task)
         if live.ready.done():
             return live
-        late = not task.done()
+        is_late = not task.done()
         await self._end(live)
-        why = self._explain_late() if late else live.ending.why
-        raise Failed("NotConnected", f"the server {self.name} cannot be used: {why}", live.ending.describe())
+        reason = self._explain_late() if is_late else live.ending.why
+        raise Failed("NotConnected", f"the server {self.name} cannot be used: {reason}", live.ending.describe())
 
     async def _await_start(self, live: _LiveConnection, task: "asyncio.Task[None]") -> None:
-        """Wait until a server is ready, ended or late, and tell that it is still waited for."""
-        waited, limit = 0, self._server.start_timeout
-        while waited < limit and not (task.done() or live.ready.done()):
-            if waited:
-                self._terms.report(f"Starting the MCP server {self.name}: {waited / SECOND:g} s …")
-            pause = min(self._terms.tells_every, limit - waited)
+        """Wait until a server is ready, ended or late; report while waiting."""
+        elapsed_time, limit = 0, self._server.start_timeout
+        while elapsed_time < limit and not (task.done() or live.ready.done()):
+            if elapsed_time:
+                self._terms.report(f"Starting the MCP server {self.name}: {elapsed_time / SECOND:g} s …")
+            pause = min(self._terms.report_interval, limit - elapsed_time)
             await asyncio.wait((task, live.ready), timeout=pause / SECOND, return_when=asyncio.FIRST_COMPLETED)
-            waited += pause
+            elapsed_time += pause
 
     def _explain_late(self) -> str:
-        """Name what was started, without its arguments, which may hold a key."""
+        """Describe a late start, without the arguments of the program, which may contain a key."""
         server = self._server
-        what = f" of starting the program {server.command}" if server.transport == "stdio" else ""
+        activity = f" of starting the program {server.command}" if server.transport == "stdio" else ""
         return (
-            f"it did not answer within {server.start_timeout / SECOND:g} s{what}. If it needs longer, write a larger "
-            f"`startup_timeout_sec` for `mcpServers.{self.name}` into .mcp.json"
+            f"it did not answer within {server.start_timeout / SECOND:g} s{activity}. If it needs longer, increase "
+            f"`startup_timeout_sec` of `mcpServers.{self.name}` in .mcp.json"
         )
 
     async def _replace(self) -> None:
@@ -491,14 +495,14 @@ class McpServer:
         if self._live is not None:
             await self._end(self._live)
             now = self._terms.clock.now()
-            while self._restarts and self._restarts[0] <= now - self._terms.within:
+            while self._restarts and self._restarts[0] <= now - self._terms.restart_window:
                 self._restarts.popleft()
-            if len(self._restarts) >= self._terms.restarts:
-                wait = (self._restarts[0] + self._terms.within - now) // SECOND + 1 if self._restarts else 0
+            if len(self._restarts) >= self._terms.max_restarts:
+                wait = (self._restarts[0] + self._terms.restart_window - now) // SECOND + 1 if self._restarts else 0
                 raise Failed(
                     "NotConnected",
-                    f"the server {self.name} keeps ending and was started again {len(self._restarts)} times; "
-                    f"it is left alone for {wait} s.",
+                    f"the server {self.name} keeps exiting and was restarted {len(self._restarts)} times; "
+                    f"the next restart is allowed in {wait} s.",
                 )
             self._restarts.append(now)
         live = self._live = _LiveConnection(asyncio.get_running_loop().create_future())
@@ -506,27 +510,27 @@ class McpServer:
         live.task.add_done_callback(partial(_note_end, live.ending))
 
     async def _end(self, live: _LiveConnection) -> None:
-        """End a connection: gracefully if it was up, at once if it takes too long or never was."""
+        """End a connection gracefully if it was ready; cancel it if it was not, or if that takes too long."""
         live.ending.ended.set()
-        task = _demand(live.task)
+        task = _require_open(live.task)
         if live.ready.done():
-            await asyncio.wait((task,), timeout=self._terms.grace / SECOND + _GRACE)
+            await asyncio.wait((task,), timeout=self._terms.grace / SECOND + _END_TIMEOUT)
         task.cancel()
-        await asyncio.wait((task,), timeout=self._terms.grace / SECOND + _GRACE)
+        await asyncio.wait((task,), timeout=self._terms.grace / SECOND + _END_TIMEOUT)
 
     async def _own(self, live: _LiveConnection) -> None:
-        """Hold the connection until it is over: a task group must be left in the task that entered it."""
+        """Own the connection until it ends: a task group must be exited in the task that entered it."""
         if self._server.transport == "stdio":
-            await asyncio.to_thread(self._terms.starts)
-        answered = ONLY_PINGS if self._peer is SILENT_PEER else ALL_REQUESTS
+            await asyncio.to_thread(self._terms.before_start)
+        answered_methods = ONLY_PINGS if self._peer is SILENT_PEER else ALL_REQUESTS
         async with (
-            watch_connection(self._wire(live.ending), live.ending, answered) as wire,
-            open_mcp_session(self.name, live.raw, wire, live.outdate, self._peer) as opened,
+            watch_connection(self._wire(live.ending), live.ending, answered_methods) as wire,
+            open_mcp_session(self.name, live.raw, wire, live.outdate, self._peer) as session,
         ):
-            live.session = opened
-            await negotiate_version(opened)
-            async with self._watch_changes(live, opened):
-                await self._list(live, opened)
+            live.session = session
+            await negotiate_version(session)
+            async with self._watch_changes(live, session):
+                await self._list(live, session)
                 for uri in sorted(self._followed_resources):
                     with suppress(Failed):
                         await self._subscribe(live, uri)
@@ -534,17 +538,17 @@ class McpServer:
                 await live.ending.ended.wait()
 
     @asynccontextmanager
-    async def _watch_changes(self, live: _LiveConnection, opened: "ClientSession") -> AsyncGenerator[None]:
-        """Hear of changes before the tools are listed, so that none is missed in between."""
-        heard, clock = asyncio.Event(), self._terms.clock
-        news = follow_changes(opened, live.outdate, heard, lambda tries: clock.sleep(tries * SECOND))
-        following = asyncio.create_task(news, name=f"mcp {self.name} news")
+    async def _watch_changes(self, live: _LiveConnection, session: "ClientSession") -> AsyncGenerator[None]:
+        """Follow changes before the tools are listed, so that no change is missed in between."""
+        listening, clock = asyncio.Event(), self._terms.clock
+        changes = follow_changes(session, live.outdate, listening, lambda tries: clock.sleep(tries * SECOND))
+        follower = asyncio.create_task(changes, name=f"mcp {self.name} news")
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(heard.wait(), _LISTEN_PATIENCE)
+                await asyncio.wait_for(listening.wait(), _LISTEN_TIMEOUT)
             yield
         finally:
-            tasks = (following, *live.following.values())
+            tasks = (follower, *live.following.values())
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -554,28 +558,30 @@ class McpServer:
         try:
             env = cast("dict[str, str]", substitute_secrets(dict(server.env), terms.reveal))
             headers = cast("dict[str, str]", substitute_secrets(dict(server.headers), terms.reveal))
-        except KeyError as missing:
-            raise Failed("UnknownSecret", f"{missing.args[0]} is no secret that the server may use.") from None
+        except KeyError as error:
+            raise Failed("UnknownSecret", f"The server may not use the secret {error.args[0]}.") from None
         if server.transport == "stdio":
-            inherited = {name: terms.environment[name] for name in _INHERITED if name in terms.environment}
+            inherited_env = {
+                name: terms.environment[name] for name in _INHERITED_VARIABLES if name in terms.environment
+            }
             argv = (server.command, *server.args)
             launch = LaunchSpec(
-                argv, server.cwd, {**_NO_BYTECODE, **inherited, **env}, terms.max_message, terms.grace / SECOND
+                argv, server.cwd, {**_NO_BYTECODE, **inherited_env, **env}, terms.max_message, terms.grace / SECOND
             )
             return open_stdio_wire(launch, ending)
         remote = RemoteServer(server.url, headers, terms.max_message, tls=terms.tls)
         return open_http_wire(remote) if server.transport == "http" else open_sse_wire(remote)
 
-    async def _list(self, live: _LiveConnection, opened: "ClientSession") -> None:
-        """List the usable tools. A change meanwhile is fetched later."""
+    async def _list(self, live: _LiveConnection, session: "ClientSession") -> None:
+        """List the usable tools. A change in the meantime marks them as stale again."""
         live.stale = False
         try:
-            known = describe_server_tools(self.name, await list_server_tools(opened, live.raw))
+            usable = parse_server_tools(self.name, await list_server_tools(session, live.raw))
         except BaseException:
             live.stale = True
             raise
-        tools = tuple(McpTool(self, each, self._terms.timeout) for each in known.tools)
-        live.offer = McpOffer(tools, known.left_out)
+        tools = tuple(McpTool(self, described, self._terms.timeout) for described in usable.tools)
+        live.offer = McpOffer(tools, usable.omissions)
 
 
 def _note_end(ending: ConnectionEnding, task: "asyncio.Task[None]") -> None:
@@ -592,7 +598,7 @@ def _require_installed(server: str) -> None:
         import_module("mcp")
     except ImportError:
         raise ConfigError(explain_extra("mcp", f"The MCP server {server}")) from None
-    # It would log messages with the secrets that were put into them; what it has to tell comes as an error, too.
+    # The library would log messages that contain secrets; its errors are also raised.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 
@@ -602,7 +608,7 @@ def _speaks_modern(session: "ClientSession") -> bool:
     return session.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
-def _demand(value: T | None) -> T:
+def _require_open(value: T | None) -> T:
     if value is None:
-        raise AssertionError("A connection was used before it was made.")
+        raise AssertionError("A connection was used before it was opened.")
     return value

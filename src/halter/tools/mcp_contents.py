@@ -1,4 +1,4 @@
-"""What an MCP server answers, as text for a model: each thing once, pictures and sounds only named."""
+"""Renders the contents of an MCP server's answer as text for a model; images and audio are only named."""
 
 import base64
 import binascii
@@ -12,40 +12,45 @@ from halter.core.text import clean
 from halter.tools.process import MAX_OUTPUT, bytes_to_text
 
 
-def render_contents(contents: Sequence[Any], structured: Any) -> str:
-    """Join all parts of an answer into one text, each thing once.
+def render_contents(contents: Sequence[Any], structured_content: Any) -> str:
+    """Join all parts of an answer into one text, without repetition.
 
-    Most servers say the same as text and as structured content. What the other form says in full is left out.
+    Most servers send the same content as text and as structured content. A form that the other one contains in full is
+    left out.
     """
     from mcp_types import TextContent
 
     parts = [_part(content) for content in contents]
     texts = [content.text for content in contents if isinstance(content, TextContent)]
-    if structured is None or _says_all(texts, structured):
+    if structured_content is None or _contains_all(texts, structured_content):
         return "\n".join(parts)
-    told = {value for value in _walk_scalars(structured) if isinstance(value, str)}
-    kept = [part for part, content in zip(parts, contents, strict=True) if getattr(content, "text", None) not in told]
-    return "\n".join([*kept, json.dumps(structured, ensure_ascii=False)])
+    structured_texts = {value for value in _walk_scalars(structured_content) if isinstance(value, str)}
+    remaining = [
+        part
+        for part, content in zip(parts, contents, strict=True)
+        if getattr(content, "text", None) not in structured_texts
+    ]
+    return "\n".join([*remaining, json.dumps(structured_content, ensure_ascii=False)])
 
 
 def _part(content: Any) -> str:
-    """Images and audio are only named: text models cannot use them and would pay for them."""
+    """Render one part. Images and audio are only named: text models cannot use them and would pay for them."""
     from mcp_types import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
 
     match content:
         case TextContent():
             return content.text
         case ImageContent():
-            return f"[an image, {_one_line(content.mime_type)}, {_size(content.data)}, which text cannot show]"
+            return f"[image, {_one_line(content.mime_type)}, {_size(content.data)}, not shown]"
         case AudioContent():
-            return f"[a sound, {_one_line(content.mime_type)}, {_size(content.data)}, which text cannot show]"
+            return f"[audio, {_one_line(content.mime_type)}, {_size(content.data)}, not shown]"
         case ResourceLink():
-            described = f": {content.description}" if content.description else ""
-            return f"[a resource, {_one_line(content.uri)}]{described}"
+            description = f": {content.description}" if content.description else ""
+            return f"[resource, {_one_line(content.uri)}]{description}"
         case EmbeddedResource():
-            return f"[a resource, {_one_line(content.resource.uri)}]\n{_resource(content.resource)}"
+            return f"[resource, {_one_line(content.resource.uri)}]\n{_resource(content.resource)}"
         case _:
-            return "[a part of a kind that is not understood]"
+            return "[content of an unknown type]"
 
 
 def _resource(resource: Any) -> str:
@@ -56,23 +61,25 @@ def _resource(resource: Any) -> str:
     try:
         return bytes_to_text(base64.b64decode(resource.blob), MAX_OUTPUT)
     except (binascii.Error, ValueError):
-        return "[data that is not base64]"
+        return "[invalid base64 data]"
 
 
-def _says_all(said: Sequence[str], structured: Any) -> bool:
-    """Whether texts contain all of a value: as its JSON, or each of its words and numbers.
+def _contains_all(texts: Sequence[str], structured_content: Any) -> bool:
+    """Return true if texts contain all of a value: as its JSON, or each of its words and numbers.
 
-    Servers wrap a value that is no object, often as `result`; of a list, each item may be a text of its own.
+    Servers wrap a value that is not an object, often as `result`; each item of a list may be a separate text.
     """
-    wrapped: Any = structured
-    if isinstance(structured, dict) and len(cast("dict[str, Any]", structured)) == 1:
-        (wrapped,) = cast("dict[str, Any]", structured).values()
-    read = [_read_json(text) for text in said]
-    if structured in read or wrapped in read or wrapped in (read, list(said)):
+    inner_value: Any = structured_content
+    if isinstance(structured_content, dict) and len(cast("dict[str, Any]", structured_content)) == 1:
+        (inner_value,) = cast("dict[str, Any]", structured_content).values()
+    values = [_read_json(text) for text in texts]
+    if structured_content in values or inner_value in values or inner_value in (values, list(texts)):
         return True
-    whole = "\n".join(said)
-    words = set(_WORDS.findall(whole))
-    return bool(whole) and all(_is_said(value, whole, words) for value in _walk_scalars(structured))
+    joined_text = "\n".join(texts)
+    words = set(_WORD_PATTERN.findall(joined_text))
+    return bool(joined_text) and all(
+        _is_contained(value, joined_text, words) for value in _walk_scalars(structured_content)
+    )
 
 
 def _read_json(text: str) -> Any:
@@ -83,26 +90,26 @@ def _read_json(text: str) -> Any:
 
 
 def _walk_scalars(value: Any) -> Iterator[Any]:
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, dict):
-            left += cast("dict[str, Any]", each).values()
-        elif isinstance(each, list):
-            left += cast("list[Any]", each)
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            pending += cast("dict[str, Any]", item).values()
+        elif isinstance(item, list):
+            pending += cast("list[Any]", item)
         else:
-            yield each
+            yield item
 
 
-_WORDS: Final = re.compile(r"[\w.+-]*\w")
+_WORD_PATTERN: Final = re.compile(r"[\w.+-]*\w")
 
 
-def _is_said(value: Any, whole: str, words: AbstractSet[str]) -> bool:
-    """A word or number must stand alone: a 12 does not say 1."""
+def _is_contained(value: Any, text: str, words: AbstractSet[str]) -> bool:
+    """Return true if a text contains a value. A word or number must match whole: 12 does not contain 1."""
     if value is None:
         return True
-    if isinstance(value, str) and _WORDS.fullmatch(value) is None:
-        return value in whole
+    if isinstance(value, str) and _WORD_PATTERN.fullmatch(value) is None:
+        return value in text
     return (value if isinstance(value, str) else json.dumps(value)) in words
 
 

@@ -1,6 +1,6 @@
 """A session with an MCP server: what is sent, what the server may ask, and what it announces.
 
-A call of a tool, a resource and a prompt can be sent only with a permit.
+A tool call, and a request for a resource or a prompt, can be sent only with a permit.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ TASKS_EXTENSION: Final = "io.modelcontextprotocol/tasks"
 
 
 class ToolListRecorder:
-    """Carries requests to a server, and keeps its list of tools as it came.
+    """Forwards requests to a server, and records its list of tools unchanged.
 
-    The SDK refuses a whole list for one bad entry, and takes a hint that says "yes" for one that says true. So it sees
-    only the parts that it needs, and only of entries that it can read.
+    The SDK rejects a whole list for one bad entry, and reads the hint "yes" as true. So it receives only the parts that
+    it needs, and only of entries that it can read.
     """
 
     def __init__(self) -> None:
         self.inner: Any = None
         self.tools: list[Any] = []
 
-    async def run(self, *arguments: Any, **more: Any) -> None:
-        await self.inner.run(*arguments, **more)
+    async def run(self, *arguments: Any, **options: Any) -> None:
+        await self.inner.run(*arguments, **options)
 
-    async def notify(self, *arguments: Any, **more: Any) -> None:
-        await self.inner.notify(*arguments, **more)
+    async def notify(self, *arguments: Any, **options: Any) -> None:
+        await self.inner.notify(*arguments, **options)
 
     async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> dict[str, Any]:
         answer: dict[str, Any] = await self.inner.send_raw_request(method, params, opts)
@@ -57,44 +57,44 @@ class ToolListRecorder:
             return answer
         entries = cast("list[Any]", tools)
         self.tools += entries
-        return {**answer, "tools": [part for entry in entries if (part := _read_entry(entry))]}
+        return {**answer, "tools": [readable for entry in entries if (readable := _read_entry(entry))]}
 
 
 def _read_entry(entry: Any) -> dict[str, Any] | None:
     match entry:
         case {"name": str(name), "inputSchema": {"type": "object"} as schema}:
             properties = cast("dict[str, Any]", schema).get("properties")
-            kept = cast("dict[str, Any]", properties if isinstance(properties, dict) else {})
-            readable: dict[str, Any] = {key: value for key, value in kept.items() if isinstance(value, dict)}
+            property_map = cast("dict[str, Any]", properties if isinstance(properties, dict) else {})
+            readable: dict[str, Any] = {key: value for key, value in property_map.items() if isinstance(value, dict)}
             return {"name": name, "inputSchema": {"type": "object", "properties": readable}}
         case _:
             return None
 
 
-_PAGES: Final = 100
-_MOST_LOST: Final = 10
-"""How often in a row a stream of changes is opened again."""
+_MAX_PAGES: Final = 100
+_MAX_LOST_STREAMS: Final = 10
+"""Maximum number of consecutive attempts to reopen a stream of changes."""
 
 
 class McpPeer(Protocol):
-    """The client that a server is reached for, where there is one: it answers the server, and hears its news."""
+    """The client on whose behalf a server is called: it answers the server and receives its notifications."""
 
     @property
     def samples(self) -> bool:
-        """Whether servers may ask a model."""
+        """True if servers may use a model (sampling)."""
         ...
 
     async def elicit(self, server: str, params: "ElicitRequestParams") -> "ElicitResult": ...
 
     async def sample(self, server: str, params: "CreateMessageRequestParams") -> "CreateMessageResult":
-        """Ask a model for a server. Raises Failed where it is refused."""
+        """Call a model for a server. Raises Failed if that is refused."""
         ...
 
-    def announce(self, server: str, news: "ServerNotification") -> None: ...
+    def announce(self, server: str, notification: "ServerNotification") -> None: ...
 
 
 class SilentPeer:
-    """No client: nothing is answered, and news matter only to the connection itself."""
+    """No client: requests are not answered, and notifications concern only the connection."""
 
     samples = False
 
@@ -107,13 +107,13 @@ class SilentPeer:
         del server, params
         return ElicitResult(action="cancel")
 
-    def announce(self, server: str, news: "ServerNotification") -> None:
-        """Hear nothing."""
+    def announce(self, server: str, notification: "ServerNotification") -> None:
+        """Ignore the notification."""
 
 
 SILENT_PEER: Final = SilentPeer()
-NO_SAMPLING: Final = "Halter lets no server ask a model: sampling is off."
-NO_ROOTS: Final = "Halter shows no server the folders of its client: roots are off."
+NO_SAMPLING: Final = "Sampling is off: the server cannot use a model."
+NO_ROOTS: Final = "Roots are off: the server cannot list the client's folders."
 
 
 @asynccontextmanager
@@ -121,10 +121,10 @@ async def open_mcp_session(
     server: str,
     raw: ToolListRecorder,
     wire: tuple[ServerOutput, ServerInput],
-    changed: Callable[[], None],
+    on_tools_changed: Callable[[], None],
     peer: McpPeer,
 ) -> "AsyncGenerator[ClientSession]":
-    """Open a session over a connection; `changed` is called when the server announces other tools."""
+    """Open a session over a connection; `on_tools_changed` is called when the server announces other tools."""
     from mcp import ClientSession
     from mcp.client.session import ClientRequestContext
     from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
@@ -154,34 +154,34 @@ async def open_mcp_session(
     ) -> "CreateMessageResult | ErrorData":
         try:
             return await peer.sample(server, params)
-        except Failed as refused:
-            return ErrorData(code=INVALID_REQUEST, message=str(refused))
+        except Failed as failure:
+            return ErrorData(code=INVALID_REQUEST, message=str(failure))
 
     async def notice(message: Any) -> None:
         if isinstance(message, Exception):
             return
         if isinstance(message, ToolListChangedNotification):
-            changed()
+            on_tools_changed()
         peer.announce(server, message)
 
     raw.inner = JSONRPCDispatcher(*wire)
     info = Implementation(name="halter", version=version("halter"))
-    asks = None if peer is SILENT_PEER else elicit
-    more: dict[str, Any] = {"sampling_callback": sample} if peer.samples else {}
+    elicitation = None if peer is SILENT_PEER else elicit
+    callbacks: dict[str, Any] = {"sampling_callback": sample} if peer.samples else {}
     async with Answering(
         dispatcher=raw,
         message_handler=notice,
         client_info=info,
-        elicitation_callback=asks,
+        elicitation_callback=elicitation,
         extensions={TASKS_EXTENSION: {}},
         result_claims=_claim_tasks(),
-        **more,
-    ) as opened:
-        yield opened
+        **callbacks,
+    ) as session:
+        yield session
 
 
 def _claim_tasks() -> dict[str, Any]:
-    """Say that an answer may be a task, which is declared to servers of the newer protocol alone."""
+    """Declare that an answer may be a task; only servers of the newer protocol receive it."""
     from mcp.client.extension import ResultClaim
     from mcp_types import Result
 
@@ -195,61 +195,65 @@ def _claim_tasks() -> dict[str, Any]:
 
 
 async def negotiate_version(session: "ClientSession") -> None:
-    """Agree on a version. Most servers expect this handshake; the newest may know only the other."""
+    """Agree on a protocol version. Most servers expect `initialize`; the newest may support only `discover`."""
     from mcp.shared.exceptions import MCPError
     from mcp_types import CONNECTION_CLOSED
 
     try:
         await session.initialize()
-    except MCPError as refused:
-        if refused.code in {CONNECTION_CLOSED, NOT_SENT_CODE, LOST_CODE}:
+    except MCPError as error:
+        if error.code in {CONNECTION_CLOSED, NOT_SENT_CODE, LOST_CODE}:
             raise
         try:
             await session.discover()
         except MCPError:
-            raise refused from None
+            raise error from None
 
 
 async def follow_changes(
-    session: "ClientSession", changed: Callable[[], None], heard: asyncio.Event, pause: Callable[[int], Awaitable[None]]
+    session: "ClientSession",
+    on_changed: Callable[[], None],
+    listening: asyncio.Event,
+    pause: Callable[[int], Awaitable[None]],
 ) -> None:
-    """Have a server of the newer protocol say what changes: it tells only those who listen.
+    """Listen for changes on a server of the newer protocol, which notifies only listeners.
 
-    `heard` is set once it listens or will not. What may have been missed before that, or in a gap, is `changed`.
+    `listening` is set once the stream is open or has failed. `on_change` is called for what may have been missed
+    before that or in a gap.
     """
     from mcp.client.subscriptions import SubscriptionLost, listen
     from mcp.shared.exceptions import MCPError
     from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-    lost = 0
-    while session.protocol_version in MODERN_PROTOCOL_VERSIONS and lost < _MOST_LOST:
+    lost_count = 0
+    while session.protocol_version in MODERN_PROTOCOL_VERSIONS and lost_count < _MAX_LOST_STREAMS:
         try:
             async with listen(
                 session, tools_list_changed=True, prompts_list_changed=True, resources_list_changed=True
-            ) as news:
-                if heard.is_set():
-                    changed()
-                heard.set()
-                async for _ in news:
-                    lost = 0
+            ) as changes:
+                if listening.is_set():
+                    on_changed()
+                listening.set()
+                async for _ in changes:
+                    lost_count = 0
         except SubscriptionLost:
-            """It is opened again below."""
+            """The loop opens the stream again."""
         except MCPError:
             break
-        lost += 1
-        await pause(lost)
-    heard.set()
+        lost_count += 1
+        await pause(lost_count)
+    listening.set()
 
 
 async def follow_resource(session: "ClientSession", uri: str) -> None:
-    """Have a server of the newer protocol say when a resource changes, until it no longer does."""
+    """Listen for changes of a resource on a server of the newer protocol, until the stream ends."""
     from mcp.client.subscriptions import SubscriptionLost, listen
     from mcp.shared.exceptions import MCPError
 
     with suppress(MCPError, SubscriptionLost):
-        async with listen(session, resource_subscriptions=[uri]) as news:
-            async for _ in news:
-                """The session's peer has heard it."""
+        async with listen(session, resource_subscriptions=[uri]) as changes:
+            async for _ in changes:
+                """The session has already passed it to its peer."""
 
 
 async def list_server_tools(session: "ClientSession", raw: ToolListRecorder) -> Sequence[Any]:
@@ -259,7 +263,7 @@ async def list_server_tools(session: "ClientSession", raw: ToolListRecorder) -> 
     if session.server_capabilities is None or session.server_capabilities.tools is None:
         return ()
     cursor: str | None = None
-    for _ in range(_PAGES):
+    for _ in range(_MAX_PAGES):
         page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
         cursor = page.next_cursor
         if not cursor or len(raw.tools) > MAX_TOOLS:
@@ -268,28 +272,28 @@ async def list_server_tools(session: "ClientSession", raw: ToolListRecorder) -> 
 
 
 async def _reject_input(_: "InputRequests") -> "InputResponses":
-    raise Failed("InputRequired", "the server asks for input, which is not supported.")
+    raise Failed("InputRequired", "the server requested input, which is not supported.")
 
 
 def _follow_nothing(_: str) -> None:
-    """Hear of no task."""
+    """Ignore the status of a task."""
 
 
 @dataclass(frozen=True)
 class CallRelay:
-    """What passes between a server and its client while a call runs: progress, and the input that it asks for."""
+    """The exchange between a server and its client during a call: progress, and the input that it requests."""
 
     progress: "ProgressFnT | None" = None
     answer: "Callable[[InputRequests], Awaitable[InputResponses]]" = _reject_input
     meta: Mapping[str, Any] | None = None
-    """What the client says about its request that concerns the server, too."""
+    """Metadata of the client's request that is forwarded to the server."""
     follow_task: Callable[[str], None] = _follow_nothing
-    """Hears that the server has made a task of the call, and each time how it says that it stands."""
+    """Receives each status message of the task that the server made of the call."""
 
 
 NO_RELAY: Final = CallRelay()
-_MOST_ROUNDS: Final = 10
-"""How often a server may ask for input before it answers."""
+_MAX_INPUT_ROUNDS: Final = 10
+"""Maximum number of times that a server may request input before it answers."""
 
 
 @PermitGate
@@ -301,65 +305,65 @@ async def send_tool_call(
     relay: CallRelay,
     pause: Callable[[int], Awaitable[None]],
 ) -> "CallToolResult":
-    """Send a call, again with each input that the server asks for; a task that it becomes is followed to its end.
+    """Send a call, and repeat it with each input that the server requests; follow a task to its end.
 
-    The answer is not checked against the server's schema: it is only read.
+    The answer is not checked against the server's schema.
     """
     from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult, InputRequiredResult
     from pydantic import TypeAdapter
 
-    wanted: TypeAdapter[Any] = TypeAdapter(CallToolResult | InputRequiredResult)
-    answered: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
-    said: dict[str, Any] = {}
-    for _ in range(_MOST_ROUNDS):
+    result_adapter: TypeAdapter[Any] = TypeAdapter(CallToolResult | InputRequiredResult)
+    raw_adapter: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
+    input_fields: dict[str, Any] = {}
+    for _ in range(_MAX_INPUT_ROUNDS):
         meta: Any = {**(relay.meta or {}), "idempotencyKey": key}
-        params = CallToolRequestParams(name=name, arguments=dict(arguments), _meta=meta, **said)
+        params = CallToolRequestParams(name=name, arguments=dict(arguments), _meta=meta, **input_fields)
         raw: dict[str, Any] = await session.send_request(
-            CallToolRequest(params=params), answered, progress_callback=relay.progress
+            CallToolRequest(params=params), raw_adapter, progress_callback=relay.progress
         )
         if raw.get("resultType") == "task":
             return await _finish_task(session, raw, relay, pause)
-        result: Any = wanted.validate_python(raw, by_name=False)
+        result: Any = result_adapter.validate_python(raw, by_name=False)
         if not isinstance(result, InputRequiredResult):
             return result
         responses = await relay.answer(result.input_requests or {})
-        said = {"input_responses": responses, "request_state": result.request_state}
-    raise Failed("InputRequired", f"the server asked for input {_MOST_ROUNDS} times, and gave no answer.")
+        input_fields = {"input_responses": responses, "request_state": result.request_state}
+    raise Failed("InputRequired", f"the server requested input {_MAX_INPUT_ROUNDS} times without an answer.")
 
 
-_SHORTEST_POLL: Final = SECOND // 10
-_LONGEST_POLL: Final = 60 * SECOND
-_CANCEL_PATIENCE: Final = 0.5
-"""Seconds for a server to hear that a task of its is given up."""
-_LONGEST_STATUS: Final = 500
+_MIN_POLL_INTERVAL: Final = SECOND // 10
+_MAX_POLL_INTERVAL: Final = 60 * SECOND
+_CANCEL_TIMEOUT: Final = 0.5
+"""Seconds to send a server the cancellation of its task."""
+_MAX_STATUS_LENGTH: Final = 500
 
 
 async def _finish_task(
     session: "ClientSession", handle: Mapping[str, Any], relay: CallRelay, pause: Callable[[int], Awaitable[None]]
 ) -> "CallToolResult":
-    """Follow a server's task to its end, and cancel there what is given up.
+    """Follow a server's task to its end, and cancel the task on the server if that fails.
 
-    The server has begun by now: what is lost on the way is lost after it was sent, whatever code the loss has.
+    The server has already started: any failure from here on counts as lost after sending, whatever its code.
     """
     from mcp.shared.exceptions import MCPError
     from mcp_types import CallToolResult
 
     task = handle.get("taskId")
     if not isinstance(task, str) or not task:
-        raise MCPError(LOST_CODE, "it made a task of the call that has no name")
+        raise MCPError(LOST_CODE, "it returned a task without an id")
     try:
-        ended = await _follow_task(session, task, handle, relay, pause)
-    except (MCPError, Failed, ValueError) as lost:
+        task_state = await _follow_task(session, task, handle, relay, pause)
+    except (MCPError, Failed, ValueError) as error:
         await _cancel_task(session, task)
-        raise MCPError(LOST_CODE, f"its task was not followed to its end: {lost}") from lost
+        raise MCPError(LOST_CODE, f"the result of its task was lost: {error}") from error
     except asyncio.CancelledError:
         await _cancel_task(session, task)
         raise
-    match ended:
+    match task_state:
         case {"status": "completed", "result": result}:
             return CallToolResult.model_validate(result, by_name=False)
-        case {"status": "failed", "error": {"message": str(why)}}:
-            raise Failed("McpError", f"the server says: {clean(why)}")
+        case {"status": "failed", "error": {"message": str(message)}}:
+            raise Failed("McpError", f"the server returned an error: {clean(message)}")
         case _:
             raise MCPError(LOST_CODE, "its task ended without an outcome")
 
@@ -371,92 +375,94 @@ async def _follow_task(
     relay: CallRelay,
     pause: Callable[[int], Awaitable[None]],
 ) -> Mapping[str, Any]:
-    """Ask how a task stands until it has ended, and answer what it asks for, each question once."""
+    """Poll a task until it has ended, and answer each of its requests for input once."""
     from mcp_types import InputRequests
     from pydantic import TypeAdapter
 
-    asked: TypeAdapter[InputRequests] = TypeAdapter(InputRequests)
-    known: set[str] = set()
+    requests_adapter: TypeAdapter[InputRequests] = TypeAdapter(InputRequests)
+    answered_keys: set[str] = set()
     while (status := handle.get("status")) in ("working", "input_required"):
         relay.follow_task(_read_status(handle))
-        requests = asked.validate_python(handle.get("inputRequests") or {}, by_name=False)
-        if fresh := {key: each for key, each in requests.items() if status != "working" and key not in known}:
-            known |= fresh.keys()
-            if len(known) > _MOST_ROUNDS:
-                raise Failed("InputRequired", f"the server asked for input more than {_MOST_ROUNDS} times.")
-            responses = await relay.answer(fresh)
-            said = {
-                key: each.model_dump(by_alias=True, mode="json", exclude_none=True) for key, each in responses.items()
+        requests = requests_adapter.validate_python(handle.get("inputRequests") or {}, by_name=False)
+        if new_requests := {
+            key: entry for key, entry in requests.items() if status != "working" and key not in answered_keys
+        }:
+            answered_keys |= new_requests.keys()
+            if len(answered_keys) > _MAX_INPUT_ROUNDS:
+                raise Failed("InputRequired", f"the server requested input more than {_MAX_INPUT_ROUNDS} times.")
+            responses = await relay.answer(new_requests)
+            encoded_responses = {
+                key: entry.model_dump(by_alias=True, mode="json", exclude_none=True) for key, entry in responses.items()
             }
-            await _send_task_request(session, "tasks/update", task, inputResponses=said)
+            await _send_task_request(session, "tasks/update", task, inputResponses=encoded_responses)
         await pause(_read_interval(handle))
         handle = await _send_task_request(session, "tasks/get", task)
         if handle.get("taskId") != task:
-            raise ValueError("it tells of another task")
+            raise ValueError("the answer is about another task")
     return handle
 
 
 def _read_status(handle: Mapping[str, Any]) -> str:
     message = handle.get("statusMessage")
-    return shorten(clean(message), _LONGEST_STATUS) if isinstance(message, str) else ""
+    return shorten(clean(message), _MAX_STATUS_LENGTH) if isinstance(message, str) else ""
 
 
 def _read_interval(handle: Mapping[str, Any]) -> int:
-    wanted = handle.get("pollIntervalMs")
-    interval = wanted * (SECOND // 1000) if isinstance(wanted, int) else SECOND
-    return max(_SHORTEST_POLL, min(interval, _LONGEST_POLL))
+    milliseconds = handle.get("pollIntervalMs")
+    interval = milliseconds * (SECOND // 1000) if isinstance(milliseconds, int) else SECOND
+    return max(_MIN_POLL_INTERVAL, min(interval, _MAX_POLL_INTERVAL))
 
 
-async def _send_task_request(session: "ClientSession", method: str, task: str, **more: Any) -> dict[str, Any]:
+async def _send_task_request(session: "ClientSession", method: str, task: str, **params: Any) -> dict[str, Any]:
     from mcp_types import Request
     from pydantic import TypeAdapter
 
     class TaskRequest(Request[dict[str, Any], str]):
         name_param = "taskId"
 
-    request = TaskRequest(method=method, params={"taskId": task, **more})
-    answered: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
-    return await session.send_request(request, answered)
+    request = TaskRequest(method=method, params={"taskId": task, **params})
+    adapter: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
+    return await session.send_request(request, adapter)
 
 
 async def _cancel_task(session: "ClientSession", task: str) -> None:
-    """Tell a server that its task is given up. It need not obey, so what it did is unknown."""
+    """Send a server the cancellation of its task. It may ignore it, so the outcome stays unknown."""
     from mcp.shared.exceptions import MCPError
 
     with suppress(MCPError, ValueError, TimeoutError):
-        async with asyncio.timeout(_CANCEL_PATIENCE):
+        async with asyncio.timeout(_CANCEL_TIMEOUT):
             await _send_task_request(session, "tasks/cancel", task)
 
 
-_LISTS: Final = frozenset(
+_LIST_METHODS: Final = frozenset(
     {
         *("resources/list", "resources/templates/list", "prompts/list", "completion/complete"),
         *("resources/subscribe", "resources/unsubscribe", "logging/setLevel"),
     }
 )
-"""What may be asked without a permit: what there is, how a word goes on, and to be told of news."""
+"""Methods that need no permit: lists, completions, subscriptions and the log level."""
 
 
-async def send_listing(session: "ClientSession", request: Any, wanted: Any) -> Any:
-    if request.method not in _LISTS:
+async def send_listing(session: "ClientSession", request: Any, result_type: Any) -> Any:
+    if request.method not in _LIST_METHODS:
         raise TypeError(f"{request.method} needs a permit.")
-    return await session.send_request(request, wanted)
+    return await session.send_request(request, result_type)
 
 
 @PermitGate
-async def send_reading(session: "ClientSession", request: Any, wanted: Any, relay: CallRelay) -> Any:
-    """Ask for a resource or a prompt, again with each input that the server asks for."""
+async def send_reading(session: "ClientSession", request: Any, result_type: Any, relay: CallRelay) -> Any:
+    """Request a resource or a prompt, and repeat the request with each input that the server requests."""
     from mcp_types import InputRequiredResult
     from pydantic import TypeAdapter
 
-    either = cast("Any", TypeAdapter)(wanted | InputRequiredResult)
-    for _ in range(_MOST_ROUNDS):
-        result = await session.send_request(request, either, progress_callback=relay.progress)
+    adapter = cast("Any", TypeAdapter)(result_type | InputRequiredResult)
+    for _ in range(_MAX_INPUT_ROUNDS):
+        result = await session.send_request(request, adapter, progress_callback=relay.progress)
         if not isinstance(result, InputRequiredResult):
             return result
-        said = {
+        input_fields = {
             "input_responses": await relay.answer(result.input_requests or {}),
             "request_state": result.request_state,
         }
-        request = request.model_copy(update={"params": request.params.model_copy(update=said)})
-    raise Failed("InputRequired", f"the server asked for input {_MOST_ROUNDS} times, and gave no answer.")
+        request = request.model_copy(update={"params": request.params.model_copy(update=input_fields)})
+    raise Failed("InputRequired", f"the server requested input {_MAX_INPUT_ROUNDS} times without an answer.")

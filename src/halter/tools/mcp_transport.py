@@ -1,7 +1,7 @@
 """Messages to and from an MCP server: over the pipes of a program, or over HTTP.
 
-A server is not trusted with memory: a message longer than agreed ends the connection, and so does as much noise that
-is no message. It is asked, and may not ask back. A failure says whether anything was sent.
+A server cannot exhaust the memory: a message above the limit ends the connection, and so does the same amount of other
+output. Requests of the server are dropped unless they are allowed. A failure says whether anything was sent.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from mcp.client import Transport
     from mcp.shared.message import SessionMessage
 
-_CHUNK: Final = 1 << 18
-_LAST_WORDS: Final = 2000
-_PINGS: Final = 100
-_PATIENCE: Final = 30.0
-"""Seconds within which a server must take what is written to it."""
+_CHUNK_SIZE: Final = 1 << 18
+_STDERR_TAIL: Final = 2000
+_MAX_UNANSWERED: Final = 100
+_WRITE_TIMEOUT: Final = 30.0
+"""Seconds within which a server must read a message."""
 
-_REAPED: Final = 1.0
-"""Seconds within which a killed program is usually gone; the kernel or a busy machine can hold it longer."""
+_REAP_TIMEOUT: Final = 1.0
+"""Seconds within which a killed program usually exits; the kernel or a busy machine can delay it."""
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What to start. `grace` are the seconds it has to end by itself once its input is closed."""
+    """A program to start. `grace` is the number of seconds that it has to exit after its input is closed."""
 
     argv: Sequence[str]
     cwd: str
@@ -51,11 +51,11 @@ class LaunchSpec:
 
 @dataclass
 class ConnectionEnding:
-    """How a connection ended, and what the server wrote to its standard error."""
+    """The end of a connection, its reason, and the last output of the server on standard error."""
 
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     why: str = ""
-    words: "deque[int]" = field(default_factory=lambda: deque(maxlen=_LAST_WORDS))
+    words: "deque[int]" = field(default_factory=lambda: deque(maxlen=_STDERR_TAIL))
 
     def describe(self) -> str:
         return bytes(self.words).decode(errors="replace").strip()
@@ -67,9 +67,9 @@ class LineSplitter:
         self._buffer = bytearray()
 
     def cut(self, data: bytes) -> Iterator[bytes]:
-        """Yield complete lines. OverflowError: one is longer than the limit."""
-        *ended, rest = data.split(b"\n")
-        for line in ended:
+        """Yield complete lines. Raises OverflowError if a line is longer than the limit."""
+        *complete, rest = data.split(b"\n")
+        for line in complete:
             self._buffer_part(line)
             yield bytes(self._buffer)
             self._buffer.clear()
@@ -83,7 +83,7 @@ class LineSplitter:
 
 @asynccontextmanager
 async def open_stdio_wire(launch: LaunchSpec, ending: ConnectionEnding) -> AsyncGenerator[tuple[Any, Any]]:
-    """Start a program in a process group of its own and talk over its pipes; the group is killed at the end."""
+    """Start a program in a new process group and connect to its pipes; kill the group on exit."""
     import anyio
 
     process = _start(launch)
@@ -93,7 +93,7 @@ async def open_stdio_wire(launch: LaunchSpec, ending: ConnectionEnding) -> Async
         async with anyio.create_task_group() as group, inbound, read, write, outbound:
             group.start_soon(_listen, _fd(process.stdout), inbound, launch.max_message, ending)
             group.start_soon(_speak, _fd(process.stdin), outbound, inbound, ending)
-            group.start_soon(_keep_stderr, _fd(process.stderr), ending)
+            group.start_soon(_collect_stderr, _fd(process.stderr), ending)
             try:
                 yield read, write
             finally:
@@ -103,18 +103,18 @@ async def open_stdio_wire(launch: LaunchSpec, ending: ConnectionEnding) -> Async
 
 
 @asynccontextmanager
-async def open_own_pipes(reads: int, writes: int, max_message: int) -> AsyncGenerator[tuple[Any, Any]]:
-    """Talk to the program that started this one. No thread waits for its input: it can always end."""
+async def open_own_pipes(input_fd: int, output_fd: int, max_message: int) -> AsyncGenerator[tuple[Any, Any]]:
+    """Connect to the program that started this one. No thread blocks on its input, so this can always end."""
     import anyio
 
     ending = ConnectionEnding()
-    for fd in (reads, writes):
+    for fd in (input_fd, output_fd):
         os.set_blocking(fd, False)
     inbound, read = anyio.create_memory_object_stream[Any](0)
     write, outbound = anyio.create_memory_object_stream[Any](0)
     async with anyio.create_task_group() as group, inbound, read, write, outbound:
-        group.start_soon(_listen, reads, inbound, max_message, ending)
-        group.start_soon(_speak, writes, outbound, inbound, ending)
+        group.start_soon(_listen, input_fd, inbound, max_message, ending)
+        group.start_soon(_speak, output_fd, outbound, inbound, ending)
         try:
             yield read, write
         finally:
@@ -134,14 +134,14 @@ def _start(launch: LaunchSpec) -> "subprocess.Popen[bytes]":
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        raise Failed("NotStarted", f"{launch.argv[0]} could not be started: {error}") from error
+        raise Failed("NotStarted", f"Cannot start {launch.argv[0]}: {error}") from error
     for pipe in (process.stdin, process.stdout, process.stderr):
         os.set_blocking(_fd(pipe), False)
     return process
 
 
 async def _listen(fd: int, inbound: "MemoryObjectSendStream[Any]", limit: int, ending: ConnectionEnding) -> None:
-    """Pass messages on; all other output is noise, which is limited as well."""
+    """Pass messages on. Other output is ignored up to a limit."""
     import anyio
 
     lines = LineSplitter(limit)
@@ -156,10 +156,10 @@ async def _listen(fd: int, inbound: "MemoryObjectSendStream[Any]", limit: int, e
                             noise = 0
                             await inbound.send(message)
                     if noise > 2 * limit:
-                        raise OverflowError  # noqa: TRY301 The same end as for a line without one.
+                        raise OverflowError  # noqa: TRY301 Handled like a line that is too long.
                 ending.why = ending.why or "it ended"
             except OverflowError:
-                ending.why = f"it sent more than {limit:,} bytes that are no message"
+                ending.why = f"it sent more than {limit:,} bytes without a valid message"
 
 
 def _message(line: bytes) -> "SessionMessage | None":
@@ -180,25 +180,25 @@ async def _speak(
     inbound: "MemoryObjectSendStream[Any]",
     ending: ConnectionEnding,
 ) -> None:
-    """Write messages; a program that does not read them counts as gone."""
+    """Write messages; a program that does not read them counts as ended."""
     import anyio
 
     try:
         async with outbound:
             async for item in outbound:
                 data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-                with anyio.fail_after(_PATIENCE):
+                with anyio.fail_after(_WRITE_TIMEOUT):
                     await _write(fd, data)
     except anyio.ClosedResourceError:
-        """The connection was left while this waited for something to say."""
+        """The connection was closed while this waited for a message."""
     except OSError as error:
-        ending.why = ending.why or f"it takes no messages ({error or 'it does not read them'})"
+        ending.why = ending.why or f"it accepts no messages ({error or 'it does not read them'})"
         await inbound.aclose()
 
 
-async def _keep_stderr(fd: int, ending: ConnectionEnding) -> None:
+async def _collect_stderr(fd: int, ending: ConnectionEnding) -> None:
     while data := await _read(fd):
-        ending.words.extend(data[-_LAST_WORDS:])
+        ending.words.extend(data[-_STDERR_TAIL:])
 
 
 async def _read(fd: int) -> bytes:
@@ -207,7 +207,7 @@ async def _read(fd: int) -> bytes:
     while True:
         await anyio.wait_readable(fd)
         with suppress(BlockingIOError):
-            return os.read(fd, _CHUNK)
+            return os.read(fd, _CHUNK_SIZE)
 
 
 async def _write(fd: int, data: bytes) -> None:
@@ -221,36 +221,36 @@ async def _write(fd: int, data: bytes) -> None:
             await anyio.wait_writable(fd)
 
 
-async def _stop(process: "subprocess.Popen[bytes]", grace: float) -> None:
-    """Let a program end, then kill the rest of its group, also if this is cancelled."""
+async def _stop(process: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
+    """Let a program exit, then kill the rest of its group, also if this is cancelled."""
     import anyio
 
     try:
         _close(process.stdin)
-        with anyio.CancelScope(shield=True), anyio.move_on_after(grace):
+        with anyio.CancelScope(shield=True), anyio.move_on_after(grace_seconds):
             await _wait_for_exit(process.pid)
     finally:
-        # Its leader is not reaped yet, so that the group's number cannot be another's.
+        # The leader is not reaped yet, so the group's number cannot belong to another group.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         try:
-            process.wait(_REAPED)
+            process.wait(_REAP_TIMEOUT)
         except subprocess.TimeoutExpired:
-            # It is reaped whenever it is gone, and no task waits for that.
+            # A thread reaps it when it exits, and no task waits for that.
             threading.Thread(target=process.wait, daemon=True).start()
         _close(process.stdout)
         _close(process.stderr)
 
 
 async def _wait_for_exit(pid: int) -> None:
-    """Wait for the end of a program without reaping it: until then its pid is its own."""
+    """Wait until a program exits, without reaping it: until then its pid cannot be reused."""
     import anyio
 
-    ended = os.pidfd_open(pid)
+    pidfd = os.pidfd_open(pid)
     try:
-        await anyio.wait_readable(ended)
+        await anyio.wait_readable(pidfd)
     finally:
-        os.close(ended)
+        os.close(pidfd)
 
 
 def _fd(pipe: IO[bytes] | None) -> int:
@@ -265,28 +265,28 @@ def _close(pipe: IO[bytes] | None) -> None:
 
 ONLY_PINGS: Final = frozenset({"ping"})
 ALL_REQUESTS: Final = frozenset({"ping", "elicitation/create", "sampling/createMessage", "roots/list"})
-"""What a server may ask where a client stands behind the connection; some of it only to be refused."""
+"""Requests that a server may send if the connection serves a client; some are only refused."""
 
 
 @asynccontextmanager
 async def watch_connection(
-    transport: "Transport", ending: ConnectionEnding, answered: AbstractSet[str] = ONLY_PINGS
+    transport: "Transport", ending: ConnectionEnding, answered_methods: AbstractSet[str] = ONLY_PINGS
 ) -> "AsyncGenerator[tuple[ServerOutput, ServerInput]]":
     async with transport as (read, write):
-        heard = ServerOutput(read, ending, answered)
-        yield heard, ServerInput(write, heard)
+        output = ServerOutput(read, ending, answered_methods)
+        yield output, ServerInput(write, output)
 
 
 class ServerOutput:
-    """What a server says. It reports its end, and passes on no request but those that are `answered`.
+    """The output of a server. Sets the end of the connection, and drops all requests but the answered methods.
 
-    The SDK queues answers to requests, so a server that asks and never listens could fill the memory.
+    The SDK queues answers to requests, so a server that sends requests and never reads could exhaust the memory.
     """
 
-    def __init__(self, inner: Any, ending: ConnectionEnding, answered: AbstractSet[str] = ONLY_PINGS) -> None:
+    def __init__(self, inner: Any, ending: ConnectionEnding, answered_methods: AbstractSet[str] = ONLY_PINGS) -> None:
         self._inner = inner
         self._ending = ending
-        self._on_answer = answered
+        self._answered_methods = answered_methods
         self.unanswered = 0
 
     async def receive(self) -> Any:
@@ -298,17 +298,17 @@ class ServerOutput:
             except (anyio.EndOfStream, anyio.ClosedResourceError):
                 self._ending.ended.set()
                 raise
-            if self._is_wanted(item):
+            if self._is_accepted(item):
                 return item
 
-    def _is_wanted(self, item: Any) -> bool:
+    def _is_accepted(self, item: Any) -> bool:
         from mcp_types import JSONRPCRequest
 
         if isinstance(item, Exception):
             return False
         if not isinstance(item.message, JSONRPCRequest):
             return True
-        if item.message.method not in self._on_answer or self.unanswered >= _PINGS:
+        if item.message.method not in self._answered_methods or self.unanswered >= _MAX_UNANSWERED:
             return False
         self.unanswered += 1
         return True
@@ -335,9 +335,9 @@ class ServerOutput:
 
 
 class ServerInput:
-    def __init__(self, inner: Any, heard: ServerOutput) -> None:
+    def __init__(self, inner: Any, output: ServerOutput) -> None:
         self._inner = inner
-        self._on_line = heard
+        self._on_line = output
 
     async def send(self, item: Any, /) -> None:
         from mcp_types import JSONRPCError, JSONRPCResponse
@@ -357,13 +357,13 @@ class ServerInput:
 
 
 NOT_SENT_CODE: Final = -32091
-"""Nothing of the request has reached the server."""
+"""The request did not reach the server."""
 
 LOST_CODE: Final = -32092
-"""The request was sent, and its outcome is unknown."""
+"""The request was sent; its outcome is unknown."""
 
 FORGOTTEN_CODE: Final = -32093
-"""The server no longer knows the session, and did nothing."""
+"""The server does not know the session, and did nothing."""
 
 REFUSED_CODE: Final = -32094
 """The server refused the request."""
@@ -371,12 +371,12 @@ REFUSED_CODE: Final = -32094
 _BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
 _SERVER_ERROR: Final = 500
-_SESSION: Final = "mcp-session-id"
+_SESSION_HEADER: Final = "mcp-session-id"
 
 
 @dataclass(frozen=True)
 class RemoteServer:
-    """Where to connect. `connect` and `read` are seconds; `tls` verifies certificates."""
+    """A server to connect to. `connect` and `read` are timeouts in seconds; `tls` verifies certificates."""
 
     url: str
     headers: Mapping[str, str]
@@ -401,7 +401,7 @@ async def open_http_wire(remote: RemoteServer) -> AsyncGenerator[tuple[Any, Any]
 async def open_sse_wire(remote: RemoteServer) -> AsyncGenerator[tuple[Any, Any]]:
     from mcp.client.sse import sse_client
 
-    def client(headers: object = None, timeout: object = None, auth: object = None) -> "AsyncClient":  # noqa: ARG001 What this library would choose is chosen here.
+    def client(headers: object = None, timeout: object = None, auth: object = None) -> "AsyncClient":  # noqa: ARG001 The library's own choices are ignored.
         return _client(remote)
 
     async with sse_client(remote.url, httpx_client_factory=client) as streams:
@@ -413,7 +413,7 @@ def _client(remote: RemoteServer) -> "AsyncClient":
 
     tls = remote.tls or make_tls_context()
     return AsyncClient(
-        # What is packed small can unpack to anything, so nothing packed is asked for.
+        # A small compressed response can expand to any size, so none is requested.
         headers={**remote.headers, "accept-encoding": "identity"},
         timeout=Timeout(remote.connect, read=remote.read),
         transport=_wrap_transport(AsyncHTTPTransport(verify=tls, trust_env=False), remote.max_message),
@@ -422,7 +422,7 @@ def _client(remote: RemoteServer) -> "AsyncClient":
 
 
 def _wrap_transport(inner: "AsyncBaseTransport", limit: int) -> "AsyncBaseTransport":
-    """Wrap a transport so that an answer is bounded, and a failure costs one request instead of the connection."""
+    """Wrap a transport so that responses are bounded, and a failure ends one request instead of the connection."""
     from httpx2 import AsyncBaseTransport, ConnectError, ConnectTimeout, TransportError
 
     class Careful(AsyncBaseTransport):
@@ -431,7 +431,7 @@ def _wrap_transport(inner: "AsyncBaseTransport", limit: int) -> "AsyncBaseTransp
                 response = await inner.handle_async_request(request)
                 return await _bound_response(request, response, limit)
             except (ConnectError, ConnectTimeout) as error:
-                return _answer(503, NOT_SENT_CODE, f"it cannot be reached: {error}")
+                return _answer(503, NOT_SENT_CODE, f"cannot connect: {error}")
             except TransportError as error:
                 return _answer(503, LOST_CODE, f"the connection failed: {error or type(error).__name__}")
 
@@ -442,12 +442,12 @@ def _wrap_transport(inner: "AsyncBaseTransport", limit: int) -> "AsyncBaseTransp
 
 
 async def _bound_response(request: "Request", response: "Response", limit: int) -> "Response":
-    """Read an answer up to its limit; events are read lazily, each up to the same limit."""
+    """Read a response up to a limit; events are read lazily, each up to the same limit."""
     from httpx2 import Response
 
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         await response.aclose()
-        return _answer(503, LOST_CODE, "it sent a compressed answer, which was not requested")
+        return _answer(503, LOST_CODE, "it sent a compressed response, which was not requested")
     if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
         return response
     body = bytearray()
@@ -459,8 +459,8 @@ async def _bound_response(request: "Request", response: "Response", limit: int) 
     finally:
         await response.aclose()
     if response.status_code >= _BAD_REQUEST and not _is_error(bytes(body)):
-        if response.status_code == _NOT_FOUND and _SESSION in request.headers:
-            return _answer(response.status_code, FORGOTTEN_CODE, "it does not know this session any more")
+        if response.status_code == _NOT_FOUND and _SESSION_HEADER in request.headers:
+            return _answer(response.status_code, FORGOTTEN_CODE, "it does not know this session")
         code = LOST_CODE if response.status_code >= _SERVER_ERROR else REFUSED_CODE
         return _answer(response.status_code, code, f"it answered with HTTP status {response.status_code}")
     headers = {name: value for name, value in response.headers.items() if name.lower() != "transfer-encoding"}

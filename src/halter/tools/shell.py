@@ -1,7 +1,7 @@
-"""Programs as lists of arguments, without a shell unless the list names one, in a bubblewrap sandbox.
+"""The shell tool: runs programs as lists of arguments, without a shell unless the list names one, in bubblewrap.
 
-In the sandbox one folder is writable, the system is readable, and the rest does not exist. Before the first command, a
-probe inside the same sandbox tries what must not be possible.
+In the sandbox one folder is writable, the system is readable, and nothing else is visible. Before the first command, a
+probe inside the same sandbox tests that what is forbidden is impossible.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from halter.tools.files import split_path
 from halter.tools.function_tool import FunctionTool, tool
 from halter.tools.process import PROGRAM_FOLDERS, ProcessExit, ProcessSpec, run_group
 
-_SYSTEM: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ETC: Final = ("alternatives", "group", "ld.so.cache", "localtime", "nsswitch.conf", "passwd", "ssl")
-_ETC_OF_NETWORK: Final = ("hosts", "resolv.conf")
+_SYSTEM_FOLDERS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC_FILES: Final = ("alternatives", "group", "ld.so.cache", "localtime", "nsswitch.conf", "passwd", "ssl")
+_NETWORK_ETC_FILES: Final = ("hosts", "resolv.conf")
 
 _PROBE: Final = r"""
 fail() { echo "$1"; exit 1; }
@@ -48,18 +48,18 @@ echo verified
 """
 
 
-_SAME: Final = """
-[ "$(stat -c %d:%i -- "$1")" = "$2" ] || { echo "The root was exchanged for another folder: nothing was run."; exit 1; }
+_ROOT_CHECK: Final = """
+[ "$(stat -c %d:%i -- "$1")" = "$2" ] || { echo "The root was replaced by another folder; nothing was run."; exit 1; }
 shift 2; exec "$@"
 """
-"""Runs inside the sandbox before the command: its root is the one that was checked outside."""
+"""Checks inside the sandbox, before the command, that the root is the one that was checked outside."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """Limits of one process, and how many there may be.
+    """Limits of one process, and on the number of processes.
 
-    The kernel does not count the processes of root, so the last limit holds for other users only.
+    The kernel does not count the processes of root, so the last limit applies to other users only.
     """
 
     cpu_seconds: int = 300
@@ -68,7 +68,7 @@ class SandboxLimits:
     processes: int = 256
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
-        """Put the limits in front of a command: they are inherited, and cannot be raised again."""
+        """Put the limits in front of a command. They are inherited and cannot be raised."""
         return [
             "/usr/bin/prlimit",
             f"--cpu={self.cpu_seconds}",
@@ -83,14 +83,14 @@ class SandboxLimits:
 
 @dataclass
 class Sandbox:
-    """Runs commands below one folder; with `enclosed=False`, limited but not sandboxed.
+    """Runs commands below one folder; without `is_enclosed`, with limits but without a sandbox.
 
-    A root that is not `writable` holds the program itself, and is only read.
+    A root that is not `writable` contains the program itself and is read-only.
     """
 
     root: Path
     limits: SandboxLimits = field(default_factory=SandboxLimits)
-    enclosed: bool = True
+    is_enclosed: bool = True
     network: bool = False
     writable: bool = True
     readable: Sequence[Path] = ()
@@ -103,23 +103,23 @@ class Sandbox:
     def __post_init__(self) -> None:
         self.root = self.root.resolve()
         if not self.root.is_dir() or self.root == Path("/"):
-            raise ConfigError(f"{self.root} cannot be the root of the shell tool: name a folder of its own for it.")
+            raise ConfigError(f"{self.root} cannot be the root of the shell tool. Use a separate folder.")
 
     @property
     def _remedy(self) -> str:
-        other = "; `sandbox: false` in the configuration would run commands without one" if self.writable else ""
-        return f"Nothing was run{other}."
+        alternative = "; set `sandbox: false` to run commands without a sandbox" if self.writable else ""
+        return f"Nothing was run{alternative}."
 
     def protect(self, paths: ProtectedPaths) -> None:
         self.protected = self.protected.union(paths)
 
     async def run(self, argv: Sequence[str], folder: Path, stdin: bytes = b"") -> ProcessExit:
-        if self.enclosed:
+        if self.is_enclosed:
             await self.verify()
         return await self._run(argv, folder, stdin)
 
     async def verify(self) -> None:
-        """Try from inside what must not be possible; raises Failed with what was possible."""
+        """Test the sandbox from inside. Raises Failed if something forbidden is possible."""
         async with self._verifying:
             if not self._is_verified:
                 if shutil.which("bwrap") is None:
@@ -127,26 +127,30 @@ class Sandbox:
                         "NoSandbox",
                         f"bubblewrap is not installed (on Debian: apt-get install bubblewrap). {self._remedy}",
                     )
-                with tempfile.TemporaryDirectory(dir=_find_place_outside(self.root), prefix="halter-canary-") as canary:
-                    network, writable = ("yes" if each else "no" for each in (self.network, self.writable))
+                with tempfile.TemporaryDirectory(
+                    dir=_find_folder_outside(self.root), prefix="halter-canary-"
+                ) as canary:
+                    network, writable = ("yes" if allowed else "no" for allowed in (self.network, self.writable))
                     parameters = [str(self.root), canary, str(self.limits.memory), network, writable]
-                    ended = await self._run(["/bin/sh", "-c", _PROBE, "probe", *parameters], self.root, b"")
-                if ended.text.strip() != "verified":
-                    raise Failed("NoSandbox", f"the sandbox does not hold: {ended.text.strip()[:150]}. {self._remedy}")
+                    probe_exit = await self._run(["/bin/sh", "-c", _PROBE, "probe", *parameters], self.root, b"")
+                if probe_exit.text.strip() != "verified":
+                    raise Failed(
+                        "NoSandbox", f"the sandbox is not effective: {probe_exit.text.strip()[:150]}. {self._remedy}"
+                    )
                 self._is_verified = True
 
     async def _run(self, argv: Sequence[str], folder: Path, stdin: bytes) -> ProcessExit:
         device, inode = await asyncio.to_thread(self._identify_folder)
         command = self.limits.wrap(argv)
-        if self.enclosed:
-            same = ["/bin/sh", "-c", _SAME, "same", str(self.root), f"{device}:{inode}"]
-            command = [*self._walls(folder), "--", *same, *command]
-        known = {**self.environment, AGENT_VARIABLE: "shell"}
-        environment = {"PATH": ":".join(PROGRAM_FOLDERS), "HOME": "/tmp", "LANG": "C.UTF-8", **known}  # noqa: S108 The sandbox has a folder of this name for itself.
+        if self.is_enclosed:
+            root_check = ["/bin/sh", "-c", _ROOT_CHECK, "same", str(self.root), f"{device}:{inode}"]
+            command = [*self._walls(folder), "--", *root_check, *command]
+        variables = {**self.environment, AGENT_VARIABLE: "shell"}
+        environment = {"PATH": ":".join(PROGRAM_FOLDERS), "HOME": "/tmp", "LANG": "C.UTF-8", **variables}  # noqa: S108 The sandbox has its own folder of this name.
         return await run_group(ProcessSpec(command, folder, environment, stdin, max_output=self.max_output))
 
     def _identify_folder(self) -> FileIdentity:
-        """The current identity of the root; raises Failed if commands would reach protected files."""
+        """Return the identity of the root. Raises Failed if commands would reach protected files."""
         try:
             fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
@@ -154,11 +158,11 @@ class Sandbox:
                 type(error).__name__, f"the root of the shell tool cannot be used: {error.strerror}."
             ) from error
         try:
-            sight = self.protected.sight(reads=not self.writable)
-            shown = (*self.readable, *(_list_shown_paths(network=self.network) if self.enclosed else ()))
-            reached = sight.judge_root(fd) or sight.search_folder(fd) or self.protected.find_reach(shown)
-            if reached or (self.writable and contains_agent_file(fd)):
-                raise Failed("Protected", "a command would reach what no tool may reach: nothing was run.")
+            sight = self.protected.take_snapshot(read_only=not self.writable)
+            readable_paths = (*self.readable, *(_list_visible_paths(network=self.network) if self.is_enclosed else ()))
+            reach = sight.judge_root(fd) or sight.search_folder(fd) or self.protected.find_reach(readable_paths)
+            if reach or (self.writable and contains_agent_file(fd)):
+                raise Failed("Protected", "a command could reach protected files; nothing was run.")
             return identity_of(fd)
         finally:
             os.close(fd)
@@ -170,7 +174,7 @@ class Sandbox:
             *(["--share-net"] if self.network else []),
             *_make_system_binds(),
             *_make_bind_arguments(_list_etc_files(network=self.network)),
-            # Root outside is the owner of the kernel's settings inside, too, so that they must not be writable at all.
+            # Root outside also owns the kernel's settings inside, so they must be read-only.
             *("--proc", "/proc", "--remount-ro", "/proc"),
             *("--dev", "/dev", *scratch, "/dev/shm", "--remount-ro", "/dev"),  # noqa: S108 As above.
             *(*scratch, "/tmp"),  # noqa: S108 As above.
@@ -180,30 +184,30 @@ class Sandbox:
         ]
 
 
-def _find_place_outside(root: Path) -> Path | None:
-    """Choose a place for a folder outside of the root."""
+def _find_folder_outside(root: Path) -> Path | None:
+    """Find a folder outside the root; None for the system's temporary folder."""
     usual = Path(tempfile.gettempdir()).resolve()
     return root.parent if usual.is_relative_to(root) else None
 
 
 def _make_system_binds() -> list[str]:
-    """Bind the system's programs, which are links on newer systems and folders on older ones."""
-    shown = ["--ro-bind", "/usr", "/usr"]
-    for name in _SYSTEM:
+    """Make the arguments that bind the system's programs: links on newer systems, folders on older ones."""
+    arguments = ["--ro-bind", "/usr", "/usr"]
+    for name in _SYSTEM_FOLDERS:
         path = Path("/") / name
         if path.is_symlink():
-            shown += ["--symlink", str(path.readlink()), str(path)]
+            arguments += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
-            shown += ["--ro-bind", str(path), str(path)]
-    return shown
+            arguments += ["--ro-bind", str(path), str(path)]
+    return arguments
 
 
 def _list_etc_files(*, network: bool) -> list[Path]:
-    return [Path("/etc") / name for name in (*_ETC, *(_ETC_OF_NETWORK if network else ()))]
+    return [Path("/etc") / name for name in (*_ETC_FILES, *(_NETWORK_ETC_FILES if network else ()))]
 
 
-def _list_shown_paths(*, network: bool) -> list[Path]:
-    system = (Path("/") / name for name in _SYSTEM)
+def _list_visible_paths(*, network: bool) -> list[Path]:
+    system = (Path("/") / name for name in _SYSTEM_FOLDERS)
     return [Path("/usr"), *(path for path in system if not path.is_symlink()), *_list_etc_files(network=network)]
 
 
@@ -212,11 +216,11 @@ def _make_bind_arguments(paths: Iterable[Path]) -> list[str]:
 
 
 TrustCheck = Callable[[], None]
-"""Raises if a person has not trusted a program as it is now."""
+"""Raises unless a person trusts the current version of a program."""
 
 
 class ShellOptions(TypedDict, total=False):
-    """How commands run. `readable` are further visible folders; `environment` is all that they inherit."""
+    """Options of the shell tool. `readable` are further visible folders; `environment` is all that commands inherit."""
 
     sandbox: bool
     network: bool
@@ -228,14 +232,14 @@ class ShellOptions(TypedDict, total=False):
 
 
 def make_shell_tool(root: str | Path, **options: Unpack[ShellOptions]) -> FunctionTool:
-    """A tool that runs commands below a folder, sandboxed unless the configuration says otherwise."""
+    """Make a tool that runs commands below a folder, in a sandbox unless that is disabled."""
     reject_unknown_options(options, ShellOptions.__optional_keys__, "the shell tool")
-    enclosed = options.get("sandbox", True)
+    is_sandboxed = options.get("sandbox", True)
     network = options.get("network", False)
     sandbox = Sandbox(
         Path(root),
         options.get("limits", SandboxLimits()),
-        enclosed=enclosed,
+        is_enclosed=is_sandboxed,
         network=network,
         readable=options.get("readable", ()),
         environment=options.get("environment", {}),
@@ -245,42 +249,42 @@ def make_shell_tool(root: str | Path, **options: Unpack[ShellOptions]) -> Functi
     async def run_command(argv: list[str], folder: str = ".", stdin: str = "") -> str:
         """Run a program below the root. `argv` is the program and its arguments; no shell expands them.
 
-        The answer is what it put out; an exit code other than 0 stands in the last line.
+        The result is its output; the last line shows an exit code other than 0.
         """
         path = sandbox.root.joinpath(*split_path(folder))
-        return _tell_exit(await sandbox.run(_check_argv(argv), path, stdin.encode("utf-8", "surrogatepass")))
+        return _format_exit(await sandbox.run(_check_argv(argv), path, stdin.encode("utf-8", "surrogatepass")))
 
     return tool(
         run_command,
-        level="RESTRICTED" if enclosed else "PRIVILEGED",
+        level="RESTRICTED" if is_sandboxed else "PRIVILEGED",
         effect="write",
-        egress=network or not enclosed,
+        egress=network or not is_sandboxed,
         timeout=options.get("timeout", 60),
         reads="anyone",
-        reach="others" if network or not enclosed else "own",
+        reach="others" if network or not is_sandboxed else "own",
         arguments={"argv": "target:code", "folder": "target:file", "stdin": "target:code"},
     ).at(sandbox)
 
 
 def make_script_tool(
-    name: str, script: SkillScript, folder: Path, protected: ProtectedPaths, starts: TrustCheck
+    name: str, script: SkillScript, folder: Path, protected: ProtectedPaths, require_trust: TrustCheck
 ) -> FunctionTool:
-    """A tool that runs a skill's own script in its folder, which is all that it sees and only read.
+    """Make a tool that runs a script of a skill in the skill's folder, which is read-only and all that it sees.
 
-    It has no network, and `/tmp` for itself while it runs. `starts` is called before each run; it raises if a person
-    has not trusted the script as it is now.
+    It has no network, and a private `/tmp` while it runs. `require_trust` is called before each run and raises unless
+    a person trusts the current version of the script.
     """
     sandbox = Sandbox(folder, writable=False, protected=protected)
 
     async def run_script(arguments: Sequence[str] = (), stdin: str = "") -> str:
-        # It reads the agent's folder, which may be large.
-        await asyncio.to_thread(starts)
-        words = _check_argv([*script.argv(sandbox.root), *arguments])
-        return _tell_exit(await sandbox.run(words, sandbox.root, stdin.encode("utf-8", "surrogatepass")))
+        # Checking trust reads the agent's folder, which may be large.
+        await asyncio.to_thread(require_trust)
+        argv = _check_argv([*script.argv(sandbox.root), *arguments])
+        return _format_exit(await sandbox.run(argv, sandbox.root, stdin.encode("utf-8", "surrogatepass")))
 
     run_script.__doc__ = (
-        f"{script.description.strip()}\n\n`arguments` and `stdin` are given to a script as they are. "
-        "The answer is what it put out; an exit code other than 0 stands in the last line."
+        f"{script.description.strip()}\n\n`arguments` and `stdin` are passed to the script unchanged. "
+        "The result is its output; the last line shows an exit code other than 0."
     )
     return tool(
         run_script,
@@ -294,16 +298,16 @@ def make_script_tool(
     )
 
 
-def _tell_exit(ended: ProcessExit) -> str:
-    if ended.code == 0:
-        return ended.text
-    line_end = "" if ended.text.endswith("\n") or not ended.text else "\n"
-    return f"{ended.text}{line_end}[exit code {ended.code}]"
+def _format_exit(process_exit: ProcessExit) -> str:
+    if process_exit.code == 0:
+        return process_exit.text
+    line_end = "" if process_exit.text.endswith("\n") or not process_exit.text else "\n"
+    return f"{process_exit.text}{line_end}[exit code {process_exit.code}]"
 
 
 def _check_argv(argv: list[str]) -> list[str]:
     if not argv or not argv[0]:
-        raise Failed("BadCommand", "argv is empty: its first element names the program.")
+        raise Failed("BadCommand", "argv is empty. Its first element must name the program.")
     if any("\0" in argument for argument in argv):
-        raise Failed("BadCommand", "an argument cannot hold a NUL character.")
+        raise Failed("BadCommand", "an argument cannot contain a NUL character.")
     return argv

@@ -1,4 +1,4 @@
-"""The live terminal: four tables, the followed session's last events, and the keys that answer questions and halt."""
+"""The live terminal: four tables, the selected session's last events, and keys to decide, halt and resume."""
 
 import json
 from collections.abc import Coroutine, Sequence
@@ -25,21 +25,21 @@ from halter.top.source import OperationSource
 
 REFRESH_SECONDS: Final = 2.0
 FOLLOW_SECONDS: Final = 0.2
-"""How long the cursor rests on a session before its events are read: a key that is held down reads none."""
+"""Delay before the events of a newly selected session are read, so that a held key reads none."""
 Cells = DataTable[Text]
 
 
 def _clean(text: str) -> Text:
-    """One line that neither steers the terminal nor is read as markup."""
+    """Make a line without markup and without control sequences for the terminal."""
     return escape_text(to_one_line(text))
 
 
 class ConfirmScreen(ModalScreen[bool]):
-    """Shows a question whole; a second y agrees, once the end of it was on the screen."""
+    """A screen with a whole decision; a second y approves it, once its end was on the screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "agree", "Approve exactly this"),
-        Binding("escape,n,q", "leave", "Leave it"),
+        Binding("escape,n,q", "leave", "Cancel"),
     ]
 
     def __init__(self, text: str) -> None:
@@ -63,7 +63,7 @@ class ConfirmScreen(ModalScreen[bool]):
         if not self._is_drawn:
             return
         if question.scroll_y < question.max_scroll_y:
-            self.notify("Scroll to its end first: you approve all of it.", markup=False)
+            self.notify("Scroll to the end first: you approve all of it.", markup=False)
         else:
             self.dismiss(True)  # noqa: FBT003 - the result of the screen
 
@@ -72,9 +72,9 @@ class ConfirmScreen(ModalScreen[bool]):
 
 
 class LineScreen(ModalScreen[str | None]):
-    """Asks for a line; Escape is no answer."""
+    """A screen that asks for a line of text; Escape cancels."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave it")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Cancel")]
 
     def __init__(self, question: str, hint: str) -> None:
         super().__init__()
@@ -87,19 +87,19 @@ class LineScreen(ModalScreen[str | None]):
             yield Input(placeholder=self._hint)
         yield Footer()
 
-    def on_input_submitted(self, typed: Input.Submitted) -> None:
-        self.dismiss(typed.value)
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value)
 
     def action_leave(self) -> None:
         self.dismiss(None)
 
 
 class EditScreen(ModalScreen[str | None]):
-    """Lets a person change the arguments of a call; Ctrl-S approves what stands there."""
+    """A screen to edit the arguments of a call; Ctrl-S approves the edited arguments."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "agree", "Approve these arguments", priority=True),
-        Binding("escape", "leave", "Leave it", priority=True),
+        Binding("escape", "leave", "Cancel", priority=True),
     ]
 
     def __init__(self, sentence: str, arguments: dict[str, object]) -> None:
@@ -121,7 +121,7 @@ class EditScreen(ModalScreen[str | None]):
 
 
 class TopApp(App[None]):
-    """The fleet, looked at every two seconds. What fails is said in the first line, and the last view stays."""
+    """The fleet, refreshed every two seconds. A failure is shown in the first line, above the last view."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -145,7 +145,7 @@ class TopApp(App[None]):
         Binding("e", "edit", "Edit"),
         Binding("h", "halt", "Halt"),
         Binding("u", "resume", "Resume"),
-        Binding("r", "look", "Refresh"),
+        Binding("r", "refresh_view", "Refresh"),
         Binding("q", "quit", "Quit"),
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
@@ -154,14 +154,14 @@ class TopApp(App[None]):
         self,
         source: OperationSource,
         *,
-        every: float | None = REFRESH_SECONDS,
+        refresh_seconds: float | None = REFRESH_SECONDS,
         follow: float = FOLLOW_SECONDS,
         limit: int = 200,
     ) -> None:
         super().__init__()
         self.animation_level = "none"
         self._source = source
-        self._every = every
+        self._refresh_seconds = refresh_seconds
         self._follow_changes = follow
         self._resting: Timer | None = None
         self._limit = limit
@@ -183,16 +183,16 @@ class TopApp(App[None]):
         for name, columns in COLUMNS.items():
             self._table(name).add_columns(*columns)
         self._table("sessions").focus()
-        self.action_look()
-        if self._every is not None:
-            self.set_interval(self._every, self.action_look)
+        self.action_refresh_view()
+        if self._refresh_seconds is not None:
+            self.set_interval(self._refresh_seconds, self.action_refresh_view)
 
-    def action_look(self) -> None:
+    def action_refresh_view(self) -> None:
         self.run_worker(self._refresh, group="look", exclusive=True)
 
     async def _refresh(self) -> None:
         try:
-            view = await self._source.call("top", session=self._selected("sessions"), limit=self._limit)
+            view = await self._source.call("top", session=self._read_selected_key("sessions"), limit=self._limit)
         except HalterError as error:
             if self._view is not None:
                 self._head(head_line(self._view, f"NOT UP TO DATE: {error}"))
@@ -203,43 +203,43 @@ class TopApp(App[None]):
         self._head(head_line(view))
         for name, rows in list_rows(view).items():
             self._fill(name, rows)
-        waits = f" ({len(view.inbox)})" if view.inbox else ""
-        self.query_one(TabbedContent).get_tab("inbox").label = f"2 {TITLES['inbox']}{waits}"
+        count_text = f" ({len(view.inbox)})" if view.inbox else ""
+        self.query_one(TabbedContent).get_tab("inbox").label = f"2 {TITLES['inbox']}{count_text}"
         self._below()
 
     def _head(self, line: str) -> None:
         self.query_one("#head", Static).update(_clean(line))
 
     def _fill(self, name: str, rows: list[Row]) -> None:
-        """Change the cells that differ; where rows came or went, fill the table anew and keep the cursor's row."""
-        table, before = self._table(name), self._rows.get(name, [])
+        """Update the cells that differ; if rows were added or removed, refill the table and keep the cursor's row."""
+        table, old_rows = self._table(name), self._rows.get(name, [])
         self._rows[name] = rows
-        if [key for key, _ in before] == [key for key, _ in rows]:
-            self._change_cells(table, before, rows)
+        if [key for key, _ in old_rows] == [key for key, _ in rows]:
+            self._change_cells(table, old_rows, rows)
             return
-        selected = self._key_at(before, table)
+        selected_key = self._key_at(old_rows, table)
         table.clear()
         for key, cells in rows:
             table.add_row(*map(_clean, cells), key=key)
-        if selected and (places := [place for place, (key, _) in enumerate(rows) if key == selected]):
-            table.move_cursor(row=places[0])
+        if selected_key and (indexes := [index for index, (key, _) in enumerate(rows) if key == selected_key]):
+            table.move_cursor(row=indexes[0])
 
     @staticmethod
-    def _change_cells(table: Cells, before: Sequence[Row], rows: Sequence[Row]) -> None:
-        """Change the cells that differ. A column only grows: to shrink one, every cell of it would be measured."""
+    def _change_cells(table: Cells, old_rows: Sequence[Row], new_rows: Sequence[Row]) -> None:
+        """Update the cells that differ. Columns only grow, since to shrink one every cell would have to be measured."""
         widths = [column.content_width for column in table.ordered_columns]
-        for place, ((_, old), (_, new)) in enumerate(zip(before, rows, strict=True)):
-            for column, cell in enumerate(new):
-                if cell != old[column]:
-                    text = _clean(cell)
-                    wider = text.cell_len > widths[column]
-                    table.update_cell_at(Coordinate(place, column), text, update_width=wider)
-                    widths[column] = max(widths[column], text.cell_len)
+        for index, ((_, old_cells), (_, new_cells)) in enumerate(zip(old_rows, new_rows, strict=True)):
+            for column, cell in enumerate(new_cells):
+                if cell != old_cells[column]:
+                    styled_cell = _clean(cell)
+                    is_wider = styled_cell.cell_len > widths[column]
+                    table.update_cell_at(Coordinate(index, column), styled_cell, update_width=is_wider)
+                    widths[column] = max(widths[column], styled_cell.cell_len)
 
     def _table(self, name: str) -> Cells:
         return cast("Cells", self.query_one(f"#{name}-table", DataTable))
 
-    def _selected(self, name: str) -> str:
+    def _read_selected_key(self, name: str) -> str:
         return self._key_at(self._rows.get(name, []), self._table(name))
 
     @staticmethod
@@ -247,7 +247,7 @@ class TopApp(App[None]):
         return rows[table.cursor_row][0] if 0 <= table.cursor_row < len(rows) else ""
 
     def _below(self) -> None:
-        """Show what belongs to the selected row: a session's last events, or a question whole."""
+        """Show the details of the selected row: a session's last events, or a whole decision."""
         tail = self.query_one("#tail", Static)
         if self.query_one(TabbedContent).active == "inbox":
             need = self._need()
@@ -258,7 +258,7 @@ class TopApp(App[None]):
             self.query_one("#below").scroll_end(animate=False)
 
     def _need(self) -> QueuedNeed | None:
-        key = self._selected("inbox")
+        key = self._read_selected_key("inbox")
         waiting = self._view.inbox if self._view else ()
         return next((need for need in waiting if key_of(need) == key), None)
 
@@ -268,7 +268,7 @@ class TopApp(App[None]):
             return
         if self._resting is not None:
             self._resting.stop()
-        self._resting = self.set_timer(self._follow_changes, self.action_look)
+        self._resting = self.set_timer(self._follow_changes, self.action_refresh_view)
 
     def on_tabbed_content_tab_activated(self) -> None:
         name = self.query_one(TabbedContent).active
@@ -279,18 +279,18 @@ class TopApp(App[None]):
         self.query_one(TabbedContent).active = name
 
     def _open_need(self) -> QueuedNeed | None:
-        """The decision under the cursor; elsewhere a sentence says where decisions are."""
+        """Return the decision under the cursor; without one, open the inbox or show a message."""
         if self.query_one(TabbedContent).active != "inbox":
             self.action_tab("inbox")
             return None
         need = self._need()
         if need is None or not need.digest:
-            self._show_message("Nothing to decide here." if need is None else f"Type: {need.need.commands[0]}")
+            self._show_message("No decision selected." if need is None else f"Type: {need.need.commands[0]}")
             return None
         return need
 
     def _ask(self, question: Coroutine[Any, Any, None]) -> None:
-        """Ask one question at a time: a key that is pressed twice asks once."""
+        """Open one dialog at a time: a key pressed twice opens one."""
         if self._asking:
             question.close()
             return
@@ -310,7 +310,7 @@ class TopApp(App[None]):
     async def _approve(self, need: QueuedNeed) -> None:
         terms: dict[str, Any] = {}
         if need.need.kind == "cap_raise":
-            cap = await self.push_screen_wait(LineScreen(f"{describe_need(need)}\n\nThe new cap, in dollars:", "2.50"))
+            cap = await self.push_screen_wait(LineScreen(f"{describe_need(need)}\n\nNew cap in dollars:", "2.50"))
             if not cap:
                 return
             terms["cap"] = cap
@@ -321,57 +321,55 @@ class TopApp(App[None]):
     def action_edit(self) -> None:
         if (need := self._open_need()) is None:
             return
-        if shown := editable_arguments(need):
-            self._ask(self._edit(need, shown))
+        if original := editable_arguments(need):
+            self._ask(self._edit(need, original))
         else:
-            self._show_message("It has no arguments to change: y approves it, n denies it.")
+            self._show_message("No arguments to edit: y approves, n denies.")
 
-    async def _edit(self, need: QueuedNeed, shown: dict[str, object]) -> None:
-        text = await self.push_screen_wait(EditScreen(need.need.sentence, shown))
+    async def _edit(self, need: QueuedNeed, original: dict[str, object]) -> None:
+        text = await self.push_screen_wait(EditScreen(need.need.sentence, original))
         if text is None:
             return
         try:
-            edited = msgspec.json.decode(arguments(text.encode("utf-8", "surrogatepass"), ""))
-        except NotDone as no:
-            self._show_message(f"Nothing was approved. {no}")
+            edited_arguments = msgspec.json.decode(arguments(text.encode("utf-8", "surrogatepass"), ""))
+        except NotDone as error:
+            self._show_message(f"Nothing was approved. {error}")
             return
-        await self._do("approve", decision=need.need.decision, digest=need.digest, edit=edited)
+        await self._do("approve", decision=need.need.decision, digest=need.digest, edit=edited_arguments)
 
     def action_deny(self) -> None:
         if (need := self._open_need()) is not None:
             self._ask(self._deny(need))
 
     async def _deny(self, need: QueuedNeed) -> None:
-        reason = await self.push_screen_wait(
-            LineScreen(f"Deny: {need.need.sentence}", "why (may be empty), then Enter")
-        )
+        reason = await self.push_screen_wait(LineScreen(f"Deny: {need.need.sentence}", "Reason (optional), then Enter"))
         if reason is not None:
             await self._do("deny", decision=need.need.decision, reason=reason)
 
     def action_halt(self) -> None:
-        self._ask(self._steer("halt", "Type what to halt, then Enter. Nothing acts there until it is resumed."))
+        self._ask(self._steer("halt", "Type the scope to halt, then Enter. It stays halted until you resume it."))
 
     def action_resume(self) -> None:
-        self._ask(self._steer("resume", "Type what to resume, then Enter."))
+        self._ask(self._steer("resume", "Type the scope to resume, then Enter."))
 
     async def _steer(self, name: str, question: str) -> None:
         hint = "fleet, agent:NAME or session:ID"
-        session = self._selected("sessions")
-        about = f"{question}\nThe selected session is session:{session}." if session else question
-        scope = await self.push_screen_wait(LineScreen(about, hint))
+        session = self._read_selected_key("sessions")
+        prompt = f"{question}\nThe selected session is session:{session}." if session else question
+        scope = await self.push_screen_wait(LineScreen(prompt, hint))
         if scope:
             await self._do(name, scope=scope.strip(), reason="in halter top")
 
-    async def _do(self, name: str, **given: Any) -> None:
+    async def _do(self, name: str, **parameters: Any) -> None:
         try:
-            done = await self._source.call(name, **given)
-        except NotDone as no:
-            self._show_message(str(no))
+            result = await self._source.call(name, **parameters)
+        except NotDone as refusal:
+            self._show_message(str(refusal))
         except HalterError as error:
             self._show_message(f"Not done: {error}")
         else:
-            self._show_message(done.sentence)
-        self.action_look()
+            self._show_message(result.sentence)
+        self.action_refresh_view()
 
     def _show_message(self, sentence: str) -> None:
         self.notify(escape_text(sentence).plain, markup=False)

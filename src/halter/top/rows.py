@@ -1,4 +1,4 @@
-"""What the live terminal's tables and panes say, as plain text."""
+"""The content of the live terminal's tables and panes, as plain text."""
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -13,7 +13,7 @@ from halter.present.sheet import Listing, Sheet
 from halter.runtime.needs import parse_arguments
 
 Row = tuple[str, Sequence[str]]
-"""A key that stays the same from one look to the next, and the cells."""
+"""A key that is stable across refreshes, and the cells."""
 
 COLUMNS: Final = {
     "sessions": ("session", "state", "spent", "of cap", "began", "next"),
@@ -26,22 +26,22 @@ BAR: Final = 5
 
 
 def head_line(view: FleetView, trouble: str = "") -> str:
-    """Say the most important things in a line: the time, money, questions, halts, and what is wrong."""
+    """Format the summary line: the time, a problem, needs, halts and spending."""
     status = view.status
     cap = f" of {format_usd(status.cap_today_usd)}" if status.cap_today_usd is not None else ""
-    halted = [row.scope for row in view.halts if row.halted]
+    halted_scopes = [row.scope for row in view.halts if row.halted]
     parts = [
         format_hour(status.at),
         trouble,
         f"{format_count(len(view.inbox), 'thing')} for you" if view.inbox else "nothing needs you",
-        f"HALTED: {', '.join(halted)}" if halted else "",
+        f"HALTED: {', '.join(halted_scopes)}" if halted_scopes else "",
         f"today {format_usd(status.spent_today_usd)}{cap}",
     ]
     return to_one_line(" · ".join(part for part in parts if part))
 
 
 def list_rows(view: FleetView) -> dict[str, list[Row]]:
-    """The rows of every table."""
+    """List the rows of every table."""
     now = view.status.at
     return {
         "sessions": [(line.session, _session(line, now)) for line in view.sessions],
@@ -55,7 +55,7 @@ def list_rows(view: FleetView) -> dict[str, list[Row]]:
                     _format_part(row.spent, row.unit),
                     _format_part(row.held, row.unit),
                     "none" if row.cap is None else format_unit_amount(row.cap, row.unit),
-                    row.window or "its life",
+                    row.window or "whole life",
                 ),
             )
             for row in view.budgets
@@ -71,25 +71,27 @@ def list_rows(view: FleetView) -> dict[str, list[Row]]:
 
 
 def _format_part(amount: Decimal, unit: Unit) -> str:
-    """An amount of a cap; the cap itself says the unit."""
+    """Format an amount without its unit, which the cap shows."""
     return format_unit_amount(amount, unit).removesuffix(f" {unit}")
 
 
 def _session(line: SessionLine, now: int) -> tuple[str, ...]:
-    due = "" if line.due_at is None else "now" if line.due_at <= now else f"in {format_duration(line.due_at - now)}"
+    next_due = (
+        "" if line.due_at is None else "now" if line.due_at <= now else f"in {format_duration(line.due_at - now)}"
+    )
     return (
         line.session,
         line.state.replace("_", " ").lower(),
         format_usd(line.spent_usd),
-        # Before anything was held, the cap is not in the store.
+        # The cap of a session is in the store only after its first hold.
         draw_bar(line.spent_usd + line.held_usd, line.cap_usd) if line.spent_usd or line.held_usd else "",
         f"{format_duration(max(0, now - line.started_at))} ago",
-        line.why.replace("_", " ") or due,
+        line.why.replace("_", " ") or next_due,
     )
 
 
 def draw_bar(used: Decimal, cap: Decimal | None) -> str:
-    """Draw how much of a cap is spent or held, also for screens without colour."""
+    """Draw the spent and held share of a cap; readable without colour."""
     if cap is None:
         return "no cap"
     percent = 100 if not cap else int(100 * used / cap)
@@ -97,29 +99,29 @@ def draw_bar(used: Decimal, cap: Decimal | None) -> str:
     return f"{'#' * full}{'.' * (BAR - full)} {percent} %"
 
 
-def key_of(one: QueuedNeed) -> str:
-    need = one.need
+def key_of(queued_need: QueuedNeed) -> str:
+    need = queued_need.need
     return need.decision or f"{need.kind} {need.session} {need.scope} {need.item} {need.sentence}"
 
 
-def describe_need(one: QueuedNeed) -> str:
-    """Show all of a question: the sentence, the reason, the arguments as they are, and what a yes and a no do."""
-    need = one.need
+def describe_need(queued_need: QueuedNeed) -> str:
+    """Describe a whole need: sentence, reason, unchanged arguments, and the effects of yes and no."""
+    need = queued_need.need
     parts = [need.sentence, need.why and f"Why: {need.why}", need.shown]
-    if one.digest:
-        parts += [f"y: {one.yes}. n: {one.no}."]
+    if queued_need.digest:
+        parts += [f"y: {queued_need.yes}. n: {queued_need.no}."]
     else:
         parts += [f"Type: {command}" for command in need.commands]
     return escape_hidden("\n".join(part for part in parts if part))
 
 
 def editable_arguments(need: QueuedNeed) -> dict[str, object]:
-    """The arguments of a call that waits; none where it is no call, or they cannot be read."""
+    """Parse the arguments of a waiting call; empty for other needs and for unreadable arguments."""
     return dict(parse_arguments("", need.need.shown)) if need.need.kind == "approval" else {}
 
 
 def build_top_sheet(view: FleetView) -> Sheet:
-    """The whole view once, for a pipe or a screen reader."""
+    """Build the whole view as a sheet, for a pipe or a screen reader."""
     return [head_line(view), *_listings(view)]
 
 

@@ -19,8 +19,8 @@ def say(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def answer(asked: dict[str, Any], result: dict[str, Any]) -> None:
-    say({"id": asked["id"], "result": {"resultType": "complete", **result}})
+def answer(fields: dict[str, Any], result: dict[str, Any]) -> None:
+    say({"id": fields["id"], "result": {"resultType": "complete", **result}})
 
 
 def tell(listening: Any, method: str, **params: Any) -> None:
@@ -31,30 +31,30 @@ def tell(listening: Any, method: str, **params: Any) -> None:
 
 def change() -> None:
     tools[0]["description"] = "Something else entirely."
-    for listening, wanted in streams.items():
-        if wanted.get("toolsListChanged"):
+    for listening, fields in streams.items():
+        if fields.get("toolsListChanged"):
             tell(listening, "tools/list_changed")
 
 
-def think(asked: dict[str, Any], responses: dict[str, Any] | None) -> None:
+def think(fields: dict[str, Any], responses: dict[str, Any] | None) -> None:
     if responses is None:
-        message = {"role": "user", "content": {"type": "text", "text": asked["params"]["arguments"]["about"]}}
+        message = {"role": "user", "content": {"type": "text", "text": fields["params"]["arguments"]["about"]}}
         request = {"method": "sampling/createMessage", "params": {"messages": [message], "maxTokens": 50}}
-        answer(asked, {"resultType": "input_required", "inputRequests": {"m": request}, "requestState": "s"})
+        answer(fields, {"resultType": "input_required", "inputRequests": {"m": request}, "requestState": "s"})
         return
-    answer(asked, {"content": [{"type": "text", "text": f"it thinks {responses['m']['content']['text']}"}]})
+    answer(fields, {"content": [{"type": "text", "text": f"it thinks {responses['m']['content']['text']}"}]})
 
 
-def begin(asked: dict[str, Any]) -> None:
+def begin(fields: dict[str, Any]) -> None:
     """Make a task of a call, or refuse it to a client that knows none."""
-    params = asked["params"]
-    given, capable = params["arguments"], params["_meta"]["io.modelcontextprotocol/clientCapabilities"]
+    params = fields["params"]
+    result, capable = params["arguments"], params["_meta"]["io.modelcontextprotocol/clientCapabilities"]
     if TASKS not in capable.get("extensions", {}):
-        say({"id": asked["id"], "error": {"code": -32021, "message": "Missing required client capability"}})
+        say({"id": fields["id"], "error": {"code": -32021, "message": "Missing required client capability"}})
         return
-    write(f"begin {given['what']}")
-    jobs[given["what"]] = {**given, "said": {}}
-    answer(asked, {**stand(given["what"], "working"), "resultType": "task"})
+    write(f"begin {result['what']}")
+    jobs[result["what"]] = {**result, "said": {}}
+    answer(fields, {**stand(result["what"], "working"), "resultType": "task"})
 
 
 def stand(job: str, status: str, **more: Any) -> dict[str, Any]:
@@ -63,31 +63,31 @@ def stand(job: str, status: str, **more: Any) -> dict[str, Any]:
     return {**task, **at, "pollIntervalMs": 100, **more}
 
 
-def tell_job(asked: dict[str, Any]) -> None:
+def tell_job(fields: dict[str, Any]) -> None:
     """Say how a job stands. It ends as its call said, once it has all the colours that it asks for."""
-    params, job = asked["params"], jobs.get(asked["params"]["taskId"])
+    params, job = fields["params"], jobs.get(fields["params"]["taskId"])
     if job is None:
-        say({"id": asked["id"], "error": {"code": -32602, "message": "no such task"}})
+        say({"id": fields["id"], "error": {"code": -32602, "message": "no such task"}})
         return
     job["said"] |= params.get("inputResponses", {})
-    if asked["method"] != "tasks/get":
-        write(f"{asked['method']} {job['what']} {json.dumps(params.get('inputResponses', {}))}")
-        answer(asked, {})
+    if fields["method"] != "tasks/get":
+        write(f"{fields['method']} {job['what']} {json.dumps(params.get('inputResponses', {}))}")
+        answer(fields, {})
         return
     form = {"mode": "form", "message": "Which?", "requestedSchema": FORM}
     open_still = {
         key: {"method": "elicitation/create", "params": form} for key in job["asks"] if key not in job["said"]
     }
     if open_still:
-        answer(asked, stand(job["what"], "input_required", inputRequests=open_still))
+        answer(fields, stand(job["what"], "input_required", inputRequests=open_still))
         return
-    colours = [said.get("content", {}).get("colour", said["action"]) for said in job["said"].values()]
+    colours = [result.get("content", {}).get("colour", result["action"]) for result in job["said"].values()]
     text = f"{job['what']} is done {' '.join(colours)}".strip()
     ended = {
         "completed": {"result": {"content": [{"type": "text", "text": text}], "isError": False}},
         "failed": {"error": {"code": -32603, "message": "it broke"}},
     }
-    answer(asked, stand(job["what"], job["ends"], **ended.get(job["ends"], {}), **job.get("lies", {})))
+    answer(fields, stand(job["what"], job["ends"], **ended.get(job["ends"], {}), **job.get("lies", {})))
 
 
 def write(words: str) -> None:
@@ -95,41 +95,43 @@ def write(words: str) -> None:
         file.write(words + "\n")
 
 
-def called(asked: dict[str, Any]) -> None:
-    params = asked["params"]
+def called(fields: dict[str, Any]) -> None:
+    params = fields["params"]
     if params["name"] == "job":
-        begin(asked)
+        begin(fields)
         return
     if params["name"] == "think":
-        think(asked, params.get("inputResponses"))
+        think(fields, params.get("inputResponses"))
         return
     if params["name"] == "forget":
         jobs.clear()
-        answer(asked, {"content": []})
+        answer(fields, {"content": []})
         return
     if params["name"] == "murmur":
         if params["_meta"].get("io.modelcontextprotocol/logLevel"):
             line = {"level": "warning", "logger": "inner", "data": {"words": params["arguments"]["words"]}}
             say({"method": "notifications/message", "params": line})
-        for listening, wanted in streams.items():
-            for uri in wanted.get("resourceSubscriptions", ()):
+        for listening, payload in streams.items():
+            for uri in payload.get("resourceSubscriptions", ()):
                 tell(listening, "resources/updated", uri=uri)
-        answer(asked, {"content": [{"type": "text", "text": "murmured"}]})
+        answer(fields, {"content": [{"type": "text", "text": "murmured"}]})
         return
     if params["name"] == "change":
         change()
-        answer(asked, {"content": [{"type": "text", "text": "changed"}]})
+        answer(fields, {"content": [{"type": "text", "text": "changed"}]})
         return
     responses = params.get("inputResponses")
     if responses is None:
         form = {"mode": "form", "message": params["arguments"]["question"], "requestedSchema": FORM}
         request = {"method": "elicitation/create", "params": form}
-        answer(asked, {"resultType": "input_required", "inputRequests": {"q": request}, "requestState": "state-1"})
+        answer(fields, {"resultType": "input_required", "inputRequests": {"q": request}, "requestState": "state-1"})
         return
     write(json.dumps([params["requestState"], responses]))
-    said = responses["q"]
-    told = f"they like {said['content']['colour']}" if said["action"] == "accept" else f"they said {said['action']}"
-    answer(asked, {"content": [{"type": "text", "text": told}]})
+    result = responses["q"]
+    text = (
+        f"they like {result['content']['colour']}" if result["action"] == "accept" else f"they said {result['action']}"
+    )
+    answer(fields, {"content": [{"type": "text", "text": text}]})
 
 
 READ = {"readOnlyHint": True}

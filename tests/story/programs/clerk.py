@@ -44,4 +44,4 @@ async def look() -> str:
 
 result = agent.run_sync("send it, then look", id="the-letter")
 sends = [line for line in result.receipt.calls if line.name == "send"]
-say(f"{result.state}: {result.text} asked {len(model.asked)} times, sent once: {len(sends) == 1}")
+say(f"{result.state}: {result.text} asked {len(model.requests)} times, sent once: {len(sends) == 1}")

@@ -68,13 +68,13 @@ async def main() -> Sequence[str]:
     asleep = f"SELECT count(*) FROM sessions WHERE state = 'SLEEPING' AND session LIKE '{os.getpid()}-%'"
     async with agent:
         runs = {asyncio.create_task(run(number)) for number in range(RUNS)}
-        done, left = await asyncio.wait(runs, timeout=0)
+        tasks, left = await asyncio.wait(runs, timeout=0)
         while len(left) > asked(asleep):
-            done, left = await asyncio.wait(runs, timeout=0.02)
+            tasks, left = await asyncio.wait(runs, timeout=0.02)
         for each in left:
             each.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        return [each.result() for each in done]
+        return [each.result() for each in tasks]
 
 
 states = asyncio.run(main())

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from contextlib import suppress
 
-from halter import Guard, Output, SessionOver
+from halter import Guard, Output, SessionAlreadyEnded
 
 guard = Guard(
     sys.argv[1],
@@ -25,7 +25,7 @@ async def spend() -> Output:
 
 
 async def spender(number: int) -> None:
-    with suppress(SessionOver):
+    with suppress(SessionAlreadyEnded):
         async with guard.session(f"spender {number}", id=f"spender-{number}") as session:
             for call in range(4):
                 await session.attempt(f"{call}", spend)

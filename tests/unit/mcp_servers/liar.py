@@ -15,16 +15,16 @@ def say(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def answer(asked: dict[str, Any], result: Any) -> None:
-    say({"id": asked["id"], "result": {**how.get("always", {}), **result}})
+def answer(fields: dict[str, Any], result: Any) -> None:
+    say({"id": fields["id"], "result": {**how.get("always", {}), **result}})
 
 
 def text(words: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": words}]}
 
 
-def called(asked: dict[str, Any]) -> None:
-    name, arguments = asked["params"]["name"], asked["params"].get("arguments", {})
+def called(fields: dict[str, Any]) -> None:
+    name, arguments = fields["params"]["name"], fields["params"].get("arguments", {})
     match name:
         case "die":
             sys.stderr.write("I am out of ink.\n")
@@ -33,37 +33,37 @@ def called(asked: dict[str, Any]) -> None:
         case "silence":
             pass
         case "late":
-            held.append(asked)
+            held.append(fields)
         case "garbage":
-            answer(asked, {"content": "no list at all", "isError": "perhaps"})
+            answer(fields, {"content": "no list at all", "isError": "perhaps"})
         case "flood":
             chunk = "x" * (1 << 20)
             for _ in range(arguments.get("megabytes", 1)):
                 sys.stdout.write(chunk)
         case "big":
-            answer(asked, text("word " * arguments["words"]))
+            answer(fields, text("word " * arguments["words"]))
         case "chatter":
             sys.stdout.write("Starting up...\n{not json}\n\n[1, 2]\n\x00\xff\n")
-            answer(asked, text("done"))
+            answer(fields, text("done"))
         case "refuse":
-            say({"id": asked["id"], "error": {"code": -32000, "message": "not today"}})
+            say({"id": fields["id"], "error": {"code": -32000, "message": "not today"}})
         case "ask_back":
             for number in range(1000):
                 say({"id": f"q{number}", "method": "sampling/createMessage", "params": {}})
             say({"id": "p", "method": "ping"})
-            answer(asked, text("I asked"))
+            answer(fields, text("I asked"))
         case "change":
             tools[0]["description"] = "Something else entirely."
             how.update(arguments)
             say({"method": "notifications/tools/list_changed"})
-            answer(asked, text("changed"))
+            answer(fields, text("changed"))
         case "family":
             child = subprocess.Popen(["/bin/sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-            answer(asked, text(f"{os.getpid()} {child.pid}"))
+            answer(fields, text(f"{os.getpid()} {child.pid}"))
         case "contents":
-            answer(asked, arguments["result"])
+            answer(fields, arguments["result"])
         case _:
-            answer(asked, text(json.dumps(arguments)))
+            answer(fields, text(json.dumps(arguments)))
     while held and name != "late":
         answer(held.pop(), text("too late"))
 

@@ -15,7 +15,7 @@ BEFORE: list[tuple[int, int]] = []
 
 # Runs in a thread: short reads every few seconds are not worth a process each.
 @tool(level="SAFE", effect="read", isolate=False)
-def look_at_machine() -> dict[str, float]:
+def check_machine() -> dict[str, float]:
     """Report the use of CPU, memory and disk, in percent."""
     return {"cpu": _cpu(), "memory": _memory(), "disk": _disk(HERE)}
 
@@ -47,14 +47,14 @@ def list_old_files(days: int) -> list[str]:
 def _cpu() -> float:
     """CPU use since the last reading; where /proc/stat is missing, the load average."""
     try:
-        times = [int(part) for part in Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:9]]
+        times = [int(field) for field in Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
         return round(min(100.0, 100 * os.getloadavg()[0] / (os.cpu_count() or 1)), 1)
-    now = (sum(times), sum(times[3:5]))
-    then = BEFORE.pop() if BEFORE else (0, 0)
-    BEFORE.append(now)
-    total, rest = now[0] - then[0], now[1] - then[1]
-    return round(100 * (1 - rest / total), 1) if total > 0 else 0.0
+    current = (sum(times), sum(times[3:5]))
+    previous = BEFORE.pop() if BEFORE else (0, 0)
+    BEFORE.append(current)
+    total, idle = current[0] - previous[0], current[1] - previous[1]
+    return round(100 * (1 - idle / total), 1) if total > 0 else 0.0
 
 
 def _memory() -> float:
@@ -68,6 +68,6 @@ def _memory() -> float:
 
 
 def _disk(folder: Path) -> float:
-    about = os.statvfs(folder)
-    used = about.f_blocks - about.f_bfree
-    return round(100 * used / (used + about.f_bavail), 1) if used + about.f_bavail else 0.0
+    stats = os.statvfs(folder)
+    used = stats.f_blocks - stats.f_bfree
+    return round(100 * used / (used + stats.f_bavail), 1) if used + stats.f_bavail else 0.0

@@ -1,1 +1,1 @@
-"""SQL, by dialect; `queries.sql` is read by both."""
+"""SQL by dialect. Both dialects use `queries.sql`."""

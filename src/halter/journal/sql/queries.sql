@@ -1,11 +1,11 @@
--- Read-only questions that both dialects understand.
+-- Read-only queries that both dialects understand.
 
 -- name: streams
--- Every stream that has a head or an event: one without the other is a sign of tampering.
+-- Every stream with a head or an event: one without the other is a sign of tampering.
 SELECT stream FROM streams UNION SELECT DISTINCT stream FROM events ORDER BY stream;
 
 -- name: sessions
--- All sessions that began after a time, the newest first.
+-- The sessions that started since a time, the newest first.
 SELECT * FROM sessions WHERE started_at >= :since ORDER BY started_at DESC, session DESC LIMIT :limit;
 
 -- name: session
@@ -13,16 +13,16 @@ SELECT * FROM sessions WHERE started_at >= :since ORDER BY started_at DESC, sess
 SELECT * FROM sessions WHERE session = :session;
 
 -- name: sessions_named
--- The sessions whose id begins with a text: from that text on, and before the first text that does not begin so.
+-- The sessions whose id begins with a text: from that text to the first text after all with this prefix.
 SELECT * FROM sessions WHERE session >= :from AND session < :to AND started_at > 0 AND (:agent = '' OR agent = :agent)
 ORDER BY session LIMIT :limit;
 
 -- name: sessions_called
--- The sessions whose id begins with a text, however its letters are written.
+-- The sessions whose id begins with a text, ignoring case.
 SELECT * FROM sessions WHERE substr(lower(session), 1, length(:beginning)) = :beginning ORDER BY session LIMIT 2;
 
 -- name: agents_seen
--- Every agent that ever had a session, one look at the index for each.
+-- Every agent that ever had a session, with one index lookup for each.
 WITH RECURSIVE seen(agent) AS (
     SELECT MIN(agent) FROM sessions
     UNION ALL
@@ -31,35 +31,35 @@ WITH RECURSIVE seen(agent) AS (
 SELECT agent FROM seen WHERE agent IS NOT NULL;
 
 -- name: sessions_under_way
--- Every session that is not over, the newest first.
+-- Every session that has not ended, the newest first.
 SELECT * FROM sessions WHERE ended_at IS NULL AND +started_at > 0 ORDER BY +started_at DESC, session DESC;
 
 -- name: sessions_that_return
--- How many sessions a halt of the whole fleet keeps back, up to a limit.
+-- How many sessions a halt of the whole fleet affects, up to a limit.
 SELECT COUNT(*) AS sessions FROM (
     SELECT session FROM sessions WHERE ended_at IS NULL
     UNION ALL SELECT session FROM sessions WHERE ended_at IS NOT NULL AND state = 'HALTED' LIMIT :limit
 ) AS kept_back;
 
 -- name: ran_as
--- One session of a trigger or of an agent, if it ever had one.
+-- One session of a trigger or of an agent, if there is any.
 SELECT session FROM sessions WHERE trigger = :trigger AND trigger <> '' OR agent = :agent LIMIT 1;
 
 -- name: ended_before
--- Sessions that ended before a time, for retention.
+-- The sessions that ended before a time, for retention.
 SELECT * FROM sessions WHERE ended_at IS NOT NULL AND ended_at < :before ORDER BY ended_at;
 
 -- name: budgets
--- What stands, and ever stood, against every cap.
+-- Every account, in use now or before.
 SELECT * FROM budgets ORDER BY scope, "window", unit;
 
 -- name: budgets_of
--- What stands, and ever stood, against the caps of one scope.
+-- The accounts of one scope, in use now or before.
 SELECT * FROM budgets WHERE scope = :scope ORDER BY "window", unit;
 
 -- name: budgets_now
--- What stands against the caps that count: in windows that began lately, of sessions that are not over, and of those
--- that ended last. A slash sorts before a zero, so `hour0` comes after every hour.
+-- The accounts that matter now: of recent windows, of sessions that have not ended, and of those that ended last. A
+-- slash sorts before a zero, so `hour0` comes after every hour.
 SELECT * FROM budgets WHERE "window" >= :hour AND "window" < 'hour0'
 UNION ALL SELECT * FROM budgets WHERE "window" >= :day AND "window" < 'day0'
 UNION ALL SELECT * FROM budgets WHERE "window" >= :month AND "window" < 'month0'
@@ -73,11 +73,11 @@ UNION ALL SELECT b.* FROM (
 ) newest JOIN budgets b ON b.scope = 'session:' || newest.session AND b."window" = '';
 
 -- name: holds
--- What is held, the oldest first.
+-- Every hold, the oldest first.
 SELECT * FROM holds ORDER BY at, hold;
 
 -- name: holds_of
--- What one session holds.
+-- The holds of one session.
 SELECT * FROM holds WHERE session = :session ORDER BY at, hold;
 
 -- name: newest_costs
@@ -85,26 +85,26 @@ SELECT * FROM holds WHERE session = :session ORDER BY at, hold;
 SELECT usd FROM spends WHERE name = :name AND purpose = :purpose AND at >= :since ORDER BY at DESC LIMIT :limit;
 
 -- name: spent_by_purpose
--- What was spent since a time, told apart by agent, purpose and name.
+-- The spending since a time, by agent, purpose and name.
 SELECT agent, purpose, name, COUNT(*) AS spends, CAST(SUM(usd) AS BIGINT) AS usd,
        CAST(SUM(input_tokens) AS BIGINT) AS input_tokens, CAST(SUM(output_tokens) AS BIGINT) AS output_tokens,
        CAST(SUM(cache_read_tokens) AS BIGINT) AS cache_read_tokens
 FROM spends WHERE at >= :since GROUP BY agent, purpose, name ORDER BY SUM(usd) DESC;
 
 -- name: spent_by_name
--- What an agent ever spent, by what it was spent on.
+-- The spending of an agent since its start, by name.
 SELECT name, CAST(SUM(usd) AS BIGINT) AS usd FROM spends WHERE agent = :agent GROUP BY name ORDER BY name;
 
 -- name: head
--- Where one stream stands.
+-- The head of one stream.
 SELECT * FROM streams WHERE stream = :stream;
 
 -- name: heads
--- Where every stream stands.
+-- The head of every stream.
 SELECT * FROM streams ORDER BY stream;
 
 -- name: extent
--- How many streams there are, how long they are together, and when the newest event was.
+-- The number of streams, their total length, and the time of the newest event.
 SELECT COUNT(*) AS streams, CAST(COALESCE(SUM(head), 0) AS BIGINT) AS length, COALESCE(MAX(at), 0) AS at FROM streams;
 
 -- name: all_sessions
@@ -124,27 +124,27 @@ SELECT * FROM holds ORDER BY hold;
 SELECT * FROM halts ORDER BY scope;
 
 -- name: halts_of
--- What is or was halted of some scopes. Every cancelled session leaves a halt, so nothing that acts reads all of them.
+-- The halts of some scopes, also lifted ones. Every cancelled session leaves a halt, so no session reads all of them.
 SELECT * FROM halts WHERE scope IN (SELECT value FROM json_each(:scopes)) ORDER BY scope;
 
 -- name: halted_of_worker
--- A halt that stands over a session that this worker owns.
+-- A halt that applies to a session of this worker.
 SELECT halts.scope FROM sessions JOIN halts ON halts.halted = 1 AND halts.scope IN (
     'fleet', 'agent:' || sessions.agent, 'trigger:' || sessions.trigger, 'session:' || sessions.session)
 WHERE sessions.owner = :worker AND sessions.owner <> '' AND sessions.ended_at IS NULL
 ORDER BY halts.scope LIMIT 1;
 
 -- name: halts_standing
--- What is halted and may be let go again.
+-- The halts in force that can be lifted.
 SELECT * FROM halts WHERE halted = 1 AND cancels = 0 ORDER BY scope;
 
 -- name: halts_since
--- What is halted and may be let go again, and what was halted or let go after a time. An order would walk an index.
+-- The halts in force that can be lifted, and those set or lifted since a time. ORDER BY would scan an index.
 SELECT * FROM halts WHERE halted = 1 AND cancels = 0
 UNION ALL SELECT * FROM halts WHERE at >= :since AND NOT (halted = 1 AND cancels = 0);
 
 -- name: all_rates
--- Every slice of every rate.
+-- Every slot of every rate.
 SELECT * FROM rates ORDER BY agent, tool, slice;
 
 -- name: all_decisions
@@ -156,19 +156,19 @@ SELECT * FROM decisions ORDER BY decision;
 SELECT * FROM audit ORDER BY call;
 
 -- name: asked_about_servers
--- All that was ever asked about the servers of an agent, by this version or an earlier one.
+-- Every decision about the servers of an agent, for this version or an earlier one.
 SELECT * FROM decisions WHERE agent = :agent AND about IN ('changed_tool', 'changed_server') ORDER BY asked_at, decision;
 
 -- name: waiting_about_servers
--- What is asked about the servers of an agent and not answered.
+-- The pending decisions about the servers of an agent.
 SELECT * FROM decisions
 WHERE verdict = '' AND agent = :agent AND about IN ('changed_tool', 'changed_server') ORDER BY asked_at, decision;
 
 -- name: open_decisions
--- What waits for a person, oldest first. A session that is over waits for none. The words of a proposal are
--- those of the session that made it, and go with them. `said` is the reply of the model that made the call: the last
--- before its first attempt, since a call may wait for the end of its turn before a person is asked. A plain `k.stream`
--- would walk the session from its beginning.
+-- The pending decisions, the oldest first, except those of ended sessions. The text of a proposal is that of the
+-- session that made it, and is erased with it. `said` is the reply of the model that made the call: the last one before
+-- its first attempt, since a call may wait for the end of its turn before a person is asked. A plain `k.stream` would
+-- scan the session from its beginning.
 SELECT d.*, e.body, e.facts, w.body AS proposed, p.kind, r.body AS said FROM decisions d
 LEFT JOIN events e
     ON e.stream = CASE d.session WHEN '' THEN 'fleet' ELSE 'session:' || d.session END AND e.seq = d.asked_seq
@@ -187,7 +187,7 @@ LEFT JOIN events r ON d.session <> '' AND r.stream = 'session:' || d.session AND
 WHERE d.verdict = '' AND d.expires_at > :now AND d.about <> '' AND s.ended_at IS NULL ORDER BY d.asked_at, d.decision;
 
 -- name: open_questions
--- The sessions that wait for an answer and are no chats, each with the last call that it made.
+-- The sessions that wait for an answer and are no chats, each with its last call.
 SELECT s.session, s.agent, e.version, e.facts, e.body FROM sessions s
 LEFT JOIN events e ON e.stream = 'session:' || s.session AND e.seq = (
     SELECT x.seq FROM events x WHERE x.stream = 'session:' || s.session AND x.kind = 'call_started'
@@ -198,11 +198,11 @@ WHERE s.state = 'WAITING_FOR_INPUT' AND s.ended_at IS NULL AND +s.started_at > 0
 ORDER BY s.agent, s.session;
 
 -- name: budget
--- What stands against one cap.
+-- One account.
 SELECT * FROM budgets WHERE scope = :scope AND "window" = :window AND unit = :unit;
 
 -- name: questions_of
--- What a session asks and no person has answered. An order would walk another index.
+-- The pending decisions of a session. ORDER BY would scan another index.
 SELECT decision FROM decisions WHERE verdict = '' AND expires_at > :now AND session = :session;
 
 -- name: decision
@@ -210,12 +210,13 @@ SELECT decision FROM decisions WHERE verdict = '' AND expires_at > :now AND sess
 SELECT * FROM decisions WHERE decision = :decision;
 
 -- name: all_rules
--- Every rule by which a person said "always".
+-- Every rule.
 SELECT * FROM rules ORDER BY rule;
 
 -- name: rules_of
--- The rules that may agree to a call of a tool, for its session, its agent or every agent: those for its arguments, and
--- around the many that agree to the same arguments alone. Of these the first hundred characters are all.
+-- The rules that may approve a call of a tool, for its session, its agent or every agent: those that match exactly its
+-- arguments, and all others except the many that match by `same`. Of a `same` matcher, the first hundred characters are
+-- everything.
 SELECT * FROM rules WHERE tool = :tool AND owner IN (:session, :agent, '') AND ended_at IS NULL AND expires_at > :now
     AND substr(matcher, 1, 100) = :same
 UNION ALL
@@ -227,11 +228,11 @@ SELECT * FROM rules WHERE tool = :tool AND owner IN (:session, :agent, '') AND e
 ORDER BY rule;
 
 -- name: all_pins
--- As what each agent may use the tools of its servers.
+-- The versions of MCP tools that each agent may use.
 SELECT * FROM pins ORDER BY agent, tool;
 
 -- name: all_agents
--- Which agents were switched on or off.
+-- Every agent that was switched on or off.
 SELECT * FROM agents ORDER BY agent;
 
 -- name: all_fleet_policy
@@ -239,25 +240,26 @@ SELECT * FROM agents ORDER BY agent;
 SELECT * FROM fleet_policy ORDER BY scope;
 
 -- name: snapshot
--- The hot state that a session was last seen with.
+-- The latest hot-state snapshot of a session.
 SELECT at, data FROM snapshots WHERE session = :session;
 
 -- name: next_look
--- When the next session without an owner is due, and when the leases of another worker run out that has any.
+-- When the next session without an owner is due, and when the leases of the next other worker with sessions expire.
 SELECT (SELECT MIN(due_at) FROM sessions WHERE owner = '' AND due_at > :now) AS due_at,
     (SELECT MIN(w.alive_until) FROM workers w WHERE w.alive_until >= :now AND w.worker <> :worker
         AND EXISTS (SELECT 1 FROM sessions s WHERE s.owner = w.worker AND s.owner <> '')) AS lapses_at;
 
 -- name: owned_by
--- What a worker owns.
+-- The sessions of a worker.
 SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '' ORDER BY session;
 
 -- name: all_workers
--- Everybody who works, or did lately.
+-- Every worker, including those that ended recently.
 SELECT worker, alive_until, about FROM workers ORDER BY worker;
 
 -- name: late
--- What has no owner although it was due before, or its owner was gone before: how much of each agent, and since when.
+-- The overdue sessions of each agent: due before a time without an owner, or with an owner whose lease expired before
+-- it. Their number, and since when.
 SELECT s.agent, COUNT(*) AS sessions, MIN(CASE s.owner WHEN '' THEN s.due_at ELSE NULLIF(w.alive_until, 0) END) AS since
 FROM sessions s LEFT JOIN workers w ON w.worker = s.owner
 WHERE s.ended_at IS NULL AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
@@ -269,35 +271,35 @@ GROUP BY s.agent ORDER BY s.agent;
 SELECT * FROM sessions WHERE agent = :agent AND kind = :kind ORDER BY started_at DESC, session DESC LIMIT :limit;
 
 -- name: all_triggers
--- Every row of triggers.
+-- Every trigger row.
 SELECT * FROM triggers ORDER BY trigger;
 
 -- name: all_items
--- Every row of items.
+-- Every item row.
 SELECT * FROM items ORDER BY trigger, item;
 
 -- name: all_outputs
--- Every row of outputs.
+-- Every output row.
 SELECT * FROM outputs ORDER BY agent, digest;
 
 -- name: all_findings
--- Every row of findings.
+-- Every finding row.
 SELECT * FROM findings ORDER BY finding;
 
 -- name: all_memories
--- Every row of memories.
+-- Every memory row.
 SELECT * FROM memories ORDER BY memory;
 
 -- name: all_precedents
--- Every row of precedents.
+-- Every precedent row.
 SELECT * FROM precedents ORDER BY precedent;
 
 -- name: all_notifications
--- Every row of notifications.
+-- Every notification row.
 SELECT * FROM notifications ORDER BY notification;
 
 -- name: triggers_of
--- What starts sessions of one agent.
+-- The triggers of one agent.
 SELECT * FROM triggers WHERE agent = :agent AND ended_at IS NULL ORDER BY trigger;
 
 -- name: trigger
@@ -305,32 +307,32 @@ SELECT * FROM triggers WHERE agent = :agent AND ended_at IS NULL ORDER BY trigge
 SELECT * FROM triggers WHERE trigger = :trigger;
 
 -- name: items_of
--- The documents of a watch, with how the newest session of each stands.
+-- The documents of a watch, each with the state of its newest session.
 SELECT i.*, s.state, s.ended_at, s.terminal_reason FROM items i LEFT JOIN sessions s ON s.session = i.session
 WHERE i.trigger = :trigger ORDER BY i.seen_at, i.name, i.item;
 
 -- name: items_open
--- The documents of a watch that something is left to be done about, with how the newest session of each stands.
+-- The documents of a watch that are not completed, each with the state of its newest session.
 SELECT i.*, s.state, s.ended_at, s.terminal_reason FROM items i LEFT JOIN sessions s ON s.session = i.session
 WHERE i.trigger = :trigger AND i.ignored = 0 AND (i.quarantined_at IS NOT NULL OR s.state IS NULL OR s.state <> 'COMPLETED')
 ORDER BY i.seen_at, i.name, i.item;
 
 -- name: items_of_session
--- The documents that a session is about.
+-- The documents of a session.
 SELECT * FROM items WHERE session = :session AND session <> '' ORDER BY seen_at, name, item;
 
 -- name: open_runs
--- The sessions of a trigger that are not over. A plain `started_at` would walk those that are, in their order.
+-- The sessions of a trigger that have not ended. A plain `started_at` would scan those that have, in order.
 SELECT * FROM sessions WHERE trigger = :trigger AND trigger <> '' AND ended_at IS NULL AND +started_at > 0
 ORDER BY +started_at, session;
 
 -- name: open_tasks
--- The sessions of an agent that something triggered and that are not over, as the open runs of a trigger.
+-- The triggered sessions of an agent that have not ended; the plus as in `open_runs`.
 SELECT * FROM sessions WHERE agent = :agent AND trigger <> '' AND ended_at IS NULL AND +started_at > 0
 ORDER BY +started_at, session;
 
 -- name: untold_ends
--- Unattended sessions that ended badly and were not reported yet.
+-- The unattended sessions that ended badly and were not reported yet.
 SELECT session, agent, state, terminal_reason, ended_at FROM sessions s
 WHERE ended_at >= :since AND state NOT IN ('COMPLETED', 'CANCELLED')
     AND (kind = 'autonomous' OR trigger <> '' OR parent <> '')
@@ -340,7 +342,7 @@ WHERE ended_at >= :since AND state NOT IN ('COMPLETED', 'CANCELLED')
 ORDER BY ended_at, session;
 
 -- name: untold_waits
--- What unattended sessions wait for, not reported yet.
+-- The things that unattended sessions wait for and that were not reported yet.
 SELECT 'waiting:' || d.decision AS about, d.session, d.agent, d.about AS what, d.name FROM decisions d
 LEFT JOIN sessions s ON s.session = d.session
 WHERE d.verdict = '' AND d.about NOT IN ('', 'proposal') AND d.expires_at > :now AND s.ended_at IS NULL
@@ -356,7 +358,7 @@ WHERE state IN ('WAITING_FOR_INPUT', 'PAUSED') AND ended_at IS NULL AND owner = 
 ORDER BY about;
 
 -- name: untold_items
--- Documents that are left to people, not reported yet.
+-- The quarantined documents that were not reported yet.
 SELECT i.trigger, i.item, t.agent, i.name, i.sentence, i.quarantined_at FROM items i JOIN triggers t ON t.trigger = i.trigger
 WHERE i.quarantined_at >= :since AND i.ignored = 0
     AND NOT EXISTS (
@@ -366,12 +368,12 @@ WHERE i.quarantined_at >= :since AND i.ignored = 0
 ORDER BY i.quarantined_at, i.item;
 
 -- name: open_outages
--- The sessions that no model answers, the longest first.
+-- The sessions whose model is unavailable, the longest first.
 SELECT o.* FROM outages o JOIN sessions s ON s.session = o.session
 WHERE o.ended_at IS NULL AND s.ended_at IS NULL ORDER BY o.began_at, o.session;
 
 -- name: stopped_agents
--- The newest session of each agent that is on, where it ended badly since then: only a person's word begins the next.
+-- The newest session of each agent that is on, if it ended badly since then: only a person starts the next one.
 SELECT s.* FROM agents a JOIN sessions s ON s.session = (
     SELECT l.session FROM sessions l WHERE l.agent = a.agent AND l.kind = 'autonomous' AND l.started_at > 0
     ORDER BY l.started_at DESC, l.session DESC LIMIT 1
@@ -380,56 +382,56 @@ WHERE a.switched_on = 1 AND s.ended_at > a.at AND s.state IN ('ERROR', 'BUDGET_E
 ORDER BY s.ended_at, s.session;
 
 -- name: all_outages
--- Every session that no model answered at some time.
+-- Every session whose model was ever unavailable.
 SELECT * FROM outages ORDER BY session;
 
 -- name: outage_notices
--- What was told of outages and their ends after a time.
+-- The notifications about outages and their ends since a time.
 SELECT agent, about, queued_at FROM notifications
 WHERE queued_at >= :since AND (about LIKE 'outage:%' OR about LIKE 'outage_over:%') ORDER BY queued_at, notification;
 
 -- name: run_by_key
--- The run that a write of this key started.
+-- The run that a write with this key started.
 SELECT version, facts FROM events WHERE key = :key AND kind = 'run_started';
 
 -- name: open_of
--- The sessions of one agent that are not over, the newest first, as the open runs of a trigger.
+-- The sessions of one agent that have not ended, the newest first; the plus as in `open_runs`.
 SELECT * FROM sessions WHERE agent = :agent AND ended_at IS NULL AND +started_at > 0
 ORDER BY +started_at DESC, session DESC LIMIT :limit;
 
 -- name: ended_of
--- The sessions of one agent that are over, the newest first.
+-- The ended sessions of one agent, the newest first.
 SELECT * FROM sessions WHERE agent = :agent AND ended_at IS NOT NULL
 ORDER BY ended_at DESC, session DESC LIMIT :limit;
 
 -- name: open_children
--- The sub-sessions of a session that are not over.
+-- The sub-sessions of a session that have not ended.
 SELECT * FROM sessions WHERE parent = :session AND parent <> '' AND ended_at IS NULL AND +started_at > 0
 ORDER BY +started_at, session;
 
 -- name: task_costs
--- What an agent's newest tasks cost that are over.
+-- The costs of an agent's newest ended tasks.
 SELECT CAST(COALESCE(b.spent, 0) AS BIGINT) AS usd FROM sessions s
 LEFT JOIN budgets b ON b.scope = 'session:' || s.session AND b."window" = '' AND b.unit = 'usd'
 WHERE s.agent = :agent AND s.kind = 'task' AND s.started_at >= :since AND s.ended_at IS NOT NULL
 ORDER BY s.started_at DESC, s.session DESC LIMIT :limit;
 
 -- name: told_in_app
--- What was told in the app since a time, the newest first, with the words.
+-- The notifications in the app since a time with their texts, the newest first.
 SELECT n.notification, n.agent, n.about, n.queued_at, e.body FROM notifications n
 LEFT JOIN events e ON e.stream = n.stream AND e.seq = n.queued_seq
 WHERE n.channel = 'in_app' AND n.queued_at >= :since ORDER BY n.queued_at DESC, n.notification LIMIT :limit;
 
 -- name: trigger_costs
--- What the newest sessions of a trigger cost that are over.
+-- The costs of the newest ended sessions of a trigger.
 SELECT CAST(COALESCE(b.spent, 0) AS BIGINT) AS usd FROM sessions s
 LEFT JOIN budgets b ON b.scope = 'session:' || s.session AND b."window" = '' AND b.unit = 'usd'
 WHERE s.trigger = :trigger AND s.trigger <> '' AND s.started_at >= :since AND s.ended_at IS NOT NULL
 ORDER BY s.started_at DESC LIMIT :limit;
 
 -- name: kept_context
--- What people had an agent remember, the oldest first, then the cases that they want it to know, the most frequent
--- first, with the words.
+-- The accepted memories of an agent, the oldest first, then its accepted precedents, the most frequent first, with
+-- their texts.
 SELECT k.id, k.kind, k.observed_count, k.is_case, e.body, e.blob FROM (
     SELECT memory AS id, '' AS kind, 0 AS observed_count, 0 AS is_case, proposed_at AS place, 0 AS since,
            session, proposed_seq
@@ -442,52 +444,53 @@ LEFT JOIN events e ON e.stream = 'session:' || k.session AND e.seq = k.proposed_
 ORDER BY k.is_case, k.place, k.since, k.id;
 
 -- name: findings_of
--- What a session found, in its order, with the words.
+-- The findings of a session in order, with their texts.
 SELECT f.*, e.body, e.blob FROM findings f
 LEFT JOIN events e ON e.stream = 'session:' || f.session AND e.seq = f.emitted_seq
 WHERE f.session = :session ORDER BY f.emitted_seq;
 
 -- name: findings_said
--- What sessions found, the newest first, with the words.
+-- The findings of all sessions with their texts, the newest first.
 SELECT f.*, e.body, e.blob FROM findings f
 LEFT JOIN events e ON e.stream = 'session:' || f.session AND e.seq = f.emitted_seq
 WHERE f.emitted_at > 0 AND (:agent = '' OR f.agent = :agent) ORDER BY f.emitted_at DESC, f.finding LIMIT :limit;
 
 -- name: finding_named
--- The findings whose id begins with a text, with the words.
+-- The findings whose id begins with a text, with their texts.
 SELECT f.*, e.body, e.blob FROM findings f
 LEFT JOIN events e ON e.stream = 'session:' || f.session AND e.seq = f.emitted_seq
 WHERE f.finding >= :from AND f.finding < :to AND f.emitted_at > 0 ORDER BY f.finding LIMIT :limit;
 
 -- name: memories_said
--- What sessions want remembered, the newest first, with the words.
+-- The proposed memories with their texts, the newest first.
 SELECT m.*, e.body, e.blob FROM memories m
 LEFT JOIN events e ON e.stream = 'session:' || m.session AND e.seq = m.proposed_seq
 WHERE m.proposed_at > 0 ORDER BY m.proposed_at DESC, m.memory LIMIT :limit;
 
 -- name: precedents_said
--- The cases that sessions met, those met last first, with the words.
+-- The precedents with their texts, those observed last first.
 SELECT p.*, e.body, e.blob FROM precedents p
 LEFT JOIN events e ON e.stream = 'session:' || p.session AND e.seq = p.proposed_seq
 WHERE p.observed_count > 0 ORDER BY p.last_at DESC, p.precedent LIMIT :limit;
 
 -- name: notifications_due
--- What is to be told now, the oldest first. The plus leads past the index by time, in which all that was ever told stands.
+-- The notifications to send now, the oldest first. The plus avoids the index by time, which contains every notification
+-- ever sent.
 SELECT n.*, e.body, e.blob FROM notifications n
 LEFT JOIN events e ON e.stream = n.stream AND e.seq = n.queued_seq
 WHERE +n.queued_at > 0 AND n.sent_at IS NULL AND n.gave_up = 0 AND (n.next_at IS NULL OR n.next_at <= :now)
 ORDER BY +n.queued_at, n.notification LIMIT :limit;
 
 -- name: notification
--- One thing that was to be told.
+-- One notification.
 SELECT * FROM notifications WHERE notification = :notification;
 
 -- name: next_notification
--- When the next thing is to be told again that could not be told before.
+-- When the next failed notification is retried.
 SELECT MIN(next_at) AS next_at FROM notifications WHERE sent_at IS NULL AND gave_up = 0 AND next_at > :now;
 
 -- name: audit_since
--- The audit after a moment and a call, in pages; with what was said where it is still there.
+-- The audit after a time and a call, in pages, with the bodies that are not erased.
 SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
@@ -498,7 +501,7 @@ WHERE (a.created_at, a.call) > (:since, :call)
 ORDER BY a.created_at, a.call LIMIT :limit;
 
 -- name: audit_of
--- The audit of one call, with what was said where it is still there.
+-- The audit of one call, with the bodies that are not erased.
 SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
@@ -510,19 +513,19 @@ WHERE a.call = :call;
 SELECT * FROM spends ORDER BY hold;
 
 -- name: events_of
--- The events of one stream as they are kept, after a place in it; also such as share a number with others.
+-- The stored events of one stream after a position in it, including those with the same number.
 SELECT stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash, position
 FROM events WHERE stream = :stream AND seq >= :seq AND (seq > :seq OR position > :position)
 ORDER BY seq, position LIMIT :limit;
 
 -- name: events_in_order
--- All events in the order of their commits, after a place; bodies only of calls, their questions and of triggers.
+-- All events in the order of their commits after a position, with bodies only of calls, decisions and triggers.
 SELECT stream, seq, kind, version, at, generation, key, blob, facts,
     CASE WHEN kind IN ('call_started', 'call_refused', 'decision_asked', 'trigger_made') THEN body END, position
 FROM events WHERE position > :position ORDER BY position LIMIT :limit;
 
 -- name: any_event
--- Whether anything has happened yet.
+-- One event, if there is any.
 SELECT seq FROM events LIMIT 1;
 
 -- name: hash_of
@@ -530,21 +533,21 @@ SELECT seq FROM events LIMIT 1;
 SELECT hash FROM events WHERE stream = :stream AND seq = :seq;
 
 -- name: same_hash
--- Where an event and its copies stand.
+-- The positions of all events with this hash.
 SELECT stream, seq FROM events WHERE hash = :hash ORDER BY stream, seq LIMIT :limit;
 
 -- name: erasures
--- What says which bodies were erased on purpose.
+-- The events that record which bodies were erased on purpose.
 SELECT version, facts FROM events WHERE stream = 'fleet' AND kind = 'bodies_erased' ORDER BY seq;
 
 -- name: counts
--- How much there is.
+-- The sizes of the tables.
 SELECT (SELECT COUNT(*) FROM events) AS events, (SELECT COUNT(*) FROM streams) AS streams,
        (SELECT COUNT(*) FROM sessions) AS sessions, (SELECT COUNT(*) FROM holds) AS holds,
        (SELECT COUNT(*) FROM blobs) AS blobs;
 
 -- name: meta
--- What the store says of itself.
+-- The id and the schema version of the store.
 SELECT name, value FROM meta ORDER BY name;
 
 -- name: children_of
@@ -552,14 +555,14 @@ SELECT name, value FROM meta ORDER BY name;
 SELECT * FROM sessions WHERE parent = :session AND parent <> '' ORDER BY started_at, session;
 
 -- name: sessions_since
--- The sessions that began or ended after a time, or are not over. The plus leads past the index by time.
+-- The sessions that started or ended since a time, or have not ended. The plus avoids the index by time.
 SELECT * FROM sessions WHERE ended_at IS NULL AND +started_at > 0
 UNION SELECT * FROM sessions WHERE ended_at >= :since AND +started_at > 0
 UNION SELECT * FROM sessions WHERE started_at >= :since AND started_at > 0
 ORDER BY started_at, session;
 
 -- name: ends_since
--- How many sessions ended alike after a time, and the last of each. The empty text leads past the index by agent.
+-- The number of sessions that ended alike since a time, and the last of each. The empty text avoids the index by agent.
 SELECT g.*, (
     SELECT MAX(s.session) FROM sessions s WHERE s.agent = g.agent AND s.ended_at = g.at AND s.terminal_reason = g.terminal_reason
 ) AS session FROM (
@@ -568,7 +571,7 @@ SELECT g.*, (
 ) g ORDER BY g.at DESC LIMIT :limit;
 
 -- name: answers_since
--- How often the same person answered the same question of an agent alike after a time, and the last answer of each.
+-- How often the same person gave the same answer to an agent since a time, and the last answer of each.
 SELECT g.*, (
     SELECT MAX(d.session) FROM decisions d WHERE d.decided_at = g.at AND d.agent = g.agent AND d.name = g.name
 ) AS session FROM (
@@ -578,46 +581,46 @@ SELECT g.*, (
 ) g ORDER BY g.at DESC LIMIT :limit;
 
 -- name: halts_told
--- What is halted and may be let go again, and what was let go after a time. An order would walk an index.
+-- The halts in force that can be lifted, and those lifted since a time. ORDER BY would scan an index.
 SELECT * FROM halts WHERE halted = 1 AND cancels = 0
 UNION ALL SELECT * FROM halts WHERE at >= :since AND halted = 0 AND cancels = 0;
 
 -- name: triggered_since
--- What happened to triggers after a time, each stream in its order.
+-- The events of triggers since a time, each stream in order.
 SELECT stream, at, kind, version, facts FROM events
 WHERE stream >= 'trigger:' AND stream < 'trigger;' AND at >= :since ORDER BY stream, seq;
 
 -- name: items_left
--- The documents that are left to a person.
+-- The quarantined documents.
 SELECT * FROM items WHERE quarantined_at IS NOT NULL ORDER BY quarantined_at, "trigger", item;
 
 -- name: findings_since
--- What was found after a time.
+-- The findings since a time.
 SELECT * FROM findings WHERE emitted_at >= :since ORDER BY emitted_at, finding;
 
 -- name: proposals_open
--- How much of what sessions left behind is undecided.
+-- The number of undecided findings and proposals.
 SELECT (SELECT COUNT(*) FROM findings WHERE +emitted_at > 0 AND status = '' AND review <> 'withheld') AS findings,
        (SELECT COUNT(*) FROM memories WHERE proposed_at > 0 AND status = '') AS memories,
        (SELECT COUNT(*) FROM precedents WHERE first_at > 0 AND status = '') AS precedents;
 
 -- name: findings_undecided
--- How many findings of each agent and severity wait for a verdict.
+-- The number of undecided findings of each agent and severity.
 SELECT agent, severity, COUNT(*) AS count FROM findings WHERE +emitted_at > 0 AND status = '' AND review <> 'withheld'
 GROUP BY agent, severity;
 
 -- name: decided_since
--- What people decided after a time.
+-- The decisions that people made since a time.
 SELECT * FROM decisions WHERE decided_at IS NOT NULL AND decided_at >= :since AND about <> ''
 ORDER BY decided_at, decision;
 
 -- name: undelivered
--- What could not be told, so far or for good.
+-- The notifications that could not be sent, and are retried or were given up.
 SELECT * FROM notifications WHERE sent_at IS NULL AND queued_at > 0 AND attempts > 0 AND (gave_up = 0 OR queued_at >= :since)
 ORDER BY queued_at, notification;
 
 -- name: audit_until
--- The audit before a moment and a call, the newest first, in pages; with what was said where it is still there.
+-- The audit before a time and a call, the newest first, in pages, with the bodies that are not erased.
 SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
@@ -628,7 +631,7 @@ WHERE (a.created_at, a.call) < (:until, :call)
 ORDER BY a.created_at DESC, a.call DESC LIMIT :limit;
 
 -- name: spent_in_parts
--- What each agent spent between two moments, in equal parts of that time.
+-- The spending of each agent between two times, in equal intervals.
 SELECT (at - :since) / :part AS part, agent, CAST(SUM(usd) AS BIGINT) AS usd FROM spends
 WHERE at >= :since AND at < :until GROUP BY 1, 2 ORDER BY 1, 2;
 
@@ -637,13 +640,13 @@ WHERE at >= :since AND at < :until GROUP BY 1, 2 ORDER BY 1, 2;
 SELECT seq, at, version, facts, body FROM events WHERE stream = :stream AND kind = :kind ORDER BY seq DESC LIMIT :limit;
 
 -- name: work_done
--- How many turns, calls and refusals a stream has after an event, by kind.
+-- The number of turns, calls and refusals of a stream after an event, by kind.
 SELECT kind, COUNT(*) AS count, MAX(seq) AS seq FROM events
 WHERE stream = :stream AND seq > :after AND kind IN ('turn_started', 'call_started', 'call_refused', 'request_refused')
 GROUP BY kind;
 
 -- name: work_events
--- The newest turns, requests, calls and brakes of a stream, of its events after one.
+-- The newest turns, requests, calls and refusals of a stream after an event.
 SELECT kind, at, version, facts FROM events
 WHERE stream = :stream AND seq > :after AND kind IN (
     'turn_started', 'turn_ended', 'request_started', 'request_settled', 'request_refused', 'call_started',
@@ -655,11 +658,11 @@ ORDER BY seq DESC LIMIT :limit;
 SELECT * FROM sessions WHERE agent = :agent AND started_at > 0 ORDER BY started_at DESC, session DESC LIMIT :limit;
 
 -- name: sessions_of_agent_since
--- The sessions of one agent that began after a time, the newest first.
+-- The sessions of one agent that started since a time, the newest first.
 SELECT * FROM sessions WHERE agent = :agent AND started_at >= :since ORDER BY started_at DESC, session DESC LIMIT :limit;
 
 -- name: sessions_in_state
--- The sessions in one state that are not over, the newest first. The plus leads past the index by time.
+-- The sessions in one state that have not ended, the newest first. The plus avoids the index by time.
 SELECT * FROM sessions
 WHERE ended_at IS NULL AND (:agent = '' OR agent = :agent) AND state = :state AND +started_at >= :since
 ORDER BY +started_at DESC, session DESC LIMIT :limit;

@@ -1,5 +1,5 @@
-// A token that comes with the address stands behind its #, which no browser sends anywhere. It is taken from there,
-// out of the history as well, and sent as the form would.
+// A token in the address is in its fragment, which no browser sends. It is removed from the address and the history,
+// and submitted with the form.
 function take() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) {
@@ -9,6 +9,6 @@ function take() {
   }
 }
 
-// Where this page is open already, an address that differs behind its # alone loads nothing anew.
+// If this page is open already, an address with another fragment does not reload it.
 addEventListener("hashchange", take);
 take();

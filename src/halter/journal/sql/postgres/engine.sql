@@ -1,68 +1,66 @@
--- name: ready
--- How every connection works: in the schema of this store, and durably even where the server's default is not.
+-- name: configure
+-- Settings of every connection: the schema of this store, and durable commits even if the server's default is not.
 SELECT set_config('search_path', quote_ident(:schema), false),
        set_config('synchronous_commit',
                   CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
                   false);
 
--- name: ready_to_write
--- A writer that is stopped in the middle of a transaction must not keep its locks for ever. And it looks rows up by
--- their keys only, so one plan is good for ever; the planner, which meets the tables while they are empty, must not
--- settle for one that reads them whole, or that sorts all that is due to take the first. No setting keeps it from
--- beginning a join with the table, and not with what is looked up in it, once it has counted the rows of a small one:
--- hence LATERAL with OFFSET, and ANY.
-SELECT set_config('idle_in_transaction_session_timeout', :patience, false), set_config('lock_timeout', :patience, false),
+-- name: configure_writer
+-- Settings of a writer. If it stops in the middle of a transaction, its locks are released after a timeout. It looks
+-- rows up only by their keys, so one generic plan is enough. The planner, which meets the tables while they are empty,
+-- must not choose to scan them, or to sort all due rows to take the first. No setting prevents it from starting a join
+-- with the table instead of the keys, once it has counted the rows of a small one: hence LATERAL with OFFSET, and ANY.
+SELECT set_config('idle_in_transaction_session_timeout', :lock_timeout, false), set_config('lock_timeout', :lock_timeout, false),
        set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
        set_config('enable_mergejoin', 'off', false), set_config('enable_bitmapscan', 'off', false),
        set_config('plan_cache_mode', 'force_generic_plan', false), set_config('jit', 'off', false);
 
--- name: ready_to_read
--- Questions change nothing.
+-- name: configure_reader
+-- Settings of a reader, which changes nothing.
 SELECT set_config('default_transaction_read_only', 'on', false);
 
 -- name: begin
--- Each statement sees what is committed when it starts; so what is read after a lock is current.
+-- Begin a transaction. Each statement sees what is committed when it starts, so a read after a lock is current.
 BEGIN ISOLATION LEVEL READ COMMITTED;
 
 -- name: commit
--- Durable when this is answered.
+-- Commit. The changes are durable when this returns.
 COMMIT;
 
 -- name: rollback
--- As if nothing had been asked.
+-- Roll back.
 ROLLBACK;
 
 -- name: now
--- The store's time. All workers follow it, not their own clocks.
+-- The store's time, which all workers use instead of their own clocks.
 SELECT microseconds();
 
 -- name: encoding
--- Only one encoding can hold any text.
+-- The encoding of the database. Only UTF8 can represent any text.
 SELECT current_setting('server_encoding');
 
--- name: migrating
--- Of several processes that start together, one migrates and the others wait.
+-- name: lock_migration
+-- If several processes start together, one migrates and the others wait.
 SELECT pg_advisory_xact_lock(hashtextextended('halter ' || :schema, 0));
 
 -- name: schema_exists
--- Whether there is a schema of this name.
+-- True if the schema exists.
 SELECT to_regnamespace(quote_ident(:schema)) IS NOT NULL;
 
--- name: meta
--- What the store says of itself.
+-- name: create_meta
+-- Create the table of the store's id and schema version.
 CREATE TABLE IF NOT EXISTS meta (name TEXT COLLATE "C" PRIMARY KEY, value TEXT NOT NULL);
 
 -- name: has_tables
--- Whether a table of ours is there; others may share the schema.
+-- True if the schema has a table of Halter. Other programs may share it.
 SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = :schema AND tablename IN ('events', 'streams', 'sessions'));
 
--- name: remember
--- A word of the store about itself.
+-- name: save_meta
+-- Save the store's id or schema version.
 INSERT INTO meta (name, value) VALUES (:name, :value) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: claim_orphans
--- Sessions whose owner's lease ran out go to the first worker that asks. An owner that renews at this very moment keeps them:
--- its row is locked and so passed over.
+-- Claim sessions whose owner's lease expired. An owner that is renewing keeps them: its row is locked and skipped.
 WITH orphans AS MATERIALIZED (
     SELECT s.session FROM sessions s JOIN workers w ON s.owner = w.worker
     WHERE s.owner <> '' AND w.alive_until < :now AND w.worker <> :worker AND s.format <= :format
@@ -75,8 +73,7 @@ WHERE s.session = ANY(ARRAY(SELECT session FROM orphans))
 RETURNING s.session, s.generation;
 
 -- name: claim_due
--- Sessions without an owner whose time has come, the longest due first; of agents that have a limit, only those
--- that it does not count.
+-- Claim due sessions without an owner, the longest due first; for agents with a limit, only sessions that do not count.
 WITH due AS MATERIALIZED (
     SELECT session FROM sessions
     WHERE owner = '' AND due_at <= :now AND format <= :format
@@ -90,7 +87,7 @@ WHERE s.session = ANY(ARRAY(SELECT session FROM due))
 RETURNING s.session, s.generation;
 
 -- name: claim_ready
--- Orphans and due sessions in one statement, where no agent has a limit.
+-- Claim orphaned and due sessions in one statement, if no agent has a limit.
 WITH orphans AS MATERIALIZED (
     SELECT s.session FROM sessions s JOIN workers w ON s.owner = w.worker
     WHERE s.owner <> '' AND w.alive_until < (SELECT microseconds()) AND w.worker <> :worker AND s.format <= :format
@@ -109,7 +106,7 @@ WHERE s.session = ANY(ARRAY(SELECT session FROM orphans UNION ALL SELECT session
 RETURNING s.session, s.generation;
 
 -- name: claim_tasks
--- The tasks of one agent that are due.
+-- Claim due tasks of one agent.
 WITH due AS MATERIALIZED (
     SELECT session FROM sessions
     WHERE owner = '' AND due_at <= :now AND format <= :format AND agent = :agent
@@ -122,9 +119,8 @@ WHERE s.session = ANY(ARRAY(SELECT session FROM due))
 RETURNING s.session, s.generation;
 
 -- name: claim_one
--- A session that is claimed by name, whether it is due or not, unless it has an owner or is over. An owner that
--- renews at this very moment keeps it. Who has a ticket gets it only as it was when it was offered. A plain `ended_at`
--- would have all open sessions read.
+-- Claim one session, due or not, unless it has an owner or has ended. An owner that is renewing keeps it. With a
+-- ticket, its generation must be unchanged. A plain `ended_at` would read all open sessions.
 WITH dead AS MATERIALIZED (
     SELECT worker FROM workers WHERE alive_until < :now AND worker <> :worker
     AND worker = (SELECT owner FROM sessions WHERE session = :session) FOR SHARE SKIP LOCKED
@@ -135,16 +131,16 @@ WHERE session = :session AND format <= :format AND started_at > 0 AND COALESCE(e
     AND (owner = '' OR owner IN (SELECT worker FROM dead))
 RETURNING session, generation;
 
--- name: one_at_a_time
--- Counting before taking is done by one at a time.
+-- name: lock_claims
+-- Serialize claims and offers that count before they claim.
 SELECT pg_advisory_xact_lock(hashtextextended('halter claims ' || :schema, 0));
 
--- name: unless_another
--- One process offers at a time.
+-- name: try_lock_claims
+-- Only one process offers at a time.
 SELECT pg_try_advisory_xact_lock(hashtextextended('halter claims ' || :schema, 0));
 
--- name: rooms
--- How many more tasks of each agent may be awake: those that are owned count, and those that are on offer.
+-- name: free_slots
+-- How many more tasks of each agent may run: tasks with an owner or a ticket count.
 SELECT a.agent, a.most - (
     SELECT COUNT(*) FROM sessions s WHERE s.owner <> '' AND s.agent = a.agent AND s.kind <> 'autonomous'
 ) - (
@@ -155,7 +151,7 @@ SELECT a.agent, a.most - (
 ) FROM unnest(:agents, :most) AS a (agent, most);
 
 -- name: offer_orphans
--- Sessions whose owner's lease ran out and that are not on offer. They are found by their owner: an agent's are too many.
+-- Sessions whose owner's lease expired and that have no ticket. They are found by owner, since an agent has too many.
 SELECT s.session, s.generation, s.agent FROM sessions s JOIN workers w ON s.owner = w.worker
 WHERE s.owner <> '' AND w.alive_until < :now AND s.format <= :format AND s.agent || '' = ANY(:agents::text[])
     AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
@@ -163,7 +159,7 @@ WHERE s.owner <> '' AND w.alive_until < :now AND s.format <= :format AND s.agent
 LIMIT :limit;
 
 -- name: offer_due
--- Sessions without an owner whose time has come and that are not on offer, the longest due first.
+-- Due sessions without an owner and without a ticket, the longest due first.
 SELECT s.session, s.generation, s.agent FROM sessions s
 WHERE s.owner = '' AND s.due_at <= :now AND s.format <= :format
     AND (s.kind = 'autonomous' AND s.agent = ANY(:limited::text[])
@@ -172,34 +168,34 @@ WHERE s.owner = '' AND s.due_at <= :now AND s.format <= :format
 ORDER BY s.due_at LIMIT :limit;
 
 -- name: offer_tasks
--- The tasks of one agent that are due and not on offer.
+-- Due tasks of one agent without a ticket.
 SELECT s.session, s.generation, s.agent FROM sessions s
 WHERE s.owner = '' AND s.due_at <= :now AND s.format <= :format AND s.agent = :agent
     AND s.kind <> 'autonomous' AND (s.trigger <> '' OR s.parent <> '')
     AND NOT EXISTS (SELECT FROM tickets t WHERE t.session = s.session AND t.generation = s.generation)
 ORDER BY s.due_at LIMIT :limit;
 
--- name: offered
--- What is on offer from now on.
+-- name: save_tickets
+-- Save tickets for sessions that are being offered.
 INSERT INTO tickets (session, generation, at)
 SELECT v.session, v.generation, :at FROM unnest(:sessions, :generations) AS v (session, generation) ORDER BY v.session
 ON CONFLICT (session) DO UPDATE SET generation = excluded.generation, at = excluded.at;
 
 -- name: drop_tickets
--- What was not taken for as long as a lease lasts is offered again: its ticket may be lost.
+-- Drop tickets older than a lease, so that their sessions are offered again: the ticket may be lost.
 DELETE FROM tickets WHERE at < :before;
 
 -- name: count_tickets
--- How many wait to be used.
+-- The number of tickets.
 SELECT COUNT(*) FROM tickets;
 
--- name: use_up
--- A ticket is good for one attempt.
+-- name: drop_ticket
+-- Drop a ticket after its one attempt.
 DELETE FROM tickets WHERE session = :session;
 
 -- name: renew
--- A worker lives on: one row renews all its leases. When it noticed that they had run out is kept, and told for as long
--- as a lease lasts: an answer may be lost.
+-- Renew all leases of a worker in one row. `lapsed` is when it last renewed expired leases; this is reported for as
+-- long as a lease, since an answer may be lost.
 INSERT INTO workers (worker, alive_until, lapsed) VALUES (:worker, microseconds() + :lease, 0)
 ON CONFLICT (worker) DO UPDATE SET
     lapsed = CASE WHEN workers.alive_until < microseconds() THEN microseconds() ELSE workers.lapsed END,
@@ -207,16 +203,17 @@ ON CONFLICT (worker) DO UPDATE SET
 RETURNING alive_until - :lease AS now, lapsed + :lease >= alive_until - :lease;
 
 -- name: renew_before_claim
--- A worker whose lease is half over lives on; else its heartbeat has just seen to that, and nothing need be written.
+-- Renew the leases of a worker if half of their duration has passed. Otherwise its heartbeat has just done so, and
+-- nothing is written.
 INSERT INTO workers (worker, alive_until, lapsed) SELECT :worker, microseconds() + :lease, 0
 WHERE NOT EXISTS (SELECT FROM workers WHERE worker = :worker AND alive_until > microseconds() + :lease / 2)
 ON CONFLICT (worker) DO UPDATE SET
     lapsed = CASE WHEN workers.alive_until < microseconds() THEN microseconds() ELSE workers.lapsed END,
     alive_until = microseconds() + :lease;
 
--- name: about
--- What a worker says of itself; those that have been gone for a day and left nothing behind are forgotten. One that was
--- forgotten while it was suspended may have begun a session since: named again, it can be found dead.
+-- name: save_about
+-- Save a worker's description of itself, and drop workers that ended a day ago and own no session. A worker that was
+-- dropped while it was suspended may have claimed a session since: such owners are added again.
 WITH gone AS (
     DELETE FROM workers w WHERE alive_until < :now - 86400000000 AND worker <> :worker
         AND NOT EXISTS (SELECT FROM sessions s WHERE s.owner = w.worker)
@@ -227,19 +224,19 @@ WITH gone AS (
 UPDATE workers SET about = :about WHERE worker = :worker;
 
 -- name: leave
--- A worker ends in good order: its leases are over at once.
+-- A worker ends normally: its leases expire immediately.
 UPDATE workers SET alive_until = 0 WHERE worker = :worker;
 
 -- name: release
--- A worker gives one session back.
+-- Release the lease of one session.
 UPDATE sessions SET owner = '' WHERE session = :session AND owner = :worker AND generation = :generation;
 
 -- name: owned
--- What a worker still owns.
+-- The sessions that a worker owns.
 SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '';
 
--- name: snapshots
--- The newest hot states of sessions that are still the worker's own, for failover and for screens elsewhere.
+-- name: save_snapshots
+-- Save the hot states of sessions that the worker still owns, for failover and other processes.
 INSERT INTO snapshots (session, at, data)
 SELECT s.session, :at, v.data FROM unnest(:sessions, :data) AS v (session, data)
 CROSS JOIN LATERAL (SELECT own.session FROM sessions own WHERE own.session = v.session AND own.owner = :worker OFFSET 0) s
@@ -247,25 +244,25 @@ ORDER BY s.session
 ON CONFLICT (session) DO UPDATE SET at = excluded.at, data = excluded.data;
 
 -- name: read
--- Events of a stream, in order.
+-- The events of a stream after one, in order.
 SELECT stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash
 FROM events WHERE stream = :stream AND seq > :after ORDER BY seq LIMIT :limit;
 
 -- name: by_keys
--- Events that earlier writes of these keys appended.
+-- The events of earlier writes with these keys.
 SELECT stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash
 FROM events WHERE key = ANY(:keys) ORDER BY position;
 
 -- name: erase_bodies
--- The bodies and their salts go; the digests stay and keep the chain whole.
+-- Delete bodies and their salts. The digests stay, so the chain remains valid.
 UPDATE events SET body = NULL, salt = NULL WHERE stream = :stream AND seq <= :through;
 
--- name: keep_blobs
--- A writer that names an existing blob waits here for one that removes blobs, and the other way round.
+-- name: lock_blobs
+-- A writer that refers to an existing blob waits here for one that deletes blobs, and vice versa.
 LOCK TABLE blobs IN EXCLUSIVE MODE;
 
 -- name: erase_blobs
--- Blobs that only erased events name; those of this erasure and of all that were recorded before it.
+-- Delete blobs to which only erased events refer, by this erasure or an earlier one.
 WITH named AS (
     SELECT DISTINCT blob FROM events WHERE stream = :stream AND seq <= :through AND blob IS NOT NULL
 ), erased AS (
@@ -279,8 +276,8 @@ DELETE FROM blobs WHERE digest IN (SELECT blob FROM named) AND digest NOT IN (
 ) AND digest NOT IN (SELECT definition FROM sessions);
 
 -- name: sweep_blobs
--- Blobs that were not put for a while and that nothing names: no session as its definition, and no event unless it
--- is erased.
+-- Delete blobs that were not saved recently and are unreferenced: not the definition of a session, nor the blob of an
+-- unerased event.
 WITH erased AS (
     SELECT convert_from(facts, 'UTF8')::json ->> 'stream' AS stream,
            MAX((convert_from(facts, 'UTF8')::json ->> 'through')::bigint) AS through
@@ -292,65 +289,65 @@ DELETE FROM blobs WHERE put_at < :before AND digest NOT IN (SELECT definition FR
 );
 
 -- name: erase_snapshot
--- What an erased session last saw is no body, but it is as private.
+-- Delete the hot-state snapshot of an erased session. It is not a body, but as private.
 DELETE FROM snapshots WHERE session = :session;
 
--- name: put
--- A blob, once; that it was put again is noted by the hour, so that most often nothing has to be written.
+-- name: save_blob
+-- Save a blob. If it exists, its time is updated at most once per hour, so that usually nothing is written.
 INSERT INTO blobs (digest, data, put_at) VALUES (:digest, :data, microseconds())
 ON CONFLICT (digest) DO UPDATE SET put_at = excluded.put_at WHERE excluded.put_at >= blobs.put_at + 3600000000;
 
 -- name: missing_blobs
--- Which of these are not there; those that are stay until the transaction is over.
+-- Which of these blobs do not exist. The others are locked until the end of the transaction.
 WITH kept AS MATERIALIZED (SELECT digest FROM blobs WHERE digest = ANY(:digests) FOR KEY SHARE)
 SELECT wanted FROM unnest(:digests) AS wanted WHERE wanted NOT IN (SELECT digest FROM kept);
 
--- name: get
--- A blob.
+-- name: find_blob
+-- One blob.
 SELECT data FROM blobs WHERE digest = :digest;
 
--- name: take_time
--- This one transaction may stand still for as long as its rows take to be made.
+-- name: disable_idle_timeout
+-- Allow this transaction to be idle while its rows are computed.
 SELECT set_config('idle_in_transaction_session_timeout', '0', true);
 
--- name: keep_out
--- Readers go on, writers wait. Every write locks its stream first, so this order meets none of them half-way.
+-- name: lock_tables
+-- Block writers, but not readers. Every write locks its stream first, so this order cannot deadlock with any.
 LOCK TABLE streams, sessions, budgets, holds, spends, events IN EXCLUSIVE MODE;
 
--- name: look
--- One moment of the store, for as long as it is looked at.
+-- name: begin_snapshot
+-- Begin a snapshot of the store.
 BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 
 -- name: hide_document
--- A document is gone, even if some of its chunks are left.
+-- Hide a document, even if it still has chunks.
 DELETE FROM library WHERE document = :document;
 
 -- name: drop_chunks
--- Some of a document's chunks and their words.
+-- Delete some of a document's chunks and their words.
 DELETE FROM chunks WHERE document = :document
 AND number IN (SELECT number FROM chunks WHERE document = :document ORDER BY number LIMIT :limit);
 
 -- name: add_chunks
--- Pieces of a document, unless another process has just written them.
+-- Add chunks of a document, unless another process has added them.
 INSERT INTO chunks (document, number, start, "end", text, words)
 SELECT :document, v.number, v.start, v.stop, v.text, v.words::tsvector
 FROM unnest(:numbers, :starts, :ends, :texts, :words) AS v (number, start, stop, text, words) ORDER BY v.number
 ON CONFLICT (document, number) DO NOTHING;
 
 -- name: show_document
--- A document is there if all of its chunks are.
+-- Make a document visible if all of its chunks are saved.
 INSERT INTO library (document)
 SELECT :document WHERE (SELECT COUNT(*) FROM chunks WHERE document = :document) = :count
 ON CONFLICT (document) DO NOTHING;
 
 -- name: search
--- The chunks of some documents that fit, the best first.
+-- The matching chunks of some documents, the best first.
 SELECT document, number, start, "end", text, ts_rank(words, :query::tsquery)::float8 AS fit
 FROM chunks JOIN library USING (document) WHERE words @@ :query::tsquery AND document = ANY(:documents)
 ORDER BY fit DESC, document, number LIMIT :limit;
 
 -- name: indexed
--- Which of these documents are there.
+-- Which of these documents are visible.
 SELECT document FROM library WHERE document = ANY(:documents);
 
 -- name: chunks

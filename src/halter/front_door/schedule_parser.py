@@ -1,8 +1,8 @@
-"""Schedules in plain English, read by exact grammars: a recurrence or a moment, and an imperative.
+"""Parses schedules in plain English by exact grammars: a recurrence or a moment, and an imperative.
 
-The phrase stands at the beginning or the end of the sentence, or after `remind me`; what is left must be an imperative.
-Phrases that name a recurrence without saying when (`every now and then`) are answered with a sentence. A time that may
-belong to a clause inside ("write a script that checks the site every minute") is not taken for the schedule's.
+The time phrase is at the beginning or the end of the sentence, or after `remind me`; the rest must be an imperative. A
+recurrence that is not exact (`every now and then`) is answered with a sentence. A time that may belong to an inner
+clause ("write a script that checks the site every minute") is not used for the schedule.
 """
 
 import re
@@ -17,7 +17,7 @@ import msgspec
 
 from halter.core import clock
 from halter.core.schedules import Timing, find_first_moment, find_timing_flaw, next_tick_after
-from halter.front_door.time_text import (
+from halter.front_door.time_parser import (
     DATE_PATTERN,
     DAY_PART_PATTERN,
     DAY_PARTS,
@@ -44,7 +44,7 @@ _DAYS: Final = rf"{DAY_PATTERN}s?(?:(?: and| or|,|/| and on)? {DAY_PATTERN}s?)*"
 _COUNT: Final = rf"(?P<n>{NUMBER_PATTERN}|\d{{1,6}}\.\d{{1,3}}|other|second|third|fourth|single)"
 _SHORT: Final = rf"{_EVERY} (?P<n>\d{{1,9}}) ?(?P<unit>s|secs?|m|mins?|h|hrs?)"
 _LONG: Final = rf"{_EVERY} (?:{_COUNT} )?(?P<unit>seconds?|minutes?|mins?|hours?|hrs?)"
-_ODD: Final = {
+_MINUTES_BY_PHRASE: Final = {
     "hourly": 60,
     "once an hour": 60,
     "every half hour": 30,
@@ -91,38 +91,40 @@ _ON_ONE_OF: Final = rf"on {DAY_PATTERN} (?:and|or) {DAY_PATTERN}"
 _NO_COUNT: Final = r"every (?:-\S+|0|zero) (?:seconds?|minutes?|mins?|hours?|days?|weeks?|months?)"
 
 NOT_EXACT: Final = (
-    "That does not say exactly when: say it like every 15 minutes, every weekday at 9 or every month on the 1st."
+    "The time is not exact. Write it like: every 15 minutes, every weekday at 9, or every month on the 1st."
 )
-NEVER_COMES: Final = "That never comes, or is too far apart: say another day, or how often."
-_ONE_CRON: Final = "Times with different minutes need a schedule each: say them one by one."
-_WITH_TIME: Final = (
-    "Something that repeats within the day has no time of day: say only how often, like every 15 minutes."
+NEVER_COMES: Final = "That time never occurs, or too rarely. Give another day or interval."
+_SEVERAL_MINUTES: Final = "Times with different minutes need separate schedules. Send them one by one."
+_INTERVAL_WITH_TIME: Final = (
+    "An interval within the day cannot have a time of day. Give only the interval, like every 15 minutes."
 )
-_ONE_OF_THEM: Final = "It is not clear whether that repeats: say `every monday and thursday`, or say one of the days."
-_SECOND_DAY: Final = (
-    "That can mean every two weeks or the second one of each month: say `every other monday`, or `every second monday "
-    "of the month`."
+_AMBIGUOUS_DAYS: Final = (
+    "It is not clear whether this repeats. Write `every monday and thursday`, or only one of the days."
+)
+_AMBIGUOUS_SECOND: Final = (
+    "This can mean every two weeks or the second one of each month. Write `every other monday`, or "
+    "`every second monday of the month`."
 )
 
 _Reader = Callable[[re.Match[str], "_RecurrenceContext"], Timing | str | None]
 
 
 class _RecurrenceContext(msgspec.Struct, frozen=True):
-    """The phrase, the time from which it counts, and the zone."""
+    """A time phrase, the current time and the zone."""
 
-    said: TimePhrase
+    phrase: TimePhrase
     now: int
     zone: str
 
-    def clocks(self, part: str = "") -> Sequence[str]:
-        part = self.said.part or part
-        if self.said.times:
-            return [parse_clock_time(each, part) for each in self.said.times]
-        return [DAY_PARTS.get(part, DEFAULT_TIME)]
+    def clocks(self, day_part: str = "") -> Sequence[str]:
+        day_part = self.phrase.part or day_part
+        if self.phrase.times:
+            return [parse_clock_time(time_text, day_part) for time_text in self.phrase.times]
+        return [DAY_PARTS.get(day_part, DEFAULT_TIME)]
 
 
 def read_recurrence(phrase: TimePhrase, now: int, zone: str) -> Timing | str | None:
-    """Returns a timing, a sentence where a recurrence is not exact, or None."""
+    """Return the timing of a recurrence, a sentence if it is not exact, or None if the phrase is not a recurrence."""
     recurrence = _RecurrenceContext(phrase, now, phrase.zone or zone)
     for form, reader in _FORMS:
         match = form.fullmatch(phrase.core)
@@ -137,21 +139,21 @@ def read_recurrence(phrase: TimePhrase, now: int, zone: str) -> Timing | str | N
 
 
 def _read_subdaily(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
-    """Reads what repeats within the day, counted from now."""
+    """Read an interval within the day, counted from now."""
     units = {"s": clock.SECOND, "m": clock.MINUTE, "h": clock.HOUR}
-    every = _read_count(match["n"]) * units[match["unit"][0]]
-    return _make_interval(int(every), recurrence) if every.denominator == 1 else NOT_EXACT
+    interval = _read_count(match["n"]) * units[match["unit"][0]]
+    return _make_interval(int(interval), recurrence) if interval.denominator == 1 else NOT_EXACT
 
 
-def _read_on_the_hour(_found: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
-    if recurrence.said.times or recurrence.said.part:
-        return _WITH_TIME
+def _read_on_the_hour(_match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
+    if recurrence.phrase.times or recurrence.phrase.part:
+        return _INTERVAL_WITH_TIME
     return Timing(cron="0 * * * *", timezone=recurrence.zone)
 
 
 def _make_interval(interval: int, recurrence: _RecurrenceContext) -> Timing | str:
-    if recurrence.said.times or recurrence.said.part:
-        return _WITH_TIME
+    if recurrence.phrase.times or recurrence.phrase.part:
+        return _INTERVAL_WITH_TIME
     return Timing(every=interval, timezone=recurrence.zone, anchor=recurrence.now) if interval > 0 else NOT_EXACT
 
 
@@ -160,7 +162,7 @@ def _read_day_group(weekday: str, match: re.Match[str], recurrence: _RecurrenceC
 
 
 def _read_days(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str | None:
-    """Reads days of the week. Without `every`, only their plural repeats."""
+    """Read days of the week. Without `every`, only their plural is a recurrence."""
     if not match["every"] and not all(word.endswith("s") for word in re.findall(rf"{DAY_PATTERN}s?", match["days"])):
         return None
     if not match["every"] and re.search(r"\b(?:tues|weds|thurs)\b", match["days"]):
@@ -185,23 +187,23 @@ def _read_months(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing
 
 
 def _read_each_nth(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str | None:
-    """Reads `every 1st` and `every last friday`; `every second monday` is ambiguous, and a `second` is short."""
+    """Read `every 1st` and `every last friday`; `every second monday` is ambiguous, `every second` an interval."""
     if match["dom"] == "second":
         return None
     if match["nth"] in {"second", "third", "fourth", "2nd", "3rd", "4th"}:
-        return _SECOND_DAY
+        return _AMBIGUOUS_SECOND
     return _make_month_interval(Fraction(1), match, recurrence)
 
 
 def _read_yearly(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
-    read = parse_date(match["date"] or match["date2"] or match["date3"])
-    if read is None or read[0]:
+    date_parts = parse_date(match["date"] or match["date2"] or match["date3"])
+    if date_parts is None or date_parts[0]:
         return NOT_EXACT
-    return _make_cron_timing(recurrence, recurrence.clocks(), day=str(read[2]), month=str(read[1]))
+    return _make_cron_timing(recurrence, recurrence.clocks(), day=str(date_parts[2]), month=str(date_parts[1]))
 
 
 def _read_count(text: str | None) -> Fraction:
-    """Parses a count: none is one, `other` is two."""
+    """Parse a count. Without one it is 1; `other` is 2."""
     if text is None or text == "single":
         return Fraction(1)
     if text == "other":
@@ -219,7 +221,7 @@ def _make_cron_timing(
     if not all(clocks):
         return NO_SUCH_TIME
     cron = make_cron(clocks, day, month, weekday)
-    return Timing(cron=cron, timezone=recurrence.zone) if cron else _ONE_CRON
+    return Timing(cron=cron, timezone=recurrence.zone) if cron else _SEVERAL_MINUTES
 
 
 def _make_day_interval(
@@ -230,61 +232,65 @@ def _make_day_interval(
     if count.denominator != 1 or count < 1:
         return NOT_EXACT
     if len(clocks) != 1:
-        return _ONE_CRON
+        return _SEVERAL_MINUTES
     return (
         Timing(days=int(count), time=clocks[0], timezone=recurrence.zone, anchor=anchor) if clocks[0] else NO_SUCH_TIME
     )
 
 
 def _make_week_interval(count: Fraction, days: str, recurrence: _RecurrenceContext) -> Timing | str:
-    """Makes weeks: one is a cron; more are counted from the next day of that name."""
-    named = parse_weekdays(days)
+    """Make a timing in weeks: every week is a cron; longer intervals count from the next such day."""
+    weekdays = parse_weekdays(days)
     clocks = recurrence.clocks()
-    if not named or not all(clocks):
-        return NO_SUCH_TIME if named else NOT_EXACT
+    if not weekdays or not all(clocks):
+        return NO_SUCH_TIME if weekdays else NOT_EXACT
     if count == 1:
-        return _make_cron_timing(recurrence, clocks, weekday=_join_numbers(named))
-    only, *others = named
+        return _make_cron_timing(recurrence, clocks, weekday=_join_numbers(weekdays))
+    weekday, *others = weekdays
     if others:
-        return "Several days in every other week need a schedule each: say them one by one."
-    first = next_weekday(only, time.fromisoformat(clocks[0]), to_zone_time(recurrence.now, recurrence.zone))
+        return "Several days in every other week need separate schedules. Send them one by one."
+    first_day = next_weekday(weekday, time.fromisoformat(clocks[0]), to_zone_time(recurrence.now, recurrence.zone))
     return _make_day_interval(
-        count * 7, recurrence, clocks, find_first_moment(first, time(), ZoneInfo(recurrence.zone))
+        count * 7, recurrence, clocks, find_first_moment(first_day, time(), ZoneInfo(recurrence.zone))
     )
 
 
 def _make_month_interval(
     count: Fraction, match: re.Match[str], recurrence: _RecurrenceContext, *, quarter: bool = False
 ) -> Timing | str:
-    """Makes months: their number must divide a year, for a cron; they are counted from the next."""
+    """Make a timing in months: the interval must divide a year, and counts from the next occurrence."""
     if count.denominator != 1 or count not in {1, 2, 3, 4, 6, 12}:
         return NOT_EXACT
-    day, weekday = _read_nth(match)
-    once = _make_cron_timing(recurrence, recurrence.clocks(), day=day, weekday=weekday)
-    if count == 1 or isinstance(once, str) or find_timing_flaw(once):
-        return once
-    first = (
-        1 if quarter else to_zone_time(next_tick_after(once, recurrence.now) or recurrence.now, recurrence.zone).month
+    month_day, weekday = _read_nth(match)
+    monthly = _make_cron_timing(recurrence, recurrence.clocks(), day=month_day, weekday=weekday)
+    if count == 1 or isinstance(monthly, str) or find_timing_flaw(monthly):
+        return monthly
+    first_month = (
+        1
+        if quarter
+        else to_zone_time(next_tick_after(monthly, recurrence.now) or recurrence.now, recurrence.zone).month
     )
-    months = sorted((first - 1 + step) % 12 + 1 for step in range(0, 12, int(count)))
-    return _make_cron_timing(recurrence, recurrence.clocks(), day=day, month=_join_numbers(months), weekday=weekday)
+    months = sorted((first_month - 1 + step) % 12 + 1 for step in range(0, 12, int(count)))
+    return _make_cron_timing(
+        recurrence, recurrence.clocks(), day=month_day, month=_join_numbers(months), weekday=weekday
+    )
 
 
 def _read_nth(match: re.Match[str]) -> tuple[str, str]:
-    """Returns the day of the month and the day of the week, as a cron writes them."""
+    """Return the day of the month and the day of the week, in cron format."""
     if match["name"]:
         weekday = DAYS[match["name"]]
         return "*", f"{weekday}L" if match["nth"] == "last" else f"{weekday}#{parse_number(match['nth'])}"
     if match["dom"] == "last day":
         return "L", "*"
-    said = [word for word in match["dom"].split() if word not in {"day", "and", "the"}]
-    return _join_numbers([parse_number(word) for word in said]), "*"
+    day_words = [word for word in match["dom"].split() if word not in {"day", "and", "the"}]
+    return _join_numbers([parse_number(word) for word in day_words]), "*"
 
 
 _READERS: Final[Sequence[tuple[str, _Reader]]] = (
     (
-        "|".join(map(re.escape, _ODD)),
-        lambda match, recurrence: _make_interval(_ODD[match[0]] * clock.MINUTE, recurrence),
+        "|".join(map(re.escape, _MINUTES_BY_PHRASE)),
+        lambda match, recurrence: _make_interval(_MINUTES_BY_PHRASE[match[0]] * clock.MINUTE, recurrence),
     ),
     (_NO_COUNT, lambda _, __: NOT_EXACT),
     (r"(?:hourly|every hour) on the hour", _read_on_the_hour),
@@ -299,7 +305,7 @@ _READERS: Final[Sequence[tuple[str, _Reader]]] = (
     (_PARTLY, lambda match, recurrence: _make_cron_timing(recurrence, recurrence.clocks(match["part"] or "night"))),
     (_WEEKDAYS, partial(_read_day_group, "1-5")),
     (_WEEKENDS, partial(_read_day_group, "0,6")),
-    (_ON_ONE_OF, lambda _, __: _ONE_OF_THEM),
+    (_ON_ONE_OF, lambda _, __: _AMBIGUOUS_DAYS),
     (_ON_DAYS, _read_days),
     (_OTHER_DAY, lambda match, recurrence: _make_week_interval(Fraction(2), match["days"], recurrence)),
     (_ON_WEEKS, _read_weeks),
@@ -389,11 +395,11 @@ _CLAUSES: Final = _imperative_words(
 _LOOKING: Final = _imperative_words(
     "check verify ensure confirm monitor see watch tell let show remind report look make"
 )
-"""Beginnings whose clause is checked at the time: `check if the site is up every hour`."""
+"""First words whose clause is evaluated at the time: `check if the site is up every hour`."""
 _LEADING: Final = _imperative_words(
     "for from until till by before after since of about to than between around with in on at not the a an"
 )
-"""Words after which a time belongs to them: `by tomorrow at 9` is a deadline."""
+"""Words to which a time after them belongs: `by tomorrow at 9` is a deadline."""
 _PENDING: Final = _imperative_words(
     "pending upcoming outstanding trending missing existing remaining incoming outgoing failing meeting"
 )
@@ -403,7 +409,7 @@ _ARRANGING: Final = _imperative_words(
     arrange book schedule reserve plan organise organize put add move find search invite set explain describe
     """
 )
-"""Verbs that prepare something for a moment, rather than act at it."""
+"""Verbs that prepare something for a time, rather than act at that time."""
 _EVENTS: Final = _imperative_words(
     """
     meeting appointment call flight dinner lunch breakfast party event session interview deadline conference class
@@ -417,7 +423,7 @@ _EVENTS: Final = _imperative_words(
     problem problems downtime breach change changes anomaly anomalies warning warnings exception exceptions
     """
 )
-"""Things that have a moment of their own: `write to Bob about the meeting tomorrow at 9`."""
+"""Things that have their own time: `write to Bob about the meeting tomorrow at 9`."""
 _POLITE: Final = re.compile(
     r"(?:(?:hey|hi|hello|ok|okay|so|now|then|and|also|but|well|please|pls|plz|kindly|just)(?: there)?[,!.:]*\s+"
     r"|(?:can|could|would|will) you[,]?\s+|would you mind\s+|i(?: want|'d like| would like| need) you to\s+"
@@ -434,7 +440,7 @@ _QUESTION: Final = re.compile(
 )
 _REQUEST: Final = re.compile(r"(?:can|could|would|will) you\b", re.IGNORECASE)
 _SUPPOSED: Final = re.compile(r"would you\b.{0,300}\bif (?:i|we|you|he|she|it|they)\b", re.IGNORECASE)
-_UNSEEN: Final = "".join(
+_INVISIBLE: Final = "".join(
     chr(code)
     for code in (
         *range(0x21),
@@ -448,13 +454,13 @@ _UNSEEN: Final = "".join(
         0xFEFF,
     )
 )
-_FAR: Final = 200
-"""Most characters of politeness that are removed."""
+_MAX_POLITENESS: Final = 200
+"""Maximum characters of politeness that are removed."""
 
 
 def trim_message(text: str) -> str:
-    """Removes line ends, spaces and invisible characters around a message."""
-    return text.strip(_UNSEEN)
+    """Remove line ends, spaces and invisible characters around a message."""
+    return text.strip(_INVISIBLE)
 
 
 def is_negated(words: Sequence[str]) -> bool:
@@ -462,26 +468,26 @@ def is_negated(words: Sequence[str]) -> bool:
 
 
 def strip_politeness(text: str) -> str:
-    place = 0
-    while place < _FAR and (match := _POLITE.match(text, place)):
-        place = match.end()
-    return text[place:]
+    position = 0
+    while position < _MAX_POLITENESS and (match := _POLITE.match(text, position)):
+        position = match.end()
+    return text[position:]
 
 
 def strip_thanks(text: str) -> str:
-    tail = text[-_FAR:]
+    tail = text[-_MAX_POLITENESS:]
     return text[: len(text) - len(tail)] + _THANKS.sub("", tail)
 
 
 def is_question(text: str) -> bool:
-    """Whether it is a question, and not a request in the form of one; `would you … if I asked?` is none."""
-    if _QUESTION.search(text[-_FAR:]) is None:
+    """Return true for a question, but not for a request in the form of one, as in `could you …?`."""
+    if _QUESTION.search(text[-_MAX_POLITENESS:]) is None:
         return False
-    return _REQUEST.search(text[:_FAR]) is None or _SUPPOSED.search(text[: 2 * _FAR]) is not None
+    return _REQUEST.search(text[:_MAX_POLITENESS]) is None or _SUPPOSED.search(text[: 2 * _MAX_POLITENESS]) is not None
 
 
 def is_imperative(words: Sequence[str]) -> bool:
-    """Whether words begin with an imperative: a verb without a subject."""
+    """Return true if words begin with an imperative: a verb without a subject."""
     if words and words[0].startswith("@"):
         words = words[1:]
     if not words or words[0] not in _VERBS:
@@ -490,7 +496,7 @@ def is_imperative(words: Sequence[str]) -> bool:
 
 
 def verb_owns_time(words: list[str], *, once: bool) -> bool:
-    """Whether a time at the end belongs to the verb at the beginning."""
+    """Return true if a time at the end belongs to the verb at the beginning."""
     if not words:
         return False
     if words[-1] in _LEADING | _FINITE or any(word.endswith(":") for word in words) or is_negated(words):
@@ -501,21 +507,21 @@ def verb_owns_time(words: list[str], *, once: bool) -> bool:
         return False
     if once and (words[0] in _ARRANGING or (words[-1] in _EVENTS and words[0] != "remind")):
         return False
-    if (doing := _ABOUT_DOING.search(" ".join(words))) and doing[1] not in _PENDING:
+    if (gerund := _ABOUT_DOING.search(" ".join(words))) and gerund[1] not in _PENDING:
         return False
     if not any(word.rstrip(",") in _CLAUSES for word in words[1:]):
         return True
-    looking = words[:2] == ["make", "sure"] if words[0] == "make" else words[0] in _LOOKING
-    return looking and words[-1] not in _VERBS and (not once or words[0] == "remind")
+    is_looking = words[:2] == ["make", "sure"] if words[0] == "make" else words[0] in _LOOKING
+    return is_looking and words[-1] not in _VERBS and (not once or words[0] == "remind")
 
 
-MOST_CHARACTERS: Final = 500
-"""How many characters are read from either end."""
-MOST_WORDS: Final = 16
-"""Most words of a phrase."""
+MAX_CHARACTERS: Final = 500
+"""Number of characters that are read from either end."""
+MAX_WORDS: Final = 16
+"""Maximum words of a phrase."""
 
-_IMPERATIVE: Final = 4
-"""How many words of a prompt are checked for a negation: later ones may say what not to do."""
+_MAX_NEGATION_WORDS: Final = 4
+"""Number of words of a prompt that are checked for a negation; later words may say what not to do."""
 _WORD: Final = re.compile(r"\S+")
 _SINGLE: Final = re.compile(r"(?:^|\s)'[^']*$")
 _QUOTES: Final = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u00ab", "\u00bb"), ("\u2039", "\u203a"), ("(", ")"))
@@ -527,16 +533,16 @@ _OFTEN: Final = re.compile(r"(?:hourly|daily|nightly|weekly|fortnightly|monthly|
 _VAGUE_DAY: Final = re.compile(
     r"(?:every|each) (?:\S+ ){0,2}(?:day|week|month|year|moon|holiday|season|christmas|easter|shift)"
 )
-_WHAT: Final = "Say what is to be done then, rather than that it is scheduled: every monday at 9, write the report."
-_BOTH: Final = "That names more than one time: say them one by one."
+_TASK_HINT: Final = "Write the task itself, without the word schedule: every monday at 9, write the report."
+_SEVERAL_TIMES: Final = "The message contains more than one time. Send them one by one."
 _QUALIFIER: Final = (
-    "That recurrence has a limit which cannot be read exactly: say only when it repeats, "
-    "like every weekday at 9, or write a cron in agent.yaml."
+    "The limit of that recurrence is not exact. Give only the recurrence, like every weekday at 9, "
+    "or write a cron in agent.yaml."
 )
 
 
 class ScheduleRequest(msgspec.Struct, frozen=True):
-    """When it fires, the imperative that is left, and the words that said when."""
+    """A timing, the imperative without the time, and the words of the time."""
 
     timing: Timing
     rest: str
@@ -544,13 +550,13 @@ class ScheduleRequest(msgspec.Struct, frozen=True):
 
 
 class Unclear(msgspec.Struct, frozen=True, tag=True):
-    """A recurrence or moment that is not exact; the sentence says what to say instead."""
+    """A recurrence or moment that is not exact. The sentence says what to write instead."""
 
     sentence: str
 
 
 class _AmbiguousTime(msgspec.Struct, frozen=True):
-    """The time belongs to something inside of the sentence: no shorter one is looked for in it."""
+    """The time belongs to an inner part of the sentence; no shorter phrase is tried."""
 
 
 class _Word(msgspec.Struct, frozen=True):
@@ -560,7 +566,7 @@ class _Word(msgspec.Struct, frozen=True):
 
 
 class _Cut(msgspec.Struct, frozen=True):
-    """A phrase within a sentence and what is left; `tail` says that words stand before it."""
+    """A time phrase in a sentence and the rest; `tail` is the text before a phrase that is not at the beginning."""
 
     phrase: str
     words: str
@@ -570,68 +576,69 @@ class _Cut(msgspec.Struct, frozen=True):
 
 
 def read_schedule_request(text: str, now: int, timezone: str) -> ScheduleRequest | Unclear | None:
-    """Returns when something is to be done, and what; None if the message does not say both."""
+    """Return the time and the task of a message, or None if it does not contain both."""
     if is_question(text):
         return None
     text = strip_thanks(strip_politeness(text.strip()))
     for cut in _list_cuts(text):
-        found = _read_cut(cut, now, timezone)
-        if found is not None:
-            return None if isinstance(found, _AmbiguousTime) else found
+        result = _read_cut(cut, now, timezone)
+        if result is not None:
+            return None if isinstance(result, _AmbiguousTime) else result
     return None
 
 
 def _read_cut(cut: _Cut, now: int, timezone: str) -> "ScheduleRequest | Unclear | _AmbiguousTime | None":
-    """Reads one phrase, if what is left is an imperative that it can belong to."""
-    rest = strip_thanks(strip_politeness(cut.rest.strip(" \t\r\n,;:-\u2013\u2014")))
-    words = [word.text for word in _split_phrase_words(rest[:MOST_CHARACTERS])]
-    if not is_imperative(words) or is_negated(words[:_IMPERATIVE]):
+    """Read one phrase, if the rest is an imperative to which it can belong."""
+    task = strip_thanks(strip_politeness(cut.rest.strip(" \t\r\n,;:-\u2013\u2014")))
+    words = [word.text for word in _split_phrase_words(task[:MAX_CHARACTERS])]
+    if not is_imperative(words) or is_negated(words[:_MAX_NEGATION_WORDS]):
         return None
     timing, recurring = _read_timing(cut.phrase, now, timezone, dated=words[0] == "remind")
     if timing is None:
         return None
-    before = [word.text for word in _split_phrase_words(strip_politeness(cut.tail))]
-    if cut.tail and not verb_owns_time(before, once=not recurring):
+    preceding = [word.text for word in _split_phrase_words(strip_politeness(cut.tail))]
+    if cut.tail and not verb_owns_time(preceding, once=not recurring):
         return _AmbiguousTime()
     if isinstance(timing, str):
         return Unclear(timing)
     if cut.qualified:
         return Unclear(_QUALIFIER) if recurring else None
     if words[0] == "schedule":
-        return Unclear(_WHAT)
-    doubt = _find_doubt(before, now, timezone, recurring=recurring) if cut.tail else ""
-    return Unclear(doubt) if doubt else ScheduleRequest(timing, rest, cut.words)
+        return Unclear(_TASK_HINT)
+    doubt = _find_doubt(preceding, now, timezone, recurring=recurring) if cut.tail else ""
+    return Unclear(doubt) if doubt else ScheduleRequest(timing, task, cut.words)
 
 
 def _read_timing(phrase: str, now: int, timezone: str, *, dated: bool) -> tuple[Timing | str | None, bool]:
-    """Reads a phrase into a timing or a sentence, and whether it recurs."""
-    for way in parse_time_phrase(phrase):
-        found = read_recurrence(way, now, timezone)
-        if found is not None:
-            return found, True
-    for way in parse_time_phrase(phrase):
-        found = read_moment(way, now, timezone, dated=dated)
-        if found is not None:
-            return found, False
+    """Return the timing of a phrase, or a sentence, and true if it recurs."""
+    for time_phrase in parse_time_phrase(phrase):
+        result = read_recurrence(time_phrase, now, timezone)
+        if result is not None:
+            return result, True
+    for time_phrase in parse_time_phrase(phrase):
+        result = read_moment(time_phrase, now, timezone, allows_bare_day=dated)
+        if result is not None:
+            return result, False
     return None, False
 
 
 def _find_doubt(words: Sequence[str], now: int, timezone: str, *, recurring: bool) -> str:
-    """Says what is doubtful about a time, given the words before it."""
-    before = " ".join(words)
+    """Return a sentence if a time is ambiguous, given the words before it."""
+    preceding = " ".join(words)
     if words[-1] in {"and", "or"}:
-        return _BOTH
+        return _SEVERAL_TIMES
     if not recurring and (any(map(_OFTEN.fullmatch, words)) or _VAGUE_DAY.search(" ".join(words[-4:]))):
-        return "It is not clear whether that is meant once or again and again: say it like every day at 9."
+        return "It is not clear whether this repeats. For a recurrence, write it like every day at 9."
     if recurring and any(
-        _read_timing(cut.phrase, now, timezone, dated=False)[1] for cut in _tails(before, _split_phrase_words(before))
+        _read_timing(cut.phrase, now, timezone, dated=False)[1]
+        for cut in _tails(preceding, _split_phrase_words(preceding))
     ):
-        return _BOTH
+        return _SEVERAL_TIMES
     return ""
 
 
 def _split_phrase_words(text: str) -> list[_Word]:
-    """Splits text into words of the grammar: lower case, plain apostrophes, no trailing comma."""
+    """Split text into words of the grammar: lower case, plain apostrophes, no trailing punctuation."""
     return [
         _Word(match[0].lower().replace("\u2019", "'").rstrip(",;!?\u2026").rstrip("."), match.start(), match.end())
         for match in _WORD.finditer(text)
@@ -639,70 +646,78 @@ def _split_phrase_words(text: str) -> list[_Word]:
 
 
 def _list_cuts(text: str) -> Iterator[_Cut]:
-    """Lists the phrases that could say when, the longest first, at each place where one may stand."""
-    words = _split_phrase_words(text[:MOST_CHARACTERS])
+    """Yield the phrases that could be the time, the longest first, at each possible position."""
+    words = _split_phrase_words(text[:MAX_CHARACTERS])
     yield from _heads(text, words, 0)
     if len(words) > 2 and words[1].text in {"me", "us"} and is_imperative([words[0].text]):  # noqa: PLR2004
         yield from _heads(text, words, 2)
-    if len(text) <= MOST_CHARACTERS and "\n" not in text:
+    if len(text) <= MAX_CHARACTERS and "\n" not in text:
         yield from _tails(text, words)
         yield from _middles(text, words)
 
 
-def _heads(text: str, words: Sequence[_Word], first: int) -> Iterator[_Cut]:
-    for last in range(min(len(words) - 1, first + MOST_WORDS), first, -1):
-        said, start, end = words[first:last], words[first].start, words[last - 1].end
-        rest = f"{text[:start]}{text[end:].lstrip(' ,:')}"
-        following = " ".join(word.text for word in words[last : last + 3])
-        yield _Cut(_join_words(said), text[start:end].rstrip(",:;"), rest)
-        if first == 0 and _QUALIFIED.match(following):
-            yield from _behind_a_limit(text, words, last)
+def _heads(text: str, words: Sequence[_Word], first_index: int) -> Iterator[_Cut]:
+    for last_index in range(min(len(words) - 1, first_index + MAX_WORDS), first_index, -1):
+        phrase_words, start, end = words[first_index:last_index], words[first_index].start, words[last_index - 1].end
+        remaining = f"{text[:start]}{text[end:].lstrip(' ,:')}"
+        following = " ".join(word.text for word in words[last_index : last_index + 3])
+        yield _Cut(_join_words(phrase_words), text[start:end].rstrip(",:;"), remaining)
+        if first_index == 0 and _QUALIFIED.match(following):
+            yield from _behind_a_limit(text, words, last_index)
 
 
-def _behind_a_limit(text: str, words: Sequence[_Word], last: int) -> Iterator[_Cut]:
-    """Looks for the imperative after a limit: `every hour between 9 and 17 check the mail`."""
-    for index in range(last + 1, min(len(words), last + 8)):
+def _behind_a_limit(text: str, words: Sequence[_Word], last_index: int) -> Iterator[_Cut]:
+    """Yield the phrase before a limit: `every hour between 9 and 17 check the mail`."""
+    for index in range(last_index + 1, min(len(words), last_index + 8)):
         if is_imperative([word.text for word in words[index:]]):
-            start, end = words[0].start, words[last - 1].end
-            yield _Cut(_join_words(words[:last]), text[start:end], text[words[index].start :], qualified=True)
+            start, end = words[0].start, words[last_index - 1].end
+            yield _Cut(_join_words(words[:last_index]), text[start:end], text[words[index].start :], qualified=True)
             return
 
 
 def _tails(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
-    for first in range(max(1, len(words) - MOST_WORDS), len(words)):
-        start = words[first].start
+    for first_index in range(max(1, len(words) - MAX_WORDS), len(words)):
+        start = words[first_index].start
         if _is_quoted(text, start):
             continue
-        yield _Cut(_join_words(words[first:]), text[start:].rstrip(",.;:!?"), text[:start], text[:start])
-        for last in range(first + 1, len(words)):
-            if _QUALIFIED.match(" ".join(word.text for word in words[last : last + 4])):
-                end = words[last - 1].end
-                yield _Cut(_join_words(words[first:last]), text[start:end], text[:start], text[:start], qualified=True)
+        yield _Cut(_join_words(words[first_index:]), text[start:].rstrip(",.;:!?"), text[:start], text[:start])
+        for last_index in range(first_index + 1, len(words)):
+            if _QUALIFIED.match(" ".join(word.text for word in words[last_index : last_index + 4])):
+                end = words[last_index - 1].end
+                yield _Cut(
+                    _join_words(words[first_index:last_index]),
+                    text[start:end],
+                    text[:start],
+                    text[:start],
+                    qualified=True,
+                )
 
 
-def _is_quoted(text: str, place: int) -> bool:
-    before = text[:place]
-    if any(before.count(sign) % 2 for sign in ('"', "`", "''")) or _SINGLE.search(before):
+def _is_quoted(text: str, position: int) -> bool:
+    preceding = text[:position]
+    if any(preceding.count(sign) % 2 for sign in ('"', "`", "''")) or _SINGLE.search(preceding):
         return True
-    return any(before.count(remaining) > before.count(right) for remaining, right in _QUOTES)
+    return any(preceding.count(opening) > preceding.count(closing) for opening, closing in _QUOTES)
 
 
 def _middles(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
-    """Lists phrases between an imperative and what follows.
+    """Yield phrases between an imperative and the words after it.
 
     `check it every hour and tell me`, `send it at 9 to Bob`.
     """
     texts = [word.text for word in words]
-    for last in range(2, len(words) - 1):
-        goes_on = texts[last] in {"and", "then"} and is_imperative(texts[last + 1 :])
-        if not goes_on and not (texts[last] in {"to", "via", "if"} and not texts[last + 1][:1].isdecimal()):
+    for last_index in range(2, len(words) - 1):
+        continues = texts[last_index] in {"and", "then"} and is_imperative(texts[last_index + 1 :])
+        if not continues and not (
+            texts[last_index] in {"to", "via", "if"} and not texts[last_index + 1][:1].isdecimal()
+        ):
             continue
-        for first in range(max(1, last - MOST_WORDS), last):
-            start, end = words[first].start, words[last - 1].end
+        for first_index in range(max(1, last_index - MAX_WORDS), last_index):
+            start, end = words[first_index].start, words[last_index - 1].end
             if _is_quoted(text, start):
                 continue
             yield _Cut(
-                _join_words(words[first:last]),
+                _join_words(words[first_index:last_index]),
                 text[start:end].rstrip(",;:"),
                 text[:start] + text[end:].lstrip(", "),
                 text[:start],

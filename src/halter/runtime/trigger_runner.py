@@ -1,6 +1,6 @@
-"""The triggers of one agent: created from its file, started when due, by a webhook or by a person.
+"""The triggers of one agent, created from its file, and their runs: when due, by a webhook or by a person.
 
-Each write is one commit: a run and its session begin together, and never twice.
+A run and its session start in one commit, so they start together, and never twice.
 """
 
 import hmac
@@ -28,7 +28,7 @@ from halter.autonomy.triggers import (
     check_cap_exhausted,
     decide_schedule,
     decide_watch,
-    find_next_schedule_look,
+    find_next_schedule_check,
 )
 from halter.core.agent_spec import AnyTrigger, Schedule, Watch, Webhook, inherit_trigger_caps, trigger_id
 from halter.core.clock import DAY, SECOND, window_end
@@ -50,18 +50,18 @@ from halter.core.events import (
 )
 from halter.core.folders import FileEntry
 from halter.core.ids import FLEET, SessionId, inbox_stream, session_stream, trigger_stream
-from halter.core.money import SAMPLES_KEPT, Leg, Spender, list_accounts
+from halter.core.money import MAX_SAMPLES, Leg, Spender, list_accounts
 from halter.core.ports import Draft, Query, Rows, UnreadableFile, Write, offload_body
 from halter.core.project import rows_of_event
 from halter.core.rows import AgentRow, HaltRow, ItemRow, OutputRow, SessionRow, TriggerRow
 from halter.core.schedules import Timing, parse_moment
-from halter.core.text import clean, shorten, to_body, to_one_line
+from halter.core.text import clean, encode_body, shorten, to_one_line
 from halter.core.tools import find_secret_names
 from halter.guard.halts import read_halts
 from halter.guard.ledger import read_budget
 from halter.loop.session_runtime import raise_if_cancelled
 from halter.runtime.agent_context import AgentContext
-from halter.runtime.documents import Library
+from halter.runtime.document_index import Library
 from halter.runtime.session_builder import (
     TriggerRecord,
     classify_trigger,
@@ -69,12 +69,12 @@ from halter.runtime.session_builder import (
     find_trigger_row,
     read_trigger_record,
 )
-from halter.runtime.sessions import build_session_beginning, read_session_row
+from halter.runtime.session_start import build_session_beginning, read_session_row
 from halter.runtime.worker import AutonomousAgent
 from halter.tasks.playbooks import Task, encode_task
 
 FILE_ACTOR = "agent.yaml"
-"""The actor of triggers that come from an agent's file."""
+"""The actor of triggers that an agent's file defines."""
 
 
 def digest_trigger(trigger: AnyTrigger) -> str:
@@ -82,9 +82,9 @@ def digest_trigger(trigger: AnyTrigger) -> str:
 
 
 def make_trigger(
-    identity: str, agent: str, trigger: AnyTrigger, by: str, timing: Timing | None = None, before: int = 0
+    identity: str, agent: str, trigger: AnyTrigger, by: str, timing: Timing | None = None, previous_seq: int = 0
 ) -> Write:
-    """Creates a trigger, or replaces the one made at `before`."""
+    """Return the write that creates a trigger, or that replaces the version made at `previous_seq`."""
     body = encode_trigger_record(trigger, timing)
     event = TriggerMade(
         trigger=identity, agent=agent, type=classify_trigger(trigger), by=by, digest=digest_trigger(trigger)
@@ -92,17 +92,17 @@ def make_trigger(
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(TriggerRow, identity)
-        return [Draft(event, body)] if (0 if row is None else row.made_seq) == before else []
+        return [Draft(event, body)] if (0 if row is None else row.made_seq) == previous_seq else []
 
-    return Write(trigger_stream(identity), f"{identity}/made/{before}", decide, [(TriggerRow, identity)])
+    return Write(trigger_stream(identity), f"{identity}/made/{previous_seq}", decide, [(TriggerRow, identity)])
 
 
 def end_trigger_row(row: TriggerRow, by: str, reason: str = "") -> Write:
     event = TriggerEnded(trigger=row.trigger, by=by, reason=reason)
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        now = rows.get(TriggerRow, row.trigger)
-        return [Draft(event)] if now is not None and now.ended_at is None else []
+        current = rows.get(TriggerRow, row.trigger)
+        return [Draft(event)] if current is not None and current.ended_at is None else []
 
     key = f"{row.trigger}/ended/{row.made_seq}"
     return Write(trigger_stream(row.trigger), key, decide, [(TriggerRow, row.trigger)])
@@ -114,7 +114,7 @@ def record_trigger_events(trigger: str, key: str, *events: AnyEvent) -> Write:
 
 
 def record_unstarted_run(key: str, event: RunSkipped | RunQueued) -> Write:
-    """Records that a due time starts nothing, or not yet, unless another process has dealt with it."""
+    """Record that a due time starts no run, or not yet, unless another process has decided it."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(TriggerRow, event.trigger)
@@ -124,24 +124,24 @@ def record_unstarted_run(key: str, event: RunSkipped | RunQueued) -> Write:
 
 
 def _is_open(row: TriggerRow, due_at: int) -> bool:
-    """Whether a due time is still undecided."""
+    """Return true if a due time is still undecided."""
     return due_at > row.ticked_at or due_at == row.queued_at
 
 
 def record_delay(event: RunsDelayed, now: int) -> Write:
-    """Records why a trigger's runs wait, unless that was recorded last."""
+    """Record why a trigger's runs wait, unless the last record is the same."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(TriggerRow, event.trigger)
-        same = row is not None and (row.delayed, row.delayed_until) == (event.sentence, event.until)
-        return [] if same else [Draft(event)]
+        is_same = row is not None and (row.delayed, row.delayed_until) == (event.sentence, event.until)
+        return [] if is_same else [Draft(event)]
 
     key = f"{event.trigger}/delay/{now}"
     return Write(trigger_stream(event.trigger), key, decide, rows_of_event(event))
 
 
 class RunInput(msgspec.Struct, frozen=True):
-    """What a session is given beside its trigger's prompt; it is not trusted."""
+    """The input of a session in addition to its trigger's prompt. It is not trusted."""
 
     text: str
     sender: str
@@ -154,15 +154,15 @@ async def start_run(
     trigger: AnyTrigger,
     run: RunStarted,
     key: str,
-    given: RunInput | None = None,
-    before: str | None = None,
+    run_input: RunInput | None = None,
+    previous_session: str | None = None,
 ) -> Write:
-    """Starts a run and its session in one commit; nothing if another run came first.
+    """Return the write that starts a run and its session in one commit; it writes nothing if another run came first.
 
-    `before` is the newest session of its document, which must not have changed.
+    `previous_session` is the newest session of the run's document. The write requires that it has not changed.
     """
     session = f"{row.agent}.{trigger.name}-{row.runs + 1}"
-    event, more = await build_session_beginning(context, "task", session)
+    event, drafts = await build_session_beginning(context, "task", session)
     event = msgspec.structs.replace(
         event,
         trigger=row.trigger,
@@ -174,22 +174,22 @@ async def start_run(
     redact = context.guard().redact
     task = await offload_body(context.store, _task(context, trigger, redact(trigger.prompt)))
     stream, inbox = session_stream(session), inbox_stream(session)
-    words = [] if given is None else [await _draft_input(context, given, redact(given.text))]
+    inputs = [] if run_input is None else [await _draft_input(context, run_input, redact(run_input.text))]
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        now = rows.get(TriggerRow, row.trigger)
-        item = rows.get(ItemRow, row.trigger, run.item) if before is not None else None
-        if now is None or now.ended_at is not None or now.runs != row.runs:
+        current = rows.get(TriggerRow, row.trigger)
+        item = rows.get(ItemRow, row.trigger, run.item) if previous_session is not None else None
+        if current is None or current.ended_at is not None or current.runs != row.runs:
             return []
-        if item is not None and item.session != before:
+        if item is not None and item.session != previous_session:
             return []
-        if run.cause == "schedule" and not _is_open(now, run.due_at):
+        if run.cause == "schedule" and not _is_open(current, run.due_at):
             return []
-        session_drafts = [Draft(event, *task), *more]
+        session_drafts = [Draft(event, *task), *drafts]
         return [
             Draft(run),
             *(msgspec.structs.replace(draft, stream=stream) for draft in session_drafts),
-            *(msgspec.structs.replace(draft, stream=inbox) for draft in words),
+            *(msgspec.structs.replace(draft, stream=inbox) for draft in inputs),
         ]
 
     reads = [*rows_of_event(run), (TriggerRow, row.trigger)]
@@ -199,19 +199,19 @@ async def start_run(
 def _task(context: AgentContext, trigger: AnyTrigger, prompt: str) -> bytes:
     if isinstance(trigger.playbook, str):
         return encode_task(Task(context.agent.playbooks[PurePosixPath(trigger.playbook).stem], trigger.inputs))
-    return to_body(prompt)
+    return encode_body(prompt)
 
 
-async def _draft_input(context: AgentContext, given: RunInput, text: str) -> Draft:
-    cause = "webhook" if given.cause == "webhook" else "trigger"
-    event = WakePosted(cause=cause, origin="document", sender=given.sender)
-    return Draft(event, *await offload_body(context.store, to_body(text)))
+async def _draft_input(context: AgentContext, run_input: RunInput, text: str) -> Draft:
+    cause = "webhook" if run_input.cause == "webhook" else "trigger"
+    event = WakePosted(cause=cause, origin="document", sender=run_input.sender)
+    return Draft(event, *await offload_body(context.store, encode_body(text)))
 
 
 TriggerMessageListener = Callable[[str, str], None]
 
-MAX_DOCUMENTS_PER_LOOK: Final = 20
-"""Most documents indexed at once: thousands of them delay no other trigger."""
+MAX_DOCUMENTS_PER_CHECK: Final = 20
+"""Maximum number of documents indexed in one check, so that thousands of them delay no other trigger."""
 
 
 class _Cost(msgspec.Struct, frozen=True):
@@ -230,16 +230,16 @@ class AgentTriggers:
         self,
         context: AgentContext,
         folder: Path,
-        tell: TriggerMessageListener,
-        left: Callable[[], None] = lambda: None,
+        on_report: TriggerMessageListener,
+        on_quarantine: Callable[[], None] = lambda: None,
     ) -> None:
         self._context = context
         self._store = context.store
         self._clock = context.app.clock
         self._name = context.agent.policy.name
         self._library = context.agent.library or Library(context.store, folder)
-        self._report = tell
-        self._on_quarantine = left
+        self._report = on_report
+        self._on_quarantine = on_quarantine
         self._records: dict[tuple[str, int], TriggerRecord | None] = {}
         self._stable: dict[tuple[str, str], tuple[FileEntry, int]] = {}
         self._last_reported: dict[str, str] = {}
@@ -250,13 +250,13 @@ class AgentTriggers:
         return bool(self._context.agent.tasks.watches)
 
     async def find_halted(self, rows: Sequence[SessionRow]) -> Sequence[SessionRow]:
-        """Return the sessions that are halted, by themselves or with their trigger, their agent or the fleet."""
+        """Return the sessions that are halted, directly or through their trigger, agent or fleet."""
         scopes = {row.session: (f"session:{row.session}", *_list_scopes(row)) for row in rows}
         halts = await read_halts(self._store, chain.from_iterable(scopes.values()))
         return [row for row in rows if any(scope in halts and halts[scope].halted for scope in scopes[row.session])]
 
     async def run_due(self, switch: AgentRow | None) -> int | None:
-        """Does what is due; returns when to look again, if time decides that."""
+        """Run what is due; return when to check again, or None if only an event can make something due."""
         await self.settle()
         if switch is None or not switch.switched_on:
             return None
@@ -266,60 +266,60 @@ class AgentTriggers:
         return min((moment for moment in moments if moment is not None), default=None)
 
     async def find_delivery(self, identity: str, key: str) -> str:
-        """Returns the session that a delivery started before; "" if it is new."""
-        found = await self._store.ask(Query("run_by_key", _Run, {"key": key}))
-        for row in found:
+        """Return the session that an earlier copy of a delivery started; "" if the delivery is new."""
+        rows = await self._store.ask(Query("run_by_key", _Run, {"key": key}))
+        for row in rows:
             event = decode(RunStarted.KIND, row.version, row.facts)
             if isinstance(event, RunStarted) and event.trigger == identity:
                 return event.session
         return ""
 
     async def find_obstacle(self, identity: str, trigger: AnyTrigger) -> tuple[SkipReason, str, int | None] | None:
-        """Returns what prevents a requested run, and until when; None if nothing does."""
+        """Return the reason that prevents a requested run, and its end if known; None if nothing prevents it."""
         switches = await self._store.ask(Query("all_agents", AgentRow))
         switch = next((row for row in switches if row.agent == self._name), None)
         if switch is None or not switch.switched_on:
-            return ("off", f"{self._name} is switched off: halter on {self._name}", None)
+            return ("off", f"{self._name} is switched off. Run: halter on {self._name}", None)
         row = TriggerRow(identity, agent=self._name)
-        halted = _explain_halt(row, await read_halts(self._store, _list_scopes(row)))
-        if halted:
-            return ("halted", halted, None)
-        empty, _ = await self._money(row, trigger)
-        return None if empty is None else ("cost_cap_reached", empty.sentence, empty.until)
+        halt_text = _explain_halt(row, await read_halts(self._store, _list_scopes(row)))
+        if halt_text:
+            return ("halted", halt_text, None)
+        exhausted_cap, _ = await self._money(row, trigger)
+        return None if exhausted_cap is None else ("cost_cap_reached", exhausted_cap.sentence, exhausted_cap.ends_at)
 
     async def _rows(self) -> Sequence[TriggerRow]:
         return await self._store.ask(Query("triggers_of", TriggerRow, {"agent": self._name}))
 
     async def settle(self) -> None:
-        """Creates and ends triggers as the agent's file says, beside those that people confirmed.
+        """Create and end triggers to match the agent's file. Triggers that people confirmed are not changed.
 
-        Done once per process: another process may have a newer file, and the two would alternate for ever.
+        This is done once per process: another process may have a newer file, and the two would overwrite each other.
         """
         if self._is_settled:
             return
         rows = {row.trigger: row for row in await self._rows()}
-        named = {trigger_id(self._name, each.name): each for each in self._context.agent.tasks.triggers()}
-        for identity, trigger in named.items():
+        triggers_by_id = {trigger_id(self._name, each.name): each for each in self._context.agent.tasks.triggers()}
+        for identity, trigger in triggers_by_id.items():
             row = rows.get(identity)
             if row is None or row.digest != digest_trigger(trigger):
                 await self._make(identity, trigger)
         for identity, row in rows.items():
-            if identity not in named and row.made_by == FILE_ACTOR:
-                await self._store.commit(end_trigger_row(row, FILE_ACTOR, "it stands in the agent's file no longer"))
+            if identity not in triggers_by_id and row.made_by == FILE_ACTOR:
+                await self._store.commit(end_trigger_row(row, FILE_ACTOR, "removed from the agent's file"))
         self._is_settled = True
 
     async def _make(self, identity: str, trigger: AnyTrigger) -> None:
         row = next(iter(await self._store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
         timing = resolve_timing(trigger, self._clock.now()) if isinstance(trigger, Schedule) else None
-        before = 0 if row is None else row.made_seq
+        previous_seq = 0 if row is None else row.made_seq
         if row is None and isinstance(trigger, Watch) and not trigger.existing:
-            # First, so that an interrupted start is repeated as a whole.
+            # Indexed before the trigger exists, so that an interrupted start is repeated as a whole.
             await self._index_watch(identity, trigger, ignored=True)
-        await self._store.commit(make_trigger(identity, self._name, trigger, FILE_ACTOR, timing, before))
+        await self._store.commit(make_trigger(identity, self._name, trigger, FILE_ACTOR, timing, previous_seq))
 
     async def _check_safely(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
-        """Checks one trigger. A failure is reported and stops no other one."""
-        about = f"{row.trigger} breaks down"
+        """Check one trigger. A failure is reported and stops no other trigger."""
+        subject = f"{row.trigger} failed"
         try:
             moment = await self._check(row, switch, halts)
         except (LeaseLost, StoreUnavailable):
@@ -327,23 +327,23 @@ class AgentTriggers:
         except Exception as error:  # noqa: BLE001  no failure here may stop another trigger
             raise_if_cancelled()
             sentence = self._context.guard().redact(clean(f"{type(error).__name__}: {error}"))
-            self._report_once(about, f"{shorten(sentence, 300)} It is tried again.")
+            self._report_once(subject, f"{shorten(sentence, 300)} Retrying.")
             return None
-        self._report_once(about, "")
+        self._report_once(subject, "")
         return moment
 
     async def _check(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
         record = await self._read_record(row)
         if record is None:
             self._report_once(
-                row.trigger, "What was said of it was erased, so it starts nothing: cancel it, or make it anew."
+                row.trigger, "Its definition was erased, so it starts no runs. Cancel it, or create it again."
             )
             return None
         trigger = record.trigger()
         match trigger:
             case Schedule() if record.timing is not None:
                 return await self._schedule(
-                    row, trigger, record.timing, await self._around(row, trigger, switch, halts)
+                    row, trigger, record.timing, await self._build_conditions(row, trigger, switch, halts)
                 )
             case Watch():
                 return await self._watch(row, trigger, switch, halts)
@@ -356,34 +356,36 @@ class AgentTriggers:
             self._records[key] = await read_trigger_record(self._store, row)
         return self._records[key]
 
-    async def _around(
+    async def _build_conditions(
         self, row: TriggerRow, trigger: AnyTrigger, switch: AgentRow, halts: Mapping[str, HaltRow]
     ) -> TriggerConditions:
         running = await self._store.ask(Query("open_runs", SessionRow, {"trigger": row.trigger}))
-        empty, _ = await self._money(row, trigger)
+        exhausted_cap, _ = await self._money(row, trigger)
         return TriggerConditions(
             now=self._clock.now(),
             on_since=switch.at,
-            halted=_explain_halt(row, halts),
-            empty=empty,
+            halt_reason=_explain_halt(row, halts),
+            exhausted_cap=exhausted_cap,
             running=len(running),
         )
 
     async def _money(self, row: TriggerRow, trigger: AnyTrigger) -> tuple[CapExhausted | None, int | None]:
-        """Returns the cap that leaves nothing, if one does; and what the tightest cap leaves."""
+        """Return the exhausted cap, if there is one, and the amount that the tightest cap leaves."""
         caps = inherit_trigger_caps(self._context.agent.policy.caps, trigger)
         legs = list_accounts(caps, Spender("", self._name, row.trigger), self._clock.now())
-        least: int | None = None
+        smallest: int | None = None
         for leg in legs:
-            left = None if leg.scope.startswith("session:") else await self._find_remaining(leg)
-            if left is None:
+            remaining = None if leg.scope.startswith("session:") else await self._find_remaining(leg)
+            if remaining is None:
                 continue
-            cap, unspent = left
-            empty = check_cap_exhausted(unspent, cap, f"{leg.scope} {leg.window}".strip(), window_end(leg.window))
-            if empty is not None:
-                return empty, 0
-            least = unspent if least is None else min(least, unspent)
-        return None, least
+            cap, unspent = remaining
+            exhausted_cap = check_cap_exhausted(
+                unspent, cap, f"{leg.scope} {leg.window}".strip(), window_end(leg.window)
+            )
+            if exhausted_cap is not None:
+                return exhausted_cap, 0
+            smallest = unspent if smallest is None else min(smallest, unspent)
+        return None, smallest
 
     async def _find_remaining(self, leg: Leg) -> tuple[int, int] | None:
         row = await read_budget(self._store, leg.scope, leg.window)
@@ -397,7 +399,7 @@ class AgentTriggers:
         for act in decide_schedule(schedule, timing, row, conditions, hours):
             await self._do(row, schedule, act)
         (row,) = await self._store.ask(Query("trigger", TriggerRow, {"trigger": row.trigger}))
-        return find_next_schedule_look(schedule, timing, row, conditions.now)
+        return find_next_schedule_check(schedule, timing, row, conditions.now)
 
     async def _do(self, row: TriggerRow, schedule: Schedule, act: RunNow | SkipRuns | QueueRun) -> None:
         identity = row.trigger
@@ -405,8 +407,8 @@ class AgentTriggers:
             case RunNow(due_at):
                 run = RunStarted(trigger=identity, session="", cause="schedule", due_at=due_at)
                 await self._start(row, schedule, run)
-            case SkipRuns(why, due_at, count, sentence):
-                event = RunSkipped(trigger=identity, why=why, due_at=due_at, count=count, sentence=sentence)
+            case SkipRuns(reason, due_at, count, sentence):
+                event = RunSkipped(trigger=identity, why=reason, due_at=due_at, count=count, sentence=sentence)
                 await self._store.commit(record_unstarted_run(f"skip/{due_at}", event))
             case QueueRun(due_at):
                 event = RunQueued(trigger=identity, due_at=due_at)
@@ -416,25 +418,31 @@ class AgentTriggers:
         self, row: TriggerRow, trigger: AnyTrigger, run: RunStarted, item: WatchedDocument | None = None
     ) -> None:
         (row,) = await self._store.ask(Query("trigger", TriggerRow, {"trigger": row.trigger}))
-        key, given, before = f"tick/{run.due_at}", None, None
+        key, run_input, previous_session = f"tick/{run.due_at}", None, None
         if item is not None:
-            # A document that a person retries has no session, as at first.
-            key, before = f"item/{item.item}/{run.attempt}/{item.session}/{row.runs}", item.session
-            given = RunInput(f"The document is {item.name}.", row.trigger)
-        await self._store.commit(await start_run(self._context, row, trigger, run, key, given, before))
+            # A document that a person retries has no session, like a new one.
+            key, previous_session = f"item/{item.item}/{run.attempt}/{item.session}/{row.runs}", item.session
+            run_input = RunInput(f"The document is {item.name}.", row.trigger)
+        await self._store.commit(await start_run(self._context, row, trigger, run, key, run_input, previous_session))
 
     async def _watch(self, row: TriggerRow, watch: Watch, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
-        settles = await self._index_watch(row.trigger, watch)
+        settles_at = await self._index_watch(row.trigger, watch)
         items = await self._store.ask(Query("items_open", WatchedDocument, {"trigger": row.trigger}))
         if not any(not item.is_done and not item.open for item in items):
-            return settles
-        conditions = await self._around(row, watch, switch, halts)
-        own = await read_halts(self._store, [f"session:{item.session}" for item in items if item.session])
-        free, stopped = _split_halted(items, switch, own)
-        found = decide_watch(watch, free, conditions, await self._count_affordable(row, watch, conditions.running))
-        for act in (*found.acts, *(stopped if not found.acts else ())):
+            return settles_at
+        conditions = await self._build_conditions(row, watch, switch, halts)
+        session_halts = await read_halts(self._store, [f"session:{item.session}" for item in items if item.session])
+        free_items, delays = _split_halted(items, switch, session_halts)
+        decision = decide_watch(
+            watch, free_items, conditions, await self._count_affordable(row, watch, conditions.running)
+        )
+        for act in (*decision.acts, *(delays if not decision.acts else ())):
             await self._act(row, watch, act)
-        moments = [at for at in (settles, found.until, conditions.empty and conditions.empty.until) if at is not None]
+        moments = [
+            at
+            for at in (settles_at, decision.until, conditions.exhausted_cap and conditions.exhausted_cap.ends_at)
+            if at is not None
+        ]
         return min(moments, default=None)
 
     async def _act(self, row: TriggerRow, watch: Watch, act: StartRun | QuarantineDocument | DelayDocuments) -> None:
@@ -449,45 +457,45 @@ class AgentTriggers:
                     record_trigger_events(identity, f"quarantine/{item.item}/{item.session}", event)
                 )
                 self._on_quarantine()
-            case DelayDocuments(why, waiting, sentence, until):
+            case DelayDocuments(reason, waiting, sentence, until):
                 if (sentence, until) != (row.delayed, row.delayed_until):
-                    event = RunsDelayed(trigger=identity, why=why, waiting=waiting, sentence=sentence, until=until)
+                    event = RunsDelayed(trigger=identity, why=reason, waiting=waiting, sentence=sentence, until=until)
                     await self._store.commit(record_delay(event, self._clock.now()))
 
     async def _count_affordable(self, row: TriggerRow, watch: Watch, running: int) -> int | None:
-        """Returns for how many sessions money is left, going by what they cost so far."""
+        """Estimate how many more sessions the caps can pay, from the mean cost of earlier ones; None if unbounded."""
         _, remaining = await self._money(row, watch)
-        params = {"trigger": row.trigger, "since": self._clock.now() - 7 * DAY, "limit": SAMPLES_KEPT}
+        params = {"trigger": row.trigger, "since": self._clock.now() - 7 * DAY, "limit": MAX_SAMPLES}
         costs = [cost.usd for cost in await self._store.ask(Query("trigger_costs", _Cost, params)) if cost.usd]
         if remaining is None or not costs:
             return None
         capacity = max(0, remaining * len(costs) // sum(costs) - running)
-        # One may always start: the guard holds what it costs when it acts.
+        # One run may always start: the guard checks its caps for each effect.
         return capacity if running else max(capacity, 1)
 
     async def _index_watch(self, identity: str, watch: Watch, *, ignored: bool = False) -> int | None:
-        """Indexes the documents of a watch that no longer change; returns when the next one settles."""
+        """Index the documents of a watch that have stopped changing; return when the next one is stable."""
         path, pattern = self._resolve_collection(watch)
         files = await self._library.files(path, pattern)
         if isinstance(files, UnreadableFile):
-            self._report_once(identity, f"{files.sentence} It is looked for again and again.")
+            self._report_once(identity, f"{files.sentence} Retrying.")
             return None
         self._report_once(identity, "")
-        now, moments, taken = self._clock.now(), list[int](), 0
-        for name, entry in sorted(files.items(), key=lambda found: (found[1].modified, found[0])):
-            before, since = self._stable.get((identity, name), (None, 0))
-            if before != entry:
+        now, moments, indexed_count = self._clock.now(), list[int](), 0
+        for name, entry in sorted(files.items(), key=lambda item: (item[1].modified, item[0])):
+            previous, stable_since = self._stable.get((identity, name), (None, 0))
+            if previous != entry:
                 self._stable[identity, name] = (entry, now)
-                since = now
-            if not ignored and now - since < watch.debounce:
-                moments.append(since + watch.debounce)
-            elif before == entry and since == 0:
+                stable_since = now
+            if not ignored and now - stable_since < watch.debounce:
+                moments.append(stable_since + watch.debounce)
+            elif previous == entry and stable_since == 0:
                 continue
-            elif taken == MAX_DOCUMENTS_PER_LOOK and not ignored:
+            elif indexed_count == MAX_DOCUMENTS_PER_CHECK and not ignored:
                 return now
             elif await self._index_document(identity, self._library.resolve(path) / name, name, entry, ignored=ignored):
                 self._stable[identity, name] = (entry, 0)
-                taken += 1
+                indexed_count += 1
         return min(moments, default=None)
 
     def _resolve_collection(self, watch: Watch) -> tuple[str, str]:
@@ -497,14 +505,14 @@ class AgentTriggers:
         return ("." if watch.path is UNSET else watch.path), watch.pattern
 
     async def _index_document(self, identity: str, path: Path, name: str, entry: FileEntry, *, ignored: bool) -> bool:
-        """Indexes one document, once per content; returns whether it is known now."""
-        known = await self._library.index_file(path, entry, name)
-        if not known.document:
-            self._report_once(f"{identity} {to_one_line(name)}", to_one_line(known.problem))
+        """Index one document, once per content; return true if it is indexed now."""
+        indexed_file = await self._library.index_file(path, entry, name)
+        if not indexed_file.document:
+            self._report_once(f"{identity} {to_one_line(name)}", to_one_line(indexed_file.problem))
             return False
-        shown, problem = to_one_line(name), to_one_line(known.problem)
+        display_name, problem = to_one_line(name), to_one_line(indexed_file.problem)
         await self._store.commit(
-            self._record_document(identity, known.document, shown, entry, problem, ignored=ignored)
+            self._record_document(identity, indexed_file.document, display_name, entry, problem, ignored=ignored)
         )
         if problem:
             self._on_quarantine()
@@ -513,13 +521,13 @@ class AgentTriggers:
     def _record_document(
         self, identity: str, item: str, name: str, entry: FileEntry, problem: str, *, ignored: bool
     ) -> Write:
-        """Records that a document was found; not one that the agent wrote, and none twice."""
+        """Return the write that records a new document once; the agent's own outputs are recorded as ignored."""
 
         def decide(rows: Rows) -> Sequence[Draft]:
             if rows.get(ItemRow, identity, item) is not None:
                 return []
-            own = rows.get(OutputRow, self._name, item) is not None
-            event = ItemSeen(trigger=identity, item=item, name=name, size=entry.size, ignored=ignored or own)
+            is_own_output = rows.get(OutputRow, self._name, item) is not None
+            event = ItemSeen(trigger=identity, item=item, name=name, size=entry.size, ignored=ignored or is_own_output)
             if not problem or event.ignored:
                 return [Draft(event)]
             return [
@@ -530,30 +538,30 @@ class AgentTriggers:
         rows = [(TriggerRow, identity), (ItemRow, identity, item), (OutputRow, self._name, item)]
         return Write(trigger_stream(identity), f"{identity}/seen/{item}", decide, rows)
 
-    def _report_once(self, about: str, sentence: str) -> None:
-        if self._last_reported.get(about, "") != sentence:
-            self._last_reported[about] = sentence
+    def _report_once(self, subject: str, sentence: str) -> None:
+        if self._last_reported.get(subject, "") != sentence:
+            self._last_reported[subject] = sentence
             if sentence:
-                self._report(self._name, f"{about}: {sentence}")
+                self._report(self._name, f"{subject}: {sentence}")
 
 
 def _split_halted(
     items: Sequence[WatchedDocument], switch: AgentRow, halts: Mapping[str, HaltRow]
 ) -> tuple[Sequence[WatchedDocument], Sequence[DelayDocuments]]:
-    """Splits off the documents whose own session a person halted since the agent was switched on."""
+    """Split off the documents whose own session a person has halted since the agent was switched on."""
 
     def halt_of(item: WatchedDocument) -> HaltRow | None:
         halt = halts.get(f"session:{item.session}")
-        ours = halt is not None and halt.halted and halt.at > switch.at and item.blameless
-        return halt if ours else None
+        is_excluded = halt is not None and halt.halted and halt.at > switch.at and item.blameless
+        return halt if is_excluded else None
 
-    held = [halt for item in items if (halt := halt_of(item)) is not None]
-    delays = [DelayDocuments("halted", len(held), _name_halt_author(held[0]))] if held else []
+    own_halts = [halt for item in items if (halt := halt_of(item)) is not None]
+    delays = [DelayDocuments("halted", len(own_halts), _name_halt_author(own_halts[0]))] if own_halts else []
     return [item for item in items if halt_of(item) is None], delays
 
 
 def _name_halt_author(halt: HaltRow) -> str:
-    return f"{halt.scope} was halted by {halt.by}: halter resume {halt.scope}"
+    return f"{halt.scope} was halted by {halt.by}. Run: halter resume {halt.scope}"
 
 
 def _list_scopes(row: TriggerRow | SessionRow) -> tuple[str, ...]:
@@ -569,7 +577,7 @@ def _explain_halt(row: TriggerRow, halts: Mapping[str, HaltRow]) -> str:
 
 
 def resolve_timing(schedule: Schedule, now: int) -> Timing:
-    """Returns when a schedule of a file fires. The file was checked when it was read."""
+    """Return the timing of a schedule in a file, which was validated when it was read."""
     zone = "UTC" if schedule.timezone is UNSET else schedule.timezone
     if schedule.cron is not UNSET:
         return Timing(cron=schedule.cron, timezone=zone)
@@ -583,26 +591,26 @@ MAX_DELIVERY_LENGTH = 256 * 1024
 
 
 async def run_now(context: AgentContext, folder: Path, name: str, file: Path | None) -> SessionId:
-    """Starts a run of a trigger: for a watch about a document, for a webhook with a file's text as its delivery."""
+    """Start a run of a trigger: for a watch with a document, for a webhook with a file as its delivery."""
     store, agent = context.store, context.agent.policy.name
     await AgentTriggers(context, folder, lambda _, __: None).settle()
     row = await find_trigger_row(store, trigger_id(agent, name))
     record = None if row is None or row.ended_at is not None else await read_trigger_record(store, row)
     if row is None or record is None:
-        raise ConfigError(f"{agent} has no trigger {name}: look at halter schedules {agent}.")
+        raise ConfigError(f"{agent} has no trigger {name}. List its triggers with: halter schedules {agent}")
     trigger = record.trigger()
-    item, given = await _build_run_input(context, folder, row, trigger, file)
+    item, run_input = await _build_run_input(context, folder, row, trigger, file)
     person = context.app.settings.person
     run = RunStarted(trigger=row.trigger, session="", cause="person", item=item, by=person)
-    write = await start_run(context, row, trigger, run, f"person/{context.app.ids.make()}", given)
+    write = await start_run(context, row, trigger, run, f"person/{context.app.ids.make()}", run_input)
     for stored in (await store.commit(write)).events:
         if isinstance(stored.event, RunStarted):
             return SessionId(stored.event.session)
-    raise ConfigError(f"Another run of {name} was started at this very moment: look at halter sessions.")
+    raise ConfigError(f"Another run of {name} started at the same moment. See: halter sessions")
 
 
 async def attend_run_here(context: AgentContext, folder: Path, session: SessionId) -> bool:
-    """Runs a run until it rests or ends in this process; False where another process has it."""
+    """Run a triggered session in this process until it parks or ends; return false if another process has it."""
     for lease in await context.store.claim(context.worker, 1, session):
         await AutonomousAgent(context, folder).run_session(lease, await read_session_row(context, session))
         return True
@@ -615,12 +623,12 @@ async def _build_run_input(
     match trigger:
         case Schedule():
             if file is not None:
-                raise ConfigError(f"{trigger.name} is a schedule, which runs without a file.")
+                raise ConfigError(f"{trigger.name} is a schedule and takes no file.")
             return "", None
         case Watch():
             if file is None:
-                raise ConfigError(f"{trigger.name} is a watch, which runs for a document: name its file.")
-            return await _index_given_document(context, folder, row, file), RunInput(
+                raise ConfigError(f"{trigger.name} is a watch and runs for a document. Name its file.")
+            return await _index_ignored_document(context, folder, row, file), RunInput(
                 f"The document is {file.name}.", row.trigger
             )
         case Webhook():
@@ -628,24 +636,24 @@ async def _build_run_input(
             return "", RunInput(text, context.app.settings.person, "webhook") if text else None
 
 
-async def _index_given_document(context: AgentContext, folder: Path, row: TriggerRow, file: Path) -> str:
-    """Indexes a document. The watch itself starts nothing for it."""
+async def _index_ignored_document(context: AgentContext, folder: Path, row: TriggerRow, file: Path) -> str:
+    """Index a document as ignored, so that the watch itself starts no run for it."""
     library = context.agent.library or Library(context.store, folder)
     path, entry = _stat_document(file)
-    known = await library.index_file(path, entry, file.name)
-    if known.problem or not known.document:
-        raise ConfigError(known.problem or f"{file} cannot be read.")
-    event = ItemSeen(trigger=row.trigger, item=known.document, name=file.name, size=entry.size, ignored=True)
-    await context.store.commit(record_trigger_events(row.trigger, f"seen/{known.document}", event))
-    return known.document
+    indexed_file = await library.index_file(path, entry, file.name)
+    if indexed_file.problem or not indexed_file.document:
+        raise ConfigError(indexed_file.problem or f"{file} cannot be read.")
+    event = ItemSeen(trigger=row.trigger, item=indexed_file.document, name=file.name, size=entry.size, ignored=True)
+    await context.store.commit(record_trigger_events(row.trigger, f"seen/{indexed_file.document}", event))
+    return indexed_file.document
 
 
 def _stat_document(file: Path) -> tuple[Path, FileEntry]:
     try:
-        found = file.stat()
+        stat = file.stat()
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
-    return file.resolve(), FileEntry(found.st_size, found.st_mtime_ns, found.st_ino)
+    return file.resolve(), FileEntry(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
 def _read_delivery(file: Path) -> str:
@@ -657,7 +665,7 @@ def _read_delivery(file: Path) -> str:
 
 
 MAX_START_ATTEMPTS: Final = 20
-"""How often to retry where other runs start at the same moment."""
+"""Maximum number of attempts while other runs start at the same moment."""
 _DELIVERY: Final = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -671,14 +679,14 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class HookAccepted(msgspec.Struct, frozen=True):
-    """The delivery started a session, now or when it came before."""
+    """The delivery started a session, now or when it was first sent."""
 
     session: str
     repeated: bool = False
 
 
 class HookRejected(msgspec.Struct, frozen=True):
-    """Nothing was started: the HTTP status and a sentence."""
+    """The delivery started no session: the HTTP status and a sentence."""
 
     status: int
     sentence: str
@@ -696,18 +704,18 @@ class WebhookReceiver:
         return any(context.agent.tasks.webhooks for context in self._agents.values())
 
     def max_bytes(self, agent: str, name: str, token: str) -> int:
-        """Returns how long a body may be; 0 without a valid token, so that nothing is read."""
+        """Return the maximum length of a body; 0 without a valid token, so that no body is read."""
         hook, context = self._hook(agent, name), self._agents.get(agent)
         if hook is None or context is None or not _token_fits(context, hook, token):
             return 0
         return hook.max_bytes
 
     async def receive(self, agent: str, name: str, delivery: Delivery) -> HookAccepted | HookRejected:
-        """Starts a session for a delivery. Without a valid token the answer says no more than that."""
+        """Start a session for a delivery. Without a valid token, the reply reveals nothing else."""
         hook = self._hook(agent, name)
         context = self._agents.get(agent)
         if hook is None or context is None or not _token_fits(context, hook, delivery.token):
-            return HookRejected(401, "There is no webhook for that token: send it as `Authorization: Bearer TOKEN`.")
+            return HookRejected(401, "No webhook accepts this token. Send the token as `Authorization: Bearer TOKEN`.")
         flaw = _find_delivery_flaw(hook, delivery)
         if flaw is not None:
             return flaw
@@ -731,56 +739,60 @@ class WebhookReceiver:
                 )
                 continue
             run = RunStarted(trigger=identity, session="", cause="webhook")
-            words = RunInput(delivery.body.decode("utf-8", "replace"), f"webhook:{clean(delivery.delivery)}", "webhook")
-            write = await start_run(context, row, hook, run, key, words)
-            before = await self._find_obstacle(context, hook, identity, write.key)
-            if before is not None:
-                return before
-            committed = await store.commit(write)
-            for stored in committed.events:
+            run_input = RunInput(
+                delivery.body.decode("utf-8", "replace"), f"webhook:{clean(delivery.delivery)}", "webhook"
+            )
+            write = await start_run(context, row, hook, run, key, run_input)
+            obstacle = await self._find_obstacle(context, hook, identity, write.key)
+            if obstacle is not None:
+                return obstacle
+            result = await store.commit(write)
+            for stored in result.events:
                 if isinstance(stored.event, RunStarted):
-                    return HookAccepted(stored.event.session, committed.repeated)
-        return HookRejected(503, "Too much comes at once: send it again in a moment.", SECOND)
+                    return HookAccepted(stored.event.session, result.is_repeated)
+        return HookRejected(503, "Too many deliveries at the same time. Send it again in a moment.", SECOND)
 
     async def _find_obstacle(
         self, context: AgentContext, hook: Webhook, identity: str, key: str
     ) -> HookAccepted | HookRejected | None:
-        """Returns what prevents a run. A repeated delivery gets its first answer."""
-        seen = await self._triggers[context.agent.policy.name].find_delivery(identity, key)
-        if seen:
-            return HookAccepted(seen, repeated=True)
-        against = await self._triggers[context.agent.policy.name].find_obstacle(identity, hook)
-        if against is None:
+        """Return the answer to a delivery that starts no run, or None. A repeated one gets its first answer."""
+        session = await self._triggers[context.agent.policy.name].find_delivery(identity, key)
+        if session:
+            return HookAccepted(session, repeated=True)
+        obstacle = await self._triggers[context.agent.policy.name].find_obstacle(identity, hook)
+        if obstacle is None:
             return None
-        why, sentence, until = against
+        reason, sentence, until = obstacle
         now = context.app.clock.now()
-        event = RunSkipped(trigger=identity, why=why, due_at=now, sentence=sentence)
+        event = RunSkipped(trigger=identity, why=reason, due_at=now, sentence=sentence)
         await context.store.commit(record_trigger_events(identity, f"skip/{key}/{now}", event))
-        return HookRejected(429 if why == "cost_cap_reached" else 409, sentence, None if until is None else until - now)
+        return HookRejected(
+            429 if reason == "cost_cap_reached" else 409, sentence, None if until is None else until - now
+        )
 
 
 def _token_fits(context: AgentContext, hook: Webhook, token: str) -> bool:
     names = find_secret_names(hook.token.encode())
     secrets = context.agent.secrets
-    expected = [secrets.value(name) for name in names if name in secrets.names()]
-    given = token.encode("utf-8", "replace")
-    return any(hmac.compare_digest(given, each.encode()) for each in expected if each)
+    accepted_tokens = [secrets.value(name) for name in names if name in secrets.names()]
+    encoded = token.encode("utf-8", "replace")
+    return any(hmac.compare_digest(encoded, secret.encode()) for secret in accepted_tokens if secret)
 
 
 def _find_delivery_flaw(hook: Webhook, delivery: Delivery) -> HookRejected | None:
     if not _DELIVERY.fullmatch(delivery.delivery):
-        return HookRejected(400, "Name the delivery, as in `Halter-Delivery: 42`: sent twice, it is taken once.")
+        return HookRejected(400, "Give the delivery an id, as in `Halter-Delivery: 42`. A repeated id is handled once.")
     if len(delivery.body) > hook.max_bytes:
-        return HookRejected(413, f"The body is longer than the {hook.max_bytes:,} bytes that are taken.")
+        return HookRejected(413, f"The body is longer than the maximum of {hook.max_bytes:,} bytes.")
     if not delivery.body.strip():
-        return HookRejected(400, "The body is empty: there is nothing to work on.")
+        return HookRejected(400, "The body is empty.")
     try:
         delivery.body.decode()
     except UnicodeDecodeError:
-        return HookRejected(400, "The body is no text: send JSON or text as UTF-8.")
+        return HookRejected(400, "The body is not text. Send JSON or text in UTF-8.")
     if "json" in delivery.content_type.lower():
         try:
             msgspec.json.decode(delivery.body)
         except (msgspec.DecodeError, RecursionError):
-            return HookRejected(400, "The body says that it is JSON, and is not.")
+            return HookRejected(400, "The content type is JSON, but the body is not valid JSON.")
     return None

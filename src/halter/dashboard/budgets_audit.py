@@ -24,7 +24,7 @@ from halter.core.public_json import encode_public_json
 from halter.core.text import clean
 from halter.dashboard.labels import format_money, format_tokens, format_window, label_outcome, shorten_id
 from halter.dashboard.page import FeedChanges, OpenPage, RefreshPage, ask_cap
-from halter.dashboard.parts import (
+from halter.dashboard.widgets import (
     KeyedList,
     Plot,
     Point,
@@ -48,10 +48,9 @@ from halter.dashboard.parts import (
     split_arguments,
 )
 from halter.operations import money, queries
-from halter.operations.desk import Actor
+from halter.operations.actor import Actor
 from halter.operations.money import Direction, Spending
 from halter.operations.queries import AuditFilter, newest
-from halter.operations.queries import audit as audit_of
 from halter.present.events import format_moment
 from halter.runtime.budgets import Budget
 from halter.runtime.proof import encode_receipt
@@ -61,13 +60,13 @@ from halter.state.audit import AuditEntry, make_audit_entry
 
 
 async def list_current_budgets(page: OpenPage, under_way: Container[str]) -> Sequence[Budget]:
-    """Lists the budgets of the fleet, agents, triggers, and of the sessions that are under way."""
+    """List the budgets of the fleet, agents and triggers, and of the active sessions."""
     rows = await money.list_budgets(page.actor)
     return [row for row in rows if not row.scope.startswith("session:") or row.scope[len("session:") :] in under_way]
 
 
 def format_amount(row: Budget, number: Decimal) -> str:
-    """Formats an amount in the unit of its budget."""
+    """Format an amount in the unit of its budget."""
     return format_money(number) if row.unit == "usd" else format_unit_amount(number, row.unit)
 
 
@@ -76,7 +75,7 @@ def format_budget_cap(row: Budget) -> str:
 
 
 def compute_spent_share(row: Budget) -> float:
-    """Returns how much of a cap is spent or held, up to 1; a cap of 0 is fully spent."""
+    """Return the share of a cap that is spent or held. A cap of 0 is full as soon as anything is."""
     used = row.spent + row.held
     if row.cap is None:
         return 0.0
@@ -87,12 +86,12 @@ BUDGET_COLUMNS = ("scope", "window", "used", "spent", "cap", "held", "left", "")
 NUMBER_COLUMNS = ("spent", "cap", "held", "left")
 SPENDING_PARTS = 288
 CHART_PERIODS = {"Today": (0, 0), "14 days": (DAY, 14), "8 weeks": (7 * DAY, 8)}
-"""What a column covers, and how many there are; today is drawn as a line against its cap."""
+"""The length and the number of columns; today is a line against its cap instead."""
 SUM_PERIODS = {"24 hours": DAY, "7 days": 7 * DAY, "30 days": 30 * DAY}
 
 
 class CapScope(NamedTuple):
-    """A budget and where it stands below the fleet: the agent that it belongs to, and its depth."""
+    """A budget with its agent and its depth below the fleet."""
 
     agent: str
     depth: int
@@ -100,19 +99,19 @@ class CapScope(NamedTuple):
 
 
 def arrange_caps(rows: Sequence[Budget], agents: Mapping[str, str]) -> list[CapScope]:
-    """Puts the fleet first, then each agent with its triggers and sessions below it.
+    """Sort budgets: the fleet first, then each agent with its triggers and sessions below it.
 
-    A budget without a cap counts nothing that a person watches, unless it is money.
+    Budgets without a cap are left out, unless they are in dollars.
     """
-    places = [_resolve_cap_scope(row, agents) for row in rows if row.cap is not None or row.unit == "usd"]
+    cap_scopes = [_resolve_cap_scope(row, agents) for row in rows if row.cap is not None or row.unit == "usd"]
     order = {"fleet": 0, "agent": 1, "trigger": 2, "session": 3}
     return sorted(
-        places,
-        key=lambda place: (
-            place.agent,
-            order.get(place.row.scope.partition(":")[0], 9),
-            place.row.scope,
-            place.row.window,
+        cap_scopes,
+        key=lambda cap_scope: (
+            cap_scope.agent,
+            order.get(cap_scope.row.scope.partition(":")[0], 9),
+            cap_scope.row.scope,
+            cap_scope.row.window,
         ),
     )
 
@@ -132,50 +131,52 @@ def _resolve_cap_scope(row: Budget, agents: Mapping[str, str]) -> CapScope:
 
 async def build_budgets_page(page: OpenPage) -> RefreshPage:
     with add_section("Spent", card=True):
-        with add_box("div", "h-filters", "What is charted", role="group"):
-            whose: Any = ui.select(["fleet"], label="Whose", value="fleet").props("outlined dense")
-            over: Any = ui.select(list(CHART_PERIODS), label="Over", value="Today").props("outlined dense")
-        plot = Plot("What was spent", "Nothing was spent in this time.")
-    with add_box("div", "h-filters", "What is summed up", role="group"):
+        with add_box("div", "h-filters", "Chart", role="group"):
+            scope_select: Any = ui.select(["fleet"], label="Scope", value="fleet").props("outlined dense")
+            period_select: Any = ui.select(list(CHART_PERIODS), label="Period", value="Today").props("outlined dense")
+        plot = Plot("Spending", "Nothing spent in this period.")
+    with add_box("div", "h-filters", "Totals", role="group"):
         add_text("Spent by model and by tool", "h-head-text", "h2")
         add_box("span", "h-space")
-        period: Any = ui.select(list(SUM_PERIODS), label="In the last", value="24 hours").props("outlined dense")
+        sum_select: Any = ui.select(list(SUM_PERIODS), label="In the last", value="24 hours").props("outlined dense")
     with add_box("div", "h-two"):
         sums = [_build_sums(title, column) for title, column in (("By model", "requests"), ("By tool", "calls"))]
-    nothing = add_text("", "h-none")
+    empty_label = add_text("", "h-none")
     with add_section("Caps", card=True):
         lines = KeyedList[CapScope](add_table("Caps", BUDGET_COLUMNS, NUMBER_COLUMNS), lambda one: _row(page, one))
     with add_section("Policy of the store", card=True):
-        adopted, says = add_text(""), add_preformatted("")
+        policy_origin, policy_text = add_text(""), add_preformatted("")
 
     async def refresh(changes: FeedChanges) -> None:
         if not changes.has_commits:
             return
         if changes.concerns(FLEET):
-            await _show_policy(page, adopted, says)
+            await _show_policy(page, policy_origin, policy_text)
         agents = {row.session: row.agent for row in await queries.sessions_under_way(page.actor)}
         rows = await list_current_budgets(page, agents)
-        lines.show({(each.row.scope, each.row.window, each.row.unit): each for each in arrange_caps(rows, agents)})
+        lines.show(
+            {(select.row.scope, select.row.window, select.row.unit): select for select in arrange_caps(rows, agents)}
+        )
         scopes = ["fleet", *sorted({row.scope for row in rows if row.scope.startswith("agent:")})]
-        if whose.options != scopes:
-            whose.set_options(scopes)
-        await _plot_spending(page, plot, str(whose.value), str(over.value), rows)
-        spent = await money.read_spending(page.actor, page.now - SUM_PERIODS[str(period.value)])
-        for show, of in zip(sums, (True, False), strict=True):
-            show([line for line in spent if is_of_model(line) == of])
-        nothing.show_text("" if spent else "No model was asked and no tool cost anything in this time.")
+        if scope_select.options != scopes:
+            scope_select.set_options(scopes)
+        await _plot_spending(page, plot, str(scope_select.value), str(period_select.value), rows)
+        spending = await money.read_spending(page.actor, page.now - SUM_PERIODS[str(sum_select.value)])
+        for show, is_model in zip(sums, (True, False), strict=True):
+            show([line for line in spending if is_of_model(line) == is_model])
+        empty_label.show_text("" if spending else "No model requests and no paid tool calls in this period.")
 
     async def refresh_page() -> None:
         await refresh(FeedChanges(everything=True))
 
-    for each in (whose, over, period):
-        each.on_value_change(refresh_page)
+    for select in (scope_select, period_select, sum_select):
+        select.on_value_change(refresh_page)
     await refresh_page()
     return refresh
 
 
 def is_of_model(line: Spending) -> bool:
-    """Whether something was spent on a model, and not on a tool."""
+    """Return True if spending was on a model and not on a tool."""
     provider, _, model = line.name.partition(":")
     return line.input_tokens + line.output_tokens > 0 or (
         model != "" and provider in (*KNOWN_PROVIDERS, SCRIPTED, REFLEX)
@@ -183,7 +184,7 @@ def is_of_model(line: Spending) -> bool:
 
 
 class NamedSum(NamedTuple):
-    """What was spent on one model or tool."""
+    """The spending on one model or tool; `fraction` is its share of all."""
 
     name: str
     spends: int
@@ -194,15 +195,15 @@ class NamedSum(NamedTuple):
 
 
 def sum_by_name(lines: Sequence[Spending]) -> list[NamedSum]:
-    """Sums up spending by name, the dearest first; the share is of all."""
-    found: dict[str, tuple[int, int, int, Decimal]] = {}
+    """Sum spending by name, the highest first."""
+    totals: dict[str, tuple[int, int, int, Decimal]] = {}
     for line in lines:
-        spends, read, written, spent = found.get(line.name, (0, 0, 0, ZERO_USD))
-        tokens = (read + line.input_tokens, written + line.output_tokens)
-        found[line.name] = (spends + line.spends, *tokens, spent + line.spent_usd)
-    total = sum((spent for *_, spent in found.values()), ZERO_USD) or Decimal(1)
-    made = [NamedSum(name, *each, float(each[3] / total)) for name, each in found.items()]
-    return sorted(made, key=lambda one: (-one.spent, -one.spends, one.name))[:MAX_SUMS]
+        spends, tokens_in, tokens_out, cost = totals.get(line.name, (0, 0, 0, ZERO_USD))
+        tokens = (tokens_in + line.input_tokens, tokens_out + line.output_tokens)
+        totals[line.name] = (spends + line.spends, *tokens, cost + line.spent_usd)
+    total = sum((cost for *_, cost in totals.values()), ZERO_USD) or Decimal(1)
+    sums = [NamedSum(name, *each, float(each[3] / total)) for name, each in totals.items()]
+    return sorted(sums, key=lambda one: (-one.spent, -one.spends, one.name))[:MAX_SUMS]
 
 
 MAX_SUMS = 12
@@ -210,84 +211,86 @@ MAX_SUMS = 12
 
 def _build_sums(title: str, column: str) -> Callable[[Sequence[Spending]], None]:
     with add_box("div") as section, add_section(title, card=True):
-        columns = (title.removeprefix("By "), column, "in", "out", "spent", "each", "share")
+        columns = (title.removeprefix("By "), column, "in", "out", "spent", "average", "share")
         body = add_table(title, columns, columns[1:-1])
 
-    def build(one: NamedSum) -> Callable[[NamedSum], None]:
+    def build(named_sum: NamedSum) -> Callable[[NamedSum], None]:
         with add_box("tr"):
-            add_cell(one.name, "h-what")
+            add_cell(named_sum.name, "h-what")
             figures = [add_cell("", "h-num") for _ in columns[1:-1]]
             with add_box("td"):
-                meter = add_meter(f"Spent on {one.name}, of all", 0)
+                meter = add_meter(f"Spent on {named_sum.name}, of all", 0)
 
-        def show(one: NamedSum) -> None:
-            shown = (
-                f"{one.spends:,}",
-                format_tokens(one.tokens_in) if one.tokens_in else "",
-                format_tokens(one.tokens_out) if one.tokens_out else "",
-                format_money(one.spent),
-                format_money(one.spent / one.spends) if one.spent else "",
+        def show(named_sum: NamedSum) -> None:
+            texts = (
+                f"{named_sum.spends:,}",
+                format_tokens(named_sum.tokens_in) if named_sum.tokens_in else "",
+                format_tokens(named_sum.tokens_out) if named_sum.tokens_out else "",
+                format_money(named_sum.spent),
+                format_money(named_sum.spent / named_sum.spends) if named_sum.spent else "",
             )
-            for cell, text in zip(figures, shown, strict=True):
+            for cell, text in zip(figures, texts, strict=True):
                 cell.show_text(text)
-            set_meter(meter, one.fraction, mark=False)
+            set_meter(meter, named_sum.fraction, highlights=False)
 
-        show(one)
+        show(named_sum)
         return show
 
     rows = KeyedList[NamedSum](body, build)
 
     def show(lines: Sequence[Spending]) -> None:
-        found = sum_by_name(lines)
-        rows.show({one.name: one for one in found})
-        section.set_visibility(bool(found))
+        sums = sum_by_name(lines)
+        rows.show({named_sum.name: named_sum for named_sum in sums})
+        section.set_visibility(bool(sums))
 
     return show
 
 
-async def _show_policy(page: OpenPage, adopted: TextLabel, says: TextLabel) -> None:
-    """Shows the store's policy, and who adopted it."""
-    found = await money.show(page.actor)
-    adopted.show_text(f"Adopted by {found.by} on {format_moment(found.at)}." if found.digest else money.NONE_YET)
-    says.show_text("\n".join(f"{key}: {value}" for key, value in money.lines_of(found.policy)))
+async def _show_policy(page: OpenPage, origin_label: TextLabel, text_label: TextLabel) -> None:
+    """Show the store's policy, and who adopted it and when."""
+    policy = await money.show(page.actor)
+    origin_label.show_text(
+        f"Adopted by {policy.by} on {format_moment(policy.at)}." if policy.digest else money.NO_POLICY_YET
+    )
+    text_label.show_text("\n".join(f"{key}: {value}" for key, value in money.lines_of(policy.policy)))
 
 
-async def _plot_spending(page: OpenPage, plot: Plot, scope: str, over: str, rows: Sequence[Budget]) -> None:
-    """Charts what one scope spent. A budget's day is UTC, as its window says."""
-    size, count = CHART_PERIODS[over]
+async def _plot_spending(page: OpenPage, plot: Plot, scope: str, period: str, rows: Sequence[Budget]) -> None:
+    """Chart the spending of one scope. The day of a budget is UTC, as in its window."""
+    size, count = CHART_PERIODS[period]
     if count:
-        until = page.now - page.now % DAY + DAY
-        points = await _read_points(page, scope, until - size * count, size, count)
+        ends_at = page.now - page.now % DAY + DAY
+        points = await _read_points(page, scope, ends_at - size * count, size, count)
         plot.show(chart_columns(points, size), empty=not any(value for _, value in points))
         return
     now = page.now
-    since = now - now % DAY
+    starts_at = now - now % DAY
     today = window_at("day", now)
     row = next((row for row in rows if (row.scope, row.window, row.unit) == (scope, today, "usd")), None)
-    size = max(1, -(-(now + 1 - since) // SPENDING_PARTS))
-    points = [each for each in await _read_points(page, scope, since, size, SPENDING_PARTS) if each[1]]
+    size = max(1, -(-(now + 1 - starts_at) // SPENDING_PARTS))
+    points = [each for each in await _read_points(page, scope, starts_at, size, SPENDING_PARTS) if each[1]]
     cap = None if row is None or row.cap is None else float(row.cap)
     plot.show(chart_spending(points, cap, now), empty=not points)
 
 
-async def _read_points(page: OpenPage, scope: str, since: int, size: int, count: int) -> list[Point]:
-    """Reads what a scope spent in each part of a time; a part without spending is 0."""
-    spent = [0.0] * count
-    for each in await queries.spending(page.actor, since, since + size * count, count):
-        if scope in ("fleet", f"agent:{each.agent}"):
-            spent[each.part] += float(each.spent_usd)
-    return [(since + part * size, value) for part, value in enumerate(spent)]
+async def _read_points(page: OpenPage, scope: str, starts_at: int, size: int, count: int) -> list[Point]:
+    """Read the spending of a scope in equal parts of a period; a part without spending is 0."""
+    usd_by_part = [0.0] * count
+    for entry in await queries.spending(page.actor, starts_at, starts_at + size * count, count):
+        if scope in ("fleet", f"agent:{entry.agent}"):
+            usd_by_part[entry.part] += float(entry.spent_usd)
+    return [(starts_at + part * size, value) for part, value in enumerate(usd_by_part)]
 
 
-def _row(page: OpenPage, place: CapScope) -> Callable[[CapScope], None]:
-    row = place.row
+def _row(page: OpenPage, cap_scope: CapScope) -> Callable[[CapScope], None]:
+    row = cap_scope.row
     name = f"{row.scope} {row.window}".strip()
     with add_box("tr"):
-        with add_box("td", f"h-level-{place.depth}"):
+        with add_box("td", f"h-level-{cap_scope.depth}"):
             _name_scope(row)
         add_cell(format_window(row.window))
         with add_box("td"):
-            drawn = add_meter(f"used of {name}", compute_spent_share(row))
+            meter = add_meter(f"used of {name}", compute_spent_share(row))
         figures = [add_cell("", "h-num") for _ in NUMBER_COLUMNS]
         with add_box("td"), add_box("div", "h-row"):
             if page.has_role("operator") and row.unit == "usd":
@@ -296,22 +299,22 @@ def _row(page: OpenPage, place: CapScope) -> Callable[[CapScope], None]:
 
     def show(row: Budget) -> None:
         remaining = "" if row.remaining is None else format_amount(row, max(ZERO_USD, row.remaining))
-        held = format_amount(row, row.held) if row.held else ""
-        shown = (format_amount(row, row.spent), format_budget_cap(row), held, remaining)
-        for one, text in zip(figures, shown, strict=True):
-            one.show_text(text)
+        held_text = format_amount(row, row.held) if row.held else ""
+        texts = (format_amount(row, row.spent), format_budget_cap(row), held_text, remaining)
+        for label, text in zip(figures, texts, strict=True):
+            label.show_text(text)
         figures[-1].props["title"] = (
-            f"{format_amount(row, row.kept)} more are kept for the last words" if row.kept else ""
+            f"{format_amount(row, row.kept)} more is reserved for the wrap-up" if row.kept else ""
         )
-        set_meter(drawn, compute_spent_share(row))
+        set_meter(meter, compute_spent_share(row))
 
-    seen = [row]
+    current = [row]
     show(row)
 
-    def update(place: CapScope) -> None:
-        if place.row != seen[0]:
-            seen[0] = place.row
-            show(place.row)
+    def update(cap_scope: CapScope) -> None:
+        if cap_scope.row != current[0]:
+            current[0] = cap_scope.row
+            show(cap_scope.row)
 
     return update
 
@@ -330,34 +333,34 @@ def _name_scope(row: Budget) -> None:
 
 
 def _change(page: OpenPage, row: Budget, direction: Direction) -> None:
-    stands = f"{row.scope} ({row.window or 'its life'}) has {format_budget_cap(row)}. "
-    ask_cap(page, row.scope, direction, row.window, stands)
+    current_cap = f"Current cap of {row.scope} ({row.window or 'whole life'}): {format_budget_cap(row)}. "
+    ask_cap(page, row.scope, direction, row.window, current_cap)
 
 
 PAGE = 50
 MAX_SAFE_CALLS = 500
-AUDIT_COLUMNS = ("when", "agent", "tool", "outcome", "cost", "asked", "answered", "session")
+AUDIT_COLUMNS = ("when", "agent", "tool", "outcome", "cost", "arguments", "result", "session")
 FIELDS = (("agent", "Agent"), ("tool", "Tool"), ("outcome", "Outcome"), ("session", "Session"), ("text", "Text"))
 DEFAULT_SEARCH_AGE = "7d"
 OWN_PERIOD = "From … to …"
 DEFAULT_PERIOD = "Last 7 days"
 PERIODS = {"Last hour": "1h", "Last 24 hours": "24h", "Last 7 days": "7d", "Last 30 days": "30d", OWN_PERIOD: ""}
-SAFE_NOTE = f"SAFE calls are read from the newest {queries.MOST_SAFE_SESSIONS} sessions that fit."
-LEFT_OUT_NOTE = "Calls of SAFE tools are left out; tick “SAFE calls, too” to see them."
+SAFE_NOTE = f"SAFE calls come from the newest {queries.MAX_SAFE_SESSIONS} matching sessions."
+OMITTED_SAFE_NOTE = "Calls of SAFE tools are not listed; tick “Include SAFE calls” to list them."
 
 
-def parse_audit_filter(given: Mapping[str, str], now: int) -> AuditFilter:
-    """Reads a filter: `since` and `until` are moments as a browser writes them, `age` is how far back."""
-    since = parse_browser_time(given.get("since", ""), "the beginning")
-    if since is None:
-        since = now - parse_duration(given.get("age", "").strip() or DEFAULT_SEARCH_AGE)
+def parse_audit_filter(fields: Mapping[str, str], now: int) -> AuditFilter:
+    """Parse a filter: `since` and `until` are browser times; `age`, a duration, is used without `since`."""
+    starts_at = parse_browser_time(fields.get("since", ""), "start")
+    if starts_at is None:
+        starts_at = now - parse_duration(fields.get("age", "").strip() or DEFAULT_SEARCH_AGE)
 
     def read_value(name: str) -> str:
-        return clean(given.get(name, "").strip())
+        return clean(fields.get(name, "").strip())
 
     return AuditFilter(
-        since=since,
-        until=parse_browser_time(given.get("until", ""), "the end"),
+        since=starts_at,
+        until=parse_browser_time(fields.get("until", ""), "end"),
         agent=read_value("agent"),
         tool=read_value("tool"),
         outcome=read_value("outcome"),
@@ -366,14 +369,14 @@ def parse_audit_filter(given: Mapping[str, str], now: int) -> AuditFilter:
     )
 
 
-def parse_browser_time(text: str, what: str) -> int | None:
-    """Reads a local date and time, as in 2026-11-17T08:30; None where there is none."""
+def parse_browser_time(text: str, name: str) -> int | None:
+    """Parse a local date and time, as in 2026-11-17T08:30; None if the text is empty."""
     if not text.strip():
         return None
     try:
         return int(datetime.fromisoformat(text.strip()).astimezone().timestamp() * SECOND)
     except (ValueError, OverflowError, OSError) as error:
-        raise NotDone(f"{text!r} is not a time for {what}: write it like 2026-11-17T08:30.", "wrong") from error
+        raise NotDone(f"Invalid {name} time {text!r}. Use the form 2026-11-17T08:30.", "wrong") from error
 
 
 async def build_audit_page(page: OpenPage) -> RefreshPage:
@@ -383,22 +386,22 @@ async def build_audit_page(page: OpenPage) -> RefreshPage:
         export = add_link("Export as JSON lines", "/download/audit")
         export.props["download"] = ""
     with add_section("Calls", card=True):
-        shown_as = add_text("", "h-dim")
+        summary = add_text("", "h-dim")
         rows = add_table("Calls", AUDIT_COLUMNS, ("cost",))
         older = add_button("Older", lambda: None)
-    looking_for = _Search(page, rows)
+    results = _Search(page, rows)
 
     async def run_search(*, on: bool = False) -> None:
-        given = _read_audit_inputs(inputs)
-        export.props["href"] = f"/download/audit?{urlencode(given)}"
+        fields = _read_audit_inputs(inputs)
+        export.props["href"] = f"/download/audit?{urlencode(fields)}"
         try:
-            more = await looking_for.page(given, on=on, safe=bool(inputs["safe"].value))
+            has_more = await results.page(fields, on=on, safe=bool(inputs["safe"].value))
         except HalterError as error:
             page.show_message(str(error), bad=True)
             return
-        count = f"{looking_for.count} shown, the newest first." if looking_for.count else "Nothing was found."
-        shown_as.show_text(f"{count} {SAFE_NOTE if inputs['safe'].value else LEFT_OUT_NOTE}")
-        older.set_visibility(more)
+        count = f"{results.count} shown, newest first." if results.count else "No matching calls."
+        summary.show_text(f"{count} {SAFE_NOTE if inputs['safe'].value else OMITTED_SAFE_NOTE}")
+        older.set_visibility(has_more)
 
     async def search() -> None:
         ui.navigate.history.replace(make_audit_path(inputs))
@@ -409,53 +412,53 @@ async def build_audit_page(page: OpenPage) -> RefreshPage:
     await run_search()
 
     async def refresh(_: FeedChanges) -> None:
-        """Search results stay as they are until the next search."""
+        """Do nothing: results change only with the next search."""
 
     return refresh
 
 
 def _build_audit_inputs(page: OpenPage) -> Mapping[str, Any]:
-    """Builds the fields of the search, filled with what the address says."""
+    """Build the fields of the search, filled from the address."""
     question = page.query_value("period")
-    chosen = question if question in PERIODS else DEFAULT_PERIOD
-    period: Any = ui.select(list(PERIODS), value=chosen, label="When").props("outlined dense")
-    since, until = (
+    chosen_period = question if question in PERIODS else DEFAULT_PERIOD
+    period: Any = ui.select(list(PERIODS), value=chosen_period, label="When").props("outlined dense")
+    since_input, until_input = (
         ui.input(label, value=make_legible(page.query_value(name))).props(
             "outlined dense type=datetime-local stack-label"
         )
         for name, label in (("since", "From"), ("until", "To"))
     )
-    for each in (since, until):
-        each.bind_visibility_from(period, "value", value=OWN_PERIOD)
-        each.set_visibility(chosen == OWN_PERIOD)
-    named: dict[str, Any] = {
+    for date_input in (since_input, until_input):
+        date_input.bind_visibility_from(period, "value", value=OWN_PERIOD)
+        date_input.set_visibility(chosen_period == OWN_PERIOD)
+    text_inputs: dict[str, Any] = {
         name: ui.input(label, value=make_legible(page.query_value(name))).props("outlined dense")
         for name, label in FIELDS
     }
-    safe: Any = ui.checkbox("SAFE calls, too", value=page.query_value("safe") == "yes")
-    return {"period": period, "since": since, "until": until, **named, "safe": safe}
+    safe: Any = ui.checkbox("Include SAFE calls", value=page.query_value("safe") == "yes")
+    return {"period": period, "since": since_input, "until": until_input, **text_inputs, "safe": safe}
 
 
 def make_audit_path(inputs: Mapping[str, Any]) -> str:
-    """Makes the address that leads back to a search."""
-    given = {name: str(each.value or "") for name, each in inputs.items() if name != "safe"}
-    if given["period"] != OWN_PERIOD:
-        given |= {"since": "", "until": ""}
-    given["safe"] = "yes" if inputs["safe"].value else ""
-    kept = {name: value for name, value in given.items() if value not in ("", DEFAULT_PERIOD)}
-    return f"/audit?{urlencode(kept)}" if kept else "/audit"
+    """Make the address that reproduces a search."""
+    fields = {name: str(each.value or "") for name, each in inputs.items() if name != "safe"}
+    if fields["period"] != OWN_PERIOD:
+        fields |= {"since": "", "until": ""}
+    fields["safe"] = "yes" if inputs["safe"].value else ""
+    query = {name: value for name, value in fields.items() if value not in ("", DEFAULT_PERIOD)}
+    return f"/audit?{urlencode(query)}" if query else "/audit"
 
 
 def _read_audit_inputs(inputs: Mapping[str, Any]) -> Mapping[str, str]:
-    given = {name: str(inputs[name].value or "") for name, _ in FIELDS}
+    fields = {name: str(inputs[name].value or "") for name, _ in FIELDS}
     age = PERIODS.get(str(inputs["period"].value), "")
     if age:
-        return {"age": age, **given}
-    return {"since": str(inputs["since"].value or ""), "until": str(inputs["until"].value or ""), **given}
+        return {"age": age, **fields}
+    return {"since": str(inputs["since"].value or ""), "until": str(inputs["until"].value or ""), **fields}
 
 
 class _Search:
-    """The results so far."""
+    """The results of the current search, page by page."""
 
     def __init__(self, page: OpenPage, rows: Element) -> None:
         self._page = page
@@ -464,73 +467,75 @@ class _Search:
         self._last: set[str] = set()
         self.count = 0
 
-    async def page(self, given: Mapping[str, str], *, on: bool, safe: bool) -> bool:
-        """Shows the next page, or the first one; returns whether there are more."""
-        filters = parse_audit_filter(given, self._page.now)
+    async def page(self, fields: Mapping[str, str], *, on: bool, safe: bool) -> bool:
+        """Show the first page, or with `on` the next one; return whether there are more."""
+        filters = parse_audit_filter(fields, self._page.now)
         if not on:
             self._rows.clear()
             self._before_seq, self._last, self.count = filters.until, set(), 0
-        found = await self._find(msgspec.structs.replace(filters, until=self._before_seq), safe=safe)
+        entries = await self._find(msgspec.structs.replace(filters, until=self._before_seq), safe=safe)
         with self._rows:
-            for each in found[:PAGE]:
-                _audit_row(self._page, each)
-        self._continue_after(found[:PAGE])
-        return len(found) > PAGE
+            for entry in entries[:PAGE]:
+                _audit_row(self._page, entry)
+        self._continue_after(entries[:PAGE])
+        return len(entries) > PAGE
 
     async def _find(self, filters: AuditFilter, *, safe: bool) -> list[AuditEntry]:
-        found: list[AuditEntry] = []
+        matching_entries: list[AuditEntry] = []
         async with aclosing(newest(self._page.actor, filters)) as entries:
-            async for each in entries:
-                if each.call not in self._last:
-                    found.append(make_audit_entry(each))
-                if len(found) > PAGE:
+            async for row in entries:
+                if row.call not in self._last:
+                    matching_entries.append(make_audit_entry(row))
+                if len(matching_entries) > PAGE:
                     break
         if safe:
             calls = await queries.read_safe_calls(self._page.actor, filters, MAX_SAFE_CALLS)
-            found += [each for each in calls if each.call not in self._last]
-            found.sort(key=lambda one: (one.created_at, one.call), reverse=True)
-        return found
+            matching_entries += [row for row in calls if row.call not in self._last]
+            matching_entries.sort(key=lambda one: (one.created_at, one.call), reverse=True)
+        return matching_entries
 
-    def _continue_after(self, found: list[AuditEntry]) -> None:
-        """Several calls may have started at the same time: their ids tell them apart."""
-        self.count += len(found)
-        if found:
-            before = self._last if found[-1].created_at == self._before_seq else set[str]()
-            self._before_seq = found[-1].created_at
-            self._last = before | {each.call for each in found if each.created_at == self._before_seq}
+    def _continue_after(self, entries: list[AuditEntry]) -> None:
+        """Set where the next page starts. Calls may start at the same time, so the ids already shown are kept."""
+        self.count += len(entries)
+        if entries:
+            previous_ids = self._last if entries[-1].created_at == self._before_seq else set[str]()
+            self._before_seq = entries[-1].created_at
+            self._last = previous_ids | {each.call for each in entries if each.created_at == self._before_seq}
 
 
 def list_arguments(summary: str) -> str:
-    """Writes a JSON object as names and values, one to a line, without the empty ones; other text as it is."""
-    values, more = split_arguments(summary)
-    given = {name: value for name, value in values.items() if value not in ("", None, [], {})}
-    if not given:
+    """Format a JSON object as names and values, one per line, without empty ones; other text is unchanged."""
+    values, rest = split_arguments(summary)
+    filled_values = {name: value for name, value in values.items() if value not in ("", None, [], {})}
+    if not filled_values:
         return "" if values else summary
-    lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in given.items()]
-    return "\n".join([*lines, *([more] if more else [])])
+    lines = [
+        f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in filled_values.items()
+    ]
+    return "\n".join([*lines, *([rest] if rest else [])])
 
 
-def _audit_row(page: OpenPage, one: AuditEntry) -> None:
-    outcome = label_outcome(one.outcome or "")
+def _audit_row(page: OpenPage, entry: AuditEntry) -> None:
+    outcome = label_outcome(entry.outcome or "")
     with add_box("tr"):
         with add_box("td", "h-short"):
-            page.add_moment(one.created_at)
+            page.add_moment(entry.created_at)
         with add_box("td"):
-            if one.agent:
-                add_link(one.agent, f"/agent/{one.agent}")
+            if entry.agent:
+                add_link(entry.agent, f"/agent/{entry.agent}")
         with add_box("td"):
-            add_text(one.tool, "h-what")
-            add_text(f"{one.capability_level} {one.risk_level}".strip().capitalize(), "h-dim h-small")
+            add_text(entry.tool, "h-what")
+            add_text(f"{entry.capability_level} {entry.risk_level}".strip().capitalize(), "h-dim h-small")
         with add_box("td"):
             add_chip(outcome.text, outcome.mood)
-            if one.decided_by:
-                add_text(f"by {one.decided_by}", "h-dim h-small")
-        add_cell(format_money(one.cost_usd) if one.cost_usd else "", "h-num")
-        add_cell(list_arguments(one.input_summary), "h-said-short")
-        add_cell(list_arguments(one.output_summary), "h-said-short")
+            if entry.decided_by:
+                add_text(f"by {entry.decided_by}", "h-dim h-small")
+        add_cell(format_money(entry.cost_usd) if entry.cost_usd else "", "h-num")
+        add_cell(list_arguments(entry.input_summary), "h-said-short")
+        add_cell(list_arguments(entry.output_summary), "h-said-short")
         with add_box("td"):
-            if one.session:
-                add_link(shorten_id(one.session), f"/session/{one.session}")
+            if entry.session:
+                add_link(shorten_id(entry.session), f"/session/{entry.session}")
 
 
 LINES = "application/x-ndjson"
@@ -569,9 +574,9 @@ def _refusal_response(error: HalterError) -> Response:
 
 
 async def _audit(actor: Actor, filters: AuditFilter) -> AsyncIterator[bytes]:
-    async with aclosing(audit_of(actor, filters)) as entries:
-        async for each in entries:
-            yield encode_public_json(make_audit_entry(each)) + b"\n"
+    async with aclosing(queries.audit(actor, filters)) as entries:
+        async for row in entries:
+            yield encode_public_json(make_audit_entry(row)) + b"\n"
 
 
 def _journal(view: Any, sessions: Sequence[str], now: int) -> bytes:

@@ -1,8 +1,8 @@
 """Effects of a caller's own code: a framework's tool or model, which the guard's doors run with a permit.
 
-The guard admits the effect, the caller's function has it, and the guard settles it: nothing is copied of the order
-in which calls and requests are judged. A function that raises settles its effect as an error, and the caller gets the
-exception back.
+The guard admits the effect, the caller's function performs it, and the guard settles it. So the effect passes the same
+checks in the same order as any other. If the function raises, its effect is settled as an error, and the exception is
+raised to the caller.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,11 +20,11 @@ from halter.core.vocabulary import Outcome
 T = TypeVar("T")
 
 Act = Callable[[Mapping[str, Any]], Awaitable[Any]]
-"""Makes one tool call, with the arguments that were admitted."""
+"""Makes one tool call with the admitted arguments."""
 
 
 class ModelResult(msgspec.Struct, Generic[T], frozen=True):
-    """What a model answered, in the caller's own form; without a usage the request settles at its hold."""
+    """A model's answer in the caller's own form. Without a usage, the request is settled at its hold."""
 
     value: T
     text: str = ""
@@ -32,13 +32,13 @@ class ModelResult(msgspec.Struct, Generic[T], frozen=True):
 
 
 Ask = Callable[[int], Awaitable[ModelResult[T]]]
-"""Makes one model request, with at most that many output tokens."""
+"""Makes one model request with at most the given number of output tokens."""
 
 
 class EffectRefused(HalterError):
-    """A brake refused a call or a request of a caller's own code. `outcome` says which brake.
+    """The guard refused a call or a request of a caller's own code. `outcome` says which check refused it.
 
-    A `terminal` one refuses everything that follows in the same session, too: a halt, or a cap.
+    `terminal` says that the refusal ends the session, as a halt or a cap does: all further effects are refused too.
     """
 
     def __init__(self, sentence: str, outcome: Outcome) -> None:
@@ -48,16 +48,16 @@ class EffectRefused(HalterError):
 
 
 class DecisionPending(HalterError):
-    """A person has to decide about a call first. Make the same call again, with the same id, when they have."""
+    """A call waits for a person's decision. Repeat the call with the same id after the decision."""
 
     def __init__(self, decision: str, tool: str) -> None:
-        super().__init__(f"{tool} waits for the decision {decision}: look at it with halter inbox.")
+        super().__init__(f"{tool} waits for the decision {decision}. See it with: halter inbox")
         self.decision = decision
         self.tool = tool
 
 
 class ExternalTool:
-    """A tool of the caller's, as the guard knows it. What it does is given call by call."""
+    """A tool of the caller, as the guard sees it. The caller passes the function of each call."""
 
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec
@@ -69,14 +69,14 @@ class ExternalTool:
         self._gates[call] = PermitGate(act)
 
     def result(self, call: str, otherwise: Any) -> Any:
-        """Return what a call gave, or raise what it raised; `otherwise` if it was made before, by another process."""
+        """Return or raise what a call returned or raised; `otherwise` if an earlier process made the call."""
         self._gates.pop(call, None)
         if call in self._errors:
             raise self._errors.pop(call)
         return self._results.pop(call, otherwise)
 
     def validate(self, arguments: bytes) -> Valid:
-        """The framework has validated them already; here they only have to be JSON."""
+        """Decode the arguments. The framework has already validated them; here they only have to be JSON."""
         return Valid(msgspec.json.decode(arguments, type=dict[str, Any]), arguments)
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
@@ -93,7 +93,7 @@ class ExternalTool:
 
 
 class ExternalModel:
-    """A model of the caller's, as the guard knows it. How it is asked is given request by request."""
+    """A model of the caller, as the guard sees it. The caller passes the function of each request."""
 
     base_url: str | None = None
 
@@ -103,11 +103,11 @@ class ExternalModel:
         self._results: dict[str, Any] = {}
         self._errors: dict[str, Exception] = {}
 
-    def expect(self, request: str, ask: Ask[Any]) -> None:
-        self._gates[request] = PermitGate(ask)
+    def expect(self, request: str, send: Ask[Any]) -> None:
+        self._gates[request] = PermitGate(send)
 
     def result(self, request: str) -> Any:
-        """Return what a request gave, or raise what it raised."""
+        """Return or raise what a request returned or raised."""
         self._gates.pop(request, None)
         if request in self._errors:
             raise self._errors.pop(request)
@@ -119,14 +119,16 @@ class ExternalModel:
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         request = permit.id.rpartition("/")[0]
         try:
-            found = await self._gates[request].open(permit)(prompt.max_output_tokens)
+            result = await self._gates[request].open(permit)(prompt.max_output_tokens)
         except Exception as error:
             self._errors[request] = error
             status = getattr(error, "status_code", None)
-            rejected = isinstance(status, int) and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
-            raise (ModelRejected if rejected else ModelUnavailable)(str(error), billed=not rejected) from error
-        self._results[request] = found.value
-        return Reply((Text(found.text, "model", trusted=False),), usage=found.usage)
+            is_rejected = (
+                isinstance(status, int) and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+            )
+            raise (ModelRejected if is_rejected else ModelUnavailable)(str(error), billed=not is_rejected) from error
+        self._results[request] = result.value
+        return Reply((Text(result.text, "model", trusted=False),), usage=result.usage)
 
 
 def _render(value: Any) -> str:

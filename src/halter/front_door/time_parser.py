@@ -1,6 +1,6 @@
-"""Times of day, days, numbers and moments in plain English (`tomorrow at 9`).
+"""Parses times of day, days, numbers and moments in plain English (`tomorrow at 9`).
 
-Each form is listed, others are not read.
+Only the listed forms are recognized.
 """
 
 import re
@@ -18,7 +18,7 @@ from halter.core.schedules import Timing, find_first_moment, find_zone, to_local
 
 
 def _number_words(text: str, first: int) -> dict[str, int]:
-    """Number words in order; words separated by a comma are equal."""
+    """Number words in order; words that are joined by a comma have the same number."""
     return {name: number for number, names in enumerate(text.split(), first) for name in names.split(",")}
 
 
@@ -57,14 +57,14 @@ DAY_PARTS: Final[Mapping[str, str]] = MappingProxyType(
         "midnight": "00:00",
     }
 )
-"""The hour of a part of the day; the person sees it before anything is planned."""
+"""Time of each part of the day; a person sees it before a schedule is created."""
 DEFAULT_TIME: Final = "09:00"
-"""The hour of a day without one."""
+"""Time of a day that is given without one."""
 DAY_PART_PATTERN: Final = "morning|afternoon|evening|night|noon|midday|midnight"
 
 
-def _join_alternatives(words: Mapping[str, int]) -> str:
-    return "|".join(sorted(words, key=len, reverse=True))
+def _join_alternatives(value_by_word: Mapping[str, int]) -> str:
+    return "|".join(sorted(value_by_word, key=len, reverse=True))
 
 
 NUMBER_PATTERN: Final = rf"(?:\d{{1,9}}|{_join_alternatives(NUMBERS)})"
@@ -90,7 +90,7 @@ _ONLY: Final = re.compile(rf"{_AT}{_PART}")
 _BEFORE: Final = re.compile(rf"(?:{_AT}|(?P<exact>{_EXACT})){_PART} (?P<core>.+)")
 _AFTER: Final = re.compile(rf"(?P<core>.+?) (?:{_AT}|(?P<exact>{_EXACT})){_PART}")
 _NO_TIME: Final = re.compile(rf"(?P<core>.+?){_PART}")
-_ONE: Final = re.compile(_CLOCK)
+_ONE_CLOCK: Final = re.compile(_CLOCK)
 _PAST: Final = re.compile(r"(half past|quarter past|quarter to) (\S+)")
 _WRITTEN: Final = re.compile(
     r"(?P<hour>\d{1,2}|[a-z]+)(?:[:.h]?(?P<minute>(?<=[:.h\d])\d\d)|h)?(?: ?(?P<half>[ap])\.?m)?(?: o'?clock)?"
@@ -99,7 +99,7 @@ MINUTES_PER_HOUR: Final = 60
 NOON_HOUR: Final = 12
 HOURS_PER_DAY: Final = 24
 _ZONE: Final = re.compile(r"(?P<rest>.+?) (?:in )?(?P<zone>utc|gmt|[a-z]+(?:/[a-z_+-]+)+)(?: time)?")
-_LATE: Final[Mapping[str, range]] = MappingProxyType(
+_LATE_HOURS: Final[Mapping[str, range]] = MappingProxyType(
     {"afternoon": range(1, 7), "evening": range(4, 12), "night": range(5, 12)}
 )
 
@@ -114,28 +114,30 @@ class TimePhrase(msgspec.Struct, frozen=True):
 
 
 def parse_time_phrase(phrase: str) -> tuple[TimePhrase, ...]:
-    """Parses a phrase in each possible way: with its time at the end, at the beginning, or without."""
+    """Parse a phrase in each possible way: with its time at the end, at the beginning, or without one."""
     zone = ""
-    if (match := _ZONE.fullmatch(phrase)) and (named := _find_written_zone(match["zone"])):
-        phrase, zone = match["rest"], named
-    ways = [match for form in (_AFTER, _BEFORE, _ONLY, _NO_TIME) if (match := form.fullmatch(phrase))]
-    return tuple(_make_time_phrase(match.groupdict(), zone) for match in ways)
+    if (match := _ZONE.fullmatch(phrase)) and (zone_name := _find_written_zone(match["zone"])):
+        phrase, zone = match["rest"], zone_name
+    matches = [match for form in (_AFTER, _BEFORE, _ONLY, _NO_TIME) if (match := form.fullmatch(phrase))]
+    return tuple(_make_time_phrase(match.groupdict(), zone) for match in matches)
 
 
 def _make_time_phrase(groups: Mapping[str, str | None], zone: str) -> TimePhrase:
     times = groups.get("times") or groups.get("exact") or ""
-    part = (groups.get("part") or "").split()
-    return TimePhrase(groups.get("core") or "", tuple(_ONE.findall(times)), part[-1] if part else "", zone)
+    part_words = (groups.get("part") or "").split()
+    return TimePhrase(
+        groups.get("core") or "", tuple(_ONE_CLOCK.findall(times)), part_words[-1] if part_words else "", zone
+    )
 
 
 def _find_written_zone(text: str) -> str:
-    """Returns a zone by its whole name, without regard to case; empty if there is none."""
+    """Find a zone by its whole name, without regard to case. Returns an empty string if none matches."""
     name = re.sub(r"[a-z]+", lambda match: match[0].capitalize(), text)
     return "UTC" if text in {"utc", "gmt"} else name if find_zone(name) is not None else ""
 
 
 def find_named_zone(text: str) -> str:
-    """Returns a zone by its name or its city; empty if there is none."""
+    """Find a zone by its name or its city. Returns an empty string if none matches."""
     query = text.strip().replace(" ", "_")
     if query in {"utc", "gmt"}:
         return "UTC"
@@ -145,42 +147,41 @@ def find_named_zone(text: str) -> str:
     return ""
 
 
-def parse_clock_time(text: str, part: str = "") -> str:
-    """Parses a time of day into `09:00`; empty if there is none, or not in that part of the day."""
+def parse_clock_time(text: str, day_part: str = "") -> str:
+    """Parse a time of day into `09:00`. Returns an empty string if it is invalid or not in that part of the day."""
     if text in DAY_PARTS:
         return DAY_PARTS[text]
     if match := _PAST.fullmatch(text):
-        minutes = (
-            _parse_number_word(match[2]) * MINUTES_PER_HOUR
-            + {"half past": 30, "quarter past": 15, "quarter to": -15}[match[1]]
-        )
-        return _format_clock_time(minutes % (24 * MINUTES_PER_HOUR), part) if _parse_number_word(match[2]) < 24 else ""  # noqa: PLR2004  hours of a day
+        hour = _parse_number_word(match[2])
+        minutes = hour * MINUTES_PER_HOUR + {"half past": 30, "quarter past": 15, "quarter to": -15}[match[1]]
+        in_day = minutes % (HOURS_PER_DAY * MINUTES_PER_HOUR)
+        return _format_clock_time(in_day, day_part) if hour < HOURS_PER_DAY else ""
     match = _WRITTEN.fullmatch(text)
     if match is None:
         return ""
-    hour, minute, half = _parse_number_word(match["hour"]), int(match["minute"] or 0), match["half"]
-    if half and not 1 <= hour <= NOON_HOUR:
+    hour, minute, meridiem = _parse_number_word(match["hour"]), int(match["minute"] or 0), match["half"]
+    if meridiem and not 1 <= hour <= NOON_HOUR:
         return ""
-    if half:
-        hour, part = hour % NOON_HOUR + (NOON_HOUR if half == "p" else 0), ""
+    if meridiem:
+        hour, day_part = hour % NOON_HOUR + (NOON_HOUR if meridiem == "p" else 0), ""
     if not 0 <= hour < HOURS_PER_DAY or minute >= MINUTES_PER_HOUR:
         return ""
-    return _format_clock_time(hour * MINUTES_PER_HOUR + minute, part)
+    return _format_clock_time(hour * MINUTES_PER_HOUR + minute, day_part)
 
 
-def _format_clock_time(minutes: int, part: str) -> str:
-    """Moves an evening hour to the evening; empty where hour and part of the day contradict."""
+def _format_clock_time(minutes: int, day_part: str) -> str:
+    """Format a time, with an evening hour moved to the evening. Returns an empty string if the parts contradict."""
     hour, minute = divmod(minutes, MINUTES_PER_HOUR)
-    if hour in _LATE.get(part, ()):
+    if hour in _LATE_HOURS.get(day_part, ()):
         hour += NOON_HOUR
-    if part == "night" and hour == NOON_HOUR:
+    if day_part == "night" and hour == NOON_HOUR:
         hour = 0
-    wrong = {"morning": hour >= NOON_HOUR, "afternoon": hour < NOON_HOUR, "evening": hour < NOON_HOUR}
-    return "" if wrong.get(part) else f"{hour:02d}:{minute:02d}"
+    contradiction = {"morning": hour >= NOON_HOUR, "afternoon": hour < NOON_HOUR, "evening": hour < NOON_HOUR}
+    return "" if contradiction.get(day_part) else f"{hour:02d}:{minute:02d}"
 
 
 def parse_number(text: str) -> int:
-    """Parses a number or an ordinal: `2`, `two`, `2nd`, `second`; -1 if it is neither."""
+    """Parse a number or an ordinal: `2`, `two`, `2nd`, `second`. Returns -1 if it is neither."""
     digits = re.fullmatch(r"(\d{1,9})(?:st|nd|rd|th)?", text)
     return int(digits[1]) if digits else ORDINALS.get(text, _parse_number_word(text))
 
@@ -190,7 +191,7 @@ def _parse_number_word(text: str) -> int:
 
 
 def parse_date(text: str) -> tuple[int, int, int] | None:
-    """Parses a date into year (0 if none), month and day; the day need not exist."""
+    """Parse a date into year (0 if none), month and day; the day need not exist."""
     if match := re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)", text):
         return int(match[1]), int(match[2]), int(match[3])
     if match := re.fullmatch(r"(\d{1,2})\.(\d{1,2})\.(\d{4})", text):
@@ -204,27 +205,27 @@ def parse_date(text: str) -> tuple[int, int, int] | None:
 
 
 def days_in_month(month: int, year: int) -> int:
-    """Returns the days of a month; 0 if there is no such month."""
+    """Return the number of days of a month; 0 if there is no such month."""
     return monthrange(year, month)[1] if 1 <= month <= 12 else 0  # noqa: PLR2004
 
 
 def parse_weekdays(text: str) -> tuple[int, ...]:
-    """Parses a list of weekdays, singular or plural, as a cron counts them."""
+    """Parse a list of weekdays, singular or plural, into the numbers of a cron."""
     words = [word for word in re.split(r" and | or |[ ,/]+", text) if word]
-    found = [DAYS.get(word, DAYS.get(word.removesuffix("s"), -1)) for word in words]
-    return tuple(dict.fromkeys(found)) if found and -1 not in found else ()
+    weekdays = [DAYS.get(word, DAYS.get(word.removesuffix("s"), -1)) for word in words]
+    return tuple(dict.fromkeys(weekdays)) if weekdays and -1 not in weekdays else ()
 
 
 def next_weekday(weekday: int, clock: time, now: datetime) -> date:
-    """Returns the next day of that name on which the time of day is still ahead."""
-    ahead = (weekday - now.isoweekday()) % 7
-    if ahead == 0 and clock <= now.time():
-        ahead = 7
-    return now.date() + timedelta(days=ahead)
+    """Return the next such weekday on which the time of day has not passed."""
+    days_ahead = (weekday - now.isoweekday()) % 7
+    if days_ahead == 0 and clock <= now.time():
+        days_ahead = 7
+    return now.date() + timedelta(days=days_ahead)
 
 
 def make_cron(clocks: Sequence[str], day: str = "*", month: str = "*", weekday: str = "*") -> str:
-    """Writes times of day as one cron; empty if their minutes differ."""
+    """Make one cron of times of day. Returns an empty string if their minutes differ."""
     minutes = {clock[3:] for clock in clocks}
     hours = ",".join(str(hour) for hour in sorted({int(clock[:2]) for clock in clocks}))
     return f"{int(minutes.pop())} {hours} {day} {month} {weekday}" if len(minutes) == 1 else ""
@@ -240,7 +241,7 @@ _IN: Final = re.compile(
     rf"(?:in (?P<n>{NUMBER_PATTERN}) {_UNIT}|(?P<m>{NUMBER_PATTERN}) {_UNIT.replace('unit', 'unit2')} from now"
     r"|in (?P<k>\d{1,6})(?P<short>[smhdw]|min|hr))"
 )
-_ODD: Final = {"in half an hour": 30, "in an hour and a half": 90, "in a quarter of an hour": 15}
+_MINUTES_BY_PHRASE: Final = {"in half an hour": 30, "in an hour and a half": 90, "in a quarter of an hour": 15}
 _OCCASION_DAY: Final = re.compile(
     rf"(?P<day>today|tomorrow|tonight|the day after tomorrow|this (?={DAY_PART_PATTERN})|(?:on |this |on "
     rf"this )?{DAY_PATTERN}\b)"
@@ -248,82 +249,86 @@ _OCCASION_DAY: Final = re.compile(
 )
 _DATE: Final = re.compile(rf"(?:on )?(?P<date>{DATE_PATTERN})")
 _NEXT: Final = re.compile(rf"(?:on )?next (?:{DAY_PATTERN}|week|month|year)")
-_LONGEST: Final = 3660
-MOMENT_PASSED: Final = "That moment has passed: say a later one."
-NO_SUCH_TIME: Final = "There is no such time of day: say it like 09:00, 9am or 17:30."
+_MAX_DAYS_AHEAD: Final = 3660
+MOMENT_PASSED: Final = "That time has passed. Give a later one."
+NO_SUCH_TIME: Final = "That time of day does not exist. Write it like 09:00, 9am or 17:30."
 
 
-def read_moment(phrase: TimePhrase, now: int, zone: str, *, dated: bool) -> Timing | str | None:
-    """Returns a timing, a sentence where a moment is not exact, or None.
+def read_moment(phrase: TimePhrase, now: int, zone: str, *, allows_bare_day: bool) -> Timing | str | None:
+    """Return the timing of a moment, a sentence if it is not exact, or None if the phrase is not a moment.
 
-    A day without a time is read only if `dated`: it may as well be what the sentence is about.
+    A day without a time is read only if `allows_bare_day`, since it may be the subject of the sentence.
     """
     zone = phrase.zone or zone
     if not phrase.times and not phrase.part:
-        after = _read_interval_from_now(phrase.core, now, zone)
-        if after is not None:
-            return after
-    if _NEXT.fullmatch(phrase.core) and (phrase.times or dated):
-        return "`next` can mean the coming one or the one after it: say the date, like 24 December at 9."
+        interval_timing = _read_interval_from_now(phrase.core, now, zone)
+        if interval_timing is not None:
+            return interval_timing
+    if _NEXT.fullmatch(phrase.core) and (phrase.times or allows_bare_day):
+        return "`next` is ambiguous. Write the date, like 24 December at 9."
     today = to_zone_time(now, zone)
     if phrase.core in {"", "today"} and phrase.times:
         return _read_today(phrase, now, zone)
     if match := _OCCASION_DAY.fullmatch(phrase.core):
-        return _read_day(match, phrase, now, zone, dated=dated)
-    if (match := _DATE.fullmatch(phrase.core)) and (phrase.times or phrase.part or dated):
-        day = _read_date(match["date"], today)
-        return day if isinstance(day, str) else _make_timing(day, _read_clocks(phrase, phrase.part), now, zone)
+        return _read_day(match, phrase, now, zone, dated=allows_bare_day)
+    if (match := _DATE.fullmatch(phrase.core)) and (phrase.times or phrase.part or allows_bare_day):
+        date_or_sentence = _read_date(match["date"], today)
+        return (
+            date_or_sentence
+            if isinstance(date_or_sentence, str)
+            else _make_timing(date_or_sentence, _read_clocks(phrase, phrase.part), now, zone)
+        )
     return None
 
 
 def _read_interval_from_now(core: str, now: int, zone: str) -> Timing | str | None:
-    if core in _ODD:
-        return Timing(at=now + _ODD[core] * clock.MINUTE, timezone=zone)
+    if core in _MINUTES_BY_PHRASE:
+        return Timing(at=now + _MINUTES_BY_PHRASE[core] * clock.MINUTE, timezone=zone)
     match = _IN.fullmatch(core)
     if match is None:
         return None
     number = parse_number(match["n"] or match["m"] or match["k"])
     unit = (match["unit"] or match["unit2"] or match["short"])[0]
-    if not 0 < number * _UNITS[unit] <= _LONGEST * clock.DAY:
-        return "That is no time from now that can be waited for: say it like `in 20 minutes`."
+    if not 0 < number * _UNITS[unit] <= _MAX_DAYS_AHEAD * clock.DAY:
+        return "That interval is too short or too long. Write it like `in 20 minutes`."
     if unit in "dw":
-        then = to_zone_time(now, zone) + timedelta(days=number * (7 if unit == "w" else 1))
-        return Timing(at=find_first_moment(then.date(), then.time(), ZoneInfo(zone)), timezone=zone)
+        local_moment = to_zone_time(now, zone) + timedelta(days=number * (7 if unit == "w" else 1))
+        return Timing(at=find_first_moment(local_moment.date(), local_moment.time(), ZoneInfo(zone)), timezone=zone)
     return Timing(at=now + number * _UNITS[unit], timezone=zone)
 
 
 def _read_today(phrase: TimePhrase, now: int, zone: str) -> Timing | str:
     today = to_zone_time(now, zone)
-    found = _make_timing(today.date(), _read_clocks(phrase, phrase.part), now, zone)
-    if phrase.core or found != MOMENT_PASSED:
-        return found
+    timing = _make_timing(today.date(), _read_clocks(phrase, phrase.part), now, zone)
+    if phrase.core or timing != MOMENT_PASSED:
+        return timing
     return _make_timing(today.date() + timedelta(days=1), _read_clocks(phrase, phrase.part), now, zone)
 
 
 def _read_day(match: re.Match[str], phrase: TimePhrase, now: int, zone: str, *, dated: bool) -> Timing | str | None:
-    named = match["day"].split()[-1]
-    part = phrase.part or match["part"] or ("night" if named == "tonight" else "")
-    if not phrase.times and not part and not dated:
+    day_name = match["day"].split()[-1]
+    day_part = phrase.part or match["part"] or ("night" if day_name == "tonight" else "")
+    if not phrase.times and not day_part and not dated:
         return None
-    clocks = _read_clocks(phrase, part)
+    clocks = _read_clocks(phrase, day_part)
     today = to_zone_time(now, zone)
-    if named in DAYS and clocks and clocks[0]:
-        return _make_timing(next_weekday(DAYS[named], time.fromisoformat(clocks[0]), today), clocks, now, zone)
-    later = 2 if match["day"].startswith("the day after") else int(named == "tomorrow")
-    # Tonight's midnight is the start of tomorrow.
-    later += int(named == "tonight" and clocks[0] < "05:00")
-    return _make_timing(today.date() + timedelta(days=later), clocks, now, zone)
+    if day_name in DAYS and clocks and clocks[0]:
+        return _make_timing(next_weekday(DAYS[day_name], time.fromisoformat(clocks[0]), today), clocks, now, zone)
+    days_later = 2 if match["day"].startswith("the day after") else int(day_name == "tomorrow")
+    # Midnight tonight is the start of tomorrow.
+    days_later += int(day_name == "tonight" and clocks[0] < "05:00")
+    return _make_timing(today.date() + timedelta(days=days_later), clocks, now, zone)
 
 
-def _read_clocks(phrase: TimePhrase, part: str) -> Sequence[str]:
+def _read_clocks(phrase: TimePhrase, day_part: str) -> Sequence[str]:
     if phrase.times:
-        return [parse_clock_time(each, part) for each in phrase.times]
-    return [DAY_PARTS.get(part, DEFAULT_TIME)]
+        return [parse_clock_time(time_text, day_part) for time_text in phrase.times]
+    return [DAY_PARTS.get(day_part, DEFAULT_TIME)]
 
 
 def _make_timing(day: date, clocks: Sequence[str], now: int, zone: str) -> Timing | str:
     if len(clocks) != 1:
-        return "That names several moments: say them one by one."
+        return "The message contains several times. Send them one by one."
     if not clocks[0]:
         return NO_SUCH_TIME
     moment = find_first_moment(day, time.fromisoformat(clocks[0]), ZoneInfo(zone))
@@ -331,15 +336,17 @@ def _make_timing(day: date, clocks: Sequence[str], now: int, zone: str) -> Timin
 
 
 def _read_date(text: str, today: datetime) -> date | str:
-    read = parse_date(text)
-    if read is None:
-        return "That is no date: say it like 24 December, or 2026-12-24."
-    year, month, day = read
+    date_parts = parse_date(text)
+    if date_parts is None:
+        return "That is not a date. Write it like 24 December or 2026-12-24."
+    year, month, month_day = date_parts
     if year and not today.year <= year <= today.year + 10:
-        return MOMENT_PASSED if year < today.year else "That lies too far ahead: say a date of the next ten years."
-    for each in [year] if year else range(today.year, today.year + 9):
-        if 1 <= day <= days_in_month(month, each) and (
-            year or (each, month, day) >= (today.year, today.month, today.day)
+        return (
+            MOMENT_PASSED if year < today.year else "That date is too far ahead. Give a date within the next ten years."
+        )
+    for candidate_year in [year] if year else range(today.year, today.year + 9):
+        if 1 <= month_day <= days_in_month(month, candidate_year) and (
+            year or (candidate_year, month, month_day) >= (today.year, today.month, today.day)
         ):
-            return date(each, month, day)
-    return "There is no such day in that month: say another one."
+            return date(candidate_year, month, month_day)
+    return "That month has no such day. Give another one."

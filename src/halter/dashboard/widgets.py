@@ -1,7 +1,7 @@
 """The elements of pages and charts. All text goes through here, and none of it is ever HTML.
 
-Foreign text is never a property name or part of one: NiceGUI evaluates properties whose names begin with a colon, and
-parses properties from strings. It is only ever a value, or the text of an element. Text in a chart is drawn, and
+Untrusted text is never a property name or part of one: NiceGUI evaluates properties whose names begin with a colon, and
+parses properties from strings. It is only a property value or the text of an element. Text in a chart is drawn, and
 tooltips are rich text. Charts are pure functions of rows; colours are names of the page's theme.
 """
 
@@ -24,27 +24,27 @@ from halter.present.sheet import Facts, Listing, Sheet
 _STEERING: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""Invisible characters, and those that change the direction of text: people decide by what they read."""
+"""Invisible characters, and those that change the direction of text: they could mislead a person who decides."""
 
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
 MAX_SHOWN_LENGTH: Final = 20_000
-"""Most characters shown of one text, so that the browser stays quick."""
+"""Maximum number of characters shown of one text, so that the browser stays fast."""
 
 
 def make_legible(text: str, limit: int = MAX_SHOWN_LENGTH) -> str:
-    """Makes text safe to show: invisible characters become visible, and long text is cut."""
+    """Make text safe to show: invisible characters become visible, and long text is cut."""
     cut = text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} characters more)"
     return _STEERING.sub(_name_character, _HALF.sub("\ufffd", cut))
 
 
 def make_single_line(text: str, limit: int = 200) -> str:
-    """Makes text fit for a single line, such as a name in a chart."""
+    """Make text fit for a single line, such as a name in a chart."""
     return make_legible(" ".join(text.split()), limit)
 
 
 def make_file_name(text: str) -> str:
-    """Makes a file name for a download: letters, digits and a few signs."""
+    """Make a file name for a download: letters, digits, dots, underscores and dashes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:80] or "halter"
 
 
@@ -57,10 +57,10 @@ T = TypeVar("T")
 
 
 def add_box(tag: str = "div", style: str = "", label: str = "", **marks: str) -> Element:
-    """Adds a container. `marks` are attributes, with `_` for `-`."""
+    """Add a container. `marks` are attributes, with `_` for `-`."""
     element = ui.element(tag).classes(style)
-    named = {"aria-label": label} if label else {}
-    for name, value in {**{mark.replace("_", "-"): value for mark, value in marks.items()}, **named}.items():
+    aria_label = {"aria-label": label} if label else {}
+    for name, value in {**{mark.replace("_", "-"): value for mark, value in marks.items()}, **aria_label}.items():
         element.props[name] = make_legible(value)
     _label_cell(element)
     return element
@@ -71,40 +71,40 @@ class TextLabel(TextElement):
         super().__init__(tag=tag, text=make_legible(text))
 
     def show_text(self, text: str) -> None:
-        """Changes the text, if it differs."""
-        shown = make_legible(text)
-        if self.text != shown:
-            self.text = shown
+        """Change the text, if it differs."""
+        legible = make_legible(text)
+        if self.text != legible:
+            self.text = legible
 
 
 def add_text(text: str, style: str = "h-text", tag: str = "div") -> TextLabel:
-    made = TextLabel(tag, text)
-    made.classes(style)
-    _label_cell(made)
-    return made
+    element = TextLabel(tag, text)
+    element.classes(style)
+    _label_cell(element)
+    return element
 
 
 def add_icon(name: str, mood: str = "") -> Element:
-    """Adds an icon; the words beside it say what it means."""
+    """Add an icon; the text next to it carries the meaning."""
     element = ui.element("span").classes(f"i i-{name} {f'h-{mood}' if mood else ''}")
     element.props["aria-hidden"] = "true"
     return element
 
 
 def add_badge(label: Label) -> None:
-    """Adds an icon on a ground of its mood."""
+    """Add an icon on a background in the colour of its mood."""
     with add_box("span", f"h-badge h-{label.mood}", aria_hidden="true"):
         add_icon(label.icon or "bell")
 
 
 def add_preformatted(text: str) -> TextLabel:
-    made = add_text(text, "h-pre", "pre")
-    made.props["tabindex"] = "0"
-    return made
+    element = add_text(text, "h-pre", "pre")
+    element.props["tabindex"] = "0"
+    return element
 
 
 def add_section(title: str, *, card: bool = False, heading: bool = True) -> Element:
-    """Starts a section with a heading, unless the page's own says the same."""
+    """Start a section, with a heading unless the page's own heading says the same."""
     section = add_box("section", "h-part", title)
     with section:
         if heading:
@@ -113,52 +113,52 @@ def add_section(title: str, *, card: bool = False, heading: bool = True) -> Elem
 
 
 def add_link(text: str, to: str, style: str = "h-link") -> TextLabel:
-    """Adds a link to another page of the dashboard; `to` is a path made here, never a foreign address."""
-    made = add_text(text, style, "a")
-    made.props["href"] = to
-    return made
+    """Add a link to another page of the dashboard; `to` is a path made here, never an untrusted address."""
+    element = add_text(text, style, "a")
+    element.props["href"] = to
+    return element
 
 
-def set_link(made: TextLabel, text: str, to: str) -> None:
-    """Changes a link, if it differs."""
-    made.show_text(text)
-    props: dict[str, Any] = made.props
+def set_link(element: TextLabel, text: str, to: str) -> None:
+    """Change a link, if it differs."""
+    element.show_text(text)
+    props: dict[str, Any] = element.props
     if props["href"] != to:
         props["href"] = to
-        made.update()
+        element.update()
 
 
 def add_button(text: str, on_click: Click, kind: str = "plain", label: str = "", icon: str = "") -> ui.button:
-    """Adds a button: `plain`, `bare`, `go`, `yes` or `stop`."""
-    made = ui.button(make_legible(text), on_click=on_click, color=None).props("no-caps unelevated")
-    made.classes(f"h-{kind}")
+    """Add a button: `plain`, `bare`, `go`, `yes` or `stop`."""
+    element = ui.button(make_legible(text), on_click=on_click, color=None).props("no-caps unelevated")
+    element.classes(f"h-{kind}")
     if icon:
-        with made:
+        with element:
             add_icon(icon)
     if label:
-        made.props["aria-label"] = make_legible(label)
-    return made
+        element.props["aria-label"] = make_legible(label)
+    return element
 
 
 def add_submit(text: str, kind: str) -> ui.button:
-    """Adds the button that submits a form, like the Enter key."""
-    made = ui.button(make_legible(text), color=None).props("no-caps unelevated type=submit")
-    return made.classes(f"h-{kind}")
+    """Add the button that submits a form, like the Enter key."""
+    element = ui.button(make_legible(text), color=None).props("no-caps unelevated type=submit")
+    return element.classes(f"h-{kind}")
 
 
 def add_chip(text: str, mood: str = "dim") -> TextLabel:
-    """Adds a word that stands out by ground and colour."""
+    """Add a short label with a coloured background."""
     return add_text(text, f"h-chip h-{mood}", "span")
 
 
 MOODS: Final = ("bad", "look", "good", "calm", "dim")
 
 
-def set_chip(made: TextLabel, label: Label) -> None:
-    """Changes a chip, if it differs."""
-    if made.text != label.text:
-        made.show_text(label.text)
-        made.classes(remove=" ".join(f"h-{mood}" for mood in MOODS), add=f"h-{label.mood}")
+def set_chip(element: TextLabel, label: Label) -> None:
+    """Change a chip, if it differs."""
+    if element.text != label.text:
+        element.show_text(label.text)
+        element.classes(remove=" ".join(f"h-{mood}" for mood in MOODS), add=f"h-{label.mood}")
 
 
 COPY_HANDLER: Final = """(event) => {
@@ -166,13 +166,13 @@ COPY_HANDLER: Final = """(event) => {
   const done = () => { button.classList.add("h-copied"); setTimeout(() => button.classList.remove("h-copied"), 1200); };
   if (navigator.clipboard) navigator.clipboard.writeText(text).then(done);
 }"""
-"""Copies what stands in the button's own attribute: no foreign text is part of the script."""
+"""Copies the button's own attribute: no untrusted text is part of the script."""
 
 
 def add_id(text: str) -> Element:
-    """Shows an id in short; a click copies the whole."""
+    """Show a shortened id; a click copies the full one."""
     short = shorten_id(text)
-    # The name holds what is seen, so that a person who steers by voice can say it.
+    # The name contains the visible text, for people who use voice control.
     name = f"Copy {text}" if short == text else f"Copy {short}, in full {text}"
     with add_box("button", "h-id", name, type="button", title=f"Copy {text}", data_copy=text) as element:
         add_text(short, "", "span")
@@ -182,7 +182,7 @@ def add_id(text: str) -> Element:
 
 
 def add_command(text: str) -> None:
-    """Shows a command to type; a click copies it."""
+    """Show a command to type; a click copies it."""
     with add_box("button", "h-id h-command", f"Copy {text}", type="button", title="Copy", data_copy=text) as element:
         add_text(text, "", "span")
         add_icon("copy")
@@ -190,7 +190,7 @@ def add_command(text: str) -> None:
 
 
 def add_stat(name: str, value: str = "", more: str = "") -> tuple[TextLabel, TextLabel]:
-    """Adds a figure with its name above and a remark below; both may change."""
+    """Add a figure with its name above and a remark below; return the labels of figure and remark."""
     with add_box("div", "h-stat"):
         add_text(name, "h-name")
         return add_text(value, "h-value"), add_text(more, "h-more-text")
@@ -198,7 +198,7 @@ def add_stat(name: str, value: str = "", more: str = "") -> tuple[TextLabel, Tex
 
 @contextmanager
 def add_fold(style: str = "") -> Generator[Element]:
-    """Adds what is folded away until it is asked for. The block is its summary; what follows is added inside."""
+    """Add a folded section. The block builds its summary; the content is added inside the yielded element."""
     with add_box("details", f"h-fold {style}") as element, add_box("summary"):
         yield element
 
@@ -207,12 +207,12 @@ MAX_ARGUMENTS: Final = 40
 
 
 def split_arguments(text: str) -> tuple[dict[str, Any], str]:
-    """Splits the JSON object that a question begins with from the words that may follow it."""
+    """Split the JSON object at the start of a decision's text from the text after it."""
     try:
-        found, end = cast("tuple[object, int]", json.JSONDecoder().raw_decode(text))
+        value, end = cast("tuple[object, int]", json.JSONDecoder().raw_decode(text))
     except (ValueError, RecursionError):
         return {}, text
-    return (cast("dict[str, Any]", found), text[end:].strip()) if isinstance(found, dict) else ({}, text)
+    return (cast("dict[str, Any]", value), text[end:].strip()) if isinstance(value, dict) else ({}, text)
 
 
 def _add_quote(text: str) -> None:
@@ -220,8 +220,8 @@ def _add_quote(text: str) -> None:
 
 
 def add_arguments(text: str) -> None:
-    """Shows a JSON object as names and values, and what follows it as text; other text as it is."""
-    values, more = split_arguments(text)
+    """Show a JSON object as names and values, the text after it as a quote, and any other text unchanged."""
+    values, rest = split_arguments(text)
     if not 0 < len(values) <= MAX_ARGUMENTS:
         _add_quote(text)
         return
@@ -229,24 +229,24 @@ def add_arguments(text: str) -> None:
         for name, value in values.items():
             add_text(name, "", "dt")
             add_text(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False), "", "dd")
-    if more:
-        _add_quote(more)
+    if rest:
+        _add_quote(rest)
 
 
 SPARK_HEIGHT: Final = 28
 
 
 def set_spark(element: Element, values: Sequence[float]) -> None:
-    """Draws columns as the mask of one element: the page stays small."""
+    """Draw columns as the mask of one element, which keeps the page small."""
     top = max(values, default=0) or 1
     step = 240 / max(1, len(values))
-    drawn = ""
-    for place, value in enumerate(values):
-        high = max(1.5, SPARK_HEIGHT * value / top)
-        drawn += f'<rect x="{place * step + 1:.1f}" y="{SPARK_HEIGHT - high:.1f}" height="{high:.1f}"'
-        drawn += f' width="{max(1.0, step - 2):.1f}" rx="1"/>'
+    bars = ""
+    for index, value in enumerate(values):
+        bar_height = max(1.5, SPARK_HEIGHT * value / top)
+        bars += f'<rect x="{index * step + 1:.1f}" y="{SPARK_HEIGHT - bar_height:.1f}" height="{bar_height:.1f}"'
+        bars += f' width="{max(1.0, step - 2):.1f}" rx="1"/>'
     size = f'viewBox="0 0 240 {SPARK_HEIGHT}" preserveAspectRatio="none"'
-    element.style["--spark"] = make_data_url(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{drawn}</svg>')
+    element.style["--spark"] = make_data_url(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{bars}</svg>')
 
 
 def add_spark(label: str, values: Sequence[float]) -> Element:
@@ -256,7 +256,7 @@ def add_spark(label: str, values: Sequence[float]) -> Element:
 
 
 def add_meter(label: str, share: float) -> Element:
-    """Adds a bar. The figures stand beside it, so the colour is not needed."""
+    """Add a bar. Figures next to it carry the same information as its colour."""
     percent = max(0.0, min(100.0, 100 * share))
     element = add_box("div", "h-meter", label, role="meter", aria_valuemin="0", aria_valuemax="100")
     element.props["aria-valuenow"] = f"{percent:.0f}"
@@ -264,11 +264,11 @@ def add_meter(label: str, share: float) -> Element:
     return element
 
 
-def set_meter(element: Element, share: float, *, mark: bool = True) -> None:
-    """Changes a bar; one that is nearly or wholly full is marked, unless that is no news."""
+def set_meter(element: Element, share: float, *, highlights: bool = True) -> None:
+    """Change a bar; with `highlights`, a nearly full or full bar is highlighted."""
     percent = max(0.0, min(100.0, 100 * share))
     element.clear()
-    full = "" if not mark else "h-full" if share >= 1 else "h-near" if share >= NEARLY_FULL else ""
+    full = "" if not highlights else "h-full" if share >= 1 else "h-near" if share >= NEARLY_FULL else ""
     element.classes(remove="h-near h-full", add=full)
     with element:
         ui.element("div").style(f"width: {percent:.1f}%")
@@ -278,7 +278,7 @@ NEARLY_FULL = 0.8
 
 
 class RunBar(NamedTuple):
-    """A run as a bar: its height is how long it took, beside the longest."""
+    """A session as a bar; `size` is its height relative to the other bars."""
 
     path: str
     title: str
@@ -287,7 +287,7 @@ class RunBar(NamedTuple):
 
 
 class RunBars:
-    """The newest runs as bars in a row, the newest last: how they went is seen before anything is read."""
+    """The newest sessions as a row of bars, newest last, coloured by outcome."""
 
     def __init__(self, label: str) -> None:
         # The table below has the same for screen readers, and for the keyboard.
@@ -307,7 +307,7 @@ class RunBars:
 
 
 def add_facts(rows: Sequence[tuple[str, str]]) -> Element:
-    """Shows facts below each other; empty ones are left out."""
+    """Show facts as a list; empty ones are left out."""
     with add_box("dl", "h-facts") as element:
         for name, value in rows:
             if value:
@@ -334,16 +334,16 @@ def add_table(title: str, columns: Sequence[str], right: Sequence[str] = ()) -> 
 
 
 _COLUMNS: Final[WeakKeyDictionary[Element, tuple[str, ...]]] = WeakKeyDictionary()
-"""The columns of each table, by its body: on a phone, each cell says which one it belongs to."""
+"""The columns of each table, by its body: on a phone, each cell shows the name of its column."""
 
 
 def _label_cell(element: Element) -> None:
     row = element.parent_slot.parent if element.tag == "td" and element.parent_slot else None
     body = row.parent_slot.parent if row is not None and row.parent_slot else None
     columns = _COLUMNS.get(body, ()) if body is not None else ()
-    place = len(row.default_slot.children) - 1 if row is not None else 0
-    if place < len(columns):
-        element.props["data-label"] = _name_column(columns[place])
+    index = len(row.default_slot.children) - 1 if row is not None else 0
+    if index < len(columns):
+        element.props["data-label"] = _name_column(columns[index])
 
 
 def _name_column(name: str) -> str:
@@ -354,67 +354,67 @@ def add_cell(text: str = "", style: str = "") -> TextLabel:
     return add_text(text, style, "td")
 
 
-def add_listing(one: Listing) -> None:
-    """Shows a whole table. Empty columns are left out."""
-    if not one.rows:
-        if one.empty:
-            add_text(one.empty, "h-none")
+def add_listing(listing: Listing) -> None:
+    """Show a whole table. Empty columns are left out."""
+    if not listing.rows:
+        if listing.empty:
+            add_text(listing.empty, "h-none")
         return
-    numbers = one.right.split()
-    used = [place for place in range(len(one.columns)) if any(row[place] for row in one.rows)]
-    if one.title:
-        add_text(one.title, "h-sub", "h3")
-    with add_table(one.title or "table", [one.columns[place] for place in used], numbers):
-        for row in one.rows:
+    numbers = listing.right.split()
+    used = [index for index in range(len(listing.columns)) if any(row[index] for row in listing.rows)]
+    if listing.title:
+        add_text(listing.title, "h-sub", "h3")
+    with add_table(listing.title or "table", [listing.columns[index] for index in used], numbers):
+        for row in listing.rows:
             with add_box("tr"):
-                for place in used:
-                    add_cell(row[place], "h-num" if one.columns[place] in numbers else "")
+                for index in used:
+                    add_cell(row[index], "h-num" if listing.columns[index] in numbers else "")
 
 
-def add_sheet(parts: Sheet) -> None:
-    for one in parts:
-        match one:
+def add_sheet(sheet: Sheet) -> None:
+    for part in sheet:
+        match part:
             case Facts():
-                add_facts(one.facts)
+                add_facts(part.facts)
             case Listing():
-                add_listing(one)
+                add_listing(part)
             case str():
-                add_text(one)
+                add_text(part)
 
 
 class KeyedList(Generic[T]):
     """A list whose items have keys: an item that stays is updated in place.
 
-    So typed text and the button under the pointer survive a refresh.
+    Typed text and the button under the pointer survive a refresh.
     """
 
     def __init__(self, inside: Element, make: Callable[[T], Callable[[T], None]], empty: str = "") -> None:
-        """`make` shows a new item, and returns its update function."""
+        """Take `make`, which shows a new item and returns its update function."""
         self._inside = inside
         self._make = make
         self._items: dict[Hashable, tuple[Element, Callable[[T], None]]] = {}
         self._empty: Element | None = None
         self._empty_label = empty
 
-    def show(self, things: Mapping[Any, T]) -> None:
-        """Shows exactly these items, in this order."""
-        for key in [key for key in self._items if key not in things]:
+    def show(self, item_by_key: Mapping[Any, T]) -> None:
+        """Show exactly these items, in this order."""
+        for key in [key for key in self._items if key not in item_by_key]:
             self._items.pop(key)[0].delete()
-        for place, (key, thing) in enumerate(things.items()):
-            self._place_item(key, thing, place)
+        for index, (key, item) in enumerate(item_by_key.items()):
+            self._show_item(key, item, index)
         self._show_empty()
 
-    def _place_item(self, key: Hashable, thing: T, place: int) -> None:
+    def _show_item(self, key: Hashable, item: T, index: int) -> None:
         if key in self._items:
-            self._items[key][1](thing)
+            self._items[key][1](item)
             return
-        before = len(self._inside.default_slot.children)
+        count = len(self._inside.default_slot.children)
         with self._inside:
-            update = self._make(thing)
-        element = self._inside.default_slot.children[before]
+            update = self._make(item)
+        element = self._inside.default_slot.children[count]
         self._items[key] = (element, update)
-        if place < before:
-            element.move(target_index=place)
+        if index < count:
+            element.move(target_index=index)
 
     def _show_empty(self) -> None:
         if self._items and self._empty is not None:
@@ -436,8 +436,8 @@ LOOK: Final = "var(--look)"
 BAD: Final = "var(--bad)"
 MARK: Final = "var(--mark)"
 
-MOST_BARS: Final = 500
-"""Most points of one series, so that the browser stays quick."""
+MAX_POINTS: Final = 500
+"""Maximum number of points in one series, so that the browser stays fast."""
 SHADES: Final = (MARK, LOOK, GOOD, BAD, DIM)
 SHAPES: Final = ("circle", "rect", "triangle", "diamond", "roundRect")
 
@@ -446,7 +446,7 @@ Point = tuple[int, float]
 
 
 class ChartSpan(msgspec.Struct, frozen=True):
-    """Something that lasted; without an end, a moment."""
+    """A span of time on a chart; without an end, a moment."""
 
     lane: str
     name: str
@@ -456,11 +456,11 @@ class ChartSpan(msgspec.Struct, frozen=True):
 
 
 FAR_FROM_CAP: Final = 8.0
-"""A cap that is so many times what was spent is left out: its line would flatten the other."""
+"""A cap of more than this many times the spending is left out: its line would flatten the other."""
 
 
 def chart_spending(points: Sequence[Point], cap: float | None, until: int) -> ChartOptions:
-    """Charts what was spent, as steps in dollars, against the cap."""
+    """Chart cumulative spending in dollars as steps, against the cap."""
     total = 0.0
     steps: list[list[float]] = []
     for at, usd in points:
@@ -469,8 +469,8 @@ def chart_spending(points: Sequence[Point], cap: float | None, until: int) -> Ch
     if steps:
         steps.append([_millis(until), steps[-1][1]])
     line: ChartOptions = {**_line("spent", thin_points(steps), MARK), "step": "end", "areaStyle": {"opacity": 0.12}}
-    near = cap is not None and total * FAR_FROM_CAP >= cap
-    if cap is not None and near:
+    is_near_cap = cap is not None and total * FAR_FROM_CAP >= cap
+    if cap is not None and is_near_cap:
         label = {"formatter": "cap", "color": BAD, "position": "insideEndTop"}
         line["markLine"] = {
             "symbol": "none",
@@ -479,14 +479,14 @@ def chart_spending(points: Sequence[Point], cap: float | None, until: int) -> Ch
                 {"yAxis": round(cap, 6), "lineStyle": {"color": BAD, "type": "dashed", "width": 2}, "label": label}
             ],
         }
-    top = max(total, cap if cap and near else 0.0) * 1.08 or 1.0
+    top = max(total, cap if cap and is_near_cap else 0.0) * 1.08 or 1.0
     axis = _value_axis("$")
     axis["axisLabel"]["showMaxLabel"] = False
     return {**_base_options(), "yAxis": {**axis, "min": 0, "max": round(top, 6)}, "series": [line]}
 
 
 def chart_columns(points: Sequence[Point], size: int) -> ChartOptions:
-    """Charts amounts in equal parts of a time, as columns in dollars."""
+    """Chart amounts in equal parts of a time, as columns in dollars."""
     half = size // 2
     data = [[_millis(at + half), round(value, 6)] for at, value in points]
     ends = {"min": _millis(points[0][0]), "max": _millis(points[-1][0] + size)} if points else {}
@@ -497,7 +497,7 @@ def chart_columns(points: Sequence[Point], size: int) -> ChartOptions:
 
 
 def chart_timeline(spans: Sequence[ChartSpan], lanes: Sequence[str]) -> ChartOptions:
-    """Charts spans as bars and moments as points, by lane."""
+    """Chart spans as bars and moments as points, by lane."""
     series = [each for mood in dict.fromkeys(span.mood for span in spans) for each in _series_of_mood(spans, mood)]
     return {
         **_base_options(remaining=84),
@@ -513,35 +513,37 @@ def chart_timeline(spans: Sequence[ChartSpan], lanes: Sequence[str]) -> ChartOpt
 
 
 def _series_of_mood(spans: Sequence[ChartSpan], mood: str) -> list[ChartOptions]:
-    """Spans of one colour are one line with gaps; moments are points, shaped by colour."""
-    found = [span for span in spans if span.mood == mood][-MOST_BARS:]
+    """Make the series of one colour: spans are one line with gaps, moments are points with a shape per colour."""
+    matching = [span for span in spans if span.mood == mood][-MAX_POINTS:]
     bars: list[Any] = []
-    for span in found:
+    for span in matching:
         if span.end is not None:
             lane, name = make_single_line(span.lane, 40), make_single_line(span.name, 120)
             ends = (span.start, max(span.end, span.start))
             bars += [*({"value": [_millis(at), lane], "name": name} for at in ends), [_millis(ends[1]), None]]
     dots = [
         {"value": [_millis(span.start), make_single_line(span.lane, 40)], "name": make_single_line(span.name, 120)}
-        for span in found
+        for span in matching
         if span.end is None
     ]
     shape = SHAPES[SHADES.index(mood) % len(SHAPES)]
-    drawn: list[ChartOptions] = []
+    series: list[ChartOptions] = []
     if bars:
-        drawn.append(_line("", bars, mood) | {"lineStyle": {"color": mood, "width": 8}, **_marks(shape)})
+        series.append(_line("", bars, mood) | {"lineStyle": {"color": mood, "width": 8}, **_marks(shape)})
     if dots:
-        drawn.append({"type": "scatter", "data": dots, "symbol": shape, "symbolSize": 10, "itemStyle": {"color": mood}})
-    return drawn
+        series.append(
+            {"type": "scatter", "data": dots, "symbol": shape, "symbolSize": 10, "itemStyle": {"color": mood}}
+        )
+    return series
 
 
 def _marks(shape: str) -> ChartOptions:
-    """Marks both ends, so that a span without duration is visible."""
+    """Mark both ends, so that a span without duration is visible."""
     return {"connectNulls": False, "showSymbol": True, "symbol": shape, "symbolSize": 9}
 
 
-def thin_points(points: Sequence[Any], limit: int = MOST_BARS) -> list[Any]:
-    """Thins out points, but never the last."""
+def thin_points(points: Sequence[Any], limit: int = MAX_POINTS) -> list[Any]:
+    """Thin out points, but keep the last."""
     if len(points) <= limit:
         return list(points)
     stride = -(-len(points) // limit)
@@ -594,7 +596,7 @@ def _millis(at: int) -> int:
 
 
 class Plot:
-    """A chart, or a sentence where there is nothing to draw."""
+    """A chart, or a sentence if there is nothing to draw."""
 
     def __init__(self, label: str, empty: str) -> None:
         self._label = label

@@ -1,11 +1,11 @@
 """The worst night: each incident runs twice under one virtual clock, in a plain loop and in Halter.
 
-Halter's side is the runtime of `halter up`, and its requests and costs are read from its journal. The plain loops are
-written as they often are, and not badly: they retry, check a budget and keep a history. What they lack shows only at
-night: a failed item is retried forever, since each run has its own budget; a heartbeat asks although nothing has
-changed; and parallel runs all check the budget before any of them spends.
+Halter's side is the runtime of `halter up`; its requests and costs are read from its journal. The plain loops are
+typical and not careless: they retry, check a budget and keep a history. Their gaps show only at night: a failed item
+is retried forever, since each run has its own budget; a heartbeat sends requests although nothing has changed; and
+parallel runs all check the budget before any of them spends.
 
-The same scripted model serves both sides, at a real price. Tokens are counted from what is really sent and said, at
+The same scripted model serves both sides, at a real price. Tokens are counted from the actual prompts and replies, at
 four bytes each, without a cache.
 """
 
@@ -78,7 +78,7 @@ def find_price() -> ModelPrices:
 
 
 class DemoProvider:
-    """Serves one side, and counts its requests and costs."""
+    """The provider of one side, which counts its requests and costs."""
 
     def __init__(self, script: ReplyScript, rates: ModelPrices, clock: Clock) -> None:
         self.requests = 0
@@ -102,7 +102,7 @@ class DemoProvider:
 
 
 class ServedModel:
-    """The provider as a model that Halter asks through its guard."""
+    """The provider as a model for Halter's guard."""
 
     base_url: None = None
 
@@ -127,8 +127,8 @@ def make_text_reply(text: str) -> Reply:
 
 
 def make_call_reply(tool: str, arguments: Mapping[str, object], text: str = "") -> Reply:
-    words = (Text(text, "model", trusted=False),) if text else ()
-    return Reply((*words, ToolCall("1", tool, msgspec.json.encode(arguments).decode())), "calls")
+    parts = (Text(text, "model", trusted=False),) if text else ()
+    return Reply((*parts, ToolCall("1", tool, msgspec.json.encode(arguments).decode())), "calls")
 
 
 _INVOICE: Final = re.compile(r"invoice-\d+")
@@ -143,14 +143,14 @@ def reply_as_bookkeeper(prompt: Prompt) -> Reply:
     results = [part.outcome for part in _parts(prompt) if isinstance(part, ToolResult)]
     if results and results[-1] == "ok":
         return make_text_reply(f"The scan agrees with {invoice}, so I booked it.")
-    words = (
+    text = (
         f"The scan of {invoice} is not there yet, so I try again." if results else f"I compare {invoice} and its scan."
     )
-    return make_call_reply("read_file", {"path": f"scans/{invoice}.txt"}, words)
+    return make_call_reply("read_file", {"path": f"scans/{invoice}.txt"}, text)
 
 
 def reply_as_watchman(prompt: Prompt) -> Reply:
-    """Find that nothing has to be done."""
+    """Reply that nothing has to be done."""
     if any(tool.name == "yield" for tool in prompt.tools):
         return make_call_reply("yield", {"mode": "sleep", "sleep": "1m", "reason": "nothing needs me"}, "All is well.")
     return make_text_reply("All is well.")
@@ -159,9 +159,9 @@ def reply_as_watchman(prompt: Prompt) -> Reply:
 def reply_as_analyst(prompt: Prompt) -> Reply:
     """Emit one finding after another, then write the report."""
     report = next(int(match[1]) for part in _parts(prompt) if (match := _REPORT.search(_words(part))))
-    emitted = sum(isinstance(part, ToolResult) for part in _parts(prompt))
-    if emitted < report % MAX_FINDINGS_PER_REPORT:
-        finding = {"title": f"Region {emitted + 1}", "severity": "info", "text": _prose(40)}
+    emitted_count = sum(isinstance(part, ToolResult) for part in _parts(prompt))
+    if emitted_count < report % MAX_FINDINGS_PER_REPORT:
+        finding = {"title": f"Region {emitted_count + 1}", "severity": "info", "text": _prose(40)}
         return make_call_reply("emit_finding", finding, "I put down what I found.")
     return make_text_reply(_prose(60))
 
@@ -186,7 +186,7 @@ PLAIN_BUDGET: Final = DOLLAR
 """The budget that parallel runs share."""
 PLAIN_RETRY_PAUSE: Final = 30 * SECOND
 MAX_HISTORY: Final = 40
-"""Messages kept of a history, beside the first: twenty calls with their results."""
+"""Number of messages of a history that are sent after the first: twenty calls with their results."""
 
 TOOLS: Final = (
     ToolSpec(
@@ -213,22 +213,22 @@ class PlainLoop:
         self._instructions = instructions
 
     async def run(self, history: list[Message]) -> tuple[bool, int]:
-        """Ask until there is an answer, or too many failures or costs; return whether it is done, and its cost."""
-        spent = failures = 0
-        while failures < MAX_RETRIES and spent < PLAIN_RUN_BUDGET:
+        """Send requests until an answer, too many failures or the budget; return whether it is done, and its cost."""
+        spent_micros = failures = 0
+        while failures < MAX_RETRIES and spent_micros < PLAIN_RUN_BUDGET:
             reply = await self.ask(history)
-            spent += self._provider.cost(reply.usage) if reply.usage else 0
+            spent_micros += self._provider.cost(reply.usage) if reply.usage else 0
             history.append(Message("assistant", reply.parts))
             if not reply.calls:
-                return True, spent
+                return True, spent_micros
             results = tuple(_run_call(self.folder, call) for call in reply.calls)
             failures += any(result.outcome != "ok" for result in results)
             history.append(Message("user", results))
-        return False, spent
+        return False, spent_micros
 
     async def ask(self, history: Sequence[Message]) -> Reply:
-        kept = (*history[:1], *history[1:][-MAX_HISTORY:])
-        return await self._provider.serve(Prompt(system=self._instructions, messages=kept, tools=TOOLS))
+        messages = (*history[:1], *history[1:][-MAX_HISTORY:])
+        return await self._provider.serve(Prompt(system=self._instructions, messages=messages, tools=TOOLS))
 
 
 def _run_call(folder: Path, call: ToolCall) -> ToolResult:
@@ -250,30 +250,30 @@ async def book_invoices(loop: PlainLoop) -> None:
     waiting = {file: [_read_as_message(file)] for file in sorted((loop.folder / "inbox").iterdir())}
     while waiting:
         for file, history in list(waiting.items()):
-            done, _ = await loop.run(history)
-            if done:
+            is_done, _ = await loop.run(history)
+            if is_done:
                 del waiting[file]
         await loop.clock.sleep(PLAIN_RETRY_PAUSE)
 
 
 async def poll_for_work(loop: PlainLoop) -> None:
-    """Ask every minute whether anything has to be done."""
+    """Send a request every minute, to find whether anything has to be done."""
     while True:
-        begun = loop.clock.now()
+        started_at = loop.clock.now()
         status = (loop.folder / "status.json").read_text("utf-8")
         await loop.ask([make_user_message(f"It is time to look around. The status is {status}")])
-        await loop.clock.sleep(begun + MINUTE - loop.clock.now())
+        await loop.clock.sleep(started_at + MINUTE - loop.clock.now())
 
 
 async def write_reports(loop: PlainLoop) -> None:
     """Write all reports in parallel, each only if the shared budget is not spent yet."""
-    spent = 0
+    spent_micros = 0
 
     async def report(file: Path) -> None:
-        nonlocal spent
-        if spent < PLAIN_BUDGET:
+        nonlocal spent_micros
+        if spent_micros < PLAIN_BUDGET:
             _, cost = await loop.run([_read_as_message(file)])
-            spent += cost
+            spent_micros += cost
 
     async with asyncio.TaskGroup() as runs:
         for file in sorted((loop.folder / "inbox").iterdir()):
@@ -306,7 +306,7 @@ sensors:
     type: poll
     interval: 1m
     jitter: 0
-    source: {{tool: read_file, params: {{path: status.json}}}}
+    source: {{tool: read_file, arguments: {{path: status.json}}}}
 """
 
 ANALYST: Final = f"""name: analyst
@@ -325,11 +325,11 @@ STUCK_INVOICE: Final = 4
 """The invoice whose scan never arrives."""
 REPORTS: Final = 20
 QUEUE_CHANGES: Final = ((3 * HOUR, 41), (3 * HOUR + 20 * MINUTE, 2))
-"""When the queue of the idle heartbeat fills and empties, and its length then."""
+"""Times at which the queue of the idle heartbeat changes, and its new length."""
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident. Its `span` passes in steps of `frame`; `meanwhile` changes the world during it."""
+    """One incident. Its `duration` passes in steps of `frame_interval`; `change_world` runs during it."""
 
     name: str
     title: str
@@ -339,9 +339,9 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     script: ReplyScript
     furnish: Callable[[Path], None]
     without: Callable[[PlainLoop], Coroutine[Any, Any, None]]
-    meanwhile: Callable[[Path, Clock], Coroutine[Any, Any, None]]
-    span: int = 8 * HOUR
-    frame: int = 4 * MINUTE
+    change_world: Callable[[Path, Clock], Coroutine[Any, Any, None]]
+    duration: int = 8 * HOUR
+    frame_interval: int = 4 * MINUTE
 
 
 def write_handbook(rules: int) -> str:
@@ -377,9 +377,9 @@ async def _do_nothing(_folder: Path, _clock: Clock) -> None:
 
 
 async def _fill_queue(folder: Path, clock: Clock) -> None:
-    began = clock.now()
-    for after, waiting in QUEUE_CHANGES:
-        await clock.sleep(began + after - clock.now())
+    began_at = clock.now()
+    for delay, waiting in QUEUE_CHANGES:
+        await clock.sleep(began_at + delay - clock.now())
         _queue(folder, waiting)
 
 
@@ -387,44 +387,44 @@ SCENES: Final = (
     Scene(
         name="stuck_item",
         title="A stuck item",
-        happens="One of 6 invoices lacks its scan, and is tried again all night.",
+        happens="One of 6 invoices has no scan and is retried all night.",
         agent=BOOKKEEPER,
         handbook=120,
         script=reply_as_bookkeeper,
         furnish=_invoices,
         without=book_invoices,
-        meanwhile=_do_nothing,
+        change_world=_do_nothing,
     ),
     Scene(
         name="idle_heartbeat",
         title="An idle heartbeat",
-        happens="An agent wakes every minute, although hardly anything changes.",
+        happens="An agent wakes every minute although almost nothing changes.",
         agent=WATCHMAN,
         handbook=120,
         script=reply_as_watchman,
         furnish=_queue,
         without=poll_for_work,
-        meanwhile=_fill_queue,
+        change_world=_fill_queue,
     ),
     Scene(
         name="parallel_runs",
         title="One cap, 20 runs",
-        happens="20 reports are written at once, for at most $1.00 in all.",
+        happens="20 reports run in parallel under one cap of $1.00.",
         agent=ANALYST,
         handbook=300,
         script=reply_as_analyst,
         furnish=_requests,
         without=write_reports,
-        meanwhile=_do_nothing,
-        span=10 * MINUTE,
-        frame=5 * SECOND,
+        change_world=_do_nothing,
+        duration=10 * MINUTE,
+        frame_interval=5 * SECOND,
     ),
 )
 
 
 NIGHT_START: Final = VIRTUAL_START + 22 * HOUR
 LEASE: Final = 30 * MINUTE
-"""No process crashes in a whole night, so few heartbeats and looks at folders will do."""
+"""No process crashes in the simulated night, so a long lease with few heartbeats suffices."""
 
 
 class Bill(msgspec.Struct, frozen=True):
@@ -433,7 +433,7 @@ class Bill(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A moment of an incident: the time, the share that has passed, and both bills so far."""
+    """A moment of an incident: the time, its progress as a share, and both bills so far."""
 
     at: int
     share: float
@@ -456,30 +456,30 @@ class PlayedIncident(msgspec.Struct, frozen=True):
 
 
 class NightRecord(msgspec.Struct, frozen=True):
-    """The store that keeps the night of Halter's side, as if the night had just passed."""
+    """The store for the night of Halter's side, dated as if the night had just passed."""
 
     store: Path
     now: int
     person: str
 
     def start(self, scene: Scene) -> int:
-        """Place a long incident in the last night that is over, and a short one just before now.
+        """Compute the start of an incident: a long one is in the last complete night, a short one just before now.
 
-        A short one that would cross midnight belongs to the night, too: its cap is that of one day.
+        A short one that would cross midnight is in the night, too, since its cap is for one day.
         """
-        lately = self.now - scene.span - MINUTE
-        if scene.span < HOUR and lately // DAY == self.now // DAY:
-            return lately
-        evening = self.now - self.now % DAY - 2 * HOUR
-        return evening if evening + scene.span <= self.now else evening - DAY
+        recent_start = self.now - scene.duration - MINUTE
+        if scene.duration < HOUR and recent_start // DAY == self.now // DAY:
+            return recent_start
+        evening_start = self.now - self.now % DAY - 2 * HOUR
+        return evening_start if evening_start + scene.duration <= self.now else evening_start - DAY
 
 
 def play_incident(scene: Scene, watch: WatchFrame, record: NightRecord | None = None) -> PlayedIncident:
     """Run an incident on both sides. The figures are the same every time, recorded or not."""
     start, store = (NIGHT_START, None) if record is None else (record.start(scene), record.store)
-    lease = LEASE if scene.span > HOUR else LEASE_DURATION
-    # In one store, each incident needs ids of its own.
-    seed = 0 if record is None else 1 + [each.name for each in SCENES].index(scene.name)
+    lease = LEASE if scene.duration > HOUR else LEASE_DURATION
+    # In one store, each incident needs distinct ids.
+    seed = 0 if record is None else 1 + [other_scene.name for other_scene in SCENES].index(scene.name)
     with (
         TemporaryDirectory(prefix="halter-night-") as home,
         World(seed, path=store, orderly=True, threads=False, start=start, lease=lease) as world,
@@ -489,42 +489,42 @@ def play_incident(scene: Scene, watch: WatchFrame, record: NightRecord | None = 
 
 
 async def _play_incident(scene: Scene, world: World, home: Path, watch: WatchFrame, person: str) -> PlayedIncident:
-    rates, before = find_price(), await _take_stock(world)
-    without, within = (DemoProvider(scene.script, rates, world.clock) for _ in range(2))
-    desk = _lay_out_scene(scene, home / "without") / DESK_FOLDER
-    plain = PlainLoop(without, world.clock, write_handbook(scene.handbook), desk)
+    rates, baseline = find_price(), await _read_baseline(world)
+    plain_provider, halter_provider = (DemoProvider(scene.script, rates, world.clock) for _ in range(2))
+    documents = _lay_out_scene(scene, home / "without") / DESK_FOLDER
+    plain_loop = PlainLoop(plain_provider, world.clock, write_handbook(scene.handbook), documents)
     app, folder = _make_runtime(world, home, person), _lay_out_scene(scene, home / "with")
-    for each in (
-        scene.without(plain),
-        _make_supervisor(world, app, ServedModel(within)).run([folder]),
-        *(scene.meanwhile(path, world.clock) for path in (desk, folder / DESK_FOLDER)),
+    for coroutine in (
+        scene.without(plain_loop),
+        _make_supervisor(world, app, ServedModel(halter_provider)).run([folder]),
+        *(scene.change_world(path, world.clock) for path in (documents, folder / DESK_FOLDER)),
     ):
-        world.spawn(each)
-    until = world.now + scene.span
-    while world.now < until:
-        await world.advance(scene.frame)
-        share = 1 - (until - world.now) / scene.span
-        bill = _subtract(await _read_bill(world), before.bill)
-        watch(Frame(world.now, share, Bill(without.requests, micros_to_usd(without.usd)), bill))
-    events = await _events(world, before)
+        world.spawn(coroutine)
+    ends_at = world.now + scene.duration
+    while world.now < ends_at:
+        await world.advance(scene.frame_interval)
+        share = 1 - (ends_at - world.now) / scene.duration
+        bill = _subtract(await _read_bill(world), baseline.bill)
+        watch(Frame(world.now, share, Bill(plain_provider.requests, micros_to_usd(plain_provider.usd)), bill))
+    events = await _events(world, baseline)
     rows = await world.journal.ask(Query("all_sessions", SessionRow))
-    sessions = [row for row in rows if row.session not in before.sessions]
-    paid = Bill(without.requests, micros_to_usd(without.usd))
+    sessions = [row for row in rows if row.session not in baseline.sessions]
+    plain_bill = Bill(plain_provider.requests, micros_to_usd(plain_provider.usd))
     await _switch_off_rest(world, app, sessions)
-    return PlayedIncident(scene, paid, sum_bill(events), events, sessions)
+    return PlayedIncident(scene, plain_bill, sum_bill(events), events, sessions)
 
 
-class _Before(msgspec.Struct, frozen=True):
-    """What the store held before an incident."""
+class _Baseline(msgspec.Struct, frozen=True):
+    """The state of the store before an incident."""
 
     heads: Mapping[str, int]
     sessions: frozenset[str]
     bill: Bill
 
 
-async def _take_stock(world: World) -> _Before:
+async def _read_baseline(world: World) -> _Baseline:
     sessions = await world.journal.ask(Query("all_sessions", SessionRow))
-    return _Before(
+    return _Baseline(
         dict(await read_stream_heads(world.journal)),
         frozenset(row.session for row in sessions),
         await _read_bill(world),
@@ -532,9 +532,9 @@ async def _take_stock(world: World) -> _Before:
 
 
 async def _switch_off_rest(world: World, app: Runtime, sessions: Sequence[SessionRow]) -> None:
-    """Switch off what would run on, once all figures are read: no process runs it after the night."""
+    """Switch off autonomous agents after all figures are read: no process runs them after the night."""
     for agent in {row.agent for row in sessions if row.kind == "autonomous"}:
-        await turn_off(app, agent, "the night is over")
+        await turn_off(app, agent, "the night has ended")
     await world.advance(MINUTE)
 
 
@@ -556,9 +556,9 @@ def _make_runtime(world: World, home: Path, person: str) -> Runtime:
 
 
 def _make_supervisor(world: World, app: Runtime, model: Model) -> Supervisor:
-    given = {str(model.name): model}
+    models = {str(model.name): model}
     rng, mode = random.Random(world.seed), quiet_mode(world.lease)
-    return Supervisor(app, lambda _, __: None, rng=rng, given=given, mode=mode)
+    return Supervisor(app, lambda _, __: None, rng=rng, model_overrides=models, mode=mode)
 
 
 async def _read_bill(world: World) -> Bill:
@@ -566,23 +566,25 @@ async def _read_bill(world: World) -> Bill:
     return Bill(sum(spend.input_tokens > 0 for spend in spends), micros_to_usd(sum(spend.usd for spend in spends)))
 
 
-def _subtract(bill: Bill, before: Bill) -> Bill:
-    return Bill(bill.requests - before.requests, bill.cost_usd - before.cost_usd)
+def _subtract(bill: Bill, earlier: Bill) -> Bill:
+    return Bill(bill.requests - earlier.requests, bill.cost_usd - earlier.cost_usd)
 
 
-async def _events(world: World, before: _Before) -> Sequence[Stored]:
+async def _events(world: World, baseline: _Baseline) -> Sequence[Stored]:
     return [
-        stored
+        stored_event
         for stream, _ in sorted(await read_stream_heads(world.journal))
-        for stored in await world.events(stream)
-        if stored.seq > before.heads.get(stream, 0)
+        for stored_event in await world.events(stream)
+        if stored_event.seq > baseline.heads.get(stream, 0)
     ]
 
 
 def sum_bill(events: Sequence[Stored]) -> Bill:
     """Sum the requests and costs in a journal."""
-    settled = [stored.event for stored in events if isinstance(stored.event, RequestSettled)]
-    return Bill(len(settled), micros_to_usd(sum(event.charge.usd for event in settled if event.charge is not None)))
+    settlements = [stored_event.event for stored_event in events if isinstance(stored_event.event, RequestSettled)]
+    return Bill(
+        len(settlements), micros_to_usd(sum(event.charge.usd for event in settlements if event.charge is not None))
+    )
 
 
 T = TypeVar("T")
@@ -611,23 +613,23 @@ class Night(msgspec.Struct, frozen=True, rename={"within": "with"}):
     """How often Halter exceeded a cap."""
 
 
-def summarize_incident(played: PlayedIncident) -> Incident:
-    scene, kinds = played.scene, [stored.kind for stored in played.events]
+def summarize_incident(incident: PlayedIncident) -> Incident:
+    scene, kinds = incident.scene, [stored_event.kind for stored_event in incident.events]
     return Incident(
         scene.name,
         scene.title,
         scene.happens,
-        played.without,
-        played.within,
-        _BRAKES[scene.name](played),
+        incident.without,
+        incident.within,
+        _BRAKES[scene.name](incident),
         {kind: kinds.count(kind) for kind in sorted(set(kinds))},
     )
 
 
 def sum_night(incidents: Sequence[Incident]) -> Night:
-    without, within = _sum([each.without for each in incidents]), _sum([each.within for each in incidents])
+    plain_total, halter_total = _sum([each.without for each in incidents]), _sum([each.within for each in incidents])
     overruns = sum(each.events.get(OverrunIncurred.KIND, 0) for each in incidents)
-    return Night(str(MODEL), incidents, without, within, overruns)
+    return Night(str(MODEL), incidents, plain_total, halter_total, overruns)
 
 
 def format_cents(usd: Decimal) -> str:
@@ -638,34 +640,34 @@ def _sum(bills: Sequence[Bill]) -> Bill:
     return Bill(sum(bill.requests for bill in bills), sum((bill.cost_usd for bill in bills), ZERO_USD))
 
 
-def _describe_stuck(played: PlayedIncident) -> str:
-    attempts = sum(event.attempts for event in _events_of_kind(played, ItemQuarantined))
+def _describe_stuck(incident: PlayedIncident) -> str:
+    attempts = sum(event.attempts for event in _events_of_kind(incident, ItemQuarantined))
     return (
-        f"Steps that bring nothing new end a run. After {attempts} of them the invoice was left to a person; "
-        f"the other {_count_in_state(played, 'COMPLETED')} are booked."
+        f"Repeated steps end an attempt. After {attempts} attempts the invoice was quarantined; "
+        f"the other {_count_in_state(incident, 'COMPLETED')} are booked."
     )
 
 
-def _describe_idle(played: PlayedIncident) -> str:
-    skipped, taken = len(_events_of_kind(played, TurnSkipped)), len(_events_of_kind(played, TurnStarted))
-    return f"The gate: {skipped} of {skipped + taken} wakes found nothing changed, and no model was asked."
+def _describe_idle(incident: PlayedIncident) -> str:
+    skip_count, turn_count = len(_events_of_kind(incident, TurnSkipped)), len(_events_of_kind(incident, TurnStarted))
+    return f"The gate: {skip_count} of {skip_count + turn_count} wakes found no change and sent no request."
 
 
-def _describe_parallel(played: PlayedIncident) -> str:
-    refused = len(_events_of_kind(played, RequestRefused))
+def _describe_parallel(incident: PlayedIncident) -> str:
+    refusal_count = len(_events_of_kind(incident, RequestRefused))
     return (
-        f"Money is held before it is spent, and {refused} requests did not fit. "
-        f"{_count_in_state(played, 'COMPLETED')} reports are "
-        f"done, {_count_in_state(played, 'SLEEPING')} sleep until the next day's budget."
+        f"Money is reserved before it is spent: {refusal_count} requests did not fit under the cap. "
+        f"{_count_in_state(incident, 'COMPLETED')} reports are "
+        f"done, {_count_in_state(incident, 'SLEEPING')} wait for the next day's budget."
     )
 
 
-def _events_of_kind(played: PlayedIncident, kind: type[T]) -> list[T]:
-    return [stored.event for stored in played.events if isinstance(stored.event, kind)]
+def _events_of_kind(incident: PlayedIncident, kind: type[T]) -> list[T]:
+    return [stored_event.event for stored_event in incident.events if isinstance(stored_event.event, kind)]
 
 
-def _count_in_state(played: PlayedIncident, state: State) -> int:
-    return sum(row.state == state for row in played.sessions)
+def _count_in_state(incident: PlayedIncident, state: State) -> int:
+    return sum(row.state == state for row in incident.sessions)
 
 
 _BRAKES: Final[Mapping[str, Callable[[PlayedIncident], str]]] = MappingProxyType(

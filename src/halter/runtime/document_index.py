@@ -1,0 +1,168 @@
+"""Documents of an agent's folders.
+
+Each content is read once and indexed in the store. A session sees only the documents that it may see.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from halter.core.agent_spec import Collection
+from halter.core.folders import FileEntry, FileRefusal, allow_all
+from halter.core.ports import Chunk, Extracted, FoundChunk, Store, UnreadableFile
+from halter.core.text import to_one_line
+from halter.core.tools import Failed
+from halter.tasks.retrieve import DocumentRef
+from halter.tasks.review import is_quote_supported
+from halter.tasks.task_tools import Finding, QuotedDocument
+
+QUOTE_CONTEXT_LENGTH: Final = 600
+"""Characters shown around a quote to its judge."""
+
+
+class IndexedFile(msgspec.Struct, frozen=True):
+    """A file as it was last read, and the digest of its document."""
+
+    entry: FileEntry
+    document: str
+    problem: str = ""
+
+
+class Library:
+    """Reads and indexes files, once per content."""
+
+    def __init__(self, store: Store, folder: Path, refuses: FileRefusal = allow_all) -> None:
+        self._store = store
+        self._folder = folder
+        self._refuses = refuses
+        self._indexed: dict[Path, IndexedFile] = {}
+        self._taking = asyncio.Lock()
+
+    def resolve(self, path: str) -> Path:
+        return (self._folder / path).resolve()
+
+    async def files(self, path: str, pattern: str) -> Mapping[str, FileEntry] | UnreadableFile:
+        """List the files of a folder, hidden ones only if the pattern names them."""
+        from halter.documents import scan_documents
+
+        entries = await asyncio.to_thread(scan_documents, self.resolve(path), pattern)
+        if isinstance(entries, UnreadableFile) or _is_hidden(pattern):
+            return entries
+        return {name: entry for name, entry in entries.items() if not _is_hidden(name)}
+
+    async def index_collection(self, collection: str, path: str, pattern: str) -> Sequence[DocumentRef]:
+        """Index the new files of a folder and list all of its documents. Raises Failed if the folder cannot be read."""
+        files = await self.files(path, pattern)
+        if isinstance(files, UnreadableFile):
+            raise Failed("CollectionUnreadable", f"{collection}: {files.sentence}")
+        refs: list[DocumentRef] = []
+        for name, entry in sorted(files.items()):
+            indexed_file = await self.index_file(self.resolve(path) / name, entry, name)
+            display_name, problem = to_one_line(name), to_one_line(indexed_file.problem)
+            refs.append(
+                DocumentRef(
+                    display_name, collection, indexed_file.document, entry.modified // 1000, entry.size, problem
+                )
+            )
+        return refs
+
+    async def index_file(self, path: Path, entry: FileEntry, name: str) -> IndexedFile:
+        """Read and index a file unless it is unchanged."""
+        async with self._taking:
+            indexed_file = self._indexed.get(path)
+            if (
+                indexed_file is None
+                or indexed_file.entry != entry
+                or (indexed_file.problem and not indexed_file.document)
+            ):
+                indexed_file = self._indexed[path] = await self._index_changed_file(path, entry, name)
+            return indexed_file
+
+    async def _index_changed_file(self, path: Path, entry: FileEntry, name: str) -> IndexedFile:
+        from halter.documents import digest_file, extract, read_document, split_into_chunks
+
+        content = await asyncio.to_thread(read_document, path, refuses=self._refuses)
+        if isinstance(content, UnreadableFile):
+            digest = await asyncio.to_thread(digest_file, path, self._refuses)
+            return IndexedFile(entry, "" if isinstance(digest, UnreadableFile) else digest, content.sentence)
+        if await self._store.find_indexed([content.digest]):
+            return IndexedFile(entry, content.digest)
+        text = await extract(name, content.data)
+        if not isinstance(text, Extracted):
+            return IndexedFile(entry, content.digest, text.sentence)
+        spans = enumerate(split_into_chunks(text.text))
+        chunks = [Chunk(content.digest, number, start, end, text.text[start:end]) for number, (start, end) in spans]
+        await self._store.index(content.digest, chunks)
+        return IndexedFile(entry, content.digest)
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+class SessionDocuments:
+    """The documents that one session may see: those that its trigger names."""
+
+    def __init__(
+        self,
+        library: Library,
+        store: Store,
+        collections: Mapping[str, Collection],
+        own_documents: Sequence[DocumentRef] = (),
+    ) -> None:
+        self._library = library
+        self._store = store
+        self._collections = collections
+        self._own = own_documents
+
+    async def documents(self) -> Sequence[DocumentRef]:
+        """List all documents: the session's own as of its start, and the current ones of its collections."""
+        refs = list(self._own)
+        own_names = {(own.name, own.collection) for own in refs}
+        own_contents = {(own.name, own.document) for own in refs}
+        for name, collection in self._collections.items():
+            collection_refs = await self._library.index_collection(name, collection.path, collection.pattern)
+            refs += [
+                document
+                for document in collection_refs
+                if (document.name, document.collection) not in own_names
+                and (document.name, document.document) not in own_contents
+            ]
+        return refs
+
+    async def chunks(self, document: str) -> Sequence[Chunk]:
+        return await self._store.chunks(document)
+
+    async def search(self, documents: Sequence[str], query: str, limit: int) -> Sequence[FoundChunk]:
+        return await self._store.search(documents, query, limit)
+
+    async def text(self, document: str) -> str:
+        text = ""
+        for chunk in await self._store.chunks(document):
+            text += chunk.text[len(text) - chunk.start :]
+        return text
+
+    async def check(self, finding: Finding) -> QuotedDocument:
+        """Check a finding's quote against its document. Raises Failed for a document that the session may not see."""
+        if not finding.document:
+            return QuotedDocument("unquoted")
+        matches = [each for each in await self.documents() if finding.document in (each.name, each.document)]
+        if not matches:
+            raise Failed("NoSuchDocument", f"there is no document {finding.document[:200]!r} among yours")
+        document = matches[0]
+        if not finding.quote.strip():
+            return QuotedDocument("unquoted", document.document, document.name)
+        is_supported = is_quote_supported(finding.quote, await self.text(document.document))
+        return QuotedDocument("supported" if is_supported else "unsupported", document.document, document.name)
+
+    async def read_context(self, document: str, quote: str) -> str:
+        """Return a quote with the text around it; without a quote, the beginning of the document."""
+        text = await self.text(document)
+        position = text.find(quote) if quote else 0
+        if position < 0:
+            chunks = await self._store.search([document], quote, 1)
+            position = chunks[0].start if chunks else 0
+        return text[max(0, position - QUOTE_CONTEXT_LENGTH) : position + len(quote) + 2 * QUOTE_CONTEXT_LENGTH]
