@@ -8,48 +8,48 @@ from typing import Any
 
 OWN = "halter"
 LOOP = """Measured on {measured} in {rounds} rounds, each figure in a fresh process, in a new order each round. Every
-framework runs the same agent in a virtual environment of its own: a fake model behind the framework's own interface,
-which answers at once and asks for one call of `add(a: int, b: int)` in each step; an asynchronous tool whose arguments
-the framework checks; no network. An agent is made once and used for all runs; only openai-agents gets a clone for each
+framework runs the same agent in a virtual environment of its own: a fake model behind the framework's own interface
+that answers at once and asks for one call of `add(a: int, b: int)` in each step; an asynchronous tool whose arguments
+the framework checks; no network. One agent is used for all runs; only openai-agents gets a clone for each
 run, since many runs of one agent slow each other down there. Tracing, telemetry and instrumentation are off wherever
-that is a setting, and limits on steps are lifted. langgraph is the agent that `create_agent` of langchain makes of it.
+that is a setting, and limits on steps are lifted. langgraph is the agent that langchain's `create_agent` makes.
 
 - A step: the time of an answer, its call and the result, in runs of 10 steps; CPU of the process, and wall.
 - Step 3 and step 200: the mean CPU time of steps 2 to 6 and of steps 190 to 210, in one long run.
 - A crowd: 1,000 runs of 5 steps at once, whose model takes 50 ms; none can be done before 0.3 s have passed.
-- 1,000 at once, kept on disk: runs of 5 steps whose model answers at once; others are measured in one round alone.
+- 1,000 at once, stored on disk: runs of 5 steps whose model answers at once; others are measured in one round alone.
 - A waiting run: how much memory the process takes for each of 1,000 runs that wait for their first answer.
 - The import: importing what an agent is made of, in a fresh process.
 """
 AGAIN = """Measured in the same way on {measured}, in {rounds} rounds.
 """
-BESIDES = """What a step of Halter does besides: the intent and the outcome of each request and of each call are
-events of a hash chain, money is held in three scopes before anything is asked, and every text is
-looked through for secrets.
+BESIDES = """A step of Halter also does the following: the intent and the outcome of each request and of each call are
+events of a hash chain, money is held in three scopes before each request, and every text is
+searched for secrets.
 
 Where its time goes, in µs of CPU a step, in runs of 10: shares by samplings of the stack, of 1,010 µs in 0.7.0, of
-some 640 before commits and doors were shortened, and of 364 now, on the machine of the first column. What is counted
-is steadier than a clock: a step runs 9,400 bytecodes of Python where it ran 12,700, and makes 230 calls of Python
-functions where it made 425, and 0.7.0 made 1,400.
+some 640 before commits and the guard's doors were shortened, and of 364 now, on the machine of the first column.
+Counts are steadier than a clock: a step runs 9,400 bytecodes of Python where it ran 12,700, and makes 230 calls of
+Python functions where it made 425, while 0.7.0 made 1,400.
 
 | | 0.7.0 | before | now | what remains |
 |---|---:|---:|---:|---|
 | events: write, link, project | 110 | 93 | 84 | four events, each with its JSON, two SHA-256 and its head |
 | decide under the lock | 50 | 42 | 14 | halts, grants, caps and rates of a request and a call |
 | rows: load, save, commit | 160 | 82 | 46 | two transactions of twelve rows |
-| the guard's doors, secrets | 230 | 170 | 104 | arguments, permits, holds; each new text is looked through once |
-| the injection brake | 0 | 43 | 20 | what the model read and wrote, as far as it may decide a call |
+| the guard's doors, secrets | 230 | 170 | 104 | arguments, permits, holds; each new text is searched once |
+| the provenance check | 0 | 43 | 20 | what the model read and wrote, as far as it may decide a call |
 | the model, the tool; beginning and ending a run | 255 | 106 | 32 | of a run two commits |
 | the loop: decisions, transcript, prompt | 195 | 104 | 64 | two steps of a turn, and what is new of the prompt |
 
 No function stands out: the longest has 10 % of the bytecodes. A faster step has fewer layers, not faster ones. By
-samples of the processor, 85 % of a step is inside of the interpreter, a third of that in its evaluation of bytecodes
+samples of the processor, 85 % of a step is inside the interpreter, a third of that in its evaluation of bytecodes
 and the rest in objects, calls and attributes; hashing takes 2 %, JSON and structs 5 %, collecting garbage 5 %.
-Compiling the hot modules with Cython as they are makes a step 10 to 40 % slower: it loses what the interpreter
-learns about each attribute. A run costs 1.6 steps more, to begin and to end: by that, and not by its
-steps, agent-framework is ahead by 1 or 2 %, less than two rounds of one program differ.
+Compiling the unchanged hot modules with Cython makes a step 10 to 40 % slower: it loses what the interpreter
+learns about each attribute. To start and to end a run costs 1.6 steps more: because of that, and not of
+its steps, agent-framework is ahead by 1 or 2 %, less than two rounds of one program differ.
 
-In a file, a durable step takes nearly three times as much: SQLite's statements, its log and the sync of that."""
+In a file, a durable step takes nearly three times as much: SQLite's statements, its log and the log's sync."""
 
 Found = dict[tuple[str, str], dict[str, float]]
 """The values by who was measured, and at what."""
@@ -106,8 +106,8 @@ def told(result: dict[str, Any], *, again: bool = False) -> list[str]:
         "|---|" + "---:|" * len(COLUMNS),
     ]
     lines += [f"| {_titled(name, notes)} |{_cells(figures, name, COLUMNS)}" for name in names]
-    kept_there = "kept on disk: runs of 10 steps one at a time, and 1,000 of 5 steps at once"
-    lines += ["", f"| {kept_there} |{_heads(DURABLE)} what is kept, and when |"]
+    kept_there = "stored on disk: runs of 10 steps one at a time, and 1,000 of 5 steps at once"
+    lines += ["", f"| {kept_there} |{_heads(DURABLE)} what is stored, and when |"]
     lines += ["|---|" + "---:|" * len(DURABLE) + "---|"]
     lines += [
         f"| {_titled(name, notes)} |{_cells(figures, name, DURABLE)} {kept_notes.get(name, '')} |" for name in names

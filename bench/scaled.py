@@ -3,24 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
-SCALE = """Measured on {measured} on PostgreSQL {postgresql} as it comes, every commit synced to its disk; the
+SCALE = """Measured on {measured} on PostgreSQL {postgresql} with its defaults, every commit synced to its disk; the
 load of the machine was {loads} before and after. Workers are processes of `halter worker`; they, the
-server and who measures share the same cores, so more workers than cores cannot be faster. Each wake is
+server and the measuring process share the same cores, so more workers than cores cannot be faster. Each wake is
 a turn of {steps_per_wake} steps: a scripted model that answers at once and has a price, a tool that
 does nothing, and a sleep. All sessions are of one agent, so each step holds money in three scopes, two
-of which everybody shares: the worst case for their rows.
+of which all sessions share: the worst case for their rows.
 
-A step is one request to the model with its call. CPU is read off /proc, for the workers and for all
-processes of the server apart. What is kept are tables and indexes, what is written is the server's
+A step is one request to the model with its call. CPU is read from /proc, for the workers and, separately, for all
+processes of the server. The bytes kept are tables and indexes, the bytes written are the server's
 write-ahead log.
 """
 WAITING = """Of {sleepers:,} sleepers {wakes_per_second} are woken in a second, by their clock or by a message, with
 two workers; a wake is late by the time from its moment, or from the commit of the message, to the
-commit of its wake. What is claimed or offered is taken out of the sleepers by {claimers} processes at
-once, at most {batch} at a time.
+commit of its wake. {claimers} processes at once claim or offer sessions from the sleepers,
+at most {batch} at a time.
 """
-BUSY = """Others were at work on the machine, on more than its cores: lateness and rates are worse than they
-would be on a quiet one, and CPU times somewhat. Sizes stand.
+BUSY = """Other processes used the machine, more than its cores could serve: lateness and rates are worse than they
+would be on a quiet machine, and CPU times somewhat. Sizes are valid.
 """
 COLUMNS = (
     ("steps/s", "steps", ",.0f"),

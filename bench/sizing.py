@@ -146,7 +146,7 @@ def _size(count: float) -> str:
 
 SIZING = """# Sizing: what 10,000 and 1,000,000 agents need
 
-This page is arithmetic on the figures of [Measurements](bench.md#many-machines), and `make bench` writes it anew
+This page is arithmetic on the figures of [Measurements](bench.md#many-machines), and `make bench` rewrites it
 with them. They come from a small shared machine ({cores} cores, {machine}, PostgreSQL {postgresql}); measure on
 yours before you buy one.
 
@@ -158,26 +158,26 @@ yours before you buy one.
 | a step, CPU of its worker | {worker_step:.1f} ms |
 | a wake, CPU of PostgreSQL | {server_wake:.1f} ms |
 | a step, CPU of PostgreSQL | {server_step:.1f} ms |
-| reading back 1,000 events of a session's past, CPU of both | {history:.0f} ms |
+| reading 1,000 events of a session's history, CPU of both | {history:.0f} ms |
 | a step, written to the log | {log:,.0f} bytes |
 | a step, kept in tables and indexes | {kept:,.0f} bytes |
 | a sleeper | {rows:.0f} rows, {sleeper:,.0f} bytes |
 | a worker | {memory:,.0f} MB, up to {connections:.0f} connections |
-| a connection, memory of its own in PostgreSQL | {connection:.1f} MB |
+| a connection, its memory in PostgreSQL | {connection:.1f} MB |
 | sessions that can be offered to workers | {offers:,.0f} a second |
 
-A wake and a step are told apart by turns of one step and turns of five: `wake + 1 × step` and `wake + 5 × step`. An
-agent that only sleeps costs its rows, and nothing else: no memory, and no CPU.
+Turns of one step and turns of five separate the cost of a wake from that of a step: `wake + 1 × step` and
+`wake + 5 × step`. An agent that only sleeps costs its rows, and nothing else: no memory, and no CPU.
 
 ## The arithmetic
 
 - wakes a second = agents / seconds between two wakes; steps a second = wakes a second × steps of a wake
-- cores busy = wakes a second × CPU of a wake + steps a second × CPU of a step, for workers and PostgreSQL apart
+- cores busy = wakes a second × CPU of a wake + steps a second × CPU of a step, separately for workers and PostgreSQL
 - workers = cores busy / {loaded:.0%}, at least two, since one may die; each has a core to itself (a worker is one
   process, and Python runs on one core)
 - disk a day = steps a second × bytes kept × 86,400; the log is written and then reused, or archived
 
-What a model takes to answer costs no CPU: a worker waits for two hundred of them at once (`--concurrency`).
+The time that a model takes to answer costs no CPU: a worker waits for two hundred answers at once (`--concurrency`).
 
 ## Worked out
 
@@ -191,23 +191,23 @@ ENDS = """
   that wake hourly and take five steps, or {often:,.0f} that wake every ten minutes. Beyond that, split the fleet
   over several stores: agents of different stores know nothing of each other, and each store has its own caps and
   its own halt.
-- **Shared money.** Every step that costs money passes the rows of its agent's and of the fleet's budget, which is
-  how no number of workers can overdraw a cap. Writes that wait for such a row are put into one commit, so that it
-  bears many steps in each sync of the disk, but it is one row: the steps a second above were measured with it.
-- **Offers.** One worker at a time offers what is due, up to {offers:,.0f} sessions a second. The last row of the
+- **Shared money.** Every step that costs money updates the rows of its agent's and of the fleet's budget, so that
+  no number of workers can overdraw a cap. Writes that wait for such a row share one commit, so the row
+  takes many steps in each sync of the disk, but it is one row: the steps a second above were measured with it.
+- **Offers.** One worker at a time offers due sessions, up to {offers:,.0f} a second. The last row of the
   table says how much of that a fleet uses.
 - **Connections.** {connections:.0f} for each worker at most. Set `max_connections` to that, times the workers, plus
-  20 for people, the server and backups. From some 500 on put fewer and larger machines under the workers, not a
-  pooler between: workers listen (`LISTEN`), which a pooler in transaction mode does not carry.
-- **A past that grows.** A worker that has not just had a session reads its events back when it wakes: {history:.0f}
-  ms of CPU for 1,000 events. An agent with {lived:,.0f} events behind it costs as much again for each wake as a
-  turn of five steps. Let a session end now and then (`yield` with `shutdown`; the next one begins fresh), or see
-  that its wakes are few.
-- **Disk.** The journal keeps everything. `halter erase --older-than` takes away what was said, not that it
-  happened; what stays of a step is most of the bytes above. At a terabyte a day it is time for a store of its own
-  for each part of the fleet.
-- **Sleepers.** What is due is found through an index, however many sleep. What grows with them is their rows, and
-  the time of `halter verify`, which reads everything.
+  20 for people, the server and backups. From some 500 connections on, use fewer and larger machines for the workers,
+  not a pooler: workers listen (`LISTEN`), which a pooler in transaction mode does not support.
+- **A history that grows.** A worker that has not just had a session reads its events when it wakes: {history:.0f}
+  ms of CPU for 1,000 events. For a session with {lived:,.0f} events, each wake costs as much again as a
+  turn of five steps. Let a session end now and then (`yield` with `shutdown`; the next one begins fresh), or keep
+  its wakes few.
+- **Disk.** The journal keeps everything. `halter erase --older-than` erases the bodies, not the facts; the facts of a
+  step are most of the bytes above. At a terabyte a day, give each part of the fleet
+  its own store.
+- **Sleepers.** An index finds due sessions, however many sleep. Only their rows, and the time of `halter verify`,
+  which reads everything, grow with their number.
 """
 
 

@@ -9,7 +9,7 @@ from bench.measure import DOCS, RESULTS
 
 INTRODUCTION = """# Measurements
 
-Made by `make bench`, which measures all rows of a group in one run, in turn, round after round; the figures are
+`make bench` makes this page. It measures all rows of a group in one run, in turn, round after round; the figures are
 medians. They are ratios to look at, not promises: the machine was small and shared.
 """
 TITLES = {
@@ -29,12 +29,12 @@ TITLES = {
 }
 AUTONOMY = """Measured on {measured}, with {sleepers:,} autonomous sessions asleep in one SQLite file, and one process
 that runs them; the load of the machine was {loads} before and after. A sleeper without sensors is a row and nothing
-else: its memory is how much larger the process is than one on an empty store. Of a crowd each is woken, and sleeps
-again with two commits; at most 200 are awake at once. A resident agent is one with sensors, and lives in virtual time
+else: its memory is how much larger the process is than one on an empty store. Each session of a crowd wakes, and sleeps
+again with two commits; at most 200 are awake at once. A resident agent is one with sensors, and runs in virtual time
 and in memory.
 """
-BUSY = """Others were at work on the machine, on more than its cores: lateness and rates are worse than they would be
-on a quiet one. CPU times and memory stand.
+BUSY = """Other processes used the machine, more than its cores could serve: lateness and rates are worse than they
+would be on a quiet machine. CPU times and memory are valid.
 """
 
 
@@ -85,12 +85,12 @@ def section(result: dict[str, Any], *, again: bool = False) -> str:
 
 
 INJECT = """[AgentDojo](https://agentdojo.spylab.ai) 0.1.35, version 1.2.2 of its suites. The model is the worst case:
-it does what the task needs, and obeys every injection that it reads. The person agrees to what the task needs and to no
-attack. An attack is *static* if it makes AgentDojo's own calls. The *adaptive* attacker knows the brake's code and
-state: it may use every tool with every trusted value, sends its own values through every read first, and wins with any
-call that goes through and carries its values or the secret in a spelling that can be undone, or that is final and not
-what the task needs. Questions are counted per task: staged, where all that can wait is one question, and call by call.
-A row that is missing was not measured with this code.
+it does what the task needs, and obeys every injection that it reads. The person approves what the task needs and no
+attack. An attack is *static* if it makes AgentDojo's own calls. The *adaptive* attacker knows the provenance check's
+code and state: it may use every tool with every trusted value, and sends its own values through every read first. It
+wins with any call that passes and carries its values or the secret in a spelling that can be undone, or that is final
+and not what the task needs. Questions are counted per task: staged, where all calls that can wait are one question, and
+call by call. A missing row was not measured with this code.
 """
 ALL_SUITES = 4
 BRAKES = {
@@ -98,7 +98,7 @@ BRAKES = {
     "every-write": "ask before every write and fetch",
     "guard": "the whole guard, `provenance: ask`",
     "guessed": "the whole guard, tools without declarations",
-    "prose": "the brake's decision, plain prose into the person's own things",
+    "prose": "the provenance check alone, plain prose into the person's own things",
 }
 
 
@@ -106,7 +106,7 @@ def _inject(result: dict[str, Any]) -> list[str]:
     """Render attacks, questions and the cost of decisions."""
     lines = [
         INJECT,
-        "| brake | suite | tasks done | attacks, static | adaptive | questions, staged | call by call |",
+        "| check | suite | tasks done | attacks, static | adaptive | questions, staged | call by call |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for brake, title in BRAKES.items():
@@ -122,7 +122,7 @@ def _inject(result: dict[str, Any]) -> list[str]:
         pairs, wrong, locked = (sum(row[key] for row in asked_rows) for key in ("pairs", "wrong", "wrong_locked"))
         let_count, kept_count = (sum(row[key] for row in asked_rows) for key in ("wrong_let", "wrong_locked_let"))
         sentence = (
-            f"A person who agrees wrongly to one attack question in ten lets {wrong} of {pairs} attacks through; "
+            f"A person who wrongly approves one attack question in ten lets {wrong} of {pairs} attacks through; "
             f"{locked} if a denied question locks the session. Under attack the task's own calls all run in "
             f"{let_count} of {pairs} without the lock, and in {kept_count} with it."
         )
@@ -132,7 +132,7 @@ def _inject(result: dict[str, Any]) -> list[str]:
             lines += ["", f"- {row['name']}, {win['task']} ({win['pairs']} pairs): `{win['call']}`: {win['why']}."]
     lines += [
         "",
-        "| messages of history | goes through, CPU µs | asked, CPU µs | an empty loop of 1,000 |",
+        "| messages of history | call passes, CPU µs | needs approval, CPU µs | an empty loop of 1,000 |",
         "|---:|---:|---:|---:|",
     ]
     for cost in result["notes"]["costs"]:
@@ -154,8 +154,8 @@ def _all_suites(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 PAST = """The same commands, routes and pages over a store of {few:,} ended sessions and over one of {many:,}: CPU time
-of a command's process, and of the server for an answer. What is shown must not grow with all that ever was. The
-report and the audit tell of the last day, in which the larger store had a hundred times as many sessions.
+of a command's process, and of the server for an answer. The cost of a page must not grow with the store's whole
+history. The report and the audit cover the last day, in which the larger store had a hundred times as many sessions.
 """
 
 
@@ -172,10 +172,10 @@ def _past(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-GROWTH = """The same agent beside little and beside much, in turn: CPU time of a step in the middle of a run, of a run
+GROWTH = """The same agent with little and with much, in turn: CPU time of a step in the middle of a run, of a run
 of one step, or of a second in which it waits for its model. Of the sessions in the store one in ten was cancelled,
-which leaves a halt; all rules but one agree to one call each. A result is masked, judged, hashed and written as it
-comes, and the model is shown 16,000 characters of it.
+which leaves a halt; all rules but one approve one call each. A result is masked, judged, hashed and written as it
+arrives, and the model sees 16,000 characters of it.
 """
 
 
@@ -183,7 +183,7 @@ def _growth(result: dict[str, Any]) -> list[str]:
     """Render the cost of a step with much load against little."""
     lines = [
         GROWTH,
-        "| what | little | much | CPU µs beside little | beside much | |",
+        "| what | little | much | CPU µs with little | with much | |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for few, many in zip(result["rows"][::2], result["rows"][1::2], strict=True):
@@ -211,9 +211,9 @@ def _start(result: dict[str, Any]) -> list[str]:
 
 
 ADAPTERS = """The same agent bare and under the guard, with a model that is a function: {steps} times a request and a
-call of a tool that adds two numbers, and an answer. The guard writes to SQLite, where each request and each call is
-durable before it is made and when it is settled, in four commits a step; the frameworks keep nothing. The Claude Agent
-SDK's step is that of the Python process alone: Claude Code is another, and makes the model requests itself.
+call of a tool that adds two numbers, and an answer. The guard writes to SQLite: each request and each call is
+durable before it is made and when it is settled, in four commits a step. The frameworks store nothing. The Claude Agent
+SDK's step is that of the Python process alone: Claude Code is another process, and makes the model requests itself.
 """
 
 
@@ -250,11 +250,11 @@ def _hook(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-PROXY = """A provider on this machine streams an answer of {chunks} chunks to a client, past the proxy and through it,
+PROXY = """A provider on this machine streams an answer of {chunks} chunks to a client, without the proxy and with it,
 on a SQLite store: {requests} requests one by one for the delays, then {together} at once for the rate. Each is held and
 settled in the journal. CPU time is that of the proxy's process; for each MB it is that of streams of {long_chunks:,}
-chunks, each of one word, at a load average of {long_load}. The machine's load average was {load}: above its
-cores, delays are those of a busy machine, and only CPU times compare with other runs.
+chunks, each of one word, at a load average of {long_load}. The machine's load average was {load}: if it is above the
+number of cores, delays are those of a busy machine, and only CPU times compare with other runs.
 """
 
 
@@ -274,8 +274,8 @@ def _proxy(result: dict[str, Any]) -> list[str]:
 
 
 STREAM = """An agent takes a turn five times a second on SQLite, in the process that serves {listeners} WebSockets; its
-events have a text of two thousand characters. Who listens sits in another process on the same cores. Lateness is the
-time from the journal's moment of an event until a listener has it, over all events and all who read.
+events have a text of two thousand characters. The listeners run in another process on the same cores. Lateness is the
+time from the journal's timestamp of an event until a listener has it, over all events and all who read.
 """
 
 
@@ -293,7 +293,7 @@ def _stream(result: dict[str, Any]) -> list[str]:
         lines.append(f"| {name} | {' | '.join((*late, *turns))} | {extra['server_cpu_s']:.2f} |")
     all_read, stalls = rows["100 listen"], rows["100 listen, and one stalls"]
     change, turn = (100 * (stalls[key] / all_read[key] - 1) for key in ("p99_ms", "turn_p50_ms"))
-    return [*lines, "", f"One who stalls changes the others' p99 by {change:+.0f} % and a turn's p50 by {turn:+.0f} %."]
+    return [*lines, "", f"A stalled listener changes others' p99 by {change:+.0f} % and a turn's p50 by {turn:+.0f} %."]
 
 
 def _autonomy(result: dict[str, Any]) -> list[str]:
@@ -345,7 +345,7 @@ def _journal(result: dict[str, Any]) -> list[str]:
 def _guard(result: dict[str, Any]) -> list[str]:
     groups = ("calls", "usual", "hostile", "anonymizing")
     rows = {group: [row for row in result["rows"] if row["group"] == group] for group in groups}
-    lines = ["| through the door | per second | CPU µs each |", "|---|---:|---:|"]
+    lines = ["| through the guard | per second | CPU µs each |", "|---|---:|---:|"]
     lines += [
         f"| {row['name']} | {row['per_second']:,.0f} {row['unit']}s | {row['cpu_us']:,.1f} |" for row in rows["calls"]
     ]

@@ -18,7 +18,7 @@ from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.provenance_check import SessionBrake
+from halter.guard.provenance_check import ProvenanceCheck
 from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
@@ -63,7 +63,7 @@ class GuardedTask:
         self._tools: dict[str, Tool] = {
             name: SuiteTool(name, declaration, execute) for name, declaration in declarations.items()
         }
-        self.brake = SessionBrake("ask", self._policy, {name: tool.spec for name, tool in self._tools.items()})
+        self.brake = ProvenanceCheck("ask", self._policy, {name: tool.spec for name, tool in self._tools.items()})
         self.brake.add_text(Text(task, "person", trusted=True))
         self._made = 0
         self._world.run(self._begin())

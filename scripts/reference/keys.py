@@ -15,7 +15,7 @@ from halter.config.yaml_reader import load_bytes
 from halter.core.clock import format_duration
 from halter.core.money import Caps
 from halter.core.spec import AgentSpec, FleetSpec, Limits
-from halter.runtime.session_builder import AUTONOMOUS_WINDOW
+from halter.runtime.session_builder import MAX_AUTONOMOUS_WINDOW
 from scripts.reference.sheet import NOTHING, code, head, table
 
 Row = tuple[str, str, str, str]
@@ -230,7 +230,7 @@ def _in_force() -> Mapping[str, str]:
         value = getattr(policy, key, getattr(mind, key, None))
         if value is not None:
             defaults[f"limits.{key}"] = _shown(value, "duration" if key in ("timeout", "outage_backoff") else "")
-    defaults["limits.context_window"] += f"; {AUTONOMOUS_WINDOW} for an agent that runs by itself"
+    defaults["limits.context_window"] += f"; {MAX_AUTONOMOUS_WINDOW} for an agent that runs by itself"
     return {**defaults, **_caps(policy.caps), "policy.approval_expiry": format_duration(policy.approval_expiry)}
 
 

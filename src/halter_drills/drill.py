@@ -191,7 +191,7 @@ def own_store(setting: Setting) -> Generator[Workspace]:
     except (OSError, ValueError) as error:
         where = parent or "the system's temporary folder"
         raise ConfigError(
-            f"Cannot create the drill's folder in {where} ({error}). Check that {{where}} exists and is writable."
+            f"Cannot create the drill's folder in {where} ({error}). Check that {where} exists and is writable."
         ) from error
     try:
         if postgres is None:

@@ -185,10 +185,10 @@ class DrillLedger(Ledger):
 class _DrillIntent(NamedTuple):
     till: DrillLedger
     lease: Lease
-    asked: CallRequest | ModelAttempt
+    call_request: CallRequest | ModelAttempt
 
     def write(self, now: int, deferred: Write | None = None) -> Write:
-        write = self.till.intent(self.lease, self.asked.at(now))
+        write = self.till.intent(self.lease, self.call_request.at(now))
         return write if deferred is None else msgspec.structs.replace(write, first=deferred)
 
 

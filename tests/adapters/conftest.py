@@ -47,7 +47,7 @@ class Desk:
         await store.commit(answer_decision(waiting, verdict, "ada", "answer"))
         await store.close()
 
-    async def spent(self) -> Decimal:
+    async def read_spending(self) -> Decimal:
         async with self.guard() as guarded:
             return (await guarded.report()).cost_usd
 

@@ -37,12 +37,12 @@ class FunctionClient(FunctionInvocationLayer[Any], ChatMiddlewareLayer[Any], Bas
         super().__init__()
         self.output = output
         self.gate = gate
-        self.asked: list[Mapping[str, Any]] = []
+        self.requests: list[Mapping[str, Any]] = []
 
     def _inner_get_response(
         self, *, messages: Sequence[Message], stream: bool, options: Mapping[str, Any], **_: Any
     ) -> Any:
-        self.asked.append(options)
+        self.requests.append(options)
         return (
             ResponseStream(self._stream(messages), finalizer=ChatResponse.from_updates)
             if stream
@@ -53,7 +53,7 @@ class FunctionClient(FunctionInvocationLayer[Any], ChatMiddlewareLayer[Any], Bas
         if self.gate is not None:
             self.gate.set()
             await asyncio.Event().wait()
-        output = min(self.output, self.asked[-1]["max_tokens"])
+        output = min(self.output, self.requests[-1]["max_tokens"])
         return ChatResponse(
             messages=Message("assistant", [self._say(messages)]),
             usage_details={"input_token_count": 100, "output_token_count": output, "total_token_count": 100 + output},
@@ -100,7 +100,7 @@ async def test_a_stream_is_a_session_too(desk: Desk) -> None:
     await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
 
 
-async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk) -> None:
+async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(desk: Desk) -> None:
     desk.policy = {"policy": {"disabled": ["pay"]}}
     result = await make_agent(desk).run("Pay the bill.")
     assert desk.paid == []
@@ -115,13 +115,13 @@ async def test_parallel_runs_on_one_cap_never_pass_it(desk: Desk) -> None:
     refused = [each for each in results if isinstance(each, EffectRefused)]
     assert {each.outcome for each in refused} == {"cost_cap_reached"}
     assert len(refused) >= 18
-    assert Decimal("0.5") < await desk.spent() <= 1
+    assert Decimal("0.5") < await desk.read_spending() <= 1
 
 
 async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:
     client = FunctionClient()
     await make_agent(desk, cap=0.03, client=client, max_output_tokens=40_000).run("Pay the bill.")
-    assert 0 < client.asked[0]["max_tokens"] < 40_000
+    assert 0 < client.requests[0]["max_tokens"] < 40_000
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -139,9 +139,9 @@ async def test_a_halt_ends_a_run_within_its_request(desk: Desk, *, stream: bool)
 
 
 def approve(result: Any) -> Message:
-    """The framework's own yes to what a run asked."""
-    (asked,) = result.user_input_requests
-    return Message("user", [asked.to_function_approval_response(approved=True)])
+    """The framework's own yes to the request of a run."""
+    (request,) = result.user_input_requests
+    return Message("user", [request.to_function_approval_response(approved=True)])
 
 
 async def test_a_question_ends_the_run_and_the_call_is_made_once_after_a_yes(desk: Desk) -> None:
@@ -174,13 +174,13 @@ class Demanding(FunctionClient):
         return Content.from_function_call("c1", "pay", arguments={"amount": -7}) if content.type != "text" else content
 
 
-async def test_an_error_of_the_tool_is_told_to_the_model(desk: Desk) -> None:
+async def test_an_error_of_the_tool_is_reported_to_the_model(desk: Desk) -> None:
     result = await make_agent(desk, client=Demanding()).run("Pay the bill.")
     assert result.text.startswith("Done: Error")
     await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
 
 
-async def test_an_error_of_the_guard_ends_the_run_and_is_not_told_to_the_model(desk: Desk) -> None:
+async def test_an_error_of_the_guard_ends_the_run_and_is_not_reported_to_the_model(desk: Desk) -> None:
     """The framework tells a model of what its middleware raises, and goes on: a guard that cannot decide must not."""
     own, client = desk.guard(), FunctionClient()
 
@@ -190,9 +190,9 @@ async def test_an_error_of_the_guard_ends_the_run_and_is_not_told_to_the_model(d
         raise NotImplementedError(amount)
 
     agent = Agent(client, tools=[tool(desk.paid.append, name="pay")])
-    with pytest.raises(ConfigError, match="a tool of this guard already"):
+    with pytest.raises(ConfigError, match="pay is already a tool of this guard"):
         await guard(agent, guard=own).run("Pay the bill.")
-    assert (desk.paid, len(client.asked)) == ([], 1)
+    assert (desk.paid, len(client.requests)) == ([], 1)
 
 
 class PlainClient(BaseChatClient[Any]):
@@ -214,4 +214,4 @@ async def test_a_tool_of_the_providers_that_comes_later_is_refused_before_the_mo
     client = FunctionClient()
     with pytest.raises(ConfigError, match="web_search"):
         await make_agent(desk, client=client).run("Pay the bill.", tools=[{"type": "web_search"}])
-    assert client.asked == []
+    assert client.requests == []

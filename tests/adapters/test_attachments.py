@@ -125,8 +125,8 @@ def test_a_picture_is_held_at_its_most_in_every_framework(desk: Desk, run: Any, 
 
 
 async def test_sound_without_a_known_price_is_refused_before_the_model_is_asked(desk: Desk) -> None:
-    model = test_langchain.FunctionChatModel(asked=[])
+    model = test_langchain.FunctionChatModel(requests=[])
     result: Any = {"messages": [{"role": "user", "content": [{"type": "audio", "url": FAR}]}]}
     with pytest.raises(EffectRefused, match="audio"):
         await test_langchain.make_agent(desk, cap=100, model=model).ainvoke(result)
-    assert model.asked == []
+    assert model.requests == []

@@ -70,9 +70,9 @@ async def run(agent: GuardedClaude, prompt: str = "Pay the bill.", **options: An
     return result
 
 
-def told(provider: Provider) -> str:
-    """What the model was told last."""
-    return json.dumps(provider.asked[-1]["messages"])
+def read_last_prompt(provider: Provider) -> str:
+    """Read the messages of the last request to the model."""
+    return json.dumps(provider.requests[-1]["messages"])
 
 
 async def read_receipts(desk: Desk) -> list[tuple[str, list[str]]]:
@@ -84,7 +84,7 @@ async def test_a_query_is_a_session_with_its_calls(desk: Desk) -> None:
     with Provider([CALL, DONE]) as provider:
         result = await run(make_agent(desk, provider))
     assert (result.result, desk.paid) == ("Done.", [7])
-    assert "paid 7" in told(provider)
+    assert "paid 7" in read_last_prompt(provider)
     assert await read_receipts(desk) == [("COMPLETED", [PAY])]
 
 
@@ -93,15 +93,15 @@ async def test_a_tool_of_claude_code_itself_is_admitted_as_well(desk: Desk) -> N
     call = calls(("toolu_1", "Bash", {"command": "touch made", "description": "Make it"}))
     with Provider([call, DONE]) as provider:
         await run(make_agent(desk, provider, tools=["Bash"], allowed_tools=["Bash"]))
-    assert "disabled" in told(provider)
+    assert "disabled" in read_last_prompt(provider)
     assert not (desk.file.parent / "home" / "made").exists()
 
 
-async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk) -> None:
+async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(desk: Desk) -> None:
     desk.policy = {"policy": {"disabled": [PAY]}}
     with Provider([CALL, DONE]) as provider:
         assert (await run(make_agent(desk, provider))).result == "Done."
-    assert "disabled" in told(provider)
+    assert "disabled" in read_last_prompt(provider)
     assert desk.paid == []
 
 
@@ -115,7 +115,7 @@ async def test_parallel_queries_on_one_cap_never_pass_it(desk: Desk) -> None:
     refused = [each for each in results if isinstance(each, EffectRefused)]
     assert {each.outcome for each in refused} == {"cost_cap_reached"}
     assert len(desk.paid) == 2
-    assert await desk.spent() == Decimal("0.8")
+    assert await desk.read_spending() == Decimal("0.8")
 
 
 def test_claude_code_has_a_budget_of_its_own(desk: Desk) -> None:
@@ -177,10 +177,10 @@ async def test_a_denied_call_does_not_run(desk: Desk) -> None:
     assert desk.paid == []
 
 
-async def test_an_error_of_the_tool_is_told_to_the_model(desk: Desk) -> None:
+async def test_an_error_of_the_tool_is_reported_to_the_model(desk: Desk) -> None:
     with Provider([calls(("toolu_1", PAY, {"amount": -7})), DONE]) as provider:
         assert (await run(make_agent(desk, provider))).result == "Done."
-    assert "less than nothing" in told(provider)
+    assert "less than nothing" in read_last_prompt(provider)
     assert await read_receipts(desk) == [("COMPLETED", [PAY])]
 
 
@@ -194,9 +194,9 @@ async def test_an_error_of_the_guard_ends_the_query_and_the_tool_does_not_run(de
     pay.__name__ = PAY
     own.tool(pay)
     with Provider([CALL, DONE]) as provider:
-        with pytest.raises(ConfigError, match="a tool of this guard already"):
+        with pytest.raises(ConfigError, match="pay is already a tool of this guard"):
             await run(guard(make_options(desk, provider), guard=own))
-        assert (desk.paid, len(provider.asked)) == ([], 1)
+        assert (desk.paid, len(provider.requests)) == ([], 1)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class FunctionModel(BaseLLM):
     amount: int = 7
     native: bool = False
     gate: Any = None
-    asked: list[Any] = Field(default_factory=list)
+    requests: list[Any] = Field(default_factory=list)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(model="function:desk", **options)
@@ -63,7 +63,7 @@ class FunctionModel(BaseLLM):
 
     def call(self, messages: Any, tools: Any = None, *_: Any, **__: Any) -> Any:
         assert self.n is None
-        self.asked.append(self.max_tokens)
+        self.requests.append(self.max_tokens)
         if self.gate is not None:
             self.gate.wait(60)
         written = min(self.output, self.max_tokens or 0)
@@ -73,14 +73,14 @@ class FunctionModel(BaseLLM):
         return self._say(json.dumps(messages, default=str))
 
     def _say(self, text: str) -> Any:
-        given = json.dumps({"amount": self.amount})
+        payload = json.dumps({"amount": self.amount})
         if self.native:
             if '"role": "tool"' in text:
                 return "Done: " + text.rpartition('"role": "tool"')[2]
-            return [SimpleNamespace(id="c1", function=SimpleNamespace(name="pay", arguments=given))]
+            return [SimpleNamespace(id="c1", function=SimpleNamespace(name="pay", arguments=payload))]
         if '"role": "assistant"' in text:
             return f"Thought: I know.\nFinal Answer: Done: {text.rpartition('Observation:')[2][:300]}"
-        return f"Thought: I pay.\nAction: pay\nAction Input: {given}"
+        return f"Thought: I pay.\nAction: pay\nAction Input: {payload}"
 
 
 class Pay(BaseTool):
@@ -147,11 +147,11 @@ async def test_a_manager_is_under_the_same_guard(desk: Desk) -> None:
     assert "Done: " in await kickoff(crew)
     async with desk.guard() as guarded:
         (receipt,) = await guarded.receipts()
-    assert len(receipt.requests) == len(manager.asked) == 2
+    assert len(receipt.requests) == len(manager.requests) == 2
 
 
 @pytest.mark.parametrize("native", [False, True])
-async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk, *, native: bool) -> None:
+async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(desk: Desk, *, native: bool) -> None:
     desk.policy = {"policy": {"disabled": ["pay"]}}
     assert "disabled" in await kickoff(make_guarded(desk, model=FunctionModel(native=native)))
     assert desk.paid == []
@@ -177,13 +177,13 @@ async def test_parallel_kickoffs_on_one_cap_never_pass_it(desk: Desk) -> None:
     refused = [each for each in results if isinstance(each, EffectRefused)]
     assert {each.outcome for each in refused} == {"cost_cap_reached"}
     assert len(refused) >= 18
-    assert Decimal("0.5") < await desk.spent() <= 1
+    assert Decimal("0.5") < await desk.read_spending() <= 1
 
 
 async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:
     model = FunctionModel(n=4)
     await kickoff(make_guarded(desk, cap=0.03, model=model, max_output_tokens=40_000))
-    assert 0 < model.asked[0] < 40_000
+    assert 0 < model.requests[0] < 40_000
 
 
 class Gate:
@@ -213,7 +213,7 @@ async def test_a_halt_ends_a_kickoff_within_its_request(desk: Desk) -> None:
     for thread in [each for each in threading.enumerate() if each.name == "halter-crew"]:
         await asyncio.to_thread(thread.join, 60)
     # The thread that waited for its provider does nothing after that.
-    assert (desk.paid, len(model.asked)) == ([], 1)
+    assert (desk.paid, len(model.requests)) == ([], 1)
 
 
 async def wait_for_question(desk: Desk) -> None:
@@ -232,13 +232,13 @@ async def test_a_question_waits_and_only_a_yes_makes_the_call(desk: Desk, verdic
     assert desk.paid == paid
 
 
-async def test_an_error_of_the_tool_is_told_to_the_model(desk: Desk) -> None:
+async def test_an_error_of_the_tool_is_reported_to_the_model(desk: Desk) -> None:
     text = await kickoff(make_guarded(desk, model=FunctionModel(amount=-7, native=True)))
     assert "less than nothing" in text
 
 
 @pytest.mark.parametrize("native", [False, True])
-async def test_an_error_of_the_guard_ends_the_run_and_is_not_told_to_the_model(desk: Desk, *, native: bool) -> None:
+async def test_an_error_of_the_guard_ends_the_run_and_is_not_reported_to_the_model(desk: Desk, *, native: bool) -> None:
     """CrewAI goes on where a tool or a hook raises: a guard that cannot decide must not."""
     own, model = desk.guard(), FunctionModel(native=native)
 
@@ -247,11 +247,11 @@ async def test_an_error_of_the_guard_ends_the_run_and_is_not_told_to_the_model(d
         """The guard's own tool of the same name."""
         raise NotImplementedError(amount)
 
-    with pytest.raises(ConfigError, match="a tool of this guard already"):
+    with pytest.raises(ConfigError, match="pay is already a tool of this guard"):
         await kickoff(guard(make_crew(desk, model), guard=own))
     for thread in [each for each in threading.enumerate() if each.name == "halter-crew"]:
         await asyncio.to_thread(thread.join, 60)
-    assert (desk.paid, len(model.asked)) == ([], 1)
+    assert (desk.paid, len(model.requests)) == ([], 1)
 
 
 @pytest.fixture

@@ -39,14 +39,14 @@ class FunctionLlm(BaseLlm):
     output: int = 10
     amount: int = 7
     gate: Any = None
-    asked: list[Any] = Field(default_factory=list)
+    requests: list[Any] = Field(default_factory=list)
 
     async def generate_content_async(
         self,
         llm_request: LlmRequest,
         stream: bool = False,  # noqa: FBT001, FBT002 It is ADK's.
     ) -> AsyncGenerator[LlmResponse, None]:
-        self.asked.append(llm_request.config)
+        self.requests.append(llm_request.config)
         if self.gate is not None:
             self.gate.set()
             await asyncio.Event().wait()
@@ -119,8 +119,8 @@ def find_question(events: list[Any]) -> Any:
 
 def answer(question: Any, *, confirmed: bool = True) -> types.Content:
     """The framework's own yes or no to what a run asked."""
-    said = types.FunctionResponse(id=question.id, name=question.name, response={"confirmed": confirmed})
-    return types.Content(role="user", parts=[types.Part(function_response=said)])
+    response_part = types.FunctionResponse(id=question.id, name=question.name, response={"confirmed": confirmed})
+    return types.Content(role="user", parts=[types.Part(function_response=response_part)])
 
 
 async def test_a_run_is_a_session_with_its_calls_its_requests_and_what_they_cost(desk: Desk) -> None:
@@ -167,7 +167,7 @@ async def test_a_tool_of_a_toolset_is_admitted_as_well(desk: Desk) -> None:
     assert desk.paid == []
 
 
-async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk) -> None:
+async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(desk: Desk) -> None:
     desk.policy = {"policy": {"disabled": ["pay"]}}
     assert "disabled" in text_of(await run(make_runner(desk)))
     assert desk.paid == []
@@ -181,7 +181,7 @@ async def test_parallel_runs_on_one_cap_never_pass_it(desk: Desk) -> None:
     refused = [each for each in results if isinstance(each, EffectRefused)]
     assert {each.outcome for each in refused} == {"cost_cap_reached"}
     assert len(refused) >= 18
-    assert Decimal("0.5") < await desk.spent() <= 1
+    assert Decimal("0.5") < await desk.read_spending() <= 1
 
 
 async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:
@@ -190,8 +190,8 @@ async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> N
     await run(
         make_runner(desk, cap=0.03, model=model, max_output_tokens=40_000, agent={"generate_content_config": config})
     )
-    assert 0 < model.asked[0].max_output_tokens < 40_000
-    assert model.asked[0].candidate_count is None
+    assert 0 < model.requests[0].max_output_tokens < 40_000
+    assert model.requests[0].candidate_count is None
 
 
 @pytest.mark.parametrize("mode", [StreamingMode.NONE, StreamingMode.SSE])
@@ -269,7 +269,7 @@ class Soothing(BasePlugin):
 
 
 @pytest.mark.parametrize("plugins", [(), (Soothing("soothing"),)])
-async def test_an_error_of_the_guard_ends_the_run_and_is_not_told_to_the_model(desk: Desk, plugins: Any) -> None:
+async def test_an_error_of_the_guard_ends_the_run_and_is_not_reported_to_the_model(desk: Desk, plugins: Any) -> None:
     own, model = desk.guard(), FunctionLlm()
 
     @own.tool
@@ -278,9 +278,9 @@ async def test_an_error_of_the_guard_ends_the_run_and_is_not_told_to_the_model(d
         raise NotImplementedError(amount)
 
     desk.guard = lambda _: own  # type: ignore[method-assign,assignment]
-    with pytest.raises(ConfigError, match="a tool of this guard already"):
+    with pytest.raises(ConfigError, match="pay is already a tool of this guard"):
         await run(make_runner(desk, model=model, plugins=plugins))
-    assert (desk.paid, len(model.asked)) == ([], 1)
+    assert (desk.paid, len(model.requests)) == ([], 1)
 
 
 async def test_a_plugin_cannot_turn_a_cap_into_an_answer(desk: Desk) -> None:
@@ -320,7 +320,7 @@ async def test_what_a_plugin_plants_is_refused_before_the_model_is_asked(desk: D
     model = FunctionLlm()
     with pytest.raises(ConfigError, match=named):
         await run(make_runner(desk, model=model, plugins=[Planting(planted)]))
-    assert model.asked == []
+    assert model.requests == []
 
 
 async def test_a_runner_without_the_guard_is_refused_at_its_first_request(desk: Desk) -> None:
@@ -332,4 +332,4 @@ async def test_a_runner_without_the_guard_is_refused_at_its_first_request(desk: 
     )
     with pytest.raises(ConfigError, match="outside a session"):
         [event async for event in bare.run_async(user_id="ada", session_id="s1", new_message=say())]
-    assert (model.asked, desk.paid) == ([], [])
+    assert (model.requests, desk.paid) == ([], [])

@@ -13,8 +13,8 @@ from halter.core.ids import session_stream
 from halter.core.ports import read_body, read_stream
 from halter.core.text import decode_body
 from halter.core.tools import ToolSpec
-from halter.guard.external_provenance import CallBrake
-from halter.guard.provenance_check import SessionBrake
+from halter.guard.external_provenance import ExternalProvenanceCheck
+from halter.guard.provenance_check import ProvenanceCheck
 from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.runtime.external_effects import DecisionPending
 from halter.runtime.guard_api import GuardedSession
@@ -58,7 +58,7 @@ async def test_a_value_that_only_others_wrote_is_put_before_a_person(desk: Desk)
         assert result.outcome == "ok"
 
 
-async def test_of_the_same_act_twice_at_once_the_second_is_asked_about(desk: Desk) -> None:
+async def test_of_two_equal_concurrent_calls_the_second_needs_approval(desk: Desk) -> None:
     """Each act counts when the next one is judged, also where a framework makes both at the same time."""
     async with open_session(desk) as session:
         await session.attempt("1", "read_mail")
@@ -75,7 +75,7 @@ async def test_before_anything_of_others_was_read_nothing_is_asked(desk: Desk) -
         assert result.outcome == "ok"
 
 
-async def test_a_session_that_is_taken_up_again_decides_the_same(desk: Desk) -> None:
+async def test_a_resumed_session_decides_the_same(desk: Desk) -> None:
     async with open_session(desk) as session:
         await session.attempt("1", "read_mail")
     async with open_session(desk, task="") as session:
@@ -90,7 +90,9 @@ async def test_what_is_erased_makes_it_stricter(desk: Desk) -> None:
     async with guard:
         agent = guard._open_context().agent  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]  A guard shows it to no one else.
     whole, erased = (
-        CallBrake(SessionBrake("ask", agent.policy, {name: tool.spec for name, tool in agent.tools.items()}))
+        ExternalProvenanceCheck(
+            ProvenanceCheck("ask", agent.policy, {name: tool.spec for name, tool in agent.tools.items()})
+        )
         for _ in range(2)
     )
     for stored in await read_stream(store, session_stream("mail")):
@@ -100,8 +102,8 @@ async def test_what_is_erased_makes_it_stricter(desk: Desk) -> None:
             whole.add_task(decode_body(await read_body(store, stored)))
     await store.close()
     note = b'{"to":"bob@example.org"}'
-    assert not whole.brake.judge("send", note)
-    assert erased.brake.judge("send", note)
+    assert not whole.provenance_check.judge("send", note)
+    assert erased.provenance_check.judge("send", note)
 
 
 async def test_calls_of_a_framework_are_judged_as_well(desk: Desk) -> None:

@@ -26,7 +26,7 @@ class FunctionChatModel(BaseChatModel):
     """Answers as a provider does: it calls the tool once, and is never longer than it may be."""
 
     output: int = 10
-    asked: list[dict[str, Any]]
+    requests: list[dict[str, Any]]
     gate: Any = None
 
     @property
@@ -40,7 +40,7 @@ class FunctionChatModel(BaseChatModel):
         return self.bind(tools=tools, **kwargs)
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-        self.asked.append(kwargs)
+        self.requests.append(kwargs)
         output = min(self.output, kwargs["max_tokens"])
         usage: Any = {"input_tokens": 100, "output_tokens": output, "total_tokens": 100 + output}
         returned = [message for message in messages if isinstance(message, ToolMessage)]
@@ -65,7 +65,7 @@ def make_agent(desk: Desk, level: Any = "CONTROLLED", cap: float = 1.0, **option
         desk.paid.append(amount)
         return f"paid {amount}"
 
-    model = options.pop("model", None) or FunctionChatModel(asked=[])
+    model = options.pop("model", None) or FunctionChatModel(requests=[])
     return create_agent(model, [pay], guard=desk.guard(cap), tool_options={"pay": {"level": level}}, **options)
 
 
@@ -85,7 +85,7 @@ async def test_a_stream_is_a_session_too(desk: Desk) -> None:
     await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
 
 
-async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk) -> None:
+async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(desk: Desk) -> None:
     desk.policy = {"policy": {"disabled": ["pay"]}}
     result = await make_agent(desk).ainvoke(ASK)
     assert desk.paid == []
@@ -95,23 +95,23 @@ async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk) 
 async def test_parallel_runs_on_one_cap_never_pass_it(desk: Desk) -> None:
     """Twenty runs of eighty cents each, all at once, on one dollar a day."""
     desk.policy = {"limits": {"max_cost_usd_per_day": 1}}
-    agent = make_agent(desk, model=FunctionChatModel(asked=[], output=39_000), max_output_tokens=40_000)
+    agent = make_agent(desk, model=FunctionChatModel(requests=[], output=39_000), max_output_tokens=40_000)
     results = await asyncio.gather(*(agent.ainvoke(ASK) for _ in range(20)), return_exceptions=True)
     refused = [each for each in results if isinstance(each, EffectRefused)]
     assert {each.outcome for each in refused} == {"cost_cap_reached"}
     assert len(refused) >= 18
-    assert Decimal("0.5") < await desk.spent() <= 1
+    assert Decimal("0.5") < await desk.read_spending() <= 1
 
 
 async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:
-    model = FunctionChatModel(asked=[])
+    model = FunctionChatModel(requests=[])
     await make_agent(desk, cap=0.03, model=model, max_output_tokens=40_000).ainvoke(ASK)
-    assert 0 < model.asked[0]["max_tokens"] < 40_000
+    assert 0 < model.requests[0]["max_tokens"] < 40_000
 
 
 async def test_a_halt_ends_a_run_within_its_request(desk: Desk) -> None:
     event = asyncio.Event()
-    run = asyncio.create_task(make_agent(desk, model=FunctionChatModel(asked=[], gate=event)).ainvoke(ASK))
+    run = asyncio.create_task(make_agent(desk, model=FunctionChatModel(requests=[], gate=event)).ainvoke(ASK))
     await event.wait()
     store = desk.store()
     await store.commit(halt("fleet", "ada", "halt-1"))
@@ -154,15 +154,15 @@ class AddsSearch(AgentMiddleware[Any, Any]):
 
 
 async def test_a_tool_of_the_providers_that_comes_later_is_refused_before_the_model_is_asked(desk: Desk) -> None:
-    model = FunctionChatModel(asked=[])
+    model = FunctionChatModel(requests=[])
     with pytest.raises(ConfigError, match="web_search"):
         await make_agent(desk, model=model, middleware=[AddsSearch()]).ainvoke(ASK)
-    assert model.asked == []
+    assert model.requests == []
 
 
 async def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:
     with pytest.raises(ConfigError, match="web_search"):
-        create_agent(FunctionChatModel(asked=[]), [{"type": "web_search"}], guard=desk.guard())
+        create_agent(FunctionChatModel(requests=[]), [{"type": "web_search"}], guard=desk.guard())
     with pytest.raises(ConfigError, match="outside a session"):
         await make_agent(desk).with_config({}).ainvoke(ASK)
     with pytest.raises(ConfigError, match="guarded agent itself"):

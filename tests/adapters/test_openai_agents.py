@@ -163,7 +163,7 @@ async def test_agents_that_a_handoff_makes_anew_are_not_taken_for_each_other() -
     assert names == [f"desk {number}" for number in range(20)]
 
 
-async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk) -> None:
+async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(desk: Desk) -> None:
     desk.policy = {"policy": {"disabled": ["pay"]}}
     result = await make_runner(desk).run("Pay the bill.")
     assert desk.paid == []
@@ -178,7 +178,7 @@ async def test_parallel_runs_on_one_cap_never_pass_it(desk: Desk) -> None:
     refused = [each for each in results if isinstance(each, EffectRefused)]
     assert {each.outcome for each in refused} == {"cost_cap_reached"}
     assert len(refused) >= 18
-    assert Decimal("0.5") < await desk.spent() <= 1
+    assert Decimal("0.5") < await desk.read_spending() <= 1
 
 
 async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:

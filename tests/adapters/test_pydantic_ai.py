@@ -28,11 +28,11 @@ class World(Desk):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.usage = RequestUsage(input_tokens=100, output_tokens=10)
-        self.asked = 0
+        self.request_count = 0
 
     def answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         """Answer as a provider does: never longer than it may be."""
-        self.asked += 1
+        self.request_count += 1
         most = (info.model_settings or {}).get("max_tokens", 0)
         usage = RequestUsage(input_tokens=self.usage.input_tokens, output_tokens=min(self.usage.output_tokens, most))
         returned = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
@@ -68,7 +68,7 @@ async def test_a_run_is_a_session_with_its_calls_its_requests_and_what_they_cost
     assert receipt.cost_usd > 0
 
 
-async def test_a_refused_call_is_told_to_the_model_and_does_not_run(world: World) -> None:
+async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(world: World) -> None:
     world.policy = {"policy": {"disabled": ["pay"]}}
     agent = world.agent()
     result = await agent.run("Pay the bill.")
@@ -94,7 +94,7 @@ async def test_a_run_that_meets_its_cap_ends_with_the_reason_and_asks_no_model(w
     with pytest.raises(EffectRefused, match="may cost") as refused:
         await world.agent(cap=0.000001).run("Pay the bill.")
     assert refused.value.outcome == "cost_cap_reached"
-    assert (world.asked, world.paid) == (0, [])
+    assert (world.request_count, world.paid) == (0, [])
 
 
 async def test_a_halt_ends_a_run_within_its_request(world: World) -> None:
@@ -133,7 +133,7 @@ async def test_a_question_ends_the_run_and_the_call_is_made_once_after_a_yes(wor
     assert (done.output, world.paid) == ("Done: paid 7", [7])
 
 
-async def test_a_no_is_told_to_the_model(world: World) -> None:
+async def test_a_denial_is_reported_to_the_model(world: World) -> None:
     agent = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
     first = await agent.run("Pay the bill.")
     await world.decide("deny")
@@ -189,7 +189,7 @@ async def test_a_tool_that_the_provider_runs_is_named_and_no_model_is_asked(worl
     made: Agent[None, str] = Agent(FunctionModel(world.answer, model_name="desk"), capabilities=[WebSearch()])
     with pytest.raises(ConfigError, match="web_search"):
         await guard(made, guard=world.guard()).run("Look it up.")
-    assert world.asked == 0
+    assert world.request_count == 0
 
 
 class Order(BaseModel):

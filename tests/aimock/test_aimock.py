@@ -52,7 +52,7 @@ async def test_it_says_hello_and_what_that_used(line: Line) -> None:
     assert len(line.heard) > 3 or not line.streaming
 
 
-async def test_it_asks_for_calls_and_goes_on_with_their_results(line: Line) -> None:
+async def test_it_requests_calls_and_continues_with_their_results(line: Line) -> None:
     first = await line.ask(make_user_message("read both logs"))
     assert (first.text, first.stop) == ("I will look.", "calls")
     assert [(call.tool, call.arguments) for call in first.calls] == [
@@ -81,16 +81,16 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("said", "sort", "kind", "billed"), FAILURES)
+@pytest.mark.parametrize(("text", "sort", "kind", "billed"), FAILURES)
 async def test_its_failures_mean_what_they_should(
     line: Line,
-    said: str,
+    text: str,
     sort: type[ModelError],
     kind: str,
     billed: bool,  # noqa: FBT001
 ) -> None:
     with pytest.raises(ModelError) as caught:
-        await line.ask(make_user_message(said))
+        await line.ask(make_user_message(text))
     assert type(caught.value) is sort
     assert str(caught.value).split(":")[0] == kind
     assert caught.value.billed is billed

@@ -50,7 +50,7 @@ async def test_it_calls_tools_and_answers(aimock: str, wire: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("said", "attempts"),
+    ("text", "attempts"),
     [
         ("drop it", 2),
         ("garble it", 2),
@@ -62,14 +62,14 @@ async def test_it_calls_tools_and_answers(aimock: str, wire: str, tmp_path: Path
     ],
 )
 async def test_its_chaos_ends_as_an_error_and_is_paid_for_once(
-    aimock: str, wire: str, tmp_path: Path, said: str, attempts: int
+    aimock: str, wire: str, tmp_path: Path, text: str, attempts: int
 ) -> None:
-    result, _, _ = await run(tmp_path, aimock, wire, said)
+    result, _, _ = await run(tmp_path, aimock, wire, text)
     assert (result.ok, result.state, result.terminal_reason) == (False, "ERROR", "model_error")
     assert result.sentence
     assert len(result.receipt.requests) == attempts
 
 
-async def test_an_answer_that_is_cut_off_is_gone_on_with(aimock: str, wire: str, tmp_path: Path) -> None:
+async def test_an_answer_that_is_cut_off_is_continued(aimock: str, wire: str, tmp_path: Path) -> None:
     result, output, _ = await run(tmp_path, aimock, wire, "run out of words")
     assert (result.state, result.text, output) == ("COMPLETED", "And then it ends.", "And then it ends.")

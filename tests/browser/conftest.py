@@ -100,9 +100,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     scripts = {"desk": desk, "page.txt": hostile, "clerk": json.dumps([fails]), "scribe": script(*forward(), LINKS)}
     papers = [f"{payload}.txt" for payload in PAYLOADS if "/" not in payload][:8]
     with House(tmp_path_factory.mktemp("house"), scripts, papers) as house:
-        house.until(lambda: house.rests("desk-1"))
+        house.wait_until(lambda: house.is_idle("desk-1"))
         yield house
-        assert house.told == []
+        assert house.reports == []
 
 
 @pytest.fixture(scope="module")
@@ -110,13 +110,13 @@ def paid(house: House) -> House:
     """Let a payment have been agreed to, by somebody who may."""
     approver = Actor(house.desk.app, Principal("approver", "approver"))
 
-    def asked() -> list[WaitingDecision]:
-        return [person for person in house.does(waiting(approver)) if "gina" in person.display_text]
+    def list_asking_decisions() -> list[WaitingDecision]:
+        return [person for person in house.run(waiting(approver)) if "gina" in person.display_text]
 
-    house.tell("pay gina")
-    house.until(lambda: bool(asked()))
-    house.does(decisions.approve(approver, asked()[0].decision, decisions.ApprovalTerms()))
-    house.until(lambda: house.rests("desk-1"))
+    house.send("pay gina")
+    house.wait_until(lambda: bool(list_asking_decisions()))
+    house.run(decisions.approve(approver, list_asking_decisions()[0].decision, decisions.ApprovalTerms()))
+    house.wait_until(lambda: house.is_idle("desk-1"))
     return house
 
 
@@ -130,21 +130,21 @@ class Visitor:
         self.page.add_init_script(TRIPWIRE)
         self.complaints: list[str] = []
         self.hosts: set[str] = set()
-        self.page.on("console", lambda said: self._complain(said) if said.type == "error" else None)
+        self.page.on("console", lambda message: self._complain(message) if message.type == "error" else None)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", lambda dialog: self.complaints.append(f"dialog: {dialog.message}"))
-        self.page.on("request", lambda request: self._asked(request.url))
-        self.page.on("websocket", lambda socket: self._asked(socket.url))
+        self.page.on("request", lambda request: self._add_host(request.url))
+        self.page.on("websocket", lambda socket: self._add_host(socket.url))
 
     def _complain(self, result: Any) -> None:
         self.complaints.append(f"{result.text} ({result.location})")
 
-    def _asked(self, url: str) -> None:
+    def _add_host(self, url: str) -> None:
         scheme, _, rest = url.partition("://")
         if scheme in {"http", "https", "ws", "wss"}:
             self.hosts.add(rest.partition("/")[0])
 
-    def goes(self, path: str) -> Any:
+    def open(self, path: str) -> Any:
         """Open a page, and wait until it is live."""
         self.page.goto(f"{self.house.url}{path}", wait_until="commit")
         self.page.wait_for_function("() => window.socket && window.socket.connected")
@@ -153,7 +153,7 @@ class Visitor:
     def tripped(self) -> int:
         return int(self.page.evaluate("window.__xss"))
 
-    def leaves(self) -> None:
+    def close(self) -> None:
         """Go, and have been content."""
         self.page.close()
         self.was_content()
@@ -172,7 +172,7 @@ class Visitor:
         assert self.hosts <= {self.house.url.removeprefix("http://")}
 
 
-Comes = Callable[..., Visitor]
+Visit = Callable[..., Visitor]
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def browsers(house: House, chromium: Any) -> Iterator[Callable[..., Any]]:
             visitor = Visitor(house, known[role, scheme])
             visitor.page.goto(make_login_url(house.url, house.secrets[role]))
             visitor.page.wait_for_url(f"{house.url}/")
-            visitor.leaves()
+            visitor.close()
         return known[role, scheme]
 
     yield browser
@@ -203,7 +203,7 @@ def idle() -> dict[tuple[str, str], list[Visitor]]:
 
 
 @pytest.fixture
-def comes(house: House, browsers: Callable[..., Any], idle: dict[tuple[str, str], list[Visitor]]) -> Iterator[Comes]:
+def visit(house: House, browsers: Callable[..., Any], idle: dict[tuple[str, str], list[Visitor]]) -> Iterator[Visit]:
     """Let somebody come with a role; afterwards their pages must have been content."""
     visitors: list[tuple[tuple[str, str], Visitor]] = []
 

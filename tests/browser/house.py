@@ -164,7 +164,7 @@ class House:
         self.app: Runtime
         self.url = ""
         self.secrets: dict[str, str] = {}
-        self.told: list[str] = []
+        self.reports: list[str] = []
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="house", daemon=True)
 
@@ -180,50 +180,50 @@ class House:
         self._thread.join(30)
         assert not self._thread.is_alive()
 
-    def does(self, what: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Do something in the house, from a test."""
-        return asyncio.run_coroutine_threadsafe(what, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
 
     @property
     def desk(self) -> Actor:
         return Actor(self.app, Principal("grace"))
 
-    def tell(self, text: str, session: str = "desk-1") -> None:
+    def send(self, text: str, session: str = "desk-1") -> None:
         """Say something to a session, which wakes it."""
-        self.does(control.send_message(self.desk, session, text))
+        self.run(control.send_message(self.desk, session, text))
 
     def row(self, session: str) -> SessionRow:
-        rows = self.does(self.app.store.ask(Query("session", SessionRow, {"session": session})))
+        rows = self.run(self.app.store.ask(Query("session", SessionRow, {"session": session})))
         return next(iter(rows), SessionRow(session))
 
-    def rests(self, session: str) -> bool:
+    def is_idle(self, session: str) -> bool:
         """Tell whether a session sleeps, and has heard all that it was told."""
         row = self.row(session)
         return row.state == "SLEEPING" and row.inbox_wake <= row.inbox_seen
 
-    def until(self, holds: Callable[[], bool]) -> None:
+    def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds, which must be soon."""
         deadline = time.monotonic() + 60
         while not holds():
             assert time.monotonic() < deadline
-            self.does(asyncio.sleep(0.05))
+            self.run(asyncio.sleep(0.05))
 
-    def begins(self, session: str) -> None:
+    def start_session(self, session: str) -> None:
         """Let a session begin whose agent no worker has."""
         event = SessionStarted(session=SessionId(session), agent="archive", kind="task", started_by="person")
-        self.does(self.app.store.commit(start_session(event, b"Sort the letters.")))
+        self.run(self.app.store.commit(start_session(event, b"Sort the letters.")))
 
-    def owns(self, session: str) -> Lease:
+    def claim(self, session: str) -> Lease:
         """Let a session begin, and write to it in the place of its worker."""
-        self.begins(session)
-        (lease,) = self.does(self.app.store.claim(WorkerId(f"of-{session}"), 1, SessionId(session)))
+        self.start_session(session)
+        (lease,) = self.run(self.app.store.claim(WorkerId(f"of-{session}"), 1, SessionId(session)))
         return lease
 
-    def paid(self) -> list[str]:
+    def list_payments(self) -> list[str]:
         file = self.home / "desk" / "paid.txt"
         return file.read_text().splitlines() if file.exists() else []
 
-    def sent(self) -> list[str]:
+    def list_letters(self) -> list[str]:
         file = self.home / "scribe" / "sent.txt"
         return file.read_text().splitlines() if file.exists() else []
 
@@ -296,7 +296,7 @@ class House:
         )
         sign_on = SignOnSpec(roles={"leads": "approver", "staff": "viewer"}, oidc=oidc_spec)
         extras = ServerExtras(
-            report=self.told.append,
+            report=self.reports.append,
             folders={"clerk": self.home / "clerk"},
             oidc=make_oidc_sign_on(sign_on, {"CLIENT": SECRET}.__getitem__, connect_directly),
         )

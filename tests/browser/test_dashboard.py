@@ -20,7 +20,7 @@ from halter.guard.approvals import Question, ask_question
 from halter.operations import control, money, queries
 from halter.operations.decisions import waiting
 from halter.server.server import make_login_url
-from tests.browser.conftest import Comes, Visitor
+from tests.browser.conftest import Visit, Visitor
 from tests.browser.house import House
 
 # One worker has the house, and the browser before it.
@@ -55,7 +55,7 @@ def test_whoever_has_a_token_logs_in_and_out_and_nobody_else(house: House, chrom
     expect(visitor.page.get_by_label("token")).to_be_visible()
     visitor.page.goto(f"{house.url}/fleet")
     expect(visitor.page.get_by_label("token")).to_be_visible()
-    visitor.leaves()
+    visitor.close()
 
 
 def test_the_address_with_the_token_opens_the_dashboard_also_where_the_login_page_stands(
@@ -67,87 +67,87 @@ def test_the_address_with_the_token_opens_the_dashboard_also_where_the_login_pag
     visitor.page.goto(make_login_url(house.url, house.secrets["viewer"]))
     expect(visitor.page.get_by_role("heading", name="Home")).to_be_visible()
     assert "token" not in visitor.page.url
-    visitor.leaves()
+    visitor.close()
 
 
-def test_a_turn_arrives_while_somebody_watches(house: House, comes: Comes) -> None:
-    page = comes("viewer").goes("/session/desk-1")
-    house.tell("good evening")
+def test_a_turn_arrives_while_somebody_watches(house: House, visit: Visit) -> None:
+    page = visit("viewer").open("/session/desk-1")
+    house.send("good evening")
     expect(page.get_by_text("A good evening to you.")).to_be_visible()
     expect(page.get_by_label("Events", exact=True).get_by_text(re.compile(r"turn \d+ ends"))).not_to_have_count(0)
 
 
-def test_a_session_counts_its_whole_life_and_not_only_what_is_shown(house: House, comes: Comes) -> None:
-    house.until(lambda: house.rests("desk-1"))
-    events = house.does(queries.read_all_events(house.app, session_stream("desk-1")))
+def test_a_session_counts_its_whole_life_and_not_only_what_is_shown(house: House, visit: Visit) -> None:
+    house.wait_until(lambda: house.is_idle("desk-1"))
+    events = house.run(queries.read_all_events(house.app, session_stream("desk-1")))
     turns = sum(stored.kind == "turn_started" for stored in events)
     calls = sum(stored.kind == "call_started" for stored in events)
     used = [stored.event.usage for stored in events if isinstance(stored.event, RequestSettled) and stored.event.usage]
-    page = comes("viewer").goes("/session/desk-1")
+    page = visit("viewer").open("/session/desk-1")
     stats = page.get_by_role("region", name="Session")
     expect(stats).to_contain_text(re.compile(rf"{calls} calls?{turns} turns?, 0 refused"))
     expect(stats).to_contain_text(f"{sum(each.input_tokens + each.output_tokens for each in used):,}")
 
 
-def test_words_that_a_person_says_on_the_page_wake_the_session(comes: Comes) -> None:
-    page = comes("operator").goes("/session/desk-1")
+def test_words_that_a_person_says_on_the_page_wake_the_session(visit: Visit) -> None:
+    page = visit("operator").open("/session/desk-1")
     press(page, "Message…")
     dialog(page).get_by_label("Message", exact=True).fill("How are you, desk?")
     press(dialog(page), "Send")
     expect(page.get_by_text("How are you, desk?")).to_be_visible()
 
 
-def test_a_call_is_approved_on_the_page_and_runs_once(house: House, comes: Comes) -> None:
-    page = comes("approver").goes("/")
-    house.tell("pay bob")
+def test_a_call_is_approved_on_the_page_and_runs_once(house: House, visit: Visit) -> None:
+    page = visit("approver").open("/")
+    house.send("pay bob")
     card = page.get_by_role("article", name="desk wants to pay to bob, amount 5")
     expect(card.get_by_label("Arguments", exact=True)).to_contain_text("bob")
     press(card, "Approve pay")
     expect(page.get_by_text("Approved: pay of desk")).to_be_visible()
     expect(card).to_have_count(0)
-    house.until(lambda: house.rests("desk-1"))
-    assert house.paid().count("bob 5") == 1
+    house.wait_until(lambda: house.is_idle("desk-1"))
+    assert house.list_payments().count("bob 5") == 1
 
 
-def test_a_person_who_is_sent_to_one_decision_finds_it_alone_and_hears_when_it_is_over(
-    house: House, comes: Comes
+def test_a_person_who_is_sent_to_one_decision_finds_it_alone_and_sees_when_it_is_answered(
+    house: House, visit: Visit
 ) -> None:
-    house.tell("pay ruth")
-    page = comes("approver").goes("/")
+    house.send("pay ruth")
+    page = visit("approver").open("/")
     expect(page.get_by_role("article", name="desk wants to pay to ruth, amount 5")).to_be_visible()
-    person = next(person for person in house.does(waiting(house.desk)) if "ruth" in person.display_text)
+    person = next(person for person in house.run(waiting(house.desk)) if "ruth" in person.display_text)
     page.goto(f"{house.url}/decision/{person.decision}")
     press(page.get_by_role("article", name="desk wants to pay to ruth, amount 5"), "Approve pay")
     expect(page.get_by_text(f"{person.decision} was already answered (approve, by approver).")).to_be_visible()
     expect(page.get_by_role("article")).to_have_count(0)
-    house.until(lambda: house.rests("desk-1"))
+    house.wait_until(lambda: house.is_idle("desk-1"))
 
 
-def test_a_call_is_approved_with_other_arguments_and_only_those(house: House, comes: Comes) -> None:
-    page = comes("approver").goes("/")
-    house.tell("pay dora")
+def test_a_call_is_approved_with_other_arguments_and_only_those(house: House, visit: Visit) -> None:
+    page = visit("approver").open("/")
+    house.send("pay dora")
     press(page, "Edit the arguments of pay")
     form = dialog(page)
     form.get_by_label("Arguments, as").fill("{not json")
     press(form, "Approve this")
-    expect(form.get_by_role("alert")).to_contain_text("no JSON object")
+    expect(form.get_by_role("alert")).to_contain_text("The arguments are not a JSON object")
     form.get_by_label("Arguments, as").fill('{"to": "carol", "amount": 7}')
     press(form, "Approve this")
     expect(page.get_by_text("Approved with your arguments")).to_be_visible()
-    house.until(lambda: house.rests("desk-1"))
-    assert house.paid()[-1] == "carol 7"
-    assert not any(line.startswith("dora") for line in house.paid())
+    house.wait_until(lambda: house.is_idle("desk-1"))
+    assert house.list_payments()[-1] == "carol 7"
+    assert not any(line.startswith("dora") for line in house.list_payments())
 
 
-def test_a_call_is_denied_with_a_reason_that_the_model_is_told(house: House, comes: Comes) -> None:
-    page = comes("approver").goes("/")
-    house.tell("pay erin")
+def test_a_call_is_denied_with_a_reason_that_the_model_gets(house: House, visit: Visit) -> None:
+    page = visit("approver").open("/")
+    house.send("pay erin")
     press(page, "Deny pay")
     dialog(page).get_by_label("Reason").fill("We do not know her.")
     press(dialog(page), "Deny")
     expect(page.get_by_text("Denied: pay of desk")).to_be_visible()
-    house.until(lambda: house.rests("desk-1"))
-    assert not any(line.startswith("erin") for line in house.paid())
+    house.wait_until(lambda: house.is_idle("desk-1"))
+    assert not any(line.startswith("erin") for line in house.list_payments())
     page.goto(f"{house.url}/session/desk-1")
     result = page.get_by_role("region", name="Transcript")
     expect(result.get_by_text("yield", exact=True)).not_to_have_count(0)
@@ -156,9 +156,9 @@ def test_a_call_is_denied_with_a_reason_that_the_model_is_told(house: House, com
     expect(result.get_by_text("yield", exact=True)).to_have_count(0)
 
 
-def test_always_makes_a_rule_for_as_long_as_was_said(house: House, comes: Comes) -> None:
-    page = comes("approver").goes("/")
-    house.tell("pay fred")
+def test_always_makes_a_rule_for_the_given_time(house: House, visit: Visit) -> None:
+    page = visit("approver").open("/")
+    house.send("pay fred")
     press(page, "Always allow pay")
     dialog(page).get_by_label("Duration").fill("soon")
     press(dialog(page), "Approve and create rule")
@@ -170,21 +170,21 @@ def test_always_makes_a_rule_for_as_long_as_was_said(house: House, comes: Comes)
     expect(page.get_by_text("amount is anything")).to_be_visible()
 
 
-def test_a_session_at_its_cap_goes_on_when_the_cap_is_raised(house: House, comes: Comes) -> None:
-    page = comes("approver").goes("/")
+def test_a_session_at_its_cap_resumes_when_the_cap_is_raised(house: House, visit: Visit) -> None:
+    page = visit("approver").open("/")
     press(page, "Raise the cap…")
     dialog(page).get_by_label("New cap in dollars").fill("0.001")
     press(dialog(page), "Raise the cap")
-    expect(dialog(page).get_by_role("alert")).to_contain_text("would not raise it")
+    expect(dialog(page).get_by_role("alert")).to_contain_text("Give a higher one.")
     dialog(page).get_by_label("New cap in dollars").fill("2")
     press(dialog(page), "Raise the cap")
-    expect(page.get_by_text("has a cap of $2.00 now")).to_be_visible()
+    expect(page.get_by_text("is now $2.00; the session resumes.")).to_be_visible()
     expect(page.get_by_role("button", name="Raise the cap…")).to_have_count(0)
-    house.until(lambda: house.rests("miser-1"))
+    house.wait_until(lambda: house.is_idle("miser-1"))
 
 
-def test_an_operator_changes_a_cap_and_a_slip_is_told(comes: Comes) -> None:
-    page = comes("operator").goes("/budgets")
+def test_an_operator_changes_a_cap_and_a_slip_is_rejected(visit: Visit) -> None:
+    page = visit("operator").open("/budgets")
     row = (
         page.get_by_role("table", name="Caps")
         .get_by_role("row")
@@ -203,8 +203,8 @@ def test_an_operator_changes_a_cap_and_a_slip_is_told(comes: Comes) -> None:
     expect(row.get_by_text("$6.25").first).to_be_visible()
 
 
-def test_budgets_are_grouped_and_summed_up_by_model_and_over_days(paid: House, comes: Comes) -> None:
-    page = comes("viewer").goes("/budgets")
+def test_budgets_are_grouped_and_summed_up_by_model_and_over_days(paid: House, visit: Visit) -> None:
+    page = visit("viewer").open("/budgets")
     names = page.get_by_role("table", name="Caps").locator("tbody td:first-child").all_inner_texts()
     assert names[0] == "The whole fleet"
     assert names.index("desk") < names.index("desk-1")
@@ -219,8 +219,8 @@ def test_budgets_are_grouped_and_summed_up_by_model_and_over_days(paid: House, c
     expect(by_model).to_be_visible()
 
 
-def test_a_trigger_is_paused_resumed_and_run_now(comes: Comes) -> None:
-    page = comes("operator").goes("/triggers")
+def test_a_trigger_is_paused_resumed_and_run_now(visit: Visit) -> None:
+    page = visit("operator").open("/triggers")
     row = page.get_by_role("table", name="Triggers").get_by_role("row").filter(has_text="clerk/yearly")
     expect(row.get_by_text("Ready")).to_be_visible()
     press(row, "Pause clerk/yearly")
@@ -234,15 +234,15 @@ def test_a_trigger_is_paused_resumed_and_run_now(comes: Comes) -> None:
     expect(page.get_by_text("clerk/yearly runs in session")).to_be_visible()
 
 
-def test_a_document_that_was_left_to_people_is_tried_again(house: House, comes: Comes) -> None:
-    page = comes("operator").goes("/triggers")
+def test_a_quarantined_document_is_retried(house: House, visit: Visit) -> None:
+    page = visit("operator").open("/triggers")
     result = page.get_by_role("table", name="Quarantined documents").locator("tbody tr").first
     press(result, "Retry")
-    expect(page.get_by_role("alert").filter(has_text="again").first).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="clerk/papers retries").first).to_be_visible()
 
 
-def test_a_new_schedule_is_asked_for_and_confirmed_on_home(comes: Comes) -> None:
-    page = comes("operator").goes("/triggers")
+def test_a_new_schedule_is_asked_for_and_confirmed_on_home(visit: Visit) -> None:
+    page = visit("operator").open("/triggers")
     press(page, "New schedule…")
     form = dialog(page)
     form.get_by_label("Task").fill("sort the letters")
@@ -259,14 +259,14 @@ def test_a_new_schedule_is_asked_for_and_confirmed_on_home(comes: Comes) -> None
     page.goto(page.url + "triggers")
     row = page.get_by_role("row").filter(has_text="sort the letters")
     press(row, "End")
-    press(dialog(page), "End it")
+    press(dialog(page), "End")
     expect(row).to_have_count(0)
 
 
-def test_safe_calls_are_shown_on_demand_and_a_time_is_picked(house: House, comes: Comes) -> None:
-    house.tell("read the note")
-    house.until(lambda: house.rests("desk-1"))
-    page = comes("viewer").goes("/audit")
+def test_safe_calls_are_shown_on_demand_and_a_time_is_picked(house: House, visit: Visit) -> None:
+    house.send("read the note")
+    house.wait_until(lambda: house.is_idle("desk-1"))
+    page = visit("viewer").open("/audit")
     calls = page.get_by_role("table", name="Calls")
     expect(calls.get_by_text("read_page")).to_have_count(0)
     page.get_by_role("checkbox", name="Include SAFE calls").click()
@@ -280,10 +280,10 @@ def test_safe_calls_are_shown_on_demand_and_a_time_is_picked(house: House, comes
     expect(page.get_by_text("No matching calls.")).to_be_visible()
 
 
-def test_sessions_are_searched_filtered_and_paged(house: House, comes: Comes) -> None:
+def test_sessions_are_searched_filtered_and_paged(house: House, visit: Visit) -> None:
     for number in range(30):
-        house.begins(f"archive-{number:02}")
-    page = comes("viewer").goes("/sessions?agent=archive")
+        house.start_session(f"archive-{number:02}")
+    page = visit("viewer").open("/sessions?agent=archive")
     rows = page.get_by_role("table", name="Sessions").locator("tbody tr")
     expect(rows).to_have_count(25)
     press(page, "Older")
@@ -299,8 +299,8 @@ def test_sessions_are_searched_filtered_and_paged(house: House, comes: Comes) ->
     expect(page.get_by_text("No matching session.")).to_be_visible()
 
 
-def test_sessions_of_a_watch_are_named_by_their_documents(comes: Comes) -> None:
-    page = comes("viewer").goes("/sessions?agent=clerk")
+def test_sessions_of_a_watch_are_named_by_their_documents(visit: Visit) -> None:
+    page = visit("viewer").open("/sessions?agent=clerk")
     titles = page.get_by_role("table", name="Sessions").get_by_role("link", name=": A paper has come in.")
     expect(titles).not_to_have_count(0)
     names = titles.all_inner_texts()
@@ -308,9 +308,9 @@ def test_sessions_of_a_watch_are_named_by_their_documents(comes: Comes) -> None:
     assert all(name.endswith(".txt: A paper has come in.") for name in names)
 
 
-def test_a_session_is_cancelled_on_its_page(house: House, comes: Comes) -> None:
-    house.begins("archive-99")
-    page = comes("operator").goes("/session/archive-99")
+def test_a_session_is_cancelled_on_its_page(house: House, visit: Visit) -> None:
+    house.start_session("archive-99")
+    page = visit("operator").open("/session/archive-99")
     press(page, "Cancel session…")
     dialog(page).get_by_label("Reason").fill("We need them.")
     press(dialog(page), "Cancel the session")
@@ -318,10 +318,10 @@ def test_a_session_is_cancelled_on_its_page(house: House, comes: Comes) -> None:
     expect(page.get_by_role("button", name="Message…")).to_have_count(0)
 
 
-def test_findings_are_dismissed_together(house: House, comes: Comes) -> None:
-    house.tell("look around")
-    house.until(lambda: house.rests("desk-1"))
-    page = comes("approver").goes("/findings")
+def test_findings_are_dismissed_together(house: House, visit: Visit) -> None:
+    house.send("look around")
+    house.wait_until(lambda: house.is_idle("desk-1"))
+    page = visit("approver").open("/findings")
     expect(page.get_by_text("Door 2 is open")).to_be_visible()
     result = page.get_by_role("article").filter(has_text="Door 1 is open")
     press(result, "Keep")
@@ -337,65 +337,66 @@ def test_findings_are_dismissed_together(house: House, comes: Comes) -> None:
     expect(gone.get_by_text("dismissed by approver")).to_be_visible()
 
 
-def test_one_finding_is_dismissed_with_a_reason(house: House, comes: Comes) -> None:
-    house.tell("look again")
-    page = comes("approver").goes("/findings")
+def test_one_finding_is_dismissed_with_a_reason(house: House, visit: Visit) -> None:
+    house.send("look again")
+    page = visit("approver").open("/findings")
     result = page.get_by_role("article").filter(has_text="A window is open")
     press(result, "Dismiss")
     expect(dialog(page)).to_contain_text("Future sessions will not see it.")
     dialog(page).get_by_label("Reason").fill("It is summer.")
     press(dialog(page), "Dismiss")
     expect(result).to_have_count(0)
-    house.until(lambda: house.rests("desk-1"))
+    house.wait_until(lambda: house.is_idle("desk-1"))
 
 
-def test_what_an_agent_proposes_is_kept_on_home_or_among_the_findings(house: House, comes: Comes) -> None:
-    house.tell("note it down")
-    page = comes("approver").goes("/")
+def test_what_an_agent_proposes_is_kept_on_home_or_among_the_findings(house: House, visit: Visit) -> None:
+    house.send("note it down")
+    page = visit("approver").open("/")
     press(page.get_by_role("article").filter(has_text="Gina is paid on Mondays."), "Keep")
-    expect(page.get_by_text(re.compile("Kept: memory"))).to_be_visible()
-    house.until(lambda: house.rests("desk-1"))
-    house.tell("note that down")
+    expect(page.get_by_text(re.compile("Saved. Future sessions of desk will see: memory"))).to_be_visible()
+    house.wait_until(lambda: house.is_idle("desk-1"))
+    house.send("note that down")
     page.goto(f"{house.url}/findings")
     proposed = page.get_by_role("article").filter(has_text="Bob is paid on Fridays.")
     press(proposed, "Keep")
     expect(proposed.get_by_text("kept by approver")).to_be_visible()
-    house.until(lambda: house.rests("desk-1"))
+    house.wait_until(lambda: house.is_idle("desk-1"))
 
 
-def test_a_question_of_an_agent_is_answered_on_home(house: House, comes: Comes) -> None:
-    house.tell("who is ivy")
-    page = comes("operator").goes("/")
+def test_a_question_of_an_agent_is_answered_on_home(house: House, visit: Visit) -> None:
+    house.send("who is ivy")
+    page = visit("operator").open("/")
     card = page.get_by_role("article", name="desk asks: Who is Ivy?")
     press(card, "Answer desk")
     dialog(page).get_by_label("Your answer").fill("She is my aunt.")
     press(dialog(page), "Answer")
     expect(page.get_by_text("Answer sent")).to_be_visible()
     expect(card).to_have_count(0)
-    house.until(lambda: house.rests("desk-1"))
+    house.wait_until(lambda: house.is_idle("desk-1"))
 
 
-def test_a_call_that_nobody_knows_the_outcome_of_is_settled_by_a_person(house: House, comes: Comes) -> None:
+def test_a_call_that_nobody_knows_the_outcome_of_is_settled_by_a_person(house: House, visit: Visit) -> None:
     question = Question(
         decision="archive-50/unknown", about="unknown_call", subject="archive-50.1", name="post_parcel",
         digest="x", expires_in=DAY, display_text='post_parcel {"to": "ivy"}', agent="archive",
     )  # fmt: skip
-    house.does(house.app.store.commit(ask_question(question, house.owns("archive-50"))))
-    page = comes("approver").goes("/")
+    house.run(house.app.store.commit(ask_question(question, house.claim("archive-50"))))
+    page = visit("approver").open("/")
     card = page.get_by_role("article", name="the outcome is unknown")
     expect(card).to_contain_text("In doubt")
     press(card, "It was done")
-    expect(page.get_by_text("Noted: post_parcel was done")).to_be_visible()
+    sentence = "Recorded: the call of post_parcel was made (archive-50.1). It is not repeated."
+    expect(page.get_by_text(sentence)).to_be_visible()
     expect(card).to_have_count(0)
 
 
-def test_the_audit_is_paged_to_what_is_older_and_ends(house: House, comes: Comes) -> None:
-    lease = house.owns("archive-60")
+def test_the_audit_is_paged_to_what_is_older_and_ends(house: House, visit: Visit) -> None:
+    lease = house.claim("archive-60")
     calls = [CallStarted(call=f"archive-60.{number}", tool="stamp", audit="arguments") for number in range(60)]
     rows = [(AuditRow, each.call) for each in calls]
     stamped = Write(session_stream("archive-60"), "stamped", lambda _: [Draft(each) for each in calls], rows, lease)
-    house.does(house.app.store.commit(stamped))
-    page = comes("viewer").goes("/audit")
+    house.run(house.app.store.commit(stamped))
+    page = visit("viewer").open("/audit")
     page.get_by_label("Session").fill("archive-60")
     press(page, "Search")
     rows = page.get_by_role("table", name="Calls").locator("tbody tr")
@@ -410,16 +411,16 @@ def test_the_audit_is_paged_to_what_is_older_and_ends(house: House, comes: Comes
     expect(page.get_by_role("button", name="Older")).to_have_count(0)
 
 
-def test_a_document_and_a_cap_are_settled_on_their_cards_on_home(house: House, comes: Comes) -> None:
-    page = comes("operator").goes("/")
+def test_a_document_and_a_cap_are_settled_on_their_cards_on_home(house: House, visit: Visit) -> None:
+    page = visit("operator").open("/")
     press(page.get_by_role("article", name="clerk/papers quarantined a document").first, "Retry")
-    expect(page.get_by_text("clerk/papers tries")).to_be_visible()
+    expect(page.get_by_text("clerk/papers retries")).to_be_visible()
     (amount,) = (
         row.spent
-        for row in house.does(money.list_budgets(house.desk))
+        for row in house.run(money.list_budgets(house.desk))
         if row.scope == "agent:miser" and row.unit == "usd"
     )
-    house.does(money.set_cap(house.desk, "lower", "agent:miser", str(amount)))
+    house.run(money.set_cap(house.desk, "lower", "agent:miser", str(amount)))
     press(page, "Raise the cap of agent:miser")
     dialog(page).get_by_label("New cap in dollars").fill("5")
     press(dialog(page), "Raise")
@@ -427,15 +428,15 @@ def test_a_document_and_a_cap_are_settled_on_their_cards_on_home(house: House, c
     expect(page.get_by_role("button", name="Raise the cap of agent:miser")).to_have_count(0)
 
 
-def test_an_id_is_copied_whole(comes: Comes) -> None:
-    page = comes("viewer").goes("/session/desk-1")
+def test_an_id_is_copied_whole(visit: Visit) -> None:
+    page = visit("viewer").open("/session/desk-1")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     press(page, "Copy desk-1")
     assert page.evaluate("navigator.clipboard.readText()") == "desk-1"
 
 
-def test_a_phone_can_install_the_dashboard(comes: Comes) -> None:
-    page = comes("viewer").goes("/")
+def test_a_phone_can_install_the_dashboard(visit: Visit) -> None:
+    page = visit("viewer").open("/")
     manifest = page.request.get(page.url + page.locator("link[rel=manifest]").get_attribute("href").lstrip("/"))
     payload = manifest.json()
     assert (payload["name"], payload["display"], payload["start_url"]) == ("Halter", "standalone", "/")
@@ -443,8 +444,8 @@ def test_a_phone_can_install_the_dashboard(comes: Comes) -> None:
         assert page.request.get(page.url + icon["src"].lstrip("/")).ok
 
 
-def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes(house: House, comes: Comes) -> None:
-    page, watcher = comes("approver").goes("/fleet"), comes("viewer").goes("/")
+def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes(house: House, visit: Visit) -> None:
+    page, watcher = visit("approver").open("/fleet"), visit("viewer").open("/")
     press(page, "HALT ALL")
     expect(dialog(page)).to_contain_text(re.compile(r"Stops \d+ active sessions?"))
     dialog(page).get_by_label("Reason").fill("It smells of smoke.")
@@ -454,9 +455,9 @@ def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes
         expect(each.get_by_text(pattern)).to_be_visible()
     expect(agent_row(page, "desk").get_by_text("Halted", exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Resume…")).to_have_count(0)
-    house.until(lambda: all(house.row(name).ended_at is not None for name in ("desk-1", "miser-1")))
+    house.wait_until(lambda: all(house.row(name).ended_at is not None for name in ("desk-1", "miser-1")))
 
-    operator = comes("operator").goes("/")
+    operator = visit("operator").open("/")
     press(operator, "Resume…")
     dialog(operator).get_by_label("over").fill("0s")
     press(dialog(operator), "Resume")
@@ -464,13 +465,13 @@ def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes
     expect(agent_row(page, "desk-1").get_by_text(re.compile("Sleeping|Running"))).to_be_visible()
 
 
-def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> None:
-    page = comes("operator").goes("/fleet")
+def test_an_agent_is_switched_off_and_on_again(house: House, visit: Visit) -> None:
+    page = visit("operator").open("/fleet")
     switch = page.get_by_role("switch", name="miser runs unattended")
     switch.click()
     expect(dialog(page)).to_contain_text("Off: triggers and wakes are ignored until you switch it on.")
     press(dialog(page), "Switch off")
-    expect(page.get_by_text("miser is off, and")).to_be_visible()
+    expect(page.get_by_text("miser is off; ")).to_be_visible()
     expect(switch).not_to_be_checked()
     expect(agent_row(page, "miser").get_by_text("by operator")).to_be_visible()
     switch.click()
@@ -479,22 +480,22 @@ def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> No
     expect(agent_row(page, "miser").get_by_role("link", name="miser-2")).to_be_visible()
 
 
-def test_a_policy_is_tried_on_the_past_of_an_agent_before_it_is_applied(house: House, comes: Comes) -> None:
-    page = comes("viewer").goes("/agent/desk")
+def test_a_policy_is_tried_on_the_past_of_an_agent_before_it_is_applied(house: House, visit: Visit) -> None:
+    page = visit("viewer").open("/agent/desk")
     press(page, TRY)
     press(dialog(page), "Run backtest")
     expect(dialog(page).get_by_role("alert")).to_contain_text("enter a cap or a policy")
     dialog(page).get_by_label("Session cap").fill("0.01")
     press(dialog(page), "Run backtest")
     definition = page.get_by_role("region", name="Definition")
-    expect(definition).to_contain_text("policy: the recorded policy, with a cap of $0.01 of a session")
+    expect(definition).to_contain_text("policy: the recorded policy, with a cap of $0.01 per session")
     expect(definition).to_contain_text("judged: ")
 
 
-def test_the_page_of_an_agent_says_what_it_is_what_it_did_and_what_it_senses(house: House, comes: Comes) -> None:
-    house.tell("look at the thermometer")
-    house.until(lambda: house.rests("desk-1"))
-    page = comes("viewer").goes("/fleet")
+def test_the_page_of_an_agent_says_what_it_is_what_it_did_and_what_it_senses(house: House, visit: Visit) -> None:
+    house.send("look at the thermometer")
+    house.wait_until(lambda: house.is_idle("desk-1"))
+    page = visit("viewer").open("/fleet")
     agent_row(page, "desk").get_by_role("link", name="desk", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("desk")
     definition = page.get_by_role("region", name="Definition")
@@ -507,8 +508,8 @@ def test_the_page_of_an_agent_says_what_it_is_what_it_did_and_what_it_senses(hou
     expect(page.get_by_role("heading", level=1)).to_have_text("desk-1")
 
 
-def test_an_agent_is_spoken_to_halted_and_switched_on_its_page(comes: Comes) -> None:
-    page = comes("operator").goes("/agent/miser")
+def test_an_agent_is_spoken_to_halted_and_switched_on_its_page(visit: Visit) -> None:
+    page = visit("operator").open("/agent/miser")
     press(page, "Message…")
     dialog(page).get_by_label("Message", exact=True).fill("How is the purse?")
     press(dialog(page), "Send")
@@ -528,16 +529,16 @@ def test_an_agent_is_spoken_to_halted_and_switched_on_its_page(comes: Comes) -> 
     expect(now.get_by_text("Switched off")).to_have_count(0)
 
 
-def test_a_session_is_started_on_the_page_of_an_agent(house: House, comes: Comes) -> None:
-    page = comes("operator").goes("/agent/clerk")
+def test_a_session_is_started_on_the_page_of_an_agent(house: House, visit: Visit) -> None:
+    page = visit("operator").open("/agent/clerk")
     press(page, "Start a session…")
     dialog(page).get_by_label("Task", exact=True).fill("Count the papers.")
     press(dialog(page), "Start")
     expect(page.get_by_text("clerk is working on it in session")).to_be_visible()
 
 
-def test_one_agent_is_halted_and_let_go_again(comes: Comes) -> None:
-    page = comes("operator").goes("/fleet")
+def test_one_agent_is_halted_and_let_go_again(visit: Visit) -> None:
+    page = visit("operator").open("/fleet")
     row = agent_row(page, "miser")
     press(row, "Halt miser")
     press(dialog(page), "Halt")
@@ -548,19 +549,19 @@ def test_one_agent_is_halted_and_let_go_again(comes: Comes) -> None:
     expect(row.get_by_role("button", name="Resume miser")).to_have_count(0)
 
 
-def test_what_is_halted_is_resumed_from_its_card_on_home(house: House, comes: Comes) -> None:
-    house.does(control.halt(house.desk, "agent:miser", "to look at it"))
-    page = comes("operator").goes("/")
+def test_what_is_halted_is_resumed_from_its_card_on_home(house: House, visit: Visit) -> None:
+    house.run(control.halt(house.desk, "agent:miser", "to look at it"))
+    page = visit("operator").open("/")
     card = page.get_by_role("article", name="Agent miser was halted by grace")
     expect(card.get_by_role("link", name="Agent miser")).to_have_attribute("href", "/agent/miser")
     card.get_by_role("button", name="Resume agent:miser", exact=True).click()
     press(dialog(page), "Resume")
     expect(card).to_have_count(0)
-    assert not [row for row in house.does(control.halts_now(house.desk)) if row.scope == "agent:miser"]
+    assert not [row for row in house.run(control.halts_now(house.desk)) if row.scope == "agent:miser"]
 
 
-def test_workers_come_change_and_go_while_somebody_watches(house: House, comes: Comes) -> None:
-    page = comes("viewer").goes("/fleet")
+def test_workers_come_change_and_go_while_somebody_watches(house: House, visit: Visit) -> None:
+    page = visit("viewer").open("/fleet")
     rows = page.get_by_role("table", name="Workers").get_by_role("row")
     result = rows.filter(has_text=f"halter up {os.getpid()} on")
     expect(result.get_by_text("alive")).to_be_visible()
@@ -568,19 +569,19 @@ def test_workers_come_change_and_go_while_somebody_watches(house: House, comes: 
 
     other, name = rows.filter(has_text="halter worker 4711 on north"), WorkerId("another")
     worker_info = WorkerInfo(kind="worker", host="north", pid=4711, agents={"desk": "2"}, concurrency=100, awake=7)
-    house.does(house.app.store.beat(name, {}, worker_info.encode()))
+    house.run(house.app.store.beat(name, {}, worker_info.encode()))
     expect(other.get_by_text("alive")).to_be_visible()
     expect(other.get_by_text("7 of 100")).to_be_visible()
-    house.does(house.app.store.beat(name, {}, replace(worker_info, closing=True).encode()))
+    house.run(house.app.store.beat(name, {}, replace(worker_info, closing=True).encode()))
     expect(other.get_by_text("draining")).to_be_visible()
     expect(other).to_contain_text("ends when its running turns have finished")
-    house.does(house.app.store.leave(name))
+    house.run(house.app.store.leave(name))
     expect(other).to_have_count(0)
     expect(result).to_be_visible()
 
 
-def test_the_audit_is_searched_and_taken_along(paid: House, comes: Comes) -> None:
-    page = comes("viewer").goes("/audit")
+def test_the_audit_is_searched_and_taken_along(paid: House, visit: Visit) -> None:
+    page = visit("viewer").open("/audit")
     page.get_by_label("Text", exact=True).fill("gina")
     page.get_by_label("Text", exact=True).press("Enter")
     calls = page.get_by_role("table", name="Calls")
@@ -593,15 +594,15 @@ def test_the_audit_is_searched_and_taken_along(paid: House, comes: Comes) -> Non
     assert (line["tool"], line["outcome"], line["decided_by"]) == ("pay", "ok", "approver")
 
 
-def test_a_search_that_finds_nothing_says_so(comes: Comes) -> None:
-    page = comes("viewer").goes("/audit")
+def test_a_search_that_finds_nothing_says_so(visit: Visit) -> None:
+    page = visit("viewer").open("/audit")
     page.get_by_label("Agent").fill("nobody")
     press(page, "Search")
     expect(page.get_by_text("No matching calls.")).to_be_visible()
 
 
-def test_a_receipt_is_opened_and_the_session_taken_along(paid: House, comes: Comes) -> None:
-    page = comes("viewer").goes("/session/desk-1")
+def test_a_receipt_is_opened_and_the_session_taken_along(paid: House, visit: Visit) -> None:
+    page = visit("viewer").open("/session/desk-1")
     page.get_by_role("link", name="Receipt").click()
     expect(page.get_by_role("heading", name="Calls and requests")).to_be_visible()
     expect(page.get_by_text("approved by approver").first).to_be_visible()
@@ -611,17 +612,17 @@ def test_a_receipt_is_opened_and_the_session_taken_along(paid: House, comes: Com
     assert Path(download.value.path()).read_text().count("\n") > 10
 
 
-def test_a_viewer_is_shown_no_button_that_they_may_not_press(comes: Comes) -> None:
-    visitor = comes("viewer")
+def test_a_viewer_is_shown_no_button_that_they_may_not_press(visit: Visit) -> None:
+    visitor = visit("viewer")
     for path in ("/", "/fleet", "/agent/desk", "/session/desk-1", "/budgets", "/triggers", "/findings"):
-        page = visitor.goes(path)
+        page = visitor.open(path)
         buttons = page.get_by_role("button").all()
         names = {button.get_attribute("aria-label") or button.inner_text() for button in buttons}
         assert {name for name in names - HARMLESS if not name.startswith("Copy ")} <= {""}, path
 
 
-def test_what_is_not_there_is_said_in_a_sentence(comes: Comes) -> None:
-    visitor = comes("viewer")
+def test_what_does_not_exist_is_reported_in_a_sentence(visit: Visit) -> None:
+    visitor = visit("viewer")
     answer = visitor.page.goto(f"{visitor.house.url}/session/nobody-7")
     assert answer.status == 404
     expect(visitor.page.get_by_text("There is no session 'nobody-7'")).to_be_visible()
@@ -630,8 +631,8 @@ def test_what_is_not_there_is_said_in_a_sentence(comes: Comes) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/fleet/of/ships", "/agent/nobody"])
-def test_an_address_that_leads_nowhere_says_so_and_leads_on(comes: Comes, path: str) -> None:
-    visitor = comes("viewer")
+def test_an_address_that_leads_nowhere_says_so_and_leads_on(visit: Visit, path: str) -> None:
+    visitor = visit("viewer")
     answer = visitor.page.goto(f"{visitor.house.url}{path}")
     assert answer.status == 404
     expect(visitor.page.get_by_role("alert").get_by_text("Not found")).to_be_visible()
@@ -641,8 +642,8 @@ def test_an_address_that_leads_nowhere_says_so_and_leads_on(comes: Comes, path: 
     visitor.complaints.clear()
 
 
-def test_a_store_that_is_away_has_a_page_that_leads_back(house: House, comes: Comes) -> None:
-    visitor = comes("viewer")
+def test_a_store_that_is_away_has_a_page_that_leads_back(house: House, visit: Visit) -> None:
+    visitor = visit("viewer")
     house.store.trouble = StoreUnavailable("The store cannot be reached.")
     try:
         answer = visitor.page.goto(f"{house.url}/budgets")
@@ -656,19 +657,19 @@ def test_a_store_that_is_away_has_a_page_that_leads_back(house: House, comes: Co
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_follows_the_theme_of_the_system_and_a_switch_is_kept(comes: Comes, scheme: str) -> None:
-    visitor = comes("viewer", scheme=scheme)
-    page = visitor.goes("/")
+def test_a_page_follows_the_theme_of_the_system_and_a_switch_is_kept(visit: Visit, scheme: str) -> None:
+    visitor = visit("viewer", scheme=scheme)
+    page = visitor.open("/")
     text = {"light": "dark", "dark": "light"}[scheme]
     expect(page.locator("body")).to_have_class(re.compile(f"body--{scheme}"))
     press(page, "Switch between light and dark")
     expect(page.locator("body")).to_have_class(re.compile(f"body--{text}"))
-    visitor.goes("/fleet")
+    visitor.open("/fleet")
     expect(page.locator("body")).to_have_class(re.compile(f"body--{text}"))
 
 
-def test_everything_is_reached_by_keyboard_and_seen_to_be(house: House, comes: Comes) -> None:
-    page = comes("admin").goes("/fleet")
+def test_everything_is_reached_by_keyboard_and_seen_to_be(house: House, visit: Visit) -> None:
+    page = visit("admin").open("/fleet")
     results = set(page.evaluate(CONTROLS))
     reached, unseen = set[str](), set[str]()
     for _ in range(len(results) + 20):
@@ -683,7 +684,7 @@ def test_everything_is_reached_by_keyboard_and_seen_to_be(house: House, comes: C
     expect(dialog(page).get_by_label("Reason")).to_be_focused()
     page.keyboard.press("Escape")
     expect(dialog(page)).to_have_count(0)
-    assert not [row for row in house.does(control.halts_now(house.desk)) if row.scope == "fleet"]
+    assert not [row for row in house.run(control.halts_now(house.desk)) if row.scope == "fleet"]
 
 
 CONTROLS = """() => [...document.querySelectorAll('a[href], button, input, [role=switch], [role=checkbox]')]

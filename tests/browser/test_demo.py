@@ -55,9 +55,9 @@ def test_a_newcomer_opens_the_dashboard_sees_what_is_asked_and_answers_it(
     context = chromium.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
-    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(base) else None)
+    page.on("request", lambda request: complaints.append(request.url) if not request.url.startswith(base) else None)
 
     page.goto(address)
     result = page.get_by_role("article", name="wants to delete leftover.tmp")

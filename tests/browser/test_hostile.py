@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from halter.core.ids import WorkerId
 from halter.core.rows import WorkerInfo
 from halter.operations import artifacts, control, fleet
-from tests.browser.conftest import Comes
+from tests.browser.conftest import Visit
 from tests.browser.house import House
 from tests.browser.payloads import PAYLOADS
 from tests.browser.test_dashboard import OF_ALL, dialog, press
@@ -25,20 +25,20 @@ def hostile(house: House) -> House:
     """Let everybody have said everything."""
     # The page comes last: what stands in it is asked about when it is said again.
     for words in (*["find it all"] * 5, "tell somebody", "remember it", "read the page"):
-        house.tell(words)
-        house.until(lambda: house.rests("desk-1"))
-    found = [person for person in house.does(artifacts.findings(house.desk)) if person.severity == "high"]
+        house.send(words)
+        house.wait_until(lambda: house.is_idle("desk-1"))
+    found = [person for person in house.run(artifacts.findings(house.desk)) if person.severity == "high"]
     assert len(found) == len(PAYLOADS) >= 40
-    house.until(lambda: bool(_left(house)))
+    house.wait_until(lambda: bool(_left(house)))
     worker_info = WorkerInfo(
         kind=IMAGE, host=IMAGE, version=IMAGE, agents=dict.fromkeys(PAYLOADS, IMAGE), problem=IMAGE
     )
-    house.does(house.app.store.beat(WorkerId(IMAGE), {}, worker_info.encode()))
+    house.run(house.app.store.beat(WorkerId(IMAGE), {}, worker_info.encode()))
     return house
 
 
 def _left(house: House) -> tuple[Any, ...]:
-    return tuple(item for plan in house.does(fleet.plans(house.desk)) for item in plan.quarantined)
+    return tuple(item for plan in house.run(fleet.plans(house.desk)) for item in plan.quarantined)
 
 
 READ = {
@@ -50,51 +50,51 @@ READ = {
 """Where hostile words stand, and are read as they were written."""
 
 
-def test_nothing_that_is_shown_is_ever_run_and_it_is_read_as_it_was_written(hostile: House, comes: Comes) -> None:
-    visitor = comes("admin")
+def test_nothing_that_is_shown_is_ever_run_and_it_is_read_as_it_was_written(hostile: House, visit: Visit) -> None:
+    visitor = visit("admin")
     failed = next(item.session for item in _left(hostile))
     for path in (*OF_ALL, "/session/desk-1", "/receipt/desk-1", f"/session/{failed}"):
-        page = visitor.goes(path)
+        page = visitor.open(path)
         for text in READ.get(path, ()):
             expect(page.get_by_role("region", name=text)).to_contain_text(IMAGE)
         assert page.evaluate(ODD) == [], path
         assert visitor.tripped() == 0, path
 
 
-def test_a_hostile_reason_stands_in_the_banner_and_in_the_report_as_text(hostile: House, comes: Comes) -> None:
-    visitor = comes("admin")
-    page = visitor.goes("/")
+def test_a_hostile_reason_stands_in_the_banner_and_in_the_report_as_text(hostile: House, visit: Visit) -> None:
+    visitor = visit("admin")
+    page = visitor.open("/")
     press(page, "HALT ALL")
     dialog(page).get_by_label("Reason").fill(IMAGE)
     press(dialog(page), "Halt everything")
     expect(page.get_by_text(f"by ada: {IMAGE}")).to_be_visible()
-    hostile.does(control.resume(hostile.desk, "fleet", 0, PAYLOADS[0]))
+    hostile.run(control.resume(hostile.desk, "fleet", 0, PAYLOADS[0]))
     expect(page.get_by_role("region", name="Last night")).to_contain_text(PAYLOADS[0])
     assert visitor.tripped() == 0
 
 
-def test_nobody_joins_the_page_of_another_person(comes: Comes) -> None:
-    admin, viewer = comes("admin").goes("/"), comes("viewer").goes("/")
+def test_nobody_joins_the_page_of_another_person(visit: Visit) -> None:
+    admin, viewer = visit("admin").open("/"), visit("viewer").open("/")
     # Even with all that the other's browser says when it joins.
     result = admin.evaluate("window.socket.io.opts.query")
     assert viewer.evaluate(JOIN, result) == "refused"
     assert admin.evaluate(JOIN, result) == "joined"
 
 
-def test_nobody_presses_a_button_on_the_page_of_another_person(comes: Comes) -> None:
-    admin, viewer = comes("admin").goes("/"), comes("viewer").goes("/")
+def test_nobody_presses_a_button_on_the_page_of_another_person(visit: Visit) -> None:
+    admin, viewer = visit("admin").open("/"), visit("viewer").open("/")
     press_of = admin.evaluate(PRESS_OF, "HALT ALL")
     viewer.evaluate("said => window.socket.emit('event', said)", press_of)
     viewer.evaluate(HEARD)
     expect(dialog(admin)).to_have_count(0)
     admin.evaluate("said => window.socket.emit('event', said)", press_of)
-    expect(dialog(admin)).to_contain_text(re.compile("This stops"))
+    expect(dialog(admin)).to_contain_text(re.compile(r"Stops \d+ active sessions?, \d+ of them running now"))
 
 
 def test_nothing_that_a_browser_says_reaches_the_terminal_of_who_runs_the_server(
-    house: House, comes: Comes, caplog: pytest.LogCaptureFixture
+    house: House, visit: Visit, caplog: pytest.LogCaptureFixture
 ) -> None:
-    viewer = comes("viewer").goes("/")
+    viewer = visit("viewer").open("/")
     page = viewer.evaluate("window.clientId")
     for results in NONSENSE:
         fields = [{**field, "client_id": page} if isinstance(field, dict) else field for field in results[1:]]
@@ -105,7 +105,7 @@ def test_nothing_that_a_browser_says_reaches_the_terminal_of_who_runs_the_server
     gc.collect()
     # What is logged this far up is written to the terminal where nobody else takes it.
     assert caplog.records == []
-    assert house.told == []
+    assert house.reports == []
 
 
 def test_a_page_is_joined_by_a_websocket_and_in_no_other_way(house: House) -> None:

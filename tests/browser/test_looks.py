@@ -22,8 +22,8 @@ HERE = Path(__file__).parent
 def page(request: pytest.FixtureRequest, house: House, browsers: Any) -> Iterator[Any]:
     """Each page is opened once, and looked at from all sides."""
     visitor = Visitor(house, browsers("admin", "light"))
-    yield visitor.goes(request.param)
-    visitor.leaves()
+    yield visitor.open(request.param)
+    visitor.close()
 
 
 @pytest.fixture(scope="package")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Comes, Visitor
+from tests.browser.conftest import Visit, Visitor
 from tests.browser.house import House
 
 ADA = {"sub": "ada-1", "email": "ada@example.com", "groups": ["leads"]}
@@ -41,7 +41,7 @@ def test_a_person_logs_in_by_the_provider_sees_their_role_and_logs_out(house: Ho
     expect(page.get_by_text(re.compile(r"ada@example\.com~\w+ \(approver\)")).first).to_be_visible()
     assert page.url == f"{house.url}/"
     assert visitor.hosts == {house.url.removeprefix("http://"), house.provider.issuer.removeprefix("http://")}
-    assert house.provider.asked["code_challenge_method"] == "S256"
+    assert house.provider.authorization["code_challenge_method"] == "S256"
     cookies = page.context.cookies(house.url)
     assert {(each["httpOnly"], each["sameSite"]) for each in cookies} == {(True, "Strict")}
     page.goto(f"{house.url}/agent/desk")
@@ -52,14 +52,14 @@ def test_a_person_logs_in_by_the_provider_sees_their_role_and_logs_out(house: Ho
     assert visitor.complaints == []
 
 
-def test_a_person_of_no_group_is_told_so_and_stays_outside(house: House, visitor: Visitor, comes: Comes) -> None:
+def test_a_person_without_a_group_sees_it_and_stays_outside(house: House, visitor: Visitor, visit: Visit) -> None:
     house.provider.person = {"sub": "eve-<b>1</b>", "email": "eve@example.com", "groups": ["guests"]}
     page = sign_on(visitor)
     expect(page.get_by_text("None of your groups has a role")).to_be_visible()
     expect(page.get_by_text("#eve-<b>1</b>")).to_be_visible()
     is_logged_out(visitor)
     assert page.context.cookies(house.url) == []
-    audit = comes("admin").goes("/audit")
+    audit = visit("admin").open("/audit")
     row = audit.get_by_role("row").filter(has_text="#eve-<b>1</b>")
     expect(row).to_contain_text(f"sign_on {house.provider.issuer.removeprefix('http://')}")
     expect(row).to_contain_text("No role")
@@ -68,10 +68,10 @@ def test_a_person_of_no_group_is_told_so_and_stays_outside(house: House, visitor
 def test_a_login_that_another_browser_began_is_not_finished_here(house: House, visitor: Visitor, chromium: Any) -> None:
     house.provider.person = dict(ADA)
     result = chromium.new_context()
-    begun = Visitor(house, result)
-    begun.page.goto(f"{house.url}/login")
-    with begun.page.expect_request("**/login/oidc/callback*") as back:
-        begun.page.get_by_role("link", name="Log in with").click()
+    other_visitor = Visitor(house, result)
+    other_visitor.page.goto(f"{house.url}/login")
+    with other_visitor.page.expect_request("**/login/oidc/callback*") as back:
+        other_visitor.page.get_by_role("link", name="Log in with").click()
     visitor.page.goto(back.value.url)
     expect(visitor.page.get_by_text("This login was not started in this browser")).to_be_visible()
     is_logged_out(visitor)

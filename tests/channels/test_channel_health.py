@@ -38,7 +38,7 @@ async def test_a_channel_that_works_says_who_answers_and_which_process_serves_it
     assert phone.platform.token not in text
 
 
-async def test_no_one_paired_and_no_process_are_said_with_what_to_do(world: World, tmp_path: Path) -> None:
+async def test_no_paired_person_and_no_process_are_reported_with_what_to_do(world: World, tmp_path: Path) -> None:
     phone = Phone(world, tmp_path)
     await offer_pairing(phone.desk, "telegram", "ada", "approver")
     (verdict, text) = (await look(phone))["telegram"]
@@ -85,11 +85,11 @@ async def test_a_webhook_and_a_platform_that_is_away_are_problems(world: World, 
 async def test_the_others_are_looked_at_as_well(world: World, tmp_path: Path, fleet: str, platform: Any) -> None:
     phone = Phone(world, tmp_path, platform=platform(), fleet=fleet)
     phone.fleet.environ["HALTER_SECRET_APP"] = getattr(phone.platform, "app_token", "")
-    (said,) = (await look(phone)).values()
-    assert said[1].startswith("No approver is paired")
+    (finding,) = (await look(phone)).values()
+    assert finding[1].startswith("No approver is paired")
     phone.platform.token = "another"
-    (said,) = (await look(phone)).values()
-    assert said[0] == "problem"
+    (finding,) = (await look(phone)).values()
+    assert finding[0] == "problem"
     assert phone.platform.messages == []
 
 
@@ -99,12 +99,12 @@ async def test_a_server_that_is_no_ntfy_is_a_problem(world: World, tmp_path: Pat
         await send({"type": "http.response.body", "body": b"<h1>It works!</h1>"})
 
     phone = Phone(world, tmp_path, platform=FakeNtfy(), fleet=NTFY)
-    (said,) = (await look(phone, lambda: AsyncClient(transport=StreamedApp(page)))).values()
-    assert said[0] == "problem"
-    assert "does not answer like ntfy. Check `channels.ntfy.url`" in said[1]
+    (finding,) = (await look(phone, lambda: AsyncClient(transport=StreamedApp(page)))).values()
+    assert finding[0] == "problem"
+    assert "does not answer like ntfy. Check `channels.ntfy.url`" in finding[1]
 
 
-async def test_who_is_paired_where_no_channel_is_named_is_said(world: World, tmp_path: Path) -> None:
+async def test_a_person_paired_with_a_missing_channel_is_reported(world: World, tmp_path: Path) -> None:
     phone = Phone(world, tmp_path)
     phone.serve()
     await world.advance(SECOND)

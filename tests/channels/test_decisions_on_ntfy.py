@@ -60,7 +60,7 @@ async def test_what_others_publish_counts_only_in_a_topic_that_was_paired(world:
     phone.platform.press_data(topic, outcome, f"yes:{'0' * 32}")
     await world.advance(MINUTE)
     assert await phone.made() == []
-    assert phone.platform.messages[-1].text.startswith("This button is no longer valid")
+    assert phone.platform.messages[-1].text.startswith("This button has expired")
 
 
 async def test_the_whole_topic_is_shown_nowhere(world: World, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ async def test_the_whole_topic_is_shown_nowhere(world: World, tmp_path: Path) ->
     lines = [summarize_event(each).text for each in await world.events(channel_stream("ntfy"))]
     assert {"ntfy"} == {each.channel for each in approvers}
     assert len(lines) > 4
-    assert topic not in f"{approvers} {lines} {phone.told}"
+    assert topic not in f"{approvers} {lines} {phone.reports}"
 
 
 def test_addresses_that_hold_a_secret_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:

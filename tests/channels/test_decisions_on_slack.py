@@ -30,7 +30,7 @@ def serve(phone: Phone) -> None:
         lambda: AsyncClient(transport=StreamedApp(fake)),
         fake.open_socket,
     )
-    phone.tasks.append(phone.world.spawn(DecisionChannel(phone.fleet.app, transport, phone.told.append).run()))
+    phone.tasks.append(phone.world.spawn(DecisionChannel(phone.fleet.app, transport, phone.reports.append).run()))
 
 
 async def ready(world: World, home: Path, replies: str = WIPES) -> Phone:

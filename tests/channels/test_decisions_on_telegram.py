@@ -62,14 +62,14 @@ class Phone:
         self.fleet = Fleet(world, home, fleet + text)
         self.fleet.environ["HALTER_SECRET_TELEGRAM"] = self.platform.token
         self.folder = self.fleet.agent("desk", DESK, TOOLS, replies_yaml=replies)
-        self.told: list[str] = []
+        self.reports: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
 
     def connect(self) -> AsyncClient:
         return AsyncClient(transport=StreamedApp(self.platform))
 
     def serve(self) -> asyncio.Task[None]:
-        task = self.world.spawn(serve_channels(self.fleet.app, self.told.append, self.connect))
+        task = self.world.spawn(serve_channels(self.fleet.app, self.reports.append, self.connect))
         self.tasks.append(task)
         return task
 
@@ -221,7 +221,7 @@ async def test_a_button_counts_only_in_the_chat_that_it_was_shown_in(world: Worl
     phone.platform.press("42", phone.platform.messages[1], "Approve", place="42")
     await world.advance(MINUTE)
     assert await phone.made() == []
-    assert phone.platform.toasts == ["This button is no longer valid. Use a newer message, or halter inbox."]
+    assert phone.platform.toasts == ["This button has expired. Use a newer message, or halter inbox."]
 
 
 async def test_a_code_counts_once_in_time_and_for_one_account(world: World, tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ async def test_of_two_processes_one_polls_and_the_other_takes_over(world: World,
     phone = await ready(world, tmp_path)
     phone.serve()
     await world.advance(5 * MINUTE)
-    assert not any("Another program polls" in each for each in phone.told)
+    assert not any("Another program polls" in each for each in phone.reports)
     phone.tasks[0].cancel()
     await world.advance(MINUTE)
     phone.platform.press(ADA, phone.platform.messages[1], "Approve")
@@ -397,7 +397,7 @@ async def test_another_poller_and_limits_are_waited_for(world: World, tmp_path: 
     phone.platform.refuse_next += [Refused(502, "Bad Gateway")]
     await phone.asks()
     assert [each.text[:18] for each in phone.platform.messages[1:]] == ["desk wants to wipe"]
-    assert any("Another program polls this Telegram bot" in each for each in phone.told)
+    assert any("Another program polls this Telegram bot" in each for each in phone.reports)
     phone.platform.webhook = True
     await world.advance(10 * MINUTE)
     phone.platform.webhook = False
@@ -406,7 +406,7 @@ async def test_another_poller_and_limits_are_waited_for(world: World, tmp_path: 
     assert [event.verdict for event in await phone.made()] == ["approve"]
 
 
-async def test_a_person_who_blocks_the_bot_is_told_of_once_and_stops_nobody(world: World, tmp_path: Path) -> None:
+async def test_a_person_who_blocks_the_bot_is_reported_once_and_stops_nobody(world: World, tmp_path: Path) -> None:
     phone = Phone(world, tmp_path)
     phone.serve()
     await phone.pair()
@@ -415,7 +415,7 @@ async def test_a_person_who_blocks_the_bot_is_told_of_once_and_stops_nobody(worl
     await phone.asks()
     await world.advance(HOUR // 2)
     assert [each.place for each in phone.platform.messages[2:]] == ["42"]
-    assert [each for each in phone.told if "blocked" in each] == [
+    assert [each for each in phone.reports if "blocked" in each] == [
         "Telegram refused sendMessage: 403 Forbidden: bot was blocked by the user"
     ]
 
@@ -425,13 +425,13 @@ async def test_a_wrong_or_missing_token_says_what_to_do_and_shows_nothing_of_it(
     phone.fleet.environ["HALTER_SECRET_TELEGRAM"] = "1:wrong"
     phone.serve()
     await world.advance(MINUTE)
-    assert any("Check the secret of `channels.telegram.token`" in each for each in phone.told)
+    assert any("Check the secret of `channels.telegram.token`" in each for each in phone.reports)
     phone.tasks[0].cancel()
     del phone.fleet.environ["HALTER_SECRET_TELEGRAM"]
     phone.serve()
     await world.advance(MINUTE)
-    assert any("Set HALTER_SECRET_TELEGRAM" in each for each in phone.told)
-    assert "1:wrong" not in " ".join(phone.told)
+    assert any("Set HALTER_SECRET_TELEGRAM" in each for each in phone.reports)
+    assert "1:wrong" not in " ".join(phone.reports)
 
 
 async def test_two_people_agree_from_two_phones_and_no_one_with_two(world: World, tmp_path: Path) -> None:
@@ -482,7 +482,7 @@ async def test_the_journal_keeps_no_button_that_could_be_pressed(world: World, t
     assert all(token.encode() not in each.facts + (each.body or b"") for each in events)
 
 
-async def test_a_failure_of_halters_own_is_told_of_and_the_channel_begins_anew(world: World, tmp_path: Path) -> None:
+async def test_an_internal_failure_is_reported_and_the_channel_starts_again(world: World, tmp_path: Path) -> None:
     phone = Phone(world, tmp_path)
     tries: list[int] = []
 
@@ -492,9 +492,9 @@ async def test_a_failure_of_halters_own_is_told_of_and_the_channel_begins_anew(w
             raise TypeError("a mistake")
         return phone.connect()
 
-    world.spawn(serve_channels(phone.fleet.app, phone.told.append, connect))
+    world.spawn(serve_channels(phone.fleet.app, phone.reports.append, connect))
     await world.advance(2 * MINUTE)
-    assert phone.told[1] == "The channel telegram failed and is restarted: TypeError: a mistake"
+    assert phone.reports[1] == "The channel telegram failed and is restarted: TypeError: a mistake"
     await phone.pair()
     assert len(phone.platform.messages) == 1
 

@@ -118,7 +118,7 @@ async def test_a_server_that_dies_before_it_answers_is_asked_again_with_the_same
     assert first["Message-ID"] == second["Message-ID"]
 
 
-async def test_who_is_told_to_stop_does_not_wait_for_a_silent_server() -> None:
+async def test_a_stopped_sender_does_not_wait_for_a_silent_server() -> None:
     reached, event = asyncio.Event(), asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -187,7 +187,7 @@ async def test_a_server_without_starttls_gets_no_password() -> None:
     postbox.close()
 
 
-async def test_a_wrong_password_is_not_tried_again_and_not_told(certificate: Path) -> None:
+async def test_a_wrong_password_is_not_retried_and_not_shown(certificate: Path) -> None:
     postbox = Postbox()
     await postbox.open(tls_context=presenting(certificate), authenticator=postbox.authenticate)
     channel = mail(postbox.port, security="starttls", username="ada", password="${secret:OTHER}")
@@ -202,7 +202,7 @@ async def test_a_wrong_password_is_not_tried_again_and_not_told(certificate: Pat
 async def test_a_missing_secret_is_named_and_may_be_there_later(postbox: Postbox) -> None:
     channel = mail(postbox.port, username="ada", password="${secret:NOWHERE}")
     why = await undelivered(channel)
-    assert "needs the secret NOWHERE, which is not set: set HALTER_SECRET_NOWHERE" in str(why)
+    assert "needs the secret NOWHERE, which is not set. Set HALTER_SECRET_NOWHERE." in str(why)
     assert why.may_retry
 
 

@@ -113,8 +113,8 @@ async def test_an_answer_counts_once_and_never_for_a_later_question(
     asked.phone.platform.send_again()
     await world.advance(MINUTE)
     assert await asked.answers() == [("ada", b"the left one")]
-    said = [*getattr(asked.phone.platform, "toasts", []), *(each.text for each in asked.phone.platform.messages)]
-    assert sum("This question was already answered" in each for each in said) >= 2
+    texts = [*getattr(asked.phone.platform, "toasts", []), *(each.text for each in asked.phone.platform.messages)]
+    assert sum("This question was already answered" in each for each in texts) >= 2
 
 
 @pytest.mark.parametrize("platform", ["telegram", "ntfy", "slack"])

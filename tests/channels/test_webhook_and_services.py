@@ -104,7 +104,7 @@ async def test_a_webhook_that_hangs_up_without_an_answer_is_worth_another_try(li
 
 
 @pytest.mark.parametrize("value", [f"{KEY}\r\nX: y", f"{KEY}\n", f"ключ{KEY}"])
-async def test_a_secret_that_no_header_can_carry_is_not_told(listener: Listener, value: str) -> None:
+async def test_a_secret_that_no_header_can_carry_is_not_shown(listener: Listener, value: str) -> None:
     why = await undelivered(hook(listener.port, headers={"X-Key": "${secret:K}"}), {"K": value})
     assert "check the URL and its headers" in str(why)
     assert (listener.got, why.may_retry) == ([], False)
@@ -124,7 +124,7 @@ async def test_a_letter_without_a_text_is_a_letter_too(listener: Listener) -> No
     assert len(listener.got) == 1
 
 
-async def test_a_service_that_fails_is_tried_again_and_its_address_is_not_told(
+async def test_a_service_that_fails_is_retried_and_its_address_is_not_shown(
     listener: Listener, capfd: pytest.CaptureFixture[str]
 ) -> None:
     listener.answers = [status(500)]
@@ -141,7 +141,7 @@ async def test_an_address_that_apprise_does_not_know_is_not_tried_again(address:
     assert not why.may_retry
 
 
-async def test_without_the_library_it_is_said_what_to_install(
+async def test_without_the_library_the_error_names_what_to_install(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
@@ -151,5 +151,5 @@ async def test_without_the_library_it_is_said_what_to_install(
     assert listener.got == []
 
 
-async def test_what_is_told_in_the_app_needs_no_sending() -> None:
+async def test_what_is_shown_in_the_app_needs_no_sending() -> None:
     await send(Channel(name="in_app", type="in_app"), {})

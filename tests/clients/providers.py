@@ -24,7 +24,7 @@ class Provider:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = list(steps)
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         provider = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ class Provider:
                 if "count_tokens" in self.path:
                     self._send(b'{"input_tokens": 10}', "application/json")
                     return
-                provider.asked.append(body)
+                provider.requests.append(body)
                 events = _responses if self.path.endswith("/responses") else _messages
                 output = "".join(
                     f"event: {kind}\ndata: {json.dumps(data)}\n\n" for kind, data in events(provider.next(body))

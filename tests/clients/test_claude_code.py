@@ -36,7 +36,7 @@ async def test_a_task_with_a_tool_call(bench: Any, find_client: Any) -> None:
     code, result = await bench.run(command_of(find_client, "--allowedTools", "Bash"), environ_of(bench, key))
     assert code == 0, result
     assert json.loads(result.splitlines()[-1])["result"] == "It is seven."
-    assert any("seen-by-a-tool" in json.dumps(asked) for asked in bench.provider.asked)
+    assert any("seen-by-a-tool" in json.dumps(request) for request in bench.provider.requests)
     assert bench.provider.billed <= bench.spent()
     assert all(header["x-api-key"] == "sk-a" for header in bench.provider.headers)
 
@@ -48,7 +48,7 @@ async def test_at_its_cap_it_ends_after_one_request_with_our_sentence(bench: Any
     assert (code, payload["is_error"], payload["api_error_status"]) == (1, True, 402)
     assert "Halter: " in payload["result"]
     assert bench.count("request_refused") == 1
-    assert not bench.provider.asked
+    assert not bench.provider.requests
 
 
 def check_losers(bench: Any, ended: list[tuple[int, str]]) -> None:
@@ -113,5 +113,5 @@ async def test_a_halt_ends_it_in_the_middle_of_a_stream(bench: Any, find_client:
     code, result = await asyncio.wait_for(running, 30)
     assert code == 1
     assert "fleet was halted" in result
-    assert len(bench.provider.asked) == 1
+    assert len(bench.provider.requests) == 1
     assert bench.halt_delay() < 1

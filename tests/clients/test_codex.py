@@ -28,7 +28,7 @@ async def test_a_task_with_a_tool_call(bench: Any, find_client: Any) -> None:
     code, result = await bench.run(command_of(find_client), environ)
     assert code == 0, result
     assert "It is seven." in result
-    assert any("call_output" in str(asked) for asked in bench.provider.asked)
+    assert any("call_output" in str(request) for request in bench.provider.requests)
     assert bench.provider.billed <= bench.spent()
 
 
@@ -38,7 +38,7 @@ async def test_at_its_cap_it_ends_after_one_request_with_our_sentence(bench: Any
     assert code != 0
     assert "Halter: " in result
     assert bench.count("request_refused") == 1
-    assert not bench.provider.asked
+    assert not bench.provider.requests
 
 
 async def test_a_halt_ends_it_in_the_middle_of_a_stream(bench: Any, find_client: Any) -> None:
@@ -49,5 +49,5 @@ async def test_a_halt_ends_it_in_the_middle_of_a_stream(bench: Any, find_client:
     await bench.halter("halt", "fleet")
     _, result = await asyncio.wait_for(running, 30)
     assert "fleet was halted" in result
-    assert len(bench.provider.asked) == 1
+    assert len(bench.provider.requests) == 1
     assert bench.halt_delay() < 1

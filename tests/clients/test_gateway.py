@@ -86,7 +86,7 @@ class GatewayPlace:
     def noted(self) -> list[str]:
         return self.notes.read_text().splitlines() if self.notes.exists() else []
 
-    def said(self, method: str) -> list[Any]:
+    def list_sent(self, method: str) -> list[Any]:
         """What the gateway sent to its client by itself."""
         results = map(json.loads, (self.home / "said").read_text().splitlines())
         return [each["params"] for each in results if each.get("method") == method]
@@ -222,7 +222,7 @@ def run_claude(gateway_place: GatewayPlace, *made: tuple[str, Mapping[str, Any]]
     steps = [calls((f"t{index}", f"mcp__guarded__{tool}", fields)) for index, (tool, fields) in enumerate(made)]
     with Provider([*steps, text("done")]) as provider:
         assert gateway_place.claude(provider, "go", **more)["result"] == "done"
-        return json.dumps(provider.asked[-1]["messages"])
+        return json.dumps(provider.requests[-1]["messages"])
 
 
 def run_codex(gateway_place: GatewayPlace, *made: tuple[str, Mapping[str, Any]], timeout: int = LONG) -> str:
@@ -231,7 +231,7 @@ def run_codex(gateway_place: GatewayPlace, *made: tuple[str, Mapping[str, Any]],
     with Provider([*steps, text("done")]) as provider:
         output = gateway_place.codex(provider, timeout)
         assert "done" in output, output
-        return json.dumps(provider.asked[-1]["input"])
+        return json.dumps(provider.requests[-1]["input"])
 
 
 RELAYED = (("modern__steps", {"what": "x"}), ("modern__ask", {"question": "Which?"}), ("modern__slow", {"what": "y"}))
@@ -284,7 +284,7 @@ def test_claude_code_calls_through_the_gateway_and_waits_for_a_person(place: Gat
     write = ("t2", f"mcp__guarded__{WRITE}", {"path": str(path), "content": "by claude"})
     with Provider([calls(read), calls(write), text("done")]) as provider:
         assert place.claude(provider, "go")["result"] == "done"
-        output = json.dumps(provider.asked[-1]["messages"])
+        output = json.dumps(provider.requests[-1]["messages"])
         assert "hello" in output
         assert "pending decision" in output
     assert not path.exists()
@@ -311,12 +311,12 @@ def test_inspector_is_asked_by_servers_of_both_protocols(place: GatewayPlace, er
     with place.connected(era) as do:
         result = do("tools/call", "modern__ask", "question:=Which?")["elicitationPending"]
         assert result["message"] == "The server modern asks: Which?"
-        said = do("elicitation/respond", result["elicitationId"], "colour:=red")
-        assert said["content"][0]["text"] == "they like red"
+        reply = do("elicitation/respond", result["elicitationId"], "colour:=red")
+        assert reply["content"][0]["text"] == "they like red"
         result = do("tools/call", "everything__trigger-elicitation-request")["elicitationPending"]
         assert result["message"].startswith("The server everything asks: ")
-        said = do("elicitation/respond", result["elicitationId"], '{"name": "Ada", "check": true}')
-        assert "Name: Ada" in said["content"][1]["text"]
+        reply = do("elicitation/respond", result["elicitationId"], '{"name": "Ada", "check": true}')
+        assert "Name: Ada" in reply["content"][1]["text"]
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -325,7 +325,7 @@ def test_inspector_hears_progress_and_what_it_gives_up_is_cancelled(place: Gatew
     with place.connected(era, SHORT) as do:
         result = do("tools/call", "modern__steps", "what:=x", "--tool-metadata", "progressToken=p1")
         assert result["content"][0]["text"] == "x arrived"
-        assert [each["progress"] for each in place.said("notifications/progress")] == [1, 2]
+        assert [each["progress"] for each in place.list_sent("notifications/progress")] == [1, 2]
         assert "timed out" in json.dumps(do("tools/call", "modern__slow", "what:=y"))
     assert place.noted() == ["steps x true", "began y", "stopped y"]
     assert ("modern__slow", "unknown") in place.calls()
@@ -367,8 +367,8 @@ def test_inspector_is_sent_to_the_decision_s_page_and_a_person_answers_while_it_
         result = do("tools/call", WRITE, f"path:={path}", "content:=new")["elicitationPending"]
         assert (result["mode"], result["url"].startswith(f"{page}/decision/")) == ("url", True)
         with place.approving():
-            said = do("elicitation/respond", result["elicitationId"], "--done")
-        assert "Successfully wrote" in json.dumps(said), said
+            reply = do("elicitation/respond", result["elicitationId"], "--done")
+        assert "Successfully wrote" in json.dumps(reply), reply
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -380,8 +380,8 @@ def test_inspector_calls_a_server_that_makes_tasks_of_calls(place: GatewayPlace,
         values = {"what": "j", "ends": "completed", "asks": ["a"], "lies": {}}
         result = do("tools/call", "tasks__job", json.dumps(values))["elicitationPending"]
         assert result["message"] == "The server tasks asks: Which?"
-        said = do("elicitation/respond", result["elicitationId"], "colour:=red")
-        assert said["content"][0]["text"] == "j is done red"
+        reply = do("elicitation/respond", result["elicitationId"], "colour:=red")
+        assert reply["content"][0]["text"] == "j is done red"
     assert [line.split(" {")[0] for line in place.noted()] == ["begin j", "tasks/update j"]
     assert ('"tasks/update"' in (place.home / "heard").read_text()) == (era == "modern")
 
@@ -402,14 +402,14 @@ def test_a_server_of_others_asks_the_agent_s_model_and_inspector_follows_its_res
         )
         try:
             do("tools/call", "everything__toggle-subscriber-updates")
-            while not (results := place.said("notifications/resources/updated")):
+            while not (results := place.list_sent("notifications/resources/updated")):
                 time.sleep(0.2)
         finally:
             following.terminate()
             following.wait()
         assert results[0]["uri"] == uri
         # Its server logs under its own name.
-        assert {each["logger"] for each in place.said("notifications/message")} == {"everything"}
+        assert {each["logger"] for each in place.list_sent("notifications/message")} == {"everything"}
 
 
 def test_claude_code_is_asked_hears_progress_cancels_and_is_answered_while_it_waits(place: GatewayPlace) -> None:
@@ -422,7 +422,7 @@ def test_claude_code_is_asked_hears_progress_cancels_and_is_answered_while_it_wa
     text = run_claude(place, *RELAYED, MCP_TOOL_TIMEOUT=f"{SHORT}000")
     assert "they like red" in text
     assert "timed out" in text
-    assert [each["progress"] for each in place.said("notifications/progress")] == [1, 2]
+    assert [each["progress"] for each in place.list_sent("notifications/progress")] == [1, 2]
     assert place.noted() == ["steps x true", "began y", "stopped y"]
 
 
@@ -431,7 +431,7 @@ def test_codex_is_asked_hears_progress_and_cancels(place: GatewayPlace) -> None:
     text = run_codex(place, *RELAYED, timeout=SHORT)
     # It has nobody there, and says no to every form.
     assert "they said decline" in text
-    assert [each["progress"] for each in place.said("notifications/progress")] == [1, 2]
+    assert [each["progress"] for each in place.list_sent("notifications/progress")] == [1, 2]
     assert place.noted() == ["steps x true", "began y", "stopped y"]
 
 

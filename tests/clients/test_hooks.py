@@ -58,7 +58,7 @@ class Desk:
     def begin(self) -> None:
         self.server = Halter(["hook", "serve"], env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL)
         assert self.server.stdout is not None
-        assert b"are answered" in self.server.stdout.readline()
+        assert b"Answering hooks at" in self.server.stdout.readline()
 
     @contextmanager
     def a_day_later(self) -> Generator[None]:
@@ -68,7 +68,7 @@ class Desk:
         with subprocess.Popen(words, env=self.environ, cwd=self.home, stdout=subprocess.PIPE) as server:
             try:
                 assert server.stdout is not None
-                assert b"are answered" in server.stdout.readline()
+                assert b"Answering hooks at" in server.stdout.readline()
                 yield
             finally:
                 server.kill()
@@ -185,7 +185,7 @@ def test_a_hook_under_attack_lets_no_tool_run(desk: Desk, attack: str) -> None:
         desk.replace_command(f"sh -c {command!r}" if command.startswith(("kill", "echo")) else command)
     with Provider([calls(shell(desk, "toolu_1", "echo made > made.txt")), text("done")]) as provider:
         go(desk, provider)
-        assert len(provider.asked) >= 2
+        assert len(provider.requests) >= 2
     assert desk.files() == set()
 
 
@@ -215,7 +215,7 @@ def test_the_model_never_sees_a_secret_that_a_tool_printed(desk: Desk) -> None:
         [calls(("toolu_1", "Bash", {"command": "cat key.txt", "description": "x"})), text("done")]
     ) as provider:
         desk.claude(provider, "go")
-        output = json.dumps(provider.asked)
+        output = json.dumps(provider.requests)
     assert SECRET not in output
     assert "[redacted:anthropic]" in output
 
@@ -226,7 +226,7 @@ def test_a_halt_ends_the_turn(desk: Desk) -> None:
     desk.halter("halt", "fleet")
     with Provider([calls(shell(desk, "toolu_1", "echo made > made.txt")), text("done")]) as provider:
         desk.claude(provider, "go")
-        fields = [body for body in provider.asked if body.get("tools")]
+        fields = [body for body in provider.requests if body.get("tools")]
     assert (len(fields), desk.files()) == (1, set())
 
 

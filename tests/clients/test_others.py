@@ -74,10 +74,10 @@ async def test_a_task_is_done_and_paid(bench: Any, find_client: Any, client: str
     code, result = await bench.run(command, environ)
     assert code == 0, result
     assert "It is seven." in result
-    assert any(asked.get("stream") for asked in bench.provider.asked)
+    assert any(request.get("stream") for request in bench.provider.requests)
     # aider has no tools: it writes what it is told into files.
     assert client.startswith("aider") or any(
-        "seen-by-a-tool" in str(asked["messages"][-1]) for asked in bench.provider.asked
+        "seen-by-a-tool" in str(request["messages"][-1]) for request in bench.provider.requests
     )
     assert 0 < bench.provider.billed <= bench.spent()
 
@@ -89,7 +89,7 @@ async def test_at_its_cap_it_asks_no_second_time(bench: Any, find_client: Any, c
     assert "Halter: " in result
     # opencode asks for a title beside its turn.
     assert bench.count("request_refused") <= (2 if client == "opencode" else 1)
-    assert not bench.provider.asked
+    assert not bench.provider.requests
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -101,10 +101,10 @@ async def test_a_halt_ends_it_in_the_middle_of_a_stream(bench: Any, find_client:
     await asyncio.wait((running, reached), timeout=300, return_when=asyncio.FIRST_COMPLETED)
     assert not running.done(), running.result()
     await bench.halter("halt", "fleet")
-    _, said = await running
-    assert "halted" in said
-    assert "It is seven." not in said
-    assert len(bench.provider.asked) <= (2 if client == "opencode" else 1)
+    _, output_text = await running
+    assert "halted" in output_text
+    assert "It is seven." not in output_text
+    assert len(bench.provider.requests) <= (2 if client == "opencode" else 1)
     # It did not try again: what was said in the stream was final.
     assert not bench.count("request_refused")
     assert bench.halt_delay() < 1

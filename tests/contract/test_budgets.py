@@ -11,7 +11,7 @@ from halter.runtime.budgets import MAX_ENDED_SESSIONS, read_current_budgets
 from halter.state import lifecycle
 
 
-async def begun(store: JournalStore, session: str) -> Lease:
+async def start_session(store: JournalStore, session: str) -> Lease:
     await store.commit(
         lifecycle.start_session(SessionStarted(session=session, agent="clerk", kind="task", started_by="ada"))
     )
@@ -19,13 +19,13 @@ async def begun(store: JournalStore, session: str) -> Lease:
     return lease
 
 
-async def holds(store: JournalStore, session: str, *legs: Leg) -> None:
+async def take_hold(store: JournalStore, session: str, *legs: Leg) -> None:
     event = CallStarted(call=f"{session}.1", tool="look", legs=legs)
     reads = rows_of_hold(event.call, legs)
     await store.commit(Write(session_stream(session), event.call, lambda _: [Draft(event)], reads))
 
 
-async def settles(store: JournalStore, session: str, *legs: Leg) -> None:
+async def settle_hold(store: JournalStore, session: str, *legs: Leg) -> None:
     event = CallSettled(call=f"{session}.1", outcome="ok", charge=Charge(usd=1))
     reads = rows_of_hold(event.call, legs)
     await store.commit(Write(session_stream(session), f"{event.call}/settled", lambda _: [Draft(event)], reads))
@@ -37,30 +37,30 @@ async def scopes(store: JournalStore, now: int) -> list[tuple[str, str]]:
 
 async def test_the_windows_of_this_moment_and_the_open_sessions_count(store: JournalStore) -> None:
     now = await store.now()
-    await begun(store, "one")
+    await start_session(store, "one")
     today, far = window_at("day", now), window_at("day", now, "Pacific/Kiritimati")
-    await holds(store, "one", Leg("session:one", "", "usd", 5, 1), Leg("agent:clerk", today, "usd", 5, 1))
-    await begun(store, "two")
-    await holds(store, "two", Leg("session:two", "", "usd", 5, 1), Leg("fleet", far, "usd", 5, 1))
+    await take_hold(store, "one", Leg("session:one", "", "usd", 5, 1), Leg("agent:clerk", today, "usd", 5, 1))
+    await start_session(store, "two")
+    await take_hold(store, "two", Leg("session:two", "", "usd", 5, 1), Leg("fleet", far, "usd", 5, 1))
     wanted = {("agent:clerk", today), ("fleet", far), ("session:one", ""), ("session:two", "")}
     assert set(await scopes(store, now)) == wanted
 
 
-async def test_a_window_that_is_over_is_left_out_unless_something_is_still_held_in_it(store: JournalStore) -> None:
+async def test_a_past_window_is_omitted_unless_something_is_still_held_in_it(store: JournalStore) -> None:
     past = Leg("agent:clerk", "day/2020-01-01", "usd", 5, 1)
-    await begun(store, "one")
-    await holds(store, "one", past)
+    await start_session(store, "one")
+    await take_hold(store, "one", past)
     assert await scopes(store, await store.now()) == [("agent:clerk", "day/2020-01-01")]
-    await settles(store, "one", past)
+    await settle_hold(store, "one", past)
     assert await scopes(store, await store.now()) == []
 
 
-async def test_of_sessions_that_are_over_only_the_newest_are_shown(store: JournalStore) -> None:
+async def test_of_ended_sessions_only_the_newest_are_shown(store: JournalStore) -> None:
     names = [f"s{number:02}" for number in range(MAX_ENDED_SESSIONS + 3)]
     for name in names:
         leg = Leg(f"session:{name}", "", "usd", 5, 1)
-        lease = await begun(store, name)
-        await holds(store, name, leg)
-        await settles(store, name, leg)
+        lease = await start_session(store, name)
+        await take_hold(store, name, leg)
+        await settle_hold(store, name, leg)
         await store.commit(lifecycle.end_session(lease, "COMPLETED", "completed", ""))
     assert len(await scopes(store, await store.now())) == MAX_ENDED_SESSIONS

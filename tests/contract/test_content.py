@@ -26,11 +26,11 @@ MEGABYTE = 1_000_000
 ONE, TWO = session_stream("one"), session_stream("two")
 
 
-def said(key: str, stream: StreamId = ONE, body: bytes | None = None, blob: Digest | None = None) -> Write:
+def make_write(key: str, stream: StreamId = ONE, body: bytes | None = None, blob: Digest | None = None) -> Write:
     return Write(stream, key, lambda _: [Draft(CallStarted(call=key, tool="search"), body, blob)])
 
 
-def erasing(stream: StreamId, through: int) -> Write:
+def make_erasure(stream: StreamId, through: int) -> Write:
     event = BodiesErased(stream=stream, through=through, by="a person")
     return Write(FLEET, f"erase {stream} {through}", lambda _: [Draft(event)])
 
@@ -48,14 +48,14 @@ def erasing(stream: StreamId, through: int) -> Write:
     ids=["empty", "NUL", "binary", "lone surrogate", "10,000 deep", "10 MB"],
 )
 async def test_any_body_is_kept_as_it_is(store: JournalStore, body: bytes) -> None:
-    committed = await store.commit(said("key", body=body))
+    committed = await store.commit(make_write("key", body=body))
     assert committed.events[0].body == body
     assert (await store.read(ONE))[0].body == body
 
 
 async def test_text_with_half_a_pair_comes_back_as_it_was(store: JournalStore) -> None:
     text = "before \udc00\x00 after"
-    await store.commit(said("key", body=encode_body(text)))
+    await store.commit(make_write("key", body=encode_body(text)))
     assert decode_body((await store.read(ONE))[0].body or b"") == text
 
 
@@ -71,8 +71,8 @@ async def test_hostile_characters_in_facts_are_replaced_and_never_stop_a_write(s
 
 
 async def test_hostile_characters_in_a_key_still_make_repeats_harmless(store: JournalStore) -> None:
-    first = await store.commit(said("key \x00 \ud800"))
-    again = await store.commit(said("key \x00 \ud800"))
+    first = await store.commit(make_write("key \x00 \ud800"))
+    again = await store.commit(make_write("key \x00 \ud800"))
     assert (again.is_repeated, again.events) == (True, first.events)
 
 
@@ -83,7 +83,7 @@ async def test_hostile_characters_in_a_question_find_nothing(store: JournalStore
 
 async def test_large_bodies_in_one_batch_are_all_kept(store: JournalStore) -> None:
     bodies = [os.urandom(MEGABYTE) for _ in range(8)]
-    await asyncio.gather(*(store.commit(said(f"key {number}", body=body)) for number, body in enumerate(bodies)))
+    await asyncio.gather(*(store.commit(make_write(f"key {number}", body=body)) for number, body in enumerate(bodies)))
     assert {event.body for event in await store.read(ONE)} == set(bodies)
 
 
@@ -116,17 +116,17 @@ async def test_many_events_of_one_write_keep_their_order_bodies_and_blobs(store:
 
 
 async def test_a_write_that_is_repeated_does_not_answer_with_what_was_erased(store: JournalStore) -> None:
-    await store.commit(said("key", body=b"secret"))
-    await store.commit(erasing(ONE, 1))
-    (event,) = (await store.commit(said("key", body=b"secret"))).events
+    await store.commit(make_write("key", body=b"secret"))
+    await store.commit(make_erasure(ONE, 1))
+    (event,) = (await store.commit(make_write("key", body=b"secret"))).events
     assert (event.body, event.salt) == (None, None)
 
 
 async def test_erasing_takes_the_bodies_and_leaves_the_chain(store: JournalStore) -> None:
     for number in range(4):
-        await store.commit(said(f"key {number}", body=b"secret"))
+        await store.commit(make_write(f"key {number}", body=b"secret"))
     before = await store.read(ONE)
-    await store.commit(erasing(ONE, 3))
+    await store.commit(make_erasure(ONE, 3))
     after = await store.read(ONE)
     assert [event.body for event in after] == [None, None, None, b"secret"]
     assert [event.salt is None for event in after] == [True, True, True, False]
@@ -134,17 +134,17 @@ async def test_erasing_takes_the_bodies_and_leaves_the_chain(store: JournalStore
     assert [(event.hash, event.digest, event.facts) for event in after] == [
         (event.hash, event.digest, event.facts) for event in before
     ]
-    (answer,) = (await store.commit(said("key 0", body=b"secret"))).events
+    (answer,) = (await store.commit(make_write("key 0", body=b"secret"))).events
     assert (answer.seq, answer.body) == (1, None)
 
 
 async def test_erasing_drops_blobs_that_nothing_else_names(store: JournalStore) -> None:
     digest, shared, later = [await store.put(data) for data in (b"own", b"shared", b"later")]
-    await store.commit(said("1", ONE, blob=digest))
-    await store.commit(said("2", ONE, blob=shared))
-    await store.commit(said("3", ONE, blob=later))
-    await store.commit(said("4", TWO, blob=shared))
-    await store.commit(erasing(ONE, 2))
+    await store.commit(make_write("1", ONE, blob=digest))
+    await store.commit(make_write("2", ONE, blob=shared))
+    await store.commit(make_write("3", ONE, blob=later))
+    await store.commit(make_write("4", TWO, blob=shared))
+    await store.commit(make_erasure(ONE, 2))
     with pytest.raises(KeyError):
         await store.get(digest)
     assert (await store.get(shared), await store.get(later)) == (b"shared", b"later")
@@ -152,10 +152,10 @@ async def test_erasing_drops_blobs_that_nothing_else_names(store: JournalStore) 
 
 async def test_a_blob_goes_with_the_last_that_named_it(store: JournalStore) -> None:
     shared = await store.put(b"shared")
-    await store.commit(said("1", ONE, blob=shared))
-    await store.commit(said("2", TWO, blob=shared))
-    await store.commit(erasing(ONE, 1))
-    await store.commit(erasing(TWO, 1))
+    await store.commit(make_write("1", ONE, blob=shared))
+    await store.commit(make_write("2", TWO, blob=shared))
+    await store.commit(make_erasure(ONE, 1))
+    await store.commit(make_erasure(TWO, 1))
     with pytest.raises(KeyError):
         await store.get(shared)
 
@@ -164,25 +164,25 @@ async def test_a_definition_stays_when_somebody_who_read_it_is_erased(store: Jou
     digest = await store.put(b"the definition")
     event = SessionStarted(session="two", agent="a", kind="task", started_by="me", definition=digest)
     await store.commit(lifecycle.start_session(event))
-    await store.commit(said("1", ONE, blob=digest))
-    await store.commit(erasing(ONE, 1))
+    await store.commit(make_write("1", ONE, blob=digest))
+    await store.commit(make_erasure(ONE, 1))
     assert await store.get(digest) == b"the definition"
 
 
 async def test_an_event_never_names_a_blob_that_is_not_there(store: JournalStore) -> None:
     """One that was put again just before it was erased, for example: then it must be put once more."""
-    await store.commit(said("1", ONE, blob=await store.put(b"shared")))
+    await store.commit(make_write("1", ONE, blob=await store.put(b"shared")))
     shared = await store.put(b"shared")
-    await store.commit(erasing(ONE, 1))
+    await store.commit(make_erasure(ONE, 1))
     with pytest.raises(BlobMissing, match="Save the blob again, then repeat the write"):
-        await store.commit(said("2", TWO, blob=shared))
+        await store.commit(make_write("2", TWO, blob=shared))
     assert await store.read(TWO) == []
     assert await store.put(b"shared") == shared
-    assert (await store.commit(said("2", TWO, blob=shared))).events[0].blob == shared
+    assert (await store.commit(make_write("2", TWO, blob=shared))).events[0].blob == shared
 
 
 async def test_only_the_write_whose_blob_is_missing_fails(store: JournalStore) -> None:
-    writes = [said("1"), said("2", blob=Digest("00" * 32)), said("3")]
+    writes = [make_write("1"), make_write("2", blob=Digest("00" * 32)), make_write("3")]
     answers = await asyncio.gather(*map(store.commit, writes), return_exceptions=True)
     assert [type(answer) for answer in answers] == [Committed, BlobMissing, Committed]
 
@@ -190,7 +190,7 @@ async def test_only_the_write_whose_blob_is_missing_fails(store: JournalStore) -
 async def test_blobs_that_nothing_names_go_after_a_day(clocked_place: "Place") -> None:
     store = clocked_place.open()
     named, definition, vain = [await store.put(data) for data in (b"named", b"definition", b"vain")]
-    await store.commit(said("1", ONE, blob=named))
+    await store.commit(make_write("1", ONE, blob=named))
     event = SessionStarted(session="two", agent="a", kind="task", started_by="me", definition=definition)
     await store.commit(lifecycle.start_session(event))
     await clocked_place.clock.sleep(DAY)
@@ -220,7 +220,7 @@ async def test_an_inbox_is_erased_apart_from_its_session(store: JournalStore) ->
     )
     posted = WakePosted(cause="message", origin="person", sender="me")
     await store.commit(lifecycle.post_wake("one", "message", posted, b"private"))
-    await store.commit(erasing(inbox_stream("one"), 1))
+    await store.commit(make_erasure(inbox_stream("one"), 1))
     assert (await store.read(inbox_stream("one")))[0].body is None
     assert (await store.read(ONE))[0].body == b"task"
 

@@ -30,7 +30,7 @@ CLOCK = SystemClock()
 IDS = SortableIds(CLOCK.now)
 
 
-def opened(url: str | Path) -> JournalStore:
+def open_at(url: str | Path) -> JournalStore:
     return open_store(str(url), clock=CLOCK, ids=IDS)
 
 
@@ -39,7 +39,7 @@ def note(key: str, body: bytes | None = None) -> Write:
 
 
 async def read(file: Path) -> dict[str, bytes | None]:
-    store = opened(file)
+    store = open_at(file)
     try:
         return {event.key: event.body for event in await store.read(FLEET)}
     finally:
@@ -66,7 +66,7 @@ async def fill(store: JournalStore, bodies: Mapping[str, bytes], values: dict[st
 )
 def test_a_url_of_no_known_form_is_refused_with_the_forms_that_are(url: str) -> None:
     with pytest.raises(StoreUnusable, match=r"sqlite:///folder/halter\.db, postgresql://") as refusal:
-        opened(url)
+        open_at(url)
     assert "open-sesame" not in str(refusal.value)
 
 
@@ -83,7 +83,7 @@ def test_passwords_are_masked() -> None:
     "form", ["{folder}/new/store.db", "sqlite:///{folder}/new/store.db", "sqlite:{folder}/new/store.db"]
 )
 async def test_a_store_and_its_folder_are_made_for_their_owner_alone(tmp_path: Path, form: str) -> None:
-    store = opened(form.format(folder=tmp_path))
+    store = open_at(form.format(folder=tmp_path))
     await store.commit(note("key"))
     await store.close()
     assert (tmp_path / "new/store.db").exists()
@@ -92,8 +92,8 @@ async def test_a_store_and_its_folder_are_made_for_their_owner_alone(tmp_path: P
 
 async def test_a_relative_file_is_made_where_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    await opened("sqlite:here.db").close()
-    await opened("there.db").close()
+    await open_at("sqlite:here.db").close()
+    await open_at("there.db").close()
     assert (tmp_path / "here.db").exists()
     assert (tmp_path / "there.db").exists()
 
@@ -114,7 +114,7 @@ open_store("postgresql://me:open-sesame@host/db", clock=SystemClock(), ids=Sorta
     assert "open-sesame" not in last
 
 
-async def test_a_store_that_a_newer_program_changed_is_left_alone(shared_place: "Place") -> None:
+async def test_a_store_that_a_newer_program_changed_is_not_opened(shared_place: "Place") -> None:
     store = shared_place.open()
     await store.commit(note("key"))
     await store.close()
@@ -130,13 +130,13 @@ def test_a_file_that_is_no_store_is_not_touched(tmp_path: Path) -> None:
     file = tmp_path / "letter.txt"
     file.write_text("Dear Ada,\n" * 1_000)
     with pytest.raises(StoreUnusable, match="damaged or not a Halter store"):
-        opened(file)
+        open_at(file)
     assert file.read_text() == "Dear Ada,\n" * 1_000
 
 
 async def test_a_damaged_store_says_so(tmp_path: Path) -> None:
     file = tmp_path / "store.db"
-    store = opened(file)
+    store = open_at(file)
     for number in range(50):
         await store.commit(note(f"key {number}", os.urandom(4_000)))
     await store.close()
@@ -149,10 +149,10 @@ async def test_a_damaged_store_says_so(tmp_path: Path) -> None:
 
 async def test_a_store_whose_very_tables_are_no_text_any_more_says_so(tmp_path: Path) -> None:
     file = tmp_path / "store.db"
-    await opened(file).close()
+    await open_at(file).close()
     file.write_bytes(file.read_bytes().replace(b"CREATE INDEX sessions_due ON", b"CREATE INDEX sessions_due O\x9e"))
     with pytest.raises(StoreUnusable, match="damaged or not a Halter store"):
-        opened(file)
+        open_at(file)
 
 
 @pytest.fixture
@@ -176,9 +176,9 @@ async def test_a_locked_file_is_waited_for_and_then_said_to_be_locked(
     await store.close()
 
 
-async def test_a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room(small_disk: "SmallDisk") -> None:
+async def test_a_full_disk_loses_nothing_and_work_continues_when_there_is_room(small_disk: "SmallDisk") -> None:
     file = small_disk.folder / "store.db"
-    store = opened(file)
+    store = open_at(file)
     bodies = {f"key {number}": os.urandom(32_000) for number in range(100)}
     values: dict[str, bytes] = {}
     with pytest.raises(StoreUnavailable, match=r"is full\. Nothing was written\. Free some space"):
@@ -191,32 +191,32 @@ async def test_a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room(sma
 
 
 async def test_a_disk_that_can_only_be_read_is_called_so(small_disk: "SmallDisk") -> None:
-    store = opened(small_disk.folder / "store.db")
+    store = open_at(small_disk.folder / "store.db")
     await store.commit(note("key"))
     await store.close()
     small_disk.change("ro")
     with pytest.raises(StoreUnusable, match="writ"):
-        opened(small_disk.folder / "other.db")
+        open_at(small_disk.folder / "other.db")
     with pytest.raises(StoreUnusable, match=r"Cannot create the folder .*/deeper of the store"):
-        opened(small_disk.folder / "deeper" / "store.db")
-    store = opened(small_disk.folder / "store.db")
+        open_at(small_disk.folder / "deeper" / "store.db")
+    store = open_at(small_disk.folder / "store.db")
     with pytest.raises(StoreUnusable, match=r"is not writable\. Make the file and its folder writable"):
         await store.commit(note("another key"))
     await store.close()
     small_disk.change("rw")
-    store = opened(small_disk.folder / "store.db")
+    store = open_at(small_disk.folder / "store.db")
     assert len(await store.read(FLEET)) == 1
     await store.close()
 
 
 async def test_a_store_that_may_only_be_read_can_be_read_and_verified(small_disk: "SmallDisk") -> None:
     file = small_disk.folder / "store #1?.db"
-    store = opened(file)
+    store = open_at(file)
     await store.commit(note("key", b"what was said"))
     await store.close()
     assert list(small_disk.folder.iterdir()) == [file]
     small_disk.change("ro")
-    store = opened(file)
+    store = open_at(file)
     assert [event.body for event in await store.read(FLEET)] == [b"what was said"]
     report = await verify_store(store)
     assert (report.ok, report.events) == (True, 1)
@@ -225,7 +225,7 @@ async def test_a_store_that_may_only_be_read_can_be_read_and_verified(small_disk
     await store.close()
 
 
-def copied(small_disk: "SmallDisk", file: Path, *names: str) -> Path:
+def copy_files(small_disk: "SmallDisk", file: Path, *names: str) -> Path:
     for name in names:
         (small_disk.folder / name).write_bytes((file.parent / name).read_bytes())
     small_disk.change("ro")
@@ -234,36 +234,36 @@ def copied(small_disk: "SmallDisk", file: Path, *names: str) -> Path:
 
 async def test_a_log_that_cannot_be_read_is_never_left_out(tmp_path: Path, small_disk: "SmallDisk") -> None:
     """Otherwise a copy that was taken while somebody wrote would look shorter than it is, and cut off."""
-    store = opened(tmp_path / "store.db")
+    store = open_at(tmp_path / "store.db")
     await store.commit(note("key"))
-    copy = copied(small_disk, tmp_path / "store.db", "store.db", "store.db-wal")
+    copy = copy_files(small_disk, tmp_path / "store.db", "store.db", "store.db-wal")
     with pytest.raises(StoreUnusable, match=r"still in .*store\.db-wal\. Copy both into a writable folder"):
-        opened(copy)
+        open_at(copy)
     await store.close()
 
 
 async def test_an_older_store_that_may_only_be_read_is_not_taken_for_a_new_one(
     tmp_path: Path, small_disk: "SmallDisk"
 ) -> None:
-    await opened(tmp_path / "store.db").close()
+    await open_at(tmp_path / "store.db").close()
     with closing(sqlite3.connect(tmp_path / "store.db")) as file, file:
         file.execute("UPDATE meta SET value = '1' WHERE name = 'schema'")
     file.close()
-    copy = copied(small_disk, tmp_path / "store.db", "store.db")
+    copy = copy_files(small_disk, tmp_path / "store.db", "store.db")
     with pytest.raises(StoreUnusable, match=r"has schema version 1 and is read-only.* Copy it into a"):
-        opened(copy)
+        open_at(copy)
 
 
 async def test_a_full_disk_is_called_so_when_an_existing_store_is_opened(small_disk: "SmallDisk") -> None:
     file = small_disk.folder / "store.db"
-    store = opened(file)
+    store = open_at(file)
     await store.commit(note("key"))
     await store.close()
     with (small_disk.folder / "rest").open("wb", buffering=0) as rest, contextlib.suppress(OSError):
         while True:
             rest.write(bytes(4_096))
     with pytest.raises(StoreUnavailable, match=r"The disk of .* is full"):
-        await opened(file).commit(note("another key", bytes(100_000)))
+        await open_at(file).commit(note("another key", bytes(100_000)))
     (small_disk.folder / "rest").unlink()
     assert await read(file) == {"key": None}
 
@@ -302,7 +302,7 @@ def test_a_database_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE photos (name TEXT)")
     before = file.read_bytes()
     with pytest.raises(StoreUnusable, match=r"is a SQLite database, but not a Halter store.*Use another file"):
-        opened(file)
+        open_at(file)
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
 
@@ -310,13 +310,13 @@ def test_a_database_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["{folder}", "sqlite://{folder}", "sqlite:{folder}/"])
 def test_a_folder_is_no_store_and_the_sentence_says_what_to_write(tmp_path: Path, form: str) -> None:
     with pytest.raises(StoreUnusable, match=r"is a folder\. Use a file in it, such as .*/halter\.db"):
-        opened(form.format(folder=tmp_path))
+        open_at(form.format(folder=tmp_path))
 
 
 @pytest.mark.parametrize("url", ["store\0.db", "sqlite:///tmp/store\0.db", "~nobody-of-that-name/store.db"])
 def test_a_name_that_no_file_can_have_is_refused(url: str) -> None:
     with pytest.raises(StoreUnusable, match=r"Use another file|Write the full path"):
-        opened(url)
+        open_at(url)
 
 
 async def test_a_commit_is_synced_and_readers_are_not_in_its_way(tmp_path: Path) -> None:

@@ -52,12 +52,12 @@ async def claim_one(store: JournalStore, worker: WorkerId = ANNA) -> Lease:
     return lease
 
 
-def parked(seen: int = 0, **facts: Any) -> SessionParked:
+def make_parked(seen: int = 0, **facts: Any) -> SessionParked:
     return SessionParked(state="SLEEPING", inbox_seen=seen, **facts)
 
 
-def writing(lease: Lease, key: str = "key") -> Write:
-    return Write(session_stream(lease.session), key, lambda _: [Draft(parked(resident=True))], lease=lease)
+def make_write(lease: Lease, key: str = "key") -> Write:
+    return Write(session_stream(lease.session), key, lambda _: [Draft(make_parked(resident=True))], lease=lease)
 
 
 async def session(store: JournalStore, name: str = ONE) -> SessionRow:
@@ -96,7 +96,7 @@ async def test_a_session_does_not_end_while_a_hold_is_in_doubt(store: JournalSto
 
 async def test_a_session_that_rests_is_woken_before_it_completes(store: JournalStore) -> None:
     lease = await start_owned(store)
-    await store.commit(writing(lease))
+    await store.commit(make_write(lease))
     with pytest.raises(IllegalTransition, match="is SLEEPING and cannot become COMPLETED"):
         await store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))
     assert (await session(store)).state == "SLEEPING"
@@ -107,7 +107,7 @@ async def test_a_claim_gives_the_session_and_its_next_generation(store: JournalS
     lease = await claim_one(store)
     assert lease == Lease(ONE, ANNA, 1)
     assert ((await session(store)).owner, (await session(store)).generation) == (ANNA, 1)
-    committed = await store.commit(writing(lease))
+    committed = await store.commit(make_write(lease))
     assert committed.events[0].generation == 1
 
 
@@ -123,7 +123,7 @@ async def test_what_begins_with_its_owner_is_given_to_nobody_else(store: Journal
     lease = await start_owned(store)
     assert ((await session(store)).owner, (await session(store)).generation) == (ANNA, 1)
     assert [await store.claim(BERT, 10), await store.claim(BERT, 1, ONE), await store.claim(ANNA, 1, ONE)] == [[]] * 3
-    assert (await store.commit(writing(lease))).events[0].generation == 1
+    assert (await store.commit(make_write(lease))).events[0].generation == 1
 
 
 async def test_what_began_with_an_owner_that_died_is_taken_over_and_its_start_repeated_changes_nothing(
@@ -136,7 +136,7 @@ async def test_what_began_with_an_owner_that_died_is_taken_over_and_its_start_re
     await start_owned(store)
     assert ((await session(store)).owner, (await session(store)).generation) == (BERT, 2)
     with pytest.raises(LeaseLost):
-        await store.commit(writing(own))
+        await store.commit(make_write(own))
 
 
 async def test_what_an_owner_began_that_was_forgotten_before_is_taken_over_once_somebody_comes(
@@ -160,7 +160,7 @@ async def test_what_sleeps_is_not_due(store: JournalStore) -> None:
     await start(store, ONE)
     lease = await claim_one(store)
     tomorrow = (await store.beat(ANNA)).now + DAY
-    await store.commit(lifecycle.park_session(lease, "park", parked(wake_at=tomorrow)))
+    await store.commit(lifecycle.park_session(lease, "park", make_parked(wake_at=tomorrow)))
     assert (await session(store)).due_at == tomorrow
     assert await store.claim(BERT, 10) == []
 
@@ -168,14 +168,14 @@ async def test_what_sleeps_is_not_due(store: JournalStore) -> None:
 async def test_a_timer_that_ran_out_makes_a_session_due(store: JournalStore) -> None:
     await start(store, ONE)
     lease = await claim_one(store)
-    await store.commit(lifecycle.park_session(lease, "park", parked(wake_at=(await store.beat(ANNA)).now)))
+    await store.commit(lifecycle.park_session(lease, "park", make_parked(wake_at=(await store.beat(ANNA)).now)))
     assert await claim_one(store, BERT) == Lease(ONE, BERT, 2)
 
 
 async def test_a_message_makes_a_sleeping_session_due(store: JournalStore) -> None:
     await start(store, ONE)
     lease = await claim_one(store)
-    await store.commit(lifecycle.park_session(lease, "park", parked()))
+    await store.commit(lifecycle.park_session(lease, "park", make_parked()))
     assert await store.claim(BERT, 10) == []
     await store.commit(lifecycle.post_message(ONE, "message", b"wake up", "a person"))
     assert await claim_one(store, BERT) == Lease(ONE, BERT, 2)
@@ -184,7 +184,7 @@ async def test_a_message_makes_a_sleeping_session_due(store: JournalStore) -> No
 async def test_what_does_not_wake_a_session_leaves_it_asleep(store: JournalStore) -> None:
     await start(store, ONE)
     lease = await claim_one(store)
-    await store.commit(lifecycle.park_session(lease, "park", parked(wake_on=("alarm",))))
+    await store.commit(lifecycle.park_session(lease, "park", make_parked(wake_on=("alarm",))))
     signal = WakePosted(cause="signal", origin="sensor", sender="thermometer", name="drizzle")
     await store.commit(lifecycle.post_wake(ONE, "drizzle", signal))
     row = await session(store)
@@ -195,8 +195,8 @@ async def test_parking_is_refused_when_something_unseen_arrived(store: JournalSt
     await start(store, ONE)
     lease = await claim_one(store)
     await store.commit(lifecycle.post_message(ONE, "message", b"one more thing", "a person"))
-    assert (await store.commit(lifecycle.park_session(lease, "park", parked(seen=0)))).events == ()
-    assert (await store.commit(lifecycle.park_session(lease, "park", parked(seen=1)))).events
+    assert (await store.commit(lifecycle.park_session(lease, "park", make_parked(seen=0)))).events == ()
+    assert (await store.commit(lifecycle.park_session(lease, "park", make_parked(seen=1)))).events
     assert await store.claim(BERT, 10) == []
 
 
@@ -204,7 +204,7 @@ async def test_parking_releases_a_session_unless_it_is_resident(store: JournalSt
     await start(store, "free")
     await start(store, "resident")
     for lease in await store.claim(ANNA, 10):
-        event = parked(wake_at=1, resident=lease.session == "resident")
+        event = make_parked(wake_at=1, resident=lease.session == "resident")
         await store.commit(lifecycle.park_session(lease, f"{lease.session}/park", event))
     assert ((await session(store, "free")).owner, (await session(store, "resident")).owner) == ("", ANNA)
     assert names(await store.claim(BERT, 10)) == ["free"]
@@ -259,7 +259,7 @@ async def test_an_owner_that_lost_its_lease_can_write_nothing(place: "Place") ->
     stale = await claim_one(store, ANNA)
     await claim_one(store, BERT)
     with pytest.raises(LeaseLost, match=r"anna .* has lost the lease .* belongs to bert \(generation 2\)"):
-        await store.commit(writing(stale))
+        await store.commit(make_write(stale))
     assert len(await store.read(session_stream(ONE))) == 1
 
 
@@ -272,7 +272,9 @@ async def test_a_lost_lease_writes_nothing_to_another_session_of_its_worker_eith
     await claim_one(store)
     stream = session_stream("two")
     with pytest.raises(LeaseLost):
-        await store.commit(Write(stream, "key", lambda _: [Draft(parked())], lease=lost, others=[session_stream(ONE)]))
+        await store.commit(
+            Write(stream, "key", lambda _: [Draft(make_parked())], lease=lost, others=[session_stream(ONE)])
+        )
     assert len(await store.read(stream)) == 1
 
 
@@ -281,16 +283,16 @@ async def test_a_lease_ends_with_the_session_it_was_for(store: JournalStore) -> 
     lease = await claim_one(store)
     await store.commit(lifecycle.end_session(lease, "COMPLETED", "done"))
     with pytest.raises(LeaseLost, match="belongs to no worker"):
-        await store.commit(writing(lease))
+        await store.commit(make_write(lease))
 
 
 async def test_a_repeat_after_the_lease_was_lost_still_answers_as_the_first_did(place: "Place") -> None:
     store = place.open(lease=AT_ONCE)
     await start(store, ONE)
     lease = await claim_one(store, ANNA)
-    first = await store.commit(writing(lease))
+    first = await store.commit(make_write(lease))
     await claim_one(store, BERT)
-    again = await store.commit(writing(lease))
+    again = await store.commit(make_write(lease))
     assert (again.is_repeated, again.events) == (True, first.events)
 
 
@@ -299,16 +301,16 @@ async def test_a_stale_owner_cannot_take_its_successors_write_for_its_own(place:
     await start(store, ONE)
     stale = await claim_one(store, ANNA)
     fresh = await claim_one(store, BERT)
-    await store.commit(writing(fresh, "the same key"))
+    await store.commit(make_write(fresh, "the same key"))
     with pytest.raises(LeaseLost):
-        await store.commit(writing(stale, "the same key"))
+        await store.commit(make_write(stale, "the same key"))
 
 
 async def test_a_successor_may_repeat_what_its_predecessor_wrote(place: "Place") -> None:
     store = place.open(lease=AT_ONCE)
     await start(store, ONE)
-    first = await store.commit(writing(await claim_one(store, ANNA), "the same key"))
-    again = await store.commit(writing(await claim_one(store, BERT), "the same key"))
+    first = await store.commit(make_write(await claim_one(store, ANNA), "the same key"))
+    again = await store.commit(make_write(await claim_one(store, BERT), "the same key"))
     assert (again.is_repeated, again.events) == (True, first.events)
 
 
@@ -316,14 +318,14 @@ async def test_a_beat_after_a_lapse_says_what_is_left(place: "Place") -> None:
     store = place.open(lease=AT_ONCE)
     await start(store, "kept")
     kept = await claim_one(store, ANNA)
-    await store.commit(lifecycle.park_session(kept, "park", parked(resident=True)))
+    await store.commit(lifecycle.park_session(kept, "park", make_parked(resident=True)))
     assert (await store.beat(ANNA)).remaining_leases == {kept}
     await start(store, "lost")
     await store.claim(BERT, 10)
     assert (await store.beat(ANNA)).remaining_leases == frozenset()
 
 
-async def test_a_lapse_is_told_again_for_as_long_as_a_lease_lasts(clocked_place: "Place") -> None:
+async def test_a_lapse_is_reported_again_for_as_long_as_a_lease_lasts(clocked_place: "Place") -> None:
     """The answer that tells of it may be lost, and with it every other sign before the next write."""
     store = clocked_place.open(lease=15 * SECOND)
     await start(store, ONE)
@@ -337,7 +339,7 @@ async def test_a_lapse_is_told_again_for_as_long_as_a_lease_lasts(clocked_place:
     assert leases == [frozenset(), frozenset(), frozenset(), None, None]
 
 
-async def test_a_lapse_is_told_again_whoever_tells_the_time(shared_place: "Place") -> None:
+async def test_a_lapse_is_reported_again_with_any_clock(shared_place: "Place") -> None:
     brief, usual = shared_place.open(lease=AT_ONCE), shared_place.open()
     await start(brief, ONE)
     kept = await claim_one(brief, ANNA)
@@ -345,7 +347,7 @@ async def test_a_lapse_is_told_again_whoever_tells_the_time(shared_place: "Place
         assert (await usual.beat(ANNA)).remaining_leases == {kept}
 
 
-async def test_what_a_process_left_behind_goes_on_when_it_is_started_again(place: "Place") -> None:
+async def test_sessions_of_a_process_continue_when_it_is_restarted(place: "Place") -> None:
     """A service manager starts it under the same name, at once, and then it beats and claims as it always does."""
     ids = SortableIds(place.clock.now)
     store = place.open(lease=AT_ONCE)
@@ -356,7 +358,7 @@ async def test_what_a_process_left_behind_goes_on_when_it_is_started_again(place
     await store.beat(worker_id)
     assert await claim_one(store, worker_id) == Lease(ONE, worker_id, 2)
     with pytest.raises(LeaseLost):
-        await store.commit(writing(left))
+        await store.commit(make_write(left))
 
 
 async def test_an_earlier_lease_of_the_same_worker_can_write_nothing(place: "Place") -> None:
@@ -370,8 +372,8 @@ async def test_an_earlier_lease_of_the_same_worker_can_write_nothing(place: "Pla
     with pytest.raises(
         LeaseLost, match=r"anna \(generation 1\) has lost the lease .* belongs to anna \(generation 3\)"
     ):
-        await store.commit(writing(stale))
-    assert (await store.commit(writing(fresh))).events[0].generation == 3
+        await store.commit(make_write(stale))
+    assert (await store.commit(make_write(fresh))).events[0].generation == 3
 
 
 async def test_an_orphan_of_a_newer_format_is_never_taken(shared_place: "Place") -> None:
@@ -426,7 +428,7 @@ async def test_a_session_that_is_named_is_taken_before_it_is_due_and_no_other(st
     for name in (ONE, "two"):
         await start(store, name)
     (lease,) = await store.claim(ANNA, 10, ONE)
-    await store.commit(lifecycle.park_session(lease, "rest", parked()))
+    await store.commit(lifecycle.park_session(lease, "rest", make_parked()))
     (again,) = await store.claim(BERT, 10, ONE)
     assert again == Lease(ONE, BERT, 2)
     assert await store.claim(ANNA, 10, ONE) == []
@@ -450,7 +452,7 @@ async def test_a_worker_that_leaves_in_good_order_keeps_nobody_waiting(store: Jo
     await store.leave(ANNA)
     assert await store.claim(BERT, 10) == [Lease(ONE, BERT, 2)]
     with pytest.raises(LeaseLost):
-        await store.commit(writing(lease))
+        await store.commit(make_write(lease))
     await store.leave(WorkerId("nobody"))
 
 
@@ -460,7 +462,7 @@ async def test_a_session_that_is_given_back_goes_to_the_next_who_asks_and_no_oth
     first = {lease.session: lease for lease in await store.claim(ANNA, 10)}
     await store.release(first[ONE])
     with pytest.raises(LeaseLost):
-        await store.commit(writing(first[ONE]))
+        await store.commit(make_write(first[ONE]))
     assert await store.claim(BERT, 10) == [Lease(ONE, BERT, 2)]
     await store.release(first[ONE])
     assert ((await session(store)).owner, (await session(store, "two")).owner) == (BERT, ANNA)
@@ -484,7 +486,7 @@ async def test_a_session_is_given_back_after_the_write_that_takes_it_though_nobo
         assert not (await session(store, lease.session)).owner
 
 
-async def test_a_claim_for_some_agents_takes_only_what_runs_by_itself_of_theirs(store: JournalStore) -> None:
+async def test_a_claim_for_some_agents_takes_only_their_unattended_sessions(store: JournalStore) -> None:
     for agent in ("watcher", "other"):
         for kind in ("autonomous", "chat", "task"):
             event = SessionStarted(session=f"{agent} {kind}", agent=agent, kind=kind, started_by="a person")
@@ -511,7 +513,7 @@ async def test_the_next_moment_that_somebody_is_due_is_known(store: JournalStore
     await start(store, ONE)
     lease = await claim_one(store)
     now = (await store.beat(ANNA)).now
-    await store.commit(lifecycle.park_session(lease, "park", parked(wake_at=now + DAY)))
+    await store.commit(lifecycle.park_session(lease, "park", make_parked(wake_at=now + DAY)))
     assert (await next_look(store, now))["due_at"] == now + DAY
     assert (await next_look(store, now + DAY))["due_at"] is None
 
@@ -533,13 +535,13 @@ async def test_the_hot_state_of_a_session_is_kept_for_its_successor(store: Journ
 ANY: AgentConcurrency = {"watcher": None}
 
 
-async def fired(store: JournalStore, session: str, agent: str = "watcher") -> SessionId:
+async def fire_trigger(store: JournalStore, session: str, agent: str = "watcher") -> SessionId:
     event = SessionStarted(session=session, agent=agent, kind="task", started_by="a trigger", trigger="nightly")
     await store.commit(lifecycle.start_session(event))
     return SessionId(session)
 
 
-async def offered(store: JournalStore, agents: AgentConcurrency = ANY, limit: int = 100) -> list[Ticket]:
+async def list_offered(store: JournalStore, agents: AgentConcurrency = ANY, limit: int = 100) -> list[Ticket]:
     """Offer what is due, and return what was handed out in the transaction itself."""
     heard: list[Ticket] = []
     offered = await store.offer(limit, agents, lambda _, tickets: heard.extend(tickets))
@@ -548,23 +550,23 @@ async def offered(store: JournalStore, agents: AgentConcurrency = ANY, limit: in
 
 
 async def test_what_is_due_is_offered_once(store: JournalStore) -> None:
-    await fired(store, ONE)
-    assert await offered(store) == [Ticket(ONE, "watcher", 0)]
-    assert await offered(store) == []
-    assert await offered(store, {"other": None}) == []
+    await fire_trigger(store, ONE)
+    assert await list_offered(store) == [Ticket(ONE, "watcher", 0)]
+    assert await list_offered(store) == []
+    assert await list_offered(store, {"other": None}) == []
 
 
 async def test_only_so_much_is_offered_as_is_asked_for_the_longest_due_first(store: JournalStore) -> None:
     for name in ("c", "a", "b"):
-        await fired(store, name)
-    assert [ticket.session for ticket in await offered(store, limit=2)] == ["c", "a"]
-    assert await offered(store, limit=2) == []
-    assert [ticket.session for ticket in await offered(store, limit=3)] == ["b"]
+        await fire_trigger(store, name)
+    assert [ticket.session for ticket in await list_offered(store, limit=2)] == ["c", "a"]
+    assert await list_offered(store, limit=2) == []
+    assert [ticket.session for ticket in await list_offered(store, limit=3)] == ["b"]
 
 
-async def test_whoever_offers_is_told_whether_there_may_be_more(store: JournalStore) -> None:
+async def test_an_offer_returns_whether_there_may_be_more(store: JournalStore) -> None:
     for name in ("a", "b", "c"):
-        await fired(store, name)
+        await fire_trigger(store, name)
 
     async def more(limit: int) -> bool:
         return (await store.offer(limit, ANY, lambda _, __: None)).has_more
@@ -573,62 +575,62 @@ async def test_whoever_offers_is_told_whether_there_may_be_more(store: JournalSt
 
 
 async def test_a_ticket_that_is_given_back_is_offered_again_at_once(store: JournalStore) -> None:
-    await fired(store, ONE)
-    (ticket,) = await offered(store)
+    await fire_trigger(store, ONE)
+    (ticket,) = await list_offered(store)
     assert await store.claim(ANNA, 0, ticket) == []
-    assert await offered(store) == [ticket]
+    assert await list_offered(store) == [ticket]
 
 
 async def test_a_ticket_is_a_lease_for_whoever_comes_first_with_it(store: JournalStore) -> None:
-    await fired(store, ONE)
-    (ticket,) = await offered(store)
+    await fire_trigger(store, ONE)
+    (ticket,) = await list_offered(store)
     assert await store.claim(ANNA, 1, ticket) == [Lease(ONE, ANNA, 1)]
     assert await store.claim(BERT, 1, ticket) == []
 
 
 async def test_a_ticket_is_void_when_anybody_has_had_the_session_since(store: JournalStore) -> None:
-    await fired(store, ONE)
-    (ticket,) = await offered(store)
+    await fire_trigger(store, ONE)
+    (ticket,) = await list_offered(store)
     (lease,) = await store.claim(ANNA, 1, agents=ANY)
-    await store.commit(lifecycle.park_session(lease, "rest", parked()))
+    await store.commit(lifecycle.park_session(lease, "rest", make_parked()))
     assert await store.claim(BERT, 1, ticket) == []
 
 
 async def test_what_a_failing_hand_was_to_give_out_is_offered_again(store: JournalStore) -> None:
-    await fired(store, ONE)
+    await fire_trigger(store, ONE)
 
     def broken(_: object, __: object) -> None:
         raise StoreUnavailable("The queue is away.")
 
     with pytest.raises(StoreUnavailable):
         await store.offer(10, ANY, broken)
-    assert len(await offered(store)) == 1
+    assert len(await list_offered(store)) == 1
 
 
 async def test_a_ticket_that_nobody_used_is_offered_again_after_a_lease(place: "Place") -> None:
     store = place.open(lease=AT_ONCE)
-    await fired(store, ONE)
-    assert len(await offered(store)) == 1
-    assert len(await offered(store)) == 1
+    await fire_trigger(store, ONE)
+    assert len(await list_offered(store)) == 1
+    assert len(await list_offered(store)) == 1
 
 
 async def test_the_sessions_of_a_dead_worker_are_offered_and_those_of_a_live_one_are_not(store: JournalStore) -> None:
-    await fired(store, ONE)
-    (ticket,) = await offered(store)
+    await fire_trigger(store, ONE)
+    (ticket,) = await list_offered(store)
     (lease,) = await store.claim(ANNA, 1, ticket)
-    assert await offered(store) == []
+    assert await list_offered(store) == []
     await store.leave(ANNA)
-    (again,) = await offered(store)
+    (again,) = await list_offered(store)
     assert again == Ticket(ONE, "watcher", lease.generation)
     assert await store.claim(BERT, 1, again) == [Lease(ONE, BERT, 2)]
 
 
 async def test_an_owner_that_came_back_keeps_what_was_offered_meanwhile(store: JournalStore) -> None:
-    await fired(store, ONE)
-    (ticket,) = await offered(store)
+    await fire_trigger(store, ONE)
+    (ticket,) = await list_offered(store)
     await store.claim(ANNA, 1, ticket)
     await store.leave(ANNA)
-    (again,) = await offered(store)
+    (again,) = await list_offered(store)
     await store.beat(ANNA)
     assert await store.claim(BERT, 1, again) == []
 
@@ -636,47 +638,47 @@ async def test_an_owner_that_came_back_keeps_what_was_offered_meanwhile(store: J
 @pytest.mark.parametrize("by", ["claims", "tickets"])
 async def test_no_more_tasks_of_an_agent_are_awake_than_it_allows(store: JournalStore, by: str) -> None:
     for number in range(5):
-        await fired(store, f"task {number}")
+        await fire_trigger(store, f"task {number}")
     await start(store, "the agent's own")
     two: AgentConcurrency = {"watcher": 2}
     if by == "claims":
         leases = list(await store.claim(ANNA, 10, agents=two))
         assert await store.claim(BERT, 10, agents=two) == []
     else:
-        tickets = await offered(store, two)
-        assert await offered(store, two) == []
+        tickets = await list_offered(store, two)
+        assert await list_offered(store, two) == []
         leases = [lease for ticket in tickets for lease in await store.claim(ANNA, 1, ticket)]
-        assert await offered(store, two) == []
+        assert await list_offered(store, two) == []
     assert names(leases) == ["task 0", "task 1", "the agent's own"]
     ends = next(lease for lease in leases if lease.session == "task 0")
     await store.commit(lifecycle.end_session(ends, "CANCELLED", "cancelled"))
-    assert [ticket.session for ticket in await offered(store, two)] == ["task 2"]
+    assert [ticket.session for ticket in await list_offered(store, two)] == ["task 2"]
     assert await store.claim(BERT, 10, agents=two) == []
 
 
 async def test_what_is_on_offer_takes_the_room_of_its_own_agent_and_of_no_other(store: JournalStore) -> None:
     one_each: AgentConcurrency = {"watcher": 1, "clerk": 1}
-    await fired(store, "a")
-    assert [ticket.session for ticket in await offered(store, one_each)] == ["a"]
-    await fired(store, "b", "clerk")
-    await fired(store, "c")
-    assert [ticket.session for ticket in await offered(store, one_each)] == ["b"]
+    await fire_trigger(store, "a")
+    assert [ticket.session for ticket in await list_offered(store, one_each)] == ["a"]
+    await fire_trigger(store, "b", "clerk")
+    await fire_trigger(store, "c")
+    assert [ticket.session for ticket in await list_offered(store, one_each)] == ["b"]
 
 
 async def test_a_void_ticket_takes_no_room(store: JournalStore) -> None:
     values: AgentConcurrency = {"watcher": 1}
-    await fired(store, "a")
-    assert len(await offered(store, values)) == 1
+    await fire_trigger(store, "a")
+    assert len(await list_offered(store, values)) == 1
     (lease,) = await store.claim(ANNA, 1, agents=ANY)
-    await store.commit(lifecycle.park_session(lease, "rest", parked()))
-    await fired(store, "b")
-    assert [ticket.session for ticket in await offered(store, values)] == ["b"]
+    await store.commit(lifecycle.park_session(lease, "rest", make_parked()))
+    await fire_trigger(store, "b")
+    assert [ticket.session for ticket in await list_offered(store, values)] == ["b"]
 
 
 async def test_several_processes_together_wake_no_more_tasks_than_an_agent_allows(shared_place: "Place") -> None:
     stores = [shared_place.open() for _ in range(4)]
     for number in range(30):
-        await fired(stores[0], f"task {number:02}")
+        await fire_trigger(stores[0], f"task {number:02}")
     workers = [WorkerId(f"worker {number}") for number in range(4)]
     claims = [stores[number % 4].claim(workers[number % 4], 3, agents={"watcher": 5}) for number in range(16)]
     taken = [lease for leases in await asyncio.gather(*claims) for lease in leases]
@@ -686,7 +688,7 @@ async def test_several_processes_together_wake_no_more_tasks_than_an_agent_allow
 async def test_several_processes_offer_each_session_once(shared_place: "Place") -> None:
     stores = [shared_place.open() for _ in range(4)]
     for number in range(40):
-        await fired(stores[0], f"task {number:02}")
+        await fire_trigger(stores[0], f"task {number:02}")
     heard: list[Ticket] = []
     offers = [stores[number % 4].offer(3, ANY, lambda _, tickets: heard.extend(tickets)) for number in range(40)]
     await asyncio.gather(*offers)

@@ -62,7 +62,7 @@ async def test_what_was_forgotten_can_be_indexed_otherwise(store: JournalStore) 
     assert await store.search(["one"], "plum", 10) == []
 
 
-async def test_a_document_without_text_is_there_all_the_same(store: JournalStore) -> None:
+async def test_a_document_without_text_is_still_there(store: JournalStore) -> None:
     await store.index("one", [])
     assert await store.find_indexed(["one", "two"]) == {"one"}
     assert await store.chunks("one") == []

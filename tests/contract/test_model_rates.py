@@ -33,7 +33,7 @@ PROCESSES = 4
 SESSIONS = 10
 
 
-async def _asked(store: JournalStore, session: str) -> RequestOutcome:
+async def _send_request(store: JournalStore, session: str) -> RequestOutcome:
     """Ask once, and take the first word of the door for an answer."""
     event = SessionStarted(session=session, agent="desk", kind="task", started_by="ada")
     await store.commit(lifecycle.start_session(event))
@@ -59,7 +59,7 @@ async def _through_a_door(store: JournalStore, lease: Lease) -> RequestOutcome:
 async def test_no_minute_has_more_requests_than_it_may_however_many_ask_at_once(shared_place: Place) -> None:
     stores = [open_store(shared_place.url, clock=CLOCK, ids=SortableIds(CLOCK.now)) for _ in range(PROCESSES)]
     names = [f"s{number}" for number in range(PROCESSES * SESSIONS)]
-    results = await asyncio.gather(*(_asked(stores[n % PROCESSES], name) for n, name in enumerate(names)))
+    results = await asyncio.gather(*(_send_request(stores[n % PROCESSES], name) for n, name in enumerate(names)))
     assert {type(answer) for answer in results} <= {AnsweredRequest, RateLimited}
     windows = Counter[str]()
     for name in names:

@@ -26,14 +26,14 @@ from halter.state.channel import ChannelLog, ChannelState
 CHANNEL = "telegram"
 
 
-def taken(worker: str) -> ChannelTaken:
+def take_channel(worker: str) -> ChannelTaken:
     return ChannelTaken(channel=CHANNEL, worker=worker)
 
 
 async def test_of_many_processes_one_takes_a_channel(store: JournalStore) -> None:
     def take(worker: str) -> "asyncio.Future[bool]":
         def decide(state: ChannelState) -> Sequence[ChannelEvent]:
-            return [] if state.worker else [taken(worker)]
+            return [] if state.worker else [take_channel(worker)]
 
         return asyncio.ensure_future(ChannelLog(store, CHANNEL).append(f"take/{worker}", decide))
 
@@ -49,7 +49,7 @@ async def test_a_channel_is_folded_from_its_stream_by_any_process(store: Journal
     decision_shown = DecisionShown(channel=CHANNEL, place="7", message="1", decision="d", digest="x", button="b")
     closed = MessageClosed(channel=CHANNEL, place="7", message="1")
     log = ChannelLog(store, CHANNEL)
-    for number, event in enumerate((taken("w"), offer, paired, decision_shown)):
+    for number, event in enumerate((take_channel("w"), offer, paired, decision_shown)):
         assert await log.append(f"k{number}", lambda _, e=event: [e])
     channel_state = await ChannelLog(store, CHANNEL).refresh()
     assert channel_state == log.state

@@ -167,7 +167,7 @@ def test_hints_are_split_to_fit_into_notifications() -> None:
     [{StreamId(str(number)): 1 for number in range(MAX_HINTED_STREAMS + 1)}, {StreamId("é" * NOTIFICATION_BYTES): 1}],
     ids=["too many", "too long"],
 )
-def test_what_is_too_much_to_tell_is_told_as_all(heads: dict[StreamId, int]) -> None:
+def test_too_many_changes_to_list_are_notified_as_all(heads: dict[StreamId, int]) -> None:
     assert format_hints(heads) == ['{"*":0}']
 
 

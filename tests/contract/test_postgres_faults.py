@@ -33,7 +33,7 @@ IDS = SortableIds(CLOCK.now)
 SECRET = "open-sesame"
 
 
-def opened(url: str) -> JournalStore:
+def open_at(url: str) -> JournalStore:
     return open_store(url, clock=CLOCK, ids=IDS)
 
 
@@ -50,7 +50,7 @@ async def fill(store: JournalStore, bodies: Mapping[str, bytes], values: dict[st
 def refusal(url: str, kind: type[Exception]) -> str:
     """Return the sentence that an attempt to open a store ends with; never does it hold the password."""
     with pytest.raises(kind) as refused:
-        opened(url)
+        open_at(url)
     assert SECRET not in str(refused.value)
     return str(refused.value)
 
@@ -108,7 +108,7 @@ def test_a_user_that_does_not_exist_is_called_so(postgres_url: str) -> None:
     assert "rejected the login" in refusal(at(postgres_url, user="nobody"), StoreUnusable)
 
 
-def test_a_user_without_rights_is_told_which_to_ask_for(postgres_url: str) -> None:
+def test_a_user_without_rights_gets_the_rights_to_ask_for(postgres_url: str) -> None:
     with arranged(postgres_url, "CREATE ROLE guest LOGIN", undo=["DROP ROLE guest"]):
         assert "the right to create a schema" in refusal(at(postgres_url, user="guest"), StoreUnusable)
 
@@ -123,7 +123,7 @@ async def test_a_server_that_has_become_read_only_says_so(postgres_url: str) -> 
     undo = ("DROP SCHEMA turned CASCADE", "DROP ROLE turned")
     with arranged(postgres_url, *made, undo=undo):
         url = at(postgres_url, user="turned", query="?schema=turned")
-        first = opened(url)
+        first = open_at(url)
         await first.commit(note("key"))
         await first.close()
         with arranged(postgres_url, "ALTER ROLE turned SET default_transaction_read_only = on", undo=()):
@@ -141,7 +141,7 @@ async def test_a_server_without_a_free_connection_is_waited_for(postgres_url: st
     undo = ("DROP SCHEMA tight CASCADE", "DROP ROLE tight")
     with arranged(postgres_url, *made, undo=undo):
         url = at(postgres_url, user="tight", query="?schema=tight")
-        store = opened(url)
+        store = open_at(url)
         with psycopg.connect(url.partition("?")[0]):
             await store.commit(note("key"))
             with pytest.raises(StoreUnavailable, match="has no free connection"):
@@ -158,9 +158,9 @@ async def test_a_server_without_a_free_connection_is_waited_for(postgres_url: st
 
 
 async def test_a_store_lives_in_a_schema_of_its_own(postgres_url: str, postgres_schema_url: str) -> None:
-    journal_store = opened(postgres_schema_url)
+    journal_store = open_at(postgres_schema_url)
     with arranged(postgres_url, undo=["DROP SCHEMA halter CASCADE"]):
-        usual = opened(postgres_url)
+        usual = open_at(postgres_url)
         await journal_store.commit(note("key"))
         assert await usual.read(FLEET) == []
         assert not (await usual.commit(note("key"))).is_repeated
@@ -168,7 +168,7 @@ async def test_a_store_lives_in_a_schema_of_its_own(postgres_url: str, postgres_
     await journal_store.close()
 
 
-async def test_a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room(
+async def test_a_full_disk_loses_nothing_and_work_continues_when_there_is_room(
     empty_schema_url: str, small_disk: "SmallDisk"
 ) -> None:
     small_disk.change("size=4m")
@@ -178,7 +178,7 @@ async def test_a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room(
     text = f"CREATE TABLESPACE {schema} LOCATION '{small_disk.folder}'"
     undo = [f"DROP SCHEMA {schema} CASCADE", f"DROP TABLESPACE {schema}"]
     with arranged(empty_schema_url, text, undo=undo):
-        store = opened(f"{empty_schema_url}&options={quote(f'-cdefault_tablespace={schema}')}")
+        store = open_at(f"{empty_schema_url}&options={quote(f'-cdefault_tablespace={schema}')}")
         bodies = {f"key {number}": os.urandom(100_000) for number in range(100)}
         values: dict[str, bytes] = {}
         with pytest.raises(StoreUnavailable, match=r"disk of PostgreSQL at .* is full"):
@@ -207,7 +207,7 @@ async def test_rows_that_another_keeps_locked_are_waited_for_and_then_said_to_be
 
 async def test_a_writer_that_stands_still_does_not_keep_its_locks(postgres_schema_url: str) -> None:
     stuck = JournalStore(PostgresEngine(postgres_schema_url, new_id=IDS.make, lock_timeout="50ms"))
-    journal_store = opened(postgres_schema_url)
+    journal_store = open_at(postgres_schema_url)
     await stuck.commit(note("first"))
     locked, released = threading.Event(), threading.Event()
 
@@ -235,8 +235,8 @@ def own_cluster(postgres_binaries: None) -> Iterator[Cluster]:
         yield cluster
 
 
-async def test_a_restart_in_the_middle_loses_nothing_and_all_go_on(own_cluster: Cluster) -> None:
-    store = opened(f"{own_cluster.url}?schema=restarted")
+async def test_a_restart_in_the_middle_loses_nothing_and_all_continue(own_cluster: Cluster) -> None:
+    store = open_at(f"{own_cluster.url}?schema=restarted")
     acknowledged = [await store.commit(note(f"key {number}")) for number in range(20)]
     assert len(await store.read(FLEET)) == 20
     running = [asyncio.create_task(store.commit(note(f"key {number}"))) for number in range(20, 400)]
@@ -257,8 +257,8 @@ async def test_a_restart_in_the_middle_loses_nothing_and_all_go_on(own_cluster: 
     await store.close()
 
 
-async def test_a_server_that_is_back_is_not_told_away_by_connections_of_before(own_cluster: Cluster) -> None:
-    store, texts = opened(f"{own_cluster.url}?schema=idle"), list[str]()
+async def test_a_recovered_server_is_used_despite_earlier_connections(own_cluster: Cluster) -> None:
+    store, texts = open_at(f"{own_cluster.url}?schema=idle"), list[str]()
     patient = store.patient(CLOCK, StoreProblem(texts.append))
     await patient.commit(note("before"))
     await patient.read(FLEET)
@@ -278,7 +278,7 @@ async def test_what_is_acknowledged_is_on_the_disk_also_where_the_server_usually
     with arranged(own_cluster.url, *hasty, undo=()):
         own_cluster.stop_hard()
     own_cluster.start()
-    store = opened(f"{own_cluster.url}?schema=hasty")
+    store = open_at(f"{own_cluster.url}?schema=hasty")
     for number in range(20):
         await store.commit(note(f"key {number}"))
     own_cluster.stop_hard()
@@ -290,8 +290,8 @@ async def test_what_is_acknowledged_is_on_the_disk_also_where_the_server_usually
     own_cluster.start()
 
 
-async def test_hints_are_heard_again_after_a_restart(own_cluster: Cluster) -> None:
-    journal_store, there = (opened(f"{own_cluster.url}?schema=hinted") for _ in range(2))
+async def test_hints_are_received_again_after_a_restart(own_cluster: Cluster) -> None:
+    journal_store, there = (open_at(f"{own_cluster.url}?schema=hinted") for _ in range(2))
     stream_ids: set[StreamId] = set()
 
     async def follow() -> None:

@@ -286,7 +286,7 @@ async def test_what_is_rolled_back_is_never_handed_out(on_postgres: OnPostgres) 
 
 
 @pytest.mark.postgres
-async def test_handing_out_goes_on_after_the_server_was_stopped_hard(
+async def test_handing_out_continues_after_the_server_was_stopped_hard(
     postgres_binaries: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with throwaway_cluster() as cluster:

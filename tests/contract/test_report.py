@@ -44,7 +44,7 @@ from halter.testing.fakes import HoldTaken, ManualClock, hold
 TRIGGER = "clerk/papers"
 
 
-async def happens(
+async def record_events(
     store: JournalStore, stream: StreamId, key: str, *events: AnyEvent, lease: Lease | None = None
 ) -> None:
     rows = [row for event in events for row in rows_of_event(event)]
@@ -52,7 +52,7 @@ async def happens(
     await store.commit(Write(stream, key, lambda _: drafts, rows, lease))
 
 
-async def begun(store: JournalStore, session: str, agent: str, trigger: str = "") -> Lease:
+async def start_session(store: JournalStore, session: str, agent: str, trigger: str = "") -> Lease:
     await store.commit(
         lifecycle.start_session(
             SessionStarted(session=session, agent=agent, kind="task", started_by="ada", trigger=trigger)
@@ -62,7 +62,7 @@ async def begun(store: JournalStore, session: str, agent: str, trigger: str = ""
     return lease
 
 
-async def spends(store: JournalStore, lease: Lease, agent: str, usd: int) -> None:
+async def spend_amount(store: JournalStore, lease: Lease, agent: str, usd: int) -> None:
     now = await store.now()
     ledger = Ledger(store, ManualClock(now))
     held = make_legs(Caps(), Spender(lease.session, agent), now, usd=usd)
@@ -73,19 +73,19 @@ async def spends(store: JournalStore, lease: Lease, agent: str, usd: int) -> Non
 
 async def a_night(store: JournalStore) -> None:
     """Let some things happen."""
-    done = await begun(store, "clerk.papers-1", "clerk", TRIGGER)
-    await spends(store, done, "clerk", 900_000)
+    done = await start_session(store, "clerk.papers-1", "clerk", TRIGGER)
+    await spend_amount(store, done, "clerk", 900_000)
     results = [
         FindingEmitted(finding="f1", agent="clerk", severity="high", support="supported"),
         FindingEmitted(finding="f2", agent="clerk", severity="high", support="unquoted"),
         FindingReviewed(finding="f1", verdict="withheld"),
         MemoryProposed(memory="m1", agent="clerk"),
     ]
-    await happens(store, session_stream(done.session), "found", *results, lease=done)
+    await record_events(store, session_stream(done.session), "found", *results, lease=done)
     await store.commit(lifecycle.end_session(done, "COMPLETED", "completed"))
-    halted = await begun(store, "clerk.papers-2", "clerk", TRIGGER)
+    halted = await start_session(store, "clerk.papers-2", "clerk", TRIGGER)
     await store.commit(lifecycle.end_session(halted, "HALTED", "idle_timeout"))
-    asks = await begun(store, "desk-1", "desk")
+    asks = await start_session(store, "desk-1", "desk")
     for name in ("d1", "d2"):
         question = Question(
             decision=name,
@@ -103,7 +103,7 @@ async def a_night(store: JournalStore) -> None:
         if pending_decision.decision == "d2"
     )
     assert (await store.commit(answer_decision(second, "approve", "ada", "said"))).events
-    await happens(
+    await record_events(
         store,
         trigger_stream(TRIGGER),
         "ran",
@@ -119,18 +119,18 @@ async def a_night(store: JournalStore) -> None:
     await store.commit(queue_report("clerk", "mail", ReportMessage("subject", "text"), "k"))
     (queued,) = await store.ask(Query("all_notifications", NotificationRow))
     failed = NotificationFailed(notification=queued.notification, attempts=5, error="No route.", next_at=None)
-    await happens(store, OUTBOX, "failed", failed)
+    await record_events(store, OUTBOX, "failed", failed)
 
 
-async def told(store: JournalStore, later: int = 0) -> Report:
+async def build_last_report(store: JournalStore, later: int = 0) -> Report:
     """Tell of the last hour, now or later."""
     now = await store.now() + later
     return build_report(await read_report_rows(store, now - HOUR, now))
 
 
-async def test_a_night_is_told_by_agent(store: JournalStore) -> None:
+async def test_a_night_is_reported_by_agent(store: JournalStore) -> None:
     await a_night(store)
-    clerk, desk = (await told(store)).agents
+    clerk, desk = (await build_last_report(store)).agents
     assert (clerk.agent, clerk.began, clerk.runs, clerk.quarantined) == ("clerk", 2, 1, 1)
     assert clerk.ended == {"COMPLETED, completed": 1, "HALTED, idle_timeout": 1}
     assert clerk.skipped == {"overlap": 4}
@@ -140,17 +140,17 @@ async def test_a_night_is_told_by_agent(store: JournalStore) -> None:
     assert (desk.agent, desk.under_way) == ("desk", {"RUNNING": 1})
 
 
-async def test_money_is_told_by_purpose_and_against_caps(store: JournalStore) -> None:
+async def test_money_is_reported_by_purpose_and_against_caps(store: JournalStore) -> None:
     await a_night(store)
-    report = await told(store)
+    report = await build_last_report(store)
     assert (report.spent_usd, report.spent_by_purpose_usd) == (micros_to_usd(900_000), {"turn": micros_to_usd(900_000)})
     caps = {cap.scope: (cap.spent_usd, cap.cap_usd) for cap in report.caps}
     assert caps == {"agent:clerk": (micros_to_usd(900_000), 5), "fleet": (micros_to_usd(900_000), 20)}
 
 
-async def test_what_was_decided_and_what_waits_are_told_apart(store: JournalStore) -> None:
+async def test_what_was_decided_and_what_waits_are_separate(store: JournalStore) -> None:
     await a_night(store)
-    report = await told(store)
+    report = await build_last_report(store)
     assert [(decision_row.decision, decision_row.by) for decision_row in report.decided] == [("d2", "ada")]
     assert [decision_row.decision for decision_row in report.waiting] == ["d1"]
 
@@ -160,7 +160,7 @@ RETRY = "halter schedules retry clerk/papers i1"
 
 async def test_all_that_needs_somebody_is_named_with_what_to_do(store: JournalStore) -> None:
     await a_night(store)
-    report = await told(store)
+    report = await build_last_report(store)
     assert report.needs_you == (
         "desk started to send, and the outcome is unknown. halter approve d1",
         "clerk/papers quarantined a document: <b>a.txt</b>. It failed three times. " + RETRY,
@@ -172,9 +172,9 @@ async def test_all_that_needs_somebody_is_named_with_what_to_do(store: JournalSt
     assert report.ended_badly == ("clerk.papers-2: HALTED, idle_timeout",)
 
 
-async def test_what_happened_before_is_not_told_again(store: JournalStore) -> None:
+async def test_what_happened_before_is_not_reported_again(store: JournalStore) -> None:
     await a_night(store)
-    report = await told(store, 2 * HOUR)
+    report = await build_last_report(store, 2 * HOUR)
     assert (report.spent_usd, report.decided, report.ended_badly) == (0, (), ())
     assert [agent.agent for agent in report.agents] == []
     # What waits still waits.
@@ -182,14 +182,14 @@ async def test_what_happened_before_is_not_told_again(store: JournalStore) -> No
 
 
 async def test_an_empty_store_has_nothing_to_tell(store: JournalStore) -> None:
-    report = await told(store)
+    report = await build_last_report(store)
     assert (report.agents, report.needs_you, report.spent_usd) == ((), (), 0)
     assert render_report_message(report).text.startswith("Nothing needs you.")
 
 
 async def test_a_report_that_is_sent_waits_in_the_outbox(store: JournalStore) -> None:
     await a_night(store)
-    message = render_report_message(await told(store))
+    message = render_report_message(await build_last_report(store))
     await store.commit(queue_report("clerk", "chat", message, "k2"))
     rows = await store.ask(Query("notifications_due", _Due, {"now": await store.now(), "limit": 10}))
     (due,) = (row for row in rows if row.channel == "chat")
@@ -204,7 +204,7 @@ class _Due(NotificationRow, frozen=True, kw_only=True):
 async def test_a_night_is_summed_up_by_what_happened_alike(store: JournalStore) -> None:
     await a_night(store)
     for name in ("clerk.papers-8", "clerk.papers-9"):
-        await store.commit(lifecycle.end_session(await begun(store, name, "clerk"), "COMPLETED", "completed"))
+        await store.commit(lifecycle.end_session(await start_session(store, name, "clerk"), "COMPLETED", "completed"))
     night = await read_night(store, since=1, limit=5)
     ends = {(row.agent, row.state, row.terminal_reason, row.count, row.session) for row in night.ends}
     assert ends == {

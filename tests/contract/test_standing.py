@@ -55,7 +55,9 @@ async def test_halts_of_thousands_of_scopes_are_asked_for_at_once(store: Journal
     assert [[*each] for each in results] == [["session:s1999"]] * 3
 
 
-async def agrees(store: JournalStore, rule: str, tool: str, owner: str, matcher: RuleMatcher, lasts: int = DAY) -> None:
+async def make_rule(
+    store: JournalStore, rule: str, tool: str, owner: str, matcher: RuleMatcher, lasts: int = DAY
+) -> None:
     event = RuleMade(
         rule=rule,
         tool=tool,
@@ -69,7 +71,7 @@ async def agrees(store: JournalStore, rule: str, tool: str, owner: str, matcher:
     await store.commit(Write(FLEET, rule, lambda _: [Draft(event)], [(RuleRow, rule)]))
 
 
-async def found_rules(store: JournalStore, session: str = "s") -> Sequence[str]:
+async def list_rules(store: JournalStore, session: str = "s") -> Sequence[str]:
     rows = await read_rules(store, "order", INK_DIGEST, session, "desk", await store.now())
     return [row.rule for row in rows]
 
@@ -86,15 +88,15 @@ async def test_rules_are_found_by_tool_owner_and_arguments(store: JournalStore) 
         ("7-other-session", "order", "another", anything),
         ("7-words", "order", "desk", LegacyWords("item", ("ink",))),
     ):
-        await agrees(store, rule, tool, owner, matcher)
+        await make_rule(store, rule, tool, owner, matcher)
     long = EachArgument(tuple(make_equals_condition(f"key-{number}", "雪" * 200) for number in range(50)))
-    await agrees(store, "7-long", "order", "desk", long)
-    await agrees(store, "8-expired", "order", "desk", anything, lasts=-1)
-    await agrees(store, "9-ended", "order", "desk", anything)
+    await make_rule(store, "7-long", "order", "desk", long)
+    await make_rule(store, "8-expired", "order", "desk", anything, lasts=-1)
+    await make_rule(store, "9-ended", "order", "desk", anything)
     event = RuleEnded(rule="9-ended", by="ada")
     await store.commit(Write(FLEET, "end", lambda _: [Draft(event)], [(RuleRow, "9-ended")]))
-    assert await found_rules(store) == ["1-agent", "2-session", "3-fleet", "4-same", "7-long", "7-words"]
-    assert await found_rules(store, "another") == [
+    assert await list_rules(store) == ["1-agent", "2-session", "3-fleet", "4-same", "7-long", "7-words"]
+    assert await list_rules(store, "another") == [
         "1-agent",
         "3-fleet",
         "4-same",

@@ -39,17 +39,17 @@ def note(key: str, stream: StreamId = FLEET, body: bytes | None = None) -> Write
     return Write(stream, key, lambda _: [Draft(incident(key), body)])
 
 
-def holding(call: str, legs: Sequence[Leg] = (FLEET_LEG,)) -> Write:
+def make_hold(call: str, legs: Sequence[Leg] = (FLEET_LEG,)) -> Write:
     event = CallStarted(call=call, tool="search", legs=tuple(legs))
     return Write(ONE, f"{call}/held", lambda _: [Draft(event)], rows_of_hold(call, legs))
 
 
-def settling(call: str, usd: int, legs: Sequence[Leg] = (FLEET_LEG,)) -> Write:
+def make_settlement(call: str, usd: int, legs: Sequence[Leg] = (FLEET_LEG,)) -> Write:
     event = CallSettled(call=call, outcome="ok", charge=Charge(usd=usd))
     return Write(ONE, f"{call}/settled", lambda _: [Draft(event)], rows_of_hold(call, legs))
 
 
-def started(session: str, agent: str = "watcher") -> SessionStarted:
+def make_start(session: str, agent: str = "watcher") -> SessionStarted:
     return SessionStarted(session=session, agent=agent, kind="task", started_by="a person", trigger="nightly")
 
 
@@ -105,7 +105,7 @@ async def test_each_event_links_to_the_one_before(store: JournalStore) -> None:
     assert (await store.ask(Query("heads", StreamRow)))[0].hash == previous
 
 
-async def test_a_stream_that_begins_with_several_events_goes_on_after_the_last_one(store: JournalStore) -> None:
+async def test_a_stream_that_begins_with_several_events_continues_after_the_last_one(store: JournalStore) -> None:
     await store.commit(Write(FLEET, "begin", lambda _: [Draft(incident("a")), Draft(incident("b"))]))
     (head,) = await store.ask(Query("heads", StreamRow))
     assert head.head == 2
@@ -123,7 +123,7 @@ async def test_sequence_numbers_have_no_gaps(store: JournalStore) -> None:
     assert [event.seq for event in await store.read(FLEET)] == list(range(1, 86))
 
 
-async def test_reading_goes_on_after_any_place(store: JournalStore) -> None:
+async def test_reading_continues_after_any_position(store: JournalStore) -> None:
     for number in range(5):
         await store.commit(note(f"key {number}"))
     assert [event.seq for event in await store.read(FLEET, after=1, limit=2)] == [2, 3]
@@ -207,7 +207,7 @@ async def test_a_hold_that_another_process_placed_is_seen_by_whoever_settles_it(
 
         reads = rows_of_hold(call, [FLEET_LEG])
         _, settled = await asyncio.gather(
-            journal_store.commit(holding(call)), other.commit(Write(ONE, f"{call}/settled", settle, reads))
+            journal_store.commit(make_hold(call)), other.commit(Write(ONE, f"{call}/settled", settle, reads))
         )
         if not settled.events:
             settled = await other.commit(Write(ONE, f"{call}/settled", settle, reads))
@@ -255,8 +255,8 @@ async def test_one_write_can_append_to_several_streams(store: JournalStore) -> N
     assert (await store.commit(Write(FLEET, "key", lambda _: [], others=others))).events == committed.events
 
 
-async def test_the_generation_of_a_lease_stands_in_the_stream_of_its_session_alone(store: JournalStore) -> None:
-    await store.commit(lifecycle.start_session(started("one")))
+async def test_the_generation_of_a_lease_is_recorded_only_in_the_stream_of_its_session(store: JournalStore) -> None:
+    await store.commit(lifecycle.start_session(make_start("one")))
     (lease,) = await store.claim(WorkerId("anna"), 1)
     streams = [ONE, inbox_stream("one"), session_stream("other"), FLEET]
     drafts = [Draft(incident("here"), stream=stream) for stream in streams]
@@ -286,7 +286,7 @@ async def test_a_clock_set_back_puts_no_hold_before_the_cap_that_it_was_admitted
     store = clocked_place.open()
     capped = (await store.commit(change_cap(Account("fleet", "", "usd"), 500, "a person", "cap"))).events[0]
     clocked_place.clock.time -= 3_600_000_000
-    event = (await store.commit(holding("call"))).events[0]
+    event = (await store.commit(make_hold("call"))).events[0]
     assert event.at >= capped.at
 
 
@@ -375,19 +375,19 @@ def _columns_of(place: "Place", table: str) -> list[str]:
 async def test_the_database_itself_refuses_to_hold_above_a_cap(shared_place: "Place") -> None:
     store = shared_place.open()
     legs = [Leg("fleet", "", "usd", CAP, CAP)]
-    await store.commit(holding("first", legs))
+    await store.commit(make_hold("first", legs))
     with pytest.raises(RowRefused, match="refused a row"):
-        await store.commit(holding("second", [Leg("fleet", "", "usd", CAP, 1)]))
+        await store.commit(make_hold("second", [Leg("fleet", "", "usd", CAP, 1)]))
     innocent = [note(f"key {number}") for number in range(5)]
     answers = await asyncio.gather(
-        *map(store.commit, [*innocent, holding("third", [FLEET_LEG])]), return_exceptions=True
+        *map(store.commit, [*innocent, make_hold("third", [FLEET_LEG])]), return_exceptions=True
     )
     assert [type(answer).__name__ for answer in answers] == ["Committed"] * 5 + ["RowRefused"]
     assert (await budget(store)).held == CAP
 
 
 async def test_a_cap_can_be_lowered_below_what_is_held(store: JournalStore) -> None:
-    await store.commit(holding("call", [Leg("fleet", "", "usd", CAP, CAP)]))
+    await store.commit(make_hold("call", [Leg("fleet", "", "usd", CAP, CAP)]))
     await store.commit(change_cap(Account("fleet", "", "usd"), 10, "a person", "lowered"))
     row = await budget(store)
     assert (row.cap, row.held, row.overrun) == (10, CAP, CAP - 10)
@@ -395,7 +395,7 @@ async def test_a_cap_can_be_lowered_below_what_is_held(store: JournalStore) -> N
 
 async def test_a_settled_hold_vanishes_and_its_spend_appears(store: JournalStore) -> None:
     legs = [Leg(ONE, "", "usd", CAP, 100), Leg("fleet", "", "usd", CAP, 100)]
-    await store.commit(lifecycle.start_session(started("one")))
+    await store.commit(lifecycle.start_session(make_start("one")))
     event = RequestStarted(request="request", model="acme:large", purpose="judge", legs=tuple(legs))
     reads = rows_of_hold("request", legs)
     await store.commit(Write(ONE, "asked", lambda _: [Draft(event)], reads))
@@ -411,18 +411,18 @@ async def test_a_settled_hold_vanishes_and_its_spend_appears(store: JournalStore
 
 
 async def test_a_question_is_answered_with_typed_rows(store: JournalStore) -> None:
-    await store.commit(lifecycle.start_session(started("one", agent="night-watch")))
-    await store.commit(lifecycle.start_session(started("two", agent="desk")))
+    await store.commit(lifecycle.start_session(make_start("one", agent="night-watch")))
+    await store.commit(lifecycle.start_session(make_start("two", agent="desk")))
     (row,) = await store.ask(Query("session", SessionRow, {"session": "one"}))
     assert (row.agent, row.state, row.generation, row.ended_at) == ("night-watch", "RUNNING", 0, None)
     assert len(await store.ask(Query("sessions", SessionRow, {"since": 1, "limit": 1}))) == 1
 
 
 async def test_every_question_is_answered_in_plain_values(store: JournalStore) -> None:
-    await store.commit(lifecycle.start_session(started("one")))
-    await store.commit(holding("settled"))
-    await store.commit(settling("settled", 1))
-    await store.commit(holding("held"))
+    await store.commit(lifecycle.start_session(make_start("one")))
+    await store.commit(make_hold("settled"))
+    await store.commit(make_settlement("settled", 1))
+    await store.commit(make_hold("held"))
     given = {
         "session": "one", "limit": 10, "before": 1, "until": 1, "part": 1,
         "name": "search", "purpose": "turn", "since": 0,
@@ -447,7 +447,7 @@ async def test_closing_twice_is_fine(store: JournalStore) -> None:
 
 async def test_what_was_written_is_there_when_the_store_is_opened_again(shared_place: "Place") -> None:
     store = shared_place.open()
-    await store.commit(lifecycle.start_session(started("one"), b"the task"))
+    await store.commit(lifecycle.start_session(make_start("one"), b"the task"))
     identity = await store.ask(Query("meta", dict[str, str]))
     await store.close()
     journal_store = shared_place.open()
@@ -478,8 +478,8 @@ def after(write: Write, first: Write) -> Write:
 
 
 async def test_a_write_that_takes_another_along_is_done_after_it_in_one_transaction(store: JournalStore) -> None:
-    await store.commit(holding("a"))
-    committed = await store.commit(after(holding("b"), settling("a", 1)))
+    await store.commit(make_hold("a"))
+    committed = await store.commit(after(make_hold("b"), make_settlement("a", 1)))
     assert committed.first is not None
     assert [stored.event.KIND for stored in committed.list_events()] == ["call_settled", "call_started"]
     assert list(committed.list_events()) == (await store.read(ONE))[1:] == list(committed.fresh())
@@ -494,29 +494,31 @@ async def test_a_write_takes_along_one_to_another_stream(store: JournalStore) ->
 
 
 async def test_what_a_write_takes_along_is_undone_with_it(store: JournalStore) -> None:
-    await store.commit(holding("a"))
+    await store.commit(make_hold("a"))
     undeclared = Leg("agent:other", "", "usd", CAP, 1)
     wrong = Write(ONE, "wrong", lambda _: [Draft(CallStarted(call="b", tool="search", legs=(undeclared,)))])
     with pytest.raises(UndeclaredRow):
-        await store.commit(after(wrong, settling("a", 1)))
+        await store.commit(after(wrong, make_settlement("a", 1)))
     assert len(await store.read(ONE)) == 1
     assert (await budget(store)).held == 1
 
 
 async def test_what_was_taken_along_answers_as_the_first_time(store: JournalStore) -> None:
-    await store.commit(holding("a"))
-    once = await store.commit(after(holding("b"), settling("a", 1)))
-    again = await store.commit(after(holding("b"), settling("a", 1)))
+    await store.commit(make_hold("a"))
+    once = await store.commit(after(make_hold("b"), make_settlement("a", 1)))
+    again = await store.commit(after(make_hold("b"), make_settlement("a", 1)))
     assert (again.is_repeated, again.list_events(), again.fresh()) == (True, once.list_events(), ())
-    assert (await store.commit(after(holding("c"), settling("a", 1)))).fresh()[0].seq == len(once.list_events()) + 2
+    assert (await store.commit(after(make_hold("c"), make_settlement("a", 1)))).fresh()[0].seq == len(
+        once.list_events()
+    ) + 2
     assert (await budget(store)).spent == 1
 
 
 async def test_what_is_taken_along_by_somebody_without_the_lease_is_refused_with_it(store: JournalStore) -> None:
-    await store.commit(lifecycle.start_session(started("one")))
+    await store.commit(lifecycle.start_session(make_start("one")))
     (lease,) = await store.claim(WorkerId("anna"), 1)
     lost = msgspec.structs.replace(lease, generation=lease.generation + 1)
-    first, write = (msgspec.structs.replace(each, lease=lost) for each in (holding("a"), holding("b")))
+    first, write = (msgspec.structs.replace(each, lease=lost) for each in (make_hold("a"), make_hold("b")))
     with pytest.raises(LeaseLost):
         await store.commit(after(write, first))
     assert len(await store.read(ONE)) == 1

@@ -27,19 +27,19 @@ ONE = session_stream("one")
 LEGS = (Leg("fleet", "", "usd", 100, 1),)
 
 
-def holding(call: str) -> Write:
+def make_hold(call: str) -> Write:
     event = CallStarted(call=call, tool="search", legs=LEGS)
     return Write(ONE, call, lambda _: [Draft(event, b"said")], rows_of_hold(call, LEGS))
 
 
-async def begun(store: JournalStore) -> JournalStore:
+async def start_session(store: JournalStore) -> JournalStore:
     await store.commit(lifecycle.start_session(SessionStarted(session="one", agent="a", kind="task", started_by="me")))
-    await store.commit(holding("first"))
+    await store.commit(make_hold("first"))
     return store
 
 
 async def test_a_view_stays_as_it_was_while_others_write(place: "Place") -> None:
-    store = await begun(place.open())
+    store = await start_session(place.open())
     event, written = threading.Event(), threading.Event()
 
     def look(view: StoreView) -> list[Sequence[object]]:
@@ -50,7 +50,7 @@ async def test_a_view_stays_as_it_was_while_others_write(place: "Place") -> None
 
     looking = asyncio.create_task(store.study(look))
     await asyncio.to_thread(event.wait, 60)
-    await store.commit(holding("second"))
+    await store.commit(make_hold("second"))
     written.set()
     before, after = await looking
     assert before == after
@@ -59,7 +59,7 @@ async def test_a_view_stays_as_it_was_while_others_write(place: "Place") -> None
 
 
 async def test_a_view_answers_what_the_store_answers(place: "Place") -> None:
-    store = await begun(place.open())
+    store = await start_session(place.open())
     digest = await store.put(b"a blob")
     fields, columns, blob = await store.study(
         lambda view: (view.ask("all_holds", {}), view.rows("all_holds", {}), view.get(digest))
@@ -70,7 +70,7 @@ async def test_a_view_answers_what_the_store_answers(place: "Place") -> None:
 
 
 async def test_projections_are_replaced_all_at_once(place: "Place") -> None:
-    store = await begun(place.open())
+    store = await start_session(place.open())
     heads = await store.ask(Query("heads", StreamRow))
     fresh = [SessionRow("other", agent="b"), BudgetRow("fleet", "", "usd", 50), BudgetRow("agent:b", "", "usd", 50)]
     await store.replace(lambda _: fresh)
@@ -81,7 +81,7 @@ async def test_projections_are_replaced_all_at_once(place: "Place") -> None:
 
 
 async def test_a_replacement_that_fails_changes_nothing(place: "Place") -> None:
-    store = await begun(place.open())
+    store = await start_session(place.open())
 
     def fails(view: StoreView) -> Iterable[Row]:
         yield SessionRow("other")
@@ -90,7 +90,7 @@ async def test_a_replacement_that_fails_changes_nothing(place: "Place") -> None:
     with pytest.raises(ZeroDivisionError):
         await store.replace(fails)
     assert [row.session for row in await store.ask(Query("all_sessions", SessionRow))] == ["one"]
-    await store.commit(holding("second"))
+    await store.commit(make_hold("second"))
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ async def test_a_replacement_that_fails_changes_nothing(place: "Place") -> None:
     ids=["above its cap", "twice the same", "beyond all numbers"],
 )
 async def test_a_replacement_that_cannot_be_right_changes_nothing(shared_place: "Place", rows: list[Row]) -> None:
-    store = await begun(shared_place.open())
+    store = await start_session(shared_place.open())
     with pytest.raises(StoreUnusable, match="produce invalid rows"):
         await store.replace(lambda _: rows)
     assert [row.held for row in await store.ask(Query("all_budgets", BudgetRow))] == [1]
 
 
 async def test_writers_wait_while_projections_are_replaced(shared_place: "Place") -> None:
-    store, journal_store = await begun(shared_place.open()), shared_place.open()
+    store, journal_store = await start_session(shared_place.open()), shared_place.open()
     making, go_on = threading.Event(), threading.Event()
 
     def same(view: StoreView) -> list[Row]:
@@ -122,7 +122,7 @@ async def test_writers_wait_while_projections_are_replaced(shared_place: "Place"
 
     replacing = asyncio.create_task(store.replace(same))
     await asyncio.to_thread(making.wait, 60)
-    writing = asyncio.create_task(journal_store.commit(holding("second")))
+    writing = asyncio.create_task(journal_store.commit(make_hold("second")))
     claiming = asyncio.create_task(journal_store.beat("a worker"))
     go_on.set()
     await replacing
@@ -147,7 +147,7 @@ async def test_what_is_committed_while_somebody_asks_is_in_later_answers(store: 
 
 
 async def test_a_store_lets_those_who_ask_finish_before_it_closes(store: JournalStore) -> None:
-    await begun(store)
+    await start_session(store)
     asking = [asyncio.create_task(store.ask(Query("holds", HoldRow))) for _ in range(20)]
     await asyncio.sleep(0)
     await store.close()

@@ -1,4 +1,4 @@
-"""A crash at any commit while several calls of one step wait for a person: each is made once, as the person said."""
+"""A crash at any commit while several calls of one step wait for a person: each is made once, as the person decided."""
 
 from typing import Any, Final
 
@@ -12,11 +12,11 @@ from halter.guard.approvals import PendingDecision, answer_decision, list_pendin
 from halter.models.scripted import Scripted
 from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
-from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, judged, last, reply
+from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, check_outcome, last, reply
 from tests.story.loops import Story, calls, says, used
 
 DID: Final = ("wipe a", "send 1", "wipe b", "wipe c")
-"""What each call of the step does, by its place."""
+"""Action of each call of the step, by position."""
 LATE: Final = 40 * SECOND
 
 
@@ -27,7 +27,7 @@ def clerk(prompt: Prompt, _: int) -> Reply:
     return reply(calls(*result))
 
 
-async def answers(world: World, story: Story) -> None:
+async def answer_truly(world: World, story: Story) -> None:
     """Allow the first wipe, deny the second, allow the last one late; say truly what was done before a crash."""
     while True:
         for waiting in await list_pending_decisions(world.journal):
@@ -50,7 +50,7 @@ def test_calls_that_wait_together_are_each_made_once_whatever_crashes(*, predict
     stories: list[Story] = []
 
     async def program(world: World) -> None:
-        answering = world.spawn(answers(world, stories[-1]))
+        answering = world.spawn(answer_truly(world, stories[-1]))
         await stories[-1].begin("Clean up.")
         if not (await world.session("s")).ended:
             await stories[-1].attend()
@@ -70,6 +70,6 @@ def test_calls_that_wait_together_are_each_made_once_whatever_crashes(*, predict
         story = stories[-1]
         assert max(story.desk.done.values()) == 1
         assert story.desk.done["wipe b"] == 0
-        assert world.run(judged(world, story)).state == "COMPLETED"
+        assert world.run(check_outcome(world, story)).state == "COMPLETED"
         for did, result in zip(DID, story.results(), strict=True):
             assert story.desk.done[did] == (result.outcome == "ok"), world

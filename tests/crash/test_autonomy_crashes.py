@@ -1,7 +1,7 @@
-"""An hour of an agent that runs by itself, with a crash at any commit of it.
+"""An hour of an autonomous agent, with a crash at any commit.
 
 It polls a price, is told of jumps, skips turns that are not worth it, sends, asks a person, meets a provider that
-fails, and shuts itself down. Whatever crashes, it goes on: no alert is lost or shown to two finished turns, nothing is
+fails, and shuts itself down. Whatever crashes, it resumes: no alert is lost or shown to two finished turns, nothing is
 done twice, and its money adds up.
 """
 
@@ -80,7 +80,7 @@ class Snapshots:
         pass
 
     def snapshots(self) -> Mapping[SessionId, bytes]:
-        return {session: told() for session, told in self._kept.items()}
+        return {session: encode() for session, encode in self._kept.items()}
 
     def describe(self) -> str:
         return ""
@@ -109,7 +109,7 @@ class Manor(Story):
         return "110" if into >= 12 * MINUTE else "100"
 
     async def live(self) -> None:
-        """Let the session live here until it is over, or until the process dies."""
+        """Run the session here until it ends or the process crashes."""
         store, clock = self.world.store.patient(self.world.clock), self.world.clock
         worker = make_worker_id("manor", self.world.ids)
         hot = HotState(self.pacing.fields)
@@ -129,7 +129,7 @@ class Manor(Story):
             )
             pace = AutonomousPace(running, self.loop, clock, PaceTerms(pacing=self.pacing), aware)
             conversation = Conversation(running, self.loop, clock, pace, resident=True)
-            watched_sensors = [WatchedSensor(TICKER, Signals(TICKER.signals, compile_signals(TICKER), unscored))]
+            watched_sensors = [WatchedSensor(TICKER, Signals(TICKER.signals, compile_signals(TICKER), fail_scoring))]
             resident = ResidentSession(
                 conversation, running, self.loop, aware, watched_sensors, lambda *a: self.sensing(running, *a)
             )
@@ -157,12 +157,12 @@ class Manor(Story):
         )
 
 
-async def unscored(signal: Signal, _: Any) -> Score | ScoringFailure:
+async def fail_scoring(signal: Signal, _: Any) -> Score | ScoringFailure:
     return ScoringFailure(f"Nobody judges {signal.name}.")
 
 
 def desk(prompt: Prompt, number: int) -> Reply:
-    """Answer by what is told: by the alerts of this turn, and by how many turns came to their end."""
+    """Answer by the prompt: by the alerts of this turn and the number of turns that have ended."""
     if number == 3:
         raise ModelUnavailable("Overloaded: come back later", billed=False)
     parts = [part for message in prompt.messages for part in message.parts]
@@ -187,7 +187,7 @@ LINES: Final = [
 ]
 
 
-async def answers(world: World, manor: Manor) -> None:
+async def answer_truly(world: World, manor: Manor) -> None:
     """Allow what is asked for, and say truly, as a person who looks would, whether a call in doubt was made."""
     while True:
         for waiting in await list_pending_decisions(world.journal):
@@ -206,7 +206,7 @@ async def was_done(world: World, manor: Manor, call: str) -> bool:
 
 
 def everywhere(down: int, every: int) -> Any:
-    """Live through the hour again and again, each time with another crash; the next process comes so much later."""
+    """Run the hour repeatedly, each time with another crash; the next process starts `down` later."""
     manors: list[Manor] = []
 
     async def program(world: World) -> None:
@@ -214,7 +214,7 @@ def everywhere(down: int, every: int) -> Any:
         if manor.loop is not None:
             await world.clock.sleep(down)
             manor.restarted_at = world.now
-        answering = world.spawn(answers(world, manor))
+        answering = world.spawn(answer_truly(world, manor))
         await manor.begin()
         if not (await world.session("s")).ended:
             await manor.live()
@@ -229,13 +229,13 @@ def everywhere(down: int, every: int) -> Any:
         yield world, manors[-1]
 
 
-async def judged(world: World, manor: Manor) -> Receipt:
+async def check_outcome(world: World, manor: Manor) -> Receipt:
     """Check what holds after every crash."""
-    made = await manor.receipt()
-    await money_adds_up(world, made)
-    await alerts_were_shown_once(world)
-    await skips_were_counted(world)
-    truly_done(manor)
+    receipt = await manor.receipt()
+    await check_money(world, receipt)
+    await check_alerts(world)
+    await check_skips(world)
+    check_done_once(manor)
     session_history = SessionHistory("s")
     await session_history.apply(await manor.events(), lambda stored: read_body(world.journal, stored))
     assert manor.loop is not None
@@ -243,11 +243,11 @@ async def judged(world: World, manor: Manor) -> Receipt:
     assert session_history.transcript.messages == manor.messages, world
     assert session_history.hot == manor.loop.hot, world
     assert (await verify_store(world.journal)).findings == ()
-    return made
+    return receipt
 
 
-async def money_adds_up(world: World, receipt: Receipt) -> None:
-    """What was charged is what the receipt says, what the tables say, and nothing is held any more."""
+async def check_money(world: World, receipt: Receipt) -> None:
+    """Check that charges, receipt and tables agree, and that nothing is still held."""
     events = [stored.event for stored in await world.events(session_stream("s"))]
     charged = sum(event.charge.usd for event in events if getattr(event, "charge", None) is not None)
     spends = await world.journal.ask(Query("all_spends", SpendRow))
@@ -257,30 +257,30 @@ async def money_adds_up(world: World, receipt: Receipt) -> None:
     assert receipt.in_doubt == ()
 
 
-def truly_done(manor: Manor) -> None:
-    """Nothing was done twice, and the model was told what was done and what was not."""
+def check_done_once(manor: Manor) -> None:
+    """Check that nothing was done twice, and that the model was shown what was done and what was not."""
     assert set(manor.desk.done.values()) == {1}
     results = [result for result in manor.results() if result.tool in ("send", "wipe")]
     assert sum(result.outcome == "ok" for result in results) == manor.desk.done.total()
 
 
-async def alerts_were_shown_once(world: World) -> None:
-    """Each alert stands in every turn from the first that could see it to the first that came to its end."""
+async def check_alerts(world: World) -> None:
+    """Check that each alert is in every turn from the first that could see it to the first that ended."""
     alerts = [
         (stored.seq, (await read_body(world.journal, stored)).decode().partition("It read ")[2])
         for stored in await world.events(inbox_stream("s"))
         if isinstance(stored.event, WakePosted) and stored.event.notifies
     ]
     cleared = 0
-    for turn in await turns_of(world):
+    for turn in await list_turns(world):
         expected = [read for seq, read in alerts if cleared < seq <= turn.heard]
-        for texts in turn.shown:
+        for texts in turn.alerts_by_turn:
             assert texts == expected, (world, turn)
         cleared = cleared if turn.why in TROUBLED_ENDS else turn.heard
 
 
-async def skips_were_counted(world: World) -> None:
-    """After so many skips in a row a turn was taken, whoever counted them."""
+async def check_skips(world: World) -> None:
+    """Check that a turn follows the maximum number of skips in a row, across processes."""
     skips = 0
     for stored in await world.events(session_stream("s")):
         match stored.event:
@@ -297,11 +297,11 @@ class Told(msgspec.Struct):
     """A turn by the journal alone: how far its inbox was read, which alerts its requests showed, how it ended."""
 
     heard: int
-    shown: list[list[str]] = []
+    alerts_by_turn: list[list[str]] = []
     why: str = ""
 
 
-async def turns_of(world: World) -> Sequence[Told]:
+async def list_turns(world: World) -> Sequence[Told]:
     turns: list[Told] = []
     for stored in await world.events(session_stream("s")):
         match stored.event:
@@ -310,7 +310,7 @@ async def turns_of(world: World) -> Sequence[Told]:
             case RequestStarted(purpose="turn"):
                 volatile = msgspec.json.decode(await read_body(world.journal, stored))["volatile"]
                 alerts = [line for line in volatile.splitlines() if "`jump`" in line]
-                turns[-1].shown.append([line.partition("It read ")[2].strip('"') for line in alerts])
+                turns[-1].alerts_by_turn.append([line.partition("It read ")[2].strip('"') for line in alerts])
             case TurnEnded(why=why):
                 turns[-1].why = why
             case _:
@@ -319,11 +319,11 @@ async def turns_of(world: World) -> Sequence[Told]:
 
 
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
-def test_an_autonomous_hour_goes_on_after_a_crash_at_any_commit(every: int) -> None:
+def test_an_autonomous_hour_resumes_after_a_crash_at_any_commit(every: int) -> None:
     for number, (world, manor) in enumerate(everywhere(0, every)):
-        result = world.run(judged(world, manor))
+        result = world.run(check_outcome(world, manor))
         assert (result.state, result.terminal_reason) == ("COMPLETED", "completed"), world
-        assert any(turn.shown and turn.shown[-1] for turn in world.run(turns_of(world))), world
+        assert any(turn.alerts_by_turn and turn.alerts_by_turn[-1] for turn in world.run(list_turns(world))), world
         if number == 0:
             assert manor.desk.done == {"send hello": 1, "wipe a": 1, "send alert 6": 1}
             assert sum(stored.kind == "turn_skipped" for stored in world.history) > 3
@@ -333,13 +333,13 @@ def test_an_autonomous_hour_goes_on_after_a_crash_at_any_commit(every: int) -> N
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
 def test_what_was_due_while_nobody_ran_is_woken_at_the_next_start(every: int) -> None:
     for world, manor in everywhere(7 * HOUR, every):
-        result = world.run(judged(world, manor))
+        result = world.run(check_outcome(world, manor))
         assert (result.state, result.terminal_reason) == ("COMPLETED", "completed"), world
         ats = [stored.at for stored in world.run(manor.events()) if stored.at >= manor.restarted_at]
         assert not ats or ats[0] - manor.restarted_at <= SECOND, world
 
 
-async def test_hot_state_is_told_as_stale_after_a_restart_until_it_is_read_again(world: World) -> None:
+async def test_hot_state_is_shown_as_stale_after_a_restart_until_it_is_read_again(world: World) -> None:
     manor = Manor(world, desk)
     gateless = Autonomy(enabled=True, idle_timeout=0)
     manor.pacing = msgspec.structs.replace(PACING, autonomy=gateless, fields={"ticker": HotField()})
@@ -353,7 +353,7 @@ async def test_hot_state_is_told_as_stale_after_a_restart_until_it_is_read_again
     await world.advance(SECOND)
     assert "ticker: 100 (stale: 1h4m ago)" in volatile(manor.model.requests[-1])
     manor.takes = 0
-    world.spawn(answers(world, manor))
+    world.spawn(answer_truly(world, manor))
     await world.advance(5 * MINUTE)
     assert "ticker: 110 (" in volatile(manor.model.requests[-1])
     assert "stale" not in volatile(manor.model.requests[-1])

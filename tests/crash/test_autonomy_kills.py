@@ -1,4 +1,4 @@
-"""A real process that runs an agent by itself is killed at its events: the next one goes on, and does nothing twice.
+"""A real process that runs an autonomous agent is killed at its events: the next one resumes and repeats nothing.
 
 The agent reads how often it has sent, sends until that is enough, and shuts itself down. What it sent is counted in a
 file outside of the store.
@@ -79,22 +79,22 @@ ENOUGH: Final = 3
 PATIENCE: Final = 20
 
 
-def made(home: Path) -> Path:
+def write_agent(home: Path) -> Path:
     """Write the agent's folder, and trust it."""
     folder = home / "watch"
     folder.mkdir()
     for name, text in (("agent.yaml", AGENT), ("rules.yaml", RULES), ("tools.py", TOOLS)):
         (folder / name).write_text(text)
     (home / "outside").touch()
-    open_trust(settings(home)).trust(folder, digest_folder(folder), "ada", 0)
+    open_trust(make_settings(home)).trust(folder, digest_folder(folder), "ada", 0)
     return folder
 
 
-def settings(home: Path) -> Settings:
+def make_settings(home: Path) -> Settings:
     return read_settings({"HALTER_TRUST": str(home / "trust.json"), "USER": "ada"}, home, str(home / "store.db"))
 
 
-def sent(home: Path) -> int:
+def count_sent(home: Path) -> int:
     return len((home / "outside").read_text().splitlines())
 
 
@@ -116,21 +116,21 @@ class Executioner:
         """Nothing is put off."""
 
 
-def lives(pipe: Pipe, home: Path, last: int | None) -> None:
-    """Run the agent until its session is over, and tell how many events that took; or be killed at one of them."""
-    pipe.send(asyncio.run(_lives(home, last)))
+def run_agent(pipe: Pipe, home: Path, last: int | None) -> None:
+    """Run the agent until its session ends, and send the number of events; or be killed at one of them."""
+    pipe.send(asyncio.run(_run_agent(home, last)))
 
 
-async def _lives(home: Path, last: int | None) -> int:
+async def _run_agent(home: Path, last: int | None) -> int:
     clock, watching = SystemClock(), Executioner(last)
     store = JournalStore(engine(f"sqlite://{home}/store.db", clock, NO_LEASE), observers=[watching])
-    places = settings(home)
+    places = make_settings(home)
     ids, ledger, policy = SortableIds(clock.now), Ledger(store, clock), use_local_policy(places)
     app = Runtime(places, clock, ids, store, cast("Any", None), ledger, {}, policy=policy)
     running = asyncio.create_task(Supervisor(app, lambda _, __: None).run([home / "watch"]))
     async with asyncio.timeout(PATIENCE):
-        while not await over(store):
-            await answered(store, home)
+        while not await has_ended(store):
+            await answer_in_doubt(store, home)
             await clock.sleep(SECOND // 50)
     running.cancel()
     with suppress(asyncio.CancelledError):
@@ -139,68 +139,68 @@ async def _lives(home: Path, last: int | None) -> int:
     return watching.seen
 
 
-async def over(store: JournalStore) -> bool:
+async def has_ended(store: JournalStore) -> bool:
     rows = await store.ask(Query("session", SessionRow, {"session": SESSION}))
     return any(row.ended_at is not None for row in rows)
 
 
-async def answered(store: JournalStore, home: Path) -> None:
+async def answer_in_doubt(store: JournalStore, home: Path) -> None:
     """Say truly whether a call in doubt was made: then one more was sent than is known of."""
     for waiting in await list_pending_decisions(store):
-        receipt_lines = [line for line in await told(store) if line.name == "send" and line.outcome == "ok"]
-        verdict = "approve" if sent(home) > len(receipt_lines) else "deny"
+        receipt_lines = [line for line in await list_calls(store) if line.name == "send" and line.outcome == "ok"]
+        verdict = "approve" if count_sent(home) > len(receipt_lines) else "deny"
         await store.commit(answer_decision(waiting, verdict, "ada", f"answer {waiting.decision}"))
 
 
-async def told(store: JournalStore) -> Sequence[ReceiptLine]:
+async def list_calls(store: JournalStore) -> Sequence[ReceiptLine]:
     return make_receipt(await store.read(session_stream(SESSION), limit=100_000)).calls
 
 
-def wrong(home: Path) -> list[str]:
-    """Look at what is left when all is over."""
+def find_wrong(home: Path) -> list[str]:
+    """Find what is wrong in the store after the last process."""
     url = f"sqlite://{home}/store.db"
-    return [*asyncio.run(_wrong(url, home)), *check(read_store(url))]
+    return [*asyncio.run(_find_wrong(url, home)), *check(read_store(url))]
 
 
-async def _wrong(url: str, home: Path) -> list[str]:
+async def _find_wrong(url: str, home: Path) -> list[str]:
     store = JournalStore(engine(url, SystemClock(), NO_LEASE))
     try:
         receipt = make_receipt(await store.read(session_stream(SESSION), limit=100_000))
-        known = sum(line.name == "send" and line.outcome == "ok" for line in receipt.calls)
+        known_count = sum(line.name == "send" and line.outcome == "ok" for line in receipt.calls)
         texts = [str(finding) for finding in (await verify_store(store)).findings]
         if (receipt.state, receipt.in_doubt) != ("COMPLETED", ()):
             texts.append(f"It is {receipt.state}, with {receipt.in_doubt} in doubt.")
-        if not known == sent(home) == ENOUGH:
-            texts.append(f"It sent {sent(home)} times, and knows of {known}.")
+        if not known_count == count_sent(home) == ENOUGH:
+            texts.append(f"It sent {count_sent(home)} times, and knows of {known_count}.")
         return texts
     finally:
         await store.close()
 
 
-def life(home: Path, *lasts: int | None) -> int:
-    """Let one process after the other live, each to its own end; return how many events the last one wrote."""
+def run_lives(home: Path, *lasts: int | None) -> int:
+    """Run one process after another, each to its own end; return the number of events that the last one wrote."""
     home.mkdir()
-    made(home)
+    write_agent(home)
     with children(__name__) as started:
-        lived: list[Child] = []
+        children_started: list[Child] = []
         for last in lasts:
-            lived.append(started.start(lives, home, last))
+            children_started.append(started.start(run_agent, home, last))
             if last is not None:
-                lived[-1].receive_all()
-                lived[-1].expect_killed()
-        return lived[-1].receive()
+                children_started[-1].receive_all()
+                children_started[-1].expect_killed()
+        return children_started[-1].receive()
 
 
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.soak)])
-def test_an_agent_that_is_killed_at_any_event_is_gone_on_with_by_the_next_process(every: int, tmp_path: Path) -> None:
-    events = life(tmp_path / "whole", None)
+def test_an_agent_that_is_killed_at_any_event_is_resumed_by_the_next_process(every: int, tmp_path: Path) -> None:
+    events = run_lives(tmp_path / "whole", None)
     assert events > 30
-    assert wrong(tmp_path / "whole") == []
+    assert find_wrong(tmp_path / "whole") == []
     for last in range(1, events, every):
-        life(tmp_path / f"{last}", last, None)
-        assert wrong(tmp_path / f"{last}") == [], last
+        run_lives(tmp_path / f"{last}", last, None)
+        assert find_wrong(tmp_path / f"{last}") == [], last
 
 
 def test_an_agent_that_is_killed_again_and_again_still_comes_to_its_end(tmp_path: Path) -> None:
-    life(tmp_path / "store", 5, 9, 9, 9, 9, None)
-    assert wrong(tmp_path / "store") == []
+    run_lives(tmp_path / "store", 5, 9, 9, 9, 9, None)
+    assert find_wrong(tmp_path / "store") == []

@@ -75,9 +75,11 @@ def crash_each(home: Path, every: int) -> Iterator[tuple[World, Phone]]:
 
 async def check(world: World, phone: Phone) -> None:
     inbox = [stored.event for stored in await world.events(inbox_stream(SESSION))]
-    made = [event for event in inbox if isinstance(event, DecisionMade)]
-    assert [(event.verdict, event.by) for event in made if event.decision.endswith("/approval")] == [("approve", "ada")]
-    assert len({event.decision for event in made}) == len(made)
+    decisions = [event for event in inbox if isinstance(event, DecisionMade)]
+    assert [(event.verdict, event.by) for event in decisions if event.decision.endswith("/approval")] == [
+        ("approve", "ada")
+    ]
+    assert len({event.decision for event in decisions}) == len(decisions)
     wake_posteds = [event for event in inbox if isinstance(event, WakePosted) and event.cause == "message"]
     assert [event.sender for event in wake_posteds] == ["ada"]
     events = [stored.event for stored in await phone.fleet.events(SESSION)]

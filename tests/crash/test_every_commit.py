@@ -40,7 +40,7 @@ CHILD_CAPS = Caps(session=Cap(CARVED), agent=CAPS.agent, fleet=CAPS.fleet)
 
 @dataclass(frozen=True)
 class Call:
-    """What is held for a call, and what it costs in truth."""
+    """The hold of a call and its true cost."""
 
     held: int
     cost: int
@@ -69,7 +69,7 @@ async def patiently(world: World, act: Callable[[], Awaitable[T]]) -> T:
 
 
 class Household:
-    """Three sessions that spend, rest and end; one of them is carved out of another.
+    """Three sessions that spend, park and end; one of them is carved out of another.
 
     What acts in the outside world is counted there, where no crash reaches.
     """
@@ -92,20 +92,20 @@ class Household:
         return len((await patiently(world, lambda: world.store.commit(write))).events)
 
     async def turn(self, world: World, lease: Lease) -> None:
-        """Take the session up wherever it stands, do what is next, and rest or end."""
+        """Resume the session at its current point, do the next work, and park or end."""
         session = await world.session(lease.session)
         await patiently(world, lambda: self.settle_in_doubt(world, lease, list(session.in_flight.values())))
         cause = None if session.state == "RUNNING" and session.head > 1 else "timer"
-        seen = len(await world.events(inbox_stream(lease.session)))
-        await self.commit(world, wake_session(lease, f"{lease.session}/{lease.generation}/wake", cause, seen))
+        inbox_count = len(await world.events(inbox_stream(lease.session)))
+        await self.commit(world, wake_session(lease, f"{lease.session}/{lease.generation}/wake", cause, inbox_count))
         if lease.session == "parent":
             await self.delegate(world, lease)
         if await self.next_calls(world, lease):
-            await self.rest(world, lease, seen)
+            await self.rest(world, lease, inbox_count)
             return
         parent = "parent" if lease.session == "child" else ""
         if not await self.commit(world, end_session(lease, "COMPLETED", "completed", parent)):
-            await self.rest(world, lease, seen)
+            await self.rest(world, lease, inbox_count)
 
     async def settle_in_doubt(self, world: World, lease: Lease, flights: Sequence[InFlight]) -> None:
         await world.ledger.settle_in_doubt(lease, flights)
@@ -123,9 +123,9 @@ class Household:
         await self.commit(world, start_child(child, lease))
 
     async def next_calls(self, world: World, lease: Lease) -> bool:
-        """Make the calls of the first turn that has some which were not begun; tell whether there is another turn."""
+        """Make the missing calls of the first turn that has some; return True if another turn follows."""
         events = await world.events(session_stream(lease.session))
-        texts = self.begun(events)
+        texts = self.list_started_calls(events)
         for turn, calls in enumerate(TURNS[lease.session], start=1):
             names = [f"{lease.session}/{turn}/{number}" for number in range(len(calls))]
             if not texts.issuperset(names):
@@ -136,7 +136,7 @@ class Household:
                 return turn < len(TURNS[lease.session])
         return False
 
-    def begun(self, events: Sequence[Stored]) -> set[str]:
+    def list_started_calls(self, events: Sequence[Stored]) -> set[str]:
         return {stored.event.call for stored in events if isinstance(stored.event, CallStarted)}
 
     async def call(self, world: World, lease: Lease, name: str) -> None:
@@ -150,13 +150,13 @@ class Household:
         await world.clock.sleep(SECOND)
         await patiently(world, lambda: world.ledger.settle(lease, outcome.flight, ActualResult("ok", usd=call.cost)))
 
-    async def rest(self, world: World, lease: Lease, seen: int) -> None:
+    async def rest(self, world: World, lease: Lease, inbox_count: int) -> None:
         """Rest for a minute; if the inbox has grown meanwhile, whatever it is can wait that long too."""
         while True:
-            event = SessionParked(state="SLEEPING", inbox_seen=seen, wake_at=world.now + MINUTE)
+            event = SessionParked(state="SLEEPING", inbox_seen=inbox_count, wake_at=world.now + MINUTE)
             if await self.commit(world, park_session(lease, f"{lease.session}/{lease.generation}/park", event)):
                 return
-            seen = len(await world.events(inbox_stream(lease.session)))
+            inbox_count = len(await world.events(inbox_stream(lease.session)))
 
 
 async def check(world: World, acted: Counter[str]) -> None:
@@ -190,7 +190,7 @@ async def check_that_live_state_is_replayed_state(world: World) -> None:
 
 
 def check_that_nothing_happens_twice(world: World, acted: Counter[str]) -> dict[str, int]:
-    """Look that each call was held and settled once and acted at most once, and tell what it must have cost."""
+    """Check that each call was held and settled once and acted at most once; return what each must have cost."""
     counts = Counter(stored.event.call for stored in world.history if isinstance(stored.event, CallStarted))
     events = {stored.event.call: stored.event for stored in world.history if isinstance(stored.event, CallSettled)}
     assert counts == Counter(dict.fromkeys(CALLS, 1))
@@ -199,26 +199,26 @@ def check_that_nothing_happens_twice(world: World, acted: Counter[str]) -> dict[
     assert all(times == 1 for times in acted.values())
     costs: dict[str, int] = {}
     for name, event in events.items():
-        known = event.outcome == "ok"
-        assert acted[name] == 1 or not known
-        costs[name] = CALLS[name].cost if known else CALLS[name].held
+        is_known = event.outcome == "ok"
+        assert acted[name] == 1 or not is_known
+        costs[name] = CALLS[name].cost if is_known else CALLS[name].held
         assert event.charge is not None
         assert event.charge.usd == costs[name]
     return costs
 
 
 async def check_the_money(world: World, costs: dict[str, int]) -> None:
-    def spent(*sessions: str) -> int:
+    def sum_costs(*sessions: str) -> int:
         return sum(cost for name, cost in costs.items() if name.partition("/")[0] in sessions)
 
     day = "day/2026-01-01"
     rows = await world.journal.ask(Query("budgets", BudgetRow))
     assert {(row.scope, row.window): (row.spent, row.held, row.overrun) for row in rows if row.unit == "usd"} == {
-        ("session:parent", ""): (spent("parent", "child"), 0, 0),
-        ("session:other", ""): (spent("other"), 0, 0),
-        ("session:child", ""): (spent("child"), 0, 0),
-        ("agent:household", day): (spent(*TURNS), 0, 0),
-        ("fleet", day): (spent(*TURNS), 0, 0),
+        ("session:parent", ""): (sum_costs("parent", "child"), 0, 0),
+        ("session:other", ""): (sum_costs("other"), 0, 0),
+        ("session:child", ""): (sum_costs("child"), 0, 0),
+        ("agent:household", day): (sum_costs(*TURNS), 0, 0),
+        ("fleet", day): (sum_costs(*TURNS), 0, 0),
     }
     assert await world.journal.ask(Query("holds", HoldRow)) == []
 
@@ -258,9 +258,9 @@ class Generous(Household):
 
 
 class Eager(Household):
-    """Makes a call again that was begun and of which nobody knows whether it acted."""
+    """Broken on purpose: repeats a call that was started and whose outcome is unknown."""
 
-    def begun(self, events: Sequence[Stored]) -> set[str]:
+    def list_started_calls(self, events: Sequence[Stored]) -> set[str]:
         return {
             stored.event.call
             for stored in events

@@ -1,4 +1,4 @@
-"""A crash at any commit of a session's turns: it goes on to the same end, does nothing twice, and its money adds up.
+"""A crash at any commit of a session's turns: it reaches the same end, repeats nothing, and its costs add up.
 
 Before each answer the model itself looks at the journal: what it is sent must be what another process would send.
 """
@@ -34,7 +34,7 @@ TEN = Price(Decimal(10), Decimal(10))
 
 
 class Sensible(Scripted):
-    """A model that answers by what it is told, so that a request made again gets the same answer."""
+    """A model that answers by its prompt, so that a repeated request gets the same answer."""
 
     def __init__(self, world: World, answer: Callable[[Prompt, int], Reply]) -> None:
         super().__init__((), world.clock, ModelName("scripted", "script"))
@@ -51,7 +51,7 @@ class Sensible(Scripted):
 
 
 async def recalled(world: World) -> SessionHistory:
-    """What another process would know of the session."""
+    """Load the history of the session as another process would."""
     session_history = SessionHistory("s")
     await session_history.apply(
         await world.events(session_stream("s")), lambda stored: read_body(world.journal, stored)
@@ -66,7 +66,7 @@ def without_ending(prompt: Prompt) -> tuple[Message, ...]:
 
 
 def last(prompt: Prompt) -> str:
-    """What the model is told last: texts, reasons, and the tools whose results it is shown."""
+    """Describe the last message: texts, reasons, and the tools whose results the model is shown."""
     parts = without_ending(prompt)[-1].parts
     return " ".join(
         f"result:{part.tool}" if isinstance(part, ToolResult) else f"{part.reason} {part.text}"
@@ -80,13 +80,13 @@ def reply(line: Any, outputs: int = 20) -> Reply:
 
 
 def timeless(turn: Turn) -> Turn:
-    """A turn without its times, and without whether the session rests after it, which it does not live to see."""
+    """Return a turn without its times, and without `is_settled`, which a crash prevents."""
     return msgspec.structs.replace(
         turn, work_time=0, idle_time=0, clock_started_at=None, last_event_at=0, is_settled=True
     )
 
 
-async def answers(world: World, story: Story) -> None:
+async def answer_truly(world: World, story: Story) -> None:
     """Say truly, as a person who looks would, whether a call in doubt was made."""
     while True:
         for waiting in await list_pending_decisions(world.journal):
@@ -102,11 +102,11 @@ async def was_done(world: World, story: Story, call: str) -> bool:
     results = [s.event for s in await world.events(session_stream("s")) if s.kind == "call_settled"]
     if call.startswith("s.c1_0_"):
         return story.desk.done[f"send {call[-1]}"] > 0
-    counted = sum(event.outcome == "ok" for event in results if event.call in pays(story))
+    counted = sum(event.outcome == "ok" for event in results if event.call in list_payments(story))
     return story.desk.done["pay"] > counted
 
 
-def pays(story: Story) -> set[str]:
+def list_payments(story: Story) -> set[str]:
     parts = (
         (part for message in story.model.requests[-1].messages for part in message.parts)
         if story.model.requests
@@ -116,13 +116,13 @@ def pays(story: Story) -> set[str]:
     return texts | {f"s.c1_{step}_0" for step in range(2, 12)}
 
 
-async def judged(world: World, story: Story) -> Receipt:
-    """What holds after every crash: each call has one result, and money and memory agree with the journal."""
-    made = await story.receipt()
+async def check_outcome(world: World, story: Story) -> Receipt:
+    """Check what holds after every crash: each call has one result, and costs and history agree with the journal."""
+    receipt = await story.receipt()
     events = [stored.event for stored in await story.events()]
     charges = [event.charge for event in events if getattr(event, "charge", None) is not None]
-    assert made.cost_usd == micros_to_usd(sum(charge.usd for charge in charges))
-    assert made.in_doubt == ()
+    assert receipt.cost_usd == micros_to_usd(sum(charge.usd for charge in charges))
+    assert receipt.in_doubt == ()
     session_history = await recalled(world)
     assert story.loop is not None
     assert timeless(session_history.turn) == timeless(story.loop.turn), world
@@ -130,11 +130,11 @@ async def judged(world: World, story: Story) -> Receipt:
     parts = [part for message in story.messages for part in message.parts]
     ids = [part.id for part in parts if isinstance(part, ToolCall)]
     assert ids == [part.id for part in parts if isinstance(part, ToolResult)]
-    return made
+    return receipt
 
 
-def truly_sent(story: Story, *texts: str) -> None:
-    """Nothing was sent twice, and the model was told what was sent and what was not."""
+def check_sent_once(story: Story, *texts: str) -> None:
+    """Check that nothing was sent twice, and that the model was shown what was sent and what was not."""
     results = [result for result in story.results() if result.tool == "send"]
     for text, result in zip(texts, results, strict=True):
         assert story.desk.done[f"send {text}"] == (result.outcome == "ok")
@@ -147,11 +147,11 @@ EVERY = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.s
 def everywhere(
     make: Callable[[World], Story], program: Callable[[World, Story], Any], every: int
 ) -> Iterator[tuple[World, Story]]:
-    """Tell a story again and again, each time with another crash, until its end."""
+    """Run a story repeatedly, each time with another crash, to its end."""
     stories: list[Story] = []
 
     async def whole(world: World) -> None:
-        answering = world.spawn(answers(world, stories[-1]))
+        answering = world.spawn(answer_truly(world, stories[-1]))
         await program(world, stories[-1])
         answering.cancel()
 
@@ -172,7 +172,7 @@ def clerk(prompt: Prompt, _: int) -> Reply:
 
 
 @EVERY
-def test_a_chat_goes_on_after_a_crash_at_any_commit(every: int) -> None:
+def test_a_chat_resumes_after_a_crash_at_any_commit(every: int) -> None:
     def make(world: World) -> Story:
         story = Story(world)
         story.models, story.price = [Sensible(world, clerk)], TEN
@@ -186,9 +186,9 @@ def test_a_chat_goes_on_after_a_crash_at_any_commit(every: int) -> None:
             await story.attend()
 
     for world, story in everywhere(make, program, every):
-        receipt = world.run(judged(world, story))
+        receipt = world.run(check_outcome(world, story))
         assert (receipt.state, receipt.terminal_reason) == ("WAITING_FOR_INPUT", ""), world
-        truly_sent(story, "1", "2")
+        check_sent_once(story, "1", "2")
         assert {line.parallel_group for line in receipt.calls} == {"s.t1_1_0"}, world
         texts = [part.text for message in story.messages for part in message.parts if isinstance(part, Text)]
         assert texts == ["the first message", "At once.", "Done.", "the second message", "Hello."], world
@@ -208,7 +208,7 @@ def payer(prompt: Prompt, number: int) -> Reply:
 
 
 @EVERY
-def test_a_task_with_retries_a_recovery_and_last_words_goes_on_after_a_crash_at_any_commit(every: int) -> None:
+def test_a_task_with_retries_a_recovery_and_a_final_text_resumes_after_a_crash_at_any_commit(every: int) -> None:
     def make(world: World) -> Story:
         story = Story(world, kind="task", policy_yaml="limits: {max_cost_usd: 1.2}")
         story.models, story.price = [Sensible(world, payer)], TEN
@@ -220,7 +220,7 @@ def test_a_task_with_retries_a_recovery_and_last_words_goes_on_after_a_crash_at_
             await story.attend()
 
     for world, story in everywhere(make, program, every):
-        receipt = world.run(judged(world, story))
+        receipt = world.run(check_outcome(world, story))
         assert (receipt.state, receipt.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached"), world
         receipt_lines = [line for line in receipt.calls if line.name == "pay" and line.cost_usd]
         assert story.desk.done["pay"] == len(receipt_lines) >= 3, world
@@ -243,7 +243,7 @@ def watcher(prompt: Prompt, _: int) -> Reply:
 
 
 @EVERY
-def test_an_autonomous_session_goes_on_after_a_crash_at_any_commit(every: int) -> None:
+def test_an_autonomous_session_resumes_after_a_crash_at_any_commit(every: int) -> None:
     def make(world: World) -> Story:
         story = Story(world, kind="autonomous")
         story.models, story.price = [Sensible(world, watcher)], TEN
@@ -257,9 +257,9 @@ def test_an_autonomous_session_goes_on_after_a_crash_at_any_commit(every: int) -
             await story.attend()
 
     for world, story in everywhere(make, program, every):
-        receipt = world.run(judged(world, story))
+        receipt = world.run(check_outcome(world, story))
         assert (receipt.state, receipt.terminal_reason) == ("COMPLETED", "completed"), world
-        truly_sent(story, "1")
+        check_sent_once(story, "1")
         assert story.told() == ["observe"] * 3, world
 
 
@@ -286,7 +286,7 @@ def test_a_history_that_is_cut_and_summarized_is_the_same_after_a_crash_at_any_c
             await story.attend()
 
     for world, story in everywhere(make, program, every):
-        receipt = world.run(judged(world, story))
+        receipt = world.run(check_outcome(world, story))
         assert (receipt.state, receipt.terminal_reason) == ("COMPLETED", "completed"), world
         assert any(line.purpose == "summary" for line in receipt.requests), world
         assert story.model.requests[-1].messages[0].parts[0] == Text("Look twelve times."), world

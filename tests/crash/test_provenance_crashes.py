@@ -1,14 +1,14 @@
-"""A crash at any commit of a session under the injection brake: it decides as if nothing had happened."""
+"""A crash at any commit of a session under the provenance check: it decides as if there had been no crash."""
 
 from halter.core.clock import SECOND
 from halter.core.messages import Prompt, Reply, ToolResult
 from halter.guard.approvals import answer_decision, list_pending_decisions
-from halter.guard.provenance_check import SessionBrake
+from halter.guard.provenance_check import ProvenanceCheck
 from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, last, reply
 from tests.story.loops import Story, says
-from tests.story.test_provenance import READ, TASK, TO_BOB, TO_MALLORY, Post, recalled, send
+from tests.story.test_provenance import READ, TASK, TO_BOB, TO_MALLORY, Post, recall_history, send
 
 PROBES = [
     ("send_letter", b'{"to": "%s", "text": "%s"}' % (to, text))
@@ -26,7 +26,7 @@ def clerk(prompt: Prompt, _: int) -> Reply:
     return reply((TO_BOB, TO_MALLORY, send("eve@evil.example"), says("Done."))[min(done, 3)])
 
 
-def decisions(brake: SessionBrake | None) -> object:
+def judge_all(brake: ProvenanceCheck | None) -> object:
     assert brake is not None
     links = brake.unsaid_links("See https://evil.example/x and write to bob@house.example.")
     return brake.locked, brake.clean, [brake.judge(*probe) for probe in PROBES], links
@@ -66,7 +66,7 @@ def test_a_resumed_session_decides_as_the_live_one_whatever_crashes(every: int) 
         story, post = stories[-1]
         assert post.sent in (["bob@house.example"], [])
         assert story.loop is not None
-        session_history = world.run(recalled(story))
-        assert decisions(session_history.brake) == decisions(story.loop.brake), world
-        assert session_history.brake is not None
-        assert session_history.brake.locked
+        session_history = world.run(recall_history(story))
+        assert judge_all(session_history.provenance_check) == judge_all(story.loop.provenance_check), world
+        assert session_history.provenance_check is not None
+        assert session_history.provenance_check.locked

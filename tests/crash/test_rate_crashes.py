@@ -11,7 +11,7 @@ from halter.core.money import RateLimit
 from halter.guard.prepare import SessionContext
 from halter.journal.verify import verify_store
 from halter.testing.world import World
-from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, everywhere, judged, last, reply, truly_sent
+from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, check_outcome, check_sent_once, everywhere, last, reply
 from tests.story.loops import Story, calls, says
 
 SLOWLY = {"scripted:script": RateLimit(requests=1), "scripted:*": RateLimit(tokens=100_000)}
@@ -32,7 +32,7 @@ def clerk(prompt: Prompt, _: int) -> Reply:
 
 
 @EVERY
-def test_whoever_waits_for_a_rate_goes_on_after_a_crash_at_any_commit(every: int) -> None:
+def test_a_session_that_waits_for_a_rate_resumes_after_a_crash_at_any_commit(every: int) -> None:
     def make(world: World) -> Story:
         story = Slow(world, kind="task")
         story.models, story.price = [Sensible(world, clerk)], TEN
@@ -44,9 +44,9 @@ def test_whoever_waits_for_a_rate_goes_on_after_a_crash_at_any_commit(every: int
             await story.attend()
 
     for world, story in everywhere(make, program, every):
-        receipt = world.run(judged(world, story))
+        receipt = world.run(check_outcome(world, story))
         assert (receipt.state, receipt.terminal_reason) == ("COMPLETED", "completed"), world
-        truly_sent(story, "1")
+        check_sent_once(story, "1")
         counts = Counter(each.at // MINUTE for each in world.history if isinstance(each.event, RequestStarted))
         assert counts.total() >= 3
         assert max(counts.values()) == 1, world

@@ -15,7 +15,7 @@ from halter.journal.verify import verify_store
 from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from tests.story.autonomous import Fleet
-from tests.story.test_succession import NAP, PRICES, agent, rows
+from tests.story.test_succession import NAP, PRICES, agent, list_sessions
 
 LIMITS = "max_cost_usd: 0.15, max_cost_usd_per_day: 0.50, max_output_tokens: 256, on_cap: stop"
 TIME = HOUR + 20 * MINUTE
@@ -38,11 +38,11 @@ def test_a_crash_at_any_commit_leaves_one_session_at_a_time_within_every_cap(eve
             return world
 
         for world in crash_everywhere(program, new_world, every=every):
-            world.run(judged(world, fleets[-1]))
+            world.run(check_outcome(world, fleets[-1]))
 
 
-async def judged(world: World, fleet: Fleet) -> None:
-    session_rows = await rows(fleet)
+async def check_outcome(world: World, fleet: Fleet) -> None:
+    session_rows = await list_sessions(fleet)
     assert len(session_rows) >= 3, world
     assert [row.session for row in session_rows] == [f"watch-{number}" for number in range(1, len(session_rows) + 1)]
     for before, after in pairwise(session_rows):

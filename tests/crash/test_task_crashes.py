@@ -48,13 +48,13 @@ ANALYSES = f"""
 """
 SKILL = "---\nname: check\ndescription: Checks.\n---\nCheck it.\n"
 STEPS = """
-- {call: retrieve_chunks, with: {file: "${inputs.name}"}, as: text}
-- {call: retrieve_chunks, with: {query: limit}}
+- {call: retrieve_chunks, arguments: {file: "${inputs.name}"}, as: text}
+- {call: retrieve_chunks, arguments: {query: limit}}
 """
 EVERY = pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
 
 
-def made(home: Path, number: int, world: World) -> Office:
+def make_office(home: Path, number: int, world: World) -> Office:
     home = home / f"{number}"
     home.mkdir()
     office = Office(world, home, PRICED)
@@ -82,14 +82,14 @@ def everywhere(home: Path, every: int) -> Any:
 
     def new_world(crash: Crash | None) -> World:
         world = World(crash=crash, orderly=True)
-        offices.append(made(home, next(numbers), world))
+        offices.append(make_office(home, next(numbers), world))
         return world
 
     for world in crash_everywhere(program, new_world, every=every):
         yield world, offices[-1]
 
 
-async def judged(world: World, office: Office) -> None:
+async def check_outcome(world: World, office: Office) -> None:
     """Check what holds after every crash."""
     (row,) = await world.journal.ask(Query("all_sessions", SessionRow))
     assert (row.state, row.terminal_reason) == ("COMPLETED", "completed")
@@ -121,9 +121,9 @@ async def judged(world: World, office: Office) -> None:
 
 
 @EVERY
-def test_a_review_goes_on_after_a_crash_at_any_commit(every: int, tmp_path: Path) -> None:
+def test_a_review_resumes_after_a_crash_at_any_commit(every: int, tmp_path: Path) -> None:
     lives = 0
     for world, office in everywhere(tmp_path, every):
-        world.run(judged(world, office))
+        world.run(check_outcome(world, office))
         lives += 1
     assert lives * every > 90

@@ -1,4 +1,4 @@
-"""A real `halter up` is killed again and again while it reviews documents: each is reviewed once, and nothing twice."""
+"""A real `halter up` is killed repeatedly while it reviews documents: each is reviewed exactly once."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ from tests.story.tasks import PRICED, REVIEW, SCRIPT, paper, watch
 OUR_CODE: Final = Path(__file__).parents[2] / "src"
 
 
-def made(home: Path, documents: int) -> None:
+def write_agent(home: Path, documents: int) -> None:
     """Write an agent's folder with documents in it; the first two say the same."""
     inbox = home / "clerk" / "inbox"
     inbox.mkdir(parents=True)
@@ -43,8 +43,8 @@ def made(home: Path, documents: int) -> None:
 
 
 @contextmanager
-def running(home: Path) -> Iterator[Iterator[dict[str, Any]]]:
-    """Run the program as a person would, and read what it tells; at the end of the block it is killed."""
+def run_program(home: Path) -> Iterator[Iterator[dict[str, Any]]]:
+    """Run the program as a person would, and yield its log records; kill it at the end of the block."""
     environ = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(OUR_CODE),
@@ -61,39 +61,39 @@ def running(home: Path) -> Iterator[Iterator[dict[str, Any]]]:
     assert process.returncode == -signal.SIGKILL
 
 
-def ended(home: Path) -> int:
-    """Count the sessions that are over."""
+def count_ended(home: Path) -> int:
+    """Count the sessions that have ended."""
     with closing(sqlite3.connect(home / "store.db")) as file:
         return file.execute("SELECT COUNT(*) FROM sessions WHERE ended_at IS NOT NULL").fetchone()[0]
 
 
-def buried(home: Path) -> None:
-    """Whoever was killed is dead, and nobody has to wait until its leases run out."""
+def expire_workers(home: Path) -> None:
+    """Mark killed workers as dead, so that nobody waits until their leases expire."""
     with closing(sqlite3.connect(home / "store.db")) as file, file:
         file.execute("UPDATE workers SET alive_until = 0")
 
 
-def reviewed(home: Path, documents: int, kills: list[int]) -> None:
-    """Let one process after the other live for so many lines, and the last one until all is done."""
-    made(home, documents)
+def review_with_kills(home: Path, documents: int, kills: list[int]) -> None:
+    """Run one process after another, each killed after its number of lines, and the last one to the end."""
+    write_agent(home, documents)
     for lines in (*kills, math.inf):
-        with running(home) as fields:
+        with run_program(home) as fields:
             for number, line in enumerate(fields, 1):
-                if number >= lines or (line["name"] == "session_ended" and ended(home) == documents - 1):
+                if number >= lines or (line["name"] == "session_ended" and count_ended(home) == documents - 1):
                     break
-        buried(home)
-        if ended(home) == documents - 1:
-            # A process does not wait for its reader: one that was to be killed may have done the rest.
+        expire_workers(home)
+        if count_ended(home) == documents - 1:
+            # A process does not wait for its reader: one that was due to be killed may have finished the rest.
             return
 
 
-def wrong(home: Path, contents: int) -> list[str]:
-    """Look at what is left when all is over."""
+def find_wrong(home: Path, contents: int) -> list[str]:
+    """Find what is wrong in the store after the last process."""
     url = f"sqlite://{home}/store.db"
-    return [*asyncio.run(_wrong(url, contents)), *check(read_store(url))]
+    return [*asyncio.run(_find_wrong(url, contents)), *check(read_store(url))]
 
 
-async def _wrong(url: str, contents: int) -> list[str]:
+async def _find_wrong(url: str, contents: int) -> list[str]:
     store = JournalStore(engine(url, SystemClock(), NO_LEASE))
     try:
         rows = await store.ask(Query("all_sessions", SessionRow))
@@ -121,7 +121,7 @@ def _flaws(receipt: Receipt) -> Iterator[str]:
 
 KILLS: Final = [
     pytest.param(12, [9, 60, 30, 90], id="twelve"),
-    # A session over which ten processes died in a row would be left to a person.
+    # A session that was running when ten processes in a row died would be quarantined.
     pytest.param(50, random.Random(5).choices(range(5, 200), k=8), id="fifty", marks=pytest.mark.soak),
 ]
 
@@ -130,5 +130,5 @@ KILLS: Final = [
 def test_documents_are_each_reviewed_once_however_often_the_process_is_killed(
     documents: int, kills: list[int], tmp_path: Path
 ) -> None:
-    reviewed(tmp_path, documents, kills)
-    assert wrong(tmp_path, documents - 1) == []
+    review_with_kills(tmp_path, documents, kills)
+    assert find_wrong(tmp_path, documents - 1) == []

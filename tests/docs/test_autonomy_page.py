@@ -43,8 +43,8 @@ def test_the_first_file_on_the_page_says_all_that_it_needs(tmp_path: Path) -> No
     assert list_unwritten_fields(resolved_agent.pacing) == ()
 
 
-def test_the_guardrails_have_the_defaults_that_hold() -> None:
-    usual, fields = Autonomy(), dict(ROW.findall(section("Guardrails")))
+def test_the_limits_have_the_defaults_that_hold() -> None:
+    usual, fields = Autonomy(), dict(ROW.findall(section("Limits")))
     assert fields == {
         "max_consecutive_turns": str(usual.max_consecutive_turns),
         "token_budget_per_hour": str(usual.token_budget_per_hour),
@@ -71,8 +71,8 @@ def test_every_type_of_sensor_and_every_word_that_is_taken_is_on_the_page() -> N
     assert all(f"`{word}`" in section("Yield") for word in ALWAYS_WAKING_NAMES)
 
 
-def test_every_name_of_news_is_on_the_page() -> None:
-    fields = dict(ROW.findall(section("News")))
+def test_every_name_of_the_feed_is_on_the_page() -> None:
+    fields = dict(ROW.findall(section("Feed")))
     texts = {name_feed_event(event, autonomous=True) for event in EVENTS}
     assert texts | {"autonomy:sensor_updated"} == set(fields)
     assert len(fields) == 7

@@ -10,7 +10,7 @@ from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "guard.md").read_text("utf-8")
 BY_ITSELF = {"ok", "error", "timeout", "cancelled", "unknown"}
-"""What becomes of a call that no brake refused."""
+"""Outcomes of a call that no check refused."""
 
 
 def section(title: str) -> str:
@@ -25,8 +25,8 @@ def test_the_levels_are_those_that_hold() -> None:
     }
 
 
-def test_every_outcome_by_which_a_brake_refuses_is_on_the_page() -> None:
-    results = set(re.findall(r"`(\w+)`", section("The order of the brakes")))
+def test_every_outcome_of_a_refusal_is_on_the_page() -> None:
+    results = set(re.findall(r"`(\w+)`", section("The order of the checks")))
     assert results == set(get_args(Outcome)) - BY_ITSELF
 
 

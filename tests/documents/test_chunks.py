@@ -54,7 +54,7 @@ def test_pieces_share_a_little() -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, "\n" * 10_000, "合" * 10_000, ". " * 5_000])
-def test_a_text_without_a_place_to_cut_is_cut_all_the_same(text: str) -> None:
+def test_a_text_without_a_place_to_cut_is_still_cut(text: str) -> None:
     found = split_into_chunks(text)
     assert found[-1][1] == len(text)
     assert max(end - start for start, end in found) <= CHUNK_SIZE

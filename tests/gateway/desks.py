@@ -104,7 +104,7 @@ class GatewayDesk:
     async def waiting(self) -> list[PendingDecision]:
         return list(await list_pending_decisions(self.app.store, self.app.clock.now()))
 
-    async def until_asked(self) -> PendingDecision:
+    async def wait_for_decision(self) -> PendingDecision:
         while not (pending_decisions := await self.waiting()):  # noqa: ASYNC110 As above.
             await asyncio.sleep(0.01)
         return pending_decisions[0]
@@ -115,7 +115,7 @@ class GatewayDesk:
         return (await self.events())[-1].event
 
     async def decide(self, verdict: Verdict, by: str = PERSON) -> None:
-        pending_decision = await self.until_asked()
+        pending_decision = await self.wait_for_decision()
         await self.app.store.commit(answer_decision(pending_decision, verdict, by, self.app.ids.make()))
 
     async def sessions(self) -> list[SessionRow]:
@@ -159,11 +159,11 @@ async def open_app(
 
 
 @asynccontextmanager
-async def open_at(app: Runtime, home: Path, tell: Callable[[str], None] = lambda _: None) -> AsyncGenerator[Gateway]:
+async def open_at(app: Runtime, home: Path, report: Callable[[str], None] = lambda _: None) -> AsyncGenerator[Gateway]:
     """Open a gateway on a store, again after an earlier one."""
     config = home / "mcp.json"
     owner = read_gateway_agent(app, str(home / "desk"), config)
-    async with open_gateway(app, owner, make_mcp_terms(app, owner, config), report=tell) as gateway:
+    async with open_gateway(app, owner, make_mcp_terms(app, owner, config), report=report) as gateway:
         yield gateway
 
 

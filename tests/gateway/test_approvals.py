@@ -21,7 +21,7 @@ ACT = ("helpful__act", {"what": "x"})
 async def test_a_call_that_is_approved_while_it_waits_runs(tmp_path: Path, era: str) -> None:
     async with open_desk(tmp_path, fleet=SEMI) as desk, desk.client(era) as client:
         call = asyncio.create_task(client.call_tool(*ACT))
-        await desk.until_asked()
+        await desk.wait_for_decision()
         assert desk.noted() == []
         await desk.decide("approve")
         assert text_of(await call) == "did x"
@@ -47,7 +47,7 @@ async def test_after_its_wait_a_call_is_pending_and_the_same_call_runs_once_appr
 
     async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk, desk.client(era) as client:
         call = asyncio.create_task(client.call_tool(*ACT, progress_callback=hear))
-        pending_decision = await desk.until_asked()
+        pending_decision = await desk.wait_for_decision()
         assert 50 * SECOND <= await pass_time(clock, call) <= 55 * SECOND
         result = await call
         assert result.is_error
@@ -60,12 +60,14 @@ async def test_after_its_wait_a_call_is_pending_and_the_same_call_runs_once_appr
         listed: Any = (await client.call_tool("halter__decisions", {})).structured_content
         assert [each["decision"] for each in listed["decisions"]] == [pending_decision.decision]
         await desk.decide("approve")
-        assert "is approved" in text_of(await client.call_tool("halter__wait", {"decision": pending_decision.decision}))
+        assert "was approved. Repeat the same call to run it." in text_of(
+            await client.call_tool("halter__wait", {"decision": pending_decision.decision})
+        )
         assert desk.noted() == []
         assert text_of(await client.call_tool(*ACT)) == "did x"
         # The approval is used up.
         task = asyncio.create_task(client.call_tool(*ACT))
-        assert (await desk.until_asked()).decision != pending_decision.decision
+        assert (await desk.wait_for_decision()).decision != pending_decision.decision
         task.cancel()
         assert desk.noted() == ["act x"]
 
@@ -74,12 +76,12 @@ async def test_other_arguments_than_the_approved_ones_are_another_question(tmp_p
     clock = ManualClock(START)
     async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk, desk.client() as client:
         call = asyncio.create_task(client.call_tool(*ACT))
-        await desk.until_asked()
+        await desk.wait_for_decision()
         await pass_time(clock, call)
         await desk.decide("approve")
         for values in ({"what": "y"}, {"what": "x "}, {"what": "X"}):
             task = asyncio.create_task(client.call_tool("helpful__act", values))
-            await desk.until_asked()
+            await desk.wait_for_decision()
             await desk.decide("deny")
             assert (await task).is_error
         assert desk.noted() == []
@@ -88,7 +90,7 @@ async def test_other_arguments_than_the_approved_ones_are_another_question(tmp_p
 async def test_what_a_person_put_in_place_of_the_arguments_is_done(tmp_path: Path) -> None:
     async with open_desk(tmp_path, fleet=SEMI) as desk, desk.client() as client:
         call = asyncio.create_task(client.call_tool(*ACT))
-        pending_decision = await desk.until_asked()
+        pending_decision = await desk.wait_for_decision()
         await desk.app.store.commit(approve_edited(pending_decision, b'{"what":"less"}', "ada", desk.app.ids.make()))
         assert text_of(await call) == "did less"
         assert desk.noted() == ["act less"]
@@ -99,7 +101,7 @@ async def test_an_approval_survives_the_gateway_and_its_client(tmp_path: Path) -
     async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk:
         async with desk.client() as client:
             call = asyncio.create_task(client.call_tool(*ACT))
-            await desk.until_asked()
+            await desk.wait_for_decision()
             await pass_time(clock, call)
         await desk.gateway.close()
         (row,) = await desk.sessions()
@@ -127,7 +129,7 @@ async def test_a_form_that_the_client_accepts_decides_only_where_the_operator_sa
         desk.client(era, elicitation_callback=accept) as client,
     ):
         call = asyncio.create_task(client.call_tool(*ACT))
-        await desk.until_asked()
+        await desk.wait_for_decision()
         await pass_time(clock, call)
         assert ((await call).is_error, results, desk.noted()) == (True, [], [])
     trusts = "gateway: {trust_client_elicitation: true}\n"
@@ -156,13 +158,13 @@ async def test_a_client_that_opens_addresses_is_sent_to_the_decision_s_page_and_
         desk.client(era, elicitation_callback=accept) as client,
     ):
         call = asyncio.create_task(client.call_tool(*ACT))
-        decision = (await desk.until_asked()).decision
+        decision = (await desk.wait_for_decision()).decision
         await pass_time(clock, call)
         assert [each.url for each in results] == [f"https://halter.example/decision/{decision}"]
         assert ((await call).is_error, desk.noted()) == (True, [])
 
 
-async def test_a_question_of_another_session_is_not_told(tmp_path: Path) -> None:
+async def test_a_decision_of_another_session_is_not_shown(tmp_path: Path) -> None:
     async with open_desk(tmp_path, fleet=SEMI) as desk, desk.client() as client:
         tool = await client.call_tool("halter__wait", {"decision": "someone-else.1/approval"})
         assert "no decision" in text_of(tool)
@@ -196,7 +198,7 @@ async def test_a_changed_tool_of_a_server_of_the_newer_protocol_is_held_too(tmp_
         refused = await client.call_tool("modern__ask", {"question": "Which?"})
         assert "changed since it was approved" in text_of(refused)
         assert "modern__ask" not in [tool.name for tool in (await client.list_tools()).tools]
-        assert (await desk.until_asked()).about == "changed_server"
+        assert (await desk.wait_for_decision()).about == "changed_server"
 
 
 class Replies:

@@ -116,7 +116,7 @@ async def test_a_cancelled_call_is_cancelled_at_its_server_and_settled(tmp_path:
         assert (await desk.until_settled()).outcome == "unknown"
 
 
-async def test_a_halt_stops_a_call_under_way_and_refuses_the_next(tmp_path: Path) -> None:
+async def test_a_halt_stops_a_running_call_and_refuses_the_next(tmp_path: Path) -> None:
     clock = ManualClock(1_790_000_000_000_000)
     async with open_desk(tmp_path, FREE, clock=clock) as desk, desk.client() as client:
         call = asyncio.create_task(client.call_tool("helpful__slow", {"what": "x"}))

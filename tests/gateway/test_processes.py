@@ -96,7 +96,7 @@ class Wire:
         self.program.wait(WAIT_SECONDS)
 
 
-async def test_a_call_under_way_when_the_gateway_is_killed_is_in_doubt_and_not_lost(tmp_path: Path) -> None:
+async def test_a_call_that_runs_when_the_gateway_is_killed_is_in_doubt_and_not_lost(tmp_path: Path) -> None:
     wire, notes = Wire(tmp_path, forked=False), tmp_path / "notes"
     wire.greet()
     wire.say(id=2, method="tools/call", params={"name": "helpful__slow", "arguments": {"what": "x"}})
@@ -110,7 +110,7 @@ async def test_a_call_under_way_when_the_gateway_is_killed_is_in_doubt_and_not_l
         desk = GatewayDesk(app, gateway, notes)
         await recover_sessions(gateway.terms)
         (hold,) = await app.store.ask(Query("holds", HoldRow))
-        pending_decision = await desk.until_asked()
+        pending_decision = await desk.wait_for_decision()
         assert (pending_decision.about, pending_decision.name) == ("unknown_call", "helpful__slow")
         (row,) = await desk.sessions()
         assert row.state == "WAITING_FOR_APPROVAL"
@@ -126,7 +126,7 @@ async def test_a_call_under_way_when_the_gateway_is_killed_is_in_doubt_and_not_l
     assert notes.read_text().count("began x") == 1
 
 
-async def test_it_ends_when_its_client_closes_the_pipes_and_when_it_is_told_to(tmp_path: Path) -> None:
+async def test_it_ends_when_its_client_closes_the_pipes_and_on_a_signal(tmp_path: Path) -> None:
     wire = Wire(tmp_path)
     wire.greet()
     wire.close()
@@ -331,11 +331,11 @@ async def test_servers_may_ask_a_model_only_where_the_agent_has_one(tmp_path: Pa
             read_gateway_agent(app, str(folder), tmp_path / "mcp.json")
 
 
-async def test_a_list_of_servers_that_is_missing_is_told_apart_from_an_empty_one(tmp_path: Path) -> None:
+async def test_a_list_of_servers_that_is_missing_is_distinguished_from_an_empty_one(tmp_path: Path) -> None:
     empty = tmp_path / "empty.json"
     empty.write_text('{"mcpServers": {}}')
     async with open_app(tmp_path) as app:
-        with pytest.raises(ConfigError, match=r"gone\.json is missing"):
+        with pytest.raises(ConfigError, match=r"gone\.json does not exist"):
             read_gateway_agent(app, "desk", tmp_path / "gone.json")
         with pytest.raises(ConfigError, match=r"empty\.json names no MCP server"):
             read_gateway_agent(app, "desk", empty)

@@ -58,7 +58,7 @@ async def test_a_client_that_knows_tasks_is_given_one_while_a_person_decides(tmp
         assert TASKS in (await client.ask("server/discover"))["capabilities"]["extensions"]
         task = await client.call(*ACT)
         assert (task["resultType"], task["status"], task["ttlMs"]) == ("task", "working", None)
-        pending_decision = await desk.until_asked()
+        pending_decision = await desk.wait_for_decision()
         assert pending_decision.decision in task["statusMessage"]
         # It outlives the time for which others are held.
         clock.advance(5 * MINUTE)
@@ -81,7 +81,7 @@ async def test_a_task_that_is_cancelled_never_runs_and_one_that_is_denied_says_s
     async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk, desk.client("2026-07-28") as plain:
         client = TaskClient(plain)
         fields = await client.call("helpful__act", {"what": "gone"})
-        await desk.until_asked()
+        await desk.wait_for_decision()
         await client.ask("tasks/cancel", taskId=fields["taskId"])
         assert (await client.ask("tasks/get", taskId=fields["taskId"]))["status"] == "cancelled"
         await desk.decide("approve")

@@ -111,15 +111,15 @@ async def fill(path: Path) -> JournalStore:
             await Workload(mortal, clock, f"worker of {session}", session, tick).run(plan(session, BLOB_BYTES))
         except Crashed:
             clock.advance(SECOND)
-    await guarded(store, clock)
-    await talked(store, clock)
-    await ran(store, clock)
-    await tasked(store, clock)
+    await run_guarded_session(store, clock)
+    await run_chat(store, clock)
+    await run_unattended(store, clock)
+    await run_triggers(store, clock)
     await left_midway(store, clock)
     return store
 
 
-async def guarded(store: JournalStore, clock: ManualClock) -> None:
+async def run_guarded_session(store: JournalStore, clock: ManualClock) -> None:
     """Let the guard, and people through it, say everything that they can say."""
     session, stream = SessionId("guarded"), session_stream("guarded")
     event = SessionStarted(session=session, agent="watcher", kind="task", started_by="ada", origin="person")
@@ -164,7 +164,7 @@ async def guarded(store: JournalStore, clock: ManualClock) -> None:
     await store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))
 
 
-async def talked(store: JournalStore, clock: ManualClock) -> None:
+async def run_chat(store: JournalStore, clock: ManualClock) -> None:
     """Let a session have turns: with calls, words of the runtime, a cut, an end and another beginning."""
     session, stream = SessionId("talking"), session_stream("talking")
     event = SessionStarted(session=session, agent="desk", kind="chat", started_by="ada")
@@ -179,7 +179,7 @@ async def talked(store: JournalStore, clock: ManualClock) -> None:
     await store.commit(lifecycle.reopen_session(session, "reopened", "ada"))
 
 
-async def ran(store: JournalStore, clock: ManualClock) -> None:
+async def run_unattended(store: JournalStore, clock: ManualClock) -> None:
     """Let an agent run by itself: with alerts, a skip, guardrails, a sensor that fails, and a breakdown.
 
     It is left asleep, with an alert that no turn has shown.
@@ -201,7 +201,7 @@ async def ran(store: JournalStore, clock: ManualClock) -> None:
     await store.commit(switch_off("watch", [], "ada", "off", "lunch"))
 
 
-async def tasked(store: JournalStore, clock: ManualClock) -> None:
+async def run_triggers(store: JournalStore, clock: ManualClock) -> None:
     """Let triggers start sessions, skip and give up, and let a session leave everything behind that it can."""
     session, trigger = SessionId("desk.inbox-1"), "desk/inbox"
     event = SessionStarted(
@@ -360,7 +360,7 @@ async def turns(store: JournalStore, events: Sequence[Stored]) -> dict[str, Any]
     return msgspec.to_builtins(values)
 
 
-def exported(path: Path) -> str:
+def export_events(path: Path) -> str:
     """Write every event as one line of JSON, with its columns as they are kept and bytes as base64."""
     with closing(sqlite3.connect(path)) as connection:
         cursor = connection.execute("SELECT * FROM events ORDER BY position")
@@ -381,7 +381,7 @@ async def write(folder: Path) -> None:
     body = msgspec.json.format(msgspec.json.encode(await expected(store)), indent=1)
     await store.close()
     (folder / "expected.json").write_bytes(body)
-    (folder / "journal.jsonl").write_text(exported(folder / "store.db"), "utf-8")
+    (folder / "journal.jsonl").write_text(export_events(folder / "store.db"), "utf-8")
 
 
 def main(version: str) -> None:

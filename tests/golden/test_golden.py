@@ -39,7 +39,7 @@ COLUMNS = "stream, seq, kind, version, at, generation, key, blob, facts, body, s
 BYTES = ("facts", "body", "salt", "digest", "hash")
 
 
-def opened(path: Path) -> JournalStore:
+def open_at(path: Path) -> JournalStore:
     engine = SqliteEngine(str(path), now=LATER.now, new_id=SeededIds("golden", LATER.now).make)
     return JournalStore(engine, inline=True)
 
@@ -56,7 +56,7 @@ def path(version: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def store(path: Path) -> AsyncIterator[JournalStore]:
-    store = opened(path)
+    store = open_at(path)
     yield store
     await store.close()
 
@@ -228,17 +228,17 @@ async def finish(store: JournalStore, lease: Lease) -> None:
         await store.commit(post_wake(state.parent, f"{lease.session}/told", wake_posted))
 
 
-def test_a_store_with_a_newer_schema_is_left_alone(path: Path) -> None:
+def test_a_store_with_a_newer_schema_is_not_changed(path: Path) -> None:
     change(path, "UPDATE meta SET value = '9999' WHERE name = 'schema'")
     before = path.read_bytes()
     with pytest.raises(StoreUnusable, match=r"has schema version 9999, .* Use the newer Halter"):
-        opened(path)
+        open_at(path)
     assert path.read_bytes() == before
 
 
 async def test_a_session_of_a_newer_format_is_never_claimed(path: Path, expected: dict[str, Any]) -> None:
     change(path, "UPDATE sessions SET format = 9999")
-    store = opened(path)
+    store = open_at(path)
     assert await store.claim(WorkerId("older"), 100) == []
     await store.close()
     assert in_flight(expected)
@@ -247,7 +247,7 @@ async def test_a_session_of_a_newer_format_is_never_claimed(path: Path, expected
 async def test_an_event_of_a_newer_kind_is_shown_and_never_folded(path: Path, expected: dict[str, Any]) -> None:
     session = min(in_flight(expected))
     stream = add_unknown(path, SessionId(session))
-    store = opened(path)
+    store = open_at(path)
     events = await store.read(stream)
     assert events[-1].kind == "dream_dreamt"
     with pytest.raises(UnknownEvent, match=r"dream_dreamt of version 1, which .* Use the newer Halter"):

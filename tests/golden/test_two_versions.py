@@ -115,7 +115,9 @@ async def test_sessions_of_the_same_format_are_handed_from_one_version_to_the_ot
     assert (await verify_store(world.journal)).findings == ()
 
 
-async def test_what_a_newer_version_has_taken_up_is_never_taken_or_written_to_by_an_older_one(world: World) -> None:
+async def test_a_session_that_a_newer_version_claimed_is_never_claimed_or_written_to_by_an_older_one(
+    world: World,
+) -> None:
     for number in range(4):
         await world.start(f"s{number}")
     old = Sleeper(world, world.store, "old")
@@ -138,7 +140,7 @@ async def test_what_a_newer_version_has_taken_up_is_never_taken_or_written_to_by
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_with_both_at_work_every_session_goes_on_and_none_goes_back(seed: int) -> None:
+def test_with_both_at_work_every_session_continues_and_none_goes_back(seed: int) -> None:
     async def story(world: World) -> None:
         for number in range(6):
             await world.start(f"s{number}")
@@ -180,7 +182,7 @@ async def test_a_word_for_a_session_of_a_newer_version_reaches_it_and_its_own_st
     assert [lease.session for lease in await new.claim(WorkerId("new"), 10)] == ["t"]
 
 
-async def test_an_agent_whose_session_a_newer_version_has_is_left_to_it_and_that_is_told_once(
+async def test_an_agent_whose_session_a_newer_version_owns_is_left_to_it_and_that_is_reported_once(
     world: World, tmp_path: Path
 ) -> None:
     fleet = Fleet(world, tmp_path)
@@ -231,7 +233,7 @@ def test_a_word_that_only_a_newer_version_can_read_is_not_passed_over_by_an_olde
         world.run(story(world))
 
 
-async def test_who_talks_with_a_session_of_a_newer_version_is_told_which_program_to_use(
+async def test_a_chat_with_a_session_of_a_newer_version_is_refused_with_the_program_to_use(
     world: World, tmp_path: Path
 ) -> None:
     fleet = Fleet(world, tmp_path)
@@ -252,7 +254,7 @@ async def test_who_talks_with_a_session_of_a_newer_version_is_told_which_program
         assert await fleet.events(chat) == before
 
 
-async def test_a_program_that_goes_on_with_a_session_of_a_newer_version_is_told_which_program_to_use(
+async def test_a_program_that_continues_a_session_of_a_newer_version_gets_an_error_with_the_program_to_use(
     tmp_path: Path,
 ) -> None:
     guard = Guard(tmp_path / "runs.db", agent="desk", environ={"HOME": str(tmp_path)}, person="ada")

@@ -211,14 +211,14 @@ def test_nothing_that_an_earlier_version_began_is_done_twice_and_people_are_aske
     repeated = Counter({"look": 1, "file": 1}) if upgrade.midway else Counter[str]()
     assert upgrade.done == {"night-watch": Counter(), "watch": Counter(), midway.AGENT: repeated}
     for session, events in upgrade.events.items():
-        counts, settled = Counter(map(begins, events)), Counter(map(settles, events))
+        counts, settled = Counter(map(find_started, events)), Counter(map(find_settled, events))
         del counts[""], settled[""]
         assert counts == settled, session
         assert set(counts.values()) <= {1}, session
 
 
-def begins(stored: Stored) -> str:
-    """Tell which call or request begins."""
+def find_started(stored: Stored) -> str:
+    """Return the call or request that an event starts, or an empty text."""
     match stored.event:
         case CallStarted(call=name) | RequestStarted(request=name):
             return name
@@ -226,8 +226,8 @@ def begins(stored: Stored) -> str:
             return ""
 
 
-def settles(stored: Stored) -> str:
-    """Tell which call or request is over."""
+def find_settled(stored: Stored) -> str:
+    """Return the call or request that an event settles, or an empty text."""
     match stored.event:
         case CallSettled(call=name) | RequestSettled(request=name):
             return name
@@ -238,17 +238,17 @@ def settles(stored: Stored) -> str:
 def test_the_money_of_an_earlier_version_adds_up_and_no_hold_is_left(upgrade: Upgrade) -> None:
     assert upgrade.held == []
     for session, events in upgrade.events.items():
-        own = sum(charged(event) for event in events if settles(event))
+        own = sum(read_charge(event) for event in events if find_settled(event))
         children = [name for name, row in upgrade.after.items() if row.parent == session]
-        lent = sum(charged(event) for name in children for event in upgrade.events[name][-1:])
+        lent = sum(read_charge(event) for name in children for event in upgrade.events[name][-1:])
         assert upgrade.spent.get(f"session:{session}", 0) == own + lent, session
     # A person says that both were done: each costs what was held for it, and no more.
-    doubts = [event for event in upgrade.events["in-doubt"] if settles(event).startswith("in-doubt/turn-1/act")]
-    assert [charged(event) for event in doubts] == [20_000, 20_000]
+    doubts = [event for event in upgrade.events["in-doubt"] if find_settled(event).startswith("in-doubt/turn-1/act")]
+    assert [read_charge(event) for event in doubts] == [20_000, 20_000]
 
 
-def charged(stored: Stored) -> int:
-    """Tell what something cost, once it is over."""
+def read_charge(stored: Stored) -> int:
+    """Return the cost that an event charges, or 0."""
     match stored.event:
         case CallSettled(charge=charge) | RequestSettled(charge=charge) | SessionEnded(charge=charge):
             return charge.usd if charge else 0

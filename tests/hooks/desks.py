@@ -82,9 +82,9 @@ class HookDesk:
     async def waiting(self) -> list[PendingDecision]:
         return list(await list_pending_decisions(self.app.store, self.app.clock.now()))
 
-    async def decide(self, said: Verdict) -> None:
+    async def decide(self, answer: Verdict) -> None:
         (pending_decision,) = await self.waiting()
-        await self.app.store.commit(answer_decision(pending_decision, said, PERSON, self.app.ids.make()))
+        await self.app.store.commit(answer_decision(pending_decision, answer, PERSON, self.app.ids.make()))
 
     async def events(self, session: str = f"{AGENT}-{SESSION}") -> list[Stored]:
         return await read_stream(self.app.store, session_stream(session))

@@ -41,11 +41,11 @@ async def test_one_approval_admits_one_of_two_calls_that_name_it(world: World, t
                 lease, agent.make_context("s"), Call(call, "Bash", ARGUMENTS, decision=decision), tools
             )
 
-        asked = await admit("s.1")
-        assert isinstance(asked, ApprovalRequired)
-        assert isinstance(await admit("s.2", asked.decision), ApprovalRequired)
+        pending = await admit("s.1")
+        assert isinstance(pending, ApprovalRequired)
+        assert isinstance(await admit("s.2", pending.decision), ApprovalRequired)
         await desk.decide("approve")
-        first, second = await admit("s.3", asked.decision), await admit("s.4", asked.decision)
+        first, second = await admit("s.3", pending.decision), await admit("s.4", pending.decision)
         assert isinstance(first, InFlight)
         assert isinstance(second, Answer)
         assert (second.outcome, "was already used" in second.text) == ("approval_denied", True)

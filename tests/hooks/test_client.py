@@ -101,13 +101,13 @@ def answering(data: bytes) -> Answers:
 
 
 def answering_to_its_nonce(
-    key: bytes, *, cut: int = 0, protocol: bytes = client.PROTOCOL, code: bytes = b"0", said: bytes = ALLOW
+    key: bytes, *, cut: int = 0, protocol: bytes = client.PROTOCOL, code: bytes = b"0", out: bytes = ALLOW
 ) -> Answers:
     """A server that knows what it was asked, and signs an allowance with a key."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce = bytes.fromhex((await reader.readuntil(b"\n")).split()[1].decode())
-        data = pack(key, nonce, (code,), said, b"").replace(client.PROTOCOL, protocol, 1)
+        data = pack(key, nonce, (code,), out, b"").replace(client.PROTOCOL, protocol, 1)
         writer.write(data[: len(data) - cut])
         await writer.drain()
 
@@ -216,7 +216,7 @@ async def test_a_damaged_or_missing_key_blocks(folder: HookFolder) -> None:
 
 async def test_a_block_without_a_sentence_gets_one(folder: HookFolder) -> None:
     """Codex runs a tool whose hook exits with 2 and says nothing."""
-    async with serving(folder, answering_to_its_nonce(folder.key(), code=b"2", said=b"")):
+    async with serving(folder, answering_to_its_nonce(folder.key(), code=b"2", out=b"")):
         ran = await run(folder)
         assert (ran.code, b"blocked" in ran.err) == (2, True)
 
@@ -271,7 +271,7 @@ class Server:
         words = words or ("hook", "serve")
         self.program = Halter(words, env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL)
         assert self.program.stdout is not None
-        while b"are answered" not in (line := self.program.stdout.readline()):
+        while b"Answering hooks at" not in (line := self.program.stdout.readline()):
             assert line
         return self.program
 
@@ -312,7 +312,7 @@ def test_a_server_that_was_ended_blocks_every_call_and_its_successor_knows_all(s
     assert (session["session"], session["kind"], session["state"]) == ("claude-code-0b9f", "hooked", "COMPLETED")
     _, text = server.halter("receipt", "claude-code-0b9f")
     assert "not seen" in text
-    assert "it is unknown whether it was done" in text
+    assert "outcome unknown" in text
 
 
 def test_what_a_hooked_program_starts_is_no_person(server: Server) -> None:

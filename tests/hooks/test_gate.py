@@ -416,7 +416,7 @@ async def test_cursor_names_its_conversation_and_is_answered_in_its_words(world:
         "cursor_version": "3.2.1",
     }
 
-    def said(name: str, tool: str, values: dict[str, str], **more: str) -> bytes:
+    def cursor_event(name: str, tool: str, values: dict[str, str], **more: str) -> bytes:
         return json.dumps({**base, "hook_event_name": name, "tool_name": tool, "tool_input": values, **more}).encode()
 
     async with open_desk(world, tmp_path, agent="cursor", program="cursor") as desk:
@@ -424,9 +424,9 @@ async def test_cursor_names_its_conversation_and_is_answered_in_its_words(world:
         async def ask(data: bytes) -> HookReply:
             return await desk.ask(data, program="cursor", agent="cursor")
 
-        assert (await ask(said("preToolUse", "Shell", {"command": "ls"}, tool_use_id="u1"))).out == b"{}"
-        await ask(said("postToolUse", "Shell", {"command": "ls"}, tool_use_id="u1", tool_output="a b"))
-        reply = await ask(said("preToolUse", "MCP:mail:send", {"to": "bob"}, tool_use_id="u2"))
+        assert (await ask(cursor_event("preToolUse", "Shell", {"command": "ls"}, tool_use_id="u1"))).out == b"{}"
+        await ask(cursor_event("postToolUse", "Shell", {"command": "ls"}, tool_use_id="u1", tool_output="a b"))
+        reply = await ask(cursor_event("preToolUse", "MCP:mail:send", {"to": "bob"}, tool_use_id="u2"))
         assert (reply.code, json.loads(reply.out)["permission"]) == (2, "deny")
         assert "pending decision" in json.loads(reply.out)["agent_message"]
         receipt = make_receipt(await desk.events("cursor-c-1"))

@@ -175,7 +175,7 @@ def test_another_policy_is_named_by_its_folder(home: Home) -> None:
     (home.home / "coder").mkdir()
     (home.home / "coder" / "agent.yaml").write_text("name: coder\n")
     code, text = home.types("hook", "install", "--for", "claude", "--folder", "coder")
-    assert (code, "say --agent coder" in text) == (3, True)
+    assert (code, "defines the agent coder. Pass --agent coder, or choose another folder." in text) == (3, True)
     assert home.types("hook", "install", "--for", "claude", "--folder", "coder", "--agent", "coder")[0] == 0
     assert "claude coder " in home.hooks()["PreToolUse"][0]["hooks"][0]["command"]
 

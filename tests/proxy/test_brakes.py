@@ -66,7 +66,7 @@ async def test_a_halt_ends_a_stream_of_chat_completions_with_its_reason(place: A
     await client.close()
 
 
-async def test_litellm_is_told_in_its_own_words_to_stop(place: Any) -> None:
+async def test_litellm_receives_a_stop_in_its_own_format(place: Any) -> None:
     """It tries again after the statuses at which other clients of Messages stop; aider and OpenHands ask with it."""
     place.provider.gate = asyncio.Event()
     headers = {"x-api-key": place.key(), "user-agent": "litellm/1.81.10"}
@@ -115,7 +115,7 @@ async def test_what_is_halted_is_refused_once(place: Any) -> None:
     await async_open_ai.close()
 
 
-async def test_a_halted_session_goes_on_for_its_client_when_the_halt_is_lifted(place: Any) -> None:
+async def test_a_halted_session_continues_for_its_client_when_the_halt_is_lifted(place: Any) -> None:
     client = anthropic.AsyncAnthropic(api_key=place.key(), base_url=place.root)
     await client.messages.create(model=CLAUDE, max_tokens=50, messages=HI)
     (row,) = await place.sessions()
@@ -142,7 +142,7 @@ async def test_a_cancelled_session_stays_ended_for_its_client(place: Any) -> Non
     await client.close()
 
 
-async def test_a_revoked_key_is_told_to_stop_and_an_unknown_one_to_log_in(place: Any) -> None:
+async def test_a_revoked_key_gets_a_stop_and_an_unknown_one_a_login_error(place: Any) -> None:
     secret = place.key()
     client = anthropic.AsyncAnthropic(api_key=secret, base_url=place.root)
     await client.messages.create(model=CLAUDE, max_tokens=50, messages=HI)
@@ -167,9 +167,9 @@ async def test_a_key_asks_only_its_own_models(place: Any) -> None:
     await client.close()
 
 
-async def test_a_request_waits_for_money_that_others_hold_and_is_then_told_when_to_come_back(place: Any) -> None:
+async def test_a_request_waits_for_money_that_others_hold_and_then_gets_a_time_to_retry(place: Any) -> None:
     place.provider.gate = asyncio.Event()
-    place.proxy._door._patience = SECOND // 5  # noqa: SLF001
+    place.proxy._door._max_wait = SECOND // 5  # noqa: SLF001
     key = place.key(max_cost_usd_per_day="0.02")
     headers, body = {"x-api-key": key}, {"model": OPUS, "max_tokens": 100_000, "messages": HI}
     async with httpx2.AsyncClient(timeout=30) as http:

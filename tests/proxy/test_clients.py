@@ -88,8 +88,8 @@ async def test_responses_with_a_tool_call_streamed_and_whole(place: Any) -> None
     call: Any = first.output[0]
     assert call.arguments == '{"city": "Oslo"}'
     output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "seven"}
-    said = call.model_dump(include={"type", "call_id", "name", "arguments"})
-    whole = await client.responses.create(model=GPT, tools=tools, input=[*result, said, output])
+    call_item = call.model_dump(include={"type", "call_id", "name", "arguments"})
+    whole = await client.responses.create(model=GPT, tools=tools, input=[*result, call_item, output])
     assert whole.output_text == "It is seven."
     await place.settled()
     assert await place.spent() == place.provider.billed > 0
@@ -225,7 +225,7 @@ async def test_sessions_end_with_their_proxy(place: Any) -> None:
     assert [(row.state, row.terminal_reason) for row in await place.sessions()] == [("COMPLETED", "completed")]
 
 
-async def test_a_websocket_is_answered_so_that_codex_falls_back_at_once(place: Any) -> None:
+async def test_a_websocket_is_answered_so_that_codex_falls_back_immediately(place: Any) -> None:
     import websockets
 
     with pytest.raises(websockets.InvalidStatus) as refused:

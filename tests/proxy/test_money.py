@@ -213,7 +213,7 @@ async def test_several_answers_share_what_is_held(place: Any) -> None:
 async def test_routes_without_a_price_are_refused(place: Any, path: str) -> None:
     answer = await post(place, f"/v1/{path}", place.key(), {"model": "m"})
     assert answer.status_code == (429 if path.startswith("messages") else 400)
-    assert "no price" in answer.json()["error"]["message"]
+    assert f"POST /{path} has no known price" in answer.json()["error"]["message"]
     assert answer.headers["x-should-retry"] == "false"
     assert not place.provider.requests
 

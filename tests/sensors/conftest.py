@@ -62,12 +62,12 @@ class Server:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    made = Server()
-    listening = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.port = listening.sockets[0].getsockname()[1]
-    yield made
+    new_server = Server()
+    listening = await asyncio.start_server(new_server.serve, "127.0.0.1", 0)
+    new_server.port = listening.sockets[0].getsockname()[1]
+    yield new_server
     listening.close()
-    await made.end()
+    await new_server.end()
 
 
 class Hasty:

@@ -109,10 +109,10 @@ async def test_a_redirect_to_another_place_is_never_asked(server: Any) -> None:
     assert bodies == []
 
 
-@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf"])
-async def test_a_server_that_hangs_is_given_up(server: Any, begun: bytes) -> None:
+@pytest.mark.parametrize("partial_answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf"])
+async def test_a_server_that_hangs_is_given_up(server: Any, partial_answer: bytes) -> None:
     async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(begun)
+        writer.write(partial_answer)
         await asyncio.Event().wait()
 
     server.answers = [hang]

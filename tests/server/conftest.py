@@ -46,17 +46,17 @@ class House:
         self.bus = Bus(self.app.store, self.app.clock)
         self.tokens = TokenFile(folder / "tokens.json")
         self.secrets: dict[str, str] = {}
-        self.told: list[str] = []
+        self.reports: list[str] = []
         for role in ROLES:
             self.let_in(role, role)
             self.let_in(f"{role}-of-mine", role, "mine")
         self.port = 0
         self.folders: dict[str, Path] = {}
-        self._extras = ServerExtras(limits=limits, report=self.told.append, pages=False, folders=self.folders)
-        self._serving = self._served()
+        self._extras = ServerExtras(limits=limits, report=self.reports.append, pages=False, folders=self.folders)
+        self._serving = self._start_serving()
         self.base = f"http://127.0.0.1:{self.port}"
 
-    def _served(self) -> "asyncio.Task[None]":
+    def _start_serving(self) -> "asyncio.Task[None]":
         listening = bind(port=self.port)
         self.port = listening.getsockname()[1]
         return asyncio.create_task(serve_web(self.app, listening, Keyring(self.tokens), self.bus, self._extras))
@@ -75,14 +75,14 @@ class House:
     async def restart(self) -> None:
         """End the server, and start it again where it was."""
         await self.end()
-        self._serving = self._served()
+        self._serving = self._start_serving()
 
     async def end(self) -> None:
         self._serving.cancel()
         await asyncio.wait([self._serving])
 
 
-async def furnished(folder: Path) -> Office:
+async def make_office(folder: Path) -> Office:
     office = Office(Scribe.on(str(folder / "halter.db"), folder))
     await office.furnish()
     office.app = replace(office.app, policy=await bind_policy(office.app.store, None, "ann"))
@@ -97,11 +97,11 @@ def limits() -> ServerLimits:
 
 @pytest.fixture
 async def house(tmp_path: Path, limits: ServerLimits) -> AsyncIterator[House]:
-    office = await furnished(tmp_path)
+    office = await make_office(tmp_path)
     made = House(office, tmp_path, limits)
     try:
         yield made
-        assert not made.told
+        assert not made.reports
     finally:
         await made.end()
         await office.ground.store.close()

@@ -50,7 +50,7 @@ class Provider:
         self.person: dict[str, Any] = {"sub": "ada-1", "email": "ada@example.com", "groups": ["leads"]}
         self.forge: Callable[[dict[str, Any]], dict[str, Any]] = lambda claims: claims
         self.sign: Callable[[Mapping[str, Any]], str] = signed
-        self.asked: dict[str, str] = {}
+        self.authorization: dict[str, str] = {}
         self.tokens_given = 0
         self._now = now
         self._codes: dict[str, dict[str, str]] = {}
@@ -70,11 +70,11 @@ class Provider:
         )
 
     async def _authorize(self, request: Request) -> Response:
-        self.asked = dict(request.query_params)
+        self.authorization = dict(request.query_params)
         code = f"code-{len(self._codes)}"
-        self._codes[code] = self.asked
-        text = urlencode({"code": code, "state": self.asked["state"], "iss": self.issuer})
-        return RedirectResponse(f"{self.asked['redirect_uri']}?{text}", 303)
+        self._codes[code] = self.authorization
+        text = urlencode({"code": code, "state": self.authorization["state"], "iss": self.issuer})
+        return RedirectResponse(f"{self.authorization['redirect_uri']}?{text}", 303)
 
     async def _token(self, request: Request) -> Response:
         values = dict(parse_qsl((await request.body()).decode()))

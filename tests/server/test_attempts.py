@@ -22,7 +22,7 @@ from halter.server.middleware import (
 )
 from halter.testing.fakes import ManualClock
 from halter.testing.world import World
-from tests.server.conftest import House, furnished
+from tests.server.conftest import House, make_office
 from tests.story.test_webhooks import TOKEN, started
 
 FEW = ServerLimits(failures=3)
@@ -37,7 +37,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def house(tmp_path: Path, limits: ServerLimits, clock: ManualClock) -> AsyncIterator[House]:
-    office = await furnished(tmp_path)
+    office = await make_office(tmp_path)
     made = House(office, tmp_path, limits, clock)
     yield made
     await made.end()
@@ -123,7 +123,7 @@ async def test_cookies_that_have_ended_are_limited_apart_so_that_their_owner_may
         assert (await client.get("/api/whoami")).status_code == 200
 
 
-async def test_wrong_tokens_of_a_webhook_are_limited_and_its_right_one_goes_on_where_it_was_right(
+async def test_wrong_tokens_of_a_webhook_are_limited_and_its_right_one_still_works_where_it_worked(
     world: World, tmp_path: Path
 ) -> None:
     _, hooks = await started(world, tmp_path)

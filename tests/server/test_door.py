@@ -19,7 +19,7 @@ from halter.server.server import bind, make_login_url
 from tests.server.conftest import QUICK, House
 
 
-async def raw(house: House, data: bytes) -> bytes:
+async def send_raw(house: House, data: bytes) -> bytes:
     """Say something to the socket itself, and hear all of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
     writer.write(data)
@@ -37,13 +37,13 @@ def line(house: House, *headers: str, way: str = "GET /api/home") -> bytes:
 
 async def test_another_host_none_and_two_are_refused_on_the_wire(house: House) -> None:
     good = f"Host: 127.0.0.1:{house.port}"
-    assert (await raw(house, line(house, good))).startswith(b"HTTP/1.1 200")
+    assert (await send_raw(house, line(house, good))).startswith(b"HTTP/1.1 200")
     for hosts in (["Host: evil.example"], [f"Host: evil.example:{house.port}"], [], [good, good], [good, "Host: evil"]):
-        answer = await raw(house, line(house, *hosts))
+        answer = await send_raw(house, line(house, *hosts))
         assert re.match(rb"HTTP/1.1 4\d\d", answer), (hosts, answer)
         assert b"needs_you" not in answer
     absolute = line(house, "Host: evil.example", way=f"GET http://127.0.0.1:{house.port}/api/home")
-    assert b"421" in (await raw(house, absolute)).splitlines()[0]
+    assert b"421" in (await send_raw(house, absolute)).splitlines()[0]
 
 
 @pytest.mark.parametrize("path", ["/", "/api/home", "/_nicegui/x.js", "/_nicegui_ws/socket.io/?EIO=4", "/docs", "/x"])
@@ -118,7 +118,7 @@ async def test_the_address_that_logs_in_says_the_token_to_no_server(house: House
     assert "location.hash" in script
     assert "http" not in re.sub(r"<!doctype html>", "", page)
     assert "<script>" not in page
-    assert " on" not in re.sub(r" on the machine", "", page.partition("<form")[2].partition("</form")[0])
+    assert " on" not in page.partition("<form")[2].partition("</form")[0]
 
 
 @pytest.mark.parametrize("limits", [ServerLimits(failures=3)])
@@ -143,7 +143,7 @@ async def test_who_asks_too_often_waits_and_the_others_do_not(house: House, limi
         answers = await asyncio.gather(*(client.get("/api/whoami") for _ in range(60)))
         late = [answer for answer in answers if answer.status_code == 429]
         assert late
-        assert late[0].json()["error"].startswith("That was too much")
+        assert late[0].json()["error"].startswith("Too many requests in one minute")
         assert int(late[0].headers["retry-after"]) >= 1
         assert (await async_client.get("/api/whoami")).status_code == 200
         house.office.ground.time += MINUTE
@@ -176,8 +176,8 @@ async def test_a_body_that_is_too_long_is_refused_however_it_comes(house: House,
         assert (await client.post("/api/halts", json={"scope": "fleet", "reason": "x" * 900})).status_code == 200
     host = f"Host: 127.0.0.1:{house.port}"
     slow = line(house, host, "Content-Length: 500", "Content-Type: application/json", way="POST /api/halts")
-    assert b" 408 " in (await raw(house, slow)).splitlines()[0]
-    cut = asyncio.create_task(raw(house, slow + b"{}"))
+    assert b" 408 " in (await send_raw(house, slow)).splitlines()[0]
+    cut = asyncio.create_task(send_raw(house, slow + b"{}"))
     assert b" 408 " in (await cut).splitlines()[0]
 
 
@@ -200,7 +200,7 @@ async def test_who_is_connected_and_asks_for_nothing_is_let_go_and_who_listens_i
     ):
         for words in HELD:
             # It answers only once the server has closed the connection.
-            await raw(house, words.format(port=house.port).encode())
+            await send_raw(house, words.format(port=house.port).encode())
         await socket.send("{}")
         assert json.loads(await socket.recv())["name"] == "here"
         assert "here" in await anext(answer.aiter_lines())
@@ -208,7 +208,7 @@ async def test_who_is_connected_and_asks_for_nothing_is_let_go_and_who_listens_i
 
 async def test_of_a_head_that_is_too_long_no_more_is_kept_than_is_taken(house: House) -> None:
     head = f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{house.port}\r\nX-Long: {'a' * 70_000}"
-    assert (await raw(house, head.encode())).startswith(b"HTTP/1.1 400")
+    assert (await send_raw(house, head.encode())).startswith(b"HTTP/1.1 400")
 
 
 HOSTILE: list[tuple[dict[str, str], int]] = [

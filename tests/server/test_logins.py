@@ -107,7 +107,7 @@ async def test_to_log_in_again_ends_the_login_before(house: House) -> None:
 
 
 @pytest.mark.parametrize("limits", [ServerLimits(check=3600 * SECOND)])
-async def test_logging_out_closes_what_the_browser_had_open_at_once(house: House, limits: ServerLimits) -> None:
+async def test_logging_out_closes_what_the_browser_had_open_immediately(house: House, limits: ServerLimits) -> None:
     async with logged_in(house) as client, logged_in(house) as async_client:
         url, origin = f"ws://127.0.0.1:{house.port}/api/ws", {"Origin": house.base}
         headers = [{**origin, "Cookie": cookie_of(each)} for each in (client, async_client)]

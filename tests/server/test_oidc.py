@@ -27,7 +27,7 @@ from halter.server.oidc import OidcSignOn, make_oidc_sign_on
 from halter.server.server import ServerExtras, bind, serve_asgi, serve_web
 from halter.server.sign_on import GroupRoles
 from halter.tools.http import make_tls_context
-from tests.server.conftest import QUICK, GroundClock, furnished
+from tests.server.conftest import QUICK, GroundClock, make_office
 from tests.server.provider import (
     CLIENT,
     SECRET,
@@ -92,7 +92,7 @@ class Inn:
 
 @pytest.fixture
 async def inn(tmp_path: Path) -> AsyncIterator[Inn]:
-    office = await furnished(tmp_path)
+    office = await make_office(tmp_path)
     made = Inn(office, tmp_path)
     try:
         yield made
@@ -130,14 +130,14 @@ async def test_a_person_signs_on_and_logs_out(inn: Inn) -> None:
         assert [each.partition("=")[0] for each in cookies] == [f"halter_{inn.port}", f"halter_{inn.port}_oidc"]
         assert cookies[0].endswith("; Max-Age=3600; Path=/; HttpOnly; SameSite=Strict")
         name = name_signed_on_person("ada@example.com", inn.provider.issuer, "ada-1")
-        said = await who(browser)
-        assert isinstance(said, Mapping)
-        assert (said["name"], said["role"]) == (name, "approver")
+        principal = await who(browser)
+        assert isinstance(principal, Mapping)
+        assert (principal["name"], principal["role"]) == (name, "approver")
         assert name.startswith("ada@example.com~")
         out = await browser.post("/logout", headers={"origin": inn.base})
         assert (out.status_code, await who(browser)) == (303, 401)
-    assert inn.provider.asked["code_challenge_method"] == "S256"
-    assert inn.provider.asked["scope"] == "openid profile email"
+    assert inn.provider.authorization["code_challenge_method"] == "S256"
+    assert inn.provider.authorization["scope"] == "openid profile email"
 
 
 async def audited(inn: Inn) -> list[tuple[str, str, str, str]]:
@@ -355,11 +355,11 @@ async def test_a_name_that_a_token_has_is_not_that_token_s_person(inn: Inn) -> N
     inn.provider.person = {"sub": "eve-1", "preferred_username": "bob", "groups": ["leads"]}
     async with inn.browser() as browser:
         await log_in(browser)
-        said = await who(browser)
-        assert isinstance(said, Mapping)
-        assert said["name"] == name_signed_on_person("bob", inn.provider.issuer, "eve-1") != "bob"
+        principal = await who(browser)
+        assert isinstance(principal, Mapping)
+        assert principal["name"] == name_signed_on_person("bob", inn.provider.issuer, "eve-1") != "bob"
         inn.tokens.remove("bob")
-        assert await who(browser) == said
+        assert await who(browser) == principal
 
 
 async def test_one_account_is_one_person_whatever_it_calls_itself(inn: Inn) -> None:
@@ -368,9 +368,9 @@ async def test_one_account_is_one_person_whatever_it_calls_itself(inn: Inn) -> N
         inn.provider.person = {"sub": subject, "preferred_username": called, "groups": ["leads"]}
         async with inn.browser() as browser:
             await log_in(browser)
-            said = await who(browser)
-            assert isinstance(said, Mapping)
-            names.append(said["name"])
+            principal = await who(browser)
+            assert isinstance(principal, Mapping)
+            names.append(principal["name"])
     eve, eve_as_ada, ada = names
     assert not are_two_people(eve, eve_as_ada)
     assert are_two_people(eve_as_ada, ada)
@@ -401,9 +401,9 @@ async def test_what_a_person_is_shown_as_is_only_shown(inn: Inn) -> None:
         inn.provider.person = {"sub": "s", "groups": "staff", **claims}
         async with inn.browser() as browser:
             await log_in(browser)
-            said = await who(browser)
-            assert isinstance(said, Mapping)
-            assert said["name"] == name_signed_on_person(label, inn.provider.issuer, "s")
+            principal = await who(browser)
+            assert isinstance(principal, Mapping)
+            assert principal["name"] == name_signed_on_person(label, inn.provider.issuer, "s")
 
 
 async def test_the_file_says_by_account_what_a_person_is_called(inn: Inn) -> None:
@@ -411,10 +411,10 @@ async def test_the_file_says_by_account_what_a_person_is_called(inn: Inn) -> Non
         inn.provider.person = {"sub": subject, "groups": ["ops", "staff"]}
         async with inn.browser() as browser:
             await log_in(browser)
-            said = await who(browser)
-            assert isinstance(said, Mapping)
-            assert said["name"].startswith(name)
-            assert (said["role"], list(said["agents"])) == ("operator", ["mine"])
+            principal = await who(browser)
+            assert isinstance(principal, Mapping)
+            assert principal["name"].startswith(name)
+            assert (principal["role"], list(principal["agents"])) == ("operator", ["mine"])
 
 
 def test_a_lower_role_for_all_agents_does_not_widen_a_higher_one_for_some() -> None:
@@ -454,7 +454,7 @@ async def test_without_a_provider_the_way_leads_nowhere_and_its_logins_end(inn: 
         assert "oidc" not in (await browser.get("/login")).text
 
 
-async def test_a_person_who_declines_is_told_so_and_markup_is_not_passed_on(inn: Inn) -> None:
+async def test_a_person_who_declines_sees_it_and_markup_is_not_passed_on(inn: Inn) -> None:
     async with inn.browser() as browser:
         state = parse_qs(urlsplit((await browser.get("/login/oidc")).headers["location"]).query)["state"][0]
         refused = await browser.get(f"/login/oidc/callback?error=%3Cb%3Edenied&state={state}")

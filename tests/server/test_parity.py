@@ -121,7 +121,7 @@ async def test_who_sees_one_agent_cannot_halt_the_others_at_its_front_door(serve
     assert "fleet" not in [row["scope"] for row in halts]
 
 
-async def test_a_chat_goes_on_and_is_heard_by_its_own_agent_alone(served: House) -> None:
+async def test_a_chat_continues_and_reaches_its_own_agent_alone(served: House) -> None:
     first = await answered(
         served, "operator", "/agents/mine/messages", {"text": "Hello you.", "kind": "chat", "front_door": False}
     )

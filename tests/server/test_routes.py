@@ -128,14 +128,16 @@ async def test_every_amount_over_the_api_is_dollars(house: House) -> None:
 
 def test_the_description_says_that_amounts_are_numbers() -> None:
     result = description()["components"]["schemas"]
-    told = [(name, key, each) for name, part in result.items() for key, each in part.get("properties", {}).items()]
-    money = [(name, key, json.dumps(each)) for name, key, each in told if key.endswith("_usd")]
+    properties = [
+        (name, key, each) for name, part in result.items() for key, each in part.get("properties", {}).items()
+    ]
+    money = [(name, key, json.dumps(each)) for name, key, each in properties if key.endswith("_usd")]
     assert len(money) >= 20
     for name, key, text in money:
         assert '"number"' in text, (name, key)
         assert '"integer"' not in text, (name, key)
         assert '"decimal"' not in text, (name, key)
-    assert all(key not in ("usd", "cost") for _, key, _ in told)
+    assert all(key not in ("usd", "cost") for _, key, _ in properties)
 
 
 @pytest.mark.parametrize("path", DEEDS)

@@ -113,7 +113,7 @@ def test_what_cannot_be_a_person_is_refused(user: str) -> None:
     assert status(ask(("x-forwarded-user", raw), GROUPS)) == 403
 
 
-def test_a_person_is_said_once() -> None:
+def test_a_person_is_recorded_once() -> None:
     assert status(ask(USER, ("x-forwarded-user", "root@example.com"), GROUPS)) == 400
 
 
@@ -192,7 +192,7 @@ async def test_sign_ons_are_exported_with_the_calls_once(tmp_path: Path) -> None
     ]
 
 
-async def test_without_the_store_a_proxy_s_request_goes_on_to_say_so(world: World) -> None:
+async def test_without_the_store_a_proxy_s_request_still_reports_it(world: World) -> None:
     class Away:
         async def commit(self, _: Any) -> Any:
             raise StoreUnavailable("The store is away.")

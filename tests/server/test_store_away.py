@@ -11,7 +11,7 @@ from halter.core.errors import StoreUnavailable, StoreUnusable
 from halter.runtime.feed import Bus
 from halter.server.middleware import ServerLimits
 from halter.server.responses import Feed
-from tests.server.conftest import QUICK, GroundClock, House, furnished
+from tests.server.conftest import QUICK, GroundClock, House, make_office
 from tests.server.fickle import Fickle
 
 
@@ -19,10 +19,10 @@ from tests.server.fickle import Fickle
     ("trouble", "retry"),
     [(StoreUnavailable("The store cannot be reached."), True), (StoreUnusable("The schema is newer."), False)],
 )
-async def test_what_a_store_cannot_do_is_said_and_asked_again_later(
+async def test_a_failure_of_the_store_is_reported_with_a_time_to_retry(
     tmp_path: Path, trouble: Exception, *, retry: bool
 ) -> None:
-    office = await furnished(tmp_path)
+    office = await make_office(tmp_path)
     store = Fickle(office.app.store)
     office.app = replace(office.app, store=cast("Any", store))
     house = House(office, tmp_path, cast("ServerLimits", QUICK))
@@ -37,14 +37,14 @@ async def test_what_a_store_cannot_do_is_said_and_asked_again_later(
             assert (await client.get("/healthz")).status_code == 200
             store.trouble = None
             assert (await client.get("/api/home")).status_code == 200
-        assert not house.told
+        assert not house.reports
     finally:
         await house.end()
         await office.ground.store.close()
 
 
 async def test_a_feed_that_is_ended_at_any_moment_while_its_store_is_away_ends(tmp_path: Path) -> None:
-    office = await furnished(tmp_path)
+    office = await make_office(tmp_path)
     store = Fickle(office.app.store)
     clock = GroundClock(office.ground)
     try:

@@ -28,29 +28,29 @@ async def write(house: House, session: str, count: int = 1, size: int = 0) -> No
     lease = house.office.scribe.leases[session]
     for _ in range(count):
         drafts = [Draft(MessageAdded(turn=1, reason="repetition"), b"x" * size)]
-        key = house.office.ground.new()
+        key = house.office.ground.make()
         await house.app.store.commit(Write(session_stream(session), key, lambda _, d=drafts: d, lease=lease))
 
 
 @asynccontextmanager
-async def listening(house: House, name: str, **wants: Any) -> AsyncIterator[ClientConnection]:
+async def listen(house: House, name: str, **wants: Any) -> AsyncIterator[ClientConnection]:
     headers = {"Authorization": f"Bearer {house.secrets[name]}"}
     async with connect(f"ws://127.0.0.1:{house.port}/api/ws", additional_headers=headers, proxy=None) as socket:
         await socket.send(json.dumps(wants))
         yield socket
 
 
-async def heard(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
+async def receive(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
     return [json.loads(await socket.recv()) for _ in range(count)]
 
 
-async def test_who_listens_is_told_where_all_streams_are_and_then_what_comes(house: House) -> None:
-    async with listening(house, "viewer") as socket:
-        (fields,) = await heard(socket, 1)
+async def test_a_listener_gets_the_position_of_every_stream_and_then_each_event(house: House) -> None:
+    async with listen(house, "viewer") as socket:
+        (fields,) = await receive(socket, 1)
         assert (fields["name"], fields["position"]) == ("here", dict(await house.office.heads()))
         await write(house, "mine-1", 2)
         await write(house, "theirs-1")
-        results = await heard(socket, 3)
+        results = await receive(socket, 3)
     places = [(each["stream"], each["seq"]) for each in results]
     base = fields["position"]
     mine, theirs = base["session:mine-1"], base["session:theirs-1"]
@@ -58,18 +58,18 @@ async def test_who_listens_is_told_where_all_streams_are_and_then_what_comes(hou
     assert {each["name"] for each in results} == {"message_added"}
 
 
-async def test_who_was_cut_off_goes_on_by_stream_and_sequence_with_nothing_missed_or_twice(house: House) -> None:
-    async with listening(house, "viewer") as socket:
-        position = (await heard(socket, 1))[0]["position"]
+async def test_a_reconnected_listener_continues_by_stream_and_sequence_without_a_gap_or_repeat(house: House) -> None:
+    async with listen(house, "viewer") as socket:
+        position = (await receive(socket, 1))[0]["position"]
         await write(house, "mine-1", 2)
-        for each in await heard(socket, 2):
+        for each in await receive(socket, 2):
             position[each["stream"]] = each["seq"]
     await write(house, "mine-1", 3)
     await write(house, "theirs-1", 2)
-    async with listening(house, "viewer", after=position) as socket:
-        fields = await heard(socket, 6)
+    async with listen(house, "viewer", after=position) as socket:
+        fields = await receive(socket, 6)
         await write(house, "mine-1")
-        fields += await heard(socket, 1)
+        fields += await receive(socket, 1)
     found = [(each["stream"], each["seq"]) for each in fields[1:]]
     mine, theirs = position["session:mine-1"], position["session:theirs-1"]
     assert sorted(found) == [*(("session:mine-1", mine + n) for n in (1, 2, 3, 4)),
@@ -77,32 +77,32 @@ async def test_who_was_cut_off_goes_on_by_stream_and_sequence_with_nothing_misse
 
 
 async def test_who_sees_one_agent_hears_nothing_of_another_nor_of_the_fleet(house: House) -> None:
-    async with listening(house, "admin-of-mine") as socket, house.client("admin") as admin:
-        (fields,) = await heard(socket, 1)
+    async with listen(house, "admin-of-mine") as socket, house.client("admin") as admin:
+        (fields,) = await receive(socket, 1)
         assert set(fields["position"]) == {"session:mine-1", "trigger:mine/hook"}
         await write(house, "theirs-1", 5)
         house.bus.publish_live("theirs-1", "words", {"text": "not yours"})
         assert (await admin.post("/api/halts", json={"scope": "agent:theirs"})).status_code == 200
         await write(house, "mine-1")
-        (payload,) = await heard(socket, 1)
+        (payload,) = await receive(socket, 1)
     assert payload["stream"] == "session:mine-1"
-    async with listening(house, "admin-of-mine", after={}) as socket:
-        (fields,) = await heard(socket, 1)
-        results = await heard(socket, sum(fields["position"].values()))
+    async with listen(house, "admin-of-mine", after={}) as socket:
+        (fields,) = await receive(socket, 1)
+        results = await receive(socket, sum(fields["position"].values()))
     assert {each["stream"] for each in results} == {"session:mine-1", "trigger:mine/hook"}
 
 
 @pytest.mark.parametrize("role", ["viewer", "approver", "operator", "admin"])
-async def test_where_a_person_is_asked_is_told_to_admins_only(house: House, role: str) -> None:
+async def test_where_a_person_is_asked_is_sent_to_admins_only(house: House, role: str) -> None:
     """On ntfy, who knows the topic may answer as its person."""
     desk, heads = house.office.desk(name="admin"), dict(await house.office.heads())
     before = await offer_pairing(desk, "ntfy", "ada", "approver")
-    async with listening(house, role, after=heads) as socket:
-        await heard(socket, 1)
-        fields = await heard(socket, 1) if role == "admin" else []
+    async with listen(house, role, after=heads) as socket:
+        await receive(socket, 1)
+        fields = await receive(socket, 1) if role == "admin" else []
         while_listening = await offer_pairing(desk, "ntfy", "bob", "approver")
         await write(house, "mine-1")
-        fields += await heard(socket, 2 if role == "admin" else 1)
+        fields += await receive(socket, 2 if role == "admin" else 1)
     streams = ["channel:ntfy", "channel:ntfy"] if role == "admin" else []
     assert [each["stream"] for each in fields] == [*streams, "session:mine-1"]
     assert (before.place in str(fields), while_listening.place in str(fields)) == (role == "admin", role == "admin")
@@ -120,25 +120,25 @@ async def test_where_a_person_is_asked_is_told_to_admins_only(house: House, role
         ({"kinds": "all"}, "viewer"),
     ],
 )
-async def test_what_cannot_be_heard_is_said_and_the_socket_closed(house: House, wants: Any, named: str) -> None:
-    async with listening(house, named, **wants) as socket:
+async def test_an_invalid_subscription_is_rejected_and_the_socket_closed(house: House, wants: Any, named: str) -> None:
+    async with listen(house, named, **wants) as socket:
         with pytest.raises(ConnectionClosed):
             await socket.recv()
         assert socket.close_code == 1007
         assert socket.close_reason
 
 
-async def test_only_what_is_wanted_is_told(house: House) -> None:
+async def test_only_what_was_subscribed_to_is_sent(house: House) -> None:
     wants = {"agent": "mine", "kinds": ["message_added", "words"]}
-    async with listening(house, "viewer", **wants) as socket:
-        await heard(socket, 1)
+    async with listen(house, "viewer", **wants) as socket:
+        await receive(socket, 1)
         await write(house, "theirs-1")
         house.bus.publish_live("theirs-1", "words", {"text": "b"})
         async with house.client("admin") as admin:
             await admin.post("/api/sessions/mine-1/messages", json={"text": "Go on."})
         house.bus.publish_live("mine-1", "words", {"text": "a"})
         await write(house, "mine-1")
-        assert {each["name"] for each in await heard(socket, 2)} == {"words", "message_added"}
+        assert {each["name"] for each in await receive(socket, 2)} == {"words", "message_added"}
 
 
 async def events(lines: AsyncIterator[str], count: int) -> list[dict[str, str]]:
@@ -177,7 +177,7 @@ async def test_server_sent_events_go_on_by_their_last_id(house: House) -> None:
         assert seqs == list(range(seqs[0], seqs[0] + 4))
 
 
-async def test_the_place_in_one_session_outlives_the_server_and_the_place_in_all_of_them_is_told_to_be_gone(
+async def test_the_position_in_one_session_outlives_the_server_and_the_position_in_all_of_them_is_reported_gone(
     house: House,
 ) -> None:
     head = (await house.office.heads())["session:mine-1"]
@@ -190,7 +190,7 @@ async def test_the_place_in_one_session_outlives_the_server_and_the_place_in_all
 
 
 @pytest.mark.parametrize("number", ["9" * 23, "9" * 5000])
-async def test_a_place_that_no_feed_can_have_is_told_to_be_gone(house: House, number: str) -> None:
+async def test_a_position_that_no_feed_can_have_is_reported_gone(house: House, number: str) -> None:
     (values,) = await sse(house, 1)
     (gap,) = await sse(house, 1, last=f"{values['id'].partition('.')[0]}.{number}")
     assert gap["event"] == "gap"
@@ -198,12 +198,12 @@ async def test_a_place_that_no_feed_can_have_is_told_to_be_gone(house: House, nu
 
 async def test_a_removed_token_ends_what_it_has_open(house: House) -> None:
     async with (
-        listening(house, "viewer") as socket,
-        listening(house, "admin") as client_connection,
+        listen(house, "viewer") as socket,
+        listen(house, "admin") as client_connection,
         house.client("viewer") as client,
     ):
-        await heard(socket, 1)
-        await heard(client_connection, 1)
+        await receive(socket, 1)
+        await receive(client_connection, 1)
         async with client.stream("GET", "/api/stream") as answer:
             lines = answer.aiter_lines()
             await events(lines, 1)
@@ -214,26 +214,26 @@ async def test_a_removed_token_ends_what_it_has_open(house: House) -> None:
             with pytest.raises(Exception, match=r"incomplete|closed|peer"):
                 [line async for line in lines]
         await write(house, "mine-1")
-        assert (await heard(client_connection, 1))[0]["stream"] == "session:mine-1"
+        assert (await receive(client_connection, 1))[0]["stream"] == "session:mine-1"
 
 
 @pytest.mark.parametrize("limits", [ServerLimits(streams=2, all_streams=3)])
 async def test_more_streams_than_there_may_be_are_refused_until_one_is_closed(
     house: House, limits: ServerLimits
 ) -> None:
-    async with listening(house, "viewer") as client_connection, listening(house, "viewer") as two:
-        await heard(client_connection, 1)
-        await heard(two, 1)
+    async with listen(house, "viewer") as client_connection, listen(house, "viewer") as two:
+        await receive(client_connection, 1)
+        await receive(two, 1)
         async with house.client("viewer") as client:
             answer = await client.get("/api/stream")
             assert (answer.status_code, "retry-after" in answer.headers) == (429, True)
-        async with listening(house, "admin") as three, house.client("operator") as client:
-            await heard(three, 1)
+        async with listen(house, "admin") as three, house.client("operator") as client:
+            await receive(three, 1)
             assert (await client.get("/api/stream")).status_code == 429
         await client_connection.close()
         await client_connection.wait_closed()
-        async with listening(house, "viewer") as again:
-            assert (await heard(again, 1))[0]["name"] == "here"
+        async with listen(house, "viewer") as again:
+            assert (await receive(again, 1))[0]["name"] == "here"
 
 
 @pytest.mark.parametrize("limits", [ServerLimits(streams=1, stall=SECOND // 4)])
@@ -250,11 +250,11 @@ async def test_one_who_stalls_is_let_go_and_slows_nobody(house: House, limits: S
         await loop.sock_connect(stalled, ("127.0.0.1", house.port))
         await loop.sock_sendall(stalled, request.encode())
         await loop.sock_recv(stalled, 10)
-        async with listening(house, "viewer") as socket:
-            await heard(socket, 1)
+        async with listen(house, "viewer") as socket:
+            await receive(socket, 1)
             for _ in range(10):
                 await write(house, "mine-1", 40, size=20_000)
-                assert len(await heard(socket, 40)) == 40
+                assert len(await receive(socket, 40)) == 40
         status = 429
         async with house.client("operator") as client:
             while status == 429:
@@ -263,7 +263,7 @@ async def test_one_who_stalls_is_let_go_and_slows_nobody(house: House, limits: S
         assert status == 200
 
 
-async def test_who_falls_behind_is_told_of_a_gap_with_its_places_and_goes_on(house: House) -> None:
+async def test_a_listener_that_falls_behind_gets_a_gap_with_its_positions_and_continues(house: House) -> None:
     feed = Feed(house.app.store, house.app.clock, house.app.ids, house.bus, limit=10)
     running = asyncio.create_task(feed.run())
     await feed.ready.wait()
@@ -294,8 +294,8 @@ def test_a_place_is_written_as_it_is_read() -> None:
 
 @pytest.mark.parametrize("limits", [ServerLimits(check=10 * SECOND, stall=QUICK.stall)])
 async def test_a_server_that_ends_tells_those_who_listen(house: House, limits: ServerLimits) -> None:
-    async with listening(house, "viewer") as socket:
-        await heard(socket, 1)
+    async with listen(house, "viewer") as socket:
+        await receive(socket, 1)
         await house.end()
         with pytest.raises(ConnectionClosed):
             await socket.recv()

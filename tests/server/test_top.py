@@ -54,7 +54,7 @@ CELL = 12.2
 """How wide a picture of the screen draws a letter."""
 
 
-def seen(app: TopApp) -> str:
+def read_screen(app: TopApp) -> str:
     """What stands on the screen, line by line."""
     lines: dict[float, str] = {}
     for x, y, text in re.findall(r'<text[^>]*?x="([\d.]+)" y="([\d.]+)"[^>]*>(.*?)</text>', app.export_screenshot()):
@@ -111,17 +111,17 @@ async def test_a_store_and_a_server_show_the_same(house: House, wire: httpx2.Asy
 
 async def test_it_shows_sessions_money_and_questions_on_a_small_screen(source: OperationSource) -> None:
     async with open_top(source) as (app, pilot):
-        sessions = seen(app)
+        sessions = read_screen(app)
         await press(pilot, "2")
-        inbox = seen(app)
+        inbox = read_screen(app)
         await press(pilot, "3")
-        budgets = seen(app)
+        budgets = read_screen(app)
         await press(pilot, "4")
-        workers = seen(app)
+        workers = read_screen(app)
     assert "for you" in sessions
     assert re.search(r"mine-1 +running +\$0\.0007 +\.\.\.\.\. 1 %", sessions)
     assert "mine wants to look" in inbox
-    assert "y: Exactly this call, once. n: It does not run." in inbox
+    assert "y: Exactly this call runs, once. n: It does not run." in inbox
     assert "agent:mine" in budgets
     assert "▊" not in inbox, "without colour, a scrollbar would look like a mistake"
     assert "host-of-mine" in workers
@@ -166,12 +166,12 @@ async def test_without_colour_the_cursor_is_seen_and_a_question_stands_alone(
         assert not table.get_component_rich_style("datatable--header").reverse
         await pilot.press("2")
         await press(pilot, "y")
-        question = seen(app)
-    assert "y: Exactly this call, once. n: It does not run." in question
+        question = read_screen(app)
+    assert "y: Exactly this call runs, once. n: It does not run." in question
     assert "Needs you" not in question
 
 
-async def test_a_session_that_has_held_nothing_yet_is_not_said_to_have_no_cap(source: OperationSource) -> None:
+async def test_a_session_that_has_held_nothing_yet_is_not_shown_without_a_cap(source: OperationSource) -> None:
     view = await source.call("top")
     line = msgspec.structs.replace(view.sessions[0], spent_usd=Decimal(0), held_usd=Decimal(0), cap_usd=None)
     rows = list_rows(msgspec.structs.replace(view, sessions=[line]))
@@ -191,7 +191,7 @@ async def test_a_question_that_changed_since_it_was_shown_is_not_approved(
 ) -> None:
     result = await either.call("top")
     one = next(each for each in result.inbox if each.need.decision == "mine-asks")
-    with pytest.raises(NotDone, match="not what you were shown"):
+    with pytest.raises(NotDone, match=r"has changed since it was shown\. Review it again\."):
         await either.call("approve", decision=one.need.decision, digest=f"{one.digest}-other")
     assert await verdict(house, "mine-asks") == ""
 
@@ -241,7 +241,7 @@ async def test_n_denies_with_a_reason_and_escape_does_nothing(house: House, sour
     assert await verdict(house, "mine-asks") == "deny"
 
 
-async def test_a_halt_is_typed_and_what_is_no_scope_is_told(house: House, source: OperationSource) -> None:
+async def test_a_halt_is_typed_and_an_invalid_scope_is_rejected(house: House, source: OperationSource) -> None:
     async with open_top(source) as (app, pilot):
         for scope in ("nowhere:at-all", "agent:mine"):
             await press(pilot, "h")
@@ -249,7 +249,7 @@ async def test_a_halt_is_typed_and_what_is_no_scope_is_told(house: House, source
             await press(pilot, "enter")
             await finish(app)
             await settle(pilot)
-        assert "HALTED: agent:mine" in seen(app)
+        assert "HALTED: agent:mine" in read_screen(app)
     assert "agent:mine" in {row.scope for row in await house.app.store.ask(Query("halts_standing", HaltRow))}
 
 
@@ -261,7 +261,7 @@ async def test_a_viewer_looks_and_approves_nothing(house: House, wire: httpx2.As
     assert await verdict(house, "mine-asks") == ""
 
 
-async def test_a_wrong_token_and_a_server_that_is_gone_are_told_in_a_sentence(
+async def test_a_wrong_token_and_a_server_that_is_gone_are_reported_in_a_sentence(
     house: House, wire: httpx2.AsyncClient
 ) -> None:
     with pytest.raises(NotDone, match="does not know this token"):
@@ -272,7 +272,7 @@ async def test_a_wrong_token_and_a_server_that_is_gone_are_told_in_a_sentence(
         with pytest.raises(StoreUnavailable, match="does not answer"):
             await source.call("top")
         await press(pilot, "r")
-        screen = seen(app)
+        screen = read_screen(app)
     assert "NOT UP TO DATE" in screen
     assert "mine-1" in screen
 
@@ -288,7 +288,7 @@ async def test_what_an_agent_wrote_neither_steers_the_screen_nor_is_markup(sourc
             return view
 
     async with open_top(Fixed(), (160, 24)) as (app, _):
-        screen = seen(app)
+        screen = read_screen(app)
     assert "[bold red]pay[/]" in screen
     assert "\x1b" not in screen
     assert "\u202e" not in screen
@@ -313,13 +313,13 @@ async def test_a_cell_that_grows_is_shown_whole_and_one_that_shrinks_moves_nothi
     app = TopApp(Changing(), refresh_seconds=None, follow=3600)
     async with app.run_test(size=(160, 24)) as pilot:
         await settle(pilot)
-        assert "short" in seen(app)
+        assert "short" in read_screen(app)
         app.action_refresh_view()
         await settle(pilot)
-        assert "a much longer reason than before" in seen(app)
+        assert "a much longer reason than before" in read_screen(app)
         app.action_refresh_view()
         await settle(pilot)
-        assert "a much longer" not in seen(app)
+        assert "a much longer" not in read_screen(app)
 
 
 async def test_a_key_that_is_held_down_reads_no_events_until_it_rests(source: OperationSource) -> None:
@@ -401,7 +401,7 @@ async def test_edited_arguments_are_approved_instead(source: OperationSource) ->
         ("https://halter.example", "halter_ü", "invalid character"),
     ],
 )
-def test_no_token_is_sent_where_others_could_read_it_and_none_is_told(url: str, token: str, sentence: str) -> None:
+def test_no_token_is_sent_where_others_could_read_it_and_none_is_shown(url: str, token: str, sentence: str) -> None:
     with pytest.raises(NotDone, match=sentence) as no:
         check_server(url, token)
     assert "halter_" not in str(no.value)

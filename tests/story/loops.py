@@ -28,7 +28,7 @@ from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.guard import GuardRuntime
 from halter.guard.model_door import StreamMask
 from halter.guard.prepare import SessionContext
-from halter.guard.provenance_check import ActiveMode, SessionBrake
+from halter.guard.provenance_check import ActiveMode, ProvenanceCheck
 from halter.loop.decide import TurnLimits
 from halter.loop.loop import LiveContext, LoopObserver, TurnLoop
 from halter.loop.prompt import LoopSettings
@@ -180,11 +180,11 @@ class Story:
         self.provenance: ActiveMode | None = None
         """The mode of the injection brake; without one there is none."""
 
-    def brake(self) -> SessionBrake | None:
+    def brake(self) -> ProvenanceCheck | None:
         if self.provenance is None:
             return None
         tools = self.tools(self.world.store.patient(self.world.clock))
-        session_brake = SessionBrake(self.provenance, self.policy, {name: each.spec for name, each in tools.items()})
+        session_brake = ProvenanceCheck(self.provenance, self.policy, {name: each.spec for name, each in tools.items()})
         session_brake.trust(self.mind.instructions, "the instructions")
         return session_brake
 

@@ -40,9 +40,9 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-async def streamed(agent: Agent, message: str, **more: Any) -> tuple[list[StreamChunk], Result[str]]:
-    found = [item async for item in agent.stream(message, **more)]
-    *chunks, last = found
+async def run_streaming(agent: Agent, message: str, **more: Any) -> tuple[list[StreamChunk], Result[str]]:
+    items = [item async for item in agent.stream(message, **more)]
+    *chunks, last = items
     assert isinstance(last, Result)
     assert all(isinstance(chunk, StreamChunk) for chunk in chunks)
     return [chunk for chunk in chunks if isinstance(chunk, StreamChunk)], last
@@ -182,14 +182,14 @@ async def test_a_finished_run_leaves_nothing_for_the_garbage_collector(bench: Be
 
 async def test_an_answer_streams_and_its_last_item_is_the_result(bench: Bench) -> None:
     agent = bench.agent(says("Hello, "), says("and again."))
-    chunks, result = await streamed(agent, "hello")
+    chunks, result = await run_streaming(agent, "hello")
     finished(chunks)
     assert shown(chunks) == result.text == "Hello, "
 
 
 async def test_a_cut_answer_that_is_gone_on_with_is_one_text(bench: Bench) -> None:
     agent = bench.agent(says("To be, ", stop="max_tokens"), says("or not ", stop="max_tokens"), says("to be."))
-    chunks, result = await streamed(agent, "quote", kind="task")
+    chunks, result = await run_streaming(agent, "quote", kind="task")
     finished(chunks)
     assert (shown(chunks), result.text) == ("To be, or not to be.", "To be, or not to be.")
     assert len({chunk.request for chunk in chunks}) == 3
@@ -201,7 +201,7 @@ async def test_a_retried_stream_tells_its_reader_to_discard(bench: Bench) -> Non
         says("Hello world.", usage=used()),
         fleet=PRICED,
     )
-    chunks, result = await streamed(agent, "hello")
+    chunks, result = await run_streaming(agent, "hello")
     finished(chunks)
     assert [chunk.discard for chunk in chunks if chunk.discard] == [True]
     assert (shown(chunks), result.text) == ("Hello world.", "Hello world.")
@@ -223,7 +223,7 @@ async def test_whoever_stops_listening_leaves_a_session_that_can_go_on(bench: Be
     bench.balanced(result)
 
 
-async def test_a_session_that_ended_at_its_cap_goes_on_after_it_was_raised(bench: Bench) -> None:
+async def test_a_session_that_ended_at_its_cap_resumes_after_it_was_raised(bench: Bench) -> None:
     dear = [says("x", usage=used(10_000, 0), stop="max_tokens") for _ in range(2)]
     options: dict[str, Any] = {
         "fleet": PRICED,
@@ -243,7 +243,7 @@ async def test_a_session_that_ended_at_its_cap_goes_on_after_it_was_raised(bench
     bench.balanced(result)
 
 
-async def test_a_session_that_took_all_its_steps_goes_on_with_new_ones(bench: Bench) -> None:
+async def test_a_session_that_took_all_its_steps_resumes_with_new_ones(bench: Bench) -> None:
     def looking(*lines: Any) -> Agent:
         agent = bench.agent(*lines, limits={"max_steps": 1})
         agent.tool(look, level="SAFE", effect="read")
@@ -260,7 +260,7 @@ async def test_a_session_that_took_all_its_steps_goes_on_with_new_ones(bench: Be
     assert (result.state, result.text) == ("COMPLETED", "Nothing there.")
 
 
-async def test_a_halted_session_goes_on_after_the_halt_is_lifted(bench: Bench) -> None:
+async def test_a_halted_session_resumes_after_the_halt_is_lifted(bench: Bench) -> None:
     await bench.agent(says("One.")).run("first")
     await bench.person(halt("agent:desk", "ada", "h1"))
     halted = await bench.agent(says("never")).run("second")
@@ -270,7 +270,7 @@ async def test_a_halted_session_goes_on_after_the_halt_is_lifted(bench: Bench) -
     assert (result.ok, result.text) == (True, "Now.")
 
 
-async def test_a_cancelled_session_never_goes_on(bench: Bench) -> None:
+async def test_a_cancelled_session_never_resumes(bench: Bench) -> None:
     await bench.person(cancel("mine", "ada", "h1"))
     result = await bench.agent(says("never")).run("second", id="mine")
     assert (result.state, result.terminal_reason) == ("CANCELLED", "cancelled")
@@ -419,7 +419,7 @@ async def test_tools_get_what_the_program_has_for_them_and_the_model_never_sees_
             "`limits.max_steps` is the text 'many', but must be",
         ),
         ({"model": "nonsense"}, "`model` is the text 'nonsense', but must be one model"),
-        ({"model": "nobody:model"}, "of an unknown provider `nobody`"),
+        ({"model": "nobody:model"}, "`model` has the unknown provider `nobody`; define it under `providers`"),
         ({"model": CLAUDE}, "ANTHROPIC_API_KEY is not set, and"),
         ({}, "has no model"),
         ({"model": CLAUDE, "fleet": {"allowed_models": ["openai:*"]}}, "openai:"),
@@ -450,8 +450,8 @@ async def test_a_model_without_a_price_is_refused_while_a_cap_applies(bench: Ben
     bench.balanced(result)
 
 
-async def test_nothing_is_begun_with_nothing_to_do(bench: Bench) -> None:
-    with pytest.raises(ConfigError, match="nothing to do"):
+async def test_no_session_starts_without_a_message(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match=r"The message is empty\. Write what the agent should do\."):
         await bench.agent(says("never")).run("  ")
     with pytest.raises(ConfigError, match="There is no session nosuch"):
         await bench.agent(says("never")).resume("nosuch")
@@ -467,7 +467,7 @@ async def test_the_session_of_another_agent_is_left_alone(bench: Bench) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_killed_program_that_is_started_again_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_program_that_is_started_again_continues_where_it_was(tmp_path: Path) -> None:
     command = [sys.executable, str(CLERK), str(tmp_path / "runs.db")]
     environ = live_at(tmp_path)
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as program:
@@ -482,7 +482,7 @@ def test_a_killed_program_that_is_started_again_goes_on_where_it_was(tmp_path: P
     )
 
 
-async def test_what_is_begun_twice_under_one_id_is_one_session_and_is_told_its_task_once(bench: Bench) -> None:
+async def test_what_is_started_twice_under_one_id_is_one_session_and_gets_its_task_once(bench: Bench) -> None:
     agent = bench.agent(calls(("ask_user", {"question": "Which?"})), says("Done."))
     first = await agent.run("tidy up", id="mine")
     result = await agent.run("tidy up", id="mine")

@@ -41,7 +41,7 @@ def results(result: Result[Any]) -> list[tuple[str, str, str]]:
     return [(part.tool, part.outcome, part.text) for part in tool_results]
 
 
-def carved(bench: Bench) -> list[int]:
+def list_carved_amounts(bench: Bench) -> list[int]:
     return [sum(leg[4] for leg in fact.get("carved", ())) for fact in bench.facts("session_started")]
 
 
@@ -80,13 +80,13 @@ async def test_no_hand_off_gets_more_than_half_of_what_is_left(
         ASK, says("Done."), fleet=fleet, max_cost_usd=1, agents=[helper.as_tool("Finds things.", max_cost_usd=most)]
     )
     await agent.run("Where is the key?")
-    assert carved(bench)[1] == got
+    assert list_carved_amounts(bench)[1] == got
 
 
 DAILY = {**PRICED, "limits": {"max_cost_usd_per_day": 1000}, "agents": {"limits": {"max_cost_usd_per_day": 100}}}
 
 
-def spent_of(bench: Bench, scope: str) -> int:
+def read_spent(bench: Bench, scope: str) -> int:
     query = "SELECT coalesce(sum(spent), 0) FROM budgets WHERE scope = ? AND unit = 'usd'"
     with closing(sqlite3.connect(bench.file)) as file:
         return file.execute(query, (scope,)).fetchone()[0]
@@ -115,8 +115,8 @@ async def test_the_days_cap_of_the_one_that_asks_bounds_whom_it_asks(bench: Benc
     assert (met["scope"], met["window"].startswith("day/")) == ("agent:desk", True)
     running.cancel()
     await asyncio.wait([running])
-    assert 0 < spent_of(bench, "agent:scout") < spent_of(bench, "agent:desk") <= 120_000
-    assert spent_of(bench, "fleet") == spent_of(bench, "agent:desk")
+    assert 0 < read_spent(bench, "agent:scout") < read_spent(bench, "agent:desk") <= 120_000
+    assert read_spent(bench, "fleet") == read_spent(bench, "agent:desk")
 
 
 async def test_an_agent_that_asks_itself_counts_what_that_costs_once(bench: Bench) -> None:
@@ -133,7 +133,7 @@ async def test_an_agent_that_asks_itself_counts_what_that_costs_once(bench: Benc
     agent._tools.append(agent.as_tool())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     result = await agent.run("Do it.")
     assert result.ok
-    assert spent_of(bench, "agent:desk") == spent_of(bench, "fleet") > 0
+    assert read_spent(bench, "agent:desk") == read_spent(bench, "fleet") > 0
 
 
 async def test_two_asked_at_once_share_what_is_left(bench: Bench) -> None:
@@ -142,7 +142,7 @@ async def test_two_asked_at_once_share_what_is_left(bench: Bench) -> None:
     agent = bench.agent(script_line, says("Done."), fleet=PRICED, max_cost_usd=1, agents=[one, two])
     result = await agent.run("Ask both.")
     assert [outcome for _, outcome, _ in results(result)] == ["ok", "ok"]
-    assert sum(carved(bench)) <= 998_000
+    assert sum(list_carved_amounts(bench)) <= 998_000
 
 
 async def test_with_too_little_money_the_other_is_not_asked_and_the_model_is_told(bench: Bench) -> None:

@@ -26,7 +26,7 @@ def answers(value: Any) -> Any:
     return calls(("final_answer", {"value": value}))
 
 
-def told(result: Any) -> list[tuple[str, str]]:
+def list_tool_results(result: Any) -> list[tuple[str, str]]:
     tool_results = [part for message in result.messages for part in message.parts if isinstance(part, ToolResult)]
     return [(part.outcome, part.text) for part in tool_results]
 
@@ -42,7 +42,7 @@ async def test_an_answer_that_a_check_rejects_is_asked_for_again_with_the_reason
 
     result = await agent.run("How much rain?", output_type=Weather)
     assert result.output == Weather(city="Oslo", rain_mm=3)
-    assert told(result) == [("error", "[error] Retry: rain is never negative"), ("ok", "Your answer was taken.")]
+    assert list_tool_results(result) == [("error", "[error] Retry: rain is never negative"), ("ok", "Answer accepted.")]
 
 
 async def test_checks_follow_each_other_may_change_the_answer_and_take_what_the_run_was_given(bench: Bench) -> None:
@@ -100,4 +100,4 @@ async def test_a_tool_may_ask_for_another_try(bench: Bench, kind: str) -> None:
             raise Retry(f"there is no {name}, try a whole name")
 
     result = await agent.run("Find x.")
-    assert told(result) == [("error", "[error] Retry: there is no x, try a whole name")]
+    assert list_tool_results(result) == [("error", "[error] Retry: there is no x, try a whole name")]

@@ -30,7 +30,7 @@ def settings(home: Path) -> Settings:
     )
 
 
-def written(home: Path, text: str, name: str = "clerk", path: str = "agent.yaml") -> Path:
+def write_agent(home: Path, text: str, name: str = "clerk", path: str = "agent.yaml") -> Path:
     folder = home / name
     (folder / "desk").mkdir(parents=True)
     (folder / "agent.yaml").write_text(POLICY.format(name=name) + text)
@@ -39,7 +39,7 @@ def written(home: Path, text: str, name: str = "clerk", path: str = "agent.yaml"
 
 
 @asynccontextmanager
-async def opened(home: Path) -> AsyncGenerator[Runtime]:
+async def open_app(home: Path) -> AsyncGenerator[Runtime]:
     async with open_runtime(settings(home)) as app:
         yield app
 
@@ -49,16 +49,16 @@ async def opened(home: Path) -> AsyncGenerator[Runtime]:
 async def test_an_agent_whose_root_reaches_its_policy_is_not_loaded_and_told_why(
     tmp_path: Path, kind: str, root: str
 ) -> None:
-    folder = written(tmp_path, f"tools:\n  {kind}: {{root: '{root.format(home=tmp_path)}'}}\n")
+    folder = write_agent(tmp_path, f"tools:\n  {kind}: {{root: '{root.format(home=tmp_path)}'}}\n")
     (folder / "link").symlink_to(folder)
-    async with opened(tmp_path) as app:
+    async with open_app(tmp_path) as app:
         with pytest.raises(ConfigError, match=rf"agent.yaml line 6: `tools.{kind}.root` is .*as in `root: work`"):
             async with assemble_agent(app, folder):
                 pass
 
 
 async def test_a_model_that_rewrites_its_policy_later_is_refused_and_the_policy_stays(tmp_path: Path) -> None:
-    folder = written(tmp_path, "mode: SEMI\ntools: {files: {root: desk}}\n")
+    folder = write_agent(tmp_path, "mode: SEMI\ntools: {files: {root: desk}}\n")
     policy = (folder / "agent.yaml").read_bytes()
     async with Agent.load(folder, store=tmp_path / "runs.db", settings=settings(tmp_path)) as agent:
         (folder / "desk").rename(folder / "aside")
@@ -66,30 +66,30 @@ async def test_a_model_that_rewrites_its_policy_later_is_refused_and_the_policy_
         result = await agent.run("go")
     assert result.text == "I tried."
     assert (folder / "agent.yaml").read_bytes() == policy
-    async with opened(tmp_path) as app:
+    async with open_app(tmp_path) as app:
         with pytest.raises(ConfigError, match=r"contains .*agent.yaml, the agent's own definition"):
             async with assemble_agent(app, folder):
                 pass
 
 
 async def test_a_model_that_makes_an_agent_of_its_desk_is_refused(tmp_path: Path) -> None:
-    folder = written(tmp_path, "tools: {files: {root: desk}}\n", path="helper/agent.yaml")
+    folder = write_agent(tmp_path, "tools: {files: {root: desk}}\n", path="helper/agent.yaml")
     async with Agent.load(folder, store=tmp_path / "runs.db", settings=settings(tmp_path)) as agent:
         await agent.run("go")
     assert not (folder / "desk" / "helper" / "agent.yaml").exists()
 
 
 async def test_what_lies_where_tools_can_write_is_not_loaded_as_an_agent(tmp_path: Path) -> None:
-    clerk = written(tmp_path, "tools: {files: {root: ../shared}}\n")
+    clerk = write_agent(tmp_path, "tools: {files: {root: ../shared}}\n")
     (tmp_path / "shared").mkdir()
-    async with opened(tmp_path) as app, assemble_agent(app, clerk):
-        path = written(tmp_path / "shared", "", "helper")
+    async with open_app(tmp_path) as app, assemble_agent(app, clerk):
+        path = write_agent(tmp_path / "shared", "", "helper")
         with pytest.raises(ConfigError, match=r"is inside .*shared, where the tools of the agent in .*clerk can write"):
             await _loaded(app, path)
-    async with opened(tmp_path) as app:
+    async with open_app(tmp_path) as app:
         with pytest.raises(ConfigError, match=r"contains .*helper/agent.yaml, the definition of an agent"):
             await _loaded(app, clerk)
-        inside = written(clerk / "desk", "", "inner")
+        inside = write_agent(clerk / "desk", "", "inner")
         (clerk / "agent.yaml").write_text(POLICY.format(name="clerk") + "tools: {files: {root: desk}}\n")
         with pytest.raises(ConfigError, match=r"is inside .*desk, where the tools of the agent in .*clerk can write"):
             await _loaded(app, inside)
@@ -103,59 +103,64 @@ async def _loaded(app: Runtime, folder: Path) -> AssembledAgent:
 @pytest.mark.parametrize("place", ["", "kept", "kept/halter/checkpoints"])
 async def test_the_tools_of_a_program_reach_nothing_of_it_either(tmp_path: Path, place: str) -> None:
     (tmp_path / "kept/halter/checkpoints").mkdir(parents=True)
-    tools, kept = make_file_tools(tmp_path / place), settings(tmp_path)
+    tools, app_settings = make_file_tools(tmp_path / place), settings(tmp_path)
     with pytest.raises(ConfigError, match=r"The root of the tool read_file, .* No tool may reach that"):
-        async with Guard(kept.store, tools=tools, settings=kept):
+        async with Guard(app_settings.store, tools=tools, settings=app_settings):
             pass
     with pytest.raises(ConfigError, match="The root of the tool read_file"):
-        async with Agent("desk", model="reflex", reflex=[{"say": "hi"}], store=kept.store, tools=tools, settings=kept):
+        async with Agent(
+            "desk", model="reflex", reflex=[{"say": "hi"}], store=app_settings.store, tools=tools, settings=app_settings
+        ):
             pass
 
 
 async def test_a_program_whose_tools_have_a_folder_of_their_own_works(tmp_path: Path) -> None:
     (tmp_path / "desk").mkdir()
-    kept = settings(tmp_path)
-    async with Guard(kept.store, tools=make_file_tools(tmp_path / "desk"), settings=kept) as guard:
+    app_settings = settings(tmp_path)
+    async with Guard(app_settings.store, tools=make_file_tools(tmp_path / "desk"), settings=app_settings) as guard:
         answer = await guard.call("write_file", path="note.txt", text="fine")
     assert answer.outcome == "ok"
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
-        ("collections: {c: {path: ../kept/halter}}\n", r"line 5: `collections.c.path` is .*No agent may read that"),
+        (
+            "collections: {c: {path: ../kept/halter}}\n",
+            r"line 5: `collections.c.path` is .*Agents cannot read protected files: use another folder",
+        ),
         (
             "collections: {c: {path: .., pattern: '**/*'}}\n",
             r"`collections.c.path` is `..`, which contains .*the store",
         ),
         ("watches: [{name: w, path: ../kept/halter/checkpoints, prompt: x}]\n", r"`watches\[1\].path`.*checkpoints"),
         (
-            "sensors: [{name: s, type: watch, source: {path: ../kept/halter/trust.json}}]\n",
+            "sensors: [{name: s, type: files, source: {path: ../kept/halter/trust.json}}]\n",
             r"`sensors\[1\].source.path`",
         ),
     ],
 )
-async def test_what_halter_keeps_is_not_read_as_a_document_or_a_fact(tmp_path: Path, more: str, told: str) -> None:
-    folder = written(tmp_path, more)
-    async with opened(tmp_path) as app:
+async def test_what_halter_keeps_is_not_read_as_a_document_or_a_fact(tmp_path: Path, more: str, message: str) -> None:
+    folder = write_agent(tmp_path, more)
+    async with open_app(tmp_path) as app:
         (tmp_path / "kept/halter/trust.json").write_text("{}")
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             await _loaded(app, folder)
 
 
 async def test_a_definition_can_be_read_where_nothing_can_write_it(tmp_path: Path) -> None:
-    folder = written(tmp_path, "collections: {own: {path: ., pattern: '*.yaml'}}\n")
-    async with opened(tmp_path) as app, assemble_agent(app, folder) as agent:
+    folder = write_agent(tmp_path, "collections: {own: {path: ., pattern: '*.yaml'}}\n")
+    async with open_app(tmp_path) as app, assemble_agent(app, folder) as agent:
         assert agent.library is not None
         shelved = await agent.library.index_collection("own", ".", "*.yaml")
     assert [(each.name, each.problem) for each in shelved] == [("agent.yaml", ""), ("replies.yaml", "")]
 
 
 async def test_a_link_that_a_tool_could_have_made_is_not_followed_out_of_its_root(tmp_path: Path) -> None:
-    folder = written(tmp_path, "tools: {files: {root: desk}}\ncollections: {c: {path: desk}}\n")
+    folder = write_agent(tmp_path, "tools: {files: {root: desk}}\ncollections: {c: {path: desk}}\n")
     (tmp_path / "private.txt").write_text("not for agents")
     link = folder / "desk" / "notes.txt"
-    async with opened(tmp_path) as app, assemble_agent(app, folder) as agent:
+    async with open_app(tmp_path) as app, assemble_agent(app, folder) as agent:
         link.write_text("fine")
         assert read_file_value(link, "notes", agent.is_refused)["text"] == "fine"
         about = link.stat()

@@ -166,16 +166,16 @@ async def test_a_name_that_cannot_wake_is_answered_with_those_that_can(world: Wo
     (refused,) = [each.event for each in await fleet.events("desk-1") if isinstance(each.event, CallRefused)]
     assert refused.outcome == "invalid_arguments"
     assert refused.sentence == (
-        "Nothing called `moon` can wake you: "
-        "`wake_early_if` may name `last_price`, `ticker`, `jump`, `message`, `decision`."
+        "Nothing called `moon` can wake you; "
+        "`wake_early_if` accepts `last_price`, `ticker`, `jump`, `message`, `decision`."
     )
     assert (await fleet.row("desk-1")).state == "SLEEPING"
 
 
-@pytest.mark.parametrize("asked", ["-1", '"soon"', '"-5m"', "null", "[1]", "true"])
-async def test_a_sleep_that_is_no_time_is_told_to_the_model(world: World, tmp_path: Path, asked: str) -> None:
+@pytest.mark.parametrize("duration", ["-1", '"soon"', '"-5m"', "null", "[1]", "true"])
+async def test_a_sleep_that_is_no_time_is_told_to_the_model(world: World, tmp_path: Path, duration: str) -> None:
     fleet = Fleet(world, tmp_path)
-    fleet.start(desk(fleet, sleep(asked) + sleep("1h")))
+    fleet.start(desk(fleet, sleep(duration) + sleep("1h")))
     await world.advance(MINUTE)
     assert [type(each.event) for each in await fleet.events("desk-1")].count(CallRefused) == 1
     assert (await fleet.row("desk-1")).state == "SLEEPING"
@@ -285,7 +285,7 @@ async def test_a_wait_for_a_person_pauses_the_loop_while_its_sensors_read_on(wor
     assert row.state == "SLEEPING"
 
 
-async def test_a_broken_agent_among_good_ones_is_told_of_and_the_rest_runs(world: World, tmp_path: Path) -> None:
+async def test_a_broken_agent_among_good_ones_is_reported_and_the_rest_runs(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     good = fleet.agent("watch", SLEEPS, script_yaml=sleep("1h"))
     bad = fleet.agent("bad", "modle: scripted\n")

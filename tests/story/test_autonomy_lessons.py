@@ -161,8 +161,8 @@ async def test_the_gates_model_is_asked_once_about_the_same_difference(world: Wo
     fleet.start(tmp_path / "watch")
     await world.advance(6 * HOUR)
     events = [stored.event for stored in await fleet.events("watch-1")]
-    started = [event for event in events if isinstance(event, RequestStarted)]
-    assert [event.purpose for event in started] == ["turn", *["gate"] * 3]
+    request_events = [event for event in events if isinstance(event, RequestStarted)]
+    assert [event.purpose for event in request_events] == ["turn", *["gate"] * 3]
     assert len([event for event in events if isinstance(event, TurnSkipped) and event.stage == "model"]) > 6
 
 

@@ -68,7 +68,7 @@ class Spent(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
-async def asked_and_skipped(fleet: Fleet, agent: str) -> tuple[list[str], list[str]]:
+async def list_requests_and_skips(fleet: Fleet, agent: str) -> tuple[list[str], list[str]]:
     """The purposes of an agent's requests, and when it skipped a turn."""
     events = await fleet.events(f"{agent}-1")
     purposes = [event.purpose for stored in events if isinstance(event := stored.event, RequestStarted)]
@@ -95,9 +95,12 @@ async def quiet_days(world: World, tmp_path: Path, days: int) -> None:
     ]
     fleet.start(*agents)
     await world.advance(days * DAY)
-    assert await asked_and_skipped(fleet, "gated") == (["turn"], [f"{hour:02}:00:00" for hour in range(1, naps + 1)])
-    assert await asked_and_skipped(fleet, "open") == (["turn"] * (naps + 1), [])
-    texts, skips = await asked_and_skipped(fleet, "asked")
+    assert await list_requests_and_skips(fleet, "gated") == (
+        ["turn"],
+        [f"{hour:02}:00:00" for hour in range(1, naps + 1)],
+    )
+    assert await list_requests_and_skips(fleet, "open") == (["turn"] * (naps + 1), [])
+    texts, skips = await list_requests_and_skips(fleet, "asked")
     assert (texts, len(skips)) == (["turn", *["gate"] * naps], naps)
     assert set(await world.journal.ask(Query("spent_by_purpose", Spent, {"since": 0}))) == {
         Spent("open", "turn", "scripted:script", naps + 1, (naps + 1) * A_TURN, (naps + 1) * 100, (naps + 1) * 20),

@@ -66,7 +66,7 @@ async def run(bench: Bench, *lines: ScriptLine, brake: str = "off", **more: Any)
     return (await agent.run("Do the rounds.")).session
 
 
-async def answering(bench: Bench, verdict: Any) -> None:
+async def answer_all(bench: Bench, verdict: Any) -> None:
     """A person who gives every question the same answer."""
     store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
     while True:
@@ -75,7 +75,7 @@ async def answering(bench: Bench, verdict: Any) -> None:
         await asyncio.sleep(0.01)
 
 
-async def judged(bench: Bench, change: PolicyChange = lambda recorded: recorded, **more: Any) -> Backtest:
+async def run_backtest(bench: Bench, change: PolicyChange = lambda recorded: recorded, **more: Any) -> Backtest:
     store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
     try:
         return await store.study(lambda view: backtest(view, "desk", change, **more))
@@ -83,7 +83,7 @@ async def judged(bench: Bench, change: PolicyChange = lambda recorded: recorded,
         await store.close()
 
 
-def capped(usd: int) -> PolicyChange:
+def with_cap(usd: int) -> PolicyChange:
     def change(recorded: ResolvedPolicy) -> ResolvedPolicy:
         caps = msgspec.structs.replace(recorded.caps, session=Cap(usd))
         return msgspec.structs.replace(recorded, caps=caps)
@@ -91,7 +91,7 @@ def capped(usd: int) -> PolicyChange:
     return change
 
 
-def ruled(**tools: ToolRule) -> PolicyChange:
+def with_rules(**tools: ToolRule) -> PolicyChange:
     def change(recorded: ResolvedPolicy) -> ResolvedPolicy:
         return msgspec.structs.replace(recorded, policies=(*recorded.policies[:-1], Policy(tools=tools)))
 
@@ -103,13 +103,13 @@ async def test_the_policy_that_was_recorded_changes_nothing(bench: Bench) -> Non
     await run(bench, calls("nothing_like_it", usage=used()), *WORK)
     await run(bench, *WORK[:2], *WORK, *WORK, max_cost_usd=0.008)
     await run(bench, *WORK, rules={"send": {"rate": "1/hour"}})
-    person = asyncio.create_task(answering(bench, "approve"))
+    person = asyncio.create_task(answer_all(bench, "approve"))
     await run(bench, calls(("pay", {"amount": 3}), usage=used()), says("Paid.", usage=used()))
     person.cancel()
-    person = asyncio.create_task(answering(bench, "deny"))
+    person = asyncio.create_task(answer_all(bench, "deny"))
     await run(bench, calls(("pay", {"amount": 4}), usage=used()), says("Not paid.", usage=used()))
     person.cancel()
-    backtest = await judged(bench)
+    backtest = await run_backtest(bench)
     assert (backtest.sessions, backtest.lines, backtest.unjudged, backtest.not_spent) == (6, (), {}, 0)
     assert backtest.decisions > 20
     refused = {fact["outcome"] for fact in bench.facts("request_refused", "call_refused")}
@@ -118,9 +118,9 @@ async def test_the_policy_that_was_recorded_changes_nothing(bench: Bench) -> Non
 
 async def test_a_lower_cap_tells_when_it_would_have_been_met_and_what_was_not_spent(bench: Bench) -> None:
     session = await run(bench)
-    whole = await judged(bench, capped(100 * CENT))
+    whole = await run_backtest(bench, with_cap(100 * CENT))
     assert whole.lines == ()
-    backtest = await judged(bench, capped(CENT // 2))
+    backtest = await run_backtest(bench, with_cap(CENT // 2))
     (line,) = [line for line in backtest.lines if not line.after]
     assert (line.session, line.kind, line.then, line.now) == (session, "request", "allowed", "refused")
     assert line.scope == f"session:{session}"
@@ -132,20 +132,22 @@ async def test_a_lower_cap_tells_when_it_would_have_been_met_and_what_was_not_sp
 
 async def test_a_tool_that_is_asked_about_more_or_less_is_named_and_looser_ones_come_first(bench: Bench) -> None:
     await run(bench)
-    person = asyncio.create_task(answering(bench, "approve"))
+    person = asyncio.create_task(answer_all(bench, "approve"))
     await run(bench, calls(("pay", {"amount": 3}), usage=used()), says("Paid.", usage=used()))
     person.cancel()
-    backtest = await judged(bench, ruled(send=ToolRule(approval="always")))
+    backtest = await run_backtest(bench, with_rules(send=ToolRule(approval="always")))
     assert backtest.changed == {"allowed → asked": 2}
     assert (backtest.loosened, backtest.diverged) == (0, 0)
-    found = await judged(bench, lambda recorded: msgspec.structs.replace(recorded, disabled=("send",), mode="FULL"))
+    found = await run_backtest(
+        bench, lambda recorded: msgspec.structs.replace(recorded, disabled=("send",), mode="FULL")
+    )
     assert found.changed["allowed → refused"] >= 1
     assert [line.loosened for line in found.lines] == sorted((line.loosened for line in found.lines), reverse=True)
 
 
 async def test_what_a_policy_no_longer_grants_is_refused_and_what_follows_is_counted_apart(bench: Bench) -> None:
     await run(bench)
-    backtest = await judged(
+    backtest = await run_backtest(
         bench, lambda recorded: msgspec.structs.replace(recorded, phases=(Phase(recorded.phases[0].name, ("send",)),))
     )
     (first,) = [line for line in backtest.lines if not line.after]
@@ -156,34 +158,36 @@ async def test_what_a_policy_no_longer_grants_is_refused_and_what_follows_is_cou
 async def test_a_rate_is_replayed_with_its_attempts(bench: Bench) -> None:
     for _ in range(3):
         await run(bench)
-    backtest = await judged(bench, ruled(send=ToolRule(rate=3)))
+    backtest = await run_backtest(bench, with_rules(send=ToolRule(rate=3)))
     refused = [line for line in backtest.lines if line.now == "refused"]
     assert [line.name for line in refused] == ["send"] * 3
     assert "limit is 3" in refused[0].sentence
 
 
 async def test_an_answer_that_came_too_late_for_a_shorter_expiry_counts_as_refused(bench: Bench) -> None:
-    person = asyncio.create_task(answering(bench, "approve"))
+    person = asyncio.create_task(answer_all(bench, "approve"))
     await run(bench, calls(("pay", {"amount": 3}), usage=used()), says("Paid.", usage=used()))
     person.cancel()
-    backtest = await judged(bench, lambda recorded: msgspec.structs.replace(recorded, approval_expiry=1))
+    backtest = await run_backtest(bench, lambda recorded: msgspec.structs.replace(recorded, approval_expiry=1))
     assert [(line.name, line.then, line.now) for line in backtest.lines] == [("pay", "asked", "refused")]
 
 
 async def test_what_the_injection_brake_asked_is_asked_again_and_no_more_where_it_is_off(bench: Bench) -> None:
-    person = asyncio.create_task(answering(bench, "approve"))
+    person = asyncio.create_task(answer_all(bench, "approve"))
     await run(bench, brake="ask")
     person.cancel()
-    same = await judged(bench)
+    same = await run_backtest(bench)
     assert (same.lines, same.unjudged) == ((), {})
     off = Policy(provenance="off")
-    backtest = await judged(bench, lambda kept: msgspec.structs.replace(kept, policies=(*kept.policies[:-1], off)))
+    backtest = await run_backtest(
+        bench, lambda kept: msgspec.structs.replace(kept, policies=(*kept.policies[:-1], off))
+    )
     assert backtest.changed == {"asked → allowed": 2}
     assert backtest.loosened == 2
 
 
 async def test_what_was_loosened_is_counted_and_listed_however_much_else_has_changed(bench: Bench) -> None:
-    person = asyncio.create_task(answering(bench, "approve"))
+    person = asyncio.create_task(answer_all(bench, "approve"))
     await run(bench)
     await run(bench, brake="ask")
     person.cancel()
@@ -192,7 +196,7 @@ async def test_what_was_loosened_is_counted_and_listed_however_much_else_has_cha
     def change(resolved_policy: ResolvedPolicy) -> ResolvedPolicy:
         return msgspec.structs.replace(resolved_policy, policies=(*resolved_policy.policies[:-1], policy))
 
-    backtest = await judged(bench, change, most_lines=1)
+    backtest = await run_backtest(bench, change, max_lines=1)
     assert [(line.name, line.loosened) for line in backtest.lines] == [("send", True)]
     assert (backtest.differing, backtest.loosened, backtest.refused) == (4, 2, 0)
 
@@ -200,21 +204,21 @@ async def test_what_was_loosened_is_counted_and_listed_however_much_else_has_cha
 async def test_what_was_erased_or_masked_is_not_judged_and_says_why(bench: Bench) -> None:
     text = await run(bench)
     await run(bench, calls(("send", {"to": "sk-ant-" + "a1B2c3" * 12}), usage=used()), says("Sent.", usage=used()))
-    masked = await judged(bench, ruled(send=ToolRule(approval="always")))
+    masked = await run_backtest(bench, with_rules(send=ToolRule(approval="always")))
     assert (masked.unjudged, masked.changed) == ({MASKED: 1}, {"allowed → asked": 2})
     texts = ["erase", "--session", text, "--yes", "--store", str(bench.file)]
     result = await asyncio.to_thread(CliRunner().invoke, build(), texts, env=environment(bench.folder))
     assert result.exit_code == 0, result.output
-    erased = await judged(bench, ruled(send=ToolRule(approval="always")))
+    erased = await run_backtest(bench, with_rules(send=ToolRule(approval="always")))
     assert (erased.unjudged, erased.changed) == ({ERASED: 3, MASKED: 1}, {})
     assert erased.decisions == masked.decisions - 3
-    assert (await judged(bench, capped(CENT // 2))).stopped == 2, "what they spent is known still"
+    assert (await run_backtest(bench, with_cap(CENT // 2))).stopped == 2, "what they spent is known still"
 
 
 async def test_calls_that_no_rule_names_are_counted_by_tool(bench: Bench) -> None:
     await run(bench)
-    assert (await judged(bench)).unnamed == {"send": 2, "look": 1}
-    assert (await judged(bench, ruled(send=ToolRule(approval="always")))).unnamed == {"look": 1}
+    assert (await run_backtest(bench)).unnamed == {"send": 2, "look": 1}
+    assert (await run_backtest(bench, with_rules(send=ToolRule(approval="always")))).unnamed == {"look": 1}
 
 
 async def test_the_tightest_policy_that_was_measured_refuses_nothing(bench: Bench) -> None:
@@ -225,12 +229,12 @@ async def test_the_tightest_policy_that_was_measured_refuses_nothing(bench: Benc
     await store.close()
     assert use.attempts == {"look": 3, "send": 6}
     assert use.sessions == 3
-    tight = ruled(look=ToolRule(rate=3), send=ToolRule(rate=6))
-    assert (await judged(bench, tight)).lines == ()
-    assert (await judged(bench, ruled(send=ToolRule(rate=5)))).changed == {"allowed → refused": 1}
+    tight = with_rules(look=ToolRule(rate=3), send=ToolRule(rate=6))
+    assert (await run_backtest(bench, tight)).lines == ()
+    assert (await run_backtest(bench, with_rules(send=ToolRule(rate=5)))).changed == {"allowed → refused": 1}
 
 
-async def recorded_fleet(bench: Bench, sessions: int) -> None:
+async def record_fleet(bench: Bench, sessions: int) -> None:
     """Every second session sends one letter, every fifth is dear, and every tenth does both."""
     lines: list[ScriptLine] = []
     for number in range(sessions):
@@ -246,14 +250,14 @@ async def recorded_fleet(bench: Bench, sessions: int) -> None:
 
 
 async def check_known_answer(bench: Bench, sessions: int) -> None:
-    await recorded_fleet(bench, sessions)
-    assert (await judged(bench)).lines == ()
-    backtest = await judged(bench, ruled(send=ToolRule(approval="always")))
+    await record_fleet(bench, sessions)
+    assert (await run_backtest(bench)).lines == ()
+    backtest = await run_backtest(bench, with_rules(send=ToolRule(approval="always")))
     assert backtest.changed == {"allowed → asked": sessions // 2}
-    refused = await judged(bench, lambda recorded: msgspec.structs.replace(recorded, disabled=("send",)))
+    refused = await run_backtest(bench, lambda recorded: msgspec.structs.replace(recorded, disabled=("send",)))
     assert (refused.changed, refused.diverged) == ({"allowed → refused": sessions // 2}, sessions // 2)
     # A dear answer costs twenty cents, and the request after it does not fit any more.
-    cheap = await judged(bench, capped(15 * CENT))
+    cheap = await run_backtest(bench, with_cap(15 * CENT))
     assert cheap.stopped == sessions // 5
     assert {line.scope for line in cheap.lines} == {f"session:{line.session}" for line in cheap.lines}
     assert cheap.not_spent >= sessions // 5 * 1000
@@ -269,7 +273,7 @@ async def test_the_answer_over_two_hundred_sessions_is_the_known_one(bench: Benc
 
 
 def test_a_person_tries_a_policy_before_it_is_applied(bench: Bench) -> None:
-    asyncio.run(recorded_fleet(bench, 10))
+    asyncio.run(record_fleet(bench, 10))
     base = f"--agent desk --store {bench.file}"
 
     def types(line: str) -> Result:
@@ -287,7 +291,7 @@ def test_a_person_tries_a_policy_before_it_is_applied(bench: Bench) -> None:
     assert types(f"policy backtest --policy {file} --fail-on loosened").exit_code == 0
     assert "0 would have been refused" in types("policy suggest").stdout
     nothing = types("policy backtest")
-    assert (nothing.exit_code, "Say what to test" in nothing.output) == (2, True)
+    assert (nothing.exit_code, "Nothing to test: give a policy, a cap or a revision" in nothing.output) == (2, True)
     typo = CliRunner().invoke(
         build(),
         shlex.split(f"policy backtest --agent dsek --cap 1 --store {bench.file}"),
@@ -295,12 +299,15 @@ def test_a_person_tries_a_policy_before_it_is_applied(bench: Bench) -> None:
     )
     assert (typo.exit_code, "No session of 'dsek'" in typo.output) == (2, True)
     unknown = types("policy backtest --against ffff")
-    assert (unknown.exit_code, "there are" in unknown.output) == (2, True)
+    assert (unknown.exit_code, "'ffff' does not match exactly one revision of desk. Revisions: " in unknown.output) == (
+        2,
+        True,
+    )
 
 
 def test_a_policy_that_asks_less_than_the_recorded_one_fails_a_check_for_loosened_ones(bench: Bench) -> None:
     async def record() -> None:
-        person = asyncio.create_task(answering(bench, "approve"))
+        person = asyncio.create_task(answer_all(bench, "approve"))
         await run(bench, rules={"send": {"approval": "always"}})
         person.cancel()
 

@@ -41,7 +41,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def heard(messages: tuple[Message, ...]) -> list[str]:
+def list_person_texts(messages: tuple[Message, ...]) -> list[str]:
     """What people said in a run."""
     return [part.text for each in messages for part in each.parts if isinstance(part, Text) and part.origin == "person"]
 
@@ -214,7 +214,7 @@ async def test_what_another_worker_did_to_a_begun_session_is_read(world: World, 
         await live_session.conversation.run_until_parked()
         assert [event.kind for event in await world.events("session:s")].count("session_woken") == 1
         assert live_session.loop.turn.number == 2
-        assert heard(tuple(live_session.loop.messages)) == ["Look.", "Look again."]
+        assert list_person_texts(tuple(live_session.loop.messages)) == ["Look.", "Look again."]
 
 
 async def test_what_was_read_of_a_session_is_not_taken_for_what_it_is_later(world: World, tmp_path: Path) -> None:
@@ -253,10 +253,10 @@ async def test_a_message_that_comes_during_the_only_turn_of_a_task_is_answered(b
 
     result = await agent.run("look", id="mine")
     assert (result.state, result.text) == ("COMPLETED", "And here neither.")
-    assert heard(result.messages) == ["look", "Look here, too."]
+    assert list_person_texts(result.messages) == ["look", "Look here, too."]
 
 
-async def halted_while_asked(bench: Bench, agent: Agent, event: asyncio.Event) -> None:
+async def halt_while_waiting(bench: Bench, agent: Agent, event: asyncio.Event) -> None:
     """Halt an agent that waits for a decision: its question must be withdrawn."""
     async with agent:
         running = asyncio.ensure_future(agent.run("go"))
@@ -276,7 +276,7 @@ async def test_a_question_that_is_open_when_a_begun_session_ends_is_withdrawn(be
         """Send."""
         return "sent"
 
-    await halted_while_asked(bench, agent, event)
+    await halt_while_waiting(bench, agent, event)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ async def test_a_question_for_more_money_that_is_open_when_a_begun_session_ends_
         """Look."""
         return "nothing"
 
-    await halted_while_asked(bench, agent, event)
+    await halt_while_waiting(bench, agent, event)
 
 
 async def test_what_an_agent_declares_of_a_tool_holds_for_none_of_the_same_name(world: World, tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ async def test_what_an_agent_declares_of_a_tool_holds_for_none_of_the_same_name(
             desk = await front(stack, world, home, text)
             for _ in range(2):
                 session = await open_session(desk.context, "Look.", "task", takes_lease=True)
-                brake = (await claim_session(desk.context, session)).loop.brake
+                brake = (await claim_session(desk.context, session)).loop.provenance_check
                 assert brake is not None
                 texts.append(brake.declaration("look").reads)
     assert texts == ["trusted", "trusted", "anyone", "anyone", "trusted", "trusted"]

@@ -102,16 +102,16 @@ def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def woke_up(*pids: int, times: int = 3) -> None:
+async def wait_for_wakes(*pids: int, times: int = 3) -> None:
     """Wait until processes have woken up some more times: they told of their children, and were heard."""
     for pid in pids:
-        before = wakes(pid)
+        before = count_wakes(pid)
         async with asyncio.timeout(60):
-            while wakes(pid) < before + times:  # noqa: ASYNC110  nobody else tells
+            while count_wakes(pid) < before + times:  # noqa: ASYNC110  nobody else tells
                 await asyncio.sleep(0.01)
 
 
-def wakes(pid: int) -> int:
+def count_wakes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
 
@@ -150,7 +150,7 @@ async def test_whatever_a_killed_process_had_started_is_ended(tmp_path: Path) ->
     process, family = await Place(tmp_path, str(tmp_path / "halter.db")).starts("work")
     assert process.pid not in family
     everything = [*family, *children(process.pid)]
-    await woke_up(process.pid, *children(process.pid))
+    await wait_for_wakes(process.pid, *children(process.pid))
     process.kill()
     await read_to_its_end(process)
     await gone(*everything)

@@ -73,27 +73,27 @@ class Client:
 
     def __init__(self, items: AsyncGenerator[FeedItem]) -> None:
         self.items = items
-        self.taken: list[FeedItem] = []
+        self.items_taken: list[FeedItem] = []
         self.flows = asyncio.Event()
         self.flows.set()
 
     async def take(self) -> None:
         async with aclosing(self.items):
             async for item in self.items:
-                self.taken.append(item)
+                self.items_taken.append(item)
                 await self.flows.wait()
 
-    def seen(self) -> list[tuple[str, int]]:
-        return [(item.stored.stream, item.stored.seq) for item in self.taken if isinstance(item, FeedEvent)]
+    def list_positions(self) -> list[tuple[str, int]]:
+        return [(item.stored.stream, item.stored.seq) for item in self.items_taken if isinstance(item, FeedEvent)]
 
     def gaps(self) -> list[FeedGap]:
-        return [item for item in self.taken if isinstance(item, FeedGap)]
+        return [item for item in self.items_taken if isinstance(item, FeedGap)]
 
     def pulses(self) -> list[LiveUpdate]:
-        return [item for item in self.taken if isinstance(item, LiveUpdate)]
+        return [item for item in self.items_taken if isinstance(item, LiveUpdate)]
 
 
-def listens(world: World, items: AsyncGenerator[FeedItem]) -> Client:
+def start_client(world: World, items: AsyncGenerator[FeedItem]) -> Client:
     client = Client(items)
     world.spawn(client.take())
     return client
@@ -107,38 +107,38 @@ def room(world: World) -> Room:
 async def test_two_listeners_are_both_given_every_event_once_and_in_order(room: Room) -> None:
     await room.begin("a")
     await room.write("a", 3)
-    first, second = (listens(room.world, room.bus.listen()) for _ in range(2))
+    first, second = (start_client(room.world, room.bus.listen()) for _ in range(2))
     await room.world.advance(SECOND)
     await room.write("a", 5)
     await room.begin("b")
     await room.world.advance(SECOND)
-    told = [(session_stream("a"), seq) for seq in range(5, 10)] + [(session_stream("b"), 1)]
-    assert first.seen() == second.seen() == told
+    expected = [(session_stream("a"), seq) for seq in range(5, 10)] + [(session_stream("b"), 1)]
+    assert first.list_positions() == second.list_positions() == expected
     assert not first.gaps()
 
 
 async def test_a_stalled_listener_is_told_of_a_gap_and_nobody_waits_for_it(room: Room) -> None:
     await room.begin("a")
-    slow, quick = (listens(room.world, room.bus.listen(limit=MOST)) for _ in range(2))
+    slow, quick = (start_client(room.world, room.bus.listen(limit=MOST)) for _ in range(2))
     await room.world.advance(SECOND)
     slow.flows.clear()
     for _ in range(60):
         await room.write("a", 5)
         await room.world.advance(SECOND)
-    assert len(quick.seen()) == 300
+    assert len(quick.list_positions()) == 300
     assert not quick.gaps()
-    assert len(slow.taken) == 1
+    assert len(slow.items_taken) == 1
     slow.flows.set()
     await room.world.advance(2 * POLLING_INTERVAL)
     (gap,) = slow.gaps()
-    assert gap.events == 300 - len(slow.seen())
+    assert gap.events == 300 - len(slow.list_positions())
     assert gap.lost[session_stream("a")].through == 301
 
 
 async def test_no_event_is_lost_across_a_gap_because_it_is_read_again(room: Room) -> None:
     await room.begin("a")
     await room.begin("b")
-    slow = listens(room.world, room.bus.listen({}, limit=MOST))
+    slow = start_client(room.world, room.bus.listen({}, limit=MOST))
     await room.world.advance(SECOND)
     for _ in range(3):
         slow.flows.clear()
@@ -149,9 +149,12 @@ async def test_no_event_is_lost_across_a_gap_because_it_is_read_again(room: Room
         await room.world.advance(2 * POLLING_INTERVAL)
     assert slow.gaps()
     feed_events = [feed_event for gap in slow.gaps() async for feed_event in room.bus.read_missed(gap)]
-    given = [*slow.seen(), *((feed_event.stored.stream, feed_event.stored.seq) for feed_event in feed_events)]
-    assert len(given) == len(set(given))
-    assert set(given) == await room.everything()
+    received = [
+        *slow.list_positions(),
+        *((feed_event.stored.stream, feed_event.stored.seq) for feed_event in feed_events),
+    ]
+    assert len(received) == len(set(received))
+    assert set(received) == await room.everything()
 
 
 async def test_whoever_comes_back_is_given_all_that_has_come_since(room: Room) -> None:
@@ -162,16 +165,16 @@ async def test_whoever_comes_back_is_given_all_that_has_come_since(room: Room) -
     task.cancel()
     await room.write("a", 50)
     await room.begin("b")
-    values = {StreamId(stream): seq for stream, seq in first.seen()}
-    client = listens(room.world, room.bus.listen(values, limit=MOST))
+    values = {StreamId(stream): seq for stream, seq in first.list_positions()}
+    client = start_client(room.world, room.bus.listen(values, limit=MOST))
     await room.world.advance(SECOND)
-    assert set(first.seen()) | set(client.seen()) == await room.everything()
-    assert not set(first.seen()) & set(client.seen())
+    assert set(first.list_positions()) | set(client.list_positions()) == await room.everything()
+    assert not set(first.list_positions()) & set(client.list_positions())
     assert not client.gaps()
 
 
 async def test_of_pulses_that_are_not_taken_only_the_newest_are_kept(room: Room) -> None:
-    slow, quick = (listens(room.world, room.bus.listen(limit=MOST)) for _ in range(2))
+    slow, quick = (start_client(room.world, room.bus.listen(limit=MOST)) for _ in range(2))
     await room.world.advance(SECOND)
     room.bus.publish_live("a", "text", {"text": "first"})
     await room.world.advance(SECOND)
@@ -192,7 +195,7 @@ async def test_of_pulses_that_are_not_taken_only_the_newest_are_kept(room: Room)
 async def test_what_comes_together_is_given_in_the_order_in_which_it_happened(room: Room) -> None:
     await room.begin("a")
     await room.begin("b")
-    client = listens(room.world, room.bus.listen(limit=100))
+    client = start_client(room.world, room.bus.listen(limit=100))
     await room.world.advance(SECOND)
     client.flows.clear()
     for session in "aabbaba":
@@ -200,14 +203,14 @@ async def test_what_comes_together_is_given_in_the_order_in_which_it_happened(ro
         await room.world.advance(2 * POLLING_INTERVAL)
     client.flows.set()
     await room.world.advance(2 * POLLING_INTERVAL)
-    times = [item.stored.at for item in client.taken if isinstance(item, FeedEvent)]
+    times = [item.stored.at for item in client.items_taken if isinstance(item, FeedEvent)]
     assert len(times) == 7
     assert times[1:] == sorted(times[1:])
 
 
 async def test_pulses_reach_only_those_who_listen_at_that_moment(room: Room) -> None:
     room.bus.publish_live("a", "text", {"text": "too early"})
-    late = listens(room.world, room.bus.listen())
+    late = start_client(room.world, room.bus.listen())
     await room.world.advance(SECOND)
     room.bus.publish_live("a", "text", {"text": "in time"})
     await room.world.advance(SECOND)
@@ -215,12 +218,12 @@ async def test_pulses_reach_only_those_who_listen_at_that_moment(room: Room) -> 
 
 
 async def test_whoever_wants_some_streams_hears_of_no_others(room: Room) -> None:
-    client = listens(room.world, room.bus.listen(includes_stream=lambda stream: stream != session_stream("b")))
+    client = start_client(room.world, room.bus.listen(includes_stream=lambda stream: stream != session_stream("b")))
     await room.world.advance(SECOND)
     await room.begin("a")
     await room.begin("b")
     await room.world.advance(2 * POLLING_INTERVAL)
-    assert client.seen() == [(session_stream("a"), 1)]
+    assert client.list_positions() == [(session_stream("a"), 1)]
 
 
 NAMES: list[tuple[AnyEvent, str]] = [
@@ -296,10 +299,10 @@ async def test_an_agent_that_runs_by_itself_is_told_of_under_all_seven_names(wor
     fleet = Fleet(world, tmp_path, sturdy=True)
     folder = fleet.agent("desk", DESK, PRICE, script_yaml=SLEEPS)
     bus = Bus(world.journal, world.clock)
-    client = listens(world, bus.listen())
+    client = start_client(world, bus.listen())
     fleet.start(folder, pulse=bus.publish_live)
     await world.advance(15 * MINUTE)
-    names = {item.name for item in client.taken if isinstance(item, FeedEvent | LiveUpdate)}
+    names = {item.name for item in client.items_taken if isinstance(item, FeedEvent | LiveUpdate)}
     assert names >= {
         "autonomy:turn_started",
         "autonomy:turn_completed",
@@ -312,13 +315,13 @@ async def test_an_agent_that_runs_by_itself_is_told_of_under_all_seven_names(wor
     assert {"sensor": "ticker", "changed": {"ticker": 200}} in values
     assert json.dumps(values)
     (alert,) = [
-        item for item in client.taken if isinstance(item, FeedEvent) and item.name.endswith("notification_pushed")
+        item for item in client.items_taken if isinstance(item, FeedEvent) and item.name.endswith("notification_pushed")
     ]
     assert alert.stored.stream == inbox_stream("desk-1")
 
 
 async def test_a_turn_of_a_chat_is_no_turn_of_an_agent_that_runs_by_itself(room: Room) -> None:
-    client = listens(room.world, room.bus.listen())
+    client = start_client(room.world, room.bus.listen())
     await room.world.advance(SECOND)
     for name, kind in (("own", "autonomous"), ("talk", "chat")):
         await room.world.start(name, kind=kind)
@@ -326,6 +329,6 @@ async def test_a_turn_of_a_chat_is_no_turn_of_an_agent_that_runs_by_itself(room:
         started = Write(session_stream(name), name, lambda _: [Draft(TurnStarted(turn=1))], lease=lease)
         await room.world.journal.commit(started)
     await room.world.advance(SECOND)
-    told = {(item.stored.stream, item.name) for item in client.taken if isinstance(item, FeedEvent)}
-    assert (session_stream("own"), "autonomy:turn_started") in told
-    assert (session_stream("talk"), "turn_started") in told
+    received = {(item.stored.stream, item.name) for item in client.items_taken if isinstance(item, FeedEvent)}
+    assert (session_stream("own"), "autonomy:turn_started") in received
+    assert (session_stream("talk"), "turn_started") in received

@@ -42,7 +42,7 @@ async def price() -> str:
 """
 
 
-async def beside(fleet: Fleet) -> AgentContext:
+async def make_chat_context(fleet: Fleet) -> AgentContext:
     """Somebody who talks with the agent, in a process of their own."""
     assert fleet.up is not None
     return msgspec.structs.replace(fleet.up.agents["desk"].context, worker=WorkerId("talk"))
@@ -60,7 +60,7 @@ async def test_a_chat_sees_the_facts_and_wakes_the_agent_and_both_keep_their_own
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("desk", DESK, PRICE))
     await world.advance(10 * MINUTE)
-    context = await beside(fleet)
+    context = await make_chat_context(fleet)
     chat = await begin_session(context, "What is the price?", "chat")
     ending, _ = await attend_session(context, chat)
     await world.advance(MINUTE)
@@ -88,19 +88,19 @@ async def test_what_a_chat_is_shown_of_the_facts_is_stale_and_has_its_age(world:
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("desk", DESK, PRICE))
     await world.advance(10 * MINUTE + 3 * SECOND)
-    context = await beside(fleet)
+    context = await make_chat_context(fleet)
     chat = await begin_session(context, "What is the price?", "chat")
-    made = await attend_session(context, chat)
+    ending = await attend_session(context, chat)
     prompts = [stored for stored in await fleet.events(chat) if isinstance(stored.event, RequestStarted)]
     text = decode_body(await read_body(world.journal, prompts[-1]))
-    assert "ticker: 100 (stale: " in text, (text, made)
+    assert "ticker: 100 (stale: " in text, (text, ending)
 
 
 async def test_every_word_of_a_chat_reaches_the_agent_once(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("desk", DESK, PRICE))
     await world.advance(MINUTE)
-    context = await beside(fleet)
+    context = await make_chat_context(fleet)
     chat = await begin_session(context, "What is the price?", "chat")
     await attend_session(context, chat)
     await post_message(context, chat, "And the price now?")
@@ -112,13 +112,13 @@ async def test_every_word_of_a_chat_reaches_the_agent_once(world: World, tmp_pat
     assert 2 <= len(turns) <= 3
 
 
-async def test_a_chat_with_an_agent_whose_session_is_over_wakes_nobody(world: World, tmp_path: Path) -> None:
+async def test_a_chat_with_an_agent_whose_session_has_ended_wakes_nobody(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     folder = fleet.agent("desk", DESK.replace("mode: sleep, sleep: 1h, reason: nothing to do", "mode: shutdown"), PRICE)
     fleet.start(folder)
     await world.advance(MINUTE)
     assert (await fleet.row("desk-1")).state == "COMPLETED"
-    context = await beside(fleet)
+    context = await make_chat_context(fleet)
     chat = await begin_session(context, "What is the price?", "chat")
     await attend_session(context, chat)
     await world.advance(MINUTE)

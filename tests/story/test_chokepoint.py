@@ -206,7 +206,7 @@ def asks_for_approval(desk: Desk, digest: str = "d") -> CallRequest:
     return desk.asks(usd=500, approval=RequiredApproval("ask-1", digest, b"deed(order=7)"))
 
 
-async def approved(world: World, verdict: Any = "approve", digest: str | None = None) -> bool:
+async def answer_only_decision(world: World, verdict: Any = "approve", digest: str | None = None) -> bool:
     (open_one,) = await list_pending_decisions(world.store)
     pending_decision = open_one if digest is None else msgspec.structs.replace(open_one, digest=digest)
     return bool((await world.store.commit(answer_decision(pending_decision, verdict, "ada", world.ids.make()))).events)
@@ -217,8 +217,8 @@ async def test_a_rule_that_is_over_when_the_call_is_judged_answers_nothing(world
     """Whoever prepared the call may have seen the rule a moment before."""
     desk, tool = await desk_in(world), Deed()
     rule = {"rule": "r", "tool": "deed", "scope": "fleet", "owner": "", "matcher": "{}", "keys": ()}
-    made = RuleMade(**rule, by="ada", expires_at=world.now + HOUR)
-    results = [made, *([RuleEnded(rule="r", by="ada")] if over == "ended" else [])] if over != "never made" else []
+    rule_made = RuleMade(**rule, by="ada", expires_at=world.now + HOUR)
+    results = [rule_made, *([RuleEnded(rule="r", by="ada")] if over == "ended" else [])] if over != "never made" else []
     for event in results:
         await world.store.commit(Write(FLEET, event.KIND, lambda _, event=event: [Draft(event)], [(RuleRow, "r")]))
     if over == "expired":
@@ -243,7 +243,7 @@ async def test_an_approved_call_runs_exactly_once(world: World) -> None:
     call_request = asks_for_approval(desk)
     assert await desk.calls(tool, call_request) == ApprovalRequired("s.0", "ask-1")
     assert tool.acts == 0
-    assert await approved(world)
+    assert await answer_only_decision(world)
     assert (await desk.calls(tool, call_request, attempt=1)).outcome == "ok"
     again = msgspec.structs.replace(call_request, call="s.9")
     assert (await desk.calls(tool, again, attempt=2)).outcome == "approval_denied"
@@ -255,7 +255,7 @@ async def test_an_approved_call_runs_exactly_once(world: World) -> None:
 async def test_an_approval_for_other_arguments_or_another_policy_approves_nothing(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
     await desk.calls(tool, asks_for_approval(desk, "one"))
-    assert await approved(world)
+    assert await answer_only_decision(world)
     answer = await desk.calls(tool, asks_for_approval(desk, "two"))
     assert answer.outcome == "approval_denied"
     assert "no longer valid" in answer.text
@@ -265,7 +265,7 @@ async def test_an_approval_for_other_arguments_or_another_policy_approves_nothin
 async def test_nobody_can_approve_what_they_were_not_shown(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
     await desk.calls(tool, asks_for_approval(desk))
-    assert not await approved(world, digest="something else")
+    assert not await answer_only_decision(world, digest="something else")
     assert len(await list_pending_decisions(world.store)) == 1
 
 
@@ -275,9 +275,9 @@ async def test_an_expired_approval_is_told_as_an_expiry(world: World, *, answere
     call_request = asks_for_approval(desk)
     await desk.calls(tool, call_request)
     if answered:
-        assert await approved(world)
+        assert await answer_only_decision(world)
     await world.advance(24 * HOUR)
-    assert not await approved(world) if not answered else True
+    assert not await answer_only_decision(world) if not answered else True
     assert (await desk.calls(tool, call_request, attempt=1)).outcome == "approval_expired"
     assert tool.acts == 0
 
@@ -286,7 +286,7 @@ async def test_a_no_is_a_no(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
     call_request = asks_for_approval(desk)
     await desk.calls(tool, call_request)
-    assert await approved(world, "deny")
+    assert await answer_only_decision(world, "deny")
     answer = await desk.calls(tool, call_request, attempt=1)
     assert (answer.outcome, answer.text) == ("approval_denied", "ada denied this call.")
 
@@ -303,7 +303,7 @@ async def test_a_decision_wakes_its_session(world: World) -> None:
     event = SessionParked(state="WAITING_FOR_APPROVAL")
     assert (await world.store.commit(lifecycle.park_session(desk.lease, "park", event))).events
     assert await world.store.claim(WorkerId("w2"), 1) == []
-    assert await approved(world)
+    assert await answer_only_decision(world)
     assert len(await world.store.claim(WorkerId("w2"), 1)) == 1
 
 
@@ -406,13 +406,13 @@ class Counted:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.asked = 0
+        self.query_count = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def ask(self, query: Query[Any]) -> Any:
-        self.asked += 1
+        self.query_count += 1
         return await self._store.ask(query)
 
 
@@ -423,4 +423,4 @@ async def test_a_watch_asks_nothing_any_more_once_nobody_waits(world: World) -> 
     await world.advance(2 * HALT_POLL_INTERVAL - 1)
     await waiting
     await world.advance(SECOND)
-    assert store.asked == 1
+    assert store.query_count == 1

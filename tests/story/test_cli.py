@@ -77,7 +77,7 @@ def test_budget_shows_what_is_spent_held_and_left(halter: Halter, store_file: Pa
     assert "agent:watch" in table.stdout
 
 
-def test_a_raised_cap_stands_in_the_journal_with_the_name_of_who_did_it(halter: Halter, store_file: Path) -> None:
+def test_a_raised_cap_is_in_the_journal_with_the_name_of_the_person(halter: Halter, store_file: Path) -> None:
     raised = halter("budget", "raise", "fleet", "30", "--reason", "launch day", "--json")
     assert raised.exit_code == 0, raised.output
     assert json.loads(raised.stdout)["by"] == "ada"
@@ -204,7 +204,7 @@ def test_a_receipt_says_what_was_done_and_spent_and_why_it_ended(halter: Halter,
     assert "$0.50 (reserved: $0.60)" in halter("receipt", "ended").stdout
 
 
-def test_show_tells_every_event_with_what_was_said(halter: Halter, store_file: Path) -> None:
+def test_show_prints_every_event_with_its_body(halter: Halter, store_file: Path) -> None:
     events = json.loads(halter("show", "ended", "--json").stdout)
     kinds = ["session_started", "call_started", "call_settled", "session_ended"]
     assert [event["kind"] for event in events] == kinds
@@ -213,7 +213,7 @@ def test_show_tells_every_event_with_what_was_said(halter: Halter, store_file: P
     assert "canary result" in halter("show", "ended", "--events").stdout
 
 
-def test_show_tells_a_conversation_with_each_call_beside_its_outcome(halter: Halter, store_file: Path) -> None:
+def test_show_prints_a_conversation_with_each_call_beside_its_outcome(halter: Halter, store_file: Path) -> None:
     text = halter("show", "ended").stdout
     assert re.search(r"call look: .*\n.*→ ok, \$0\.50: canary result", text), text
     assert "4; show all with: halter show ended --events" in text
@@ -226,7 +226,7 @@ def test_a_session_that_nobody_knows_is_a_sentence(halter: Halter, store_file: P
     assert "No session begins with 'nosuch'" in answer.stderr
 
 
-def test_a_halt_and_its_end_stand_in_the_journal_with_a_name(halter: Halter, store_file: Path) -> None:
+def test_a_halt_and_its_end_are_in_the_journal_with_a_name(halter: Halter, store_file: Path) -> None:
     assert halter("halt", "agent:watch", "--reason", "too loud").exit_code == 0
     assert halter("resume", "agent:watch").exit_code == 0
     assert halter("resume", "agent:watch").exit_code == 1
@@ -237,7 +237,7 @@ def test_a_halt_and_its_end_stand_in_the_journal_with_a_name(halter: Halter, sto
 
 
 @pytest.mark.parametrize(
-    ("scope", "said"),
+    ("scope", "sentence"),
     [
         ("agent:", "Unknown scope"),
         ("robot:7", "Unknown scope"),
@@ -249,10 +249,12 @@ def test_a_halt_and_its_end_stand_in_the_journal_with_a_name(halter: Halter, sto
         ("watch/x", "There is no trigger 'watch/x'"),
     ],
 )
-def test_a_mistyped_scope_halts_nothing_and_says_so(halter: Halter, store_file: Path, scope: str, said: str) -> None:
+def test_a_mistyped_scope_halts_nothing_and_says_so(
+    halter: Halter, store_file: Path, scope: str, sentence: str
+) -> None:
     answer = halter("halt", scope)
     assert answer.exit_code == 2
-    assert said in answer.stderr
+    assert sentence in answer.stderr
     assert halter("inbox", "--check").exit_code == 0
 
 
@@ -279,7 +281,7 @@ def test_resume_also_switches_an_agent_on(halter: Halter, store_file: Path) -> N
     assert halter("resume", "watch").exit_code == 1
 
 
-def test_what_is_halted_stands_in_the_inbox_and_a_script_can_ask_for_it(halter: Halter, store_file: Path) -> None:
+def test_what_is_halted_is_in_the_inbox_and_a_script_can_check_it(halter: Halter, store_file: Path) -> None:
     halter("halt", "watch")
     result = halter("inbox")
     assert result.exit_code == 0
@@ -318,11 +320,11 @@ def test_the_journal_is_readable_by_its_owner_alone(store_file: Path) -> None:
 def test_a_cap_of_the_fleet_can_be_set_before_anything_was_spent(
     halter: Halter, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    async def begin() -> None:
+    async def make_store() -> None:
         async with open_runtime(read_settings(environment, tmp_path)):
             pass
 
-    asyncio.run(begin())
+    asyncio.run(make_store())
     assert halter("budget", "raise", "fleet", "30").exit_code == 0
     (row,) = json.loads(halter("budget", "show", "--json").stdout)["budgets"]
     assert (row["scope"], row["cap"], row["cap_by"]) == ("fleet", 30, "ada")
@@ -371,12 +373,12 @@ def test_one_of_a_thing_is_not_called_several(halter: Halter, store_file: Path) 
 def test_what_an_agent_wrote_cannot_speak_to_the_terminal(
     halter: Halter, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    async def begin() -> None:
+    async def make_store() -> None:
         async with open_runtime(read_settings(environment, tmp_path)) as app:
             event = SessionStarted(session="s", agent="\x1b[2Jwatch", kind="task", started_by="ada")
             await app.store.commit(lifecycle.start_session(event, b"\x1b]0;owned\x07 \x00 \xed\xa0\x80"))
 
-    asyncio.run(begin())
+    asyncio.run(make_store())
     for words in (("sessions",), ("show", "s"), ("receipt", "s")):
         result = halter(*words)
         assert (result.exit_code, "\x1b" in result.stdout) == (0, False)

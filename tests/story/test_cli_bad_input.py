@@ -145,7 +145,7 @@ def store_file(environment: dict[str, str], tmp_path: Path) -> Path:
     return Path(settings.store)
 
 
-def answers_in_a_sentence(words: tuple[str, ...], answer: Result) -> None:
+def require_sentence(words: tuple[str, ...], answer: Result) -> None:
     text = f"{[word[:60] for word in words]}: {answer.exit_code} {answer.output[-500:]} {answer.exception!r}"
     assert answer.exception is None or isinstance(answer.exception, SystemExit), text
     assert answer.exit_code in DOCUMENTED, text
@@ -156,7 +156,7 @@ def answers_in_a_sentence(words: tuple[str, ...], answer: Result) -> None:
 
 def test_whatever_is_typed_is_answered_in_a_sentence(halter: Callable[..., Result], store_file: Path) -> None:
     for words in ON_A_STORE:
-        answers_in_a_sentence(words, halter(*words))
+        require_sentence(words, halter(*words))
 
 
 @pytest.mark.parametrize("store", ODD_STORES)
@@ -164,7 +164,7 @@ def test_a_store_that_cannot_be_one_is_answered_in_a_sentence(halter: Callable[.
     for command in COMMANDS:
         words = (*command, "--store", store)
         answer = halter(*words)
-        answers_in_a_sentence(words, answer)
+        require_sentence(words, answer)
         assert answer.exit_code in {2, 3}, words
 
 
@@ -175,7 +175,7 @@ def test_a_setting_that_cannot_be_used_is_answered_in_a_sentence(
 ) -> None:
     environment[variable] = value
     for words in (("verify",), ("doctor",), ("halt", "fleet"), ("budget", "raise", "fleet", "99")):
-        answers_in_a_sentence(words, halter(*words))
+        require_sentence(words, halter(*words))
 
 
 def test_a_public_key_that_cannot_be_read_is_answered_in_a_sentence(
@@ -194,7 +194,7 @@ def test_a_drill_beside_a_store_that_cannot_be_one_is_answered_in_a_sentence(
     halter: Callable[..., Result], store: str
 ) -> None:
     words = ("drill", "restore", "--seeds", "1", "--store", store)
-    answers_in_a_sentence(words, halter(*words))
+    require_sentence(words, halter(*words))
 
 
 def test_help_shows_no_types_of_the_program(halter: Callable[..., Result]) -> None:
@@ -205,7 +205,7 @@ def test_help_shows_no_types_of_the_program(halter: Callable[..., Result]) -> No
         assert not {"<bool>", "<int", "<list[str]>"} & set(text.split())
 
 
-def typed(
+def run_command(
     words: tuple[str, ...], home: Path, output: int | None = subprocess.PIPE, **environ: str
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the command as a process of its own."""
@@ -226,7 +226,7 @@ def test_an_answer_that_cannot_be_written_is_a_sentence(
     store_file: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     with Path("/dev/full").open("wb") as full:
-        process = typed(words, tmp_path, full.fileno(), HALTER_STORE=str(store_file))
+        process = run_command(words, tmp_path, full.fileno(), HALTER_STORE=str(store_file))
     assert process.returncode == 3
     assert b"could not be written (No space left on device)" in process.stderr
     assert process.stderr.count(b"\n") == 1
@@ -238,14 +238,14 @@ def test_a_reader_who_has_gone_is_no_reason_to_complain(
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    process = typed(words, tmp_path, writer, HALTER_STORE=str(store_file))
+    process = run_command(words, tmp_path, writer, HALTER_STORE=str(store_file))
     os.close(writer)
     assert (process.returncode, process.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("words", [("--help",), ("drill", "--help"), ("sessions",), ("receipt", "began")])
 def test_any_text_can_be_shown_where_only_ascii_can(store_file: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
-    process = typed(words, tmp_path, HALTER_STORE=str(store_file), PYTHONIOENCODING="ascii")
+    process = run_command(words, tmp_path, HALTER_STORE=str(store_file), PYTHONIOENCODING="ascii")
     assert (process.returncode, process.stderr) == (0, b"")
     assert process.stdout.isascii()
 
@@ -259,9 +259,9 @@ def test_a_program_without_any_stream_still_answers_with_its_code(store_file: Pa
 
 
 def test_without_a_home_folder_the_missing_setting_is_named() -> None:
-    with pytest.raises(ConfigError, match="HALTER_STORE is not set"):
+    with pytest.raises(ConfigError, match=r"^No home folder found\. Set HALTER_STORE or HOME\.$"):
         read_settings({"HALTER_PERSON": "ada"}, None)
-    with pytest.raises(ConfigError, match="HALTER_CHECKPOINTS is not set"):
+    with pytest.raises(ConfigError, match=r"^No home folder found\. Set HALTER_CHECKPOINTS or HOME\.$"):
         read_settings({"HALTER_PERSON": "ada"}, None, "here.db")
     everything = {"HALTER_CHECKPOINTS": "/c", "HALTER_SIGNING_KEY": "/k", "HALTER_STORE": "postgresql://u@h/d"}
     assert read_settings(everything, None).store == "postgresql://u@h/d"
@@ -295,7 +295,7 @@ def test_a_number_and_its_noun_agree() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_drill_that_is_told_to_end_cleans_up_and_says_so(
+def test_a_drill_that_a_signal_ends_cleans_up_and_says_so(
     tmp_path_factory: pytest.TempPathFactory, number: signal.Signals
 ) -> None:
     """The signal goes to the whole group, as from a terminal, and more than once.
@@ -327,6 +327,6 @@ def test_a_drill_says_which_folder_has_too_long_a_name_for_its_sockets(tmp_path:
     drill = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
     assert drill.returncode == 3
     assert drill.stderr == (
-        f"The name of the temporary folder {folder} is too long for a socket: set TMPDIR to another.\n"
+        f"The path of the temporary folder {folder} is too long for a socket. Set TMPDIR to a shorter path.\n"
     )
     assert list(folder.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What a shell is told when somebody presses Tab, over the very protocol that bash, zsh and fish speak."""
+"""What a shell receives when somebody presses Tab, over the very protocol that bash, zsh and fish speak."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def asked(home: Path, line: str, shell: str = "bash", **more: str) -> subprocess.CompletedProcess[str]:
+def complete(home: Path, line: str, shell: str = "bash", **more: str) -> subprocess.CompletedProcess[str]:
     words = line.split(" ")
     environ = {**os.environ, **environment(home), "_HALTER_COMPLETE": f"complete_{shell}", **more}
     environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
@@ -28,8 +28,8 @@ def asked(home: Path, line: str, shell: str = "bash", **more: str) -> subprocess
     return subprocess.CompletedProcess(line, program.wait(), body.decode(), content.decode())
 
 
-def offered(home: Path, line: str, **more: str) -> list[str]:
-    process = asked(home, line, **more)
+def list_offers(home: Path, line: str, **more: str) -> list[str]:
+    process = complete(home, line, **more)
     assert (process.returncode, process.stderr) == (0, "")
     return process.stdout.split()
 
@@ -58,12 +58,12 @@ def offered(home: Path, line: str, **more: str) -> list[str]:
     ],
 )
 def test_words_are_completed_by_what_there_is(home: Path, line: str, words: list[str]) -> None:
-    assert sorted(offered(home, line)) == sorted(words)
+    assert sorted(list_offers(home, line)) == sorted(words)
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_are_told_more_of_each_word(home: Path, shell: str) -> None:
-    process = asked(home, "halter show clerk-2", shell)
+def test_other_shells_also_get_a_description_of_each_word(home: Path, shell: str) -> None:
+    process = complete(home, "halter show clerk-2", shell)
     assert process.returncode == 0
     assert "clerk-2" in process.stdout
     assert "clerk, COMPLETED" in process.stdout
@@ -71,7 +71,7 @@ def test_other_shells_are_told_more_of_each_word(home: Path, shell: str) -> None
 
 @pytest.mark.parametrize("beginning", ["*", "[", "?", '"x', "%"])
 def test_what_looks_like_a_pattern_matches_nothing_but_itself(home: Path, beginning: str) -> None:
-    process = asked(home, f"halter show {beginning}")
+    process = complete(home, f"halter show {beginning}")
     assert "clerk-1" not in process.stdout
     assert "Traceback" not in process.stderr
 
@@ -81,19 +81,19 @@ def test_what_looks_like_a_pattern_matches_nothing_but_itself(home: Path, beginn
     ["nowhere/halter.db", "letter.json", "memory:", "postgresql://nobody@127.0.0.1:1/x", "mysql://x", "\x01", "."],
 )
 def test_where_nothing_can_be_read_nothing_is_offered_and_nothing_is_made(home: Path, store: str) -> None:
-    assert offered(home, "halter show ", HALTER_STORE=store) == []
+    assert list_offers(home, "halter show ", HALTER_STORE=store) == []
     assert not (home / "nowhere").exists()
 
 
 def test_a_store_that_was_typed_is_the_one_that_is_looked_into(home: Path, tmp_path: Path) -> None:
-    assert offered(home, f"halter show --store {tmp_path}/none.db ") == []
-    assert offered(home, f"halter show --store {home}/state/halter/halter.db clerk-1") == ["clerk-1"]
+    assert list_offers(home, f"halter show --store {tmp_path}/none.db ") == []
+    assert list_offers(home, f"halter show --store {home}/state/halter/halter.db clerk-1") == ["clerk-1"]
 
 
 def test_looking_leaves_the_store_as_it_is(home: Path) -> None:
     folder = home / "state" / "halter"
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    offered(home, "halter show ")
+    list_offers(home, "halter show ")
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 

@@ -1,4 +1,4 @@
-"""Erasing reaches what a person said, also where it needed no session, and leaves nothing of it in the files."""
+"""Erasing reaches the messages of people, also those that needed no session, and leaves no trace in the files."""
 
 import asyncio
 import json
@@ -18,31 +18,31 @@ def ada(tmp_path: Path) -> Quick:
     return person
 
 
-def left(ada: Quick, canary: bytes) -> list[str]:
-    """Name the files of the store in which a text still stands."""
+def find_files_with(ada: Quick, canary: bytes) -> list[str]:
+    """List the files of the store that still contain a text."""
     files = sorted(store_of(ada).parent.glob("halter.db*"))
     return [file.name for file in files if canary in file.read_bytes()]
 
 
-def sessions(ada: Quick) -> list[str]:
+def list_sessions(ada: Quick) -> list[str]:
     return [row["session"] for row in json.loads(ada.types("sessions", "--json")[1])]
 
 
 def test_a_message_that_began_a_session_is_erased_with_it(ada: Quick) -> None:
     assert ada.types("run", str(ada.agent), "look after canary-message-7731")[0] == 0
-    assert left(ada, b"canary-message-7731")
-    for session in sessions(ada):
+    assert find_files_with(ada, b"canary-message-7731")
+    for session in list_sessions(ada):
         assert ada.types("erase", "--session", session, "--yes")[0] == 0
-    assert left(ada, b"canary-message-7731") == []
+    assert find_files_with(ada, b"canary-message-7731") == []
     assert ada.types("verify")[0] == 0
 
 
 def test_a_message_that_needed_no_session_can_be_erased(ada: Quick) -> None:
     ada.types("run", str(ada.agent), "cancel schedule canary-quick-9921")
-    assert left(ada, b"canary-quick-9921")
+    assert find_files_with(ada, b"canary-quick-9921")
     code, text, _ = ada.types("erase", "--messages", "--yes")
     assert (code, "1 message outside of sessions" in text) == (0, True)
-    assert left(ada, b"canary-quick-9921") == []
+    assert find_files_with(ada, b"canary-quick-9921") == []
     code, text, _ = ada.types("verify")
     assert code == 0
     assert "1 erased" in text
@@ -52,14 +52,14 @@ def test_what_needed_no_session_is_erased_by_age_too_and_only_once(ada: Quick) -
     ada.types("run", str(ada.agent), "cancel schedule canary-old-4410")
     assert "message" not in ada.types("erase", "--older-than", "1d", "--yes")[1]
     assert "1 message outside of sessions" in ada.types("erase", "--older-than", "0s", "--yes")[1]
-    assert left(ada, b"canary-old-4410") == []
+    assert find_files_with(ada, b"canary-old-4410") == []
     assert "message" not in ada.types("erase", "--older-than", "0s", "--yes")[1]
 
 
 def test_a_question_that_still_waits_for_a_person_keeps_its_words(ada: Quick) -> None:
     ada.types("run", str(ada.agent), "every day at 9 water the canary-plant-6602")
     ada.types("erase", "--messages", "--yes")
-    assert left(ada, b"canary-plant-6602")
+    assert find_files_with(ada, b"canary-plant-6602")
     assert "canary-plant-6602" in ada.types("inbox")[1]
 
 
@@ -75,12 +75,12 @@ def test_a_secret_in_an_agents_own_words_does_not_stand_in_the_store(ada: Quick)
     secret = SECRET
     ada.writes(f"- text: All is well with {secret}.\n", more=f"instructions: Use {secret} for everything.\n")
     assert ada.types("run", str(ada.agent), "look around")[0] == 0
-    assert sessions(ada)
-    assert left(ada, secret.encode()) == []
+    assert list_sessions(ada)
+    assert find_files_with(ada, secret.encode()) == []
     assert ada.types("verify")[0] == 0
     checks = json.loads(ada.types("doctor", str(ada.agent), "--json")[1])
     assert "agent.yaml:4, " in str(checks)
-    assert "replies.yaml:1: " in str(checks)
+    assert "replies.yaml:1 may contain a secret. Replace it with ${secret:NAME}." in str(checks)
     assert secret not in str(checks)
 
 
@@ -89,12 +89,12 @@ def test_a_secret_in_the_policy_of_a_playbook_or_a_guard_does_not_stand_in_the_s
     (ada.agent / "look.yaml").write_text("- call: look\n")
     assert ada.types("trust", str(ada.agent))[0] == 0
     assert ada.types("play", str(ada.agent / "look.yaml"))[0] == 0
-    asyncio.run(guarded(ada))
-    assert len(sessions(ada)) == 2
-    assert left(ada, SECRET.encode()) == []
+    asyncio.run(run_guarded_session(ada))
+    assert len(list_sessions(ada)) == 2
+    assert find_files_with(ada, SECRET.encode()) == []
 
 
-async def guarded(ada: Quick) -> None:
+async def run_guarded_session(ada: Quick) -> None:
     settings = read_settings(ada.environ, ada.home)
     policy = {"allowed_models": [f"acme:{SECRET}"]}
     guard = Guard(str(store_of(ada)), "clerk", tools=[], settings=settings, policy=policy)
@@ -110,4 +110,4 @@ def test_a_key_in_the_address_of_a_provider_stays_with_the_fleets_file(ada: Quic
     code, _, text = ada.types("run", str(ada.agent), "look around")
     assert code == 0, text
     assert json.loads(ada.types("policy", "--json")[1])["policy"] == {"mode": "ASSIST", "providers": {}}
-    assert left(ada, SECRET.encode()) == []
+    assert find_files_with(ada, SECRET.encode()) == []

@@ -40,14 +40,14 @@ def types(home: Path, line: str) -> Result:
     return CliRunner().invoke(build(), shlex.split(line), env=environment(home))
 
 
-def names(home: Path, line: str) -> list[str]:
+def list_names(home: Path, line: str) -> list[str]:
     result = types(home, f"{line} --json")
     assert result.exit_code == 0, result.output
     return [row.get("session") or row["call"] for row in json.loads(result.stdout)]
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"),
+    ("typed", "sessions"),
     [
         ("", ["clerk-1", "clerk-2"]),
         ("-a clerk", ["clerk-1", "clerk-2"]),
@@ -61,8 +61,8 @@ def names(home: Path, line: str) -> list[str]:
         ("-n 1", ["clerk-1"]),
     ],
 )
-def test_sessions_are_found_by_agent_state_age_and_number(home: Path, typed: str, found: list[str]) -> None:
-    assert names(home, f"sessions {typed}") == found
+def test_sessions_are_found_by_agent_state_age_and_number(home: Path, typed: str, sessions: list[str]) -> None:
+    assert list_names(home, f"sessions {typed}") == sessions
 
 
 def test_an_unknown_state_is_answered_with_the_known_ones(home: Path) -> None:
@@ -80,9 +80,9 @@ async def refuse_calls(home: Path) -> None:
                 lifecycle.start_session(SessionStarted(session=session, agent=agent, kind="task", started_by="ada"))
             )
             (lease,) = await app.store.claim(WorkerId(session), 1)
-            refused = CallRefused(call=f"{session}.1", tool="send", outcome=outcome, sentence="No.")
-            reads = [(AuditRow, refused.call), *rows_of_event(refused)]
-            write = Write(session_stream(lease.session), "1", lambda _, it=refused: [Draft(it)], reads, lease=lease)
+            refusal = CallRefused(call=f"{session}.1", tool="send", outcome=outcome, sentence="No.")
+            reads = [(AuditRow, refusal.call), *rows_of_event(refusal)]
+            write = Write(session_stream(lease.session), "1", lambda _, it=refusal: [Draft(it)], reads, lease=lease)
             await app.store.commit(write)
 
 
@@ -158,7 +158,7 @@ class TypedAnswers:
 
     def __init__(self, *lines: str) -> None:
         self.lines = [*lines]
-        self.asked: list[str] = []
+        self.prompts: list[str] = []
 
     def has_line(self) -> bool:
         return False
@@ -167,12 +167,12 @@ class TypedAnswers:
         pass
 
     def line(self, prompt: str) -> str | None:
-        self.asked.append(prompt)
+        self.prompts.append(prompt)
         return self.lines.pop(0) if self.lines else None
 
 
 async def ask_for_calls(home: Path, keyboard: TypedAnswers, number: int = 0) -> dict[str, str]:
-    """Have three decisions wait, ask about them, and return the verdicts."""
+    """Have three decisions wait, ask a person about them, and return the verdicts."""
     environ = environment(home)
     async with open_runtime(read_settings(environ, home), environ=environ) as app:
         await app.store.commit(lifecycle.start_session(SESSION))
@@ -190,7 +190,7 @@ async def ask_for_calls(home: Path, keyboard: TypedAnswers, number: int = 0) -> 
             reads = [(DecisionRow, event.decision), *rows_of_event(event)]
             body = f'send {{"to":"{name}"}}'.encode()
             write = Write(
-                session_stream("clerk-1"), name, lambda _, it=event, said=body: [Draft(it, said)], reads, lease=lease
+                session_stream("clerk-1"), name, lambda _, it=event, text=body: [Draft(it, text)], reads, lease=lease
             )
             await app.store.commit(write)
         await ask_decisions(make_desk(app), keyboard, ApprovalTerms(), number)
@@ -213,19 +213,19 @@ SESSION = SessionStarted(session="clerk-1", agent="clerk", kind="task", started_
         (("q",), {"a": "", "b": "", "c": ""}),
     ],
 )
-async def test_calls_of_a_session_are_shown_and_asked_about_together_or_one_by_one_and_only_a_yes_approves(
+async def test_calls_of_a_session_are_shown_and_decided_together_or_one_by_one_and_only_a_yes_approves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], verdicts: dict[str, str]
 ) -> None:
     keyboard = TypedAnswers(*lines)
     assert await ask_for_calls(tmp_path, keyboard) == verdicts
     output = capsys.readouterr().out
     assert [f'"to":"{name}"' in output for name in "abc"] == [True] * 3
-    assert "Exactly these 3 calls" in keyboard.asked[0]
+    assert "Exactly these 3 calls" in keyboard.prompts[0]
     assert "clerk wants to send to a." in output
     assert "RESTRICTED" in output
 
 
-async def test_a_number_is_shown_and_asked_about_before_it_counts(
+async def test_a_decision_chosen_by_number_is_shown_and_confirmed_before_it_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await ask_for_calls(tmp_path / "no", TypedAnswers("s"), 2) == {"a": "", "b": "", "c": ""}
@@ -239,7 +239,7 @@ async def test_a_number_is_shown_and_asked_about_before_it_counts(
 def test_without_a_terminal_nothing_is_approved_but_by_an_id(home: Path, line: str) -> None:
     result = types(home, line)
     assert result.exit_code == 2
-    assert "You are asked first" in result.output
+    assert "Not a terminal, so you cannot be asked. Pass a decision id from halter inbox." in result.output
     needs = json.loads(types(home, "inbox --json").stdout)
     assert [need["decision"] for need in needs if need["decision"]] == ["clerk-1.1/approval"]
 

@@ -1,4 +1,4 @@
-"""What is handed on while it happens: the audit to sinks that must miss nothing, and events to people who watch."""
+"""Following a store while it is written: the audit to sinks that must miss nothing, and events to people who watch."""
 
 import asyncio
 import itertools
@@ -49,7 +49,7 @@ class Desk:
         self.file = folder / "store.db"
         self.clock = ManualClock(1_767_225_600_000_000)
         numbers = itertools.count()
-        self.new = lambda: f"id{next(numbers)}"
+        self.make = lambda: f"id{next(numbers)}"
         engine = open_engine(str(self.file), clock=self.clock, ids=self)
         self.store = JournalStore(engine, inline=True)
         self.leases: dict[str, Lease] = {}
@@ -62,7 +62,7 @@ class Desk:
 
     async def write(self, session: str, event: AnyEvent, body: bytes = b"", call: str = "") -> None:
         reads = [(AuditRow, call)] if call else []
-        write = Write(session_stream(session), self.new(), lambda _: [Draft(event, body)], reads, self.leases[session])
+        write = Write(session_stream(session), self.make(), lambda _: [Draft(event, body)], reads, self.leases[session])
         await self.store.commit(write)
 
     async def begin(self, session: str, call: str) -> None:
@@ -84,7 +84,7 @@ class Desk:
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    def exported(self) -> list[tuple[str, str]]:
+    def export_new(self) -> list[tuple[str, str]]:
         """Export what is new for the sink, as a process of its own would."""
         rows = [json.loads(line) for line in self.halter("audit", "--export", "-", "--cursor", "sink").splitlines()]
         assert all(set(row) == KEYS for row in rows)
@@ -93,9 +93,9 @@ class Desk:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
-    yield made
-    asyncio.run(made.store.close())
+    desk = Desk(tmp_path)
+    yield desk
+    asyncio.run(desk.store.close())
 
 
 def do(*jobs: Any) -> None:
@@ -106,19 +106,19 @@ def do(*jobs: Any) -> None:
     asyncio.run(main())
 
 
-def test_an_export_goes_on_exactly_where_the_last_one_ended(desk: Desk) -> None:
+def test_an_export_continues_exactly_where_the_last_one_ended(desk: Desk) -> None:
     do(desk.start("a"), desk.begin("a", "a.1"), desk.settle("a", "a.1"))
-    assert desk.exported() == [("a.1", "ok")]
-    assert desk.exported() == []
+    assert desk.export_new() == [("a.1", "ok")]
+    assert desk.export_new() == []
     do(desk.begin("a", "a.2"), desk.settle("a", "a.2"), desk.refuse("a", "a.3"))
-    assert desk.exported() == [("a.2", "ok"), ("a.3", "rate_limited")]
+    assert desk.export_new() == [("a.2", "ok"), ("a.3", "rate_limited")]
 
 
 def test_a_call_that_settles_late_is_not_passed_over(desk: Desk) -> None:
     do(desk.start("a", "b"), desk.begin("a", "early"), desk.begin("b", "late"), desk.settle("b", "late"))
-    assert desk.exported() == [("late", "ok")]
+    assert desk.export_new() == [("late", "ok")]
     do(desk.begin("b", "b.2"), desk.settle("b", "b.2"), desk.settle("a", "early"))
-    assert sorted(desk.exported()) == [("b.2", "ok"), ("early", "ok")]
+    assert sorted(desk.export_new()) == [("b.2", "ok"), ("early", "ok")]
 
 
 def test_calls_of_the_same_moment_are_all_exported_once(desk: Desk) -> None:
@@ -126,37 +126,37 @@ def test_calls_of_the_same_moment_are_all_exported_once(desk: Desk) -> None:
     for number in range(3):
         do(desk.begin("a", f"a.{number}"), desk.settle("a", f"a.{number}"))
         do(desk.begin("b", f"b.{number}"), desk.settle("b", f"b.{number}"))
-        assert sorted(desk.exported()) == [(f"a.{number}", "ok"), (f"b.{number}", "ok")]
+        assert sorted(desk.export_new()) == [(f"a.{number}", "ok"), (f"b.{number}", "ok")]
 
 
 def test_a_clock_that_is_set_back_hides_nothing_from_a_sink(desk: Desk) -> None:
     do(desk.start("a", "b"), desk.begin("a", "a.1"), desk.settle("a", "a.1"))
-    assert desk.exported() == [("a.1", "ok")]
+    assert desk.export_new() == [("a.1", "ok")]
     desk.clock.advance(-3_600_000_000)
     do(desk.begin("b", "b.1"), desk.settle("b", "b.1"))
-    assert desk.exported() == [("b.1", "ok")]
+    assert desk.export_new() == [("b.1", "ok")]
 
 
 def test_a_refusal_is_exported_although_the_call_was_let_through_later(desk: Desk) -> None:
     do(desk.start("a"), desk.refuse("a", "a.1"), desk.begin("a", "a.1"))
-    assert desk.exported() == [("a.1", "rate_limited")]
+    assert desk.export_new() == [("a.1", "rate_limited")]
     do(desk.settle("a", "a.1"))
-    assert desk.exported() == [("a.1", "ok")]
+    assert desk.export_new() == [("a.1", "ok")]
 
 
 def test_after_a_crash_between_export_and_cursor_rows_come_twice_and_none_is_missing(desk: Desk) -> None:
     do(desk.start("a"), desk.begin("a", "a.1"), desk.settle("a", "a.1"))
-    desk.exported()
+    desk.export_new()
     body = (desk.folder / "state/halter/cursors/sink.json").read_bytes()
     do(desk.begin("a", "a.2"), desk.settle("a", "a.2"))
-    first = desk.exported()
+    first = desk.export_new()
     (desk.folder / "state/halter/cursors/sink.json").write_bytes(body)
     do(desk.begin("a", "a.3"), desk.settle("a", "a.3"))
     assert first == [("a.2", "ok")]
-    assert desk.exported() == [("a.2", "ok"), ("a.3", "ok")]
+    assert desk.export_new() == [("a.2", "ok"), ("a.3", "ok")]
 
 
-def test_an_export_to_a_file_goes_on_in_it_after_a_line_that_a_crash_cut_short(desk: Desk, tmp_path: Path) -> None:
+def test_an_export_to_a_file_continues_in_it_after_a_line_that_a_crash_cut_short(desk: Desk, tmp_path: Path) -> None:
     target = tmp_path / "audit.jsonl"
     do(desk.start("a"), desk.begin("a", "a.1"), desk.settle("a", "a.1"))
     assert "Exported 1 row" in desk.halter("audit", "--export", str(target), "--cursor", "sink")
@@ -184,7 +184,7 @@ def test_a_row_has_the_beginning_of_what_was_said_also_where_that_was_large(desk
     assert len(row["output_summary"]) == 200
 
 
-def test_a_store_that_was_put_back_is_read_again_rather_than_missed(desk: Desk) -> None:
+def test_a_restored_store_is_read_again_rather_than_missed(desk: Desk) -> None:
     async def read() -> list[str]:
         follower = Follower(desk.store, {session_stream("a"): 99})
         return [row.call async for row in read_settled_calls(desk.store, follower, Change(ALL_STREAMS, 0))]
@@ -223,14 +223,14 @@ class Deaf(JournalStore):
         yield Change(FLEET, 0)
 
 
-async def changes_seen(store: JournalStore, clock: Clock, number: int) -> list[Change]:
+async def collect_changes(store: JournalStore, clock: Clock, number: int) -> list[Change]:
     async with aclosing(watch_growth(store, clock)) as changes:
         return [await anext(changes) for _ in range(number)]
 
 
 async def test_where_hints_are_lost_everything_is_looked_at_from_time_to_time() -> None:
     class Quick(ManualClock):
-        """A clock that goes on as soon as anybody sleeps."""
+        """A clock that advances as soon as anybody sleeps."""
 
         async def sleep(self, duration: int) -> None:
             self.advance(duration)
@@ -238,7 +238,7 @@ async def test_where_hints_are_lost_everything_is_looked_at_from_time_to_time() 
 
     clock = Quick()
     engine = open_engine("memory:", clock=clock, ids=SeededIds(0, clock.now))
-    seen = await changes_seen(Deaf(engine, inline=True), clock, 3)
+    seen = await collect_changes(Deaf(engine, inline=True), clock, 3)
     assert [change.stream for change in seen] == [ALL_STREAMS] * 3
     assert clock.now() >= 2 * POLLING_INTERVAL
 
@@ -259,14 +259,14 @@ async def test_a_hint_is_followed_at_once_and_read_once(tmp_path: Path) -> None:
 
 
 class Counted:
-    """A store that notes what it is asked."""
+    """A store that notes the names of its queries."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.asked: list[str] = []
+        self.query_names: list[str] = []
 
     async def ask(self, query: Query[Any]) -> Sequence[Any]:
-        self.asked.append(query.name)
+        self.query_names.append(query.name)
         return await self._store.ask(query)
 
     def __getattr__(self, name: str) -> Any:
@@ -280,9 +280,9 @@ async def test_while_nothing_is_new_a_poll_does_not_read_every_stream(tmp_path: 
     await desk.start("a")
     assert [event.kind for event in await follower.read_new()] == ["session_started"]
     assert await follower.find_grown() == {}
-    store.asked.clear()
+    store.query_names.clear()
     assert await follower.find_grown() == {}
-    assert store.asked == ["extent"]
+    assert store.query_names == ["extent"]
     await desk.begin("a", "a.1")
     assert list(await follower.find_grown()) == [session_stream("a")]
     assert list(await follower.find_grown()) == [session_stream("a")], "what was not read yet is still new"
@@ -299,7 +299,7 @@ def test_tail_shows_the_newest_events_of_a_session_and_ends_with_it(desk: Desk) 
     assert "session_ended     ended: CANCELLED, cancelled" in lines[-1]
 
 
-def test_tail_goes_on_after_an_event_without_a_gap(desk: Desk) -> None:
+def test_tail_continues_after_an_event_without_a_gap(desk: Desk) -> None:
     do(desk.start("a"), desk.begin("a", "a.1"), desk.settle("a", "a.1"))
     do(desk.write("a", SessionEnded(state="COMPLETED", terminal_reason="completed")))
     events = [json.loads(line) for line in desk.halter("tail", "a", "--after", "2", "--json").splitlines()]
@@ -317,7 +317,7 @@ async def test_every_store_hands_on_the_same_rows(scribe: Any) -> None:
     ]
 
 
-async def test_what_a_session_asked_that_is_over_needs_nobody(scribe: Any) -> None:
+async def test_a_question_of_a_session_that_has_ended_needs_nobody(scribe: Any) -> None:
     await scribe.start("one")
     ask = DecisionAsked(
         decision="d", about="approval", subject="c", name="send", digest="x", expires_at=9, reasons=("r",)
@@ -325,12 +325,12 @@ async def test_what_a_session_asked_that_is_over_needs_nobody(scribe: Any) -> No
     lease, reads = scribe.leases["one"], [(DecisionRow, "d")]
     await scribe.commit(Write(session_stream("one"), "asked", lambda _: [Draft(ask, b"send {}")], reads, lease))
     (result,) = await scribe.ground.store.ask(Query("open_decisions", WaitingDecision, {"now": 0}))
-    assert (result.shown, result.reasons, result.session) == ("send {}", ("r",), "one")
+    assert (result.display_text, result.reasons, result.session) == ("send {}", ("r",), "one")
     await scribe.end("one")
     assert await scribe.ground.store.ask(Query("open_decisions", WaitingDecision, {"now": 0})) == []
 
 
-async def test_every_event_is_told_on_one_line(scribe: Any) -> None:
+async def test_every_event_is_shown_on_one_line(scribe: Any) -> None:
     await scribe.whole_session("one")
     await scribe.start("two")
     await scribe.guarded("two")

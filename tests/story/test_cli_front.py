@@ -48,8 +48,8 @@ def store_of(ada: Person) -> Path:
     return ada.home / "state" / "halter" / "halter.db"
 
 
-def written(ada: Person, *writes: Write) -> None:
-    """Write what an agent would have written."""
+def commit_writes(ada: Person, *writes: Write) -> None:
+    """Commit what an agent would have written."""
 
     async def job() -> None:
         clock = SystemClock()
@@ -70,7 +70,7 @@ def test_a_route_is_exactly_three_keys_and_needs_no_store_and_makes_none(ada: Pe
     assert ada.looks("route", str(ada.agent), "status") == {
         "route": "status",
         "strategy": None,
-        "why": "The whole message is a sentence of the fast path status.",
+        "why": "The whole message matches the fast path status.",
     }
     assert ada.types("route", str(ada.agent), "Look at the mail")[1].startswith("desk: GOAL. ")
     assert not store_of(ada).exists()
@@ -87,7 +87,7 @@ def test_a_route_knows_the_schedules_that_people_confirmed_and_writes_nothing(ad
     assert ada.looks("schedules") == before
 
 
-def test_run_answers_a_fast_path_without_a_session_unless_it_is_told_not_to_route(ada: Person) -> None:
+def test_run_answers_a_fast_path_without_a_session_unless_routing_is_off(ada: Person) -> None:
     code, text, output = ada.types("run", str(ada.agent), "3 * (4 + 5)")
     assert (code, output) == (0, "")
     assert "27" in text
@@ -98,7 +98,7 @@ def test_run_answers_a_fast_path_without_a_session_unless_it_is_told_not_to_rout
     assert len(ada.looks("sessions")) == 1
 
 
-def test_a_chat_answers_at_the_door_and_goes_on_with_the_model(ada: Person) -> None:
+def test_a_chat_answers_at_the_front_door_and_continues_with_the_model(ada: Person) -> None:
     text = b"what time is it\nstatus\nhow are the sheep today, all of them?\nstatus\n"
     code, output, _ = ada.types("chat", str(ada.agent), "--json", given=text)
     assert code == 0
@@ -113,7 +113,7 @@ def test_a_chat_answers_at_the_door_and_goes_on_with_the_model(ada: Person) -> N
     assert third["session"] in fourth["text"]
 
 
-def test_a_schedule_said_in_a_chat_waits_in_the_inbox_and_is_planned_by_a_yes(ada: Person) -> None:
+def test_a_schedule_from_a_chat_waits_in_the_inbox_and_a_yes_creates_it(ada: Person) -> None:
     ada.types("chat", str(ada.agent), given=b"every day at 9 check the mail\n")
     assert ada.types("schedules")[1].startswith("No triggers.")
     text = ada.types("inbox")[1]
@@ -139,7 +139,7 @@ def test_a_schedule_said_in_a_chat_waits_in_the_inbox_and_is_planned_by_a_yes(ad
     assert ada.looks("schedules") == []
 
 
-def test_a_schedule_is_run_now_and_its_run_stands_in_the_list(ada: Person) -> None:
+def test_a_schedule_is_run_now_and_its_run_is_in_the_list(ada: Person) -> None:
     ada.types("run", str(ada.agent), "every day at 9 check the mail")
     ada.types("approve", "schedule/desk/check-the-mail")
     code, text, output = ada.types("schedules", "run", "desk/check-the-mail", "--agent", str(ada.agent))
@@ -168,33 +168,33 @@ def test_an_agent_runs_ends_keeps_and_promotes_nothing(ada: Person) -> None:
         assert (code, "Only a person can" in text) == (1, True), (words, text)
 
 
-def test_a_document_that_was_left_to_a_person_is_tried_anew_by_their_word(ada: Person) -> None:
+def test_a_person_can_retry_a_quarantined_document(ada: Person) -> None:
     from halter.core.agent_spec import Watch
     from halter.runtime.trigger_runner import make_trigger
 
     event = ItemSeen(trigger="desk/in", item="abc123", name="a.txt")
-    left = ItemQuarantined(trigger="desk/in", item="abc123", attempts=3, sentence="It failed.")
-    rows = rows_of_event(left)
-    written(
+    quarantined = ItemQuarantined(trigger="desk/in", item="abc123", attempts=3, sentence="It failed.")
+    rows = rows_of_event(quarantined)
+    commit_writes(
         ada,
         make_trigger("desk/in", "desk", Watch(name="in", path="in"), "agent.yaml"),
-        Write(trigger_stream("desk/in"), "seen", lambda _: [Draft(event), Draft(left)], rows),
+        Write(trigger_stream("desk/in"), "seen", lambda _: [Draft(event), Draft(quarantined)], rows),
     )
     text = ada.types("schedules")[1]
     assert "1 quarantined" in text
     assert "halter schedules retry desk/in abc123" in text
     assert ada.types("schedules", "cancel", "desk/in")[0] == 1
     assert ada.types("schedules", "retry", "desk/in", "b.txt")[0] == 2
-    assert ada.types("schedules", "retry", "desk/in", "abc")[1] == "desk/in tries a.txt again.\n"
+    assert ada.types("schedules", "retry", "desk/in", "abc")[1] == "desk/in retries a.txt.\n"
     (plan,) = ada.looks("schedules")
     assert (plan["quarantined"], plan["waiting"]) == ([], 1)
 
 
-def left_behind(ada: Person) -> None:
-    """A session that found something, and proposes two things."""
+def write_artifacts(ada: Person) -> None:
+    """Write a session that reports a finding and proposes two things."""
     session = session_stream("one")
     finding = {"title": "A hole", "severity": "high", "text": "It leaks."}
-    said: list[tuple[Any, bytes]] = [
+    artifacts: list[tuple[Any, bytes]] = [
         (
             FindingEmitted(finding="f-1", agent="desk", severity="high", support="unquoted"),
             json.dumps(finding).encode(),
@@ -203,7 +203,7 @@ def left_behind(ada: Person) -> None:
         (PrecedentProposed(precedent="p-1", agent="desk", kind="leak"), b"Pipes leak in frost."),
     ]
     expires = SystemClock().now() + DAY
-    asked = DecisionAsked(
+    question = DecisionAsked(
         decision="proposal/m-1",
         about="proposal",
         subject="m-1",
@@ -212,23 +212,23 @@ def left_behind(ada: Person) -> None:
         expires_at=expires,
         agent="desk",
     )
-    rows = [row for event, _ in said for row in rows_of_event(event)]
-    written(
+    rows = [row for event, _ in artifacts for row in rows_of_event(event)]
+    commit_writes(
         ada,
         lifecycle.start_session(SessionStarted(session="one", agent="desk", kind="task", started_by="ada")),
-        Write(session, "left", lambda _: [Draft(event, body) for event, body in said], rows),
-        Write(FLEET, "asked", lambda _: [Draft(asked, b"desk proposes")], [(DecisionRow, "proposal/m-1")]),
+        Write(session, "left", lambda _: [Draft(event, body) for event, body in artifacts], rows),
+        Write(FLEET, "asked", lambda _: [Draft(question, b"desk proposes")], [(DecisionRow, "proposal/m-1")]),
     )
 
 
 def test_proposals_are_kept_and_dismissed_and_the_question_about_them_is_answered(ada: Person) -> None:
-    left_behind(ada)
+    write_artifacts(ada)
     fields = {result["id"]: result for result in ada.looks("proposals")}
     assert {(result["about"], result["text"], result["status"]) for result in fields.values()} == {
         ("memory", "The door sticks.", ""),
         ("precedent", "leak: Pipes leak in frost.", ""),
     }
-    assert "desk wants a memory to be kept" in ada.types("inbox")[1]
+    assert "desk proposes a memory: desk proposes" in ada.types("inbox")[1]
     assert ada.types("proposals", "keep", "m")[1] == "m-1 is kept.\n"
     assert [need["decision"] for need in ada.looks("inbox")] == ["", ""]
     assert ada.looks("proposals", "dismiss", "p-1") == {"subject": "p-1", "done": True, "status": "dismissed"}
@@ -238,8 +238,8 @@ def test_proposals_are_kept_and_dismissed_and_the_question_about_them_is_answere
 
 
 def test_a_yes_in_the_inbox_keeps_a_proposal(ada: Person) -> None:
-    left_behind(ada)
-    assert ada.types("approve", "proposal/m-1")[1].startswith("Kept: memory m-1.")
+    write_artifacts(ada)
+    assert ada.types("approve", "proposal/m-1")[1] == "Saved. Future sessions of desk will see: memory m-1\n"
     assert {result["id"]: (result["status"], result["by"]) for result in ada.looks("proposals")}["m-1"] == (
         "kept",
         "ada",
@@ -247,7 +247,7 @@ def test_a_yes_in_the_inbox_keeps_a_proposal(ada: Person) -> None:
 
 
 def test_a_promotion_is_shown_and_asked_about_and_stands_in_the_context_file_once(ada: Person) -> None:
-    left_behind(ada)
+    write_artifacts(ada)
     context = ada.agent / "AGENTS.md"
     context.write_text("# Desk\n\nBe kind.\n")
     code, text, _ = ada.types("proposals", "promote", "m-1", str(ada.agent), given=b"n\n")
@@ -266,7 +266,7 @@ def test_a_promotion_is_shown_and_asked_about_and_stands_in_the_context_file_onc
 
 
 def test_findings_are_listed_by_session_and_kept(ada: Person) -> None:
-    left_behind(ada)
+    write_artifacts(ada)
     (result,) = ada.looks("findings", "one")
     assert (result["id"], result["severity"], result["support"]) == ("f-1", "high", "unquoted")
     assert "It leaks." in ada.types("findings")[1]

@@ -60,9 +60,11 @@ def study(page: str) -> str:
     """Read a page very thoroughly."""
     return f"read {page}"
 '''
-LETTER: Final = "- call: send\n  with: {to: bob, text: hello}\n"
-COMMANDS: Final = "- call: run\n  with: {argv: [git, status, -s]}\n- call: run\n  with: {argv: [git, status, -b]}\n"
-STUDY: Final = "- call: study\n  with: {page: one}\n"
+LETTER: Final = "- call: send\n  arguments: {to: bob, text: hello}\n"
+COMMANDS: Final = (
+    "- call: run\n  arguments: {argv: [git, status, -s]}\n- call: run\n  arguments: {argv: [git, status, -b]}\n"
+)
+STUDY: Final = "- call: study\n  arguments: {page: one}\n"
 
 
 class Died(Exception):
@@ -113,10 +115,10 @@ class Place:
         file = self.agent / "letter.yaml"
         file.write_text(playbook)
         self.answer("trust", str(self.agent))
-        approval_requireds: list[ApprovalRequired] = []
+        approvals: list[ApprovalRequired] = []
 
         def dies(needed: ApprovalRequired, _: State) -> None:
-            approval_requireds.append(needed)
+            approvals.append(needed)
             raise Died
 
         async def job(app: Runtime) -> str:
@@ -126,17 +128,17 @@ class Place:
                     await resume_playbook(app, ready, session_id, lambda _, __: None, dies)
                 return session_id
 
-        return self.on_store(job), approval_requireds[0].decision
+        return self.on_store(job), approvals[0].decision
 
-    def go_on(self, session: str) -> Result:
+    def resume(self, session: str) -> Result:
         return self.halter("play", str(self.agent / "letter.yaml"), "--resume", session)
 
     def results(self, session: str) -> list[str]:
         events = self.json("show", session)
         return [event["body"] for event in events if event["kind"] == "call_settled"]
 
-    async def begun(self, app: Runtime, *, cost: int = 0, parked: bool = True) -> str:
-        """Leave a session behind, with a call in doubt that holds money or is free."""
+    async def start_session(self, app: Runtime, *, cost: int = 0, parked: bool = True) -> str:
+        """Start a session and leave it, with a call in doubt that holds money or is free."""
         async with assemble_agent(app, self.agent) as ready:
             session = await begin_playbook(app, ready, read_playbook(self.agent / "letter.yaml"), {})
         (lease,) = await app.store.claim(WorkerId("dead"), 1, session)
@@ -145,13 +147,13 @@ class Place:
         if not parked:
             assert isinstance(await hold(app.ledger, lease, event, b'{"to":"bob"}'), HoldTaken)
         else:
-            resting = SessionParked(state="SLEEPING", wake_at=app.clock.now() + HOUR)
-            await app.store.commit(lifecycle.park_session(lease, f"{session}/park", resting))
+            park = SessionParked(state="SLEEPING", wake_at=app.clock.now() + HOUR)
+            await app.store.commit(lifecycle.park_session(lease, f"{session}/park", park))
         return session
 
     def leave(self, **how: Any) -> str:
         self.answer("trust", str(self.agent))
-        return self.on_store(lambda app: self.begun(app, **how))
+        return self.on_store(lambda app: self.start_session(app, **how))
 
 
 @pytest.fixture
@@ -175,7 +177,7 @@ def test_what_waits_is_shown_with_what_a_yes_and_a_no_do(place: Place) -> None:
 def test_a_plain_yes_lets_exactly_that_call_run(place: Place) -> None:
     session, decision = place.play(LETTER)
     assert "Approved: send of clerk" in place.answer("approve", decision, "--reason", "he waits for it")
-    assert place.go_on(session).exit_code == 0
+    assert place.resume(session).exit_code == 0
     assert place.results(session) == ["sent hello to bob"]
     (result,) = place.json("receipt", session)["decisions"]
     assert (result["verdict"], result["by"], result["reason"], result["used"]) == (
@@ -186,10 +188,10 @@ def test_a_plain_yes_lets_exactly_that_call_run(place: Place) -> None:
     )
 
 
-def test_a_no_is_told_with_its_reason_and_nothing_runs(place: Place) -> None:
+def test_a_no_is_recorded_with_its_reason_and_nothing_runs(place: Place) -> None:
     session, decision = place.play(LETTER)
     assert "Denied: send of clerk" in place.answer("deny", decision, "--reason", "not today")
-    assert place.go_on(session).exit_code == 1
+    assert place.resume(session).exit_code == 1
     receipt = place.json("receipt", session)
     assert receipt["calls"] == []
     assert [(brake["brake"], brake["code"], brake["sentence"]) for brake in receipt["brakes"]] == [
@@ -207,7 +209,7 @@ def test_a_person_can_say_yes_to_other_arguments(place: Place, *, from_file: boo
         place.answer("approve", decision, "--edit", str(edited))
     else:
         place.answer("approve", decision, "--edit", "-", typed=edited.read_text())
-    assert place.go_on(session).exit_code == 0
+    assert place.resume(session).exit_code == 0
     assert place.results(session) == ["sent hi to carol"]
     assert place.json("receipt", session)["decisions"][0]["verdict"] == "edit"
 
@@ -235,18 +237,18 @@ def test_always_answers_later_calls_of_the_same_kind_and_no_others(place: Place,
     if match == "same":
         assert place.play(COMMANDS, session)[1] != decision
         return
-    assert place.go_on(session).exit_code == 0
+    assert place.resume(session).exit_code == 0
     assert place.results(session) == ["git status -s", "git status -b"]
     receipt = place.json("receipt", session)
     assert receipt["rules"] == [payload["rule"]]
     assert {call["decided_by"] for call in receipt["calls"]} == {"ada", f"ada, always, by rule {payload['rule']}"}
 
 
-def test_a_rule_that_was_taken_back_answers_nothing(place: Place) -> None:
+def test_a_rule_that_was_ended_answers_nothing(place: Place) -> None:
     session, decision = place.play(COMMANDS)
     rule = place.json("approve", decision, "--always", "--match", "words:argv=git status -*")["rule"]
     text = place.answer("rules")
-    assert "where argv is git status -* (a * is part of one word, and no option)" in " ".join(text.split())
+    assert "where argv is git status -* (* matches part of one word, never an option)" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
     assert "need approval again" in place.answer("rules", "end", rule[:24])
     assert "ended by ada" in " ".join(place.answer("rules").split())
@@ -254,18 +256,20 @@ def test_a_rule_that_was_taken_back_answers_nothing(place: Place) -> None:
     assert place.play(COMMANDS, session)[1] == f"{session}.2/approval"
 
 
-def test_a_session_at_its_cap_goes_on_in_place_with_the_cap_that_a_person_sets(place: Place) -> None:
+def test_a_session_at_its_cap_resumes_with_the_cap_that_a_person_sets(place: Place) -> None:
     session, decision = place.play(STUDY)
     text = " ".join(place.answer("inbox").split())
     assert f"clerk needs more money for study than the cap of session:{session} leaves." in text
     assert "--cap AMOUNT" in text
     assert "$0.25" in text
     bare = place.halter("approve", decision)
-    assert (bare.exit_code, "say how high it may be, as in --cap 2.50" in bare.stderr) == (2, True)
+    sentence = f"session:{session} has reached its cap. Set a new one, as in --cap 2.50."
+    assert (bare.exit_code, sentence in " ".join(bare.stderr.split())) == (2, True)
     low = place.halter("approve", decision, "--cap", "0.05")
-    assert (low.exit_code, "that would not raise it" in low.stderr) == (2, True)
-    assert "a cap of $1.00 now" in place.answer("approve", decision, "--cap", "1")
-    assert place.go_on(session).exit_code == 0
+    assert (low.exit_code, f"The cap of session:{session} is $0.10. Give a higher one." in low.stderr) == (2, True)
+    raised = " ".join(place.answer("approve", decision, "--cap", "1").split())
+    assert raised == f"Cap of session:{session} is now $1.00; the session resumes."
+    assert place.resume(session).exit_code == 0
     assert place.results(session) == ["read one"]
     (brake,) = place.json("receipt", session)["brakes"]
     assert (brake["brake"], brake["scope"]) == ("budget", f"session:{session}")
@@ -276,7 +280,7 @@ def test_raising_the_cap_answers_the_question_for_more(place: Place) -> None:
     session, _ = place.play(STUDY)
     place.answer("budget", "raise", f"session:{session}", "1", "--reason", "worth it")
     assert place.json("inbox") == []
-    assert place.go_on(session).exit_code == 0
+    assert place.resume(session).exit_code == 0
     (decision,) = place.json("receipt", session)["decisions"]
     assert (decision["about"], decision["verdict"], decision["by"]) == ("cap_raise", "approve", "ada")
 
@@ -291,10 +295,10 @@ def test_a_person_says_whether_a_call_in_doubt_was_done(place: Place, word: str,
     assert f"The call was not made; it is retried: halter deny {decision}" in text
     assert "Recorded: the call of send was" in place.answer(word, decision)
     if word == "approve":
-        assert place.go_on(session).exit_code == 0
+        assert place.resume(session).exit_code == 0
     else:
         place.answer("approve", place.play(LETTER, session)[1])
-        assert place.go_on(session).exit_code == 0
+        assert place.resume(session).exit_code == 0
     assert len(place.results(session)) == results
 
 
@@ -330,7 +334,7 @@ def test_cancel_ends_a_session_that_nobody_works_on(place: Place) -> None:
     result = place.halter("cancel", session)
     assert result.exit_code == 1
     assert f"Session {session} has already ended (CANCELLED: cancelled)." in result.stderr
-    assert place.go_on(session).exit_code == 1
+    assert place.resume(session).exit_code == 1
 
 
 def test_cancel_settles_a_free_call_in_doubt_as_unknown(place: Place) -> None:
@@ -487,7 +491,7 @@ def test_a_command_that_follows_ends_when_it_is_interrupted(place: Place, words:
     session = place.leave()
     refused, decision = place.play(LETTER)
     place.answer("deny", decision)
-    place.go_on(refused)
+    place.resume(refused)
     texts = [word.format(session=session) for word in words]
     with process(place, *texts, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as following:
         assert following.stdout is not None

@@ -35,13 +35,13 @@ FOLLOWING = {
     *("halter serve", "halter serve clerk --json"),
     *("halter proxy", "halter proxy --json"),
 }
-"""These go on until somebody interrupts them."""
+"""These run until somebody interrupts them."""
 
 SHARED = set(EXAMPLES["worker"])
-"""These need a PostgreSQL server, and are told of in tests of their own."""
+"""These need a PostgreSQL server, and have tests of their own."""
 
 HOOKED = {line for name, lines in EXAMPLES.items() if name.startswith("hook") for line in lines}
-"""These need Claude Code, and are told of in `tests/hooks`."""
+"""These need Claude Code, and have tests in `tests/hooks`."""
 
 LONG = set(EXAMPLES["demo"])
 """A night takes a while: the demo has tests of its own."""
@@ -58,7 +58,7 @@ BEFORE = {
 """Only what was halted can be resumed, and only what was made revoked."""
 
 SERVED = {*EXAMPLES["proxy check"], *EXAMPLES["gateway"]}
-"""These need a proxy or MCP servers, and are told of in tests of their own."""
+"""These need a proxy or MCP servers, and have tests of their own."""
 
 HEAVY = (
     "fastapi",
@@ -137,7 +137,7 @@ def test_the_help_is_grouped_and_every_command_has_one_line_of_it() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
-def test_every_command_tells_what_it_does_in_a_line_and_more_of_it_and_shows_examples(name: str) -> None:
+def test_every_command_says_what_it_does_in_a_line_and_in_more_detail_and_shows_examples(name: str) -> None:
     line, _, outcome = (ALL[name].help or "").partition("\n\n")
     assert line.endswith(".")
     assert outcome
@@ -177,7 +177,7 @@ def test_every_example_works(home: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize("line", sorted(FOLLOWING))
-def test_what_follows_goes_on_until_it_is_interrupted(home: Path, line: str) -> None:
+def test_a_command_that_follows_runs_until_it_is_interrupted(home: Path, line: str) -> None:
     environ = {**os.environ, **environment(home), "ANTHROPIC_API_KEY": "sk-made-up"}
     # Another program may have the usual port here.
     anywhere = ["--listen", "127.0.0.1:0"] if "serve" in line or "proxy" in line else []
@@ -189,14 +189,14 @@ def test_what_follows_goes_on_until_it_is_interrupted(home: Path, line: str) -> 
             assert program.stdout.readline()
         else:
             types(home, "halter halt fleet")
-            assert _is_told(program, home)
+            assert _wait_until_shown(program, home)
         program.send_signal(signal.SIGINT)
         _, body = program.communicate(timeout=30)
     assert (program.returncode, body) == (130, b"")
 
 
-def _is_told(program: "subprocess.Popen[bytes]", home: Path) -> bool:
-    """Say something again and again, until it is shown: whoever follows hears only what comes after they began."""
+def _wait_until_shown(program: "subprocess.Popen[bytes]", home: Path) -> bool:
+    """Cause events until one is shown: a follower shows only the events after its own start."""
     assert program.stdout is not None
     os.set_blocking(program.stdout.fileno(), False)
     for _ in range(100):
@@ -264,12 +264,12 @@ def test_an_answer_in_json_is_json_and_nothing_else(home: Path, line: str) -> No
     assert "\x1b" not in result.stdout
 
 
-def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
+def test_every_command_that_answers_once_has_its_json_tested() -> None:
     texts = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
     hooks = {"hook install", "hook uninstall", "hook status", "hook serve"}
     proxied = {"proxy check", "keys revoke", "channels unpair"}
-    goes_on = {"up", "worker", "serve", "gateway", "tail", "chat", "demo", "resume"}
-    assert set(ALL) - texts - hooks - proxied == goes_on
+    endless = {"up", "worker", "serve", "gateway", "tail", "chat", "demo", "resume"}
+    assert set(ALL) - texts - hooks - proxied == endless
 
 
 @pytest.mark.parametrize(
@@ -288,13 +288,13 @@ def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
         ("halter export clerk-2 --output /nowhere/at/all", 3),
     ],
 )
-def test_codes_tell_a_script_what_came_of_it(home: Path, line: str, code: int) -> None:
+def test_exit_codes_tell_a_script_the_outcome(home: Path, line: str, code: int) -> None:
     result = types(home, line)
     assert result.exit_code == code, result.output
     assert code in EXIT_MEANINGS
 
 
-def test_the_help_tells_what_each_code_means() -> None:
+def test_the_help_says_what_each_code_means() -> None:
     text = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
     for code, meaning in EXIT_MEANINGS.items():
         assert f"{code}  {meaning}" in text

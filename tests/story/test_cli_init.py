@@ -59,7 +59,7 @@ def test_a_new_agent_works_at_once_and_is_trusted(halter: Halter, tmp_path: Path
     mind = resolve_agent(FleetConfig(), read_agent(folder), folder).model_settings
     assert (mind.model, len(mind.reflex) > 0, mind.instructions != "") == ("reflex:rules", True, True)
     playbook = tmp_path / "count.yaml"
-    playbook.write_text('- {call: days_between, with: {first: "2026-01-01", last: "2026-12-31"}}\n')
+    playbook.write_text('- {call: days_between, arguments: {first: "2026-01-01", last: "2026-12-31"}}\n')
     played = halter("play", str(playbook), "--agent", str(folder))
     assert "ok       days_between  364" in played.stdout, played.stderr
 
@@ -144,7 +144,7 @@ def test_a_fleet_that_does_not_allow_the_model_is_told_of(halter: Halter, tmp_pa
         (["agent", "--model", "openai:a\udcffb"], 2, "Invalid model"),
         (["agent", "--name", "../x"], 2, "Invalid agent name '../x'. Pass --name with a name of up to 64 letters"),
         (["/"], 2, "Invalid agent name ''"),
-        (["file"], 3, "file is not a folder: name the agent's folder itself."),
+        (["file"], 3, "file is not a folder. Name the agent's folder itself."),
         (["file/agent"], 3, "Cannot "),
         (["link"], 3, "link is not a folder"),
         (["a" * 5000], 3, ": File name too long."),

@@ -33,7 +33,7 @@ with progress("Counting", quiet="--json" in sys.argv, delay_seconds=0) as tell:
     tell(format_progress(2, 5))
     sys.stdout.write("answer\\n")
     sys.stdout.flush()
-    # What is shown is begun by a timer, which is over once it is there.
+    # What is shown is started by a timer, which ends once it is shown.
     for timer in threading.enumerate():
         if isinstance(timer, threading.Timer):
             timer.join()
@@ -47,8 +47,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def screened(command: list[str], environ: dict[str, str], home: Path, **pipes: int) -> tuple[int, str, str]:
-    """Run a command at a terminal, and tell its code, what the terminal showed, and what went elsewhere."""
+def run_at_terminal(command: list[str], environ: dict[str, str], home: Path, **pipes: int) -> tuple[int, str, str]:
+    """Run a command at a terminal, and return its code, what the terminal showed, and what went elsewhere."""
     keys, screen = pty.openpty()
     streams = {"stdin": screen, "stdout": screen, "stderr": screen, **pipes}
     with subprocess.Popen(command, env={**os.environ, **environ}, cwd=home, **streams) as program:
@@ -74,7 +74,7 @@ def _piece(keys: int) -> bytes:
         return b""
 
 
-def at_terminal(home: Path, line: str, **more: str) -> str:
+def show_at_terminal(home: Path, line: str, **more: str) -> str:
     environ = {**os.environ, **environment(home), "COLUMNS": "40", "TERM": "xterm", **more}
     keys, screen = pty.openpty()
     with Halter(line.split(), env=environ, cwd=home, terminal=screen) as program:
@@ -88,7 +88,7 @@ def at_terminal(home: Path, line: str, **more: str) -> str:
 
 @pytest.mark.parametrize("line", MAIN)
 def test_40_columns_show_no_wider_line_and_no_colour_to_who_wants_none(home: Path, line: str) -> None:
-    text = at_terminal(home, line, NO_COLOR="1")
+    text = show_at_terminal(home, line, NO_COLOR="1")
     assert not COLOURED.search(text)
     text = STEERING.sub("", text)
     wide = [each for each in text.splitlines() if len(each.rstrip()) > 40 and not LONG.search(each)]
@@ -97,7 +97,7 @@ def test_40_columns_show_no_wider_line_and_no_colour_to_who_wants_none(home: Pat
 
 @pytest.mark.parametrize("line", ["sessions", "inbox", "doctor clerk", "verify", "report"])
 def test_a_terminal_that_can_do_little_is_not_wider_than_it_is_and_is_not_steered(home: Path, line: str) -> None:
-    text = at_terminal(home, line, TERM="dumb")
+    text = show_at_terminal(home, line, TERM="dumb")
     assert "\x1b" not in text
     assert not [each for each in text.splitlines() if len(each.rstrip()) > 40 and not LONG.search(each)]
 
@@ -114,20 +114,20 @@ def test_a_pipe_that_knows_no_letters_of_ours_gets_all_of_it_all_the_same(home: 
     assert b"\x1b" not in process.stdout + process.stderr
 
 
-def slow(home: Path, *words: str, **pipes: int) -> tuple[int, str, str]:
+def run_slow(home: Path, *words: str, **pipes: int) -> tuple[int, str, str]:
     command = [sys.executable, "-c", SLOW, *words]
-    return screened(command, {"TERM": "xterm", "COLUMNS": "80"}, home, **pipes)
+    return run_at_terminal(command, {"TERM": "xterm", "COLUMNS": "80"}, home, **pipes)
 
 
 def test_what_takes_long_says_how_far_it_is_and_leaves_nothing_behind(home: Path) -> None:
-    _, text, _ = slow(home)
+    _, text, _ = run_slow(home)
     assert "Counting: 2 of 5 events …" in text
     assert "answer" in text
     assert text.rstrip("\n").endswith(("\x1b[2K", "\x1b[?25h"))
 
 
 def test_an_answer_that_goes_elsewhere_holds_nothing_of_it(home: Path) -> None:
-    _, text, answer = slow(home, stdout=subprocess.PIPE)
+    _, text, answer = run_slow(home, stdout=subprocess.PIPE)
     assert answer == "answer\n"
     assert "Counting" in text
 
@@ -135,11 +135,11 @@ def test_an_answer_that_goes_elsewhere_holds_nothing_of_it(home: Path) -> None:
 @pytest.mark.parametrize("how", [lambda: {"stderr": subprocess.DEVNULL}, dict])
 def test_programs_and_pipes_are_shown_nothing(home: Path, how: Callable[[], dict[str, int]]) -> None:
     words = () if how() else ("--json",)
-    _, text, _ = slow(home, *words, **how())
+    _, text, _ = run_slow(home, *words, **how())
     assert text == "answer\n"
 
 
-def test_a_terminal_that_can_do_little_is_told_once(home: Path) -> None:
+def test_a_terminal_that_can_do_little_gets_one_line(home: Path) -> None:
     command = [sys.executable, "-c", SLOW]
-    _, text, _ = screened(command, {"TERM": "dumb", "COLUMNS": "80"}, home)
+    _, text, _ = run_at_terminal(command, {"TERM": "dumb", "COLUMNS": "80"}, home)
     assert sorted(text.splitlines()) == ["Counting …", "answer"]

@@ -71,15 +71,15 @@ def test_a_report_is_sent_over_a_channel_of_an_agent_that_is_known(halter: Halte
     assert halter("report", "--send", "mail").exit_code == 2
     settings = read_settings({"XDG_STATE_HOME": str(tmp_path / "state"), "USER": "ada"}, tmp_path)
 
-    async def queued() -> list[str]:
+    async def list_queued() -> list[str]:
         async with open_runtime(settings) as app:
             return [event.kind for event in await app.store.read(OUTBOX)]
 
-    assert asyncio.run(queued()) == ["notification_queued"]
+    assert asyncio.run(list_queued()) == ["notification_queued"]
 
 
 @pytest.mark.parametrize("words", [("--since", "soon"), ("--html", "/nowhere/at/all.html")])
-def test_what_cannot_be_is_told_in_a_sentence(halter: Halter, words: tuple[str, ...]) -> None:
+def test_wrong_options_are_answered_in_a_sentence(halter: Halter, words: tuple[str, ...]) -> None:
     result = halter("report", *words)
     assert result.exit_code not in (0, 1)
     assert "Traceback" not in result.output

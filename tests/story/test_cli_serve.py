@@ -118,7 +118,7 @@ def test_what_is_wrong_is_a_sentence(ada: Person) -> None:
         assert ada.types("serve", "--store", str(store), *wrong)[0] == 2
     (ada.home / "config" / "halter" / "tokens.json").chmod(0o644)
     code, _, text = ada.types("serve", "--store", str(store), "--listen", "127.0.0.1:0")
-    assert (code, "run chmod 600" in text) == (3, True)
+    assert (code, "Run chmod 600 on it and create new tokens." in text) == (3, True)
     with sqlite3.connect(store) as file:
         file.execute("UPDATE meta SET value = '9999' WHERE name = 'schema'")
     file.close()
@@ -135,5 +135,5 @@ def test_an_agent_opens_no_server_and_makes_no_token(ada: Person) -> None:
         ["serve", str(ada.agent), *store],
     ):
         code, _, text = ada.types(*words)
-        assert (code, "started by an agent" in text) == (1, True), words
+        assert (code, "this command runs inside an agent (agent:desk)" in text) == (1, True), words
     assert not (ada.home / "config" / "halter" / "tokens.json").exists()

@@ -85,7 +85,7 @@ def test_an_agent_is_alive_where_a_process_runs_it(place: Place) -> None:
         worker_info = WorkerInfo(kind="up", host="box", pid=42, started_at=now - MINUTE, agents={"shop": "v1"})
         await app.store.commit(switch_on("shop", "ada", "on"))
         (away,) = [agent_status for agent_status in (await read_status(desk)).agents if agent_status.agent == "shop"]
-        assert (away.alive, away.waits.startswith("No process runs it: start `halter up")) == (False, True)
+        assert (away.alive, away.waits.startswith("No process runs it. Start `halter up FOLDER`")) == (False, True)
         await app.store.beat(WorkerId("w1"), about=worker_info.encode())
         (shop,) = [agent_status for agent_status in (await read_status(desk)).agents if agent_status.agent == "shop"]
         assert (shop.alive, shop.on, shop.waits) == (True, True, "Idle.")

@@ -79,11 +79,6 @@ class Person:
         return json.loads(self.types(*words, "--json")[1])
 
 
-def heeding() -> None:
-    """Hear Ctrl-C, also where the tests themselves run in the background."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.fixture
 def ada(tmp_path: Path) -> Person:
     person = Person(tmp_path)
@@ -126,20 +121,24 @@ def test_files_are_given_with_the_first_message_and_erased_with_the_session(ada:
         (("memo.ogg",), 3, "State its seconds, as in memo.ogg#seconds=90"),
         (("thing.bin",), 3, "has the unsupported type"),
         (("nowhere.png",), 3, "nowhere.png: No such file or directory."),
-        (("cat.png", "--resume", "x"), 2, "A session that has begun takes no files"),
+        (
+            ("cat.png", "--resume", "x"),
+            2,
+            "--file cannot be combined with --resume. Start a new session with the files.",
+        ),
     ],
     ids=["length", "binary", "missing", "resumed"],
 )
 def test_a_file_that_cannot_be_given_is_a_sentence(ada: Person, given: Sequence[str], code: int, sentence: str) -> None:
     (ada.home / "memo.ogg").write_bytes(b"OggS")
     (ada.home / "thing.bin").write_bytes(bytes(9))
-    left, text, output = ada.types("run", str(ada.agent), "What is it?", "--file", *given)
-    assert (left, text) == (code, "")
+    exit_code, text, output = ada.types("run", str(ada.agent), "What is it?", "--file", *given)
+    assert (exit_code, text) == (code, "")
     assert sentence in " ".join(output.split())
     assert ada.looks("sessions") == []
 
 
-def test_the_cap_of_a_day_is_told_at_once_with_what_raises_it(ada: Person) -> None:
+def test_the_cap_of_a_day_is_shown_immediately_with_the_command_that_raises_it(ada: Person) -> None:
     """It then sleeps, and a person at the terminal knows why."""
     first = "- {calls: [{tool: look, arguments: {at: here}}], usage: {input_tokens: 19500, output_tokens: 4000}}\n"
     (ada.home / "halter.yaml").write_text("models: {'scripted:script': {price: {input: 1, output: 10}}}\n")
@@ -147,17 +146,17 @@ def test_the_cap_of_a_day_is_told_at_once_with_what_raises_it(ada: Person) -> No
     with ada.begins("run", str(ada.agent), "look around", stdin=subprocess.DEVNULL) as program:
         assert program.stderr is not None
         lines = map(bytes.decode, program.stderr)
-        text = next((line for line in lines if "sleeps" in line), "it ended")
+        text = next((line for line in lines if "paused" in line), "it ended")
         assert ada.types("budget", "raise", "agent:desk", "3")[0] == 0
         body, _ = program.communicate(timeout=60)
     assert "agent:desk has spent $0.0595 of $0.06 for this day" in text
-    assert "halter budget raise agent:desk AMOUNT" in text
+    assert "To continue now: halter budget raise agent:desk AMOUNT" in text
     assert (program.returncode, body) == (0, b"All is well.\n")
     output = ada.types("budget")[1]
     assert "By model" in output
 
 
-def test_what_was_said_can_be_read_in_words(ada: Person) -> None:
+def test_the_events_of_a_session_are_shown_in_words(ada: Person) -> None:
     ada.types("run", str(ada.agent), "look around")
     (session,) = ada.looks("sessions")
     text = ada.types("show", session["session"], "--events")[1]
@@ -174,7 +173,7 @@ def test_programs_get_one_object_and_nothing_beside_it(ada: Person) -> None:
     assert results == ["COMPLETED", "completed", True, "All is well.", 2, 1, 0]
 
 
-def test_a_run_that_comes_to_a_bad_end_leaves_with_one_and_goes_on_later(ada: Person) -> None:
+def test_a_run_that_comes_to_a_bad_end_exits_with_one_and_continues_later(ada: Person) -> None:
     ada.writes("- fails: {kind: Rejected, message: The machine is on fire.}\n")
     code, text, output = ada.types("run", str(ada.agent), "look")
     assert (code, text) == (1, "")
@@ -196,25 +195,30 @@ def test_a_question_is_printed_with_how_to_answer_it(ada: Person) -> None:
     code, text, output = ada.types("run", str(ada.agent), "tidy up")
     assert (code, text) == (0, "? Which desk?\n")
     (session,) = ada.looks("sessions")
-    assert f"Answer it: halter run '{ada.agent}' --resume {session['session']} \"your answer\"" in output
+    assert f"Answer with: halter run '{ada.agent}' --resume {session['session']} \"your answer\"" in output
     ada.writes("- {when: left, text: The left one it is.}\n")
     code, text, _ = ada.types("run", str(ada.agent), "--resume", session["session"], "the left one")
     assert (code, text) == (0, "The left one it is.\n")
 
 
 GROWING = "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+NO_AGENT = "No agent.yaml found in nowhere."
 BOMB = f"name: desk\nmodel: reflex\na: &a [x, x]\n{GROWING}"
 
 
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (("run", "nowhere", "hello"), 2, "There is no agent.yaml in nowhere: name an agent's folder, or make one with"),
+        (("run", "nowhere", "hello"), 2, f"{NO_AGENT} Pass an agent folder, or make one with halter init."),
         (("run", "my desk", ""), 2, 'No task. Pass one, as in halter run FOLDER "message".'),
-        (("run", "my desk", "  \n"), 2, "There is no task"),
+        (("run", "my desk", "  \n"), 2, 'No task. Pass one, as in halter run FOLDER "message".'),
         (("run", "my desk", "--resume", "nosuch"), 2, "No session begins with 'nosuch'"),
-        (("chat", "nowhere"), 2, "There is no agent.yaml in nowhere"),
-        (("run", "bomb", "hello"), 3, "bomb/agent.yaml line 3: anchors (`&name`) are not understood"),
+        (("chat", "nowhere"), 2, f"{NO_AGENT} Pass an agent folder, or make one with halter init."),
+        (
+            ("run", "bomb", "hello"),
+            3,
+            "bomb/agent.yaml line 3: anchors (`&name`) are not supported; write each value out.",
+        ),
         (("run", "untrusted", "hello"), 3, "halter trust untrusted"),
         (("run", "mindless", "hello"), 3, "mindless has no model"),
         (("run", "keyless", "hello"), 3, "ANTHROPIC_API_KEY is not set, and"),
@@ -234,19 +238,19 @@ def test_what_is_wrong_is_a_sentence_and_a_code(ada: Person, words: Sequence[str
         (ada.home / name / "agent.yaml").write_text(text)
     (ada.home / "untrusted" / "tools.py").write_text(TOOLS)
     ada.environ.pop("ANTHROPIC_API_KEY", None)
-    left, output, beside = ada.types(*words)
-    assert (left, output) == (code, ""), beside
-    assert sentence in beside
+    exit_code, output, errors = ada.types(*words)
+    assert (exit_code, output) == (code, ""), errors
+    assert sentence in errors
 
 
-def test_a_message_that_no_model_could_read_is_said_to_be_too_large(ada: Person) -> None:
+def test_a_message_that_no_model_could_read_is_reported_as_too_large(ada: Person) -> None:
     code, text, output = ada.types("run", str(ada.agent), "-", given=b"all work and no play " * 250_000)
     assert (code, text) == (1, "")
     assert "ERROR: TooLarge: the prompt needs about 5,2" in output
     assert len(output) < 1000
 
 
-def test_an_interrupted_run_says_how_it_goes_on_and_does(ada: Person) -> None:
+def test_an_interrupted_run_says_how_to_continue_and_does(ada: Person) -> None:
     ada.writes("- {text: never, takes: 600s}\n")
     with ada.begins("run", str(ada.agent), "look") as program:
         assert program.stderr is not None
@@ -290,7 +294,7 @@ class Terminal:
         self.seen = ""
 
     def until(self, text: str) -> str:
-        """Wait for a text, and tell what was shown up to there; it is not looked at again."""
+        """Wait for a text; return what was shown before it, and drop both."""
         deadline = time.monotonic() + 30
         while text not in self.seen:
             assert time.monotonic() < deadline, self.seen
@@ -332,13 +336,13 @@ def test_a_person_at_a_terminal_says_yes_and_no_in_place(ada: Person) -> None:
     assert "ada denied this call." in terminal.until("It is still there.")
     terminal.until("you> ")
     terminal.types("\x04")
-    terminal.until("Continue it with")
+    terminal.until("Continue with: halter chat")
     assert terminal.leaves() == 0
     rows = ada.looks("audit")
     assert sorted(row["outcome"] for row in rows) == ["approval_denied", "ok"]
 
 
-def effects(person: Person) -> list[str]:
+def list_outcomes(person: Person) -> list[str]:
     return sorted(row["outcome"] for row in person.looks("audit"))
 
 
@@ -354,7 +358,7 @@ def test_what_was_typed_before_a_question_was_shown_does_not_answer_it(ada: Pers
     terminal.until("you> ")
     terminal.types("\x04")
     assert terminal.leaves() == 0
-    assert effects(ada) == ["approval_denied"]
+    assert list_outcomes(ada) == ["approval_denied"]
 
 
 def test_an_agents_own_question_is_answered_by_what_is_typed_after_it(ada: Person) -> None:
@@ -364,7 +368,7 @@ def test_an_agents_own_question_is_answered_by_what_is_typed_after_it(ada: Perso
     terminal.until("you> ")
     terminal.types("look after it\nyes\n")
     terminal.until("? Shall I wipe all?")
-    terminal.until("does not answer it.")
+    terminal.until("Discarded the input typed before this question.")
     terminal.until("you> ")
     terminal.types("no\n")
     terminal.until("I leave it.")
@@ -391,15 +395,15 @@ def test_an_approve_that_was_typed_ahead_shows_what_waits_and_agrees_to_nothing(
     assert len(ada.looks("schedules")) == 1
 
 
-def test_a_yes_that_was_typed_before_it_was_asked_erases_nothing_and_a_pipe_is_nobody_to_ask(ada: Person) -> None:
+def test_a_yes_that_was_typed_before_the_question_erases_nothing_and_a_pipe_is_nobody_to_ask(ada: Person) -> None:
     ada.writes("- text: Well.\n")
     assert ada.types("run", str(ada.agent), "look around")[0] == 0
     (session,) = ada.looks("sessions")
     words = ("erase", "--session", session["session"])
     code, _, text = ada.types(*words, given=b"y\n")
-    assert (code, "pass --yes" in text) == (2, True)
+    assert (code, "Not a terminal. Pass --yes to confirm." in text) == (2, True)
     terminal = Terminal(ada, *words, text="y\n")
-    terminal.until("does not answer it.")
+    terminal.until("Discarded the input typed before this question.")
     terminal.until("[y/N]: ")
     terminal.types("perhaps\n")
     terminal.until("[y/N]: ")
@@ -422,14 +426,14 @@ def test_ctrl_c_leaves_the_terminal_as_it_was_at_the_prompt(ada: Person) -> None
 
 
 class SlowProvider(ThreadingHTTPServer):
-    """An endpoint that begins what is asked for slowly, and never ends it; everything else is answered at once."""
+    """An endpoint that starts the answer to a slow request and never ends it; every other one is answered."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), SlowAnswer)
-        self.over = threading.Event()
-        self.asked: list[Any] = []
+        self.stopped = threading.Event()
+        self.prompts: list[Any] = []
 
 
 class SlowAnswer(BaseHTTPRequestHandler):
@@ -437,14 +441,14 @@ class SlowAnswer(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         payload = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked.append(payload["messages"])
+        self.server.prompts.append(payload["messages"])
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
         slow = "slowly" in json.dumps(payload["messages"][-2:])
         self._write({"choices": [{"index": 0, "delta": {"content": "It begins. " * 60 if slow else "Here."}}]})
         if slow:
-            self.server.over.wait(60)
+            self.server.stopped.wait(60)
             return
         self._write({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         self.wfile.write(b"data: [DONE]\n\n")
@@ -463,7 +467,7 @@ def provider() -> Iterator[SlowProvider]:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         yield server
-        server.over.set()
+        server.stopped.set()
         server.shutdown()
         serving.join()
 
@@ -487,9 +491,9 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(ada: Person, provider: SlowProv
     terminal.until("Here.")
     terminal.until("you> ")
     (row,) = ada.looks("sessions")
-    said = [(message["role"], message["content"]) for message in provider.asked[-1]]
-    assert [role for role, _ in said] == ["user", "assistant", "user", "user"]
-    assert said[1][1].startswith("It begins. ")
+    messages = [(message["role"], message["content"]) for message in provider.prompts[-1]]
+    assert [role for role, _ in messages] == ["user", "assistant", "user", "user"]
+    assert messages[1][1].startswith("It begins. ")
     result = ada.looks("show", row["session"])
     assert [e["facts"]["outcome"] for e in result if e["kind"] == "request_settled"] == ["cancelled", "ok"]
     terminal.types("once more, slowly\n")
@@ -515,7 +519,7 @@ def test_a_playbook_with_verbs_is_played_and_says_its_cap_first(ada: Person) -> 
     path = ada.agent / ".agents" / "skills" / "summarize"
     path.mkdir(parents=True)
     (path / "SKILL.md").write_text(SUMMARIZE)
-    step = "{call: run_skill, with: {skill: summarize, input: It rains.}}"
+    step = "{call: run_skill, arguments: {skill: summarize, input: It rains.}}"
     (ada.agent / "steps.yaml").write_text(f"max_cost_usd: 0.05\nsteps: [{step}]\n")
     ada.writes("- {repeat: true, text: Rain.}\n")
     code, text, _ = ada.types("play", str(ada.agent / "steps.yaml"))
@@ -527,7 +531,7 @@ def test_a_playbook_with_verbs_is_played_and_says_its_cap_first(ada: Person) -> 
 
 
 def test_a_playbook_without_a_cap_says_the_cap_of_its_session_before_anything_runs(ada: Person) -> None:
-    (ada.agent / "steps.yaml").write_text("- {call: ask, with: {what: rain}}\n")
+    (ada.agent / "steps.yaml").write_text("- {call: ask, arguments: {what: rain}}\n")
     code, text, output = ada.types("play", str(ada.agent / "steps.yaml"))
     assert (code, text) == (3, "The session may spend at most $1.00.\n")
     assert "no person has trusted its current version" in output

@@ -21,7 +21,7 @@ LINE = re.compile(r"\d\d:\d\d:\d\d (\S+) +(.+)")
 
 
 class Up:
-    """Agents that run by themselves in a process of their own, and what it shows."""
+    """Unattended agents in a process of their own, and what it shows."""
 
     begun: ClassVar[list["Up"]] = []
     command: ClassVar[tuple[str, ...]] = ("up",)
@@ -43,16 +43,16 @@ class Up:
         return line
 
     def ends(self, by: signal.Signals = signal.SIGINT) -> tuple[int, str]:
-        """End it, and tell with which code it left and what it said beside its answer."""
+        """End it; return its exit code and its standard error."""
         self.program.send_signal(by)
         body, content = self.program.communicate(timeout=30)
         self.seen += body.decode().splitlines()
         assert b"Traceback" not in content, content.decode()
         return self.program.returncode, content.decode()
 
-    def said(self) -> list[str]:
-        """What was said, without its time."""
-        return [" ".join(found.groups()) if (found := LINE.match(line)) else line for line in self.seen]
+    def read_lines(self) -> list[str]:
+        """Return the shown lines without their times."""
+        return [" ".join(match.groups()) if (match := LINE.match(line)) else line for line in self.seen]
 
 
 @pytest.fixture
@@ -66,16 +66,16 @@ def ada(tmp_path: Path) -> Iterator[Person]:
             program.kill()
 
 
-def test_the_view_tells_of_the_money_then_of_turns_and_sleeps_and_ends_in_silence(ada: Person) -> None:
+def test_the_view_shows_the_money_then_of_turns_and_sleeps_and_ends_in_silence(ada: Person) -> None:
     up = Up(ada, str(ada.agent))
     up.until("sleeps")
     assert up.ends() == (130, "")
-    texts = up.said()
+    texts = up.read_lines()
     forecast = texts.pop(2)
     assert forecast.startswith("desk Unattended, it spends at most $")
     assert forecast.endswith(" in thirty days: its own turns, bounded by every cap.")
     assert texts[:6] == [
-        "Ctrl-C stops this; the next start continues.",
+        "Stop with Ctrl-C; the next start continues.",
         "desk It may spend at most $1.00 a session and $5.00 a day, and all agents together $20.00 a day.",
         "desk Messages, webhooks and watched folders cannot raise that: it is all that its caps leave.",
         "desk desk-1 starts.",
@@ -87,7 +87,7 @@ def test_the_view_tells_of_the_money_then_of_turns_and_sleeps_and_ends_in_silenc
     assert (row["session"], row["state"], row["owner"]) == ("desk-1", "SLEEPING", "")
 
 
-def test_a_stopped_process_is_gone_on_with_by_the_next_start(ada: Person) -> None:
+def test_the_next_start_resumes_the_session_of_a_stopped_process(ada: Person) -> None:
     first = Up(ada, str(ada.agent))
     first.until("sleeps")
     assert first.ends(signal.SIGTERM)[0] == 130
@@ -110,7 +110,7 @@ def test_programs_get_one_object_a_line(ada: Person) -> None:
     assert (result["stream"], result["facts"]["yielded"]["reason"]) == ("session:desk-1", "all quiet")
 
 
-def test_a_broken_agent_is_told_of_and_the_others_run(ada: Person) -> None:
+def test_a_broken_agent_is_reported_and_the_others_run(ada: Person) -> None:
     (ada.home / "broken").mkdir()
     (ada.home / "broken" / "agent.yaml").write_text("name: broken\nmodle: x\n")
     (ada.home / "still").mkdir()
@@ -127,7 +127,7 @@ def test_a_broken_agent_is_told_of_and_the_others_run(ada: Person) -> None:
     )
     code, output, text = ada.types("up", "broken", "nowhere", "still")
     assert code == 3
-    assert output == "Ctrl-C stops this; the next start continues.\n"
+    assert output == "Stop with Ctrl-C; the next start continues.\n"
     assert text.endswith("No agent can run. Fix one of the problems above, and start again.\n")
 
 
@@ -141,7 +141,7 @@ def test_off_stops_what_runs_elsewhere_and_on_begins_the_next_session(ada: Perso
     assert (code, text.splitlines()[-1]) == (0, "desk is on: it runs where `halter up` has its folder.")
     up.until("desk-2 starts.", "sleeps")
     assert ada.looks("off", "desk") == {"agent": "desk", "on": False, "known": True, "stopped": ["desk-2"]}
-    up.until("desk-2 has ended")
+    up.until("desk-2 ended: HALTED, external_halt")
     up.ends()
     again = Up(ada, str(ada.agent))
     again.until("desk is switched off. Run `halter on desk`.")
@@ -154,7 +154,7 @@ def test_an_agent_whose_file_broke_can_be_switched_off_by_its_name(ada: Person) 
     (ada.agent / "agent.yaml").write_text("}")
     ada.agent.rename(ada.home / "desk")
     assert ada.looks("off", "desk")["stopped"] == ["desk-1"]
-    up.until("desk-1 has ended")
+    up.until("desk-1 ended: HALTED, external_halt")
     up.ends()
 
 
@@ -183,7 +183,7 @@ def test_no_agent_switches_agents(ada: Person) -> None:
     up.ends()
 
 
-def test_a_chat_says_that_the_agent_runs_by_itself_and_reaches_it(ada: Person) -> None:
+def test_a_chat_says_that_the_agent_runs_unattended_and_reaches_it(ada: Person) -> None:
     up = Up(ada, str(ada.agent))
     up.until("sleeps")
     code, text, _ = ada.types("chat", str(ada.agent), given=b"is the door locked?\n")
@@ -197,7 +197,7 @@ def test_a_chat_says_that_the_agent_runs_by_itself_and_reaches_it(ada: Person) -
     assert kinds == {"chat", "autonomous"}
 
 
-def test_what_needs_a_person_is_said_with_the_words_to_type(ada: Person) -> None:
+def test_what_needs_a_person_is_shown_with_the_command_to_type(ada: Person) -> None:
     ada.writes(f"- calls: [{{tool: wipe, arguments: {{path: old.txt}}}}]\n{SLEEPS}", RUNS)
     up = Up(ada, str(ada.agent))
     line = up.until("Needs you: ")
@@ -264,7 +264,7 @@ def test_a_narrow_terminal_shows_it_between_words(ada: Person) -> None:
     assert "turn 1 begins" in text
 
 
-def test_the_help_has_a_place_for_agents_that_run_by_themselves(ada: Person) -> None:
+def test_the_help_has_a_group_for_unattended_agents(ada: Person) -> None:
     text = ada.types("--help")[1]
     panels = [text.index(title) for title in ("Run ", "Run unattended", "Inspect", "Control", "Trust")]
     assert panels == sorted(panels)
@@ -273,28 +273,28 @@ def test_the_help_has_a_place_for_agents_that_run_by_themselves(ada: Person) -> 
     assert re.findall(r"^│ (\w+) ", output, re.MULTILINE) == commands
 
 
-def rows(person: Person, *words: str) -> dict[str, Any]:
+def read_checks(person: Person, *words: str) -> dict[str, Any]:
     code, text, _ = person.types("doctor", *words, "--json")
     return {"code": code, **{check["name"]: (check["verdict"], check["finding"]) for check in json.loads(text)}}
 
 
-def test_the_doctor_tells_of_switches_and_of_what_nothing_writes(ada: Person) -> None:
+def test_the_doctor_reports_switches_and_fields_that_nothing_writes(ada: Person) -> None:
     up = Up(ada, str(ada.agent))
     up.until("sleeps")
     up.ends()
-    assert rows(ada)["autonomy"] == ("ok", "desk is on, by ada.")
+    assert read_checks(ada)["autonomy"] == ("ok", "desk is on, by ada.")
     (ada.agent / "agent.yaml").write_text(
         f"name: desk\nmodel: scripted\nscript: replies.yaml\n{RUNS}hot_state: {{fields: {{cash: {{}}}}}}\n"
     )
-    fields = rows(ada, str(ada.agent))
+    fields = read_checks(ada, str(ada.agent))
     assert fields["desk"][0] == "warning"
     assert "Nothing writes the field `cash`" in fields["desk"][1]
     assert fields["code"] == 0
     (ada.agent / "agent.yaml").write_text("nam: desk\n")
-    assert rows(ada, str(ada.agent))["code"] == 1
+    assert read_checks(ada, str(ada.agent))["code"] == 1
 
 
-def test_sessions_and_show_tell_when_a_sleeper_wakes(ada: Person) -> None:
+def test_sessions_and_show_say_when_a_sleeping_session_wakes(ada: Person) -> None:
     ada.writes(SLEEPS.replace("reason: all quiet", "wake_early_if: [message]"), RUNS)
     up = Up(ada, str(ada.agent))
     up.until("sleeps")
@@ -307,7 +307,7 @@ def test_sessions_and_show_tell_when_a_sleeper_wakes(ada: Person) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.usefixtures("postgres_binaries")
-def test_a_server_that_goes_away_is_told_of_and_waited_for_and_so_is_its_return(ada: Person) -> None:
+def test_a_server_that_goes_away_is_reported_and_waited_for_and_so_is_its_return(ada: Person) -> None:
     with throwaway_cluster() as cluster:
         ada.environ["HALTER_STORE"] = cluster.url
         up = Up(ada, str(ada.agent))

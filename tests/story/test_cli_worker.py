@@ -67,7 +67,7 @@ class Worker(Up):
         return self.ends(signal.SIGTERM)[0]
 
     def complains(self) -> str:
-        """Wait for it to end by itself, and tell what it said beside its answer."""
+        """Wait for it to end without a signal, and return its standard error."""
         _, body = self.program.communicate(timeout=60)
         assert b"Traceback" not in body, body.decode()
         return body.decode()
@@ -94,15 +94,15 @@ class Operator(Person):
     def works(self, *words: object, how: tuple[str, ...] = ()) -> Worker:
         return Worker(self, *(str(word) for word in (*words, *how)))
 
-    def says_python(self, *words: str) -> tuple[int, str, str]:
-        """Start the program in a way of its own."""
+    def run_python(self, *words: str) -> tuple[int, str, str]:
+        """Start Python with these arguments, and wait for its end."""
         process = subprocess.run(
             [sys.executable, *words], check=False, env=self.environ, cwd=self.home, capture_output=True, timeout=60
         )
         return process.returncode, process.stdout.decode(), process.stderr.decode()
 
     def sql(self, statement: str, *params: Any) -> list[tuple[Any, ...]]:
-        """Ask past all code of Halter."""
+        """Query the store without any code of Halter."""
         with closing(psycopg.connect(self.url.partition("?")[0], autocommit=True)) as server:
             server.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(self.url.rpartition("=")[2])))
             cursor = server.execute(statement.encode(), params)
@@ -119,22 +119,22 @@ class Operator(Person):
             time.sleep(0.05)
 
     def events(self, kind: str) -> list[tuple[str, int, dict[str, Any]]]:
-        """List all events of a kind: whose, of which generation, and what they say."""
+        """List all events of a kind: stream, generation and facts."""
         rows = self.sql("SELECT stream, generation, facts FROM events WHERE kind = %s ORDER BY position", kind)
         return [(stream, generation, json.loads(facts)) for stream, generation, facts in rows]
 
-    def owner(self, session: str) -> int:
-        """Tell which process has a session."""
+    def find_owner(self, session: str) -> int:
+        """Return the pid of the worker that has a session."""
         query = "SELECT w.about FROM sessions s JOIN workers w ON s.owner = w.worker WHERE s.session = %s"
         results = self.sql(query, session)
         return json.loads(results[0][0])["pid"] if results else 0
 
-    def anybodys(self) -> list[str]:
-        """List the sessions that anybody may take at once: their owner has let go of them."""
+    def list_free_sessions(self) -> list[str]:
+        """List the sessions that any worker may take immediately: their owner has released them."""
         query = "SELECT s.session FROM sessions s JOIN workers w ON s.owner = w.worker WHERE w.alive_until = 0"
         return [session for (session,) in self.sql(query)]
 
-    def at_work(self, *workers: Worker) -> None:
+    def wait_for_workers(self, *workers: Worker) -> None:
         """Wait until the store knows all of them."""
         pids = {worker.pid() for worker in workers}
         self.until(
@@ -152,15 +152,15 @@ def ada(tmp_path: Path, postgres_schema_url: str) -> Iterator[Operator]:
             program.kill()
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return taken.getsockname()[1]
 
 
-def test_a_session_sleeps_and_wakes_on_whichever_worker_has_room(ada: Operator) -> None:
+def test_a_session_sleeps_and_wakes_on_any_worker_with_capacity(ada: Operator) -> None:
     desk = ada.agent_of("desk", RUNS, SLEEPS % "1s" * 50)
     first, second = ada.works(desk), ada.works(desk)
-    ada.at_work(first, second)
+    ada.wait_for_workers(first, second)
     ada.until(lambda: len(ada.events("turn_ended")) >= 4)
     assert first.drains() == 0
     before = len(ada.events("turn_ended"))
@@ -180,7 +180,7 @@ DIGS = (
 )
 
 
-def test_the_first_signal_lets_a_turn_come_to_its_rest(ada: Operator) -> None:
+def test_the_first_signal_lets_a_turn_end(ada: Operator) -> None:
     worker = ada.works(ada.agent_of("desk", RUNS, DIGS % 3))
     ada.until(lambda: bool(ada.events("call_started")))
     assert worker.drains() == 0
@@ -189,12 +189,12 @@ def test_the_first_signal_lets_a_turn_come_to_its_rest(ada: Operator) -> None:
     assert ada.sql("SELECT state, owner FROM sessions") == [("SLEEPING", "")]
 
 
-def test_what_a_drained_worker_leaves_goes_on_elsewhere_at_once(ada: Operator) -> None:
+def test_sessions_of_a_drained_worker_resume_elsewhere_immediately(ada: Operator) -> None:
     desk = ada.agent_of("desk", RUNS, SLEEPS % "1s" * 50)
     first = ada.works(desk)
     ada.until(lambda: bool(ada.events("turn_ended")))
     second = ada.works(desk)
-    ada.at_work(second)
+    ada.wait_for_workers(second)
     assert first.drains() == 0
     before = len(ada.events("turn_ended"))
     # Nobody waits for a lease to run out.
@@ -206,7 +206,7 @@ def test_what_takes_longer_than_a_drain_may_is_stopped(ada: Operator) -> None:
     worker = ada.works(ada.agent_of("desk", RUNS, DIGS % 3000), "--drain", "1s")
     ada.until(lambda: bool(ada.events("call_started")))
     assert worker.drains() == 0
-    assert ada.anybodys() == ["desk-1"]
+    assert ada.list_free_sessions() == ["desk-1"]
 
 
 def test_a_second_signal_ends_a_worker_at_once(ada: Operator) -> None:
@@ -216,16 +216,17 @@ def test_a_second_signal_ends_a_worker_at_once(ada: Operator) -> None:
     ada.until(lambda: json.loads(ada.sql("SELECT about FROM workers")[0][0]).get("closing", False))
     code, text = worker.ends(signal.SIGTERM)
     assert (code, text) == (130, "")
-    assert ada.anybodys() == ["desk-1"]
+    assert ada.list_free_sessions() == ["desk-1"]
 
 
 def test_a_file_can_have_no_workers(ada: Operator) -> None:
     desk = ada.agent_of("desk", RUNS, SLEEPS % "1h")
     code, text, output = ada.types("worker", str(desk), "--store", str(ada.home / "halter.db"))
     assert (code, text) == (3, "")
-    assert "Workers share a PostgreSQL store" in output
-    assert "halter up" in output
-    assert not (ada.home / "halter.db").exists()
+    file = ada.home / "halter.db"
+    assert f"Workers need a PostgreSQL store; {file} is not one. Set HALTER_STORE=postgresql://" in output
+    assert "run the agents of this machine with `halter up`" in output
+    assert not file.exists()
 
 
 def test_a_worker_that_is_started_while_postgresql_is_away_begins_when_it_is_there(ada: Operator) -> None:
@@ -240,7 +241,7 @@ def test_a_worker_that_is_started_while_postgresql_is_away_begins_when_it_is_the
         assert worker.drains() == 0
 
 
-def test_a_folder_without_agents_is_said_to_be_one(ada: Operator) -> None:
+def test_a_folder_without_agents_is_a_sentence(ada: Operator) -> None:
     code, text, output = ada.types("worker")
     assert (code, text) == (2, "")
     assert output == "No agent.yaml found here, in a folder here or in ./agents. Pass the agent folders.\n"
@@ -255,7 +256,7 @@ def test_the_agents_of_a_folder_are_found(ada: Operator) -> None:
     assert worker.drains() == 0
 
 
-def test_a_broken_folder_is_told_of_and_the_others_run(ada: Operator) -> None:
+def test_a_broken_folder_is_reported_and_the_others_run(ada: Operator) -> None:
     desk = ada.agent_of("desk", RUNS, SLEEPS % "1h")
     (ada.home / "broken").mkdir()
     (ada.home / "broken" / "agent.yaml").write_text("name: broken\nmodle: x\n")
@@ -273,7 +274,7 @@ def test_a_broken_folder_is_told_of_and_the_others_run(ada: Operator) -> None:
 def test_a_worker_without_an_agent_leaves_its_sessions_to_those_that_have_it(ada: Operator) -> None:
     desk, shop = (ada.agent_of(name, RUNS, SLEEPS % "1s" * 50) for name in ("desk", "shop"))
     worker, one = ada.works(desk, shop), ada.works(shop)
-    ada.at_work(worker, one)
+    ada.wait_for_workers(worker, one)
     ada.until(lambda: {stream for stream, _, _ in ada.events("turn_ended")} == {"session:desk-1", "session:shop-1"})
     assert worker.drains() == 0
     before = len(ada.events("turn_ended"))
@@ -284,7 +285,7 @@ def test_a_worker_without_an_agent_leaves_its_sessions_to_those_that_have_it(ada
     assert not any("desk-1" in line for line in one.seen)
 
 
-def test_an_older_version_of_an_agent_waits_and_goes_on_when_the_newer_one_is_gone(ada: Operator) -> None:
+def test_an_older_version_of_an_agent_waits_and_continues_when_the_newer_one_is_gone(ada: Operator) -> None:
     old = ada.agent_of("desk", RUNS, SLEEPS % "1s" * 100, "old")
     new = ada.agent_of("desk", RUNS, SLEEPS % "1s" * 100, "new")
     (new / "tools.py").write_text(TOOLS + "\n# Better now.\n")
@@ -301,10 +302,10 @@ def test_an_older_version_of_an_agent_waits_and_goes_on_when_the_newer_one_is_go
     assert older.drains() == 0
 
 
-def test_a_wrong_clock_is_told_and_nothing_runs(ada: Operator) -> None:
+def test_a_wrong_clock_is_reported_and_nothing_runs(ada: Operator) -> None:
     desk = ada.agent_of("desk", RUNS, SLEEPS % "1h")
     command = [*SKEWED, "worker", str(desk)]
-    code, _, text = ada.says_python(*command)
+    code, _, text = ada.run_python(*command)
     assert code == 3
     assert re.search(r"This machine's clock is (2h|1h59m) ahead of the database's; the maximum is 2 s\.", text)
     assert ada.events("turn_started") == []
@@ -320,13 +321,13 @@ sensors:
 def test_a_session_with_sensors_moves_when_its_worker_is_killed(ada: Operator) -> None:
     desk = ada.agent_of("desk", RUNS + SENSOR, SLEEPS % "1h" * 9)
     workers = [ada.works(desk), ada.works(desk)]
-    ada.at_work(*workers)
+    ada.wait_for_workers(*workers)
     ada.until(lambda: bool(ada.events("session_parked")))
-    pid = ada.owner("desk-1")
+    pid = ada.find_owner("desk-1")
     (victim,) = [worker for worker in workers if worker.pid() == pid]
     (heir,) = [worker for worker in workers if worker.pid() != pid]
     victim.program.kill()
-    ada.until(lambda: ada.owner("desk-1") == heir.pid())
+    ada.until(lambda: ada.find_owner("desk-1") == heir.pid())
     assert ada.sql("SELECT state, generation FROM sessions") == [("SLEEPING", 2)]
     assert heir.drains() == 0
 
@@ -352,7 +353,7 @@ webhooks: [{name: deploys, prompt: A deploy has finished., token: "${secret:HOOK
 """
 
 
-def delivered(port: int, name: str) -> dict[str, Any]:
+def deliver(port: int, name: str) -> dict[str, Any]:
     headers = {"Authorization": "Bearer open-sesame", "Halter-Delivery": name, "Content-Type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/hooks/desk/deploys", b"{}", headers)
     with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 It is ours.
@@ -362,11 +363,11 @@ def delivered(port: int, name: str) -> dict[str, Any]:
 def test_a_delivery_that_comes_to_two_workers_starts_one_session(ada: Operator) -> None:
     ada.environ["HALTER_SECRET_HOOK"] = "open-sesame"
     desk = ada.agent_of("desk", HOOK, "- {text: Good., repeat: true}\n")
-    ports = [free_port(), free_port()]
+    ports = [find_free_port(), find_free_port()]
     workers = [ada.works(desk, "--listen", f"127.0.0.1:{port}") for port in ports]
-    ada.at_work(*workers)
-    ada.until(lambda: all(listens(port) for port in ports))
-    answers = [delivered(port, "deploy-7") for port in (*ports, *ports)]
+    ada.wait_for_workers(*workers)
+    ada.until(lambda: all(is_listening(port) for port in ports))
+    answers = [deliver(port, "deploy-7") for port in (*ports, *ports)]
     assert [answer["repeated"] for answer in answers] == [False, True, True, True]
     assert len({answer["session"] for answer in answers}) == 1
     ada.until(lambda: len(ada.events("session_ended")) == 1)
@@ -374,7 +375,7 @@ def test_a_delivery_that_comes_to_two_workers_starts_one_session(ada: Operator) 
     assert len(ada.events("session_started")) == 1
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
     with socket.socket() as knock:
         return knock.connect_ex(("127.0.0.1", port)) == 0
 
@@ -382,23 +383,23 @@ def listens(port: int) -> bool:
 HOLE = "- {finds: dug, text: Done., repeat: true}\n- {calls: [{tool: dig, arguments: {seconds: 2}}], repeat: true}\n"
 
 
-def most_at_once(ada: Operator) -> int:
-    """Tell how many calls were ever under way at once."""
+def find_peak_calls(ada: Operator) -> int:
+    """Return the highest number of calls that ran at the same time."""
     rows = ada.sql("SELECT kind FROM events WHERE kind IN ('call_started', 'call_settled') ORDER BY position")
-    text = now = 0
+    peak = running = 0
     for (kind,) in rows:
-        now += 1 if kind == "call_started" else -1
-        text = max(text, now)
-    return text
+        running += 1 if kind == "call_started" else -1
+        peak = max(peak, running)
+    return peak
 
 
-def test_a_worker_takes_no_more_at_once_than_it_is_told_to(ada: Operator) -> None:
+def test_a_worker_runs_no_more_sessions_at_once_than_its_limit(ada: Operator) -> None:
     names = ("desk", "shop", "mill")
     folders = [ada.agent_of(name, RUNS, DIGS % 1) for name in names]
     worker = ada.works(*folders, "--concurrency", "1")
     ada.until(lambda: len(ada.events("session_parked")) == len(names))
     assert worker.drains() == 0
-    assert most_at_once(ada) == 1
+    assert find_peak_calls(ada) == 1
 
 
 def test_no_more_tasks_of_an_agent_are_awake_on_all_workers_than_its_file_says(ada: Operator) -> None:
@@ -410,8 +411,8 @@ def test_no_more_tasks_of_an_agent_are_awake_on_all_workers_than_its_file_says(a
     workers = [ada.works(desk), ada.works(desk)]
     ada.until(lambda: len(ada.events("session_ended")) == 8)
     assert [worker.drains() for worker in workers] == [0, 0]
-    assert most_at_once(ada) == 2
+    assert find_peak_calls(ada) == 2
 
 
-def test_a_worker_runs_as_many_sessions_at_once_as_a_dispatcher_does_by_itself() -> None:
+def test_a_worker_runs_as_many_sessions_at_once_as_a_dispatcher_does_by_default() -> None:
     assert signature(serve.worker).parameters["concurrency"].default == DEFAULT_CONCURRENCY

@@ -43,7 +43,7 @@ async def budget(world: World, session: str) -> BudgetRow:
     return row
 
 
-async def started(world: World, session: str) -> SessionStarted:
+async def read_start(world: World, session: str) -> SessionStarted:
     event = (await world.events(session_stream(session)))[0].event
     assert isinstance(event, SessionStarted)
     return event
@@ -61,13 +61,13 @@ async def test_a_task_for_a_neighbour_is_done_by_a_part_of_the_session_and_its_e
         assert (child.session, child.agent, child.parent, child.kind) == (message.session, "scout", "chat", "task")
         assert (child.state, child.terminal_reason) == ("COMPLETED", "completed")
         inbox = await world.events(inbox_stream("chat"))
-        told = [stored for stored in inbox if isinstance(stored.event, WakePosted)]
-        assert [(one.event.cause, one.event.origin, one.event.trusted) for one in told] == [("child", "agent", False)]  # type: ignore[union-attr]
-        assert decode_body(told[0].body or b"") == "The mail is empty."
+        wakes = [stored for stored in inbox if isinstance(stored.event, WakePosted)]
+        assert [(one.event.cause, one.event.origin, one.event.trusted) for one in wakes] == [("child", "agent", False)]  # type: ignore[union-attr]
+        assert decode_body(wakes[0].body or b"") == "The mail is empty."
         kinds = [stored.kind for stored in world.history]
         assert kinds[kinds.index("session_ended") + 1] == "wake_posted"
         ended = next(stored for stored in world.history if stored.kind == "session_ended")
-        assert (ended.key, ended.at) == (told[0].key, told[0].at)
+        assert (ended.key, ended.at) == (wakes[0].key, wakes[0].at)
 
 
 async def test_its_cap_is_exactly_half_of_what_is_left_and_what_it_spent_is_its_parents(
@@ -79,7 +79,7 @@ async def test_its_cap_is_exactly_half_of_what_is_left_and_what_it_spent_is_its_
         message = await desk.says("@scout check the mail")
         assert isinstance(message, HandledMessage)
         assert (
-            sum(leg.amount for leg in (await started(world, message.session)).carved)
+            sum(leg.amount for leg in (await read_start(world, message.session)).carved)
             == 500_000 // SUB_SESSION_DIVISOR
             == 250_000
         )
@@ -87,7 +87,7 @@ async def test_its_cap_is_exactly_half_of_what_is_left_and_what_it_spent_is_its_
         assert (parent.spent, parent.held) == (2_000, 0)
         again = await desk.says("@scout check the mail")
         assert isinstance(again, HandledMessage)
-        assert sum(leg.amount for leg in (await started(world, again.session)).carved) == (500_000 - 2_000) // 2
+        assert sum(leg.amount for leg in (await read_start(world, again.session)).carved) == (500_000 - 2_000) // 2
         assert (await budget(world, again.session)).cap == 249_000
 
 
@@ -124,13 +124,13 @@ async def test_it_may_use_only_what_both_have_and_its_parent_may_use(world: Worl
         desk = await with_scout(stack, world, tmp_path, text, calls)
         message = await desk.says("@scout check the mail")
         assert isinstance(message, HandledMessage)
-        assert (await started(world, message.session)).grants == ("look",)
+        assert (await read_start(world, message.session)).grants == ("look",)
         events = await world.events(session_stream(message.session))
         refused = [stored.event for stored in events if stored.kind == "call_refused"]
         assert [(event.tool, event.outcome) for event in refused] == [("wander", "tool_not_granted")]  # type: ignore[union-attr]
         own = await desk.says("have a separate agent check the mail")
         assert isinstance(own, HandledMessage)
-        assert (await started(world, own.session)).grants == ("look",)
+        assert (await read_start(world, own.session)).grants == ("look",)
 
 
 async def test_who_was_given_a_task_answers_with_what_the_other_found(world: World, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_who_was_given_a_task_answers_with_what_the_other_found(world: Wor
         assert done == ForwardedMessage(done.routed, is_posted=True)
         ending, _ = await attend_session(desk.context, "task")
         assert ending.state == "COMPLETED"
-        (prompt,) = desk.context.models.get("scripted:script").asked  # type: ignore[attr-defined]
+        (prompt,) = desk.context.models.get("scripted:script").requests  # type: ignore[attr-defined]
         texts = [part.text for message in prompt.messages for part in message.parts]
         assert "@scout check the mail" in texts
         assert any("The mail is empty." in text for text in texts)
@@ -156,7 +156,7 @@ async def test_a_neighbour_that_nobody_trusts_does_nothing_and_it_is_said(world:
         assert await world.journal.ask(Query("all_sessions", SessionRow)) == []
 
 
-async def test_what_a_process_left_behind_that_died_is_taken_up_by_the_next(world: World, tmp_path: Path) -> None:
+async def test_what_a_dead_process_left_behind_is_resumed_by_the_next(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path)
         await desk.says("@scout check the mail", "chat")
@@ -210,8 +210,8 @@ async def _delegated_through(world: World, home: Path) -> bool:
     for child in await children(world):
         assert child.state == "COMPLETED"
         inbox = await world.events(inbox_stream("chat"))
-        told = [stored for stored in inbox if isinstance(stored.event, WakePosted) and stored.event.cause == "child"]
-        assert len(told) == 1
+        wakes = [stored for stored in inbox if isinstance(stored.event, WakePosted) and stored.event.cause == "child"]
+        assert len(wakes) == 1
         parent = await budget(world, "chat")
         assert (parent.held, parent.spent) == (0, (await budget(world, child.session)).spent)
     return crashed
@@ -228,7 +228,7 @@ async def test_a_file_names_whom_its_model_can_ask(world: World, tmp_path: Path)
         assert ending.state == "COMPLETED"
         (child,) = await children(world)
         assert (child.agent, child.parent, child.state) == ("scout", session, "COMPLETED")
-        began = await started(world, child.session)
+        began = await read_start(world, child.session)
         assert (sum(leg.amount for leg in began.carved), began.trusted, began.grants) == (
             100_000,
             False,

@@ -67,7 +67,7 @@ class Office:
     async def write(self, stream: StreamId, event: AnyEvent, *rows: Any, owner: str = "") -> None:
         lease = self.scribe.leases[owner] if owner else None
         drafts = [Draft(event, SAID.get(type(event), b"what was said"))]
-        key = f"{event.KIND}/{self.ground.new()}"
+        key = f"{event.KIND}/{self.ground.make()}"
         await self.ground.store.commit(Write(stream, key, lambda _: drafts, [*rows_of_event(event), *rows], lease))
 
     async def furnish(self) -> None:
@@ -85,11 +85,11 @@ class Office:
             decision=f"{agent}-asks", about="approval", subject=call, name="look", digest="d", expires_at=LATER
         )
         await self.write(stream, event, (DecisionRow, event.decision), owner=session)
-        started = CallStarted(call=call, tool=f"tool-of-{agent}", audit="full")
-        await self.write(stream, started, (AuditRow, call), owner=session)
+        call_started = CallStarted(call=call, tool=f"tool-of-{agent}", audit="full")
+        await self.write(stream, call_started, (AuditRow, call), owner=session)
         await self.write(stream, CallSettled(call=call, outcome="ok", audited=True), (AuditRow, call), owner=session)
-        found = FindingEmitted(finding=f"{agent}-found", agent=agent, severity="low", support="unquoted")
-        await self.write(stream, found, owner=session)
+        finding_emitted = FindingEmitted(finding=f"{agent}-found", agent=agent, severity="low", support="unquoted")
+        await self.write(stream, finding_emitted, owner=session)
         await self.write(stream, MemoryProposed(memory=f"{agent}-memory", agent=agent), owner=session)
         notification_queued = NotificationQueued(notification=f"{agent}-told", channel="in_app", agent=agent)
         await self.write(stream, notification_queued, owner=session)
@@ -97,8 +97,10 @@ class Office:
         made = TriggerMade(trigger=trigger, agent=agent, type="webhook", by="ann", digest="d")
         await self.write(trigger_stream(trigger), made)
         await self.write(trigger_stream(trigger), ItemSeen(trigger=trigger, item=f"{agent}-item", name=f"{agent}.md"))
-        gone = ItemQuarantined(trigger=trigger, item=f"{agent}-item", attempts=3, sentence="It cannot be read.")
-        await self.write(trigger_stream(trigger), gone)
+        item_quarantined = ItemQuarantined(
+            trigger=trigger, item=f"{agent}-item", attempts=3, sentence="It cannot be read."
+        )
+        await self.write(trigger_stream(trigger), item_quarantined)
         rule = RuleMade(
             rule=f"{agent}-rule", tool="look", scope="agent", owner=agent, matcher="{}", keys=(), by="ann",
             expires_at=LATER,
@@ -302,14 +304,14 @@ async def test_a_window_that_is_not_counted_gets_no_cap(office: Office) -> None:
     now = office.ground.now()
     for window in (window_at("hour", now), window_at("day", now, "Europe/Berlin"), "day/2062-01-01", "day/1999-01-01"):
         for scope in ("fleet", "session:mine-1"):
-            with pytest.raises(NotDone, match="Name one of them"):
+            with pytest.raises(NotDone, match=r"has these windows: .+\. Choose one with --window"):
                 await money.set_cap(office.desk(), "raise", scope, "30", window)
 
 
 @pytest.mark.parametrize("window", ["day/1999-01-01", "day/2062-01-01"])
 async def test_where_nothing_was_spent_a_cap_is_given_to_a_window_of_now_alone(office: Office, window: str) -> None:
     today = window_at("day", office.ground.now())
-    with pytest.raises(NotDone, match=f"{window} is not now.* Write --window {today}"):
+    with pytest.raises(NotDone, match=f"{window} is not the current window, .* Use --window {today}"):
         await money.set_cap(office.desk(), "raise", "agent:another", "30", window)
     assert (await money.set_cap(office.desk(), "raise", "agent:another", "30", today)).window == today
 
@@ -321,9 +323,9 @@ async def test_a_cap_by_the_hour_and_by_the_day_is_named_by_the_windows_of_now(o
     await office.ground.sleep(DAY)
     now = office.ground.now()
     today, hour = window_at("day", now), window_at("hour", now)
-    with pytest.raises(NotDone, match=f"these windows: {today}, {hour}. Name one of them"):
+    with pytest.raises(NotDone, match=f"has these windows: {today}, {hour}. Choose one with --window"):
         await money.set_cap(office.desk(), "raise", "agent:mine", "9")
-    with pytest.raises(NotDone, match=f"these windows: {today}, {hour}. Name one of them"):
+    with pytest.raises(NotDone, match=f"has these windows: {today}, {hour}. Choose one with --window"):
         await money.set_cap(office.desk(), "raise", "agent:mine", "9", "day/2020-01-01")
     assert (await money.set_cap(office.desk(), "raise", "agent:mine", "9", hour)).window == hour
 
@@ -352,7 +354,7 @@ async def test_a_halt_of_the_fleet_is_shown_to_everybody(office: Office) -> None
     assert line.halted == "fleet was halted by bea"
 
 
-async def test_the_fleet_tells_how_each_agent_stands(everywhere: Office) -> None:
+async def test_the_fleet_shows_the_state_of_each_agent(everywhere: Office) -> None:
     mine, _ = await queries.fleet(everywhere.desk("viewer"))
     assert (mine.agent, mine.on, mine.session, mine.under_way) == ("mine", True, "mine-1", 1)
     assert (mine.spent_today_usd, mine.cap_today_usd, mine.burn_usd) == (
@@ -399,8 +401,8 @@ async def test_a_name_that_is_not_known_is_missing_and_halts_nothing(office: Off
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "x" * 100_001])
-async def test_nothing_and_too_much_are_not_said_to_a_session(office: Office, text: str) -> None:
-    with pytest.raises(NotDone, match="Say something"):
+async def test_an_empty_or_too_long_message_is_not_sent_to_a_session(office: Office, text: str) -> None:
+    with pytest.raises(NotDone, match="A message needs 1 to 100,000 characters"):
         await control.send_message(office.desk(), "mine-1", text)
 
 

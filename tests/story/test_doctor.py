@@ -115,7 +115,7 @@ def test_a_key_that_is_missing_is_asked_for_and_one_that_is_there_is_never_shown
     folder = doctor.agent("writer", "model: openai:gpt-5-mini\n")
     assert "OPENAI_API_KEY is not set" in doctor.looks(folder)["writer models"][1]
     doctor.environ["OPENAI_API_KEY"] = KEY
-    text = "openai:gpt-5-mini has a price, and its key is set (OPENAI_API_KEY)."
+    text = "openai:gpt-5-mini has a price; its key is set (OPENAI_API_KEY)."
     assert doctor.looks(folder)["writer models"] == ("ok", text)
 
 
@@ -136,7 +136,7 @@ def test_a_secret_that_nobody_has_set_is_named_by_its_variable(doctor: Doctor) -
     assert "HALTER_SECRET_SMS" in fields["writer secrets"][1]
     assert "HALTER_SECRET_MAIL" not in fields["writer secrets"][1]
     doctor.environ["HALTER_SECRET_SMS"] = KEY
-    assert doctor.looks(folder)["writer secrets"] == ("ok", "All are set: MAIL, SMS.")
+    assert doctor.looks(folder)["writer secrets"] == ("ok", "All secrets are set: MAIL, SMS.")
 
 
 def test_code_that_nobody_trusted_is_named(doctor: Doctor) -> None:
@@ -178,7 +178,7 @@ def test_sensors_are_tried_as_far_as_that_does_nothing(doctor: Doctor) -> None:
 
 
 @pytest.mark.parametrize(("more", "verdict"), [("", "warning"), ("policy: {provenance: ask}\n", None)])
-def test_an_agent_that_runs_by_itself_and_only_observes_is_worth_a_look(
+def test_an_agent_that_runs_unattended_and_only_observes_is_a_warning(
     doctor: Doctor, more: str, verdict: str | None
 ) -> None:
     fields = doctor.looks(doctor.agent("alone", f"autonomy: {{enabled: true}}\n{more}"))
@@ -222,18 +222,18 @@ def test_a_list_of_tokens_that_others_may_read_is_a_problem(tmp_path: Path) -> N
     file.chmod(0o644)
     check = health.check_tokens(settings)
     assert check is not None
-    assert (check.verdict, f"run chmod 600 {file}" in check.finding) == ("problem", True)
+    assert (check.verdict, f"Other users can read {file}. Run chmod 600 {file}." in check.finding) == ("problem", True)
     file.chmod(0o600)
     check = health.check_tokens(settings)
     assert check is not None
     assert check.verdict == "ok"
 
 
-def test_a_table_of_prices_that_is_half_a_year_old_is_worth_a_look() -> None:
+def test_a_table_of_prices_that_is_half_a_year_old_is_a_warning() -> None:
     now = SystemClock().now()
     assert health.check_prices(now).verdict in {"ok", "warning"}
     old = health.check_prices(now + 200 * DAY)
-    assert (old.verdict, "look for a newer one" in old.finding) == ("warning", True)
+    assert (old.verdict, "Update it with pip install -U genai-prices" in old.finding) == ("warning", True)
 
 
 def test_the_disk_is_looked_at_where_the_journal_grows(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_the_disk_is_looked_at_where_the_journal_grows(tmp_path: Path) -> None:
     assert check_disk(tmp_path / "nowhere").verdict == "warning"
 
 
-def test_several_findings_about_one_thing_are_told_by_the_worst() -> None:
+def test_several_findings_about_one_thing_get_the_worst_verdict() -> None:
     assert combine_checks("x", [pass_check("a", "A."), warn_check("b", "B."), fail_check("c", "C.")]) == fail_check(
         "x", "B. C."
     )
@@ -254,4 +254,4 @@ def test_a_root_from_which_an_agent_could_change_what_it_may_do_is_a_problem(doc
     folder = doctor.agent("clerk", f"tools: {{files: {{root: {root}}}}}\n")
     fields = doctor.looks(folder)
     assert (fields["code"], fields["clerk roots"][0]) == (1, "problem")
-    assert f"agent.yaml line 2: `tools.files.root` is `{root}`, which holds" in fields["clerk roots"][1]
+    assert f"agent.yaml line 2: `tools.files.root` is `{root}`, which contains" in fields["clerk roots"][1]

@@ -53,7 +53,7 @@ def test_one_that_died_within_the_hour_is_worth_a_look_and_one_that_refuses_is_a
     assert (ill.verdict, ill.finding) == ("problem", "halter worker 11 on north: Its clock is wrong.")
 
 
-def test_several_versions_of_the_program_are_told_and_those_that_are_gone_do_not_count() -> None:
+def test_several_versions_of_the_program_are_reported_and_those_that_are_gone_do_not_count() -> None:
     worker_view = replace(ONE, version="0.8.0", host="south")
     check = check_versions([ONE, worker_view])
     assert check is not None
@@ -61,7 +61,7 @@ def test_several_versions_of_the_program_are_told_and_those_that_are_gone_do_not
     assert check_versions([ONE, replace(worker_view, alive=False)]) is None
 
 
-def test_who_waits_because_of_older_files_is_told() -> None:
+def test_workers_that_wait_because_of_older_files_are_reported() -> None:
     check = check_agent_files([ONE, replace(ONE, host="south", waiting=("watch",))])
     assert check is not None
     assert check.verdict == "warning"
@@ -73,20 +73,22 @@ ELSE = replace(ONE, agents={"clerk": "1"})
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict", "words"),
+    ("views", "verdict", "words"),
     [
         ([], "warning", "watch has 2 sessions that have been due for 5m, and no live process has its folder"),
         ([GONE], "warning", "no live process has its folder"),
         ([ELSE], "problem", "run halter off watch"),
-        ([replace(ONE, health="waits", waiting=("watch",))], "problem", "wait for newer files, or are about to end"),
+        ([replace(ONE, health="waits", waiting=("watch",))], "problem", "wait for newer files or are draining"),
         ([replace(ONE, agents={**ONE.agents, "x": "1"}, waiting=("watch",))], "problem", "wait for newer files"),
-        ([replace(ONE, health="draining", closing=True)], "problem", "wait for newer files, or are about to end"),
+        ([replace(ONE, health="draining", closing=True)], "problem", "wait for newer files or are draining"),
         ([replace(ONE, awake=10)], "warning", "all workers with its folder are busy"),
         ([ONE], "ok", "No due session waits for a worker."),
     ],
 )
-def test_what_is_left_lying_is_told_with_why(found: list[WorkerView], verdict: str, words: str) -> None:
-    check = check_due_sessions([LATE], found, NOW)
+def test_due_sessions_that_no_worker_runs_are_reported_with_the_reason(
+    views: list[WorkerView], verdict: str, words: str
+) -> None:
+    check = check_due_sessions([LATE], views, NOW)
     assert (check.verdict, words in check.finding) == (verdict, True), check
 
 
@@ -95,10 +97,10 @@ def test_connections_must_be_enough_for_all_and_for_one_more() -> None:
     assert "need up to 27," in check_connections(97, 20, ["worker"] * 3 + ["up"], 8).finding
     assert check_connections(97, 90, ["worker"] * 3, 8).verdict == "warning"
     full = check_connections(97, 20, ["worker"] * 13, 8)
-    assert (full.verdict, "raise max_connections" in full.finding) == ("warning", True)
+    assert (full.verdict, "Raise max_connections before you start another worker." in full.finding) == ("warning", True)
 
 
-def test_tickets_that_grow_old_or_are_left_over_by_the_thousand_are_told() -> None:
+def test_tickets_that_grow_old_or_are_left_over_by_the_thousand_are_reported() -> None:
     assert check_queue(0, 0, 0).verdict == "ok"
     assert check_queue(500, MINUTE, 1000).verdict == "ok"
     old = check_queue(3, 2 * MINUTE, 0)
@@ -121,25 +123,25 @@ def seed(doctor: Doctor, url: str, what: Callable[[Runtime], Awaitable[None]], *
     asyncio.run(do())
 
 
-async def begun(app: Runtime) -> None:
+async def begin_session(app: Runtime) -> None:
     event = SessionStarted(session="watch-1", agent="watch", kind="autonomous", started_by="ann")
     await app.store.commit(lifecycle.start_session(event))
 
 
-def says(worker_info: WorkerInfo) -> Callable[[Runtime], Awaitable[None]]:
+def record_heartbeat(worker_info: WorkerInfo) -> Callable[[Runtime], Awaitable[None]]:
     async def beat(app: Runtime) -> None:
         await app.store.beat(WorkerId("w1"), {}, worker_info.encode())
 
     return beat
 
 
-async def owned(app: Runtime) -> None:
+async def claim_session(app: Runtime) -> None:
     await app.store.beat(WorkerId("w1"), {}, RAN.encode())
     assert await app.store.claim(WorkerId("w1"), 1, SessionId("watch-1"))
 
 
-def test_on_a_file_who_runs_agents_is_told_and_nothing_of_a_server(doctor: Doctor) -> None:
-    seed(doctor, str(doctor.store), says(replace(RAN, kind="up")))
+def test_on_a_file_the_workers_are_reported_and_nothing_of_a_server(doctor: Doctor) -> None:
+    seed(doctor, str(doctor.store), record_heartbeat(replace(RAN, kind="up")))
     fields = doctor.looks()
     assert fields["workers"] == ("ok", "1 process runs agents here: 1 on north.")
     assert fields["due"][0] == "ok"
@@ -151,9 +153,9 @@ def test_on_postgresql_a_folder_that_is_missing_is_found_and_one_that_is_off_is_
     doctor: Doctor, postgres_schema_url: str
 ) -> None:
     url = postgres_schema_url
-    seed(doctor, url, begun)
-    seed(doctor, url, says(replace(RAN, agents={"clerk": "1"})))
-    aged(url, "UPDATE sessions SET due_at = due_at - 600000000")
+    seed(doctor, url, begin_session)
+    seed(doctor, url, record_heartbeat(replace(RAN, agents={"clerk": "1"})))
+    change_store(url, "UPDATE sessions SET due_at = due_at - 600000000")
     fields = doctor.looks("--store", url)
     assert (fields["code"], fields["due"][0]) == (1, "problem")
     assert "watch has 1 session that has been due for 10m" in fields["due"][1]
@@ -162,17 +164,17 @@ def test_on_postgresql_a_folder_that_is_missing_is_found_and_one_that_is_off_is_
     assert "need up to 8, and each worker up to 8" in fields["connections"][1]
     assert fields["queue"] == ("ok", "0 tickets in the queue, none of them old.")
     assert fields["clock"][0] == "ok"
-    aged(url, "INSERT INTO agents (agent, switched_on, by, at, reason) VALUES ('watch', 0, 'ann', 1, '')")
+    change_store(url, "INSERT INTO agents (agent, switched_on, by, at, reason) VALUES ('watch', 0, 'ann', 1, '')")
     assert doctor.looks("--store", url)["due"][0] == "ok"
 
 
 @pytest.mark.postgres
 def test_on_postgresql_what_a_dead_worker_left_is_found(doctor: Doctor, postgres_schema_url: str) -> None:
     url = postgres_schema_url
-    seed(doctor, url, begun)
-    seed(doctor, url, owned)
+    seed(doctor, url, begin_session)
+    seed(doctor, url, claim_session)
     assert doctor.looks("--store", url)["due"][0] == "ok"
-    aged(url, "UPDATE workers SET alive_until = alive_until - 120000000")
+    change_store(url, "UPDATE workers SET alive_until = alive_until - 120000000")
     fields = doctor.looks("--store", url)
     assert (fields["due"][0], "watch has 1 session that has been due for 1m" in fields["due"][1]) == ("warning", True)
     assert "Lost within the hour: halter worker 11 on north" in fields["workers"][1]
@@ -181,19 +183,19 @@ def test_on_postgresql_what_a_dead_worker_left_is_found(doctor: Doctor, postgres
 @pytest.mark.postgres
 def test_on_postgresql_tickets_that_pile_up_are_found(doctor: Doctor, postgres_schema_url: str) -> None:
     url = postgres_schema_url
-    seed(doctor, url, says(RAN))
+    seed(doctor, url, record_heartbeat(RAN))
     prepare_queue_tables(url)
 
-    async def offered(app: Runtime) -> None:
+    async def offer_tickets(app: Runtime) -> None:
         waiting = ProcrastinateQueue(url, app.clock, {"watch": "1"})
-        with psycopg.connect(*connected(url)) as connection:
+        with psycopg.connect(*list_connection_arguments(url)) as connection:
             waiting.enqueue(connection, [Ticket(SessionId(f"watch-{number}"), "watch", 0) for number in range(3)])
 
-    seed(doctor, url, offered)
+    seed(doctor, url, offer_tickets)
     assert doctor.looks("--store", url)["queue"] == ("ok", "3 tickets in the queue, none of them old.")
-    aged(url, "UPDATE procrastinate_events SET at = at - interval '2 minutes'")
+    change_store(url, "UPDATE procrastinate_events SET at = at - interval '2 minutes'")
     assert "3 tickets wait in the queue, the oldest for 2m" in doctor.looks("--store", url)["queue"][1]
-    seed(doctor, url, says(replace(RAN, agents={"watch": "2"})))
+    seed(doctor, url, record_heartbeat(replace(RAN, agents={"watch": "2"})))
     assert doctor.looks("--store", url)["queue"][0] == "ok"
 
 
@@ -202,20 +204,20 @@ def test_on_postgresql_a_clock_that_differs_from_the_databases_is_a_problem(
     doctor: Doctor, postgres_schema_url: str
 ) -> None:
     url = postgres_schema_url
-    seed(doctor, url, begun)
+    seed(doctor, url, begin_session)
     text = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 60000000"
-    aged(url, f"CREATE OR REPLACE FUNCTION microseconds() RETURNS BIGINT VOLATILE LANGUAGE SQL RETURN {text}")
+    change_store(url, f"CREATE OR REPLACE FUNCTION microseconds() RETURNS BIGINT VOLATILE LANGUAGE SQL RETURN {text}")
     fields = doctor.looks("--store", url)
     assert (fields["code"], fields["clock"][0]) == (1, "problem")
     assert "behind the database's" in fields["clock"][1]
 
 
-def connected(url: str) -> list[Any]:
+def list_connection_arguments(url: str) -> list[Any]:
     server, _, schema = url.partition("?schema=")
     return [f"{server}?options=-csearch_path%3D{schema}"]
 
 
-def aged(url: str, statement: str) -> None:
+def change_store(url: str, statement: str) -> None:
     """Change the store behind its back, as time would."""
-    with psycopg.connect(*connected(url)) as connection:
+    with psycopg.connect(*list_connection_arguments(url)) as connection:
         connection.execute(statement.encode())

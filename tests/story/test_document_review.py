@@ -48,13 +48,13 @@ async def test_contracts_that_are_dropped_are_reviewed_and_people_are_told_what_
     assert [(each.about, each.subject) for each in await list_pending_decisions(world.journal)] == [
         ("proposal", precedent.precedent)
     ]
-    told = sorted([await letter(world, row) for row in await rows(world, "all_notifications", NotificationRow)])
-    assert [subject for subject, _ in told] == [
+    letters = sorted([await letter(world, row) for row in await rows(world, "all_notifications", NotificationRow)])
+    assert [subject for subject, _ in letters] == [
         "A contract needs you: hard.txt",
         "A contract needs you: harder.md",
         "Nothing to ask about: mild.txt",
     ]
-    assert '"The buyer\'s liability is unlimited in all cases" (hard.txt, supported)' in told[0][1]
+    assert '"The buyer\'s liability is unlimited in all cases" (hard.txt, supported)' in letters[0][1]
     await all_is_well(world)
 
 

@@ -9,35 +9,35 @@ from halter_drills.checker import RecordedEvent, StoreContents
 from halter_drills.drill import Setting
 
 
-def kept(recorded: int | None, *, settled: bool = True) -> StoreContents:
+def make_contents(recorded: int | None, *, settled: bool = True) -> StoreContents:
     facts: dict[str, Any] = {"request": "s.7/0"}
     outcome = [RecordedEvent("session:s", 1, "request_settled", 0, 0, facts)] if settled else []
     return StoreContents(outcome, {}, {}, {} if recorded is None else {"s.7/0": recorded}, {})
 
 
 @pytest.mark.parametrize(
-    ("changed", "ledger", "found", "sentence"),
+    ("fields", "ledger", "contents", "sentence"),
     [
-        ({}, {7: 100}, kept(100), ""),
-        ({}, {7: 100}, kept(99), "$0.0001 was billed, and $0.000099 is recorded."),
-        ({}, {7: 100}, kept(101), "only $0.0001 was billed, and $0.000101 is recorded."),
-        ({}, {7: 100}, kept(100, settled=False), "it has no outcome."),
-        ({"act": "cuts"}, {7: 100}, kept(101), ""),
-        ({"act": "cuts"}, {7: 100}, kept(None), "$0.0001 was billed, and $0.00 is recorded."),
-        ({"act": "refuses"}, {7: 0}, kept(None), ""),
-        ({"act": "refuses"}, {7: 0}, kept(1), "only $0.00 was billed, and $0.000001 is recorded."),
-        ({"act": "unreached"}, {}, kept(1), "only $0.00 was billed, and $0.000001 is recorded."),
-        ({"act": "hangs"}, {}, kept(1), ""),
-        ({"act": "hangs"}, {7: 100}, kept(99), "$0.0001 was billed, and $0.000099 is recorded."),
-        ({"model": UNKNOWN[0]}, {}, kept(None, settled=False), ""),
-        ({"model": UNKNOWN[0]}, {7: 5}, kept(5), "it was asked, though its price is unknown."),
+        ({}, {7: 100}, make_contents(100), ""),
+        ({}, {7: 100}, make_contents(99), "billed $0.0001, recorded $0.000099."),
+        ({}, {7: 100}, make_contents(101), "billed only $0.0001, recorded $0.000101."),
+        ({}, {7: 100}, make_contents(100, settled=False), "no settlement."),
+        ({"act": "cuts"}, {7: 100}, make_contents(101), ""),
+        ({"act": "cuts"}, {7: 100}, make_contents(None), "billed $0.0001, recorded $0.00."),
+        ({"act": "refuses"}, {7: 0}, make_contents(None), ""),
+        ({"act": "refuses"}, {7: 0}, make_contents(1), "billed only $0.00, recorded $0.000001."),
+        ({"act": "unreached"}, {}, make_contents(1), "billed only $0.00, recorded $0.000001."),
+        ({"act": "hangs"}, {}, make_contents(1), ""),
+        ({"act": "hangs"}, {7: 100}, make_contents(99), "billed $0.0001, recorded $0.000099."),
+        ({"model": UNKNOWN[0]}, {}, make_contents(None, settled=False), ""),
+        ({"model": UNKNOWN[0]}, {7: 5}, make_contents(5), "a request was sent although the price is unknown."),
     ],
 )
 def test_the_two_books_are_compared_case_by_case(
-    changed: Any, ledger: Any, found: StoreContents, sentence: str
+    fields: Any, ledger: Any, contents: StoreContents, sentence: str
 ) -> None:
-    case = BillingCase(**{"number": 7, "wire": "openai", "act": "answers", "model": "paid:openai", **changed})
-    assert [each.removeprefix(f"{case}: ") for each in compare([case], ledger, found)] == [sentence] * bool(sentence)
+    case = BillingCase(**{"number": 7, "wire": "openai", "act": "answers", "model": "paid:openai", **fields})
+    assert [each.removeprefix(f"{case}: ") for each in compare([case], ledger, contents)] == [sentence] * bool(sentence)
 
 
 def test_a_stream_is_cut_at_every_event_of_every_wire_and_each_is_billed_in_full() -> None:

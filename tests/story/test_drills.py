@@ -37,21 +37,21 @@ FEW = {
     "inject": len(load_attacks()),
 }
 BITES = {
-    "billing": r"was billed, and .+ is recorded",
+    "billing": r": billed \$.+, recorded \$",
     "race": r"\(call_started\) brings .+ to \d+ of \d+",
     "kill": r"was acknowledged and is lost",
     "powercut": r"has lost \d+ acknowledged commits?",
     "tamper": r"the facts.+was not found",
-    "zombie": r"was continued, and .+ was let through",
-    "halt": r"ran on after|took \d|was not ended|still",
+    "zombie": r"continued, and .+ was let through",
+    "halt": r"still ran after|did not end|in flight until",
     "approval": r"Even so, \w+ ran for",
-    "secrets": r"is seen in",
-    "flood": r"and may (take|use)|was allowed",
+    "secrets": r"appears in",
+    "flood": r"; the limit (without a sleep )?is|sleeps outside the limits",
     "authority": r"SKILL.md was changed",
-    "restore": r"was denied, and ran",
-    "proxy": r"was billed, and .+ is recorded",
+    "restore": r"ran, although a person denied it",
+    "proxy": r": billed \$.+, recorded \$",
     "hook": r": the tool ran",
-    "inject": r"ran with a value of the attacker, and no person was asked",
+    "inject": r"ran with a value of the attacker and without a decision",
 }
 """What the checker of each drill finds where that part is broken which `--teeth` breaks."""
 ON_SQLITE = [name for name in DRILLS if "sqlite" in find(name).stores]
@@ -89,17 +89,17 @@ def halter(*arguments: str) -> Result:
 
 @pytest.mark.parametrize(("name", "kind"), ON_ALL_STORES)
 def test_a_drill_finds_nothing_wrong_and_leaves_nothing_behind(name: str, kind: str, url: str) -> None:
-    told: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
 
     def hear(done: int, total: int, note: str) -> None:
-        told.append((done, total))
+        steps.append((done, total))
 
     result = find(name).run(Setting(url, FEW[name], progress=hear))
     assert (result.drill, result.store) == (name, kind)
     assert result.cases >= FEW[name]
     assert (result.violations, result.detail["violations"]) == (0, [])
-    assert told == sorted(told)
-    assert told[-1][0] == told[-1][1]
+    assert steps == sorted(steps)
+    assert steps[-1][0] == steps[-1][1]
 
 
 @pytest.mark.postgres
@@ -141,8 +141,8 @@ def test_a_drill_with_teeth_is_given_its_server_on_the_command_line(name: str, p
 def test_a_drill_with_teeth_finds_what_was_broken(name: str, kind: str, url: str) -> None:
     result = find(name).run(Setting(url, FEW[name], teeth=True))
     assert result.violations > 0
-    told = result.detail["violations"]
-    assert any(re.search(BITES[name], sentence) for sentence in told), told
+    violations = result.detail["violations"]
+    assert any(re.search(BITES[name], sentence) for sentence in violations), violations
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=SOAK_ON_POSTGRES)])
@@ -216,14 +216,15 @@ def test_a_drill_of_many_machines_does_not_run_on_a_file(tmp_path: Path) -> None
 def test_a_store_that_cannot_be_used_is_a_sentence_without_a_password() -> None:
     answer = halter("race", "--store", "postgresql://ada:secret@127.0.0.1:1/none")
     assert answer.exit_code == 3
-    assert answer.stderr.startswith("The PostgreSQL database at 127.0.0.1:1 cannot be reached")
+    assert answer.stderr.startswith("Cannot reach the PostgreSQL database at 127.0.0.1:1")
     assert "secret" not in answer.stderr
 
 
 def test_a_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
     answer = halter("race", "--store", str(tmp_path / "missing" / "halter.db"))
     assert answer.exit_code == 3
-    assert answer.stderr.startswith(f"A drill needs a folder of its own in {tmp_path / 'missing'}")
+    assert answer.stderr.startswith(f"Cannot create the drill's folder in {tmp_path / 'missing'} (")
+    assert answer.stderr.endswith(f"Check that {tmp_path / 'missing'} exists and is writable.\n")
     assert not (tmp_path / "missing").exists()
 
 
@@ -237,7 +238,7 @@ def test_a_server_that_restarts_ends_a_drill_in_a_sentence_and_its_schema_goes()
                 cluster.stop_hard()
                 thread_pool_executor.submit(cluster.start)
 
-        with pytest.raises(DrillBroken, match=r"^The drill ended early, and so proves nothing"), translate_errors():
+        with pytest.raises(DrillBroken, match=r"^The drill ended early and proves nothing\."), translate_errors():
             find("tamper").run(Setting(cluster.url, 1, progress=restart))
         with psycopg.connect(cluster.url) as connection:
             tuple_rows = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'halter%'").fetchall()

@@ -95,7 +95,7 @@ class Ada(Quick):
                 assert self.types("cancel", row["session"])[0] == 0
             assert self.types("erase", "--session", row["session"], "--yes")[0] == 0
 
-    def left(self) -> list[str]:
+    def find_canaries(self) -> list[str]:
         """Name the places in which the canary still stands, byte for byte."""
         if "://" in self.store:
             return list(_left_on_server(self.store))
@@ -119,9 +119,9 @@ def _left_on_server(store: str) -> Iterator[str]:
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def ada(tmp_path: Path, request: pytest.FixtureRequest) -> Ada:
     sqlite = request.param == "sqlite"
-    made = Ada(tmp_path, str(tmp_path / "halter.db") if sqlite else request.getfixturevalue("postgres_schema_url"))
-    made.trusts()
-    return made
+    ada = Ada(tmp_path, str(tmp_path / "halter.db") if sqlite else request.getfixturevalue("postgres_schema_url"))
+    ada.trusts()
+    return ada
 
 
 def test_no_byte_is_left_of_what_was_said_found_proposed_asked_and_answered(ada: Ada) -> None:
@@ -136,9 +136,9 @@ def test_no_byte_is_left_of_what_was_said_found_proposed_asked_and_answered(ada:
     memory = ada.waits_for("proposal")
     assert f"Remember {CANARY}" in ada.types("inbox")[1]
     assert ada.types("approve", memory)[0] == 0
-    assert ada.left()
+    assert ada.find_canaries()
     ada.erases_all()
-    assert ada.left() == []
+    assert ada.find_canaries() == []
     assert ada.types("verify")[0] == 0
     assert "(erased)" in ada.types("inbox")[1]
 
@@ -157,7 +157,7 @@ def test_what_a_message_planned_is_erased_when_it_has_ended(ada: Ada) -> None:
 def test_what_stays_of_an_erased_session_are_the_facts_that_the_page_of_limits_names(ada: Ada) -> None:
     ada.types("run", str(ada.agent), f"stumble over {CANARY}")
     ada.erases_all()
-    assert ada.left()
+    assert ada.find_canaries()
     page = " ".join((ROOT / "docs" / "limits.md").read_text().split())
     for text in ("the error of a call that failed", "why a call was refused", "the reason of a yes, a no, a halt"):
         assert text in page

@@ -96,8 +96,8 @@ cases:
         ("finishes", True, ""),
         ("contains", True, ""),
         ("calls", True, ""),
-        ("equals", False, "It is not “Hello.”."),
-        ("lacks", False, "It contains “HELLO”."),
+        ("equals", False, "The answer is not “Hello.”."),
+        ("lacks", False, "The answer contains “HELLO”."),
         ("misses", False, "add was not called."),
         ("avoids", False, "add was called."),
     ]
@@ -199,13 +199,13 @@ async def test_a_judge_decides_and_is_paid_from_the_case(tmp_path: Path) -> None
         met = "repeats" in texts[-1]
         return ToolCall("1", "final_answer", msgspec.json.encode({"value": {"met": met, "why": "no French"}}).decode())
 
-    judged: list[Decimal] = []
-    judge = maker(tmp_path, judged, FunctionModel(verdict))
+    judge_costs: list[Decimal] = []
+    judge = maker(tmp_path, judge_costs, FunctionModel(verdict))
     good, bad, wrong = await run_evals(cases, maker(tmp_path), judge)
     assert (good.why, good.passed, bad.passed, wrong.passed) == ("", True, False, False)
     assert bad.why == "The judge: no French"
     assert len(texts) == 2, "what failed by itself is not judged"
-    assert all(cap <= Decimal("0.07") for cap in judged)
+    assert all(cap <= Decimal("0.07") for cap in judge_costs)
 
 
 AGENT = "name: desk\nmodel: scripted\nscript: replies.yaml\n"

@@ -68,7 +68,7 @@ def test_the_clerk_welcomes_somebody_and_asks_before_it_deletes(tmp_path: Path) 
 
 
 @pytest.mark.timeout(120)
-def test_what_cannot_be_gone_on_with_is_said_at_once(tmp_path: Path) -> None:
+def test_what_cannot_be_resumed_or_played_is_reported_at_once(tmp_path: Path) -> None:
     person, clerk = Person(tmp_path), tmp_path / "clerk"
     shutil.copytree(EXAMPLES / "clerk", clerk)
     person.types("trust", str(clerk))
@@ -94,9 +94,7 @@ def test_what_cannot_be_gone_on_with_is_said_at_once(tmp_path: Path) -> None:
 def test_the_agent_in_one_minute_works_as_the_pages_say(tmp_path: Path) -> None:
     person, folder = Person(tmp_path), str(tmp_path / "night-watch")
     person.types("init", folder)
-    assert person.types("run", folder, "hello") == (
-        "Hello. I work by rules; look into agent.yaml and give me a model.\n"
-    )
+    assert person.types("run", folder, "hello") == ("Hello. I answer by rules. Set a model in agent.yaml.\n")
     assert "with night-watch. Ctrl-D or /quit leaves." in person.types("chat", folder)
     assert [session["state"] for session in person.looks("sessions")] == ["COMPLETED"]
     person.types("init", str(tmp_path / "other"), "--model", "anthropic:claude-sonnet-4-5")
@@ -115,7 +113,7 @@ def test_the_doorman_sleeps_and_wakes_when_a_letter_comes_as_the_pages_say(tmp_p
         assert any(b"alert: The signal `letter`" in line for line in bodies)
         assert any(b"sleep 1h (looked through the letters)" in line for line in bodies)
         assert "doorman also runs unattended, in doorman-1" in person.types("chat", str(doorman))
-        assert "doorman-1 is stopped" in person.types("off", "doorman")
+        assert "doorman is off; stopped doorman-1." in person.types("off", "doorman")
         assert any(b"ended: HALTED" in line for line in bodies)
         assert "doorman is on" in person.types("on", "doorman")
         assert any(b"doorman-2 starts." in line for line in bodies)

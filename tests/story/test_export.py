@@ -61,8 +61,8 @@ async def _session(app: Runtime, name: str, parent: str) -> None:
     await app.store.commit(lifecycle.post_message(name, f"{name}/said/2", b"and that", "ada"))
     (lease,) = await app.store.claim(WorkerId(name), 1, SessionId(name))
     for number in (1, 2):
-        held = make_legs(Caps(), Spender(name, "clerk"), app.clock.now(), usd=1000)
-        call = CallStarted(call=f"{name}.{number}", tool="look", legs=held)
+        call_legs = make_legs(Caps(), Spender(name, "clerk"), app.clock.now(), usd=1000)
+        call = CallStarted(call=f"{name}.{number}", tool="look", legs=call_legs)
         answer = await hold(app.ledger, lease, call, b'{"at": "canary"}')
         assert isinstance(answer, HoldTaken)
         await app.ledger.settle(lease, answer.flight, ActualResult("ok", usd=500, body=HOSTILE.encode()))
@@ -75,8 +75,8 @@ def files(halter: Halter, tmp_path: Path) -> tuple[Path, Path]:
     receipt, journal = tmp_path / "receipt.json", tmp_path / "journal.jsonl"
     result = halter("export", "clerk-1", "--output", str(journal))
     assert result.exit_code == 0, result.output
-    shown = halter("receipt", "clerk-1", "--json")
-    receipt.write_text(shown.stdout)
+    receipt_result = halter("receipt", "clerk-1", "--json")
+    receipt.write_text(receipt_result.stdout)
     return receipt, journal
 
 
@@ -85,7 +85,7 @@ def check(halter: Halter, files: tuple[Path, Path]) -> Result:
     return halter("receipt", "--verify", str(receipt), "--journal", str(journal))
 
 
-def edited(path: Path, edit: Callable[[Lines], Lines | None]) -> None:
+def edit_lines(path: Path, edit: Callable[[Lines], Lines | None]) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines = edit(lines) or lines
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -107,7 +107,7 @@ def test_a_receipt_is_checked_offline_with_the_store_gone(
 
 def test_an_export_brings_its_receipt_along(halter: Halter, files: tuple[Path, Path]) -> None:
     assert check(halter, (files[1], files[1])).exit_code == 0
-    edited(files[1], lambda lines: lines[1]["receipt"].update(cost_usd=1))
+    edit_lines(files[1], lambda lines: lines[1]["receipt"].update(cost_usd=1))
     assert check(halter, (files[1], files[1])).exit_code == 1
 
 
@@ -255,7 +255,7 @@ TAMPERINGS: list[tuple[Callable[[Lines], Lines | None], str]] = [
 def test_whatever_is_done_to_an_export_is_named(
     halter: Halter, files: tuple[Path, Path], tamper: Callable[[Lines], Lines | None], sentence: str
 ) -> None:
-    edited(files[1], tamper)
+    edit_lines(files[1], tamper)
     result = check(halter, files)
     assert result.exit_code == 1, result.output
     assert sentence in result.stdout
@@ -291,7 +291,7 @@ def test_every_field_of_a_receipt_is_compared(halter: Halter, files: tuple[Path,
     assert not prove_receipt({**payload, "trusted": 1}, journal).ok
 
 
-def test_an_edited_receipt_is_told_by_what_was_edited(halter: Halter, files: tuple[Path, Path]) -> None:
+def test_an_edited_receipt_is_reported_with_what_was_edited(halter: Halter, files: tuple[Path, Path]) -> None:
     payload = json.loads(files[0].read_text())
     payload["calls"][1]["cost_usd"] = 0
     files[0].write_text(json.dumps(payload))
@@ -307,7 +307,7 @@ def test_a_receipt_that_says_one_thing_twice_is_refused(halter: Halter, files: t
     assert "a key occurs twice" in result.stderr
 
 
-def test_erased_bodies_are_told_and_break_nothing(halter: Halter, files: tuple[Path, Path]) -> None:
+def test_erased_bodies_are_reported_and_break_nothing(halter: Halter, files: tuple[Path, Path]) -> None:
     assert halter("erase", "--session", "clerk-1", "--yes").exit_code == 0
     assert halter("export", "clerk-1", "--output", str(files[1])).exit_code == 0
     result = check(halter, files)
@@ -333,7 +333,7 @@ def test_an_export_is_checked_against_the_receipt_that_it_brings_along(
     assert "--journal EXPORT" in alone.stderr
 
 
-def test_a_file_that_is_not_there_is_told_in_a_sentence(halter: Halter, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_in_a_sentence(halter: Halter, tmp_path: Path) -> None:
     result = halter("receipt", "--verify", str(tmp_path / "none"), "--journal", str(tmp_path / "none"))
     assert result.exit_code not in (0, 1)
     assert "Cannot read" in result.stderr

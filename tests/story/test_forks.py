@@ -17,7 +17,7 @@ from halter.core.events import DecisionAsked, HistoryGiven, SessionStarted
 from halter.core.ids import SortableIds, StreamId, session_stream
 from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult
 from halter.core.ports import Draft, Stored, Write, read_body
-from halter.guard.provenance_check import SessionBrake
+from halter.guard.provenance_check import ProvenanceCheck
 from halter.journal.open import open_store
 from halter.journal.retention import erase_session_bodies
 from halter.loop.history import MAX_RESULT_LENGTH, SessionHistory
@@ -94,11 +94,11 @@ async def test_a_fork_from_the_middle_knows_only_what_was_said_until_then(bench:
 
 
 @pytest.mark.parametrize("kind", ["request_settled", "call_started"])
-async def test_a_step_that_is_not_over_is_left_out(bench: Bench, kind: str) -> None:
+async def test_an_unfinished_step_is_left_out(bench: Bench, kind: str) -> None:
     agent = weather_agent(bench, WEATHER, says("It rains."), says("Sun."))
     first = await agent.run("Is it going to rain in Oslo?")
     await agent.fork(first.session, at=seq_of(bench, kind))
-    assert words(bench.models[0].requests[-1]) == ["user: Is it going to rain in Oslo?", "user: Go on from here."]
+    assert words(bench.models[0].requests[-1]) == ["user: Is it going to rain in Oslo?", "user: Continue from here."]
 
 
 async def test_a_fork_can_be_forked_and_no_two_calls_have_the_same_id(bench: Bench) -> None:
@@ -147,13 +147,13 @@ async def test_what_others_wrote_stays_theirs_in_a_fork(world: World) -> None:
     assert brake.judge("send_letter", b'{"to":"bob@house.example","text":"the report"}') == ()
 
 
-async def test_what_a_person_agreed_to_is_asked_anew_in_a_fork(world: World) -> None:
+async def test_an_approval_is_not_inherited_by_a_fork(world: World) -> None:
     story, post = story_of(world, "ask", [READ, TO_MALLORY, says("Done.")])
     await run(world, story, "approve")
     assert post.sent == ["mallory@evil.example"]
     assert story.loop is not None
-    assert story.loop.brake is not None
-    assert not [flaw for flaw in story.loop.brake.judge("send_letter", MALLORY) if flaw.reason == "unsaid"]
+    assert story.loop.provenance_check is not None
+    assert not [flaw for flaw in story.loop.provenance_check.judge("send_letter", MALLORY) if flaw.reason == "unsaid"]
     brake = await fork_brake(story)
     assert "unsaid" in [flaw.reason for flaw in brake.judge("send_letter", MALLORY)]
 
@@ -166,7 +166,7 @@ async def test_a_session_that_a_denial_locked_is_locked_in_its_fork(world: World
     assert not (await fork_brake(story, before)).locked
 
 
-async def fork_brake(story: Story, at: int | None = None) -> SessionBrake:
+async def fork_brake(story: Story, at: int | None = None) -> ProvenanceCheck:
     """Fold the first events of a fork, as its own loop does."""
     events = [event for event in await story.events() if at is None or event.seq <= at]
     past = await read_past("s", events, story.world.store)
@@ -181,7 +181,7 @@ async def fork_brake(story: Story, at: int | None = None) -> SessionBrake:
     async def body(event: Stored) -> bytes:
         return event.body or b""
 
-    await SessionHistory(f"fork{at}", brake=brake).apply(read, body)
+    await SessionHistory(f"fork{at}", provenance_check=brake).apply(read, body)
     return brake
 
 
@@ -192,7 +192,7 @@ async def test_where_the_words_are_erased_nothing_is_forked_and_an_erased_fork_t
     store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
     await erase_session_bodies(store, [first.session, second.session], "ada")
     brake = Heard()
-    await SessionHistory(second.session, brake=brake).apply(
+    await SessionHistory(second.session, provenance_check=brake).apply(
         await store.read(session_stream(second.session), 0, 2), lambda stored: read_body(store, stored)
     )
     assert (brake.clean, brake.erased) == (False, 1)
@@ -202,7 +202,7 @@ async def test_where_the_words_are_erased_nothing_is_forked_and_an_erased_fork_t
             await agent.fork(session)
 
 
-class Heard(SessionBrake):
+class Heard(ProvenanceCheck):
     """Counts what it heard of that is erased."""
 
     erased = 0

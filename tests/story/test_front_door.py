@@ -38,7 +38,7 @@ FAST = {
 }
 
 
-async def standing(world: World) -> list[str]:
+async def list_kinds_without_routings(world: World) -> list[str]:
     """All that happened but routings: what a fast path must leave as it is."""
     return [event.kind for event in world.history if event.kind != "message_routed"]
 
@@ -49,7 +49,7 @@ async def test_a_fast_path_asks_no_model_spends_nothing_and_is_written_down(
 ) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        before = await standing(world)
+        before = await list_kinds_without_routings(world)
         message = await desk.says(text)
         assert isinstance(message, HandledMessage)
         assert (message.routed.route, message.ok, bool(message.answer)) == (FAST[text], True, True)
@@ -57,7 +57,9 @@ async def test_a_fast_path_asks_no_model_spends_nothing_and_is_written_down(
         assert isinstance(routed.event, MessageRouted)
         assert (routed.event.route, routed.event.strategy) == (FAST[text], "")
         assert msgspec.json.decode(routed.body or b"") == {"text": text, "answer": message.answer}
-        assert (await standing(world))[len(before) :] == (["halt_requested"] if text == "stop" else [])
+        assert (await list_kinds_without_routings(world))[len(before) :] == (
+            ["halt_requested"] if text == "stop" else []
+        )
         assert await desk.spends() == 0
         assert await world.journal.ask(Query("all_sessions", SessionRow)) == []
 
@@ -78,17 +80,17 @@ async def test_where_a_session_has_begun_the_routing_stands_in_its_inbox_and_doe
         assert await desk.routed() == []
 
 
-async def test_the_status_tells_of_open_sessions_and_of_halts(world: World, tmp_path: Path) -> None:
+async def test_the_status_shows_open_sessions_and_halts(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         await begin_session(desk.context, "hello there", "chat", "chat")
         await attend_session(desk.context, "chat")
         await world.advance(5 * MINUTE)
         text = await desk.answer("status")
-        spent = "$0.043273 spent of $1.00 ($0.10 reserved for the wrap-up)"
+        spent = "$0.043275 spent of $1.00 ($0.10 reserved for the wrap-up)"
         assert text.splitlines() == [
             "desk was never switched on. 1 session is open.",
-            f"- chat (chat, this one): WAITING_FOR_INPUT, began 5m ago, {spent}",
+            f"- chat (chat, this one): WAITING_FOR_INPUT, started 5m ago, {spent}",
         ]
         await desk.answer("stop")
         assert "agent:desk is halted, by ada." in await desk.answer("status")
@@ -98,7 +100,9 @@ REPLY = "- {text: Done., usage: {input_tokens: 1000, output_tokens: 100}}\n"
 
 
 @CALM
-async def test_the_spending_is_told_for_a_day_a_week_and_a_month_against_the_caps(world: World, tmp_path: Path) -> None:
+async def test_the_spending_is_shown_for_a_day_a_week_and_a_month_against_the_caps(
+    world: World, tmp_path: Path
+) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, replies_yaml=REPLY)
         await begin_session(desk.context, "tell me more", "task", "one")
@@ -113,7 +117,7 @@ async def test_the_spending_is_told_for_a_day_a_week_and_a_month_against_the_cap
         assert (await desk.answer("how much have you spent today")).startswith("desk has spent $0.00 today.")
 
 
-async def halted(world: World) -> dict[str, bool]:
+async def read_halted_scopes(world: World) -> dict[str, bool]:
     return {row.scope: bool(row.halted) for row in await world.journal.ask(Query("all_halts", HaltRow))}
 
 
@@ -123,9 +127,9 @@ async def test_a_word_halts_and_another_lifts_the_halt_and_both_stand_in_the_jou
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         assert "agent:desk is halted" in await desk.answer("stop")
-        assert await halted(world) == {"agent:desk": True}
+        assert await read_halted_scopes(world) == {"agent:desk": True}
         assert "Resumed" in await desk.answer("resume")
-        assert await halted(world) == {"agent:desk": False}
+        assert await read_halted_scopes(world) == {"agent:desk": False}
         assert await desk.answer("resume") == "agent:desk is not halted."
         assert "fleet is halted" in await desk.answer("halt everything")
         assert await desk.answer("resume everything") == "Resumed fleet."
@@ -141,9 +145,9 @@ async def test_a_session_is_halted_by_the_beginning_of_its_name_and_none_is_gues
         for name in ("chat-1", "chat-2"):
             await begin_session(desk.context, "hello there", "chat", name)
         assert "nothing was halted" in await desk.answer("halt session chat-")
-        assert await halted(world) == {}
+        assert await read_halted_scopes(world) == {}
         await desk.answer("halt session chat-2")
-        assert await halted(world) == {"session:chat-2": True}
+        assert await read_halted_scopes(world) == {"session:chat-2": True}
 
 
 async def test_an_agent_neither_halts_nor_resumes_nor_decides_nor_cancels_by_a_word(
@@ -155,11 +159,11 @@ async def test_an_agent_neither_halts_nor_resumes_nor_decides_nor_cancels_by_a_w
         agent = desk.called("agent:desk")
         for text in ("stop", "halt everything", "resume", "approve", "deny", "cancel schedule nightly"):
             assert await agent.answer(text) == "Only a person can do that, and an agent sent this message."
-        assert await halted(world) == {}
+        assert await read_halted_scopes(world) == {}
         assert [row.verdict for row in (await desk.decisions()).values()] == [""]
 
 
-async def asked(world: World, *decisions: DecisionAsked) -> None:
+async def record_questions(world: World, *decisions: DecisionAsked) -> None:
     for event in decisions:
         rows = [(DecisionRow, event.decision)]
         await world.store.commit(
@@ -185,7 +189,7 @@ async def test_a_plain_word_decides_only_what_cannot_be_mistaken(world: World, t
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         assert await desk.answer("what needs me") == "Nothing needs you."
-        await asked(
+        await record_questions(
             world, question(world, "first-11"), question(world, "second-22"), question(world, "x-33", agent="b")
         )
         text = await desk.answer("what needs me")
@@ -202,10 +206,10 @@ async def test_a_plain_word_decides_only_what_cannot_be_mistaken(world: World, t
 async def test_a_plain_yes_is_for_what_was_shown_and_for_nothing_that_came_since(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        await asked(world, question(world, "first-11"))
+        await record_questions(world, question(world, "first-11"))
         assert "first-11" in await desk.answer("what needs me")
         await desk.answer("deny first-11")
-        await asked(world, question(world, "second-22"))
+        await record_questions(world, question(world, "second-22"))
         text = await desk.answer("approve")
         assert text.startswith("This decision is pending:\n- second-22: desk wants to wipe.")
         assert (await desk.decisions())["second-22"].verdict == ""
@@ -215,7 +219,7 @@ async def test_a_plain_yes_is_for_what_was_shown_and_for_nothing_that_came_since
 async def test_a_cap_is_not_raised_by_a_plain_yes(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        await asked(world, question(world, "cap-11", "cap_raise"))
+        await record_questions(world, question(world, "cap-11", "cap_raise"))
         assert await desk.answer("approve") == "A higher cap needs an amount. Run: halter approve cap-11 --cap AMOUNT"
         assert (await desk.decisions())["cap-11"].verdict == ""
         await world.advance(2 * HOUR)
@@ -280,9 +284,9 @@ async def test_an_answer_to_a_question_of_the_agent_goes_to_it_unless_it_is_a_ha
 ) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        assert isinstance(await desk.says("approve", answering=True), ForwardedMessage)
-        assert isinstance(await desk.says("stop", answering=True), HandledMessage)
-        assert await halted(world) == {"agent:desk": True}
+        assert isinstance(await desk.says("approve", is_answer=True), ForwardedMessage)
+        assert isinstance(await desk.says("stop", is_answer=True), HandledMessage)
+        assert await read_halted_scopes(world) == {"agent:desk": True}
 
 
 async def test_no_secret_stands_in_what_is_written_of_a_routing(world: World, tmp_path: Path) -> None:
@@ -294,7 +298,7 @@ async def test_no_secret_stands_in_what_is_written_of_a_routing(world: World, tm
         assert "AAAAbbbb" not in decode_body(routed.facts)
 
 
-async def test_an_agent_without_tools_is_told_of_none_and_asked_once(world: World, tmp_path: Path) -> None:
+async def test_an_agent_without_tools_is_offered_none_and_makes_one_request(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, tools="")
         message = await desk.says("Tell me a story about a fox and a goose.")

@@ -55,7 +55,7 @@ REST = """
 - {repeat: true, text: That is done.}
 """
 SKILL = "---\nname: check\ndescription: Checks.\n---\nCheck it.\n"
-STEPS = "steps:\n  - {call: retrieve_chunks, with: {file: a.txt}}\n"
+STEPS = "steps:\n  - {call: retrieve_chunks, arguments: {file: a.txt}}\n"
 
 
 def office_of(world: World, home: Path, script: str) -> Office:

@@ -96,7 +96,7 @@ class Desk:
 
 
 @contextmanager
-def counted() -> Iterator[list[int]]:
+def count_function_calls() -> Iterator[list[int]]:
     """Count the calls of functions."""
     count = [0]
 
@@ -123,7 +123,7 @@ async def count_call(desk: Desk, name: str) -> int:
     for _ in range(2):
         assert await desk.calls_tool(lease, name) == "ok"
     assert await desk.guard.find_halt(desk.standing) is None
-    with counted() as count:
+    with count_function_calls() as count:
         assert await desk.calls_tool(lease, name) == "ok"
         assert await desk.guard.find_halt(desk.standing) is None
     return count[0]

@@ -277,11 +277,11 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     ids=lambda arguments: arguments[:20],
 )
 async def test_arguments_that_do_not_fit_never_reach_a_tool(desk: Desk, arguments: bytes) -> None:
-    await desk.meets("order", arguments, "invalid_arguments", "arguments of order")
+    await desk.meets("order", arguments, "invalid_arguments", "Invalid arguments for order. ")
 
 
 @pytest.mark.parametrize("name", ["", "orders", "order\0", "__class__", "../order", "\ud800", "x" * 100_000])
-async def test_a_tool_that_is_not_there_is_told_as_such(desk: Desk, name: str) -> None:
+async def test_a_call_of_a_missing_tool_is_reported_as_such(desk: Desk, name: str) -> None:
     answer = await desk.meets(name, {"number": 7}, "unknown_tool", "There is no tool")
     assert len(answer.text) < 200
 
@@ -298,22 +298,22 @@ async def test_a_tool_that_calls_itself_for_ever_is_a_failure(desk: Desk) -> Non
 
 
 @pytest.mark.parametrize(
-    ("what", "outcome", "told"),
+    ("what", "outcome", "expected_text"),
     [
-        ("object", "error", "cannot be written as JSON"),
-        ("circle", "error", "cannot be written as JSON"),
-        ("deep", "error", "cannot be written as JSON"),
+        ("object", "error", "cannot be encoded as JSON"),
+        ("circle", "error", "cannot be encoded as JSON"),
+        ("deep", "error", "cannot be encoded as JSON"),
         ("surrogate", "ok", "\0"),
         ("binary", "ok", "256 bytes that are not text"),
         ("nothing", "ok", "null"),
         ("number", "ok", "N"),
-        ("flood", "ok", "characters are left out here"),
+        ("flood", "ok", " characters omitted]"),
     ],
 )
 async def test_whatever_a_tool_gives_becomes_text_that_can_be_kept(
-    desk: Desk, what: str, outcome: str, told: str
+    desk: Desk, what: str, outcome: str, expected_text: str
 ) -> None:
-    answer = await desk.meets("gives", {"what": what}, outcome, told)
+    answer = await desk.meets("gives", {"what": what}, outcome, expected_text)
     assert len(answer.text) < 11_000_000
 
 
@@ -330,17 +330,19 @@ async def test_a_write_that_hangs_in_a_thread_is_unknown(desk: Desk, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("how", "outcome", "told"),
+    ("how", "outcome", "expected_text"),
     [
         ("flood", "ok", "done"),
         ("binary", "ok", "done"),
         ("mute", "ok", "done"),
-        ("kill", "error", "Crashed: the tool's process ended without an answer: signal SIGKILL."),
-        ("leave", "error", "Crashed: the tool's process ended without an answer: exit code 0."),
+        ("kill", "error", "Crashed: the tool's process exited without an answer: signal SIGKILL."),
+        ("leave", "error", "Crashed: the tool's process exited without an answer: exit code 0."),
     ],
 )
-async def test_a_tool_in_a_process_of_its_own_can_do_no_harm(desk: Desk, how: str, outcome: str, told: str) -> None:
-    await desk.meets("isolated", {"how": how}, outcome, told)
+async def test_a_tool_in_a_process_of_its_own_can_do_no_harm(
+    desk: Desk, how: str, outcome: str, expected_text: str
+) -> None:
+    await desk.meets("isolated", {"how": how}, outcome, expected_text)
 
 
 async def test_a_child_that_a_tool_left_behind_is_gone_with_it(desk: Desk) -> None:
@@ -472,9 +474,9 @@ def _program_of(value: list[str] | str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "expected_text"),
     [
-        (["seq", "120000000"], "bytes are left out here]"),
+        (["seq", "120000000"], " bytes omitted]"),
         (["head", "-c", "1000000000", "/dev/zero"], "bytes that are not text"),
         (["head", "-c", "20000", "/dev/urandom"], "bytes that are not text"),
         (["setsid", "--fork", "sleep", "601.25"], ""),
@@ -485,12 +487,12 @@ def _program_of(value: list[str] | str) -> str:
     ids=_program_of,
 )
 async def test_a_command_is_bounded_and_shut_in(
-    bubblewrap: None, tmp_path: Path, argv: Sequence[str], told: str
+    bubblewrap: None, tmp_path: Path, argv: Sequence[str], expected_text: str
 ) -> None:
     (tmp_path / "commands").mkdir()
     async with opened(tmp_path, make_shell_tool(tmp_path / "commands", max_output=100_000)) as desk:
         words = [word.format(root=desk.root, outside=desk.outside) for word in argv]
-        answer = await desk.meets("run_command", {"argv": words}, "ok", told)
+        answer = await desk.meets("run_command", {"argv": words}, "ok", expected_text)
         assert len(answer.text) < 150_000
         assert KEPT not in answer.text
     assert all(has_ended(pid) for pid in running("601.25"))

@@ -60,7 +60,7 @@ async def test_a_call_goes_through_the_door_and_leaves_a_receipt(tmp_path: Path)
 
 
 @pytest.mark.parametrize("scope", ["session", "agent", "fleet"])
-async def test_a_program_is_told_when_any_cap_of_its_session_is_near(tmp_path: Path, scope: str) -> None:
+async def test_a_program_can_read_that_any_cap_of_its_session_is_near(tmp_path: Path, scope: str) -> None:
     caps = {
         "session": {"max_cost_usd": 1},
         "agent": {"policy": {"limits": {"max_cost_usd_per_day": 1}}, "max_cost_usd": 50},
@@ -86,7 +86,7 @@ async def test_a_program_is_told_when_any_cap_of_its_session_is_near(tmp_path: P
         assert await guard.is_near_budget() is (scope != "session")
 
 
-async def test_a_tool_is_told_that_the_budget_is_near_with_what_is_held(tmp_path: Path) -> None:
+async def test_a_tool_can_read_that_the_budget_is_near_with_what_is_held(tmp_path: Path) -> None:
     guard, results = guard_in(tmp_path, max_cost_usd=1), list[bool]()
 
     @guard.tool(level="SAFE", cost=0.40)
@@ -101,12 +101,12 @@ async def test_a_tool_is_told_that_the_budget_is_near_with_what_is_held(tmp_path
     assert (results, answers) == ([False, True], ["paid rent", "stopped early"])
 
 
-def test_a_plain_function_cannot_ask_the_ledger_and_is_told_so() -> None:
+def test_a_plain_function_that_takes_near_budget_is_rejected() -> None:
     def pay(near_budget: NearBudget) -> str:
         """Pay."""
         raise AssertionError
 
-    with pytest.raises(ConfigError, match="only an async function can ask: make it `async def`"):
+    with pytest.raises(ConfigError, match=r"which needs an async function\. Define it with `async def`"):
         halter.tool(pay)
 
 
@@ -223,7 +223,7 @@ async def test_secrets_reach_the_tool_and_nothing_else(tmp_path: Path) -> None:
     assert b"correct-horse-battery" not in (tmp_path / "guard.db").read_bytes()
 
 
-async def test_what_is_wrong_is_said_before_anything_runs(tmp_path: Path) -> None:
+async def test_mistakes_are_reported_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`limts` is not a key"):
         async with guard_in(tmp_path, policy={"limts": {}}):
             pass
@@ -235,7 +235,7 @@ async def test_what_is_wrong_is_said_before_anything_runs(tmp_path: Path) -> Non
             guard.tool(lambda: "late")
         async with guard.session(id="one"):
             pass
-        with pytest.raises(SessionAlreadyEnded, match="is over"):
+        with pytest.raises(SessionAlreadyEnded, match="has ended"):
             async with guard.session(id="one"):
                 pass
 
@@ -246,7 +246,7 @@ def test_what_is_public_can_be_imported_and_nothing_else() -> None:
         _ = halter.Nonsense  # pyright: ignore[reportAttributeAccessIssue] it is not there
 
 
-def spent(store: Path) -> list[BudgetRow]:
+def read_fleet_budgets(store: Path) -> list[BudgetRow]:
     clock = SystemClock()
     journal_store = open_store(str(store), clock=clock, ids=SortableIds(clock.now))
 
@@ -271,9 +271,9 @@ def test_twenty_spenders_that_are_killed_and_started_again_never_pass_a_dollar(t
                 program.send_signal(signal.SIGKILL)
             _, body = program.communicate(timeout=60)
             assert program.returncode == (-signal.SIGKILL if calls else 0), body.decode()
-        for row in spent(store):
+        for row in read_fleet_budgets(store):
             assert row.spent + row.held <= DOLLAR
             assert row.overrun == 0
-    (row,) = spent(store)
+    (row,) = read_fleet_budgets(store)
     assert 0.9 * DOLLAR < row.spent <= DOLLAR
     assert row.held == 0

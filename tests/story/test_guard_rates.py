@@ -53,7 +53,7 @@ def deploying(act: Callable[[], Awaitable[None]]) -> FunctionTool:
     return tool(deploy, level="PRIVILEGED")
 
 
-def agreed(at: int) -> Write:
+def make_rule(at: int) -> Write:
     """Let a person say "always" to exactly this call."""
     rule = RuleMade(
         rule="r",
@@ -68,7 +68,7 @@ def agreed(at: int) -> Write:
     return Write(FLEET, "rule", lambda _: [Draft(rule)], [(RuleRow, "r")])
 
 
-def started(session: str) -> Write:
+def make_session_start(session: str) -> Write:
     return lifecycle.start_session(SessionStarted(session=session, agent="desk", kind="task", started_by="ada"))
 
 
@@ -94,8 +94,8 @@ async def in_world(world: World, store: Store, count: int, *, fails: bool = Fals
         if fails:
             raise OSError("it broke")
 
-    await world.store.commit(agreed(world.now))
-    await world.store.commit(started("s"))
+    await world.store.commit(make_rule(world.now))
+    await world.store.commit(make_session_start("s"))
     (lease,) = await world.store.claim(WorkerId("w"), 1)
     return Counter(await all_at_once(store, world.clock, lease, deploying(act), count)), len(acts)
 
@@ -183,10 +183,10 @@ async def in_processes(url: str, count: int, effects: Path, *, fails: bool) -> C
     from tests.processes import warm_command  # The processes run this file, and do not know the other tests.
 
     store = open_store(url, clock=clock, ids=SortableIds(clock.now))
-    await store.commit(agreed(clock.now()))
+    await store.commit(make_rule(clock.now()))
     names = [f"s{number}" for number in range(PROCESSES)]
     for name in names:
-        await store.commit(started(name))
+        await store.commit(make_session_start(name))
     await store.close()
     words = [str(count // PROCESSES), str(effects), "fails" if fails else ""]
     pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}

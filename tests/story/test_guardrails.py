@@ -208,7 +208,7 @@ autonomy: {enabled: true, idle_timeout: 0}
 """
 
 
-async def test_the_eleventh_change_within_a_minute_is_refused_and_told(world: World, tmp_path: Path) -> None:
+async def test_the_eleventh_change_within_a_minute_is_refused_and_recorded(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     touches = ", ".join(f'{{tool: touch, arguments: {{what: "{number}"}}}}' for number in range(12))
     looks = ", ".join(f'{{tool: look, arguments: {{what: "{number}"}}}}' for number in range(15))
@@ -241,7 +241,7 @@ reflex:
 """
 
 
-def touched(events: Sequence[Stored]) -> list[str]:
+def list_touch_times(events: Sequence[Stored]) -> list[str]:
     calls = [(stored.at, stored.event) for stored in events if isinstance(stored.event, CallStarted)]
     return [moment(at) for at, event in calls if event.tool == "touch"]
 
@@ -257,7 +257,7 @@ async def test_changes_are_counted_over_a_sliding_minute_also_across_a_crash(wor
     events = await fleet.events("busy-1")
     first = [f"00:00:{second:02}" for second in range(0, 50, 5)]
     second = [f"00:01:{second:02}" for second in range(0, 50, 5)]
-    assert touched(events) == first + second
+    assert list_touch_times(events) == first + second
     refused = [moment(stored.at) for stored in events if isinstance(stored.event, CallRefused)]
     assert refused == ["00:00:50", "00:00:55", "00:01:50", "00:01:55"]
 
@@ -269,7 +269,7 @@ autonomy: {enabled: true, idle_timeout: 0, token_budget_per_hour: 6000}
 """
 
 
-def used(events: Sequence[Stored]) -> list[tuple[str, int]]:
+def list_token_use(events: Sequence[Stored]) -> list[tuple[str, int]]:
     settled = [(stored.at, stored.event) for stored in events if isinstance(stored.event, RequestSettled)]
     return [(moment(at), event.charge.tokens) for at, event in settled if event.charge is not None]
 
@@ -280,7 +280,7 @@ LINE = """
 """
 
 
-async def test_when_the_hours_tokens_are_used_up_it_pauses_until_the_hour_is_over(world: World, tmp_path: Path) -> None:
+async def test_when_the_hours_tokens_are_used_up_it_pauses_until_the_hour_ends(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("hungry", HUNGRY, script_yaml=LINE * 20))
     await world.advance(65 * MINUTE)
@@ -302,7 +302,7 @@ async def test_when_the_hours_tokens_are_used_up_it_pauses_until_the_hour_is_ove
         "01:05:00 yielded sleep",
         "01:05:00 SLEEPING until 01:10:00",
     ]
-    assert used(events) == [
+    assert list_token_use(events) == [
         (at, 1000) for at in ("00:00:00", "00:05:00", "00:10:00", "00:15:00", "00:20:00", "01:00:00", "01:05:00")
     ]
     assert held_back(events) == [("00:25:00", "token_budget_per_hour", "01:00:00")]
@@ -317,11 +317,11 @@ async def test_the_hours_tokens_are_counted_across_a_crash(world: World, tmp_pat
     await world.restart()
     fleet.start(folder)
     await world.advance((59 - minutes) * MINUTE)
-    assert used(await fleet.events("hungry-1")) == [
+    assert list_token_use(await fleet.events("hungry-1")) == [
         (at, 1000) for at in ("00:00:00", "00:05:00", "00:10:00", "00:15:00", "00:20:00")
     ]
     await world.advance(2 * MINUTE)
-    assert used(await fleet.events("hungry-1"))[5:] == [("01:00:00", 1000)]
+    assert list_token_use(await fleet.events("hungry-1"))[5:] == [("01:00:00", 1000)]
 
 
 SCORES = """
@@ -353,8 +353,8 @@ async def test_a_signal_that_finds_no_tokens_left_is_not_scored_and_lets_the_age
     events = await fleet.events("desk-1")
     assert rhythm(events) == ["00:00:00 turn 1", "00:00:00 yielded sleep", "00:00:00 SLEEPING until 03:00:00"]
     # The turn and seven scores take 500 tokens each; for one more, which may take 1,408, too little is left.
-    assert [tokens for at, tokens in used(events) if at < "01:00:00"] == [500] * 8
-    assert used(events)[8:] == [("01:00:00", 500), ("01:01:00", 500)]
+    assert [tokens for at, tokens in list_token_use(events) if at < "01:00:00"] == [500] * 8
+    assert list_token_use(events)[8:] == [("01:00:00", 500), ("01:01:00", 500)]
     assert held_back(events) == []
 
 

@@ -62,7 +62,7 @@ async def test_a_history_is_given_once_also_where_the_program_says_it_again(benc
     result = await agent.resume("monday", "And?")
     assert len(result.messages) == 6
     assert len(bench.facts("history_given")) == 1
-    with pytest.raises(ConfigError, match="has begun already"):
+    with pytest.raises(ConfigError, match="has already started"):
         await agent.run("And?", session="monday", history=before)
 
 
@@ -176,7 +176,7 @@ async def test_what_a_person_denied_there_is_not_asked_again_here(bench: Bench, 
     assert texts == []
     assert len(bench.facts("decision_asked")) == 1
     *_, last = [part for each in second.messages for part in each.parts if isinstance(part, ToolResult)]
-    assert "A person denied an earlier call like it in this session" in last.text
+    assert "A person denied a similar call earlier in this session" in last.text
 
 
 async def deny(bench: Bench) -> None:

@@ -101,7 +101,7 @@ async def test_a_fork_takes_the_files_along(bench: Bench) -> None:
     assert datas == [PNG]
 
 
-def test_pages_are_counted_or_told_and_texts_are_read() -> None:
+def test_pages_are_counted_or_declared_and_texts_are_read() -> None:
     (paper,) = parts_of(make_files_message([File(PAPER, "application/pdf", "paper.pdf")]))
     assert paper.tokens == 3 * PAGE_TOKENS
     hidden = PAPER + b"/ObjStm"
@@ -259,7 +259,7 @@ async def test_sound_is_erased_with_its_session_and_a_fork_is_held_for_it_as_wel
     ],
     ids=["wav", "another rate", "smaller frames", "a slower rate", "mp3", "mp3 with tags", "told"],
 )
-def test_the_length_of_a_sound_is_measured_or_told(file: File, seconds: float) -> None:
+def test_the_length_of_a_sound_is_measured_or_declared(file: File, seconds: float) -> None:
     (sound,) = parts_of(make_files_message([file]))
     assert sound.tokens == pytest.approx(SECOND_TOKENS * seconds, rel=0.01)
 

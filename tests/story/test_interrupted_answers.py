@@ -42,7 +42,7 @@ class Hesitant(Scripted):
         return await super().ask(prompt, permit, on_text)
 
 
-async def interrupted(world: World, story: Story, text: str) -> None:
+async def interrupt_answer(world: World, story: Story, text: str) -> None:
     story.interrupted = True
     answering = world.spawn(story.says(text))
     await world.advance(30 * SECOND)
@@ -57,13 +57,13 @@ def roles(story: Story) -> list[tuple[str, str]]:
     ]
 
 
-async def test_what_was_said_is_kept_and_paid_for_and_the_chat_goes_on(world: World) -> None:
+async def test_an_interrupted_answer_is_kept_and_paid_for_and_the_chat_continues(world: World) -> None:
     story = Story(world)
     story.models = [Hesitant([says("Well.")], world.clock, ModelName("scripted", "script"))]
     story.stream_mask = partial(StreamRedactor, Redactor({}, {}))
     story.price = Price(Decimal(10), Decimal(10))
     await story.begin()
-    await interrupted(world, story, "Read the report.")
+    await interrupt_answer(world, story, "Read the report.")
     assert story.came is not None
     assert story.came.state == "WAITING_FOR_INPUT"
     output = "".join(chunk.text for chunk in story.chunks)
@@ -81,12 +81,14 @@ async def test_what_was_said_is_kept_and_paid_for_and_the_chat_goes_on(world: Wo
     assert (await recalled(world)).transcript.messages == story.messages
 
 
-@pytest.mark.parametrize("asked", [["hang", "look"], [("wipe", {"path": "a"}), "look"]])
-async def test_calls_that_were_interrupted_have_results_and_are_not_made_later(world: World, asked: list[str]) -> None:
+@pytest.mark.parametrize("tool_calls", [["hang", "look"], [("wipe", {"path": "a"}), "look"]])
+async def test_calls_that_were_interrupted_have_results_and_are_not_made_later(
+    world: World, tool_calls: list[str]
+) -> None:
     """Also those that wait for a person."""
-    story = Story(world, [calls(*asked), says("Well.")])
+    story = Story(world, [calls(*tool_calls), says("Well.")])
     await story.begin()
-    await interrupted(world, story, "Do it.")
+    await interrupt_answer(world, story, "Do it.")
     assert [tool_result.outcome for tool_result in story.results()] == ["cancelled", "ok"]
     story.interrupted = False
     await asyncio.wait_for(story.says("Never mind."), 60)

@@ -77,15 +77,15 @@ async def test_what_came_before_is_durable_before_a_tool_or_a_model_acts(world: 
     assert seen == [("model", 0, 0), ("tool", 1, 0), ("model", 1, 1), ("tool", 2, 1), ("model", 2, 2)]
 
 
-def settled(events: Sequence[Stored], kind: type[object]) -> int:
+def count_events(events: Sequence[Stored], kind: type[object]) -> int:
     return sum(isinstance(each.event, kind) for each in events)
 
 
-async def test_who_watches_is_told_of_nothing_that_is_not_durable(world: World) -> None:
+async def test_an_observer_sees_nothing_that_is_not_durable(world: World) -> None:
     texts: list[str] = []
 
     def heard(kind: type[object]) -> Callable[[object, object], None]:
-        return lambda _, __: texts.append(f"{kind.__name__} {settled(world.store.written, kind)}")
+        return lambda _, __: texts.append(f"{kind.__name__} {count_events(world.store.written, kind)}")
 
     story = Story(world, script(2), kind="task")
     story.watching = LoopObserver(on_text=heard(RequestSettled), on_result=heard(CallSettled))
@@ -106,7 +106,7 @@ async def test_an_outcome_is_written_down_also_when_nothing_follows(world: World
     story.senses = LiveContext(read_volatile=volatile)
     with pytest.raises(failure):
         await story.run("Look around.")
-    assert settled(await world.journal.read(session_stream("s")), CallSettled) == 1
+    assert count_events(await world.journal.read(session_stream("s")), CallSettled) == 1
 
 
 class Noting(AttendedTurnPolicy):
@@ -155,7 +155,7 @@ async def test_the_end_of_a_turn_is_durable_before_what_works_beside_the_session
     assert numbers == [1]
 
 
-async def test_a_cost_beyond_its_hold_is_known_before_the_session_goes_on(world: World) -> None:
+async def test_a_cost_beyond_its_hold_is_known_before_the_session_continues(world: World) -> None:
     story = Story(world, [calls("look", usage=Usage(10, 10_000_000)), calls("look"), says("Done.")], kind="task")
     story.price = Price(Decimal(10), Decimal(10))
     ending = await story.run("Look around.")

@@ -51,12 +51,12 @@ class Place:
                 await world.clock.sleep(MINUTE)
             return "late"
 
-        made = (
+        own_tools = (
             tool(price, level="SAFE", effect="read"),
             tool(paid, level="SAFE", effect="read", cost="0.01"),
             tool(stubborn, level="SAFE", timeout=600),
         )
-        self.tools: dict[str, Tool] = {each.spec.name: each for each in made}
+        self.tools: dict[str, Tool] = {each.spec.name: each for each in own_tools}
 
     async def begin(self) -> Lease:
         await self.world.start("s", agent="desk")
@@ -101,7 +101,7 @@ async def test_a_look_that_was_let_through_once_is_judged_anew_where_its_session
     assert place.ran == ["price"]
 
 
-async def test_a_call_that_is_told_twice_to_stop_is_settled_as_unknown(world: World) -> None:
+async def test_a_call_that_is_cancelled_twice_is_settled_as_unknown(world: World) -> None:
     place = Place(world)
     lease = await place.begin()
     call = Call("s.1", "stubborn", b"{}")

@@ -20,13 +20,13 @@ from tests.story.loops import Story, calls, fails, says
 KINDS: tuple[SessionKind, ...] = ("chat", "task", "autonomous")
 
 
-async def ended(story: Story, ending: Conclusion, state: str, reason: str) -> None:
+async def check_end(story: Story, ending: Conclusion, state: str, reason: str) -> None:
     """An end is told to the caller, stands in the journal, and is on the receipt."""
-    made = await story.receipt()
+    story_receipt = await story.receipt()
     assert (ending.state, ending.terminal_reason) == (state, reason), ending
-    assert (made.state, made.terminal_reason) == (state, reason)
-    assert made.ended_at == (await story.events())[-1].at
-    assert made.in_doubt == ()
+    assert (story_receipt.state, story_receipt.terminal_reason) == (state, reason)
+    assert story_receipt.ended_at == (await story.events())[-1].at
+    assert story_receipt.in_doubt == ()
 
 
 def turns(events: list[object]) -> list[str]:
@@ -37,13 +37,13 @@ async def ends_of_turns(story: Story) -> list[str]:
     return turns([stored.event for stored in await story.events()])
 
 
-def begun(story: Story, task: str) -> asyncio.Task[Conclusion]:
+def start_story(story: Story, task: str) -> asyncio.Task[Conclusion]:
     return asyncio.create_task(story.run(task))
 
 
 async def test_a_task_runs_until_its_model_has_finished(world: World) -> None:
     story = Story(world, [calls(("send", {"text": "hello"})), says("It is sent.")], kind="task")
-    await ended(story, await story.run("Send hello."), "COMPLETED", "completed")
+    await check_end(story, await story.run("Send hello."), "COMPLETED", "completed")
     assert story.desk.done == {"send hello": 1}
     assert [message.role for message in story.messages] == ["user", "assistant", "user", "assistant"]
     assert [tool_result.text for tool_result in story.results()] == ["sent"]
@@ -52,7 +52,7 @@ async def test_a_task_runs_until_its_model_has_finished(world: World) -> None:
 def test_a_task_runs_on_a_disk_as_well(tmp_path: Path) -> None:
     async def program() -> None:
         story = Story(world, [calls("look", ("send", {"text": "hello"})), says("Done.")], kind="task")
-        await ended(story, await story.run("Send hello."), "COMPLETED", "completed")
+        await check_end(story, await story.run("Send hello."), "COMPLETED", "completed")
 
     with World(3, path=tmp_path / "loop.db") as world:
         world.run(program())
@@ -74,7 +74,7 @@ async def test_a_chat_answers_and_waits_for_the_next_message(world: World) -> No
     ]
 
 
-def test_a_chat_on_a_disk_is_taken_up_again_from_its_events(tmp_path: Path) -> None:
+def test_a_chat_on_a_disk_is_resumed_from_its_events(tmp_path: Path) -> None:
     async def program() -> None:
         story = Story(world, [says(f"Answer {number}.") for number in range(5)])
         await story.begin()
@@ -100,10 +100,10 @@ async def test_a_message_that_comes_while_the_model_thinks_opens_the_next_turn_a
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_cancel_ends_any_session_for_good(world: World, kind: SessionKind) -> None:
     story = Story(world, [calls("hang")], kind=kind)
-    running = begun(story, "Wait.")
+    running = start_story(story, "Wait.")
     await story.desk.stuck.wait()
     await world.store.commit(cancel("s", "ada", "cancel"))
-    await ended(story, await running, "CANCELLED", "cancelled")
+    await check_end(story, await running, "CANCELLED", "cancelled")
     committed = await world.store.commit(lifecycle.reopen_session("s", "again", "ada"))
     assert not committed.events
 
@@ -111,12 +111,12 @@ async def test_a_cancel_ends_any_session_for_good(world: World, kind: SessionKin
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_halt_stops_a_call_that_is_being_made(world: World, kind: SessionKind) -> None:
     story = Story(world, [calls("hang", "look")], kind=kind)
-    running = begun(story, "Wait.")
+    running = start_story(story, "Wait.")
     await story.desk.stuck.wait()
     await world.advance(1)
     at = world.now
     await world.store.commit(halt("agent:desk", "ada", "halt"))
-    await ended(story, await running, "HALTED", "external_halt")
+    await check_end(story, await running, "HALTED", "external_halt")
     assert world.now - at < SECOND
     assert [(result.tool, result.outcome) for result in story.results()] == [("hang", "external_halt"), ("look", "ok")]
 
@@ -124,12 +124,12 @@ async def test_a_halt_stops_a_call_that_is_being_made(world: World, kind: Sessio
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_halt_stops_a_request_that_is_on_its_way(world: World, kind: SessionKind) -> None:
     story = Story(world, [says("Too late.", takes=5 * MINUTE)], kind=kind)
-    running = begun(story, "Wait.")
+    running = start_story(story, "Wait.")
     await world.advance(SECOND)
     at = world.now
     await world.store.commit(halt("fleet", "ada", "halt"))
     ending = await running
-    await ended(story, ending, "HALTED", "external_halt")
+    await check_end(story, ending, "HALTED", "external_halt")
     assert world.now - at < SECOND
     assert "halt" in ending.sentence
     assert [line.outcome for line in (await story.receipt()).requests] == ["external_halt"]
@@ -137,36 +137,36 @@ async def test_a_halt_stops_a_request_that_is_on_its_way(world: World, kind: Ses
 
 async def test_a_halt_between_two_steps_lets_no_further_step_begin(world: World) -> None:
     story = Story(world, [calls(("slow", {"name": "a"})), says("Never said.")], kind="task")
-    running = begun(story, "Go.")
+    running = start_story(story, "Go.")
     while story.desk.together == 0:
         await world.advance(SECOND // 10)
     await world.advance(SECOND - SECOND // 8)
     await world.store.commit(halt("session:s", "ada", "halt"))
     ending = await running
-    await ended(story, ending, "HALTED", "external_halt")
+    await check_end(story, ending, "HALTED", "external_halt")
     assert len(story.model.requests) == 1
 
 
 async def test_a_halt_ends_the_wait_before_a_retry(world: World) -> None:
     story = Story(world, [fails(after=60 * SECOND), says("Never said.")], kind="task")
-    running = begun(story, "Go.")
+    running = start_story(story, "Go.")
     await world.advance(SECOND)
     at = world.now
     await world.store.commit(halt("session:s", "ada", "halt"))
-    await ended(story, await running, "HALTED", "external_halt")
+    await check_end(story, await running, "HALTED", "external_halt")
     assert world.now - at < SECOND
     assert len(story.model.requests) == 1
 
 
 async def test_a_halted_session_may_be_let_go_on(world: World) -> None:
     story = Story(world, [calls("hang"), says("Now it is done.")], kind="task")
-    running = begun(story, "Wait.")
+    running = start_story(story, "Wait.")
     await story.desk.stuck.wait()
     await world.store.commit(halt("session:s", "ada", "halt"))
     await running
     await world.store.commit(resume("session:s", "ada", "resume"))
     assert (await world.store.commit(lifecycle.reopen_session("s", "again", "ada"))).events
-    await ended(story, await story.attend(), "COMPLETED", "completed")
+    await check_end(story, await story.attend(), "COMPLETED", "completed")
     assert story.told() == ["resumed"]
 
 
@@ -190,7 +190,7 @@ async def test_a_task_whose_time_is_up_is_over_wherever_it_is(world: World, plac
         story.summarizer = Scripted([says("Pages.", takes=40 * SECOND)], world.clock, ModelName("scripted", "m1"))
     began = world.now
     ending = await story.run("Be quick.")
-    await ended(story, ending, "TIMED_OUT", "timed_out")
+    await check_end(story, ending, "TIMED_OUT", "timed_out")
     assert 60 * SECOND <= world.now - began <= 62 * SECOND
     assert "60 seconds" in ending.sentence
     if place in ("call", "late call"):
@@ -203,7 +203,7 @@ async def test_a_timeout_of_zero_is_none(world: World) -> None:
     lines = [*(calls(("look", {"at": f"{number}"}), takes=9 * MINUTE) for number in range(8)), says("Done.")]
     story = Story(world, lines, kind="task", policy_yaml="limits: {timeout: 0}")
     began = world.now
-    await ended(story, await story.run("Take your time."), "COMPLETED", "completed")
+    await check_end(story, await story.run("Take your time."), "COMPLETED", "completed")
     assert world.now - began >= 72 * MINUTE
 
 
@@ -211,16 +211,16 @@ async def test_a_task_ends_at_its_most_steps(world: World) -> None:
     lines = [calls(("look", {"at": f"{number}"})) for number in range(9)]
     story = Story(world, lines, kind="task", policy_yaml="limits: {max_steps: 4}")
     ending = await story.run("Look everywhere.")
-    await ended(story, ending, "MAX_STEPS", "max_steps")
+    await check_end(story, ending, "MAX_STEPS", "max_steps")
     assert len(story.model.requests) == 4
     assert len(story.results()) == 4
     assert "4 steps" in ending.sentence
 
 
-async def test_a_task_that_goes_round_in_circles_is_told_once_and_then_stopped(world: World) -> None:
+async def test_a_task_that_repeats_itself_gets_one_hint_and_is_then_stopped(world: World) -> None:
     story = Story(world, [calls("look") for _ in range(9)], kind="task")
     ending = await story.run("Look.")
-    await ended(story, ending, "ERROR", "repetition")
+    await check_end(story, ending, "ERROR", "repetition")
     assert story.told() == ["repetition"]
     assert len(story.model.requests) == 5
     assert "the same calls" in ending.sentence
@@ -229,27 +229,27 @@ async def test_a_task_that_goes_round_in_circles_is_told_once_and_then_stopped(w
 async def test_a_hint_that_is_heeded_lets_the_task_go_on(world: World) -> None:
     lines = [*(calls("look") for _ in range(4)), calls(("look", {"at": "elsewhere"})), says("Found it.")]
     story = Story(world, lines, kind="task")
-    await ended(story, await story.run("Look."), "COMPLETED", "completed")
+    await check_end(story, await story.run("Look."), "COMPLETED", "completed")
     assert story.told() == ["repetition"]
 
 
 async def test_a_model_that_will_not_answer_ends_a_task_after_its_retries(world: World) -> None:
     story = Story(world, [fails() for _ in range(9)], kind="task", fallbacks=[[fails() for _ in range(9)]])
     ending = await story.run("Say something.")
-    await ended(story, ending, "ERROR", "model_error")
+    await check_end(story, ending, "ERROR", "model_error")
     assert ending.sentence == "Overloaded: the provider says no"
     assert [len(model.requests) for model in story.models] == [4, 4]
 
 
 async def test_what_is_wrong_with_the_request_itself_is_not_tried_again(world: World) -> None:
     story = Story(world, [fails("BadRequest", retry=False), says("Never said.")], kind="task")
-    await ended(story, await story.run("Say something."), "ERROR", "model_error")
+    await check_end(story, await story.run("Say something."), "ERROR", "model_error")
     assert len(story.model.requests) == 1
 
 
 async def test_a_fallback_answers_where_the_model_does_not(world: World) -> None:
     story = Story(world, [fails("Unauthorized", retry=False)], kind="task", fallbacks=[[says("I can.")]])
-    await ended(story, await story.run("Say something."), "COMPLETED", "completed")
+    await check_end(story, await story.run("Say something."), "COMPLETED", "completed")
     assert [line.name for line in (await story.receipt()).requests] == ["scripted:script", "scripted:m1"]
 
 
@@ -284,7 +284,7 @@ async def test_an_autonomous_session_rests_after_trouble_and_gives_up_after_thre
         assert ending.wake_at is not None
         await world.advance(ending.wake_at - world.now)
         ending = await story.attend()
-    await ended(story, ending, "ERROR", why)
+    await check_end(story, ending, "ERROR", why)
     assert await ends_of_turns(story) == [why] * 3
     parks = [stored.event for stored in await story.events() if isinstance(stored.event, SessionParked)]
     assert [park.state for park in parks] == ["SLEEPING", "SLEEPING"]

@@ -39,7 +39,7 @@ async def test_an_empty_task_waits_for_a_message(world: World, kind: SessionKind
 
 
 @pytest.mark.parametrize("before", [0, 1])
-async def test_a_message_of_5_mb_is_refused_in_words_and_the_chat_goes_on(world: World, before: int) -> None:
+async def test_a_message_of_5_mb_is_rejected_with_a_sentence_and_the_chat_continues(world: World, before: int) -> None:
     story = Story(world, [says("Hello."), says("Fine.")])
     await story.begin()
     for _ in range(before):
@@ -71,10 +71,12 @@ async def test_a_model_that_answers_nothing_is_asked_once_more(world: World, tex
 
 
 @pytest.mark.parametrize("kind", ["chat", "task"])
-async def test_a_model_that_goes_on_answering_nothing_is_an_error_in_words(world: World, kind: SessionKind) -> None:
+async def test_a_model_that_gives_two_empty_answers_is_an_error_with_a_sentence(
+    world: World, kind: SessionKind
+) -> None:
     story = Story(world, [silent(), silent(" "), says("Back again.")], kind=kind)
     ending = await story.run("Say something.")
-    assert "answered nothing" in ending.sentence
+    assert "gave an empty answer" in ending.sentence
     assert ending.state == ("ERROR" if kind == "task" else "WAITING_FOR_INPUT")
     if kind == "chat":
         assert (await story.says("And now?")).sentence == ""

@@ -87,7 +87,7 @@ async def test_a_summary_is_asked_for_as_such_and_stands_in_place_of_what_is_lef
     assert f"Summary {len(summaries) - 1}." in texts[0].text
 
 
-async def test_a_summary_that_fails_leaves_a_mark_and_the_task_goes_on(world: World) -> None:
+async def test_a_summary_that_fails_leaves_a_mark_and_the_task_continues(world: World) -> None:
     story = long_task(world, "summarize")
     story.summarizer = Scripted([fails(retry=False)] * 20, world.clock, ModelName("scripted", "script"))
     assert (await story.run(WORDS)).state == "COMPLETED"
@@ -96,7 +96,7 @@ async def test_a_summary_that_fails_leaves_a_mark_and_the_task_goes_on(world: Wo
 
 
 async def test_a_summary_that_costs_more_than_the_cap_stops_the_session(world: World) -> None:
-    story = long_task(world, "summarize", more="limits: {max_cost_usd: 100, max_cost_usd_per_day: 100}")
+    story = long_task(world, "summarize", policy_yaml="limits: {max_cost_usd: 100, max_cost_usd_per_day: 100}")
     story.price = Price(Decimal(1), Decimal(1))
     dear = says("Dear.", usage=Usage(100, 150_000_000))
     story.summarizer = Scripted([dear], world.clock, ModelName("scripted", "script"))
@@ -105,7 +105,7 @@ async def test_a_summary_that_costs_more_than_the_cap_stops_the_session(world: W
 
 
 @pytest.mark.parametrize("strategy", ["sliding_window", "compact"])
-async def test_a_long_chat_that_is_taken_up_again_for_each_message_stays_within_its_window(
+async def test_a_long_chat_that_is_resumed_for_each_message_stays_within_its_window(
     world: World, strategy: str
 ) -> None:
     lines = [says(f"Answer {number}: {'word ' * 100}") for number in range(60)]

@@ -14,7 +14,7 @@ from halter.guard.halts import cancel, halt
 from halter.models.scripted import Scripted
 from halter.testing.world import World
 from tests.story.loops import Story, calls, fails, says, used
-from tests.story.test_loop_hostile import Echoing, attended, same_again
+from tests.story.test_loop_hostile import Echoing, attend_story, same_again
 
 TEN = Price(Decimal(10), Decimal(10))
 SUMMARIZES = BrainSpec(model="scripted:script", context_strategy="summarize", max_output_tokens=500)
@@ -98,7 +98,7 @@ async def clean(world: World, story: Story, state: str) -> None:
 async def test_within_a_second_of_a_halt_nothing_runs(world: World, place: Callable[[World], Story], stop: str) -> None:
     story = place(world)
     await story.begin("Go.")
-    running = world.spawn(attended(story))
+    running = world.spawn(attend_story(story))
     await world.advance(5 * SECOND + SECOND // 3)
     assert not running.done()
     halted = world.now
@@ -115,7 +115,7 @@ async def test_a_session_whose_process_was_stopped_can_be_cancelled(
 ) -> None:
     story = place(world)
     await story.begin("Go.")
-    running = world.spawn(attended(story))
+    running = world.spawn(attend_story(story))
     await world.advance(5 * SECOND + SECOND // 3)
     running.cancel()
     await asyncio.wait([running])

@@ -54,16 +54,16 @@ class Echoing(Scripted):
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         self.requests.append(prompt)
-        told = prompt.messages[-1].parts[-1].text
-        key = told.partition("<skill ")[2].partition(">")[0]
+        prompt_text = prompt.messages[-1].parts[-1].text
+        key = prompt_text.partition("<skill ")[2].partition(">")[0]
         return Reply((Text(next(self._texts, "Done.").replace("{k}", key), "model", trusted=False),))
 
 
-async def attended(story: Story) -> None:
+async def attend_story(story: Story) -> None:
     await story.attend()
 
 
-async def test_what_was_done_before_the_time_was_up_is_told_as_done(world: World) -> None:
+async def test_calls_that_ended_before_the_timeout_are_reported_as_done(world: World) -> None:
     async def archive() -> str:
         await asyncio.sleep(25)
         return "an old page"
@@ -72,7 +72,7 @@ async def test_what_was_done_before_the_time_was_up_is_told_as_done(world: World
     story = Story(world, lines, policy_yaml="limits: {timeout: 20s}")
     story.extra = [tool(archive, level="SAFE", effect="read")]
     await story.begin("Send it.")
-    world.spawn(attended(story))
+    world.spawn(attend_story(story))
     await world.advance(5 * SECOND)
     await world.restart()
     await world.advance(MINUTE)
@@ -86,7 +86,7 @@ async def test_what_was_done_before_the_time_was_up_is_told_as_done(world: World
     await same_again(world, story)
 
 
-async def test_of_calls_in_a_row_none_begins_after_the_time_is_up(world: World) -> None:
+async def test_of_calls_in_a_row_none_starts_after_the_timeout(world: World) -> None:
     text = "<skill {k}>slow(name='a')</skill><skill {k}>slow(name='b')</skill><skill {k}>send(text='late')</skill>"
     story = Story(
         world, kind="task", policy_yaml="limits: {timeout: 1500ms}", mind=BrainSpec(model="m:m", tool_calls="text")
@@ -110,7 +110,7 @@ async def test_a_tool_that_is_called_like_a_verb_cannot_break_its_session(world:
 
 
 @pytest.mark.parametrize("strategy", ["compact", "sliding_window", "summarize"])
-async def test_a_session_whose_past_was_erased_goes_on_and_loses_nothing_new(
+async def test_a_session_whose_events_were_erased_continues_and_loses_nothing_new(
     world: World, strategy: ContextStrategy
 ) -> None:
     mind = BrainSpec(model="scripted:script", context_strategy=strategy, max_output_tokens=500)
@@ -146,7 +146,7 @@ PREDICTED = (
 
 @pytest.mark.parametrize("outputs", [50, 300_000])
 @pytest.mark.parametrize("restart", [False, True])
-async def test_a_prediction_is_paid_for_and_told_to_the_model_whoever_takes_the_session_on(
+async def test_a_prediction_is_paid_for_and_shown_to_the_model_whichever_worker_resumes_the_session(
     world: World, outputs: int, *, restart: bool
 ) -> None:
     lines = [calls(("wipe", {"path": "a"}), usage=used(500, 20)), says("Done.", usage=used(500, 20))]
@@ -155,11 +155,11 @@ async def test_a_prediction_is_paid_for_and_told_to_the_model_whoever_takes_the_
     foresees = [says("It will be gone.", usage=used(100, outputs))]
     story.simulates = Scripted(foresees, world.clock, ModelName("scripted", "m9"))
     await story.begin("Clean up.")
-    running = world.spawn(attended(story))
+    running = world.spawn(attend_story(story))
     await world.advance(MINUTE)
     if restart:
         await world.restart()
-        running = world.spawn(attended(story))
+        running = world.spawn(attend_story(story))
         await world.advance(MINUTE)
     (waiting,) = await list_pending_decisions(world.journal)
     await world.store.commit(answer_decision(waiting, "approve", "ada", "yes"))
@@ -220,7 +220,7 @@ async def test_a_call_that_waits_for_money_does_not_wait_for_a_person_as_well(wo
     story = Story(world, lines, kind="task", policy_yaml="limits: {max_cost_usd_per_day: 0.4}")
     lease, flight = await held_by_others(world, story, 300_000)
     await story.begin("Pay.")
-    world.spawn(attended(story))
+    world.spawn(attend_story(story))
     await world.advance(2 * MINUTE)
     assert story.desk.done == {}
     await world.ledger.settle(lease, flight, ActualResult("ok", usd=1000))

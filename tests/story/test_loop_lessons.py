@@ -125,15 +125,15 @@ async def test_what_a_provider_asks_to_wait_is_waited_for_but_not_for_ever(world
     assert 80 * SECOND <= world.now - began <= 81 * SECOND
 
 
-async def test_a_retried_stream_is_taken_back_before_it_is_told_again(world: World) -> None:
+async def test_a_retried_stream_is_discarded_before_it_is_shown_again(world: World) -> None:
     half = ScriptLine(reply=Reply((Text("Hello ", "model", trusted=False),)), fails=fails().fails)
     story = Story(world, [half, says("Hello world.")])
     await story.begin()
     await story.says("Hi.")
-    shown = ""
+    visible_text = ""
     for chunk in story.chunks:
-        shown = "" if chunk.discard else shown + chunk.text
-    assert shown == "Hello world."
+        visible_text = "" if chunk.discard else visible_text + chunk.text
+    assert visible_text == "Hello world."
     assert texts(story) == ["Hi.", "Hello world."]
     assert [chunk.discard for chunk in story.chunks].count(True) == 1
     assert not story.chunks[0].discard

@@ -28,13 +28,13 @@ DEAR = used(4000, 85_000)
 CAP = Account("session:s", "", "usd")
 
 
-def priced(world: World, lines: Any, text: str = "", **given: Any) -> Story:
-    story = Story(world, lines, kind="task", policy_yaml=text, **given)
+def make_priced_story(world: World, lines: Any, text: str = "", **settings: Any) -> Story:
+    story = Story(world, lines, kind="task", policy_yaml=text, **settings)
     story.price = TEN
     return story
 
 
-async def asked(world: World) -> PendingDecision:
+async def wait_for_decision(world: World) -> PendingDecision:
     while not (waiting := await list_pending_decisions(world.journal)):
         await world.clock.sleep(SECOND)
     return waiting[0]
@@ -52,7 +52,7 @@ async def exact(story: Story, ending: Conclusion, state: str, reason: str) -> No
 
 async def test_at_the_cap_the_paid_answer_is_kept_and_the_model_has_last_words(world: World) -> None:
     lines = [calls(("send", {"text": "one"}), text="I send it.", usage=DEAR), says("Sent; the rest is open.")]
-    story = priced(world, lines)
+    story = make_priced_story(world, lines)
     ending = await story.run("Send it.")
     await exact(story, ending, "BUDGET_EXCEEDED", "cost_cap_reached")
     assert story.desk.done == {"send one": 1}
@@ -65,14 +65,16 @@ async def test_at_the_cap_the_paid_answer_is_kept_and_the_model_has_last_words(w
 
 async def test_calls_that_are_asked_for_in_last_words_are_answered_and_not_made(world: World) -> None:
     lines = [calls("look", usage=DEAR), calls(("send", {"text": "late"}))]
-    story = priced(world, lines)
+    story = make_priced_story(world, lines)
     await exact(story, await story.run("Look."), "BUDGET_EXCEEDED", "cost_cap_reached")
     assert story.desk.done == {"look": 1}
     assert [tool_result.outcome for tool_result in story.results()] == ["ok", "cost_cap_reached"]
 
 
 async def test_with_stop_there_are_no_last_words(world: World) -> None:
-    story = priced(world, [calls("look", usage=used(4000, 95_000)), says("Never said.")], "limits: {on_cap: stop}")
+    story = make_priced_story(
+        world, [calls("look", usage=used(4000, 95_000)), says("Never said.")], "limits: {on_cap: stop}"
+    )
     ending = await story.run("Look.")
     await exact(story, ending, "BUDGET_EXCEEDED", "cost_cap_reached")
     assert story.told() == ["near_budget"]
@@ -114,16 +116,16 @@ ASK = "limits: {on_cap: ask}"
 @pytest.mark.parametrize("restart", [False, True])
 async def test_a_raised_cap_lets_the_session_go_on_in_place(world: World, by: str, *, restart: bool) -> None:
     lines = [calls("look", usage=used(4000, 95_000)), calls(("look", {"at": "b"})), says("Done.")]
-    story = priced(world, lines, ASK)
-    running = world.spawn(attended(story, "Look."))
-    waiting = await asked(world)
+    story = make_priced_story(world, lines, ASK)
+    running = world.spawn(run_or_attend(story, "Look."))
+    waiting = await wait_for_decision(world)
     assert (waiting.about, waiting.subject) == ("cap_raise", "session:s")
     assert (await world.session("s")).state == "WAITING_FOR_BUDGET"
     await world.advance(HOUR)
     if restart:
         await world.restart()
         await world.advance(HOUR)
-        running = world.spawn(attended(story))
+        running = world.spawn(run_or_attend(story))
         await world.advance(MINUTE)
         assert len(await list_pending_decisions(world.journal)) == 1
     raised = raise_cap(waiting, CAP, 10_000_000, "ada", "raise")
@@ -134,9 +136,9 @@ async def test_a_raised_cap_lets_the_session_go_on_in_place(world: World, by: st
 
 
 async def test_a_call_that_meets_a_cap_is_made_once_it_is_raised_and_counts(world: World) -> None:
-    story = priced(world, [calls("pay", usage=used(4000, 85_000)), says("Paid.")], ASK)
-    running = world.spawn(attended(story, "Pay."))
-    await world.store.commit(raise_cap(await asked(world), CAP, 10_000_000, "ada", "raise"))
+    story = make_priced_story(world, [calls("pay", usage=used(4000, 85_000)), says("Paid.")], ASK)
+    running = world.spawn(run_or_attend(story, "Pay."))
+    await world.store.commit(raise_cap(await wait_for_decision(world), CAP, 10_000_000, "ada", "raise"))
     await running
     await exact(story, came_of(story), "COMPLETED", "completed")
     assert story.desk.done == {"pay": 1}
@@ -145,14 +147,14 @@ async def test_a_call_that_meets_a_cap_is_made_once_it_is_raised_and_counts(worl
 
 
 async def test_what_a_call_cost_counts_at_once(world: World) -> None:
-    story = priced(world, [calls("pay"), says("Paid.")])
+    story = make_priced_story(world, [calls("pay"), says("Paid.")])
     await story.run("Pay.")
     assert story.loop is not None
     assert story.loop.spent == (await world.session("s")).spent
     assert story.loop.spent.usd > 250_000
 
 
-async def attended(story: Story, task: str = "") -> None:
+async def run_or_attend(story: Story, task: str = "") -> None:
     await (story.run(task) if task else story.attend())
 
 
@@ -163,12 +165,12 @@ def came_of(story: Story) -> Conclusion:
 
 @pytest.mark.parametrize("restart", [False, True])
 async def test_a_cap_that_nobody_raises_is_the_end(world: World, *, restart: bool) -> None:
-    story = priced(world, [calls("look", usage=used(4000, 95_000)), says("Never said.")], ASK)
-    running = world.spawn(attended(story, "Look."))
-    waiting = await asked(world)
+    story = make_priced_story(world, [calls("look", usage=used(4000, 95_000)), says("Never said.")], ASK)
+    running = world.spawn(run_or_attend(story, "Look."))
+    waiting = await wait_for_decision(world)
     if restart:
         await world.restart()
-        running = world.spawn(attended(story))
+        running = world.spawn(run_or_attend(story))
         await world.advance(MINUTE)
     await world.store.commit(answer_decision(waiting, "deny", "ada", "no"))
     await running
@@ -177,25 +179,25 @@ async def test_a_cap_that_nobody_raises_is_the_end(world: World, *, restart: boo
 
 
 @pytest.mark.parametrize("crash", ["none", "asleep", "after"])
-async def test_at_the_cap_of_a_day_the_session_sleeps_until_tomorrow_and_goes_on(world: World, crash: str) -> None:
+async def test_at_the_cap_of_a_day_the_session_sleeps_until_tomorrow_and_continues(world: World, crash: str) -> None:
     text = "limits: {max_cost_usd: 5, max_cost_usd_per_day: 0.5}"
     lines = [calls("look", usage=used(4000, 44_000)), calls(("slow", {"name": "b"})), says("Done.")]
-    story = priced(world, lines, text)
+    story = make_priced_story(world, lines, text)
     began = world.now
-    running = world.spawn(attended(story, "Look."))
+    running = world.spawn(run_or_attend(story, "Look."))
     await world.advance(MINUTE)
     assert (await world.session("s")).state == "SLEEPING"
     if crash == "asleep":
         await world.restart()
         await world.advance(DAY)
-        running = world.spawn(attended(story))
+        running = world.spawn(run_or_attend(story))
     if crash == "after":
         await world.advance(DAY - world.now % DAY - SECOND)
         while not story.desk.together:
             await world.advance(SECOND // 4)
         await world.restart()
         await world.advance(MINUTE)
-        running = world.spawn(attended(story))
+        running = world.spawn(run_or_attend(story))
     await running
     await exact(story, came_of(story), "COMPLETED", "completed")
     assert world.now >= began + DAY - began % DAY
@@ -209,9 +211,9 @@ async def test_at_the_cap_of_a_day_the_session_sleeps_until_tomorrow_and_goes_on
 
 async def test_after_a_raise_the_model_is_shown_what_is_left_now(world: World) -> None:
     lines = [calls("look", usage=used(4000, 95_000)), calls(("look", {"at": "b"})), says("Done.")]
-    story = priced(world, lines, ASK)
-    running = world.spawn(attended(story, "Look."))
-    await world.store.commit(raise_cap(await asked(world), CAP, 10_000_000, "ada", "raise"))
+    story = make_priced_story(world, lines, ASK)
+    running = world.spawn(run_or_attend(story, "Look."))
+    await world.store.commit(raise_cap(await wait_for_decision(world), CAP, 10_000_000, "ada", "raise"))
     await running
     assert "Left to spend: $8" in story.model.requests[-1].messages[-1].parts[-1].text
 
@@ -236,14 +238,14 @@ async def test_the_model_is_shown_what_is_left_and_it_is_the_same_after_a_restar
     await story.says("First?")
     assert story.loop is not None
     await story.says("Second?")
-    shown = story.model.requests[2].messages[-1].parts[-1]
-    assert shown.reason == "volatile"
-    assert "Left to spend: $" in shown.text
+    part = story.model.requests[2].messages[-1].parts[-1]
+    assert part.reason == "volatile"
+    assert "Left to spend: $" in part.text
     assert story.loop.spent == (await world.session("s")).spent
 
 
-async def test_what_costs_more_than_the_cap_stops_the_session_and_is_told_truly(world: World) -> None:
-    story = priced(world, [calls("look", usage=used(4000, 200_000)), says("Never said.")])
+async def test_what_costs_more_than_the_cap_stops_the_session_and_is_charged_in_full(world: World) -> None:
+    story = make_priced_story(world, [calls("look", usage=used(4000, 200_000)), says("Never said.")])
     ending = await story.run("Look.")
     await exact(story, ending, "BUDGET_EXCEEDED", "overrun")
     assert (await story.receipt()).cost_usd == micros_to_usd(2_040_000)
@@ -261,7 +263,9 @@ async def test_a_window_that_never_holds_enough_is_not_slept_for(world: World) -
 
 
 async def test_a_provider_that_hangs_is_charged_all_that_was_held_and_the_receipt_says_so(world: World) -> None:
-    story = priced(world, [says("Too late.", takes=2 * MODEL_REQUEST_TIMEOUT), says("Here.", usage=used(1000, 100))])
+    story = make_priced_story(
+        world, [says("Too late.", takes=2 * MODEL_REQUEST_TIMEOUT), says("Here.", usage=used(1000, 100))]
+    )
     await story.run("Look.")
     late, receipt_line = (await story.receipt()).requests
     assert (late.outcome, late.cost_usd, late.usage) == ("timeout", late.held_usd, None)

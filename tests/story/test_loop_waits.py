@@ -23,7 +23,7 @@ from tests.story.autonomous import CALM
 from tests.story.loops import Story, calls, fails, redact, says
 
 
-async def asked(world: World) -> PendingDecision:
+async def wait_for_decision(world: World) -> PendingDecision:
     """Wait until something needs a person."""
     while not (waiting := await list_pending_decisions(world.journal)):
         await world.clock.sleep(SECOND)
@@ -70,7 +70,7 @@ async def test_a_call_that_waits_for_approval_stops_no_other_call_of_its_step(wo
     lines = [calls(("wipe", {"path": "a"}), ("send", {"text": "one"}), ("look", {"at": "b"})), says("Done.")]
     story = Story(world, lines, kind="task")
     running = asyncio.create_task(story.run("Clean up."))
-    waiting = await asked(world)
+    waiting = await wait_for_decision(world)
     await world.advance(SECOND)
     assert (waiting.about, waiting.name) == ("approval", "wipe")
     assert (await world.session("s")).state == "WAITING_FOR_APPROVAL"
@@ -86,10 +86,10 @@ async def test_a_call_that_waits_for_approval_stops_no_other_call_of_its_step(wo
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_of_two_calls_that_wait_each_goes_on_with_its_own_answer(world: World, first: int) -> None:
+async def test_of_two_calls_that_wait_each_continues_with_its_own_answer(world: World, first: int) -> None:
     story = Story(world, [calls(("wipe", {"path": "a"}), ("wipe", {"path": "b"})), says("Done.")], kind="task")
     running = asyncio.create_task(story.run("Clean up."))
-    await asked(world)
+    await wait_for_decision(world)
     await world.advance(SECOND)
     waiting = sorted(await list_pending_decisions(world.journal), key=lambda one: one.subject)
     await world.store.commit(answer_decision(waiting[first], "approve", "ada", "yes"))
@@ -102,10 +102,10 @@ async def test_of_two_calls_that_wait_each_goes_on_with_its_own_answer(world: Wo
     assert sum(story.desk.done.values()) == 1
 
 
-async def test_a_denial_is_told_to_the_model_as_one(world: World) -> None:
+async def test_a_denial_is_shown_to_the_model_as_a_denial(world: World) -> None:
     story = Story(world, [calls(("wipe", {"path": "a"})), says("Then not.")], kind="task")
     running = asyncio.create_task(story.run("Clean up."))
-    await world.store.commit(answer_decision(await asked(world), "deny", "ada", "no", "too much"))
+    await world.store.commit(answer_decision(await wait_for_decision(world), "deny", "ada", "no", "too much"))
     assert (await running).state == "COMPLETED"
     (result,) = story.results()
     assert result.outcome == "approval_denied"
@@ -114,7 +114,7 @@ async def test_a_denial_is_told_to_the_model_as_one(world: World) -> None:
 
 
 @CALM
-async def test_an_expiry_is_told_to_the_model_as_an_expiry(world: World) -> None:
+async def test_an_expiry_is_shown_to_the_model_as_an_expiry(world: World) -> None:
     story = Story(world, [calls(("wipe", {"path": "a"})), says("Nobody answered.")], kind="task")
     began = world.now
     assert (await story.run("Clean up.")).state == "COMPLETED"
@@ -128,7 +128,7 @@ async def test_an_expiry_is_told_to_the_model_as_an_expiry(world: World) -> None
 async def test_the_model_is_given_what_a_person_let_be_done_instead(world: World) -> None:
     story = Story(world, [calls(("wipe", {"path": "everything"})), says("Done.")], kind="task")
     running = asyncio.create_task(story.run("Clean up."))
-    await world.store.commit(approve_edited(await asked(world), b'{"path": "a little"}', "ada", "edit"))
+    await world.store.commit(approve_edited(await wait_for_decision(world), b'{"path": "a little"}', "ada", "edit"))
     assert (await running).state == "COMPLETED"
     assert story.desk.done == {"wipe a little": 1}
 
@@ -137,7 +137,7 @@ async def test_the_model_is_given_what_a_person_let_be_done_instead(world: World
 async def test_a_halt_ends_a_session_that_waits_for_approval(world: World, stop: str) -> None:
     story = Story(world, [calls(("wipe", {"path": "a"}))], kind="task")
     running = asyncio.create_task(story.run("Clean up."))
-    await asked(world)
+    await wait_for_decision(world)
     await world.store.commit(halt("fleet", "ada", "h") if stop == "HALTED" else cancel("s", "ada", "c"))
     assert (await running).state == stop
     assert story.desk.done == {}
@@ -147,7 +147,7 @@ async def test_the_time_that_a_person_takes_is_not_the_turns_time(world: World) 
     lines = [calls(("wipe", {"path": "a"})), says("Done.", takes=30 * SECOND)]
     story = Story(world, lines, kind="task", policy_yaml="limits: {timeout: 60s}")
     running = asyncio.create_task(story.run("Clean up."))
-    waiting = await asked(world)
+    waiting = await wait_for_decision(world)
     await world.advance(3 * HOUR)
     await world.store.commit(answer_decision(waiting, "approve", "ada", "yes"))
     assert (await running).state == "COMPLETED"
@@ -156,22 +156,22 @@ async def test_the_time_that_a_person_takes_is_not_the_turns_time(world: World) 
 async def test_the_time_in_which_nobody_had_the_session_is_not_the_turns_time(world: World) -> None:
     story = Story(world, [says("Never said.", takes=HOUR), says("Done.", takes=30 * SECOND)], kind="task")
     story.policy = Story(world, policy_yaml="limits: {timeout: 60s}").policy
-    world.spawn(attended(story, "Go."))
+    world.spawn(run_story(story, "Go."))
     await world.advance(10 * SECOND)
     await world.restart()
     await world.advance(HOUR)
     assert (await story.attend()).state == "COMPLETED"
 
 
-async def attended(story: Story, task: str) -> None:
+async def run_story(story: Story, task: str) -> None:
     await story.run(task)
 
 
 async def test_after_a_restart_in_a_wait_the_turns_clock_runs_again(world: World) -> None:
     lines = [calls(("wipe", {"path": "a"})), says("Too late.", takes=5 * MINUTE)]
     story = Story(world, lines, kind="task", policy_yaml="limits: {timeout: 60s}")
-    world.spawn(attended(story, "Clean up."))
-    waiting = await asked(world)
+    world.spawn(run_story(story, "Clean up."))
+    waiting = await wait_for_decision(world)
     await world.advance(SECOND)
     await world.restart()
     await world.advance(HOUR)
@@ -257,7 +257,7 @@ async def test_a_signal_wakes_a_sleeping_session_only_if_it_was_asked_for(world:
     assert len(story.model.requests) == 2
 
 
-async def test_an_autonomous_session_is_told_what_stopped_its_last_turn(world: World) -> None:
+async def test_an_autonomous_session_is_shown_what_stopped_its_last_turn(world: World) -> None:
     story = Story(world, [fails("Forbidden", retry=False), calls(("yield", {"mode": "shutdown"}))], kind="autonomous")
     ending = await wakes(world, story, await story.run("Watch."))
     assert ending.state == "COMPLETED"
@@ -275,7 +275,7 @@ async def test_a_bad_turn_between_good_ones_is_forgotten(world: World) -> None:
     assert ending.state == "SLEEPING"
 
 
-async def test_a_chat_that_is_cancelled_while_it_waits_is_over(world: World) -> None:
+async def test_a_chat_that_is_cancelled_while_it_waits_has_ended(world: World) -> None:
     story = Story(world, [says("Hello.")])
     await story.begin()
     await story.says("Hi.")
@@ -307,7 +307,7 @@ async def test_what_is_said_while_a_task_comes_to_its_end_is_still_answered(worl
     assert "And that?" in story.model.requests[1].messages[-1].parts[0].text
 
 
-async def test_a_session_that_is_taken_up_twice_under_one_lease_writes_down_each_of_its_rests(world: World) -> None:
+async def test_a_session_that_is_resumed_twice_under_one_lease_records_each_park(world: World) -> None:
     story = Story(world, kind="autonomous")
     await story.begin("Watch.")
     (lease,) = await world.journal.claim(WorkerId("w"), 1, SessionId("s"))
@@ -322,7 +322,7 @@ async def test_a_session_that_is_taken_up_twice_under_one_lease_writes_down_each
     assert (await story.kinds()).count("session_woken") == 2
 
 
-async def test_a_call_made_beside_a_session_that_is_taken_up_is_not_taken_for_one_in_doubt(world: World) -> None:
+async def test_a_call_made_beside_a_session_that_is_resumed_is_not_in_doubt(world: World) -> None:
     story = Story(world, kind="autonomous")
     await story.begin("Watch.")
     (lease,) = await world.journal.claim(WorkerId("w"), 1, SessionId("s"))

@@ -200,25 +200,25 @@ def own_cluster(postgres_binaries: None) -> Iterator[Cluster]:
         yield cluster
 
 
-def says(url: str, *statements: str) -> None:
+def execute_sql(url: str, *statements: str) -> None:
     with psycopg.connect(url, autocommit=True) as keeper:
         for statement in statements:
             keeper.execute(statement.encode())
 
 
-async def test_a_server_that_is_read_only_for_a_while_is_waited_for_and_that_is_told(
+async def test_a_server_that_is_read_only_for_a_while_is_waited_for_and_reported(
     own_cluster: Cluster, tmp_path: Path
 ) -> None:
     texts: list[str] = []
 
     def tell(sentence: str) -> None:
         texts.append(sentence)
-        says(own_cluster.url, "ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
+        execute_sql(own_cluster.url, "ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
 
     url = f"{own_cluster.url}?schema=demoted"
     server = Server(url, tmp_path)
     demoted = ("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
-    server.in_tool = lambda: says(own_cluster.url, *demoted)
+    server.in_tool = lambda: execute_sql(own_cluster.url, *demoted)
     assert (await sends_one(server, tell)).outcome == "ok"
     assert "is read-only" in texts[0]
     assert "use the address of the primary server, or make the database writable" in texts[0]
@@ -233,14 +233,14 @@ async def sends_one(server: Server, tell: Callable[[str], None]) -> Answer:
         return await session.call("send", text="hello")
 
 
-async def test_a_server_whose_disk_is_full_is_waited_for_and_that_is_told(
+async def test_a_server_whose_disk_is_full_is_waited_for_and_reported(
     empty_schema_url: str, tmp_path: Path, small_disk: "SmallDisk"
 ) -> None:
     small_disk.change("size=4m")
     shutil.chown(small_disk.folder, "postgres", "postgres")
     small_disk.folder.chmod(0o700)
     output, _, schema = empty_schema_url.partition("?schema=")
-    says(output, f"CREATE TABLESPACE {schema} LOCATION '{small_disk.folder}'")
+    execute_sql(output, f"CREATE TABLESPACE {schema} LOCATION '{small_disk.folder}'")
     url = f"{empty_schema_url}&options={quote(f'-cdefault_tablespace={schema}')}"
     server = Server(empty_schema_url, tmp_path)
     texts: list[str] = []
@@ -259,7 +259,7 @@ async def test_a_server_whose_disk_is_full_is_waited_for_and_that_is_told(
     assert texts[-1] == ""
     assert server.done == {"send hello": 1}
     await server.demand_order(20_000)
-    says(output, f"DROP SCHEMA {schema} CASCADE", f"DROP TABLESPACE {schema}")
+    execute_sql(output, f"DROP SCHEMA {schema} CASCADE", f"DROP TABLESPACE {schema}")
 
 
 async def test_a_server_that_goes_down_for_want_of_room_for_its_log_is_waited_for_until_somebody_starts_it(
@@ -302,7 +302,7 @@ def full(folder: Path) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-async def test_rows_that_somebody_keeps_locked_are_waited_for_and_that_is_told(server: Server) -> None:
+async def test_rows_that_stay_locked_are_waited_for_and_reported(server: Server) -> None:
     text, _, schema = server.url.partition("?schema=")
     texts: list[str] = []
     with psycopg.connect(text) as keeper:
@@ -312,7 +312,7 @@ async def test_rows_that_somebody_keeps_locked_are_waited_for_and_that_is_told(s
             keeper.rollback()
 
         server.in_tool = lambda: keeper.execute(f"SELECT * FROM {schema}.budgets FOR UPDATE".encode())
-        assert (await called(server, tell)).outcome == "ok"
+        assert (await make_call(server, tell)).outcome == "ok"
     assert "Another process has locked rows" in texts[0]
     assert "look in pg_stat_activity" in texts[0]
     assert texts[-1] == ""
@@ -320,7 +320,7 @@ async def test_rows_that_somebody_keeps_locked_are_waited_for_and_that_is_told(s
     await server.demand_order(20_000)
 
 
-async def called(server: Server, tell: Callable[[str], None]) -> Answer:
+async def make_call(server: Server, tell: Callable[[str], None]) -> Answer:
     """Make one call in a process that does not wait for locks as long as others do."""
     clock = Impatient()
     ids = SortableIds(clock.now)

@@ -49,7 +49,7 @@ sensors:
     type: poll
     interval: 30
     jitter: 0
-    source: {tool: get_market_data, params: {symbols: [ACME, GLOBEX, INITECH], shock_every: 7200}}
+    source: {tool: get_market_data, arguments: {symbols: [ACME, GLOBEX, INITECH], shock_every: 7200}}
     updates:
       - {field: last_prices, path: last_prices}
       - {field: indicators, path: indicators}
@@ -59,7 +59,7 @@ sensors:
     type: poll
     interval: 7h
     jitter: 0
-    source: {tool: get_market_data, params: {symbols: [ACME], shock_every: 1000000}}
+    source: {tool: get_market_data, arguments: {symbols: [ACME], shock_every: 1000000}}
     updates: [{field: signals_log, path: indicators.volume, append: true}]
     signals:
       - {name: odd, model: "scripted:scorer", prompt: How odd is this?, threshold: 0.8, notify: true}
@@ -212,8 +212,8 @@ async def a_day(world: World, home: Path) -> None:
 
 def assert_alerts(inbox: list[Stored]) -> None:
     """Each shock is an alert; at night it wakes nobody, since nobody waits for it."""
-    found = [(stored.at, stored.event) for stored in inbox if isinstance(stored.event, WakePosted)]
-    alerts = [(moment(at, NOON)[:2], event.wakes) for at, event in found if event.notifies]
+    wake_events = [(stored.at, stored.event) for stored in inbox if isinstance(stored.event, WakePosted)]
+    alerts = [(moment(at, NOON)[:2], event.wakes) for at, event in wake_events if event.notifies]
     assert alerts == [(f"{hour:02}", not 8 < hour < 20) for hour in range(2, 26, 2)]
 
 
@@ -230,18 +230,18 @@ def assert_outage(events: list[Stored]) -> None:
 
 def assert_order(events: list[Stored]) -> None:
     """What a person agreed to is done once, and stands in what the next turn sees."""
-    done = [(stored.at, stored.event) for stored in events if isinstance(stored.event, CallSettled)]
-    orders = [(moment(at, NOON), event.outcome) for at, event in done if event.call == "desk-1.c4_0_0"]
+    settlements = [(stored.at, stored.event) for stored in events if isinstance(stored.event, CallSettled)]
+    orders = [(moment(at, NOON), event.outcome) for at, event in settlements if event.call == "desk-1.c4_0_0"]
     assert orders == [("04:30:00", "ok")]
-    seen = [
+    readings = [
         (stored.event.turn, msgspec.json.decode(stored.body or b""))
         for stored in events
         if isinstance(stored.event, HotStateSeen)
     ]
-    held = {turn: (values["positions"]["GLOBEX"], values["cash"]) for turn, values in seen}
-    result = round(10_000 - held[5][1], 2)
+    holdings = {turn: (values["positions"]["GLOBEX"], values["cash"]) for turn, values in readings}
+    result = round(10_000 - holdings[5][1], 2)
     assert 5 * 47 < result < 5 * 49
-    assert held == {turn: (0, 10_000) if turn < 5 else (5, 10_000 - result) for turn in range(1, 10)}
+    assert holdings == {turn: (0, 10_000) if turn < 5 else (5, 10_000 - result) for turn in range(1, 10)}
 
 
 async def assert_costs(world: World, events: list[Stored]) -> None:

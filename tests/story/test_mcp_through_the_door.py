@@ -132,19 +132,19 @@ async def test_an_answer_after_the_timeout_is_not_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "outcome", "told"),
+    ("name", "arguments", "outcome", "expected_text"),
     [
         ("refuse", {}, "error", "not today"),
         ("strict", {"n": "one"}, "invalid_arguments", "n"),
         ("strict", {}, "invalid_arguments", "n"),
         ("loop", {}, "unknown_tool", "There is no tool"),
         ("contents", {"result": {"content": [], "structuredContent": {"n": "one"}}}, "ok", '{"n": "one"}'),
-        ("contents", {"result": {"content": [], "isError": True}}, "error", "does not say why"),
+        ("contents", {"result": {"content": [], "isError": True}}, "error", "the tool failed without a message"),
         ("contents", {"result": {"content": [{"type": "text", "text": "\0 [redacted:x]"}]}}, "ok", "\0"),
     ],
 )
 async def test_a_server_that_lies_about_its_tools_is_held_to_what_it_said(
-    folder: Path, name: str, arguments: Any, outcome: str, told: str
+    folder: Path, name: str, arguments: Any, outcome: str, expected_text: str
 ) -> None:
     tools = [
         described("echo"),
@@ -154,7 +154,7 @@ async def test_a_server_that_lies_about_its_tools_is_held_to_what_it_said(
         described("contents", outputSchema=ONE_NUMBER),
     ]
     async with served(folder, tools) as desk:
-        await desk.meets(f"liar__{name}", arguments, outcome, told)
+        await desk.meets(f"liar__{name}", arguments, outcome, expected_text)
 
 
 @asynccontextmanager

@@ -78,17 +78,17 @@ async def events(world: World) -> list[Stored]:
     return [each for row in rows for each in await world.events(session_stream(row.session))]
 
 
-async def begun(world: World, model: ModelName | None = None) -> Counter[int]:
+async def count_requests_by_minute(world: World, model: ModelName | None = None) -> Counter[int]:
     """Count the requests that were begun in each minute since the world began, by the store's own times."""
-    made = [each for each in await events(world) if isinstance(each.event, RequestStarted)]
+    request_events = [each for each in await events(world) if isinstance(each.event, RequestStarted)]
     return Counter(
         (each.at - VIRTUAL_START) // MINUTE
-        for each in made
+        for each in request_events
         if isinstance(each.event, RequestStarted) and model in (None, ModelName.parse(each.event.model))
     )
 
 
-async def rated(world: World) -> list[BudgetRow]:
+async def read_rate_rows(world: World) -> list[BudgetRow]:
     return [row for row in await world.journal.ask(Query("budgets", BudgetRow)) if row.window == MINUTE_WINDOW]
 
 
@@ -103,9 +103,9 @@ def test_two_processes_make_exactly_as_many_requests_in_each_minute_as_they_may(
         sessions = [await processes[number % 2].session(f"s{number}") for number in range(6)]
         answers = await asyncio.gather(*(asks(each, processes[0].model(takes=SECOND), 4) for each in sessions))
         assert all(isinstance(answer, AnsweredRequest) for each in answers for answer in each)
-        assert await begun(world) == {0: 5, 1: 5, 2: 5, 3: 5, 4: 4}
+        assert await count_requests_by_minute(world) == {0: 5, 1: 5, 2: 5, 3: 5, 4: 4}
         began = VIRTUAL_START + 4 * MINUTE
-        assert await rated(world) == [BudgetRow(f"model:{PAID}", MINUTE_WINDOW, "requests", 5, began, spent=4)]
+        assert await read_rate_rows(world) == [BudgetRow(f"model:{PAID}", MINUTE_WINDOW, "requests", 5, began, spent=4)]
 
     live(story)
 
@@ -143,8 +143,8 @@ def test_the_rate_of_a_provider_holds_beside_that_of_its_model(live: Live) -> No
         process = Process(world, {str(PAID): RateLimit(requests=2), "test:*": RateLimit(requests=3)})
         session_runtime, other = [await process.session(name) for name in ("paid", "other")]
         await asyncio.gather(asks(session_runtime, process.model(), 6), asks(other, process.model(OTHER), 6))
-        together = await begun(world)
-        assert max((await begun(world, PAID)).values()) <= 2
+        together = await count_requests_by_minute(world)
+        assert max((await count_requests_by_minute(world, PAID)).values()) <= 2
         assert [together[minute] for minute in range(4)] == [3, 3, 3, 3]
 
     live(story)
@@ -155,8 +155,8 @@ def test_another_model_is_asked_while_one_is_waited_for(live: Live) -> None:
         process = Process(world, {str(PAID): RateLimit(requests=1)})
         session_runtime, other = [await process.session(name) for name in ("paid", "other")]
         await asyncio.gather(asks(session_runtime, process.model(), 3), asks(other, process.model(OTHER), 9))
-        assert await begun(world, PAID) == {0: 1, 1: 1, 2: 1}
-        assert await begun(world, OTHER) == {0: 9}
+        assert await count_requests_by_minute(world, PAID) == {0: 1, 1: 1, 2: 1}
+        assert await count_requests_by_minute(world, OTHER) == {0: 9}
 
     live(story)
 
@@ -166,7 +166,7 @@ def test_tokens_that_were_held_and_not_used_are_there_for_others_in_the_same_min
         process = Process(world, {str(PAID): RateLimit(tokens=3000)}, "limits: {max_cost_usd: none}\n")
         sessions = [await process.session(f"s{number}") for number in range(10)]
         await asyncio.gather(*(asks(each, process.model(takes=SECOND), 4) for each in sessions))
-        counts = await begun(world)
+        counts = await count_requests_by_minute(world)
         # Two can be held at once; of each, 120 tokens are used, and what is left must still hold the bound of another.
         assert counts == {0: 17, 1: 17, 2: 6}
 
@@ -200,7 +200,7 @@ def test_a_request_that_is_larger_than_a_minute_is_let_through_alone(live: Live)
         await world.advance(MINUTE)
         assert [answer.request for answer in await asking] == ["large.0/0"]
         assert world.now == VIRTUAL_START + MINUTE
-        (row,) = await rated(world)
+        (row,) = await read_rate_rows(world)
         assert (row.spent, row.held, row.overrun) == (1200, 0, 700)
         assert not any(event.kind == "overrun_incurred" for event in await events(world))
         (answer,) = await asks(last, process.model(), most=200)
@@ -232,7 +232,7 @@ def test_a_word_that_reaches_a_session_does_not_make_it_ask_too_early(live: Live
         await world.advance(5 * SECOND)
         await world.send_message("s", "Are you there?")
         await asking
-        assert await begun(world) == {0: 1, 1: 1}
+        assert await count_requests_by_minute(world) == {0: 1, 1: 1}
         assert world.now == VIRTUAL_START + MINUTE
 
     live(story)
@@ -249,11 +249,11 @@ def test_money_is_counted_to_the_last_bit_where_a_rate_is_waited_for(live: Live)
         await world.advance(10 * MINUTE)
         rows = await world.journal.ask(Query("budgets", BudgetRow))
         (agent,) = [row for row in rows if row.scope == "agent:desk"]
-        made = [each.event for each in await events(world) if isinstance(each.event, RequestSettled)]
-        assert (agent.spent, agent.held, agent.overrun) == (705 * len(made), 0, 0)
+        request_events = [each.event for each in await events(world) if isinstance(each.event, RequestSettled)]
+        assert (agent.spent, agent.held, agent.overrun) == (705 * len(request_events), 0, 0)
         # An eighth would not fit: whoever asks for it sleeps until the day is over.
-        assert len(made) == 7
-        assert max((await begun(world)).values()) == 2
+        assert len(request_events) == 7
+        assert max((await count_requests_by_minute(world)).values()) == 2
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
@@ -280,7 +280,7 @@ def test_a_long_day_leaves_one_row_for_each_rate(live: Live) -> None:
         )
         await asks(await process.session("s"), process.model(), 30)
         assert world.now == VIRTUAL_START + 29 * MINUTE
-        assert [(row.scope, row.unit) for row in await rated(world)] == [
+        assert [(row.scope, row.unit) for row in await read_rate_rows(world)] == [
             ("model:test:*", "requests"),
             ("model:test:paid", "requests"),
             ("model:test:paid", "tokens"),
@@ -311,5 +311,5 @@ async def test_what_the_fleets_file_says_of_rates_reaches_its_agents(world: Worl
     fleet = Fleet(world, tmp_path)
     fleet.start(desk(tmp_path))
     await world.advance(10 * MINUTE)
-    assert max((await begun(world)).values()) == 1
-    assert any(row.scope == "model:reflex:*" for row in await rated(world))
+    assert max((await count_requests_by_minute(world)).values()) == 1
+    assert any(row.scope == "model:reflex:*" for row in await read_rate_rows(world))

@@ -64,7 +64,7 @@ def halter(tmp_path: Path) -> Halter:
         "agent.yaml": AGENT,
         "replies.yaml": REPLIES,
         "tools.py": TOOLS,
-        "letter.yaml": "- call: send\n  with: {to: eve}\n",
+        "letter.yaml": "- call: send\n  arguments: {to: eve}\n",
         "fleet.yaml": "limits: {max_cost_usd_per_day: 4.567891}\n",
     }.items():
         (desk / name).write_text(text)
@@ -77,7 +77,7 @@ def halter(tmp_path: Path) -> Halter:
     return types
 
 
-def parsed(text: str) -> Any:
+def parse_output(text: str) -> Any:
     """Read one JSON value, or a value a line."""
     try:
         return json.loads(text, parse_float=Decimal)
@@ -154,7 +154,7 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
 
 
 def test_no_command_prints_micro_dollars(halter: Halter, tmp_path: Path) -> None:
-    ran = parsed(halter("run", "~/desk", "Send it.", "--json").stdout)
+    ran = parse_output(halter("run", "~/desk", "Send it.", "--json").stdout)
     assert ran["cost_usd"] == Decimal("0.001234")
     text, values = 0, words_for(ran["session"])
     assert {*values} == {*with_json(load_all_commands())} - GO_ON - SLOW
@@ -162,33 +162,37 @@ def test_no_command_prints_micro_dollars(halter: Halter, tmp_path: Path) -> None
         answer = halter(*path, *values[path], "--json")
         assert "Traceback" not in answer.output, path
         if answer.stdout:
-            refuse_micros(parsed(answer.stdout), path)
+            refuse_micros(parse_output(answer.stdout), path)
             text += 1
     assert text >= 29
-    refuse_micros(parsed((tmp_path / "export.jsonl").read_text()), "export")
+    refuse_micros(parse_output((tmp_path / "export.jsonl").read_text()), "export")
 
 
 def test_commands_say_exactly_what_was_spent(halter: Halter) -> None:
-    session = parsed(halter("run", "~/desk", "Send it.", "--json").stdout)["session"]
+    session = parse_output(halter("run", "~/desk", "Send it.", "--json").stdout)["session"]
     amount = Decimal("0.001234")
-    result = parsed(halter("receipt", session, "--json").stdout)
+    result = parse_output(halter("receipt", session, "--json").stdout)
     assert [result["cost_usd"], result["spent_by_purpose_usd"]["turn"], result["calls"][0]["cost_usd"]] == [amount] * 3
-    told = parsed(halter("report", "--json").stdout)
-    assert [told["spent_usd"], told["spent_by_purpose_usd"]["turn"], told["agents"][0]["spent_usd"]] == [amount] * 3
-    caps = {cap["scope"]: (cap["cap_usd"], cap["spent_usd"]) for cap in told["caps"]}
+    period_report = parse_output(halter("report", "--json").stdout)
+    assert [
+        period_report["spent_usd"],
+        period_report["spent_by_purpose_usd"]["turn"],
+        period_report["agents"][0]["spent_usd"],
+    ] == [amount] * 3
+    caps = {cap["scope"]: (cap["cap_usd"], cap["spent_usd"]) for cap in period_report["caps"]}
     assert caps["agent:desk"] == (Decimal("2.345678"), amount)
-    budgets = parsed(halter("budget", "--json").stdout)
+    budgets = parse_output(halter("budget", "--json").stdout)
     own = next(row for row in budgets["budgets"] if row["scope"] == "agent:desk")
     assert (own["unit"], own["cap"], own["spent"], own["held"]) == ("usd", Decimal("2.345678"), amount, 0)
     assert budgets["last_day"][0]["spent_usd"] == amount
-    assert [row["cost_usd"] for row in parsed(halter("audit", "--json").stdout)] == [amount]
-    raised = parsed(halter("budget", "raise", "agent:desk", "3.456789", "--json").stdout)
+    assert [row["cost_usd"] for row in parse_output(halter("audit", "--json").stdout)] == [amount]
+    raised = parse_output(halter("budget", "raise", "agent:desk", "3.456789", "--json").stdout)
     assert (raised["cap_usd"], raised["by"]) == (Decimal("3.456789"), "ada")
-    lowered = parsed(halter("budget", "lower", "agent:desk", "0.001", "--json").stdout)
+    lowered = parse_output(halter("budget", "lower", "agent:desk", "0.001", "--json").stdout)
     assert (lowered["cap_usd"], lowered["overrun_usd"]) == (Decimal("0.001"), Decimal("0.000234"))
 
 
-async def test_programs_are_told_dollars_by_the_guard_and_its_receipts() -> None:
+async def test_the_guard_and_its_receipts_give_programs_dollars() -> None:
     @tool(level="SAFE", cost=0.002)
     async def send() -> Output:
         """Send a letter."""
@@ -209,15 +213,15 @@ async def test_programs_are_told_dollars_by_the_guard_and_its_receipts() -> None
     assert (budget.cap, budget.spent) == (Decimal("0.5"), amount)
 
 
-def types_within(kind: Any, known: set[type]) -> Iterator[type[msgspec.Struct]]:
+def types_within(kind: Any, seen_types: set[type]) -> Iterator[type[msgspec.Struct]]:
     """Name all structs that a type is made of."""
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in known:
-        known.add(kind)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen_types:
+        seen_types.add(kind)
         yield kind
         for each in get_type_hints(kind, include_extras=True).values():
-            yield from types_within(each, known)
+            yield from types_within(each, seen_types)
     for each in get_args(kind):
-        yield from types_within(each, known)
+        yield from types_within(each, seen_types)
 
 
 PUBLIC = [kind for _, _, kind in (*READ, *DO)]

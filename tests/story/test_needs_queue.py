@@ -46,20 +46,20 @@ from tests.story.clerks import environment
 TRIGGER = "shop/papers"
 
 
-async def happens(app: Runtime, stream: StreamId, *events: AnyEvent, lease: Lease | None = None) -> None:
+async def record_events(app: Runtime, stream: StreamId, *events: AnyEvent, lease: Lease | None = None) -> None:
     rows = [row for event in events for row in rows_of_event(event)]
     drafts: Sequence[Draft] = [Draft(event) for event in events]
     await app.store.commit(Write(stream, app.ids.make(), lambda _: drafts, rows, lease))
 
 
-async def begun(app: Runtime, kind: SessionKind = "task", **more: Any) -> Lease:
+async def start_shop(app: Runtime, kind: SessionKind = "task", **more: Any) -> Lease:
     event = SessionStarted(session="shop-1", agent="shop", kind=kind, started_by="ada", **more)
     await app.store.commit(lifecycle.start_session(event))
     (lease,) = await app.store.claim(WorkerId("w"), 1, SessionId("shop-1"))
     return lease
 
 
-async def parks(app: Runtime, lease: Lease, **how: Any) -> None:
+async def park_shop(app: Runtime, lease: Lease, **how: Any) -> None:
     await app.store.commit(lifecycle.park_session(lease, "parked", SessionParked(**how)))
 
 
@@ -67,7 +67,7 @@ def decides(decision_kind: DecisionKind, kind: SessionKind | None = "task") -> C
     """A question of a session of that kind, or of none."""
 
     async def asks(app: Runtime) -> None:
-        lease = None if kind is None else await begun(app, kind)
+        lease = None if kind is None else await start_shop(app, kind)
         question = Question(
             decision="d1",
             about=decision_kind,
@@ -87,32 +87,32 @@ def questions(kind: SessionKind, **more: Any) -> Callable[[Runtime], Awaitable[N
     """A model's own question, after which its session waits."""
 
     async def asks(app: Runtime) -> None:
-        lease = await begun(app, kind, **more)
+        lease = await start_shop(app, kind, **more)
         event = CallStarted(call="shop-1.1", tool="ask_user")
         write = Write(session_stream("shop-1"), "c", lambda _: [Draft(event, b'{"question":"Which?"}')], (), lease)
         await app.store.commit(write)
-        await parks(app, lease, state="WAITING_FOR_INPUT")
+        await park_shop(app, lease, state="WAITING_FOR_INPUT")
 
     return asks
 
 
 async def paused(app: Runtime) -> None:
-    await parks(app, await begun(app, "autonomous"), state="PAUSED")
+    await park_shop(app, await start_shop(app, "autonomous"), state="PAUSED")
 
 
 async def cannot_think(app: Runtime) -> None:
-    lease = await begun(app, "autonomous")
+    lease = await start_shop(app, "autonomous")
     trouble = {"trouble": "needs_person", "sentence": "401: wrong key"}
-    await parks(app, lease, state="SLEEPING", wake_at=app.clock.now() + HOUR, **trouble)
+    await park_shop(app, lease, state="SLEEPING", wake_at=app.clock.now() + HOUR, **trouble)
 
 
 async def stopped(app: Runtime) -> None:
     await app.store.commit(switch_on("shop", "ada", "on"))
-    await app.store.commit(lifecycle.end_session(await begun(app, "autonomous"), "ERROR", "model_error"))
+    await app.store.commit(lifecycle.end_session(await start_shop(app, "autonomous"), "ERROR", "model_error"))
 
 
 async def document(app: Runtime) -> None:
-    await happens(
+    await record_events(
         app,
         trigger_stream(TRIGGER),
         TriggerMade(trigger=TRIGGER, agent="shop", type="watch", by="agent.yaml", digest="d"),
@@ -135,11 +135,11 @@ async def undelivered(app: Runtime) -> None:
     await app.store.commit(queue_report("shop", "mail", ReportMessage("subject", "text"), "k"))
     (queued,) = await app.store.ask(Query("all_notifications", NotificationRow))
     failed = NotificationFailed(notification=queued.notification, attempts=5, error="No route.", next_at=None)
-    await happens(app, OUTBOX, failed)
+    await record_events(app, OUTBOX, failed)
 
 
 async def near_cap(app: Runtime) -> None:
-    lease, usd = await begun(app), 4_500_000
+    lease, usd = await start_shop(app), 4_500_000
     held = make_legs(Caps(), Spender("shop-1", "shop"), app.clock.now(), usd=usd)
     held = tuple(leg for leg in held if not leg.scope.startswith("session:"))
     answer = await hold(app.ledger, lease, CallStarted(call="shop-1.1", tool="look", legs=held), b"")
@@ -149,7 +149,7 @@ async def near_cap(app: Runtime) -> None:
 
 async def finding(app: Runtime) -> None:
     event = FindingEmitted(finding="f1", agent="shop", severity="high", support="unquoted")
-    await happens(app, session_stream("shop-1"), event, lease=await begun(app))
+    await record_events(app, session_stream("shop-1"), event, lease=await start_shop(app))
 
 
 WAITING: dict[str, tuple[Callable[[Runtime], Awaitable[None]], str]] = {
@@ -161,7 +161,7 @@ WAITING: dict[str, tuple[Callable[[Runtime], Awaitable[None]], str]] = {
     "a changed tool": (decides("changed_tool", None), "shop cannot use send"),
     "a changed server": (decides("changed_server", None), "shop cannot use some tools of the server send"),
     "a schedule": (decides("schedule"), "shop wants to schedule a task"),
-    "a proposal": (decides("proposal", None), "shop wants a send to be kept"),
+    "a proposal": (decides("proposal", None), "shop proposes a send"),
     "a question of an agent": (questions("autonomous"), "shop asks: Which?"),
     "a question of a triggered task": (questions("task", trigger=TRIGGER), "shop asks: Which?"),
     "a question of a task that a program or a person began": (questions("task"), "shop asks: Which?"),
@@ -223,7 +223,7 @@ def test_a_chat_that_waits_for_its_next_line_needs_no_person(tmp_path: Path) -> 
     store = Store(tmp_path)
 
     async def rests(app: Runtime) -> None:
-        await parks(app, await begun(app, "chat"), state="WAITING_FOR_INPUT")
+        await park_shop(app, await start_shop(app, "chat"), state="WAITING_FOR_INPUT")
 
     store.does(rests)
     faces = store.does(look)
@@ -235,7 +235,7 @@ def test_a_session_that_was_stopped_by_switching_its_agent_off_needs_no_person(t
     store = Store(tmp_path)
 
     async def switched_off(app: Runtime) -> None:
-        lease = await begun(app, "autonomous")
+        lease = await start_shop(app, "autonomous")
         await app.store.commit(halt("session:shop-1", "ada", "off", "shop is off"))
         assert len(await read_needs(Actor(app, Principal("ada")))) == 1
         await app.store.commit(lifecycle.end_session(lease, "HALTED", "external_halt"))

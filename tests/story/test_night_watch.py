@@ -52,10 +52,10 @@ class Demo:
     def __init__(self, world: World, home: Path) -> None:
         self.world = world
         self.place = DemoFolder(home / "demo")
-        self.told: list[str] = []
-        self.furnish()
+        self.reports: list[str] = []
+        self.lay_out()
 
-    def furnish(self, model: str = RULES_MODEL) -> LayoutResult:
+    def lay_out(self, model: str = RULES_MODEL) -> LayoutResult:
         return lay_out_files(self.place, model, "ada", self.world.now)
 
     def start(self) -> asyncio.Task[None]:
@@ -68,7 +68,7 @@ class Demo:
         app = Runtime(settings, world.clock, world.ids, store, cast("Any", None), world.ledger, {}, policy=policy)
         supervisor = Supervisor(
             app,
-            lambda _, sentence: self.told.append(sentence),
+            lambda _, sentence: self.reports.append(sentence),
             rng=random.Random(self.world.seed),
             mode=mode_of(self.world),
         )
@@ -123,7 +123,7 @@ async def test_approving_deletes_exactly_the_file_that_was_asked_about(world: Wo
     assert (await demo.rhythm())[-2:] == ["yielded sleep", "SLEEPING"]
 
 
-async def test_a_no_leaves_the_file_where_it_is_and_the_agent_goes_on_watching(world: World, demo: Demo) -> None:
+async def test_a_no_leaves_the_file_where_it_is_and_the_agent_keeps_watching(world: World, demo: Demo) -> None:
     demo.start()
     await world.advance(MINUTE)
     await demo.answer("deny")
@@ -155,8 +155,8 @@ async def test_who_is_not_answered_asks_whoever_comes_later_but_not_all_night(wo
 async def test_a_file_that_an_earlier_start_left_is_asked_about_within_a_minute(world: World, demo: Demo) -> None:
     demo.leftover.write_text("left by an earlier start")
     os.utime(demo.leftover, (0, 0))
-    made = int(demo.leftover.stat().st_ctime * SECOND)
-    await world.advance(made - world.now + HOUR)
+    created_at = int(demo.leftover.stat().st_ctime * SECOND)
+    await world.advance(created_at - world.now + HOUR)
     demo.start()
     await world.advance(20 * SECOND)
     assert not demo.leftover.exists()
@@ -164,13 +164,13 @@ async def test_a_file_that_an_earlier_start_left_is_asked_about_within_a_minute(
     assert len(await list_pending_decisions(world.journal)) == 1
 
 
-async def test_the_next_start_goes_on_with_the_same_session(world: World, demo: Demo) -> None:
+async def test_the_next_start_resumes_the_same_session(world: World, demo: Demo) -> None:
     process = demo.start()
     await world.advance(MINUTE)
     before = len(await demo.events())
     process.cancel()
     await world.restart()
-    demo.furnish()
+    demo.lay_out()
     demo.start()
     await world.advance(20 * SECOND)
     await demo.answer("approve")
@@ -178,7 +178,7 @@ async def test_the_next_start_goes_on_with_the_same_session(world: World, demo: 
     rows = await world.journal.ask(Query("all_sessions", SessionRow))
     assert [row.session for row in rows] == [SESSION]
     assert len(await demo.events()) > before
-    assert not [sentence for sentence in demo.told if sentence.endswith("begins.")][1:]
+    assert [sentence for sentence in demo.reports if "starts" in sentence] == [f"{SESSION} starts."]
 
 
 async def test_it_costs_nothing_while_rules_think(world: World, demo: Demo) -> None:
@@ -191,9 +191,9 @@ async def test_it_costs_nothing_while_rules_think(world: World, demo: Demo) -> N
     assert row.agent == AGENT
 
 
-def thinks(folder: Path) -> tuple[str, tuple[str, ...]]:
-    mind = resolve_agent(FleetConfig(), read_agent(folder), folder).model_settings
-    return mind.model, mind.fallback_models
+def read_models(folder: Path) -> tuple[str, tuple[str, ...]]:
+    model_settings = resolve_agent(FleetConfig(), read_agent(folder), folder).model_settings
+    return model_settings.model, model_settings.fallback_models
 
 
 KEYS = {
@@ -208,20 +208,20 @@ KEYS = {
 def test_with_a_key_in_the_environment_that_providers_model_thinks(world: World, demo: Demo, key: str) -> None:
     model = choose_demo_model({key: "made up"}, lambda _: True)
     assert model == KEYS[key]
-    furnished = demo.furnish(model)
-    assert thinks(demo.place.agent) == (model, ("reflex:rules",))
-    assert furnished.changed == []
-    assert f"It decides with {model}, whose key is in your environment." in describe_demo(demo.place, model, furnished)
-    demo.furnish(RULES_MODEL)
-    assert thinks(demo.place.agent) == ("reflex:rules", ())
+    layout = demo.lay_out(model)
+    assert read_models(demo.place.agent) == (model, ("reflex:rules",))
+    assert layout.changed == []
+    assert f"It decides with {model}, whose key is in your environment." in describe_demo(demo.place, model, layout)
+    demo.lay_out(RULES_MODEL)
+    assert read_models(demo.place.agent) == ("reflex:rules", ())
 
 
-def test_whoever_cannot_type_halter_yet_is_told_how(demo: Demo, tmp_path: Path) -> None:
-    furnished = demo.furnish()
+def test_whoever_cannot_type_halter_yet_is_shown_how(demo: Demo, tmp_path: Path) -> None:
+    layout = demo.lay_out()
     assert f"  export PATH='{tmp_path}/a clone':$PATH" in describe_demo(
-        demo.place, RULES_MODEL, furnished, tmp_path / "a clone"
+        demo.place, RULES_MODEL, layout, tmp_path / "a clone"
     )
-    assert "export PATH" not in "".join(describe_demo(demo.place, RULES_MODEL, furnished))
+    assert "export PATH" not in "".join(describe_demo(demo.place, RULES_MODEL, layout))
 
 
 @pytest.mark.parametrize("environ", [{}, {"ANTHROPIC_API_KEY": ""}, {"PATH": "/bin"}])
@@ -237,9 +237,9 @@ def test_what_a_person_changed_is_kept_and_what_they_did_not_is_renewed(demo: De
     rules, agent = demo.place.agent / "rules.yaml", demo.place.agent / "agent.yaml"
     rules.write_text(rules.read_text() + "# mine\n")
     agent.unlink()
-    furnished = demo.furnish()
-    assert furnished.changed == ["rules.yaml"]
-    assert furnished.notes[0] == "Using your changed rules.yaml."
+    layout = demo.lay_out()
+    assert layout.changed == ["rules.yaml"]
+    assert layout.notes[0] == "Using your changed rules.yaml."
     assert rules.read_text().endswith("# mine\n")
     assert agent.exists()
 
@@ -256,9 +256,9 @@ def test_changed_or_added_code_is_not_trusted_until_a_person_says_so(demo: Demo,
     with (demo.place.agent / plant).open("a") as file:
         file.write("# planted\n")
     with pytest.raises(ConfigError, match=r"differs from the shipped code\. Review it, then run: HALTER_TRUST="):
-        demo.furnish()
+        demo.lay_out()
     TrustFile(demo.place.root / "trust.json").trust(demo.place.agent, digest_folder(demo.place.agent), "ada", 0)
-    assert demo.furnish().notes[-1] == "Its code differs from the shipped code; you trusted it."
+    assert demo.lay_out().notes[-1] == "Its code differs from the shipped code; you trusted it."
 
 
 def test_nobody_else_can_look_into_the_demos_folder(demo: Demo) -> None:
@@ -295,7 +295,7 @@ async def test_an_agent_that_cannot_run_is_a_sentence_and_no_breakdown(world: Wo
     (demo.place.agent / "agent.yaml").write_text("name: night-watch\nmodle: reflex\n")
     with pytest.raises(ConfigError, match="No agent can run"):
         await demo.process()
-    assert any("`modle` is not a key" in sentence for sentence in demo.told)
+    assert any("`modle` is not a key" in sentence for sentence in demo.reports)
 
 
 async def test_a_disk_that_takes_nothing_more_stops_no_agent(world: World, demo: Demo) -> None:

@@ -42,7 +42,7 @@ def wipe() -> str:
 """
 
 
-async def told(world: World) -> list[tuple[str, str]]:
+async def list_notifications(world: World) -> list[tuple[str, str]]:
     """What people are told by the runtime itself: over which channel, and with which subject."""
     events = [stored for stored in await world.events(OUTBOX) if isinstance(stored.event, NotificationQueued)]
     return [
@@ -60,19 +60,19 @@ async def texts(world: World) -> list[str]:
     ]
 
 
-async def test_a_session_that_failed_is_told_of_once_also_by_the_next_process(world: World, tmp_path: Path) -> None:
+async def test_a_session_that_failed_is_notified_once_also_by_the_next_process(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     folder = fleet.agent("desk", DESK, replies_yaml=FAILS)
     task = fleet.start(folder)
     await world.advance(90 * MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["ERROR"]
-    assert await told(world) == [("in_app", "desk: a session failed")]
+    assert await list_notifications(world) == [("in_app", "desk: a session failed")]
     (row,) = await world.journal.ask(Query("all_notifications", NotificationRow))
     assert row.sent_at is not None
     task.cancel()
     fleet.start(folder)
     await world.advance(20 * MINUTE)
-    assert len(await told(world)) == 1
+    assert len(await list_notifications(world)) == 1
 
 
 async def test_whoever_died_before_the_word_was_out_leaves_it_to_the_next(world: World, tmp_path: Path) -> None:
@@ -80,31 +80,31 @@ async def test_whoever_died_before_the_word_was_out_leaves_it_to_the_next(world:
     folder = fleet.agent("desk", DESK + "notify: {on: []}\n", replies_yaml=FAILS)
     task = fleet.start(folder)
     await world.advance(90 * MINUTE)
-    assert await told(world) == []
+    assert await list_notifications(world) == []
     task.cancel()
     fleet.agent("desk", DESK, replies_yaml=FAILS)
     fleet.start(folder)
     await world.advance(MINUTE)
-    assert await told(world) == [("in_app", "desk: a session failed")]
+    assert await list_notifications(world) == [("in_app", "desk: a session failed")]
 
 
-async def test_a_session_that_waits_for_an_approval_is_told_of(world: World, tmp_path: Path) -> None:
+async def test_a_session_that_waits_for_an_approval_is_notified(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("desk", DESK, TOOLS, replies_yaml=WIPES))
     await world.advance(HOUR + MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["WAITING_FOR_APPROVAL"]
-    assert await told(world) == [("in_app", "desk needs you: wants to wipe.")]
+    assert await list_notifications(world) == [("in_app", "desk needs you: wants to wipe.")]
     (need,) = await read_needs(Actor(fleet.app, Principal("ada")))
     assert (need.kind, need.sentence, need.why) == ("approval", "desk wants to wipe.", "It is full.")
     assert (await texts(world))[0].splitlines()[:2] == ["desk wants to wipe.", "It is full."]
 
 
-async def test_a_task_that_asks_a_question_is_told_of(world: World, tmp_path: Path) -> None:
+async def test_a_task_that_asks_a_question_is_notified(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("desk", DESK, replies_yaml=ASKS))
     await world.advance(HOUR + MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["WAITING_FOR_INPUT"]
-    assert await told(world) == [("in_app", "desk needs you: asks: Which desk?")]
+    assert await list_notifications(world) == [("in_app", "desk needs you: asks: Which desk?")]
     desk = Actor(fleet.app, Principal("ada"))
     (need,) = await read_needs(desk)
     assert (need.kind, need.sentence, need.commands) == (
@@ -118,7 +118,7 @@ async def test_a_task_that_asks_a_question_is_told_of(world: World, tmp_path: Pa
     assert await read_needs(desk) == []
 
 
-async def test_a_session_that_was_halted_is_told_of_over_every_channel(world: World, tmp_path: Path) -> None:
+async def test_a_session_that_was_halted_is_notified_over_every_channel(world: World, tmp_path: Path) -> None:
     channels = """
 notify:
   channels:
@@ -131,10 +131,13 @@ notify:
     await turn_off(fleet.app, "desk")
     await world.advance(MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["HALTED"]
-    assert (await told(world))[2:] == [("app", "desk: a session was halted"), ("also", "desk: a session was halted")]
+    assert (await list_notifications(world))[2:] == [
+        ("app", "desk: a session was halted"),
+        ("also", "desk: a session was halted"),
+    ]
 
 
-async def test_a_document_that_cannot_be_read_is_told_of_and_the_watch_lives_on(world: World, tmp_path: Path) -> None:
+async def test_a_document_that_cannot_be_read_is_notified_and_the_watch_continues(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     watch = DESK.replace("schedules: [{name: hourly, every: 1h", "watches: [{name: inbox, path: inbox")
     folder = fleet.agent("desk", watch, replies_yaml="- {repeat: true, text: Read.}\n")
@@ -142,21 +145,21 @@ async def test_a_document_that_cannot_be_read_is_told_of_and_the_watch_lives_on(
     (folder / "inbox" / "empty.txt").write_bytes(b"")
     fleet.start(folder)
     await world.advance(MINUTE)
-    assert await told(world) == [("in_app", "desk: a document was quarantined (empty.txt)")]
+    assert await list_notifications(world) == [("in_app", "desk: a document was quarantined (empty.txt)")]
     (folder / "inbox" / "fine.txt").write_text("Hello.")
     await world.advance(MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["COMPLETED"]
 
 
-async def test_what_an_agents_file_does_not_want_to_be_told_is_not_told(world: World, tmp_path: Path) -> None:
+async def test_an_event_that_agent_yaml_switches_off_is_not_notified(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("desk", DESK + "notify: {on: [waiting]}\n", replies_yaml=FAILS))
     await world.advance(90 * MINUTE)
-    assert await told(world) == []
+    assert await list_notifications(world) == []
 
 
 @CALM
-async def test_a_document_that_is_left_to_people_once_more_is_told_of_once_more(world: World, tmp_path: Path) -> None:
+async def test_a_document_that_is_quarantined_again_is_notified_again(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     text = DESK.replace("schedules: [{name: hourly, every: 1h", "watches: [{name: inbox, path: inbox, max_attempts: 1")
     folder = fleet.agent("desk", f"{text}notify: {{on: [quarantined]}}\n", replies_yaml=FAILS)
@@ -164,10 +167,10 @@ async def test_a_document_that_is_left_to_people_once_more_is_told_of_once_more(
     (folder / "inbox" / "a.txt").write_text("Hello.")
     fleet.start(folder)
     await world.advance(MINUTE)
-    assert len(await told(world)) == 1
+    assert len(await list_notifications(world)) == 1
     (item,) = await world.journal.ask(Query("items_of", ItemRow, {"trigger": "desk/inbox"}))
     await world.store.commit(
         record_trigger_events("desk/inbox", "again", ItemReleased(trigger="desk/inbox", item=item.item, by="ada"))
     )
     await world.advance(2 * HOUR)
-    assert await told(world) == 2 * [("in_app", "desk: a document was quarantined (a.txt)")]
+    assert await list_notifications(world) == 2 * [("in_app", "desk: a document was quarantined (a.txt)")]

@@ -89,7 +89,7 @@ class Stormy:
     def start(self) -> None:
         self.fleet.start(self.folder, given={"scripted:script": self.weather})
 
-    async def told(self) -> list[str]:
+    async def list_subjects(self) -> list[str]:
         return await subjects(self.world)
 
     async def outage(self) -> OutageRow:
@@ -105,7 +105,7 @@ class Stormy:
         assert list((await report(desk)).needs_you) == lines
         return lines
 
-    async def spent(self) -> int:
+    async def read_spending(self) -> int:
         return sum(row.usd for row in await self.world.journal.ask(Query("all_spends", SpendRow)))
 
 
@@ -127,19 +127,19 @@ async def test_an_outage_of_six_hours_costs_nothing_and_ends_no_agent(stormy: St
     stormy.start()
     await world.advance(MINUTE)
     stormy.weather.fails(0, 6 * HOUR)
-    spent = await stormy.spent()
+    spent = await stormy.read_spending()
     await world.advance(6 * HOUR)
     assert (await stormy.fleet.row("watcher-1")).state == "SLEEPING"
     assert len(stormy.weather.tried) < 60
     assert await stormy.needs() == [], "there is nothing that a person could do"
-    assert await stormy.spent() == spent
-    assert await stormy.told() == [BEGAN]
+    assert await stormy.read_spending() == spent
+    assert await stormy.list_subjects() == [BEGAN]
     await world.advance(15 * MINUTE)
     back = stormy.weather.answered[-1]
     assert world.now - back <= 15 * MINUTE
     await world.advance(HOUR)
     assert len(stormy.weather.answered) > 4
-    assert await stormy.told() == [BEGAN, OVER]
+    assert await stormy.list_subjects() == [BEGAN, OVER]
     (only,) = await stormy.fleet.sessions("watcher")
     assert (only.state, only.session) == ("SLEEPING", "watcher-1")
 
@@ -159,7 +159,7 @@ async def test_pauses_grow_with_the_outage_and_never_beyond_what_the_file_says(w
     assert len([pause for pause in pauses if pause > MINUTE]) > 40
 
 
-async def test_the_turn_that_waited_is_the_one_that_goes_on(world: World, tmp_path: Path) -> None:
+async def test_the_turn_that_waited_is_the_one_that_continues(world: World, tmp_path: Path) -> None:
     """What was said in it is not said again, and the model hears nothing of the weather."""
     stormy = Stormy(world, tmp_path)
     stormy.start()
@@ -191,7 +191,7 @@ async def test_a_crash_in_the_middle_of_an_outage_keeps_its_backoff(stormy: Stor
     assert (await stormy.outage()).began_at == began
     await world.advance(4 * HOUR)
     assert len(stormy.weather.answered) > 2
-    assert await stormy.told() == [BEGAN, OVER]
+    assert await stormy.list_subjects() == [BEGAN, OVER]
 
 
 async def test_sensors_read_on_during_an_outage(world: World, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ async def test_rules_answer_where_they_stand_in_for_a_model_that_is_away(world: 
     stormy.weather.fails(0, HOUR)
     stormy.start()
     await world.advance(50 * MINUTE)
-    assert await stormy.told() == []
+    assert await stormy.list_subjects() == []
     assert len(stormy.weather.tried) >= 5 * 4
 
 
@@ -263,7 +263,7 @@ async def test_a_wrong_key_waits_for_a_person_and_the_next_start_tries_it(stormy
     stormy.start()
     await world.advance(2 * HOUR)
     assert (await stormy.fleet.row("watcher-1")).state == "SLEEPING"
-    assert await stormy.told() == ["watcher needs you: its model cannot be used"]
+    assert await stormy.list_subjects() == ["watcher needs you: its model cannot be used"]
     row = await stormy.outage()
     assert (row.trouble, row.sentence, row.ended_at) == ("needs_person", str(WRONG_KEY), None)
     (need,) = await stormy.needs()
@@ -275,7 +275,7 @@ async def test_a_wrong_key_waits_for_a_person_and_the_next_start_tries_it(stormy
     assert stormy.weather.answered
     assert (await stormy.outage()).ended_at is not None
     assert await stormy.needs() == []
-    assert len(await stormy.told()) == 2
+    assert len(await stormy.list_subjects()) == 2
 
 
 @CALM
@@ -367,7 +367,7 @@ async def test_a_skill_that_a_schedule_runs_waits_through_an_outage(world: World
     folder = office.reviewer("schedules: [{name: tick, playbook: steps.yaml, every: 10m}]\n", head=WORK)
     (folder / ".agents" / "skills" / "summarize").mkdir(parents=True)
     (folder / ".agents" / "skills" / "summarize" / "SKILL.md").write_text(SUMMARIZE)
-    (folder / "steps.yaml").write_text("- {call: run_skill, with: {skill: summarize, input: It rains.}}\n")
+    (folder / "steps.yaml").write_text("- {call: run_skill, arguments: {skill: summarize, input: It rains.}}\n")
     weather = Weather(world, [say("Rain.", Usage(100, 50))] * 9)
     weather.fails(10 * MINUTE, 20 * MINUTE)
     office.start(folder, given={"scripted:script": weather})

@@ -169,8 +169,8 @@ def test_a_failing_channel_is_tried_again_less_and_less_often(world: World) -> N
         await queue(world)
         await world.advance(2 * DAY)
         pauses = [after - before for before, after in zip(recipient.times, recipient.times[1:], strict=False)]
-        for pause, wanted in zip(pauses, (MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 4 * HOUR, DAY), strict=True):
-            assert wanted <= pause <= wanted + SECOND
+        for pause, expected_pause in zip(pauses, (MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 4 * HOUR, DAY), strict=True):
+            assert expected_pause <= pause <= expected_pause + SECOND
         assert len(recipient.got) == 1
         assert (await outbox(world))[-1] == NotificationSent(notification="n1", attempts=7)
         assert (await row(world)).error == ""
@@ -344,7 +344,7 @@ def test_who_stays_behind_takes_over_when_the_faster_one_is_gone(world: World) -
     world.run(story())
 
 
-def test_a_store_that_cannot_be_used_is_told_as_what_it_is(world: World) -> None:
+def test_a_store_that_cannot_be_used_is_reported_as_what_it_is(world: World) -> None:
     class Ruined(StoreProxy):
         async def commit(self, write: Write) -> Committed:
             raise StoreUnusable("The disk is read-only.")
@@ -358,7 +358,7 @@ def test_a_store_that_cannot_be_used_is_told_as_what_it_is(world: World) -> None
     world.run(story())
 
 
-def test_what_was_erased_before_it_could_be_sent_is_not_told(world: World) -> None:
+def test_what_was_erased_before_it_could_be_sent_is_not_sent(world: World) -> None:
     recipient = Recipient()
 
     async def story() -> None:
@@ -373,7 +373,7 @@ def test_what_was_erased_before_it_could_be_sent_is_not_told(world: World) -> No
     world.run(story())
 
 
-def test_what_is_told_in_the_app_is_there_at_once(world: World) -> None:
+def test_an_in_app_notification_is_there_at_once(world: World) -> None:
     tasks = Tasks(notify=Notify(channels=(Channel(name="ops", type="in_app"),)))
 
     async def story() -> None:

@@ -80,8 +80,8 @@ def sensor(source: str) -> str:
     [
         (field("refresh_tool: get_cash"), "mode: SEMI\n"),
         (field("refresh_tool: get_cash"), "mode: ASSIST\npolicy: {tools: {get_cash: {approval: never}}}\n"),
-        (field("refresh_tool: get_prices, refresh_params: {symbols: [A]}"), "mode: ASSIST\n"),
-        (sensor("tool: get_prices, params: {symbols: [AAPL, TSLA], venue: x}"), "mode: SEMI\n"),
+        (field("refresh_tool: get_prices, refresh_arguments: {symbols: [A]}"), "mode: ASSIST\n"),
+        (sensor("tool: get_prices, arguments: {symbols: [AAPL, TSLA], venue: x}"), "mode: SEMI\n"),
         (sensor("tool: get_keys"), "policy: {levels: {PRIVILEGED: {approval: never}}}\n"),
         (sensor("url: 'https://a.example'"), "mode: SEMI\n"),
         ("autonomy: {enabled: true}\n", "mode: SEMI\n"),
@@ -105,7 +105,7 @@ def test_a_tool_that_only_looks_and_asks_nobody_may_be_used_while_nobody_watches
             "agent.yaml line 5: `sensors[1].source.tool` is `weather`, but there is no such tool; the tools are",
         ),
         (
-            sensor("tool: place_order, params: {symbol: A}"),
+            sensor("tool: place_order, arguments: {symbol: A}"),
             "mode: FULL\n",
             "agent.yaml line 5: `sensors[1].source.tool` is `place_order`, which may change something; use a tool",
         ),
@@ -142,12 +142,12 @@ def test_a_tool_that_only_looks_and_asks_nobody_may_be_used_while_nobody_watches
         (
             sensor("tool: get_prices"),
             "mode: SEMI\n",
-            "agent.yaml line 5: `sensors[1].source.params` does not fit `get_prices`: ",
+            "agent.yaml line 5: `sensors[1].source.arguments` does not fit `get_prices`: ",
         ),
         (
-            field("refresh_tool: get_prices, refresh_params: {symbols: 5}"),
+            field("refresh_tool: get_prices, refresh_arguments: {symbols: 5}"),
             "mode: SEMI\n",
-            "agent.yaml line 4: `hot_state.fields.cash.refresh_params` does not fit `get_prices`: ",
+            "agent.yaml line 4: `hot_state.fields.cash.refresh_arguments` does not fit `get_prices`: ",
         ),
     ],
 )
@@ -223,7 +223,7 @@ async def test_an_agent_of_a_program_is_checked_in_the_same_words(tmp_path: Path
         ConfigError, match=r"the agent: `hot_state\.fields\.cash\.refresh_tool` is `place_order`, which"
     ):
         await agent.run("hello")
-    odd = {"hot_state": {"fields": {"cash": {"refresh_tool": "get_prices", "refresh_params": {"symbols": {1}}}}}}
+    odd = {"hot_state": {"fields": {"cash": {"refresh_tool": "get_prices", "refresh_arguments": {"symbols": {1}}}}}}
     agent = Bench(tmp_path).agent(says("Hello."), tools=[get_prices], policy=odd)
     with pytest.raises(ConfigError, match=r"does not fit `get_prices`: it contains a value that JSON cannot represent"):
         await agent.run("hello")

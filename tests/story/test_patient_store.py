@@ -66,7 +66,7 @@ async def test_the_reason_of_the_wait_is_shown_and_a_cancelled_write_never_happe
     assert await store.read(session_stream("s")) == []
 
 
-async def test_the_problem_is_told_once_and_then_that_it_is_over(world: World) -> None:
+async def test_the_problem_is_reported_once_and_then_its_end(world: World) -> None:
     texts: list[str] = []
     await away(world, 6).patient(world.clock, StoreProblem(texts.append)).commit(lifecycle.start_session(START))
     assert [sentence.partition(".")[0] for sentence in texts] == ["The disk is full", ""]

@@ -24,7 +24,7 @@ def office_of(world: World, home: Path, script: str = SLOW, head: str = WALK) ->
     return office
 
 
-async def walked(office: Office, session: str = "clerk.papers-1") -> list[str]:
+async def list_phases(office: Office, session: str = "clerk.papers-1") -> list[str]:
     """The phases and turns of a session, in their order."""
     texts: list[str] = []
     for stored in await office.events(session):
@@ -45,7 +45,7 @@ async def test_an_agent_may_have_phases_of_its_own(world: World, tmp_path: Path)
     office = office_of(world, tmp_path)
     await world.advance(MINUTE)
     assert await office.states() == {"COMPLETED": 1}
-    assert await walked(office) == ALL
+    assert await list_phases(office) == ALL
     offered = [{tool.name for tool in prompt.tools} for prompt in office.prompts("clerk")]
     always = {"ask_user", "read_output"}
     assert offered[:3] == [always | {"retrieve_chunks"}, always, always | {"notify"}]
@@ -56,20 +56,20 @@ async def test_an_agent_may_have_phases_of_its_own(world: World, tmp_path: Path)
 async def test_an_agent_without_phases_has_one_in_which_everything_may_be_used(world: World, tmp_path: Path) -> None:
     office = office_of(world, tmp_path, head=WORK)
     await world.advance(MINUTE)
-    assert await walked(office) == ["turn 1"]
+    assert await list_phases(office) == ["turn 1"]
     texts = [part.text for prompt in office.prompts("clerk") for message in prompt.messages for part in message.parts]
     assert not any("begins" in text for text in texts)
 
 
-async def test_who_is_spoken_to_on_the_way_answers_in_the_phase_where_it_stands(world: World, tmp_path: Path) -> None:
+async def test_a_message_during_a_walk_is_answered_in_the_current_phase(world: World, tmp_path: Path) -> None:
     office = office_of(world, tmp_path)
     await world.advance(10 * SECOND)
-    assert (await walked(office))[-1] == "turn 2"
+    assert (await list_phases(office))[-1] == "turn 2"
     assert office.up is not None
     await post_message(office.up.agents["clerk"].context, "clerk.papers-1", "Make haste.")
     await world.advance(5 * MINUTE)
     assert await office.states() == {"COMPLETED": 1}
-    phases = [each for each in await walked(office) if not each.startswith("turn")]
+    phases = [each for each in await list_phases(office) if not each.startswith("turn")]
     assert phases == ["look", "think", "tell", "rest"]
 
 
@@ -79,28 +79,30 @@ ASKS = """
 """
 
 
-async def test_who_asks_a_person_goes_on_in_the_same_phase_when_they_answer(world: World, tmp_path: Path) -> None:
+async def test_a_session_that_asks_a_person_resumes_in_the_same_phase_when_they_answer(
+    world: World, tmp_path: Path
+) -> None:
     office = office_of(world, tmp_path, ASKS)
     await world.advance(MINUTE)
     assert await office.states() == {"WAITING_FOR_INPUT": 1}
-    assert (await walked(office))[-2:] == ["think", "turn 2"]
+    assert (await list_phases(office))[-2:] == ["think", "turn 2"]
     assert office.up is not None
     await post_message(office.up.agents["clerk"].context, "clerk.papers-1", "The first one.")
     await world.advance(MINUTE)
     assert await office.states() == {"COMPLETED": 1}
-    phases = [each for each in await walked(office) if not each.startswith("turn")]
+    phases = [each for each in await list_phases(office) if not each.startswith("turn")]
     assert phases == ["look", "think", "tell", "rest"]
 
 
-async def test_a_halt_between_two_phases_ends_the_walk_and_the_document_is_begun_anew(
+async def test_a_halt_between_two_phases_ends_the_walk_and_the_document_is_started_again(
     world: World, tmp_path: Path
 ) -> None:
     office = office_of(world, tmp_path)
     await world.advance(10 * SECOND)
     await world.store.commit(halt("agent:clerk", "ada", "stop"))
     await world.advance(MINUTE)
-    assert await walked(office) == ["look", "turn 1", "think", "turn 2"]
+    assert await list_phases(office) == ["look", "turn 1", "think", "turn 2"]
     await world.store.commit(resume("agent:clerk", "ada", "go on"))
     await world.advance(2 * MINUTE)
     assert await office.states() == {"HALTED": 1, "COMPLETED": 1}
-    assert await walked(office, "clerk.papers-2") == ALL
+    assert await list_phases(office, "clerk.papers-2") == ALL

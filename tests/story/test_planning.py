@@ -34,11 +34,11 @@ from tests.story.fronts import Front, front
 MAIL = "schedule/desk/check-the-mail"
 
 
-async def triggers(world: World) -> list[str]:
+async def list_triggers(world: World) -> list[str]:
     return [row.trigger for row in await world.journal.ask(Query("all_triggers", TriggerRow))]
 
 
-async def only(desk: Front) -> PendingDecision:
+async def read_only_decision(desk: Front) -> PendingDecision:
     (pending_decision,) = await list_pending_decisions(desk.world.store)
     return pending_decision
 
@@ -56,8 +56,8 @@ async def test_nothing_exists_before_the_yes_and_then_exactly_what_was_shown(wor
             "Cost: at most $1.00 a run and at most $15.00 in thirty days, bounded by every cap",
             f"Nothing is scheduled yet. Say approve, or run: halter approve {MAIL}",
         ]
-        assert await triggers(world) == []
-        pending_decision = await only(desk)
+        assert await list_triggers(world) == []
+        pending_decision = await read_only_decision(desk)
         assert (
             pending_decision.decision,
             pending_decision.about,
@@ -87,30 +87,30 @@ async def test_what_was_said_no_to_or_was_answered_too_late_is_not_planned(world
         await desk.answer("every day at 9 check the mail")
         await desk.answer("deny")
         await desk.answer("every day at 9 check the mail")
-        pending_decision = await only(desk)
+        pending_decision = await read_only_decision(desk)
         assert pending_decision.decision == f"{MAIL}-2"
         await world.advance(DAY)
         assert (await world.store.commit(answer_decision(pending_decision, "approve", "ada", "late"))).events == ()
-        assert await triggers(world) == []
+        assert await list_triggers(world) == []
 
 
 async def test_another_proposal_than_the_one_that_was_shown_is_not_planned(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         await desk.answer("every day at 9 check the mail")
-        pending_decision = await only(desk)
+        pending_decision = await read_only_decision(desk)
         content = (pending_decision.body or b"").replace(b"check the mail", b"wipe the disk!")
         for forged in (
             msgspec.structs.replace(pending_decision, body=content),
             msgspec.structs.replace(pending_decision, body=None),
-            about_itself(pending_decision, content),
+            with_own_digest(pending_decision, content),
         ):
             assert (await world.store.commit(answer_decision(forged, "approve", "ada", world.ids.make()))).events == ()
-        assert await triggers(world) == []
+        assert await list_triggers(world) == []
         assert (await desk.decisions())[MAIL].verdict == ""
 
 
-def about_itself(pending_decision: PendingDecision, body: bytes) -> PendingDecision:
+def with_own_digest(pending_decision: PendingDecision, body: bytes) -> PendingDecision:
     """A forgery whose own digest fits."""
     question = make_trigger_question("desk", msgspec.json.decode(body, type=PlannedTrigger), HOUR)
     return msgspec.structs.replace(pending_decision, body=body, digest=question.digest)
@@ -121,15 +121,17 @@ async def test_no_agent_can_say_yes_to_a_schedule(world: World, tmp_path: Path) 
         desk = await front(stack, world, tmp_path)
         await desk.answer("every day at 9 check the mail")
         for by in ("agent:desk", ""):
-            assert (await world.store.commit(answer_decision(await only(desk), "approve", by, f"by {by}"))).events == ()
-        assert await triggers(world) == []
+            assert (
+                await world.store.commit(answer_decision(await read_only_decision(desk), "approve", by, f"by {by}"))
+            ).events == ()
+        assert await list_triggers(world) == []
 
 
 async def test_a_second_yes_makes_no_second_trigger(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         await desk.answer("every day at 9 check the mail")
-        pending_decision = await only(desk)
+        pending_decision = await read_only_decision(desk)
         for key in ("one", "two"):
             await world.store.commit(answer_decision(pending_decision, "approve", "ada", key))
         assert len(await world.events(trigger_stream("desk/check-the-mail"))) == 1
@@ -139,7 +141,7 @@ async def test_a_trigger_that_came_to_be_meanwhile_is_not_put_in_the_place_of(wo
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         await desk.answer("every day at 9 check the mail")
-        pending_decision = await only(desk)
+        pending_decision = await read_only_decision(desk)
         planned = pending_decision.proposed_trigger()
         assert planned is not None
         question = msgspec.structs.replace(
@@ -158,14 +160,14 @@ async def test_once_is_asked_about_as_well_and_not_after_its_time(world: World, 
         text = await desk.answer("tomorrow at 9 send the report")
         assert "When: once, on 2026-01-02 at 09:00, UTC" in text
         assert ", and not again" in text
-        pending_decision = await only(desk)
+        pending_decision = await read_only_decision(desk)
         assert pending_decision.expires_at == min(world.now + DAY, pending_decision.expires_at)
         await desk.answer("approve")
-        assert await triggers(world) == ["desk/send-the-report"]
+        assert await list_triggers(world) == ["desk/send-the-report"]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("every month on the 31st check the mail", ""),
         ("every 2 weeks check the mail at noon or so", ""),
@@ -174,16 +176,16 @@ async def test_once_is_asked_about_as_well_and_not_after_its_time(world: World, 
     ],
 )
 async def test_what_is_unclear_secret_or_endless_is_answered_and_not_asked_about(
-    world: World, tmp_path: Path, text: str, told: str
+    world: World, tmp_path: Path, text: str, reason: str
 ) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         message = await desk.says(text)
-        assert await list_pending_decisions(world.store) == [] or not told
-        assert await triggers(world) == []
-        if told:
+        assert await list_pending_decisions(world.store) == [] or not reason
+        assert await list_triggers(world) == []
+        if reason:
             assert isinstance(message, HandledMessage)
-            assert told in message.answer
+            assert reason in message.answer
 
 
 async def test_a_link_to_check_is_no_schedule(world: World, tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ async def test_a_link_to_check_is_no_schedule(world: World, tmp_path: Path) -> N
         assert message.routed.strategy == "GOAL"
 
 
-async def test_what_earlier_tasks_cost_stands_beside_the_most_that_it_may_cost(world: World, tmp_path: Path) -> None:
+async def test_the_cost_of_earlier_tasks_is_shown_next_to_the_cap(world: World, tmp_path: Path) -> None:
     from halter.runtime.session_start import attend_session, begin_session
 
     reply = "- {text: Done., usage: {input_tokens: 1000, output_tokens: 100}}\n"

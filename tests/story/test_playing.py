@@ -66,7 +66,7 @@ class Desk:
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        made = (
+        tools = (
             tool(self.look, level="SAFE", effect="read"),
             tool(self.put, level="SAFE", idempotent=True),
             tool(self.send, level="SAFE", name="send"),
@@ -75,7 +75,7 @@ class Desk:
             tool(self.hang, level="SAFE", timeout=60),
             tool(self.fail, level="SAFE"),
         )
-        return {each.spec.name: each for each in made}
+        return {each.spec.name: each for each in tools}
 
     async def look(self, at: str = "") -> str:
         self.done["look"] += 1
@@ -108,7 +108,7 @@ class Desk:
 
 
 class Play:
-    """A playbook in a world: what a process does that is begun again after each crash."""
+    """A playbook in a world, run by a process that starts again after each crash."""
 
     def __init__(self, task: Task, desk: Desk, agent: ResolvedPolicy | None = None) -> None:
         self.task = task
@@ -122,28 +122,28 @@ class Play:
 
     async def run(self, world: World) -> None:
         await self.begin(world)
-        async with self.taken(world) as (store, lease):
+        async with self.hold_lease(world) as (store, lease):
             if lease is not None:
-                self.ended = await walk_playbook(self.running(world, store, lease), store, self.task)
+                self.ended = await walk_playbook(self.make_runtime(world, store, lease), store, self.task)
 
     @asynccontextmanager
-    async def taken(self, world: World) -> AsyncGenerator[tuple[Store, Lease | None]]:
+    async def hold_lease(self, world: World) -> AsyncGenerator[tuple[Store, Lease | None]]:
         store = world.store.patient(world.clock)
         worker = make_worker_id("play", world.ids)
         async with renew_leases(store, world.clock, worker, world.lease - SECOND):
             yield store, await acquire_lease(store, world.clock, worker, SessionId("s"), 20 * SECOND)
 
-    def running(self, world: World, store: Store, lease: Lease) -> SessionRuntime:
+    def make_runtime(self, world: World, store: Store, lease: Lease) -> SessionRuntime:
         guard = GuardRuntime(store, world.clock, redact=lambda text: text, secrets=GivenSecrets({}), prices=Prices({}))
         session_context = SessionContext("s", "desk", self.policy.phases[0], self.policy, str(self.policy.digest()))
         return SessionRuntime(store, world.clock, guard, lease, session_context, self.desk.tools)
 
 
-async def receipt_in(world: World) -> Receipt:
+async def load_receipt(world: World) -> Receipt:
     return make_receipt(await world.events(session_stream("s")))
 
 
-async def asked(world: World) -> PendingDecision:
+async def wait_for_decision(world: World) -> PendingDecision:
     """Wait until something needs a person."""
     while not (waiting := await list_pending_decisions(world.journal)):
         await world.clock.sleep(SECOND)
@@ -154,21 +154,21 @@ ALL_KINDS = """
 - call: look
   as: price
 - call: put
-  with: {what: "at ${steps.price.json.price}"}
+  arguments: {text: "at ${steps.price.json.price}"}
 - call: send
-  with: {text: one}
+  arguments: {text: one}
 - call: send
-  with: {text: two}
+  arguments: {text: two}
 - call: look
 """
 
 
 async def test_a_playbook_runs_to_its_end_with_results_that_refer_to_earlier_ones(world: World) -> None:
-    play = Play(playbook('- {call: look, as: a}\n- {call: send, with: {text: "${steps.a.json.price}!"}}'), Desk())
+    play = Play(playbook('- {call: look, as: a}\n- {call: send, arguments: {text: "${steps.a.json.price}!"}}'), Desk())
     await play.run(world)
     assert play.ended == PlaybookOutcome("COMPLETED", "completed")
     assert play.desk.done == {"look": 1, "send 7!": 1}
-    receipt = await receipt_in(world)
+    receipt = await load_receipt(world)
     assert (receipt.state, receipt.terminal_reason, [line.name for line in receipt.calls]) == (
         "COMPLETED",
         "completed",
@@ -182,14 +182,14 @@ def test_a_crash_at_any_commit_does_no_plain_write_twice_and_asks_about_each_tha
 
     async def program(world: World) -> None:
         play = plays[-1]
-        answering = world.spawn(answers(world, play))
+        answering = world.spawn(answer_truly(world, play))
         await play.run(world)
         answering.cancel()
 
-    async def answers(world: World, play: Play) -> None:
+    async def answer_truly(world: World, play: Play) -> None:
         """Say truly, as a person who looks would, whether it was done."""
         while True:
-            waiting = await asked(world)
+            waiting = await wait_for_decision(world)
             assert waiting.about == "unknown_call"
             done = play.desk.done["send one" if waiting.subject == "s.3" else "send two"] > 0
             verdict = "approve" if done else "deny"
@@ -201,7 +201,7 @@ def test_a_crash_at_any_commit_does_no_plain_write_twice_and_asks_about_each_tha
 
     for world in crash_everywhere(program, new_world):
         play = plays[-1]
-        receipt = world.run(receipt_in(world))
+        receipt = world.run(load_receipt(world))
         assert (receipt.state, receipt.terminal_reason) == ("COMPLETED", "completed"), world
         assert play.desk.done["send one"] == play.desk.done["send two"] == 1
         assert len(play.desk.keys) == 1
@@ -218,10 +218,10 @@ async def test_a_step_that_fails_ends_the_playbook_and_says_where(world: World) 
 
 
 async def test_a_reference_that_leads_nowhere_is_a_sentence_and_not_a_call(world: World) -> None:
-    play = Play(playbook('- {call: look, as: a}\n- {call: send, with: {text: "${steps.a.json.cost}"}}'), Desk())
+    play = Play(playbook('- {call: look, as: a}\n- {call: send, arguments: {text: "${steps.a.json.cost}"}}'), Desk())
     await play.run(world)
     assert play.ended is not None
-    assert "no `cost`, only `price`" in play.ended.sentence
+    assert "no key `cost`, only `price`" in play.ended.sentence
     assert play.desk.done == {"look": 1}
 
 
@@ -236,10 +236,10 @@ async def test_a_halt_ends_a_stuck_call_and_its_session_within_a_second(world: W
     assert world.now - halted_at < SECOND
     assert play.ended is not None
     assert (play.ended.state, play.ended.terminal_reason) == ("HALTED", "external_halt")
-    assert [line.outcome for line in (await receipt_in(world)).calls] == ["external_halt"]
+    assert [line.outcome for line in (await load_receipt(world)).calls] == ["external_halt"]
 
 
-async def test_a_cancelled_session_is_told_apart_from_a_halted_one(world: World) -> None:
+async def test_a_cancelled_session_is_distinguished_from_a_halted_one(world: World) -> None:
     play = Play(playbook("- call: hang"), Desk())
     running = asyncio.create_task(play.run(world))
     await play.desk.stuck.wait()
@@ -252,7 +252,7 @@ async def test_a_cancelled_session_is_told_apart_from_a_halted_one(world: World)
 async def test_a_halt_ends_a_session_that_waits_for_a_person(world: World) -> None:
     play = Play(playbook("- call: wipe"), Desk())
     running = asyncio.create_task(play.run(world))
-    await asked(world)
+    await wait_for_decision(world)
     await world.store.commit(halt("fleet", "ada", "halt"))
     await running
     assert play.ended is not None
@@ -263,20 +263,20 @@ async def test_a_halt_ends_a_session_that_waits_for_a_person(world: World) -> No
 async def test_a_tenth_of_a_cent_stops_at_the_first_costed_call_with_everything_committed(world: World) -> None:
     play = Play(playbook("- call: look\n- call: pay"), Desk(), policy("limits: {max_cost_usd: 0.001}"))
     await play.run(world)
-    receipt = await receipt_in(world)
+    receipt = await load_receipt(world)
     assert (receipt.state, receipt.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
     assert [brake.code for brake in receipt.brakes if brake.code == "cost_cap_reached"]
     assert play.desk.done == {"look": 1}
 
 
 @pytest.mark.parametrize("by", ["decision", "budget"])
-async def test_a_session_that_asks_at_its_cap_survives_a_restart_and_goes_on_when_it_is_raised(
+async def test_a_session_that_asks_at_its_cap_survives_a_restart_and_resumes_when_it_is_raised(
     world: World, by: str
 ) -> None:
     tight = policy("limits: {max_cost_usd: 0.001, on_cap: ask}")
     play = Play(playbook("- call: look\n- call: pay"), Desk(), tight)
     world.spawn(play.run(world))
-    waiting = await asked(world)
+    waiting = await wait_for_decision(world)
     assert (waiting.about, waiting.subject) == ("cap_raise", "session:s")
     assert (await world.session("s")).state == "WAITING_FOR_BUDGET"
     await world.restart()
@@ -286,11 +286,11 @@ async def test_a_session_that_asks_at_its_cap_survives_a_restart_and_goes_on_whe
     assert not running.done()
     account = Account("session:s", "", "usd")
     if by == "decision":
-        await world.store.commit(raise_cap(await asked(world), account, 10_000, "ada", "raise"))
+        await world.store.commit(raise_cap(await wait_for_decision(world), account, 10_000, "ada", "raise"))
     else:
         await world.store.commit(change_cap(account, 10_000, "ada", "raise"))
     await running
-    receipt = await receipt_in(world)
+    receipt = await load_receipt(world)
     assert (receipt.state, receipt.terminal_reason) == ("COMPLETED", "completed")
     assert play.desk.done == {"look": 1, "pay": 1}
 
@@ -299,39 +299,39 @@ async def test_a_cap_that_nobody_raises_ends_the_session(world: World) -> None:
     tight = policy("limits: {max_cost_usd: 0.001, on_cap: ask}")
     play = Play(playbook("- call: pay"), Desk(), tight)
     running = asyncio.create_task(play.run(world))
-    await world.store.commit(answer_decision(await asked(world), "deny", "ada", "no"))
+    await world.store.commit(answer_decision(await wait_for_decision(world), "deny", "ada", "no"))
     await running
-    assert (await receipt_in(world)).terminal_reason == "cost_cap_reached"
+    assert (await load_receipt(world)).terminal_reason == "cost_cap_reached"
 
 
 @CALM
 async def test_at_the_cap_of_a_window_a_session_sleeps_until_the_window_rolls(world: World) -> None:
     daily = policy("limits: {max_cost_usd_per_day: 0.006}")
     play = Play(playbook("- call: pay\n- call: pay"), Desk(), daily)
-    began = world.now
+    started_at = world.now
     await play.run(world)
     assert play.ended == PlaybookOutcome("COMPLETED", "completed")
     assert play.desk.done == {"pay": 2}
-    assert world.now >= began + DAY - began % DAY
+    assert world.now >= started_at + DAY - started_at % DAY
     parks = [event.event for event in await world.events(session_stream("s")) if isinstance(event.event, SessionParked)]
     assert [park.state for park in parks] == ["SLEEPING"]
 
 
-async def played_with(world: World, text: str, *answers: Any, agent: str = "") -> tuple[Play, Sequence[str]]:
+async def play_with_answers(world: World, text: str, *answers: Any, agent: str = "") -> tuple[Play, Sequence[str]]:
     """Play, and answer what needs a person, one thing after the other."""
     play = Play(playbook(text), Desk(), policy(agent))
     running = asyncio.create_task(play.run(world))
     for answer in answers:
-        await world.store.commit(answer(await asked(world)))
+        await world.store.commit(answer(await wait_for_decision(world)))
         await world.advance(SECOND)
     await running
-    calls = (await receipt_in(world)).calls
+    calls = (await load_receipt(world)).calls
     return play, [line.outcome or "" for line in calls]
 
 
 async def test_an_approved_call_runs_once_and_a_denied_one_not_at_all(world: World) -> None:
-    text = "- {call: wipe, with: {path: a}}\n- {call: wipe, with: {path: b}}"
-    play, outcomes = await played_with(
+    text = "- {call: wipe, arguments: {path: a}}\n- {call: wipe, arguments: {path: b}}"
+    play, outcomes = await play_with_answers(
         world,
         text,
         lambda one: answer_decision(one, "approve", "ada", "yes"),
@@ -343,17 +343,19 @@ async def test_an_approved_call_runs_once_and_a_denied_one_not_at_all(world: Wor
 
 
 async def test_an_edit_runs_with_the_arguments_that_the_person_wrote(world: World) -> None:
-    play, outcomes = await played_with(
+    play, outcomes = await play_with_answers(
         world,
-        "- {call: wipe, with: {path: everything}}",
+        "- {call: wipe, arguments: {path: everything}}",
         lambda one: approve_edited(one, b'{"path": "a little"}', "ada", "edit"),
     )
     assert (play.desk.done, outcomes) == ({"wipe a little": 1}, ["ok"])
 
 
 async def test_an_edit_that_does_not_fit_the_tool_is_refused(world: World) -> None:
-    play, _ = await played_with(
-        world, "- {call: wipe, with: {path: a}}", lambda one: approve_edited(one, b'{"nonsense": 1}', "ada", "edit")
+    play, _ = await play_with_answers(
+        world,
+        "- {call: wipe, arguments: {path: a}}",
+        lambda one: approve_edited(one, b'{"nonsense": 1}', "ada", "edit"),
     )
     assert play.desk.done == {}
     assert play.ended is not None
@@ -361,15 +363,15 @@ async def test_an_edit_that_does_not_fit_the_tool_is_refused(world: World) -> No
 
 
 async def test_always_answers_the_same_call_again_until_it_is_taken_back(world: World) -> None:
-    def agreed(pending_decision: PendingDecision) -> Any:
+    def approve_same(pending_decision: PendingDecision) -> Any:
         rule = RuleWording(
             id="r1", matcher=SameArguments(pending_decision.same), keys=("path",), scope="agent", expires_in=DAY
         )
         return approve_always(pending_decision, rule, "ada", "always")
 
-    same, text = "- {call: wipe, with: {path: a}}\n", "- {call: wipe, with: {path: b}}\n"
-    play, outcomes = await played_with(
-        world, same + same + text, agreed, lambda one: answer_decision(one, "approve", "ada", "yes")
+    same, text = "- {call: wipe, arguments: {path: a}}\n", "- {call: wipe, arguments: {path: b}}\n"
+    play, outcomes = await play_with_answers(
+        world, same + same + text, approve_same, lambda one: answer_decision(one, "approve", "ada", "yes")
     )
     assert (play.desk.done, outcomes) == ({"wipe a": 2, "wipe b": 1}, ["ok", "ok", "ok"])
     started = [each.event for each in await world.events(session_stream("s")) if isinstance(each.event, CallStarted)]
@@ -378,20 +380,20 @@ async def test_always_answers_the_same_call_again_until_it_is_taken_back(world: 
     assert (await world.store.commit(end_rule("r1", "ada", "end again"))).events == ()
 
 
-async def test_an_approval_that_nobody_gives_in_time_expires_and_is_told_as_that(world: World) -> None:
+async def test_an_approval_that_nobody_gives_in_time_expires_and_is_reported_as_expired(world: World) -> None:
     play = Play(playbook("- call: wipe"), Desk(), policy("policy: {approval_expiry: 1h}"))
-    began = world.now
+    started_at = world.now
     await play.run(world)
     assert play.ended is not None
     assert "approval_expired" in play.ended.sentence
-    assert HOUR <= world.now - began < HOUR + MINUTE
+    assert HOUR <= world.now - started_at < HOUR + MINUTE
 
 
 @pytest.mark.parametrize("by", ["agent:desk", ""])
 async def test_an_agent_decides_nothing_ends_no_rule_and_raises_no_cap(world: World, by: str) -> None:
     play = Play(playbook("- call: wipe"), Desk())
     world.spawn(play.run(world))
-    pending_decision = await asked(world)
+    pending_decision = await wait_for_decision(world)
     rule = RuleWording(
         id="r1", matcher=SameArguments(pending_decision.same), keys=("path",), scope="agent", expires_in=DAY
     )
@@ -405,7 +407,7 @@ async def test_an_agent_decides_nothing_ends_no_rule_and_raises_no_cap(world: Wo
     assert play.desk.done == {}
 
 
-async def test_a_session_that_another_process_took_over_is_let_go_at_once(world: World) -> None:
+async def test_a_process_whose_session_was_taken_over_can_write_nothing(world: World) -> None:
     play = Play(playbook("- call: hang"), Desk())
     running = asyncio.create_task(play.run(world))
     await play.desk.stuck.wait()

@@ -41,7 +41,7 @@ CENTS = {"limits": {"max_cost_usd_per_day": 0.05}}
 LOOSE = {"limits": {"max_cost_usd_per_day": 5}, "mode": "FULL"}
 
 
-def written(text: str) -> FleetFile:
+def parse_fleet_file(text: str) -> FleetFile:
     return parse_fleet(load_bytes(text.encode(), "halter.yaml"))
 
 
@@ -52,7 +52,7 @@ async def buy() -> str:
 
 
 class Place:
-    """One store, and the home of whoever uses it."""
+    """One store, and the home folder of its user."""
 
     def __init__(self, home: Path, store: str) -> None:
         self.home = home
@@ -64,12 +64,12 @@ class Place:
     def guard(self, **more: Any) -> Guard:
         return Guard(self.store, "clerk", tools=[buy], settings=self.settings(), **more)
 
-    async def bought(self, **more: Any) -> Answer:
+    async def buy_once(self, **more: Any) -> Answer:
         """Buy something in a process of its own."""
         async with self.guard(**more) as guard:
             return await guard.call("buy")
 
-    async def adopted(self) -> list[FleetPolicyAdopted]:
+    async def list_adopted(self) -> list[FleetPolicyAdopted]:
         async with open_runtime(self.settings(), acts=False) as app:
             return [
                 each.event for each in await read_stream(app.store, FLEET) if isinstance(each.event, FleetPolicyAdopted)
@@ -78,7 +78,7 @@ class Place:
     async def apply(self, text: str, who: str = "ada", role: Any = "admin") -> Any:
         async with open_runtime(self.settings(), acts=False) as app:
             desk = Actor(app, Principal(who, role))
-            return await desks.apply(desk, await desks.show(desk), written(text))
+            return await desks.apply(desk, await desks.show(desk), parse_fleet_file(text))
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -96,56 +96,58 @@ def here(tmp_path: Path) -> Place:
 async def test_a_process_with_no_file_or_a_looser_one_spends_under_the_stores_cap(
     place: Place, second: Mapping[str, Any]
 ) -> None:
-    async with open_runtime(place.settings(), load_fleet=lambda _: written("limits: {max_cost_usd_per_day: 0.05}")):
+    async with open_runtime(
+        place.settings(), load_fleet=lambda _: parse_fleet_file("limits: {max_cost_usd_per_day: 0.05}")
+    ):
         """The first file that is used on the store."""
     with pytest.warns(PolicyWarning, match=r"limits\.max_cost_usd_per_day .*\$0\.05"):
-        refused = await place.bought(**second)
+        refused = await place.buy_once(**second)
     assert refused.outcome == "cost_cap_reached"
-    (event,) = await place.adopted()
+    (event,) = await place.list_adopted()
     assert (event.by, event.policy) == ("ada", '{"limits":{"max_cost_usd_per_day":0.05}}')
 
 
 async def test_without_any_file_the_defaults_hold_and_nothing_is_adopted(here: Place) -> None:
-    assert (await here.bought()).outcome == "ok"
-    assert await here.adopted() == []
+    assert (await here.buy_once()).outcome == "ok"
+    assert await here.list_adopted() == []
 
 
 async def test_the_same_file_is_adopted_once_and_says_nothing(here: Place) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        await here.bought(fleet=CENTS)
-        await here.bought(fleet=CENTS)
-    assert len(await here.adopted()) == 1
+        await here.buy_once(fleet=CENTS)
+        await here.buy_once(fleet=CENTS)
+    assert len(await here.list_adopted()) == 1
 
 
 async def test_a_stricter_file_counts_for_its_own_process_alone(here: Place) -> None:
-    await here.bought(fleet=LOOSE)
+    await here.buy_once(fleet=LOOSE)
     with pytest.warns(PolicyWarning, match=r"is stricter .+ applies to this process, .+ halter policy apply"):
-        assert (await here.bought(fleet={**LOOSE, **CENTS})).outcome == "cost_cap_reached"
-    assert (await here.bought(fleet=LOOSE)).outcome == "ok"
+        assert (await here.buy_once(fleet={**LOOSE, **CENTS})).outcome == "cost_cap_reached"
+    assert (await here.buy_once(fleet=LOOSE)).outcome == "ok"
 
 
 async def test_of_two_processes_that_are_first_one_is_and_the_other_is_bound(place: Place) -> None:
-    async def opens(text: str) -> str:
-        async with open_runtime(place.settings(), load_fleet=lambda _: written(text)) as app:
+    async def read_day_cap(text: str) -> str:
+        async with open_runtime(place.settings(), load_fleet=lambda _: parse_fleet_file(text)) as app:
             return str(app.fleet.spec.limits.max_cost_usd_per_day)
 
     texts = [f"limits: {{max_cost_usd_per_day: {cap}}}" for cap in (0.05, 3, 7, 9)]
-    caps = await asyncio.gather(*map(opens, texts))
-    (event,) = await place.adopted()
+    caps = await asyncio.gather(*map(read_day_cap, texts))
+    (event,) = await place.list_adopted()
     first = round(json.loads(event.policy)["limits"]["max_cost_usd_per_day"] * 1_000_000)
     numbers = [50_000, 3_000_000, 7_000_000, 9_000_000]
     assert caps == [str(min(first, cap)) for cap in numbers]
 
 
 async def test_what_an_agent_started_adopts_nothing_and_is_bound_by_the_defaults(here: Place) -> None:
-    loose = written("mode: FULL\nlimits: {max_cost_usd_per_day: none}")
+    loose = parse_fleet_file("mode: FULL\nlimits: {max_cost_usd_per_day: none}")
     async with open_runtime(here.settings("agent:clerk"), load_fleet=lambda _: loose) as app:
         assert app.fleet.spec.mode == "SEMI"
         assert app.fleet.spec.limits.max_cost_usd_per_day != loose.spec.limits.max_cost_usd_per_day
-    assert await here.adopted() == []
-    await here.bought(fleet=CENTS)
-    assert [event.by for event in await here.adopted()] == ["ada"]
+    assert await here.list_adopted() == []
+    await here.buy_once(fleet=CENTS)
+    assert [event.by for event in await here.list_adopted()] == ["ada"]
 
 
 async def test_a_process_that_runs_since_before_the_policy_spends_nothing_beyond_it(place: Place) -> None:
@@ -159,27 +161,27 @@ async def test_a_process_that_runs_since_before_the_policy_spends_nothing_beyond
 
 
 async def test_only_a_person_with_the_highest_role_changes_it_and_the_event_names_what_it_loosens(here: Place) -> None:
-    await here.bought(fleet=CENTS)
+    await here.buy_once(fleet=CENTS)
     text = "limits: {max_cost_usd_per_day: 5}\nmode: ASSIST"
     for who, role in (("agent:clerk", "admin"), ("bea", "operator")):
         with pytest.raises(NotDone):
             await here.apply(text, who, role)
     event = await here.apply(text)
     assert (event.by, event.loosens, bool(event.replaces)) == ("ada", ("limits.max_cost_usd_per_day",), True)
-    assert (await here.bought(fleet=json.loads(event.policy))).outcome == "ok"
+    assert (await here.buy_once(fleet=json.loads(event.policy))).outcome == "ok"
 
 
 async def test_a_policy_that_somebody_else_changed_meanwhile_is_not_overwritten(here: Place) -> None:
-    async with open_runtime(here.settings(), load_fleet=lambda _: written("mode: SEMI")) as app:
+    async with open_runtime(here.settings(), load_fleet=lambda _: parse_fleet_file("mode: SEMI")) as app:
         desk = Actor(app, Principal("ada"))
         store_policy = await desks.show(desk)
-        await desks.apply(desk, store_policy, written("mode: ASSIST"))
-        with pytest.raises(NotDone, match="meanwhile"):
-            await desks.apply(desk, store_policy, written("mode: FULL"))
+        await desks.apply(desk, store_policy, parse_fleet_file("mode: ASSIST"))
+        with pytest.raises(NotDone, match="policy has changed in the meantime"):
+            await desks.apply(desk, store_policy, parse_fleet_file("mode: FULL"))
 
 
 async def test_an_agent_of_a_program_is_bound_too(here: Place) -> None:
-    async with open_runtime(here.settings(), load_fleet=lambda _: written("policy: {disabled: [buy]}")):
+    async with open_runtime(here.settings(), load_fleet=lambda _: parse_fleet_file("policy: {disabled: [buy]}")):
         """The first file that is used on the store."""
     model = Scripted([calls(("buy", {})), says("Done.")], SystemClock(), ModelName("scripted", "first"))
     agent = Agent("desk", store=here.store, settings=here.settings(), model=model, tools=[buy])
@@ -207,7 +209,7 @@ class Shell:
             (folder / "halter.yaml").write_text(file)
         return folder
 
-    def types(self, folder: Path, *words: str, **environ: str) -> tuple[int, str, str]:
+    def type_command(self, folder: Path, *words: str, **environ: str) -> tuple[int, str, str]:
         values = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.home),
@@ -237,60 +239,60 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path)
 
 
-def test_a_command_in_a_folder_without_a_file_says_in_a_line_which_limit_holds_it_back(shell: Shell) -> None:
+def test_a_command_in_a_folder_without_a_file_names_the_limit_that_blocks_it_in_one_line(shell: Shell) -> None:
     cents = shell.folder("cents", "limits: {max_cost_usd_per_day: 0.05}\n")
     bare, loose = shell.folder("bare"), shell.folder("loose", "limits: {max_cost_usd_per_day: 5}\n")
     play = ("play", "../clerk/buy.yaml")
-    assert shell.types(cents, *play)[2].splitlines()[0] == (
+    assert shell.type_command(cents, *play)[2].splitlines()[0] == (
         "halter.yaml is now this store's policy and binds every process that uses it. Show it with: halter policy"
     )
-    assert "policy" not in shell.types(cents, *play)[2]
-    code, _, text = shell.types(bare, *play)
+    assert "policy" not in shell.type_command(cents, *play)[2]
+    code, _, text = shell.type_command(bare, *play)
     assert code == 1
     assert text.splitlines()[0] == (
         "No halter.yaml found, so only this store's policy applies: limits.max_cost_usd_per_day is $0.05. "
         "Show it with: halter policy"
     )
-    assert shell.types(loose, *play)[2].splitlines()[0] == (
+    assert shell.type_command(loose, *play)[2].splitlines()[0] == (
         "This store's policy applies instead of halter.yaml to limits.max_cost_usd_per_day ($0.05, not $5.00). "
         "To make halter.yaml the store's policy, run: halter policy apply halter.yaml"
     )
-    assert "limits.max_cost_usd_per_day" in shell.types(loose, "doctor")[1]
+    assert "limits.max_cost_usd_per_day" in shell.type_command(loose, "doctor")[1]
 
 
 def test_a_person_makes_another_file_the_stores_policy_and_is_shown_first_what_it_loosens(shell: Shell) -> None:
     cents = shell.folder("cents", "limits: {max_cost_usd_per_day: 0.05}\n")
     loose = shell.folder("loose", "mode: ASSIST\nlimits: {max_cost_usd_per_day: 5}\n")
     play = ("play", "../clerk/buy.yaml")
-    shell.types(cents, *play)
-    code, _, text = shell.types(loose, "policy", "apply", "--yes", HALTER_AGENT="clerk")
+    shell.type_command(cents, *play)
+    code, _, text = shell.type_command(loose, "policy", "apply", "--yes", HALTER_AGENT="clerk")
     assert (code, "Only a person" in text) == (1, True)
-    assert shell.types(loose, "policy", "apply")[0] == 2
-    code, output, _ = shell.types(loose, "policy", "apply", "--yes", "--reason", "agreed")
+    assert shell.type_command(loose, "policy", "apply")[0] == 2
+    code, output, _ = shell.type_command(loose, "policy", "apply", "--yes", "--reason", "agreed")
     assert code == 0
     assert output.index("LOOSER") < output.index("stricter")
-    assert shell.types(loose, *play)[0] == 0
-    payload = json.loads(shell.types(cents, "policy", "show", "--json")[1])
+    assert shell.type_command(loose, *play)[0] == 0
+    payload = json.loads(shell.type_command(cents, "policy", "show", "--json")[1])
     assert (payload["policy"]["mode"], payload["by"]) == ("ASSIST", "ada")
     assert {each["key"]: each["how"] for each in payload["differences"]} == {
         "mode": "looser",
         "limits.max_cost_usd_per_day": "stricter",
     }
-    assert "already" in shell.types(loose, "policy", "apply")[1]
+    assert "already" in shell.type_command(loose, "policy", "apply")[1]
 
 
 def test_a_raise_for_a_day_is_a_persons_word_beside_the_policy_and_leaves_it_as_it_is(shell: Shell) -> None:
     cents, bare = shell.folder("cents", "limits: {max_cost_usd_per_day: 0.05}\n"), shell.folder("bare")
     play = ("play", "../clerk/buy.yaml")
-    shell.types(cents, *play)
-    assert shell.types(bare, "budget", "raise", "fleet", "1")[0] == 0
-    assert shell.types(bare, *play)[0] == 0
-    assert json.loads(shell.types(bare, "policy", "--json")[1])["policy"] == {"limits": {"max_cost_usd_per_day": 0.05}}
+    shell.type_command(cents, *play)
+    assert shell.type_command(bare, "budget", "raise", "fleet", "1")[0] == 0
+    assert shell.type_command(bare, *play)[0] == 0
+    assert json.loads(shell.type_command(bare, "policy", "--json")[1])["policy"] == {
+        "limits": {"max_cost_usd_per_day": 0.05}
+    }
 
 
-async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_person_adopts(
-    world: World, tmp_path: Path
-) -> None:
+async def test_unattended_agents_apply_a_policy_immediately_that_a_person_adopts(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     sleeps = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 3600, reason: all quiet}}]\n"
     folder = fleet.agent("watch", "model: scripted\nscript: script.yaml\n", script_yaml=sleeps * 3)
@@ -306,7 +308,7 @@ async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_per
     await world.advance(MINUTE)
     assert cap_of(runner.supervisor) == 1_000_000
     desk = Actor(fleet.app, Principal("ada"))
-    await desks.apply(desk, await desks.show(desk), written("agents: {limits: {max_cost_usd: 0.07}}"))
+    await desks.apply(desk, await desks.show(desk), parse_fleet_file("agents: {limits: {max_cost_usd: 0.07}}"))
     await world.advance(MINUTE)
     assert cap_of(runner.supervisor) == 70_000
     assert [sentence for _, sentence in fleet.told if "policy has changed" in sentence]
@@ -324,5 +326,5 @@ async def test_a_file_that_cannot_be_read_stops_what_acts_and_nothing_is_adopted
         async with open_runtime(settings):
             """Nothing acts."""
     async with open_runtime(settings, acts=False):
-        """Whoever looks needs no policy."""
-    assert await here.adopted() == []
+        """Reading needs no policy."""
+    assert await here.list_adopted() == []

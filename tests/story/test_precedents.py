@@ -33,20 +33,20 @@ CASE: Final = {"kind": "Liability", "summary": "A supplier asks for liability wi
 EACH: Final = 25
 
 
-def settings(home: Path, url: str) -> Settings:
+def make_settings(home: Path, url: str) -> Settings:
     return read_settings({"USER": "ada"}, home, url)
 
 
-def proposes(pipe: Pipe, home: Path, url: str, number: int) -> None:
-    """Propose the same precedent in many sessions at once, when told to."""
+def propose_when_told(pipe: Pipe, home: Path, url: str, number: int) -> None:
+    """Propose the same precedent in many sessions at the same time, after a message from the parent process."""
     pipe.send("ready")
     pipe.recv()
-    pipe.send(asyncio.run(_proposes(home, url, number)))
+    pipe.send(asyncio.run(_propose_all(home, url, number)))
 
 
-async def _proposes(home: Path, url: str, number: int) -> list[str]:
+async def _propose_all(home: Path, url: str, number: int) -> list[str]:
     async with (
-        open_runtime(settings(home, url)) as app,
+        open_runtime(make_settings(home, url)) as app,
         assemble_agent(app, home / "clerk") as agent,
         models_of(app, agent) as models,
     ):
@@ -54,10 +54,10 @@ async def _proposes(home: Path, url: str, number: int) -> list[str]:
         context = AgentContext(app, agent, models, worker)
         async with renew_leases(context.store, app.clock, worker):
             names = [await begin_session(context, "Look.", "task", f"s-{number}-{each}") for each in range(EACH)]
-            return await asyncio.gather(*(_proposal(context, session) for session in names))
+            return await asyncio.gather(*(_propose(context, session) for session in names))
 
 
-async def _proposal(context: AgentContext, session: SessionId) -> str:
+async def _propose(context: AgentContext, session: SessionId) -> str:
     (lease,) = await context.store.claim(context.worker, 1, session)
     live_session = await build_live_session(context, await read_session_row(context, session), lease)
     await live_session.runtime.resume()
@@ -78,18 +78,18 @@ def test_a_hundred_proposals_of_one_precedent_at_once_are_one_row_and_one_questi
     (tmp_path / "clerk").mkdir()
     (tmp_path / "clerk" / "agent.yaml").write_text(AGENT)
     (tmp_path / "clerk" / "script.yaml").write_text("- {text: Done.}\n")
-    asyncio.run(looked_at(tmp_path, url, 0))
+    asyncio.run(check_store(tmp_path, url, 0))
     with children(__name__) as started:
-        four = [started.start(proposes, tmp_path, url, number) for number in range(4)]
+        four = [started.start(propose_when_told, tmp_path, url, number) for number in range(4)]
         assert [child.receive() for child in four] == ["ready"] * 4
         for child in four:
             child.send("go")
         assert [child.receive() for child in four] == [["ok"] * EACH] * 4
-    asyncio.run(looked_at(tmp_path, url, 4 * EACH))
+    asyncio.run(check_store(tmp_path, url, 4 * EACH))
 
 
-async def looked_at(home: Path, url: str, observed: int) -> None:
-    async with open_runtime(settings(home, url)) as app:
+async def check_store(home: Path, url: str, observed: int) -> None:
+    async with open_runtime(make_settings(home, url)) as app:
         rows = await app.store.ask(Query("all_precedents", PrecedentRow))
         assert [row.observed_count for row in rows] == ([observed] if observed else [])
         pending_decisions = await list_pending_decisions(app.store)
@@ -110,14 +110,14 @@ PROPOSES = """
 """
 
 
-async def decided(world: World, result: Any, proposal: str, status: ProposalVerdict) -> None:
+async def decide_proposal(world: World, result: Any, proposal: str, status: ProposalVerdict) -> None:
     """Let a person say what becomes of a proposal."""
     event = ProposalDecided(proposal=proposal, about=result, status=status, by="ada")
     rows = rows_of_event(event)
     await world.journal.commit(Write(FLEET, f"{proposal}/{status}", lambda _: [Draft(event)], rows))
 
 
-async def proposed(world: World, home: Path) -> tuple[Office, str, str]:
+async def propose_in_first_session(world: World, home: Path) -> tuple[Office, str, str]:
     """Let a first session propose something."""
     office = Office(world, home)
     office.reviewer(watch(), PROPOSES, head=WORK)
@@ -129,8 +129,8 @@ async def proposed(world: World, home: Path) -> tuple[Office, str, str]:
     return office, precedent.precedent, memory.memory
 
 
-async def system_of_second(world: World, office: Office) -> tuple[str, list[ContextGiven]]:
-    """Let a second session run; tell what its model was told before all else, and what stands in its journal."""
+async def run_second_session(world: World, office: Office) -> tuple[str, list[ContextGiven]]:
+    """Run a second session; return its system prompt and the contexts that its journal records."""
     office.drop("b.txt", "other words")
     before = len(office.prompts("clerk"))
     await world.advance(MINUTE)
@@ -143,10 +143,10 @@ async def system_of_second(world: World, office: Office) -> tuple[str, list[Cont
 async def test_what_a_person_kept_is_shown_to_the_next_session_and_named_in_its_journal(
     world: World, tmp_path: Path
 ) -> None:
-    office, precedent, memory = await proposed(world, tmp_path)
-    await decided(world, "precedent", precedent, "kept")
-    await decided(world, "memory", memory, "kept")
-    text, events = await system_of_second(world, office)
+    office, precedent, memory = await propose_in_first_session(world, tmp_path)
+    await decide_proposal(world, "precedent", precedent, "kept")
+    await decide_proposal(world, "memory", memory, "kept")
+    text, events = await run_second_session(world, office)
     assert f"liability: No limit is asked for. (seen 1 times, {precedent})" in text
     assert f"The company signs nothing without a limit. ({memory})" in text
     assert events == [ContextGiven(memories=(memory,), precedents=(precedent,))]
@@ -155,11 +155,11 @@ async def test_what_a_person_kept_is_shown_to_the_next_session_and_named_in_its_
 
 @pytest.mark.parametrize("status", ["dismissed", ""])
 async def test_what_nobody_kept_is_not_shown_to_anybody(world: World, tmp_path: Path, status: Any) -> None:
-    office, precedent, memory = await proposed(world, tmp_path)
+    office, precedent, memory = await propose_in_first_session(world, tmp_path)
     if status:
-        await decided(world, "precedent", precedent, status)
-        await decided(world, "memory", memory, status)
-    text, events = await system_of_second(world, office)
+        await decide_proposal(world, "precedent", precedent, status)
+        await decide_proposal(world, "memory", memory, status)
+    text, events = await run_second_session(world, office)
     assert "No limit" not in text
     assert "signs nothing" not in text
     assert events == []
@@ -173,7 +173,7 @@ async def test_a_precedent_that_was_decided_on_counts_up_and_asks_nobody_again(w
     office.start(tmp_path / "clerk")
     await world.advance(MINUTE)
     (row,) = await world.journal.ask(Query("all_precedents", PrecedentRow))
-    await decided(world, "precedent", row.precedent, "dismissed")
+    await decide_proposal(world, "precedent", row.precedent, "dismissed")
     for name in "bcd":
         office.drop(f"{name}.txt", f"the words of {name}")
     await world.advance(MINUTE)

@@ -1,4 +1,4 @@
-"""The injection brake in the loop: a call with a value that no trusted place has said is asked about, or refused."""
+"""The provenance check in the loop: a call with a value from untrusted content needs a person or is refused."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -98,7 +98,7 @@ async def run(world: World, story: Story, verdict: Verdict = "deny") -> None:
     answering.cancel()
 
 
-async def events(story: Story, kind: type[Any]) -> list[Any]:
+async def list_events(story: Story, kind: type[Any]) -> list[Any]:
     return [stored.event for stored in await story.events() if isinstance(stored.event, kind)]
 
 
@@ -106,14 +106,14 @@ async def test_while_only_trusted_places_have_spoken_nothing_is_asked(world: Wor
     story, post = story_of(world, "ask", [send("carol@elsewhere.example"), says("Done.")])
     await run(world, story)
     assert post.sent == ["carol@elsewhere.example"]
-    assert await events(story, DecisionAsked) == []
+    assert await list_events(story, DecisionAsked) == []
 
 
 async def test_what_the_person_named_goes_through_after_a_letter_of_others(world: World) -> None:
     story, post = story_of(world, "ask", [READ, TO_BOB, says("Done.")])
     await run(world, story)
     assert post.sent == ["bob@house.example"]
-    assert await events(story, DecisionAsked) == []
+    assert await list_events(story, DecisionAsked) == []
 
 
 @pytest.mark.parametrize(("verdict", "sent"), [("approve", ["mallory@evil.example"]), ("deny", [])])
@@ -121,7 +121,7 @@ async def test_an_address_from_a_letter_is_put_before_a_person(world: World, ver
     story, post = story_of(world, "ask", [READ, TO_MALLORY, says("Done.")])
     await run(world, story, verdict)
     assert post.sent == sent
-    (result,) = await events(story, DecisionAsked)
+    (result,) = await list_events(story, DecisionAsked)
     assert [(flaw.argument, flaw.reason, flaw.source) for flaw in result.flaws] == [("to", "unsaid", "read_letters")]
 
 
@@ -164,7 +164,7 @@ async def test_no_fact_holds_a_value_or_a_quote(world: World) -> None:
 
 
 async def answer_when(world: World, open_questions: int, verdicts: dict[str, Verdict]) -> None:
-    """Answer once so many questions are open, each by the address that it shows."""
+    """Answer once `open_questions` questions are open, each by the address that it shows."""
     while len(waiting := await list_pending_decisions(world.journal)) < open_questions:
         await world.clock.sleep(SECOND)
     for pending_decision in waiting:
@@ -182,14 +182,14 @@ async def test_the_questions_of_a_turn_are_asked_together_at_its_end(world: Worl
     assert story.told() == ["staged"]
     kinds = [event.kind for event in await story.events()]
     assert kinds.count("session_parked") <= 2, "It rests once for each answer at most."
-    assert [refused.staged for refused in await events(story, CallRefused)] == [True, True, False]
+    assert [refused.staged for refused in await list_events(story, CallRefused)] == [True, True, False]
 
 
-async def test_when_all_that_waited_is_made_the_answer_stands(world: World) -> None:
+async def test_when_all_waiting_calls_are_made_the_answer_is_final(world: World) -> None:
     story, post = story_of(world, "ask", [READ, TO_MALLORY, says("Done.")])
     await run(world, story, "approve")
     assert post.sent == ["mallory@evil.example"]
-    assert len(await events(story, CallRefused)) == 1
+    assert len(await list_events(story, CallRefused)) == 1
 
 
 async def test_a_denied_question_locks_the_session(world: World) -> None:
@@ -197,8 +197,8 @@ async def test_a_denied_question_locks_the_session(world: World) -> None:
     story, post = story_of(world, "ask", lines)
     await run(world, story)
     assert post.sent == ["bob@house.example"]
-    assert len(await events(story, DecisionAsked)) == 1
-    refused = [(event.outcome, event.staged) for event in await events(story, CallRefused)]
+    assert len(await list_events(story, DecisionAsked)) == 1
+    refused = [(event.outcome, event.staged) for event in await list_events(story, CallRefused)]
     assert refused == [("untrusted", True), ("approval_denied", False), ("untrusted", False)]
 
 
@@ -206,40 +206,40 @@ async def test_a_policy_may_ask_again_after_a_denied_question(world: World) -> N
     lines = [READ, TO_MALLORY, send("eve@evil.example"), says("Done.")]
     story, _ = story_of(world, "ask", lines, "policy: {lock_after_denial: false}")
     await run(world, story)
-    assert len(await events(story, DecisionAsked)) == 2
+    assert len(await list_events(story, DecisionAsked)) == 2
 
 
 async def test_strict_refuses_what_ask_asks(world: World) -> None:
     story, post = story_of(world, "strict", [READ, TO_MALLORY, TO_BOB, says("Done.")])
     await run(world, story)
     assert post.sent == ["bob@house.example"]
-    (refused,) = await events(story, CallRefused)
+    (refused,) = await list_events(story, CallRefused)
     assert refused.outcome == "untrusted"
     assert "you did not name it" in refused.sentence
-    assert await events(story, DecisionAsked) == []
+    assert await list_events(story, DecisionAsked) == []
 
 
 async def test_observe_lets_it_pass_and_writes_what_it_would_have_asked(world: World) -> None:
     story, post = story_of(world, "observe", [READ, TO_MALLORY, says("Done.")])
     await run(world, story)
     assert post.sent == ["mallory@evil.example"]
-    _, result = await events(story, CallStarted)
+    _, result = await list_events(story, CallStarted)
     assert [flaw.reason for flaw in result.flaws] == ["unsaid"]
-    assert await events(story, DecisionAsked) == []
+    assert await list_events(story, DecisionAsked) == []
 
 
 async def test_off_judges_nothing(world: World) -> None:
     story, post = story_of(world, None, [READ, TO_MALLORY, says("Done.")])
     await run(world, story)
     assert post.sent == ["mallory@evil.example"]
-    assert all(not event.flaws for event in await events(story, CallStarted))
+    assert all(not event.flaws for event in await list_events(story, CallStarted))
 
 
 async def test_why_an_act_failed_is_the_word_of_the_place_that_it_reached(world: World) -> None:
     story, post = story_of(world, "ask", [send("nobody@house.example"), TO_MALLORY, says("Done.")])
     await run(world, story)
     assert post.sent == []
-    (result,) = await events(story, DecisionAsked)
+    (result,) = await list_events(story, DecisionAsked)
     assert [(flaw.argument, flaw.source) for flaw in result.flaws] == [("to", "send_letter")]
 
 
@@ -248,7 +248,7 @@ async def test_two_acts_of_one_step_are_judged_one_after_the_other(world: World)
     story, post = story_of(world, "ask", [READ, script_line, says("Done.")])
     await run(world, story)
     assert post.sent == ["bob@house.example"]
-    (result,) = await events(story, DecisionAsked)
+    (result,) = await list_events(story, DecisionAsked)
     assert [flaw.reason for flaw in result.flaws] == ["repeated"]
 
 
@@ -263,7 +263,7 @@ async def test_of_two_results_of_one_step_each_counts_for_its_own_call(world: Wo
     assert post.sent == []
 
 
-async def always(world: World, matcher: EachArgument) -> None:
+async def answer_always(world: World, matcher: EachArgument) -> None:
     while True:
         for waiting in await list_pending_decisions(world.journal):
             rule = RuleWording(
@@ -280,11 +280,11 @@ async def test_always_is_a_rule_for_that_destination_and_anything_at_all_is_none
     script_line = send("mallory@evil.example", text="the report again")
     story, post = story_of(world, "ask", [READ, TO_MALLORY, READ, script_line, says("Done.")], sends="anyone")
     to = make_equals_condition("to", "mallory@evil.example") if names_it else AnyCondition("to")
-    answering = world.spawn(always(world, EachArgument((to, AnyCondition("text")))))
+    answering = world.spawn(answer_always(world, EachArgument((to, AnyCondition("text")))))
     await story.run(TASK)
     answering.cancel()
     assert post.sent == ["mallory@evil.example"] * 2
-    assert len(await events(story, DecisionAsked)) == questions
+    assert len(await list_events(story, DecisionAsked)) == questions
 
 
 async def test_links_of_an_answer_that_no_trusted_place_said_are_marked(world: World) -> None:
@@ -307,7 +307,7 @@ async def test_an_answer_of_a_clean_session_is_not_marked(world: World) -> None:
     assert event.body is None
 
 
-async def test_what_was_observed_stands_in_the_receipt_and_in_the_events(world: World) -> None:
+async def test_what_was_observed_is_in_the_receipt_and_in_the_events(world: World) -> None:
     story, _ = story_of(world, "observe", [READ, TO_MALLORY, says("Done.")])
     await run(world, story)
     facts = build_receipt_sheet(await story.receipt())[0]
@@ -317,8 +317,8 @@ async def test_what_was_observed_stands_in_the_receipt_and_in_the_events(world: 
     assert any("would have needed approval: to: you did not name it" in line for line in lines)
 
 
-async def recalled(story: Story) -> SessionHistory:
-    session_history = SessionHistory("s", brake=story.brake())
+async def recall_history(story: Story) -> SessionHistory:
+    session_history = SessionHistory("s", provenance_check=story.brake())
     await session_history.apply(await story.events(), lambda stored: read_body(story.world.journal, stored))
     return session_history
 
@@ -330,17 +330,17 @@ async def test_erased_bodies_make_it_stricter_never_looser(world: World) -> None
     async def nothing(_: Any) -> bytes:
         return b""
 
-    session_history, erased = await recalled(story), SessionHistory("s", brake=story.brake())
+    session_history, erased = await recall_history(story), SessionHistory("s", provenance_check=story.brake())
     for event in await story.events():
         await erased.apply([_without_body(event)], nothing)
-    assert session_history.brake is not None
-    assert erased.brake is not None
-    assert not erased.brake.clean
+    assert session_history.provenance_check is not None
+    assert erased.provenance_check is not None
+    assert not erased.provenance_check.clean
     for to in ("bob@house.example", "mallory@evil.example", "carol@elsewhere.example"):
         arguments = b'{"to": "%s", "text": "hello"}' % to.encode()
         live, flaws = (
-            session_history.brake.judge("send_letter", arguments),
-            erased.brake.judge("send_letter", arguments),
+            session_history.provenance_check.judge("send_letter", arguments),
+            erased.provenance_check.judge("send_letter", arguments),
         )
         assert flaws
         assert {flaw.argument for flaw in live} <= {flaw.argument for flaw in flaws}

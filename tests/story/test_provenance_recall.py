@@ -10,13 +10,13 @@ from halter.core.ports import Stored, read_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import SessionKind
 from halter.guard.approvals import AnyCondition, EachArgument, make_equals_condition
-from halter.guard.provenance_check import SessionBrake
+from halter.guard.provenance_check import ProvenanceCheck
 from halter.journal.retention import erase_session_bodies
 from halter.loop.history import SessionHistory
 from halter.testing.world import World
 from halter.tools.function_tool import tool
 from tests.story.loops import Story, calls, says
-from tests.story.test_provenance import READ, TO_BOB, TO_MALLORY, Post, always, answer, send
+from tests.story.test_provenance import READ, TO_BOB, TO_MALLORY, Post, answer, answer_always, send
 
 TASK: Final = "Read my letters, find Carol in the directory, and send the report to bob@house.example and to Carol."
 AGAIN: Final = "Send the report to bob@house.example, to Carol and to zoe@house.example."
@@ -57,18 +57,20 @@ async def play(world: World, kind: SessionKind = "chat") -> Story:
 
 
 class Recaller:
-    """Recalls a story's session from its events, with bodies as they were read once."""
+    """Recalls a story's session from its events; each body is read once."""
 
     def __init__(self, story: Story) -> None:
         self.story = story
         tools = story.tools(story.world.store.patient(story.world.clock))
         self._specs = {name: each.spec for name, each in tools.items()}
 
-    async def __call__(self, events: Sequence[Stored], brakes: type[SessionBrake] = SessionBrake) -> SessionBrake:
+    async def __call__(
+        self, events: Sequence[Stored], brakes: type[ProvenanceCheck] = ProvenanceCheck
+    ) -> ProvenanceCheck:
         assert self.story.provenance is not None
         brake = brakes(self.story.provenance, self.story.policy, self._specs)
         brake.trust(self.story.mind.instructions, "the instructions")
-        await SessionHistory("s", brake=brake).apply(events, self._read)
+        await SessionHistory("s", provenance_check=brake).apply(events, self._read)
         return brake
 
     async def _read(self, event: Stored) -> bytes:
@@ -77,7 +79,7 @@ class Recaller:
         return await read_body(self.story.world.journal, event)
 
 
-def decide(brake: SessionBrake) -> list[frozenset[tuple[str, str]]]:
+def decide(brake: ProvenanceCheck) -> list[frozenset[tuple[str, str]]]:
     """The flaws of each probe, by argument and reason."""
     return [frozenset((flaw.argument, flaw.reason) for flaw in brake.judge("send_letter", probe)) for probe in PROBES]
 
@@ -86,14 +88,14 @@ def without_body(event: Stored) -> Stored:
     return msgspec.structs.replace(event, body=None, salt=None)
 
 
-def find_looser(whole: SessionBrake, erased: SessionBrake) -> list[bytes]:
+def find_looser(whole: ProvenanceCheck, erased: ProvenanceCheck) -> list[bytes]:
     """The probes that a person is asked about in the whole session, and not in the erased one."""
     pairs = zip(PROBES, decide(whole), decide(erased), strict=True)
     return [probe for probe, before, after in pairs if before and not after]
 
 
-class AmnesiacBrake(SessionBrake):
-    """Broken on purpose: it does not take in the calls of an earlier life."""
+class AmnesiacBrake(ProvenanceCheck):
+    """Broken on purpose: it ignores the calls of an earlier process."""
 
     def apply(self, *_: Any) -> None:
         """Forget."""
@@ -103,7 +105,7 @@ async def test_a_recalled_session_decides_as_the_live_one(world: World) -> None:
     story = await play(world)
     recall, events = Recaller(story), await story.events()
     assert story.loop is not None
-    live = story.loop.brake
+    live = story.loop.provenance_check
     assert live is not None
     session_brake = await recall(events)
     assert (decide(session_brake), session_brake.clean, session_brake.locked) == (decide(live), live.clean, live.locked)
@@ -117,11 +119,11 @@ async def test_a_recalled_session_takes_a_rule_for_no_word_of_a_person_as_the_li
     story = Story(world, lines, kind="task", policy_yaml="policy: {lock_after_denial: false}")
     story.provenance, story.extra = "ask", [*Post("anyone").tools(), *Directory().tools()]
     to = make_equals_condition("to", "mallory@evil.example")
-    answering = world.spawn(always(world, EachArgument((to, AnyCondition("text")))))
+    answering = world.spawn(answer_always(world, EachArgument((to, AnyCondition("text")))))
     await story.run(TASK)
     answering.cancel()
     assert story.loop is not None
-    live, session_brake = story.loop.brake, await Recaller(story)(await story.events())
+    live, session_brake = story.loop.provenance_check, await Recaller(story)(await story.events())
     assert live is not None
     assert decide(session_brake) == decide(live)
 
@@ -141,7 +143,7 @@ async def test_two_sessions_that_part_after_any_event_decide_alike_until_then_an
         assert not other.clean
 
 
-class ForgivingBrake(SessionBrake):
+class ForgivingBrake(ProvenanceCheck):
     """Broken on purpose: what is erased never was."""
 
     def mark_erased(self) -> None:
@@ -159,13 +161,13 @@ async def test_whatever_is_erased_no_question_is_lost(world: World) -> None:
         if stored.body is None and stored.blob is None:
             continue
         for erased in (range(place + 1), (place,)):
-            left = [without_body(each) if number in erased else each for number, each in enumerate(events)]
-            assert find_looser(whole, await recall(left)) == [], (erased, stored.event)
+            remaining_events = [without_body(each) if number in erased else each for number, each in enumerate(events)]
+            assert find_looser(whole, await recall(remaining_events)) == [], (erased, stored.event)
     forgiving = await recall([without_body(each) for each in events], ForgivingBrake)
     assert find_looser(whole, forgiving)
 
 
-async def test_a_session_whose_bodies_are_really_erased_asks_no_less_when_it_goes_on(world: World) -> None:
+async def test_a_session_whose_bodies_are_really_erased_asks_no_less_when_it_resumes(world: World) -> None:
     story = await play(world, "task")
     recall = Recaller(story)
     whole = await recall(await story.events())

@@ -22,7 +22,7 @@ FOLDERS = sorted(path.parent for path in PROVIDERS.glob("*/agent.yaml"))
 FREE = {"ollama", "openai-compatible", "offline-reflex", "offline-scripted"}
 
 
-def models(mind: BrainSpec) -> list[ModelName]:
+def list_models(mind: BrainSpec) -> list[ModelName]:
     return [ModelName.parse(name) for name in (mind.model, *mind.fallback_models, *mind.model_for.values())]
 
 
@@ -33,7 +33,7 @@ def test_the_example_of_a_provider_is_read_and_its_price_known(folder: Path) -> 
     policy, mind = resolve_policy(fleet, agent), resolve_agent(fleet, agent, folder).model_settings
     assert policy.name == folder.name
     prices, now = Prices(policy.prices), SystemClock().now()
-    for model in models(mind):
+    for model in list_models(mind):
         provider = mind.providers.get(model.provider)
         rates = prices.find(model, provider.base_url or None if provider else None)
         assert not isinstance(rates, Unpriced), rates.sentence
@@ -51,7 +51,7 @@ def test_there_is_an_example_for_every_provider_and_the_page_lists_them() -> Non
     providers = {
         model.provider
         for each in FOLDERS
-        for model in models(resolve_agent(FleetConfig(), read_agent(each), each).model_settings)
+        for model in list_models(resolve_agent(FleetConfig(), read_agent(each), each).model_settings)
     }
     assert providers >= {"openai", "anthropic", "gemini", "ollama", "reflex", "scripted"}
     assert providers >= {"azure", "bedrock", "vertex", "openrouter", "groq", "mistral"}

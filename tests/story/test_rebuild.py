@@ -55,25 +55,25 @@ class Days:
             self.number += 1
             self.ground.time += MINUTE // 3
             await self.scribe.claim()
-            begun = session in self.scribe.leases
+            is_started = session in self.scribe.leases
             if text in ("start", "child"):
-                if not begun:
+                if not is_started:
                     await self._begin(session, amount if text == "child" else 0)
             elif text == "cap":
                 await self.scribe.cap(None if amount % 7 == 0 else 10 * amount)
-            elif begun and await self._works(session):
+            elif is_started and await self._is_working(session):
                 await getattr(self, f"_{text}")(session, amount)
 
     async def _begin(self, session: str, carved: int) -> None:
         parent = next((name for name in self.scribe.leases if name not in self.parents), None)
-        if not carved or parent is None or not await self._works(parent):
+        if not carved or parent is None or not await self._is_working(parent):
             await self.scribe.start(session)
             return
         await self.scribe.start_child(session, parent, carved)
         if session in self.scribe.leases:
             self.parents[session] = parent
 
-    async def _works(self, session: str) -> bool:
+    async def _is_working(self, session: str) -> bool:
         (row,) = await self.ground.store.ask(Query("session", SessionRow, {"session": session}))
         return row.ended_at is None and row.owner != ""
 
@@ -93,7 +93,7 @@ class Days:
             await self.scribe.settle(session, name, amount // 2)
 
     async def _park(self, session: str, amount: int) -> None:
-        """Rest, and be taken up again by whoever looks for work later."""
+        """Park, and be claimed later by a worker that looks for work."""
         (row,) = await self.ground.store.ask(Query("session", SessionRow, {"session": session}))
         taken_up = amount % 3 > 0
         await self.scribe.park(session, rest=0 if taken_up else MINUTE, inbox_seen=row.inbox_head)
@@ -128,7 +128,7 @@ def fold_in(order: random.Random, view: StoreView) -> dict[RowKey, Row]:
     return fold.merge_live_leases(read_live_rows(view))
 
 
-async def rows_and_events_agree(scribe: "Scribe", steps: list[tuple[str, str, int]], order: random.Random) -> None:
+async def check_rows_against_events(scribe: "Scribe", steps: list[tuple[str, str, int]], order: random.Random) -> None:
     ground = scribe.ground
     await Days(scribe).live(steps)
     live = await ground.store.study(read_live_rows)
@@ -146,7 +146,7 @@ def test_rows_made_anew_equal_the_live_ones_after_any_life(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         scribe = make_scribe.on("memory:", Path(folder))
-        asyncio.run(rows_and_events_agree(scribe, steps, order))
+        asyncio.run(check_rows_against_events(scribe, steps, order))
         scribe.ground.engine.close()
 
 
@@ -157,7 +157,7 @@ async def test_rows_made_anew_equal_the_live_ones_on_every_store(ground: "Ground
         (chance.choice(WHATS[: 10 + number // 60]), chance.choice(SESSIONS), chance.randint(1, 30_000))
         for number in range(120)
     ]
-    await rows_and_events_agree(scribe, steps, chance)
+    await check_rows_against_events(scribe, steps, chance)
     texts = await ground.store.study(
         lambda view: {event.kind for name in list_streams(view) for event in read_raw_events(view, name)}
     )
@@ -178,7 +178,7 @@ async def test_every_row_that_was_spoiled_is_put_right(history: "Scribe") -> Non
     assert (await ground.verify()).ok
 
 
-async def test_whoever_works_on_a_session_goes_on_after_a_rebuild(ground: "Ground", scribe: "Scribe") -> None:
+async def test_a_worker_continues_its_session_after_a_rebuild(ground: "Ground", scribe: "Scribe") -> None:
     await scribe.start("one")
     await scribe.hold("one", "call", 100)
     await rebuild_tables(ground.store)

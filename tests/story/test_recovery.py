@@ -43,8 +43,8 @@ class Deed:
         return self._happened
 
 
-async def crashed_in(world: World, tool: Deed) -> tuple[Lease, CallInDoubt, Recovery]:
-    """Begin a call, die, and take the session over."""
+async def crash_in_call(world: World, tool: Deed) -> tuple[Lease, CallInDoubt, Recovery]:
+    """Start a call, crash, and take the session over in another process."""
     await world.store.commit(
         lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="ada"))
     )
@@ -66,7 +66,7 @@ async def crashed_in(world: World, tool: Deed) -> tuple[Lease, CallInDoubt, Reco
 @pytest.mark.parametrize("spec", [{"effect": "read"}, {"effect": "write", "idempotent": True}])
 async def test_what_may_be_repeated_runs_again_under_the_same_key(world: World, spec: dict[str, Any]) -> None:
     tool = Deed(**spec)
-    lease, doubt, recovery = await crashed_in(world, tool)
+    lease, doubt, recovery = await crash_in_call(world, tool)
     answer = await recovery.resolve(lease, doubt)
     assert isinstance(answer, Answer)
     assert (answer.outcome, answer.cost_micros, tool.keys) == ("ok", 300, ["s.1"])
@@ -80,16 +80,16 @@ async def test_under_a_halt_nothing_is_repeated_and_a_write_stays_unknown(
     world: World, spec: dict[str, Any], outcome: str
 ) -> None:
     tool = Deed(**spec)
-    lease, doubt, recovery = await crashed_in(world, tool)
+    lease, doubt, recovery = await crash_in_call(world, tool)
     await world.store.commit(halt("session:s", "ada", "halt"))
     answer = await recovery.resolve(lease, doubt)
     assert isinstance(answer, Answer)
     assert (answer.outcome, tool.keys) == (outcome, [])
 
 
-async def test_a_plain_write_never_runs_again_by_itself_and_its_hold_stays(world: World) -> None:
+async def test_a_plain_write_never_runs_again_automatically_and_its_hold_stays(world: World) -> None:
     tool = Deed()
-    lease, doubt, recovery = await crashed_in(world, tool)
+    lease, doubt, recovery = await crash_in_call(world, tool)
     assert await recovery.resolve(lease, doubt) == ApprovalRequired("s.1", "s.1/unknown")
     assert await recovery.resolve(lease, doubt) == ApprovalRequired("s.1", "s.1/unknown")
     assert tool.keys == []
@@ -102,7 +102,7 @@ async def test_a_plain_write_never_runs_again_by_itself_and_its_hold_stays(world
 @pytest.mark.parametrize(("happened", "outcome", "spent"), [(True, "ok", 500), (False, "error", 0)])
 async def test_a_person_says_what_became_of_it(world: World, *, happened: bool, outcome: str, spent: int) -> None:
     tool = Deed()
-    lease, doubt, recovery = await crashed_in(world, tool)
+    lease, doubt, recovery = await crash_in_call(world, tool)
     await recovery.resolve(lease, doubt)
     assert (await recovery.settle_by_person(lease, doubt.flight, happened=happened)).outcome == outcome
     (session,) = [row for row in await world.store.ask(Query("budgets", BudgetRow)) if row.scope == "session:s"]
@@ -119,7 +119,7 @@ async def test_a_tools_own_check_decides(
     world: World, happened: EffectStatus, keys: list[str], expected: str | None
 ) -> None:
     tool = Deed(happened, checked=True)
-    lease, doubt, recovery = await crashed_in(world, tool)
+    lease, doubt, recovery = await crash_in_call(world, tool)
     answer = await recovery.resolve(lease, doubt)
     assert (answer.outcome if isinstance(answer, Answer) else None) == expected
     assert tool.keys == keys

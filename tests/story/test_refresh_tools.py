@@ -35,7 +35,7 @@ async def account(of: str = "") -> dict[str, object]:
 NAP = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 10m}}]\n"
 
 
-def known(prompt: Prompt) -> str:
+def read_hot_state(prompt: Prompt) -> str:
     last = prompt.messages[-1].parts[-1]
     assert isinstance(last, Text)
     return last.text
@@ -46,7 +46,7 @@ async def test_a_call_of_the_agents_own_fills_the_fields_of_its_tool(world: Worl
     script = "- calls: [{tool: account, arguments: {}}]\n" + NAP
     fleet.start(fleet.agent("desk", DESK, ACCOUNT, script_yaml=script))
     await world.advance(MINUTE)
-    before, after = map(known, fleet.prompts("desk"))
+    before, after = map(read_hot_state, fleet.prompts("desk"))
     assert "cash: not yet loaded" in before
     assert "cash: 100 (0s ago)" in after
     assert 'positions: {"AAPL":3} (0s ago)' in after
@@ -57,7 +57,7 @@ async def test_a_call_for_something_else_fills_nothing(world: World, tmp_path: P
     script = "- calls: [{tool: account, arguments: {of: bob}}]\n" + NAP
     fleet.start(fleet.agent("desk", DESK, ACCOUNT, script_yaml=script))
     await world.advance(MINUTE)
-    assert "cash: not yet loaded" in known(fleet.prompts("desk")[1])
+    assert "cash: not yet loaded" in read_hot_state(fleet.prompts("desk")[1])
 
 
 async def test_what_the_agent_read_itself_is_no_reason_to_wake_it(world: World, tmp_path: Path) -> None:
@@ -75,18 +75,18 @@ async def test_one_reading_refreshes_all_fields_of_its_tool(world: World, tmp_pa
     fresh = DESK.replace("ttl: 30", "ttl: 30, auto_refresh: true")
     fleet.start(fleet.agent("desk", fresh, ACCOUNT, script_yaml=NAP * 2))
     await world.advance(15 * MINUTE)
-    first, second = map(known, fleet.prompts("desk"))
+    first, second = map(read_hot_state, fleet.prompts("desk"))
     assert "cash: 100 (0s ago)" in first
     assert "cash: 200 (0s ago)" in second
     assert 'positions: {"AAPL":3} (0s ago)' in second
 
 
-async def test_a_path_that_leads_nowhere_is_told_and_asked_once(world: World, tmp_path: Path) -> None:
+async def test_a_path_that_leads_nowhere_is_reported_and_asked_once(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     wrong = DESK.replace("ttl: 30", "ttl: 30, auto_refresh: true").replace("path: positions", "path: holdings")
     fleet.start(fleet.agent("desk", wrong, ACCOUNT, script_yaml=NAP))
     await world.advance(MINUTE)
-    (text,) = map(known, fleet.prompts("desk"))
+    (text,) = map(read_hot_state, fleet.prompts("desk"))
     assert "cash: 100 (0s ago)" in text
     assert "positions: not yet loaded" in text
     assert "There is no `holdings` at `holdings`." in text

@@ -28,7 +28,7 @@ def pay(order: int) -> str:
         ledger.write("paid\\n")
     return "paid"
 '''
-PAY: Final = "- call: pay\n  with: {order: 1}\n"
+PAY: Final = "- call: pay\n  arguments: {order: 1}\n"
 ACTS: Final = (
     ("play", "clerk/pay.yaml"),
     ("run", "clerk", "hello"),
@@ -87,27 +87,27 @@ class Place:
     def json(self, *words: str) -> Any:
         return json.loads(self.halter(*words, "--json").stdout)
 
-    def pays(self, **environ: str) -> Result:
+    def pay(self, **environ: str) -> Result:
         return self.halter("play", "clerk/pay.yaml", **environ)
 
-    def paid(self) -> int:
+    def count_payments(self) -> int:
         ledger = self.home / "ledger"
         return ledger.read_text().count("paid") if ledger.exists() else 0
 
-    def copies(self) -> Path:
+    def copy_store(self) -> Path:
         """Copy the store, as SQLite does it."""
         copy = self.home / "copy.db"
         with closing(sqlite3.connect(self.store)) as connection, closing(sqlite3.connect(copy)) as other:
             connection.backup(other)
         return copy
 
-    def puts_back(self, copy: Path) -> None:
+    def put_back(self, copy: Path) -> None:
         for path in self.home.glob("halter.db*"):
             path.unlink()
         shutil.copy(copy, self.store)
 
-    def kept(self) -> dict[str, bytes]:
-        """Read all that stands in the folder of checkpoints."""
+    def read_checkpoints(self) -> dict[str, bytes]:
+        """Read every file in the folder of checkpoints."""
         return {path.name: path.read_bytes() for path in self.checkpoints.rglob("*") if path.is_file()}
 
 
@@ -120,26 +120,26 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 @pytest.fixture
 def restored(place: Place) -> Place:
     """A copy from before more money was spent and the fleet was halted, put back."""
-    assert place.pays().exit_code == 0
-    copy = place.copies()
-    assert place.pays().exit_code == 0
+    assert place.pay().exit_code == 0
+    copy = place.copy_store()
+    assert place.pay().exit_code == 0
     place.answer("halt", "fleet")
-    place.puts_back(copy)
+    place.put_back(copy)
     return place
 
 
-def refused(result: Result) -> bool:
+def is_refused(result: Result) -> bool:
     return result.exit_code == 3 and MISSING in result.output.replace("\n", " ")
 
 
 def test_an_older_copy_of_the_store_runs_nothing_and_says_what_is_missing(restored: Place) -> None:
-    before = restored.kept()
+    before = restored.read_checkpoints()
     for words in ACTS:
         result = restored.halter(*words)
-        assert refused(result), f"{words}\n{result.output}"
-    assert restored.paid() == 2
-    assert restored.kept() == before
-    text = " ".join(restored.pays().output.split())
+        assert is_refused(result), f"{words}\n{result.output}"
+    assert restored.count_payments() == 2
+    assert restored.read_checkpoints() == before
+    text = " ".join(restored.pay().output.split())
     assert "events until" in text
     assert "1 of fleet" in text
     assert "up to $0.06 of spending, 1 halt." in text
@@ -147,7 +147,7 @@ def test_an_older_copy_of_the_store_runs_nothing_and_says_what_is_missing(restor
 
 
 def test_who_only_looks_at_an_older_copy_is_warned_and_answered(restored: Place) -> None:
-    before = restored.kept()
+    before = restored.read_checkpoints()
     for words in LOOKS:
         result = restored.halter(*words)
         assert result.exit_code == 0, f"{words}\n{result.output}"
@@ -160,24 +160,24 @@ def test_who_only_looks_at_an_older_copy_is_warned_and_answered(restored: Place)
     checks = {check["name"]: check for check in restored.json("doctor")}
     assert checks["checkpoints"]["verdict"] == "problem"
     assert MISSING in checks["checkpoints"]["finding"]
-    assert restored.kept() == before
+    assert restored.read_checkpoints() == before
 
 
 def test_what_stops_agents_works_on_an_older_copy_and_makes_it_no_better(restored: Place) -> None:
-    before = restored.kept()
+    before = restored.read_checkpoints()
     restored.answer("halt", "fleet")
     restored.answer("off", "clerk")
-    assert restored.kept() == before
-    assert refused(restored.pays())
+    assert restored.read_checkpoints() == before
+    assert is_refused(restored.pay())
 
 
-def test_after_a_person_accepted_what_is_missing_everything_goes_on(restored: Place) -> None:
+def test_after_a_person_accepted_what_is_missing_everything_resumes(restored: Place) -> None:
     assert restored.halter("store", "accept").exit_code == 2, "nobody can be asked here"
     assert restored.halter("store", "accept", "--yes", HALTER_AGENT="clerk").exit_code == 1
-    assert refused(restored.pays())
+    assert is_refused(restored.pay())
     restored.answer("store", "accept", "--yes", "--reason", "the backup of Monday")
-    assert restored.pays().exit_code == 0
-    assert restored.paid() == 3
+    assert restored.pay().exit_code == 0
+    assert restored.count_payments() == 3
     assert restored.json("store")["whole"]
     verified = restored.halter("verify")
     assert verified.exit_code == 0, verified.output
@@ -190,54 +190,56 @@ def test_after_a_person_accepted_what_is_missing_everything_goes_on(restored: Pl
     assert "there is nothing to accept" in restored.answer("store", "accept")
 
 
-def test_the_newer_store_put_back_goes_on_without_a_word(restored: Place) -> None:
-    older = restored.copies()
-    assert refused(restored.pays())
+def test_the_newer_store_put_back_resumes_without_a_message(restored: Place) -> None:
+    older = restored.copy_store()
+    assert is_refused(restored.pay())
     restored.answer("store", "accept", "--yes")
     newer = restored.home / "newer.db"
     shutil.copy(restored.store, newer)
-    restored.puts_back(older)
-    assert refused(restored.pays())
-    restored.puts_back(newer)
-    assert restored.pays().exit_code == 0
+    restored.put_back(older)
+    assert is_refused(restored.pay())
+    restored.put_back(newer)
+    assert restored.pay().exit_code == 0
 
 
-def test_a_store_that_was_deleted_is_not_begun_anew_in_silence(place: Place) -> None:
-    assert place.pays().exit_code == 0
+def test_a_store_that_was_deleted_is_not_silently_created_again(place: Place) -> None:
+    assert place.pay().exit_code == 0
     for path in place.home.glob("halter.db*"):
         path.unlink()
-    result = place.pays()
+    result = place.pay()
     assert result.exit_code == 3
     assert "is missing" in " ".join(result.output.split())
     assert not place.store.exists()
     assert place.halter("sessions").exit_code == 3
     place.answer("store", "accept", "--yes")
-    assert place.pays().exit_code == 0
+    assert place.pay().exit_code == 0
     assert place.answer("verify").startswith("Nothing was altered")
 
 
 def test_a_store_that_another_one_replaced_is_missed(place: Place) -> None:
     path = place.home / "other.db"
-    assert place.pays().exit_code == 0
+    assert place.pay().exit_code == 0
     place.answer("play", "clerk/pay.yaml", HALTER_STORE=str(path))
-    place.puts_back(path)
-    result = place.pays()
+    place.put_back(path)
+    result = place.pay()
     assert result.exit_code == 3
     assert "is not the one that was used here before" in " ".join(result.output.split())
     place.answer("store", "accept", "--yes")
     place.answer("halt", "fleet")
 
 
-def test_machines_with_checkpoints_of_their_own_doubt_nothing_and_hear_of_what_was_accepted(place: Place) -> None:
+def test_machines_with_checkpoints_of_their_own_doubt_nothing_and_honour_what_another_one_accepted(
+    place: Place,
+) -> None:
     values, there = ({"XDG_STATE_HOME": str(place.home / name)} for name in ("here", "there"))
-    assert place.pays(**values).exit_code == 0
+    assert place.pay(**values).exit_code == 0
     place.answer("halt", "fleet", **there)
-    copy = place.copies()
+    copy = place.copy_store()
     place.answer("resume", "fleet", **values)
     place.answer("halt", "fleet", **there)
-    place.puts_back(copy)
-    assert refused(place.halter("resume", "fleet", **values))
-    assert refused(place.halter("resume", "fleet", **there))
+    place.put_back(copy)
+    assert is_refused(place.halter("resume", "fleet", **values))
+    assert is_refused(place.halter("resume", "fleet", **there))
     place.answer("store", "accept", "--yes", **values)
     place.answer("resume", "fleet", **there)
     place.answer("halt", "fleet", **values)
@@ -246,7 +248,7 @@ def test_machines_with_checkpoints_of_their_own_doubt_nothing_and_hear_of_what_w
 
 
 def test_an_erasure_is_no_loss(place: Place) -> None:
-    assert place.pays().exit_code == 0
+    assert place.pay().exit_code == 0
     (session,) = place.json("sessions")
     place.answer("erase", "--session", session["session"], "--yes")
     assert place.json("store")["whole"]

@@ -98,19 +98,19 @@ async def test_a_long_file_is_read_page_by_page_and_nothing_is_lost(library: Lib
         put_together += page
         assert header.startswith(f"lease.txt [{offset}\u2013{offset + len(page)}] ")
         offset += len(page)
-        assert (f"from offset={offset} on" in on) == (offset < len(text))
+        assert (f"lease.txt follow; continue with `file` at offset={offset}.]" in on) == (offset < len(text))
     assert put_together == text
     assert await library.ask(file="lease.txt", offset=len(text)) == (
-        f"PastTheEnd: lease.txt has {len(text)} characters, and no more"
+        f"PastTheEnd: lease.txt has only {len(text)} characters"
     )
 
 
 async def test_a_file_that_is_not_on_the_shelf_is_not_read_and_those_that_are_are_named(library: Library) -> None:
-    assert await library.ask(file="a.txt") == "NoSuchDocument: a.txt is not among your documents: there are none"
+    assert await library.ask(file="a.txt") == "NoSuchDocument: a.txt is not one of your documents; none is available"
     for number in range(30):
         await library.add(f"lease{number:02}.txt", f"text {number}")
     text = await library.ask(file="../../etc/passwd")
-    assert text.startswith("NoSuchDocument: ../../etc/passwd is not among your documents: there are `lease00.txt`, ")
+    assert text.startswith("NoSuchDocument: ../../etc/passwd is not one of your documents; available: `lease00.txt`, ")
     assert text.endswith("`lease19.txt` and 10 more")
     assert library.read == []
 
@@ -147,7 +147,7 @@ async def test_a_collection_gives_what_came_since(library: Library) -> None:
         assert "The old lease." not in text
     await library.ask(since="24h")
     assert library.names_read == ["new.txt", "other.txt"]
-    assert await library.ask(collection="leases", since="1m") == "There are no such documents."
+    assert await library.ask(collection="leases", since="1m") == "No documents match."
 
 
 async def test_a_large_collection_is_read_in_several_calls(library: Library) -> None:
@@ -161,9 +161,9 @@ async def test_a_large_collection_is_read_in_several_calls(library: Library) -> 
         texts += library.names_read
         if "more documents follow" not in text:
             break
-        offset = int(text.rpartition("offset=")[2].split()[0])
+        offset = int(text.rpartition("continue at offset=")[2].removesuffix(".]"))
     assert texts == [f"{number:02}.txt" for number in range(12)]
-    assert "only 12" in await library.ask(collection="leases", offset=99)
+    assert await library.ask(collection="leases", offset=99) == "Only 12 documents match."
 
 
 async def test_a_query_shows_the_places_that_fit_and_only_their_documents_are_noted(library: Library) -> None:
@@ -173,7 +173,7 @@ async def test_a_query_shows_the_places_that_fit_and_only_their_documents_are_no
     assert text.splitlines()[1] == "The landlord mends the roof."
     assert "tenant" not in text
     assert library.names_read == ["one.txt"]
-    assert await library.ask(query="quince") == "These words occur in none of your documents."
+    assert await library.ask(query="quince") == "None of your documents contains these words."
     assert library.read == []
 
 
@@ -189,18 +189,18 @@ async def test_a_collection_narrows_a_query_and_tells_files_of_one_name_apart(li
     await library.add("a.txt", "The rent of the shop.", collection="shops")
     assert "shop" not in await library.ask(query="rent", collection="houses")
     assert await library.ask(file="a.txt") == (
-        "ManyDocuments: a.txt is in several collections: name one of `houses`, `shops` as `collection`"
+        "ManyDocuments: a.txt is in several collections: set `collection` to one of `houses`, `shops`"
     )
     assert "shop" in await library.ask(file="a.txt", collection="shops")
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
-    "nothing": ({}, "Say what to read"),
-    "two at once": ({"file": "a", "query": "b"}, "not both at once"),
-    "an offset before the beginning": ({"file": "a", "offset": -1}, "`offset` is a number from 0 up"),
-    "an offset in a search": ({"query": "a", "offset": 1}, "goes with a `file` or a `collection`"),
-    "no time": ({"since": "yesterday"}, "`since` is a time as in"),
-    "no time at all": ({"since": "9" * 500 + "d"}, "`since` is a time as in"),
+    "nothing": ({}, "Nothing to read: give a `file`, a `collection` or a `query`."),
+    "two at once": ({"file": "a", "query": "b"}, "Give either a `file` or a `query`, not both."),
+    "an offset before the beginning": ({"file": "a", "offset": -1}, "`offset` must be 0 or more"),
+    "an offset in a search": ({"query": "a", "offset": 1}, "requires a `file` or a `collection`"),
+    "no time": ({"since": "yesterday"}, "Invalid `since` 'yesterday': use a time such as"),
+    "no time at all": ({"since": "9" * 500 + "d"}, "…': use a time such as"),
     "another key": ({"path": "/etc/passwd"}, "do not fit"),
 }
 
@@ -240,7 +240,7 @@ async def test_files_on_disk_are_found_read_and_searched(library: Library, tmp_p
             library.shelved.append(DocumentRef(name, "leases", document.digest, NOW, 4, outcome.sentence))
     assert "The landlord mends it." in await library.ask(query="landlord")
     assert library.names_read == ["page.html"]
-    assert "cannot be read" in await library.ask(file="picture.png")
+    assert "picture.png has an unsupported type." in await library.ask(file="picture.png")
 
 
 async def test_it_only_looks(library: Library) -> None:

@@ -42,7 +42,7 @@ THREE = "judges: ['scripted:a', 'scripted:b', 'scripted:c']"
 SESSION = "clerk.papers-1"
 
 
-async def reviewed(world: World, home: Path, text: str = "", script: str = SCRIPT, head: str = REVIEW) -> Office:
+async def review_document(world: World, home: Path, text: str = "", script: str = SCRIPT, head: str = REVIEW) -> Office:
     """Let one document be reviewed."""
     office = Office(world, home, PRICED)
     office.reviewer(f"{text}{watch()}", script, head=head)
@@ -52,15 +52,15 @@ async def reviewed(world: World, home: Path, text: str = "", script: str = SCRIP
     return office
 
 
-async def happened(office: Office, kind: type[Any], session: str = SESSION) -> list[Any]:
+async def list_events(office: Office, kind: type[Any], session: str = SESSION) -> list[Any]:
     return [stored.event for stored in await office.events(session) if isinstance(stored.event, kind)]
 
 
 async def test_the_reviewer_is_asked_anew_and_sees_the_source_and_not_the_authors_words(
     world: World, tmp_path: Path
 ) -> None:
-    office = await reviewed(world, tmp_path)
-    (result,) = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    office = await review_document(world, tmp_path)
+    (result,) = [event for event in await list_events(office, RequestStarted) if event.purpose == "judge"]
     (prompt,) = [prompt for prompt in office.prompts("clerk") if "You did not write it." in prompt.system]
     text = "\n".join(part.text for message in prompt.messages for part in message.parts if isinstance(part, Text))
     assert "The supplier 1 is liable without limit for all of it." in text
@@ -68,24 +68,24 @@ async def test_the_reviewer_is_asked_anew_and_sees_the_source_and_not_the_author
     assert "That is done." not in text
     assert "begins:" not in text
     assert result.request.startswith(f"{SESSION}.judge.f-")
-    (verdict,) = await happened(office, FindingReviewed)
+    (verdict,) = await list_events(office, FindingReviewed)
     assert (verdict.verdict, verdict.judges) == ("released", ("scripted:script",))
-    assert len(await happened(office, NotificationQueued)) == 1
+    assert len(await list_events(office, NotificationQueued)) == 1
     await all_is_well(world)
 
 
 async def test_a_model_that_is_named_for_it_judges(world: World, tmp_path: Path) -> None:
-    office = await reviewed(world, tmp_path, "model_for: {judge: 'scripted:b'}\n")
-    (result,) = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    office = await review_document(world, tmp_path, "model_for: {judge: 'scripted:b'}\n")
+    (result,) = [event for event in await list_events(office, RequestStarted) if event.purpose == "judge"]
     assert result.model == "scripted:b"
 
 
-async def test_a_finding_that_is_withheld_is_never_told_to_anybody(world: World, tmp_path: Path) -> None:
-    office = await reviewed(world, tmp_path, script=READS + FINDS + WITHHOLDS + NOTIFIES + DONE)
-    (verdict,) = await happened(office, FindingReviewed)
+async def test_a_finding_that_is_withheld_is_never_shown_to_anybody(world: World, tmp_path: Path) -> None:
+    office = await review_document(world, tmp_path, script=READS + FINDS + WITHHOLDS + NOTIFIES + DONE)
+    (verdict,) = await list_events(office, FindingReviewed)
     assert verdict.verdict == "withheld"
     assert ("notify", "error") in await office.calls(SESSION)
-    assert await happened(office, NotificationQueued) == []
+    assert await list_events(office, NotificationQueued) == []
     assert await office.states() == {"COMPLETED": 1}
 
 
@@ -98,15 +98,15 @@ UNCLEAR = {
 
 
 @pytest.mark.parametrize("case", UNCLEAR)
-async def test_without_a_clear_answer_nothing_was_reviewed_and_people_are_told_so(
+async def test_without_a_clear_answer_nothing_was_reviewed_and_the_notice_says_so(
     world: World, tmp_path: Path, case: str
 ) -> None:
     judge = f'- {{when: "The data: ", repeat: true, {UNCLEAR[case]}}}\n'
     hurried = REVIEW.replace("max_output_tokens: 500", "max_output_tokens: 500, outage_backoff: 0")
-    office = await reviewed(world, tmp_path, script=READS + FINDS + judge + NOTIFIES + DONE, head=hurried)
-    (verdict,) = await happened(office, FindingReviewed)
+    office = await review_document(world, tmp_path, script=READS + FINDS + judge + NOTIFIES + DONE, head=hurried)
+    (verdict,) = await list_events(office, FindingReviewed)
     assert verdict.verdict == "not_reviewed"
-    results = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    results = [event for event in await list_events(office, RequestStarted) if event.purpose == "judge"]
     assert len(results) == (3 if case == "unavailable" else 1)
     (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
     assert b"not reviewed" in await read_body(world.journal, stored)
@@ -130,12 +130,12 @@ async def test_a_link_that_only_a_document_said_is_marked_in_a_notice(
     office.start(tmp_path / "clerk")
     await world.advance(MINUTE)
     (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
-    said = parse_notification(await read_body(world.journal, stored)).text
-    assert ("The answer has links from no trusted source" in said) == marked, by
+    notice = parse_notification(await read_body(world.journal, stored)).text
+    assert ("The answer has links from no trusted source" in notice) == marked, by
 
 
 async def test_what_was_released_is_not_called_unreviewed(world: World, tmp_path: Path) -> None:
-    office = await reviewed(world, tmp_path)
+    office = await review_document(world, tmp_path)
     (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
     assert b"not reviewed" not in await read_body(world.journal, stored)
 
@@ -146,21 +146,21 @@ async def test_what_was_released_is_not_called_unreviewed(world: World, tmp_path
 async def test_fewer_judges_are_asked_where_all_of_them_might_cost_too_much(
     world: World, tmp_path: Path, cap: str, chosen: int, verdict: str
 ) -> None:
-    office = await reviewed(world, tmp_path, f"review: {{{THREE}, max_cost_per_message_usd: {cap}}}\n")
-    (event,) = await happened(office, JudgesChosen)
+    office = await review_document(world, tmp_path, f"review: {{{THREE}, max_cost_per_message_usd: {cap}}}\n")
+    (event,) = await list_events(office, JudgesChosen)
     assert (event.wanted, event.chosen, event.items) == (3, chosen, 1)
     assert event.usd <= event.cap
     assert bool(event.sentence) is (chosen < 3)
-    results = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    results = [event for event in await list_events(office, RequestStarted) if event.purpose == "judge"]
     assert [each.model for each in results] == ["scripted:a", "scripted:b", "scripted:c"][:chosen]
-    (result,) = await happened(office, FindingReviewed)
+    (result,) = await list_events(office, FindingReviewed)
     assert result.verdict == verdict
     assert len(result.judges) == chosen
 
 
 async def test_a_session_without_findings_needs_no_judge(world: World, tmp_path: Path) -> None:
-    office = await reviewed(world, tmp_path, script=READS + DONE)
-    assert await happened(office, JudgesChosen) == []
+    office = await review_document(world, tmp_path, script=READS + DONE)
+    assert await list_events(office, JudgesChosen) == []
     assert await office.states() == {"COMPLETED": 1}
 
 
@@ -181,10 +181,10 @@ async def test_who_is_stopped_while_a_judge_thinks_tells_nobody_anything(
     await world.advance(SECOND)
     row = await office.row(SESSION)
     assert row.state == state
-    assert await happened(office, NotificationQueued) == []
+    assert await list_events(office, NotificationQueued) == []
 
 
-async def test_who_is_stopped_during_the_review_and_let_go_on_is_reviewed_before_anybody_is_told(
+async def test_a_session_halted_during_the_review_and_resumed_is_reviewed_before_anybody_is_notified(
     world: World, tmp_path: Path
 ) -> None:
     office = Office(world, tmp_path, PRICED)
@@ -200,9 +200,9 @@ async def test_who_is_stopped_during_the_review_and_let_go_on_is_reviewed_before
     await world.store.commit(resume(f"session:{SESSION}", "ada", "go on"))
     await world.advance(5 * MINUTE)
     assert (await office.row(SESSION)).state == "COMPLETED"
-    (reviewed,) = await happened(office, FindingReviewed)
-    assert reviewed.verdict == "withheld"
-    assert await happened(office, NotificationQueued) == []
+    (event,) = await list_events(office, FindingReviewed)
+    assert event.verdict == "withheld"
+    assert await list_events(office, NotificationQueued) == []
 
 
 OPINIONS = {
@@ -292,7 +292,7 @@ async def test_quotes_are_looked_for_in_the_documents_of_the_session_and_no_othe
     await world.advance(4 * SECOND)
     office.drop("b.txt", "This is another supplier altogether.")
     await world.advance(MINUTE)
-    results = await happened(office, FindingEmitted)
+    results = await list_events(office, FindingEmitted)
     assert sorted((event.support, event.name) for event in results) == [
         ("supported", "a.txt"),
         ("unquoted", ""),
@@ -301,16 +301,16 @@ async def test_quotes_are_looked_for_in_the_documents_of_the_session_and_no_othe
     ]
     outcomes = [outcome for tool, outcome in await office.calls(SESSION) if tool == "emit_finding"]
     assert sorted(outcomes) == ["error", "error", "invalid_arguments", "ok", "ok", "ok", "ok"]
-    assert len(await happened(office, FindingReviewed)) == 4
+    assert len(await list_events(office, FindingReviewed)) == 4
 
 
 async def test_a_judge_who_costs_more_than_all_that_was_left_ends_the_session(world: World, tmp_path: Path) -> None:
     dear = JUDGES.replace(USED, "usage: {input_tokens: 100, output_tokens: 500000}")
-    office = await reviewed(world, tmp_path, script=READS + FINDS + dear + NOTIFIES + DONE)
+    office = await review_document(world, tmp_path, script=READS + FINDS + dear + NOTIFIES + DONE)
     row = await office.row(SESSION)
     assert (row.state, row.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
-    assert await happened(office, NotificationQueued) == []
-    assert [event.purpose for event in await happened(office, RequestStarted)][-1] == "judge"
+    assert await list_events(office, NotificationQueued) == []
+    assert [event.purpose for event in await list_events(office, RequestStarted)][-1] == "judge"
 
 
 FINDS_AT_ONCE = f"""
@@ -322,7 +322,7 @@ FINDS_AT_ONCE = f"""
 TELLS = NOTIFIES.replace('- when: "begins: delivery"\n  finds', "- finds").replace("  repeat: true\n", "")
 
 
-async def worked(world: World, home: Path, text: str, script: str) -> Office:
+async def work_on_document(world: World, home: Path, text: str, script: str) -> Office:
     """Let one document be worked on in a single phase."""
     office = Office(world, home, PRICED)
     office.reviewer(f"{text}{watch()}", script, head=WORK)
@@ -336,27 +336,27 @@ NAMED = "review: {judges: ['scripted:script']}\n"
 
 
 @pytest.mark.parametrize(("judges", "outcome"), [(JUDGES, "ok"), (WITHHOLDS, "error")])
-async def test_judges_look_at_a_finding_of_any_task_before_it_is_told(
+async def test_judges_review_a_finding_of_any_task_before_it_is_reported(
     judges: str, outcome: str, world: World, tmp_path: Path
 ) -> None:
-    office = await worked(world, tmp_path, NAMED, judges + FINDS_AT_ONCE + TELLS + DONE)
+    office = await work_on_document(world, tmp_path, NAMED, judges + FINDS_AT_ONCE + TELLS + DONE)
     assert ("notify", outcome) in await office.calls(SESSION)
-    (verdict,) = await happened(office, FindingReviewed)
+    (verdict,) = await list_events(office, FindingReviewed)
     assert verdict.verdict == ("released" if outcome == "ok" else "withheld")
-    assert len(await happened(office, NotificationQueued)) == (outcome == "ok")
+    assert len(await list_events(office, NotificationQueued)) == (outcome == "ok")
     await all_is_well(world)
 
 
-async def test_judges_look_at_what_a_task_told_nobody_of_when_it_ends(world: World, tmp_path: Path) -> None:
-    office = await worked(world, tmp_path, NAMED, JUDGES + FINDS_AT_ONCE + DONE)
-    (verdict,) = await happened(office, FindingReviewed)
+async def test_judges_review_what_a_task_reported_to_nobody_when_it_ends(world: World, tmp_path: Path) -> None:
+    office = await work_on_document(world, tmp_path, NAMED, JUDGES + FINDS_AT_ONCE + DONE)
+    (verdict,) = await list_events(office, FindingReviewed)
     assert verdict.verdict == "released"
     assert (await office.row(SESSION)).state == "COMPLETED"
 
 
 async def test_a_finding_that_nothing_reviewed_says_so(world: World, tmp_path: Path) -> None:
-    office = await worked(world, tmp_path, "", JUDGES + FINDS_AT_ONCE + TELLS + DONE)
-    assert await happened(office, FindingReviewed) == []
+    office = await work_on_document(world, tmp_path, "", JUDGES + FINDS_AT_ONCE + TELLS + DONE)
+    assert await list_events(office, FindingReviewed) == []
     (queued,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
     assert b"(not reviewed)" in await read_body(world.journal, queued)
     sheet = build_receipt_sheet(await office.receipt(SESSION))

@@ -1,4 +1,4 @@
-"""What a program is told while a run goes on: words, calls, results, questions and costs, in order."""
+"""Events that a program receives during a run: text, calls, results, questions and costs, in order."""
 
 import asyncio
 from decimal import Decimal
@@ -48,11 +48,11 @@ async def test_words_calls_results_and_costs_come_in_order(bench: Bench) -> None
     assert words == "I look.It rains."
     results = [event for event in events if not isinstance(event, StreamChunk)]
     assert [type(event) for event in results] == [ModelAnswered, CallBegan, CallEnded, ModelAnswered]
-    first, began, ended, last = results
+    first, started, ended, last = results
     assert (first.text, first.cost_usd) == ("I look.", Decimal("0.002"))
-    assert (began.tool, began.arguments) == ("weather", '{"city":"Oslo"}')
+    assert (started.tool, started.arguments) == ("weather", '{"city":"Oslo"}')
     assert (ended.call, ended.outcome, ended.text, ended.cost_usd) == (
-        began.call,
+        started.call,
         "ok",
         "rain in Oslo",
         Decimal("0.01"),
@@ -60,7 +60,7 @@ async def test_words_calls_results_and_costs_come_in_order(bench: Bench) -> None
     assert last.spent_usd == result.cost_usd == Decimal("0.0141")
 
 
-async def test_what_a_run_is_told_of_stands_in_the_journal_already(bench: Bench) -> None:
+async def test_events_of_a_run_are_in_the_journal_before_they_are_shown(bench: Bench) -> None:
     """A program that acts on an event must not act on something that a crash undoes."""
     agent = bench.agent(calls("look"), says("Nothing."))
 
@@ -70,15 +70,15 @@ async def test_what_a_run_is_told_of_stands_in_the_journal_already(bench: Bench)
         return "nothing"
 
     values = {ModelAnswered: "request_settled", CallEnded: "call_settled"}
-    seen: dict[type[Any], int] = {}
+    number_by_type: dict[type[Any], int] = {}
     async for event in agent.stream_events("Look around."):
         if type(event) in values:
-            seen[type(event)] = seen.get(type(event), 0) + 1
-            assert len(bench.facts(values[type(event)])) >= seen[type(event)]
-    assert seen == {ModelAnswered: 2, CallEnded: 1}
+            number_by_type[type(event)] = number_by_type.get(type(event), 0) + 1
+            assert len(bench.facts(values[type(event)])) >= number_by_type[type(event)]
+    assert number_by_type == {ModelAnswered: 2, CallEnded: 1}
 
 
-async def test_a_question_is_told_and_the_run_goes_on_with_its_answer(bench: Bench) -> None:
+async def test_a_question_is_an_event_and_the_run_continues_with_its_answer(bench: Bench) -> None:
     agent = bench.agent(calls("wipe"), says("Wiped."), waits=lambda *_: None)
 
     @agent.tool(level="RESTRICTED")
@@ -119,20 +119,20 @@ async def test_no_event_shows_a_secret(bench: Bench) -> None:
 
 async def test_a_program_that_stops_listening_leaves_a_session_that_can_be_resumed(bench: Bench) -> None:
     agent = bench.agent(calls("look"), says("Nothing."))
-    began = asyncio.Event()
+    started = asyncio.Event()
 
     @agent.tool(level="SAFE", effect="read")
     async def look() -> str:
         """Look."""
-        if not began.is_set():
-            began.set()
+        if not started.is_set():
+            started.set()
             await asyncio.Event().wait()
         return "nothing"
 
     stream = agent.stream_events("Look around.", id="monday", kind="task")
     async for event in stream:
         if isinstance(event, CallBegan):
-            await began.wait()
+            await started.wait()
             break
     await stream.aclose()
     result = await agent.resume("monday")

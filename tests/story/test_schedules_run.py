@@ -29,7 +29,7 @@ def schedule(text: str, name: str = "tick") -> str:
     return f"schedules: [{{name: {name}, prompt: Look around., {text}}}]\n"
 
 
-def begun(world: World, home: Path, text: str, script: str = DONE, fleet: str = "") -> Office:
+def start_office(world: World, home: Path, text: str, script: str = DONE, fleet: str = "") -> Office:
     """Write an agent with a schedule, and start it."""
     office = Office(world, home, fleet, sturdy=True)
     office.reviewer(schedule(text), script, head=HEAD)
@@ -41,18 +41,18 @@ def clock(at: int) -> str:
     return datetime.fromtimestamp(at / SECOND, UTC).strftime("%H:%M")
 
 
-async def ran(office: Office) -> list[str]:
-    """When its runs were due."""
+async def list_due_times(office: Office) -> list[str]:
+    """List the times at which its runs were due."""
     return [clock(event.due_at) for event in await office.told_of(RunStarted, "tick")]
 
 
-async def began(office: Office) -> list[str]:
-    """When its sessions really began."""
+async def list_start_times(office: Office) -> list[str]:
+    """List the times at which its sessions really started."""
     return [clock(row.started_at) for row in await office.runs()]
 
 
-async def skipped(office: Office) -> list[tuple[str, str, int]]:
-    """Which times went by, why, and how many at once."""
+async def list_skipped(office: Office) -> list[tuple[str, str, int]]:
+    """List the times that were skipped: when, why, and how many."""
     return [(clock(event.due_at), event.why, event.count) for event in await office.told_of(RunSkipped, "tick")]
 
 
@@ -79,7 +79,7 @@ def test_a_cron_keeps_to_the_wall_clock_of_its_zone_when_clocks_are_changed(
             await world.clock.sleep(21 * HOUR)
         rows = await office.runs()
         assert [f"{datetime.fromtimestamp(row.started_at / SECOND, UTC):%dT%H:%M}" for row in rows] == times
-        assert await skipped(office) == []
+        assert await list_skipped(office) == []
 
     start = round(datetime.fromisoformat(f"{night}T00:00+00:00").timestamp()) * SECOND
     with World(start=start, orderly=True, lease=30 * MINUTE) as world:
@@ -87,43 +87,43 @@ def test_a_cron_keeps_to_the_wall_clock_of_its_zone_when_clocks_are_changed(
 
 
 async def test_an_interval_starts_a_session_each_time(world: World, tmp_path: Path) -> None:
-    office = begun(world, tmp_path, "every: 15m")
+    office = start_office(world, tmp_path, "every: 15m")
     await world.advance(HOUR)
-    assert await ran(office) == await began(office) == ["00:15", "00:30", "00:45", "01:00"]
+    assert await list_due_times(office) == await list_start_times(office) == ["00:15", "00:30", "00:45", "01:00"]
     assert await office.states() == {"COMPLETED": 4}
-    assert await skipped(office) == []
+    assert await list_skipped(office) == []
     await all_is_well(world)
 
 
 async def test_a_moment_starts_one_session_and_no_more(world: World, tmp_path: Path) -> None:
-    office = begun(world, tmp_path, "at: 2026-01-01 00:20")
+    office = start_office(world, tmp_path, "at: 2026-01-01 00:20")
     await world.advance(30 * MINUTE)
-    assert await ran(office) == ["00:20"]
+    assert await list_due_times(office) == ["00:20"]
     office.start(tmp_path / "clerk")
     await world.advance(10 * MINUTE)
-    assert await ran(office) == ["00:20"]
+    assert await list_due_times(office) == ["00:20"]
 
 
 async def test_a_time_that_comes_while_the_run_before_it_works_is_skipped(world: World, tmp_path: Path) -> None:
-    office = begun(world, tmp_path, "every: 2m", SLOW)
+    office = start_office(world, tmp_path, "every: 2m", SLOW)
     await world.advance(10 * MINUTE)
-    assert await ran(office) == ["00:02", "00:08"]
-    assert await skipped(office) == [("00:04", "overlap", 1), ("00:06", "overlap", 1), ("00:10", "overlap", 1)]
+    assert await list_due_times(office) == ["00:02", "00:08"]
+    assert await list_skipped(office) == [("00:04", "overlap", 1), ("00:06", "overlap", 1), ("00:10", "overlap", 1)]
     (first, *_) = await office.told_of(RunSkipped, "tick")
     assert first.sentence == "clerk.tick-1 is still running."
 
 
 async def test_a_time_that_comes_while_the_run_before_it_works_can_wait_for_it(world: World, tmp_path: Path) -> None:
-    office = begun(world, tmp_path, "every: 2m, overlap: queue", SLOW)
+    office = start_office(world, tmp_path, "every: 2m, overlap: queue", SLOW)
     await world.advance(20 * MINUTE)
     assert [clock(event.due_at) for event in await office.told_of(RunQueued, "tick")][:2] == ["00:04", "00:08"]
-    assert (await began(office))[:3] == ["00:02", "00:07", "00:12"]
-    assert ("00:06", "overlap", 1) in await skipped(office)
-    assert max(overlaps(await office.runs())) == 1
+    assert (await list_start_times(office))[:3] == ["00:02", "00:07", "00:12"]
+    assert ("00:06", "overlap", 1) in await list_skipped(office)
+    assert max(count_overlaps(await office.runs())) == 1
 
 
-def overlaps(rows: Any) -> list[int]:
-    """How many sessions were at work when each began."""
+def count_overlaps(rows: Any) -> list[int]:
+    """Count the sessions that were running when each one started."""
     return [
         sum(
             result.started_at <= row.started_at and (result.ended_at is None or result.ended_at > row.started_at)
@@ -151,49 +151,49 @@ async def test_what_was_missed_while_nothing_ran_is_made_up_for_once_or_never(
     await world.clock.sleep(2 * HOUR)
     office.start(tmp_path / "clerk")
     await world.advance(5 * MINUTE + SECOND)
-    assert await ran(office) == started
-    assert await skipped(office) == passed
+    assert await list_due_times(office) == started
+    assert await list_skipped(office) == passed
 
 
 async def test_nothing_is_started_while_the_agent_is_off_nor_made_up_for_afterwards(
     world: World, tmp_path: Path
 ) -> None:
-    office = begun(world, tmp_path, "every: 10m")
+    office = start_office(world, tmp_path, "every: 10m")
     await world.advance(15 * MINUTE)
     await turn_off(office.app, "clerk")
     await world.advance(HOUR)
     await turn_on(office.app, "clerk")
     await world.advance(10 * MINUTE)
-    assert await ran(office) == ["00:10", "01:20"]
-    assert await skipped(office) == [("01:10", "off", 6)]
+    assert await list_due_times(office) == ["00:10", "01:20"]
+    assert await list_skipped(office) == [("01:10", "off", 6)]
 
 
 async def test_a_run_that_waited_when_the_agent_was_switched_off_is_not_made_up_for(
     world: World, tmp_path: Path
 ) -> None:
-    office = begun(world, tmp_path, "every: 2m, overlap: queue", SLOW)
+    office = start_office(world, tmp_path, "every: 2m, overlap: queue", SLOW)
     await world.advance(5 * MINUTE)
     await turn_off(office.app, "clerk")
     await world.advance(30 * SECOND)
     await turn_on(office.app, "clerk")
     await world.advance(2 * MINUTE)
-    assert await ran(office) == ["00:02", "00:06"]
-    assert await skipped(office) == [("00:04", "off", 1)]
+    assert await list_due_times(office) == ["00:02", "00:06"]
+    assert await list_skipped(office) == [("00:04", "off", 1)]
     assert (await office.trigger("tick")).queued_at is None
 
 
 @pytest.mark.parametrize("scope", ["trigger:clerk/tick", "agent:clerk", "fleet"])
 async def test_a_time_that_comes_during_a_halt_says_who_halted_it(world: World, tmp_path: Path, scope: str) -> None:
-    office = begun(world, tmp_path, "every: 10m")
+    office = start_office(world, tmp_path, "every: 10m")
     await world.advance(5 * MINUTE)
     await world.store.commit(halt(scope, "ada", "stop"))
     await world.advance(20 * MINUTE)
     await world.store.commit(resume(scope, "ada", "go on"))
     await world.advance(10 * MINUTE)
-    assert await skipped(office) == [("00:10", "halted", 1), ("00:20", "halted", 1)]
+    assert await list_skipped(office) == [("00:10", "halted", 1), ("00:20", "halted", 1)]
     (first, _) = await office.told_of(RunSkipped, "tick")
     assert first.sentence == f"{scope} was halted by ada. Run: halter resume {scope}"
-    assert await ran(office) == ["00:30"]
+    assert await list_due_times(office) == ["00:30"]
 
 
 @pytest.mark.parametrize("halted", ["tick", "tock"])
@@ -211,23 +211,23 @@ async def test_a_halt_of_one_trigger_lets_the_others_of_its_agent_run(
 
 
 async def test_a_run_never_starts_sooner_after_another_than_the_file_says(world: World, tmp_path: Path) -> None:
-    office = begun(world, tmp_path, 'cron: "10,20,30,40,50 * * * *", min_interval: 25m')
+    office = start_office(world, tmp_path, 'cron: "10,20,30,40,50 * * * *", min_interval: 25m')
     await world.advance(HOUR)
-    assert await ran(office) == ["00:10", "00:40"]
-    assert {why for _, why, _ in await skipped(office)} == {"too_soon"}
+    assert await list_due_times(office) == ["00:10", "00:40"]
+    assert {why for _, why, _ in await list_skipped(office)} == {"too_soon"}
 
 
 async def test_chance_delays_each_run_by_another_time_within_bounds(world: World, tmp_path: Path) -> None:
-    office = begun(world, tmp_path, "every: 10m, jitter: 5m")
+    office = start_office(world, tmp_path, "every: 10m, jitter: 5m")
     await world.advance(80 * MINUTE)
-    first = {event.due_at: row.started_at for event, row in await told(office)}
+    first = {event.due_at: row.started_at for event, row in await list_started_runs(office)}
     late = [result - due for due, result in first.items()]
     assert len(late) >= 7
     assert all(0 <= each <= 5 * MINUTE + SECOND for each in late)
     assert len(set(late)) > 3
 
 
-async def told(office: Office) -> list[tuple[Any, Any]]:
+async def list_started_runs(office: Office) -> list[tuple[Any, Any]]:
     rows = {row.session: row for row in await office.runs()}
     return [(event, rows[event.session]) for event in await office.told_of(RunStarted, "tick")]
 
@@ -241,17 +241,17 @@ async def test_a_restart_in_the_middle_of_the_delay_changes_nothing_of_it(world:
         process.cancel()
         process = office.start(tmp_path / "clerk")
     await world.advance(5 * MINUTE)
-    ((event, row),) = await told(office)
+    ((event, row),) = await list_started_runs(office)
     assert clock(event.due_at) == "00:30"
 
     assert 30 * MINUTE <= row.started_at - VIRTUAL_START <= 50 * MINUTE + SECOND
 
 
 async def test_a_heartbeat_beats_in_its_hours_only(world: World, tmp_path: Path) -> None:
-    office = begun(world, tmp_path, "every: 30m, active_hours: {start: '01:15', end: '02:30', timezone: UTC}")
+    office = start_office(world, tmp_path, "every: 30m, active_hours: {start: '01:15', end: '02:30', timezone: UTC}")
     await world.advance(3 * HOUR)
-    assert await ran(office) == ["01:30", "02:00"]
-    passed = await skipped(office)
+    assert await list_due_times(office) == ["01:30", "02:00"]
+    passed = await list_skipped(office)
     assert {why for _, why, _ in passed} == {"active_hours"}
     assert [time for time, _, _ in passed] == ["00:30", "01:00", "02:30", "03:00"]
 
@@ -265,8 +265,8 @@ async def test_a_time_for_which_no_money_is_left_says_so(world: World, tmp_path:
     )
     office.start(tmp_path / "clerk")
     await world.advance(70 * MINUTE)
-    assert await ran(office) == ["00:10", "00:20", "01:00", "01:10"]
-    assert await skipped(office) == [(time, "cost_cap_reached", 1) for time in ("00:30", "00:40", "00:50")]
+    assert await list_due_times(office) == ["00:10", "00:20", "01:00", "01:10"]
+    assert await list_skipped(office) == [(time, "cost_cap_reached", 1) for time in ("00:30", "00:40", "00:50")]
     (first, *_) = await office.told_of(RunSkipped, "tick")
     assert first.sentence == "The cap of trigger:clerk/tick hour/2026-01-01T00, $0.01, is spent or held."
 
@@ -281,13 +281,13 @@ async def test_a_schedule_that_changes_in_the_file_keeps_its_new_times(world: Wo
     office.reviewer(schedule("every: 30m"), DONE, head=HEAD)
     process = office.start(tmp_path / "clerk")
     await world.advance(65 * MINUTE)
-    assert await ran(office) == ["00:10", "00:20", "00:55", "01:25"]
+    assert await list_due_times(office) == ["00:10", "00:20", "00:55", "01:25"]
     assert len(await office.told_of(TriggerMade, "tick")) == 2
     process.cancel()
     office.reviewer(schedule("every: 10m", "other"), DONE, head=HEAD)
     office.start(tmp_path / "clerk")
     await world.advance(HOUR)
-    assert len(await ran(office)) == 4
+    assert len(await list_due_times(office)) == 4
     (event,) = await office.told_of(TriggerEnded, "tick")
     assert event.reason == "removed from the agent's file"
     assert (await office.trigger("tick")).ended_at is not None
@@ -309,7 +309,7 @@ async def test_a_schedule_can_play_a_playbook_without_a_model(world: World, tmp_
     office = Office(world, tmp_path)
     text = f"schedules: [{{name: tick, playbook: {file}, inputs: {{start: 3}}, every: 10m}}]\n"
     folder = office.reviewer(text, DONE, head=HEAD)
-    (folder / file).write_text("- {call: count, with: {start: '${inputs.start}'}, as: one}\n")
+    (folder / file).write_text("- {call: count, arguments: {start: '${inputs.start}'}, as: one}\n")
     (folder / "tools.py").write_text(COUNTS)
     office.trust(folder)
     office.start(folder)
@@ -329,8 +329,8 @@ def test_two_processes_on_one_store_start_each_time_once(seed: int, tmp_path: Pa
         office.start(tmp_path / "clerk")
         other.start(tmp_path / "clerk")
         await world.advance(11 * MINUTE)
-        assert await ran(office) == ["00:02", "00:04", "00:06", "00:08", "00:10"]
-        assert await skipped(office) == []
+        assert await list_due_times(office) == ["00:02", "00:04", "00:06", "00:08", "00:10"]
+        assert await list_skipped(office) == []
         assert await office.states() == {"COMPLETED": 5}
 
     with World(seed) as world:
@@ -338,7 +338,7 @@ def test_two_processes_on_one_store_start_each_time_once(seed: int, tmp_path: Pa
 
 
 async def test_of_two_runs_that_are_started_at_the_same_moment_one_is(world: World, tmp_path: Path) -> None:
-    office = begun(world, tmp_path, "every: 10m")
+    office = start_office(world, tmp_path, "every: 10m")
     await world.advance(MINUTE)
     assert office.up is not None
     context = office.up.agents["clerk"].context
@@ -356,7 +356,7 @@ async def test_of_two_runs_that_are_started_at_the_same_moment_one_is(world: Wor
 async def test_a_time_that_one_process_has_dealt_with_is_not_dealt_with_by_a_slower_one(
     world: World, tmp_path: Path
 ) -> None:
-    office = begun(world, tmp_path, "every: 10m, overlap: queue")
+    office = start_office(world, tmp_path, "every: 10m, overlap: queue")
     await world.advance(11 * MINUTE)
     (run,) = await office.told_of(RunStarted, "tick")
     assert isinstance(run, RunStarted)
@@ -366,12 +366,12 @@ async def test_a_time_that_one_process_has_dealt_with_is_not_dealt_with_by_a_slo
     ]
     assert [(await world.store.commit(write)).events for write in late] == [(), ()]
     await world.advance(20 * MINUTE)
-    assert await ran(office) == ["00:10", "00:20", "00:30"]
-    assert await skipped(office) == []
+    assert await list_due_times(office) == ["00:10", "00:20", "00:30"]
+    assert await list_skipped(office) == []
 
 
 async def test_a_time_that_was_skipped_is_not_started_by_a_slower_process(world: World, tmp_path: Path) -> None:
-    office = begun(world, tmp_path, "every: 10m")
+    office = start_office(world, tmp_path, "every: 10m")
     await world.advance(MINUTE)
     row, due = await office.trigger("tick"), world.now + 9 * MINUTE
     skip = RunSkipped(trigger="clerk/tick", why="cost_cap_reached", due_at=due)
@@ -386,13 +386,13 @@ async def test_a_time_that_was_skipped_is_not_started_by_a_slower_process(world:
 
 
 async def test_a_trigger_that_cannot_be_read_stops_no_other_one_of_its_agent(world: World, tmp_path: Path) -> None:
-    office = begun(world, tmp_path, "every: 10m")
+    office = start_office(world, tmp_path, "every: 10m")
     event = TriggerMade(trigger="clerk/a-later-one", agent="clerk", type="schedule", by="ada", digest="x")
     drafts = [Draft(event, b'{"type": "schedule", "spec": {"name": "a-later-one", "every": "sometimes"}}')]
     stream, rows = trigger_stream("clerk/a-later-one"), [(TriggerRow, "clerk/a-later-one")]
     await world.store.commit(Write(stream, "made", lambda _: drafts, rows))
     await world.advance(35 * MINUTE)
-    assert await ran(office) == ["00:10", "00:20", "00:30"]
+    assert await list_due_times(office) == ["00:10", "00:20", "00:30"]
     (text,) = [sentence for _, sentence in office.told if "a-later-one" in sentence]
     assert text.startswith("clerk/a-later-one failed: ValidationError: ")
 
@@ -400,11 +400,11 @@ async def test_a_trigger_that_cannot_be_read_stops_no_other_one_of_its_agent(wor
 async def test_of_two_processes_with_different_files_the_one_that_started_last_is_right(
     world: World, tmp_path: Path
 ) -> None:
-    office = begun(world, tmp_path, "every: 20m")
+    office = start_office(world, tmp_path, "every: 20m")
     await world.advance(MINUTE)
     other = Office(world, tmp_path, sturdy=True)
     other.reviewer(schedule("every: 10m"), DONE, head=HEAD)
     other.start(tmp_path / "clerk")
     await world.advance(HOUR)
     assert len(await office.told_of(TriggerMade, "tick")) == 2
-    assert await ran(office) == ["00:11", "00:21", "00:31", "00:41", "00:51", "01:01"]
+    assert await list_due_times(office) == ["00:11", "00:21", "00:31", "00:41", "00:51", "01:01"]

@@ -1,4 +1,4 @@
-"""A message that names a playbook plays it: its steps through the guard, its inputs as they were said."""
+"""A message that names a playbook plays it: its steps go through the guard, its inputs come from the message."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.story.fronts import front
 
 TIDY = """\
 - call: look
-  with: {at: "${inputs.place}"}
+  arguments: {at: "${inputs.place}"}
 - call: count
 """
 

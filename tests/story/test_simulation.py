@@ -47,7 +47,7 @@ def note(table: str) -> str:
     return table
 
 
-def standing_of(fleet: str = SIMULATES, limits: str = "{}") -> SessionContext:
+def make_context(fleet: str = SIMULATES, limits: str = "{}") -> SessionContext:
     ours = parse_fleet(load_bytes((PRICES + fleet).encode(), "halter.yaml"))
     resolved_policy = resolve_policy(
         ours, parse_agent(load_bytes(f"name: desk\nlimits: {limits}\n".encode(), "agent.yaml"))
@@ -70,25 +70,25 @@ class Desk:
         (self.lease,) = await self.world.store.claim(WorkerId("w"), 1)
         return self
 
-    def prepared(self, call: str = "s.1", using: Any = drop, table: str = "orders") -> PreparedCall:
+    def prepare(self, call: str = "s.1", using: Any = drop, table: str = "orders") -> PreparedCall:
         arguments = b'{"table": "%s"}' % table.encode()
         return prepare_call(self.standing, Call(call, using.spec.name, arguments), using, self.world.now, 0)
 
-    async def simulates(self, prepared: PreparedCall | None = None, situation: str = "") -> Simulated | NotSimulated:
-        return await self.simulator.simulate(self.lease, self.standing, prepared or self.prepared(), situation)
+    async def simulate(self, prepared: PreparedCall | None = None, situation: str = "") -> Simulated | NotSimulated:
+        return await self.simulator.simulate(self.lease, self.standing, prepared or self.prepare(), situation)
 
     @property
-    def asked(self) -> int:
+    def request_count(self) -> int:
         return len(self.model.requests) if self.model else 0
 
 
-async def desk_in(world: World, *lines: ScriptLine, standing: SessionContext | None = None) -> Desk:
-    return await Desk(world, standing or standing_of(), list(lines)).begin()
+async def start_desk(world: World, *lines: ScriptLine, standing: SessionContext | None = None) -> Desk:
+    return await Desk(world, standing or make_context(), list(lines)).begin()
 
 
 async def test_a_call_that_a_person_is_asked_about_is_predicted_shortly_and_paid_for(world: World) -> None:
-    desk = await desk_in(world, say(" The table would be gone. ", USED))
-    assert await desk.simulates(situation="cleaning up") == Simulated(f"{SIMULATION_LABEL} The table would be gone.")
+    desk = await start_desk(world, say(" The table would be gone. ", USED))
+    assert await desk.simulate(situation="cleaning up") == Simulated(f"{SIMULATION_LABEL} The table would be gone.")
     (prompt,) = desk.model.requests if desk.model else ()
     assert prompt.max_output_tokens == 300
     output = "\n".join(part.text for part in prompt.messages[0].parts if isinstance(part, Text))
@@ -100,25 +100,25 @@ async def test_a_call_that_a_person_is_asked_about_is_predicted_shortly_and_paid
 
 
 async def test_the_same_call_in_the_same_situation_is_predicted_once_in_five_minutes(world: World) -> None:
-    desk = await desk_in(world, *(say(f"{number}.", USED) for number in range(5)))
-    first = await desk.simulates()
+    desk = await start_desk(world, *(say(f"{number}.", USED) for number in range(5)))
+    first = await desk.simulate()
     assert isinstance(first, Simulated)
-    assert await desk.simulates(desk.prepared("s.2")) == Simulated(first.text, is_cached=True)
-    assert desk.asked == 1
-    await desk.simulates(desk.prepared("s.3"), "another situation")
-    await desk.simulates(desk.prepared("s.4", table="people"))
-    assert desk.asked == 3
+    assert await desk.simulate(desk.prepare("s.2")) == Simulated(first.text, is_cached=True)
+    assert desk.request_count == 1
+    await desk.simulate(desk.prepare("s.3"), "another situation")
+    await desk.simulate(desk.prepare("s.4", table="people"))
+    assert desk.request_count == 3
     await world.advance(5 * MINUTE)
-    assert await desk.simulates(desk.prepared("s.5")) != first
-    assert desk.asked == 4
+    assert await desk.simulate(desk.prepare("s.5")) != first
+    assert desk.request_count == 4
 
 
 async def test_a_prediction_of_the_same_call_is_not_paid_twice_also_when_it_was_forgotten(world: World) -> None:
-    desk = await desk_in(world, say("Gone.", USED), say("Not asked for.", USED))
-    first = await desk.simulates()
+    desk = await start_desk(world, say("Gone.", USED), say("Not asked for.", USED))
+    first = await desk.simulate()
     await world.advance(MINUTE * 10)
-    assert await desk.simulates() == first
-    assert desk.asked == 1
+    assert await desk.simulate() == first
+    assert desk.request_count == 1
 
 
 @pytest.mark.parametrize(
@@ -137,15 +137,15 @@ async def test_a_prediction_of_the_same_call_is_not_paid_twice_also_when_it_was_
 async def test_nothing_is_predicted_unless_it_is_switched_on(
     world: World, fleet: str, using: Any, *, predicted: bool
 ) -> None:
-    desk = await desk_in(world, say("Gone.", USED), standing=standing_of(fleet))
-    answer = await desk.simulates(desk.prepared(using=using))
+    desk = await start_desk(world, say("Gone.", USED), standing=make_context(fleet))
+    answer = await desk.simulate(desk.prepare(using=using))
     assert isinstance(answer, Simulated) == predicted
-    assert desk.asked == int(predicted)
+    assert desk.request_count == int(predicted)
 
 
 async def test_without_a_model_nothing_is_predicted(world: World) -> None:
-    desk = await Desk(world, standing_of(), None).begin()
-    assert await desk.simulates() == NotSimulated("No simulation model is configured.")
+    desk = await Desk(world, make_context(), None).begin()
+    assert await desk.simulate() == NotSimulated("No simulation model is configured.")
 
 
 @pytest.mark.parametrize(
@@ -158,33 +158,35 @@ async def test_without_a_model_nothing_is_predicted(world: World) -> None:
     ],
 )
 async def test_a_failing_simulation_is_no_simulation(world: World, line: ScriptLine, reason: str) -> None:
-    desk = await desk_in(world, line)
-    assert await desk.simulates() == NotSimulated(reason)
+    desk = await start_desk(world, line)
+    assert await desk.simulate() == NotSimulated(reason)
 
 
 async def test_a_simulation_that_the_cap_refuses_ends_no_session(world: World) -> None:
-    desk = await desk_in(world, standing=standing_of(limits="{max_cost_usd: 0.0001}"))
-    answer = await desk.simulates()
+    desk = await start_desk(world, standing=make_context(limits="{max_cost_usd: 0.0001}"))
+    answer = await desk.simulate()
     assert isinstance(answer, NotSimulated)
     assert "is left of the cap of session:s" in answer.reason
     assert not (await world.session("s")).cost_cap_reached
 
 
 async def test_a_simulation_does_not_wait_for_money_and_stops_at_a_halt(world: World) -> None:
-    desk = await desk_in(world, say("Slow.", takes=20 * SECOND), standing=standing_of(limits="{max_cost_usd: 0.0013}"))
-    first = asyncio.create_task(desk.simulates())
+    desk = await start_desk(
+        world, say("Slow.", takes=20 * SECOND), standing=make_context(limits="{max_cost_usd: 0.0013}")
+    )
+    first = asyncio.create_task(desk.simulate())
     await world.advance(SECOND)
     before = world.now
-    second = await desk.simulates(desk.prepared("s.2", table="people"))
+    second = await desk.simulate(desk.prepare("s.2", table="people"))
     assert (second, world.now) == (NotSimulated("Other holds use the remaining budget."), before)
     await world.store.commit(halt("fleet", "ada", "halt"))
     assert await first == NotSimulated("fleet was halted.")
     assert world.now - before < SECOND
 
 
-async def test_simulations_are_told_apart_by_their_purpose(world: World) -> None:
-    desk = await desk_in(world, say("Gone.", USED))
-    await desk.simulates()
+async def test_simulations_are_distinguished_by_their_purpose(world: World) -> None:
+    desk = await start_desk(world, say("Gone.", USED))
+    await desk.simulate()
     (started,) = [e.event for e in await world.events(session_stream("s")) if isinstance(e.event, RequestStarted)]
     assert started.purpose == "simulation"
 
@@ -192,8 +194,8 @@ async def test_simulations_are_told_apart_by_their_purpose(world: World) -> None
 CLEANING = calls(("wipe", {"path": "a"}), text="The disk is full.", usage=Usage(100, 20))
 
 
-async def test_a_prediction_stands_beside_the_result_and_knows_the_situation(world: World) -> None:
-    """The same call in the same situation again is not asked about, nor told, again; in another one it is."""
+async def test_a_prediction_is_recorded_next_to_the_result_and_includes_the_situation(world: World) -> None:
+    """The same call in the same situation is neither asked about nor reported again; in another one it is."""
     script_line, other = CLEANING, calls(("wipe", {"path": "a"}), text="Once more.", usage=Usage(100, 20))
     story = Story(
         world, [CLEANING, script_line, other, say("Done.", USED)], kind="task", policy_yaml="policy: {simulate: always}"
@@ -214,8 +216,8 @@ async def test_a_prediction_stands_beside_the_result_and_knows_the_situation(wor
     assert ["The agent was asked: Clean up the disk." in text for text in texts] == [True, True]
     assert ["With the call it says: The disk is full." in text for text in texts] == [True, False]
     assert [part.text for part in story.results()] == ["wiped"] * 3
-    told = [part.text.partition("no part of its result: ")[2] for part in story.predictions()]
-    assert told == ["It will be gone.", "It is gone already."]
+    predictions = [part.text.partition("no part of its result: ")[2] for part in story.predictions()]
+    assert predictions == ["It will be gone.", "It is gone already."]
     assert (await recalled(world)).transcript.messages == story.messages
     usds = (await story.receipt()).spent_by_purpose_usd
     assert usds["simulation"] == Decimal("0.005")

@@ -56,7 +56,7 @@ def bubblewrap(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(str(failed))
 
 
-def settings(home: Path) -> Settings:
+def make_settings(home: Path) -> Settings:
     path = home / "kept" / "halter"
     return Settings(
         str(path / "halter.db"), path / "checkpoints", path / "key", "ada", path / "trust", None, path / "t"
@@ -76,12 +76,12 @@ def clerk(home: Path, skill: str = SKILL, replies: str = CALLS) -> Path:
 
 
 def trust(home: Path, folder: Path) -> None:
-    code = find_agent_code(settings(home), folder)
-    open_trust(settings(home)).trust(folder, code.digest(), "ada", 1, code.contents())
+    code = find_agent_code(make_settings(home), folder)
+    open_trust(make_settings(home)).trust(folder, code.digest(), "ada", 1, code.contents())
 
 
 async def run(home: Path, folder: Path) -> Result[str]:
-    return await Agent.load(folder, store="", settings=settings(home)).run("Count it.")
+    return await Agent.load(folder, store="", settings=make_settings(home)).run("Count it.")
 
 
 async def test_a_script_runs_through_the_door_and_sees_its_skills_folder_alone(tmp_path: Path) -> None:
@@ -90,15 +90,15 @@ async def test_a_script_runs_through_the_door_and_sees_its_skills_folder_alone(t
     result = await run(tmp_path, folder)
     (call,) = result.receipt.calls
     assert (result.text, call.name, call.outcome, call.level) == ("Counted.", "check_count", "ok", "CONTROLLED")
-    told = next(part.text for message in result.messages for part in message.parts if hasattr(part, "outcome"))
-    assert told == "2 lines --all\nskill True\nagent False\nwrite Read-only file system\n"
+    text = next(part.text for message in result.messages for part in message.parts if hasattr(part, "outcome"))
+    assert text == "2 lines --all\nskill True\nagent False\nwrite Read-only file system\n"
     assert not (folder / ".agents" / "skills" / "check" / "scripts" / "left.txt").exists()
 
 
 async def test_a_scripts_level_and_reach_are_those_declared_and_never_safe_by_default(tmp_path: Path) -> None:
     folder = clerk(tmp_path)
     trust(tmp_path, folder)
-    async with open_runtime(settings(tmp_path)) as app, assemble_agent(app, folder) as agent:
+    async with open_runtime(make_settings(tmp_path)) as app, assemble_agent(app, folder) as agent:
         count, warn = agent.tools["check_count"].spec, agent.tools["check_warn"].spec
     assert (count.level, count.effect, count.declaration.reads, count.declaration.reach) == (
         "CONTROLLED",
@@ -119,7 +119,7 @@ async def test_a_folder_whose_only_code_is_a_script_must_be_trusted(tmp_path: Pa
 async def test_a_script_that_was_changed_after_the_agent_was_loaded_does_not_run(tmp_path: Path) -> None:
     folder = clerk(tmp_path)
     trust(tmp_path, folder)
-    async with Agent.load(folder, store="", settings=settings(tmp_path)) as agent:
+    async with Agent.load(folder, store="", settings=make_settings(tmp_path)) as agent:
         (folder / ".agents" / "skills" / "check" / "scripts" / "count.py").write_text("print('changed')\n")
         result = await agent.run("Count it.")
     (call,) = result.receipt.calls
@@ -128,20 +128,22 @@ async def test_a_script_that_was_changed_after_the_agent_was_loaded_does_not_run
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "sentence"),
     [
-        ("{file: ../../../agent.yaml, description: Out.}", "lies outside of the skill's folder: move it there"),
-        ("{file: link.py, description: Out.}", "lies outside of the skill's folder: move it there"),
-        ("{file: gone.py, description: Gone.}", "there is no such file in"),
-        ("{file: SKILL.md, description: Text.}", "Make it executable .chmod .x., or a .py or .sh file"),
+        ("{file: ../../../agent.yaml, description: Out.}", "is outside the skill's folder; move it there"),
+        ("{file: link.py, description: Out.}", "is outside the skill's folder; move it there"),
+        ("{file: gone.py, description: Gone.}", "names gone.py, which does not exist in"),
+        ("{file: SKILL.md, description: Text.}", "Make it executable .chmod .x., or use a .py or .sh file"),
         ("{file: warn.sh}", "missing required field `description`"),
         ("{file: warn.sh, description: Warn., levle: SAFE}", "unknown field `levle`"),
         ("{file: warn.sh, description: Warn., level: HARMLESS}", "Invalid enum value 'HARMLESS'"),
         ("[warn.sh]", "Expected `object`, got `array`"),
     ],
 )
-async def test_a_script_that_cannot_be_is_told_with_its_file(tmp_path: Path, script: str, told: str) -> None:
+async def test_a_script_that_cannot_run_is_an_error_that_names_its_file(
+    tmp_path: Path, script: str, sentence: str
+) -> None:
     folder = clerk(tmp_path, f"---\nname: check\nscripts:\n  warn: {script}\n---\nCheck it.\n")
     (folder / ".agents" / "skills" / "check" / "link.py").symlink_to(folder / "replies.yaml")
-    with pytest.raises(ConfigError, match=rf"SKILL.md: `scripts.warn`.*{told}"):
+    with pytest.raises(ConfigError, match=rf"SKILL.md: `scripts.warn`.*{sentence}"):
         await run(tmp_path, folder)

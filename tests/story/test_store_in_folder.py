@@ -17,7 +17,7 @@ PRESENT = 128
 """The byte of SQLite's shared memory that every open connection locks, by the WAL index format."""
 
 
-def holder(file: Path, byte: int) -> int:
+def find_holder(file: Path, byte: int) -> int:
     """Ask from another process who holds a lock: a process does not see its own."""
     texts = [sys.executable, "-c", LOOK, str(file), str(byte)]
     return int(subprocess.run(texts, capture_output=True, check=True).stdout)
@@ -28,6 +28,6 @@ async def test_a_store_in_the_folder_of_its_agent_keeps_its_locks(tmp_path: Path
     store = tmp_path / "halter.db"
     async with Agent.load(tmp_path, store=store) as agent:
         first = await agent.run("hello")
-        assert holder(tmp_path / "halter.db-shm", PRESENT) == os.getpid()
+        assert find_holder(tmp_path / "halter.db-shm", PRESENT) == os.getpid()
         second = await agent.run("hello")
     assert first.receipt.folder == second.receipt.folder, "what it wrote changed no version of its agent"

@@ -1,4 +1,4 @@
-"""A session cap ends a session, and not its agent: the next one begins by itself within the other caps."""
+"""A session cap ends a session, not its agent: the next one starts automatically within the other caps."""
 
 from decimal import Decimal
 from itertools import pairwise
@@ -44,39 +44,39 @@ def agent(fleet: Fleet, limits: str = README, script: str = "", output: str = ""
     return fleet.agent("watch", text + output, script_yaml=script or LAST * 60 + NAP * 400)
 
 
-async def spent(fleet: Fleet) -> list[SpendRow]:
+async def list_spends(fleet: Fleet) -> list[SpendRow]:
     return list(await fleet.world.journal.ask(Query("all_spends", SpendRow)))
 
 
-async def rows(fleet: Fleet) -> list[SessionRow]:
+async def list_sessions(fleet: Fleet) -> list[SessionRow]:
     return sorted(await fleet.sessions("watch"), key=lambda row: row.started_at)
 
 
-def first_words(events: list[Stored]) -> Message:
-    opened = next(stored for stored in events if isinstance(stored.event, TurnStarted))
-    return msgspec.json.decode(opened.body or b"", type=Message)
+def read_first_message(events: list[Stored]) -> Message:
+    turn_started = next(stored for stored in events if isinstance(stored.event, TurnStarted))
+    return msgspec.json.decode(turn_started.body or b"", type=Message)
 
 
 @CALM
-async def test_an_agent_whose_session_cap_is_used_up_goes_on_within_its_other_caps(
+async def test_an_agent_whose_session_cap_is_used_up_continues_within_its_other_caps(
     world: World, tmp_path: Path
 ) -> None:
     fleet = Fleet(world, tmp_path, PRICES, sturdy=True)
     fleet.start(agent(fleet))
     await world.advance(36 * HOUR)
-    session_rows = await rows(fleet)
+    session_rows = await list_sessions(fleet)
     *over, last = session_rows
     assert len(over) >= 6
     assert {(row.state, row.terminal_reason) for row in over} == {("BUDGET_EXCEEDED", "cost_cap_reached")}
     assert last.ended_at is None
-    # One at a time, each begun when the one before it was over.
+    # One at a time: each starts when the previous one has ended.
     for before, after in pairwise(session_rows):
         assert before.ended_at is not None
         assert before.ended_at <= after.started_at
     for row in session_rows:
         assert make_receipt(await fleet.events(row.session)).cost_usd <= micros_to_usd(500_000)
     by_day: dict[int, int] = {}
-    for each in await spent(fleet):
+    for each in await list_spends(fleet):
         by_day[each.at // DAY] = by_day.get(each.at // DAY, 0) + each.usd
     assert all(2_000_000 < amount <= 3_000_000 for amount in list(by_day.values())[:2])
 
@@ -89,17 +89,19 @@ async def test_the_next_session_says_whom_it_follows_and_why_and_knows_its_last_
     fleet.start(agent(fleet))
     await world.advance(3 * HOUR)
     events = await fleet.events("watch-2")
-    (began,) = [stored.event for stored in events if isinstance(stored.event, SessionStarted)]
-    assert (began.follows, began.because) == ("watch-1", "watch-1 has used up its cap of $0.50.")
-    handed, prompt = [part for part in first_words(events).parts if isinstance(part, Text)]
-    assert "The cellar is still to be looked at." in handed.text
-    assert "You go on where the session watch-1 stopped." in handed.text
-    assert (handed.origin, handed.trusted) == ("model", False)
+    (session_started,) = [stored.event for stored in events if isinstance(stored.event, SessionStarted)]
+    assert (session_started.follows, session_started.because) == ("watch-1", "watch-1 has used up its cap of $0.50.")
+    handover, prompt = [part for part in read_first_message(events).parts if isinstance(part, Text)]
+    assert "The cellar is still to be looked at." in handover.text
+    assert "You continue where session watch-1 stopped." in handover.text
+    assert (handover.origin, handover.trusted) == ("model", False)
     assert prompt.text == "Look around."
     receipt = make_receipt(events)
     assert (receipt.follows, receipt.because) == ("watch-1", "watch-1 has used up its cap of $0.50.")
-    told = await queries.report(Actor(fleet.app, Principal("ada", "admin", ())), 0)
-    assert any(line.startswith("watch-1: BUDGET_EXCEEDED") and "watch-2 went on" in line for line in told.ended_badly)
+    report = await queries.report(Actor(fleet.app, Principal("ada", "admin", ())), 0)
+    assert any(
+        line.startswith("watch-1: BUDGET_EXCEEDED") and "; watch-2 continued" in line for line in report.ended_badly
+    )
     assert ("watch", "watch-2 starts: watch-1 has used up its cap of $0.50.") in fleet.told
 
 
@@ -113,17 +115,17 @@ async def test_without_a_cap_of_a_window_the_session_cap_is_the_only_one_and_a_p
     fleet = Fleet(world, tmp_path, f"{PRICES}limits: {{max_cost_usd_per_day: none}}\n")
     fleet.start(agent(fleet, NONE))
     await world.advance(DAY)
-    (row,) = await rows(fleet)
+    (row,) = await list_sessions(fleet)
     assert (row.state, row.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
     assert any("no hourly, daily or monthly cap bounds" in sentence for _, sentence in fleet.told)
     await turn_on(fleet.app, "watch")
     await world.advance(MINUTE)
-    assert len(await rows(fleet)) == 2
+    assert len(await list_sessions(fleet)) == 2
 
 
 @pytest.mark.parametrize("on_cap", ["stop", "wrap_up"])
 @CALM
-async def test_a_cap_that_does_not_last_for_a_turn_is_not_begun_again_and_again(
+async def test_a_cap_too_small_for_a_turn_does_not_start_session_after_session(
     world: World, tmp_path: Path, on_cap: str
 ) -> None:
     fleet = Fleet(world, tmp_path, PRICES)
@@ -132,62 +134,62 @@ async def test_a_cap_that_does_not_last_for_a_turn_is_not_begun_again_and_again(
         fleet.start(folder)
         await world.advance(HOUR)
         await world.restart()
-    (row,) = await rows(fleet)
+    (row,) = await list_sessions(fleet)
     assert row.state == "BUDGET_EXCEEDED"
     assert any("its cap of $0.01 before it finished a turn" in text and "Raise `max_cost_usd`" in text
                for _, text in fleet.told)  # fmt: skip
 
 
 @CALM
-async def test_who_asks_at_its_cap_is_not_begun_anew_when_nobody_agrees(world: World, tmp_path: Path) -> None:
+async def test_a_session_that_asks_at_its_cap_has_no_successor_when_nobody_agrees(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path, PRICES)
     fleet.start(agent(fleet, f"{README}, on_cap: ask"))
     await world.advance(3 * HOUR)
-    (row,) = await rows(fleet)
+    (row,) = await list_sessions(fleet)
     assert row.state == "WAITING_FOR_BUDGET"
     await world.advance(DAY)
-    (row,) = await rows(fleet)
+    (row,) = await list_sessions(fleet)
     assert row.state == "BUDGET_EXCEEDED"
     assert any("no person approved more" in sentence for _, sentence in fleet.told)
 
 
 @CALM
 @pytest.mark.parametrize("stops", ["off", "halt"])
-async def test_an_agent_that_is_off_or_halted_is_not_begun_anew(world: World, tmp_path: Path, stops: str) -> None:
+async def test_an_agent_that_is_off_or_halted_gets_no_next_session(world: World, tmp_path: Path, stops: str) -> None:
     fleet = Fleet(world, tmp_path, PRICES)
     folder = agent(fleet)
     fleet.start(folder)
-    while not (await rows(fleet))[-1:] or (await rows(fleet))[-1].ended_at is None:
+    while not (await list_sessions(fleet))[-1:] or (await list_sessions(fleet))[-1].ended_at is None:
         await world.advance(MINUTE)
-        if len(await rows(fleet)) > 1:
+        if len(await list_sessions(fleet)) > 1:
             break
-    count = len(await rows(fleet))
+    count = len(await list_sessions(fleet))
     if stops == "off":
         await turn_off(fleet.app, "watch")
     else:
         await world.store.commit(halt("agent:watch", "ada", "stop"))
     await world.advance(6 * HOUR)
-    assert len(await rows(fleet)) == count
+    assert len(await list_sessions(fleet)) == count
     if stops == "halt":
         await world.store.commit(resume("agent:watch", "ada", "go", 0))
         await world.advance(6 * HOUR)
-        assert len(await rows(fleet)) > count
+        assert len(await list_sessions(fleet)) > count
 
 
 @CALM
-async def test_where_the_day_is_used_up_too_the_next_session_sleeps_until_the_day_is_over(
+async def test_where_the_day_is_used_up_too_the_next_session_sleeps_until_the_day_ends(
     world: World, tmp_path: Path
 ) -> None:
     fleet = Fleet(world, tmp_path, PRICES, sturdy=True)
     fleet.start(agent(fleet, "max_cost_usd: 0.50, max_cost_usd_per_day: 0.60, max_output_tokens: 256"))
     await world.advance(DAY - HOUR)
-    asleep = (await rows(fleet))[-1]
+    asleep = (await list_sessions(fleet))[-1]
     assert (asleep.state, asleep.ended_at) == ("SLEEPING", None)
     assert asleep.session == "watch-2"
-    before = sum(each.usd for each in await spent(fleet))
+    before = sum(each.usd for each in await list_spends(fleet))
     assert before <= 600_000
     await world.advance(2 * HOUR)
-    assert before < sum(each.usd for each in await spent(fleet)) <= 1_200_000
+    assert before < sum(each.usd for each in await list_spends(fleet)) <= 1_200_000
 
 
 @CALM
@@ -199,18 +201,18 @@ async def test_a_session_cap_is_shown_as_it_was_written_with_what_is_kept_for_it
     await world.advance(30 * MINUTE)
     desk = Actor(fleet.app, Principal("ada", "admin", ()))
 
-    async def shown(session: str) -> money.Budget:
-        found = (await money.budgets(desk)).budgets
-        return next(row for row in found if (row.scope, row.unit) == (f"session:{session}", "usd"))
+    async def read_budget(session: str) -> money.Budget:
+        budgets = (await money.budgets(desk)).budgets
+        return next(row for row in budgets if (row.scope, row.unit) == (f"session:{session}", "usd"))
 
-    first = await shown("watch-1")
+    first = await read_budget("watch-1")
     assert (first.cap, first.kept) == (Decimal("0.5"), Decimal("0.05"))
     assert first.remaining == Decimal("0.45") - first.spent
     assert first.describe() == f"{format_usd(first.spent)} spent of $0.50 ($0.05 reserved for the wrap-up)"
     await money.set_cap(desk, "raise", "session:watch-1", "0.8")
-    raised = await shown("watch-1")
+    raised = await read_budget("watch-1")
     assert (raised.cap, raised.kept, raised.cap_by) == (Decimal("0.8"), Decimal("0.05"), "ada")
     await world.advance(5 * HOUR)
-    budget = await shown("watch-1")
+    budget = await read_budget("watch-1")
     assert (budget.cap, budget.kept) == (Decimal("0.8"), 0)
-    assert (await shown("watch-2")).cap == Decimal("0.5")
+    assert (await read_budget("watch-2")).cap == Decimal("0.5")

@@ -44,7 +44,7 @@ async def test_a_skill_is_worked_by_the_model_that_is_named_for_it(world: World,
 async def test_a_session_is_given_the_newest_of_what_people_kept_and_not_all_of_it(world: World) -> None:
     for number in range(MAX_ACCEPTED_ENTRIES + 5):
         name = f"m-{number:03}"
-        proposed, event = MemoryProposed(memory=name, agent="desk"), _kept(name)
+        proposed, event = MemoryProposed(memory=name, agent="desk"), _make_verdict(name)
         drafts = [Draft(proposed, b"Remember %d." % number), Draft(event, stream=FLEET)]
         rows = rows_of_event(proposed)
         write = Write(session_stream("s"), name, lambda _, drafts=drafts: drafts, rows, others=(FLEET,))
@@ -73,5 +73,5 @@ async def test_an_agent_that_remembers_nothing_is_given_its_cases_the_most_frequ
     ]
 
 
-def _kept(memory: str) -> ProposalDecided:
+def _make_verdict(memory: str) -> ProposalDecided:
     return ProposalDecided(proposal=memory, about="memory", status="kept", by="ada")

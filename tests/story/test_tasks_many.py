@@ -1,4 +1,4 @@
-"""Many documents at once: each is worked on once, for no more than was said, and what waits says why."""
+"""Many documents at once: each is worked on once, within the cap, and a document that waits shows why."""
 
 import sqlite3
 from collections import defaultdict
@@ -28,11 +28,11 @@ from tests.story.tasks import DONE, PRICED, SCRIPT, STEP, USED, WORK, Office, al
 pytestmark = pytest.mark.both_dispatchers
 
 CAP = 200_000
-"""What all sessions of the watch may spend in a day, in micro-dollars."""
+"""Cap of all sessions of the watch per day, in micro-dollars."""
 
 
-def most_bound(history: Iterable[Stored], scope: str) -> dict[str, int]:
-    """Add up, event by event, what was spent and held together in each window; tell the most that it came to."""
+def find_most_bound(history: Iterable[Stored], scope: str) -> dict[str, int]:
+    """Add up what was spent and held in each window, event by event, and return the maximum."""
     values: dict[str, tuple[Leg, ...]] = {}
     bound, most = defaultdict[str, int](int), defaultdict[str, int](int)
     for stored in history:
@@ -51,45 +51,45 @@ def most_bound(history: Iterable[Stored], scope: str) -> dict[str, int]:
     return dict(most)
 
 
-def budgets(path: Path) -> list[tuple[str, int, int]]:
+def read_budgets(path: Path) -> list[tuple[str, int, int]]:
     with closing(sqlite3.connect(path)) as file:
         cursor = file.execute("SELECT window, spent, held FROM budgets WHERE scope = 'trigger:clerk/papers'")
         return sorted(cursor.fetchall())
 
 
-def spent(path: Path) -> int:
+def read_spent(path: Path) -> int:
     with closing(sqlite3.connect(path)) as file:
         return file.execute("SELECT SUM(usd) FROM spends WHERE trigger = 'clerk/papers'").fetchone()[0]
 
 
 def test_fifty_documents_at_once_are_each_reviewed_once_within_the_cap_of_each_day(tmp_path: Path) -> None:
     with World(7, path=tmp_path / "store.db", orderly=True) as world:
-        world.run(_fifty(world, tmp_path))
+        world.run(_review_fifty(world, tmp_path))
 
 
-async def _fifty(world: World, home: Path) -> None:
+async def _review_fifty(world: World, home: Path) -> None:
     office = Office(world, home, PRICED)
     folder = office.reviewer(watch(f"max_cost_usd_per_day: {CAP / 1e6}, max_parallel: 4"))
     for number in range(50):
         office.drop(f"{number}.txt", paper(max(number, 1)))
-    path, waited = home / "store.db", set[str]()
+    path, delays = home / "store.db", set[str]()
     for day in range(1, 7):
-        # Nothing happens between the evening and the morning, so nobody has to look on.
+        # Nothing happens between the evening and the morning, so the clock can skip that time.
         process = office.start(folder)
         await world.advance(3 * MINUTE)
-        waited.add((await office.trigger()).delayed)
+        delays.add((await office.trigger()).delayed)
         process.cancel()
-        assert all(spent + held <= CAP for _, spent, held in budgets(path))
+        assert all(spent + held <= CAP for _, spent, held in read_budgets(path))
         await world.advance(VIRTUAL_START + day * DAY - world.now)
     assert len(await office.items()) == 49
     assert await office.states() == {"COMPLETED": 49}
     assert len({item.session for item in await office.items()}) == 49
-    assert waited >= {"Running sessions may need the rest of the budget.", ""}
+    assert delays >= {"Running sessions may need the rest of the budget.", ""}
     assert "cost_cap_reached" in {event.why for event in await office.told_of(RunsDelayed)}
-    most = most_bound(world.history, "trigger:clerk/papers")
+    most = find_most_bound(world.history, "trigger:clerk/papers")
     assert len(most) >= 3
     assert max(most.values()) <= CAP
-    assert sum(amount for _, amount, _ in budgets(path)) == spent(path) == 49 * 8 * STEP
+    assert sum(amount for _, amount, _ in read_budgets(path)) == read_spent(path) == 49 * 8 * STEP
     assert sum(isinstance(stored.event, FindingEmitted) for stored in world.history) == 49
     await all_is_well(world)
 
@@ -120,9 +120,9 @@ async def test_a_document_that_always_fails_is_left_to_a_person_after_three_atte
     assert (bad.attempts, bad.quarantined_at is not None) == (3, True)
     tried = [event for event in await office.told_of(RunStarted) if event.item == bad.item]
     assert [event.attempt for event in tried] == [1, 2, 3]
-    began = [(await office.row(event.session)).started_at for event in tried]
-    assert began[1] - began[0] >= 5 * SECOND
-    assert began[2] - began[1] >= 20 * SECOND
+    start_times = [(await office.row(event.session)).started_at for event in tried]
+    assert start_times[1] - start_times[0] >= 5 * SECOND
+    assert start_times[2] - start_times[1] >= 20 * SECOND
     await world.advance(HOUR)
     assert len(await office.runs()) == 7
     await all_is_well(world)
@@ -139,7 +139,7 @@ async def stamp() -> str:
 '''
 
 
-async def test_a_tool_that_breaks_is_told_to_the_model_and_does_not_stop_the_watch(
+async def test_a_tool_that_breaks_is_reported_to_the_model_and_does_not_stop_the_watch(
     world: World, tmp_path: Path
 ) -> None:
     office = Office(world, tmp_path)
@@ -150,8 +150,8 @@ async def test_a_tool_that_breaks_is_told_to_the_model_and_does_not_stop_the_wat
     office.start(folder)
     await world.advance(MINUTE)
     assert await office.states() == {"COMPLETED": 3}
-    made = [call for row in await office.runs() for call in await office.calls(row.session)]
-    assert made == [("stamp", "error")]
+    calls = [call for row in await office.runs() for call in await office.calls(row.session)]
+    assert calls == [("stamp", "error")]
 
 
 async def test_what_failed_by_somebodys_word_is_not_held_against_the_document(world: World, tmp_path: Path) -> None:

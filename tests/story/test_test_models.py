@@ -49,9 +49,9 @@ def test_a_function_is_a_model(agent: Agent) -> None:
     def answer(prompt: Prompt) -> Any:
         if len(prompt.messages) == 1:
             return ToolCall("", "look_up", '{"order": 42, "kind": "letter"}')
-        said = prompt.messages[-1].parts[0]
-        assert isinstance(said, ToolResult)
-        return f"It said: {said.text}"
+        result = prompt.messages[-1].parts[0]
+        assert isinstance(result, ToolResult)
+        return f"It said: {result.text}"
 
     model = FunctionModel(answer)
     with agent.override(model=model):

@@ -1,4 +1,4 @@
-"""What people who test their own agents are given: agents of folders in a world, and a person who answers them."""
+"""The test kit for agents of folders: they run in a world, and a person answers them."""
 
 import shutil
 from pathlib import Path
@@ -22,9 +22,9 @@ async def test_an_agent_of_a_folder_lives_in_a_world_as_halter_up_would_run_it(w
     assert (pending_decision.name, pending_decision.level) == ("place_order", "RESTRICTED")
     await fleet.answer(pending_decision, "approve")
     await world.advance(MINUTE)
-    left = await fleet.receipt("market-desk-1")
-    assert [each.outcome for each in left.calls if each.name == "place_order"] == ["ok"]
-    assert left.decisions[0].by == "ada"
+    receipt = await fleet.receipt("market-desk-1")
+    assert [each.outcome for each in receipt.calls if each.name == "place_order"] == ["ok"]
+    assert receipt.decisions[0].by == "ada"
     assert ("market-desk", "market-desk-1 starts.") in fleet.reports
 
 

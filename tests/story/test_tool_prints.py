@@ -1,4 +1,4 @@
-"""What the code of a tool prints, logs or warns of reaches the terminal without secrets, wherever the tool runs."""
+"""Prints, logs and warnings of a tool reach the terminal without secrets, wherever the tool runs."""
 
 import asyncio
 import os
@@ -51,11 +51,11 @@ def in_a_copy(token: str) -> str:
 '''
 PLAYED = """
 - call: on_the_loop
-  with: {{token: "{token}"}}
+  arguments: {{token: "{token}"}}
 - call: in_a_thread
-  with: {{token: "{token}"}}
+  arguments: {{token: "{token}"}}
 - call: in_a_copy
-  with: {{token: "{token}"}}
+  arguments: {{token: "{token}"}}
 """
 
 

@@ -1,4 +1,4 @@
-"""Traces of agents that run by themselves, taken by a real receiver on this machine, or by nobody."""
+"""Traces of unattended agents, sent to a real receiver on this machine, or to none."""
 
 import asyncio
 import json
@@ -42,14 +42,14 @@ class Receiver:
     def __init__(self, status: int = 200) -> None:
         self.bodies: list[bytes] = []
         self.news = threading.Condition()
-        taken = self
+        receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                with taken.news:
-                    taken.bodies.append(body)
-                    taken.news.notify_all()
+                with receiver.news:
+                    receiver.bodies.append(body)
+                    receiver.news.notify_all()
                 self.send_response(status)
                 self.end_headers()
 
@@ -76,10 +76,10 @@ class Receiver:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    new_receiver = Receiver()
+    yield new_receiver
+    new_receiver.server.shutdown()
+    new_receiver.server.server_close()
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_what_was_said_is_sent_where_somebody_asked_for_it(ada: Person, receiver
     assert fields["gen_ai.tool.call.result"] == f"nothing at {CANARY}"
 
 
-def test_a_restart_goes_on_in_the_same_trace_and_repeats_no_span(ada: Person, receiver: Receiver) -> None:
+def test_a_restart_continues_the_same_trace_and_repeats_no_span(ada: Person, receiver: Receiver) -> None:
     ada.environ |= {"HALTER_TRACES": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
     first = Up(ada, str(ada.agent))
     first.until("sleeps")
@@ -135,7 +135,7 @@ def test_a_restart_goes_on_in_the_same_trace_and_repeats_no_span(ada: Person, re
     assert turn.parent_span_id == session.span_id
 
 
-def test_a_collector_that_refuses_everything_is_told_of_once_and_agents_go_on(ada: Person) -> None:
+def test_a_collector_that_refuses_everything_is_reported_once_and_agents_continue(ada: Person) -> None:
     refusing = Receiver(400)
     ada.environ |= {"HALTER_TRACES": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": refusing.url}
     up = Up(ada, str(ada.agent))
@@ -152,7 +152,7 @@ def test_traces_go_to_a_file_that_only_its_owner_may_read(ada: Person) -> None:
     up = Up(ada, str(ada.agent))
     up.until("sleeps")
     file = ada.home / "traces.jsonl"
-    # Whoever traces reads the journal in its own time.
+    # The tracer reads the journal at its own pace.
     until(lambda: file.exists() and '"turn 1"' in file.read_text())
     assert up.ends() == (130, "")
     assert file.stat().st_mode & 0o777 == 0o600
@@ -302,7 +302,7 @@ class Worker(Up):
     command = ("worker",)
 
 
-def test_only_our_own_agents_are_traced_and_trouble_is_told() -> None:
+def test_only_our_own_agents_are_traced_and_trouble_is_reported() -> None:
     with World(4) as world:
 
         async def story() -> tuple[list[Span], list[str]]:
@@ -328,7 +328,7 @@ class Broken(Kept):
         raise RuntimeError(f"no room for {span.name}")
 
 
-def test_a_breakdown_of_the_traces_is_told_and_stops_nobody() -> None:
+def test_a_breakdown_of_the_traces_is_reported_and_stops_nobody() -> None:
     with World(5) as world:
 
         async def story() -> list[str]:
@@ -350,7 +350,7 @@ def test_a_stalled_collector_is_never_waited_for_and_what_it_did_not_take_is_cou
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stalled = threading.Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _stalling(stalled))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _make_stalling_handler(stalled))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     span = Span(trace=1, span=1, parent=None, name="x", kind="internal", start=0, end=1, attributes={})
@@ -366,7 +366,7 @@ def test_a_stalled_collector_is_never_waited_for_and_what_it_did_not_take_is_cou
     logging.getLogger("opentelemetry").handlers.clear()
 
 
-def _stalling(until: threading.Event) -> type[BaseHTTPRequestHandler]:
+def _make_stalling_handler(until: threading.Event) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
@@ -384,12 +384,12 @@ def test_a_place_that_is_none_is_a_sentence() -> None:
         pass
 
 
-def names_in(file: Path) -> list[str]:
+def read_names(file: Path) -> list[str]:
     return [json.loads(line)["name"] for line in file.read_text().splitlines()]
 
 
 def test_a_run_a_chat_and_a_playbook_are_traced_to_their_end(ada: Person) -> None:
-    (ada.agent / "steps.yaml").write_text("- {call: look, with: {at: there}}\n")
+    (ada.agent / "steps.yaml").write_text("- {call: look, arguments: {at: there}}\n")
     ada.writes("- calls: [{tool: look, arguments: {at: here}}]\n- {repeat: true, text: All is well.}\n")
     commands = {
         "run": (["run", str(ada.agent), "look around"], b"", ["execute_tool look", "turn 1", "invoke_agent desk"]),
@@ -399,7 +399,7 @@ def test_a_run_a_chat_and_a_playbook_are_traced_to_their_end(ada: Person) -> Non
     for name, (words, body, expected) in commands.items():
         ada.environ["HALTER_TRACES"] = f"file:{name}.jsonl"
         assert ada.types(*words, given=body)[0] == 0
-        texts = names_in(ada.home / f"{name}.jsonl")
+        texts = read_names(ada.home / f"{name}.jsonl")
         assert [each for each in expected if each not in texts] == [], name
 
 
@@ -407,4 +407,4 @@ async def test_an_agent_of_a_program_is_traced(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "HALTER_TRACES": f"file:{tmp_path / 'traces.jsonl'}"}
     agent = Bench(tmp_path).agent(say("All is well."), environ=environ)
     assert (await agent.run("Look.", kind="task")).ok
-    assert names_in(tmp_path / "traces.jsonl") == ["chat first", "turn 1", "invoke_agent desk"]
+    assert read_names(tmp_path / "traces.jsonl") == ["chat first", "turn 1", "invoke_agent desk"]

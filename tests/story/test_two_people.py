@@ -1,4 +1,4 @@
-"""What a policy names takes two people: no one agrees twice, under whatever name, and a single yes runs nothing."""
+"""Calls that a policy names need two approvers: nobody approves twice under another name, and one yes runs nothing."""
 
 from pathlib import Path
 
@@ -73,14 +73,14 @@ class House:
         return any(isinstance(each.event, CallStarted) for each in await self.fleet.events(SESSION))
 
 
-async def asking(world: World, home: Path, policy: str = POLICY) -> House:
+async def start_house(world: World, home: Path, policy: str = POLICY) -> House:
     house = House(world, home, policy)
     await world.advance(2 * MINUTE)
     return house
 
 
 async def test_the_call_runs_when_two_people_agreed_and_all_faces_name_both(world: World, tmp_path: Path) -> None:
-    house = await asking(world, tmp_path)
+    house = await start_house(world, tmp_path)
     (waiting_decision,) = await decisions.waiting(house.desk("ada"))
     assert render_prompt(waiting_decision).what == "desk wants to wipe old. Two approvers are needed."
     assert await house.approve("ada") == f"ada approved wipe of desk, session {SESSION}. It needs another approver."
@@ -102,12 +102,12 @@ async def test_the_call_runs_when_two_people_agreed_and_all_faces_name_both(worl
 
 @pytest.mark.parametrize("second", ["ada", "ada.phone", "Ada", "ada.laptop", "ada@example.com"])
 async def test_no_one_agrees_twice_through_another_token_or_channel(world: World, tmp_path: Path, second: str) -> None:
-    house = await asking(world, tmp_path)
+    house = await start_house(world, tmp_path)
     await house.approve("ada")
     with pytest.raises(NotDone, match=r"ada has already approved .*; it needs another person"):
         await house.approve(second)
     shown_decisions = [ShownDecision((await house.row()).decision, (await house.row()).digest)]
-    with pytest.raises(NotDone, match="another person must"):
+    with pytest.raises(NotDone, match=r"ada has already approved .*; it needs another person"):
         await decisions.approve_together(house.desk(second), SESSION, shown=shown_decisions)
     (waiting_decision,) = await decisions.waiting(house.desk("ada"))
     assert (await world.journal.commit(answer_decision(waiting_decision, "approve", second, "forced"))).events == ()
@@ -131,7 +131,7 @@ def test_an_address_and_a_name_that_begins_it_are_one_person(first: str, second:
 
 
 async def test_an_agent_is_neither_the_first_nor_the_second(world: World, tmp_path: Path) -> None:
-    house = await asking(world, tmp_path)
+    house = await start_house(world, tmp_path)
     agent = f"{AGENT_PREFIX}desk"
     for first in ("", "ada"):
         if first:
@@ -147,12 +147,14 @@ async def test_an_agent_is_neither_the_first_nor_the_second(world: World, tmp_pa
 
 async def test_a_decision_that_one_person_forged_into_the_store_runs_nothing(world: World, tmp_path: Path) -> None:
     """As a program would write it that does not know of two people."""
-    house = await asking(world, tmp_path)
+    house = await start_house(world, tmp_path)
     row = await house.row()
     (waiting_decision,) = await decisions.waiting(house.desk("ada"))
     alone = answer_decision(msgspec.structs.replace(waiting_decision, approvers=1), "approve", "ada", "x")
-    made = DecisionMade(decision=row.decision, verdict="approve", by="ada", digest=row.digest)
-    await world.journal.commit(Write(alone.stream, "forged", lambda _: [Draft(made)], alone.reads, others=(FLEET,)))
+    decision_made = DecisionMade(decision=row.decision, verdict="approve", by="ada", digest=row.digest)
+    await world.journal.commit(
+        Write(alone.stream, "forged", lambda _: [Draft(decision_made)], alone.reads, others=(FLEET,))
+    )
     assert not await house.has_run()
     assert any(
         "needs two approvers" in getattr(each.event, "sentence", "") for each in await house.fleet.events(SESSION)
@@ -160,7 +162,7 @@ async def test_a_decision_that_one_person_forged_into_the_store_runs_nothing(wor
 
 
 async def test_one_no_is_enough(world: World, tmp_path: Path) -> None:
-    house = await asking(world, tmp_path)
+    house = await start_house(world, tmp_path)
     await house.approve("ada")
     await decisions.deny(house.desk("bob"), (await house.row()).decision)
     assert not await house.has_run()
@@ -168,19 +170,19 @@ async def test_one_no_is_enough(world: World, tmp_path: Path) -> None:
 
 
 async def test_two_people_agree_to_what_is_shown_and_to_nothing_else(world: World, tmp_path: Path) -> None:
-    house = await asking(world, tmp_path)
+    house = await start_house(world, tmp_path)
     (waiting_decision,) = await decisions.waiting(house.desk("ada"))
     assert decisions.list_rule_offers(waiting_decision) == ()
     for terms in ({"edit": b'{"path": "new"}'}, {"always": True}):
-        with pytest.raises(NotDone, match="each to what is shown"):
+        with pytest.raises(NotDone, match=r"needs two approvers\. Approve it unchanged"):
             await house.approve("ada", **terms)
-    with pytest.raises(NotDone, match="each to what is shown"):
+    with pytest.raises(NotDone, match=r"needs two approvers\. Approve it unchanged"):
         await decisions.approve_with(house.desk("ada"), waiting_decision.decision, always=AlwaysRule(scope="agent"))
     assert (await house.row()).first_by == ""
 
 
 async def test_the_first_yes_expires_with_its_question(world: World, tmp_path: Path) -> None:
-    house = await asking(world, tmp_path, POLICY.replace("{tools", "{approval_expiry: 1h, tools"))
+    house = await start_house(world, tmp_path, POLICY.replace("{tools", "{approval_expiry: 1h, tools"))
     await house.approve("ada")
     await world.advance(2 * HOUR)
     with pytest.raises(NotDone, match=r"expired|withdrawn"):
@@ -189,17 +191,17 @@ async def test_the_first_yes_expires_with_its_question(world: World, tmp_path: P
 
 
 async def test_of_two_who_agree_at_once_one_is_first(world: World, tmp_path: Path) -> None:
-    house = await asking(world, tmp_path)
+    house = await start_house(world, tmp_path)
     (waiting_decision,) = await decisions.waiting(house.desk("ada"))
     for by in ("ada", "bob"):
         await world.journal.commit(answer_decision(waiting_decision, "approve", by, f"at once/{by}"))
-    given = [each.event for each in await world.events(FLEET) if isinstance(each.event, ApprovalGiven)]
-    assert [each.by for each in given] == ["ada"]
+    approvals = [each.event for each in await world.events(FLEET) if isinstance(each.event, ApprovalGiven)]
+    assert [each.by for each in approvals] == ["ada"]
     assert await house.has_run()
 
 
 async def test_the_guard_itself_takes_no_edit_and_no_rule_for_it(world: World, tmp_path: Path) -> None:
-    house = await asking(world, tmp_path)
+    house = await start_house(world, tmp_path)
     (waiting_decision,) = await decisions.waiting(house.desk("ada"))
     wording = RuleWording(
         id="r1", matcher=SameArguments(waiting_decision.same), keys=("path",), scope="fleet", expires_in=HOUR
@@ -224,6 +226,6 @@ async def test_a_rule_of_one_person_does_not_answer_for_two(world: World, tmp_pa
         expires_at=world.now + 24 * HOUR,
     )
     await world.journal.commit(Write(FLEET, "rule", lambda _: [Draft(event)], [(RuleRow, "r1")]))
-    house = await asking(world, tmp_path)
+    house = await start_house(world, tmp_path)
     assert not await house.has_run()
     assert (await house.row()).verdict == ""

@@ -1,4 +1,4 @@
-"""A store is vouched for as a whole: rows, bodies, blobs and checkpoints; what cannot be vouched for is told."""
+"""Verification covers a whole store: rows, bodies, blobs and checkpoints; it reports what it cannot verify."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ONE, TWO, THREE = session_stream("one"), session_stream("two"), session_stream("three")
 
 
-def kinds(report: IntegrityReport) -> list[tuple[str, str, int]]:
+def list_findings(report: IntegrityReport) -> list[tuple[str, str, int]]:
     return [(finding.kind, finding.stream, finding.seq) for finding in report.findings]
 
 
@@ -78,7 +78,7 @@ async def test_a_body_that_was_nulled_is_no_erasure(history: "Scribe") -> None:
     change = "UPDATE events SET body = NULL, salt = NULL WHERE stream = :stream AND seq = 2"
     history.ground.sql(change, stream=ONE)
     report = await history.ground.verify()
-    assert kinds(report) == [("body_missing", ONE, 2)]
+    assert list_findings(report) == [("body_missing", ONE, 2)]
     assert report.erased == 0
 
 
@@ -95,13 +95,13 @@ async def test_an_altered_blob_is_found(history: "Scribe") -> None:
     digest = await write_blob(history, b"what was read")
     assert (await history.ground.verify()).ok
     history.ground.sql("UPDATE blobs SET data = :data WHERE digest = :digest", data=b"another", digest=digest)
-    assert kinds(await history.ground.verify()) == [("blob_altered", THREE, 3)]
+    assert list_findings(await history.ground.verify()) == [("blob_altered", THREE, 3)]
 
 
 async def test_a_missing_blob_is_found(history: "Scribe") -> None:
     await write_blob(history, b"what was read")
     history.ground.sql("DELETE FROM blobs")
-    assert kinds(await history.ground.verify()) == [("blob_missing", THREE, 3)]
+    assert list_findings(await history.ground.verify()) == [("blob_missing", THREE, 3)]
 
 
 async def test_a_definition_that_was_replaced_is_found(history: "Scribe") -> None:
@@ -110,7 +110,7 @@ async def test_a_definition_that_was_replaced_is_found(history: "Scribe") -> Non
     history.ground.checkpointer.flush()
     assert (await history.ground.verify()).ok
     history.ground.sql("UPDATE blobs SET data = :data WHERE digest = :digest", data=b"spend", digest=digest)
-    assert kinds(await history.ground.verify()) == [("blob_altered", session_stream("four"), 1)]
+    assert list_findings(await history.ground.verify()) == [("blob_altered", session_stream("four"), 1)]
 
 
 @pytest.mark.parametrize(
@@ -146,21 +146,21 @@ async def test_a_checkpointed_tail_that_was_cut_off_is_found(history: "Scribe", 
     fields = forger.events_of(ONE)[:6]
     forger.rechain(ONE, fields)
     report = await history.ground.verify()
-    assert kinds(report) == [("cut", ONE, 7)]
+    assert list_findings(report) == [("cut", ONE, 7)]
     assert "had 8 events" in report.findings[0].sentence
 
 
 async def test_a_checkpointed_stream_that_was_dropped_is_found(history: "Scribe") -> None:
     for table in ("events", "streams"):
         history.ground.sql(f"DELETE FROM {table} WHERE stream = :stream", stream=inbox_stream("one"))
-    assert kinds(await history.ground.verify()) == [("dropped", inbox_stream("one"), 1)]
+    assert list_findings(await history.ground.verify()) == [("dropped", inbox_stream("one"), 1)]
 
 
 async def test_a_history_that_was_rewritten_with_good_hashes_is_found(history: "Scribe", forger: "Forger") -> None:
     whole = forger.events_of(ONE)
     whole[2]["facts"] = whole[2]["facts"].replace(b"700", b"007")
     forger.rechain(ONE, whole)
-    assert kinds(await history.ground.verify()) == [("rewritten", ONE, 8)]
+    assert list_findings(await history.ground.verify()) == [("rewritten", ONE, 8)]
 
 
 async def test_a_rewritten_history_is_found_also_after_later_checkpoints(history: "Scribe", forger: "Forger") -> None:
@@ -170,7 +170,7 @@ async def test_a_rewritten_history_is_found_also_after_later_checkpoints(history
     await history.settle("three", "three-0", 100)
     await history.end("three")
     report = await history.ground.verify()
-    assert ("rewritten", THREE, 2) in kinds(report)
+    assert ("rewritten", THREE, 2) in list_findings(report)
 
 
 async def test_the_uncovered_tail_is_reported_and_what_a_person_said_is_no_part_of_it(history: "Scribe") -> None:
@@ -186,13 +186,13 @@ async def test_checkpoints_that_belong_to_the_store_must_be_there(history: "Scri
     """Otherwise changing the store's id would be enough to shake them off."""
     history.ground.sql("UPDATE meta SET value = 'another' WHERE name = 'store'")
     report = await history.ground.verify()
-    assert kinds(report) == [("checkpoint_missing", "", 0)]
+    assert list_findings(report) == [("checkpoint_missing", "", 0)]
     assert str(history.ground.folder) in report.findings[0].sentence
 
 
 async def test_checkpoints_signed_by_somebody_else_vouch_for_nothing(history: "Scribe") -> None:
     report = await verify_store(history.ground.store, history.ground.folder, ["00" * 32])
-    assert {kind for kind, _, _ in kinds(report)} == {"checkpoint_key"}
+    assert {kind for kind, _, _ in list_findings(report)} == {"checkpoint_key"}
     assert report.uncovered_events == report.events
 
 
@@ -200,11 +200,11 @@ async def test_an_altered_checkpoint_is_found(history: "Scribe") -> None:
     path = checkpoint_file(history.ground.folder, history.ground.store_id)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0].replace(b'"at":', b'"at":1'), *lines[1:]]))
-    found = kinds(await history.ground.verify())
-    assert found == [("checkpoint_altered", "", 1), ("checkpoint_altered", "", 2)]
+    findings = list_findings(await history.ground.verify())
+    assert findings == [("checkpoint_altered", "", 1), ("checkpoint_altered", "", 2)]
 
 
-async def test_a_torn_last_checkpoint_is_told_and_is_no_tampering(history: "Scribe") -> None:
+async def test_a_torn_last_checkpoint_is_reported_and_is_not_tampering(history: "Scribe") -> None:
     path = checkpoint_file(history.ground.folder, history.ground.store_id)
     with path.open("ab") as file:
         file.write(b'{"number":9')
@@ -220,7 +220,7 @@ async def test_an_event_of_a_kind_to_come_is_verified_and_said_to_be_unreadable(
     whole[0]["kind"] = "from_the_future"
     forger.rechain("fleet", whole)
     report = await verify_store(history.ground.store)
-    assert kinds(report) == [("unreadable", "fleet", 1)]
+    assert list_findings(report) == [("unreadable", "fleet", 1)]
     assert not report.compared
 
 
@@ -228,7 +228,7 @@ async def test_numbers_that_no_program_wrote_do_not_stop_the_search(history: "Sc
     whole = forger.events_of(THREE)
     whole[1]["facts"] = whole[1]["facts"].replace(b",500]", b",5" + b"0" * 30 + b"]")
     forger.rechain(THREE, whole)
-    assert {kind for kind, _, _ in kinds(await verify_store(history.ground.store))} == {"unreadable"}
+    assert {kind for kind, _, _ in list_findings(await verify_store(history.ground.store))} == {"unreadable"}
 
 
 async def test_a_store_can_be_verified_while_it_is_written_to(ground: "Ground", scribe: "Scribe") -> None:
@@ -277,7 +277,7 @@ async def test_what_is_committed_and_checkpointed_meanwhile_never_looks_cut_off(
     sessions = (f"session-{number}" for number in itertools.count())
 
     def meanwhile() -> None:
-        """Finish a whole session before the one who looks can go on, in a thread that has a loop of its own."""
+        """Run a whole session before the reader can continue, in a thread with its own event loop."""
         thread = threading.Thread(target=lambda: asyncio.run(scribe.whole_session(next(sessions))))
         thread.start()
         thread.join(60)
@@ -312,7 +312,7 @@ async def test_a_damaged_index_is_found_though_every_event_is_sound(sqlite_histo
     assert "REINDEX" in report.findings[0].sentence
 
 
-async def test_two_copies_of_a_store_are_told_why_they_contradict_each_other(sqlite_history: "Scribe") -> None:
+async def test_two_copies_of_a_store_get_a_reason_why_they_contradict_each_other(sqlite_history: "Scribe") -> None:
     ground = sqlite_history.ground
     copy = Path(ground.url).with_name("copy.db")
     with closing(sqlite3.connect(ground.url)) as file, closing(sqlite3.connect(copy)) as connection:

@@ -1,4 +1,4 @@
-"""A session that runs and does nothing is paused, then halted; whatever works, rests or is written to is left alone."""
+"""A running session without activity is paused, then halted; one that works, sleeps or gets a message is not."""
 
 import asyncio
 from collections.abc import Sequence
@@ -43,16 +43,16 @@ pytestmark = pytest.mark.both_dispatchers
 IDLE = 5 * MINUTE
 
 
-def allowed(_: str, flight: InFlight) -> int:
+def allow_time(_: str, flight: InFlight) -> int:
     return MINUTE if flight.is_call else MODEL_REQUEST_TIMEOUT
 
 
-async def works(world: World, attend: AttendLease, worker: str = "up", idle_halt: int = IDLE) -> None:
-    """Be a process that runs the sessions of an agent, and watches over them."""
+async def run_process(world: World, attend: AttendLease, worker: str = "up", idle_halt: int = IDLE) -> None:
+    """Run the sessions of an agent with a watchdog, as one process does."""
     store: Store = world.store.patient(world.clock)
     async with renew_leases(store, world.clock, WorkerId(worker), world.lease - SECOND):
         sessions = RunningSessions(store, world.clock, WorkerId(worker), attend)
-        sessions.idle_limits = IdleLimits(lambda _: idle_halt, allowed)
+        sessions.idle_limits = IdleLimits(lambda _: idle_halt, allow_time)
         await dispatcher(world, sessions, ("desk",)).run()
 
 
@@ -61,13 +61,13 @@ async def begin(world: World, session: str = "desk-1") -> None:
     await world.store.commit(lifecycle.start_session(event))
 
 
-async def row(world: World, session: str = "desk-1") -> SessionRow:
+async def read_session_row(world: World, session: str = "desk-1") -> SessionRow:
     (session_row,) = await world.journal.ask(Query("session", SessionRow, {"session": session}))
     return session_row
 
 
-async def told(world: World, session: str = "desk-1") -> list[tuple[str, str]]:
-    """What the watchdog wrote, and when."""
+async def list_watchdog_events(world: World, session: str = "desk-1") -> list[tuple[str, str]]:
+    """List the events that the watchdog recorded, with their times."""
     events = await world.events(session_stream(session))
     kinds = (GuardrailTriggered, SessionParked, SessionEnded)
     return [(stored.kind, moment(stored.at)) for stored in events if isinstance(stored.event, kinds)]
@@ -83,31 +83,31 @@ class Hangs:
 
     async def __call__(self, lease: Lease, _: SessionRow) -> None:
         self.attended.append(moment(self.world.now))
-        session_row = await row(self.world, lease.session)
+        session_row = await read_session_row(self.world, lease.session)
         if session_row.state != "RUNNING":
             key = f"{lease.session}/{lease.generation}/woken"
             await self.world.store.commit(lifecycle.wake_session(lease, key, "message", session_row.inbox_head))
         try:
-            await self.works(lease)
+            await self.run_first(lease)
             await asyncio.Event().wait()
         finally:
             self.stopped += 1
 
-    async def works(self, lease: Lease) -> None:
+    async def run_first(self, lease: Lease) -> None:
         """Do something before it hangs."""
 
 
 async def test_a_session_that_hangs_is_paused_and_then_halted_with_a_receipt(world: World) -> None:
     hangs = Hangs(world)
     await begin(world)
-    world.spawn(works(world, hangs))
+    world.spawn(run_process(world, hangs))
     await world.advance(6 * MINUTE)
-    paused = await row(world)
+    paused = await read_session_row(world)
     assert (paused.state, paused.owner, hangs.stopped) == ("PAUSED", "", 1)
     await world.advance(6 * MINUTE)
-    session_row = await row(world)
+    session_row = await read_session_row(world)
     assert (session_row.state, session_row.terminal_reason) == ("HALTED", "idle_timeout")
-    assert await told(world) == [
+    assert await list_watchdog_events(world) == [
         ("guardrail_triggered", "00:05:00"),
         ("session_parked", "00:05:00"),
         ("session_ended", "00:10:00"),
@@ -120,56 +120,56 @@ async def test_a_session_that_hangs_is_paused_and_then_halted_with_a_receipt(wor
 
 async def test_both_words_of_a_pause_are_one_commit(world: World) -> None:
     await begin(world)
-    world.spawn(works(world, Hangs(world)))
+    world.spawn(run_process(world, Hangs(world)))
     await world.advance(6 * MINUTE)
     *_, guardrail, event = await world.events(session_stream("desk-1"))
     assert (guardrail.kind, event.kind) == ("guardrail_triggered", "session_parked")
     assert guardrail.key == event.key
 
 
-async def test_whoever_writes_to_a_paused_session_lets_it_go_on(world: World) -> None:
+async def test_a_message_to_a_paused_session_resumes_it(world: World) -> None:
     hangs = Hangs(world)
     await begin(world)
-    world.spawn(works(world, hangs))
+    world.spawn(run_process(world, hangs))
     await world.advance(7 * MINUTE)
     await world.send_message("desk-1", "Go on, please.")
     await world.advance(SECOND)
-    assert (await row(world)).state == "RUNNING"
+    assert (await read_session_row(world)).state == "RUNNING"
     assert hangs.attended == ["00:00:00", "00:07:00"]
     # It has all of its time again.
     await world.advance(4 * MINUTE)
-    assert (await row(world)).state == "RUNNING"
+    assert (await read_session_row(world)).state == "RUNNING"
 
 
 async def test_another_process_halts_what_a_dead_one_had_paused(world: World) -> None:
     hangs = Hangs(world)
     await begin(world)
-    first = world.spawn(works(world, hangs, "first"))
+    first = world.spawn(run_process(world, hangs, "first"))
     await world.advance(6 * MINUTE)
     first.cancel()
     await world.advance(HOUR)
-    world.spawn(works(world, hangs, "second"))
+    world.spawn(run_process(world, hangs, "second"))
     await world.advance(SECOND)
-    assert (await row(world)).terminal_reason == "idle_timeout"
+    assert (await read_session_row(world)).terminal_reason == "idle_timeout"
     assert len(hangs.attended) == 1
 
 
 @CALM
 async def test_no_time_at_all_means_never(world: World) -> None:
     await begin(world)
-    world.spawn(works(world, Hangs(world), idle_halt=0))
+    world.spawn(run_process(world, Hangs(world), idle_halt=0))
     await world.advance(24 * HOUR)
-    assert (await row(world)).state == "RUNNING"
+    assert (await read_session_row(world)).state == "RUNNING"
 
 
 class Asks(Hangs):
-    """Has something under way that nobody settles."""
+    """Starts an effect that is never settled."""
 
     def __init__(self, world: World, event: CallStarted | RequestStarted) -> None:
         super().__init__(world)
         self.event = event
 
-    async def works(self, lease: Lease) -> None:
+    async def run_first(self, lease: Lease) -> None:
         write = Write(session_stream(lease.session), "begun", lambda _: [Draft(self.event)], lease=lease)
         await self.world.store.commit(write)
 
@@ -181,13 +181,13 @@ class Asks(Hangs):
         (RequestStarted(request="r", model="a:b", purpose="turn"), "00:11:00"),
     ],
 )
-async def test_what_is_under_way_within_its_own_time_is_waited_for(
+async def test_work_within_its_own_timeout_is_waited_for(
     world: World, event: CallStarted | RequestStarted, paused_at: str
 ) -> None:
     await begin(world)
-    world.spawn(works(world, Asks(world, event)))
+    world.spawn(run_process(world, Asks(world, event)))
     await world.advance(12 * MINUTE)
-    assert (await told(world))[0] == ("guardrail_triggered", paused_at)
+    assert (await list_watchdog_events(world))[0] == ("guardrail_triggered", paused_at)
 
 
 class Holds(Hangs):
@@ -195,7 +195,7 @@ class Holds(Hangs):
 
     settles = True
 
-    async def works(self, lease: Lease) -> None:
+    async def run_first(self, lease: Lease) -> None:
         held = make_legs(Caps(), Spender(lease.session, "desk"), self.world.now, usd=1000)
         answer = await hold(self.world.ledger, lease, CallStarted(call="c", tool="look", legs=held), b"")
         assert isinstance(answer, HoldTaken)
@@ -218,9 +218,9 @@ async def test_no_hold_keeps_a_session_from_its_end_and_none_is_freed_unsettled(
     world: World, attend: type[Holds], outcome: str
 ) -> None:
     await begin(world)
-    world.spawn(works(world, attend(world)))
+    world.spawn(run_process(world, attend(world)))
     await world.advance(15 * MINUTE)
-    assert (await row(world)).state == "HALTED"
+    assert (await read_session_row(world)).state == "HALTED"
     events = [stored.event for stored in await world.events(session_stream("desk-1"))]
     assert [event.outcome for event in events if isinstance(event, CallSettled)] == [outcome]
     assert not await world.journal.ask(Query("holds_of", HoldRow, {"session": "desk-1"}))
@@ -229,7 +229,7 @@ async def test_no_hold_keeps_a_session_from_its_end_and_none_is_freed_unsettled(
 class Rests(Hangs):
     """Rests in its owner's hands, as a session with sensors does."""
 
-    async def works(self, lease: Lease) -> None:
+    async def run_first(self, lease: Lease) -> None:
         event = SessionParked(state="SLEEPING", wake_at=self.world.now + 24 * HOUR, resident=True)
         await self.world.store.commit(lifecycle.park_session(lease, "parked", event))
 
@@ -237,7 +237,7 @@ class Rests(Hangs):
 class Busy(Hangs):
     """Writes something every four minutes."""
 
-    async def works(self, lease: Lease) -> None:
+    async def run_first(self, lease: Lease) -> None:
         for number in range(20):
             event = GuardrailTriggered(guardrail="active_hours", sentence="A sign of life.")
             drafts: Sequence[Draft] = [Draft(event)]
@@ -247,30 +247,34 @@ class Busy(Hangs):
 
 
 @pytest.mark.parametrize(("attend", "state"), [(Rests, "SLEEPING"), (Busy, "RUNNING")])
-async def test_who_rests_or_works_is_left_alone(world: World, attend: type[Hangs], state: str) -> None:
+async def test_a_session_that_sleeps_or_works_is_not_interrupted(world: World, attend: type[Hangs], state: str) -> None:
     does = attend(world)
     await begin(world)
-    world.spawn(works(world, does))
+    world.spawn(run_process(world, does))
     await world.advance(HOUR)
-    assert ((await row(world)).state, does.stopped) == (state, 0)
+    assert ((await read_session_row(world)).state, does.stopped) == (state, 0)
 
 
 async def test_one_that_hangs_is_in_nobodys_way(world: World) -> None:
     class OnlyOne(Hangs):
-        async def works(self, lease: Lease) -> None:
+        async def run_first(self, lease: Lease) -> None:
             if lease.session != "desk-1":
                 await self.world.store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))
                 await asyncio.sleep(0)
 
     for number in (1, 2, 3):
         await begin(world, f"desk-{number}")
-    world.spawn(works(world, OnlyOne(world)))
+    world.spawn(run_process(world, OnlyOne(world)))
     await world.advance(20 * MINUTE)
-    assert [(await row(world, f"desk-{number}")).state for number in (1, 2, 3)] == ["HALTED", "COMPLETED", "COMPLETED"]
+    assert [(await read_session_row(world, f"desk-{number}")).state for number in (1, 2, 3)] == [
+        "HALTED",
+        "COMPLETED",
+        "COMPLETED",
+    ]
 
 
 class Stalls(StoreProxy):
-    """A store whose blobs never come, from some moment on: a connection that was lost, and nobody noticed."""
+    """A store whose blobs stop arriving at some moment: its connection is lost without an error."""
 
     stalled = False
 
@@ -299,16 +303,16 @@ async def test_an_agent_that_hangs_in_the_middle_of_a_wake_is_paused_and_halted(
     fleet = Stalling(world, tmp_path)
     fleet.start(fleet.agent("desk", more, PRICES, script_yaml=sleep("24h") * 3))
     await world.advance(MINUTE)
-    assert (await row(world)).state == "SLEEPING"
+    assert (await read_session_row(world)).state == "SLEEPING"
     fleet.disk.stalled = True
     text = await offload_body(world.store, b"a long story, " * 3000)
     await world.store.commit(lifecycle.post_wake("desk-1", "said", lifecycle.make_message_event("ada"), *text))
     await world.advance(4 * MINUTE)
-    assert (await row(world)).state == "RUNNING"
+    assert (await read_session_row(world)).state == "RUNNING"
     await world.advance(3 * MINUTE)
-    assert (await row(world)).state == "PAUSED"
+    assert (await read_session_row(world)).state == "PAUSED"
     await world.advance(6 * MINUTE)
-    session_row = await row(world)
+    session_row = await read_session_row(world)
     assert (session_row.state, session_row.terminal_reason) == ("HALTED", "idle_timeout")
     assert (
         "desk-1 has ended (HALTED: idle_timeout). Run `halter on desk` to start the next session."
@@ -316,7 +320,7 @@ async def test_an_agent_that_hangs_in_the_middle_of_a_wake_is_paused_and_halted(
     )
 
 
-async def test_an_agent_that_hung_goes_on_where_it_stood_when_somebody_writes(world: World, tmp_path: Path) -> None:
+async def test_an_agent_that_hung_resumes_where_it_stopped_when_somebody_writes(world: World, tmp_path: Path) -> None:
     fleet = Stalling(world, tmp_path)
     more = "model: scripted\nscript: script.yaml\n"
     fleet.start(fleet.agent("desk", more, script_yaml=sleep("24h") * 3))
@@ -331,11 +335,11 @@ async def test_an_agent_that_hung_goes_on_where_it_stood_when_somebody_writes(wo
         )
     )
     await world.advance(7 * MINUTE)
-    assert (await row(world)).state == "PAUSED"
+    assert (await read_session_row(world)).state == "PAUSED"
     fleet.disk.stalled = False
     await world.send_message("desk-1", "The disk is back.")
     await world.advance(SECOND)
-    assert (await row(world)).state == "SLEEPING"
+    assert (await read_session_row(world)).state == "SLEEPING"
     output = "".join(
         part.text for message in fleet.prompts("desk")[-1].messages for part in message.parts if isinstance(part, Text)
     )
@@ -373,14 +377,14 @@ def test_a_session_that_was_left_to_a_person_is_never_halted_for_being_still() -
 async def test_what_somebody_wrote_while_no_process_ran_counts_however_late_it_is_found(world: World) -> None:
     does = Forgets(world)
     await begin(world)
-    first = world.spawn(works(world, does, "first"))
+    first = world.spawn(run_process(world, does, "first"))
     await world.advance(6 * MINUTE)
     first.cancel()
     await world.send_message("desk-1", "Go on, please.")
     await world.advance(HOUR)
-    world.spawn(works(world, Hangs(world), "second"))
+    world.spawn(run_process(world, Hangs(world), "second"))
     await world.advance(SECOND)
-    assert (await row(world)).state == "RUNNING"
+    assert (await read_session_row(world)).state == "RUNNING"
     assert [flight.id for flight in (await world.session("desk-1")).in_flight.values()] == ["c"]
 
 

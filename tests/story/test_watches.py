@@ -26,7 +26,7 @@ def office_of(world: World, home: Path, text: str = "", script: str = DONE, head
     return office
 
 
-async def names(office: Office) -> list[str]:
+async def list_names(office: Office) -> list[str]:
     return sorted(item.name for item in await office.items() if not item.ignored)
 
 
@@ -75,7 +75,7 @@ async def test_after_a_restart_nothing_counts_as_new_that_was_known(world: World
     assert await office.states() == {"COMPLETED": 2}
 
 
-async def test_what_lies_there_at_the_beginning_is_left_alone_if_the_file_says_so(world: World, tmp_path: Path) -> None:
+async def test_existing_documents_are_ignored_at_the_start_if_the_file_says_so(world: World, tmp_path: Path) -> None:
     office = office_of(world, tmp_path, "existing: false")
     office.drop("old.txt", "old words")
     office.start(tmp_path / "clerk")
@@ -125,7 +125,7 @@ async def test_what_an_agent_writes_itself_starts_nothing(world: World, tmp_path
     assert [(item.name, item.ignored) for item in await office.items()] == [("order.txt", 0), ("answer.txt", 1)]
 
 
-async def test_a_folder_that_vanishes_is_told_of_once_and_watched_again_when_it_is_back(
+async def test_a_folder_that_vanishes_is_reported_once_and_watched_again_when_it_is_back(
     world: World, tmp_path: Path
 ) -> None:
     office = office_of(world, tmp_path)
@@ -155,7 +155,7 @@ async def test_a_collection_can_be_watched_in_the_place_of_a_folder(world: World
     office.drop("a.txt", "other words")
     office.start(tmp_path / "clerk")
     await world.advance(MINUTE)
-    assert await names(office) == ["a.md"]
+    assert await list_names(office) == ["a.md"]
     assert await office.states() == {"COMPLETED": 1}
     assert await office.calls("clerk.papers-1") == [("retrieve_chunks", "ok")]
 
@@ -168,7 +168,7 @@ async def test_hidden_files_and_those_that_the_pattern_does_not_name_are_left_al
         office.drop(name, f"the words of {name}")
     office.start(tmp_path / "clerk")
     await world.advance(MINUTE)
-    assert await names(office) == ["a.txt"]
+    assert await list_names(office) == ["a.txt"]
 
 
 UNREADABLE: dict[str, tuple[str, bytes, str]] = {
@@ -188,7 +188,7 @@ async def test_a_document_that_cannot_be_read_is_left_to_a_person_with_a_sentenc
     name, data, sentence = UNREADABLE[case]
     office = office_of(world, tmp_path, "debounce: 0s")
     office.drop(name, data)
-    await until_quarantined(world, office)
+    await wait_until_quarantined(world, office)
     (event,) = await office.told_of(ItemQuarantined)
     assert event.sentence.startswith(sentence)
     assert event.attempts == 0
@@ -197,7 +197,7 @@ async def test_a_document_that_cannot_be_read_is_left_to_a_person_with_a_sentenc
     assert await office.states() == {"COMPLETED": 1}
 
 
-async def until_quarantined(world: World, office: Office) -> None:
+async def wait_until_quarantined(world: World, office: Office) -> None:
     """Start the process, and let no virtual time pass while another real one reads a document."""
     with world.clock.outside():
         async with watch_changes(world.journal) as event:
@@ -216,7 +216,7 @@ async def test_a_document_of_hundreds_of_megabytes_is_not_read_in(world: World, 
     office.start(tmp_path / "clerk")
     await world.advance(MINUTE)
     (event,) = await office.told_of(ItemQuarantined)
-    assert event.sentence.startswith("huge.txt has 209,715,200 bytes, and a document may have 52,428,800")
+    assert event.sentence.startswith("huge.txt has 209,715,200 bytes; the limit is 52,428,800.")
     assert await office.states() == {"COMPLETED": 1}
 
 
@@ -269,7 +269,7 @@ async def test_many_documents_are_taken_in_little_by_little(world: World, tmp_pa
     assert await office.states() == {"COMPLETED": 3 * MAX_DOCUMENTS_PER_CHECK}
 
 
-async def test_off_stops_what_runs_and_on_goes_on_with_it(world: World, tmp_path: Path) -> None:
+async def test_off_stops_what_runs_and_on_resumes_it(world: World, tmp_path: Path) -> None:
     office = office_of(world, tmp_path, script=SLOW)
     office.drop("a.txt", "the first words")
     office.start(tmp_path / "clerk")
@@ -379,7 +379,7 @@ async def test_a_document_that_a_person_lets_be_tried_anew_has_all_its_attempts_
     assert [event.attempt for event in await office.told_of(RunStarted)] == [1, 2] * 4
 
 
-async def test_why_documents_wait_is_told_anew_whenever_the_reason_changes(world: World, tmp_path: Path) -> None:
+async def test_why_documents_wait_is_reported_again_whenever_the_reason_changes(world: World, tmp_path: Path) -> None:
     office = office_of(world, tmp_path)
     office.start(tmp_path / "clerk")
     await world.store.commit(halt("fleet", "ada", "stop 1"))
@@ -395,9 +395,7 @@ async def test_why_documents_wait_is_told_anew_whenever_the_reason_changes(world
     assert len(await office.told_of(RunsDelayed)) == 5
 
 
-async def test_a_document_whose_session_a_person_halts_rests_until_they_let_it_go_on(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_document_whose_session_a_person_halts_waits_until_they_resume_it(world: World, tmp_path: Path) -> None:
     office = office_of(world, tmp_path, script=SLOW)
     office.drop("a.txt", "the first words")
     office.start(tmp_path / "clerk")

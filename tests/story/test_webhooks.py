@@ -52,7 +52,7 @@ def ticket(
     return Delivery(token, delivery, kind, body)
 
 
-async def events(world: World) -> list[Any]:
+async def list_events(world: World) -> list[Any]:
     return [stored.event for stored in await world.events(trigger_stream("desk/tickets"))]
 
 
@@ -62,9 +62,9 @@ async def test_a_delivery_starts_one_session_that_is_given_it_as_something_not_t
     fleet, hooks = await started(world, tmp_path)
     assert await hooks.receive("desk", "tickets", ticket()) == HookAccepted("desk.tickets-1")
     await world.advance(MINUTE)
-    found = await fleet.events("desk.tickets-1")
-    assert isinstance(found[-1].event, SessionEnded)
-    (turn,) = [each for each in found if isinstance(each.event, TurnStarted)]
+    session_events = await fleet.events("desk.tickets-1")
+    assert isinstance(session_events[-1].event, SessionEnded)
+    (turn,) = [each for each in session_events if isinstance(each.event, TurnStarted)]
     text = (await read_body(world.journal, turn)).decode()
     assert "Answer the ticket." in text
     assert '\\"ticket\\": 7' in text
@@ -89,7 +89,7 @@ async def test_twenty_deliveries_at_once_start_twenty_sessions(world: World, tmp
         *(hooks.receive("desk", "tickets", ticket(delivery=f"d{number % 20}")) for number in range(40))
     )
     assert all(isinstance(answer, HookAccepted) for answer in answers)
-    runs = [event for event in await events(world) if isinstance(event, RunStarted)]
+    runs = [event for event in await list_events(world) if isinstance(event, RunStarted)]
     assert len(runs) == len({run.session for run in runs}) == 20
 
 
@@ -139,7 +139,7 @@ async def test_an_agent_that_is_off_or_halted_takes_nothing_and_says_why(world: 
     answer = await hooks.receive("desk", "tickets", ticket(delivery="d2"))
     assert isinstance(answer, HookRejected)
     assert "halter on desk" in answer.sentence
-    assert [event.why for event in await events(world) if isinstance(event, RunSkipped)] == ["halted", "off"]
+    assert [event.why for event in await list_events(world) if isinstance(event, RunSkipped)] == ["halted", "off"]
     assert await fleet.sessions("desk") == []
 
 
@@ -176,17 +176,17 @@ async def test_over_a_real_socket_a_delivery_is_taken_once(world: World, tmp_pat
     serving = asyncio.create_task(serve_hooks(hooks, "127.0.0.1", port))
     try:
         with loop.outside():
-            await _knocks(port, serving)
+            await _knock(port, serving)
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
 
 
-async def _knocks(port: int, serving: asyncio.Task[None]) -> None:
+async def _knock(port: int, serving: asyncio.Task[None]) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "Halter-Delivery": "42"}
     url = f"http://127.0.0.1:{port}/hooks/desk/tickets"
     async with httpx2.AsyncClient(trust_env=False, timeout=10) as client:
-        answer = await _answered(client, url, headers, serving)
+        answer = await _wait_for_answer(client, url, headers, serving)
         assert (answer.status_code, answer.json()) == (202, {"session": "desk.tickets-1", "repeated": False})
         response = await client.post(url, headers=headers, json={"ticket": 7})
         assert (response.status_code, response.json()["repeated"]) == (200, True)
@@ -195,11 +195,11 @@ async def _knocks(port: int, serving: asyncio.Task[None]) -> None:
         large = await client.post(url, headers={**headers, "Halter-Delivery": "43"}, content=b"x" * 5_000_000)
         assert large.status_code == 413
         assert (await client.get(url)).status_code == 405
-    await _is_refused_unread(port)
+    await _check_refused_unread(port)
 
 
-async def _is_refused_unread(port: int) -> None:
-    """Promise a body, and send none of it: whoever waits for that waits for good."""
+async def _check_refused_unread(port: int) -> None:
+    """Announce a body and send none of it: a server that waits for it would wait forever."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /hooks/desk/tickets HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 1000\r\n"
     writer.write(f"{head}Authorization: Bearer no\r\n\r\n".encode())
@@ -208,7 +208,7 @@ async def _is_refused_unread(port: int) -> None:
     await writer.wait_closed()
 
 
-async def _answered(
+async def _wait_for_answer(
     client: httpx2.AsyncClient, url: str, headers: dict[str, str], serving: asyncio.Task[None]
 ) -> httpx2.Response:
     """Knock until somebody opens: a server takes a moment to listen."""

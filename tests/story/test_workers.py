@@ -21,18 +21,18 @@ ABOUT = WorkerInfo(
     residents=2,
 )  # fmt: skip
 
-Says = Callable[..., Awaitable[None]]
+Beat = Callable[..., Awaitable[None]]
 
 
 @pytest.fixture
 async def office(make_scribe: Any, tmp_path: Path) -> AsyncGenerator[Office]:
-    made = Office(make_scribe.on("memory:", tmp_path))
-    yield made
-    await made.ground.store.close()
+    new_office = Office(make_scribe.on("memory:", tmp_path))
+    yield new_office
+    await new_office.ground.store.close()
 
 
 @pytest.fixture
-def says(office: Office) -> Says:
+def beat(office: Office) -> Beat:
     """Let a worker say something of itself."""
 
     async def say(name: str, **other: Any) -> None:
@@ -42,14 +42,14 @@ def says(office: Office) -> Says:
     return say
 
 
-async def the_one(office: Office, *agents: str, everything: bool = False) -> WorkerView:
+async def read_only_worker(office: Office, *agents: str, everything: bool = False) -> WorkerView:
     (worker_view,) = await desk_workers.workers(office.desk("viewer", *agents), everything=everything)
     return worker_view
 
 
-async def test_a_worker_is_shown_with_all_that_it_says_of_itself(office: Office, says: Says) -> None:
-    await says("w1")
-    worker_view = await the_one(office)
+async def test_a_worker_is_shown_with_all_that_it_says_of_itself(office: Office, beat: Beat) -> None:
+    await beat("w1")
+    worker_view = await read_only_worker(office)
     assert (
         worker_view.worker,
         worker_view.kind,
@@ -76,30 +76,30 @@ async def test_a_worker_is_shown_with_all_that_it_says_of_itself(office: Office,
     assert words.describe_worker_condition(worker_view, office.ground.now()) == ""
 
 
-async def test_who_sees_one_agent_is_shown_only_that_of_a_worker_that_has_two(office: Office, says: Says) -> None:
-    await says("w1", waiting=("mine", "theirs"))
-    await says("w2", agents={"theirs": "1"})
-    worker_view = await the_one(office, "mine")
+async def test_who_sees_one_agent_is_shown_only_that_of_a_worker_that_has_two(office: Office, beat: Beat) -> None:
+    await beat("w1", waiting=("mine", "theirs"))
+    await beat("w2", agents={"theirs": "1"})
+    worker_view = await read_only_worker(office, "mine")
     assert (worker_view.worker, list(worker_view.agents), worker_view.waiting) == ("w1", ["mine"], ["mine"])
     assert "theirs" not in words.describe_worker_condition(worker_view, office.ground.now())
 
 
-async def test_one_that_dies_is_shown_for_an_hour_and_afterwards_only_to_who_asks(office: Office, says: Says) -> None:
-    await says("w1")
+async def test_one_that_dies_is_shown_for_an_hour_and_afterwards_only_to_who_asks(office: Office, beat: Beat) -> None:
+    await beat("w1")
     office.ground.time += DEFAULT_LEASE_DURATION + MINUTE
-    worker_view = await the_one(office)
+    worker_view = await read_only_worker(office)
     assert (worker_view.health, worker_view.alive, words.describe_load(worker_view)) == ("lapsed", False, "")
     assert "last heartbeat 1m15s ago" in words.describe_worker_condition(worker_view, office.ground.now())
     office.ground.time += DEAD_WORKER_TTL
     assert await desk_workers.workers(office.desk()) == []
-    assert (await the_one(office, everything=True)).worker == "w1"
+    assert (await read_only_worker(office, everything=True)).worker == "w1"
 
 
-async def test_one_that_ended_in_good_order_is_shown_only_to_who_asks(office: Office, says: Says) -> None:
-    await says("w1")
+async def test_one_that_ended_in_good_order_is_shown_only_to_who_asks(office: Office, beat: Beat) -> None:
+    await beat("w1")
     await office.ground.store.leave(WorkerId("w1"))
     assert await desk_workers.workers(office.desk()) == []
-    worker_view = await the_one(office, everything=True)
+    worker_view = await read_only_worker(office, everything=True)
     assert (worker_view.health, worker_view.heard_at) == ("left", None)
 
 
@@ -109,23 +109,25 @@ async def test_a_process_that_only_has_a_conversation_is_no_worker(office: Offic
     assert await desk_workers.workers(office.desk(), everything=True) == []
 
 
-async def test_one_that_drains_waits_or_refuses_says_so(office: Office, says: Says) -> None:
-    await says("a", closing=True)
-    await says("b", waiting=("mine", "theirs"))
-    await says("c", waiting=("mine",))
-    await says("d", problem="This machine's clock is 9s ahead.")
+async def test_one_that_drains_waits_or_refuses_says_so(office: Office, beat: Beat) -> None:
+    await beat("a", closing=True)
+    await beat("b", waiting=("mine", "theirs"))
+    await beat("c", waiting=("mine",))
+    await beat("d", problem="This machine's clock is 9s ahead.")
     worker_views = {worker_view.worker: worker_view for worker_view in await desk_workers.workers(office.desk())}
     assert [worker_view.health for worker_view in worker_views.values()] == ["draining", "waits", "alive", "draining"]
     now = office.ground.now()
-    assert words.describe_worker_condition(worker_views["a"], now).startswith("It takes no new sessions")
-    assert "newer files of mine, theirs" in words.describe_worker_condition(worker_views["b"], now)
-    assert "newer files of mine," in words.describe_worker_condition(worker_views["c"], now)
+    assert words.describe_worker_condition(worker_views["a"], now).startswith("Takes no new sessions, and ends when")
+    assert "newer files of mine, theirs and runs their sessions" in words.describe_worker_condition(
+        worker_views["b"], now
+    )
+    assert "newer files of mine and runs their sessions" in words.describe_worker_condition(worker_views["c"], now)
     assert words.describe_worker_condition(worker_views["d"], now) == "This machine's clock is 9s ahead."
 
 
 async def test_a_worker_that_was_heard_lately_is_never_said_to_be_heard_in_the_future(
-    office: Office, says: Says
+    office: Office, beat: Beat
 ) -> None:
-    await says("w1")
+    await beat("w1")
     office.ground.time -= 10 * SECOND
-    assert words.describe_last_heartbeat(await the_one(office), office.ground.now()) == "0ms ago"
+    assert words.describe_last_heartbeat(await read_only_worker(office), office.ground.now()) == "0ms ago"

@@ -1,4 +1,4 @@
-"""A day of an agent's life in virtual time."""
+"""A day of an agent in virtual time."""
 
 import asyncio
 from pathlib import Path
@@ -45,7 +45,7 @@ class Diary:
         await world.store.commit(park_session(lease, f"{turn}/park", rest))
 
 
-async def a_day(world: World) -> list[tuple[str, int]]:
+async def run_a_day(world: World) -> list[tuple[str, int]]:
     diary = Diary(world, 5 * MINUTE, VIRTUAL_START + DAY)
     for name in ("a", "b", "c"):
         await world.start(name)
@@ -55,7 +55,7 @@ async def a_day(world: World) -> list[tuple[str, int]]:
 
 
 async def test_for_a_whole_day_sleepers_wake_exactly_on_time(world: World) -> None:
-    notes = await a_day(world)
+    notes = await run_a_day(world)
     on_time = list(range(0, DAY + 1, 5 * MINUTE))
     for name in ("a", "b", "c"):
         assert [at for session, at in notes if session == name] == on_time
@@ -109,7 +109,7 @@ def test_memory_and_sqlite_tell_the_same_story(tmp_path: Path) -> None:
 
 
 class Sleeper:
-    """An agent that notes why it woke and what it was told, and sleeps on for a day."""
+    """An agent that notes its wake cause and its messages, and sleeps for another day."""
 
     def __init__(self, world: World, wake_on: tuple[str, ...] = ()) -> None:
         self.world = world
@@ -183,10 +183,10 @@ async def test_a_wake_that_fell_due_while_nothing_ran_fires_once_after_the_resta
 
 async def test_what_a_crashed_worker_left_is_taken_over_after_its_lease_with_the_next_generation(world: World) -> None:
     session = await world.start()
-    taken: list[tuple[int, str, int]] = []
+    claims: list[tuple[int, str, int]] = []
 
     async def turn(lease: Lease) -> None:
-        taken.append((world.now - VIRTUAL_START, lease.worker, lease.generation))
+        claims.append((world.now - VIRTUAL_START, lease.worker, lease.generation))
         await world.store.commit(wake_session(lease, f"wake {lease.generation}", None, 0))
         await world.clock.sleep(DAY)
 
@@ -196,8 +196,8 @@ async def test_what_a_crashed_worker_left_is_taken_over_after_its_lease_with_the
     await world.restart()
     world.work(turn)
     await world.advance(HOUR)
-    assert [(worker, generation) for _, worker, generation in taken] == [("worker-1", 1), ("worker-2", 2)]
-    assert MINUTE + LEASE - 5 * SECOND <= taken[1][0] <= MINUTE + LEASE + 5 * SECOND
+    assert [(worker, generation) for _, worker, generation in claims] == [("worker-1", 1), ("worker-2", 2)]
+    assert MINUTE + LEASE - 5 * SECOND <= claims[1][0] <= MINUTE + LEASE + 5 * SECOND
     zombie = Lease(session, WorkerId("worker-1"), 1)
     with pytest.raises(LeaseLost):
         await world.store.commit(wake_session(zombie, "back again", None, 0))

@@ -69,16 +69,14 @@ HARMLESS = (
 JUNK = st.text(st.characters(exclude_characters="[", exclude_categories=("Cs",)), max_size=12)
 
 
-def hidden(text: str, names: tuple[str, ...] = NAMES) -> tuple[str, AnonymizedPrompt]:
+def hide(text: str, names: tuple[str, ...] = NAMES) -> tuple[str, AnonymizedPrompt]:
     anonymized_prompt = anonymize_prompt(Prompt(messages=(make_user_message(f"Note: {text}"),)), "salt", names)
     (part,) = anonymized_prompt.prompt.messages[0].parts
     assert isinstance(part, Text)
     return part.text.removeprefix("Note: "), anonymized_prompt
 
 
-KNOWN = {
-    value: shown for value in (*VALUES, *NAMES) for shown, made in (hidden(value),) if made.values == {shown: value}
-}
+KNOWN = {value: shown for value in (*VALUES, *NAMES) for shown, made in (hide(value),) if made.values == {shown: value}}
 PLACEHOLDERS = {shown: value for value, shown in KNOWN.items()}
 ONEIL, LINES = KNOWN['O"Neil'], KNOWN["two\nlines"]
 
@@ -86,7 +84,7 @@ ONEIL, LINES = KNOWN['O"Neil'], KNOWN["two\nlines"]
 @pytest.mark.parametrize(("value", "kind"), VALUES.items())
 @pytest.mark.parametrize("around", ["{}", "call {}, please", "“{}”", "({})", "x= {}\n", "请{}。", '{{"a": "{}"}}'])
 def test_what_tells_who_somebody_is_becomes_one_placeholder(value: str, kind: str, around: str) -> None:
-    text, anonymized_prompt = hidden(around.format(value))
+    text, anonymized_prompt = hide(around.format(value))
     (placeholder,) = anonymized_prompt.values
     assert anonymized_prompt.values == {placeholder: value}
     assert anonymized_prompt.counts == {kind: 1}
@@ -96,7 +94,7 @@ def test_what_tells_who_somebody_is_becomes_one_placeholder(value: str, kind: st
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_only_looks_like_it_is_left_alone(text: str) -> None:
-    output, anonymized_prompt = hidden(text)
+    output, anonymized_prompt = hide(text)
     assert output == text
     assert not anonymized_prompt.values
 
@@ -106,7 +104,7 @@ def test_one_wrong_digit_and_it_is_no_number_of_anybody(number: str, data: st.Da
     place = data.draw(st.sampled_from([at for at, sign in enumerate(number) if sign.isdigit() and at >= 4]))
     text = data.draw(st.sampled_from([sign for sign in "0123456789" if sign != number[place]]))
     wrong = number[:place] + text + number[place + 1 :]
-    assert hidden(f"It is {wrong}.")[0] == f"It is {wrong}."
+    assert hide(f"It is {wrong}.")[0] == f"It is {wrong}."
 
 
 TEXTS = st.lists(
@@ -122,13 +120,13 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_what_was_hidden_comes_back_exactly_whatever_stands_around_it(text: str) -> None:
-    output, anonymized_prompt = hidden(text)
+    output, anonymized_prompt = hide(text)
     assert rehydrate_text(output, anonymized_prompt.values) == text
 
 
 @given(TEXTS)
 def test_hiding_leaves_no_placeholder_that_is_not_its_own(text: str) -> None:
-    output, anonymized_prompt = hidden(text)
+    output, anonymized_prompt = hide(text)
     assert set(find_placeholders(output)) == set(anonymized_prompt.values)
 
 
@@ -316,13 +314,13 @@ def test_everything_that_is_sent_is_looked_at() -> None:
 
 
 def test_a_name_that_json_spells_otherwise_is_the_same_name() -> None:
-    text, anonymized_prompt = hidden('I called send with {"to": "ZO\\u00cb M\\u00DCLLER", "or": "O\\"Neil"}.')
+    text, anonymized_prompt = hide('I called send with {"to": "ZO\\u00cb M\\u00DCLLER", "or": "O\\"Neil"}.')
     assert set(anonymized_prompt.values.values()) == {"ZOË MÜLLER", 'O"Neil'}
     assert "\\" not in text
 
 
 def test_the_end_of_a_line_inside_of_json_hides_nobody() -> None:
-    text, anonymized_prompt = hidden(
+    text, anonymized_prompt = hide(
         'Result: {"text": "Hello\\nZoë\\n4111111111111111\\nbob@example.com\\n+49 30 1234567"}'
     )
     assert set(anonymized_prompt.values.values()) == {"Zoë", "4111111111111111", "bob@example.com", "+49 30 1234567"}
@@ -332,14 +330,14 @@ def test_the_end_of_a_line_inside_of_json_hides_nobody() -> None:
 def test_a_name_in_an_earlier_call_that_was_written_as_text_is_hidden_again() -> None:
     for name in NAMES:
         text = rehydrate_reply(Reply((Text(f'<skill k7>send(text="{KNOWN[name]}")</skill>'),)), PLACEHOLDERS, "k7").text
-        output, anonymized_prompt = hidden(text)
+        output, anonymized_prompt = hide(text)
         assert set(anonymized_prompt.values.values()) == {name}
         assert output == f'<skill k7>send(text="{KNOWN[name]}")</skill>'
 
 
 def test_two_spellings_of_a_name_come_back_as_they_were_written() -> None:
     text = "Zoë and ZOË and zoë\nMÜLLER"
-    output, anonymized_prompt = hidden(text)
+    output, anonymized_prompt = hide(text)
     assert set(anonymized_prompt.values.values()) == {"Zoë", "ZOË", "zoë\nMÜLLER"}
     assert rehydrate_text(output, anonymized_prompt.values) == text
 
@@ -400,7 +398,7 @@ def size(prompt: Prompt) -> int:
 )
 def test_hostile_text_is_only_text(text: str) -> None:
     long = text * (200_000 // len(text))
-    output, anonymized_prompt = hidden(long)
+    output, anonymized_prompt = hide(long)
     assert rehydrate_text(output, anonymized_prompt.values) == long
 
 

@@ -43,7 +43,9 @@ class NoRows:
         return ()
 
 
-def standing(agent: str = "name: desk\n", fleet: str = "{}", grants: tuple[str, ...] | None = None) -> SessionContext:
+def make_context(
+    agent: str = "name: desk\n", fleet: str = "{}", grants: tuple[str, ...] | None = None
+) -> SessionContext:
     resolved_policy = resolve_policy(
         parse_fleet(load_bytes(fleet.encode(), "halter.yaml")), parse_agent(load_bytes(agent.encode(), "agent.yaml"))
     )
@@ -57,7 +59,7 @@ def standing(agent: str = "name: desk\n", fleet: str = "{}", grants: tuple[str, 
     )
 
 
-def prepared(where: SessionContext, using: FunctionTool | None, arguments: bytes = b'{"order": 7}') -> PreparedCall:
+def prepare(where: SessionContext, using: FunctionTool | None, arguments: bytes = b'{"order": 7}') -> PreparedCall:
     name = using.spec.name if using else "nosuch"
     return prepare_call(where, Call("s.1", name, arguments), using, 0, 500)
 
@@ -78,37 +80,37 @@ def prepared(where: SessionContext, using: FunctionTool | None, arguments: bytes
 def test_what_stands_against_a_call_is_known_before_it_is_judged(
     agent: str, grants: tuple[str, ...] | None, arguments: bytes, outcome: str | None
 ) -> None:
-    flaw = prepared(standing(agent, "allowed_secrets: [KEY]", grants), deed, arguments).request.flaw
+    flaw = prepare(make_context(agent, "allowed_secrets: [KEY]", grants), deed, arguments).request.flaw
     assert (flaw and flaw[0]) == outcome
 
 
 @pytest.mark.parametrize("arguments", [b"not json", b'{"order": 7, "note": "${secret:KEY}"}'])
 def test_observing_waives_what_a_policy_forbids_and_never_what_cannot_be_run(arguments: bytes) -> None:
-    forbids = standing("name: desk\npolicy: {disabled: [deed]}\n", grants=("look",))
+    forbids = make_context("name: desk\npolicy: {disabled: [deed]}\n", grants=("look",))
     session_context = msgspec.structs.replace(forbids, policy=msgspec.structs.replace(forbids.policy, observe=True))
-    (draft,) = judge_call(prepared(session_context, deed, arguments).request, NoRows())
+    (draft,) = judge_call(prepare(session_context, deed, arguments).request, NoRows())
     assert isinstance(draft.event, CallRefused)
     assert draft.event.outcome == "invalid_arguments"
-    (draft,) = judge_call(prepared(forbids, deed, arguments).request, NoRows())
+    (draft,) = judge_call(prepare(forbids, deed, arguments).request, NoRows())
     assert isinstance(draft.event, CallRefused)
     assert draft.event.outcome == "disabled"
 
 
 def test_an_unknown_tool_is_a_flaw_too() -> None:
-    flaw = prepared(standing(), None).request.flaw
+    flaw = prepare(make_context(), None).request.flaw
     assert flaw is not None
     assert flaw[0] == "unknown_tool"
 
 
 def test_levels_decide_what_is_audited_and_assessed() -> None:
-    assert (prepared(standing(), look).request.audit, prepared(standing(), look).request.risk) == ("", None)
-    assert (prepared(standing(), deed).request.audit, prepared(standing(), deed).request.risk) == ("full", "LOW")
+    assert (prepare(make_context(), look).request.audit, prepare(make_context(), look).request.risk) == ("", None)
+    assert (prepare(make_context(), deed).request.audit, prepare(make_context(), deed).request.risk) == ("full", "LOW")
 
 
 def test_who_is_asked_follows_the_mode_and_the_risk() -> None:
-    assert prepared(standing(), deed).request.approval is not None
-    assert prepared(standing(fleet="mode: FULL"), deed).request.approval is None
-    assert prepared(standing(), look).request.approval is None
+    assert prepare(make_context(), deed).request.approval is not None
+    assert prepare(make_context(fleet="mode: FULL"), deed).request.approval is None
+    assert prepare(make_context(), look).request.approval is None
 
 
 def test_a_privileged_tool_has_the_rate_that_its_level_has() -> None:
@@ -117,10 +119,10 @@ def test_a_privileged_tool_has_the_rate_that_its_level_has() -> None:
         """Pay."""
         return str(amount)
 
-    rate = prepared(standing(), pay, b'{"amount": 1}').request.rate
+    rate = prepare(make_context(), pay, b'{"amount": 1}').request.rate
     assert rate is not None
     assert rate.limit == 20
-    assert prepared(standing(), deed).request.rate is None
+    assert prepare(make_context(), deed).request.rate is None
 
 
 @tool(level="RESTRICTED")
@@ -134,7 +136,7 @@ def test_no_rule_answers_for_a_call_of_critical_risk(command: str, risk: str, ru
     arguments = b'{"command":"%s"}' % command.encode()
     same = encode_matcher(SameArguments(sha256(arguments).hexdigest()))
     row = RuleRow("r", "shell", "fleet", matcher=same, keys='["command"]', by="ada", expires_at=9)
-    call_request = prepare_call(standing(), Call("s.1", "shell", arguments), shell, 1, 0, [row]).request
+    call_request = prepare_call(make_context(), Call("s.1", "shell", arguments), shell, 1, 0, [row]).request
     assert call_request.risk == risk
     assert call_request.approval is not None
     assert call_request.approval.rule == rule

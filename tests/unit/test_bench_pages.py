@@ -17,12 +17,12 @@ NOTES: dict[str, Any] = {
 }
 
 
-def measured(name: str, workload: str, **values: float) -> dict[str, Any]:
+def make_row(name: str, workload: str, **values: float) -> dict[str, Any]:
     return {"name": name, "workload": workload, "values": values, "spread": {}, "note": "a file", "failed": ""}
 
 
-def failed(name: str, workload: str) -> dict[str, Any]:
-    return measured(name, workload) | {"note": "", "failed": "it broke"}
+def make_failed_row(name: str, workload: str) -> dict[str, Any]:
+    return make_row(name, workload) | {"note": "", "failed": "it broke"}
 
 
 def page(*rows: dict[str, Any], **notes: Any) -> str:
@@ -30,31 +30,33 @@ def page(*rows: dict[str, Any], **notes: Any) -> str:
 
 
 def test_the_table_stands_where_only_we_were_measured() -> None:
-    text = page(measured("halter", "cpu", ms_per_step=0.05), measured("halter", "durable", runs_per_second=100))
+    text = page(make_row("halter", "cpu", ms_per_step=0.05), make_row("halter", "durable", runs_per_second=100))
     assert "| a step, CPU ms | 0.2 | 0.05 | yes |" in text
     assert "Where others are ahead" not in text
     assert "against the best that syncs" not in text
 
 
 def test_the_table_stands_where_a_peer_failed_or_could_not_be_installed_and_says_so() -> None:
-    text = page(measured("halter", "cpu", ms_per_step=1), failed("agno", "cpu"), missing={"langgraph": "no network"})
+    text = page(
+        make_row("halter", "cpu", ms_per_step=1), make_failed_row("agno", "cpu"), missing={"langgraph": "no network"}
+    )
     assert "- agno, cpu: failed: it broke" in text
     assert "- langgraph: no network" in text
 
 
 def test_the_table_stands_where_we_failed() -> None:
-    text = page(failed("halter", "cpu"), measured("agno", "cpu", ms_per_step=1))
+    text = page(make_failed_row("halter", "cpu"), make_row("agno", "cpu", ms_per_step=1))
     assert "- halter, cpu: failed: it broke" in text
 
 
 def test_who_is_ahead_is_named_row_by_row_the_best_first() -> None:
     text = page(
-        measured("halter", "cpu", ms_per_step=0.5),
-        measured("agno", "cpu", ms_per_step=0.4),
-        measured("agent-framework", "cpu", ms_per_step=0.3),
-        measured("halter", "durable", runs_per_second=20, cpu_ms_per_run=1),
-        measured("agno", "durable", runs_per_second=10, cpu_ms_per_run=2),
-        measured("agent-framework", "durable", runs_per_second=30, cpu_ms_per_run=3),
+        make_row("halter", "cpu", ms_per_step=0.5),
+        make_row("agno", "cpu", ms_per_step=0.4),
+        make_row("agent-framework", "cpu", ms_per_step=0.3),
+        make_row("halter", "durable", runs_per_second=20, cpu_ms_per_run=1),
+        make_row("agno", "durable", runs_per_second=10, cpu_ms_per_run=2),
+        make_row("agent-framework", "durable", runs_per_second=30, cpu_ms_per_run=3),
     )
     assert "- CPU ms a step: agent-framework 0.30, agno 0.40; Halter 0.50." in text
     assert "- runs a second: agent-framework 30.0 (which never syncs); Halter 20.0." in text
@@ -64,8 +66,8 @@ def test_who_is_ahead_is_named_row_by_row_the_best_first() -> None:
 
 def test_more_steps_a_second_reach_an_aim_and_are_ahead() -> None:
     text = page(
-        measured("halter", "durable_crowd", steps_per_cpu_second=2600, steps_per_second=2000),
-        measured("agno", "durable_crowd", steps_per_cpu_second=200, steps_per_second=2100),
+        make_row("halter", "durable_crowd", steps_per_cpu_second=2600, steps_per_second=2000),
+        make_row("agno", "durable_crowd", steps_per_cpu_second=200, steps_per_second=2100),
     )
     assert "| 1,000 durable runs at once, steps a CPU second | 2500 | 2,600 | yes |" in text
     assert "- 1,000 at once: steps a second: agno 2,100; Halter 2,000." in text
@@ -73,7 +75,7 @@ def test_more_steps_a_second_reach_an_aim_and_are_ahead() -> None:
 
 
 def test_nobody_is_said_to_be_ahead_who_is_not() -> None:
-    text = page(measured("halter", "cpu", ms_per_step=0.1), measured("agno", "cpu", ms_per_step=0.4))
+    text = page(make_row("halter", "cpu", ms_per_step=0.1), make_row("agno", "cpu", ms_per_step=0.4))
     assert "Nowhere in these tables." in text
 
 

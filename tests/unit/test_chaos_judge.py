@@ -38,8 +38,8 @@ def test_two_workers_in_one_generation_are_found(tmp_path: Path) -> None:
 def test_what_was_taken_for_paid_and_was_not_is_found_and_the_other_way_round() -> None:
     events = [fact("call_started", call="a", tool="pay"), fact("call_settled", call="a", outcome="ok")]
     assert list(find_unpaid(events, {"a": 1})) == []
-    assert list(find_unpaid(events, {})) == ["The call a is settled as done and had no effect."]
-    assert list(find_unpaid(events, {"a": 1, "b": 1})) == ["The call b had its effect, and has no intent."]
+    assert list(find_unpaid(events, {})) == ["The call a was settled as done, but had no effect."]
+    assert list(find_unpaid(events, {"a": 1, "b": 1})) == ["The call b had an effect, but has no intent."]
 
 
 def test_a_session_that_ends_twice_otherwise_or_not_at_all_is_found() -> None:
@@ -75,7 +75,7 @@ def test_an_orphan_is_late_by_the_time_in_which_somebody_could_have_gone_on(
     assert bool(late) == (longest > 2)
 
 
-def test_an_orphan_that_nobody_goes_on_with_is_found_unless_it_was_over() -> None:
+def test_an_orphan_that_nobody_resumes_is_found_unless_it_has_ended() -> None:
     event = ChaosSeen(orphans=[ORPHAN])
     assert lateness([fact("session_woken", 1)], event)[0] == ["courier.sleeps-1 got no new owner."]
     assert lateness([fact("session_ended", 1)], event) == ([], 0)

@@ -129,7 +129,7 @@ def test_a_flush_writes_what_is_left_and_nothing_twice(desk: "Desk") -> None:
     assert desk.heads() == [{"a": 1}, {"b": 7}]
 
 
-def test_events_that_are_told_out_of_order_keep_the_highest_head(desk: "Desk") -> None:
+def test_events_that_arrive_out_of_order_keep_the_highest_head(desk: "Desk") -> None:
     checkpointer = desk.checkpointer()
     checkpointer.on_commit([desk.event("a", 1)])
     checkpointer.on_commit([desk.event("a", 3)])
@@ -218,7 +218,7 @@ def test_a_private_key_is_made_once_and_for_its_owner_only(desk: "Desk") -> None
     assert sorted(path.name for path in desk.key_path.parent.iterdir()) == ["key", "key.pub", "outside"]
 
 
-def test_a_missing_folder_is_told_and_what_it_missed_is_made_up_for(desk: "Desk") -> None:
+def test_a_missing_folder_is_reported_and_its_checkpoints_are_written_later(desk: "Desk") -> None:
     checkpointer = desk.checkpointer(events_per_checkpoint=1)
     desk.folder.rmdir()
     checkpointer.on_commit([desk.event("a", 1)])
@@ -244,7 +244,7 @@ def test_a_failing_place_is_not_tried_again_with_every_commit(desk: "Desk") -> N
     assert desk.heads() == [{"a": 2}]
 
 
-def test_a_full_disk_is_told_and_loses_nothing(desk: "Desk") -> None:
+def test_a_full_disk_is_reported_and_loses_nothing(desk: "Desk") -> None:
     checkpointer = desk.checkpointer(events_per_checkpoint=1)
     desk.path.symlink_to("/dev/full")
     checkpointer.on_commit([desk.event("a", 1)])
@@ -284,7 +284,7 @@ def test_what_was_written_of_a_line_that_found_no_room_is_taken_back(desk: "Desk
 
 
 @pytest.mark.parametrize("content", [b"", b"no key", b"-----BEGIN PRIVATE KEY-----\nMAA=\n-----END PRIVATE KEY-----\n"])
-def test_a_key_that_cannot_be_used_is_told(desk: "Desk", content: bytes) -> None:
+def test_a_key_that_cannot_be_used_is_reported(desk: "Desk", content: bytes) -> None:
     desk.key_path.write_bytes(content)
     checkpointer = desk.checkpointer()
     checkpointer.on_commit([desk.event("a", 1)])
@@ -306,7 +306,7 @@ def test_a_process_that_keeps_the_file_locked_stops_nobody(desk: "Desk") -> None
     assert desk.heads() == [{"a": 1}]
 
 
-def test_a_torn_last_line_is_told_and_the_next_append_removes_it(desk: "Desk") -> None:
+def test_a_torn_last_line_is_reported_and_the_next_append_removes_it(desk: "Desk") -> None:
     checkpointer = desk.checkpointer()
     checkpointer.on_commit([desk.event("a", 1)])
     whole = desk.path.read_bytes()

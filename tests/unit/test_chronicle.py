@@ -54,7 +54,7 @@ def test_a_line_after_a_missing_one_still_vouches_for_its_events(desk: "Desk") -
     assert desk.read().find_covered("a") == 3
 
 
-def test_an_append_goes_on_after_a_line_that_was_damaged(desk: "Desk") -> None:
+def test_an_append_works_after_a_line_that_was_damaged(desk: "Desk") -> None:
     lines = three_lines(desk)
     desk.path.write_bytes(b"".join([*lines[:2], b"damaged\n"]))
     desk.checkpointer().on_commit([desk.event("a", 4)])

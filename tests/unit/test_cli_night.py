@@ -36,5 +36,5 @@ def test_the_figures_fit_the_screen_and_end_in_a_sentence(width: int, capsys: py
     assert "\x1b" not in output
     *table, last = output.splitlines()
     assert all(len(line) <= width for line in table)
-    assert last == ("A plain loop paid $29.67 for 1,606 requests. Halter paid $0.34 for 25; a cap was never passed.")
+    assert last == ("A plain loop paid $29.67 for 1,606 requests. Halter paid $0.34 for 25; no cap was exceeded.")
     assert "After 3" in " ".join(output.split())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from halter.config.agent_files import AgentFile, parse_agent, read_agent
+from halter.config.agent_files import AgentFile, parse_agent, parse_playbook, read_agent
 from halter.config.decode import agent_schema, fleet_schema
 from halter.config.merge import FleetConfig, parse_fleet, read_fleet
 from halter.config.resolve import REVIEW_PHASES, resolve_agent, resolve_policy
@@ -45,7 +45,7 @@ def agent(text: str = "") -> AgentFile:
     return parse_agent(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
 
 
-def nested(path: str, value: str) -> str:
+def write_nested_key(path: str, value: str) -> str:
     """Write a dotted key as YAML."""
     keys = path.split("/")
     return "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys))[:-1] + f" {value}\n"
@@ -56,7 +56,7 @@ def caps(resolved_policy: ResolvedPolicy, scope: str, per: str) -> int | None:
     return next(cap.max_cost_usd for cap in values[scope] if cap.per == per)
 
 
-def declared(resolved_policy: ResolvedPolicy) -> Declaration:
+def read_declaration(resolved_policy: ResolvedPolicy) -> Declaration:
     return resolved_policy.declaration(ToolSpec(name="deploy", description="", schema=b"{}"))
 
 
@@ -136,17 +136,17 @@ POLICY: list[tuple[str, str, Any, Any]] = [
     ("policy/tools/*/approvers", "2", lambda r: r.rule("deploy", "SAFE").approvers, 2),
     ("policy/tools/*/simulate", "asked", lambda r: r.rule("deploy", "SAFE").simulate, "asked"),
     ("policy/tools/*/level", "PRIVILEGED", lambda r: r.rule("deploy", "SAFE").level, "PRIVILEGED"),
-    ("policy/tools/*/reads", "own", lambda r: declared(r).reads, "own"),
-    ("policy/tools/*/reach", "final", lambda r: declared(r).reach, "final"),
+    ("policy/tools/*/reads", "own", lambda r: read_declaration(r).reads, "own"),
+    ("policy/tools/*/reach", "final", lambda r: read_declaration(r).reach, "final"),
     (
         "policy/tools/*/arguments",
         "{to: 'destination:host'}",
-        lambda r: declared(r).arguments["to"],
+        lambda r: read_declaration(r).arguments["to"],
         ArgumentUse("destination", "host"),
     ),
-    ("policy/tools/*/mints", "{mail: address}", lambda r: declared(r).mints, {"mail": "address"}),
-    ("policy/tools/*/lists", "{name: user}", lambda r: declared(r).lists, {"name": "user"}),
-    ("policy/tools/*/asks", "[roll out]", lambda r: declared(r).asks, ("roll out",)),
+    ("policy/tools/*/mints", "{mail: address}", lambda r: read_declaration(r).mints, {"mail": "address"}),
+    ("policy/tools/*/lists", "{name: user}", lambda r: read_declaration(r).lists, {"name": "user"}),
+    ("policy/tools/*/asks", "[roll out]", lambda r: read_declaration(r).asks, ("roll out",)),
     ("policy/provenance", "strict", lambda r: r.provenance, "strict"),
     ("policy/lock_after_denial", "false", lambda r: r.locks, False),
     ("policy/simulate", "asked", lambda r: r.rule("any", "RESTRICTED").simulate, "asked"),
@@ -204,18 +204,18 @@ FLEET_MIND: list[tuple[str, str, Any, Any]] = [
 ]
 
 
-def placed(path: str) -> str:
+def fill_in_stars(path: str) -> str:
     return re.sub(r"^(models|rates)/\*", r"\1/mine:deploy", path).replace("/*", "/deploy")
 
 
 @pytest.mark.parametrize(("path", "written", "look", "expected"), AGENT)
 def test_each_key_of_an_agent_ends_in_what_is_resolved(path: str, written: str, look: Any, expected: Any) -> None:
-    assert look(resolve_policy(FleetConfig(), agent(nested(placed(path), written)))) == expected
+    assert look(resolve_policy(FleetConfig(), agent(write_nested_key(fill_in_stars(path), written)))) == expected
 
 
 @pytest.mark.parametrize(("path", "written", "look", "expected"), [case for case in FLEET if case[2]])
 def test_each_key_of_the_fleet_ends_in_what_is_resolved(path: str, written: str, look: Any, expected: Any) -> None:
-    assert look(resolve_policy(fleet(nested(placed(path), written)), agent())) == expected
+    assert look(resolve_policy(fleet(write_nested_key(fill_in_stars(path), written)), agent())) == expected
 
 
 @pytest.fixture
@@ -226,26 +226,26 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("path", "written", "look", "expected"), MIND)
-def test_each_key_of_how_an_agent_thinks_changes_its_mind(
+def test_each_model_setting_of_an_agent_ends_in_what_is_resolved(
     path: str, written: str, look: Any, expected: Any, folder: Path
 ) -> None:
-    mind = resolve_agent(FleetConfig(), agent(nested(placed(path), written)), folder).model_settings
+    mind = resolve_agent(FleetConfig(), agent(write_nested_key(fill_in_stars(path), written)), folder).model_settings
     assert look(mind) == expected
     assert mind != BrainSpec()
 
 
 @pytest.mark.parametrize(("path", "written", "look", "expected"), FLEET_MIND)
-def test_each_key_of_the_fleet_on_how_agents_think_changes_their_minds(
+def test_each_model_setting_of_the_fleet_ends_in_what_is_resolved(
     path: str, written: str, look: Any, expected: Any, folder: Path
 ) -> None:
-    mind = resolve_agent(fleet(nested(placed(path), written)), agent(), folder).model_settings
+    mind = resolve_agent(fleet(write_nested_key(fill_in_stars(path), written)), agent(), folder).model_settings
     assert look(mind) == expected
     assert mind != BrainSpec()
 
 
 @pytest.mark.parametrize(("path", "written"), [case[:2] for case in MIND])
-def test_no_key_of_how_an_agent_thinks_touches_its_policy(path: str, written: str) -> None:
-    thinking = resolve_policy(FleetConfig(), agent(nested(placed(path), written)))
+def test_no_model_setting_changes_the_policy(path: str, written: str) -> None:
+    thinking = resolve_policy(FleetConfig(), agent(write_nested_key(fill_in_stars(path), written)))
     assert thinking.digest() == resolve_policy(FleetConfig(), agent()).digest()
 
 
@@ -264,7 +264,7 @@ def test_a_provider_of_the_fleet_and_of_the_agent_are_put_together(folder: Path)
     assert mind.providers == {"house": house}
 
 
-def test_without_a_word_a_mind_is_at_its_defaults(folder: Path) -> None:
+def test_model_settings_that_are_not_written_have_their_defaults(folder: Path) -> None:
     mind = resolve_agent(FleetConfig(), agent(), folder).model_settings
     assert mind == BrainSpec()
     assert (mind.max_retries, mind.max_output_tokens, mind.context_window, mind.streaming) == (3, 4096, 0, None)
@@ -397,9 +397,11 @@ def test_who_signs_on_by_a_proxy_is_read() -> None:
         groups_header="X-Groups",
         lifetime=2 * HOUR,
     )
-    with pytest.raises(ConfigError, match=r"is no address and no network; write 10\.0\.0\.7"):
+    with pytest.raises(
+        ConfigError, match=r"is not an address or a network; write one, as in 10\.0\.0\.7 or 10\.0\.0\.0/8"
+    ):
         fleet("sign_on: {secret: '${secret:P}', proxies: [proxy.example], roles: {ops: operator}}\n")
-    with pytest.raises(ConfigError, match="so that nobody could sign on"):
+    with pytest.raises(ConfigError, match="so no one could sign on; add an entry"):
         fleet("sign_on: {secret: '${secret:P}', proxies: [], roles: {ops: operator}}\n")
 
 
@@ -427,10 +429,13 @@ def test_who_signs_on_by_a_provider_is_read() -> None:
     for wrong, sentence in (
         (text.replace("issuer: https:", "issuer: http:"), r"`sign_on\.oidc\.issuer` is not encrypted"),
         (text.replace("url: https:", "url: http:"), r"`sign_on\.oidc\.url` is not encrypted"),
-        (text.replace("agents: {ops", "agents: {leads"), "a group without a role"),
-        (text.replace("[desk]", "[]"), "names no agent"),
-        ("sign_on: {roles: {ops: operator}}\n", "so that nobody could sign on"),
-        ("sign_on: {roles: {ops: operator}, proxies: [10.0.0.7]}\n", "prove nothing by themselves"),
+        (text.replace("agents: {ops", "agents: {leads"), "the group must have a role in `roles`"),
+        (text.replace("[desk]", "[]"), "must name at least one agent"),
+        ("sign_on: {roles: {ops: operator}}\n", "so no one could sign on; add an entry"),
+        (
+            "sign_on: {roles: {ops: operator}, proxies: [10.0.0.7]}\n",
+            r"`sign_on\.proxies` requires `sign_on\.secret` to",
+        ),
     ):
         with pytest.raises(ConfigError, match=sentence):
             fleet(wrong)
@@ -541,13 +546,13 @@ def test_the_defaults_are_those_that_are_documented() -> None:
         ("limits:\n  timeout: -5\n", "agent.yaml line 3: `limits.timeout` is the number -5, but must be a duration"),
         (
             "limits:\n  on_cap: halt\n",
-            "agent.yaml line 3: `limits.on_cap` is the text 'halt', which is none of its values; they are `ask`, `stop",
+            "agent.yaml line 3: `limits.on_cap` is the text 'halt', which is not one of its values; they are `ask`,",
         ),
         ("limits: [1]\n", "agent.yaml line 2: `limits` is a list, but must be a mapping"),
         ("limits:\n", "agent.yaml line 2: `limits` is empty, but must be a mapping"),
         (
             "mode: FULLL\n",
-            "agent.yaml line 2: `mode` is the text 'FULLL', which is none of its values; did you mean `FULL`? They",
+            "agent.yaml line 2: `mode` is the text 'FULLL', which is not one of its values; did you mean `FULL`?",
         ),
         ("observe: yes\n", "agent.yaml line 2: `observe` is the text 'yes', but must be true or false."),
         (
@@ -579,12 +584,12 @@ def test_the_defaults_are_those_that_are_documented() -> None:
         ("phases: {}\n", "agent.yaml line 2: `phases` is empty, but must be a mapping with at least one key."),
         (
             "phases: revew\n",
-            "agent.yaml line 2: `phases` is the text 'revew', which is none of its values; did you mean `review`?",
+            "agent.yaml line 2: `phases` is the text 'revew', which is not one of its values; did you mean `review`?",
         ),
         ("phases: 5\n", "agent.yaml line 2: `phases` is the number 5, but must be a mapping"),
         (
             "phases: {work: some}\n",
-            "agent.yaml line 2: `phases.work` is the text 'some', which is none of its values; they are `all`.",
+            "agent.yaml line 2: `phases.work` is the text 'some', which is not one of its values; they are `all`.",
         ),
         ("allowed_models: [claude]\n", "agent.yaml line 2: `allowed_models[1]` is the text 'claude', but must be a mo"),
         ("allowed_models: ['a*b:c']\n", "agent.yaml line 2: `allowed_models[1]` is the text 'a*b:c', but must be"),
@@ -602,7 +607,7 @@ def test_a_wrong_key_or_type_is_a_sentence_with_file_line_key_and_fix(text: str,
     [
         ("zone: Mars/Base\n", "halter.yaml line 1: `zone` is the text 'Mars/Base', but must be a time zone"),
         ("zone: [UTC]\n", "halter.yaml line 1: `zone` is a list, but must be a time zone"),
-        ("models:\n  a:*: {price: free}\n", "halter.yaml line 2: `a:*` is not one model; name each with its price."),
+        ("models:\n  a:*: {price: free}\n", "halter.yaml line 2: `a:*` is a pattern; name each model with its price."),
         (
             "rates:\n  a:b: {}\n",
             "halter.yaml line 2: `rates.a:b` limits nothing; write `requests_per_minute`, `tokens_per_minute` or both.",
@@ -614,7 +619,10 @@ def test_a_wrong_key_or_type_is_a_sentence_with_file_line_key_and_fix(text: str,
                 "as in anthropic:*."
             ),
         ),
-        ("rates:\n  '*': {requests_per_minute: 1}\n", "halter.yaml line 2: `rates.*` is not one model; name one, or"),
+        (
+            "rates:\n  '*': {requests_per_minute: 1}\n",
+            "halter.yaml line 2: `rates.*` is not a model; name one model, or all models of a provider, as in",
+        ),
         (
             "rates:\n  claude: {requests_per_minute: 1}\n",
             "halter.yaml line 2: `rates.claude` is the text 'claude', but must be a model, as in",
@@ -638,7 +646,7 @@ def test_a_wrong_key_or_type_is_a_sentence_with_file_line_key_and_fix(text: str,
         ("rates:\n  a:b: 50\n", "halter.yaml line 2: `rates.a:b` is the number 50, but must be a mapping"),
         (
             "models:\n  a:b: {price: cheap}\n",
-            "halter.yaml line 2: `models.a:b.price` is the text 'cheap', which is none",
+            "halter.yaml line 2: `models.a:b.price` is the text 'cheap', which is not one of its values; they are",
         ),
         ("models:\n  a:b:\n    price: {input: 1}\n", "halter.yaml line 3: `output` is missing from `models.a:b.price`"),
         (
@@ -681,4 +689,140 @@ def test_a_fleet_is_read_from_its_file(tmp_path: Path) -> None:
 def test_files_are_named_as_they_were_given(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         read_agent(tmp_path)
-    assert str(refused.value) == f"{tmp_path}/agent.yaml is missing: write it, or name another one."
+    assert str(refused.value) == f"{tmp_path}/agent.yaml does not exist. Create it, or name another file."
+
+
+def sensor(kind: str, source: str) -> str:
+    """Write a sensor whose type is in line 4 of its file, and whose source begins in line 6."""
+    return f"sensors:\n- name: feed\n  type: {kind}\n  source:\n    {source}\n"
+
+
+def cash_field(keys: str) -> str:
+    """Write a field of the hot state whose keys begin in line 5 of their file."""
+    return f"hot_state:\n  fields:\n    cash:\n      {keys}\n"
+
+
+@pytest.mark.parametrize(
+    ("former_text", "present_text", "sentence"),
+    [
+        (
+            sensor("poll", "tool: look\n    params: {of: [AAPL]}"),
+            sensor("poll", "tool: look\n    arguments: {of: [AAPL]}"),
+            "agent.yaml line 7: `params` is now called `arguments`.",
+        ),
+        (
+            cash_field("refresh_tool: look\n      refresh_params: {of: [1]}"),
+            cash_field("refresh_tool: look\n      refresh_arguments: {of: [1]}"),
+            "agent.yaml line 6: `refresh_params` is now called `refresh_arguments`.",
+        ),
+        (
+            sensor("watch", "path: inbox"),
+            sensor("files", "path: inbox"),
+            "agent.yaml line 4: `type: watch` is now written `type: files`.",
+        ),
+        (
+            "limits: {max_steps: 5}\nguardrails:\n  reserve_tokens: 100\n  max_repeated_tool_steps: 7\n",
+            "limits: {max_steps: 5, reserve_tokens: 100, max_repeated_tool_steps: 7}\n",
+            "agent.yaml line 3: `guardrails` is now called `limits`.",
+        ),
+    ],
+)
+def test_a_former_name_means_the_present_one_and_is_listed(
+    former_text: str, present_text: str, sentence: str, folder: Path
+) -> None:
+    former, present = agent(former_text), agent(present_text)
+    former_agent, present_agent, plain_agent = (
+        resolve_agent(FleetConfig(), file, folder) for file in (former, present, agent())
+    )
+    assert former_agent.policy.digest() == present_agent.policy.digest()
+    assert former_agent.model_settings == present_agent.model_settings
+    assert former_agent.pacing == present_agent.pacing
+    assert (former_agent.policy, former_agent.pacing) != (plain_agent.policy, plain_agent.pacing)
+    assert former.source_map.former_names == [sentence]
+    assert present.source_map.former_names == []
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            sensor("poll", "tool: look\n    params:\n      of: 1\n      key: ${secret:A}"),
+            "agent.yaml line 9: `sensors[1].source.arguments.key` names the secret `A`, which is not in the agent's",
+        ),
+        (
+            sensor("poll", "tool: look\n    params: 5"),
+            "agent.yaml line 7: `sensors[1].source.params` is the number 5, but",
+        ),
+        (
+            cash_field("type: any\n      refresh_params: {of: [1]}"),
+            "agent.yaml line 6: `hot_state.fields.cash.refresh_arguments` needs a `refresh_tool`, which is missing;",
+        ),
+        (
+            sensor("watch", "path: inbox\n    tool: look"),
+            "agent.yaml line 7: `sensors[1].source.tool` does not apply to a sensor of type files, which needs a",
+        ),
+        (
+            "limits: {max_steps: 5}\nguardrails:\n  max_tokens_recoveries: two\n",
+            "agent.yaml line 4: `guardrails.max_tokens_recoveries` is the text 'two', but must be a whole number",
+        ),
+        (
+            sensor("poll", "tool: look\n    arguments: {}\n    params: {}"),
+            "agent.yaml line 8: `params` and `arguments` are two names of one key; keep one of them.",
+        ),
+        (
+            cash_field("refresh_tool: look\n      refresh_params: {}\n      refresh_arguments: {}"),
+            "agent.yaml line 7: `refresh_arguments` and `refresh_params` are two names of one key; keep one of them.",
+        ),
+        (
+            "limits: {reserve_tokens: 100}\nguardrails:\n  reserve_tokens: 100\n",
+            (
+                "agent.yaml line 4: `guardrails.reserve_tokens` is already set in agent.yaml line 2 as "
+                "`limits.reserve_tokens`; keep one of them."
+            ),
+        ),
+    ],
+)
+def test_a_mistake_below_a_former_name_is_found_in_its_line(text: str, sentence: str, folder: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve_agent(FleetConfig(), agent(text), folder)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_the_lines_of_a_former_name_are_found_under_the_present_one() -> None:
+    source_map = agent("limits: {max_steps: 5}\nguardrails:\n  reserve_tokens: 100\n").source_map
+    assert source_map.at(("limits", "reserve_tokens")) == "agent.yaml line 4"
+    assert source_map.at(("limits", "max_steps")) == source_map.at(("limits",)) == "agent.yaml line 2"
+
+
+def test_the_former_name_of_a_steps_arguments_means_the_present_one_and_is_listed() -> None:
+    former = load_bytes(b"- call: get\n  with: {url: a}\n- call: put\n  with: {url: b}\n", "play.yaml")
+    present = load_bytes(b"- call: get\n  arguments: {url: a}\n- call: put\n  arguments: {url: b}\n", "play.yaml")
+    assert parse_playbook(former) == parse_playbook(present)
+    assert former.source_map.former_names == [
+        "play.yaml line 2: `with` is now called `arguments`.",
+        "play.yaml line 4: `with` is now called `arguments`.",
+    ]
+    assert present.source_map.former_names == []
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "- call: get\n  with:\n    url: a\n    key: ${steps.b.text}\n",
+            "play.yaml line 4: `${steps.b.text}` does not refer to an earlier step;",
+        ),
+        (
+            "- call: get\n  with: 5\n",
+            "play.yaml line 2: `arguments` is the number 5, but must be a mapping of arguments.",
+        ),
+        (
+            "- call: get\n  arguments: {}\n  with: {}\n",
+            "play.yaml line 3: `with` and `arguments` are two names of one key; keep one of them.",
+        ),
+    ],
+)
+def test_a_mistake_below_the_former_name_of_a_steps_arguments_is_found_in_its_line(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_playbook(load_bytes(text.encode(), "play.yaml"))
+    assert str(refused.value).startswith(sentence)

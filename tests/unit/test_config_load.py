@@ -66,24 +66,27 @@ def test_scalars_mean_what_their_writer_meant(written: str, meant: object) -> No
         (b"# only a comment\n", "f.yaml line 1: the file is empty"),
         (BOMB, "f.yaml line 1: anchors (`&name`) are not supported; write each value out."),
         (b"a: 1\nb: *a\n", "f.yaml line 2: aliases (`*name`) are not supported; write the value out."),
-        (b"a: 1\nb: 2\na: 3\n", "f.yaml line 3: `a` was written in line 1 already; keep one of them."),
-        (b"x:\n  a: 1\n  a: 2\n", "f.yaml line 3: `a` was written in line 2 already"),
+        (b"a: 1\nb: 2\na: 3\n", "f.yaml line 3: `a` is already set in line 1; keep one of them."),
+        (b"x:\n  a: 1\n  a: 2\n", "f.yaml line 3: `a` is already set in line 2; keep one of them."),
         (b"a:\n\tb: 1\n", "f.yaml line 2: this line starts with a tab; indent with spaces."),
         (
             b"a: 1\nb: !!python/object:os.system x\n",
             "f.yaml line 2: the tag `tag:yaml.org,2002:python/object:os.system`",
         ),
         (b"a: !secret x\n", "f.yaml line 1: the tag `!secret` is not supported; remove it."),
-        (b"a: 1\n---\nb: 2\n", "f.yaml line 2: a second document begins"),
-        (b"a: 1\nb: [1, 2\n", "f.yaml line 3: this is not YAML"),
-        (b"a: b: c\n", "f.yaml line 1: this is not YAML: mapping values are not allowed"),
+        (b"a: 1\n---\nb: 2\n", "f.yaml line 2: `---` starts a second document; keep one document per file."),
+        (b"a: 1\nb: [1, 2\n", "f.yaml line 3: this is not valid YAML: did not find expected ',' or ']'."),
+        (b"a: b: c\n", "f.yaml line 1: this is not valid YAML: mapping values are not allowed in this context."),
         (b"a: 1\nb: \x00\n", "f.yaml line 2: this line contains a character that YAML does not allow; remove it."),
         (b"a: 1\nb: \xff\n", "f.yaml line 2: this is not UTF-8 text; save the file as UTF-8."),
         (b"? [a]\n: 1\n", "f.yaml line 1: a key must be a plain name"),
         (b"'': 1\n", "f.yaml line 1: a key is empty"),
         (b"a: 1e999\n", "f.yaml line 1: the number 1e999 is too large."),
         (b"a: " + b"9" * 5000, "f.yaml line 1: the number 99999"),
-        (b"a:\n  " + b"[" * 100_000, f"f.yaml line 2: values are nested more than {MAX_DEPTH} deep"),
+        (
+            b"a:\n  " + b"[" * 100_000,
+            f"f.yaml line 2: values are nested more than {MAX_DEPTH} levels deep; reduce the nesting.",
+        ),
         (b"a" * (MAX_BYTES + 1), "f.yaml is larger than 1,000,000 bytes"),
     ],
 )
@@ -94,7 +97,7 @@ def test_what_cannot_be_read_is_a_sentence_with_a_line(data: bytes, sentence: st
 
 
 def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"agent\.yaml is missing: write it"):
+    with pytest.raises(ConfigError, match=r"agent\.yaml does not exist\. Create it, or name another file\."):
         load_file(tmp_path / "agent.yaml", "agent.yaml")
 
 

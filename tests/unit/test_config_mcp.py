@@ -24,11 +24,11 @@ def read(text: str | bytes, **environment: str) -> tuple[ToolServer, ...]:
     return parse_servers(load_json(data, ".mcp.json"), FOLDER, environment)
 
 
-def one(entry: dict[str, Any], name: str = "x", **environment: str) -> ToolServer:
+def read_one(entry: dict[str, Any], name: str = "x", **environment: str) -> ToolServer:
     return read(json.dumps({"mcpServers": {name: entry}}), **environment)[0]
 
 
-def wrong(text: str | bytes, **environment: str) -> str:
+def read_refusal(text: str | bytes, **environment: str) -> str:
     with pytest.raises(ConfigError) as error:
         read(text, **environment)
     return str(error.value)
@@ -53,8 +53,8 @@ def test_programs_and_addresses_are_read() -> None:
         ToolServer("old", "sse", url="http://localhost:1/sse"),
         ToolServer("new", "http", url="http://localhost:1/mcp"),
     )
-    assert one({"type": "stdio", "command": "x"}).cwd == "/agents/night"
-    assert one({"command": "x", "cwd": "/srv"}).cwd == "/srv"
+    assert read_one({"type": "stdio", "command": "x"}).cwd == "/agents/night"
+    assert read_one({"command": "x", "cwd": "/srv"}).cwd == "/srv"
 
 
 def test_a_folder_without_the_file_has_no_servers(tmp_path: Path) -> None:
@@ -66,72 +66,96 @@ def test_a_folder_without_the_file_has_no_servers(tmp_path: Path) -> None:
 
 
 def test_variables_come_from_the_given_environment() -> None:
-    server = one(
+    server = read_one(
         {"command": "${BIN}/run", "args": ["${A}-${B:-two}", "${C:-}"], "env": {"K": "${secret:KEY} ${A}"}},
         BIN="/bin",
         A="one",
         B="",
     )
     assert (server.command, server.args, server.env) == ("/bin/run", ("one-two", ""), {"K": "${secret:KEY} one"})
-    remote = one({"url": "https://${HOST:-example.com}/", "headers": {"a": "Bearer ${T}"}}, T="${A}")
+    remote = read_one({"url": "https://${HOST:-example.com}/", "headers": {"a": "Bearer ${T}"}}, T="${A}")
     assert (remote.url, remote.headers) == ("https://example.com/", {"a": "Bearer ${A}"})
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", ".mcp.json line 1: this is not JSON"),
-        ('{\n"a": }', ".mcp.json line 2: this is not JSON"),
+        ("", ".mcp.json line 1: this is not valid JSON: Expecting value."),
+        ('{\n"a": }', ".mcp.json line 2: this is not valid JSON: Expecting value."),
         ("[]", ".mcp.json line 1: the file is a list, but must be a mapping"),
         ("{}", ".mcp.json line 1: `mcpServers` is missing"),
         ('{"mcpServers": NaN}', ".mcp.json cannot be read: NaN is not JSON"),
         ("[" * 100_000, ".mcp.json cannot be read"),
-        ("[" * 40 + "]" * 40, "values are nested more than 32 deep"),
+        ("[" * 40 + "]" * 40, "line 1: values are nested more than 32 levels deep; reduce the nesting."),
         (b'{"a":\n"\xff"}', ".mcp.json line 2: this is not UTF-8 text"),
         (b" " * (MAX_BYTES + 1), "is larger than"),
         ('{"mcpServers": {}, "x": 1}', "line 1: `x` is not a key of .mcp.json"),
-        ('{"mcpServers": {"a": {},\n"a": {}}}', "line 2: `mcpServers.a` was written in line 1 already"),
+        ('{"mcpServers": {"a": {},\n"a": {}}}', "line 2: `mcpServers.a` is already set in line 1; keep one of them."),
         (entry('"comand": "x"'), "line 4: `comand` is not a key of `mcpServers.files`; did you mean `command`?"),
         (entry('"command": "x",\n"env": {"A": 1}'), "line 5: `mcpServers.files.env.A` is the number 1, but must be"),
         (entry('"command": "x",\n"args": ["a",\n7]'), "line 6: `mcpServers.files.args[2]` is the number 7"),
-        (entry('"type": "ws"'), "line 4: `mcpServers.files.type` is the text 'ws', which is none of its values"),
+        (entry('"type": "ws"'), "line 4: `mcpServers.files.type` is the text 'ws', which is not one of its values"),
         (entry('"args": []'), "line 3: `mcpServers.files` has no `command`"),
         (entry('"type": "http"'), "line 3: `mcpServers.files` has no `url`"),
-        (entry('"command": "x",\n"url": "y"'), "line 5: `mcpServers.files.url` does not belong to a server of type"),
-        (entry('"type": "sse", "url": "http://a",\n"env": {}'), "line 5: `mcpServers.files.env` does not belong"),
+        (
+            entry('"command": "x",\n"url": "y"'),
+            "line 5: `mcpServers.files.url` is not a key of a server of type stdio;",
+        ),
+        (
+            entry('"type": "sse", "url": "http://a",\n"env": {}'),
+            "line 5: `mcpServers.files.env` is not a key of a server of type sse;",
+        ),
         (entry('"command": " "'), "line 4: `mcpServers.files.command` is empty"),
         (entry('"command": "${NOPE}"'), "refers to ${NOPE}, which is not set; set NOPE in the environment"),
-        (entry('"command": "x",\n"args": ["${1}"]'), "line 5: `mcpServers.files.args[1]` holds a `${` that is no"),
+        (
+            entry('"command": "x",\n"args": ["${1}"]'),
+            "line 5: `mcpServers.files.args[1]` contains a `${` that is not a reference;",
+        ),
         (entry('"command": "x", "args": ["${secret:A}"]'), "or ${secret:NAME} in `env` and `headers`."),
-        (entry('"command": "x", "env": {"A": "${secret:}"}'), "holds a `${` that is no reference"),
-        (entry('"command": "x", "env": {"A=B": "1"}'), "has the name 'A=B', which cannot be used"),
-        (entry('"command": "x\\u0000"'), "holds a character that cannot be sent"),
-        (entry('"url": "http://a", "headers": {"a b": "1"}'), "has the name 'a b'"),
-        (entry('"url": "http://a", "headers": {"a": "1\\r\\nb: 2"}'), "holds a character that cannot be sent"),
-        (entry('"url": "ftp://a"'), "line 4: `mcpServers.files.url` is no address that can be asked"),
-        (entry('"url": "https://me:secret@a/"'), "is no address that can be asked"),
-        (entry('"url": "http://[1"'), "is no address that can be asked"),
-        (entry('"url": "http://a b"'), "is no address that can be asked"),
+        (
+            entry('"command": "x", "env": {"A": "${secret:}"}'),
+            "`mcpServers.files.env.A` contains a `${` that is not a reference;",
+        ),
+        (
+            entry('"command": "x", "env": {"A=B": "1"}'),
+            "`mcpServers.files.env` has the invalid name 'A=B'; rename or remove it.",
+        ),
+        (entry('"command": "x\\u0000"'), "contains a character that cannot be sent; remove it."),
+        (
+            entry('"url": "http://a", "headers": {"a b": "1"}'),
+            "`mcpServers.files.headers` has the invalid name 'a b'; rename or remove it.",
+        ),
+        (
+            entry('"url": "http://a", "headers": {"a": "1\\r\\nb: 2"}'),
+            "contains a character that cannot be sent; remove it.",
+        ),
+        (
+            entry('"url": "ftp://a"'),
+            "line 4: `mcpServers.files.url` is not a valid URL; write one that begins with https:// or http://",
+        ),
+        (entry('"url": "https://me:secret@a/"'), "is not a valid URL; write one that begins with https:// or http://"),
+        (entry('"url": "http://[1"'), "is not a valid URL; write one that begins with https:// or http://"),
+        (entry('"url": "http://a b"'), "is not a valid URL; write one that begins with https:// or http://"),
     ],
 )
 def test_mistakes_name_file_line_key_and_fix(text: str | bytes, sentence: str) -> None:
-    assert sentence in wrong(text)
+    assert sentence in read_refusal(text)
 
 
 def test_a_password_in_a_url_is_not_repeated() -> None:
-    assert "hush" not in wrong(entry('"url": "https://me:hush@example.com/"'))
-    assert "hush" not in wrong(entry('"url": "${U}"'), U="hush")
+    assert "hush" not in read_refusal(entry('"url": "https://me:hush@example.com/"'))
+    assert "hush" not in read_refusal(entry('"url": "${U}"'), U="hush")
 
 
 @pytest.mark.parametrize("name", ["a", "A-1", "my_files", "x" * 32])
 def test_names_that_tools_can_be_called_by_are_accepted(name: str) -> None:
-    assert one({"command": "x"}, name).name == name
+    assert read_one({"command": "x"}, name).name == name
 
 
 @pytest.mark.parametrize("name", ["", "1a", "-a", "_a", "a_", "a__b", "a.b", "a b", "ä", "x" * 33])
 def test_names_that_no_tool_can_be_called_by_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name for a server"):
-        one({"command": "x"}, name)
+    with pytest.raises(ConfigError, match="is not a valid server name"):
+        read_one({"command": "x"}, name)
 
 
 def test_the_documented_example_is_read() -> None:
@@ -169,8 +193,11 @@ def test_whatever_is_written_nothing_else_is_raised(data: bytes) -> None:
 
 
 def test_a_server_may_be_given_longer_to_start() -> None:
-    assert one({"command": "npx"}).start_timeout == 60 * SECOND
-    assert one({"command": "npx", "startup_timeout_sec": 300}).start_timeout == 300 * SECOND
-    assert one({"url": "https://example.com/mcp", "startup_timeout_sec": 0.5}).start_timeout == SECOND // 2
-    text = wrong(entry('"command": "npx",\n      "startup_timeout_sec": 0'))
-    assert text == ".mcp.json line 5: `mcpServers.files.startup_timeout_sec` is 0; write seconds, from 0.1 to 3600."
+    assert read_one({"command": "npx"}).start_timeout == 60 * SECOND
+    assert read_one({"command": "npx", "startup_timeout_sec": 300}).start_timeout == 300 * SECOND
+    assert read_one({"url": "https://example.com/mcp", "startup_timeout_sec": 0.5}).start_timeout == SECOND // 2
+    text = read_refusal(entry('"command": "npx",\n      "startup_timeout_sec": 0'))
+    assert (
+        text
+        == ".mcp.json line 5: `mcpServers.files.startup_timeout_sec` is 0; write a number of seconds from 0.1 to 3600."
+    )

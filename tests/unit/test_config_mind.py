@@ -26,7 +26,7 @@ def agent(text: str = "") -> AgentFile:
     return parse_agent(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
 
 
-def refused(folder: Path, text: str, bound: str = "") -> str:
+def read_refusal(folder: Path, text: str, bound: str = "") -> str:
     with pytest.raises(ConfigError) as error:
         resolve_agent(fleet(bound), agent(text), folder)
     return str(error.value)
@@ -41,9 +41,12 @@ def refused(folder: Path, text: str, bound: str = "") -> str:
         ("model: 5\n", "agent.yaml line 2: `model` is the number 5, but must be one model"),
         ("model:\n", "agent.yaml line 2: `model` is empty, but must be one model"),
         ("model: 'openai:'\n", "agent.yaml line 2: `model` is the text 'openai:', but must be one model"),
-        ("model: opnai:gpt\n", "agent.yaml line 2: `model` is of an unknown provider `opnai`: write it under"),
+        (
+            "model: opnai:gpt\n",
+            "agent.yaml line 2: `model` has the unknown provider `opnai`; define it under `providers`; did you mean",
+        ),
         ("model: a:b\nfallback_models: c:d\n", "agent.yaml line 3: `fallback_models` is the text 'c:d', but must be a"),
-        ("fallback_models:\n- openai:a\n", "agent.yaml line 2: `fallback_models` stand in for a `model`, which is mis"),
+        ("fallback_models:\n- openai:a\n", "agent.yaml line 2: `fallback_models` requires a `model`; write it."),
         (
             "model_for:\n  sumary: a:b\n",
             "agent.yaml line 3: `sumary` is not a key of `model_for`; did you mean `summary`?",
@@ -51,15 +54,15 @@ def refused(folder: Path, text: str, bound: str = "") -> str:
         ("model_for:\n  summary: b\n", "agent.yaml line 3: `model_for.summary` is the text 'b', but must be one model"),
         (
             "model_for:\n  summary: mine:b\n",
-            "agent.yaml line 3: `model_for.summary` is of an unknown provider `mine`",
+            "agent.yaml line 3: `model_for.summary` has the unknown provider `mine`; define it under `providers`;",
         ),
         (
             "providers: {a: {}}\n",
-            "agent.yaml line 2: `base_url` is missing from `providers.a`, whose address is not known;",
+            "agent.yaml line 2: `base_url` is missing from `providers.a`, which is not a known provider; write it,",
         ),
         (
             "providers:\n  reflex:\n    base_url: http://a\n",
-            "agent.yaml line 3: `reflex` is no provider that could be rea",
+            "agent.yaml line 3: `reflex` is built in and has no endpoint; remove it.",
         ),
         (
             "providers:\n  a b:\n    base_url: http://a\n",
@@ -67,21 +70,30 @@ def refused(folder: Path, text: str, bound: str = "") -> str:
         ),
         (
             "providers:\n  a:\n    wire: grpc\n",
-            "agent.yaml line 4: `providers.a.wire` is the text 'grpc', which is none of its values; they are",
+            "agent.yaml line 4: `providers.a.wire` is the text 'grpc', which is not one of its values; they are",
         ),
         (
             "providers:\n  a:\n    base_url: a.example\n",
-            "agent.yaml line 4: `providers.a.base_url` must be an address,",
+            "agent.yaml line 4: `providers.a.base_url` must be a URL, as in https://api.example.com/v1, without a",
         ),
-        ("providers:\n  a:\n    base_url: ftp://a\n", "agent.yaml line 4: `providers.a.base_url` must be an address"),
-        ("providers:\n  a:\n    base_url: 'http://a:x'\n", "agent.yaml line 4: `providers.a.base_url` must be an addr"),
-        ("providers:\n  a:\n    base_url: 'https://:80'\n", "agent.yaml line 4: `providers.a.base_url` must be an add"),
+        (
+            "providers:\n  a:\n    base_url: ftp://a\n",
+            "agent.yaml line 4: `providers.a.base_url` must be a URL, as in https://api.example.com/v1, without a",
+        ),
+        (
+            "providers:\n  a:\n    base_url: 'http://a:x'\n",
+            "agent.yaml line 4: `providers.a.base_url` must be a URL, as in https://api.example.com/v1, without a",
+        ),
+        (
+            "providers:\n  a:\n    base_url: 'https://:80'\n",
+            "agent.yaml line 4: `providers.a.base_url` must be a URL, as in https://api.example.com/v1, without a",
+        ),
         ("providers:\n  a:\n    key: x\n", "agent.yaml line 4: `key` is not a key of `providers.a`;"),
         ("temperature: 3\n", "agent.yaml line 2: `temperature` is the number 3, but must be a number from 0 to 2."),
         ("temperature: hot\n", "agent.yaml line 2: `temperature` is the text 'hot', but must be a number from 0 to 2."),
         (
             "tool_calls: json\n",
-            "agent.yaml line 2: `tool_calls` is the text 'json', which is none of its values; they",
+            "agent.yaml line 2: `tool_calls` is the text 'json', which is not one of its values; they are `native`,",
         ),
         ("instructions: [a]\n", "agent.yaml line 2: `instructions` is a list, but must be text"),
         (
@@ -111,28 +123,28 @@ def refused(folder: Path, text: str, bound: str = "") -> str:
         ("limits:\n  max_output_tokens: 0\n", "agent.yaml line 3: `limits.max_output_tokens` is the number 0, but mu"),
         (
             "limits:\n  max_output_tokens: 100\n",
-            "agent.yaml line 3: no answer can be both: at most 100 tokens (`max_output_tokens`) and at least 256",
+            "agent.yaml line 3: `max_output_tokens` (100) is less than `min_output_tokens` (256); change one of",
         ),
         (
             "limits:\n  min_output_tokens: 9999\n",
-            "agent.yaml line 2: no answer can be both: at most 4096 tokens",
+            "agent.yaml line 2: `max_output_tokens` (4096) is less than `min_output_tokens` (9999); change one of",
         ),
         (
             "limits:\n  context_window: 4096\n",
-            "agent.yaml line 3: a window of 4096 tokens has no room beside an answer of up to 4096; raise it",
+            "agent.yaml line 3: context window of 4096 tokens is too small for max_output_tokens 4096; raise it, or",
         ),
         ("limits:\n  max_repeated_tool_steps: 0\n", "agent.yaml line 3: `limits.max_repeated_tool_steps` is the numb"),
         ("guardrails:\n  max_steps: 3\n", "agent.yaml line 3: `max_steps` is not a key of `guardrails`; its keys are"),
         (
             "limits:\n  reserve_tokens: 1\nguardrails:\n  reserve_tokens: 1\n",
-            "agent.yaml line 5: `guardrails.reserve_tokens` stands in agent.yaml line 3 already, as `limits.reser",
+            "agent.yaml line 5: `guardrails.reserve_tokens` is already set in agent.yaml line 3 as",
         ),
     ],
 )
-def test_what_cannot_be_thought_with_is_a_sentence_with_file_line_key_and_fix(
+def test_a_wrong_model_setting_is_a_sentence_with_file_line_key_and_fix(
     text: str, sentence: str, tmp_path: Path
 ) -> None:
-    assert refused(tmp_path, text).startswith(sentence)
+    assert read_refusal(tmp_path, text).startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -152,20 +164,20 @@ def test_what_cannot_be_thought_with_is_a_sentence_with_file_line_key_and_fix(
 def test_a_key_in_plain_text_is_refused_and_not_printed(written: str, file: str, tmp_path: Path) -> None:
     text = f"providers:\n  mine:\n    {written}\n"
     output, bound = (text, "") if file == "agent.yaml" else ("", text)
-    sentence = refused(tmp_path, output, bound)
+    sentence = read_refusal(tmp_path, output, bound)
     line = 4 if file == "agent.yaml" else 3
     assert sentence.startswith(f"{file} line {line}: `providers.mine.{written.partition(':')[0]}` must be ")
     assert KEY not in sentence
 
 
 def test_a_key_in_place_of_a_provider_is_not_printed(tmp_path: Path) -> None:
-    sentence = refused(tmp_path, f"providers:\n  openai: {KEY}\n")
+    sentence = read_refusal(tmp_path, f"providers:\n  openai: {KEY}\n")
     assert sentence.startswith("agent.yaml line 3: `providers.openai` must be a mapping, with a `key: value` on each")
     assert KEY[:6] not in sentence
 
 
 @pytest.mark.parametrize(
-    ("bound", "said", "sentence"),
+    ("bound", "text", "sentence"),
     [
         (
             "allowed_models: ['anthropic:*']\n",
@@ -175,7 +187,7 @@ def test_a_key_in_place_of_a_provider_is_not_printed(tmp_path: Path) -> None:
         (
             "",
             "model: anthropic:a\nfallback_models:\n- openai:b\nallowed_models: ['anthropic:*']\n",
-            "agent.yaml line 4: `fallback_models[1]` is `openai:b`, which is not among the `allowed_models` of agent",
+            "agent.yaml line 4: `fallback_models[1]` is `openai:b`, which is not in the `allowed_models` of",
         ),
         (
             "allowed_models: ['anthropic:*']\n",
@@ -225,15 +237,17 @@ def test_a_key_in_place_of_a_provider_is_not_printed(tmp_path: Path) -> None:
         (
             "agents:\n  limits:\n    max_output_tokens: 100\n",
             "",
-            "halter.yaml line 3: no answer can be both: at most 100 tokens (`max_output_tokens`) and at least 256",
+            "halter.yaml line 3: `max_output_tokens` (100) is less than `min_output_tokens` (256); change one of",
         ),
     ],
 )
-def test_an_agent_thinks_only_within_what_is_allowed(bound: str, said: str, sentence: str, tmp_path: Path) -> None:
-    assert refused(tmp_path, said, bound).startswith(sentence)
+def test_model_settings_beyond_what_is_allowed_are_rejected(
+    bound: str, text: str, sentence: str, tmp_path: Path
+) -> None:
+    assert read_refusal(tmp_path, text, bound).startswith(sentence)
 
 
-def test_what_the_fleet_allows_is_thought_with(tmp_path: Path) -> None:
+def test_model_settings_that_the_fleet_allows_are_accepted(tmp_path: Path) -> None:
     bound = "allowed_models: [reflex, 'house:*']\nallowed_hosts: ['*.example.com', '[::1]']\nallowed_secrets: [A]\n"
     text = (
         "model: house:big\nfallback_models: [reflex]\nreflex: [{when: a}]\nlimits: {max_retries: 1}\n"
@@ -276,13 +290,13 @@ def test_the_words_of_the_file_come_before_those_of_agents_md(tmp_path: Path) ->
     ("data", "why"),
     [
         (b"a\nb\xff\n", "is not UTF-8 text in line 2; save it as UTF-8."),
-        (b"a\nb\x00\n", "holds a NUL in line 2; remove it."),
+        (b"a\nb\x00\n", "contains a NUL character in line 2; remove it."),
         (b"a" * (MAX_BYTES + 1), "is larger than 1,000,000 bytes."),
     ],
 )
 def test_instructions_that_are_no_text_are_a_sentence(data: bytes, why: str, tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_bytes(data)
-    assert refused(tmp_path, "") == f"{tmp_path / 'AGENTS.md'} {why}"
+    assert read_refusal(tmp_path, "") == f"{tmp_path / 'AGENTS.md'} {why}"
 
 
 def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:
@@ -294,12 +308,12 @@ def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:
     (inside / "up").symlink_to(tmp_path)
     (inside / "loop.yaml").symlink_to(inside / "loop.yaml")
     for name in ("../replies.yaml", str(outside), "link.yaml", "up/replies.yaml", "x/../../replies.yaml"):
-        sentence = refused(inside, f"script: {name}\n")
+        sentence = read_refusal(inside, f"script: {name}\n")
         assert sentence.startswith(f"agent.yaml line 2: `script` names `{name[:40]}")
         assert "which leads out of the agent's folder; name a file in the agent's folder." in sentence
-    assert "loop.yaml`, which is not the name of a file;" in refused(inside, "reflex: loop.yaml\n")
+    assert "loop.yaml`, which is not a valid file name;" in read_refusal(inside, "reflex: loop.yaml\n")
     (inside / "AGENTS.md").symlink_to(outside)
-    assert refused(inside, "") == f"{inside / 'AGENTS.md'} leads out of the agent's folder."
+    assert read_refusal(inside, "") == f"{inside / 'AGENTS.md'} leads out of the agent's folder."
 
 
 def test_a_link_within_the_folder_is_followed(tmp_path: Path) -> None:
@@ -316,9 +330,9 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         ("folder", "cannot be read: Is a directory"),
         ("nowhere.yaml", "is missing"),
         ("agent.yaml/x", "is missing"),
-        ('"a\\0b"', "is not the name of a file"),
+        ('"a\\0b"', "is not a valid file name"),
     ):
-        sentence = refused(tmp_path, f"model: scripted\nscript: {name}\n")
+        sentence = read_refusal(tmp_path, f"model: scripted\nscript: {name}\n")
         assert sentence.startswith("agent.yaml line 3: `script` names `")
         assert f"which {why}; name a file in the agent's folder." in sentence
 
@@ -329,22 +343,22 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         (b"", "line 1: the file is empty"),
         (b"[]\n", "line 1: this must be a list of replies, but it is empty."),
         (b"text: Hello.\n", "line 1: this must be a list of replies, but it is a mapping."),
-        (b"- &a [x, x]\n- [*a, *a]\n", "line 1: anchors (`&name`) are not understood here"),
-        (b"- text: a\n- *b\n", "line 2: aliases (`*name`) are not understood here"),
-        (b"- text: [\n", "line 2: this is not YAML"),
+        (b"- &a [x, x]\n- [*a, *a]\n", "line 1: anchors (`&name`) are not supported; write each value out."),
+        (b"- text: a\n- *b\n", "line 2: aliases (`*name`) are not supported; write the value out."),
+        (b"- text: [\n", "line 2: this is not valid YAML: did not find expected node content."),
     ],
 )
 def test_a_script_that_cannot_be_read_is_a_sentence_with_its_own_line(
     data: bytes, sentence: str, tmp_path: Path
 ) -> None:
     (tmp_path / "replies.yaml").write_bytes(data)
-    assert refused(tmp_path, "script: replies.yaml\n").startswith(f"{tmp_path / 'replies.yaml'} {sentence}")
+    assert read_refusal(tmp_path, "script: replies.yaml\n").startswith(f"{tmp_path / 'replies.yaml'} {sentence}")
 
 
 def test_a_giant_script_is_not_read_to_its_end(tmp_path: Path) -> None:
     with (tmp_path / "replies.yaml").open("wb") as file:
         file.truncate(1 << 40)
-    assert "which is larger than 1,000,000 bytes" in refused(tmp_path, "script: replies.yaml\n")
+    assert "which is larger than 1,000,000 bytes" in read_refusal(tmp_path, "script: replies.yaml\n")
 
 
 def test_replies_and_rules_are_known_by_their_lines(tmp_path: Path) -> None:
@@ -354,7 +368,7 @@ def test_replies_and_rules_are_known_by_their_lines(tmp_path: Path) -> None:
     assert read.locate_reflex((1, "when")) == "agent.yaml line 5"
 
 
-def test_equal_minds_are_written_alike(tmp_path: Path) -> None:
+def test_equal_model_settings_have_one_canonical_form(tmp_path: Path) -> None:
     texts = ("model: openai:a\ntool_calls: native\n", "model: openai/a\n")
     first, second = (resolve_agent(FleetConfig(), agent(text), tmp_path).model_settings for text in texts)
     assert first.canonical() == second.canonical() != BrainSpec().canonical()

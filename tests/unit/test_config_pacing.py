@@ -48,7 +48,7 @@ sensors:
     interval: 5
     source:
       tool: get_market_data
-      params: {symbols: [AAPL, TSLA, SPY]}
+      arguments: {symbols: [AAPL, TSLA, SPY]}
     updates:
       - field: last_prices
       - field: indicators
@@ -74,7 +74,7 @@ def pacing(text: str = "", bound: str = "") -> Pacing:
     return resolve_agent(fleet(bound), agent(text), None).pacing
 
 
-def refused(text: str, bound: str = "") -> str:
+def read_refusal(text: str, bound: str = "") -> str:
     with pytest.raises(ConfigError) as error:
         pacing(text, bound)
     return str(error.value)
@@ -166,9 +166,15 @@ KEYS: list[tuple[str, str, Any, Any]] = [
     ("hot_state/fields/*/path", field("refresh_tool: look, path: a.b"), lambda p: p.fields["cash"].path, "a.b"),
     ("hot_state/fields/*/refresh_tool", field("refresh_tool: look"), lambda p: p.fields["cash"].refresh_tool, "look"),
     (
+        "hot_state/fields/*/refresh_arguments",
+        field("refresh_tool: look, refresh_arguments: {of: [1, {a: null}]}"),
+        lambda p: p.fields["cash"].refresh_arguments,
+        {"of": [1, {"a": None}]},
+    ),
+    (
         "hot_state/fields/*/refresh_params",
         field("refresh_tool: look, refresh_params: {of: [1, {a: null}]}"),
-        lambda p: p.fields["cash"].refresh_params,
+        lambda p: p.fields["cash"].refresh_arguments,
         {"of": [1, {"a": None}]},
     ),
     (
@@ -185,12 +191,18 @@ KEYS: list[tuple[str, str, Any, Any]] = [
         "In dollars.",
     ),
     ("sensors/name", sensor(), lambda p: p.sensors[0].name, "feed"),
-    ("sensors/type", sensor("{path: inbox}", kind="watch"), lambda p: p.sensors[0].type, "watch"),
+    ("sensors/type", sensor("{path: inbox}", kind="files"), lambda p: p.sensors[0].type, "files"),
     ("sensors/source/tool", sensor(), lambda p: p.sensors[0].source, SensorSource(tool="look")),
+    (
+        "sensors/source/arguments",
+        sensor("{tool: look, arguments: {of: [AAPL]}}"),
+        lambda p: p.sensors[0].source.arguments,
+        {"of": ["AAPL"]},
+    ),
     (
         "sensors/source/params",
         sensor("{tool: look, params: {of: [AAPL]}}"),
-        lambda p: p.sensors[0].source.params,
+        lambda p: p.sensors[0].source.arguments,
         {"of": ["AAPL"]},
     ),
     ("sensors/source/url", sensor(f"{{url: '{URL}'}}"), lambda p: p.sensors[0].source.url, URL),
@@ -206,10 +218,10 @@ KEYS: list[tuple[str, str, Any, Any]] = [
         lambda p: p.sensors[0].source.format,
         "websocket",
     ),
-    ("sensors/source/path", sensor("{path: /var/log}", kind="watch"), lambda p: p.sensors[0].source.path, "/var/log"),
+    ("sensors/source/path", sensor("{path: /var/log}", kind="files"), lambda p: p.sensors[0].source.path, "/var/log"),
     (
         "sensors/source/pattern",
-        sensor("{path: logs, pattern: '*.log'}", kind="watch"),
+        sensor("{path: logs, pattern: '*.log'}", kind="files"),
         lambda p: p.sensors[0].source.pattern,
         "*.log",
     ),
@@ -293,7 +305,7 @@ def test_no_key_is_without_a_test_that_shows_its_reader() -> None:
     assert sorted(texts) == sorted({key for key, *_ in KEYS})
 
 
-def test_an_agent_without_a_word_of_it_is_as_before() -> None:
+def test_an_agent_without_these_keys_is_not_autonomous() -> None:
     found = pacing()
     assert found == Pacing()
     assert list(found.names()) == ["message", "decision"]
@@ -357,17 +369,19 @@ def test_the_file_of_a_trader_can_be_read() -> None:
     assert list(found.names())[5:] == ["price_feed", "anomaly", "message", "decision"]
 
 
-def test_a_model_without_its_provider_is_told_how_it_is_written() -> None:
-    sentence = refused(TRADER.replace("MODEL", "qwen3-1.7b"))
+def test_a_model_without_its_provider_is_a_sentence_with_examples() -> None:
+    sentence = read_refusal(TRADER.replace("MODEL", "qwen3-1.7b"))
     assert sentence.startswith(
         "agent.yaml line 37: `sensors[1].signals[1].model` is the text 'qwen3-1.7b', but must be"
     )
-    assert sentence.endswith("write its provider before it, as in openai:qwen3-1.7b or ollama:qwen3-1.7b.")
+    assert sentence.endswith("add the provider, as in openai:qwen3-1.7b or ollama:qwen3-1.7b.")
 
 
-def test_a_field_that_nothing_writes_is_told_and_no_mistake() -> None:
+def test_a_field_that_nothing_writes_is_reported_and_no_mistake() -> None:
     (sentence,) = list_unwritten_fields(pacing(TRADER.replace("MODEL", "ollama:s")))
-    assert sentence.startswith("Nothing writes the field `signals_log`, so it will always be shown as not yet loaded:")
+    assert sentence.startswith(
+        "Nothing writes the field `signals_log`, so it is always shown as not yet loaded. Give it a"
+    )
     assert list_unwritten_fields(pacing(sensor())) == ()
 
 
@@ -419,7 +433,7 @@ def test_the_hosts_of_the_fleet_bound_what_a_sensor_reads() -> None:
     for url in ("https://api.example.com/a", "wss://feed.example.com", "http://[::1]:99/a"):
         kind = "stream" if url.startswith("ws") else "poll"
         assert pacing(sensor(f"{{url: '{url}'}}", kind=kind), bound).sensors[0].source.url == url
-    sentence = refused(sensor("{url: 'https://evil.example/a'}"), bound)
+    sentence = read_refusal(sensor("{url: 'https://evil.example/a'}"), bound)
     assert sentence.startswith(
         "agent.yaml line 5: `sensors[1].source.url` is at `evil.example`, but halter.yaml line 1"
     )
@@ -432,7 +446,7 @@ def test_the_models_of_the_fleet_bound_those_of_the_gate_and_of_signals() -> Non
         ("autonomy: {precheck_model: 'ollama:s'}\n", "autonomy.precheck_model"),
         (signal("model: 'ollama:s', prompt: Odd?"), "sensors[1].signals[1].model"),
     ):
-        assert f"`{key}` is `ollama:s`, but halter.yaml line 1 allows only `anthropic:*`" in refused(text, bound)
+        assert f"`{key}` is `ollama:s`, but halter.yaml line 1 allows only `anthropic:*`" in read_refusal(text, bound)
 
 
 def test_a_secret_that_is_listed_may_stand_in_a_header() -> None:
@@ -442,14 +456,14 @@ def test_a_secret_that_is_listed_may_stand_in_a_header() -> None:
     )
 
 
-def written_down(text: str) -> Pacing:
+def read_redacted_pacing(text: str) -> Pacing:
     return redact_definition(resolve_agent(FleetConfig(), agent(text), None))["pacing"]
 
 
 def test_what_may_be_a_key_is_not_written_down() -> None:
     headers = "{Authorization: 'Bearer ${secret:API}', X-Key: made-up-key}"
     text = "secrets: [API]\n" + sensor(f"{{url: '{URL}', headers: {headers}}}")
-    (sensor_spec,) = written_down(text).sensors
+    (sensor_spec,) = read_redacted_pacing(text).sensors
     assert sensor_spec.source.headers == {"Authorization": "${secret:API}", "X-Key": "…"}
     assert sensor_spec.source.url == "https://api.example.com/prices?…"
-    assert written_down(sensor()) == pacing(sensor())
+    assert read_redacted_pacing(sensor()) == pacing(sensor())

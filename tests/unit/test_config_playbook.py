@@ -18,15 +18,17 @@ def playbook(text: str) -> Playbook:
     return parse_playbook(load_bytes(text.encode(), "play.yaml"))
 
 
-def filled(argument: Any, texts: dict[str, str] | None = None, **inputs: Any) -> Any:
+def bind_argument(argument: Any, texts: dict[str, str] | None = None, **inputs: Any) -> Any:
     """Bind one argument of a step that follows one called `page`."""
-    text = f"- {{call: get, as: page}}\n- call: put\n  as: last\n  with: {{x: {json.dumps(argument)}}}\n"
+    text = f"- {{call: get, as: page}}\n- call: put\n  as: last\n  arguments: {{x: {json.dumps(argument)}}}\n"
     made = bind_arguments(playbook(text).steps[1], Results(inputs, {"page": PAGE} if texts is None else texts))
     return made.sentence if isinstance(made, MissingReference) else json.loads(made)["x"]
 
 
 def test_steps_are_read_in_their_order() -> None:
-    book = playbook("- call: get\n  with: {url: 'https://${inputs.host}/'}\n  as: page\n- call: put\n- call: get\n")
+    book = playbook(
+        "- call: get\n  arguments: {url: 'https://${inputs.host}/'}\n  as: page\n- call: put\n- call: get\n"
+    )
     assert [(step.call, step.name, step.line) for step in book.steps] == [
         ("get", "page", 1),
         ("put", "", 4),
@@ -59,7 +61,7 @@ def test_steps_are_read_in_their_order() -> None:
     ],
 )
 def test_references_are_replaced_and_whole_ones_keep_their_type(argument: Any, value: Any) -> None:
-    assert filled(argument, count=7) == value
+    assert bind_argument(argument, count=7) == value
 
 
 @pytest.mark.parametrize(
@@ -77,23 +79,25 @@ def test_references_are_replaced_and_whole_ones_keep_their_type(argument: Any, v
     ],
 )
 def test_a_reference_that_leads_nowhere_is_a_value_with_a_sentence(argument: str, sentence: str) -> None:
-    result = filled(argument, count=7)
+    result = bind_argument(argument, count=7)
     assert result.startswith("Step `last` (line 2): ")
     assert sentence in result
 
 
 @pytest.mark.parametrize("text", ["", "<html>", "NaN", "[1,", "[" * 100_000, "9" * 10_000])
 def test_text_that_is_not_json_is_said_to_be_none(text: str) -> None:
-    assert "needs JSON, but the output of step `page` is not JSON." in filled("${steps.page.json.x}", {"page": text})
+    assert "needs JSON, but the output of step `page` is not JSON." in bind_argument(
+        "${steps.page.json.x}", {"page": text}
+    )
 
 
 def test_a_step_that_gave_nothing_is_missing() -> None:
-    assert "the steps that gave a result are none." in filled("${steps.page.text}", {})
+    assert "the steps that gave a result are none." in bind_argument("${steps.page.text}", {})
 
 
 def test_results_are_never_searched_for_references() -> None:
-    assert filled("${steps.page.text}", {"page": "${inputs.count}"}, count=7) == "${inputs.count}"
-    assert filled("see ${steps.page.text}", {"page": "${steps.page.text}"}) == "see ${steps.page.text}"
+    assert bind_argument("${steps.page.text}", {"page": "${inputs.count}"}, count=7) == "${inputs.count}"
+    assert bind_argument("see ${steps.page.text}", {"page": "${steps.page.text}"}) == "see ${steps.page.text}"
 
 
 @pytest.mark.parametrize(
@@ -109,12 +113,12 @@ def test_results_are_never_searched_for_references() -> None:
     ],
 )
 def test_no_result_can_bring_in_the_name_of_a_secret(argument: str, page: str) -> None:
-    assert "would insert the name of a secret" in filled(argument, {"page": page})
+    assert "would insert the name of a secret" in bind_argument(argument, {"page": page})
 
 
 def test_any_text_of_a_result_can_be_passed_on() -> None:
     text = "\x00 \ud800 \u2028 é"
-    assert filled("${steps.page.text}", {"page": text}) == text
+    assert bind_argument("${steps.page.text}", {"page": text}) == text
 
 
 def test_results_grow_by_named_steps_only() -> None:
@@ -130,29 +134,41 @@ def test_results_grow_by_named_steps_only() -> None:
         ("- get\n", "play.yaml line 1: a step is a mapping with a `call`, but this is the text 'get'."),
         ("- call: a\n- skill: summarise\n", "play.yaml line 2: steps with a `skill` are not supported by this version"),
         (
-            "- call: a\n- wiht: {}\n",
-            "play.yaml line 2: `wiht` is not a key of a step; did you mean `with`? Its keys are",
+            "- call: a\n- argumets: {}\n",
+            "play.yaml line 2: `argumets` is not a key of a step; did you mean `arguments`? Its keys are",
         ),
-        ("- with: {}\n", "play.yaml line 1: a step needs a `call` that names a tool."),
+        ("- arguments: {}\n", "play.yaml line 1: a step needs a `call` that names a tool."),
         ("- call: 3\n", "play.yaml line 1: a step needs a `call` that names a tool."),
         ("- call: a\n  as: b c\n", "play.yaml line 2: `as` is the text 'b c', but must be a name"),
         ("- call: a\n  as:\n", "play.yaml line 2: `as` is empty, but must be a name"),
-        ("- call: a\n  as: b\n- call: a\n  as: b\n", "play.yaml line 4: an earlier step is called `b` already"),
-        ("- call: a\n  with: [1]\n", "play.yaml line 2: `with` is a list, but must be a mapping of arguments."),
         (
-            "- call: a\n  with:\n    x:\n    - ${steps.b.text}\n",
-            "play.yaml line 4: `${steps.b.text}` refers to no earlier",
+            "- call: a\n  as: b\n- call: a\n  as: b\n",
+            "play.yaml line 4: an earlier step is already called `b`; choose another name.",
         ),
         (
-            "- call: a\n  as: b\n  with: {x: '${steps.b.text}'}\n",
-            "play.yaml line 3: `${steps.b.text}` refers to no earli",
+            "- call: a\n  arguments: [1]\n",
+            "play.yaml line 2: `arguments` is a list, but must be a mapping of arguments.",
         ),
         (
-            "- call: a\n  with: {x: '${step.b.text}'}\n",
+            "- call: a\n  arguments:\n    x:\n    - ${steps.b.text}\n",
+            "play.yaml line 4: `${steps.b.text}` does not refer to an earlier step; the steps named before it are",
+        ),
+        (
+            "- call: a\n  as: b\n  arguments: {x: '${steps.b.text}'}\n",
+            "play.yaml line 3: `${steps.b.text}` does not refer to an earlier step; the steps named before it are",
+        ),
+        (
+            "- call: a\n  arguments: {x: '${step.b.text}'}\n",
             "play.yaml line 2: `${step.b.text}` is not a reference; write $",
         ),
-        ("- call: a\n  with: {x: '${HOME}'}\n", "play.yaml line 2: `${HOME}` is not a reference; write ${inputs.NAME}"),
-        ("- call: a\n  as: b\n- call: c\n  with: {x: '${steps.b}'}\n", "play.yaml line 4: `${steps.b}` is not a refer"),
+        (
+            "- call: a\n  arguments: {x: '${HOME}'}\n",
+            "play.yaml line 2: `${HOME}` is not a reference; write ${inputs.NAME}",
+        ),
+        (
+            "- call: a\n  as: b\n- call: c\n  arguments: {x: '${steps.b}'}\n",
+            "play.yaml line 4: `${steps.b}` is not a refer",
+        ),
         (
             "- {call: a}\n" * (MAX_STEPS + 1),
             f"play.yaml line {MAX_STEPS + 1}: a playbook has at most {MAX_STEPS} steps",
@@ -167,7 +183,7 @@ def test_a_wrong_playbook_is_a_sentence_with_a_line(text: str, sentence: str) ->
 
 @pytest.mark.parametrize("depth", range(50, 3000, 50))
 def test_a_deep_result_is_passed_on_or_refused_with_a_sentence(depth: int) -> None:
-    steps = playbook("- {call: get, as: page}\n- {call: put, with: {x: '${steps.page.json}'}}\n").steps
+    steps = playbook("- {call: get, as: page}\n- {call: put, arguments: {x: '${steps.page.json}'}}\n").steps
     made = bind_arguments(steps[1], Results({}, {"page": "[" * depth + "]" * depth}))
     assert isinstance(made, bytes) or made.sentence.startswith("Step `put` (line 2): ")
 

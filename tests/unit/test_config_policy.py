@@ -27,7 +27,7 @@ def fleet(text: str) -> FleetConfig:
     return parse_fleet(load_bytes(text.encode(), "halter.yaml")) if text else FleetConfig()
 
 
-def stored(text: str) -> FleetConfig:
+def store_and_parse(text: str) -> FleetConfig:
     return parse_stored_fleet(canonicalize_policy(fleet(text).raw))
 
 
@@ -111,7 +111,9 @@ def test_a_key_in_which_they_differ_is_named_with_what_that_means(
     in_store: str, in_file: str, key: str, how: DifferenceKind
 ) -> None:
     policy_differences = [
-        each for each in merge_with_policy(stored(in_store), fleet(in_file)).differences if each.key.startswith(key)
+        each
+        for each in merge_with_policy(store_and_parse(in_store), fleet(in_file)).differences
+        if each.key.startswith(key)
     ]
     assert [each.how for each in policy_differences] == [how]
     assert policy_differences[0].stored != policy_differences[0].written or key == "providers"
@@ -187,7 +189,7 @@ def is_within(resolved_policy: ResolvedPolicy, other: ResolvedPolicy) -> bool:
 
 
 READ = [fleet(text) for text in FILES]
-STORED = [stored(text) for text in FILES]
+STORED = [store_and_parse(text) for text in FILES]
 
 
 @pytest.mark.parametrize("alone", STORED, ids=FILES)
@@ -207,17 +209,17 @@ def test_what_holds_is_never_looser_than_the_stores_policy(alone: FleetConfig) -
 
 @pytest.mark.parametrize("text", FILES)
 def test_the_same_file_changes_nothing_and_says_nothing(text: str) -> None:
-    bound = merge_with_policy(stored(text), fleet(text))
+    bound = merge_with_policy(store_and_parse(text), fleet(text))
     assert bound.differences == ()
     assert resolve_policy(bound.fleet, agent()).digest() == resolve_policy(fleet(text), agent()).digest()
     assert (
-        resolve_policy(merge_with_policy(stored(text), None).fleet, agent()).digest()
+        resolve_policy(merge_with_policy(store_and_parse(text), None).fleet, agent()).digest()
         == resolve_policy(fleet(text), agent()).digest()
     )
 
 
 def test_a_cap_for_agents_in_a_file_does_not_raise_the_default_of_those_that_set_none() -> None:
-    fleet_config = merge_with_policy(stored("mode: SEMI"), fleet("agents: {limits: {max_cost_usd: 3}}")).fleet
+    fleet_config = merge_with_policy(store_and_parse("mode: SEMI"), fleet("agents: {limits: {max_cost_usd: 3}}")).fleet
     assert resolve_policy(fleet_config, agent()).caps.session.max_cost_usd == 1_000_000
     assert resolve_policy(fleet_config, agent("limits: {max_cost_usd: 2}")).caps.session.max_cost_usd == 2_000_000
     with pytest.raises(ConfigError, match=r"\$4\.00, but .+ allows only \$3\.00"):
@@ -225,7 +227,7 @@ def test_a_cap_for_agents_in_a_file_does_not_raise_the_default_of_those_that_set
 
 
 def test_a_rule_for_a_tool_in_a_file_does_not_hide_a_stricter_one_for_its_level_in_the_store() -> None:
-    in_store = stored("policy: {levels: {PRIVILEGED: {rate: 2/hour, approval: always}}}")
+    in_store = store_and_parse("policy: {levels: {PRIVILEGED: {rate: 2/hour, approval: always}}}")
     fleet_config = merge_with_policy(
         in_store, fleet("policy: {tools: {shell: {rate: 15/hour, approval: never}}}")
     ).fleet
@@ -233,8 +235,8 @@ def test_a_rule_for_a_tool_in_a_file_does_not_hide_a_stricter_one_for_its_level_
     assert (rule.rate, rule.approval) == (2, "always")
 
 
-def test_an_agent_that_asks_for_more_than_the_store_allows_is_told_whose_word_that_is() -> None:
-    fleet_config = merge_with_policy(stored("agents: {limits: {max_cost_usd: 2}}"), None).fleet
+def test_an_agent_beyond_the_stores_policy_is_a_sentence_that_names_the_policy() -> None:
+    fleet_config = merge_with_policy(store_and_parse("agents: {limits: {max_cost_usd: 2}}"), None).fleet
     with pytest.raises(ConfigError, match=r"\$3\.00, but this store's policy allows only \$2\.00") as error:
         resolve_policy(fleet_config, agent("limits: {max_cost_usd: 3}"))
     assert "default" not in str(error.value)
@@ -242,7 +244,7 @@ def test_an_agent_that_asks_for_more_than_the_store_allows_is_told_whose_word_th
 
 def test_a_stricter_file_is_named_with_its_line() -> None:
     fleet_config = merge_with_policy(
-        stored("mode: SEMI"), fleet("mode: SEMI\nagents:\n  limits:\n    max_cost_usd: 0.5")
+        store_and_parse("mode: SEMI"), fleet("mode: SEMI\nagents:\n  limits:\n    max_cost_usd: 0.5")
     ).fleet
     with pytest.raises(ConfigError, match=r"but halter\.yaml line 4 allows only \$0\.50"):
         resolve_policy(fleet_config, agent("limits: {max_cost_usd: 3}"))
@@ -276,7 +278,9 @@ def test_every_key_of_a_fleets_file_is_compared() -> None:
 
 
 def test_a_policy_of_a_newer_halter_is_not_taken_for_a_looser_one() -> None:
-    with pytest.raises(ConfigError, match=r"`moon` is not a key of this store's policy; .+ A newer Halter"):
+    with pytest.raises(
+        ConfigError, match=r"`moon` is not a key of this store's policy; .+ A newer version of Halter applied it"
+    ):
         parse_stored_fleet('{"moon":true}')
 
 

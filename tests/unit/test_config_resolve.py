@@ -62,7 +62,7 @@ def agent(text: str = "") -> AgentFile:
         (
             "",
             "mode: FULL\n",
-            "agent.yaml line 2: `mode` is FULL, but halter.yaml allows only SEMI (`mode`, which is the default).",
+            "agent.yaml line 2: `mode` is FULL, but halter.yaml allows only SEMI (`mode`, the default). An agent can",
         ),
         (
             "mode: ASSIST\n",
@@ -78,7 +78,7 @@ def agent(text: str = "") -> AgentFile:
         (
             "",
             "policy: {tools: {shell: {approval: never}}}\n",
-            "agent.yaml line 2: `policy.tools.shell.approval` is never, but halter.yaml allows only what the mode says",
+            "agent.yaml line 2: `policy.tools.shell.approval` is never, but halter.yaml allows only the mode's",
         ),
         (
             "",
@@ -204,7 +204,7 @@ policies = st.builds(
 )
 
 
-def accepted(ours: Policy, theirs: Policy) -> ResolvedPolicy | None:
+def resolve_or_none(ours: Policy, theirs: Policy) -> ResolvedPolicy | None:
     try:
         return resolve_policy(
             FleetConfig(FleetSpec(policy=ours)), AgentFile(AgentSpec(name="a", policy=theirs), SourceMap("agent.yaml"))
@@ -217,7 +217,7 @@ def accepted(ours: Policy, theirs: Policy) -> ResolvedPolicy | None:
 def test_no_agent_that_is_accepted_has_laxer_rules_than_the_fleet_alone(
     ours: Policy, theirs: Policy, declared: Level
 ) -> None:
-    with_agent, alone = accepted(ours, theirs), accepted(ours, Policy())
+    with_agent, alone = resolve_or_none(ours, theirs), resolve_or_none(ours, Policy())
     assert alone is not None
     if with_agent is None:
         return
@@ -230,7 +230,7 @@ def test_no_agent_that_is_accepted_has_laxer_rules_than_the_fleet_alone(
 
 @pytest.mark.parametrize("hosts", ["{}", "{hosts: []}"])
 def test_the_web_without_hosts_is_a_sentence(hosts: str) -> None:
-    with pytest.raises(ConfigError, match=r"agent\.yaml line 2: `tools\.http` has no hosts; name those"):
+    with pytest.raises(ConfigError, match=r"agent\.yaml line 2: `tools\.http` has no hosts; list the allowed hosts"):
         resolve_policy(fleet(), agent(f"tools: {{http: {hosts}}}\n"))
 
 
@@ -318,11 +318,11 @@ def tools(**levels: Level) -> list[ToolSpec]:
         ("phases:\n  work:\n  - read\n  - write\n", "agent.yaml line 5: there is no tool `write`;"),
         (
             "policy: {tools: {deploy: {level: SAFE}}}\n",
-            "agent.yaml line 2: `policy.tools.deploy.level` is SAFE, but PRIVILEGED holds for this tool;",
+            "agent.yaml line 2: `policy.tools.deploy.level` is SAFE, but PRIVILEGED applies to this tool; an agent",
         ),
         (
             "policy: {tools: {deploy: {rate: 50/hour}}}\n",
-            "agent.yaml line 2: `policy.tools.deploy.rate` is 50/hour, but 20/hour holds for this tool;",
+            "agent.yaml line 2: `policy.tools.deploy.rate` is 50/hour, but 20/hour applies to this tool; an agent",
         ),
         (
             "policy: {tools: {deploy: {rate: none}}}\n",

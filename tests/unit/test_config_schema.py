@@ -44,7 +44,7 @@ def test_every_key_at_the_top_is_described(schema: dict[str, Any]) -> None:
 def test_a_cap_is_a_number_of_dollars_or_none() -> None:
     limits = agent_schema()["properties"]["limits"]["properties"]
     assert limits["max_cost_usd"]["anyOf"] == [{"type": "number", "minimum": 0}, {"const": "none"}]
-    assert limits["cost_limit"] == limits["max_cost_usd"]
+    assert limits["cost_limit"] == {**limits["max_cost_usd"], "deprecated": True}
 
 
 def test_what_is_required_and_what_is_bounded_is_said() -> None:
@@ -159,7 +159,7 @@ WRONG = (
     "sensors: [{name: a, type: poll, source: {url: b.example}}]",
     "sensors: [{name: a, type: poll, source: {url: 'https://b:c@d'}}]",
     "sensors: [{name: a, type: poll, source: {tool: ''}}]",
-    "sensors: [{name: a, type: poll, source: {tool: b, params: [c]}}]",
+    "sensors: [{name: a, type: poll, source: {tool: b, arguments: [c]}}]",
     "sensors: [{name: a, type: poll, source: {url: 'https://b', headers: {'c d': e}}}]",
     "sensors: [{name: a, type: poll, source: {tool: b}, jitter: 2}]",
     "sensors: [{name: a, type: poll, source: {tool: b}, updates: [{path: c}]}]",

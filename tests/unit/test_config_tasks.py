@@ -55,18 +55,28 @@ HOOK = "type: webhook, url: 'https://hooks.example.com/a?b=c'"
 DOCS = "collections: {contracts: {path: docs}}\n"
 
 
-def of(kind: str, key: str) -> Any:
+def read_trigger_key(kind: str, key: str) -> Any:
     return lambda t: getattr(getattr(t, kind)[0], key)
 
 
-def common(kind: str, write: Any, first: str) -> list[tuple[str, str, Any, Any]]:
+def list_common_keys(kind: str, write: Any, first: str) -> list[tuple[str, str, Any, Any]]:
     """List the keys that all triggers have."""
     text = first + ", " if first else ""
     return [
-        (f"{kind}/name", write(first), of(kind, "name"), write("").partition("name: ")[2].partition(",")[0]),
-        (f"{kind}/prompt", write(first), of(kind, "prompt"), write("").partition("prompt: ")[2].partition(",")[0]),
-        (f"{kind}/max_cost_usd", write(f"{text}max_cost_usd: 0.1"), of(kind, "max_cost_usd"), 100_000),
-        (f"{kind}/max_cost_usd", write(f"{text}max_cost_usd: none"), of(kind, "max_cost_usd"), None),
+        (
+            f"{kind}/name",
+            write(first),
+            read_trigger_key(kind, "name"),
+            write("").partition("name: ")[2].partition(",")[0],
+        ),
+        (
+            f"{kind}/prompt",
+            write(first),
+            read_trigger_key(kind, "prompt"),
+            write("").partition("prompt: ")[2].partition(",")[0],
+        ),
+        (f"{kind}/max_cost_usd", write(f"{text}max_cost_usd: 0.1"), read_trigger_key(kind, "max_cost_usd"), 100_000),
+        (f"{kind}/max_cost_usd", write(f"{text}max_cost_usd: none"), read_trigger_key(kind, "max_cost_usd"), None),
         (
             f"{kind}/max_cost_usd_per_hour",
             write(f"{text}max_cost_usd_per_hour: 1"),
@@ -82,64 +92,74 @@ def common(kind: str, write: Any, first: str) -> list[tuple[str, str, Any, Any]]
         (
             f"{kind}/collections",
             DOCS + write(f"{text}collections: [contracts]"),
-            of(kind, "collections"),
+            read_trigger_key(kind, "collections"),
             ("contracts",),
         ),
     ]
 
 
-def played(kind: str, body: str, before: str = "") -> list[tuple[str, str, Any, Any]]:
+def list_playbook_keys(kind: str, body: str, before: str = "") -> list[tuple[str, str, Any, Any]]:
     text = f"{before}{kind}: [{{name: x, {body}, playbook: night.yaml, inputs: {{item: 3}}}}]\n"
     return [
-        (f"{kind}/playbook", text, of(kind, "playbook"), "night.yaml"),
-        (f"{kind}/inputs", text, of(kind, "inputs"), {"item": 3}),
+        (f"{kind}/playbook", text, read_trigger_key(kind, "playbook"), "night.yaml"),
+        (f"{kind}/inputs", text, read_trigger_key(kind, "inputs"), {"item": 3}),
     ]
 
 
-def pushed(text: str) -> str:
+def webhook_with(text: str) -> str:
     return webhook(f", {text}" if text else "")
 
 
 HOURS = "active_hours: {start: '08:00', end: '18:00'%s}"
 HALF = 30 * MINUTE
 KEYS: list[tuple[str, str, Any, Any]] = [
-    *common("schedules", schedule, "every: 15m"),
-    *played("schedules", "every: 15m"),
-    ("schedules/cron", schedule("cron: '0 9 * * 1-5'"), of("schedules", "cron"), "0 9 * * 1-5"),
-    ("schedules/every", schedule("every: 15m"), of("schedules", "every"), 15 * MINUTE),
-    ("schedules/at", schedule("at: 2036-12-24 09:00"), of("schedules", "at"), "2036-12-24 09:00"),
+    *list_common_keys("schedules", schedule, "every: 15m"),
+    *list_playbook_keys("schedules", "every: 15m"),
+    ("schedules/cron", schedule("cron: '0 9 * * 1-5'"), read_trigger_key("schedules", "cron"), "0 9 * * 1-5"),
+    ("schedules/every", schedule("every: 15m"), read_trigger_key("schedules", "every"), 15 * MINUTE),
+    ("schedules/at", schedule("at: 2036-12-24 09:00"), read_trigger_key("schedules", "at"), "2036-12-24 09:00"),
     (
         "schedules/timezone",
         schedule("every: 1h, timezone: Europe/Berlin"),
-        of("schedules", "timezone"),
+        read_trigger_key("schedules", "timezone"),
         "Europe/Berlin",
     ),
-    ("schedules/overlap", schedule("every: 1h, overlap: queue"), of("schedules", "overlap"), "queue"),
-    ("schedules/catch_up", schedule("every: 1h, catch_up: never"), of("schedules", "catch_up"), "never"),
-    ("schedules/jitter", schedule("every: 1h, jitter: 30s"), of("schedules", "jitter"), 30 * SECOND),
-    ("schedules/min_interval", schedule("every: 1h, min_interval: 5m"), of("schedules", "min_interval"), 5 * MINUTE),
+    ("schedules/overlap", schedule("every: 1h, overlap: queue"), read_trigger_key("schedules", "overlap"), "queue"),
+    ("schedules/catch_up", schedule("every: 1h, catch_up: never"), read_trigger_key("schedules", "catch_up"), "never"),
+    ("schedules/jitter", schedule("every: 1h, jitter: 30s"), read_trigger_key("schedules", "jitter"), 30 * SECOND),
+    (
+        "schedules/min_interval",
+        schedule("every: 1h, min_interval: 5m"),
+        read_trigger_key("schedules", "min_interval"),
+        5 * MINUTE,
+    ),
     *(
         (
             f"schedules/active_hours/{key}",
             schedule(f"every: 1h, {HOURS % ', timezone: Europe/Rome'}"),
-            of("schedules", "active_hours"),
+            read_trigger_key("schedules", "active_hours"),
             ActiveHours(start="08:00", end="18:00", timezone="Europe/Rome"),
         )
         for key in ("start", "end", "timezone")
     ),
-    *common("watches", watch, "path: in"),
-    *played("watches", "path: in"),
-    ("watches/path", watch(), of("watches", "path"), "in"),
-    ("watches/pattern", watch("path: in, pattern: '*.pdf'"), of("watches", "pattern"), "*.pdf"),
-    ("watches/collection", DOCS + watch("collection: contracts"), of("watches", "collection"), "contracts"),
-    ("watches/debounce", watch("path: in, debounce: 10s"), of("watches", "debounce"), 10 * SECOND),
-    ("watches/max_attempts", watch("path: in, max_attempts: 1"), of("watches", "max_attempts"), 1),
-    ("watches/max_parallel", watch("path: in, max_parallel: 1"), of("watches", "max_parallel"), 1),
-    ("watches/existing", watch("path: in, existing: false"), of("watches", "existing"), False),
-    *common("webhooks", pushed, ""),
-    *played("webhooks", "token: '${secret:HOOK}'", "secrets: [HOOK]\n"),
-    ("webhooks/token", webhook(), of("webhooks", "token"), "${secret:HOOK}"),
-    ("webhooks/max_bytes", webhook(", max_bytes: 10"), of("webhooks", "max_bytes"), 10),
+    *list_common_keys("watches", watch, "path: in"),
+    *list_playbook_keys("watches", "path: in"),
+    ("watches/path", watch(), read_trigger_key("watches", "path"), "in"),
+    ("watches/pattern", watch("path: in, pattern: '*.pdf'"), read_trigger_key("watches", "pattern"), "*.pdf"),
+    (
+        "watches/collection",
+        DOCS + watch("collection: contracts"),
+        read_trigger_key("watches", "collection"),
+        "contracts",
+    ),
+    ("watches/debounce", watch("path: in, debounce: 10s"), read_trigger_key("watches", "debounce"), 10 * SECOND),
+    ("watches/max_attempts", watch("path: in, max_attempts: 1"), read_trigger_key("watches", "max_attempts"), 1),
+    ("watches/max_parallel", watch("path: in, max_parallel: 1"), read_trigger_key("watches", "max_parallel"), 1),
+    ("watches/existing", watch("path: in, existing: false"), read_trigger_key("watches", "existing"), False),
+    *list_common_keys("webhooks", webhook_with, ""),
+    *list_playbook_keys("webhooks", "token: '${secret:HOOK}'", "secrets: [HOOK]\n"),
+    ("webhooks/token", webhook(), read_trigger_key("webhooks", "token"), "${secret:HOOK}"),
+    ("webhooks/max_bytes", webhook(", max_bytes: 10"), read_trigger_key("webhooks", "max_bytes"), 10),
     ("collections/*/path", DOCS, lambda t: t.collections["contracts"].path, "docs"),
     (
         "collections/*/pattern",
@@ -178,23 +198,33 @@ KEYS: list[tuple[str, str, Any, Any]] = [
 ]
 
 
-def told(key: str) -> Any:
+def read_channel_key(key: str) -> Any:
     return lambda t: getattr(t.notify.channels[0], key)
 
 
 CHANNELS: list[tuple[str, str, Any, Any]] = [
-    ("name", channel("type: in_app"), told("name"), "ops"),
-    ("type", channel("type: in_app"), told("type"), "in_app"),
-    ("to", channel(MAIL), told("to"), ("ada@example.com",)),
-    ("sender", channel(MAIL), told("sender"), "halter@example.com"),
-    ("host", channel(MAIL), told("host"), "mail.example.com"),
-    ("port", channel(f"{MAIL}, port: 2525"), told("port"), 2525),
-    ("security", channel(f"{MAIL}, security: tls"), told("security"), "tls"),
-    ("username", channel(f"{MAIL}, username: ada, password: '${{secret:KEY}}'"), told("username"), "ada"),
-    ("password", channel(f"{MAIL}, username: ada, password: '${{secret:KEY}}'"), told("password"), "${secret:KEY}"),
-    ("url", channel(HOOK), told("url"), "https://hooks.example.com/a?b=c"),
-    ("headers", channel(f"{HOOK}, headers: {{X-Key: '${{secret:KEY}}'}}"), told("headers"), {"X-Key": "${secret:KEY}"}),
-    ("service", channel("type: apprise, service: '${secret:KEY}'"), told("service"), "${secret:KEY}"),
+    ("name", channel("type: in_app"), read_channel_key("name"), "ops"),
+    ("type", channel("type: in_app"), read_channel_key("type"), "in_app"),
+    ("to", channel(MAIL), read_channel_key("to"), ("ada@example.com",)),
+    ("sender", channel(MAIL), read_channel_key("sender"), "halter@example.com"),
+    ("host", channel(MAIL), read_channel_key("host"), "mail.example.com"),
+    ("port", channel(f"{MAIL}, port: 2525"), read_channel_key("port"), 2525),
+    ("security", channel(f"{MAIL}, security: tls"), read_channel_key("security"), "tls"),
+    ("username", channel(f"{MAIL}, username: ada, password: '${{secret:KEY}}'"), read_channel_key("username"), "ada"),
+    (
+        "password",
+        channel(f"{MAIL}, username: ada, password: '${{secret:KEY}}'"),
+        read_channel_key("password"),
+        "${secret:KEY}",
+    ),
+    ("url", channel(HOOK), read_channel_key("url"), "https://hooks.example.com/a?b=c"),
+    (
+        "headers",
+        channel(f"{HOOK}, headers: {{X-Key: '${{secret:KEY}}'}}"),
+        read_channel_key("headers"),
+        {"X-Key": "${secret:KEY}"},
+    ),
+    ("service", channel("type: apprise, service: '${secret:KEY}'"), read_channel_key("service"), "${secret:KEY}"),
 ]
 ALL = [*KEYS, *((f"notify/channels/{key}", *rest) for key, *rest in CHANNELS)]
 
@@ -259,7 +289,7 @@ def test_no_key_is_without_a_test_that_shows_its_reader() -> None:
     assert schema["notify"]["properties"] == fleet_schema()["properties"]["notify"]["properties"]
 
 
-def test_an_agent_without_a_word_of_it_has_no_tasks_and_tells_in_the_app() -> None:
+def test_an_agent_without_these_keys_has_no_tasks_and_notifies_in_the_app() -> None:
     assert tasks() == Tasks(notify=Notify(channels=(IN_APP_CHANNEL,)))
     assert tasks().idle_halt == 5 * MINUTE
     assert tasks().concurrency is None

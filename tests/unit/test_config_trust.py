@@ -122,7 +122,7 @@ def test_a_root_over_everything_leaves_nothing_out(folder: Path, root: str) -> N
     assert digest_folder(folder) != before
 
 
-def test_what_has_changed_since_is_told(folder: Path, trust: TrustFile) -> None:
+def test_files_that_changed_since_are_listed(folder: Path, trust: TrustFile) -> None:
     contents = AgentCode(folder).contents()
     trust.trust(folder, digest_contents(contents), "ada", 7, contents)
     (folder / "server").write_text("evil")
@@ -158,7 +158,7 @@ def test_the_same_code_elsewhere_has_to_be_trusted_there(folder: Path, trust: Tr
 
 def test_a_link_out_to_a_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "linked").symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="is a link that leads out to a folder"):
+    with pytest.raises(ConfigError, match="links to a folder outside the agent's folder"):
         digest_folder(folder)
 
 
@@ -166,7 +166,7 @@ def test_a_link_to_data_is_refused(folder: Path) -> None:
     (folder / "agent.yaml").write_text(AGENT)
     (folder / "desk").mkdir()
     (folder / "linked").symlink_to("desk/server")
-    with pytest.raises(ConfigError, match="is a link to where data lies"):
+    with pytest.raises(ConfigError, match="links to a data folder"):
         digest_folder(folder)
 
 
@@ -318,7 +318,7 @@ def test_the_record_is_for_its_owner_alone_and_replaced_as_a_whole(
 def test_a_record_that_others_may_write_is_not_believed(folder: Path, trust: TrustFile, tmp_path: Path) -> None:
     trust.trust(folder, "one", "ada", 7)
     (tmp_path / "state/trust.json").chmod(0o666)
-    with pytest.raises(ConfigError, match="Others may write to"):
+    with pytest.raises(ConfigError, match="Other users can write to"):
         trust.is_trusted(folder, "one")
 
 
@@ -346,5 +346,5 @@ def test_a_folder_in_place_of_the_record_is_a_sentence(folder: Path, trust: Trus
 def test_too_much_code_is_a_sentence(folder: Path) -> None:
     with (folder / "large.py").open("wb") as file:
         file.truncate(MAX_BYTES + 1)
-    with pytest.raises(ConfigError, match="holds too much code to check"):
+    with pytest.raises(ConfigError, match="contains too much code to check"):
         digest_folder(folder)

@@ -37,7 +37,7 @@ from halter.loop.text_calls import to_text_message
 STRATEGIES: tuple[ContextStrategy, ...] = get_args(ContextStrategy)
 
 
-def said(text: str = "Well.", *calls: str) -> Message:
+def make_model_message(text: str = "Well.", *calls: str) -> Message:
     return Message("assistant", (Text(text, "model", trusted=False), *(ToolCall(each, "read", "{}") for each in calls)))
 
 
@@ -102,8 +102,8 @@ def test_what_is_said_in_place_of_the_rest_counts_as_well() -> None:
     ("message", "expected"),
     [
         (make_user_message("Hi."), True),
-        (said(), True),
-        (said("", "a"), True),
+        (make_model_message(), True),
+        (make_model_message("", "a"), True),
         (results("a"), False),
         (results("a", note="x"), False),
     ],
@@ -117,12 +117,12 @@ def test_nothing_begins_with_a_result(message: Message, expected: bool) -> None:
     [
         ([], 0),
         ([make_user_message("a")], 0),
-        ([make_user_message("a"), said(), make_user_message("b")], 2),
-        ([make_user_message("a"), said(), make_user_message("b"), make_user_message("c")], 2),
-        ([make_user_message("a"), said("", "x"), results("x")], 1),
-        ([make_user_message("a"), said("", "x"), results("x"), make_user_message("b")], 1),
-        ([make_user_message("a"), said("", "x"), make_user_message("b"), results("x")], 1),
-        ([make_user_message("a"), said()], 1),
+        ([make_user_message("a"), make_model_message(), make_user_message("b")], 2),
+        ([make_user_message("a"), make_model_message(), make_user_message("b"), make_user_message("c")], 2),
+        ([make_user_message("a"), make_model_message("", "x"), results("x")], 1),
+        ([make_user_message("a"), make_model_message("", "x"), results("x"), make_user_message("b")], 1),
+        ([make_user_message("a"), make_model_message("", "x"), make_user_message("b"), results("x")], 1),
+        ([make_user_message("a"), make_model_message()], 1),
     ],
 )
 def test_what_is_not_answered_yet_is_known(history: list[Message], expected: int) -> None:
@@ -131,12 +131,12 @@ def test_what_is_not_answered_yet_is_known(history: list[Message], expected: int
 
 HISTORY = [
     make_user_message("Task."),
-    said("", "a"),
+    make_model_message("", "a"),
     results("a"),
     make_user_message("Turn."),
-    said("", "b"),
+    make_model_message("", "b"),
     results("b"),
-    said(),
+    make_model_message(),
     make_user_message("Now."),
 ]
 
@@ -151,10 +151,12 @@ def test_a_view_has_the_task_the_marker_what_opened_the_turn_and_the_rest() -> N
 
 
 def test_messages_to_a_model_that_follow_each_other_become_one() -> None:
-    assert build_history_view([make_user_message("a"), results("x"), said(), said(), make_user_message("b")]) == (
+    assert build_history_view(
+        [make_user_message("a"), results("x"), make_model_message(), make_model_message(), make_user_message("b")]
+    ) == (
         Message("user", (Text("a"), *results("x").parts)),
-        said(),
-        said(),
+        make_model_message(),
+        make_model_message(),
         make_user_message("b"),
     )
     assert build_history_view(HISTORY)[0] is HISTORY[0]
@@ -162,7 +164,13 @@ def test_messages_to_a_model_that_follow_each_other_become_one() -> None:
 
 
 def test_results_in_what_opened_the_turn_go_with_their_calls() -> None:
-    history = [make_user_message("Task."), said("", "a"), results("a", note="Turn."), said(), make_user_message("Now.")]
+    history = [
+        make_user_message("Task."),
+        make_model_message("", "a"),
+        results("a", note="Turn."),
+        make_model_message(),
+        make_user_message("Now."),
+    ]
     opening, _, _ = build_history_view(history, Cut(3, (0, 2)))
     assert opening == Message("user", (Text("Task."), Text("Turn.", "config", reason="hint")))
 
@@ -248,7 +256,7 @@ def grow(session: Session, kind: str, length: int, calls: int) -> None:
         case "answer":
             names = [f"c{session.calls + each}" for each in range(calls)]
             session.calls += calls
-            session.history.append(said(text, *names))
+            session.history.append(make_model_message(text, *names))
             if names:
                 session.history.append(results(*names, note=text if length % 2 else ""))
                 session.turn = len(session.history) - 1 if length % 10 == 1 else session.turn
@@ -280,10 +288,10 @@ def ask(session: Session, window: int, strategy: ContextStrategy) -> None:
             pass
     marker = make_marker(session.cut, strategy, "S") if session.cut else None
     history_view = build_history_view(history, session.cut, marker)
-    promised(session, history_view, window)
+    require_promises(session, history_view, window)
 
 
-def promised(session: Session, messages: tuple[Message, ...], window: int) -> None:
+def require_promises(session: Session, messages: tuple[Message, ...], window: int) -> None:
     parts = flat(messages)
     assert sum(map(measure_message, messages)) <= window
     assert parts[: len(session.before)] == session.before

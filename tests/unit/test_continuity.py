@@ -59,7 +59,7 @@ class History:
         return Continuity(self.folder, self.place)
 
     def look(self, store: list[Stored] | None = None) -> OlderCopy | AcceptancePending | None:
-        return self.continuity().check(asking(self.events if store is None else store), STORE)
+        return self.continuity().check(make_asking(self.events if store is None else store), STORE)
 
 
 class Asking:
@@ -84,7 +84,7 @@ class Asking:
                 raise KeyError(name)
 
 
-def asking(events: Sequence[Stored]) -> Asking:
+def make_asking(events: Sequence[Stored]) -> Asking:
     return Asking(events)
 
 
@@ -101,7 +101,7 @@ steps = st.lists(st.tuples(st.integers(0, 3), st.sampled_from((*STREAMS, FLUSH))
 )
 
 
-def lived(history: History, taken: Steps) -> int:
+def run_processes(history: History, taken: Steps) -> int:
     """Let processes commit and checkpoint; tell how many events a store must have that lacks none of those known."""
     processes: dict[int, Checkpointer] = {}
     last: dict[int, int] = {}
@@ -126,7 +126,7 @@ def lived(history: History, taken: Steps) -> int:
 def test_every_copy_older_than_a_checkpoint_is_doubted_and_no_later_one(taken: Steps) -> None:
     with tempfile.TemporaryDirectory() as root:
         history = History(Path(root))
-        known = lived(history, taken)
+        known = run_processes(history, taken)
         for length in range(len(history.events) + 1):
             outcome = history.look(history.copy(length))
             assert (outcome is not None) == (length < known)
@@ -138,12 +138,12 @@ def test_every_copy_older_than_a_checkpoint_is_doubted_and_no_later_one(taken: S
 
 @given(taken=steps, after=steps, data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_an_accepted_copy_goes_on_and_verifies_and_a_still_older_one_is_doubted_again(
+def test_an_accepted_copy_continues_and_verifies_and_a_still_older_one_is_doubted_again(
     taken: Steps, after: Steps, data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
         history = History(Path(root))
-        known = lived(history, taken)
+        known = run_processes(history, taken)
         length = data.draw(st.integers(0, known - 1))
         lost = history.events[length:]
         outcome = history.look(history.copy(length))
@@ -191,7 +191,7 @@ def test_a_store_is_looked_at_in_a_few_reads_however_much_was_checkpointed(histo
     for number in range(3 * FITTING_CHECKPOINTS):
         process.on_commit([history.commits(f"session:{number % 7}"), history.commits("session:other")])
         process.flush()
-    ask = asking(history.events)
+    ask = make_asking(history.events)
     assert history.continuity().check(ask, STORE) is None
     assert ask.asked == FITTING_CHECKPOINTS
 
@@ -232,8 +232,8 @@ def test_a_line_that_nobody_signed_raises_no_doubt_and_hides_none(history: Histo
     forger.on_commit([ahead])
     forger.flush()
     continuity = Continuity(history.folder, history.place, trusted)
-    assert continuity.check(asking(history.events), STORE) is None
-    assert isinstance(continuity.check(asking(history.copy(1)), STORE), OlderCopy)
+    assert continuity.check(make_asking(history.events), STORE) is None
+    assert isinstance(continuity.check(make_asking(history.copy(1)), STORE), OlderCopy)
 
 
 def test_what_was_accepted_on_another_machine_is_accepted_here(history: History) -> None:
@@ -265,22 +265,22 @@ def test_a_store_that_is_gone_or_was_replaced_is_missed_where_it_was_used(histor
     missing_store = continuity.find_missing_store()
     assert missing_store is not None
     assert "is missing" in missing_store.sentence()
-    replaced = continuity.check(asking([]), "another")
+    replaced = continuity.check(make_asking([]), "another")
     assert isinstance(replaced, OlderCopy)
     assert "is not the one that was used here before" in replaced.sentence()
-    assert Continuity(history.folder, "elsewhere").check(asking([]), "another") is None
+    assert Continuity(history.folder, "elsewhere").check(make_asking([]), "another") is None
     continuity.remember("another")
-    assert continuity.check(asking([]), "another") is None
+    assert continuity.check(make_asking([]), "another") is None
 
 
-def spelled(folder: Path) -> Iterator[str]:
+def list_spellings(folder: Path) -> Iterator[str]:
     yield str(folder / "a.db")
     yield f"sqlite://{folder / 'a.db'}"
     yield f"{folder}/./b/../a.db"
 
 
 def test_a_place_has_one_name_and_no_password(tmp_path: Path) -> None:
-    assert len({format_store_location(url) for url in spelled(tmp_path)}) == 1
+    assert len({format_store_location(url) for url in list_spellings(tmp_path)}) == 1
     assert format_store_location("memory:") == ""
     text = format_store_location("postgresql://ada:secret@db.example:5432/fleet?connect_timeout=5")
     assert text == "postgresql://db.example:5432/fleet?schema=halter"

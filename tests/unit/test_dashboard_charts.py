@@ -47,7 +47,7 @@ from halter.operations.queries import HotStateShown
 ANY = st.text(st.characters(codec=None, categories=None), max_size=40)
 
 
-def stored(*events: AnyEvent) -> Sequence[Stored]:
+def store_events(*events: AnyEvent) -> Sequence[Stored]:
     """Events a second apart."""
     return [
         Stored(StreamId("session:s"), seq, event.KIND, 1, seq * SECOND, 1, "", None, b"", None, None, b"", b"", event)
@@ -96,7 +96,7 @@ def test_many_points_are_thinned_and_the_last_one_stays() -> None:
 
 
 def test_a_timeline_tells_turns_requests_calls_and_brakes_apart() -> None:
-    events = stored(
+    events = store_events(
         TurnStarted(turn=1),
         RequestStarted(request="r", model="m", purpose="turn", legs=()),
         RequestSettled(request="r", outcome="ok"),
@@ -120,7 +120,7 @@ def test_a_timeline_tells_turns_requests_calls_and_brakes_apart() -> None:
 
 def test_a_turn_that_ended_well_and_one_that_was_stopped_look_different() -> None:
     well, stopped = (
-        find_spans(stored(TurnStarted(turn=1), TurnEnded(turn=1, why="ended", sentence=sentence)), 0)[0].mood
+        find_spans(store_events(TurnStarted(turn=1), TurnEnded(turn=1, why="ended", sentence=sentence)), 0)[0].mood
         for sentence in ("", "It was stopped.")
     )
     assert well != stopped == BAD
@@ -136,7 +136,7 @@ def test_turns_skipped_in_a_row_are_one_span_and_one_line() -> None:
             SessionParked(state="SLEEPING", wake_at=99 * SECOND),
         )
     ]
-    events = stored(
+    events = store_events(
         TurnStarted(turn=1),
         TurnEnded(turn=1, why="ended"),
         *skips,
@@ -155,8 +155,8 @@ def test_turns_skipped_in_a_row_are_one_span_and_one_line() -> None:
     assert happenings[-1].text == "Halted"
 
 
-def test_what_a_model_and_a_tool_did_is_told_by_their_names() -> None:
-    events = stored(
+def test_what_a_model_and_a_tool_did_is_shown_by_their_names() -> None:
+    events = store_events(
         RequestStarted(request="r1", model="acme:small", purpose="turn", legs=()),
         RequestSettled(
             request="r1", outcome="ok", usage=Usage(input_tokens=1200, output_tokens=30), charge=Charge(usd=12_400)
@@ -171,7 +171,7 @@ def test_what_a_model_and_a_tool_did_is_told_by_their_names() -> None:
 
 
 def test_the_health_of_a_sensor_lasts_until_it_changes() -> None:
-    events = stored(SensorChanged(sensor="a", health="ok"), SensorChanged(sensor="a", health="failing"))
+    events = store_events(SensorChanged(sensor="a", health="ok"), SensorChanged(sensor="a", health="failing"))
     assert [(span.start, span.end, span.mood == BAD) for span in find_health_spans(events, 9 * SECOND)] == [
         (SECOND, 2 * SECOND, False),
         (2 * SECOND, 9 * SECOND, True),

@@ -50,7 +50,7 @@ def test_money_has_as_many_digits_as_it_needs(amount: str, shown: str) -> None:
     assert format_money(Decimal(amount)) == shown
 
 
-def test_what_is_spent_of_a_cap_is_told_in_cents_and_never_as_nothing() -> None:
+def test_what_is_spent_of_a_cap_is_shown_in_cents_and_never_as_nothing() -> None:
     assert format_share(Decimal("0.81"), Decimal(2)) == "$0.81 of $2.00"
     assert format_share(Decimal("0.001"), Decimal(2)) == "less than $0.01 of $2.00"
 
@@ -76,7 +76,7 @@ def test_an_agent_has_a_word_for_its_health_and_a_reason(line: AgentLine, word: 
     assert (label_health(line).text, explain_health(line), is_unwell(line)) == (word, why, unwell)
 
 
-def test_scopes_and_windows_are_told_as_people_say_them() -> None:
+def test_scopes_and_windows_are_shown_in_words() -> None:
     assert translate_scopes("session:a-1 was halted by ann.") == "Session a-1 was halted by ann."
     near = "96 % of the cap of trigger:a/reports (day/2026-11-17) are spent."
     assert translate_scopes(near) == "96 % of the cap of trigger a/reports (today) are spent."
@@ -128,7 +128,7 @@ def test_a_wake_that_nothing_followed_is_late() -> None:
         ([{"path": "a"}, {"path": "b"}], "2 items"),
     ],
 )
-def test_a_value_that_an_agent_knows_is_told_in_words(value: Any, shown: str) -> None:
+def test_a_value_that_an_agent_knows_is_shown_in_words(value: Any, shown: str) -> None:
     assert format_value(value) == shown
 
 
@@ -192,7 +192,7 @@ def test_a_time_that_cannot_be_read_is_refused() -> None:
         parse_browser_time("soon", "end")
 
 
-def test_the_arguments_of_a_call_are_told_from_what_is_said_about_them() -> None:
+def test_the_arguments_of_a_call_are_distinguished_from_notes_about_them() -> None:
     text = '{"to":"bob","amount":5}\ndesk wants to call pay after reading untrusted content:\n- to: {unnamed}'
     values, output = split_arguments(text)
     assert values == {"to": "bob", "amount": 5}

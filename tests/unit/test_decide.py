@@ -155,39 +155,39 @@ def test_an_answer_that_did_not_fit_its_form_counts_as_a_reminder(outcome: Any, 
     assert (acted.expected, acted.has_answered) == (expected, not expected)
 
 
-def spoken(text: str, stop: Any = "end") -> Turn:
+def make_spoken_turn(text: str, stop: Any = "end") -> Turn:
     return turn().with_reply(stop, (), 0, spoke=bool(text.strip()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_end_the_turn(kind: SessionKind) -> None:
-    assert step(spoken("Hello."), rules(kind=kind)) == Finish("ended")
+    assert step(make_spoken_turn("Hello."), rules(kind=kind)) == Finish("ended")
 
 
 def test_words_end_the_turn_also_when_time_or_steps_are_just_used_up() -> None:
-    assert why(step(spoken("Hello."), rules(max_steps=1), now=RULES.timeout)) == "ended"
+    assert why(step(make_spoken_turn("Hello."), rules(max_steps=1), now=RULES.timeout)) == "ended"
 
 
 def test_an_empty_answer_is_asked_about_once() -> None:
-    empty = spoken(" \n")
+    empty = make_spoken_turn(" \n")
     assert reason(step(empty)) == "empty_answer"
     again = empty.with_message("empty_answer", 0).with_reply("end", (), 0, spoke=False)
     assert step(again) == Finish("model_error", decide.REPEATED_EMPTY_ANSWER)
 
 
 def test_an_autonomous_turn_that_has_acted_may_end_in_silence() -> None:
-    silent = msgspec.structs.replace(spoken(""), fingerprints=("a",))
+    silent = msgspec.structs.replace(make_spoken_turn(""), fingerprints=("a",))
     assert step(silent, rules(kind="autonomous")) == Finish("ended")
     assert reason(step(silent, rules(kind="chat"))) == "empty_answer"
 
 
 def test_a_refusal_of_the_model_is_an_error() -> None:
-    assert why(step(spoken("No.", "refused"))) == "model_error"
+    assert why(step(make_spoken_turn("No.", "refused"))) == "model_error"
 
 
 @pytest.mark.parametrize(("used", "most", "ends"), [(0, 0, True), (0, 1, False), (1, 2, False), (2, 2, True)])
 def test_a_cut_answer_is_continued_so_often(used: int, most: int, *, ends: bool) -> None:
-    given = msgspec.structs.replace(spoken("Hel", "max_tokens"), recoveries=used)
+    given = msgspec.structs.replace(make_spoken_turn("Hel", "max_tokens"), recoveries=used)
     result = step(given, rules(max_tokens_recoveries=most))
     assert (why(result) == "ended") if ends else (reason(result) == "max_tokens_recovery")
     if not ends:
@@ -202,7 +202,7 @@ def test_a_cut_call_is_asked_for_again() -> None:
 
 
 def test_an_expected_output_is_asked_for_until_patience_ends() -> None:
-    given, expecting = spoken("Seven."), rules(expects_output=True)
+    given, expecting = make_spoken_turn("Seven."), rules(expects_output=True)
     for _ in range(MAX_OUTPUT_REMINDERS):
         assert reason(step(given, expecting)) == "output_expected"
         told = given.with_message("output_expected", 0)
@@ -220,30 +220,30 @@ def test_a_verb_ends_the_turn_only_where_it_came_out_well(tool: str, end: str) -
     assert step(bad) == Think()
 
 
-def acting(before: Turn, results: str) -> Turn:
+def repeat_call(before: Turn, results: str) -> Turn:
     """Make the same call once for each letter, which is its result."""
     for letter in results:
         before = before.with_results((CALL,), (ToolResult(CALL.id, CALL.tool, "ok", letter),), 0)
     return before
 
 
-def test_circles_are_told_of_once_and_then_end_the_turn() -> None:
-    circling = acting(turn(), "aaaa")
-    assert step(acting(turn(), "aaa")) == Think()
+def test_repetition_is_reported_once_and_then_ends_the_turn() -> None:
+    circling = repeat_call(turn(), "aaaa")
+    assert step(repeat_call(turn(), "aaa")) == Think()
     assert reason(step(circling)) == "repetition"
     hinted = circling.with_message("repetition", 0)
     assert step(hinted) == Think()
-    assert why(step(acting(hinted, "a"))) == "repetition"
-    assert step(acting(hinted, "b")) == Think()
+    assert why(step(repeat_call(hinted, "a"))) == "repetition"
+    assert step(repeat_call(hinted, "b")) == Think()
     assert step(circling, rules(max_repeated_tool_steps=0)) == Think()
 
 
-def test_a_circle_late_in_a_turn_is_told_of_and_ends_it_too() -> None:
-    circling = acting(turn(), "abcdefghijklmnopqrstuvwxyz" + "z" * 3)
+def test_repetition_late_in_a_turn_is_reported_and_ends_it_too() -> None:
+    circling = repeat_call(turn(), "abcdefghijklmnopqrstuvwxyz" + "z" * 3)
     assert reason(step(circling)) == "repetition"
     assert step(circling.with_message("repetition", 0)) == Think()
-    assert step(acting(circling.with_message("repetition", 0), "yx")) == Think()
-    assert why(step(acting(circling.with_message("repetition", 0), "yxyx"))) == "repetition"
+    assert step(repeat_call(circling.with_message("repetition", 0), "yx")) == Think()
+    assert why(step(repeat_call(circling.with_message("repetition", 0), "yxyx"))) == "repetition"
 
 
 circles = st.tuples(st.text("abcdefg", min_size=1, max_size=6), st.integers(1, 8)).map(
@@ -254,13 +254,13 @@ circles = st.tuples(st.text("abcdefg", min_size=1, max_size=6), st.integers(1, 8
 @drawn(st.lists(circles, max_size=4).map("".join), st.integers(1, 8))
 def test_a_turn_remembers_as_many_steps_as_its_circles_take(results: str, most: int) -> None:
     fingerprints = [fingerprint_step([CALL], [ToolResult(CALL.id, CALL.tool, "ok", each)]) for each in results]
-    acted = acting(turn(), results)
+    acted = repeat_call(turn(), results)
     assert find_repetition(acted.fingerprints, most) == find_repetition(fingerprints, most)
     assert acted.fingerprint_count == len(results)
 
 
 def test_a_long_turn_remembers_only_its_newest_steps() -> None:
-    assert len(acting(turn(), "abcdefghijklmnopqrstuvwxyz").fingerprints) == MAX_PERIOD + 1
+    assert len(repeat_call(turn(), "abcdefghijklmnopqrstuvwxyz").fingerprints) == MAX_PERIOD + 1
 
 
 def test_a_warning_is_given_once() -> None:
@@ -290,7 +290,7 @@ OVERFLOW = FailedAttempt("ContextOverflow: too long")
         ((OVERFLOW,), 1, Shrink()),
     ],
 )
-def test_a_failure_is_tried_again_then_elsewhere_then_told(failures: Any, models: int, found: Any) -> None:
+def test_a_failure_is_retried_then_tried_on_another_model_then_reported(failures: Any, models: int, found: Any) -> None:
     assert step(turn(failures=failures), rules(model_count=models)) == found
 
 
@@ -309,7 +309,7 @@ def test_pauses_grow_and_spread_and_have_an_end() -> None:
     assert compute_backoff(msgspec.structs.replace(RETRY, retry_after=10**12), 1, 1.0) == MAX_RETRY_AFTER
 
 
-def ended(end: TurnEnd, chosen: YieldRequest | None = None, **given: Any) -> Turn:
+def end_turn(end: TurnEnd, chosen: YieldRequest | None = None, **given: Any) -> Turn:
     return turn(**given).with_end(end, "", chosen, 0)
 
 
@@ -324,17 +324,17 @@ def ended(end: TurnEnd, chosen: YieldRequest | None = None, **given: Any) -> Tur
     ],
 )
 def test_a_halt_a_cancel_and_a_cap_end_any_session(kind: Any, end: Any, state: Any, terminal: Any) -> None:
-    assert decide_after_turn(ended(end), rules(kind=kind)) == End(state, terminal)
+    assert decide_after_turn(end_turn(end), rules(kind=kind)) == End(state, terminal)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_question_waits_for_its_answer_in_any_session(kind: SessionKind) -> None:
-    assert decide_after_turn(ended("asked"), rules(kind=kind)) == Park("WAITING_FOR_INPUT")
+    assert decide_after_turn(end_turn("asked"), rules(kind=kind)) == Park("WAITING_FOR_INPUT")
 
 
 @pytest.mark.parametrize("end", ["ended", *TROUBLES])
 def test_a_chat_waits_for_its_person_whatever_ended_its_turn(end: Any) -> None:
-    assert decide_after_turn(ended(end, trouble_count=9), rules(kind="chat")) == Park("WAITING_FOR_INPUT")
+    assert decide_after_turn(end_turn(end, trouble_count=9), rules(kind="chat")) == Park("WAITING_FOR_INPUT")
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_chat_waits_for_its_person_whatever_ended_its_turn(end: Any) -> None:
     ],
 )
 def test_a_task_ends_as_its_turn_does(end: Any, state: Any, terminal: Any) -> None:
-    assert decide_after_turn(ended(end), rules(kind="task")) == End(state, terminal)
+    assert decide_after_turn(end_turn(end), rules(kind="task")) == End(state, terminal)
 
 
 ALONE = rules(kind="autonomous", min_sleep=2 * SECOND, max_sleep=100 * SECOND)
@@ -364,29 +364,29 @@ ALONE = rules(kind="autonomous", min_sleep=2 * SECOND, max_sleep=100 * SECOND)
         (YieldRequest("sleep", 10**12), Park("SLEEPING", 100 * SECOND)),
     ],
 )
-def test_an_autonomous_session_goes_on_as_it_yielded(chosen: YieldRequest, after: Any) -> None:
-    assert decide_after_turn(ended("yielded", chosen), ALONE) == after
+def test_an_autonomous_session_continues_as_it_yielded(chosen: YieldRequest, after: Any) -> None:
+    assert decide_after_turn(end_turn("yielded", chosen), ALONE) == after
 
 
 @pytest.mark.parametrize("end", ["ended", *TROUBLES])
 def test_without_a_yield_its_pauses_double_up_to_the_longest(end: Any) -> None:
     def slept(before: int) -> int | None:
-        after_turn = decide_after_turn(ended(end, pause_count=before), ALONE)
+        after_turn = decide_after_turn(end_turn(end, pause_count=before), ALONE)
         assert isinstance(after_turn, Park)
         assert after_turn.state == "SLEEPING"
         return after_turn.sleep
 
     assert [slept(before) for before in range(7)] == [each * SECOND for each in (2, 4, 8, 16, 32, 64, 100)]
     assert slept(10_000) == 100 * SECOND
-    assert ended("yielded", YieldRequest("continue"), pause_count=5).pause_count == 0
+    assert end_turn("yielded", YieldRequest("continue"), pause_count=5).pause_count == 0
 
 
 @pytest.mark.parametrize("end", TROUBLES)
 def test_three_bad_turns_in_a_row_are_too_many(end: Any) -> None:
-    assert isinstance(decide_after_turn(ended(end, trouble_count=1), ALONE), Park)
-    assert decide_after_turn(ended(end, trouble_count=2), ALONE) == End("ERROR", end)
+    assert isinstance(decide_after_turn(end_turn(end, trouble_count=1), ALONE), Park)
+    assert decide_after_turn(end_turn(end, trouble_count=2), ALONE) == End("ERROR", end)
     assert (
-        ended("ended", trouble_count=2).trouble_count
-        == ended("yielded", YieldRequest("continue"), trouble_count=2).trouble_count
+        end_turn("ended", trouble_count=2).trouble_count
+        == end_turn("yielded", YieldRequest("continue"), trouble_count=2).trouble_count
         == 0
     )

@@ -80,7 +80,7 @@ def record(path: Path, journal: str, synchronous: str, count: int = COMMITS) -> 
     return recorder.log(), values
 
 
-def recovered(image: Image, path: Path) -> Rows | None:
+def recover(image: Image, path: Path) -> Rows | None:
     write_out(image.files, path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
@@ -95,7 +95,7 @@ def numbers(log: Log, seed: int = 1, per_point: int = 4) -> Iterator[tuple[Image
         yield image, find_committed(pages(**image.files), states)
 
 
-def lost(log: Log) -> int:
+def count_lost(log: Log) -> int:
     return sum(number is None or number < image.acknowledged for image, number in numbers(log))
 
 
@@ -115,7 +115,7 @@ def test_sqlite_recovers_every_image_to_the_commit_that_the_oracle_names(
         assert number >= image.acknowledged, image.moment
         if place % every:
             continue
-        assert recovered(image, tmp_path / "image.db") == values.get(states[number].label), image.moment
+        assert recover(image, tmp_path / "image.db") == values.get(states[number].label), image.moment
 
 
 def test_a_synced_wal_loses_nothing_that_was_acknowledged_and_invents_nothing(
@@ -175,14 +175,14 @@ def test_a_point_gives_at_most_as_many_images_as_asked_for(full: tuple[Log, dict
 @pytest.mark.parametrize("synchronous", ["OFF", "NORMAL"])
 def test_without_a_sync_at_each_commit_an_acknowledged_commit_is_lost(synchronous: str, tmp_path: Path) -> None:
     log, _ = record(tmp_path / "halter.db", "WAL", synchronous, 20)
-    assert lost(log) > 20
+    assert count_lost(log) > 20
 
 
 def test_a_disk_that_only_claims_to_sync_loses_an_acknowledged_commit(
     full: tuple[Log, dict[str, Rows | None]],
 ) -> None:
     log = full[0]
-    assert lost(replace(log, operations=tuple(o for o in log.operations if not isinstance(o, Synced))[:300])) > 20
+    assert count_lost(replace(log, operations=tuple(o for o in log.operations if not isinstance(o, Synced))[:300])) > 20
 
 
 @pytest.mark.parametrize("journal", ["DELETE", "TRUNCATE", "PERSIST"])
@@ -192,13 +192,13 @@ def test_a_rollback_journal_recovers_to_the_commit_that_the_oracle_names(journal
     for image, number in numbers(log, per_point=2):
         assert number is not None, image.moment
         assert image.acknowledged <= number <= image.acknowledged + 1, image.moment
-        assert recovered(image, tmp_path / "image.db") == values.get(states[number].label), image.moment
+        assert recover(image, tmp_path / "image.db") == values.get(states[number].label), image.moment
 
 
 def test_a_deleted_journal_may_come_back_where_its_folder_is_not_synced(tmp_path: Path) -> None:
     log, _ = record(tmp_path / "halter.db", "DELETE", "FULL", 5)
     assert Deleted("journal") in log.operations
-    assert lost(log) > 0
+    assert count_lost(log) > 0
 
 
 def test_the_log_replays_to_what_is_on_the_disk_even_where_memory_mapping_is_asked_for(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_recorder_refuses_to_go_while_a_connection_is_open(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("origin", ["/nowhere/_sqlite3.so", _ctypes.__file__])
-def test_a_library_that_cannot_be_reached_is_told_in_a_sentence(origin: str) -> None:
+def test_a_library_that_cannot_be_reached_is_reported_in_a_sentence(origin: str) -> None:
     with pytest.raises(RecorderUnusable, match="Use a Python whose sqlite3 module is linked to"):
         sqlite_library(origin)
 
@@ -298,7 +298,7 @@ def wal(tmp_path: Path) -> Iterator[tuple[Path, bytes]]:
         yield path, Path(f"{path}-wal").read_bytes()
 
 
-def reopened(db: bytes, wal: bytes, copy: Path) -> Rows | None:
+def reopen(db: bytes, wal: bytes, copy: Path) -> Rows | None:
     write_out({"db": db, "wal": wal, "journal": b""}, copy)
     with closing(sqlite3.connect(copy)) as connection:
         return rows(connection)
@@ -311,7 +311,7 @@ def checksum(data: bytes, order: str, first: int = 0, second: int = 0) -> tuple[
     return first, second
 
 
-def turned(wal: bytes) -> bytes:
+def swap_byte_order(wal: bytes) -> bytes:
     """The same WAL with the checksums of the other byte order, as a machine of the other kind writes it."""
     order = "<" if wal[3] & 1 else ">"
     header = wal[:3] + bytes([wal[3] ^ 1]) + wal[4:24]
@@ -326,11 +326,13 @@ def turned(wal: bytes) -> bytes:
 
 def test_both_byte_orders_of_checksums_are_understood_as_sqlite_does(wal: tuple[Path, bytes], tmp_path: Path) -> None:
     path, content = wal
-    assert turned(content) != content
-    assert turned(turned(content)) == content
-    assert parse(turned(content)) == parse(content)
+    assert swap_byte_order(content) != content
+    assert swap_byte_order(swap_byte_order(content)) == content
+    assert parse(swap_byte_order(content)) == parse(content)
     assert parse(content).commits == 5
-    assert reopened(path.read_bytes(), turned(content), tmp_path / "copy.db") == [(n, bytes(3000)) for n in range(4)]
+    assert reopen(path.read_bytes(), swap_byte_order(content), tmp_path / "copy.db") == [
+        (n, bytes(3000)) for n in range(4)
+    ]
 
 
 def test_wherever_a_wal_is_damaged_the_oracle_and_sqlite_keep_the_same_commits(
@@ -346,14 +348,14 @@ def test_wherever_a_wal_is_damaged_the_oracle_and_sqlite_keep_the_same_commits(
         for attempt in (damaged, cut):
             number = parse(attempt).commits
             counts[number] += 1
-            read = reopened(path.read_bytes(), attempt, tmp_path / "copy.db")
+            read = reopen(path.read_bytes(), attempt, tmp_path / "copy.db")
             assert read == ([(n, bytes(3000)) for n in range(number - 1)] if number else None)
     assert len(counts) == 5
 
 
 def test_the_wal_of_an_empty_database_counts_for_nothing(wal: tuple[Path, bytes], tmp_path: Path) -> None:
     assert pages(b"", wal[1]).size == 0
-    assert reopened(b"", wal[1], tmp_path / "copy.db") is None
+    assert reopen(b"", wal[1], tmp_path / "copy.db") is None
 
 
 def test_a_content_that_was_never_committed_or_twice_is_no_state() -> None:

@@ -32,8 +32,8 @@ def test_every_forgery_says_what_it_does_in_words_of_its_own() -> None:
 
 def test_a_plain_write_that_was_done_twice_or_never_is_found() -> None:
     assert kill.find_violations(DONE) == []
-    assert kill.find_violations([*DONE, DONE[2]]) == ["Step 3, a plain write, was done 2 times."]
-    assert kill.find_violations(DONE[:-1]) == ["Step 7 (pay) was never done."]
+    assert kill.find_violations([*DONE, DONE[2]]) == ["Step 3, a plain write, ran 2 times."]
+    assert kill.find_violations(DONE[:-1]) == ["Step 7 (pay) did not run."]
 
 
 def test_an_idempotent_write_may_be_repeated_under_its_own_key_only() -> None:
@@ -43,29 +43,32 @@ def test_an_idempotent_write_may_be_repeated_under_its_own_key_only() -> None:
     ]
 
 
-def test_a_doubt_that_nobody_was_asked_about_is_found_and_so_is_a_needless_question() -> None:
+def test_a_doubt_without_a_decision_is_found_and_so_is_a_needless_decision() -> None:
     assert kill.find_undecided([("c1", "pay"), ("c2", "put")], ["c1"]) == []
-    assert kill.find_undecided([("c1", "pay")], []) == ["The write c1 was in doubt, and no person was asked about it."]
-    assert kill.find_undecided([("c2", "put")], ["c2"]) == ["A person was asked about c2, which was in no doubt."]
+    assert kill.find_undecided([("c1", "pay")], []) == ["The write c1 was in doubt, but had no decision."]
+    assert kill.find_undecided([("c2", "put")], ["c2"]) == ["The call c2 had a decision, but was not in doubt."]
 
 
-def told(kind: str, at: int, **facts: object) -> RecordedEvent:
+def record_event(kind: str, at: int, **facts: object) -> RecordedEvent:
     return RecordedEvent("session:s", 1, kind, at, 1, facts)
 
 
 def test_what_begins_or_ends_a_second_after_a_halt_is_found() -> None:
-    recorded_event, settled = told("call_started", 0, call="c"), told("call_settled", SECOND // 2, call="c")
-    ended = told("session_ended", SECOND // 2, state="HALTED", terminal_reason="external_halt")
+    recorded_event, settled = (
+        record_event("call_started", 0, call="c"),
+        record_event("call_settled", SECOND // 2, call="c"),
+    )
+    ended = record_event("session_ended", SECOND // 2, state="HALTED", terminal_reason="external_halt")
     assert list(halt.find_late([recorded_event, settled, ended], 0)) == []
-    assert list(halt.find_late([recorded_event], 0)) == [LateFinding("has no outcome of c.")]
-    later = told("call_settled", SECOND, call="c")
+    assert list(halt.find_late([recorded_event], 0)) == [LateFinding("has no settlement of c.")]
+    later = record_event("call_settled", SECOND, call="c")
     assert list(halt.find_late([recorded_event, later], 0)) == [
-        LateFinding("had c under way until 1.00 s after the halt.", 0, 1)
+        LateFinding("had c in flight until 1.00 s after the halt.", 0, 1)
     ]
-    assert len(list(halt.find_late([told("call_started", 2 * SECOND, call="c"), settled], 0))) == 1
+    assert len(list(halt.find_late([record_event("call_started", 2 * SECOND, call="c"), settled], 0))) == 1
     assert list(halt.find_unended([ended])) == []
-    assert list(halt.find_unended([])) == ["was never ended."]
-    assert list(halt.find_unended([told("session_ended", 0, state="ERROR", terminal_reason="x")])) == [
+    assert list(halt.find_unended([])) == ["did not end."]
+    assert list(halt.find_unended([record_event("session_ended", 0, state="ERROR", terminal_reason="x")])) == [
         "ended ERROR, x."
     ]
 
@@ -88,9 +91,12 @@ def test_a_halt_without_the_name_of_who_did_it_is_found() -> None:
     planned = halt.rounds(1)[:1]
     scopes = planned[0].scopes()
     kinds = ("halt_requested", "halt_lifted")
-    fleet = [told(kind, 0, scope=scope, by=PERSON) for kind in kinds for scope in scopes]
+    fleet = [record_event(kind, 0, scope=scope, by=PERSON) for kind in kinds for scope in scopes]
     assert halt.find_unnamed(planned, fleet) == []
-    assert len(halt.find_unnamed(planned, [told("halt_requested", 0, scope=scopes[0], by="nobody"), *fleet[1:]])) == 1
+    assert (
+        len(halt.find_unnamed(planned, [record_event("halt_requested", 0, scope=scopes[0], by="nobody"), *fleet[1:]]))
+        == 1
+    )
     assert len(halt.find_unnamed(planned, fleet[1:])) == 1
 
 

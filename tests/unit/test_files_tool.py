@@ -115,7 +115,7 @@ async def test_a_link_to_a_file_is_neither_read_nor_written_through(desk: Desk) 
 
 
 @contextmanager
-def swapping(folder: Path, link: Path, target: Path) -> Iterator[None]:
+def swap_folder(folder: Path, link: Path, target: Path) -> Iterator[None]:
     """Exchange a folder for a link and back, as often as can be."""
     event = threading.Event()
 
@@ -146,7 +146,7 @@ async def test_a_link_swapped_in_between_leads_nowhere(desk: Desk) -> None:
     folder.mkdir()
     (folder / "secret.txt").write_text("harmless")
     answers: set[str] = set()
-    with swapping(folder, desk.root / "inner", desk.outside):
+    with swap_folder(folder, desk.root / "inner", desk.outside):
         for number in range(10):
             for name, values in (("read_file", {}), ("write_file", {"text": "harmless"})):
                 try:
@@ -173,7 +173,7 @@ async def test_special_files_are_not_opened(desk: Desk) -> None:
 async def test_large_files_are_read_in_parts_and_too_large_ones_not_written(tmp_path: Path) -> None:
     desk = Desk(tmp_path, max_read=10, max_write=20, max_entries=2)
     (desk.root / "big").write_text("0123456789abcde")
-    assert await desk.do("read_file", path="big") == "0123456789\n[5 more bytes: read on with offset=10]"
+    assert await desk.do("read_file", path="big") == "0123456789\n[5 more bytes; continue with offset=10]"
     assert await desk.do("read_file", path="big", offset=10) == "abcde"
     with pytest.raises(Failed, match="TooLarge"):
         await desk.do("write_file", path="big", text="x" * 21)
@@ -184,7 +184,7 @@ async def test_large_files_are_read_in_parts_and_too_large_ones_not_written(tmp_
     assert len(json.loads(await desk.do("find_files", pattern="*"))) == 3
 
 
-async def test_binary_files_are_told_as_such(desk: Desk) -> None:
+async def test_binary_files_are_reported_as_binary(desk: Desk) -> None:
     (desk.root / "image").write_bytes(b"\x89PNG\0")
     assert (await desk.do("read_file", path="image")).startswith("[5 bytes that are not text, in base64]")
 
@@ -196,6 +196,6 @@ async def test_what_is_missing_is_said_by_its_path(desk: Desk, name: str) -> Non
         await desk.do(name, path="a/b")
 
 
-def test_a_root_that_is_no_folder_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder"):
+def test_a_root_that_is_not_a_folder_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing, is not a folder\. Create it, or set another root\."):
         make_file_tools(tmp_path / "missing")

@@ -10,7 +10,7 @@ from halter.core.errors import LeaseLost
 from halter.guard.halts import run_shielded
 
 
-async def test_it_goes_on_when_whoever_waits_is_cancelled() -> None:
+async def test_it_continues_when_the_waiting_task_is_cancelled() -> None:
     go_on, event = asyncio.Event(), asyncio.Event()
 
     async def act() -> None:
@@ -34,7 +34,7 @@ async def test_whoever_waits_hears_what_went_wrong() -> None:
         await run_shielded(act())
 
 
-async def test_what_goes_wrong_when_nobody_waits_any_more_is_told_to_nobody() -> None:
+async def test_an_error_while_no_task_waits_is_ignored() -> None:
     fields: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: fields.append(context))
     go_on, event = asyncio.Event(), asyncio.Event()

@@ -42,7 +42,7 @@ def test_a_span_slides_over_all_moments(moments: list[int], most: int) -> None:
 
 def test_more_turns_than_without_a_sleep_are_found_also_across_the_full_hour() -> None:
     turns = [fact("turn_started", HOUR - MINUTE + number * SECOND) for number in range(51)]
-    assert list(too_many_turns(turns, LIMITS)) == ["took 51 turns within an hour, and may take 50 without a sleep."]
+    assert list(too_many_turns(turns, LIMITS)) == ["took 51 turns within an hour; the limit without a sleep is 50."]
     assert list(too_many_turns(turns[:50], LIMITS)) == []
 
 
@@ -83,5 +83,5 @@ def test_every_answer_is_charged_what_it_cost(charged: int, found: int) -> None:
         (SessionRemains([], "RUNNING", None, False, 0, 0), 1),
     ],
 )
-def test_at_the_end_it_is_over_for_a_reason_or_will_be_woken(left: SessionRemains, found: int) -> None:
+def test_at_the_end_a_session_has_ended_for_a_reason_or_will_be_woken(left: SessionRemains, found: int) -> None:
     assert len(list(find_active(left, 10))) == found

@@ -27,7 +27,7 @@ def balance(scope: str, spent: int, cap: int | None = None, by: str = "") -> Bal
     return {(scope, window): BudgetRow(scope, window, "usd", cap, 0, by, spent, held=DOLLAR // 2)}
 
 
-def test_an_agent_that_runs_by_itself_without_a_gate_is_forecast_at_what_its_caps_leave() -> None:
+def test_an_unattended_agent_without_a_gate_is_forecast_at_what_its_caps_leave() -> None:
     assert forecast_bounds(desk(Caps(), renews=True), {}, VIRTUAL_START, VIRTUAL_START + 12 * HOUR) == Forecast(
         5 * DOLLAR, 5 * DOLLAR
     )
@@ -67,7 +67,7 @@ def test_without_any_cap_it_is_any_amount_and_without_anything_to_do_it_is_nothi
     assert forecast_bounds(desk(Caps()), {}, VIRTUAL_START, VIRTUAL_START + DAY) == Forecast(0, 5 * DOLLAR)
 
 
-def test_a_session_that_nothing_renews_is_all_that_it_spends_by_itself() -> None:
+def test_an_unattended_agent_spends_at_most_one_session_that_nothing_renews() -> None:
     work = Clockwork(agent="desk", caps=Caps(), session_bounds=(DOLLAR // 3, DOLLAR // 3))
     assert forecast_bounds(work, {}, VIRTUAL_START, VIRTUAL_START + DAY) == Forecast(2 * (DOLLAR // 3), 5 * DOLLAR)
 

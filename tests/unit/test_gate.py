@@ -22,7 +22,7 @@ def expression(text: str) -> Expression | None:
     return compile_expression(text, KNOWS, "agent.yaml") if text else None
 
 
-def asked(
+def ask_gate(
     gate: Gate | None,
     field_changes: Sequence[FieldChange] = (),
     *,
@@ -73,14 +73,14 @@ def asked(
 def test_all_that_a_gate_says_must_hold_in_its_order(
     gate: Gate | None, changed: Sequence[FieldChange], answer: GateOpen | GateSkip | AskGateModel
 ) -> None:
-    assert asked(gate, changed) == answer
+    assert ask_gate(gate, changed) == answer
 
 
 @pytest.mark.parametrize(
     "gate", [Gate(), Gate(expression="false"), Gate(model="a:b"), Gate(on="always", expression="false")]
 )
 def test_whatever_is_pending_opens_the_gate(gate: Gate) -> None:
-    assert asked(gate, pending=True) == GateOpen()
+    assert ask_gate(gate, pending=True) == GateOpen()
 
 
 @pytest.mark.parametrize("gate", [Gate(), Gate(expression="false"), Gate(model="a:b")])
@@ -94,12 +94,12 @@ def test_the_first_turn_is_always_taken(gate: Gate) -> None:
     [(0, 0, NOTHING), (0, 10_000, NOTHING), (3, 2, NOTHING), (3, 3, GateOpen()), (3, 4, GateOpen()), (1, 0, NOTHING)],
 )
 def test_after_so_many_skips_a_turn_is_taken(most: int, skips: int, answer: GateOpen | GateSkip) -> None:
-    assert asked(Gate(max_skips=most), skips=skips) == answer
+    assert ask_gate(Gate(max_skips=most), skips=skips) == answer
 
 
 @pytest.mark.parametrize("text", ["hot.missing > 5", "hot.cash > 'a'", "hot.cash", "'yes'", "1 / 0 == 1", "null"])
 def test_an_expression_without_an_answer_leaves_the_gate_open(text: str) -> None:
-    outcome = asked(Gate(expression=text, model="a:b"), (CASH,))
+    outcome = ask_gate(Gate(expression=text, model="a:b"), (CASH,))
     assert isinstance(outcome, GateOpen)
     assert f"`{text}`" in outcome.sentence
 
@@ -176,7 +176,7 @@ def test_a_clear_answer_decides(reply: Reply, answer: GateOpen | GateSkip) -> No
 def test_whatever_is_no_clear_no_opens_the_gate(reply: Reply) -> None:
     gate_answer = parse_gate_answer(reply)
     assert isinstance(gate_answer, GateOpen)
-    assert gate_answer.sentence.startswith("The gate is left open")
+    assert gate_answer.sentence == "Gate open: the model's answer does not have the required form."
 
 
 def test_a_long_reason_is_kept_short_and_storable() -> None:

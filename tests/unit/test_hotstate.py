@@ -195,7 +195,7 @@ def test_nothing_is_added_to_what_is_no_array(field: HotField) -> None:
     assert hot.values() == {"x": 1}
 
 
-def test_a_full_array_goes_on_taking_news() -> None:
+def test_a_full_array_still_takes_new_values() -> None:
     hot = state(log=HotField(type="array"))
     for item in range(20):
         assert hot.put("log", f"{item:010}" * 1000, NOW, by="s", append=True) == ChangedValue()
@@ -262,7 +262,7 @@ def test_nothing_to_show_is_nothing() -> None:
 
 def test_of_many_notifications_the_newest_are_shown_and_the_rest_is_counted() -> None:
     texts = lines(HotState({}), notes=[f"note {number}" for number in range(25)])
-    assert texts[1] == "- 5 older ones are left out"
+    assert texts[1] == "- 5 older ones are omitted"
     assert texts[2] == '- "note 5"'
     assert texts[-1] == '- "note 24"'
     assert len(texts) == 22
@@ -290,7 +290,7 @@ def test_too_many_fields_to_show_are_counted() -> None:
     text = hot.render(NOW)
     assert len(text) <= MAX_BLOCK_LENGTH
     named = text.count("not yet loaded")
-    assert f"[{5000 - named} more fields are left out" in text
+    assert f"[{5000 - named} more fields are omitted: too many to show]" in text
 
 
 FAKES = [

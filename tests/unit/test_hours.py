@@ -135,7 +135,7 @@ NEAR = st.builds(lambda change, off: at(change) + off, CHANGES, st.integers(-2 *
 MOMENTS = NEAR | st.integers(at("2020-01-01"), at("2035-01-01"))
 
 
-def shown(minute: int) -> str:
+def format_minute(minute: int) -> str:
     return f"{minute // 60:02}:{minute % 60:02}"
 
 
@@ -145,7 +145,7 @@ def test_the_moment_that_is_named_is_the_first_active_one(
 ) -> None:
     if start == end:
         return
-    when = hours(shown(start), shown(end), zone)
+    when = hours(format_minute(start), format_minute(end), zone)
     until = find_wake_time(when, now)
     if until is None:
         return
@@ -167,7 +167,7 @@ def test_away_from_a_change_the_wall_clock_alone_decides(start: int, end: int, z
         return
     minute = local.hour * 60 + local.minute
     active = start <= minute < end if start < end else minute >= start or minute < end
-    assert (find_wake_time(hours(shown(start), shown(end), zone), now) is None) == active
+    assert (find_wake_time(hours(format_minute(start), format_minute(end), zone), now) is None) == active
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def redirect(to: str) -> bytes:
 
 
 @asynccontextmanager
-async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Site]:
+async def serve_site(tls: ssl.SSLContext | None = None) -> AsyncIterator[Site]:
     site = Site()
     server = await asyncio.start_server(site.serve, "127.0.0.1", 0, ssl=tls)
     async with server:
@@ -70,7 +70,7 @@ async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Site]:
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
-    async with serving() as served:
+    async with serve_site() as served:
         yield served
 
 
@@ -87,21 +87,21 @@ class Names:
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
-async def ran(subject: FunctionTool, **arguments: Any) -> str:
+async def run_tool(subject: FunctionTool, **arguments: Any) -> str:
     valid = subject.validate(json.dumps(arguments).encode())
     assert isinstance(valid, Valid)
     return (await subject.run(valid, Permit("call-1", 0, {}))).text
 
 
-async def got(url: str, hosts: Sequence[str] = ("*",), **options: Any) -> str:
+async def fetch(url: str, hosts: Sequence[str] = ("*",), **options: Any) -> str:
     headers = options.pop("headers", {})
     get, _ = make_http_tools(hosts, **{"tls": TRUSTING_NOBODY, **options})
-    return await ran(get, url=url, headers=headers)
+    return await run_tool(get, url=url, headers=headers)
 
 
-async def posted(url: str, body: str, **options: Any) -> str:
+async def post_body(url: str, body: str, **options: Any) -> str:
     _, post = make_http_tools(["*"], allow_addresses=LOOPBACK, tls=TRUSTING_NOBODY, **options)
-    return await ran(post, url=url, body=body)
+    return await run_tool(post, url=url, body=body)
 
 
 @pytest.mark.parametrize(
@@ -133,20 +133,20 @@ def test_addresses_of_the_internet_are_public(address: str) -> None:
 )
 async def test_no_form_of_an_inner_address_is_asked(site: Site, host: str) -> None:
     with pytest.raises(Failed, match=r"ForbiddenAddress|UnknownHost|BadUrl"):
-        await got(f"http://{host}:{site.port}/")
+        await fetch(f"http://{host}:{site.port}/")
     assert site.asked == []
 
 
 @pytest.mark.parametrize("found", [["127.0.0.1"], ["93.184.216.34", "127.0.0.1"], ["::ffff:10.0.0.1"], []])
 async def test_a_name_with_one_inner_address_is_not_asked_at_any(site: Site, found: list[str]) -> None:
     with pytest.raises(Failed, match=r"ForbiddenAddress|UnknownHost"):
-        await got(f"http://a.example:{site.port}/", resolve=Names(a_example=[found]))
+        await fetch(f"http://a.example:{site.port}/", resolve=Names(a_example=[found]))
     assert site.asked == []
 
 
 async def test_a_name_is_resolved_once_and_the_checked_address_is_used(site: Site) -> None:
     names = Names(a_example=[["127.0.0.1"], ["10.0.0.1"]])
-    answer = await got(f"http://a.example:{site.port}/x?y=1", resolve=names, allow_addresses=LOOPBACK)
+    answer = await fetch(f"http://a.example:{site.port}/x?y=1", resolve=names, allow_addresses=LOOPBACK)
     assert answer == "200 OK\n\nhello"
     assert names.known["a.example"] == [["10.0.0.1"]]
     assert site.asked[0].startswith("GET /x?y=1 HTTP/1.1\r\n")
@@ -173,7 +173,7 @@ async def test_each_redirect_is_looked_at_anew(site: Site, to: str, told: str) -
     hosts = ["a.example", "inner.example", "10.0.0.1", "169.254.169.254", "::ffff:a00:1", "167772161"]
     names = Names(a_example=[["127.0.0.1"]], inner_example=[["192.168.0.1"]], b_elsewhere=[["93.184.216.34"]])
     with pytest.raises(Failed, match=told):
-        await got(f"http://a.example:{site.port}/", hosts, resolve=names, allow_addresses=LOOPBACK)
+        await fetch(f"http://a.example:{site.port}/", hosts, resolve=names, allow_addresses=LOOPBACK)
 
 
 async def test_headers_for_one_place_are_not_carried_to_another(site: Site) -> None:
@@ -181,7 +181,7 @@ async def test_headers_for_one_place_are_not_carried_to_another(site: Site) -> N
     site.answer = lambda path: redirect(places[path]) if path in places else page("there")
     names = Names(a_example=[["127.0.0.1"]], b_example=[["127.0.0.1"]])
     options: Any = {"resolve": names, "allow_addresses": LOOPBACK}
-    answer = await got(f"http://a.example:{site.port}/", headers={"X-Key": "secret"}, **options)
+    answer = await fetch(f"http://a.example:{site.port}/", headers={"X-Key": "secret"}, **options)
     assert answer.endswith("there")
     assert ["secret" in each for each in site.asked] == [True, False, False]
 
@@ -208,47 +208,47 @@ def test_patterns_of_hosts_match_whole_names(host: str, pattern: str, *, below: 
 )
 async def test_a_host_that_is_not_named_is_not_asked(url: str) -> None:
     with pytest.raises(Failed, match=r"HostNotAllowed|BadUrl"):
-        await got(url, ["a.example"], resolve=Names(b_example=[["127.0.0.1"]]))
+        await fetch(url, ["a.example"], resolve=Names(b_example=[["127.0.0.1"]]))
 
 
 async def test_upper_case_and_a_final_dot_change_nothing(site: Site) -> None:
     names = Names(a_example=[["127.0.0.1"]], a_example_=[["127.0.0.1"]])
     for host in ("A.Example", "a.example."):
         url = f"http://{host}:{site.port}/"
-        assert await got(url, ["a.Example."], resolve=names, allow_addresses=LOOPBACK) == "200 OK\n\nhello"
+        assert await fetch(url, ["a.Example."], resolve=names, allow_addresses=LOOPBACK) == "200 OK\n\nhello"
 
 
 @pytest.mark.parametrize("url", ["", "a.example", "ftp://a.example/", "http://", "http://a\0b/", "http://[::1"])
-async def test_what_is_no_url_is_told(url: str) -> None:
+async def test_what_is_not_a_url_is_reported(url: str) -> None:
     with pytest.raises(Failed, match="BadUrl"):
-        await got(url)
+        await fetch(url)
 
 
 @pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding", "Connection"])
 async def test_headers_that_change_where_a_request_ends_are_refused(site: Site, name: str) -> None:
     with pytest.raises(Failed, match="BadHeader"):
-        await got(f"http://127.0.0.1:{site.port}/", headers={name: "x"}, allow_addresses=LOOPBACK)
+        await fetch(f"http://127.0.0.1:{site.port}/", headers={name: "x"}, allow_addresses=LOOPBACK)
     with pytest.raises(Failed, match="BadRequest"):
-        await got(f"http://127.0.0.1:{site.port}/", headers={"a": "b\r\nc: d"}, allow_addresses=LOOPBACK)
+        await fetch(f"http://127.0.0.1:{site.port}/", headers={"a": "b\r\nc: d"}, allow_addresses=LOOPBACK)
     assert site.asked == []
 
 
 async def test_long_and_binary_answers_are_bounded(site: Site) -> None:
     url = f"http://127.0.0.1:{site.port}/"
     site.answer = lambda _: page("x" * 1_000_000)
-    answer = await got(url, allow_addresses=LOOPBACK, max_bytes=1000)
+    answer = await fetch(url, allow_addresses=LOOPBACK, max_bytes=1000)
     assert len(answer) < 1100
     assert answer.endswith("[response truncated]")
     site.answer = lambda _: page(b"\0\1", content_type="image/png")
-    answer = await got(url, allow_addresses=LOOPBACK)
+    answer = await fetch(url, allow_addresses=LOOPBACK)
     assert answer == "200 OK\ncontent-type: image/png\n\n[2 bytes that are not text, in base64]\nAAE="
     site.answer = lambda _: page("é".encode("latin-1"), "404 Not Found", content_type="text/plain; charset=latin-1")
-    assert (await got(url, allow_addresses=LOOPBACK)).endswith("\n\né")
+    assert (await fetch(url, allow_addresses=LOOPBACK)).endswith("\n\né")
 
 
 async def test_a_post_carries_its_key_and_follows_no_redirect(site: Site) -> None:
     site.answer = lambda _: redirect("/elsewhere")
-    answer = await posted(f"http://127.0.0.1:{site.port}/", '{"a": 1}')
+    answer = await post_body(f"http://127.0.0.1:{site.port}/", '{"a": 1}')
     assert answer.startswith("302 Found\nlocation: /elsewhere")
     assert len(site.asked) == 1
     assert site.asked[0].endswith('{"a": 1}')
@@ -257,17 +257,17 @@ async def test_a_post_carries_its_key_and_follows_no_redirect(site: Site) -> Non
 
 async def test_a_post_whose_answer_is_lost_is_neither_done_nor_failed(site: Site) -> None:
     site.answer = lambda _: b""
-    with pytest.raises(Unstoppable, match="may or may not have done it"):
-        await posted(f"http://127.0.0.1:{site.port}/", "{}")
+    with pytest.raises(Unstoppable, match="it is unknown whether the request took effect"):
+        await post_body(f"http://127.0.0.1:{site.port}/", "{}")
     with pytest.raises(Failed):
-        await got(f"http://127.0.0.1:{site.port}/", allow_addresses=LOOPBACK)
+        await fetch(f"http://127.0.0.1:{site.port}/", allow_addresses=LOOPBACK)
 
 
 async def test_a_place_where_nobody_listens_is_a_failure(site: Site) -> None:
-    async with serving() as gone:
+    async with serve_site() as gone:
         port = gone.port
-    with pytest.raises(Failed, match=r"ConnectError: a\.example cannot be reached"):
-        await posted(f"http://a.example:{port}/", "{}", resolve=Names(a_example=[["127.0.0.1", "127.0.0.1"]]))
+    with pytest.raises(Failed, match=r"ConnectError: Cannot connect to a\.example: "):
+        await post_body(f"http://a.example:{port}/", "{}", resolve=Names(a_example=[["127.0.0.1", "127.0.0.1"]]))
 
 
 def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -296,11 +296,11 @@ def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext
 async def test_a_certificate_must_be_that_of_the_name_and_not_of_the_address(tmp_path: Path) -> None:
     server, client = certificate(tmp_path, "a.example")
     names = Names(a_example=[["127.0.0.1"]], b_example=[["127.0.0.1"]])
-    async with serving(server) as safe:
+    async with serve_site(server) as safe:
         options: Any = {"resolve": names, "allow_addresses": LOOPBACK, "tls": client}
-        assert await got(f"https://a.example:{safe.port}/", **options) == "200 OK\n\nhello"
-        with pytest.raises(Failed, match=r"ConnectError: b\.example cannot be reached"):
-            await got(f"https://b.example:{safe.port}/", **options)
+        assert await fetch(f"https://a.example:{safe.port}/", **options) == "200 OK\n\nhello"
+        with pytest.raises(Failed, match=r"ConnectError: Cannot connect to b\.example: "):
+            await fetch(f"https://b.example:{safe.port}/", **options)
     assert len(safe.asked) == 1
 
 

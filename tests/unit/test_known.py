@@ -42,7 +42,7 @@ class Table:
         return self.row
 
 
-def changing(*rows: HaltRow, deletes: list[RowKey] | None = None) -> Changes:
+def make_changes(*rows: HaltRow, deletes: list[RowKey] | None = None) -> Changes:
     return Changes(updates={row.key(): row for row in rows}, deletes=dict.fromkeys(deletes or []))
 
 
@@ -77,7 +77,7 @@ def test_after_somebody_else_wrote_everything_is_looked_up_again(table: Table, k
 
 def test_what_is_written_counts_when_it_is_committed(known: RowCache) -> None:
     known.load([FLEET])
-    known.written = changing(RESUMED)
+    known.written = make_changes(RESUMED)
     assert known.load([FLEET])[FLEET] == HALTED
     known.on_commit()
     assert known.load([FLEET])[FLEET] == RESUMED
@@ -85,7 +85,7 @@ def test_what_is_written_counts_when_it_is_committed(known: RowCache) -> None:
 
 def test_what_is_undone_was_never_there(known: RowCache) -> None:
     known.load([FLEET])
-    known.written = changing(deletes=[FLEET])
+    known.written = make_changes(deletes=[FLEET])
     known.forget()
     known.on_commit()
     assert known.load([FLEET])[FLEET] == HALTED
@@ -111,9 +111,9 @@ def engine(tmp_path: Path) -> Iterator[Callable[[], SqliteEngine]]:
         yield make
 
 
-def written(engine: SqliteEngine, row: HaltRow) -> None:
+def write_row(engine: SqliteEngine, row: HaltRow) -> None:
     result = engine.begin([FLEET]).loaded[FLEET]
-    engine.save(changing(row) if result else Changes({row.key(): row}))
+    engine.save(make_changes(row) if result else Changes({row.key(): row}))
     engine.commit()
 
 
@@ -122,47 +122,47 @@ def statements_of(engine: SqliteEngine, row: HaltRow) -> list[str]:
     texts: list[str] = []
     connection = cast("ForkSafeConnection", vars(engine)["_connection"])
     connection.set_trace_callback(texts.append)
-    written(engine, row)
+    write_row(engine, row)
     connection.set_trace_callback(None)
     return [each for each in texts if each.startswith("UPDATE")]
 
 
 def test_of_a_row_that_is_known_only_what_changes_is_written(engine: Callable[[], SqliteEngine]) -> None:
     sqlite_engine = engine()
-    written(sqlite_engine, HALTED)
+    write_row(sqlite_engine, HALTED)
     assert statements_of(sqlite_engine, HALTED) == []
     assert statements_of(sqlite_engine, RESUMED) == [
         'UPDATE halts SET "halted" = 0, "at" = 2 WHERE "scope" = \'fleet\''
     ]
-    assert seen(sqlite_engine) == RESUMED
+    assert read_halt(sqlite_engine) == RESUMED
 
 
 def test_what_another_wrote_is_compared_and_not_what_was_there_before(engine: Callable[[], SqliteEngine]) -> None:
     sqlite_engine, other = engine(), engine()
-    written(sqlite_engine, HALTED)
-    written(other, RESUMED)
-    written(sqlite_engine, HALTED)
-    assert seen(other) == HALTED
+    write_row(sqlite_engine, HALTED)
+    write_row(other, RESUMED)
+    write_row(sqlite_engine, HALTED)
+    assert read_halt(other) == HALTED
 
 
 def test_what_was_undone_is_written_when_it_comes_again(engine: Callable[[], SqliteEngine]) -> None:
     sqlite_engine = engine()
-    written(sqlite_engine, HALTED)
+    write_row(sqlite_engine, HALTED)
     sqlite_engine.begin([FLEET])
-    sqlite_engine.save(changing(RESUMED))
+    sqlite_engine.save(make_changes(RESUMED))
     sqlite_engine.rollback()
-    written(sqlite_engine, RESUMED)
-    assert seen(sqlite_engine) == RESUMED
+    write_row(sqlite_engine, RESUMED)
+    assert read_halt(sqlite_engine) == RESUMED
 
 
-def seen(engine: SqliteEngine) -> object:
+def read_halt(engine: SqliteEngine) -> object:
     try:
         return engine.begin([FLEET]).loaded[FLEET]
     finally:
         engine.rollback()
 
 
-def seen_by_write(engine: SqliteEngine) -> tuple[object, object]:
+def read_by_write(engine: SqliteEngine) -> tuple[object, object]:
     """The halt of the fleet and the head of its stream, as a write finds them that changes nothing."""
     loaded = engine.begin([FLEET, (StreamRow, "fleet")]).loaded
     engine.commit()
@@ -172,20 +172,20 @@ def seen_by_write(engine: SqliteEngine) -> tuple[object, object]:
 def test_two_processes_on_one_file_see_what_the_other_wrote(engine: Callable[[], SqliteEngine]) -> None:
     sqlite_engine, other = engine(), engine()
     for row in (HALTED, RESUMED, HALTED):
-        written(sqlite_engine, row)
-        assert seen(other) == row
-        assert seen(sqlite_engine) == row
-        written(other, RESUMED)
-        assert seen(sqlite_engine) == RESUMED
+        write_row(sqlite_engine, row)
+        assert read_halt(other) == row
+        assert read_halt(sqlite_engine) == row
+        write_row(other, RESUMED)
+        assert read_halt(sqlite_engine) == RESUMED
 
 
 def test_a_row_that_a_person_changes_by_hand_is_seen(engine: Callable[[], SqliteEngine], tmp_path: Path) -> None:
     sqlite_engine = engine()
-    written(sqlite_engine, HALTED)
+    write_row(sqlite_engine, HALTED)
     with sqlite3.connect(tmp_path / "halter.db") as hand:
         hand.execute("UPDATE halts SET reason = 'by hand'")
     hand.close()
-    assert getattr(seen(sqlite_engine), "reason", "") == "by hand"
+    assert getattr(read_halt(sqlite_engine), "reason", "") == "by hand"
 
 
 def test_what_is_made_once_is_looked_up_while_it_is_not_there_and_forgotten_when_it_is_gone() -> None:
@@ -240,7 +240,7 @@ def halt_write(key: str) -> Write:
     return halt("session:s", "ada", key)
 
 
-def selecting(engine: SqliteEngine) -> list[str]:
+def record_queries(engine: SqliteEngine) -> list[str]:
     """The queries for earlier writes that an engine makes from now on."""
     texts: list[str] = []
     connection = engine._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -248,13 +248,13 @@ def selecting(engine: SqliteEngine) -> list[str]:
     return texts
 
 
-async def test_a_stream_that_was_begun_here_is_not_asked_for_earlier_writes(
+async def test_a_stream_that_was_started_here_is_not_searched_for_earlier_writes(
     engine: Callable[[], SqliteEngine],
 ) -> None:
     sqlite_engine = engine()
     store = JournalStore(sqlite_engine, inline=True)
     await store.commit(halt_write("first"))
-    texts = selecting(sqlite_engine)
+    texts = record_queries(sqlite_engine)
     await store.claim(WorkerId("w"), 1)
     assert not (await store.commit(halt_write("second"))).is_repeated
     assert texts == []
@@ -270,7 +270,7 @@ async def test_a_stream_that_another_process_writes_to_is_asked_for_earlier_writ
     first, second = JournalStore(sqlite_engine, inline=True), JournalStore(other, inline=True)
     await first.commit(halt_write("mine"))
     await second.commit(halt_write("yours"))
-    texts = selecting(sqlite_engine)
+    texts = record_queries(sqlite_engine)
     assert (await first.commit(halt_write("yours"))).is_repeated
     assert len(texts) == 1
 
@@ -298,7 +298,7 @@ async def test_what_was_undone_is_not_known_after_a_write_that_decides_nothing(
         with pytest.raises(ZeroDivisionError):
             await store.commit(halt("fleet", "ada", "first"))
     await store.commit(Write(StreamId("fleet"), "nothing", lambda _: [], [FLEET]))
-    assert seen_by_write(sqlite_engine) == (None, None)
+    assert read_by_write(sqlite_engine) == (None, None)
 
 
 async def test_a_commit_whose_answer_was_lost_is_known_as_it_was_made(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ async def test_a_commit_whose_answer_was_lost_is_known_as_it_was_made(tmp_path: 
     losing.append("COMMIT")
     with pytest.raises(StoreError):
         await store.commit(halt("fleet", "ada", "first"))
-    halted, head = seen_by_write(sqlite_engine)
+    halted, head = read_by_write(sqlite_engine)
     assert isinstance(halted, HaltRow)
     assert isinstance(head, StreamRow)
     assert (await store.commit(halt("fleet", "ada", "first"))).is_repeated
@@ -386,9 +386,9 @@ async def test_a_question_to_a_file_that_fails_has_an_error_of_the_store(tmp_pat
 
 def test_rows_that_are_made_anew_are_looked_up_again(engine: Callable[[], SqliteEngine]) -> None:
     sqlite_engine = engine()
-    written(sqlite_engine, HALTED)
+    write_row(sqlite_engine, HALTED)
     sqlite_engine.replace(lambda _: [RESUMED])
-    assert seen_by_write(sqlite_engine)[0] == RESUMED
+    assert read_by_write(sqlite_engine)[0] == RESUMED
 
 
 async def test_a_store_that_is_opened_with_a_clock_set_back_puts_no_event_before_those_it_finds(tmp_path: Path) -> None:
@@ -408,7 +408,9 @@ def test_when_more_was_written_than_is_known_the_store_is_asked() -> None:
     for seq in range(1, MAX_CACHED_WRITES + 2):
         row_cache.load([head.key()])
         assert not row_cache.can_repeat([head.key()], [f"key{seq}"])
-        row_cache.written = Changes(updates={head.key(): head}, events=[stored(StreamId("fleet"), seq, f"key{seq}")])
+        row_cache.written = Changes(
+            updates={head.key(): head}, events=[make_stored(StreamId("fleet"), seq, f"key{seq}")]
+        )
         row_cache.on_commit()
         stream_rows = [head]
     row_cache.load([head.key()])
@@ -427,7 +429,7 @@ def begin_request(key: str, request: str, *, read: bool) -> Write:
     return Write(StreamId("fleet"), key, decide, rows_of_hold(request, legs))
 
 
-def looking_for_holds(engine: SqliteEngine) -> list[str]:
+def record_hold_queries(engine: SqliteEngine) -> list[str]:
     """The queries for holds that an engine makes from now on."""
     texts: list[str] = []
     connection = engine._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -437,7 +439,7 @@ def looking_for_holds(engine: SqliteEngine) -> list[str]:
 
 async def test_what_is_made_once_is_not_looked_up_before_it_is_made(engine: Callable[[], SqliteEngine]) -> None:
     sqlite_engine = engine()
-    store, texts = JournalStore(sqlite_engine, inline=True), looking_for_holds(sqlite_engine)
+    store, texts = JournalStore(sqlite_engine, inline=True), record_hold_queries(sqlite_engine)
     await store.commit(begin_request("first", "r1", read=False))
     assert texts == []
     await store.commit(begin_request("second", "r2", read=True))
@@ -450,7 +452,7 @@ async def test_what_is_made_once_and_there_already_is_found_by_a_process_that_do
 ) -> None:
     await JournalStore(engine(), inline=True).commit(begin_request("first", "r1", read=True))
     sqlite_engine = engine()
-    store, texts = JournalStore(sqlite_engine, inline=True), looking_for_holds(sqlite_engine)
+    store, texts = JournalStore(sqlite_engine, inline=True), record_hold_queries(sqlite_engine)
     again = await store.commit(begin_request("second", "r1", read=read))
     assert len(again.events) == (0 if read else 1)
     assert len(texts) == 1
@@ -473,7 +475,7 @@ def test_rows_that_are_looked_for_together_are_those_that_each_look_finds() -> N
     assert (rows.find([]), rows.find(both[:1])) == ([], [None])
 
 
-def stored(stream: StreamId, seq: int, key: str) -> Stored:
+def make_stored(stream: StreamId, seq: int, key: str) -> Stored:
     return Stored(
         stream, seq, "halt_requested", 1, 1, 0, key, None, b"{}", None, None, b"", b"", Unknown("x", 1, b"{}")
     )

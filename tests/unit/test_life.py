@@ -41,13 +41,13 @@ async def budgets(world: World) -> dict[str, tuple[int, int, int]]:
     return {row.scope: (row.spent, row.held, row.overrun) for row in rows if row.unit == "usd"}
 
 
-async def claimed(world: World, session: str) -> Lease:
+async def claim_session(world: World, session: str) -> Lease:
     leases = await world.store.claim(WorkerId("w1"), 10)
     return next(lease for lease in leases if lease.session == session)
 
 
-async def begun(world: World, session: str = "s1") -> Lease:
-    return await claimed(world, await world.start(session))
+async def start_session(world: World, session: str = "s1") -> Lease:
+    return await claim_session(world, await world.start(session))
 
 
 def child(parent: str = "s1", cap: int = CARVED) -> SessionStarted:
@@ -55,7 +55,7 @@ def child(parent: str = "s1", cap: int = CARVED) -> SessionStarted:
     return SessionStarted(session="kid", agent="helper", kind="task", started_by=parent, parent=parent, carved=carved)
 
 
-async def held(world: World, lease: Lease, usd: int, caps: Caps = CAPS, call: str = "call") -> HoldTaken:
+async def take_hold(world: World, lease: Lease, usd: int, caps: Caps = CAPS, call: str = "call") -> HoldTaken:
     amounts = make_legs(caps, Spender(lease.session, "agent"), world.now, usd=usd)
     answer = await hold(world.ledger, lease, CallStarted(call=call, tool="spend", legs=amounts))
     assert isinstance(answer, HoldTaken)
@@ -73,7 +73,7 @@ async def test_a_session_is_due_at_once_and_beginning_it_again_changes_nothing(w
 
 
 async def test_a_sleeping_session_is_due_at_its_time_and_belongs_to_nobody(world: World) -> None:
-    lease = await begun(world)
+    lease = await start_session(world)
     await world.store.commit(park_session(lease, "rest", SessionParked(state="SLEEPING", wake_at=world.now + HOUR)))
     row = await row_of(world, "s1")
     assert (row.state, row.due_at, row.owner) == ("SLEEPING", world.now + HOUR, NO_OWNER)
@@ -83,7 +83,7 @@ async def test_a_sleeping_session_is_due_at_its_time_and_belongs_to_nobody(world
 
 
 async def test_a_session_that_waits_without_a_time_is_due_only_when_something_arrives(world: World) -> None:
-    lease = await begun(world)
+    lease = await start_session(world)
     await world.store.commit(park_session(lease, "rest", SessionParked(state="WAITING_FOR_INPUT")))
     assert (await row_of(world, "s1")).due_at is None
     await world.advance(HOUR)
@@ -92,15 +92,15 @@ async def test_a_session_that_waits_without_a_time_is_due_only_when_something_ar
 
 
 async def test_a_resident_session_keeps_its_owner_while_it_rests(world: World) -> None:
-    lease = await begun(world)
+    lease = await start_session(world)
     await world.store.commit(park_session(lease, "rest", SessionParked(state="SLEEPING", resident=True)))
     assert (await row_of(world, "s1")).owner == "w1"
     await world.store.commit(wake_session(lease, "wake", "signal", 0))
     assert (await row_of(world, "s1")).state == "RUNNING"
 
 
-async def test_a_session_taken_up_without_a_cause_was_taken_over(world: World) -> None:
-    lease = await begun(world)
+async def test_a_session_claimed_without_a_cause_was_taken_over(world: World) -> None:
+    lease = await start_session(world)
     await world.send_message("s1", "Hello.")
     await world.store.commit(wake_session(lease, "wake", None, 1))
     (woken,) = [stored.event for stored in world.history if isinstance(stored.event, SessionWoken)]
@@ -110,7 +110,7 @@ async def test_a_session_taken_up_without_a_cause_was_taken_over(world: World) -
 
 @pytest.mark.parametrize("cause", ["message", "decision", "trigger", "child", "webhook", "timer"])
 async def test_people_decisions_and_whatever_else_is_no_signal_always_wake(world: World, cause: WakeCause) -> None:
-    lease = await begun(world)
+    lease = await start_session(world)
     await world.store.commit(park_session(lease, "rest", SessionParked(state="SLEEPING", wake_at=world.now + HOUR)))
     await world.store.commit(
         post_wake("s1", "news", WakePosted(cause=cause, origin="person", sender="mara", wakes=False))
@@ -120,7 +120,7 @@ async def test_people_decisions_and_whatever_else_is_no_signal_always_wake(world
 
 @pytest.mark.parametrize(("name", "wakes"), [("smoke", True), ("water", True), ("smok", False), ("", False)])
 async def test_a_signal_wakes_only_a_session_that_asked_for_it_by_name(world: World, name: str, *, wakes: bool) -> None:
-    lease = await begun(world)
+    lease = await start_session(world)
     rest = SessionParked(state="SLEEPING", wake_at=world.now + HOUR, wake_on=("smoke", "water"))
     await world.store.commit(park_session(lease, "rest", rest))
     await world.store.commit(
@@ -131,8 +131,8 @@ async def test_a_signal_wakes_only_a_session_that_asked_for_it_by_name(world: Wo
     assert row.inbox_head == 1
 
 
-async def test_for_a_session_that_is_over_or_never_was_nothing_is_written(world: World) -> None:
-    lease = await begun(world)
+async def test_for_a_session_that_has_ended_or_never_existed_nothing_is_written(world: World) -> None:
+    lease = await start_session(world)
     await world.store.commit(end_session(lease, "COMPLETED", "completed"))
     for session in ("s1", "nobody"):
         committed = await world.store.commit(post_message(session, f"to {session}", b"Hello?", "mara"))
@@ -141,7 +141,7 @@ async def test_for_a_session_that_is_over_or_never_was_nothing_is_written(world:
 
 
 async def test_parking_is_refused_while_something_that_wakes_is_unseen(world: World) -> None:
-    lease = await begun(world)
+    lease = await start_session(world)
     await world.send_message("s1", "Wait!")
     refused = await world.store.commit(park_session(lease, "rest", SessionParked(state="SLEEPING", inbox_seen=0)))
     assert refused.events == ()
@@ -151,7 +151,7 @@ async def test_parking_is_refused_while_something_that_wakes_is_unseen(world: Wo
 
 
 async def test_parking_is_not_refused_for_a_signal_that_nobody_asked_for(world: World) -> None:
-    lease = await begun(world)
+    lease = await start_session(world)
     await world.store.commit(
         post_wake("s1", "news", WakePosted(cause="signal", origin="sensor", sender="s", name="draught"))
     )
@@ -161,7 +161,7 @@ async def test_parking_is_not_refused_for_a_signal_that_nobody_asked_for(world: 
 
 
 async def test_an_ended_session_is_never_due_again(world: World) -> None:
-    lease = await begun(world)
+    lease = await start_session(world)
     await world.store.commit(end_session(lease, "HALTED", "external_halt"))
     row = await row_of(world, "s1")
     assert (row.state, row.terminal_reason, row.ended_at, row.due_at, row.owner) == (
@@ -176,8 +176,8 @@ async def test_an_ended_session_is_never_due_again(world: World) -> None:
 
 
 async def test_a_session_cannot_end_while_it_holds_money(world: World) -> None:
-    lease = await begun(world)
-    call = await held(world, lease, 20)
+    lease = await start_session(world)
+    call = await take_hold(world, lease, 20)
     assert (await world.store.commit(end_session(lease, "COMPLETED", "completed"))).events == ()
     assert (await row_of(world, "s1")).ended_at is None
     await world.ledger.settle(lease, call.flight, ActualResult("ok", usd=5))
@@ -185,7 +185,7 @@ async def test_a_session_cannot_end_while_it_holds_money(world: World) -> None:
 
 
 async def test_a_sub_sessions_cap_is_held_in_its_parents_session_and_nowhere_else(world: World) -> None:
-    lease = await begun(world)
+    lease = await start_session(world)
     committed = await world.store.commit(start_child(child(), lease, b"Help."))
     assert [event.stream for event in committed.events] == [session_stream("kid")]
     assert await budgets(world) == {"session:s1": (0, CARVED, 0), "session:kid": (0, 0, 0)}
@@ -194,8 +194,8 @@ async def test_a_sub_sessions_cap_is_held_in_its_parents_session_and_nowhere_els
 
 
 async def test_what_was_carved_is_the_sub_sessions_cap_whatever_its_own_configuration_says(world: World) -> None:
-    await world.store.commit(start_child(child(), await begun(world), b"Help."))
-    kid = await claimed(world, "kid")
+    await world.store.commit(start_child(child(), await start_session(world), b"Help."))
+    kid = await claim_session(world, "kid")
     generous = Caps(session=Cap(CAP * 10), agent=(), fleet=())
     amounts = make_legs(generous, Spender("kid", "helper"), world.now, usd=CARVED + 1)
     answer = await hold(world.ledger, kid, CallStarted(call="dear", tool="spend", legs=amounts))
@@ -205,14 +205,14 @@ async def test_what_was_carved_is_the_sub_sessions_cap_whatever_its_own_configur
 
 @pytest.mark.parametrize("cap", [CARVED + 1, None])
 async def test_a_sub_sessions_cap_is_never_raised_above_what_was_carved_for_it(world: World, cap: int | None) -> None:
-    await world.store.commit(start_child(child(), await begun(world), b"Help."))
+    await world.store.commit(start_child(child(), await start_session(world), b"Help."))
     kid = Account("session:kid", "", "usd")
     assert (await world.store.commit(change_cap(kid, cap, "ada", "raise"))).events == ()
     assert len((await world.store.commit(change_cap(kid, CARVED - 1, "ada", "lower"))).events) == 1
 
 
 async def test_a_session_that_still_holds_tokens_does_not_end(world: World) -> None:
-    lease = await begun(world)
+    lease = await start_session(world)
     amounts = make_legs(Caps(token_budget=500), Spender("s1", "agent"), world.now, usd=0, tokens=100)
     answer = await hold(world.ledger, lease, RequestStarted(request="r", model="m", purpose="turn", legs=amounts))
     assert isinstance(answer, HoldTaken)
@@ -222,7 +222,7 @@ async def test_a_session_that_still_holds_tokens_does_not_end(world: World) -> N
 
 
 async def test_without_room_below_the_parents_cap_no_sub_session_begins(world: World) -> None:
-    lease = await begun(world)
+    lease = await start_session(world)
     committed = await world.store.commit(start_child(child(cap=CAP + 1), lease))
     (refusal,) = [stored.event for stored in committed.events]
     assert isinstance(refusal, CostCapReached)
@@ -232,18 +232,18 @@ async def test_without_room_below_the_parents_cap_no_sub_session_begins(world: W
 
 
 async def test_a_sub_session_waits_for_its_parents_other_holds(world: World) -> None:
-    lease = await begun(world)
-    call = await held(world, lease, 80)
+    lease = await start_session(world)
+    call = await take_hold(world, lease, 80)
     assert (await world.store.commit(start_child(child(), lease))).events == ()
     await world.ledger.settle(lease, call.flight, ActualResult("ok", usd=5))
     assert len((await world.store.commit(start_child(child(), lease))).events) == 1
 
 
 async def test_at_its_end_a_sub_session_settles_what_was_carved_out_with_what_it_really_spent(world: World) -> None:
-    parent = await begun(world)
+    parent = await start_session(world)
     await world.store.commit(start_child(child(), parent))
-    kid = await claimed(world, "kid")
-    call = await held(world, kid, 20, CHILD_CAPS)
+    kid = await claim_session(world, "kid")
+    call = await take_hold(world, kid, 20, CHILD_CAPS)
     assert (await budgets(world))["fleet"] == (0, 20, 0)
     await world.ledger.settle(kid, call.flight, ActualResult("ok", usd=12))
     await world.store.commit(end_session(kid, "COMPLETED", "completed", "s1"))
@@ -254,11 +254,11 @@ async def test_at_its_end_a_sub_session_settles_what_was_carved_out_with_what_it
 
 
 async def test_what_a_sub_session_spent_beyond_its_cap_is_charged_to_its_parent_too(world: World) -> None:
-    parent = await begun(world)
-    await held(world, parent, CAP - CARVED, call="parent's own")
+    parent = await start_session(world)
+    await take_hold(world, parent, CAP - CARVED, call="parent's own")
     await world.store.commit(start_child(child(), parent))
-    kid = await claimed(world, "kid")
-    call = await held(world, kid, CARVED, CHILD_CAPS)
+    kid = await claim_session(world, "kid")
+    call = await take_hold(world, kid, CARVED, CHILD_CAPS)
     await world.ledger.settle(kid, call.flight, ActualResult("ok", usd=CARVED + 7))
     committed = await world.store.commit(end_session(kid, "BUDGET_EXCEEDED", "cost_cap_reached", "s1"))
     incident, outcome, result = (stored.event for stored in committed.events)
@@ -271,7 +271,7 @@ async def test_what_a_sub_session_spent_beyond_its_cap_is_charged_to_its_parent_
 
 
 async def test_a_child_of_a_taken_over_parent_begins_with_a_generation_of_its_own(world: World) -> None:
-    await begun(world)
+    await start_session(world)
     await world.advance(MINUTE)
     (parent,) = await world.store.claim(WorkerId("w2"), 10)
     assert parent.generation == 2

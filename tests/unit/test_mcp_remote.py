@@ -34,7 +34,7 @@ def terms(**more: Any) -> McpTerms:
     return replace(McpTerms(ManualClock(), {}), **more)
 
 
-async def ran(tool: McpTool, **arguments: Any) -> str:
+async def run_tool(tool: McpTool, **arguments: Any) -> str:
     outcome = tool.validate(json.dumps(arguments).encode())
     assert isinstance(outcome, Valid), outcome
     return (await tool.run(outcome, Permit("call-1", deadline=0, secrets={}))).text
@@ -57,12 +57,12 @@ async def test_an_honest_server_is_used_over_http() -> None:
     async with honest() as url, open_mcp_tools([ToolServer("web", "http", url=url)], terms()) as offer:
         tools = {tool.spec.name: tool for tool in offer.tools}
         assert offer.omissions == ()
-        assert await ran(tools["web__add"], a=2, b=3) == "5"
-        assert await asyncio.gather(*(ran(tools["web__shout"], text=f"x{n}") for n in range(10))) == [
+        assert await run_tool(tools["web__add"], a=2, b=3) == "5"
+        assert await asyncio.gather(*(run_tool(tools["web__shout"], text=f"x{n}") for n in range(10))) == [
             f"X{n}" for n in range(10)
         ]
         with pytest.raises(Failed, match="no paper left"):
-            await ran(tools["web__fail"], reason="no paper left")
+            await run_tool(tools["web__fail"], reason="no paper left")
 
 
 class Actor:
@@ -143,9 +143,9 @@ class ModernActor(Actor):
 
 async def test_requests_about_a_task_name_it_in_their_headers() -> None:
     """What routes by headers finds the server that has the task."""
-    clock, actor = ManualClock(), ModernActor(saying("200 OK"), READ)
+    clock, actor = ManualClock(), ModernActor(make_answer("200 OK"), READ)
     async with actor.playing(clock=clock) as tool:
-        call = asyncio.create_task(ran(tool))
+        call = asyncio.create_task(run_tool(tool))
         await let_server_work(clock, call)
         assert await call == "as you wish"
     (text,) = [head.lower() for head in actor.headers if "tasks/get" in head.lower()]
@@ -153,7 +153,7 @@ async def test_requests_about_a_task_name_it_in_their_headers() -> None:
     assert "mcp-name: task-1\r\n" in text
 
 
-def saying(head: str, body: bytes = b"", *, cut: bool = False) -> Answer:
+def make_answer(head: str, body: bytes = b"", *, cut: bool = False) -> Answer:
     async def answer(_: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         length = len(body) + 100 if cut else len(body)
         writer.write(f"HTTP/1.1 {head}\r\ncontent-length: {length}\r\n\r\n".encode() + body)
@@ -194,7 +194,7 @@ async def events_without_end(_: dict[str, Any], writer: asyncio.StreamWriter) ->
 async def test_secrets_reach_headers_and_nothing_else_is_added() -> None:
     actor = Actor(politely, {})
     async with actor.playing() as tool:
-        assert await ran(tool) == "as you wish"
+        assert await run_tool(tool) == "as you wish"
     assert all("authorization: Bearer hush" in head for head in actor.headers)
 
 
@@ -208,13 +208,16 @@ JSON = "content-type: application/json"
         (hang_up, "the connection failed"),
         (without_end, "it answered with more than 1,000,000 bytes"),
         (events_without_end, "SSE stream failed"),
-        (saying("502 Bad Gateway"), "it answered with HTTP status 502"),
-        (saying(f"500 Oh No\r\n{JSON}", b'{"error": "no"}'), "it answered with HTTP status 500"),
-        (saying(f"200 OK\r\n{JSON}", b"<html>"), "Failed to parse JSON response"),
-        (saying(f"200 OK\r\n{JSON}", b'{"jsonrpc":', cut=True), "the connection failed"),
-        (saying(f"200 OK\r\n{JSON}\r\ncontent-encoding: gzip", b"\x1f\x8b"), "it sent a compressed answer"),
-        (saying("200 OK\r\ncontent-type: text/event-stream", b"data: {\n\n"), "Failed to parse SSE message"),
-        (saying("200 OK\r\ncontent-type: text/event-stream", b""), "SSE stream ended without a response"),
+        (make_answer("502 Bad Gateway"), "it answered with HTTP status 502"),
+        (make_answer(f"500 Oh No\r\n{JSON}", b'{"error": "no"}'), "it answered with HTTP status 500"),
+        (make_answer(f"200 OK\r\n{JSON}", b"<html>"), "Failed to parse JSON response"),
+        (make_answer(f"200 OK\r\n{JSON}", b'{"jsonrpc":', cut=True), "the connection failed"),
+        (
+            make_answer(f"200 OK\r\n{JSON}\r\ncontent-encoding: gzip", b"\x1f\x8b"),
+            "it sent a compressed response, which was not requested",
+        ),
+        (make_answer("200 OK\r\ncontent-type: text/event-stream", b"data: {\n\n"), "Failed to parse SSE message"),
+        (make_answer("200 OK\r\ncontent-type: text/event-stream", b""), "SSE stream ended without a response"),
     ],
 )
 async def test_an_answer_that_got_lost_leaves_a_write_unknown_and_a_read_failed(
@@ -223,26 +226,29 @@ async def test_an_answer_that_got_lost_leaves_a_write_unknown_and_a_read_failed(
     async with Actor(call, hints).playing(max_message=1_000_000) as tool:
         for _ in range(2):
             with pytest.raises(error, match=why):
-                await ran(tool)
+                await run_tool(tool)
 
 
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (saying("401 Unauthorized"), "it answered with HTTP status 401"),
-        (saying("307 Over There\r\nlocation: http://127.0.0.2:9/"), "not followed"),
-        (saying(f"400 Bad\r\n{JSON}", b'{"jsonrpc":"2.0","id":null,"error":{"code":7,"message":"no"}}'), "says: no"),
-        (saying("200 OK\r\ncontent-type: text/plain", b"hello"), "Unexpected content type"),
+        (make_answer("401 Unauthorized"), "it answered with HTTP status 401"),
+        (make_answer("307 Over There\r\nlocation: http://127.0.0.2:9/"), "not followed"),
+        (
+            make_answer(f"400 Bad\r\n{JSON}", b'{"jsonrpc":"2.0","id":null,"error":{"code":7,"message":"no"}}'),
+            "the server actor returned an error: no",
+        ),
+        (make_answer("200 OK\r\ncontent-type: text/plain", b"hello"), "Unexpected content type"),
     ],
 )
 async def test_what_a_server_refuses_was_not_done(call: Answer, why: str) -> None:
     async with Actor(call, {}).playing() as tool:
         with pytest.raises(Failed, match=why):
-            await ran(tool)
+            await run_tool(tool)
 
 
 async def test_a_server_that_forgot_the_session_is_greeted_again() -> None:
-    answers = [saying("404 Not Found"), politely]
+    answers = [make_answer("404 Not Found"), politely]
 
     async def forget_once(fields: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         await answers.pop(0)(fields, writer)
@@ -250,18 +256,18 @@ async def test_a_server_that_forgot_the_session_is_greeted_again() -> None:
     actor = Actor(forget_once, {})
     async with actor.playing() as tool:
         with pytest.raises(Failed, match="NotReached: it does not know this session"):
-            await ran(tool)
-        assert await ran(tool) == "as you wish"
+            await run_tool(tool)
+        assert await run_tool(tool) == "as you wish"
         assert actor.greetings == 2
 
 
-async def test_a_server_that_is_not_there_is_left_out_with_a_sentence() -> None:
+async def test_a_server_that_is_not_there_is_omitted_with_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
     for transport in ("http", "sse"):
         async with open_mcp_tools([ToolServer("gone", transport, url=url)], terms()) as offer:
             assert offer.tools == ()
-            assert "The server gone is left out. NotConnected: the server gone cannot be used:" in offer.omissions[0]
+            assert "The server gone is omitted. NotConnected: the server gone cannot be used:" in offer.omissions[0]
 
 
 async def test_a_server_that_is_gone_did_nothing() -> None:
@@ -269,8 +275,8 @@ async def test_a_server_that_is_gone_did_nothing() -> None:
         mcp_tools = open_mcp_tools([ToolServer("web", "http", url=url)], terms(grace=0))
         offer = await mcp_tools.__aenter__()
         tool = next(tool for tool in offer.tools if tool.spec.name == "web__shout")
-    with pytest.raises(Failed, match="NotReached: it cannot be reached"):
-        await ran(tool, text="x")
+    with pytest.raises(Failed, match="NotReached: cannot connect: "):
+        await run_tool(tool, text="x")
     await mcp_tools.__aexit__(None, None, None)
 
 
@@ -281,7 +287,7 @@ async def test_a_server_that_does_not_answer_in_time_is_given_up() -> None:
     for hints, error in (({}, Unstoppable), (READ, TimeoutError)):
         async with Actor(never, hints).playing(timeout=SECOND // 5, grace=0) as tool:
             with pytest.raises(error):
-                await ran(tool)
+                await run_tool(tool)
 
 
 class EventActor(Actor):
@@ -305,4 +311,4 @@ class EventActor(Actor):
 
 async def test_an_older_server_is_used_over_events() -> None:
     async with EventActor().playing("sse") as tool:
-        assert await ran(tool) == "as you wish"
+        assert await run_tool(tool) == "as you wish"

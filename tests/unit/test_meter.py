@@ -51,7 +51,7 @@ def test_a_model_that_was_never_asked_gets_a_token_for_every_byte() -> None:
     assert TokenMeter().estimate_tokens(MODEL, 1000) == 1000
 
 
-def test_a_prompt_that_goes_on_is_what_was_reported_and_the_bytes_that_are_new() -> None:
+def test_a_prompt_that_continues_is_what_was_reported_and_the_new_bytes() -> None:
     meter = TokenMeter().with_usage(MODEL, PromptSize("p", 900, 100), 250)
     assert meter.bound_tokens(MODEL, PromptSize("p", 940, 60)) == 250 + 40 + 60
     assert meter.estimate_tokens(MODEL, 1000) == math.ceil(1000 * 0.25 * 1.15)

@@ -79,7 +79,7 @@ def test_an_inbox_hides_no_character_of_what_is_asked(about: str, hidden: str) -
     assert sum(f"\\u{ord(hidden):04x}" in text for _, text in facts) >= 2
 
 
-def test_the_models_own_reason_is_told_with_its_call() -> None:
+def test_the_models_own_reason_is_shown_with_its_call() -> None:
     body = msgspec.json.encode(Reply((Text("He  asked\nfor it."), ToolCall("1", "send", b"{}"))))
     assert read_reason(decision(said=body)) == "He asked for it."
     assert read_reason(decision(said=b"not json")) == ""
@@ -123,7 +123,7 @@ AWAY = "halter up 7 on box stopped sending heartbeats 10m ago. It ran shop;"
             "shop has stopped: shop-1 ended ERROR (model error). halter resume shop",
         ),
         (
-            {"left": [ItemRow("shop/in", "0123456789abcdef00", name="a.txt", sentence="It failed.")]},
+            {"quarantined_items": [ItemRow("shop/in", "0123456789abcdef00", name="a.txt", sentence="It failed.")]},
             "document",
             "shop/in quarantined a document: a.txt. It failed. halter schedules retry shop/in 0123456789abcdef",
         ),
@@ -182,7 +182,7 @@ def test_a_model_that_cannot_be_used_waits_for_a_person_and_a_mere_outage_does_n
         {"waiting": [], "proposals": ProposalCounts()},
     ],
 )
-def test_what_came_back_was_switched_off_or_is_over_needs_nobody(rows: dict[str, Any]) -> None:
+def test_what_recovered_was_switched_off_or_has_ended_needs_nobody(rows: dict[str, Any]) -> None:
     assert needs(**rows) == []
 
 

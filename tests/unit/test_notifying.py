@@ -30,7 +30,7 @@ def test_a_failing_channel_is_tried_less_and_less_often_and_given_up_after_a_wee
     assert compute_notification_backoff(1_000_000) is None
 
 
-def test_what_is_to_be_told_is_an_event_with_its_words_in_the_body() -> None:
+def test_a_notification_is_an_event_with_its_text_in_the_body() -> None:
     telling = NotificationContent(subject="Grüße", text="a\0b")
     draft = queue_notification("n1", "ops", "night-watch", telling, "finding")
     assert draft.event == NotificationQueued(notification="n1", channel="ops", agent="night-watch", about="finding")
@@ -38,7 +38,7 @@ def test_what_is_to_be_told_is_an_event_with_its_words_in_the_body() -> None:
     assert parse_notification(draft.body) == NotificationContent(subject="Grüße", text="a␀b")
 
 
-def test_a_body_that_is_no_json_is_told_as_it_stands() -> None:
+def test_a_body_that_is_not_json_is_shown_unchanged() -> None:
     for body in (b"just words", b"[1]", b'"x"', b"\xff", b'{"text": 5}'):
         assert parse_notification(body).text == body.decode(errors="replace")
 

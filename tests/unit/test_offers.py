@@ -21,23 +21,23 @@ def digest(fields: dict[str, Any]) -> str:
     ("lie", "why"),
     [
         (entry("bad", {"type": "objekt"}), "does not describe an object"),
-        (entry("bad", {"type": "object", "properties": 3}), "its schema is not valid"),
-        (entry("bad", {"type": "object", "$ref": "#"}), "leads back to itself"),
+        (entry("bad", {"type": "object", "properties": 3}), "its schema is invalid: "),
+        (entry("bad", {"type": "object", "$ref": "#"}), "its schema is endlessly recursive"),
         (entry("bad", {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}}), "ever fetched"),
         (entry("bad", {"type": "object", "properties": {"a": {"enum": ["x" * 200_000]}}}), "200,"),
         (entry("bad") | {"inputSchema": []}, "does not describe an object"),
         ({"name": "bad"}, "it has no name or no schema"),
         (entry(7), "it has no name or no schema"),
         ("a tool", "it has no name or no schema"),
-        (entry("bad name"), "its name has characters"),
-        (entry("x" * 60), "is longer than 64 characters"),
-        (entry("bad", description="x" * 20_001), "its description is no text"),
-        (entry("bad", description=["x"]), "its description is no text"),
+        (entry("bad name"), "its name contains characters other than "),
+        (entry("x" * 60), "has more than 64 characters"),
+        (entry("bad", description="x" * 20_001), "its description is not text, or has more than 20,000 characters"),
+        (entry("bad", description=["x"]), "its description is not text, or has more than 20,000 characters"),
         (entry("bad", annotations=7), "its annotations are not an object"),
         (entry("bad", annotations={"title": "\ud800"}), "its annotations are not valid JSON"),
     ],
 )
-def test_a_tool_with_a_lie_is_left_out_with_a_sentence(lie: Any, why: str) -> None:
+def test_a_tool_with_a_lie_is_omitted_with_a_sentence(lie: Any, why: str) -> None:
     server_tools = parse_server_tools("liar", [lie, entry("good")])
     assert [tool.spec.name for tool in server_tools.tools] == ["liar__good"]
     assert why in server_tools.omissions[0]
@@ -47,7 +47,7 @@ def test_a_tool_with_a_lie_is_left_out_with_a_sentence(lie: Any, why: str) -> No
 def test_of_two_tools_with_one_name_neither_is_offered() -> None:
     server_tools = parse_server_tools("liar", [entry("a.b"), entry("a_b"), entry("good")])
     assert [tool.name for tool in server_tools.tools] == ["good"]
-    assert "another of its tools is called liar__a_b, too" in server_tools.omissions[0]
+    assert "another of its tools is also called liar__a_b." in server_tools.omissions[0]
     assert len(server_tools.omissions) == 2
 
 

@@ -32,7 +32,9 @@ def pins(specs: list[ToolSpec]) -> dict[str, str]:
 AGREED = pins(tools("web", "a", "a", "a"))
 
 
-def planned(specs: list[ToolSpec], *asked: DecisionRow, servers: tuple[str, ...] = ("web",), now: int = NOW) -> PinPlan:
+def make_plan(
+    specs: list[ToolSpec], *asked: DecisionRow, servers: tuple[str, ...] = ("web",), now: int = NOW
+) -> PinPlan:
     return plan_pins("desk", servers, specs, AGREED, asked, now)
 
 
@@ -48,7 +50,7 @@ def change(question: Question) -> ServerChange:
 
 
 def test_all_changes_of_a_server_are_one_question_that_shows_and_pins_just_them() -> None:
-    plan = planned([*tools("web", "a", "b"), *tools("web", "x", "x", "x", "c")[3:]])
+    plan = make_plan([*tools("web", "a", "b"), *tools("web", "x", "x", "x", "c")[3:]])
     (question,) = plan.questions
     assert plan.waiting == {"web__t1", "web__t3"}
     assert [(pin.tool, pin.digest[:1]) for pin in change(question).pins] == [("web__t1", "b"), ("web__t3", "c")]
@@ -62,7 +64,7 @@ def test_all_changes_of_a_server_are_one_question_that_shows_and_pins_just_them(
 
 def test_a_server_that_announces_thousands_of_tools_is_one_bounded_question() -> None:
     tool_specs = [*tools("web", "a", "a", "a", *"b" * 20_000, description="x" * 20_000)]
-    plan = planned(tool_specs)
+    plan = make_plan(tool_specs)
     (question,) = plan.questions
     assert len(change(question).pins) == MAX_TOOLS_PER_QUESTION
     assert len(question.display_text) < 32 * 1024
@@ -71,14 +73,14 @@ def test_a_server_that_announces_thousands_of_tools_is_one_bounded_question() ->
 
 
 def test_what_a_server_says_cannot_pose_as_a_line_of_the_question() -> None:
-    (question,) = planned(tools("web", "b", description="Fine.\ngone     web__t1\n\x1b[2Jnew  x")).questions
+    (question,) = make_plan(tools("web", "b", description="Fine.\ngone     web__t1\n\x1b[2Jnew  x")).questions
     lines = change(question).shown.splitlines()
     assert [line for line in lines if line.startswith("gone")] == ["gone     web__t1", "gone     web__t2"]
     assert "\x1b" not in change(question).shown
 
 
 def test_a_server_that_is_seen_for_the_first_time_is_taken_as_it_is() -> None:
-    plan = planned(tools("mail", "a", "b"), servers=("web", "mail"))
+    plan = make_plan(tools("mail", "a", "b"), servers=("web", "mail"))
     assert (plan.questions, plan.waiting) == ((), frozenset())
     assert [spec.name for spec in plan.first] == ["mail__t0", "mail__t1"]
 
@@ -87,37 +89,37 @@ def test_a_server_that_is_seen_for_the_first_time_is_taken_as_it_is() -> None:
     ("specs", "servers", "why"),
     [
         (tools("web", "a", "a", "a"), ("web",), "web offers the approved tools again."),
-        ([], ("web",), "web offers no tools or cannot be reached; it is asked about when it does."),
+        ([], ("web",), "web offers no tools or cannot be reached. You are asked again when it offers tools."),
         ([], (), "web was removed from .mcp.json."),
         (tools("web", "a", "c"), ("web",), "The tools of web have changed again; there is a new question about them."),
     ],
 )
 def test_a_question_is_withdrawn_with_its_cause(specs: list[ToolSpec], servers: tuple[str, ...], why: str) -> None:
-    (question,) = planned(tools("web", "a", "b")).questions
-    plan = planned(specs, row(question), servers=servers)
+    (question,) = make_plan(tools("web", "a", "b")).questions
+    plan = make_plan(specs, row(question), servers=servers)
     assert plan.withdrawn == ((question.decision, why),)
     assert len(plan.questions) == (1 if "new question" in why else 0)
 
 
 def test_a_question_that_stands_is_not_put_twice_and_one_that_was_denied_not_again() -> None:
     specs = tools("web", "a", "b")
-    (question,) = planned(specs).questions
-    assert planned(specs, row(question)) == planned(specs, row(question, "deny"))
-    assert planned(specs, row(question)).questions == planned(specs, row(question)).withdrawn == ()
-    assert planned(specs, row(question)).waiting == {"web__t1"}
+    (question,) = make_plan(specs).questions
+    assert make_plan(specs, row(question)) == make_plan(specs, row(question, "deny"))
+    assert make_plan(specs, row(question)).questions == make_plan(specs, row(question)).withdrawn == ()
+    assert make_plan(specs, row(question)).waiting == {"web__t1"}
 
 
 @pytest.mark.parametrize("before", ["withdrawn", "approve", ""])
 def test_a_change_that_comes_again_is_asked_about_again(before: str) -> None:
     specs = tools("web", "a", "b")
-    (question,) = planned(specs).questions
-    (again,) = planned(specs, row(question, before, NOW if not before else NOW + PIN_QUESTION_LIFETIME)).questions
+    (question,) = make_plan(specs).questions
+    (again,) = make_plan(specs, row(question, before, NOW if not before else NOW + PIN_QUESTION_LIFETIME)).questions
     assert (again.digest, again.decision) == (question.digest, f"{question.decision}/1")
 
 
 def test_questions_of_an_earlier_version_about_single_tools_give_way_to_the_one_of_their_server() -> None:
     old = DecisionRow("desk/web__t1/bbbb", "changed_tool", agent="desk", subject="web__t1", expires_at=NOW + 1)
-    plan = planned(tools("web", "a", "b"), old)
+    plan = make_plan(tools("web", "a", "b"), old)
     assert plan.withdrawn == ((old.decision, MERGED_QUESTION_REASON),)
     assert len(plan.questions) == 1
-    assert planned(tools("web", "a", "a", "a"), old).withdrawn[0][1] == "web offers the approved tools again."
+    assert make_plan(tools("web", "a", "a", "a"), old).withdrawn[0][1] == "web offers the approved tools again."

@@ -46,7 +46,7 @@ def rates(name: str, base_url: str | None = None, prices: Prices | None = None) 
 
 
 @cache
-def priced() -> list[tuple[ModelInfo, Tariff]]:
+def list_priced() -> list[tuple[ModelInfo, Tariff]]:
     entries = ((model, compile_listed_price(model)) for seller in providers for model in seller.models)
     return [(model, tariff) for model, tariff in entries if tariff is not None]
 
@@ -79,17 +79,17 @@ def usages(draw: st.DrawFn, most_input: int = 10**9, most_output: int = 10**9) -
 
 
 def test_most_of_the_bundled_table_has_a_price() -> None:
-    assert len(priced()) > 1_800
+    assert len(list_priced()) > 1_800
 
 
-@given(st.deferred(lambda: st.sampled_from(priced())), usages(), moments)
+@given(st.deferred(lambda: st.sampled_from(list_priced())), usages(), moments)
 def test_costs_agree_with_the_library(entry: tuple[ModelInfo, Tariff], usage: Usage, at: int) -> None:
     model, tariff = entry
     assert tariff.cost(usage, at) == library_cost(model, usage, at)
 
 
 def test_every_price_of_the_table_is_read_as_the_library_reads_it() -> None:
-    for model, tariff in priced():
+    for model, tariff in list_priced():
         for usage, at in product(corners(tariff, 999_999, 777), sorted(times_around(tariff))[:4]):
             assert tariff.cost(usage, at) == library_cost(model, usage, at), model.id
 
@@ -129,12 +129,12 @@ def breaches(true: Tariff, holding: Tariff, most_input: int, most_output: int) -
 
 
 def test_no_model_of_the_table_can_cost_more_than_its_hold() -> None:
-    for model, tariff in priced():
+    for model, tariff in list_priced():
         for most_input in inputs_up_to(tariff, 1_000_000):
             assert breaches(tariff, tariff, most_input, 1_000) == [], model.id
 
 
-@given(st.data(), st.deferred(lambda: st.sampled_from(priced())), token_counts, token_counts, moments)
+@given(st.data(), st.deferred(lambda: st.sampled_from(list_priced())), token_counts, token_counts, moments)
 def test_no_split_of_the_tokens_can_cost_more_than_the_hold(
     data: st.DataObject,
     entry: tuple[ModelInfo, Tariff],
@@ -147,26 +147,26 @@ def test_no_split_of_the_tokens_can_cost_more_than_the_hold(
     assert tariff.cost(usage, at) <= tariff.bound(most_input, most_output, at)
 
 
-def forgetting_cache_writes(tariff: Tariff) -> Tariff:
+def forget_cache_writes(tariff: Tariff) -> Tariff:
     periods = (msgspec.structs.replace(period, ceilings=period.tiers) for period in tariff.periods)
     return msgspec.structs.replace(tariff, periods=tuple(periods))
 
 
-def forgetting_long_contexts(tariff: Tariff) -> Tariff:
+def forget_long_contexts(tariff: Tariff) -> Tariff:
     periods = (msgspec.structs.replace(period, ceilings=period.ceilings[-1:]) for period in tariff.periods)
     return msgspec.structs.replace(tariff, periods=tuple(periods))
 
 
-def forgetting_peak_hours(tariff: Tariff) -> Tariff:
+def forget_peak_hours(tariff: Tariff) -> Tariff:
     return msgspec.structs.replace(tariff, periods=tariff.periods[-1:])
 
 
 @pytest.mark.parametrize(
     ("name", "mistake"),
     [
-        (SONNET, forgetting_cache_writes),
-        (SONNET, forgetting_long_contexts),
-        ("deepseek:deepseek-chat", forgetting_peak_hours),
+        (SONNET, forget_cache_writes),
+        (SONNET, forget_long_contexts),
+        ("deepseek:deepseek-chat", forget_peak_hours),
     ],
 )
 def test_a_hold_that_forgets_a_dearer_rate_is_caught(name: str, mistake: Callable[[Tariff], Tariff]) -> None:
@@ -208,7 +208,7 @@ def test_a_bound_of_fewer_than_no_tokens_is_refused() -> None:
 # Lowering the output to what fits
 
 
-@given(st.deferred(lambda: st.sampled_from(priced())), token_counts, st.integers(0, 10**10), moments)
+@given(st.deferred(lambda: st.sampled_from(list_priced())), token_counts, st.integers(0, 10**10), moments)
 def test_the_output_that_fits_is_the_most_whose_bound_fits(
     entry: tuple[ModelInfo, Tariff], input_tokens: int, budget: int, at: int
 ) -> None:

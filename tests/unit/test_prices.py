@@ -25,7 +25,7 @@ def rates(name: str, base_url: str | None = None, prices: Prices | None = None) 
     return found
 
 
-def unpriced(name: str, base_url: str | None = None) -> Unpriced:
+def find_unpriced(name: str, base_url: str | None = None) -> Unpriced:
     outcome = Prices().find(ModelName.parse(name), base_url)
     assert isinstance(outcome, Unpriced), outcome
     return outcome
@@ -107,7 +107,7 @@ def test_a_price_that_changes_on_a_day_follows_it(at: int, cost: int) -> None:
     ],
 )
 def test_an_unknown_price_is_a_value_that_says_what_to_write(name: str, base_url: str | None, reason: str) -> None:
-    sentence = unpriced(name, base_url).sentence
+    sentence = find_unpriced(name, base_url).sentence
     assert name in sentence
     assert reason in sentence
     assert f"in halter.yaml under `models`, `{name}`" in sentence

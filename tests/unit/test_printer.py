@@ -15,7 +15,7 @@ LINES = 4 * MAX_PENDING_TEXTS
 
 
 @contextmanager
-def reading() -> Generator[FileIO]:
+def read_stdout() -> Generator[FileIO]:
     """The other end of the standard output."""
     reads, writes = os.pipe()
     with FileIO(reads) as reader, os.fdopen(writes, "w") as output, redirect_stdout(output):
@@ -40,7 +40,7 @@ async def test_everything_is_written_in_order(capfd: pytest.CaptureFixture[str])
 
 async def test_a_stalled_reader_is_waited_for() -> None:
     line, texts = "a" * 10_000 + "\n", list[str]()
-    with reading() as reader:
+    with read_stdout() as reader:
         showing = asyncio.create_task(show(line, texts))
         for _ in range(100):
             await asyncio.sleep(0)
@@ -53,7 +53,7 @@ async def test_a_stalled_reader_is_waited_for() -> None:
 
 
 async def test_output_that_is_read_no_more_ends_it() -> None:
-    with reading() as reader:
+    with read_stdout() as reader:
         reader.close()
         with pytest.raises(OutputLost):
             await show("one\n", [])

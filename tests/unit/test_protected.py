@@ -80,7 +80,7 @@ def house(tmp_path: Path) -> House:
     return House(tmp_path)
 
 
-async def does(subject: FunctionTool, **arguments: Any) -> str:
+async def run_tool(subject: FunctionTool, **arguments: Any) -> str:
     valid = subject.validate(json.dumps(arguments).encode())
     assert isinstance(valid, Valid)
     return (await subject.run(valid, Permit("call-1", 0, {}))).text
@@ -125,7 +125,7 @@ async def does(subject: FunctionTool, **arguments: Any) -> str:
         ("to-desk/..", "contains .*agent.yaml"),
     ],
 )
-def test_a_root_that_reaches_what_is_protected_is_told_however_it_is_spelled(
+def test_a_root_that_reaches_what_is_protected_is_reported_however_it_is_spelled(
     house: House, root: str, told: str
 ) -> None:
     (house.agent / "to-agent").symlink_to(house.agent)
@@ -144,7 +144,7 @@ def test_a_folder_of_its_own_can_be_a_root(house: House, root: str) -> None:
     assert not house.paths.reach(house.agent / root.format(home=house.home))
 
 
-def test_a_root_over_any_agent_is_told(house: House) -> None:
+def test_a_root_above_any_agent_is_reported(house: House) -> None:
     (house.home / "elsewhere/inbox/deep/hidden").mkdir(parents=True)
     (house.home / "elsewhere/inbox/deep/hidden/agent.yaml").write_text("name: hidden\n")
     assert "hidden/agent.yaml, the definition of an agent" in house.paths.reach(house.home / "elsewhere")
@@ -153,7 +153,7 @@ def test_a_root_over_any_agent_is_told(house: House) -> None:
 @pytest.mark.parametrize(
     "file", ["agent.yaml", "rules/first.yaml", "playbooks/one.yaml", ".agents/skills/count/SKILL.md"]
 )
-def test_another_name_of_a_protected_file_is_told(house: House, file: str) -> None:
+def test_another_name_of_a_protected_file_is_reported(house: House, file: str) -> None:
     (house.desk / "inner").mkdir()
     os.link(house.agent / file, house.desk / "inner" / "notes.txt")
     assert house.paths.reach(house.desk).startswith("is another name of")
@@ -163,7 +163,7 @@ def test_another_name_of_a_protected_file_is_told(house: House, file: str) -> No
     "link", ["playbooks/two.yaml", ".agents/skills/two/SKILL.md", ".agents/skills/two", "AGENTS.md"]
 )
 @pytest.mark.parametrize("dangles", [False, True])
-def test_a_root_that_holds_what_a_skill_or_a_playbook_is_a_link_to_is_told(
+def test_a_root_that_holds_the_target_of_a_linked_skill_or_playbook_is_reported(
     house: House, link: str, *, dangles: bool
 ) -> None:
     path = house.home / "elsewhere" / "kept"
@@ -178,7 +178,7 @@ def test_a_root_that_holds_what_a_skill_or_a_playbook_is_a_link_to_is_told(
 
 @pytest.mark.parametrize("point", ["desk", "desk/mounted"])
 @pytest.mark.parametrize("source", [".", "playbooks", ".agents/skills/count", ".git/hooks"])
-def test_what_is_mounted_at_a_root_or_below_it_is_told(house: House, source: str, point: str) -> None:
+def test_what_is_mounted_at_a_root_or_below_it_is_reported(house: House, source: str, point: str) -> None:
     (house.desk / "mounted").mkdir()
     (house.agent / ".git" / "hooks").mkdir()
     asked = (
@@ -196,42 +196,42 @@ def test_what_is_mounted_at_a_root_or_below_it_is_told(house: House, source: str
     assert re.match("contains|is inside", process.stdout), process.stderr
 
 
-def replaced_by_a_link(house: House) -> None:
+def replace_by_link(house: House) -> None:
     house.desk.rename(house.agent / "aside")
     house.desk.symlink_to(".")
 
 
-def replaced_by_a_link_above(house: House) -> None:
+def replace_by_link_above(house: House) -> None:
     house.desk.rename(house.agent / "aside")
     house.desk.symlink_to("../../agents")
 
 
-def replaced_by_the_settings(house: House) -> None:
+def replace_by_settings(house: House) -> None:
     house.desk.rmdir()
     house.desk.symlink_to(house.home / "config" / "halter")
 
 
-def renamed_into_the_skills(house: House) -> None:
+def rename_into_skills(house: House) -> None:
     house.desk.rename(house.agent / ".agents" / "desk")
     house.desk.symlink_to(house.agent / ".agents" / "desk")
 
 
-def made_an_agents_folder(house: House) -> None:
+def make_agent_folder(house: House) -> None:
     (house.desk / "agent.yaml").write_text("name: other\n")
 
 
-def exchanged_for_an_agents_folder(house: House) -> None:
+def exchange_for_agent_folder(house: House) -> None:
     house.desk.rename(house.home / "aside")
     (house.home / "agents" / "scout").rename(house.desk)
 
 
 LATER = (
-    replaced_by_a_link,
-    replaced_by_a_link_above,
-    replaced_by_the_settings,
-    renamed_into_the_skills,
-    made_an_agents_folder,
-    exchanged_for_an_agents_folder,
+    replace_by_link,
+    replace_by_link_above,
+    replace_by_settings,
+    rename_into_skills,
+    make_agent_folder,
+    exchange_for_agent_folder,
 )
 
 
@@ -243,14 +243,14 @@ async def test_what_a_root_leads_to_is_looked_at_for_every_write(
     house: House, happens: Callable[[House], None]
 ) -> None:
     tools = house.protect(*make_file_tools(house.desk))
-    await does(tools["write_file"], path="before.txt", text="fine")
+    await run_tool(tools["write_file"], path="before.txt", text="fine")
     (house.desk / "before.txt").unlink()
     happens(house)
     before = _all(house.home)
     deleted = [("delete_file", path, {}) for path in ("agent.yaml", "plain.txt")]
     for name, path, values in [*(("write_file", path, {"text": RAISED}) for path in OF_NO_TOOL), *deleted]:
         with pytest.raises(Failed, match="Protected"):
-            await does(tools[name], path=path, **values)
+            await run_tool(tools[name], path=path, **values)
         assert _all(house.home) == before, (name, path)
 
 
@@ -260,7 +260,7 @@ async def test_no_tool_makes_or_changes_an_agent(house: House, path: str) -> Non
     (house.desk / "old").mkdir()
     (house.desk / "old" / "agent.yaml").write_text("name: old\n")
     with pytest.raises(Failed, match="Protected"):
-        await does(tools["write_file"], path=path, text=RAISED)
+        await run_tool(tools["write_file"], path=path, text=RAISED)
 
 
 @pytest.mark.parametrize("name", ["read_file", "write_file", "delete_file"])
@@ -268,8 +268,8 @@ async def test_another_name_of_the_store_is_neither_read_nor_written(house: Hous
     tools = house.protect(*make_file_tools(house.desk))
     os.link(house.settings.store, house.desk / "notes")
     values = {"text": "x"} if name == "write_file" else {}
-    with pytest.raises(Failed, match="Protected: notes leads to what no tool may reach: the store"):
-        await does(tools[name], path="notes", **values)
+    with pytest.raises(Failed, match=r"Protected: notes is protected from tools: the store\."):
+        await run_tool(tools[name], path="notes", **values)
     assert (house.home / "state/halter/halter.db").read_text() == "the store"
 
 
@@ -280,14 +280,14 @@ async def test_a_root_that_leads_to_the_keys_later_is_not_read(house: House) -> 
     house.desk.symlink_to(house.home / "tokens")
     for name, values in (("read_file", {"path": "tokens.json"}), ("list_folder", {}), ("find_files", {"pattern": "*"})):
         with pytest.raises(Failed, match="Protected"):
-            await does(tools[name], **values)
+            await run_tool(tools[name], **values)
 
 
 async def test_an_honest_agent_writes_reads_and_deletes(house: House) -> None:
     tools = house.protect(*make_file_tools(house.desk))
-    await does(tools["write_file"], path="a/b.txt", text="fine")
-    assert await does(tools["read_file"], path="a/b.txt") == "fine"
-    await does(tools["delete_file"], path="a/b.txt")
+    await run_tool(tools["write_file"], path="a/b.txt", text="fine")
+    assert await run_tool(tools["read_file"], path="a/b.txt") == "fine"
+    await run_tool(tools["delete_file"], path="a/b.txt")
 
 
 @pytest.fixture
@@ -306,12 +306,12 @@ async def test_no_command_runs_in_a_root_that_leads_elsewhere_later(
     house: House, happens: Callable[[House], None]
 ) -> None:
     tools = house.protect(make_shell_tool(house.desk))
-    assert await does(tools["run_command"], argv=["touch", "fine"]) == ""
+    assert await run_tool(tools["run_command"], argv=["touch", "fine"]) == ""
     (house.desk / "fine").unlink()
     happens(house)
     before = _all(house.home)
     with pytest.raises(Failed, match=r"Protected|cannot be used"):
-        await does(tools["run_command"], argv=["sh", "-c", "echo x > agent.yaml; echo x > trust.json; touch y"])
+        await run_tool(tools["run_command"], argv=["sh", "-c", "echo x > agent.yaml; echo x > trust.json; touch y"])
     assert _all(house.home) == before
 
 
@@ -320,11 +320,11 @@ async def test_a_link_on_the_way_to_a_root_is_seen_as_well(house: House) -> None
     inner = house.desk / "playbooks"
     inner.mkdir()
     tools = house.protect(make_shell_tool(inner), *make_file_tools(inner))
-    replaced_by_a_link(house)
+    replace_by_link(house)
     with pytest.raises(Failed, match="Protected"):
-        await does(tools["run_command"], argv=["touch", "new.yaml"])
+        await run_tool(tools["run_command"], argv=["touch", "new.yaml"])
     with pytest.raises(Failed, match="Protected"):
-        await does(tools["write_file"], path="new.yaml", text="[]")
+        await run_tool(tools["write_file"], path="new.yaml", text="[]")
     assert [each.name for each in (house.agent / "playbooks").iterdir()] == ["one.yaml"]
 
 
@@ -333,7 +333,7 @@ async def test_no_command_runs_beside_another_name_of_the_policy(house: House) -
     tools = house.protect(make_shell_tool(house.desk))
     os.link(house.agent / "agent.yaml", house.desk / "notes")
     with pytest.raises(Failed, match="Protected"):
-        await does(tools["run_command"], argv=["sh", "-c", "echo x > notes"])
+        await run_tool(tools["run_command"], argv=["sh", "-c", "echo x > notes"])
     assert (house.agent / "agent.yaml").read_text() == POLICY
 
 
@@ -344,7 +344,7 @@ async def test_no_command_runs_where_the_sandbox_itself_would_show_a_key(house: 
     assert tool.rooted_tool is not None
     tool.rooted_tool.protect(ProtectedPaths((key,)))
     with pytest.raises(Failed, match="Protected"):
-        await does(tool, argv=["cat", str(key.path)])
+        await run_tool(tool, argv=["cat", str(key.path)])
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -355,7 +355,7 @@ async def test_a_root_that_is_exchanged_between_the_look_and_the_start_runs_noth
         def _identify_folder(self) -> tuple[int, int]:
             file_identity = super()._identify_folder()
             if house.desk.is_dir() and not house.desk.is_symlink() and (house.desk / "now").exists():
-                replaced_by_a_link(house)
+                replace_by_link(house)
             return file_identity
 
     late = Late(house.desk)

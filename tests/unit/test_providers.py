@@ -12,7 +12,7 @@ from halter.models.providers import DEFAULT_WINDOW, LOCAL_WINDOW, Prices, estima
 from halter.models.wire import WireModel
 
 
-def made(name: str, environment: Mapping[str, str] | None = None, **providers: Provider) -> WireModel:
+def make_wire_model(name: str, environment: Mapping[str, str] | None = None, **providers: Provider) -> WireModel:
     return make_model(name, providers, (environment or {}).get)
 
 
@@ -37,7 +37,7 @@ def sentence(name: str, environment: Mapping[str, str] | None = None, **options:
     ],
 )
 def test_a_known_provider_needs_only_its_key(name: str, variable: str, wire: str) -> None:
-    model = made(name, {variable: "made-up"})
+    model = make_wire_model(name, {variable: "made-up"})
     assert (model.name, model.wire, model.base_url) == (ModelName.parse(name), wire, None)
     text = sentence(name)
     assert variable in text
@@ -46,7 +46,7 @@ def test_a_known_provider_needs_only_its_key(name: str, variable: str, wire: str
 
 @pytest.mark.parametrize("name", ["ollama:qwen3", "llamacpp:qwen3", "vllm:qwen3", "lmstudio:qwen3"])
 def test_a_local_server_needs_nothing_and_costs_nothing(name: str) -> None:
-    model = made(name)
+    model = make_wire_model(name)
     assert model.base_url is not None
     assert model.base_url.startswith("http://localhost:")
     rates = Prices().find(model.name, model.base_url)
@@ -64,12 +64,15 @@ def test_a_local_server_needs_nothing_and_costs_nothing(name: str) -> None:
     ],
 )
 def test_the_environment_can_move_a_provider(variable: str, name: str, written: str, reached: str) -> None:
-    model = made(name, {variable: written, "OPENAI_API_KEY": "made-up", "ANTHROPIC_API_KEY": "made-up"})
+    model = make_wire_model(name, {variable: written, "OPENAI_API_KEY": "made-up", "ANTHROPIC_API_KEY": "made-up"})
     assert model.base_url == reached
 
 
 def test_a_moved_provider_on_this_machine_needs_no_key() -> None:
-    assert made("openai:gpt-5", {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}).base_url == "http://127.0.0.1:9/v1"
+    assert (
+        make_wire_model("openai:gpt-5", {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}).base_url
+        == "http://127.0.0.1:9/v1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,20 +82,20 @@ def test_a_moved_provider_on_this_machine_needs_no_key() -> None:
 def test_a_provider_that_the_environment_moves_to_this_machine_still_costs_what_it_costs(
     variable: str, name: str
 ) -> None:
-    model, usual = made(name, {variable: "http://127.0.0.1:4000/v1"}), ModelName.parse(name)
+    model, usual = make_wire_model(name, {variable: "http://127.0.0.1:4000/v1"}), ModelName.parse(name)
     assert Prices().find(model.name, model.base_url) == Prices().find(usual)
 
 
 def test_a_provider_says_whether_it_bills_errors() -> None:
     mine = Provider(base_url="http://localhost:1/v1", bills_errors=True)
-    assert made("mine:m", mine=mine).terms.bills_errors
-    assert not made("mine:m", mine=Provider(base_url="http://localhost:1/v1")).terms.bills_errors
+    assert make_wire_model("mine:m", mine=mine).terms.bills_errors
+    assert not make_wire_model("mine:m", mine=Provider(base_url="http://localhost:1/v1")).terms.bills_errors
 
 
 def test_a_provider_says_whether_its_cache_is_used() -> None:
     off = Provider(base_url="http://localhost:1/v1", wire="anthropic", prompt_cache=False)
-    assert not made("mine:m", mine=off).terms.prompt_cache
-    assert made("mine:m", mine=Provider(base_url="http://localhost:1/v1")).terms.prompt_cache
+    assert not make_wire_model("mine:m", mine=off).terms.prompt_cache
+    assert make_wire_model("mine:m", mine=Provider(base_url="http://localhost:1/v1")).terms.prompt_cache
 
 
 def test_a_provider_without_an_address_says_what_to_set() -> None:
@@ -101,7 +104,7 @@ def test_a_provider_without_an_address_says_what_to_set() -> None:
 
 def test_a_described_provider_wins_over_a_known_one() -> None:
     mine = Provider(wire="anthropic", base_url="https://mine.example", api_key="${secret:MINE}")
-    model = made("openai:gpt-5", {"MINE": "made-up"}, openai=mine)
+    model = make_wire_model("openai:gpt-5", {"MINE": "made-up"}, openai=mine)
     assert (model.wire, model.base_url) == ("anthropic", "https://mine.example")
 
 

@@ -82,12 +82,12 @@ def test_a_world_is_made_as_the_mark_of_its_test_says(pytester: pytest.Pytester)
     pytester.runpytest(*AUTO, "--strict-markers").assert_outcomes(passed=2)
 
 
-def test_tests_without_a_world_of_halter_are_left_alone(pytester: pytest.Pytester) -> None:
+def test_tests_without_a_world_of_halter_are_unchanged(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(BESIDE)
     pytester.runpytest(*AUTO).assert_outcomes(passed=2)
 
 
-def drawn(result: pytest.RunResult) -> str:
+def find_drawn_line(result: pytest.RunResult) -> str:
     return next(line for line in result.outlines if line.startswith("drew"))
 
 
@@ -96,12 +96,12 @@ def test_a_failing_test_replays_from_its_name_and_from_the_seed_that_it_shows(py
     first = pytester.runpytest(*AUTO)
     first.assert_outcomes(failed=1)
     option = next(line for line in first.outlines if "--halter-seed=" in line).split()[-1]
-    assert drawn(pytester.runpytest(*AUTO)) == drawn(first)
-    assert drawn(pytester.runpytest(*AUTO, option)) == drawn(first)
-    assert drawn(pytester.runpytest(*AUTO, "--halter-seed=7")) != drawn(first)
+    assert find_drawn_line(pytester.runpytest(*AUTO)) == find_drawn_line(first)
+    assert find_drawn_line(pytester.runpytest(*AUTO, option)) == find_drawn_line(first)
+    assert find_drawn_line(pytester.runpytest(*AUTO, "--halter-seed=7")) != find_drawn_line(first)
 
 
-def test_the_plugin_is_loaded_by_itself_and_a_passing_test_shows_no_seed(pytester: pytest.Pytester) -> None:
+def test_the_plugin_is_loaded_automatically_and_a_passing_test_shows_no_seed(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SHOWS_ITS_CHANCE)
     result = pytester.runpytest(*MODES, "asyncio_mode=auto", "--halter-seed=0")
     result.assert_outcomes(passed=1)

@@ -55,7 +55,7 @@ def tables() -> Iterator[sqlite3.Connection]:
     "name", [name for name in load_queries("queries.sql") if name not in WHOLE and not name.startswith("all_")]
 )
 def test_no_question_of_a_face_walks_through_all_that_ever_was(tables: sqlite3.Connection, name: str) -> None:
-    assert walked(tables, load_queries("queries.sql")[name]) == set()
+    assert find_walked_tables(tables, load_queries("queries.sql")[name]) == set()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,9 @@ def test_halts_of_cancelled_sessions_are_not_looked_at_again(tables: sqlite3.Con
         ("open_decisions", "events_key (key=?)"),
     ],
 )
-def test_what_is_open_is_found_without_what_is_over(tables: sqlite3.Connection, name: str, index: str) -> None:
+def test_what_is_open_is_found_without_reading_what_has_ended(
+    tables: sqlite3.Connection, name: str, index: str
+) -> None:
     """Asked at every wake. An index by time, or from the beginning of a stream, would walk all that ever was."""
     plan = plan_of(tables, load_queries("queries.sql")[name])
     assert any(line.startswith("SEARCH") and line.endswith(f"USING INDEX {index}") for line in plan)
@@ -135,7 +137,7 @@ def test_nothing_that_acts_asks_for_all_that_ever_was() -> None:
     }
 
 
-def test_the_rules_that_are_over_are_not_looked_at_again(tables: sqlite3.Connection) -> None:
+def test_the_rules_that_have_ended_are_not_read_again(tables: sqlite3.Connection) -> None:
     plan = plan_of(tables, load_queries("queries.sql")["rules_of"])
     assert [line.partition(" (")[2] for line in plan if "rules_standing" in line] == [
         "tool=? AND owner=? AND <expr>=?)",
@@ -152,17 +154,19 @@ SWEEPS = ("erase_blobs", "sweep_blobs")
 @pytest.mark.parametrize("name", [name for name in ENGINE if name not in SWEEPS])
 def test_the_engine_looks_at_no_event_and_no_session_twice(tables: sqlite3.Connection, name: str) -> None:
     """It claims, offers and follows many times a second: also an index of all sessions of an agent is too long."""
-    assert walked(tables, ENGINE[name]) == set()
+    assert find_walked_tables(tables, ENGINE[name]) == set()
     assert not [line for line in plan_of(tables, ENGINE[name]) if "INDEX sessions_agent (agent=?)" in line]
 
 
 def test_a_question_without_an_index_is_found_out(tables: sqlite3.Connection) -> None:
-    assert walked(tables, "SELECT stream, MAX(seq) FROM events WHERE position > 9 GROUP BY stream") == {"events"}
-    assert walked(tables, "SELECT * FROM sessions WHERE state = :state") == {"sessions"}
-    assert walked(tables, "SELECT s.* FROM sessions s ORDER BY state LIMIT 5") == {"s"}
+    assert find_walked_tables(tables, "SELECT stream, MAX(seq) FROM events WHERE position > 9 GROUP BY stream") == {
+        "events"
+    }
+    assert find_walked_tables(tables, "SELECT * FROM sessions WHERE state = :state") == {"sessions"}
+    assert find_walked_tables(tables, "SELECT s.* FROM sessions s ORDER BY state LIMIT 5") == {"s"}
 
 
-def walked(tables: sqlite3.Connection, sql: str) -> set[str]:
+def find_walked_tables(tables: sqlite3.Connection, sql: str) -> set[str]:
     """Name the tables, or their short names, that grow and are read from end to end."""
     plan = plan_of(tables, sql)
     grows = {*GROWS, *(alias for table in GROWS for alias in re.findall(rf"\b{table} ([a-z])\b", sql))}

@@ -63,9 +63,7 @@ WORDS = st.lists(st.text("abC.,", min_size=1, max_size=6), min_size=8, max_size=
 
 
 @given(WORDS, st.randoms(use_true_random=False))
-def test_any_run_of_words_stands_in_its_text_whatever_lies_between_them(
-    words: list[str], chance: random.Random
-) -> None:
+def test_any_run_of_words_is_found_in_its_text_whatever_separates_them(words: list[str], chance: random.Random) -> None:
     text = "".join(word + chance.choice([" ", "\n", "  ", "\u00a0"]) for word in words)
     start = chance.randrange(0, len(words) - 4)
     assert is_quote_supported(" ".join(words[start : start + 5]), text) or len(" ".join(words[start : start + 5])) < 8

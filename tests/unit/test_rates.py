@@ -74,7 +74,9 @@ class Standing(msgspec.Struct):
     at: int
 
 
-def used(unit: Any = "requests", *, at: int = NOON, spent: int = 0, held: int = 0, cap: int = 50) -> BudgetRow:
+def make_budget_row(
+    unit: Any = "requests", *, at: int = NOON, spent: int = 0, held: int = 0, cap: int = 50
+) -> BudgetRow:
     return BudgetRow(f"model:{MODEL}", MINUTE_WINDOW, unit, cap, at, "", spent, held)
 
 
@@ -102,15 +104,15 @@ def test_the_legs_of_a_rate_stand_in_the_minute_of_now() -> None:
     ("rows", "expected"),
     [
         ((), Reserved),
-        ((used(spent=30, held=19),), Reserved),
-        ((used(spent=50),), RateReached),
-        ((used(spent=30, held=20),), RateReached),
-        ((used(at=NOON - MINUTE, spent=50),), Reserved),
-        ((used(at=NOON + MINUTE),), Contended),
-        ((used("tokens", spent=39_000, cap=40_000),), Reserved),
-        ((used("tokens", spent=39_001, cap=40_000),), RateReached),
-        ((used("tokens", spent=30_000, held=9_001, cap=40_000),), Contended),
-        ((used("tokens", held=39_500, cap=40_000), used(spent=50)), RateReached),
+        ((make_budget_row(spent=30, held=19),), Reserved),
+        ((make_budget_row(spent=50),), RateReached),
+        ((make_budget_row(spent=30, held=20),), RateReached),
+        ((make_budget_row(at=NOON - MINUTE, spent=50),), Reserved),
+        ((make_budget_row(at=NOON + MINUTE),), Contended),
+        ((make_budget_row("tokens", spent=39_000, cap=40_000),), Reserved),
+        ((make_budget_row("tokens", spent=39_001, cap=40_000),), RateReached),
+        ((make_budget_row("tokens", spent=30_000, held=9_001, cap=40_000),), Contended),
+        ((make_budget_row("tokens", held=39_500, cap=40_000), make_budget_row(spent=50)), RateReached),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
@@ -122,11 +124,13 @@ def test_a_request_that_is_larger_than_a_minute_holds_all_of_one() -> None:
     (leg,) = make_rate_legs(((MODEL, RateLimit(tokens=500)),), NOON, 700)
     assert leg.amount == 500
     assert isinstance(fits(rate=RateLimit(tokens=500), tokens=700), Reserved)
-    assert isinstance(fits(used("tokens", spent=1, cap=500), rate=RateLimit(tokens=500), tokens=700), RateReached)
+    assert isinstance(
+        fits(make_budget_row("tokens", spent=1, cap=500), rate=RateLimit(tokens=500), tokens=700), RateReached
+    )
 
 
 def test_what_is_waited_for_is_said_in_a_sentence() -> None:
-    reached = fits(used("tokens", spent=40_000, cap=40_000))
+    reached = fits(make_budget_row("tokens", spent=40_000, cap=40_000))
     assert isinstance(reached, RateReached)
     assert reached.until == NOON + MINUTE
     assert reached.sentence == f"Waiting for the rate limit of {MODEL} until 12:01:00 UTC: 40,000 tokens a minute."
@@ -138,7 +142,7 @@ def test_to_pass_a_rate_is_no_overrun_of_money() -> None:
     assert charge == Charge(tokens=900)
 
 
-def asking(**more: Any) -> ModelAttempt:
+def make_attempt(**more: Any) -> ModelAttempt:
     fields: dict[str, Any] = {
         "request": "r/0",
         "model": MODEL,
@@ -156,44 +160,44 @@ def asking(**more: Any) -> ModelAttempt:
     return ModelAttempt(**{**fields, **more})
 
 
-def decided(model_attempt: ModelAttempt, *rows: Row, now: int = NOON) -> Sequence[AnyEvent]:
+def judge_events(model_attempt: ModelAttempt, *rows: Row, now: int = NOON) -> Sequence[AnyEvent]:
     return [draft.event for draft in judge_attempt(model_attempt, Rows(*rows, now=now))]
 
 
 def test_a_rate_is_held_beside_the_money_in_the_minute_of_the_stores_clock() -> None:
-    (event,) = decided(asking(now=NOON - SECOND), now=NOON)
+    (event,) = judge_events(make_attempt(now=NOON - SECOND), now=NOON)
     assert isinstance(event, RequestStarted)
     assert event.legs[-2:] == make_rate_legs(((MODEL, RateLimit(50, 40_000)),), NOON, 1000)
-    assert (BudgetRow, f"model:{MODEL}", MINUTE_WINDOW, "requests") in list_request_rows(asking())
+    assert (BudgetRow, f"model:{MODEL}", MINUTE_WINDOW, "requests") in list_request_rows(make_attempt())
 
 
-def test_whoever_is_late_is_told_until_when_and_nothing_is_refused_nor_held() -> None:
-    (waits,) = decided(asking(), used(spent=50))
+def test_a_late_request_gets_the_time_to_wait_for_and_nothing_is_refused_or_held() -> None:
+    (waits,) = judge_events(make_attempt(), make_budget_row(spent=50))
     assert isinstance(waits, GuardrailTriggered)
     assert (waits.guardrail, waits.until) == ("model_rate", NOON + MINUTE)
 
 
 def test_what_can_be_done_without_is_refused_in_a_minute_that_is_used_up() -> None:
-    (refused,) = decided(asking(optional=True), used(spent=50))
+    (refused,) = judge_events(make_attempt(optional=True), make_budget_row(spent=50))
     assert isinstance(refused, RequestRefused)
     assert refused.outcome == "rate_limited"
 
 
-def test_an_agent_that_is_only_observed_keeps_to_rates_all_the_same() -> None:
-    (waits,) = decided(asking(observe=True), used(spent=50))
+def test_an_agent_in_observe_mode_still_keeps_to_rates() -> None:
+    (waits,) = judge_events(make_attempt(observe=True), make_budget_row(spent=50))
     assert isinstance(waits, GuardrailTriggered)
 
 
 @pytest.mark.parametrize(
     ("row", "current"),
     [
-        (used(at=NOON - SECOND, spent=3), True),
-        (used(at=NOON - MINUTE, held=3), False),
+        (make_budget_row(at=NOON - SECOND, spent=3), True),
+        (make_budget_row(at=NOON - MINUTE, held=3), False),
         (BudgetRow("fleet", "day/2020-01-01", "usd", held=1), True),
         (BudgetRow("fleet", "day/2020-01-01", "usd"), False),
     ],
 )
-def test_a_minute_that_is_over_is_not_shown_any_more(row: BudgetRow, *, current: bool) -> None:
+def test_a_past_minute_is_not_shown(row: BudgetRow, *, current: bool) -> None:
     assert is_current(row, NOON) == current
 
 

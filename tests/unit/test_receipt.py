@@ -29,7 +29,7 @@ START = SessionStarted(session="s", agent="clerk", kind="task", started_by="ada"
 ASKED = DecisionAsked(decision="d", about="approval", subject="c1", name="send", digest="x", expires_at=9)
 
 
-def stored(*events: AnyEvent | Unknown, stream: StreamId | None = None) -> list[Stored]:
+def store_events(*events: AnyEvent | Unknown, stream: StreamId | None = None) -> list[Stored]:
     return [
         Stored(
             stream=stream or session_stream("s"),
@@ -51,8 +51,8 @@ def stored(*events: AnyEvent | Unknown, stream: StreamId | None = None) -> list[
     ]
 
 
-def made(*events: AnyEvent | Unknown, inbox: tuple[AnyEvent, ...] = ()) -> Receipt:
-    return make_receipt(stored(START, *events), stored(*inbox, stream=inbox_stream("s")))
+def make_events_receipt(*events: AnyEvent | Unknown, inbox: tuple[AnyEvent, ...] = ()) -> Receipt:
+    return make_receipt(store_events(START, *events), store_events(*inbox, stream=inbox_stream("s")))
 
 
 def call(name: str = "c1", **facts: Any) -> CallStarted:
@@ -63,12 +63,12 @@ def refusal(outcome: Outcome, **facts: Any) -> CallRefused:
     return CallRefused(call="c1", tool="send", outcome=outcome, sentence="Why not.", **facts)
 
 
-def test_who_started_a_session_and_whether_that_is_trusted_is_told() -> None:
-    receipt = made()
+def test_the_receipt_names_who_started_a_session_and_whether_that_is_trusted() -> None:
+    receipt = make_events_receipt()
     assert (receipt.started_by, receipt.origin, receipt.trusted) == ("ada", "agent", False)
 
 
-def test_a_call_is_told_with_all_that_was_known_of_it() -> None:
+def test_the_receipt_of_a_call_contains_all_that_was_known_of_it() -> None:
     event = call(
         level="RESTRICTED",
         risk="HIGH",
@@ -78,17 +78,17 @@ def test_a_call_is_told_with_all_that_was_known_of_it() -> None:
         parallel_group="g",
         observed=("disabled",),
     )
-    (line,) = made(event, CallSettled(call="c1", outcome="error", duration_ms=5, error="Oops: no")).calls
+    (line,) = make_events_receipt(event, CallSettled(call="c1", outcome="error", duration_ms=5, error="Oops: no")).calls
     assert (line.level, line.risk, line.effect, line.egress) == ("RESTRICTED", "HIGH", "read", True)
     assert (line.phase, line.parallel_group, line.observed) == ("work", "g", ("disabled",))
     assert (line.outcome, line.duration_ms, line.error) == ("error", 5, "Oops: no")
 
 
-def test_every_brake_counts_what_it_let_through_by_itself() -> None:
+def test_every_check_counts_what_it_allowed_separately() -> None:
     request = RequestStarted(request="r", model="m", purpose="simulation")
-    receipt = made(call("c1"), call("c2", observed=("rate_limited",)), request)
+    receipt = make_events_receipt(call("c1"), call("c2", observed=("rate_limited",)), request)
     assert receipt.passed == {"halt": 3, "grants": 2, "budget": 3}
-    assert made().passed == {}
+    assert make_events_receipt().passed == {}
 
 
 @pytest.mark.parametrize(
@@ -101,44 +101,49 @@ def test_every_brake_counts_what_it_let_through_by_itself() -> None:
     ],
 )
 def test_a_refused_call_is_a_brake_with_its_sentence(outcome: Outcome, brake: str) -> None:
-    (tripped,) = made(refusal(outcome, level="PRIVILEGED", phase="work")).brakes
+    (tripped,) = make_events_receipt(refusal(outcome, level="PRIVILEGED", phase="work")).brakes
     assert (tripped.brake, tripped.code, tripped.sentence) == (brake, outcome, "Why not.")
     assert (tripped.level, tripped.phase, tripped.refused) == ("PRIVILEGED", "work", "c1")
     assert brake_of_outcome(outcome) == brake
 
 
-def test_a_cap_that_refused_something_is_told_once_with_its_scope_and_its_sentence() -> None:
+def test_a_cap_that_refused_something_is_listed_once_with_its_scope_and_its_sentence() -> None:
     cap = CostCapReached(refused="c1", name="send", scope="fleet", window="w", unit="usd", cap=1, spent=1, amount=1)
-    (tripped,) = made(cap, refusal("cost_cap_reached")).brakes
+    (tripped,) = make_events_receipt(cap, refusal("cost_cap_reached")).brakes
     assert (tripped.scope, tripped.window, tripped.sentence) == ("fleet", "w", "Why not.")
     request = RequestRefused(request="c1", model="m", purpose="turn", outcome="cost_cap_reached", sentence="No money.")
-    assert [one.sentence for one in made(cap, request, cap, request).brakes] == ["No money.", "No money."]
-    (alone,) = made(cap).brakes
+    assert [one.sentence for one in make_events_receipt(cap, request, cap, request).brakes] == [
+        "No money.",
+        "No money.",
+    ]
+    (alone,) = make_events_receipt(cap).brakes
     assert (alone.brake, alone.sentence) == ("budget", "")
 
 
-def test_a_decision_is_told_with_who_made_it_and_whether_it_was_used() -> None:
+def test_a_decision_is_listed_with_who_made_it_and_whether_it_was_used() -> None:
     answer = DecisionMade(decision="d", verdict="edit", by="ada", digest="x", reason="better so")
-    (told,) = made(ASKED, call(decision="d", decided_by="ada"), inbox=(answer,)).decisions
+    (told,) = make_events_receipt(ASKED, call(decision="d", decided_by="ada"), inbox=(answer,)).decisions
     assert (told.verdict, told.by, told.used, told.reason, told.decided_at) == ("edit", "ada", True, "better so", 1)
 
 
 def test_without_the_inbox_a_receipt_claims_no_answer_that_it_does_not_know() -> None:
-    (used,) = made(ASKED, call(decision="d", decided_by="ada")).decisions
+    (used,) = make_events_receipt(ASKED, call(decision="d", decided_by="ada")).decisions
     assert (used.verdict, used.by, used.used) == ("approve", "ada", True)
-    (refused,) = made(ASKED, refusal("approval_denied", decision="d", decided_by="ada")).decisions
+    (refused,) = make_events_receipt(ASKED, refusal("approval_denied", decision="d", decided_by="ada")).decisions
     assert (refused.verdict, refused.by, refused.used) == ("", "ada", False)
-    (unanswered,) = made(ASKED, refusal("approval_expired", decision="d")).decisions
+    (unanswered,) = make_events_receipt(ASKED, refusal("approval_expired", decision="d")).decisions
     assert (unanswered.verdict, unanswered.by) == ("", "")
 
 
 def test_rules_that_answered_are_named_once() -> None:
     by = "ada, always, by rule r1"
-    assert made(call("c1", decided_by=by), call("c2", decided_by=by), call("c3", decided_by="ada")).rules == ("r1",)
+    assert make_events_receipt(
+        call("c1", decided_by=by), call("c2", decided_by=by), call("c3", decided_by="ada")
+    ).rules == ("r1",)
 
 
-def test_what_simulations_cost_is_told_apart_from_turns() -> None:
-    receipt = made(
+def test_the_cost_of_simulations_is_separate_from_turns() -> None:
+    receipt = make_events_receipt(
         RequestStarted(request="r1", model="m", purpose="simulation"),
         RequestSettled(request="r1", outcome="ok", charge=Charge(usd=3)),
         call(),
@@ -150,14 +155,16 @@ def test_what_simulations_cost_is_told_apart_from_turns() -> None:
     )
 
 
-def test_what_nobody_knows_is_told_apart_from_what_is_still_in_doubt() -> None:
-    receipt = made(call("c1"), call("c2"), CallSettled(call="c1", outcome="unknown"), Unknown("dream", 1, b"{}"))
+def test_what_stays_unknown_is_separate_from_what_is_still_in_doubt() -> None:
+    receipt = make_events_receipt(
+        call("c1"), call("c2"), CallSettled(call="c1", outcome="unknown"), Unknown("dream", 1, b"{}")
+    )
     assert (receipt.unknown_calls, receipt.in_doubt, receipt.unknown) == (("c1",), ("c2",), 1)
 
 
-def test_what_was_heard_keeps_its_origin_and_trust() -> None:
+def test_messages_keep_their_origin_and_trust() -> None:
     wake = WakePosted(cause="message", origin="document", sender="mail", trusted=False)
-    (inbound_line,) = made(inbox=(wake,)).heard
+    (inbound_line,) = make_events_receipt(inbox=(wake,)).heard
     assert (inbound_line.cause, inbound_line.origin, inbound_line.sender, inbound_line.trusted) == (
         "message",
         "document",

@@ -29,7 +29,7 @@ from halter.state.receipt import Receipt, make_receipt
 START = SessionStarted(session="s", agent="clerk", kind="task", started_by="trigger:clerk/in", folder="f" * 64)
 
 
-def stored(stream: StreamId, *events: AnyEvent) -> list[Stored]:
+def store_events(stream: StreamId, *events: AnyEvent) -> list[Stored]:
     return [
         Stored(
             stream, number, event.KIND, 1, number, 1, f"k{number}", None, b"{}", None, None, b"", b"%d" % number, event
@@ -38,20 +38,20 @@ def stored(stream: StreamId, *events: AnyEvent) -> list[Stored]:
     ]
 
 
-def made(*events: AnyEvent, inbox: tuple[AnyEvent, ...] = ()) -> Receipt:
-    return make_receipt(stored(session_stream("s"), START, *events), stored(inbox_stream("s"), *inbox))
+def make_events_receipt(*events: AnyEvent, inbox: tuple[AnyEvent, ...] = ()) -> Receipt:
+    return make_receipt(store_events(session_stream("s"), START, *events), store_events(inbox_stream("s"), *inbox))
 
 
-def asked(name: str, model: str) -> RequestStarted:
+def start_request(name: str, model: str) -> RequestStarted:
     return RequestStarted(request=name, model=model, purpose="turn")
 
 
-def answered(name: str, usd: int, usage: Usage | None, outcome: Outcome = "ok") -> RequestSettled:
+def settle_request(name: str, usd: int, usage: Usage | None, outcome: Outcome = "ok") -> RequestSettled:
     return RequestSettled(request=name, outcome=outcome, usage=usage, charge=Charge(usd=usd))
 
 
-def test_phases_are_told_with_the_times_at_which_they_were_entered_and_left() -> None:
-    receipt = made(PhaseEntered(phase="intake", number=0), PhaseEntered(phase="analysis", number=1))
+def test_phases_are_listed_with_the_times_at_which_they_were_entered_and_left() -> None:
+    receipt = make_events_receipt(PhaseEntered(phase="intake", number=0), PhaseEntered(phase="analysis", number=1))
     assert [(phase_line.phase, phase_line.entered_at, phase_line.left_at) for phase_line in receipt.phases] == [
         ("intake", 2, 3),
         ("analysis", 3, None),
@@ -60,13 +60,13 @@ def test_phases_are_told_with_the_times_at_which_they_were_entered_and_left() ->
 
 def test_the_last_phase_is_left_at_the_end_and_gone_on_with_when_the_session_is() -> None:
     entered, event = PhaseEntered(phase="work", number=0), SessionEnded(state="COMPLETED", terminal_reason="completed")
-    assert made(entered, event).phases[-1].left_at == 3
-    assert made(entered, event, SessionResumed(by="ada")).phases[-1].left_at is None
+    assert make_events_receipt(entered, event).phases[-1].left_at == 3
+    assert make_events_receipt(entered, event, SessionResumed(by="ada")).phases[-1].left_at is None
 
 
-def test_a_document_that_was_read_twice_is_told_once_with_its_digest() -> None:
+def test_a_document_that_was_read_twice_is_listed_once_with_its_digest() -> None:
     read = DocumentRead(document="d1", name="a.txt", collection="papers")
-    (document_line, other) = made(read, DocumentRead(document="d2", name="b.txt"), read).documents
+    (document_line, other) = make_events_receipt(read, DocumentRead(document="d2", name="b.txt"), read).documents
     assert (document_line.document, document_line.name, document_line.collection, document_line.times) == (
         "d1",
         "a.txt",
@@ -77,14 +77,14 @@ def test_a_document_that_was_read_twice_is_told_once_with_its_digest() -> None:
 
 
 def test_tokens_and_money_are_added_up_for_each_model() -> None:
-    receipt = made(
-        asked("r1", "a:large"),
-        answered("r1", 30, Usage(100, 10, 60, 5)),
-        asked("r2", "b:small"),
-        answered("r2", 0, None, "error"),
-        asked("r3", "a:large"),
-        answered("r3", 12, Usage(50, 5)),
-        asked("r4", "b:small"),
+    receipt = make_events_receipt(
+        start_request("r1", "a:large"),
+        settle_request("r1", 30, Usage(100, 10, 60, 5)),
+        start_request("r2", "b:small"),
+        settle_request("r2", 0, None, "error"),
+        start_request("r3", "a:large"),
+        settle_request("r3", 12, Usage(50, 5)),
+        start_request("r4", "b:small"),
     )
     large, small = receipt.models
     assert (large.model, large.requests, large.failed, large.cost_usd) == ("a:large", 2, 0, micros_to_usd(42))
@@ -98,14 +98,14 @@ def test_tokens_and_money_are_added_up_for_each_model() -> None:
     assert (small.requests, small.failed) == (2, 1)
 
 
-def test_a_finding_is_told_with_what_its_reviewers_said_and_with_who_they_were() -> None:
+def test_a_finding_is_listed_with_its_reviewers_and_their_verdicts() -> None:
     first = FindingEmitted(
         finding="f1", agent="clerk", severity="high", support="supported", document="d", name="a.txt"
     )
     second = FindingEmitted(finding="f2", agent="clerk", severity="low", support="unquoted")
     judged = FindingReviewed(finding="f1", verdict="withheld", judges=("a:large",))
     chosen = JudgesChosen(wanted=3, chosen=1, items=2, usd=5, cap=4, sentence="Three would cost too much.")
-    receipt = made(first, second, chosen, judged)
+    receipt = make_events_receipt(first, second, chosen, judged)
     assert [(finding_line.finding, finding_line.review, finding_line.judges) for finding_line in receipt.findings] == [
         ("f1", "withheld", ("a:large",)),
         ("f2", None, ()),
@@ -116,8 +116,8 @@ def test_a_finding_is_told_with_what_its_reviewers_said_and_with_who_they_were()
     ] == [(3, 1, micros_to_usd(5), micros_to_usd(4))]
 
 
-def test_what_was_given_and_what_was_proposed_are_told_apart() -> None:
-    receipt = made(
+def test_what_was_given_and_what_was_proposed_are_separate() -> None:
+    receipt = make_events_receipt(
         ContextGiven(memories=("m1",), precedents=("p1", "p2")),
         MemoryProposed(memory="m2", agent="clerk"),
         PrecedentProposed(precedent="p3", agent="clerk", kind="late"),
@@ -129,8 +129,8 @@ def test_what_was_given_and_what_was_proposed_are_told_apart() -> None:
     ]
 
 
-def test_notifications_guardrails_and_sub_sessions_are_told() -> None:
-    receipt = made(
+def test_notifications_guardrails_and_sub_sessions_are_listed() -> None:
+    receipt = make_events_receipt(
         NotificationQueued(notification="n1", channel="mail", agent="clerk", about="finding"),
         GuardrailTriggered(guardrail="idle_halt", sentence="It did nothing.", until=9),
         inbox=(WakePosted(cause="child", origin="agent", sender="s.child", name="s.child"),),
@@ -144,7 +144,7 @@ def test_notifications_guardrails_and_sub_sessions_are_told() -> None:
     assert [notification_line.session for notification_line in receipt.children] == ["s.child"]
 
 
-def test_the_folder_and_both_heads_that_it_was_made_from_are_told() -> None:
-    receipt = made(inbox=(WakePosted(cause="message", origin="person", sender="ada"),))
+def test_the_receipt_names_the_folder_and_both_heads_that_it_was_made_from() -> None:
+    receipt = make_events_receipt(inbox=(WakePosted(cause="message", origin="person", sender="ada"),))
     assert receipt.folder == "f" * 64
     assert (receipt.hash, receipt.inbox_hash, receipt.inbox_events) == (b"1".hex(), b"1".hex(), 1)

@@ -34,7 +34,7 @@ def rules(text: str) -> Reflex:
     return make_reflex_model(document.value, document.source_map.at)
 
 
-async def asked(model: Model, *messages: Message, **facts: Any) -> Reply:
+async def ask_model(model: Model, *messages: Message, **facts: Any) -> Reply:
     return await model.ask(
         Prompt(messages=messages or (make_user_message("Hello."),), tools=(OFFERED,), facts=facts),
         Permit("r/0", 0, {}),
@@ -64,7 +64,7 @@ DISK = """
 
 async def test_the_first_rule_that_holds_wins() -> None:
     model = rules(DISK)
-    assert (await asked(model, disk=95)).parts == (
+    assert (await ask_model(model, disk=95)).parts == (
         Text("Making room.", "model", trusted=False),
         ToolCall("0.0", "clean_up", '{"folder":"cache"}', 0),
         ToolCall(
@@ -74,15 +74,15 @@ async def test_the_first_rule_that_holds_wins() -> None:
             1,
         ),
     )
-    assert (await asked(model, disk=50)).text == "Nothing to do."
-    assert (await asked(model, make_user_message("And how is it?"), disk=50)).text == "Well."
+    assert (await ask_model(model, disk=50)).text == "Nothing to do."
+    assert (await ask_model(model, make_user_message("And how is it?"), disk=50)).text == "Well."
 
 
 async def test_an_answer_is_free_and_says_why_it_stopped() -> None:
     model = rules(DISK)
     assert Prices().find(model.name, model.base_url).bound(500, 500, 0) == 0  # pyright: ignore[reportAttributeAccessIssue]
     assert model.name == ModelName("reflex", "rules")
-    acting, saying = await asked(model, disk=95), await asked(model)
+    acting, saying = await ask_model(model, disk=95), await ask_model(model)
     assert (acting.stop, acting.usage) == ("calls", Usage(0, 0))
     assert (saying.stop, saying.usage) == ("end", Usage(0, 0))
     assert model.count(Prompt(messages=(make_user_message("Hi."),))) == bound_prompt_tokens(
@@ -90,7 +90,7 @@ async def test_an_answer_is_free_and_says_why_it_stopped() -> None:
     )
 
 
-async def test_what_is_said_is_heard_and_asking_takes_a_permit() -> None:
+async def test_a_reply_reaches_the_text_listener_and_each_request_uses_a_permit() -> None:
     texts: list[str] = []
     permit = Permit("r/0", 0, {})
     model, prompt = rules(DISK), Prompt(messages=(make_user_message("Hello."),))
@@ -101,8 +101,8 @@ async def test_what_is_said_is_heard_and_asking_takes_a_permit() -> None:
 
 
 async def test_where_no_rule_holds_the_turn_ends_with_a_sentence() -> None:
-    assert (await asked(rules("- {when: step > 5, say: Much.}\n"))).text == NO_RULE
-    assert (await asked(rules("[]"))).text == NO_RULE
+    assert (await ask_model(rules("- {when: step > 5, say: Much.}\n"))).text == NO_RULE
+    assert (await ask_model(rules("[]"))).text == NO_RULE
 
 
 async def test_where_no_tool_is_offered_no_rule_calls_one() -> None:
@@ -114,16 +114,16 @@ async def test_a_rule_does_not_make_its_calls_twice_in_a_turn() -> None:
     model = rules("- {call: {tool: look}}\n- {calls: [{tool: look}, {tool: touch}]}\n- say: Done.\n")
     history = [make_user_message("Go.")]
     for expected in (["look"], ["look", "touch"], []):
-        reply = await asked(model, *history)
+        reply = await ask_model(model, *history)
         assert [call.tool for call in reply.calls] == expected
         history += answered(reply) if reply.calls else [Message("assistant", reply.parts)]
-    assert [call.tool for call in (await asked(model, *history, make_user_message("Again."))).calls] == ["look"]
+    assert [call.tool for call in (await ask_model(model, *history, make_user_message("Again."))).calls] == ["look"]
 
 
 async def test_a_rule_may_be_allowed_to_repeat_itself() -> None:
     model = rules("- {when: step < 3, call: {tool: look}, once: false}\n- say: Enough.\n")
     history, made = [make_user_message("Go.")], 0
-    while (reply := await asked(model, *history)).calls:
+    while (reply := await ask_model(model, *history)).calls:
         history += answered(reply)
         made += 1
     assert (made, reply.text) == (3, "Enough.")
@@ -134,20 +134,22 @@ WAKE = make_user_message("It is nine.", "config", reason="wake")
 
 async def test_a_turn_that_no_person_opened_is_a_new_one_as_well() -> None:
     model = rules("- {call: {tool: look}, yield: {mode: sleep, sleep: 60}}\n")
-    first = await asked(model, WAKE)
+    first = await ask_model(model, WAKE)
     assert [call.tool for call in first.calls] == ["look", "yield"]
-    assert (await asked(model, WAKE, *answered(first), WAKE)).calls == first.calls
+    assert (await ask_model(model, WAKE, *answered(first), WAKE)).calls == first.calls
     plain = rules("- {call: {tool: look}}\n- say: Done.\n")
-    turn = (WAKE, *answered(await asked(plain, WAKE)))
-    end = await asked(plain, *turn)
+    turn = (WAKE, *answered(await ask_model(plain, WAKE)))
+    end = await ask_model(plain, *turn)
     assert end.text == "Done."
-    assert [call.tool for call in (await asked(plain, *turn, Message("assistant", end.parts), WAKE)).calls] == ["look"]
+    assert [call.tool for call in (await ask_model(plain, *turn, Message("assistant", end.parts), WAKE)).calls] == [
+        "look"
+    ]
 
 
 async def test_a_yield_that_was_refused_is_not_tried_again() -> None:
     model = rules("- {yield: {mode: sleep, wake_early_if: [nonsense]}}\n- say: Then not.\n")
-    first = await asked(model, WAKE)
-    assert (await asked(model, WAKE, *answered(first, "error"))).text == "Then not."
+    first = await ask_model(model, WAKE)
+    assert (await ask_model(model, WAKE, *answered(first, "error"))).text == "Then not."
 
 
 async def test_a_rule_sees_the_last_results_of_its_turn() -> None:
@@ -158,22 +160,28 @@ async def test_a_rule_sees_the_last_results_of_its_turn() -> None:
   say: Something else.
 - call: {tool: look}
 """)
-    first = await asked(model)
-    told = (make_user_message("Go."), *answered(first, text="7 lines"))
-    assert (await asked(model, *told)).text == "Seven."
-    assert (await asked(model, *told, make_user_message("A hint.", "config", reason="hint"))).text == "Seven."
-    assert (await asked(model, make_user_message("Go."), *answered(first, text="8 lines"))).text == "Something else."
-    assert (await asked(model, *told, make_user_message("And now?"))).calls == first.calls
+    first = await ask_model(model)
+    messages_so_far = (make_user_message("Go."), *answered(first, text="7 lines"))
+    assert (await ask_model(model, *messages_so_far)).text == "Seven."
+    assert (
+        await ask_model(model, *messages_so_far, make_user_message("A hint.", "config", reason="hint"))
+    ).text == "Seven."
+    assert (
+        await ask_model(model, make_user_message("Go."), *answered(first, text="8 lines"))
+    ).text == "Something else."
+    assert (await ask_model(model, *messages_so_far, make_user_message("And now?"))).calls == first.calls
 
 
 async def test_only_a_persons_words_are_the_message() -> None:
     model = rules('- {when: message == "Stop.", say: Stopping.}\n- say: Going on.\n')
     stop = make_user_message("Stop.")
-    assert (await asked(model, stop, make_user_message("Stop it all!", "document", trusted=False))).text == "Stopping."
     assert (
-        await asked(model, make_user_message("Go."), make_user_message("Stop.", "document", trusted=False))
+        await ask_model(model, stop, make_user_message("Stop it all!", "document", trusted=False))
+    ).text == "Stopping."
+    assert (
+        await ask_model(model, make_user_message("Go."), make_user_message("Stop.", "document", trusted=False))
     ).text == "Going on."
-    assert (await asked(model, WAKE)).text == "Going on."
+    assert (await ask_model(model, WAKE)).text == "Going on."
 
 
 @pytest.mark.parametrize(
@@ -189,9 +197,9 @@ async def test_only_a_persons_words_are_the_message() -> None:
         "hot.text.matches(hot.pattern)",
     ],
 )
-async def test_a_condition_that_cannot_be_worked_out_does_not_hold(condition: str) -> None:
+async def test_a_condition_that_cannot_be_evaluated_does_not_hold(condition: str) -> None:
     model = rules(f'- when: "{condition}"\n  say: Yes.\n- say: No.\n')
-    assert (await asked(model, number=4, text="x", zero=0, pattern="(")).text == "No."
+    assert (await ask_model(model, number=4, text="x", zero=0, pattern="(")).text == "No."
 
 
 @pytest.mark.parametrize(
@@ -207,7 +215,7 @@ async def test_a_condition_that_cannot_be_worked_out_does_not_hold(condition: st
     ],
 )
 async def test_facts_may_be_anything(condition: str, facts: dict[str, Any]) -> None:
-    assert (await asked(rules(f'- when: "{condition}"\n  say: Yes.\n'), **facts)).text == "Yes."
+    assert (await ask_model(rules(f'- when: "{condition}"\n  say: Yes.\n'), **facts)).text == "Yes."
 
 
 values = st.recursive(

@@ -57,7 +57,7 @@ def test_a_loop_is_found_with_the_step_that_completes_it(steps: str, most: int, 
     assert first_stuck(steps, most) == expected
 
 
-def test_a_loop_is_told_in_a_sentence() -> None:
+def test_a_loop_is_described_in_a_sentence() -> None:
     assert find_repetition("AAAA", 3) == RepeatedSteps(1, 4)
     assert find_repetition("XABAB", 3) == RepeatedSteps(2, 4)
     assert RepeatedSteps(1, 4).sentence == "The last 4 steps made the same calls and got the same results."

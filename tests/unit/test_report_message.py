@@ -15,7 +15,7 @@ from halter.operations.report import (
 from halter.runtime.needs import CapLine
 
 
-def made(*needs: str, agents: int = 1) -> Report:
+def make_report(*needs: str, agents: int = 1) -> Report:
     reports = tuple(
         AgentReport(
             agent=f"agent{number}",
@@ -38,8 +38,8 @@ def made(*needs: str, agents: int = 1) -> Report:
     )
 
 
-def test_a_quiet_night_is_told_in_a_few_lines() -> None:
-    report_message = render_report_message(made())
+def test_a_quiet_night_is_reported_in_a_few_lines() -> None:
+    report_message = render_report_message(make_report())
     assert report_message.subject == "Halter: nothing needs you; 2 sessions and $1.50 in 1d"
     assert report_message.text.splitlines() == [
         "Nothing needs you.",
@@ -50,7 +50,7 @@ def test_a_quiet_night_is_told_in_a_few_lines() -> None:
 
 
 def test_what_needs_somebody_comes_first_and_is_counted_in_the_subject() -> None:
-    report_message = render_report_message(made("halter approve d1", "halter resume fleet"))
+    report_message = render_report_message(make_report("halter approve d1", "halter resume fleet"))
     assert report_message.subject.startswith("Halter: 2 things need you")
     assert report_message.text.splitlines()[:3] == ["Needs you:", "- halter approve d1", "- halter resume fleet"]
 
@@ -58,10 +58,10 @@ def test_what_needs_somebody_comes_first_and_is_counted_in_the_subject() -> None
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=3000), max_size=40), st.integers(0, 40))
 def test_a_message_is_never_longer_than_it_may_be(needs: list[str], agents: int) -> None:
-    assert len(render_report_message(made(*needs, agents=agents)).text) <= MAX_REPORT_MESSAGE
+    assert len(render_report_message(make_report(*needs, agents=agents)).text) <= MAX_REPORT_MESSAGE
 
 
-def test_one_long_line_does_not_crowd_out_the_others_and_what_is_left_out_is_said() -> None:
-    report_message = render_report_message(made("x" * 5000, "halter approve d1", agents=100))
+def test_one_long_line_does_not_crowd_out_the_others_and_the_message_counts_what_it_omits() -> None:
+    report_message = render_report_message(make_report("x" * 5000, "halter approve d1", agents=100))
     assert "- halter approve d1" in report_message.text
     assert report_message.text.endswith(REPORT_TRUNCATED)

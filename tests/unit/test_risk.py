@@ -211,17 +211,17 @@ def test_the_tables_are_long_enough() -> None:
     assert len(LINES) + len(VALUES) >= 60
 
 
-def test_every_risk_has_its_reasons_the_gravest_first() -> None:
-    found = risk({"command": "git push; rm -rf ~"})
-    assert found.reasons[0] == "rm of ~"
-    assert "git push" in found.reasons
+def test_every_risk_has_its_reasons_the_most_severe_first() -> None:
+    assessment = risk({"command": "git push; rm -rf ~"})
+    assert assessment.reasons[0] == "rm deletes ~"
+    assert "git push" in assessment.reasons
     assert risk({}) == Risk("LOW", ())
 
 
 def test_a_call_with_very_many_reasons_shows_some_of_them() -> None:
-    found = risk({"argv": ["rm", *(f"file-{number}" for number in range(500))]})
-    assert len(found.reasons) == 13
-    assert found.reasons[-1] == "and 488 more"
+    assessment = risk({"argv": ["rm", *(f"file-{number}" for number in range(500))]})
+    assert len(assessment.reasons) == 13
+    assert assessment.reasons[-1] == "and 488 more"
 
 
 def test_arguments_that_are_nested_very_deeply_are_looked_at_all_the_same() -> None:

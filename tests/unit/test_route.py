@@ -41,7 +41,7 @@ HERE = RoutingContext(
 )
 
 
-def sent(text: str, surroundings: RoutingContext = HERE) -> RoutingDecision:
+def decide_route(text: str, surroundings: RoutingContext = HERE) -> RoutingDecision:
     return route_message(text, surroundings)
 
 
@@ -565,7 +565,7 @@ def lines(block: str) -> list[str]:
 
 @pytest.mark.parametrize(("text", "path"), [(text, path) for path, block in FAST.items() for text in lines(block)])
 def test_an_exact_sentence_is_a_fast_path(text: str, path: FastPath) -> None:
-    routed = sent(text)
+    routed = decide_route(text)
     assert (routed.route, routed.strategy) == (path, None)
     assert path in routed.why
 
@@ -578,14 +578,14 @@ def test_an_exact_sentence_is_a_fast_path(text: str, path: FastPath) -> None:
     + [(text, "GOAL") for text in lines(MODEL)],
 )
 def test_all_else_takes_one_of_the_strategies(text: str, strategy: Strategy) -> None:
-    routed = sent(text)
+    routed = decide_route(text)
     assert (routed.route, routed.strategy) == ("strategy", strategy)
     assert routed.why.endswith(".")
 
 
 @pytest.mark.parametrize("text", lines(MODEL))
 def test_without_tools_what_no_grammar_reads_is_one_answer(text: str) -> None:
-    assert sent(text, RoutingContext(agent="scout", now=NOW)).strategy == "DIRECT_RESPONSE"
+    assert decide_route(text, RoutingContext(agent="scout", now=NOW)).strategy == "DIRECT_RESPONSE"
 
 
 def test_there_are_thirteen_fast_paths_and_each_is_tried() -> None:
@@ -640,22 +640,22 @@ def test_there_are_thirteen_fast_paths_and_each_is_tried() -> None:
     ],
 )
 def test_the_details_say_all_that_is_needed(text: str, details: object) -> None:
-    assert sent(text).details == details
+    assert decide_route(text).details == details
 
 
 def test_a_name_that_sounds_like_a_time_is_no_time() -> None:
     routing_context = RoutingContext(
         agent="scout", now=NOW, has_tools=True, playbooks=("nightly",), schedules=("daily",)
     )
-    assert sent("run nightly", routing_context).details == Script("nightly", "")
-    assert sent("delete daily", routing_context).strategy == "GOAL"
-    assert sent("check the mail nightly", routing_context).strategy == "SCHEDULED_TASK"
+    assert decide_route("run nightly", routing_context).details == Script("nightly", "")
+    assert decide_route("delete daily", routing_context).strategy == "GOAL"
+    assert decide_route("check the mail nightly", routing_context).strategy == "SCHEDULED_TASK"
 
 
 def test_the_one_decision_that_waits_needs_no_id() -> None:
     routing_context = RoutingContext(agent="scout", now=NOW, decisions=("01hq8zc4ka",))
-    assert sent("approve", routing_context).details == Decided("approve", "01hq8zc4ka", implied=True)
-    assert sent("approve", RoutingContext(agent="scout", now=NOW)).details == Decided("approve", "")
+    assert decide_route("approve", routing_context).details == Decided("approve", "01hq8zc4ka", implied=True)
+    assert decide_route("approve", RoutingContext(agent="scout", now=NOW)).details == Decided("approve", "")
 
 
 @pytest.mark.parametrize(
@@ -714,7 +714,7 @@ def test_the_one_decision_that_waits_needs_no_id() -> None:
     ],
 )
 def test_a_time_is_read_exactly_and_the_rest_is_the_prompt(text: str, first: str, prompt: str, recurring: bool) -> None:  # noqa: FBT001
-    details = sent(text).details
+    details = decide_route(text).details
     assert isinstance(details, Scheduled)
     assert find_timing_flaw(details.timing) == ""
     after = next_tick_after(details.timing, NOW)
@@ -765,7 +765,7 @@ def test_a_time_is_read_exactly_and_the_rest_is_the_prompt(text: str, first: str
     ],
 )
 def test_a_time_that_cannot_be_read_exactly_is_answered_with_a_sentence(text: str) -> None:
-    routed = sent(text)
+    routed = decide_route(text)
     assert routed.strategy == "SCHEDULED_TASK"
     assert isinstance(routed.details, Unclear)
     assert routed.details.sentence.endswith(".")
@@ -774,17 +774,17 @@ def test_a_time_that_cannot_be_read_exactly_is_answered_with_a_sentence(text: st
 @pytest.mark.parametrize("word", ["stop", "approve", "help", "2+2", "status"])
 def test_what_is_quoted_fenced_long_or_of_several_lines_is_no_fast_path(word: str) -> None:
     for text in (f'"{word}"', f"`{word}`", f"```\n{word}\n```", f"{word}\n{word}", word + " " * 600 + word):
-        assert sent(text).route == "strategy"
+        assert decide_route(text).route == "strategy"
 
 
 @pytest.mark.parametrize("text", ["(" * 300, "(" * 140 + "1" + ")" * 140, "-" * 299 + "5", "2^-" * 99 + "2"])
 def test_a_sum_that_is_nested_too_deep_is_left_to_the_model(text: str) -> None:
-    assert sent(text).strategy == "GOAL"
+    assert decide_route(text).strategy == "GOAL"
 
 
 def test_a_long_prompt_may_follow_its_time() -> None:
     prompt = "check the mail:\n" + "- and this\n" * 200
-    details = sent(f"Every weekday at 9, {prompt}").details
+    details = decide_route(f"Every weekday at 9, {prompt}").details
     assert isinstance(details, Scheduled)
     assert details.prompt == prompt.strip()
 
@@ -842,7 +842,7 @@ WORDS = lines(
 
 @given(st.lists(st.sampled_from(WORDS), max_size=25).map(" ".join))
 def test_any_mixture_of_its_own_words_is_routed(text: str) -> None:
-    routed = sent(text)
+    routed = decide_route(text)
     assert (routed.route == "strategy") == (routed.strategy is not None)
 
 
@@ -854,20 +854,20 @@ def test_any_mixture_of_its_own_words_is_routed(text: str) -> None:
 @example("9" * 500)
 @example("\u0661+\u0662")
 def test_any_text_is_routed(text: str) -> None:
-    routed = sent(text)
+    routed = decide_route(text)
     assert (routed.route == "strategy") == (routed.strategy is not None)
 
 
 @given(st.text(alphabet="abcdefghijklmnopqrstuvwxyz 0123456789:", max_size=60))
 def test_nothing_recurring_comes_of_text_that_names_no_recurrence(text: str) -> None:
-    details = sent(f"check {text}").details
+    details = decide_route(f"check {text}").details
     named = ("every", "each", "ly", "days", "weekends", "s ", " a ", " per ")
     assert not (isinstance(details, Scheduled) and details.recurring) or any(word in f"{text} " for word in named)
 
 
 @pytest.mark.parametrize("text", lines(SCHEDULED + SUB_AGENT + SCRIPT) + [t for b in FAST.values() for t in lines(b)])
 def test_what_was_decided_is_kept_in_an_event_unchanged(text: str) -> None:
-    routed = sent(text)
+    routed = decide_route(text)
     assert msgspec.json.decode(msgspec.json.encode(routed), type=RoutingDecision) == routed
 
 
@@ -886,4 +886,4 @@ def test_what_was_decided_is_kept_in_an_event_unchanged(text: str) -> None:
     ],
 )
 def test_a_very_long_message_is_routed_with_bounded_work(text: str) -> None:
-    assert sent(text).route == "strategy"
+    assert decide_route(text).route == "strategy"

@@ -29,7 +29,7 @@ def at(text: str) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()) * SECOND
 
 
-def shown(moment: int | None) -> str:
+def format_moment(moment: int | None) -> str:
     return "" if moment is None else datetime.fromtimestamp(moment / SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
@@ -39,7 +39,7 @@ def three(timing: Timing, after: str) -> list[str]:
     while moment is not None and len(texts) < 3:
         moment = next_tick_after(timing, moment)
         if moment is not None:
-            texts.append(shown(moment).removesuffix(":00"))
+            texts.append(format_moment(moment).removesuffix(":00"))
     return texts
 
 
@@ -230,7 +230,7 @@ def test_a_cron_that_can_never_fire_is_refused_with_what_to_write(cron: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("timing", "said"),
+    ("timing", "flaw"),
     [
         (Timing(), "exactly one"),
         (Timing(cron="* * * * *", every=SECOND), "exactly one"),
@@ -251,8 +251,8 @@ def test_a_cron_that_can_never_fire_is_refused_with_what_to_write(cron: str) -> 
         (Timing(cron="0 9 * * *", timezone="\0"), "is not known"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_a_sentence(timing: Timing, said: str) -> None:
-    assert said in find_timing_flaw(timing)
+def test_what_cannot_be_read_is_refused_in_a_sentence(timing: Timing, flaw: str) -> None:
+    assert flaw in find_timing_flaw(timing)
 
 
 def test_a_day_that_a_zone_left_out_fires_at_its_end() -> None:
@@ -282,7 +282,7 @@ def test_missed_ticks_are_counted_with_bounded_work(
     timing: Timing, after: str, until: str, found: tuple[int, str]
 ) -> None:
     missed = count_ticks(timing, at(after), at(until))
-    assert (missed.count, shown(missed.latest)) == found
+    assert (missed.count, format_moment(missed.latest)) == found
 
 
 def test_no_more_ticks_are_counted_than_asked_for_but_the_latest_is_found() -> None:
@@ -359,7 +359,7 @@ MOMENTS = st.integers(at("2026-01-01T00:00"), at("2027-12-31T00:00"))
 
 
 @given(st.sampled_from(CRONS), st.sampled_from(ZONES), MOMENTS)
-def test_a_tick_always_lies_after_and_the_next_one_after_that(cron: str, zone: str, after: int) -> None:
+def test_a_tick_is_always_later_and_the_next_one_later_still(cron: str, zone: str, after: int) -> None:
     timing = Timing(cron=cron, timezone=zone)
     moments = [after]
     for _ in range(5):

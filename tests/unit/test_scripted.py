@@ -33,13 +33,13 @@ def permit() -> Permit:
     return Permit("r/0", 0, {})
 
 
-async def asked(model: Scripted, text: str = "Hello.") -> Reply:
+async def ask_model(model: Scripted, text: str = "Hello.") -> Reply:
     return await model.ask(Prompt(messages=(make_user_message(text),)), permit())
 
 
 async def test_replies_are_given_in_order() -> None:
     model = script("- text: One.\n- text: Two.\n")
-    assert [(await asked(model)).text, (await asked(model)).text] == ["One.", "Two."]
+    assert [(await ask_model(model)).text, (await ask_model(model)).text] == ["One.", "Two."]
     assert len(model.requests) == 2
 
 
@@ -53,18 +53,18 @@ async def test_a_reply_carries_calls_a_stop_and_a_usage() -> None:
 - text: Cut
   stop: max_tokens
 """)
-    reply = await asked(model)
+    reply = await ask_model(model)
     words, *calls = reply.parts
     assert words == Text("Looking.", "model", trusted=False)
     assert calls == [ToolCall("0.0", "read_file", '{"path":"app.log"}'), ToolCall("0.1", "shell", "{not json")]
     assert (reply.stop, reply.usage) == ("calls", Usage(900, 40, 800))
-    assert await asked(model) == Reply((Text("Cut", "model", trusted=False),), "max_tokens")
+    assert await ask_model(model) == Reply((Text("Cut", "model", trusted=False),), "max_tokens")
 
 
 async def test_a_reply_with_a_when_waits_for_its_message() -> None:
     model = script("- {when: how much, text: Seven.}\n- text: Anything.\n")
-    assert (await asked(model)).text == "Anything."
-    assert (await asked(model, "And how much is it?")).text == "Seven."
+    assert (await ask_model(model)).text == "Anything."
+    assert (await ask_model(model, "And how much is it?")).text == "Seven."
 
 
 async def test_a_reply_with_an_unless_is_left_out_once_its_words_were_said_anywhere() -> None:
@@ -91,11 +91,11 @@ async def test_what_a_tool_said_counts_as_the_last_message_of_the_user() -> None
 async def test_a_script_that_has_run_out_says_so() -> None:
     model = script("- {when: never said, text: No.}\n")
     with pytest.raises(ModelRejected, match=r"none of the 1 remaining replies fits 'Hello\.'") as lost:
-        await asked(model)
+        await ask_model(model)
     assert not lost.value.billed
-    await asked(model, "never said")
+    await ask_model(model, "never said")
     with pytest.raises(ModelRejected, match="all 1 replies of the script are used"):
-        await asked(model)
+        await ask_model(model)
 
 
 async def test_failures_are_those_of_a_provider() -> None:
@@ -105,19 +105,19 @@ async def test_failures_are_those_of_a_provider() -> None:
   usage: {input_tokens: 5}
 """)
     with pytest.raises(ModelUnavailable, match="RateLimited: slow down") as busy:
-        await asked(model)
+        await ask_model(model)
     assert (busy.value.billed, busy.value.retry_after) == (False, 30 * SECOND)
     with pytest.raises(ModelRejected, match="BadRequest: no") as never:
-        await asked(model)
+        await ask_model(model)
     assert (never.value.billed, never.value.usage) == (True, Usage(5))
 
 
 async def test_a_slow_reply_takes_virtual_time(world: World) -> None:
     model = script("- {text: Slow., takes: 2s}\n- {text: Slower., takes: 2.5}\n", world.clock)
     before = world.now
-    await asked(model)
+    await ask_model(model)
     assert world.now - before == 2 * SECOND
-    await asked(model)
+    await ask_model(model)
     assert world.now - before == 4.5 * SECOND
 
 
@@ -166,4 +166,4 @@ def test_every_byte_that_is_sent_counts_as_a_token() -> None:
 
 async def test_a_line_made_by_hand_needs_no_file() -> None:
     model = Scripted([ScriptLine(reply=Reply(()), when="x"), say("Hi.", Usage(1, 2))], ManualClock())
-    assert await asked(model) == Reply((Text("Hi.", "model", trusted=False),), "end", Usage(1, 2))
+    assert await ask_model(model) == Reply((Text("Hi.", "model", trusted=False),), "end", Usage(1, 2))

@@ -292,7 +292,7 @@ def test_callbacks_keep_their_context() -> None:
     assert traces(scene) == [["soon", "later"] for _ in SEEDS]
 
 
-def test_a_callback_that_fails_reaches_the_exception_handler_and_the_loop_goes_on() -> None:
+def test_a_callback_that_fails_reaches_the_exception_handler_and_the_loop_continues() -> None:
     async def scene() -> Trace:
         trace: Trace = []
         loop = asyncio.get_running_loop()

@@ -142,18 +142,18 @@ async def test_a_reading_ends_the_row_of_failures(world: World) -> None:
     assert source.pauses()[4] <= 2 * MIN_BACKOFF
 
 
-@pytest.mark.parametrize(("asked", "least", "most"), [(90, 90, 90), (0, 1, 2), (86_400, 300, 300)])
+@pytest.mark.parametrize(("requested_seconds", "least", "most"), [(90, 90, 90), (0, 1, 2), (86_400, 300, 300)])
 async def test_a_source_is_left_alone_for_as_long_as_it_asks_within_bounds(
-    world: World, asked: int, least: int, most: int
+    world: World, requested_seconds: int, least: int, most: int
 ) -> None:
     source = Programmed(world, [[FAILS]], results=[1000.0])
-    source.retry_after = asked * SECOND
+    source.retry_after = requested_seconds * SECOND
     Watcher(world, source)
     await world.advance(10 * MINUTE)
     assert least * SECOND <= source.pauses()[0] <= most * SECOND
 
 
-async def test_a_sensor_that_recovers_is_told_to_be_well(world: World) -> None:
+async def test_a_sensor_that_recovers_is_reported_as_well(world: World) -> None:
     watcher = Watcher(world, Programmed(world, [[1, 60.0, FAILS], [2, 1000.0]]))
     await world.advance(2 * MINUTE)
     assert watcher.health == ["ok", "failing", "ok"]
@@ -163,13 +163,13 @@ async def test_a_sensor_that_recovers_is_told_to_be_well(world: World) -> None:
     assert watcher.sensing.report.since == well.since > failing.since
 
 
-async def test_a_failing_sensor_is_told_once_and_not_with_each_failure(world: World) -> None:
+async def test_a_failing_sensor_is_reported_once_and_not_with_each_failure(world: World) -> None:
     watcher = Watcher(world, Programmed(world, []))
     await world.advance(HOUR)
     assert watcher.health == ["failing"]
 
 
-async def test_a_sensor_that_flaps_tells_at_most_one_change_in_ten_seconds(world: World) -> None:
+async def test_a_sensor_that_flaps_reports_at_most_one_change_in_ten_seconds(world: World) -> None:
     watcher = Watcher(world, Programmed(world, [], results=[1, 0.5, FAILS]))
     await world.advance(10 * MINUTE)
     times = [at for at, _ in watcher.told]
@@ -178,7 +178,7 @@ async def test_a_sensor_that_flaps_tells_at_most_one_change_in_ten_seconds(world
     assert len(times) > 3
 
 
-async def test_the_newest_health_is_told_when_the_quiet_time_is_over(world: World) -> None:
+async def test_the_newest_health_is_reported_when_the_quiet_time_has_ended(world: World) -> None:
     watcher = Watcher(world, Programmed(world, [[1, 1.0, FAILS], [1, 1.0, FAILS]]))
     await world.advance(9 * SECOND)
     assert watcher.health == ["ok"]
@@ -187,7 +187,7 @@ async def test_the_newest_health_is_told_when_the_quiet_time_is_over(world: Worl
     assert watcher.told[1][0] - watcher.told[0][0] == HEALTH_REPORT_INTERVAL
 
 
-async def test_health_that_could_not_be_told_is_told_later(world: World) -> None:
+async def test_health_that_could_not_be_reported_is_reported_later(world: World) -> None:
     watcher = Watcher(world, Programmed(world, [[1, 10_000.0]]))
     watcher.deaf = [RuntimeError("nobody listens"), RuntimeError("still nobody")]
     await world.advance(MINUTE)
@@ -198,7 +198,7 @@ async def test_health_that_could_not_be_told_is_told_later(world: World) -> None
 @pytest.mark.parametrize(
     "failure", [ValueError("a surprise"), asyncio.CancelledError(), ExceptionGroup("two", [KeyError(1), OSError()])]
 )
-async def test_whatever_a_source_raises_the_sensor_goes_on(world: World, failure: BaseException) -> None:
+async def test_whatever_a_source_raises_the_sensor_continues(world: World, failure: BaseException) -> None:
     watcher = Watcher(world, Programmed(world, [[failure], [1, 1000.0]]))
     await world.advance(MINUTE)
     assert watcher.taken == [1]
@@ -207,7 +207,7 @@ async def test_whatever_a_source_raises_the_sensor_goes_on(world: World, failure
 
 
 @pytest.mark.parametrize("failure", [ValueError("a surprise"), asyncio.CancelledError(), SensorFailed()])
-async def test_whatever_taking_in_raises_the_sensor_goes_on(world: World, failure: BaseException) -> None:
+async def test_whatever_taking_in_raises_the_sensor_continues(world: World, failure: BaseException) -> None:
     watcher = Watcher(
         world,
         Programmed(world, [[1, 60.0, 2, 60.0, 3, 1000.0]]),

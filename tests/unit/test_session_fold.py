@@ -76,7 +76,7 @@ def test_a_session_begins_running_as_whoever_began_it_said() -> None:
     )
 
 
-def test_it_rests_and_is_taken_up_again() -> None:
+def test_it_parks_and_resumes() -> None:
     session = folded(START, SessionParked(state="SLEEPING", inbox_seen=3, wake_at=99, wake_on=("smoke",)))
     assert (session.state, session.inbox_seen, session.wake_at, session.ended) == ("SLEEPING", 3, 99, False)
     woken = fold(session, stored(SessionWoken(cause="message", inbox_seen=4), 3))

@@ -29,7 +29,7 @@ def bubblewrap(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(str(failed))
 
 
-async def ran(subject: FunctionTool, *argv: str, **more: Any) -> str:
+async def run_command(subject: FunctionTool, *argv: str, **more: Any) -> str:
     valid = subject.validate(json.dumps({"argv": argv, **more}).encode())
     assert isinstance(valid, Valid)
     return (await subject.run(valid, Permit("call-1", 0, {}))).text
@@ -46,17 +46,17 @@ async def test_a_command_works_below_its_root(root: Path) -> None:
     subject = make_shell_tool(root)
     assert subject.spec.level == "RESTRICTED"
     (root / "inner").mkdir()
-    assert await ran(subject, "pwd", folder="inner") == f"{root}/inner\n"
-    assert await ran(subject, "sh", "-c", "cat > note", stdin="grüße") == ""
+    assert await run_command(subject, "pwd", folder="inner") == f"{root}/inner\n"
+    assert await run_command(subject, "sh", "-c", "cat > note", stdin="grüße") == ""
     assert (root / "note").read_text() == "grüße"
 
 
 async def test_arguments_are_never_read_by_a_shell(root: Path) -> None:
-    assert await ran(make_shell_tool(root), "echo", "$(id)", ";", "*", "`x`") == "$(id) ; * `x`\n"
+    assert await run_command(make_shell_tool(root), "echo", "$(id)", ";", "*", "`x`") == "$(id) ; * `x`\n"
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "expected"),
     [
         (["sh", "-c", "echo no; exit 3"], "no\n[exit code 3]"),
         (["false"], "[exit code 1]"),
@@ -67,36 +67,36 @@ async def test_arguments_are_never_read_by_a_shell(root: Path) -> None:
         (["sh", "-c", "printf 'caf\\351'"], "caf�"),
     ],
 )
-async def test_however_a_command_ends_its_end_is_told(root: Path, argv: list[str], told: str) -> None:
-    assert told in await ran(make_shell_tool(root), *argv)
+async def test_however_a_command_ends_its_end_is_reported(root: Path, argv: list[str], expected: str) -> None:
+    assert expected in await run_command(make_shell_tool(root), *argv)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ({"argv": []}, "BadCommand: argv is empty"),
-        ({"argv": ["a\0b"]}, "BadCommand: an argument cannot hold a NUL"),
+        ({"argv": ["a\0b"]}, "BadCommand: an argument cannot contain a NUL character"),
         ({"argv": ["ls"], "folder": "../.."}, "BadPath"),
         ({"argv": ["ls"], "folder": "/etc"}, "BadPath"),
         ({"argv": ["ls"], "folder": "missing"}, "FileNotFoundError"),
     ],
 )
-async def test_a_command_that_cannot_be_is_refused(root: Path, arguments: dict[str, Any], told: str) -> None:
+async def test_a_command_that_cannot_be_is_refused(root: Path, arguments: dict[str, Any], expected: str) -> None:
     subject = make_shell_tool(root)
     valid = subject.validate(json.dumps(arguments).encode())
     assert isinstance(valid, Valid)
-    with pytest.raises(Failed, match=told):
+    with pytest.raises(Failed, match=expected):
         await subject.run(valid, Permit("call-1", 0, {}))
 
 
 async def test_a_gigabyte_of_output_does_not_fill_the_memory(root: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    text = await ran(
+    text = await run_command(
         make_shell_tool(root, max_output=100_000), "sh", "-c", "echo first; yes | head -c 1000000000; echo last"
     )
     assert text.startswith("first\ny\n")
     assert text.endswith("y\nlast\n")
-    assert "bytes are left out here]" in text
+    assert "bytes omitted]" in text
     assert len(text) < 101_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
@@ -126,7 +126,7 @@ async def test_a_sandbox_does_not_let_out(root: Path, attempt: str) -> None:
     (outside / "secret").write_text("not for agents")
     limits = SandboxLimits(file_size=1000) if "large" in attempt else SandboxLimits()
     command = attempt.format(outside=outside, pid=os.getpid())
-    text = await ran(make_shell_tool(root, limits=limits), "sh", "-c", command)
+    text = await run_command(make_shell_tool(root, limits=limits), "sh", "-c", command)
     assert "[exit code" in text
     assert "not for agents" not in text
     assert (outside / "secret").read_text() == "not for agents"
@@ -134,10 +134,10 @@ async def test_a_sandbox_does_not_let_out(root: Path, attempt: str) -> None:
 
 async def test_a_command_sees_no_process_no_variable_and_no_network_of_ours(root: Path) -> None:
     subject = make_shell_tool(root, environment={"GIVEN": "yes"})
-    interfaces = await ran(subject, "sed", "1,2d", "/proc/net/dev")
+    interfaces = await run_command(subject, "sed", "1,2d", "/proc/net/dev")
     assert [line.split(":")[0].strip() for line in interfaces.splitlines()] == ["lo"]
-    assert await ran(subject, "sh", "-c", "ls -d /proc/[0-9]* | wc -l") < "9"
-    names = {line.partition("=")[0] for line in (await ran(subject, "env")).splitlines()}
+    assert await run_command(subject, "sh", "-c", "ls -d /proc/[0-9]* | wc -l") < "9"
+    names = {line.partition("=")[0] for line in (await run_command(subject, "env")).splitlines()}
     assert names == {"PATH", "HOME", "LANG", "PWD", "GIVEN", "HALTER_AGENT"}
 
 
@@ -146,7 +146,7 @@ async def test_stopping_a_command_kills_all_that_it_started(root: Path, escape: 
     fifo = root / "fifo"
     os.mkfifo(fifo)
     command = f"{escape}sh -c 'exec 3> fifo; echo started >&3; sleep 600 & sleep 600' & sleep 600"
-    task = asyncio.create_task(ran(make_shell_tool(root), "sh", "-c", command))
+    task = asyncio.create_task(run_command(make_shell_tool(root), "sh", "-c", command))
     with await asyncio.to_thread(fifo.open) as alive:
         assert await asyncio.to_thread(alive.readline) == "started\n"
         task.cancel()
@@ -161,7 +161,7 @@ async def test_what_a_command_leaves_behind_ends_with_it(root: Path) -> None:
     os.mkfifo(fifo)
     text = "setsid sh -c 'exec 3> fifo; echo started >&3; touch ready; exec sleep 600' &"
     task = asyncio.create_task(
-        ran(make_shell_tool(root), "sh", "-c", f"{text} while [ ! -e ready ]; do :; done; echo over")
+        run_command(make_shell_tool(root), "sh", "-c", f"{text} while [ ! -e ready ]; do :; done; echo over")
     )
     with await asyncio.to_thread(fifo.open) as alive:
         assert await asyncio.to_thread(alive.readline) == "started\n"
@@ -170,7 +170,7 @@ async def test_what_a_command_leaves_behind_ends_with_it(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("breaks", "told"),
+    ("breaks", "expected"),
     [
         (lambda walls: [part for part in walls if part != "--unshare-all"], "the network can be reached"),
         (lambda walls: [*walls, "--bind", "/usr", "/usr"], "/usr can be written"),
@@ -179,13 +179,13 @@ async def test_what_a_command_leaves_behind_ends_with_it(root: Path) -> None:
         (lambda walls: [*walls, "--no-such-option"], "Unknown option"),
     ],
 )
-async def test_a_sandbox_with_a_hole_runs_nothing(root: Path, breaks: Any, told: str) -> None:
+async def test_a_sandbox_with_a_hole_runs_nothing(root: Path, breaks: Any, expected: str) -> None:
     class Broken(Sandbox):
         def _walls(self, folder: Path) -> list[str]:
             # The root may lie in what the hole covers, as in /dev.
             return [*breaks(super()._walls(folder)), "--bind", str(root), str(root)]
 
-    with pytest.raises(Failed, match=f"NoSandbox: the sandbox does not hold: .*({told})"):
+    with pytest.raises(Failed, match=f"NoSandbox: the sandbox is not effective: .*({expected})"):
         await Broken(root).run(["touch", "done"], root)
     assert not (root / "done").exists()
 
@@ -203,8 +203,8 @@ async def test_without_a_sandbox_only_a_configuration_that_says_so_runs(root: Pa
     subject = make_shell_tool(root, sandbox=False)
     assert subject.spec.level == "PRIVILEGED"
     assert subject.spec.egress
-    assert await ran(subject, "pwd") == f"{root}\n"
-    assert "[exit code" in await ran(subject, "dd", "if=/dev/null", "of=/dev/null", "bs=3G", "count=1")
+    assert await run_command(subject, "pwd") == f"{root}\n"
+    assert "[exit code" in await run_command(subject, "dd", "if=/dev/null", "of=/dev/null", "bs=3G", "count=1")
 
 
 @pytest.mark.parametrize("folder", ["/", "/no-such-folder"])

@@ -28,8 +28,8 @@ NOW = 1_000 * MINUTE
 class Panel:
     """A judge who says what it is told to say, and remembers what it was asked."""
 
-    def __init__(self, says: Callable[[Any], Score | ScoringFailure] = lambda _: Score(1.0, "odd")) -> None:
-        self.says = says
+    def __init__(self, answer: Callable[[Any], Score | ScoringFailure] = lambda _: Score(1.0, "odd")) -> None:
+        self.says = answer
         self.asked: list[Any] = []
 
     async def judge(self, signal: Signal, value: Any) -> Score | ScoringFailure:
@@ -37,19 +37,21 @@ class Panel:
         return self.says(value)
 
 
-def signals(*given: Signal, panel: Panel | None = None) -> Signals:
+def signals(*configured: Signal, panel: Panel | None = None) -> Signals:
     expressions = {
-        each.name: compile_expression(each.expression, KNOWS, "agent.yaml") for each in given if each.expression
+        each.name: compile_expression(each.expression, KNOWS, "agent.yaml") for each in configured if each.expression
     }
-    return Signals(given, expressions, (panel or Panel()).judge)
+    return Signals(configured, expressions, (panel or Panel()).judge)
 
 
-async def look(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None) -> SignalResults:
+async def score_reading(
+    watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None
+) -> SignalResults:
     return await watched.score(Reading(value, NOW + after), hot or {})
 
 
-async def one(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None) -> ScoredSignal:
-    (scored,) = (await look(watched, value, after, hot)).scored
+async def score_one(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None) -> ScoredSignal:
+    (scored,) = (await score_reading(watched, value, after, hot)).scored
     return scored
 
 
@@ -67,7 +69,7 @@ async def one(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, An
     ],
 )
 async def test_an_expression_scores_a_reading(expression: str, value: Any, score: float, *, fires: bool) -> None:
-    scored = await one(signals(Signal(name="s", expression=expression)), value, hot={"limit": 10})
+    scored = await score_one(signals(Signal(name="s", expression=expression)), value, hot={"limit": 10})
     assert (scored.score, scored.fires, scored.is_reported) == (score, fires, fires)
 
 
@@ -85,7 +87,7 @@ async def test_an_expression_scores_a_reading(expression: str, value: Any, score
     ],
 )
 async def test_an_expression_without_an_answer_scores_nothing_and_says_why(expression: str, value: Any) -> None:
-    signal_results = await look(signals(Signal(name="s", expression=expression)), value)
+    signal_results = await score_reading(signals(Signal(name="s", expression=expression)), value)
     (scored,) = signal_results.scored
     assert (scored.score, scored.fires, scored.is_reported) == (None, False, False)
     assert signal_results.is_written
@@ -95,7 +97,9 @@ async def test_an_expression_without_an_answer_scores_nothing_and_says_why(expre
 
 @pytest.mark.parametrize("value", [math.nan, {"a": math.inf}, {1: 2}, object()])
 async def test_a_reading_that_is_no_json_scores_nothing(value: Any) -> None:
-    signal_results = await look(signals(Signal(name="s", expression="true"), Signal(name="m", model="a:b")), value)
+    signal_results = await score_reading(
+        signals(Signal(name="s", expression="true"), Signal(name="m", model="a:b")), value
+    )
     assert [each.fires for each in signal_results.scored] == [False, False]
     assert not signal_results.is_written
     assert signal_results.sentences[0].startswith("The reading is not JSON")
@@ -115,33 +119,33 @@ def test_a_signal_fires_from_its_threshold_on(signal: Signal, most: float) -> No
     assert resolve_threshold(signal) == most
 
 
-async def test_a_signal_is_told_once_in_its_cooldown() -> None:
+async def test_a_signal_is_reported_once_in_its_cooldown() -> None:
     watched = signals(Signal(name="s", expression="value > 5", cooldown=MINUTE))
-    results = [(await one(watched, 6, after * SECOND)).is_reported for after in (0, 1, 59, 60, 61, 119, 120)]
+    results = [(await score_one(watched, 6, after * SECOND)).is_reported for after in (0, 1, 59, 60, 61, 119, 120)]
     assert results == [True, False, False, True, False, False, True]
 
 
-async def test_a_signal_fires_in_its_cooldown_without_being_told() -> None:
+async def test_a_signal_fires_in_its_cooldown_without_being_reported() -> None:
     watched = signals(Signal(name="s", expression="value > 5"))
-    await one(watched, 6)
-    scored = await one(watched, 6, SECOND)
+    await score_one(watched, 6)
+    scored = await score_one(watched, 6, SECOND)
     assert (scored.fires, scored.is_reported) == (True, False)
 
 
-async def test_however_short_its_cooldown_a_signal_is_told_at_most_once_a_second() -> None:
+async def test_however_short_its_cooldown_a_signal_is_reported_at_most_once_a_second() -> None:
     watched = signals(Signal(name="s", expression="true", cooldown=0))
-    results = [(await one(watched, 6, at * SECOND // 2)).is_reported for at in range(5)]
+    results = [(await score_one(watched, 6, at * SECOND // 2)).is_reported for at in range(5)]
     assert results == [True, False, True, False, True]
 
 
 async def test_a_clock_that_was_set_back_silences_nobody() -> None:
     watched = signals(Signal(name="s", expression="true"))
-    assert (await one(watched, 6)).is_reported
-    assert (await one(watched, 6, -60 * MINUTE)).is_reported
+    assert (await score_one(watched, 6)).is_reported
+    assert (await score_one(watched, 6, -60 * MINUTE)).is_reported
 
 
 @pytest.mark.parametrize(
-    ("given", "value", "writes"),
+    ("configured", "value", "writes"),
     [
         ((), 1, True),
         ((Signal(name="a", expression="value > 5"),), 1, True),
@@ -159,21 +163,23 @@ async def test_a_clock_that_was_set_back_silences_nobody() -> None:
         ((Signal(name="a", expression="value.x > 5", filter=True),), 1, False),
     ],
 )
-async def test_a_filter_lets_through_only_what_fires(given: tuple[Signal, ...], value: Any, *, writes: bool) -> None:
-    assert (await look(signals(*given), value)).is_written == writes
+async def test_a_filter_lets_through_only_what_fires(
+    configured: tuple[Signal, ...], value: Any, *, writes: bool
+) -> None:
+    assert (await score_reading(signals(*configured), value)).is_written == writes
 
 
 async def test_a_filter_in_its_cooldown_still_lets_through_what_fires() -> None:
     panel = Panel()
     watched = signals(Signal(name="m", model="a:b", filter=True), panel=panel)
-    assert [(await look(watched, value, value)).is_written for value in range(3)] == [True, True, True]
+    assert [(await score_reading(watched, value, value)).is_written for value in range(3)] == [True, True, True]
     assert panel.asked == [0, 1, 2]
 
 
 async def test_a_model_is_not_paid_for_while_its_cooldown_runs() -> None:
     panel = Panel()
     watched = signals(Signal(name="m", model="a:b", cooldown=MINUTE), panel=panel)
-    results = [(await one(watched, after, after * SECOND)).is_reported for after in (0, 1, 30, 59, 60)]
+    results = [(await score_one(watched, after, after * SECOND)).is_reported for after in (0, 1, 30, 59, 60)]
     assert results == [True, False, False, False, True]
     assert panel.asked == [0, 60]
 
@@ -181,7 +187,7 @@ async def test_a_model_is_not_paid_for_while_its_cooldown_runs() -> None:
 async def test_a_model_that_found_nothing_is_asked_again() -> None:
     panel = Panel(lambda value: Score(0.1 * value, "so"))
     watched = signals(Signal(name="m", model="a:b", threshold=0.2), panel=panel)
-    assert [(await one(watched, value)).fires for value in range(3)] == [False, False, True]
+    assert [(await score_one(watched, value)).fires for value in range(3)] == [False, False, True]
 
 
 def fails(_: Any) -> Score | ScoringFailure:
@@ -193,34 +199,36 @@ def takes_too_long(_: Any) -> Score | ScoringFailure:
 
 
 @pytest.mark.parametrize(
-    ("says", "sentence"),
+    ("answer", "sentence"),
     [
         (lambda _: ScoringFailure("it gave no form."), "it gave no form."),
-        (lambda _: Score(math.nan), "its model gave no finite number."),
-        (lambda _: Score(math.inf), "its model gave no finite number."),
+        (lambda _: Score(math.nan), "its model returned no finite number."),
+        (lambda _: Score(math.inf), "its model returned no finite number."),
         (fails, "its model failed: Overloaded: try later."),
         (takes_too_long, "its model failed: it took too long."),
     ],
 )
-async def test_a_judge_that_fails_gives_no_score(says: Callable[[Any], Score | ScoringFailure], sentence: str) -> None:
-    signal_results = await look(signals(Signal(name="m", model="a:b"), panel=Panel(says)), 1)
+async def test_a_judge_that_fails_gives_no_score(
+    answer: Callable[[Any], Score | ScoringFailure], sentence: str
+) -> None:
+    signal_results = await score_reading(signals(Signal(name="m", model="a:b"), panel=Panel(answer)), 1)
     assert signal_results.sentences == (f"The signal `m` has no score: {sentence}",)
     assert signal_results.scored == (ScoredSignal(Signal(name="m", model="a:b")),)
 
 
-async def test_whoever_lost_the_session_hears_of_it() -> None:
+async def test_a_lost_lease_is_raised_to_the_caller() -> None:
     def lost(_: Any) -> Score | ScoringFailure:
         raise LeaseLost("Somebody else owns it.")
 
     with pytest.raises(LeaseLost):
-        await look(signals(Signal(name="m", model="a:b"), panel=Panel(lost)), 1)
+        await score_reading(signals(Signal(name="m", model="a:b"), panel=Panel(lost)), 1)
 
 
-async def test_a_detector_learns_what_is_usual_and_tells_what_is_not() -> None:
+async def test_a_detector_learns_what_is_usual_and_reports_what_is_not() -> None:
     watched = signals(Signal(name="d", detector=Detector(path="load[0]", warmup=5)))
     for value in (1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0):
-        assert not (await one(watched, {"load": [value]})).fires
-    scored = await one(watched, {"load": [50]})
+        assert not (await score_one(watched, {"load": [value]})).fires
+    scored = await score_one(watched, {"load": [50]})
     assert scored.is_reported
     assert scored.reason.startswith("50 is ")
     assert scored.reason.endswith("deviations above the usual 1")
@@ -230,13 +238,13 @@ async def test_a_detector_learns_what_is_usual_and_tells_what_is_not() -> None:
     ("value", "sentence"),
     [
         ({}, "There is no `load` at `load`."),
-        ({"load": "high"}, "a detector needs a number, and this is the text 'high'."),
-        ({"load": True}, "a detector needs a number, and this is true."),
+        ({"load": "high"}, "a detector needs a number, not the text 'high'."),
+        ({"load": True}, "a detector needs a number, not true."),
     ],
 )
 async def test_a_detector_passes_over_what_is_no_number(value: Any, sentence: str) -> None:
     watched = signals(Signal(name="d", detector=Detector(path="load", warmup=2)))
-    signal_results = await look(watched, value)
+    signal_results = await score_reading(watched, value)
     assert signal_results.sentences == (f"The signal `d` has no score: {sentence}",)
     assert signal_results.scored[0].score is None
 
@@ -246,8 +254,8 @@ async def test_each_detector_learns_for_itself() -> None:
     second = Signal(name="b", detector=Detector(path="b", warmup=2))
     watched = signals(first, second)
     for value in (1, 2, 1, 2):
-        await look(watched, {"a": value, "b": value * 1000})
-    signal_results = await look(watched, {"a": 1000, "b": 1000})
+        await score_reading(watched, {"a": value, "b": value * 1000})
+    signal_results = await score_reading(watched, {"a": 1000, "b": 1000})
     assert [each.fires for each in signal_results.scored] == [True, False]
 
 
@@ -263,7 +271,7 @@ async def test_each_detector_learns_for_itself() -> None:
         (ScoredSignal(Signal(name="odd")), math.nan, "The signal `odd` of the sensor `prices` fired. It read no JSON"),
     ],
 )
-def test_a_signal_is_told_in_a_sentence(scored: ScoredSignal, value: Any, sentence: str) -> None:
+def test_a_signal_is_reported_in_a_sentence(scored: ScoredSignal, value: Any, sentence: str) -> None:
     assert describe_signal("prices", scored, Reading(value, NOW)) == sentence
 
 

@@ -100,7 +100,7 @@ def test_an_id_counts_only_when_its_event_has_ended() -> None:
     assert parser.last_id == "2"
 
 
-def test_a_later_stream_goes_on_with_the_id_of_the_one_before() -> None:
+def test_a_later_stream_continues_with_the_id_of_the_one_before() -> None:
     assert SseParser("41").feed(b"data: a\n\n") == [ServerSentEvent("a", id="41")]
 
 

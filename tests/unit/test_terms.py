@@ -125,14 +125,14 @@ class Laid:
 
 
 @cache
-def resolved(fleet: str, agent: str) -> ResolvedPolicy:
+def resolve_texts(fleet: str, agent: str) -> ResolvedPolicy:
     text = f"allowed_secrets: [KEY]\n{'' if fleet == '{}' else fleet}\n"
     return resolve_policy(
         parse_fleet(load_bytes(text.encode(), "halter.yaml")), parse_agent(load_bytes(agent.encode(), "agent.yaml"))
     )
 
 
-def some_caps(draw: random.Random) -> Caps:
+def draw_caps(draw: random.Random) -> Caps:
     def some(per: tuple[Any, ...]) -> tuple[Cap, ...]:
         return tuple(Cap(draw.choice((None, 300, 1500, 5000)), draw.choice(per)) for _ in range(draw.randrange(3)))
 
@@ -148,7 +148,7 @@ def some_caps(draw: random.Random) -> Caps:
 
 def some_context(draw: random.Random) -> SessionContext:
     policy = msgspec.structs.replace(
-        resolved(draw.choice(FLEETS), draw.choice(AGENTS)), caps=some_caps(draw), observe=draw.random() < 0.2
+        resolve_texts(draw.choice(FLEETS), draw.choice(AGENTS)), caps=draw_caps(draw), observe=draw.random() < 0.2
     )
     return SessionContext(
         "s",
@@ -247,7 +247,7 @@ def test_a_call_is_prepared_as_if_its_session_had_just_begun(cases: int) -> None
             assert plain_request_of_call(where, call, using, contexts.now, usd) == warm.request
 
 
-def some_rows(draw: random.Random, legs: Sequence[Leg], now: int) -> list[Row]:
+def draw_rows(draw: random.Random, legs: Sequence[Leg], now: int) -> list[Row]:
     rows: list[Row] = []
     for leg in legs:
         if draw.random() < 0.6:
@@ -406,11 +406,11 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
         }
         paces = find_rate_limits(where.rate_limits, str(model.name))
         own = ("request", "now", "input_tokens", "max_output_tokens", "min_output_tokens", "optional")
-        its = {"spender": terms.spender, "kept": terms.reserve, "terms": terms.hold, "halts": where.halts}
+        its = {"spender": terms.spender, "reserve": terms.reserve, "terms": terms.hold, "halts": where.halts}
         warm = msgspec.structs.replace(terms.base, **its, **{name: fields[name] for name in own})
         assert warm == ModelAttempt(**fields, paces=paces, terms=hold)
         later = contexts.now + draw.choice((0, 0, 0, 5, HOUR, DAY))
-        rows = Laid(some_rows(draw, warm.hold.legs, contexts.now), later, list_request_rows(warm))
+        rows = Laid(draw_rows(draw, warm.hold.legs, contexts.now), later, list_request_rows(warm))
         decided = [draft.event for draft in judge_attempt(warm, rows)]
         assert decided == [draft.event for draft in judge_attempt(msgspec.structs.replace(warm, terms=None), rows)]
         if not paces:
@@ -424,9 +424,9 @@ class Raised:
         return PRICES["dear"]
 
 
-def test_sessions_of_an_agent_share_only_what_is_worked_out_from_the_same() -> None:
+def test_sessions_of_an_agent_share_only_what_is_computed_from_the_same() -> None:
     caps = Caps(trigger=(Cap(800, "day"),))
-    policy = msgspec.structs.replace(resolved("{}", AGENTS[3]), allowed_models=(), caps=caps)
+    policy = msgspec.structs.replace(resolve_texts("{}", AGENTS[3]), allowed_models=(), caps=caps)
     where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), reserve_usd=5)
     table = Table()
     first = where.terms_of_model(MODELS[0], table, NOON)
@@ -454,9 +454,9 @@ def test_sessions_of_an_agent_share_only_what_is_worked_out_from_the_same() -> N
         assert changed == alone.terms_of_model(model, prices, now)
 
 
-def test_sessions_of_an_agent_share_only_the_terms_of_tools_that_are_worked_out_from_the_same() -> None:
+def test_sessions_of_an_agent_share_only_the_terms_of_tools_that_are_computed_from_the_same() -> None:
     caps = Caps(trigger=(Cap(800, "day"),), agent=(Cap(900, "hour"),))
-    policy = msgspec.structs.replace(resolved("{}", AGENTS[0]), caps=caps)
+    policy = msgspec.structs.replace(resolve_texts("{}", AGENTS[0]), caps=caps)
     where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), reserve_usd=5)
     first = where.terms_of_tool(jot.spec, NOON)
     tool_terms = msgspec.structs.replace(where, session="t").terms_of_tool(jot.spec, NOON)
@@ -482,8 +482,8 @@ def test_sessions_of_an_agent_share_only_the_terms_of_tools_that_are_worked_out_
         assert changed == alone.terms_of_tool(spec, now)
 
 
-def test_a_changed_context_keeps_nothing_that_was_worked_out_before() -> None:
-    policy, named, now = resolved("{}", AGENTS[3]), MODELS[0], NOON
+def test_a_changed_context_keeps_nothing_that_was_computed_before() -> None:
+    policy, named, now = resolve_texts("{}", AGENTS[3]), MODELS[0], NOON
     where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), reserve_usd=5)
     before = where.terms_of_model(named, Table(), now), where.terms_of_tool(look.spec, now)
     assert (before[0].base.flaw, before[1].flaw) == (None, None)

@@ -36,7 +36,7 @@ def values(arguments: str) -> Any:
         return arguments
 
 
-def one(inside: str) -> Any:
+def parse_arguments(inside: str) -> Any:
     """Read the arguments of one call."""
     [(tool, arguments, _)] = calls(f"{OPEN}f({inside})</skill>")
     assert tool == "f"
@@ -82,7 +82,7 @@ def test_a_call_stands_in_the_words_around_it() -> None:
     ],
 )
 def test_arguments_are_literals(inside: str, expected: Any) -> None:
-    assert one(inside) == expected
+    assert parse_arguments(inside) == expected
 
 
 @pytest.mark.parametrize(
@@ -224,10 +224,10 @@ def test_an_answer_that_ends_after_its_calls_is_not_cut() -> None:
 
 
 def test_there_is_an_end_to_how_much_one_answer_asks_for() -> None:
-    found = calls(f"{OPEN}f()</skill>" * (MAX_TEXT_CALLS + 5))
-    assert len(found) == MAX_TEXT_CALLS + 1
-    assert found[MAX_TEXT_CALLS - 1] == ("f", {}, MAX_TEXT_CALLS - 1)
-    assert isinstance(found[MAX_TEXT_CALLS][1], str)
+    parsed_calls = calls(f"{OPEN}f()</skill>" * (MAX_TEXT_CALLS + 5))
+    assert len(parsed_calls) == MAX_TEXT_CALLS + 1
+    assert parsed_calls[MAX_TEXT_CALLS - 1] == ("f", {}, MAX_TEXT_CALLS - 1)
+    assert isinstance(parsed_calls[MAX_TEXT_CALLS][1], str)
     assert is_refused(f"f(a=[{'1,' * MAX_CALL_TOKENS}])")
     assert not is_refused(f"f(a={'[' * (MAX_LITERAL_DEPTH - 1)}{']' * (MAX_LITERAL_DEPTH - 1)})")
 
@@ -329,10 +329,10 @@ def test_calls_are_read_back_as_they_were_written(drawn: list[tuple[str, dict[st
         for tool, arguments in drawn
     )
     expected = [(tool, {name: value for name, (value, _) in arguments.items()}) for tool, arguments in drawn]
-    found = calls(text)
-    assert [(tool, arguments) for tool, arguments, _ in found] == expected
-    assert repr([arguments for _, arguments, _ in found]) == repr([arguments for _, arguments in expected])
-    assert [group for _, _, group in found] == list(range(len(drawn)))
+    parsed_calls = calls(text)
+    assert [(tool, arguments) for tool, arguments, _ in parsed_calls] == expected
+    assert repr([arguments for _, arguments, _ in parsed_calls]) == repr([arguments for _, arguments in expected])
+    assert [group for _, _, group in parsed_calls] == list(range(len(drawn)))
 
 
 def tool(name: str, schema: bytes = b'{"type":"object"}') -> ToolSpec:
@@ -350,9 +350,9 @@ def test_a_model_is_told_its_tools_in_words_that_stay_the_same_and_the_key_apart
 
 
 def test_the_example_that_a_model_is_told_can_be_read() -> None:
-    found = calls(explain_text_calls([tool("read")]).replace("KEY", KEY))
-    assert found[0] == ("name", {"text": "some words", "count": 3, "items": [1, {"a": None}]}, 0)
-    assert [(name, group) for name, _, group in found[1:]] == [("first", 1), ("second", 1)]
+    parsed_calls = calls(explain_text_calls([tool("read")]).replace("KEY", KEY))
+    assert parsed_calls[0] == ("name", {"text": "some words", "count": 3, "items": [1, {"a": None}]}, 0)
+    assert [(name, group) for name, _, group in parsed_calls[1:]] == [("first", 1), ("second", 1)]
 
 
 def test_calls_and_results_become_text_and_keep_where_they_came_from() -> None:

@@ -82,7 +82,7 @@ WATCH = Watch(name="papers", path="in", max_parallel=2)
 
 
 @pytest.mark.parametrize(
-    ("room", "more", "begun", "why"),
+    ("room", "more", "started_count", "why"),
     [
         (None, {}, 2, "overlap"),
         (1, {}, 1, "overlap"),
@@ -92,11 +92,11 @@ WATCH = Watch(name="papers", path="in", max_parallel=2)
         (None, {"running": 2}, 0, "overlap"),
     ],
 )
-def test_what_is_not_begun_waits_for_a_reason(room: int | None, more: Any, begun: int, why: str) -> None:
+def test_what_is_not_begun_waits_for_a_reason(room: int | None, more: Any, started_count: int, why: str) -> None:
     watch = decide_watch(WATCH, [item(name) for name in "abcd"], around(0, **more), room)
-    assert [act.item.name for act in watch.acts if isinstance(act, StartRun)] == list("abcd")[:begun]
+    assert [act.item.name for act in watch.acts if isinstance(act, StartRun)] == list("abcd")[:started_count]
     (delay,) = [act for act in watch.acts if isinstance(act, DelayDocuments)]
-    assert (delay.why, delay.waiting) == (why, 4 - begun)
+    assert (delay.why, delay.waiting) == (why, 4 - started_count)
 
 
 def test_a_document_rests_longer_after_each_failure() -> None:

@@ -33,11 +33,11 @@ def test_the_newest_version_that_a_live_worker_brought_is_in_force(workers: list
 
 
 @pytest.mark.parametrize(("ahead", "word"), [(2 * HOUR, "behind"), (-2 * HOUR, "ahead of"), (3 * SECOND, "behind")])
-def test_a_machine_that_tells_another_time_than_the_store_is_refused(ahead: int, word: str) -> None:
+def test_a_machine_whose_clock_differs_from_the_stores_is_refused(ahead: int, word: str) -> None:
     clock, now = StoreClock(), read_steady_clock()
     clock.set_time(now, read_wall_clock() + ahead, now)
     assert word in clock.refusal()
-    assert "set it" in clock.refusal()
+    assert "Set it, for example with `timedatectl set-ntp true`" in clock.refusal()
 
 
 def test_the_stores_time_is_told_and_a_slow_answer_proves_nothing() -> None:

@@ -35,7 +35,7 @@ def stored(event: AnyEvent, body: bytes = b"", stream: str = "session:desk-1") -
     return Stored(StreamId(stream), 1, event.KIND, 1, NOW, 1, "k", None, b"{}", body, b"", b"", b"", event)
 
 
-def shown(view: EventLines, event: AnyEvent, body: bytes = b"") -> tuple[str, str]:
+def render_event(view: EventLines, event: AnyEvent, body: bytes = b"") -> tuple[str, str]:
     line = view.line(stored(event, body))
     return (line.text.partition(" desk-1 ")[2], line.style) if line else ("", "")
 
@@ -146,11 +146,11 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
 
 @pytest.mark.parametrize(("event", "body", "text", "style"), LINES)
 def test_an_event_is_one_line_or_none(event: AnyEvent, body: bytes, text: str, style: str) -> None:
-    assert shown(EventLines(), event, body) == (text, style)
+    assert render_event(EventLines(), event, body) == (text, style)
 
 
 def test_a_sleep_names_its_length_its_end_and_what_ends_it_before() -> None:
-    early = shown(
+    early = render_event(
         EventLines(), SessionParked(state="SLEEPING", wake_at=NOW + 2 * HOUR - 1, wake_on=("jump", "message"))
     )[0]
     assert early.startswith("sleeps 2h, until ")
@@ -159,21 +159,21 @@ def test_a_sleep_names_its_length_its_end_and_what_ends_it_before() -> None:
 
 def test_a_turn_tells_what_it_cost_and_how_many_calls_it_made_since_the_last_one() -> None:
     view = EventLines()
-    shown(view, CallStarted(call="c1", tool="look"))
-    shown(view, CallSettled(call="c1", outcome="ok", charge=Charge(usd=20_000)))
-    shown(view, CallStarted(call="c2", tool="yield"))
-    shown(view, CallSettled(call="c2", outcome="ok"))
-    shown(view, RequestSettled(request="r1", outcome="ok", charge=Charge(usd=1_500)))
+    render_event(view, CallStarted(call="c1", tool="look"))
+    render_event(view, CallSettled(call="c1", outcome="ok", charge=Charge(usd=20_000)))
+    render_event(view, CallStarted(call="c2", tool="yield"))
+    render_event(view, CallSettled(call="c2", outcome="ok"))
+    render_event(view, RequestSettled(request="r1", outcome="ok", charge=Charge(usd=1_500)))
     event = TurnEnded(turn=1, why="ended")
-    assert shown(view, event)[0].startswith("turn 1 ends, 1 call, $0.0215: ")
-    assert shown(view, event)[0].startswith("turn 1 ends, $0.00: ")
+    assert render_event(view, event)[0].startswith("turn 1 ends, 1 call, $0.0215: ")
+    assert render_event(view, event)[0].startswith("turn 1 ends, $0.00: ")
 
 
 def test_a_question_of_the_agent_is_shown() -> None:
     view = EventLines()
     reply = b'{"parts":[{"part":"call","id":"1","tool":"ask_user","arguments":"{\\"question\\":\\"Which door?\\"}"}]}'
-    shown(view, RequestSettled(request="r1", outcome="ok"), reply)
-    assert shown(view, SessionParked(state="WAITING_FOR_INPUT"))[0].startswith("Needs you: Which door?")
+    render_event(view, RequestSettled(request="r1", outcome="ok"), reply)
+    assert render_event(view, SessionParked(state="WAITING_FOR_INPUT"))[0].startswith("Needs you: Which door?")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_question_of_the_agent_is_shown() -> None:
 )
 def test_an_answer_that_cannot_be_read_breaks_no_view(reply: bytes) -> None:
     view = EventLines()
-    assert shown(view, RequestSettled(request="r1", outcome="ok"), reply) == ("", "")
+    assert render_event(view, RequestSettled(request="r1", outcome="ok"), reply) == ("", "")
 
 
 def test_what_others_wrote_stays_on_its_line_and_is_not_long() -> None:

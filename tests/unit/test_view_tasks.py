@@ -45,7 +45,7 @@ def stored(event: AnyEvent, body: bytes = b"", stream: str = "session:clerk.pape
     return Stored(StreamId(stream), 1, event.KIND, 1, NOW, 1, "k", None, b"{}", body, b"", b"", b"", event)
 
 
-def shown(
+def render_event(
     view: EventLines, event: AnyEvent, body: bytes = b"", stream: str = "session:clerk.papers-1"
 ) -> tuple[str, str]:
     line = view.line(stored(event, body, stream))
@@ -90,16 +90,19 @@ TRIGGERED: list[tuple[AnyEvent, str, str]] = [
 
 @pytest.mark.parametrize(("event", "text", "style"), TRIGGERED)
 def test_what_a_trigger_does_is_one_line_beside_its_name(event: AnyEvent, text: str, style: str) -> None:
-    assert shown(EventLines(), event, stream=f"trigger:{TRIGGER}") == (text, style)
+    assert render_event(EventLines(), event, stream=f"trigger:{TRIGGER}") == (text, style)
 
 
 def test_a_document_is_called_by_the_name_under_which_it_was_found() -> None:
     view, stream = EventLines(), f"trigger:{TRIGGER}"
-    shown(view, ItemSeen(trigger=TRIGGER, item=ITEM, name="may.pdf"), stream=stream)
+    render_event(view, ItemSeen(trigger=TRIGGER, item=ITEM, name="may.pdf"), stream=stream)
     event = RunStarted(trigger=TRIGGER, session="clerk.papers-1", cause="watch", item=ITEM)
-    assert shown(view, event, stream=stream)[0] == "starts clerk.papers-1 for may.pdf, by watch"
-    left = ItemQuarantined(trigger=TRIGGER, item=ITEM, attempts=0, sentence="It cannot be read.")
-    assert shown(view, left, stream=stream)[0] == "Needs you: may.pdf is quarantined: It cannot be read."
+    assert render_event(view, event, stream=stream)[0] == "starts clerk.papers-1 for may.pdf, by watch"
+    quarantine_event = ItemQuarantined(trigger=TRIGGER, item=ITEM, attempts=0, sentence="It cannot be read.")
+    assert (
+        render_event(view, quarantine_event, stream=stream)[0]
+        == "Needs you: may.pdf is quarantined: It cannot be read."
+    )
 
 
 WALKED: list[tuple[AnyEvent, bytes, str, str]] = [
@@ -155,18 +158,18 @@ WALKED: list[tuple[AnyEvent, bytes, str, str]] = [
 
 @pytest.mark.parametrize(("event", "body", "text", "style"), WALKED)
 def test_where_a_task_is_and_what_it_leaves_is_one_line(event: AnyEvent, body: bytes, text: str, style: str) -> None:
-    assert shown(EventLines(), event, body) == (text, style)
+    assert render_event(EventLines(), event, body) == (text, style)
 
 
 def test_a_session_that_was_paused_says_when_it_ends_and_what_lets_it_go_on() -> None:
-    text, style = shown(EventLines(), SessionParked(state="PAUSED", wake_at=NOW + 5 * MINUTE))
+    text, style = render_event(EventLines(), SessionParked(state="PAUSED", wake_at=NOW + 5 * MINUTE))
     assert text.startswith("Needs you: paused; ends at ")
     assert text.endswith(" unless you run halter on clerk")
     assert style == URGENT_STYLE
 
 
 def test_a_task_that_broke_down_names_its_agent_and_not_its_trigger() -> None:
-    text, _ = shown(EventLines(), AttendingFailed(failures=5, error="Boom", quarantined=True))
+    text, _ = render_event(EventLines(), AttendingFailed(failures=5, error="Boom", quarantined=True))
     assert "halter on clerk:" in text
 
 

@@ -29,7 +29,7 @@ def cancelling() -> int:
     return task.cancelling()
 
 
-async def said(word: str) -> str:
+async def answer_with(word: str) -> str:
     return word
 
 
@@ -37,7 +37,9 @@ async def failing() -> str:
     raise ValueError("no")
 
 
-async def ended(watch: HaltWatch, effect: Coroutine[Any, Any, str], allowed: int = SECOND) -> tuple[object, int, str]:
+async def watch_effect(
+    watch: HaltWatch, effect: Coroutine[Any, Any, str], allowed: int = SECOND
+) -> tuple[object, int, str]:
     """How an effect ended, what is left of a cancel in its task, and what the same task can do afterwards."""
     try:
         text: object = await watch.run(effect, SCOPES, allowed, "deed")
@@ -45,13 +47,17 @@ async def ended(watch: HaltWatch, effect: Coroutine[Any, Any, str], allowed: int
         text = read_cancelled_effect(error)
     except (EffectStopped, ValueError) as error:
         text = error
-    left = cancelling()
-    return text, left, await watch.run(said("after"), SCOPES, allowed) if not left else ""
+    remaining_cancels = cancelling()
+    return (
+        text,
+        remaining_cancels,
+        await watch.run(answer_with("after"), SCOPES, allowed) if not remaining_cancels else "",
+    )
 
 
 async def run(world: World, effect: Callable[[], Coroutine[Any, Any, str]], allowed: int = SECOND, *stops: str) -> Any:
     """Run an effect in a task of its own; each stop comes after some time: a halt, or a cancel of the task."""
-    task = asyncio.create_task(ended(HaltWatch(world.store, world.clock), effect(), allowed))
+    task = asyncio.create_task(watch_effect(HaltWatch(world.store, world.clock), effect(), allowed))
     await world.advance(1)
     for stop in stops:
         if stop == "cancel":
@@ -79,12 +85,12 @@ async def test_what_is_under_way_is_shown_to_the_process_that_looks_after_this_o
 
 
 async def test_what_is_done_and_what_fails_comes_back_as_it_is(world: World) -> None:
-    assert await run(world, lambda: said("done")) == ("done", 0, "after")
+    assert await run(world, lambda: answer_with("done")) == ("done", 0, "after")
     failed, result, after = await run(world, failing)
     assert (type(failed), result, after) == (ValueError, 0, "after")
 
 
-async def test_a_late_effect_is_stopped_and_its_task_goes_on(world: World) -> None:
+async def test_a_late_effect_is_stopped_and_its_task_continues(world: World) -> None:
     async def slow() -> str:
         await world.clock.sleep(MINUTE)
         return "too late"
@@ -99,7 +105,7 @@ async def test_a_late_effect_is_stopped_and_its_task_goes_on(world: World) -> No
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-async def test_a_halted_effect_is_stopped_and_its_task_goes_on(world: World, scope: str) -> None:
+async def test_a_halted_effect_is_stopped_and_its_task_continues(world: World, scope: str) -> None:
     async def slow() -> str:
         await world.clock.sleep(MINUTE)
         return "too late"
@@ -175,12 +181,12 @@ async def test_a_cancelled_session_stays_cancelled_even_if_its_effect_answers(wo
         return "too late"
 
     cancelled, result, _ = await run(world, stubborn, MINUTE // 2, "cancel")
-    assert (type(cancelled), cancelled.twice, result) == (CancelledEffect, False, 1)
+    assert (type(cancelled), cancelled.is_cancelled_twice, result) == (CancelledEffect, False, 1)
     assert (cancelled.leftover == "done all the same") == swallows
 
 
 @pytest.mark.parametrize("stops", [("cancel", "cancel"), ("fleet", "cancel")])
-async def test_an_effect_that_was_told_twice_to_stop_may_not_have_stopped(world: World, stops: tuple[str, ...]) -> None:
+async def test_an_effect_that_was_cancelled_twice_may_not_have_stopped(world: World, stops: tuple[str, ...]) -> None:
     async def slow_to_stop() -> str:
         try:
             await world.clock.sleep(MINUTE)
@@ -189,7 +195,7 @@ async def test_an_effect_that_was_told_twice_to_stop_may_not_have_stopped(world:
         return "stopped"
 
     cancelled, result, _ = await run(world, slow_to_stop, MINUTE // 2, *stops)
-    assert (type(cancelled), cancelled.twice, result >= 1) == (CancelledEffect, True, True)
+    assert (type(cancelled), cancelled.is_cancelled_twice, result >= 1) == (CancelledEffect, True, True)
 
 
 async def test_an_effect_that_cancels_itself_ends_its_session_as_a_cancel(world: World) -> None:
@@ -197,7 +203,7 @@ async def test_an_effect_that_cancels_itself_ends_its_session_as_a_cancel(world:
         raise asyncio.CancelledError
 
     cancelled, result, _ = await run(world, gives_up)
-    assert (type(cancelled), cancelled.twice, result) == (CancelledEffect, False, 0)
+    assert (type(cancelled), cancelled.is_cancelled_twice, result) == (CancelledEffect, False, 0)
 
 
 async def test_effects_at_the_same_time_are_each_stopped_at_their_own_time(world: World) -> None:

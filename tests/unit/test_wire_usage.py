@@ -70,9 +70,9 @@ OPENAI = [
 ]
 
 
-@pytest.mark.parametrize(("said", "usage"), OPENAI)
-def test_output_of_openais_protocol_counts_all_that_is_billed_once(said: Any, usage: Usage) -> None:
-    for meter in (whole("openai", chat(said, "stop")), streamed("openai", chat(said, "stop"))):
+@pytest.mark.parametrize(("usage_report", "usage"), OPENAI)
+def test_output_of_openais_protocol_counts_all_that_is_billed_once(usage_report: Any, usage: Usage) -> None:
+    for meter in (whole("openai", chat(usage_report, "stop")), streamed("openai", chat(usage_report, "stop"))):
         assert (meter.usage, meter.final) == (usage, True)
 
 

@@ -80,10 +80,14 @@ async def test_the_plan_brings_about_every_kind_of_event_but_those_of_the_guard_
 async def test_every_event_is_acknowledged_once_with_the_state_that_it_leads_to(bench: Bench) -> None:
     await bench.run()
     for stream in STREAMS:
-        told = [(stored, state) for stored, state in bench.told if stored.stream == stream]
+        own_acknowledged = [(stored, state) for stored, state in bench.told if stored.stream == stream]
         events = await bench.events(stream)
-        assert [(stored.seq, stored.hash) for stored, _ in told] == [(event.seq, event.hash) for event in events]
-        assert [state for _, state in told] == [replay(events[:number]) for number in range(1, len(events) + 1)]
+        assert [(stored.seq, stored.hash) for stored, _ in own_acknowledged] == [
+            (event.seq, event.hash) for event in events
+        ]
+        assert [state for _, state in own_acknowledged] == [
+            replay(events[:number]) for number in range(1, len(events) + 1)
+        ]
 
 
 async def test_the_plan_goes_the_same_way_every_time(bench: Bench) -> None:
@@ -110,7 +114,7 @@ async def test_something_too_large_for_a_body_is_kept_as_a_blob(bench: Bench) ->
     assert len(await bench.store.get(blob)) == BLOB_BYTES > BLOB_THRESHOLD
 
 
-async def test_a_successor_goes_on_from_wherever_its_predecessor_died() -> None:
+async def test_a_successor_resumes_from_wherever_its_predecessor_died() -> None:
     whole = Bench()
     await whole.run()
     expected = await whole.settled()
@@ -125,7 +129,7 @@ async def test_a_successor_goes_on_from_wherever_its_predecessor_died() -> None:
         assert (await verify_store(bench.store)).findings == (), number
 
 
-async def test_a_session_that_is_over_is_not_touched_again(bench: Bench) -> None:
+async def test_a_session_that_has_ended_is_not_touched_again(bench: Bench) -> None:
     await bench.run()
     before = bench.acknowledgments
     await bench.run("successor")
@@ -136,7 +140,7 @@ async def test_a_session_that_somebody_else_works_on_is_left_to_them(bench: Benc
     with pytest.raises(Crashed):
         await bench.run(crash=Crash(4, "after"))
     await bench.store.beat(WorkerId("worker"))
-    with pytest.raises(SessionUnavailable, match=f"Session {SESSION} cannot be claimed"):
+    with pytest.raises(SessionUnavailable, match=f"Cannot claim session {SESSION}: another worker owns it"):
         await bench.run("successor")
 
 

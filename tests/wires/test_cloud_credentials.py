@@ -91,14 +91,14 @@ async def ask(folder: Path, provider: Any, cloud: str, wire: str, path: str, **e
 
 @pytest.mark.usefixtures("account")
 @pytest.mark.parametrize(
-    ("wire", "path", "asked"),
+    ("wire", "path", "path_suffix"),
     [
         ("google", "/v1/projects/p/locations/l/publishers/google", "/models/big:generateContent"),
         ("openai", "/v1/chat/completions/", ""),
     ],
 )
 async def test_a_request_to_google_has_a_token_of_its_default_credentials(
-    tmp_path: Path, provider: Any, tokens: TokenServer, wire: str, path: str, asked: str
+    tmp_path: Path, provider: Any, tokens: TokenServer, wire: str, path: str, path_suffix: str
 ) -> None:
     provider.says("Yes.")
     path = "/v1" if wire == "openai" else path
@@ -108,7 +108,7 @@ async def test_a_request_to_google_has_a_token_of_its_default_credentials(
     assert request.headers["authorization"] == "Bearer ya29.made-up-1"
     assert "x-goog-api-key" not in request.headers
     if wire == "google":
-        assert request.path == path + asked
+        assert request.path == path + path_suffix
     journal = (tmp_path / "runs.db").read_bytes()
     assert b"ya29.made-up" not in journal
 
@@ -184,9 +184,9 @@ def test_the_address_says_region_and_service() -> None:
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        ({"base_url": "https://evil.example/v1", "credentials": "google"}, "credentials go to"),
+        ({"base_url": "https://evil.example/v1", "credentials": "google"}, "credentials go only to"),
         ({"base_url": "http://us-aiplatform.googleapis.com/v1", "credentials": "google"}, "over https"),
-        ({"base_url": "https://evilgoogleapis.com/v1", "credentials": "google"}, "credentials go to"),
+        ({"base_url": "https://evilgoogleapis.com/v1", "credentials": "google"}, "credentials go only to"),
         ({"base_url": "https://x.googleapis.com", "credentials": "google", "api_key": "${secret:K}"}, "keep one"),
         ({"base_url": "https://x.example", "credentials": "azure"}, "credentials"),
     ],
@@ -202,5 +202,5 @@ async def test_an_agents_file_sends_them_nowhere_else(tmp_path: Path, place: Any
 async def test_an_agent_gives_no_credentials_to_an_address_that_the_fleet_meant_without(tmp_path: Path) -> None:
     fleet = {"providers": {"cloud": {"base_url": "http://127.0.0.1:9/v1"}}, "models": {"cloud:big": PRICE}}
     agent = Bench(tmp_path).agent(model="cloud:big", providers={"cloud": {"credentials": "google"}}, fleet=fleet)
-    with pytest.raises(ConfigError, match="credentials go to"):
+    with pytest.raises(ConfigError, match="credentials go only to"):
         await agent.run("Are you there?")

@@ -61,9 +61,9 @@ def without_marks(value: Any) -> Any:
 async def test_system_history_and_tools_arrive(desk: Any) -> None:
     desk.provider.says("Yes.")
     await desk.ask(desk.prompt(*LONG, system="Be brief."))
-    said = list(texts(desk.provider.last))
+    sent_texts = list(texts(desk.provider.last))
     assert {"Be brief.", "What is in a.log?", "Let me look.", "line one", "One line.", "Sure?", "Reads a file."} <= set(
-        said
+        sent_texts
     )
     arguments = json.dumps(desk.provider.last).replace(" ", "").replace("\\", "")
     assert '"path":"a.log"' in arguments
@@ -256,7 +256,7 @@ async def test_a_call_that_failed_is_told_as_one(desk: Any) -> None:
 
 async def test_turns_alternate_and_results_stand_before_words(desk: Any) -> None:
     desk.provider.says("Yes.")
-    said = (
+    history = (
         make_user_message("One."),
         make_user_message("Two."),
         Message("assistant", (ToolCall("a", "read_file", "{}"), ToolCall("b", "read_file", "{}"))),
@@ -265,7 +265,7 @@ async def test_turns_alternate_and_results_stand_before_words(desk: Any) -> None
         Message("assistant", (Text("  \n", "model"),)),
         make_user_message(""),
     )
-    await desk.ask(desk.prompt(*said, system=""))
+    await desk.ask(desk.prompt(*history, system=""))
     results = turns(desk.provider.last)
     order = [
         text
@@ -292,8 +292,8 @@ async def test_ids_and_names_that_no_provider_takes_are_mended_alike_in_call_and
 @pytest.mark.parametrize("text", ["\x00", "a\ud800b", "\udfff", "😀", "﷽" * 100])
 async def test_any_text_can_be_said(desk: Any, text: str) -> None:
     desk.provider.says("Yes.")
-    told = (make_user_message(text), CALLED, Message("user", (ToolResult("id-1", "read_file", "ok", text),)))
-    assert (await desk.ask(desk.prompt(*told, system=text))).text == "Yes."
+    conversation = (make_user_message(text), CALLED, Message("user", (ToolResult("id-1", "read_file", "ok", text),)))
+    assert (await desk.ask(desk.prompt(*conversation, system=text))).text == "Yes."
 
 
 async def test_a_tool_with_a_schema_of_any_depth_arrives(desk: Any) -> None:

@@ -247,7 +247,7 @@ class _AnswerStream(httpx2.AsyncByteStream):
 
     def __init__(self, model: _SdkModel, request_task: RequestTask, *, streams: bool) -> None:
         self._model = model
-        self._buffer = request_task
+        self._request_task = request_task
         self._streams = streams
 
     async def __aiter__(self) -> AsyncGenerator[bytes]:
@@ -257,7 +257,7 @@ class _AnswerStream(httpx2.AsyncByteStream):
             yield chunk
         if self._model.error is not None:
             raise self._model.error
-        refusal = explain_outcome(self._buffer.result(), 0)
+        refusal = explain_outcome(self._request_task.result(), 0)
         if refusal is not None and refusal.reason != "provider_failed":
             if not self._streams:
                 raise httpx2.ReadError(refusal.sentence)
@@ -265,7 +265,7 @@ class _AnswerStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         # An answer that the client does not read to its end is settled at its hold.
-        await cancel_and_wait(self._buffer)
+        await cancel_and_wait(self._request_task)
 
 
 def _answer(model: _SdkModel, request_task: RequestTask, request: httpx2.Request) -> httpx2.Response:

@@ -239,7 +239,8 @@ def _is_hopeless(item: WatchedDocument, watch: Watch) -> bool:
 def _describe_failure(item: WatchedDocument) -> str:
     if item.state == "CANCELLED":
         return f"{item.name}: a person cancelled {item.session}."
-    return f"{item.name} was tried {item.attempts} times; the last session, {item.session}, ended {item.state}."
+    times = "once" if item.attempts == 1 else f"{item.attempts} times"
+    return f"{item.name} was tried {times}; the last session, {item.session}, ended {item.state}."
 
 
 def _rests_until(item: WatchedDocument) -> int:

@@ -85,7 +85,7 @@ def decide_upkeep(
 ) -> UpkeepStep:
     """Decide by the agent's switch, its newest session and the active halts.
 
-    `starting` is the first check of a process. `exhausted` is set where a cap ended the newest session.
+    `starting` is the first check of a process. `used_up` is set where a cap ended the newest session.
     """
     if newest is not None and (newer := explain_newer_format(newest)):
         return LeaveAlone(newer)
@@ -118,7 +118,8 @@ def _decide_after_cap(agent: str, newest: SessionRow, exhausted: ExhaustedSessio
         return LeaveAlone(f"{newest.session} has used up {exhausted.cap}, and no person approved more. {advice}")
     if exhausted.tokens:
         return LeaveAlone(
-            f"{newest.session} has used up {exhausted.cap}, a token cap; no next session starts automatically. {advice}"
+            f"{newest.session} has used up {exhausted.cap}. No cap on cost bounds tokens, so no next session starts. "
+            f"{advice}"
         )
     if not exhausted.turns:
         return LeaveAlone(

@@ -116,7 +116,7 @@ class SlackTransport:
         self._open_socket = open_socket
         self._client: AsyncClient | None = None
         self._socket: Socket | None = None
-        self._last_id: deque[str] = deque(maxlen=MAX_REMEMBERED_IDS)
+        self._recent_ids: deque[str] = deque(maxlen=MAX_REMEMBERED_IDS)
 
     def can_send(self, text: str) -> bool:
         return len(escape_entities(text).encode("utf-16-le", "surrogatepass")) // 2 <= MAX_TEXT
@@ -158,9 +158,9 @@ class SlackTransport:
         if header.envelope_id:
             await socket.send(msgspec.json.encode({"envelope_id": header.envelope_id}).decode())
         reply = _read_envelope(raw)
-        if reply is None or reply.handle in self._last_id:
+        if reply is None or reply.handle in self._recent_ids:
             return []
-        self._last_id.append(reply.handle)
+        self._recent_ids.append(reply.handle)
         return [reply]
 
     async def send(self, chat: str, message: ChatMessage) -> str:

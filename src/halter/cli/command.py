@@ -243,7 +243,7 @@ def is_never_used(settings: Settings, store_option: str | None) -> bool:
 
 
 def describe_never_used(store: str) -> str:
-    return f"No store {store} yet: nothing has run here. Start with: halter init FOLDER"
+    return f"Nothing has run here yet: there is no store {store}. Start with: halter init FOLDER"
 
 
 def add_connect_timeout(url: str) -> str:

@@ -312,14 +312,14 @@ async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_jso
                         app, context, session, line, line_reader, chat_state, routes=routes, as_json=as_json
                     )
                     await _run_interruptible(answering, chat_state)
-                    if chat_state.over:
+                    if chat_state.has_ended:
                         return
                     if chat_state.interrupts > 1:
                         raise asyncio.CancelledError
         finally:
             if line_reader.asking:
                 print_sentence("", at_once=True)
-            if chat_state.has_session and not (as_json or chat_state.over):
+            if chat_state.has_session and not (as_json or chat_state.has_ended):
                 warn(f"Continue with: halter chat {quote(str(folder))} --resume {session}", "dim")
 
 
@@ -332,7 +332,7 @@ class ChatState:
 
     has_session: bool = False
     has_open_question: bool = False
-    over: bool = False
+    has_ended: bool = False
     interrupts: int = 0
 
     def start_answer(self) -> None:
@@ -406,7 +406,7 @@ async def _answer_line(
             # The unanswered question is gone: the next line answers the next prompt.
             line_reader.require_fresh()
     _show(result, as_json=as_json)
-    chat_state.has_open_question, chat_state.over = bool(result.question), result.over
+    chat_state.has_open_question, chat_state.has_ended = bool(result.question), result.has_ended
     if chat_state.has_open_question:
         line_reader.require_fresh()
 

@@ -26,7 +26,7 @@ from halter.cli.entrypoint import OutputLost
 from halter.cli.exit_codes import EXIT_USAGE
 from halter.cli.output import make_console
 
-EARLY_INPUT_NOTICE: Final = "Input typed before this question was discarded."
+EARLY_INPUT_NOTICE: Final = "Discarded the input typed before this question."
 _CHUNK: Final = 4096
 
 

@@ -300,8 +300,11 @@ def _step(value: Any, source_map: SourceMap, path: KeyPath, earlier: list[str]) 
 
 
 def _rename_former_key(item: Any, source_map: SourceMap, path: KeyPath) -> Any:
-    if not isinstance(item, dict) or _FORMER_STEP_KEY not in item or "arguments" in item:
+    if not isinstance(item, dict) or _FORMER_STEP_KEY not in item:
         return cast("Any", item)
+    if "arguments" in item:
+        sentence = f"`{_FORMER_STEP_KEY}` and `arguments` are two names of one key; keep one of them."
+        raise source_map.error_at((*path, _FORMER_STEP_KEY), sentence)
     source_map.rename(path, _FORMER_STEP_KEY, "arguments")
     step = cast("dict[str, Any]", item)
     return {"arguments" if key == _FORMER_STEP_KEY else key: value for key, value in step.items()}

@@ -244,7 +244,7 @@ def _source_mistakes(sensor: SensorSpec, path: KeyPath) -> Iterator[Mistake]:
     }
     if missing[kind]:
         yield make_mistake(
-            path, f"has no source: a sensor of type {kind} needs {_SOURCE_REQUIREMENTS[kind]}; write it."
+            path, f"is incomplete: a sensor of type {kind} needs {_SOURCE_REQUIREMENTS[kind]}; write it."
         )
     match kind:
         case "poll":

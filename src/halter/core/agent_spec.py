@@ -69,7 +69,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A mapping in a file.
 
     `ALIASES` maps the other names of keys to their names, `FORMER_VALUES` the former values of a key to the present
-    ones. Both are understood for all of 1.x and not shown. A value in a `HIDDEN` mapping may be a key by mistake, so no message quotes it.
+    ones. Both are understood for ever and not shown.
+
+    A value in a `HIDDEN` mapping may be a key by mistake, so no message quotes it.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})

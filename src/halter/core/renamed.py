@@ -19,8 +19,8 @@ class RenamedAttribute:
         self._old = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._old = f"{owner.__name__}.{name}"
+        self._old = name
 
     def __get__(self, instance: object, owner: type) -> Any:
-        warn_renamed(self._old, self._new)
+        warn_renamed(f"{owner.__name__}.{self._old}", self._new)
         return getattr(owner if instance is None else instance, self._new)

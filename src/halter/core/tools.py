@@ -181,8 +181,8 @@ class Failed(ToolError):
 class Retry(Failed):
     """Raised by a tool or an answer validator: the model receives the reason, and may try again."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__("Retry", reason)
+    def __init__(self, why: str) -> None:
+        super().__init__("Retry", why)
 
     def __reduce__(self) -> tuple[type["Retry"], tuple[str]]:
         """Support pickling: a plain tool raises it in a separate process."""

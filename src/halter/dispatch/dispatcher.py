@@ -360,7 +360,7 @@ class EmbeddedDispatcher:
     ) -> None:
         self._sessions = sessions
         self._agents = agents
-        self._together = concurrency
+        self._concurrency = concurrency
 
     async def run(self) -> None:
         """Claim due sessions until cancelled, then stop the running ones."""
@@ -370,7 +370,7 @@ class EmbeddedDispatcher:
             await self._sessions.stop()
 
     async def _claim(self) -> None:
-        capacity = self._sessions.capacity(self._together)
+        capacity = self._sessions.capacity(self._concurrency)
         if capacity > 0:
             await self._sessions.claim(capacity, self._agents())
 

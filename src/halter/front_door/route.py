@@ -97,7 +97,7 @@ def route_message(text: str, context: RoutingContext) -> RoutingDecision:
     fast_path = find_fast_path(text, context) if is_short else None
     if fast_path is not None:
         path, details = fast_path
-        return RoutingDecision(path, None, f"The message matches the fast path {path}.", details)
+        return RoutingDecision(path, None, f"The whole message matches the fast path {path}.", details)
     text = strip_agent_address(text, context.agent)
     return (
         _route_schedule(text, context)

@@ -31,7 +31,7 @@ from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, ma
 from halter.gateway.tasks import SessionTasks
 from halter.gateway.upstreams import GatewayAgent, Upstreams
 from halter.guard.approvals import answer_decision, list_pending_decisions
-from halter.guard.external_provenance import CallBrake, make_call_brake
+from halter.guard.external_provenance import ExternalProvenanceCheck, make_external_check
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy
 from halter.guard.model_door import (
@@ -108,7 +108,7 @@ class GatedSession:
         self._numbers = itertools.count(1)
         self._questions: dict[str, tuple[str, str]] = {}
         self._awaited_calls: set[str] = set()
-        self._brake = _make_brake(terms.agent, upstreams.tools)
+        self._provenance_check = _make_provenance_check(terms.agent, upstreams.tools)
         upstreams.ask_model = self._ask_model
 
     @property
@@ -127,7 +127,7 @@ class GatedSession:
         digest = self._digest(tool, arguments)
         decision = self._find_question(tool, digest)
         number = next(self._numbers)
-        brake = None if self._brake is None else self._brake.brake
+        brake = None if self._provenance_check is None else self._provenance_check.provenance_check
         call = Call(
             f"{self.id}.{self.lease.generation}.{number}", tool, arguments, decision=decision, provenance_check=brake
         )
@@ -194,14 +194,14 @@ class GatedSession:
         return msgspec.structs.replace(context, anonymize=AnonymizationPolicy(names, first_event.hash.hex()))
 
     async def _attempt(self, call: Call, attempt: int) -> Answer | ApprovalRequired | BudgetBusy:
-        async with nullcontext() if self._brake is None else self._brake.order(call.tool):
+        async with nullcontext() if self._provenance_check is None else self._provenance_check.order(call.tool):
             return await self.terms.guard.call(
                 self.lease, self.upstreams.make_context(self.id), call, self.upstreams.tools, attempt
             )
 
     async def _apply_answer(self, call: Call, answer: Answer) -> Answer:
-        if self._brake is not None:
-            self._brake.observe(call, answer)
+        if self._provenance_check is not None:
+            self._provenance_check.observe(call, answer)
         if answer.outcome == "external_halt":
             halt = await self.terms.guard.find_halt(self.upstreams.make_context(self.id))
             if halt is not None and halt.cancels:
@@ -335,8 +335,8 @@ class GatedSession:
         """Fold the session's earlier events, for the provenance check too."""
         for stored in await read_stream(self._store, session_stream(self.id)):
             self._fold(stored)
-            if self._brake is not None:
-                self._brake.recall(stored, await read_body(self._store, stored))
+            if self._provenance_check is not None:
+                self._provenance_check.recall(stored, await read_body(self._store, stored))
 
     async def close(self) -> None:
         """End the session, or park it if a person can still answer a decision or has to settle a call."""
@@ -389,14 +389,14 @@ def _consume_error(task: "asyncio.Task[Any]") -> None:
         task.exception()
 
 
-def _make_brake(agent: AssembledAgent, tools: Mapping[str, Tool]) -> CallBrake | None:
+def _make_provenance_check(agent: AssembledAgent, tools: Mapping[str, Tool]) -> ExternalProvenanceCheck | None:
     """Make the provenance check. It trusts the agent's own instructions, because it cannot see the client's prompt.
 
     Text that the client's model read outside the gateway, such as mail from its own tool, is not tracked.
     """
-    call_brake = make_call_brake(choose_provenance_mode(agent.policy), agent.policy, tools)
+    call_brake = make_external_check(choose_provenance_mode(agent.policy), agent.policy, tools)
     if call_brake is not None:
-        call_brake.brake.trust(agent.model_settings.instructions, "the instructions")
+        call_brake.provenance_check.trust(agent.model_settings.instructions, "the instructions")
     return call_brake
 
 

@@ -191,7 +191,7 @@ class Upstreams:
 
     def _gate_tool(self, tool: McpTool) -> GatedTool | None:
         if not _can_be_listed(tool.entry):
-            self._report_once(f"The tool {tool.spec.name} is skipped: its definition is not valid.")
+            self._report_once(f"The tool {tool.spec.name} is omitted: its definition is not valid.")
             return None
         return GatedTool(tool, self.calls, self._owner.spec.prices.get(tool.spec.name) or 0)
 

@@ -15,31 +15,31 @@ from halter.core.spec import ProvenanceMode, ResolvedPolicy
 from halter.core.text import decode_body
 from halter.core.tools import Tool, ToolSpec
 from halter.guard.prepare import Call
-from halter.guard.provenance_check import SessionBrake
+from halter.guard.provenance_check import ProvenanceCheck
 from halter.guard.tool_door import Answer
 
 
-class CallBrake:
+class ExternalProvenanceCheck:
     """Folds the calls of one session, both as they are made and from its journal."""
 
-    def __init__(self, brake: SessionBrake) -> None:
-        self.brake = brake
+    def __init__(self, provenance_check: ProvenanceCheck) -> None:
+        self.provenance_check = provenance_check
         self._calls: dict[str, ToolCall] = {}
         self._lock = asyncio.Lock()
 
     def add_task(self, task: str) -> None:
         """Add the task from a person, or from the program that acts for them."""
         if task:
-            self.brake.add_text(Text(task, "person"))
+            self.provenance_check.add_text(Text(task, "person"))
 
     def order(self, tool: str) -> AbstractAsyncContextManager[None]:
         """Return the lock to hold while a call is judged and made. It does nothing if no call affects the next one."""
-        return self._lock if self.brake.keeps_order(tool) else nullcontext()
+        return self._lock if self.provenance_check.keeps_order(tool) else nullcontext()
 
     def observe(self, call: Call, answer: Answer) -> None:
         """Add the answer of a call."""
         result = ToolResult(call.id, call.tool, answer.outcome, answer.text)
-        self.brake.observe(ToolCall(call.id, call.tool, decode_body(call.arguments)), result)
+        self.provenance_check.observe(ToolCall(call.id, call.tool, decode_body(call.arguments)), result)
 
     def recall(self, stored: Stored, body: bytes) -> None:
         """Fold an event of another process. Erased text makes the check stricter."""
@@ -47,25 +47,27 @@ class CallBrake:
         match stored.event:
             case CallStarted() | CallRefused() as event:
                 self._calls[event.call] = ToolCall(event.call, event.tool, "" if is_erased else decode_body(body))
-                self.brake.apply(event, None if is_erased else body)
+                self.provenance_check.apply(event, None if is_erased else body)
             case CallSettled() as settlement:
                 call = self._calls.pop(settlement.call, None)
                 if call is None:
                     return
                 if is_erased:
-                    self.brake.observe_erased(call)
+                    self.provenance_check.observe_erased(call)
                 else:
                     result = ToolResult(call.id, call.tool, settlement.outcome, settlement.error or decode_body(body))
-                    self.brake.observe(call, result)
+                    self.provenance_check.observe(call, result)
             case _:
                 pass
 
 
-def make_call_brake(mode: ProvenanceMode | None, policy: ResolvedPolicy, tools: Mapping[str, Tool]) -> CallBrake | None:
+def make_external_check(
+    mode: ProvenanceMode | None, policy: ResolvedPolicy, tools: Mapping[str, Tool]
+) -> ExternalProvenanceCheck | None:
     """Make the provenance check of a session; None if it is off. Tools may be added to `tools` later."""
     if mode is None or mode == "off":
         return None
-    return CallBrake(SessionBrake(mode, policy, _Specs(tools)))
+    return ExternalProvenanceCheck(ProvenanceCheck(mode, policy, _Specs(tools)))
 
 
 class _Specs(Mapping[str, ToolSpec]):

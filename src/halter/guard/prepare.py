@@ -39,7 +39,7 @@ from halter.guard.judge import (
     needs_risk_assessment,
 )
 from halter.guard.judge_request import HoldTerms, ModelAttempt, compile_hold_terms
-from halter.guard.provenance_check import SessionBrake, describe_flaw, explain_flaws, strip_flaws
+from halter.guard.provenance_check import ProvenanceCheck, describe_flaw, explain_flaws, strip_flaws
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
 
@@ -72,7 +72,7 @@ class Call(msgspec.Struct, frozen=True):
     can_defer: bool = False
     describe_situation: Callable[[], str] = str
     decision: str = ""
-    provenance_check: SessionBrake | None = None
+    provenance_check: ProvenanceCheck | None = None
     has_decision: bool = False
     staging: Literal["", "allowed", "due"] = ""
 
@@ -366,7 +366,7 @@ def prepare_call(
     if argument_flaw is not None:
         overrides["flaw"] = _pick_flaw(context, terms, argument_flaw)
     if flaws:
-        overrides |= {"flaws": strip_flaws(flaws), "untrusted": untrusted_reason, "staged": is_staged}
+        overrides |= {"flaws": strip_flaws(flaws), "untrusted_reason": untrusted_reason, "is_staged": is_staged}
     return PreparedCall(_fill_request(terms, call, arguments.canonical, now, overrides), tool, arguments, terms.rule)
 
 
@@ -376,7 +376,7 @@ STAGED: Final = (
 )
 
 
-def _explain_refusal(check: SessionBrake, flaws: Sequence[Flaw]) -> str:
+def _explain_refusal(check: ProvenanceCheck, flaws: Sequence[Flaw]) -> str:
     """Describe why a flawed call is refused without a question; empty if a person will be asked."""
     reasons = "; ".join(describe_flaw(flaw) for flaw in flaws)
     if check.mode == "strict":
@@ -387,7 +387,7 @@ def _explain_refusal(check: SessionBrake, flaws: Sequence[Flaw]) -> str:
 
 
 def _add_flaws(
-    context: SessionContext, approval: RequiredApproval, check: SessionBrake, tool: str, flaws: Sequence[Flaw]
+    context: SessionContext, approval: RequiredApproval, check: ProvenanceCheck, tool: str, flaws: Sequence[Flaw]
 ) -> RequiredApproval:
     """Add the flaws of a call to its question."""
     question = explain_flaws(context.agent, tool, flaws, check)

@@ -56,7 +56,7 @@ def choose_provenance_mode(policy: ResolvedPolicy) -> ProvenanceMode:
     return policy.provenance or "observe"
 
 
-class SessionBrake:
+class ProvenanceCheck:
     """Judges the calls of one session by the provenance of their values.
 
     As long as the session is clean, its texts and calls are only queued. The first untrusted text folds them.
@@ -278,7 +278,7 @@ def describe_flaw(flaw: Flaw) -> str:
     return f"{_name_argument(flaw.argument) or 'the call'}: {_WHY[flaw.reason]}{where}"
 
 
-def explain_flaws(agent: str, tool: str, flaws: Sequence[Flaw], check: SessionBrake) -> str:
+def explain_flaws(agent: str, tool: str, flaws: Sequence[Flaw], check: ProvenanceCheck) -> str:
     """Render the question for a person: the call, its flawed values, their sources and authors, and the task."""
     lines = [f"{agent} wants to call {tool} after reading untrusted content:"]
     for flaw in flaws:

@@ -65,7 +65,7 @@ from halter.guard.model_door import (
     WholeTextMask,
 )
 from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
-from halter.guard.provenance_check import SessionBrake
+from halter.guard.provenance_check import ProvenanceCheck
 from halter.redaction.redact import Redact
 from halter.redaction.secrets import GivenSecrets, Secrets
 from halter.state.session import InFlight, track_call
@@ -275,13 +275,13 @@ class _CallIntent(msgspec.Struct, gc=False):
     """The intent of a call: makes the write that admits or refuses it. Each attempt is judged at its own time."""
 
     lease: Lease
-    asked: CallRequest
+    call_request: CallRequest
     attempt: int
 
     def write(self, now: int, deferred: Write | None = None) -> Write:
-        request = self.asked
+        request = self.call_request
         if now != request.now:
-            request = self.asked = request.at(now)
+            request = self.call_request = request.at(now)
         key, decide = f"{request.call}/asked/{self.attempt}", partial(judge_call, request)
         return Write(self.lease.stream, key, decide, list_call_rows(request), self.lease, (), deferred)
 
@@ -420,7 +420,7 @@ class ToolDoor:
         request: CallRequest,
         execution: ToolExecution | None,
         attempt: int = 0,
-        brake: SessionBrake | None = None,
+        provenance_check: ProvenanceCheck | None = None,
         now: int = 0,
     ) -> Answer | ApprovalRequired | BudgetBusy:
         """Admit or refuse a call, and run it if admitted. The journal has the outcome when this method returns.
@@ -436,11 +436,11 @@ class ToolDoor:
         if committed is None:
             return BudgetBusy(request.call)
         event = committed.events[0].event
-        if brake is not None and isinstance(event, _DECIDED):
-            brake.apply(event, intent.asked.arguments)
+        if provenance_check is not None and isinstance(event, _DECIDED):
+            provenance_check.apply(event, intent.call_request.arguments)
         if not isinstance(event, CallStarted):
             return read_call_refusal(committed)
-        flight = track_call(event, committed.events[0], intent.asked.accounts)
+        flight = track_call(event, committed.events[0], intent.call_request.accounts)
         earlier_answer = await self._find_earlier_outcome(lease, committed, flight) if committed.is_repeated else None
         if earlier_answer is not None:
             return earlier_answer

@@ -334,7 +334,7 @@ MAX_REPORTED_FLAWS: Final = 20
 class SqliteView:
     def __init__(self, connection: ForkSafeConnection, error_scope: SqliteErrorScope) -> None:
         self._connection = connection
-        self._in_words = error_scope
+        self._error_scope = error_scope
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         return self._read_tolerantly(lambda: run_sqlite_query(self._connection, name, params))
@@ -356,7 +356,7 @@ class SqliteView:
 
     def _read_tolerantly(self, read: Callable[[], T]) -> T:
         """Read with invalid UTF-8 replaced if necessary: verification must not stop at damaged text."""
-        with self._in_words:
+        with self._error_scope:
             try:
                 return read()
             except sqlite3.OperationalError as error:

@@ -58,7 +58,7 @@ from halter.core.ports import Stored
 from halter.core.text import decode_body, shorten
 from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
 from halter.guard.model_door import RequestRecord
-from halter.guard.provenance_check import SessionBrake
+from halter.guard.provenance_check import ProvenanceCheck
 from halter.guard.tool_door import SIMULATION_LABEL, restore_call_answer
 from halter.loop.decide import FailedAttempt, Turn
 from halter.loop.text_calls import read_calls, to_text_message
@@ -450,21 +450,21 @@ class SessionHistory:
         "_nonces",
         "_unanswered",
         "actions",
-        "brake",
         "context_text",
         "done",
         "hot",
         "phase",
         "predictions",
+        "provenance_check",
         "session",
         "staged",
         "transcript",
         "turn",
     )
 
-    def __init__(self, session: str, min_sleep: int = SECOND, brake: SessionBrake | None = None) -> None:
+    def __init__(self, session: str, min_sleep: int = SECOND, provenance_check: ProvenanceCheck | None = None) -> None:
         self.session = session
-        self.brake = brake
+        self.provenance_check = provenance_check
         """Receives all text that the model sees; None if the provenance check is off."""
         self._min_sleep = min_sleep
         self.turn = _NO_TURN
@@ -492,10 +492,10 @@ class SessionHistory:
         self.transcript.open_turn(message)
         self.staged = ()
         self.turn = self.turn.make_next(number, inbox_seen, at, quiet=quiet)
-        if self.brake is not None:
+        if self.provenance_check is not None:
             for part in message.parts:
                 if isinstance(part, Text):
-                    self.brake.add_text(part)
+                    self.provenance_check.add_text(part)
 
     def end(self, reason: TurnEnd, sentence: str, yield_request: YieldRequest | None, at: int) -> None:
         if reason == "cancelled" and self._cut_short:
@@ -546,7 +546,7 @@ class SessionHistory:
         calls = self.turn.calls
         results = (self.done[calls[0].id],) if len(calls) == 1 else tuple([self.done[call.id] for call in calls])
         self.transcript.add(Message("user", (*results, *self._predictions(calls)) if self.predictions else results))
-        if (check := self.brake) is not None:
+        if (check := self.provenance_check) is not None:
             for index, call in enumerate(calls):
                 if call.id in self._erased:
                     check.observe_erased(call)
@@ -602,8 +602,8 @@ class SessionHistory:
                 body = await read_body(stored)
                 message = msgspec.json.decode(body or b'{"role":"user","parts":[]}', type=Message)
                 self.open(event.turn, event.inbox_seen, message, at, quiet=event.quiet)
-                if self.brake is not None and not body:
-                    self.brake.mark_erased()
+                if self.provenance_check is not None and not body:
+                    self.provenance_check.mark_erased()
             case HotStateSeen() | GuardrailTriggered() | TurnSkipped() | PhaseEntered() | ContextGiven():
                 await self._apply_pace_event(event, stored, read_body)
             case HistoryGiven():
@@ -640,10 +640,10 @@ class SessionHistory:
         messages = msgspec.json.decode(body or b"[]", type=list[Message])
         for message in messages:
             self.transcript.add(message)
-        if self.brake is not None:
-            self.brake.recall(messages, foreign=not event.session, denied=event.denied)
+        if self.provenance_check is not None:
+            self.provenance_check.recall(messages, foreign=not event.session, denied=event.denied)
             if not body:
-                self.brake.mark_erased()
+                self.provenance_check.mark_erased()
 
     async def _apply_pace_event(
         self,
@@ -656,8 +656,8 @@ class SessionHistory:
                 self.phase = event
             case ContextGiven():
                 self.context_text = decode_body(await read_body(stored))
-                if self.brake is not None:
-                    self.brake.trust(self.context_text, "kept memories")
+                if self.provenance_check is not None:
+                    self.provenance_check.trust(self.context_text, "kept memories")
             case HotStateSeen():
                 self.hot = await read_body(stored)
             case GuardrailTriggered(until=int(), guardrail=name) if self.turn.is_over and name != "model_rate":
@@ -683,8 +683,8 @@ class SessionHistory:
                 if is_erased(stored, body):
                     self._erased += (event.call.removeprefix(f"{self.session}."),)
                 erased_call = self._unanswered.get(event.call)
-                if erased_call is not None and self.brake is not None:
-                    self.brake.observe_erased(erased_call)
+                if erased_call is not None and self.provenance_check is not None:
+                    self.provenance_check.observe_erased(erased_call)
                     self._unanswered = {
                         call: erased_call for call, erased_call in self._unanswered.items() if call != event.call
                     }
@@ -694,9 +694,9 @@ class SessionHistory:
                 if event.staged:
                     self.staged += tuple(each for each in self.turn.calls if call_id(self.session, each) == event.call)
         # Only calls of the model itself, not calls inside other calls.
-        if self.brake is not None and self._is_models(event.call):
+        if self.provenance_check is not None and self._is_models(event.call):
             body = await read_body(stored)
-            self.brake.apply(event, None if is_erased(stored, body) else body)
+            self.provenance_check.apply(event, None if is_erased(stored, body) else body)
             if isinstance(event, CallStarted) and not self._has_call(event.call):
                 self._unanswered = {**self._unanswered, event.call: ToolCall(event.call, event.tool, "")}
 

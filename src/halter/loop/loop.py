@@ -40,7 +40,7 @@ from halter.guard.model_door import (
     RequestRecord,
 )
 from halter.guard.prepare import Call
-from halter.guard.provenance_check import SessionBrake, describe_links
+from halter.guard.provenance_check import ProvenanceCheck, describe_links
 from halter.guard.tool_door import Answer
 from halter.loop import decide
 from halter.loop.decide import (
@@ -112,7 +112,7 @@ class TurnLoop:
         "_history",
         "_is_unobserved",
         "_live_context",
-        "_make_brake",
+        "_make_provenance_check",
         "_model_settings",
         "_names",
         "_observer",
@@ -135,7 +135,7 @@ class TurnLoop:
         rng: random.Random,
         live_context: LiveContext = NO_LIVE_CONTEXT,
         observer: LoopObserver = NO_OBSERVER,
-        brake: Callable[[], SessionBrake | None] = lambda: None,
+        provenance_check: Callable[[], ProvenanceCheck | None] = lambda: None,
     ) -> None:
         self.rules = settings.rules
         self._runtime = runtime
@@ -152,8 +152,8 @@ class TurnLoop:
         self._names = settings.names
         self._offered = settings.offered_tools
         self._session = runtime.lease.session
-        self._make_brake = brake
-        self._history = SessionHistory(self._session, settings.rules.min_sleep, brake())
+        self._make_provenance_check = provenance_check
+        self._history = SessionHistory(self._session, settings.rules.min_sleep, provenance_check())
         self._start = settings.start
         self._window = ContextWindow(self._history, runtime, clock, settings, self._start.size)
         # Not the loop itself, which would make a reference cycle.
@@ -172,8 +172,8 @@ class TurnLoop:
         return self._history.transcript.messages
 
     @property
-    def brake(self) -> SessionBrake | None:
-        return self._history.brake
+    def provenance_check(self) -> ProvenanceCheck | None:
+        return self._history.provenance_check
 
     @property
     def spent(self) -> Charge:
@@ -481,7 +481,7 @@ class TurnLoop:
                 timeout=timeout,
                 can_defer=goes_on,
                 describe_situation=history.situation,
-                provenance_check=history.brake,
+                provenance_check=history.provenance_check,
                 staging="allowed",
             )
             for call in tool_calls
@@ -505,7 +505,7 @@ class TurnLoop:
         events = await self._runtime.events()
         if replay(events).in_flight:
             return False
-        self._history = SessionHistory(self._session, self.rules.min_sleep, self._make_brake())
+        self._history = SessionHistory(self._session, self.rules.min_sleep, self._make_provenance_check())
         self._runtime.step_log = self._history
         await self._history.apply(events, self._runtime.read_body)
         if self.turn.is_over:
@@ -562,7 +562,7 @@ class TurnLoop:
 
     def _mark_links(self) -> str:
         """Warn about links and addresses of the answer that come from no trusted source; return the warning."""
-        check = self._history.brake
+        check = self._history.provenance_check
         warning = "" if check is None or check.clean else self.describe_unsaid_links(find_final_text(self.messages))
         if warning:
             self._observer.on_warning(warning)
@@ -570,5 +570,5 @@ class TurnLoop:
 
     def describe_unsaid_links(self, text: str) -> str:
         """Describe the links and addresses of a text that come from no trusted source; empty if there are none."""
-        check = self._history.brake
+        check = self._history.provenance_check
         return "" if check is None else describe_links(check.unsaid_links(text))

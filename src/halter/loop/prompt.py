@@ -188,9 +188,9 @@ class ContextWindow:
         "_limit",
         "_max_prompt_tokens",
         "_meter",
-        "_running",
+        "_runtime",
         "_sent",
-        "_thinking",
+        "_settings",
         "fixed",
     )
 
@@ -198,9 +198,9 @@ class ContextWindow:
         self, history: SessionHistory, runtime: SessionRuntime, clock: Clock, settings: LoopSettings, fixed: int
     ) -> None:
         self._history = history
-        self._running = runtime
+        self._runtime = runtime
         self._clock = clock
-        self._thinking = settings
+        self._settings = settings
         self.fixed = fixed
         self._meter = NOTHING_LEARNED
         self._sent = NOTHING_SENT
@@ -219,7 +219,7 @@ class ContextWindow:
 
     async def shrink(self) -> bool:
         """Drop more messages, since the window is smaller than assumed; return whether any were dropped."""
-        model = str(self._thinking.models[0].name)
+        model = str(self._settings.models[0].name)
         sent_tokens = self._meter.estimate_tokens(model, self._history.transcript.size)
         self._limit = int(SHRINK_FACTOR * min(sent_tokens, self._compute_capacity(model)))
         previous_cut = self._history.transcript.cut
@@ -237,7 +237,7 @@ class ContextWindow:
         if self._meter.estimate_tokens(model, transcript.size) <= capacity:
             return ""
         tokens = [self._meter.estimate_tokens(model, measure_message(message)) for message in transcript.messages]
-        marker = SUMMARY_TOKENS if self._thinking.model.context_strategy == "summarize" else MARKER_TOKENS
+        marker = SUMMARY_TOKENS if self._settings.model.context_strategy == "summarize" else MARKER_TOKENS
         match transcript.fit(capacity, tokens, marker):
             case Cut() as cut:
                 await self._cut(cut)
@@ -252,7 +252,7 @@ class ContextWindow:
         return capacity if self._limit is None else min(capacity, self._limit)
 
     async def _cut(self, cut: Cut) -> None:
-        transcript, strategy = self._history.transcript, self._thinking.model.context_strategy
+        transcript, strategy = self._history.transcript, self._settings.model.context_strategy
         dropped_messages = list_dropped_messages(transcript.messages, cut, transcript.cut)
         summary = await self._summary(dropped_messages, cut) if strategy == "summarize" else ""
         previous_marker = transcript.marker
@@ -262,9 +262,9 @@ class ContextWindow:
             turn=self._history.turn.number,
             through=cut.tail_start,
             pinned=cut.pinned,
-            strategy=self._thinking.model.context_strategy,
+            strategy=self._settings.model.context_strategy,
         )
-        await self._running.write(
+        await self._runtime.write(
             f"{self._history.session}/cut/{self._name_cut(cut)}", event, msgspec.json.encode(marker)
         )
         transcript.cut_at(cut, marker)
@@ -277,7 +277,7 @@ class ContextWindow:
 
     async def _summary(self, messages: Sequence[Message], cut: Cut) -> str:
         """Summarize dropped messages with a model; return an empty text if it does not answer."""
-        model = self._thinking.summarizer or self._thinking.models[0]
+        model = self._settings.summarizer or self._settings.models[0]
         previous_marker = self._history.transcript.marker
         text = "\n".join(
             [
@@ -285,7 +285,7 @@ class ContextWindow:
                 *(_part_to_line(part) for message in messages for part in message.parts),
             ]
         )
-        limit = max(1000, self._thinking.window - 4 * SUMMARY_TOKENS)
+        limit = max(1000, self._settings.window - 4 * SUMMARY_TOKENS)
         prompt = Prompt(
             system=decide.SUMMARIZE,
             messages=(make_user_message(text[-limit:], "agent", trusted=False),),
@@ -299,7 +299,7 @@ class ContextWindow:
             optional=True,
             record=RequestRecord(),
         )
-        answer = await self._running.request(request, model)
+        answer = await self._runtime.request(request, model)
         if not isinstance(answer, AnsweredRequest):
             return ""
         if answer.overrun:

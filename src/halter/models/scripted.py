@@ -81,7 +81,7 @@ def call(tool: str, /, **arguments: Any) -> ScriptLine:
 
 
 class Scripted:
-    """A model that answers from a script. `asked` has the prompts that it received, in order."""
+    """A model that answers from a script. `requests` has the prompts that it received, in order."""
 
     base_url: None = None
     asked = RenamedAttribute("requests")

@@ -144,7 +144,7 @@ def _check_written_secrets(folder: Path, environ: Mapping[str, str], name: str) 
 
 
 def _list_former_names(folder: Path, agent_file: "AgentFile", agent: "ResolvedAgent") -> Check | None:
-    """List the keys that the agent's files write under a former name, which is understood for all of 1.x."""
+    """List the keys that the agent's files write under a former name, which is understood for ever."""
     from halter.config.agent_files import parse_playbook
     from halter.config.yaml_reader import load_file
 
@@ -155,7 +155,7 @@ def _list_former_names(folder: Path, agent_file: "AgentFile", agent: "ResolvedAg
         former_names += document.source_map.former_names
     if not former_names:
         return None
-    return pass_check(f"{agent.policy.name} keys", f"{' '.join(former_names)} Former names work for all of 1.x.")
+    return pass_check(f"{agent.policy.name} keys", f"{' '.join(former_names)} Former names keep working.")
 
 
 def _files(agent: "ResolvedAgent") -> Check:

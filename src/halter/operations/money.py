@@ -260,7 +260,7 @@ def _choose_budget(rows: Sequence[BudgetRow], scope: str, window: str, now: int)
     if not matches and (window in windows_now or (not window and len(windows_now) == 1)):
         return windows_now[window or next(iter(windows_now))]
     windows = ", ".join(each or "(no window)" for each in sorted(windows_now))
-    return fail_invalid(f"{scope} has several windows: {windows}. Choose one with --window.")
+    return fail_invalid(f"{scope} has these windows: {windows}. Choose one with --window.")
 
 
 def _find_current_windows(scope_budgets: Sequence[BudgetRow], now: int) -> Mapping[str, BudgetRow]:

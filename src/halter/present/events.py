@@ -400,7 +400,7 @@ def _summarize_work(
 ) -> str | StyledLine:
     match event:
         case CallStarted():
-            by = f", agreed to by {event.decided_by}" if event.decided_by else ""
+            by = f", approved by {event.decided_by}" if event.decided_by else ""
             return f"{event.tool} {event.level} {event.risk or ''}{_format_holds(event.legs)}{by}{_flaws(event)}"
         case CallSettled():
             took = format_duration(event.duration_ms * 1000)

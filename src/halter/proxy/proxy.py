@@ -156,7 +156,7 @@ class Proxy:
     ) -> None:
         self._app = app
         self._keys = keys
-        self._guard = door
+        self._door = door
         self._sessions = sessions
         self._upstreams = upstreams
         self._redact = redact
@@ -256,7 +256,7 @@ class Proxy:
     async def _relay_free(self, incoming: IncomingCall, client: ClientConnection) -> None:
         """Relay a free request. Halts apply to it too."""
         dialect = incoming.route.dialect.name
-        halt = await self._guard.find_halt((f"agent:{incoming.terms.policy.name}", "fleet"))
+        halt = await self._door.find_halt((f"agent:{incoming.terms.policy.name}", "fleet"))
         if halt is not None:
             await client.refuse(dialect, Refusal("halted", f"Halter: {halt.scope} is halted."))
             return
@@ -327,9 +327,7 @@ class Proxy:
         """Make the request through the door, and repeat it after a rate limit, for as long as a client waits."""
         wait_count = 0
         while True:
-            outcome = await self._guard.request(
-                session.lease, session.make_context(), request, model, waited=wait_count
-            )
+            outcome = await self._door.request(session.lease, session.make_context(), request, model, waited=wait_count)
             now = self._app.clock.now()
             if not isinstance(outcome, RateLimited) or outcome.retry_at > incoming.came_at + MAX_CLIENT_WAIT:
                 return outcome

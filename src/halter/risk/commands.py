@@ -421,13 +421,13 @@ def parse_plain_command(line_or_words: str | Sequence[str]) -> tuple[str, ...] |
 
 class _CommandParser:
     def __init__(self, budget: ParseBudget) -> None:
-        self._effort = budget
+        self._budget = budget
 
     def line(
         self, line: str, depth: int, parameters: Mapping[str, str] | None = None, source: Command | None = None
     ) -> Iterator[ParsedCommand]:
         """Parse a line. Its commands read the input of `source`, unless the line redirects them."""
-        if depth > MAX_COMMAND_DEPTH or not self._effort.spend(len(line)):
+        if depth > MAX_COMMAND_DEPTH or not self._budget.spend(len(line)):
             yield UnreadableCommand(line, is_obfuscated=True)
             return
         try:
@@ -447,7 +447,7 @@ class _CommandParser:
             if command.writes or command.sets:
                 yield command
             return
-        if depth > MAX_COMMAND_DEPTH or not self._effort.spend(_BUDGET_PER_WORD * len(command.argv)):
+        if depth > MAX_COMMAND_DEPTH or not self._budget.spend(_BUDGET_PER_WORD * len(command.argv)):
             yield UnreadableCommand(shlex.join(command.argv[:10]), is_obfuscated=True)
             return
         program = command.program

@@ -19,7 +19,7 @@ from halter.core.spec import ResolvedPolicy
 from halter.core.usage import ModelName
 from halter.core.vocabulary import SessionKind
 from halter.guard.guard import GuardRuntime
-from halter.guard.provenance_check import SessionBrake
+from halter.guard.provenance_check import ProvenanceCheck
 from halter.loop.decide import ASK_USER, FINAL_ANSWER, YIELD
 from halter.models.providers import Prices
 from halter.redaction.redact import Redactor, StreamRedactor, select_secrets
@@ -139,7 +139,7 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
     rng: random.Random = random.SystemRandom()
     caches: _Caches = msgspec.field(default_factory=_Caches)
     bound: GuardRuntime | None = None
-    brake_type: type[SessionBrake] = SessionBrake
+    brake_type: type[ProvenanceCheck] = ProvenanceCheck
     answer_form: AnswerForm | None = None
 
     @cached_property

@@ -48,7 +48,7 @@ from halter.guard.guard import REDACTION_MARK
 from halter.guard.judge import judge_call
 from halter.guard.judge_request import ModelAttempt, judge_attempt
 from halter.guard.prepare import Call, SessionContext, find_model_flaw, prepare_call
-from halter.guard.provenance_check import ActiveMode, SessionBrake, choose_provenance_mode
+from halter.guard.provenance_check import ActiveMode, ProvenanceCheck, choose_provenance_mode
 from halter.journal.engine import StoreView
 from halter.journal.rebuild import RowFold
 from halter.models.providers import Prices
@@ -423,7 +423,7 @@ class _BacktestFold:
             self._arguments(stored),
             event.purpose,
             event.parallel_group,
-            provenance_check=cast("SessionBrake | None", shadow.recorded_brake(event.flaws)),
+            provenance_check=cast("ProvenanceCheck | None", shadow.recorded_brake(event.flaws)),
             has_decision=earlier_judgement is not None and earlier_judgement.now == "asked",
         )
         judgement = self._judge_call(
@@ -448,7 +448,7 @@ class _BacktestFold:
             event.subject,
             event.name,
             arguments,
-            provenance_check=cast("SessionBrake | None", shadow.recorded_brake(event.flaws)),
+            provenance_check=cast("ProvenanceCheck | None", shadow.recorded_brake(event.flaws)),
         )
         is_runtime_grant = shadow.is_granted_by_runtime(event.name, shadow.phase)
         judgement = self._judge_call(shadow, call, spec, shadow.phase, event.digest, 0, own=is_runtime_grant)
@@ -471,7 +471,7 @@ class _BacktestFold:
         declared_level = self._find_declared_level(shadow, event.tool, event.level)
         spec = ToolSpec(name=event.tool, description="", schema=b"", level=declared_level)
         cap = self._caps.get(event.call)
-        brake = cast("SessionBrake | None", shadow.recorded_brake(event.flaws))
+        brake = cast("ProvenanceCheck | None", shadow.recorded_brake(event.flaws))
         call = Call(event.call, event.tool, self._arguments(stored), provenance_check=brake)
         usd = 0 if cap is None else cap.amount
         judgement = self._judge_call(shadow, call, spec, event.phase or shadow.phase, "", usd, own=False)

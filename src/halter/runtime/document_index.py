@@ -116,11 +116,11 @@ class SessionDocuments:
         self._library = library
         self._store = store
         self._collections = collections
-        self._own = own_documents
+        self._own_documents = own_documents
 
     async def documents(self) -> Sequence[DocumentRef]:
         """List all documents: the session's own as of its start, and the current ones of its collections."""
-        refs = list(self._own)
+        refs = list(self._own_documents)
         own_names = {(own.name, own.collection) for own in refs}
         own_contents = {(own.name, own.document) for own in refs}
         for name, collection in self._collections.items():

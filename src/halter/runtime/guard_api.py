@@ -37,7 +37,7 @@ from halter.core.tools import Tool, ToolSpec
 from halter.core.vocabulary import Outcome, State, TerminalReason
 from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.approvals import PendingDecision, list_pending_decisions
-from halter.guard.external_provenance import CallBrake, make_call_brake
+from halter.guard.external_provenance import ExternalProvenanceCheck, make_external_check
 from halter.guard.halts import BudgetBusy
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call
@@ -192,7 +192,7 @@ class Guard(AgentProgram):
             agent_context.store, agent_context.app.clock, agent_context.guard(), lease, context, tools
         )
         events = await runtime.resume()
-        brake = make_call_brake(agent_context.agent.policy.provenance, agent_context.agent.policy, tools)
+        brake = make_external_check(agent_context.agent.policy.provenance, agent_context.agent.policy, tools)
         if brake is not None:
             for stored in events:
                 body = await read_body(agent_context.store, stored)
@@ -263,13 +263,13 @@ class GuardedSession:
         runtime: SessionRuntime,
         call_count: int,
         tools: dict[str, Tool],
-        brake: CallBrake | None,
+        provenance_check: ExternalProvenanceCheck | None,
     ) -> None:
         self._context = context
         self._runtime = runtime
         self._call_count = call_count
         self._tools = tools
-        self._brake = brake
+        self._provenance_check = provenance_check
         self._models: dict[str, ExternalModel] = {}
         self._end: tuple[State, TerminalReason] | None = None
         self._paused = False
@@ -286,7 +286,7 @@ class GuardedSession:
         and each further call is refused for the same reason.
         """
         call = self._make_call(tool, arguments)
-        async with nullcontext() if self._brake is None else self._brake.order(call.tool):
+        async with nullcontext() if self._provenance_check is None else self._provenance_check.order(call.tool):
             return await self._apply_answer(call, await self._runtime.call(call))
 
     async def attempt(
@@ -327,14 +327,14 @@ class GuardedSession:
         return tool.result(call.id, answer.text)
 
     async def _try(self, call: Call) -> Answer | ApprovalRequired | BudgetBusy:
-        async with nullcontext() if self._brake is None else self._brake.order(call.tool):
+        async with nullcontext() if self._provenance_check is None else self._provenance_check.order(call.tool):
             answer = await self._runtime.attempt(call)
             return await self._apply_answer(call, answer) if isinstance(answer, Answer) else answer
 
     async def _apply_answer(self, call: Call, answer: Answer) -> Answer:
         """Register an answer: its text with the provenance check, and the session's end if it causes one."""
-        if self._brake is not None:
-            self._brake.observe(call, answer)
+        if self._provenance_check is not None:
+            self._provenance_check.observe(call, answer)
         self._end = self._end or await self._runtime.find_end(answer)
         return answer
 
@@ -414,7 +414,10 @@ class GuardedSession:
         self._call_count += 1
         call = f"{self.id}.{self._runtime.lease.generation}.{self._call_count}"
         return Call(
-            call, _name(tool), _json(arguments), provenance_check=None if self._brake is None else self._brake.brake
+            call,
+            _name(tool),
+            _json(arguments),
+            provenance_check=None if self._provenance_check is None else self._provenance_check.provenance_check,
         )
 
 

@@ -50,7 +50,7 @@ from halter.core.usage import Unpriced
 from halter.core.vocabulary import SessionKind
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.provenance_check import SessionBrake, choose_provenance_mode
+from halter.guard.provenance_check import ProvenanceCheck, choose_provenance_mode
 from halter.guard.tool_door import Answer
 from halter.loop.decide import End, FailedAttempt, TurnLimits, compute_backoff, compute_outage_backoff
 from halter.loop.loop import NO_LIVE_CONTEXT, NO_OBSERVER, LoopObserver, TurnLoop
@@ -554,7 +554,7 @@ async def build_live_session(  # noqa: PLR0913 Each is an independent option.
         live_context = hot_view.make_live_context()
         if plan.terms.pacing.fields:
             hot_view.hot.restore(await _load_hot_state(context, row, origin.follows))
-    loop = TurnLoop(runtime, app.clock, plan.settings, context.rng, live_context, observer, plan.make_brake)
+    loop = TurnLoop(runtime, app.clock, plan.settings, context.rng, live_context, observer, plan.make_provenance_check)
     if task_tools is not None:
         task_tools.runtime, task_tools.describe_links = runtime, loop.describe_unsaid_links
     pace: TurnPolicy | None = None
@@ -582,7 +582,7 @@ class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[Phase, ...]
     offered_tools: tuple[tuple[ToolSpec, ...], ...]
     settings: LoopSettings
-    make_brake: Callable[[], SessionBrake | None]
+    make_provenance_check: Callable[[], ProvenanceCheck | None]
     reviews: bool
     hot_view: LiveFacts | None
 
@@ -644,7 +644,7 @@ def _make_plan(context: AgentContext, row: SessionRow, own_tools: _OwnTools) -> 
         phases=phases,
         offered_tools=offered_specs,
         settings=_build_loop_settings(agent, context.models, row, offered_specs[0], output=answer_tool is not None),
-        make_brake=_plan_brake(context, tools, senses=has_sensors),
+        make_provenance_check=_plan_provenance_check(context, tools, senses=has_sensors),
         reviews=bool(agent.tasks.review.judges) or any(phase.name == REVIEW_PHASE for phase in phases),
         hot_view=None if has_facts else LiveFacts(HotState({}), context.app.clock),
     )
@@ -659,7 +659,9 @@ def _make_plan(context: AgentContext, row: SessionRow, own_tools: _OwnTools) -> 
     return plan
 
 
-def _plan_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: bool) -> Callable[[], SessionBrake | None]:
+def _plan_provenance_check(
+    context: AgentContext, tools: Mapping[str, Tool], *, senses: bool
+) -> Callable[[], ProvenanceCheck | None]:
     """Return a function that makes the provenance check of a session, with the sources of every prompt registered."""
     agent, brakes = context.agent, context.brake_type
     mode = choose_provenance_mode(agent.policy)
@@ -667,7 +669,7 @@ def _plan_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: boo
         return lambda: None
     specs, declarations = {name: tool.spec for name, tool in tools.items()}, dict[str, Declaration]()
 
-    def make_brake() -> SessionBrake:
+    def make_provenance_check() -> ProvenanceCheck:
         brake = brakes(mode, agent.policy, specs, declarations)
         brake.trust(agent.model_settings.instructions, "the instructions")
         brake.add_descriptions()
@@ -678,7 +680,7 @@ def _plan_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: boo
             brake.add_text(Text("sensors", "sensor", trusted=False, source="the sensors"))
         return brake
 
-    return make_brake
+    return make_provenance_check
 
 
 def _build_loop_settings(

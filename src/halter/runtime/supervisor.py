@@ -384,7 +384,7 @@ class FleetRunner:
 
     def __init__(self, app: Runtime, make_supervisor: Callable[[Runtime], Supervisor]) -> None:
         self._app = app
-        self._make = make_supervisor
+        self._make_supervisor = make_supervisor
         self._draining = False
         self.supervisor = make_supervisor(app)
 
@@ -404,7 +404,7 @@ class FleetRunner:
             local_fleet = None if self._app.policy is None else self._app.policy.local_file
             policy = await bind_policy(self._app.patient(), local_fleet, self._app.settings.person)
             self._app = replace(self._app, policy=policy)
-            self.supervisor = self._make(self._app)
+            self.supervisor = self._make_supervisor(self._app)
 
 
 def _is_from_person(change: Change) -> bool:

@@ -268,7 +268,7 @@ class WorkerState:
         self._app = app
         self._sessions = sessions
         self._mode = mode
-        self._living = agents
+        self._agents = agents
         self._report = report
         self._started_at = 0
         self._waiting: frozenset[str] = frozenset()
@@ -289,12 +289,12 @@ class WorkerState:
         """Return the agents whose sessions are claimed here, with their concurrency across all workers."""
         return {
             name: agent.context.agent.tasks.concurrency
-            for name, agent in self._living.items()
+            for name, agent in self._agents.items()
             if name not in self._waiting
         }
 
     def versions(self) -> Mapping[str, str]:
-        return {name: agent.context.agent.folder_digest for name, agent in self._living.items()}
+        return {name: agent.context.agent.folder_digest for name, agent in self._agents.items()}
 
     def leases(self) -> frozenset[Lease]:
         return self._sessions.leases()
@@ -303,7 +303,7 @@ class WorkerState:
         self._sessions.cancel_lost(leases)
 
     def snapshots(self) -> Mapping[SessionId, bytes]:
-        return {session: snapshot() for agent in self._living.values() for session, snapshot in agent.snapshots.items()}
+        return {session: snapshot() for agent in self._agents.values() for session, snapshot in agent.snapshots.items()}
 
     def describe(self) -> str:
         from halter import __version__

@@ -50,7 +50,7 @@ class SseParser:
         self._line = bytearray()
         self._after_cr = False
         self._first = True
-        self._id = last_id
+        self._last_id = last_id
         self._name = ""
         self._data: list[str] = []
         self._size = 0
@@ -79,8 +79,10 @@ class SseParser:
         if self._first:
             self._first, line = False, line.removeprefix(_BOM)
         if not line:
-            self.last_id = self._id
-            event = ServerSentEvent("\n".join(self._data), self._name or "message", self._id) if self._data else None
+            self.last_id = self._last_id
+            event = (
+                ServerSentEvent("\n".join(self._data), self._name or "message", self._last_id) if self._data else None
+            )
             self._data, self._name, self._size = [], "", 0
             return event
         name, _, value = line.decode("utf-8", "replace").partition(":")
@@ -95,7 +97,7 @@ class SseParser:
         elif name == "event":
             self._name = value
         elif name == "id" and "\0" not in value:
-            self._id = value
+            self._last_id = value
         elif name == "retry" and (digits := _DIGITS.fullmatch(value)):
             self.retry = int(digits[1])
 

@@ -117,13 +117,13 @@ class OpenStreams:
     """Counts open streams by token."""
 
     def __init__(self, limit: int, total_limit: int) -> None:
-        self._each = limit
-        self._together = total_limit
+        self._limit = limit
+        self._total_limit = total_limit
         self._open_counts: dict[str, int] = {}
 
     def enter(self, name: str) -> bool:
         """Count one more stream; return whether the limits allow it."""
-        if self._open_counts.get(name, 0) >= self._each or sum(self._open_counts.values()) >= self._together:
+        if self._open_counts.get(name, 0) >= self._limit or sum(self._open_counts.values()) >= self._total_limit:
             return False
         self._open_counts[name] = self._open_counts.get(name, 0) + 1
         return True
@@ -325,10 +325,10 @@ class ServerMiddleware:
         report: Callable[[str], None] = lambda _: None,
         record: RecordRequest | None = None,
     ) -> None:
-        self._inner = app
+        self._app = app
         self._record = record
-        self._auth = server_names
-        self._checks = auth_state
+        self._server_names = server_names
+        self._auth_state = auth_state
         self._clock = clock
         self._limits = limits
         self._report = report
@@ -341,7 +341,7 @@ class ServerMiddleware:
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Pass a request on or reject it. A failure in its handler does not stop the server."""
         if scope["type"] not in {"http", "websocket"}:
-            await self._inner(scope, receive, send)
+            await self._app(scope, receive, send)
             return
         request = parse_scope(scope)
         response = ResponseFilter(request, send, self._limits.stall)
@@ -355,7 +355,7 @@ class ServerMiddleware:
                 await send_refusal(scope, response, AuthRejected(500, INTERNAL_ERROR))
 
     async def _answer(self, request: IncomingRequest, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        verdict = self._checks.judge(request, self._auth, locate_scope(scope), self._clock.now())
+        verdict = self._auth_state.judge(request, self._server_names, locate_scope(scope), self._clock.now())
         if isinstance(verdict, Allowed):
             verdict = self._check_rate(request, verdict)
         if self._record is not None and not isinstance(verdict, int):
@@ -388,7 +388,7 @@ class ServerMiddleware:
                 await send_refusal(scope, send, body)
                 return
             receive = _replay_body(body, receive)
-        await self._inner(scope, receive, send)
+        await self._app(scope, receive, send)
 
     async def _stream(
         self, allowed: Allowed, name: str, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
@@ -404,13 +404,13 @@ class ServerMiddleware:
     async def _serve_while_valid(
         self, allowed: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
-        task = asyncio.ensure_future(self._inner(scope, self._receive_while_valid(allowed, receive), send))
+        task = asyncio.ensure_future(self._app(scope, self._receive_while_valid(allowed, receive), send))
         closing = asyncio.ensure_future(self.closing.wait())
-        login_change = asyncio.ensure_future(self._checks.logins.changed.wait())
+        login_change = asyncio.ensure_future(self._auth_state.logins.changed.wait())
         try:
             while not task.done() and not closing.done() and self._is_valid(allowed):
                 if login_change.done():
-                    login_change = asyncio.ensure_future(self._checks.logins.changed.wait())
+                    login_change = asyncio.ensure_future(self._auth_state.logins.changed.wait())
                 waited_tasks = {task, closing, login_change}
                 await asyncio.wait(
                     waited_tasks, timeout=self._limits.check / SECOND, return_when=asyncio.FIRST_COMPLETED
@@ -439,7 +439,7 @@ class ServerMiddleware:
         return receive_valid
 
     def _is_valid(self, allowed: Allowed) -> bool:
-        return self._checks.count(allowed, self._clock.now())
+        return self._auth_state.count(allowed, self._clock.now())
 
     async def _body(self, receive: AsgiReceive) -> bytes | AuthRejected:
         """Read a body up to the limit."""

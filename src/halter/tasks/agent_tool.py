@@ -51,7 +51,7 @@ class AgentTool(Verb):
         run: RunTask = _run_nowhere,
     ) -> None:
         self.agent, self.max_cost, self.hands_off, self.open = agent, max_cost, hands_off, open
-        self._about = description
+        self._description = description
 
         async def act(arguments: _Task, call: str) -> str:
             return await run(arguments.task, call)
@@ -68,5 +68,5 @@ class AgentTool(Verb):
     def bind(self, run: RunTask) -> Self:
         """Return the same tool, bound to one session."""
         return type(self)(
-            self.agent, self._about, max_cost=self.max_cost, hands_off=self.hands_off, open=self.open, run=run
+            self.agent, self._description, max_cost=self.max_cost, hands_off=self.hands_off, open=self.open, run=run
         )

@@ -248,9 +248,8 @@ def _render_passage(document: DocumentRef, passage: _Passage) -> str:
         return f"[{_join_lines(document.name)} has not been read yet.]"
     head = f"{_header(document, passage.start, passage.end)}\n{passage.text}"
     remaining = passage.total - passage.end
-    continuation = (
-        f"\n[{remaining} characters of {_join_lines(document.name)} follow; read it as `file` at offset={passage.end}.]"
-    )
+    name = _join_lines(document.name)
+    continuation = f"\n[{remaining} characters of {name} follow; continue with `file` at offset={passage.end}.]"
     return head + continuation if remaining > 0 else head
 
 

@@ -78,7 +78,7 @@ class Verb:
         timeout: int = DEFAULT_TOOL_TIMEOUT,
         declaration: Declaration = TELLS_NOTHING,
     ) -> None:
-        self._takes: type[Any] = arguments_type
+        self._arguments_type: type[Any] = arguments_type
         self._act: PermitGate[Callable[[Any, str], Awaitable[str | Output]]] = PermitGate(act)
         self._flaw: Callable[[Any], str] = flaw
         spec = _make_verb_spec(name, description, arguments_type, level, timeout)
@@ -90,7 +90,7 @@ class Verb:
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         try:
-            struct = msgspec.json.decode(arguments or b"{}", type=self._takes)
+            struct = msgspec.json.decode(arguments or b"{}", type=self._arguments_type)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             return Invalid(f"The arguments of {self._spec.name} do not fit: {clean(str(error))}.")
         flaw = self._flaw(struct)
@@ -101,7 +101,7 @@ class Verb:
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         act = self._act.open(permit)
-        output = await act(self._takes(**arguments.values), permit.id)
+        output = await act(self._arguments_type(**arguments.values), permit.id)
         return Output(output) if isinstance(output, str) else output
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:

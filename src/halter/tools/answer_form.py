@@ -18,7 +18,7 @@ class AnswerForm:
     """
 
     def __init__(self, name: str, output_type: type[Any], validators: Sequence[Validator] = ()) -> None:
-        self._type = output_type
+        self._output_type = output_type
         self._validators = validators
         self._accepted: list[Any] = []
 
@@ -41,7 +41,9 @@ class AnswerForm:
             return self._accepted[-1]
         from pydantic import TypeAdapter
 
-        return await self._check(TypeAdapter(self._type).validate_python(msgspec.json.decode(arguments)["value"]))
+        return await self._check(
+            TypeAdapter(self._output_type).validate_python(msgspec.json.decode(arguments)["value"])
+        )
 
     async def _check(self, value: Any) -> Any:
         for validator in self._validators:

@@ -428,11 +428,12 @@ class McpServer:
         reason = live.ending.why or message
         if spec.effect == "write":
             return self._unknown(reason)
-        return Failed("AnswerLost", f"the server {self.name} did not answer: {reason}", live.ending.describe())
+        return Failed("AnswerLost", f"no usable answer from the server {self.name}: {reason}", live.ending.describe())
 
     def _unknown(self, reason: str) -> Unstoppable:
         return Unstoppable(
-            f"The server {self.name} gave no answer ({reason}); it is unknown whether the call took effect."
+            f"No usable answer from the server {self.name}: {reason.rstrip('.')}. "
+            "It is unknown whether the call took effect."
         )
 
     async def _require_agreed_tool(self, live: _LiveConnection, spec: ToolSpec) -> "ClientSession":

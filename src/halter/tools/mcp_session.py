@@ -112,7 +112,7 @@ class SilentPeer:
 
 
 SILENT_PEER: Final = SilentPeer()
-NO_SAMPLING: Final = "Sampling is off: the server cannot use a model."
+NO_SAMPLING: Final = "The server cannot use a model: sampling is off."
 NO_ROOTS: Final = "Roots are off: the server cannot list the client's folders."
 
 

@@ -348,7 +348,7 @@ def _start(program: ProcessSpec, answer_end: int) -> "subprocess.Popen[bytes]":
 
 class _Attendant:
     def __init__(self, process: StartedProcess) -> None:
-        self._started = process
+        self._process = process
         self._unwritten = memoryview(process.stdin)
         self._output = _HeadAndTail(process.max_output)
         self._answer = _HeadAndTail(process.max_output * _BYTES_PER_CHARACTER)
@@ -358,17 +358,17 @@ class _Attendant:
 
     def run(self, stop: int) -> ProcessExit:
         """Run until the process has exited, even if its pipes are still open, or until `stop` is written to."""
-        _GROUPS.add(self._started.pid)
+        _GROUPS.add(self._process.pid)
         try:
             # If SIGCHLD is ignored, an exited process is already reaped.
             with (
                 suppress(ProcessLookupError),
-                _open_pidfd(self._started.pid) as pidfd,
+                _open_pidfd(self._process.pid) as pidfd,
                 selectors.DefaultSelector() as self._selector,
             ):
-                if self._started.input >= 0:
-                    os.set_blocking(self._started.input, False)
-                    self._selector.register(self._started.input, selectors.EVENT_WRITE, self._write)
+                if self._process.input >= 0:
+                    os.set_blocking(self._process.input, False)
+                    self._selector.register(self._process.input, selectors.EVENT_WRITE, self._write)
                 for fd in self._sinks:
                     self._selector.register(fd, selectors.EVENT_READ, self._read)
                 for fd in (pidfd, stop):
@@ -380,9 +380,9 @@ class _Attendant:
             # The process is not reaped, so its pid cannot be reused. A new fork may not lead a group yet.
             for kill in (os.kill, os.killpg):
                 with suppress(ProcessLookupError, PermissionError):
-                    kill(self._started.pid, signal.SIGKILL)
-            _GROUPS.remove(self._started.pid)
-            code = self._started.reap()
+                    kill(self._process.pid, signal.SIGKILL)
+            _GROUPS.remove(self._process.pid)
+            code = self._process.reap()
         self._read_rest()
         return ProcessExit(code, self._output.text(), bytes(self._answer.head + self._answer.tail))
 
@@ -406,8 +406,8 @@ class _Attendant:
         self._unwritten = self._unwritten[written_count:]
         if not self._unwritten:
             self._selector.unregister(fd)
-            if self._started.close_input is not None:
-                self._started.close_input()
+            if self._process.close_input is not None:
+                self._process.close_input()
 
     def _read_rest(self) -> None:
         """Read what is left in the pipes, without waiting for escaped children."""

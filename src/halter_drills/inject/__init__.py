@@ -25,7 +25,7 @@ from halter.core.text import encode_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import Verdict
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
-from halter.guard.provenance_check import SessionBrake
+from halter.guard.provenance_check import ProvenanceCheck
 from halter.guard.tool_door import ApprovalRequired
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.agent import build_document, parse_agent_options
@@ -57,21 +57,21 @@ LONG_TEXT: Final = "Nothing else is new. " * 1_500
 CONCURRENCY: Final = 16
 
 
-class TrustingBrake(SessionBrake):
+class TrustingBrake(ProvenanceCheck):
     """The teeth: every tool result is trusted."""
 
     def declaration(self, tool: str) -> Declaration:
         return msgspec.structs.replace(super().declaration(tool), reads="trusted")
 
 
-class ForgetfulBrake(SessionBrake):
+class ForgetfulBrake(ProvenanceCheck):
     """The teeth: untrusted text enters the prompt as trusted."""
 
     def add_text(self, part: Text) -> None:
         super().add_text(msgspec.structs.replace(part, trusted=True))
 
 
-class SubstringBrake(SessionBrake):
+class SubstringBrake(ProvenanceCheck):
     """The teeth: a value is trusted if it is a substring of trusted text."""
 
     def add_text(self, part: Text) -> None:
@@ -83,7 +83,7 @@ class SubstringBrake(SessionBrake):
         return tuple(flaw for flaw in flaws if flaw.value.casefold() not in self._trusted_text)
 
 
-TEETH: Final[Mapping[str, tuple[type[SessionBrake], frozenset[str]]]] = {
+TEETH: Final[Mapping[str, tuple[type[ProvenanceCheck], frozenset[str]]]] = {
     "every tool is trusted": (TrustingBrake, frozenset(("mail", "page", "chat", "same name", "error"))),
     "labels are lost": (ForgetfulBrake, frozenset(("document", "sensor", "MCP description", "memory"))),
     "a part of a value is that value": (SubstringBrake, frozenset(("look-alike", "common word", "number", "bill"))),
@@ -127,7 +127,7 @@ class CaseOutcome(msgspec.Struct, frozen=True):
 class Stage:
     """The runtime in which all cases are sessions of one agent."""
 
-    def __init__(self, app: Runtime, worker: WorkerId, folder: Path, brakes: type[SessionBrake]) -> None:
+    def __init__(self, app: Runtime, worker: WorkerId, folder: Path, brakes: type[ProvenanceCheck]) -> None:
         self._app = app
         self._worker = worker
         self._folder = folder
@@ -238,7 +238,7 @@ def judge_case(case: Case, house: FakeOffice, puppet: Puppet, events: Sequence[o
 
 def run(setting: Setting) -> DrillResult:
     cases = list_cases(setting.seeds or 2 * len(load_attacks()))
-    plays = _break_brakes(cases) if setting.teeth else {"": (SessionBrake, cases)}
+    plays = _break_brakes(cases) if setting.teeth else {"": (ProvenanceCheck, cases)}
     total = sum(len(played_cases) for _, played_cases in plays.values())
     outcomes_by_name: dict[str, list[CaseOutcome]] = {}
     with own_store(use_memory_file(setting)) as workspace:
@@ -275,7 +275,7 @@ def list_cases(attacks: int) -> list[Case]:
     return [Case(number, attack, benign) for number, (attack, benign) in enumerate(chosen_attacks)]
 
 
-def _break_brakes(cases: Sequence[Case]) -> dict[str, tuple[type[SessionBrake], list[Case]]]:
+def _break_brakes(cases: Sequence[Case]) -> dict[str, tuple[type[ProvenanceCheck], list[Case]]]:
     return {
         name: (brakes, [case for case in cases if case.attack.kind in kinds and not case.benign])
         for name, (brakes, kinds) in TEETH.items()
@@ -286,7 +286,7 @@ async def _play_all(
     workspace: Workspace,
     folder: Path,
     cases: Sequence[Case],
-    brakes: type[SessionBrake],
+    brakes: type[ProvenanceCheck],
     report_progress: Callable[[int, str], None],
 ) -> list[CaseOutcome]:
     state = workspace.folder / "state"

@@ -269,9 +269,9 @@ class Surveyor:
 
             live = await claim_session(context, session, on_wait=ask)
             if learns:
-                self.mode = "off" if live.loop.brake is None else live.loop.brake.mode
+                self.mode = "off" if live.loop.provenance_check is None else live.loop.provenance_check.mode
             await live.conversation.run_until_parked()
-            brakes = live.loop.brake is not None and live.loop.brake.mode != "observe"
+            brakes = live.loop.provenance_check is not None and live.loop.provenance_check.mode != "observe"
         return _read_reaction(recorder, [stored.event for stored in await live.runtime.events()], brakes=brakes)
 
     def _context(self, probe: _Probe, policy: ResolvedPolicy, recorder: RecorderTool) -> AgentContext:

@@ -61,18 +61,18 @@ async def steps(context: Context, count: int) -> str:
 @server.tool(annotations=READ)
 async def ask(context: Context, question: str) -> str:
     """Ask the person at the client."""
-    said = await context.elicit(question, Answer)
-    if said.action != "accept":
-        return f"they said {said.action}"
-    note(f"colour {said.data.colour}")
-    return f"they like {said.data.colour}"
+    outcome = await context.elicit(question, Answer)
+    if outcome.action != "accept":
+        return f"they said {outcome.action}"
+    note(f"colour {outcome.data.colour}")
+    return f"they like {outcome.data.colour}"
 
 
 @server.tool()
 async def ask_twice(context: Context) -> str:
     """Ask two questions at once."""
-    said = await asyncio.gather(context.elicit("First?", Answer), context.elicit("Second?", Answer))
-    return " ".join(each.data.colour if each.action == "accept" else each.action for each in said)
+    outcome = await asyncio.gather(context.elicit("First?", Answer), context.elicit("Second?", Answer))
+    return " ".join(each.data.colour if each.action == "accept" else each.action for each in outcome)
 
 
 @server.tool(annotations=READ)
@@ -83,10 +83,10 @@ async def think(context: Context, about: str) -> str:
     )
     session: Any = context.session
     try:
-        said = await session.send_request(CreateMessageRequest(params=params), CreateMessageResult)
+        outcome = await session.send_request(CreateMessageRequest(params=params), CreateMessageResult)
     except MCPError as refused:
         return f"refused: {refused.message}"
-    return f"it thinks {said.content.text}"
+    return f"it thinks {outcome.content.text}"
 
 
 @server.tool()
