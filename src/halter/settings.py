@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from halter.core.errors import ConfigError
-from halter.core.ids import AGENT_PREFIX
+from halter.core.ids import AGENT_PREFIX, normalize_person
 from halter.core.tools import AGENT_VARIABLE
 
 _STATE: Final = ("XDG_STATE_HOME", ".local/state")
@@ -107,7 +107,8 @@ def name_person(environ: Mapping[str, str]) -> str:
     """Name the user. A process that an agent started has `HALTER_AGENT` set, and is not a person."""
     if environ.get(AGENT_VARIABLE):
         return f"{AGENT_PREFIX}{environ[AGENT_VARIABLE]}"
-    return environ.get("HALTER_PERSON") or environ.get("LOGNAME") or environ.get("USER") or name_user(os.getuid())
+    names = (normalize_person(environ.get(variable, "")) for variable in ("HALTER_PERSON", "LOGNAME", "USER"))
+    return next(filter(None, names), "") or name_user(os.getuid())
 
 
 def name_user(number: int) -> str:

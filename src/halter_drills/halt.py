@@ -34,7 +34,7 @@ from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.dispatch.sentinel import run_sentinel
-from halter.guard.halts import BudgetBusy, RateLimited, halt, resume
+from halter.guard.halts import BudgetBusy, Departures, RateLimited, halt, resume
 from halter.guard.model_door import AnsweredRequest, ModelRequest
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer
@@ -356,7 +356,7 @@ async def run_blocked(_: Pipe, workspace: Workspace, marks: Marks, block: Block,
     ):
         lease = await begin_session(store, worker, block.session, policy, block.trigger)
         guard = make_guard_runtime(store, clock)
-        guard.show_in(liveness)
+        guard.join_process(liveness, Departures())
         context = make_session_context(block.session, policy, block.trigger)
         runtime = SessionRuntime(store, clock, guard, lease, context, toolbox(marks))
         arguments = b'{"session":"%s"}' % block.session.encode()

@@ -33,7 +33,8 @@ class ListedProvider:
 
     It pauses for `pace` seconds before each event. While `gate` is set and closed, it stops after `before_gate` events.
     With `cut_after` it drops the connection after that number of events. If a request offers one of its tools, it calls
-    that tool.
+    that tool. `answers_as` is the model that it runs whatever is asked for, and `reported_cost` the dollars that it
+    says to have charged.
     """
 
     def __init__(self, words: Sequence[str] = ("It ", "is ", "seven."), output: int = 40) -> None:
@@ -45,6 +46,8 @@ class ListedProvider:
         self.cut_after: int | None = None
         self.status = 200
         self.extra_usage: Mapping[str, Any] = {}
+        self.answers_as = ""
+        self.reported_cost = 0.0
         self.requests: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
@@ -137,13 +140,15 @@ class ListedProvider:
         limits = (request.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
         output_tokens = min([self.output, *(limit for limit in limits if limit is not None)])
         seller = "anthropic" if "/messages" in path else "openai"
-        self._bill(ModelName(seller, str(request.get("model"))), input_tokens, output_tokens)
+        model = self.answers_as or str(request.get("model"))
+        self._bill(ModelName(seller, model), input_tokens, output_tokens)
         if "/messages" in path:
-            return _messages(self.texts, tool, {**self.extra_usage}, input_tokens, output_tokens)
+            return _messages(self.texts, tool, {**self.extra_usage}, input_tokens, output_tokens, model=model)
         if "/chat/" in path:
             reports = bool(_part(request, "stream_options").get("include_usage"))
-            return _chat(self.texts, tool, input_tokens, output_tokens, reports=reports)
-        return _responses(self.texts, tool, input_tokens, output_tokens)
+            cost = {"cost": self.reported_cost} if self.reported_cost else {}
+            return _chat(self.texts, tool, input_tokens, output_tokens, cost, reports=reports, model=model)
+        return _responses(self.texts, tool, input_tokens, output_tokens, model=model)
 
     def _bill(self, model: ModelName, input_tokens: int, output_tokens: int) -> None:
         rates = self._prices.find(model)
@@ -189,6 +194,8 @@ def _messages(
     extra: Mapping[str, Any],
     input_tokens: int,
     output_tokens: int,
+    *,
+    model: str,
 ) -> tuple[Sequence[bytes], object]:
     longer: int = _part(extra, "cache_creation").get("ephemeral_1h_input_tokens", 0)
     usage: dict[str, Any] = {
@@ -198,7 +205,7 @@ def _messages(
         "service_tier": "standard",
         **extra,
     }
-    head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude", "stop_sequence": None}
+    head = {"id": "msg_1", "type": "message", "role": "assistant", "model": model, "stop_sequence": None}
     stop = "tool_use" if tool else "end_turn"
 
     def event(name: str, **fields: Any) -> bytes:
@@ -235,15 +242,18 @@ def _chat(
     tool: tuple[str, Mapping[str, Any]] | None,
     input_tokens: int,
     output_tokens: int,
+    cost: Mapping[str, Any],
     *,
     reports: bool,
+    model: str,
 ) -> tuple[Sequence[bytes], object]:
     usage = {
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": input_tokens + output_tokens,
+        **cost,
     }
-    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "gpt"}
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": model}
     finish = "tool_calls" if tool else "stop"
     tool_calls = []
     if tool:
@@ -266,7 +276,12 @@ def _chat(
 
 
 def _responses(
-    words: Sequence[str], tool: tuple[str, Mapping[str, Any]] | None, input_tokens: int, output_tokens: int
+    words: Sequence[str],
+    tool: tuple[str, Mapping[str, Any]] | None,
+    input_tokens: int,
+    output_tokens: int,
+    *,
+    model: str,
 ) -> tuple[Sequence[bytes], object]:
     usage = {
         "input_tokens": input_tokens,
@@ -279,7 +294,7 @@ def _responses(
         "id": "resp_1",
         "object": "response",
         "created_at": 1,
-        "model": "gpt",
+        "model": model,
         "parallel_tool_calls": True,
         "tool_choice": "auto",
         "tools": [],

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 IMPORTED: Final = ("halter.proxy.proxy", "halter.server.server", "uvicorn")
 """Modules that every new proxy would import again after a kill."""
-ProxyAct = Literal["whole", "streamed", "hangs up", "breaks off", "killed"]
-"""An answer in one piece or streamed; a client that hangs up; a provider that breaks off; a proxy that is killed."""
+ProxyAct = Literal["whole", "streamed", "hangs up", "breaks off", "killed", "substituted"]
+"""An answer in one piece or streamed; a client that hangs up; a provider that breaks off; a proxy that is killed; a
+provider that runs a dearer model than is asked for."""
 
 SHORT_LEASE: Final = 3 * SECOND // 2
 LEASE_EXPIRY_SECONDS: Final = 2.5
@@ -47,7 +48,13 @@ _PATHS: Final[Mapping[DialectName, str]] = {
     "responses": "/v1/responses",
 }
 _MODELS: Final[Mapping[DialectName, str]] = {"messages": "claude-opus-5-5", "chat": "gpt-5", "responses": "gpt-5"}
-_EXACT: Final[frozenset[ProxyAct]] = frozenset(("whole", "streamed", "hangs up"))
+_CHEAP_MODELS: Final[Mapping[DialectName, str]] = {
+    "messages": "claude-haiku-5-5",
+    "chat": "gpt-4o-mini",
+    "responses": "gpt-4o-mini",
+}
+"""The models that are asked for where the provider runs those above."""
+_EXACT: Final[frozenset[ProxyAct]] = frozenset(("whole", "streamed", "hangs up", "substituted"))
 
 
 class ForgetfulLedger(Ledger):
@@ -77,7 +84,8 @@ class ProxyCase(msgspec.Struct, frozen=True):
         messages = [{"role": "user", "content": "How warm is it?"}]
         content = {"input": messages} if self.dialect == "responses" else {"messages": messages}
         limit = "max_output_tokens" if self.dialect == "responses" else "max_tokens"
-        return {"model": _MODELS[self.dialect], limit: 900, "stream": self.act != "whole", **content}
+        models = _CHEAP_MODELS if self.act == "substituted" else _MODELS
+        return {"model": models[self.dialect], limit: 900, "stream": self.act != "whole", **content}
 
 
 async def run_proxy(pipe: Pipe, url: str, folder: str, port: int, *, teeth: bool) -> None:
@@ -174,12 +182,14 @@ def _make_key(keys: KeyFile, agent: str) -> str:
 async def _ask(http: "httpx2.AsyncClient", provider: ListedProvider, case: ProxyCase, url: str) -> None:
     """Make a request, with the fate of its case."""
     provider.cut_after = 3 if case.act == "breaks off" else None
+    provider.answers_as = _MODELS[case.dialect] if case.act == "substituted" else ""
     headers = {"authorization": f"Bearer {case.secret}"}
     async with http.stream("POST", f"{url}{_PATHS[case.dialect]}", json=case.body(), headers=headers) as answer:
         async for _ in answer.aiter_bytes():
             if case.act == "hangs up":
                 break
     provider.cut_after = None
+    provider.answers_as = ""
 
 
 async def _kill(

@@ -325,6 +325,7 @@ async def _spender(pipe: Pipe, workspace: Workspace, folder: Path, with_teeth: b
     worker = WorkerId(folder.name)
     settings = read_settings({"HALTER_PERSON": "the drill"}, workspace.folder, workspace.url)
     async with open_runtime(settings) as app, renew_leases(app.store, app.clock, worker):
+        await app.adopt_policy()
         pipe.send(0)
         await asyncio.to_thread(pipe.recv)
         fleet = use_local_policy(settings).fleet if with_teeth else app.fleet

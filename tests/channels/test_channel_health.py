@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from httpx2 import AsyncBaseTransport, AsyncClient, ConnectError, Request, Response
 
-from halter.channels.health import check_channels
-from halter.channels.serve import read_channels
+from halter.channels.serve import check_channels, read_channels
 from halter.core.clock import SECOND
 from halter.operations.channels import offer_pairing, remove_approver
 from halter.server.oidc import check_sign_on

@@ -54,11 +54,11 @@ STEPS = """
 EVERY = pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
 
 
-def make_office(home: Path, number: int, world: World) -> Office:
+def make_office(home: Path, number: int, world: World, *, takes: str = "0s") -> Office:
     home = home / f"{number}"
     home.mkdir()
     office = Office(world, home, PRICED)
-    script = READS + ANALYSES + FINDS + JUDGES + NOTIFIES + DONE
+    script = (READS + ANALYSES + FINDS + JUDGES + NOTIFIES + DONE).replace(USED, f"{USED}\n  takes: {takes}")
     folder = office.reviewer(watch("debounce: 0s"), script, head=REVIEW + UNBRAKED)
     (folder / ".agents" / "skills" / "check").mkdir(parents=True)
     (folder / ".agents" / "skills" / "check" / "SKILL.md").write_text(SKILL)

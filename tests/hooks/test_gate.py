@@ -380,6 +380,74 @@ async def test_the_level_follows_from_the_risk(world: World, tmp_path: Path) -> 
         assert [line.level for line in (await desk.receipt()).calls] == ["MONITORED", "CONTROLLED"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("> prod.db", "sed -i s/a/b/ f", "touch f", "git commit -m x", "npm config set registry http://r.example"),
+        *("mkdir d", "cp a b", "git add .", "ls > f", "tee f", "sort -o f f", "ln -s a b", "git config user.name x"),
+    ],
+)
+async def test_in_assist_a_person_is_asked_before_every_command_that_changes_something(
+    world: World, tmp_path: Path, command: str
+) -> None:
+    async with open_desk(world, tmp_path, fleet="mode: ASSIST\n") as desk:
+        assert verdict(await desk.ask(bash(command))) in {"defer", "deny"}
+        assert len(await desk.waiting()) == 1
+
+
+@pytest.mark.parametrize("command", ["ls -la", "git status", "grep -rn x . | head 2>/dev/null", "sed -n 1,9p f"])
+async def test_in_assist_a_command_that_only_reads_passes(world: World, tmp_path: Path, command: str) -> None:
+    async with open_desk(world, tmp_path, fleet="mode: ASSIST\n") as desk:
+        assert verdict(await desk.ask(bash(command))) == ""
+
+
+REACHING_OUT: dict[str, tuple[str, dict[str, object]]] = {
+    "a file to a person's devices": ("SendUserFile", {"files": ["/home/ada/.ssh/id_rsa"], "status": "normal"}),
+    "a remote trigger": ("RemoteTrigger", {"action": "run", "trigger_id": "t1"}),
+    "a schedule that outlives the session": ("CronCreate", {"cron": "0 9 * * *", "prompt": "Go.", "durable": True}),
+    "the same as text": ("CronCreate", {"cron": "0 9 * * *", "prompt": "Go.", "durable": "true"}),
+    "an agent elsewhere": ("Agent", {"prompt": "Go.", "isolation": "remote"}),
+    "a task elsewhere": ("Task", {"prompt": "Go.", "isolation": "Remote"}),
+    "an agent in the cloud": ("Agent", {"prompt": "Go.", "remote": True}),
+    "a workflow": ("Workflow", {"script": "agent('Go.')"}),
+    "a page": ("Artifact", {"file_path": "a.html"}),
+}
+
+
+@pytest.mark.parametrize(("tool", "arguments"), REACHING_OUT.values(), ids=REACHING_OUT)
+async def test_in_semi_a_person_is_asked_before_a_tool_that_leaves_the_session(
+    world: World, tmp_path: Path, tool: str, arguments: dict[str, object]
+) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        assert verdict(await desk.ask(event("PreToolUse", tool, arguments))) in {"defer", "deny"}
+        assert len(await desk.waiting()) == 1
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("Agent", {"prompt": "Go.", "subagent_type": "Explore"}),
+        ("Agent", {"prompt": "Go.", "isolation": "worktree"}),
+        ("CronCreate", {"cron": "*/5 * * * *", "prompt": "Go.", "durable": False}),
+        ("CronList", {}),
+        ("ScheduleWakeup", {"delaySeconds": 60, "prompt": "Go."}),
+    ],
+)
+async def test_in_semi_what_stays_in_the_session_passes(
+    world: World, tmp_path: Path, tool: str, arguments: dict[str, object]
+) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        assert verdict(await desk.ask(event("PreToolUse", tool, arguments))) == ""
+
+
+async def test_a_file_of_halter_itself_is_not_sent(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        key = str(tmp_path / "hooks" / "key")
+        for arguments in ({"files": [key]}, {"files": [{"path": key}]}, {"file_path": key}):
+            reply = await desk.ask(event("PreToolUse", "SendUserFile", arguments))
+            assert (verdict(reply), "no tool may read it" in reason(reply)) == ("deny", True)
+
+
 def gemini(name: str, command: str, **more: object) -> bytes:
     """An event as Gemini CLI sends it: without an id of the call."""
     values = {"session_id": SESSION, "transcript_path": "/t", "cwd": "/home/ada", "timestamp": "2026-11-17T09:00:00Z"}

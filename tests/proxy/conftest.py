@@ -74,7 +74,7 @@ class Place:
     def key(self, agent: str = "desk", **limits: Any) -> str:
         secret = make_key_secret()
         amounts: dict[str, Any] = {
-            name: Decimal(str(value)) if name.startswith("max_") else value for name, value in limits.items()
+            name: Decimal(str(value)) if name.startswith("max_cost") else value for name, value in limits.items()
         }
         now = SystemClock().now()
         self.keys.add(make_virtual_key(secret, f"{agent}-{now}", agent, now, "ada", KeyLimits(**amounts)))

@@ -119,7 +119,7 @@ async def test_the_body_the_query_and_the_betas_pass_untouched_and_the_key_does_
 
     key = place.key()
     body = (
-        b'{ "model":"claude-haiku-5-5",\t"max_tokens" : 64, "unknown":{"b":1,"a":[1.50,"\\u00e9"]},'
+        b'{ "model":"claude-haiku-5-5",\t"max_tokens" : 64, "metadata":{"b":1,"a":[1.50,"\\u00e9"]},'
         b'"messages":[{"role":"user","content":[{"type":"thinking","thinking":"x","signature":"c2ln"}]}]}'
     )
     headers = {"x-api-key": key, "anthropic-beta": "one,two", "anthropic-version": "2023-06-01", "x-app": "cli"}
@@ -138,12 +138,13 @@ async def test_a_long_request_and_words_of_any_language_pass_untouched(place: An
     body = json.dumps({"model": CLAUDE, "max_tokens": 50, "messages": [{"role": "user", "content": "x" * 3_000_000}]})
     who = "Zoë, 東京".encode()
     async with httpx2.AsyncClient(timeout=60) as http:
-        headers = {b"x-api-key": place.key(max_cost_usd_per_day=50).encode(), b"x-who": who, b"accept": b"a/b"}
+        headers = {b"x-api-key": place.key(max_cost_usd_per_day=50).encode(), b"x-codex-who": who, b"accept": b"a/b"}
         response = await http.post(f"{place.root}/v1/messages", content=body.encode(), headers=headers)
     assert response.status_code == 200, response.text
     assert place.provider.bodies[-1] == body.encode()
     result = place.provider.headers[-1]
-    assert (result["x-who"].encode("latin-1"), result["accept"], result["accept-encoding"]) == (who, "a/b", "identity")
+    assert result["x-codex-who"].encode("latin-1") == who
+    assert (result["accept"], result["accept-encoding"]) == ("a/b", "identity")
     assert "content-type" not in result
 
 

@@ -282,8 +282,9 @@ async def test_a_client_that_hangs_up_is_settled_at_what_the_provider_billed(pla
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
 async def test_an_answer_that_breaks_off_settles_at_its_longest_and_says_so(place: Any, path: str) -> None:
     place.provider.cut_after = 3
-    ask = {"model": OPUS if "messages" in path else "gpt-5", "max_tokens": 500, "max_output_tokens": 500}
-    answer = await post(place, path, place.key(), {**ask, "stream": True, "messages": HI})
+    content = {"input": HI, "max_output_tokens": 500} if "responses" in path else {"messages": HI, "max_tokens": 500}
+    ask = {"model": OPUS if "messages" in path else "gpt-5", **content}
+    answer = await post(place, path, place.key(), {**ask, "stream": True})
     assert answer.status_code == 200
     assert "was lost" in answer.text or "before it was complete" in answer.text
     await place.settled()

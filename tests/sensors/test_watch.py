@@ -1,6 +1,7 @@
 """Files and folders on a real disk: bursts, renames, deletions, and folders that come and go."""
 
 import asyncio
+import json
 import os
 import shutil
 import threading
@@ -14,13 +15,15 @@ from halter.core.agent_spec import SensorSource
 from halter.core.agent_spec import SensorSpec as Spec
 from halter.core.tools import Sensor, SensorFailed
 from halter.sensors import files
-from halter.sensors.files import make_watch_sensor
+from halter.sensors.files import make_watch_sensor, read_first_look
+
+
+def make_spec(pattern: str = "*", path: str = "inbox") -> Spec:
+    return Spec(name="inbox", type="watch", source=SensorSource(path=path, pattern=pattern))
 
 
 def watching(root: Path, clock: Any, path: str = "inbox", pattern: str = "*") -> Sensor:
-    return make_watch_sensor(
-        Spec(name="inbox", type="watch", source=SensorSource(path=path, pattern=pattern)), root, clock
-    )
+    return make_watch_sensor(make_spec(pattern, path), root, clock)
 
 
 def paths(value: Any) -> set[str]:
@@ -287,3 +290,67 @@ def test_a_pattern_names_paths_as_in_a_shell(tmp_path: Path, path: str, pattern:
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text("1")
     assert set(files.list_folder(tmp_path, pattern).files) == ({path} if does else set())
+
+
+async def read_looks(sensor: Sensor, count: int = 1) -> list[tuple[Any, Any]]:
+    """Read this many readings; return each value with its look."""
+    results: list[tuple[Any, Any]] = []
+    async with asyncio.timeout(30):
+        async for reading in sensor.readings():
+            results.append((reading.value, json.loads(json.dumps(reading.look))))
+            if len(results) == count:
+                break
+    return results
+
+
+async def test_a_sensor_goes_on_from_the_look_of_an_earlier_one(tmp_path: Path, inbox: Path, clock: Any) -> None:
+    for name in ("kept", "edited", "gone"):
+        (inbox / name).write_text("1")
+    ((_, look),) = await read_looks(watching(tmp_path, clock))
+    (inbox / "edited").write_text("22")
+    (inbox / "gone").unlink()
+    (inbox / os.fsdecode(b"new-\xff")).write_text("1")
+    spec = make_spec()
+    ((value, look),) = await read_looks(make_watch_sensor(spec, tmp_path, clock, look=look))
+    assert [(each["change"], each["path"][:4]) for each in value["changes"]] == [
+        ("deleted", "gone"),
+        ("added", "new-"),
+        ("modified", "edit"),
+    ]
+    ((value, _),) = await read_looks(make_watch_sensor(spec, tmp_path, clock, look=look))
+    assert value["changes"] == []
+
+
+async def test_more_changes_than_one_reading_holds_are_all_read(tmp_path: Path, inbox: Path, clock: Any) -> None:
+    ((_, look),) = await read_looks(watching(tmp_path, clock))
+    names = {f"{number}.log" for number in range(files.MAX_FILES_REPORTED + 5)}
+    for name in names:
+        (inbox / name).write_text("1")
+    readings = await read_looks(make_watch_sensor(make_spec(), tmp_path, clock, look=look), 2)
+    assert {path for _, path in changed([value for value, _ in readings])} == names
+    ((value, _),) = await read_looks(make_watch_sensor(make_spec(), tmp_path, clock, look=readings[0][1]))
+    assert len(value["changes"]) == 5
+
+
+async def test_a_look_of_another_path_or_of_no_sense_is_not_used(tmp_path: Path, inbox: Path, clock: Any) -> None:
+    ((_, look),) = await read_looks(watching(tmp_path, clock))
+    (inbox / "a.log").write_text("1")
+    for spec, old_look in ((make_spec("*.log"), look), (make_spec(), {"files": 1}), (make_spec(), "")):
+        ((value, _),) = await read_looks(make_watch_sensor(spec, tmp_path, clock, look=old_look))
+        assert value["changes"] == []
+
+
+async def test_what_a_folder_holds_that_was_missing_at_the_first_look_is_news(
+    tmp_path: Path, inbox: Path, clock: Any
+) -> None:
+    shutil.rmtree(inbox)
+    look = read_first_look(make_spec(), tmp_path)
+    make(inbox, "a")
+    ((value, _),) = await read_looks(make_watch_sensor(make_spec(), tmp_path, clock, look=look))
+    assert changed([value]) == {("added", "a")}
+
+
+async def test_a_reading_of_a_file_has_no_look(tmp_path: Path, inbox: Path, clock: Any) -> None:
+    (inbox / "a").write_text("1")
+    ((_, look),) = await read_looks(watching(tmp_path, clock, path="inbox/a"))
+    assert look is None

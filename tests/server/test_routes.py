@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from jsonschema import Draft202012Validator
 
 from halter.core.ids import StreamId
 from halter.operations.actor import ROLES
@@ -291,3 +292,25 @@ async def test_the_description_names_every_route_and_each_error(house: House) ->
     text = json.dumps(described)
     refs = {output.partition('"')[0] for output in text.split("#/components/schemas/")[1:]}
     assert refs <= set(described["components"]["schemas"])
+
+
+def test_the_description_is_valid_by_the_definition_of_its_version() -> None:
+    from schemathesis.specs.openapi.definitions import OPENAPI_31
+
+    document = description()
+    assert document["openapi"].startswith("3.1.")
+    assert list(Draft202012Validator(OPENAPI_31).iter_errors(document)) == []
+
+
+async def test_a_head_of_what_can_be_read_is_answered_as_a_get_without_its_body(house: House) -> None:
+    async with house.client("viewer") as client:
+        for path in (*(read_path(path, "mine") for path in READS), "/api/openapi.json", "/healthz"):
+            head, answer = await client.head(path), await client.get(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            assert head.headers["content-type"] == answer.headers["content-type"]
+        stream = await client.head("/api/stream")
+        assert (stream.status_code, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert (await client.head("/api/nothing")).status_code == 404
+    async with house.client() as nobody:
+        assert (await nobody.head("/api/sessions")).status_code == 401
+        assert (await nobody.head("/api/stream")).status_code == 401

@@ -71,10 +71,16 @@ def calls(*asked: tuple[str, Any] | str, text: str = "", **more: Any) -> ScriptL
 
 
 def fails(
-    kind: str = "Overloaded", *, retry: bool = True, after: int | None = None, takes: int = 0, **more: Any
+    kind: str = "Overloaded",
+    *,
+    retry: bool = True,
+    after: int | None = None,
+    takes: int = 0,
+    usage: Usage | None = None,
+    **more: Any,
 ) -> ScriptLine:
     failure = ScriptedFailure(kind=kind, message="the provider says no", unavailable=retry, retry_after=after, **more)
-    return ScriptLine(reply=Reply(()), fails=failure, takes=takes)
+    return ScriptLine(reply=Reply((), usage=usage), fails=failure, takes=takes)
 
 
 class Desk:

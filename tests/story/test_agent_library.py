@@ -16,10 +16,11 @@ from library_bench import PRICED, Bench, finished, shown
 from loops import calls, fails, says, used
 from pydantic import BaseModel
 
-from halter import Agent, Deps, Result, RunFailed, StreamChunk
+from halter import Agent, Deps, NearBudget, PausedAtCap, Result, RunFailed, StreamChunk
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError
 from halter.core.ids import SortableIds
+from halter.core.messages import ToolResult
 from halter.core.money import Account
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
@@ -109,7 +110,7 @@ async def test_what_is_erased_before_a_receipt_is_asked_for_counts_as_erased(ben
 
 async def test_a_result_tells_that_a_cap_is_near_also_one_of_the_agent(bench: Bench) -> None:
     dear = [calls("look", usage=used(0, 40_000)), says("Done.", usage=used(0, 40_000))]
-    values = {"fleet": PRICED, "limits": {"max_cost_usd_per_day": 1.9}, "max_cost_usd": 1.2}
+    values = {"fleet": PRICED, "limits": {"max_cost_usd_per_day": 1.75}, "max_cost_usd": 1.2}
     agent = bench.agent(*dear, *dear, **values)
 
     @agent.tool(level="SAFE", effect="read")
@@ -122,6 +123,98 @@ async def test_a_result_tells_that_a_cap_is_near_also_one_of_the_agent(bench: Be
         assert (first.cost_usd, first.near_budget, await agent.is_near_budget()) == (Decimal("0.8"), False, False)
         second = await agent.run("look again")
         assert (second.cost_usd, second.near_budget, await agent.is_near_budget()) == (Decimal("0.8"), True, True)
+
+
+@pytest.mark.parametrize("window", ["hour", "day", "month"])
+@pytest.mark.parametrize("on_cap", ["wrap_up", "stop", "ask"])
+async def test_a_run_whose_window_is_used_up_returns_at_once_and_tells_when_it_opens(
+    bench: Bench, on_cap: str, window: str
+) -> None:
+    cap, scope = {f"max_cost_usd_per_{window}": 0.4}, "fleet" if window == "month" else "agent:desk"
+    fleet = {**PRICED, "limits": cap} if scope == "fleet" else PRICED
+    limits = {"on_cap": on_cap, **({} if scope == "fleet" else cap)}
+    dear = says("Done.", usage=used(0, 40_000))
+    agent = bench.agent(dear, says("Never asked."), fleet=fleet, limits=limits, max_cost_usd=1)
+    async with agent:
+        assert (await agent.run("first")).ok
+        async with asyncio.timeout(30):
+            result = await agent.run("second")
+    assert (result.ok, result.state, result.terminal_reason) == (False, "BUDGET_EXCEEDED", "cost_cap_reached")
+    assert result.cost_usd == 0
+    reached = result.reached_cap
+    assert reached is not None
+    assert (reached.scope, reached.unit, reached.cap) == (scope, "usd", Decimal("0.4"))
+    assert reached.window.startswith(window)
+    assert reached.opens_at > bench.clock.now()
+    assert f"The cap of {scope} ($0.40, {reached.window.replace('/', ' ')}) is used up until" in result.sentence
+    with pytest.raises(RunFailed, match=r"is used up until \d{4}-\d\d-\d\d \d\d:\d\d UTC"):
+        result.raise_for_state()
+
+
+async def test_a_run_that_waits_for_its_window_sleeps_until_a_person_raises_the_cap(bench: Bench) -> None:
+    dear, limits = says("Done.", usage=used(0, 40_000)), {"max_cost_usd_per_day": 0.4, "on_cap": "wait"}
+    agent = bench.agent(dear, says("At last."), fleet=PRICED, limits=limits, max_cost_usd=1)
+    async with agent:
+        await agent.run("first")
+        seen: list[Any] = []
+        async for item in agent.stream_events("second"):
+            seen.append(item)
+            if isinstance(item, PausedAtCap):
+                account = Account(item.scope, item.window, "usd")
+                await bench.person(change_cap(account, 10_000_000, "ada", "raise"))
+    assert any(isinstance(item, PausedAtCap) for item in seen)
+    assert (seen[-1].text, seen[-1].reached_cap) == ("At last.", None)
+
+
+async def test_with_wait_the_cap_of_a_session_ends_it(bench: Bench) -> None:
+    lines = [calls("look", usage=used(0, 40_000)), says("Never asked.")]
+    agent = bench.agent(*lines, fleet=PRICED, limits={"on_cap": "wait"}, max_cost_usd=0.41)
+
+    @agent.tool(level="SAFE", effect="read", cost=0.02)
+    async def look() -> str:
+        """Look."""
+        return "nothing"
+
+    result = await agent.run("look")
+    assert (result.state, result.terminal_reason, result.reached_cap) == ("BUDGET_EXCEEDED", "cost_cap_reached", None)
+
+
+@pytest.mark.parametrize(
+    ("limits", "near"),
+    [
+        ({"token_budget": 10_000, "reserve_tokens": 4000, "on_cap": "stop"}, True),
+        ({"token_budget": 10_000, "reserve_tokens": 3999, "on_cap": "stop"}, False),
+        ({"token_budget": 10_000, "reserve_tokens": 2000}, True),
+        ({"token_budget": 10_000, "reserve_tokens": 1999}, False),
+        ({"reserve_cost_fraction": 0.4, "on_cap": "stop"}, True),
+        ({"reserve_cost_fraction": 0.39, "on_cap": "stop"}, False),
+        ({"reserve_cost_fraction": 0.2}, True),
+        ({"reserve_cost_fraction": 0.19}, False),
+    ],
+)
+async def test_the_model_is_warned_exactly_when_a_program_reads_that_the_budget_is_near(
+    bench: Bench, limits: dict[str, Any], *, near: bool
+) -> None:
+    prices = {"models": {"scripted:first": {"price": {"input": 100, "output": 100}}}}
+    agent = bench.agent(
+        calls("look", usage=used(5000, 1000)),
+        says("Done.", usage=used(0, 0)),
+        fleet=prices,
+        max_cost_usd=1,
+        limits={"min_output_tokens": 1, "max_output_tokens": 1000, **limits},
+    )
+
+    @agent.tool(level="SAFE", effect="read")
+    async def look(near_budget: NearBudget) -> str:
+        """Look."""
+        return str(await near_budget())
+
+    async with agent:
+        result = await agent.run("look")
+        told = [fact["reason"] for fact in bench.facts("message_added")]
+        (look_result,) = [part.text for each in result.messages for part in each.parts if isinstance(part, ToolResult)]
+        answers = (result.near_budget, await agent.is_near_budget(result.session), look_result == "True")
+    assert (told, answers) == (["near_budget"] if near else [], (near, near, near))
 
 
 async def test_a_secret_that_comes_into_the_environment_between_two_runs_is_hidden(

@@ -131,6 +131,21 @@ async def test_a_signal_wakes_a_sleeper_and_its_alert_is_shown_once(world: World
     assert texts[1].index("jump") < texts[1].index("last_price")
 
 
+async def test_each_of_two_fields_gets_its_own_member_of_the_reading(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    tools = PRICES.replace("async def price() -> str:", "async def price() -> dict[str, float]:").replace(
+        "return str(200 if 600 <= at < 900 else 100)", 'return {"last_price": at // 1 + 100, "1st-day": 7, "more": 1}'
+    )
+    text = DESK.replace("[{field: last_price}]", "[{field: last_price}, {field: 1st-day}]")
+    text = text.replace("value > 150", "value.last_price > 1e9")
+    fleet.start(fleet.agent("desk", text, tools, script_yaml=sleep("10m") * 3))
+    await world.advance(30 * MINUTE)
+    shown = (await volatile(fleet))[-1]
+    assert "last_price: 1" in shown
+    assert "1st-day: 7 (" in shown
+    assert '"more"' not in shown
+
+
 async def test_a_change_of_a_field_that_is_named_wakes(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     fleet.start(desk(fleet, sleep("1h", "last_price") * 9))

@@ -27,7 +27,7 @@ from halter.guard.judge import (
     list_call_rows,
     list_halt_rows,
 )
-from halter.guard.tool_door import Answer, ApprovalRequired, ToolDoor, ToolExecution
+from halter.guard.tool_door import MAYBE_DONE, Answer, ApprovalRequired, ToolDoor, ToolExecution
 from halter.state import lifecycle
 from halter.testing.world import World
 
@@ -168,8 +168,15 @@ async def test_a_session_with_a_tenth_of_a_cent_stops_at_its_first_costed_call(w
     assert tool.acts == 0
 
 
+STOPPED_CALLS = [("read", "external_halt", ""), ("write", "unknown", f" {MAYBE_DONE}")]
+"""A read that is stopped has done nothing; of a write that began, nobody knows."""
+
+
 @pytest.mark.parametrize("scope", SCOPES)
-async def test_a_halt_in_any_scope_stops_what_is_in_flight_within_a_second(world: World, scope: str) -> None:
+@pytest.mark.parametrize(("effect", "outcome", "doubt"), STOPPED_CALLS)
+async def test_a_halt_in_any_scope_stops_what_is_in_flight_within_a_second(
+    world: World, scope: str, effect: str, outcome: str, doubt: str
+) -> None:
     stopped: list[int] = []
 
     async def stuck() -> str:
@@ -179,13 +186,13 @@ async def test_a_halt_in_any_scope_stops_what_is_in_flight_within_a_second(world
             stopped.append(world.now)
         return "never"
 
-    desk, tool = await desk_in(world), Deed(stuck, timeout=MINUTE)
+    desk, tool = await desk_in(world), Deed(stuck, timeout=MINUTE, effect=effect)
     running = asyncio.create_task(desk.calls(tool, desk.asks(usd=500)))
     await world.advance(10 * SECOND)
     halted_at = world.now
     await world.store.commit(halt(scope, "ada", "halt"))
     answer = await running
-    assert (answer.outcome, answer.text) == ("external_halt", f"{scope} was halted.")
+    assert (answer.outcome, answer.text) == (outcome, f"{scope} was halted.{doubt}")
     assert stopped[0] - halted_at < SECOND
     assert await world.store.ask(Query("holds", HoldRow)) == []
 
@@ -241,7 +248,7 @@ async def test_a_call_asks_for_no_money_of_a_day_that_is_over(world: World) -> N
 async def test_an_approved_call_runs_exactly_once(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
     call_request = asks_for_approval(desk)
-    assert await desk.calls(tool, call_request) == ApprovalRequired("s.0", "ask-1")
+    assert await desk.calls(tool, call_request) == ApprovalRequired("s.0", "ask-1", tool="deed")
     assert tool.acts == 0
     assert await answer_only_decision(world)
     assert (await desk.calls(tool, call_request, attempt=1)).outcome == "ok"

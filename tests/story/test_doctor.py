@@ -5,8 +5,10 @@ import json
 import shutil
 import socket
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +113,99 @@ def test_a_broken_file_of_the_fleet_is_named(doctor: Doctor) -> None:
     assert "halter.yaml line 1" in fields["fleet"][1]
 
 
+class ModelServer:
+    """A provider that lists its models to who has the key, and notes what it is asked."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.requests: list[tuple[str, str]] = []
+        requests = self.requests
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                key = self.headers.get("Authorization") or self.headers.get("x-api-key") or ""
+                requests.append((self.path, key))
+                self.send_response(status or (200 if KEY in key else 401))
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextmanager
+def serving(status: int = 0) -> Iterator[ModelServer]:
+    server = ModelServer(status)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def make_writer(doctor: Doctor, url: str) -> str:
+    provider = f'{{base_url: {url}, api_key: "${{secret:OPENAI_API_KEY}}"}}'
+    return doctor.agent("writer", f"model: openai:gpt-5-mini\nproviders: {{openai: {provider}}}\n")
+
+
 def test_a_key_that_is_missing_is_asked_for_and_one_that_is_there_is_never_shown(doctor: Doctor) -> None:
-    folder = doctor.agent("writer", "model: openai:gpt-5-mini\n")
-    assert "OPENAI_API_KEY is not set" in doctor.looks(folder)["writer models"][1]
+    with serving() as server:
+        folder = make_writer(doctor, f"{server.url}/v1")
+        assert "OPENAI_API_KEY, which is not set" in doctor.looks(folder)["writer models"][1]
+        assert server.requests == []
+        doctor.environ["OPENAI_API_KEY"] = KEY
+        text = "openai:gpt-5-mini has a price; its key is set (OPENAI_API_KEY); its provider answers."
+        assert doctor.looks(folder)["writer models"] == ("ok", text)
+        assert server.requests == [("/v1/models", f"Bearer {KEY}")]
+
+
+def test_a_key_that_the_provider_refuses_is_a_problem_before_any_agent_runs(doctor: Doctor) -> None:
+    doctor.environ["OPENAI_API_KEY"] = "another-key-0815"
+    with serving() as server:
+        fields = doctor.looks(make_writer(doctor, f"{server.url}/v1"))
+    assert fields["code"] == 1
+    sentence = "The provider of openai:gpt-5-mini refuses the key (HTTP 401). Check `OPENAI_API_KEY`."
+    assert fields["writer models"] == ("problem", sentence)
+
+
+@pytest.mark.parametrize("status", [0, 503])
+def test_a_provider_that_does_not_answer_is_a_warning(doctor: Doctor, status: int) -> None:
     doctor.environ["OPENAI_API_KEY"] = KEY
-    text = "openai:gpt-5-mini has a price; its key is set (OPENAI_API_KEY)."
-    assert doctor.looks(folder)["writer models"] == ("ok", text)
+    with serving(status) as server:
+        folder = make_writer(doctor, f"{server.url}/v1")
+        if status:
+            assert "HTTP 503" in doctor.looks(folder)["writer models"][1]
+    verdict, sentence = doctor.looks(folder)["writer models"]
+    assert (verdict, "cannot be reached" in sentence) == ("warning", True)
+
+
+def test_an_address_without_a_list_of_models_is_no_problem(doctor: Doctor) -> None:
+    doctor.environ["OPENAI_API_KEY"] = KEY
+    with serving(404) as server:
+        assert doctor.looks(make_writer(doctor, server.url))["writer models"][0] == "ok"
+
+
+def test_an_agent_that_its_triggers_start_is_said_to_run_unattended_in_each_finding(doctor: Doctor) -> None:
+    fields = doctor.looks(doctor.agent("beat", "model: reflex\nheartbeat: 30m\nreflex: [{say: hi}]\n"))
+    assert fields["beat"] == ("ok", "Not autonomous, with 0 sensors. Runs unattended, started by `heartbeat`.")
+    assert fields["beat provenance"][1].startswith("Runs unattended with provenance in observe mode")
+
+
+def test_a_clock_that_is_behind_what_the_store_has_recorded_is_a_problem(doctor: Doctor) -> None:
+    folder = doctor.agent("good", "model: reflex\nreflex: [{say: hi}]\n")
+    assert CliRunner().invoke(build(), ["run", folder, "Hello."], env=doctor.environ).exit_code == 0
+    assert doctor.looks()["clock"][0] == "ok"
+    with closing(sqlite3.connect(doctor.store)) as connection, connection:
+        connection.execute("UPDATE streams SET at = at + ?", (6 * 365 * DAY,))
+    fields = doctor.looks()
+    assert (fields["code"], fields["clock"][0]) == (1, "problem")
+    assert "but the newest event of this store is of 20" in fields["clock"][1]
 
 
 def test_a_model_without_a_price_is_named_with_what_to_write(doctor: Doctor) -> None:

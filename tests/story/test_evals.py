@@ -10,12 +10,16 @@ from typer.testing import CliRunner, Result
 
 from halter import Agent, tool
 from halter.cli import build
+from halter.config.trust import AgentCode, digest_folder
 from halter.config.yaml_reader import load_bytes
 from halter.core.errors import ConfigError, HalterError
 from halter.core.messages import Prompt, Reply, Text, ToolCall
 from halter.core.usage import ModelName, Usage
+from halter.runtime.assemble import open_trust, require_trusted
+from halter.settings import read_settings
 from halter.testing.evals import EvalFile, MakeAgent, add_case, divide_cap, parse_evals, run_evals
 from halter.testing.models import FunctionModel, Said
+from tests.story.test_cli_talk import Person
 
 
 def file(text: str) -> EvalFile:
@@ -110,6 +114,20 @@ async def test_a_case_that_waits_for_a_person_fails_and_the_others_go_on(tmp_pat
     assert not eval_outcome.passed
     assert eval_outcome.why.startswith("The session waits for a person: ")
     assert says.passed
+
+
+async def test_a_case_may_expect_the_question_that_a_session_asks(tmp_path: Path) -> None:
+    cases = file(
+        "max_cost_usd: 1\ncases:\n  - {name: asks, input: send it, expect: {asks: [send]}}\n"
+        "  - {name: says, input: hello, expect: {asks: [send]}}\n"
+        "  - {name: asks another, input: send it, expect: {asks: [add]}}\n"
+        "  - {name: asks too early, input: send it, expect: {asks: [send], calls: [add]}}\n"
+    )
+    outcomes = await run_evals(cases, maker(tmp_path))
+    assert [outcome.passed for outcome in outcomes] == [True, False, False, False]
+    assert outcomes[1].why == "No approval of `send` was asked for."
+    assert outcomes[2].why.endswith(" If it should ask, expect that: `asks: [send]`.")
+    assert outcomes[3].why == "add was not called."
 
 
 class Dear(FunctionModel):
@@ -259,6 +277,42 @@ def test_a_recorded_session_becomes_a_case_and_a_run_is_held_against_the_last(ha
     shown = halter("sessions", "--store", payload["store"], "--json")
     assert [row["session"] for row in msgspec.json.decode(shown.stdout)] == [payload["cases"][0]["session"]]
     assert "Nothing needs you" in halter("inbox").output
+
+
+WIPES = """- calls: [{tool: look}, {tool: wipe, arguments: {path: old.txt}}]
+- text: Done.
+"""
+
+
+def test_a_recorded_session_that_was_approved_becomes_a_case_that_passes_and_its_agent_still_starts(
+    tmp_path: Path,
+) -> None:
+    ada = Person(tmp_path)
+    ada.writes(WIPES)
+    with ada.begins("run", str(ada.agent), "Tidy up.", "--json") as program:
+        while not (decisions := ada.looks("inbox")):
+            pass
+        assert ada.types("approve", decisions[0]["decision"])[0] == 0
+        session = msgspec.json.decode(program.communicate(timeout=60)[0])["session"]
+    code, output, _ = ada.types("eval", "add", session, str(ada.agent), "--json")
+    assert (code, msgspec.json.decode(output)["case"]["expect"]) == (0, {"calls": ["look"], "asks": ["wipe"]})
+    code, output, error = ada.types("eval", str(ada.agent))
+    assert code == 0, (output, error)
+    assert "1 of 1 cases passed" in output
+
+
+def test_a_folder_that_was_trusted_with_its_cases_by_an_earlier_version_is_still_trusted(tmp_path: Path) -> None:
+    folder, settings = tmp_path / "desk", read_settings({"HALTER_TRUST": str(tmp_path / "trust.json")}, tmp_path)
+    folder.mkdir()
+    for name, text in {"agent.yaml": AGENT, "tools.py": "", "evals.yaml": "max_cost_usd: 1\ncases: []\n"}.items():
+        (folder / name).write_text(text)
+    former = AgentCode(folder).former_digest()
+    assert former != digest_folder(folder)
+    open_trust(settings).trust(folder, former, "ada", 0)
+    assert require_trusted(settings, folder).has("tools.py")
+    (folder / "evals.yaml").write_text("cases: []\n")
+    with pytest.raises(ConfigError, match="no person has trusted"):
+        require_trusted(settings, folder)
 
 
 def test_a_folder_without_cases_is_told_how_to_make_one(halter: Any) -> None:

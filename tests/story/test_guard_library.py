@@ -68,7 +68,7 @@ async def test_a_program_can_read_that_any_cap_of_its_session_is_near(tmp_path: 
     }
     guard = guard_in(tmp_path, **caps[scope])
 
-    @guard.tool(level="SAFE", cost=0.40)
+    @guard.tool(level="SAFE", cost=0.45)
     async def pay() -> str:
         """Pay."""
         return "paid"
@@ -89,7 +89,7 @@ async def test_a_program_can_read_that_any_cap_of_its_session_is_near(tmp_path: 
 async def test_a_tool_can_read_that_the_budget_is_near_with_what_is_held(tmp_path: Path) -> None:
     guard, results = guard_in(tmp_path, max_cost_usd=1), list[bool]()
 
-    @guard.tool(level="SAFE", cost=0.40)
+    @guard.tool(level="SAFE", cost=0.45)
     async def pay(near_budget: NearBudget, what: str = "") -> str:
         """Pay."""
         results.append(await near_budget())
@@ -99,6 +99,53 @@ async def test_a_tool_can_read_that_the_budget_is_near_with_what_is_held(tmp_pat
     async with guard, guard.session("pay twice") as session:
         answers = [(await session.call(pay, what="rent")).text, (await session.call(pay)).text]
     assert (results, answers) == ([False, True], ["paid rent", "stopped early"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "near"),
+    [
+        ({}, False),
+        ({"reserve_cost_fraction": 0.59}, False),
+        ({"reserve_cost_fraction": 0.6}, True),
+        ({"reserve_cost_fraction": 0, "on_cap": "stop"}, False),
+    ],
+)
+@pytest.mark.parametrize("scope", ["session", "agent", "fleet"])
+async def test_a_budget_is_near_when_only_the_configured_reserve_of_its_cap_is_left(
+    tmp_path: Path, scope: str, limits: dict[str, Any], *, near: bool
+) -> None:
+    caps = {
+        "session": {"policy": {"limits": limits}, "max_cost_usd": 1},
+        "agent": {"policy": {"limits": {"max_cost_usd_per_day": 1, **limits}}, "max_cost_usd": 50},
+        "fleet": {"fleet": {"limits": {"max_cost_usd_per_day": 1}}, "policy": {"limits": limits}, "max_cost_usd": 50},
+    }
+    guard, results = guard_in(tmp_path, **caps[scope]), list[bool]()
+
+    @guard.tool(level="SAFE", cost=0.40)
+    async def pay(near_budget: NearBudget) -> str:
+        """Pay."""
+        results.append(await near_budget())
+        return "paid"
+
+    async with guard, guard.session("pay") as session:
+        await session.call(pay)
+        assert (results, await session.is_near_budget(), await guard.is_near_budget(session.id)) == ([near], near, near)
+
+
+async def test_a_call_whose_window_is_used_up_is_refused_at_once(tmp_path: Path) -> None:
+    guard = guard_in(tmp_path, policy={"limits": {"max_cost_usd_per_day": 0.5}}, max_cost_usd=1)
+
+    @guard.tool(level="SAFE", cost=0.40)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    async with guard, asyncio.timeout(30):
+        async with guard.session("pay twice") as session:
+            answers = [await session.call(pay), await session.call(pay)]
+        (receipt,) = await guard.receipts()
+    assert [answer.outcome for answer in answers] == ["ok", "cost_cap_reached"]
+    assert (receipt.state, receipt.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
 
 
 def test_a_plain_function_that_takes_near_budget_is_rejected() -> None:

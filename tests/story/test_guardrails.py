@@ -233,6 +233,76 @@ async def test_the_eleventh_change_within_a_minute_is_refused_and_recorded(world
     assert held_back(events) == [("00:00:00", "max_actions_per_minute", "")] * 2
 
 
+TWO = """
+model: scripted
+script: script.yaml
+autonomy: {enabled: true, idle_timeout: 0, max_actions_per_minute: 2}
+"""
+FIVE_STEPS = "".join(f"- {{call: touch, arguments: {{what: '{n}'}}}}\n" for n in range(5))
+
+
+def list_calls(events: Sequence[Stored]) -> list[str]:
+    """List what became of each call of `touch`, with its time."""
+    calls = [(stored.at, stored.event) for stored in events if isinstance(stored.event, CallStarted | CallRefused)]
+    return [
+        f"{moment(at)} {'ran' if isinstance(event, CallStarted) else event.outcome}"
+        for at, event in calls
+        if event.tool == "touch"
+    ]
+
+
+async def test_the_steps_of_a_playbook_are_counted_as_calls_that_change_something(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    script = """
+- calls: [{tool: run_playbook, arguments: {playbook: steps}}]
+- calls: [{tool: touch}]
+- calls: [{tool: yield, arguments: {mode: sleep, sleep: 60}}]
+- calls: [{tool: run_playbook, arguments: {playbook: steps}}]
+- calls: [{tool: yield, arguments: {mode: sleep, sleep: 1h}}]
+"""
+    folder = fleet.agent("busy", f"{TWO}verbs: [run_playbook]\n", TOUCH, script_yaml=script)
+    (folder / "playbooks").mkdir()
+    (folder / "playbooks" / "steps.yaml").write_text(FIVE_STEPS)
+    fleet.trust(folder)
+    fleet.start(folder)
+    await world.advance(3 * MINUTE)
+    first = ["00:00:00 ran", "00:00:00 ran", "00:00:00 rate_limited", "00:00:00 rate_limited"]
+    later = ["00:01:00 ran", "00:01:00 ran", "00:01:00 rate_limited"]
+    assert list_calls(await fleet.events("busy-1")) == first + later
+
+
+ASKED = "model: scripted\nscript: script.yaml\nautonomy: {enabled: false}\n"
+TOUCHES_FIVE = "- calls: [{tool: touch}, {tool: touch}, {tool: touch}, {tool: touch}, {tool: touch}]\n- {text: Done.}\n"
+
+
+async def test_the_calls_of_asked_agents_count_for_the_one_that_asks(world: World, tmp_path: Path) -> None:
+    """A limit of six: two that ask each other's help, and what is done for them, at any depth."""
+    fleet = Fleet(world, tmp_path)
+    ask = "- calls: [{tool: ask_scout, arguments: {task: touch all}}]\n"
+    helper = f"{ASKED}agents: [{{name: scout}}]\n"
+    fleet.agent("scout", ASKED, TOUCH, script_yaml=TOUCHES_FIVE)
+    fleet.agent("helper", helper, TOUCH, script_yaml=f"- calls: [{{tool: touch}}]\n{ask}- {{text: Done.}}\n")
+    script = """
+- calls: [{tool: ask_helper, arguments: {task: touch all}}]
+- calls: [{tool: touch}]
+- calls: [{tool: yield, arguments: {mode: sleep, sleep: 1h}}]
+"""
+    six = TWO.replace("max_actions_per_minute: 2", "max_actions_per_minute: 6")
+    fleet.start(fleet.agent("busy", f"{six}agents: [{{name: helper}}]\n", TOUCH, script_yaml=script))
+    await world.advance(MINUTE)
+    (scout,), (helper_row,) = await fleet.sessions("scout"), await fleet.sessions("helper")
+    ran, limited = "00:00:00 ran", "00:00:00 rate_limited"
+    assert list_calls(await fleet.events(helper_row.session)) == [ran]
+    # Two calls that ask, and one of the helper: three are left.
+    assert list_calls(await fleet.events(scout.session)) == [ran] * 3 + [limited] * 2
+    assert list_calls(await fleet.events("busy-1")) == [limited]
+    refused = [stored.event for stored in await fleet.events(scout.session) if isinstance(stored.event, CallRefused)]
+    assert refused[0].sentence == (
+        "busy-1 and the agents that it asks may make 6 calls per minute that change something. "
+        "Answer without this call."
+    )
+
+
 PACED = """
 model: reflex
 reflex:

@@ -81,15 +81,17 @@ async def test_an_interrupted_answer_is_kept_and_paid_for_and_the_chat_continues
     assert (await recalled(world)).transcript.messages == story.messages
 
 
-@pytest.mark.parametrize("tool_calls", [["hang", "look"], [("wipe", {"path": "a"}), "look"]])
+@pytest.mark.parametrize(
+    ("tool_calls", "outcome"), [(["hang", "look"], "unknown"), ([("wipe", {"path": "a"}), "look"], "cancelled")]
+)
 async def test_calls_that_were_interrupted_have_results_and_are_not_made_later(
-    world: World, tool_calls: list[str]
+    world: World, tool_calls: list[str], outcome: str
 ) -> None:
-    """Also those that wait for a person."""
+    """Also those that wait for a person, and so have not begun."""
     story = Story(world, [calls(*tool_calls), says("Well.")])
     await story.begin()
     await interrupt_answer(world, story, "Do it.")
-    assert [tool_result.outcome for tool_result in story.results()] == ["cancelled", "ok"]
+    assert [tool_result.outcome for tool_result in story.results()] == [outcome, "ok"]
     story.interrupted = False
     await asyncio.wait_for(story.says("Never mind."), 60)
     assert roles(story)[-1] == ("assistant", "Well.")

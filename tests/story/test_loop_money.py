@@ -19,7 +19,7 @@ from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Facts
 from halter.tasks.conversation import Conclusion
 from halter.testing.world import World
-from tests.story.loops import Story, calls, says, used
+from tests.story.loops import Story, calls, fails, says, used
 
 TEN = Price(Decimal(10), Decimal(10))
 """Ten micro-dollars for each token."""
@@ -260,6 +260,26 @@ async def test_a_window_that_never_holds_enough_is_not_slept_for(world: World) -
         ending = await story.run("Look.")
     assert (ending.state, ending.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
     assert story.model.requests == []
+
+
+@pytest.mark.parametrize("limits", ["limits: {}", "limits: {on_cap: stop, max_cost_usd: 0.9}"])
+@pytest.mark.parametrize("kind", ["BadAnswer", "ConnectionLost", "CutStream"])
+async def test_answers_that_cannot_be_used_and_use_up_the_cap_are_named_as_what_stopped_the_session(
+    world: World, kind: str, limits: str
+) -> None:
+    bad = fails(kind, usage=used(4000, 40_000))
+    story = make_priced_story(world, [bad, bad, says("Never asked.")], limits)
+    ending = await story.run("Look.")
+    await exact(story, ending, "ERROR", "model_error")
+    assert ending.sentence.startswith(f"{kind}: the provider says no")
+    assert "2 requests without a usable answer were charged" in ending.sentence
+    assert len(story.model.requests) == 2
+
+
+async def test_a_failure_that_was_not_charged_is_not_named_as_what_used_up_the_cap(world: World) -> None:
+    lines = [calls("look", usage=used(4000, 85_000)), fails(billed=False), says("All spent.", when="last answer")]
+    story = make_priced_story(world, lines, "limits: {min_output_tokens: 1000}")
+    await exact(story, await story.run("Look."), "BUDGET_EXCEEDED", "cost_cap_reached")
 
 
 async def test_a_provider_that_hangs_is_charged_all_that_was_held_and_the_receipt_says_so(world: World) -> None:

@@ -75,6 +75,11 @@ class Place:
                 each.event for each in await read_stream(app.store, FLEET) if isinstance(each.event, FleetPolicyAdopted)
             ]
 
+    async def use_first(self, text: str) -> None:
+        """Start a session under a file, in a process of its own: the file becomes the store's policy."""
+        async with self.guard(fleet=load_bytes(text.encode(), "halter.yaml").value) as guard:
+            await guard.call("buy")
+
     async def apply(self, text: str, who: str = "ada", role: Any = "admin") -> Any:
         async with open_runtime(self.settings(), acts=False) as app:
             desk = Actor(app, Principal(who, role))
@@ -96,10 +101,7 @@ def here(tmp_path: Path) -> Place:
 async def test_a_process_with_no_file_or_a_looser_one_spends_under_the_stores_cap(
     place: Place, second: Mapping[str, Any]
 ) -> None:
-    async with open_runtime(
-        place.settings(), load_fleet=lambda _: parse_fleet_file("limits: {max_cost_usd_per_day: 0.05}")
-    ):
-        """The first file that is used on the store."""
+    await place.use_first("limits: {max_cost_usd_per_day: 0.05}")
     with pytest.warns(PolicyWarning, match=r"limits\.max_cost_usd_per_day .*\$0\.05"):
         refused = await place.buy_once(**second)
     assert refused.outcome == "cost_cap_reached"
@@ -129,6 +131,8 @@ async def test_a_stricter_file_counts_for_its_own_process_alone(here: Place) -> 
 
 async def test_of_two_processes_that_are_first_one_is_and_the_other_is_bound(place: Place) -> None:
     async def read_day_cap(text: str) -> str:
+        async with open_runtime(place.settings(), load_fleet=lambda _: parse_fleet_file(text)) as app:
+            await app.adopt_policy()
         async with open_runtime(place.settings(), load_fleet=lambda _: parse_fleet_file(text)) as app:
             return str(app.fleet.spec.limits.max_cost_usd_per_day)
 
@@ -173,6 +177,7 @@ async def test_only_a_person_with_the_highest_role_changes_it_and_the_event_name
 
 async def test_a_policy_that_somebody_else_changed_meanwhile_is_not_overwritten(here: Place) -> None:
     async with open_runtime(here.settings(), load_fleet=lambda _: parse_fleet_file("mode: SEMI")) as app:
+        await app.adopt_policy()
         desk = Actor(app, Principal("ada"))
         store_policy = await desks.show(desk)
         await desks.apply(desk, store_policy, parse_fleet_file("mode: ASSIST"))
@@ -181,8 +186,7 @@ async def test_a_policy_that_somebody_else_changed_meanwhile_is_not_overwritten(
 
 
 async def test_an_agent_of_a_program_is_bound_too(here: Place) -> None:
-    async with open_runtime(here.settings(), load_fleet=lambda _: parse_fleet_file("policy: {disabled: [buy]}")):
-        """The first file that is used on the store."""
+    await here.use_first("policy: {disabled: [buy]}")
     model = Scripted([calls(("buy", {})), says("Done.")], SystemClock(), ModelName("scripted", "first"))
     agent = Agent("desk", store=here.store, settings=here.settings(), model=model, tools=[buy])
     with pytest.warns(PolicyWarning, match=r"policy\.disabled is `buy`"):
@@ -244,7 +248,8 @@ def test_a_command_in_a_folder_without_a_file_names_the_limit_that_blocks_it_in_
     bare, loose = shell.folder("bare"), shell.folder("loose", "limits: {max_cost_usd_per_day: 5}\n")
     play = ("play", "../clerk/buy.yaml")
     assert shell.type_command(cents, *play)[2].splitlines()[0] == (
-        "halter.yaml is now this store's policy and binds every process that uses it. Show it with: halter policy"
+        "halter.yaml becomes this store's policy when the first session starts, and binds every process that uses it. "
+        "Show it with: halter policy"
     )
     assert "policy" not in shell.type_command(cents, *play)[2]
     code, _, text = shell.type_command(bare, *play)
@@ -258,6 +263,49 @@ def test_a_command_in_a_folder_without_a_file_names_the_limit_that_blocks_it_in_
         "To make halter.yaml the store's policy, run: halter policy apply halter.yaml"
     )
     assert "limits.max_cost_usd_per_day" in shell.type_command(loose, "doctor")[1]
+
+
+REFUSED_COMMANDS = {
+    "untrusted code": ("run", "../stranger", "hello"),
+    "no such agent": ("run", "../nobody", "hello"),
+    "an agent file with a mistake": ("run", "../mistaken", "hello"),
+    "no model": ("run", "../clerk", "hello"),
+    "a chat without a model": ("chat", "../clerk"),
+    "no such playbook": ("play", "../clerk/none.yaml"),
+    "a playbook of untrusted code": ("play", "../stranger/buy.yaml"),
+    "a playbook with an unknown tool": ("play", "../clerk/sell.yaml"),
+    "a playbook with an unknown input": ("play", "../clerk/buy.yaml", "--input", "a=b"),
+    "a gateway without servers": ("gateway", "--agent", "../clerk"),
+    "a trigger that does not exist": ("schedules", "run", "clerk/none", "--agent", ".."),
+    "agents of untrusted code": ("up", "../stranger"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED_COMMANDS.values(), ids=REFUSED_COMMANDS)
+def test_a_command_that_is_refused_adopts_no_policy(shell: Shell, words: tuple[str, ...]) -> None:
+    strangers = shell.folder("strangers", "mode: FULL\nlimits: {max_cost_usd_per_day: 500}\n")
+    shell.folder("stranger")
+    for name, text in {"agent.yaml": "name: stranger\n", "tools.py": TOOLS, "buy.yaml": "- call: buy\n"}.items():
+        (shell.home / "stranger" / name).write_text(text)
+    (shell.folder("mistaken") / "agent.yaml").write_text("nmae: mistaken\n")
+    (shell.agent / "sell.yaml").write_text("- call: sell\n")
+    code, _, text = shell.type_command(strangers, *words)
+    assert code != 0, text
+    payload = json.loads(shell.type_command(strangers, "policy", "--json")[1])
+    assert payload["policy"] == {}, text
+
+
+async def test_reading_and_opening_adopt_nothing_and_the_first_session_does(here: Place) -> None:
+    async with here.guard(fleet=CENTS) as guard:
+        assert await here.list_adopted() == []
+        await guard.call("buy")
+        assert [event.by for event in await here.list_adopted()] == ["ada"]
+
+
+async def test_a_file_that_waits_to_be_adopted_binds_its_process_as_the_stores_policy_would(here: Place) -> None:
+    async with here.guard(fleet=CENTS) as guard:
+        refused = await guard.call("buy")
+        assert (refused.outcome, "left of the cap of fleet" in refused.text) == ("cost_cap_reached", True)
 
 
 def test_a_person_makes_another_file_the_stores_policy_and_is_shown_first_what_it_loosens(shell: Shell) -> None:

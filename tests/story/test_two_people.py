@@ -100,7 +100,25 @@ async def test_the_call_runs_when_two_people_agreed_and_all_faces_name_both(worl
         await house.approve("carol")
 
 
-@pytest.mark.parametrize("second", ["ada", "ada.phone", "Ada", "ada.laptop", "ada@example.com"])
+@pytest.mark.parametrize(
+    "second",
+    [
+        *("ada", "ada.phone", "Ada", "ada.laptop", "ada@example.com"),
+        *(
+            " ada",
+            "ada ",
+            "ada\t",
+            "\u00a0ada",
+            "a\u200bda",
+            "\u202eada",
+            "ada\ufe0f",
+            "\uff21da",
+            "ad\u3164a",
+            " ada.phone",
+        ),
+        *("ada @example.com", "ada\u2060@example.com", "ada .phone"),
+    ],
+)
 async def test_no_one_agrees_twice_through_another_token_or_channel(world: World, tmp_path: Path, second: str) -> None:
     house = await start_house(world, tmp_path)
     await house.approve("ada")
@@ -124,6 +142,14 @@ async def test_no_one_agrees_twice_through_another_token_or_channel(world: World
         ("ada.lovelace@example.com", "ada.byron@example.com", True),
         ("ada@example.com", "bob", True),
         ("ada@example.com", "adam", True),
+        ("jose\u0301", "jos\u00e9", False),
+        ("ada lovelace", "ada  lovelace", False),
+        ("label~00ff", "other~00ff ", False),
+        ("label~00ff", "label~00fe", True),
+        ("ada", "", False),
+        ("ada", " \u200b", False),
+        ("ada", " agent:clerk", False),
+        ("ada", "\uff41gent:clerk", False),
     ],
 )
 def test_an_address_and_a_name_that_begins_it_are_one_person(first: str, second: str, *, two: bool) -> None:

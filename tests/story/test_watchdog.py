@@ -118,6 +118,30 @@ async def test_a_session_that_hangs_is_paused_and_then_halted_with_a_receipt(wor
     assert [line.guardrail for line in receipt.guardrails] == ["idle_halt"]
 
 
+async def test_a_session_whose_limits_cannot_be_read_is_reported_and_the_others_are_watched(world: World) -> None:
+    problems: list[tuple[str, str]] = []
+
+    def read_limit(agent: str) -> int:
+        return {"desk": IDLE}[agent]
+
+    async def run() -> None:
+        store: Store = world.store.patient(world.clock)
+        async with renew_leases(store, world.clock, WorkerId("up"), world.lease - SECOND):
+            sessions = RunningSessions(store, world.clock, WorkerId("up"), Hangs(world))
+            sessions.idle_limits = IdleLimits(read_limit, allow_time)
+            sessions.on_watch_failed = lambda agent, error: problems.append((agent, repr(error)))
+            await dispatcher(world, sessions, ("desk", "clerk")).run()
+
+    event = SessionStarted(session="clerk-1", agent="clerk", kind="autonomous", started_by="ada")
+    await world.store.commit(lifecycle.start_session(event))
+    await begin(world)
+    running = world.spawn(run())
+    await world.advance(6 * MINUTE)
+    assert not running.done()
+    assert set(problems) == {("clerk", "KeyError('clerk')")}
+    assert [(await read_session_row(world, name)).state for name in ("desk-1", "clerk-1")] == ["PAUSED", "RUNNING"]
+
+
 async def test_both_words_of_a_pause_are_one_commit(world: World) -> None:
     await begin(world)
     world.spawn(run_process(world, Hangs(world)))

@@ -352,6 +352,23 @@ def test_a_sensor_without_updates_writes_the_field_of_its_own_name() -> None:
     assert pacing(declared + sensor()).fields == {"feed": HotField(type="object", ttl=MINUTE)}
 
 
+@pytest.mark.parametrize(
+    ("updates", "paths"),
+    [
+        ("[{field: last_prices}, {field: indicators}]", ["last_prices", "indicators"]),
+        ("[{field: 1st-price}, {field: b, path: deep.b}, {field: c}]", ["1st-price", "deep.b", "c"]),
+        ("[{field: whole}]", [""]),
+        ("[{field: whole}, {field: a, path: a}]", ["", "a"]),
+        ("[{field: newest}, {field: log, append: true}]", ["", ""]),
+        ("[{field: a}, {field: b}, {field: log, append: true}]", ["a", "b", ""]),
+    ],
+)
+def test_several_updates_without_a_path_get_the_members_of_their_names(updates: str, paths: list[str]) -> None:
+    fields = "hot_state: {fields: {log: {type: array}}}\n"
+    (found,) = pacing(fields + sensor(more=f"  updates: {updates}\n")).sensors
+    assert [update.path for update in found.list_updates()] == paths
+
+
 def test_two_sensors_may_write_one_field() -> None:
     text = field("type: array") + "sensors:\n"
     for name in ("a", "b"):

@@ -131,6 +131,20 @@ def test_a_cap_ends_the_turn_with_last_words_or_without() -> None:
     assert why(step(wrapping.with_refusal(0, "cost_cap_reached", "none left", 0))) == "cost_cap_reached"
 
 
+@pytest.mark.parametrize("on_cap", ["wrap_up", "stop", "ask"])
+def test_a_cap_that_charged_failures_used_up_ends_the_turn_with_the_failure(on_cap: Any) -> None:
+    charged = FailedAttempt("BadAnswer: no JSON", may_retry=True, is_charged=True)
+    capped = turn(failures=(charged,), capped=True, refusal="no money")
+    result = step(capped, rules(on_cap=on_cap))
+    assert why(result) == "model_error"
+    assert result.sentence == (
+        "BadAnswer: no JSON. 1 request without a usable answer was charged, so no further one fits: no money"
+    )
+    free = msgspec.structs.replace(charged, is_charged=False)
+    unpaid = turn(failures=(free,), capped=True, refusal="no money")
+    assert why(step(unpaid, rules(on_cap="stop"))) == "cost_cap_reached"
+
+
 def test_an_overrun_ends_the_turn_at_once() -> None:
     assert why(step(turn(overrun=True, capped=True))) == "overrun"
 
@@ -228,18 +242,47 @@ def repeat_call(before: Turn, results: str) -> Turn:
 
 
 def test_repetition_is_reported_once_and_then_ends_the_turn() -> None:
-    circling = repeat_call(turn(), "aaaa")
-    assert step(repeat_call(turn(), "aaa")) == Think()
+    circling = repeat_call(turn(), "aaa")
+    assert step(repeat_call(turn(), "aa")) == Think()
     assert reason(step(circling)) == "repetition"
     hinted = circling.with_message("repetition", 0)
     assert step(hinted) == Think()
-    assert why(step(repeat_call(hinted, "a"))) == "repetition"
+    assert why(step(repeat_call(hinted, "baaa"))) == "repetition"
     assert step(repeat_call(hinted, "b")) == Think()
     assert step(circling, rules(max_repeated_tool_steps=0)) == Think()
 
 
+def request_call(before: Turn, *calls: ToolCall) -> Turn:
+    """Let the model ask for calls."""
+    return before.with_reply("calls", calls, 0, spoke=False)
+
+
+@pytest.mark.parametrize(("most", "results"), [(1, "a"), (2, "aa"), (3, "aaa"), (4, "aaaa")])
+def test_the_call_that_would_repeat_once_more_is_not_made_and_ends_the_turn(most: int, results: str) -> None:
+    limits = rules(max_repeated_tool_steps=most)
+    circling = repeat_call(turn(), results).with_message("repetition", 0)
+    refused = step(request_call(circling, CALL), limits)
+    assert isinstance(refused, Refuse)
+    assert (refused.calls, refused.outcome) == ((CALL,), "rate_limited")
+    result = ToolResult(CALL.id, CALL.tool, "rate_limited", refused.sentence)
+    stuck = request_call(circling, CALL).with_results((CALL,), (result,), 0)
+    assert why(step(stuck, limits)) == "repetition"
+
+
+def test_one_repeated_step_that_is_allowed_gets_no_hint_before() -> None:
+    assert step(repeat_call(turn(), "a"), rules(max_repeated_tool_steps=1)) == Think()
+
+
+def test_another_call_after_a_repetition_is_made() -> None:
+    circling = repeat_call(turn(), "aaa").with_message("repetition", 0)
+    other = msgspec.structs.replace(CALL, arguments='{"to":"mara"}')
+    assert step(request_call(circling, other)) == Act((other,))
+    assert isinstance(step(request_call(circling, CALL, msgspec.structs.replace(CALL, id="c2"))), Act)
+    assert isinstance(step(request_call(circling, CALL), rules(max_repeated_tool_steps=0)), Act)
+
+
 def test_repetition_late_in_a_turn_is_reported_and_ends_it_too() -> None:
-    circling = repeat_call(turn(), "abcdefghijklmnopqrstuvwxyz" + "z" * 3)
+    circling = repeat_call(turn(), "abcdefghijklmnopqrstuvwxyz" + "z" * 2)
     assert reason(step(circling)) == "repetition"
     assert step(circling.with_message("repetition", 0)) == Think()
     assert step(repeat_call(circling.with_message("repetition", 0), "yx")) == Think()

@@ -112,6 +112,8 @@ async def post_body(url: str, body: str, **options: Any) -> str:
         *("192.0.2.1", "192.88.99.1", "::", "::1", "fe80::1", "fc00::1", "fd00::1", "ff02::1", "2001:db8::1"),
         *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::127.0.0.1", "::8.8.8.8", "64:ff9b::7f00:1", "64:ff9b:1::808:808"),
         *("2002:7f00:1::", "2002:808:808::", "2001::1", "100::1", "fec0::1", "3fff::1"),
+        *("168.63.129.16", "::ffff:168.63.129.16", "64:ff9b::168.63.129.16", "161.26.0.10", "166.9.48.12"),
+        *("100.100.100.200", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"),
     ],
 )
 def test_addresses_that_lead_inside_are_not_public(address: str) -> None:
@@ -137,7 +139,9 @@ async def test_no_form_of_an_inner_address_is_asked(site: Site, host: str) -> No
     assert site.asked == []
 
 
-@pytest.mark.parametrize("found", [["127.0.0.1"], ["93.184.216.34", "127.0.0.1"], ["::ffff:10.0.0.1"], []])
+@pytest.mark.parametrize(
+    "found", [["127.0.0.1"], ["93.184.216.34", "127.0.0.1"], ["::ffff:10.0.0.1"], ["168.63.129.16"], []]
+)
 async def test_a_name_with_one_inner_address_is_not_asked_at_any(site: Site, found: list[str]) -> None:
     with pytest.raises(Failed, match=r"ForbiddenAddress|UnknownHost"):
         await fetch(f"http://a.example:{site.port}/", resolve=Names(a_example=[found]))

@@ -15,6 +15,7 @@ from halter.core.money import (
     Account,
     BudgetRow,
     Cap,
+    CapMargin,
     CapReached,
     Caps,
     Charge,
@@ -24,10 +25,10 @@ from halter.core.money import (
     Overrun,
     Reserved,
     Spender,
+    Unit,
     compute_cap_overrun,
     forecast_cost,
     format_micros,
-    is_near_cap,
     list_accounts,
     reserve,
     settle,
@@ -137,24 +138,27 @@ def test_the_word_of_a_person_binds_whatever_the_configuration_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("configured", "row", "near"),
+    ("unit", "cap", "remaining", "near"),
     [
-        (100, None, False),
-        (100, budget(spent=79), False),
-        (100, budget(spent=80), True),
-        (100, budget(spent=40, held=40), True),
-        (None, budget(spent=10**9), False),
-        (0, None, True),
-        (100, budget(spent=50, cap=60, by="mara"), True),
-        (100, budget(spent=90, cap=None, by="mara"), False),
-        (100, budget(spent=50, cap=60), False),
+        ("usd", 100, 11, False),
+        ("usd", 100, 10, True),
+        ("usd", 100, -5, True),
+        ("usd", 0, 0, True),
+        ("tokens", 100, 8, False),
+        ("tokens", 100, 7, True),
+        ("tokens", 5, 5, True),
     ],
 )
-def test_a_budget_is_near_the_cap_in_force_with_what_is_held(
-    configured: int | None, row: BudgetRow | None, *, near: bool
+def test_a_budget_is_near_its_cap_when_only_its_reserve_remains(
+    unit: Unit, cap: int, remaining: int, *, near: bool
 ) -> None:
-    assert is_near_cap([configured], [row]) is near
-    assert is_near_cap([None, configured, 10**9], [None, row, None]) is near
+    assert CapMargin(0.1, 7).contains(unit, cap, remaining) is near
+
+
+def test_without_a_reserve_a_budget_is_near_its_cap_when_nothing_remains() -> None:
+    margin = CapMargin(0, 0)
+    assert not margin.contains("usd", 100, 1)
+    assert margin.contains("usd", 100, 0)
 
 
 def test_the_configuration_of_whoever_asks_binds_where_no_person_spoke() -> None:

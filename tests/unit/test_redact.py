@@ -444,3 +444,47 @@ def test_what_is_known_of_clean_texts_has_an_end() -> None:
         assert sum(map(len, clean_texts)) <= MAX_CACHED_CHARACTERS
     clean_texts.remember("x" * (MAX_CACHED_TEXT_LENGTH + 1))
     assert max(map(len, clean_texts)) == MAX_CACHED_TEXT_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "db:\n  password: swordfish # old\n  user: ada\n",
+            "db:\n  password: [redacted:password] # old\n  user: ada\n",
+        ),
+        ("password: letmein\n", "password: [redacted:password]\n"),
+        ("db:\n  password: Sommerregen\n", "db:\n  password: [redacted:password]\n"),
+        (
+            "otpauth://totp/ACME:ada@example.com?secret=JBSWY3DPEHPK3PXP&issuer=ACME",
+            "otpauth://totp/ACME:ada@example.com?secret=[redacted:password]&issuer=ACME",
+        ),
+        ("otpauth://hotp/x?digits=6&secret=jbswy3dp", "otpauth://hotp/x?digits=6&secret=[redacted:password]"),
+        ("| DB_PASSWORD | S3cretPw!9x |", "| DB_PASSWORD | [redacted:password] |"),
+        ("|`password`|`S3cretPw!9x`|", "|`password`|`[redacted:password]`|"),
+        ("| **API key** | aG93IG5pY2UgdG8gc2VlIHlvdTEy |", "| **API key** | [redacted:password] |"),
+        (
+            "| NPM_TOKEN | 3f2b8c1e-9a4d-4c7e-8b1a-2d3e4f5a6b7c |",
+            "| NPM_TOKEN | [redacted:password] |",
+        ),
+    ],
+)
+def test_secrets_of_settings_one_time_passwords_and_tables_are_hidden(text: str, shown: str) -> None:
+    assert Redactor({}).redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  password: required\n",
+        "  password: nullable # see below\n",
+        "Password: Sommerregen\n",
+        "  password: Optional\n",
+        "| password | string | required |",
+        "| api_key | the number of the key |",
+        "cat list | password | abc123def!x |",
+        "https://example.com/search?secret=JBSWYABCDEFG",
+    ],
+)
+def test_words_about_passwords_in_settings_and_tables_are_left_alone(text: str) -> None:
+    assert Redactor({}).redact(text) == text

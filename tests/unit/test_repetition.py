@@ -34,8 +34,10 @@ def first_stuck(steps: str, most: int = 3) -> int | None:
 @pytest.mark.parametrize(
     ("steps", "most", "expected"),
     [
-        ("AAA", 3, None),
-        ("AAAAA", 3, 4),
+        ("AA", 3, None),
+        ("AAAAA", 3, 3),
+        ("AA", 2, 2),
+        ("A", 1, None),
         ("AA", 1, 2),
         ("ABAB", 3, 4),
         ("XYABAB", 3, 6),
@@ -44,10 +46,10 @@ def first_stuck(steps: str, most: int = 3) -> int | None:
         ("AABAAB", 3, 6),
         ("ABCDEABCDE", 3, 10),
         ("ABCDEFABCDEFABCDEF", 3, None),
-        ("AAABAAAC", 3, None),
+        ("AABAAC", 3, None),
         ("ABACADAE", 3, None),
-        ("AAAAAAAAAA", 10, None),
-        ("AAAAAAAAAAA", 10, 11),
+        ("AAAAAAAAA", 10, None),
+        ("AAAAAAAAAAA", 10, 10),
         ("ABABABABABABAB", 0, None),
         ("AAAAAAAA", 0, None),
         ("", 3, None),
@@ -58,14 +60,14 @@ def test_a_loop_is_found_with_the_step_that_completes_it(steps: str, most: int, 
 
 
 def test_a_loop_is_described_in_a_sentence() -> None:
-    assert find_repetition("AAAA", 3) == RepeatedSteps(1, 4)
+    assert find_repetition("AAA", 3) == RepeatedSteps(1, 3)
     assert find_repetition("XABAB", 3) == RepeatedSteps(2, 4)
-    assert RepeatedSteps(1, 4).sentence == "The last 4 steps made the same calls and got the same results."
+    assert RepeatedSteps(1, 3).sentence == "The last 3 steps made the same calls and got the same results."
     assert "a cycle of 2 steps" in RepeatedSteps(2, 4).sentence
 
 
 def test_a_result_that_changes_is_polling_and_no_loop() -> None:
-    steps = [fingerprint_step([call()], [result(f"{percent} %")]) for percent in (10, 10, 10, 20, 20, 20, 30)]
+    steps = [fingerprint_step([call()], [result(f"{percent} %")]) for percent in (10, 10, 20, 20, 30)]
     assert find_repetition(steps, 3) is None
 
 
@@ -149,7 +151,7 @@ def test_no_arguments_are_too_strange(arguments: str) -> None:
 def naively(steps: Sequence[str], most: int) -> bool:
     """Say it from the rule alone: the newest steps are some cycle, written down often enough."""
     for period in range(1, MAX_PERIOD + 1):
-        length = period + (most if period == 1 else max(period, most - 1))
+        length = period + max(period, most - 1)
         tail = list(steps[-length:])
         if len(tail) == length and tail == (tail[:period] * length)[:length]:
             return True

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from halter.autonomy.upkeep import GiveUp, RestartAfter, decide_restart
 from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.loop.decide import MAX_CALLS, count_allowed_calls
-from halter.loop.history import SessionHistory
+from halter.core.rows import RateRow
+from halter.guard.judge import find_free_slot
+from tests.unit.test_rates import Rows
 
 NOW = 100 * HOUR
 
@@ -32,30 +33,37 @@ def test_five_breakdowns_in_ten_minutes_are_left_to_a_person(ages: list[int], an
     assert decide_restart([NOW - age * SECOND for age in ages], NOW) == answer
 
 
+DESK = "session:desk-1"
+
+
+def fill_slots(*ages: int) -> Rows:
+    return Rows(*[RateRow(DESK, "", slot, NOW - age * SECOND) for slot, age in enumerate(ages)], now=NOW)
+
+
 @pytest.mark.parametrize(
-    ("ages", "most", "more"),
+    ("ages", "most", "free"),
     [
-        ([], 10, 10),
-        ([0, 1, 2], 10, 7),
-        ([0, 59, 60, 61], 10, 8),
-        ([0] * 10, 10, 0),
-        ([0] * 25, 10, 0),
-        ([0] * 25, 0, MAX_CALLS),
-        ([-30], 1, 0),
-        ([-3600], 1, 1),
+        ([], 10, 0),
+        ([0, 1, 2], 10, 3),
+        ([0, 59, 60, 61], 10, 2),
+        ([0] * 10, 10, None),
+        ([0] * 25, 10, None),
+        ([-30], 1, None),
+        ([-3600], 1, 0),
     ],
 )
-def test_a_minute_sees_so_many_calls(ages: list[int], most: int, more: int) -> None:
-    assert count_allowed_calls([NOW - age * SECOND for age in ages], NOW, most) == more
+def test_a_minute_sees_so_many_calls(ages: list[int], most: int, free: int | None) -> None:
+    assert find_free_slot(fill_slots(*ages), DESK, most) == free
 
 
 @given(st.lists(st.integers(0, 20 * SECOND), max_size=80), st.integers(1, 5))
 def test_no_minute_ever_sees_more(pauses: list[int], most: int) -> None:
-    now, numbers, recalled = NOW, list[int](), SessionHistory("s")
+    rows, numbers = Rows(now=NOW), list[int]()
     for pause in pauses:
-        now += pause
-        if count_allowed_calls(recalled.actions, now, most):
-            recalled.mark_acting(now)
-            numbers.append(now)
-    assert len(recalled.actions) <= most
+        rows.now += pause
+        slot = find_free_slot(rows, DESK, most)
+        if slot is not None:
+            rows.save(RateRow(DESK, "", slot, rows.now))
+            numbers.append(rows.now)
+    assert len(rows.kept) <= most
     assert all(late - early >= MINUTE for early, late in zip(numbers, numbers[most:], strict=False))

@@ -424,6 +424,41 @@ class Raised:
         return PRICES["dear"]
 
 
+def make_budget(spent: int = 0, held: int = 0, cap: int | None = None, by: str = "") -> BudgetRow:
+    return BudgetRow("fleet", "", "usd", cap, 0, by, spent, held)
+
+
+@pytest.mark.parametrize(
+    ("configured", "row", "near"),
+    [
+        (100, None, False),
+        (100, make_budget(spent=79), False),
+        (100, make_budget(spent=80), True),
+        (100, make_budget(spent=40, held=40), True),
+        (None, make_budget(spent=10**9), False),
+        (0, None, True),
+        (100, make_budget(spent=50, cap=60, by="mara"), True),
+        (100, make_budget(spent=90, cap=None, by="mara"), False),
+        (100, make_budget(spent=50, cap=60), False),
+    ],
+)
+@pytest.mark.parametrize("scope", ["session", "agent", "fleet"])
+def test_a_budget_is_near_the_cap_in_force_with_what_is_held(
+    scope: str, configured: int | None, row: BudgetRow | None, *, near: bool
+) -> None:
+    own, day = (configured, None) if scope == "session" else (10**9, configured)
+    caps = Caps(
+        Cap(own),
+        agent=(Cap(day if scope == "agent" else None, "day"),),
+        fleet=(Cap(day if scope == "fleet" else None, "day"),),
+    )
+    policy = resolve_texts("{}", "name: desk\nlimits: {reserve_cost_fraction: 0.2, on_cap: stop}\n")
+    policy = msgspec.structs.replace(policy, caps=caps)
+    context = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()))
+    keys, is_near_cap = context.prepare_cap_check(20 * DAY)
+    assert is_near_cap([row if key[1].startswith(scope) and key[3] == "usd" else None for key in keys]) is near
+
+
 def test_sessions_of_an_agent_share_only_what_is_computed_from_the_same() -> None:
     caps = Caps(trigger=(Cap(800, "day"),))
     policy = msgspec.structs.replace(resolve_texts("{}", AGENTS[3]), allowed_models=(), caps=caps)

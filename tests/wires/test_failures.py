@@ -357,6 +357,23 @@ async def test_an_answer_that_nobody_can_read_is_worth_another_try(desk: Any, bo
     assert error.usage is None
 
 
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b"<html>Sign in to the guest network</html>", "<html>Sign in to the guest network</html>"),
+        (b'{"id": "c1", "choi', '{"id": "c1", "choi'),
+        (b"\n", "it was empty"),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False], indirect=True)
+@pytest.mark.parametrize("wire", ["openai", "anthropic"], indirect=True)
+async def test_an_answer_that_cannot_be_read_is_quoted(desk: Any, body: bytes, shown: str) -> None:
+    desk.provider.sends(200, body, "text/html" if body.startswith(b"<") else "application/json")
+    text = str(await failed(desk))
+    assert text.startswith(f"BadAnswer: {desk.model.name} sent an answer that cannot be read")
+    assert shown in text
+
+
 SHAPES: list[dict[str, Any]] = [
     {},
     {"choices": [], "content": [], "candidates": []},

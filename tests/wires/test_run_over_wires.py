@@ -81,6 +81,20 @@ def run(tmp_path: Path, wire: str, provider: Any) -> Desk:
     return Desk(tmp_path, wire, provider)
 
 
+async def test_answers_that_cannot_be_read_until_the_money_is_used_up_are_quoted_without_secrets(run: Desk) -> None:
+    token = "ghp_" + "a1B2c3D4e5F6g7H8i9J0" * 2
+    body = f"<html>Sign in as {token} or {run.provider.key}. {'x' * 5000}</html>".encode()
+    for _ in range(4):
+        run.provider.sends(200, body, "text/html")
+    result = await run.run(max_cost_usd=0.1)
+    assert (result.state, result.terminal_reason) == ("ERROR", "model_error")
+    assert "sent an answer that cannot be read" in result.sentence
+    assert "<html>Sign in as" in result.sentence
+    assert "without a usable answer were charged, so no further one fits" in result.sentence
+    assert token[:12] not in result.sentence + str(run.bench.facts("request_settled"))
+    assert run.provider.key not in result.sentence + str(run.bench.facts("request_settled"))
+
+
 @pytest.mark.parametrize("name", ["azure", "bedrock", "openrouter", "groq", "mistral", "deepseek", "together"])
 async def test_a_provider_of_openais_protocol_is_asked_by_its_own_name(
     tmp_path: Path, provider: Any, name: str

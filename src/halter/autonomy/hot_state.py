@@ -5,6 +5,7 @@ from sensors is quoted and cut, so that it can neither start a new line nor make
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final, cast
 
@@ -158,6 +159,10 @@ class _StoredFact(msgspec.Struct, frozen=True):
     by: str = ""
 
 
+LOOK_PREFIX: Final = "look:"
+"""Begins the names of looks in a snapshot. No field has such a name."""
+
+
 class HotStateSnapshot(msgspec.Struct, frozen=True):
     """The values at one moment, without ages. Equal digests mean equal values."""
 
@@ -206,9 +211,13 @@ def _differs(change: FieldChange) -> bool:
 
 
 class HotState:
-    """The facts of one session. Values are JSON and are not changed in place."""
+    """The facts of one session. Values are JSON and are not changed in place.
+
+    `looks` are what its sensors have seen, by sensor. They are saved with the facts, and shown to nobody.
+    """
 
     def __init__(self, fields: Mapping[str, HotField]) -> None:
+        self.looks: dict[str, Any] = {}
         self._fields = dict(fields)
         self._facts: dict[str, Fact] = {}
 
@@ -279,8 +288,9 @@ class HotState:
         return HotStateLine(name, field.description, fact.value, max(0, now - fact.at), _is_stale(field, fact, now))
 
     def snapshot(self) -> bytes:
-        """Encode all facts, for the process that resumes the session."""
+        """Encode all facts and looks, for the process that resumes the session."""
         stored_facts = {name: _StoredFact(fact.value, fact.at, clean(fact.by)) for name, fact in self._facts.items()}
+        stored_facts |= {LOOK_PREFIX + sensor: _StoredFact(look, 0) for sensor, look in self.looks.items()}
         return msgspec.json.encode(stored_facts)
 
     def restore(self, snapshot: bytes) -> None:
@@ -298,6 +308,16 @@ class HotState:
             new_value = _fit_value(self._fields[name], None, stored_fact.value, append=False)
             if not isinstance(new_value, str):
                 self._facts[name] = Fact(new_value.value, stored_fact.at, stored_fact.by, is_restored=True)
+
+
+def parse_looks(snapshot: bytes) -> dict[str, Any]:
+    """Return the looks of a snapshot, by sensor. One that cannot be read is skipped."""
+    looks: dict[str, Any] = {}
+    for name, raw in _read_snapshot(snapshot).items():
+        if name.startswith(LOOK_PREFIX):
+            with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                looks[name.removeprefix(LOOK_PREFIX)] = msgspec.json.decode(raw, type=_StoredFact).value
+    return looks
 
 
 def _read_snapshot(snapshot: bytes) -> Mapping[str, msgspec.Raw]:

@@ -308,7 +308,11 @@ class ResidentSession:
                 self._lease_lost.set_result(lost)
 
     async def _handle_reading(self, watched_sensor: WatchedSensor, reading: Reading) -> None:
-        """Handle a reading: score it, write it into its fields, and post the signals that fired."""
+        """Handle a reading: score it, write it into its fields, post the signals that fired, and save its look.
+
+        A process that dies before the look is saved reads the changes again: they are news twice, and never lost.
+        """
+        look = redact_json(reading.look, self._runtime.redact)
         reading = Reading(redact_json(reading.value, self._runtime.redact), reading.at)
         results = await watched_sensor.signals.score(reading, self._hot_view.hot.values())
         self._set_problem(f"{watched_sensor.sensor.name} (signals)", " ".join(results.sentences))
@@ -320,6 +324,9 @@ class ResidentSession:
             if scored_signal.is_reported:
                 await self._post_signal(watched_sensor.sensor.name, scored_signal, reading)
         await self._wake_if_waiting(watched_sensor.sensor.name, changed_names, reading.at)
+        if look is not None and look != self._hot_view.hot.looks.get(watched_sensor.sensor.name):
+            self._hot_view.hot.looks[watched_sensor.sensor.name] = look
+            await self._runtime.save_snapshot(self._hot_view.hot.snapshot())
 
     def _store_reading(self, sensor: SensorSpec, reading: Reading) -> frozenset[str]:
         """Write a reading into its fields; return the changed ones. A value that does not fit is a health problem."""

@@ -35,7 +35,7 @@ from halter.cli.output import answer_block, answer_json, answer_table, print_sen
 from halter.core.clock import DAY, parse_duration
 from halter.core.errors import HalterError, NotDone, StoreUnavailable, StoreUnusable
 from halter.core.ids import can_decide
-from halter.core.processes import LivenessWriter
+from halter.core.processes import LivenessWriter, note_end
 from halter.core.rows import SessionRow
 from halter.operations.actor import Actor, Done, Principal, meta_of, readable
 from halter.present.sheet import Facts, Listing, Sheet
@@ -209,8 +209,14 @@ def _run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:
 
     async def cancellable() -> T:
         running, loop = asyncio.ensure_future(main), asyncio.get_running_loop()
+
+        def on_signal() -> None:
+            note_end()
+            if not running.cancelling():
+                running.cancel()
+
         for number in active_handlers:
-            loop.add_signal_handler(number, lambda: None if running.cancelling() else running.cancel())
+            loop.add_signal_handler(number, on_signal)
         return await running
 
     try:

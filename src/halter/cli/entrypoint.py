@@ -16,6 +16,7 @@ from halter.cli import build
 from halter.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_UNUSABLE, TERMINATION_SIGNALS
 from halter.cli.output import warn
 from halter.core.errors import explain_missing_module
+from halter.core.processes import note_end
 
 STREAMS: Final = (0, 1, 2)
 
@@ -107,6 +108,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     for number in TERMINATION_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.unraisablehook = _ignore_unraisable
+    note_end()
     raise KeyboardInterrupt
 
 

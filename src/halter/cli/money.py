@@ -75,7 +75,7 @@ budget = group(
 def show_policy(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show the store's policy, and how the local halter.yaml differs from it.
 
-    The first halter.yaml used on a store becomes the store's policy. After that, the stricter of both applies.
+    The halter.yaml of a store's first session becomes its policy. After that, the stricter of both applies.
     """
     local_fleet = report_errors(lambda: read_local_fleet(read_cli_settings(store)))
     stored_policy = run_with_app(store, lambda app: money.show(make_desk(app)), despite_doubt=True)

@@ -1,5 +1,6 @@
 """How commands print: sentences and tables for people, JSON for programs."""
 
+import os
 import re
 import shutil
 import sys
@@ -22,6 +23,8 @@ MIN_TABLE_WIDTH: Final = 60
 MIN_FOLDED_WIDTH: Final = 13
 """The minimum width of a column of ids or of long text: half an id."""
 
+PIPE_WIDTH: Final = 10_000
+
 FRAME: Final = 3
 """The width of a column's frame: a line, and a space on both sides."""
 
@@ -40,9 +43,14 @@ class TableColumn:
 
 
 def make_console(*, stderr: bool = False, highlight: bool = False) -> Console:
-    """Make a console. Rich assumes 80 columns for a dumb terminal; here its real size is used."""
+    """Make a console. Rich assumes 80 columns for a dumb terminal; here its real size is used.
+
+    A file or a pipe has no width, unless `COLUMNS` sets one: nothing is wrapped, so a command stays on its line.
+    """
     console = Console(stderr=stderr, highlight=highlight)
-    if console.is_dumb_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.size = ConsoleDimensions(PIPE_WIDTH, console.height)
+    elif console.is_dumb_terminal:
         console.size = ConsoleDimensions(*shutil.get_terminal_size((80, 25)))
     return console
 

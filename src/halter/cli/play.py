@@ -131,19 +131,21 @@ def trust(
     """
     settings = read_cli_settings(None)
 
-    def job() -> tuple[str, str]:
+    def job() -> tuple[str, str, list[str]]:
         from halter.config.trust import digest_contents
         from halter.core.clock import SystemClock
-        from halter.runtime.assemble import find_agent_code, open_trust
+        from halter.runtime.assemble import find_agent_code, list_code_problems, open_trust
 
         if not can_decide(settings.person):
             raise ConfigError("Only a person can trust code; this command runs inside an agent.")
         contents, trust_store = find_agent_code(settings, folder).contents(), open_trust(settings)
         digest, changes = digest_contents(contents), trust_store.describe_change(folder, contents)
         trust_store.trust(folder, digest, settings.person, SystemClock().now(), contents)
-        return digest, changes
+        return digest, changes, list_code_problems(settings, folder)
 
-    digest, changes = report_errors(job)
+    digest, changes, problems = report_errors(job)
+    for problem in problems:
+        warn(problem)
     if as_json:
         answer_json({"folder": str(folder), "digest": digest, "by": settings.person, "since": changes})
         return
@@ -229,16 +231,22 @@ def add_recorded_case(
 ) -> None:
     """Make a case from a recorded session: its first message, the tools that it called, and its answer.
 
-    The case is added to evals.yaml in the agent's folder; edit its expectations there.
+    If a person was asked to approve a call, the case expects that question instead of the answer. The case is added to
+    evals.yaml in the agent's folder; edit its expectations there.
     """
     from halter.testing.evals import CASES_FILE, add_case, make_case
 
     async def job(app: Runtime) -> dict[str, Any]:
+        from halter.core.events import DecisionAsked
+        from halter.core.ports import read_stream
         from halter.runtime.session_start import read_fork
 
         row = await find_session_by_prefix(app, session)
         fork = await read_fork(app.store, row)
-        return make_case(name or row.session, fork.messages, finished=row.state == "COMPLETED")
+        events = [stored.event for stored in await read_stream(app.store, session_stream(row.session))]
+        questions = [event for event in events if isinstance(event, DecisionAsked) and event.about == "approval"]
+        asked_tool = questions[0].name if questions else ""
+        return make_case(name or row.session, fork.messages, finished=row.state == "COMPLETED", asked_tool=asked_tool)
 
     case, path = run_with_app(store, job), folder / CASES_FILE
     report_errors(lambda: add_case(path, case))

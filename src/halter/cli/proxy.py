@@ -24,11 +24,18 @@ from halter.cli.command import (
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, answer_table, encode_json_line, print_sentence, warn
 from halter.cli.up import parse_listen_address
+from halter.config.merge import FleetConfig
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, explain_extra
 from halter.core.ids import can_decide
 from halter.present.events import format_moment
-from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
+from halter.runtime.runtime import (
+    DEFAULT_FLEET,
+    DEFAULT_LEASE_DURATION,
+    Runtime,
+    read_local_fleet,
+    resolve_effective_policy,
+)
 from halter.settings import Settings, find_keys_file
 
 if TYPE_CHECKING:
@@ -275,25 +282,45 @@ def new_key(
     mask_secrets: Annotated[
         bool, typer.Option("--mask-secrets", help="Mask secrets in requests of its clients to the provider.")
     ] = False,
+    max_body: Annotated[
+        int | None,
+        typer.Option("--max-body-mb", metavar="N", min=1, max=64, help="Largest request, in megabytes (default: 8)."),
+    ] = None,
+    allow_member: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-member",
+            metavar="NAME",
+            help="Member or tool of requests to pass on, whatever it costs. Repeatable.",
+        ),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Set the agent's caps of this key for all other keys of the agent, too.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a virtual key for a client of the proxy. It is shown once, and works immediately on a running proxy, too.
 
-    Keys of one agent spend from one account. The fleet's caps apply to all keys together.
+    Keys of one agent spend from one account and share its caps: a key without caps keeps those of the agent's other
+    keys. The fleet's caps apply to all keys together.
     """
     from halter.proxy.keys import KeyLimits, make_key_secret, make_virtual_key, render_key
+    from halter.proxy.sessions import describe_lower_cap, resolve_key
 
     settings = _require_person_settings()
     secret = make_key_secret()
+    fleet = _read_fleet(settings)
 
     def create_key() -> Any:
         amounts = _read_usd(per_session), _read_usd(per_hour), _read_usd(per_day)
-        limits = KeyLimits(*amounts, tokens, tuple(model or ()), mask_secrets)
+        limits = KeyLimits(*amounts, tokens, tuple(model or ()), mask_secrets, max_body, tuple(allow_member or ()))
         key = make_virtual_key(secret, name or agent, agent, SystemClock().now(), settings.person, limits)
-        find_key_file(settings).add(key)
-        return key
+        resolve_key(fleet, key)
+        return find_key_file(settings).add(key, replaces_limits=replace)
 
     key = report_errors(create_key, EXIT_USAGE)
+    if notice := describe_lower_cap(resolve_key(fleet, key)):
+        warn(notice)
     if as_json:
         answer_json({**render_key(key), "key": secret})
         return
@@ -301,6 +328,25 @@ def new_key(
     print_sentence(
         f"Virtual key {key.name}, which spends as {agent}. It is shown only once; only its digest is stored."
     )
+    if not per_day and key.limits.max_cost_usd_per_day is not None:
+        print_sentence(f"It shares the cap of {agent}'s other keys: {_dollars(key.limits.max_cost_usd_per_day)} a day.")
+
+
+def _read_fleet(settings: Settings) -> FleetConfig:
+    """Read the policy that binds the proxy: the store's, if there is a store, and the local file where it is stricter.
+
+    Nothing is adopted.
+    """
+    from halter.journal.open import store_file_exists
+
+    local_fleet = report_errors(lambda: read_local_fleet(settings))
+    if not store_file_exists(settings.store):
+        return local_fleet or DEFAULT_FLEET
+
+    async def job(app: Runtime) -> FleetConfig:
+        return (await resolve_effective_policy(app.store, local_fleet)).fleet
+
+    return run_with_app(None, job, warn_uncovered=False, despite_doubt=True)
 
 
 def _read_usd(text: str) -> Decimal | None:

@@ -243,8 +243,7 @@ async def _run_checks(settings: Settings, agents: Sequence[Path], is_unused: boo
 
 async def _store(settings: Settings) -> "tuple[list[Check], FleetConfig | None]":
     """Check the store, if it can be opened, and read its policy; a missing one is not created."""
-    from halter.channels.health import check_channels
-    from halter.channels.serve import connect_directly
+    from halter.channels.serve import check_channels, connect_directly
     from halter.operations.health import check_store, read_local_policy
     from halter.server.oidc import check_sign_on
 

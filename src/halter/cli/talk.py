@@ -536,7 +536,7 @@ async def _attend_session(
     is_interrupted: Callable[[], bool] = lambda: False,
 ) -> Any:
     from halter.loop.loop import LoopObserver
-    from halter.runtime.session_start import attend_session
+    from halter.runtime.session_start import attend_session, is_session_near_budget
     from halter.tasks.conversation import build_result
 
     observer = LoopObserver(
@@ -546,7 +546,7 @@ async def _attend_session(
         context, session, observer=observer, waits=on_wait or screen.show_waiting, interrupted=is_interrupted
     )
     screen.end_line()
-    is_near_budget = await context.guard().is_near_budget(context.agent.make_context(session))
+    is_near_budget = await is_session_near_budget(context, session)
     events = await read_all_events(context.app, session_stream(session))
     return build_result(outcome, loop, session, lambda: events, near_budget=is_near_budget)
 

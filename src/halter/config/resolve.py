@@ -227,6 +227,33 @@ def check_named_tools(resolved: ResolvedPolicy, agent: AgentFile, tools: Iterabl
                 )
 
 
+def check_reflex_tools(agent: "ResolvedAgent", tools: Iterable[str]) -> None:
+    """Raise ConfigError, with its line, for a rule of a reflex that calls a tool which the agent does not have."""
+    tool_names = sorted({*tools, *VERBS})
+    for index, rule in enumerate(agent.model_settings.reflex):
+        for path, name in _list_called_tools(rule):
+            if name not in tool_names:
+                location = agent.locate_reflex((index, *path))
+                raise ConfigError(
+                    f"{location}: there is no tool `{name}`; {suggest_nearest(name, tool_names, 'the tools')}"
+                )
+
+
+def _list_called_tools(rule: Any) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the tools that a rule calls; its form is checked when the model is made."""
+    if not isinstance(rule, dict):
+        return
+    fields = cast("dict[str, Any]", rule)
+    calls = fields.get("calls")
+    numbered_calls = enumerate(cast("list[Any]", calls)) if isinstance(calls, list) else ()
+    paths: list[tuple[KeyPath, Any]] = [(("call", "tool"), fields.get("call"))]
+    paths += [(("calls", number, "tool"), call) for number, call in numbered_calls]
+    for path, call in paths:
+        name = cast("dict[str, Any]", call).get("tool") if isinstance(call, dict) else None
+        if isinstance(name, str):
+            yield path, name
+
+
 def list_unknown_tool_rules(fleet: FleetConfig, tools: Iterable[str]) -> tuple[str, ...]:
     """List warnings about fleet rules for tools that no agent has: a rule with a typo protects nothing."""
     tool_names = sorted({*tools})

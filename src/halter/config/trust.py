@@ -31,6 +31,8 @@ from halter.core.ids import Digest
 from halter.core.text import expand_names, join_names, make_word_set
 from halter.core.tools import ToolServer
 
+CASES_FILE: Final = "evals.yaml"
+"""The eval cases of an agent: messages and expectations, from which nothing is loaded."""
 DATA_FOLDER: Final = "data"
 """The folder for an agent's data, from which no code may be loaded."""
 
@@ -203,6 +205,10 @@ MAX_FILES_NAMED: Final = 5
 MAX_FILES_LISTED: Final = 2_000
 """Maximum number of files whose digests are stored; for larger folders, none are."""
 _CHUNK_SIZE: Final = 1 << 20
+_MAX_LINKS: Final = 40
+"""Links that are followed from one name, as many as the kernel follows."""
+_OUTSIDE_LINK: Final = re.compile(r"link .* ([0-9a-f]{64})", re.DOTALL)
+"""The content of a link to a file outside the folder, with the digest of its bytes."""
 _TRUSTED_GIT_ENTRIES: Final = frozenset(("config", "hooks"))
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -265,6 +271,18 @@ class AgentCode:
             if name not in declared_names and not stat.S_ISSOCK(status.st_mode):
                 content_by_name[name] = self._cover_named_file(path, status, root, data_folders)
         return content_by_name | self._cover_named_files(root, content_by_name, data_folders)
+
+    def former_digest(self, current_contents: Mapping[str, str] | None = None) -> Digest:
+        """Return the digest as of version 1.0.0, which also covered the eval cases.
+
+        Who runs the code passes the contents that were read: what is read again may be something else.
+        """
+        root = Path(os.path.realpath(self.folder))
+        contents = dict(self.contents() if current_contents is None else current_contents)
+        path = root / CASES_FILE
+        if CASES_FILE not in contents and os.path.lexists(path):
+            contents[CASES_FILE] = self._cover_named_file(path, os.lstat(path), root, list_data_places(self.folder))
+        return digest_contents(contents)
 
     def _cover_named_files(
         self, root: Path, content_by_name: Mapping[str, str], data_folders: tuple[Path, ...]
@@ -341,6 +359,34 @@ def digest_contents(contents: Mapping[str, str]) -> Digest:
     return Digest(digest.hexdigest())
 
 
+def resolve_digests(root: Path, contents: Mapping[str, str]) -> dict[str, str]:
+    """Return the digest of each file's bytes by its name; for a link, that of its target.
+
+    A link that leads to no file, but perhaps to a folder, keeps its content.
+    """
+    digest_by_name: dict[str, str] = {}
+    for name in contents:
+        content = _follow_links(root, contents, name)
+        if outside_link := _OUTSIDE_LINK.fullmatch(content):
+            digest_by_name[name] = outside_link[1]
+        elif content.startswith("link "):
+            digest_by_name[name] = contents[name]
+        elif not content.startswith("special "):
+            digest_by_name[name] = content[1:]
+    return digest_by_name
+
+
+def _follow_links(root: Path, contents: Mapping[str, str], name: str) -> str:
+    """Return the content that a name leads to, as it was recorded: links are not read again."""
+    for _ in range(_MAX_LINKS):
+        target = root / Path(name).parent / contents[name].removeprefix("link ")
+        target_name = os.path.relpath(target, root)
+        if not contents[name].startswith("link ") or target_name not in contents:
+            break
+        name = target_name
+    return contents[name]
+
+
 def describe_changed_files(trusted_files: Mapping[str, str], current_files: Mapping[str, str]) -> str:
     """Describe which files differ from the trusted ones. Returns an empty string if those were not stored."""
     if not trusted_files:
@@ -376,6 +422,7 @@ def _list_declarations(folder: Path) -> frozenset[str]:
     declared_names = {
         AGENT_FILE,
         INSTRUCTIONS,
+        CASES_FILE,
         *named_files,
         *(path.relative_to(folder).as_posix() for path in declaration_files),
     }

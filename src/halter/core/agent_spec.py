@@ -292,7 +292,11 @@ class Update(Spec, frozen=True):
 
     field: Annotated[Name, Meta(description="Field to write.")]
     path: Annotated[
-        PathInto, Meta(description="Path of the value in the reading, as in `quotes.AAPL` or `items[0]`.")
+        PathInto,
+        Meta(
+            description="Path of the value in the reading, as in `quotes.AAPL` or `items[0]`. Default: the whole "
+            "reading; if several updates have no path, the member with the field's name."
+        ),
     ] = ""
     append: Annotated[bool, Meta(description="Append the value to an array.")] = False
 
@@ -375,7 +379,17 @@ class SensorSpec(Spec, frozen=True):
     signals: Annotated[tuple[Signal, ...], Meta(description="Signals on its readings.")] = ()
 
     def list_updates(self) -> tuple[Update, ...]:
-        return self.updates or (Update(field=self.name),)
+        """Return the updates with their paths.
+
+        One update without a path gets the whole reading. If several replace a field, each gets the member of that name.
+        """
+        pathless_count = sum(not update.path and not update.append for update in self.updates)
+        if pathless_count <= 1:
+            return self.updates or (Update(field=self.name),)
+        return tuple(
+            update if update.path or update.append else msgspec.structs.replace(update, path=update.field)
+            for update in self.updates
+        )
 
 
 class Pacing(msgspec.Struct, frozen=True, kw_only=True):

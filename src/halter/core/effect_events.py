@@ -75,7 +75,8 @@ class CallStarted(Event, frozen=True, kw_only=True):
 
     `decision` names the approval that it used. `rated` is the time slice in which it counts against the tool's rate, if
     the tool has one. `writes` are the digests of the files that it will write. `flaws` name the arguments with
-    untrusted values; the values themselves are in the body.
+    untrusted values; the values themselves are in the body. `action_slots` are the limits of actions per minute against
+    which it counts, each with the slot that it takes for a minute.
     """
 
     KIND: ClassVar[str] = "call_started"
@@ -99,10 +100,18 @@ class CallStarted(Event, frozen=True, kw_only=True):
     observed: tuple[Outcome, ...] = ()
     writes: tuple[str, ...] = ()
     flaws: tuple[Flaw, ...] = ()
+    action_slots: tuple[tuple[str, int], ...] = ()
+
+
+class SubSessionCost(msgspec.Struct, frozen=True):
+    """What a sub-session of a call spent, in micro-dollars. Its own events charge it, also to its parent's cap."""
+
+    session: str
+    usd: int = 0
 
 
 class CallSettled(Event, frozen=True, kw_only=True):
-    """The settlement of a call; the body is the result."""
+    """The settlement of a call; the body is the result. `sub_session` is the sub-session that the call started."""
 
     KIND: ClassVar[str] = "call_settled"
 
@@ -113,6 +122,12 @@ class CallSettled(Event, frozen=True, kw_only=True):
     error: str = ""
     audited: bool = False
     unheld: UnheldCost | None = None
+    sub_session: SubSessionCost | None = None
+
+    @property
+    def cost_micros(self) -> int:
+        """What the call cost its session, with what its sub-session spent."""
+        return (self.charge.usd if self.charge else 0) + (self.sub_session.usd if self.sub_session else 0)
 
 
 class CallRefused(Event, frozen=True, kw_only=True):

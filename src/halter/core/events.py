@@ -58,6 +58,7 @@ from halter.core.money import Charge, Leg, Unit
 from halter.core.provenance import Flaw
 from halter.core.tools import Health, Level
 from halter.core.vocabulary import (
+    ActionLimit,
     DecisionKind,
     Event,
     GateStage,
@@ -83,7 +84,8 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     """A session started; the body is its task.
 
     The cap of a `bound` sub-session is the part carved out of its parent's cap. `folder` is the digest of the agent's
-    folder at the start. `grants` bounds the tools of a sub-session. A session that continues an ended session
+    folder at the start. `grants` bounds the tools of a sub-session, and its calls count against the `action_limits` of
+    the sessions that it works for. A session that continues an ended session
     automatically `follows` it, and `because` gives the reason; its body is then the last answer of that session.
     """
 
@@ -105,6 +107,7 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     grants: tuple[str, ...] | None = None
     follows: str = ""
     because: str = ""
+    action_limits: tuple[ActionLimit, ...] = ()
 
 
 class SessionWoken(Event, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import hashlib
 import re
 import secrets
+import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NewType, Protocol
@@ -57,19 +58,36 @@ def _encode_base32(number: int) -> str:
 
 
 _CHANNEL: Final = "channel:"
+_BLANK_LETTERS: Final = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Characters that count as letters or marks and show nothing."""
+_BLANKS_AT_SEPARATOR: Final = re.compile(r" ?([.@~]) ?")
 PERSON_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 """The valid names of people, tokens and keys."""
 
 
 def can_decide(by: str) -> bool:
     """Return whether a name can be a person's. The token of an agent cannot decide anything."""
-    return by != "" and not by.startswith(AGENT_PREFIX)
+    name = normalize_person(by)
+    return name != "" and not name.startswith(AGENT_PREFIX)
+
+
+def normalize_person(name: str) -> str:
+    """Return a person's name in its one form: composed letters, single spaces, nothing invisible.
+
+    Names enter through it, and names are compared in this form, since older events may have another.
+    """
+    if name.isascii() and name.isprintable() and " " not in name:
+        return name
+    visible = "".join(letter for letter in name if letter.isprintable() or letter.isspace())
+    return " ".join(unicodedata.normalize("NFKC", _BLANK_LETTERS.sub("", visible)).split())
 
 
 def name_signed_on_person(label: str, issuer: str, subject: str) -> str:
     """Name a provider's account: its label, a tilde and a digest of the account. No token's name contains a tilde."""
     account = hashlib.sha256(f"halter account\n{issuer}\n{subject}".encode("utf-8", "replace")).hexdigest()
-    return f"{label}~{account[:16]}"
+    return f"{normalize_person(label)}~{account[:16]}"
 
 
 def person_of(name: str) -> str:
@@ -77,9 +95,14 @@ def person_of(name: str) -> str:
 
     Of a provider's account only the part after the tilde counts, because people may change their label.
     """
+    name = _normalize_to_compare(name)
     if "~" in name:
         return name[name.rindex("~") :].casefold()
     return (name if "@" in name else name.partition(".")[0]).casefold()
+
+
+def _normalize_to_compare(name: str) -> str:
+    return _BLANKS_AT_SEPARATOR.sub(r"\1", normalize_person(name))
 
 
 def are_one_person(first: str, second: str) -> bool:
@@ -87,6 +110,7 @@ def are_one_person(first: str, second: str) -> bool:
 
     The label of a provider's account proves nothing, so such an account and any other name may be the same person.
     """
+    first, second = _normalize_to_compare(first), _normalize_to_compare(second)
     if "~" in first or "~" in second:
         return not ("~" in first and "~" in second) or person_of(first) == person_of(second)
     if ("@" in first) == ("@" in second):
@@ -108,6 +132,11 @@ def make_worker_id(name: str, ids: Ids) -> WorkerId:
 def session_stream(session: str) -> StreamId:
     """Return the stream of a session. Only the owner of its lease writes there."""
     return StreamId(f"session:{session}")
+
+
+def make_sub_session_id(call: str) -> SessionId:
+    """Make the id of the sub-session that a call starts: the same for every attempt of the call."""
+    return SessionId(f"{call}.agent")
 
 
 def inbox_stream(session: str) -> StreamId:

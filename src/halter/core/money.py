@@ -230,19 +230,15 @@ def reserve(budgets: Sequence[tuple[Leg, BudgetRow]]) -> Reserved | Contended | 
     return contended or Reserved(tuple(legs))
 
 
-NEAR_CAP_PERCENT: Final = 80
-"""Percentage of a cap; a budget is near its cap when this part is spent or held."""
+class CapMargin(msgspec.Struct, frozen=True, gc=False):
+    """The remainder at which a budget is near its cap: a fraction of a cap in dollars, or a number of tokens."""
 
+    cost_fraction: float
+    tokens: int
 
-def is_near_cap(caps: Sequence[int | None], budgets: Iterable[BudgetRow | None]) -> bool:
-    """Return whether any budget is near its cap in force, given the configured caps."""
-    for cap, budget in zip(caps, budgets, strict=True):
-        used = 0
-        if budget is not None:
-            cap, used = budget.cap if budget.cap_by else cap, budget.spent + budget.held  # noqa: PLW2901
-        if cap is not None and used * 100 >= cap * NEAR_CAP_PERCENT:
-            return True
-    return False
+    def contains(self, unit: Unit, cap: int, remaining: int) -> bool:
+        """Return whether no more than the margin remains of a cap."""
+        return remaining <= (round(cap * self.cost_fraction) if unit == "usd" else self.tokens)
 
 
 def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: FindBudget) -> Charge:

@@ -31,6 +31,18 @@ MAX_FORK_WAIT: Final = 1.0
 """Seconds that a fork waits for the locks. Then it forks anyway: a copy that hangs is killed at its deadline."""
 
 
+_ENDING: Final = threading.Event()
+
+
+def note_end() -> None:
+    """Note that a signal ends this process in order, so that it leaves its sessions to a later owner."""
+    _ENDING.set()
+
+
+def is_ending() -> bool:
+    return _ENDING.is_set()
+
+
 class ForkLock:
     """A lock that no thread holds while the process forks. The holder must not wait for anything else.
 

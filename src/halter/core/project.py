@@ -722,6 +722,9 @@ def _call_started(event: CallStarted, position: EventPosition, rows: MutableRows
         rows.save(OutputRow(agent, digest, min(position.at, output.at) if output else position.at))
     if event.rated:
         rows.save(rate_row(rows, find_session_row(position, rows).agent, event.tool, event.rated, attempts=1))
+    for stream, slot in event.action_slots:
+        row = rows.get(RateRow, stream, "", slot)
+        rows.save(RateRow(stream, "", slot, max(position.at, row.attempts if row else 0)))
     if event.decision:
         row = rows.get(DecisionRow, event.decision) or DecisionRow(event.decision)
         rows.save(msgspec.structs.replace(row, used_at=position.at))
@@ -799,8 +802,8 @@ def rate_row(rows: RowsBefore, agent: str, tool: str, time_slice: int, attempts:
 
 
 BudgetKey = tuple[type[BudgetRow], str, str, Unit]
-FindCaps = Callable[[int], tuple[Sequence[BudgetKey], Sequence[int | None]]]
-"""Returns the rows of all accounts of a session at a moment, and their configured caps."""
+PrepareCapCheck = Callable[[int], tuple[Sequence[BudgetKey], Callable[[Sequence[BudgetRow | None]], bool]]]
+"""Returns the rows of all accounts of a session at a moment, and a check of whether any is near its cap."""
 
 
 def budget_row(rows: RowsBefore, account: Account) -> BudgetRow:

@@ -218,6 +218,12 @@ class SessionRow(Row, frozen=True):
         """True if no person attends the session: it is autonomous, triggered, or a sub-session."""
         return self.kind == "autonomous" or self.trigger != "" or self.parent != ""
 
+    @property
+    def is_unclaimed(self) -> bool:
+        """True if the session has work, no process runs it, and none will until a person resumes it, as a new fork."""
+        is_attended = self.kind in ("chat", "task") and not self.unattended
+        return self.state == "RUNNING" and is_attended and self.owner == NO_OWNER
+
     def with_due_at(self) -> "SessionRow":
         """A copy with the time at which the session is due: by its own timer, or by unseen waking messages."""
         due_at = self._due()
@@ -326,7 +332,11 @@ class HaltRow(Row, frozen=True):
 
 
 class RateRow(Row, frozen=True):
-    """The attempts of a tool by an agent in one time slice; a sliding hour is a sum over slices."""
+    """The attempts of a tool by an agent in one time slice; a sliding hour is a sum over slices.
+
+    A row without a tool is one slot of a session's actions per minute: `agent` is the session's stream, and `attempts`
+    the time at which a call took the slot.
+    """
 
     TABLE: ClassVar[str] = "rates"
     KEY: ClassVar[tuple[str, ...]] = ("agent", "tool", "slice")

@@ -53,7 +53,7 @@ from halter.core.agent_spec import (
 )
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.ids import Digest
-from halter.core.money import Caps
+from halter.core.money import CapMargin, Caps
 from halter.core.provenance import Declaration, Reach, Reads
 from halter.core.tools import (
     LEVELS,
@@ -66,7 +66,7 @@ from halter.core.tools import (
 )
 from halter.core.usage import Price
 
-OnCap = Literal["wrap_up", "stop", "ask"]
+OnCap = Literal["wrap_up", "stop", "ask", "wait"]
 
 Recoveries = Annotated[
     int, Meta(ge=0, le=100, description="Maximum number of continuations of a truncated answer; 0 disables.")
@@ -90,7 +90,16 @@ class Limits(Spec, frozen=True):
     max_cost_usd_per_day: Annotated[Dollars, Meta(description="Maximum cost of the agent in a day.")] | UnsetType = (
         UNSET
     )
-    on_cap: Annotated[OnCap, Meta(description="Behaviour of a session at its cap.")] | UnsetType = UNSET
+    on_cap: (
+        Annotated[
+            OnCap,
+            Meta(
+                description="Behaviour of a session at its cap; with `wait`, a program's run sleeps until a window "
+                "opens."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     token_budget: (
         Annotated[
             int, Meta(ge=0, description="Maximum tokens of one session, without those read from a cache; 0 disables.")
@@ -706,6 +715,11 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The part of the session's cap that is reserved for the wrap-up."""
         cap = self.caps.session.max_cost_usd or 0
         return round(cap * self.reserve_cost_fraction) if self.on_cap == "wrap_up" else 0
+
+    @cached_property
+    def cap_margin(self) -> CapMargin:
+        """The remainder at which a budget of the agent is near its cap."""
+        return CapMargin(self.reserve_cost_fraction, self.reserve_tokens)
 
     def rule(self, tool: str, declared: Level) -> ToolPolicy:
         """Merge the rules of all policies for a tool with its declared level.

@@ -249,6 +249,11 @@ class Permit:
             raise RuntimeError(f"The permit for {self.id} was used before: a permit is valid for one effect.")
         self._used_up = True
 
+    @property
+    def may_have_acted(self) -> bool:
+        """True if the effect began, so that a stop may have come after it."""
+        return self._used_up and not self.unsent
+
     def reveal(self, name: str) -> str:
         """Return a secret that the arguments refer to as `${secret:NAME}`."""
         return self._secrets[name]
@@ -384,11 +389,16 @@ MAX_READING_BYTES = 1_000_000
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A JSON value, when it was read, and its size in bytes."""
+    """A JSON value, when it was read, and its size in bytes.
+
+    `look` is what the sensor has seen with it, as JSON. It is saved when the reading was handled; the sensor continues
+    there after a restart.
+    """
 
     value: Any
     at: int
     size: int = 0
+    look: Any = None
 
 
 class SensorFailed(HalterError):

@@ -116,6 +116,10 @@ Guardrail = Literal[
 ]
 """The mechanical limits of an unattended agent; `model_rate` applies to every session."""
 
+ActionLimit = tuple[str, int]
+"""The stream of a session, and how many calls that change something it may make in any minute, with those of the agents
+that it asks."""
+
 ProviderTrouble = Literal["outage", "needs_person"]
 """The reason why no model answers: a temporary outage, or a key, a model's name or an account to be fixed."""
 

@@ -23,7 +23,7 @@ from halter.dashboard.labels import (
     format_wake,
     label_health,
     label_sensor,
-    label_state,
+    label_session,
 )
 from halter.dashboard.page import (
     REASON,
@@ -264,7 +264,7 @@ def _ask_policy(page: OpenPage, agent: str, output: TextLabel) -> None:
 
 
 def _build_session(page: OpenPage, row: SessionRow) -> Callable[[SessionRow], None]:
-    label = label_state(row.state)
+    label = label_session(row)
     with add_box("li", "h-row"):
         add_icon(label.icon or "play", label.mood)
         add_link(row.session, f"/session/{row.session}")
@@ -386,9 +386,12 @@ def list_definition_facts(definition: AgentDefinition) -> list[tuple[str, str]]:
         ("Token cap", f"{caps.token_budget:,} per session" if caps.token_budget else ""),
         (
             "At its cap",
-            {"wrap_up": "wraps up", "stop": "stops", "ask": "asks for a higher cap"}.get(
-                definition.on_cap, definition.on_cap
-            ),
+            {
+                "wrap_up": "wraps up",
+                "stop": "stops",
+                "ask": "asks for a higher cap",
+                "wait": "waits for its window",
+            }.get(definition.on_cap, definition.on_cap),
         ),
         ("Turn limit", f"{definition.max_steps} steps and {format_duration(definition.timeout)}"),
         ("Tools", ", ".join(definition.tools)),

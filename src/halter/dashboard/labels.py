@@ -90,6 +90,11 @@ def label_state(state: str) -> Label:
     return STATES.get(state, Label(state.replace("_", " ").capitalize()))
 
 
+def label_session(row: SessionRow) -> Label:
+    """Label the state of a session; one that no process runs is not running."""
+    return Label("Not running", "dim", "pause") if row.is_unclaimed else label_state(row.state)
+
+
 def label_health(line: AgentLine) -> Label:
     """Label the health of an agent; conditions that only a person can change come first."""
     if line.halted:

@@ -54,6 +54,7 @@ from halter.dashboard.labels import (
     format_value,
     label_outcome,
     label_sensor,
+    label_session,
     label_state,
     shorten_id,
 )
@@ -424,7 +425,7 @@ class SessionHead:
             self._work_stat = add_stat("Calls")
 
     async def show(self, row: SessionRow) -> None:
-        label = label_state(row.state)
+        label = label_session(row)
         set_chip(self._state, label)
         self._actions.set_visibility(self._page.has_role("operator") and row.ended_at is None)
         self._reason_label.show_text(f"Ended: {explain_end(row)}." if row.ended_at and explain_end(row) else "")

@@ -21,6 +21,7 @@ from halter.dashboard.labels import (
     format_money,
     format_span,
     format_tokens,
+    label_session,
     label_state,
 )
 from halter.dashboard.page import FeedChanges, OpenPage, RefreshPage
@@ -72,20 +73,20 @@ MAX_RUN_BARS: Final = 60
 
 
 def make_run_bar(row: SessionRow, now: int) -> RunBar:
-    label, took = label_state(row.state), max(0, (row.ended_at or now) - row.started_at)
+    label, took = label_session(row), max(0, (row.ended_at or now) - row.started_at)
     title = f"{row.session}: {label.text}, {format_span(took)}, {format_age(row.started_at, now)}"
     return RunBar(f"/session/{row.session}", title, label.mood, math.log1p(took / SECOND))
 
 
 def count_states(rows: Sequence[SessionRow]) -> str:
     """Describe the number of sessions in each state, the most frequent first; "" for a single session."""
-    counts = Counter(label_state(row.state).text.lower() for row in rows)
+    counts = Counter(label_session(row).text.lower() for row in rows)
     sentence = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return f"The newest {len(rows)}: {sentence}" if len(rows) > 1 else ""
 
 
 def fits_filter(row: SessionRow, query: str) -> bool:
-    mood, has_ended = label_state(row.state).mood, row.ended_at is not None
+    mood, has_ended = label_session(row).mood, row.ended_at is not None
     match query:
         case "Under way":
             return not has_ended
@@ -250,7 +251,7 @@ def _row(page: OpenPage, item: ListedSession) -> Callable[[ListedSession], None]
 
     def show(item: ListedSession) -> None:
         row = item.row
-        set_chip(state, label_state(row.state))
+        set_chip(state, label_session(row))
         wakes = f"wakes {format_age(row.due_at, page.now)}" if row.due_at and row.due_at > page.now else ""
         detail.show_text(explain_end(row) if row.ended_at is not None else wakes)
         cost.show_text(format_money(item.spent))

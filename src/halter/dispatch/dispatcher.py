@@ -45,6 +45,7 @@ from halter.dispatch.heartbeat import (
     halt_idle_session,
     pause_session,
 )
+from halter.guard.halts import Departures
 from halter.loop.session_runtime import (
     raise_if_cancelled,
     run_together,
@@ -112,6 +113,7 @@ class RunningSessions:
         worker: WorkerId,
         attend: AttendLease,
         redact: Redact = lambda text: text,
+        departures: Departures | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
@@ -126,8 +128,13 @@ class RunningSessions:
         """Capacity of the other workers, from their last heartbeats minus the offers since then."""
         self.idle_limits: IdleLimits = NO_IDLE_LIMITS
         """Limits on how long a session may be idle."""
+        self.nested: set[SessionId] = set()
+        """Sub-sessions that calls of sessions here run themselves, under leases of this worker."""
+        self.on_watch_failed: Callable[[str, Exception], None] = lambda _, __: None
+        """Called with the agent of a session that could not be checked for being idle."""
         self._attend = attend
         self._redact = redact
+        self._departures = departures or Departures()
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
         self._resident: set[Lease] = set()
         self._coming: Counter[SessionId] = Counter()
@@ -195,7 +202,9 @@ class RunningSessions:
 
     def cancel_lost(self, leases: frozenset[Lease]) -> None:
         """Stop the sessions that another process owns now."""
-        for lease in leases & self._tasks.keys():
+        lost_leases = leases & self._tasks.keys()
+        self._departures.begin(lost_leases)
+        for lease in lost_leases:
             self._tasks[lease].cancel()
 
     async def watch(self) -> None:
@@ -218,7 +227,8 @@ class RunningSessions:
         return False
 
     async def stop(self) -> None:
-        """Cancel all tasks and wait for them."""
+        """Cancel all tasks and wait for them. What they have in flight stays in flight."""
+        self._departures.begin(self._tasks)
         running = (*self._pausing.values(), *self._tasks.values())
         for task in running:
             task.cancel()
@@ -228,6 +238,7 @@ class RunningSessions:
         """Forget a lease whose session has stopped. The session may already run here under a new lease."""
         self._tasks.pop(lease, None)
         self._resident.discard(lease)
+        self._departures.end(lease)
         self.changed.set()
 
     async def _find_forgotten(self) -> None:
@@ -245,8 +256,8 @@ class RunningSessions:
                 self.start(Lease(SessionId(row.session), self.worker, row.generation))
 
     def _list_local(self) -> set[SessionId]:
-        """Return the sessions that are running, being paused or being claimed here."""
-        return {lease.session for lease in self._tasks} | self._pausing.keys() | self._coming.keys()
+        """Return the sessions that are running, being paused or being claimed here, with the sub-sessions of calls."""
+        return {lease.session for lease in self._tasks} | self._pausing.keys() | self._coming.keys() | self.nested
 
     async def _find_idle(self) -> None:
         now = self.clock.now()
@@ -255,7 +266,12 @@ class RunningSessions:
         self._watched_at = now
         for lease in [lease for lease in self._tasks if lease.session not in self._pausing]:
             (row,) = await self.store.ask(Query("session", SessionRow, {"session": lease.session}))
-            idle_since = await find_idle_since(self.store, row, self.idle_limits, now)
+            try:
+                idle_since = await find_idle_since(self.store, row, self.idle_limits, now)
+            except Exception as error:  # noqa: BLE001  no failure here may stop another session
+                raise_if_cancelled()
+                self.on_watch_failed(row.agent, error)
+                continue
             if idle_since is not None and lease in self._tasks:
                 task = asyncio.create_task(self._stop_and_park(lease, idle_since), name=f"halter-pause {lease.session}")
                 self._pausing[lease.session] = task

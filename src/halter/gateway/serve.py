@@ -27,7 +27,13 @@ from halter.loop.session_runtime import raise_if_cancelled
 from halter.proxy.keys import KeyRing, VirtualKey, find_client_key
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.agent import parse_agent_options
-from halter.runtime.assemble import AssembledAgent, find_agent_code, require_loadable, require_trusted
+from halter.runtime.assemble import (
+    AssembledAgent,
+    find_agent_code,
+    read_trusted_servers,
+    require_loadable,
+    require_trusted,
+)
 from halter.runtime.runtime import Runtime
 from halter.server.server import serve_asgi
 from halter.tools.mcp import McpTerms
@@ -51,14 +57,16 @@ def read_gateway_agent(app: Runtime, agent: str, config: Path | None) -> Gateway
     file = parse_agent_options(agent, {}, f"the agent {agent}", {}, {}) if folder is None else read_agent(folder)
     resolved_agent = resolve_agent(app.fleet, file, folder)
     path = config or (folder or Path()) / MCP_FILE
-    servers = read_servers(path, app.environ)
+    if config is None and folder is not None:
+        servers = read_trusted_servers(folder, require_trusted(app.settings, folder), app.environ)
+    else:
+        servers = read_servers(path, app.environ)
     if not servers:
         problem = "names no MCP server" if path.exists() else "does not exist"
         raise ConfigError(f"{path} {problem}. Add servers under `mcpServers`, or pass another file with --config.")
     if any(each.name == OWN for each in servers):
         raise ConfigError(f"{path} has a server named {OWN}, which is the gateway's own name. Rename the server.")
     if config is None and folder is not None:
-        require_trusted(app.settings, folder)
         require_loadable(servers, folder, app)
     if file.spec.gateway.sampling and not resolved_agent.model_settings.model:
         raise ConfigError(

@@ -433,6 +433,7 @@ async def _begin_session(terms: GatewayTerms, upstreams: Upstreams, started_by: 
         definition=await store_policy(store, terms.agent.policy, terms.guard.redact),
     )
     task = encode_body(terms.guard.redact(task_text))
+    await app.adopt_policy()
     await store.commit(lifecycle.start_session(event, *await offload_body(store, task)))
     lease = await acquire_lease(store, app.clock, terms.worker, SessionId(event.session), MAX_LEASE_WAIT)
     if lease is None:

@@ -9,7 +9,7 @@ from halter.core.ports import Lease, Store
 from halter.core.processes import LivenessWriter
 from halter.core.tools import Tool, Valid
 from halter.core.usage import PriceTable
-from halter.guard.halts import EffectStopped, HaltWatch
+from halter.guard.halts import Departures, EffectStopped, HaltWatch
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import ModelDoor, StreamMask
 from halter.guard.prepare import SessionContext
@@ -64,8 +64,10 @@ class GuardRuntime:
         self.request = models.request
         self.unattributed_cost = simulator.costs
 
-    def show_in(self, liveness: LivenessWriter) -> None:
+    def join_process(self, liveness: LivenessWriter, departures: Departures) -> None:
+        """Show the effects in flight to the process's sentinel, and leave them in flight when the process leaves."""
         self._halts.liveness = liveness
+        self._halts.departures = departures
 
     async def pause(self, context: SessionContext, duration: int) -> bool:
         """Sleep; return whether a halt ended it early."""
@@ -77,7 +79,7 @@ class GuardRuntime:
 
     async def is_near_budget(self, context: SessionContext) -> bool:
         """Return whether the session, its trigger, its agent or the fleet is near a cap."""
-        return await self.ledger.is_near_budget(context.find_caps)
+        return await self.ledger.is_near_budget(context.prepare_cap_check)
 
     async def recover(
         self, lease: Lease, context: SessionContext, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]

@@ -11,8 +11,8 @@ from halter.core.clock import MINUTE, SECOND, Clock, format_duration
 from halter.core.errors import StoreUnavailable
 from halter.core.events import AgentSwitched, CallSettled, HaltLifted, HaltRequested, RequestSettled
 from halter.core.ids import FLEET, StreamId, can_decide
-from halter.core.ports import Draft, Query, Rows, Store, Stored, Write
-from halter.core.processes import LivenessWriter
+from halter.core.ports import Draft, Lease, Query, Rows, Store, Stored, Write
+from halter.core.processes import LivenessWriter, is_ending
 from halter.core.rows import AgentRow, HaltRow
 from halter.core.text import clean
 from halter.core.vocabulary import Outcome, R
@@ -68,6 +68,26 @@ def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Wr
         return [Draft(HaltLifted(scope=scope, by=by, ramp=ramp, reason=reason))]
 
     return Write(FLEET, key, decide, [(HaltRow, scope)])
+
+
+class Departures:
+    """The sessions that this process leaves to a later owner, because it stops or has lost them.
+
+    What they have in flight stays in flight: the next owner finds it in doubt, as after a crash.
+    """
+
+    def __init__(self) -> None:
+        self._leases: set[Lease] = set()
+
+    def begin(self, leases: Iterable[Lease]) -> None:
+        """Note, right before their tasks are cancelled, that these sessions are left."""
+        self._leases.update(leases)
+
+    def end(self, lease: Lease) -> None:
+        self._leases.discard(lease)
+
+    def includes(self, lease: Lease) -> bool:
+        return lease in self._leases or is_ending()
 
 
 class EffectStopped(Exception):
@@ -150,6 +170,7 @@ class HaltWatch:
         self._store = store
         self._clock = clock
         self.liveness = LivenessWriter()
+        self.departures = Departures()
         self.flights: dict[WatchedEffect, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None

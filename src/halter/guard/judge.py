@@ -21,9 +21,9 @@ from typing import Final
 
 import msgspec
 
-from halter.core.clock import HOUR, QUARTER
+from halter.core.clock import HOUR, MINUTE, QUARTER
 from halter.core.events import AnyEvent, CallRefused, CallStarted, CostCapReached, DecisionAsked, FleetPolicyAdopted
-from halter.core.ids import FLEET, Digest, are_one_person, can_decide
+from halter.core.ids import FLEET, Digest, are_one_person, can_decide, session_stream
 from halter.core.money import (
     BudgetRow,
     Cap,
@@ -42,7 +42,7 @@ from halter.core.provenance import Flaw
 from halter.core.rows import AuditRow, DecisionRow, FleetPolicyRow, HaltRow, OutputRow, RateRow, RuleRow
 from halter.core.spec import Mode, ResolvedPolicy, ToolPolicy
 from halter.core.tools import LEVELS, Effect, Level, ToolSpec
-from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel, RowKey
+from halter.core.vocabulary import ActionLimit, Audit, Outcome, Purpose, RiskLevel, RowKey
 
 
 def adopt_first_policy(event: FleetPolicyAdopted) -> Write:
@@ -197,6 +197,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     risk: RiskLevel | None = None
     audit: Audit = ""
     rate: AttemptRate | None = None
+    action_limits: tuple[ActionLimit, ...] = ()
     approval: RequiredApproval | None = None
     legs: tuple[Leg, ...] = ()
     accounts: tuple[Leg, ...] = ()
@@ -236,6 +237,8 @@ def list_call_rows(request: CallRequest) -> list[RowKey]:
     keys: list[RowKey] = [*request.halts, (AuditRow, request.call)]
     if request.rate is not None:
         keys += product([RateRow], [request.agent], [request.tool], request.rate.slices(request.now))
+    for stream, limit in request.action_limits:
+        keys += product([RateRow], [stream], [""], range(limit))
     if request.approval is not None:
         keys.append((DecisionRow, request.approval.decision))
         if request.approval.rule:
@@ -257,7 +260,7 @@ def judge_call(request: CallRequest, rows: Rows) -> Sequence[Draft]:
     if any(halts) and (halt := explain_halt(halts, request.session, rows.now)):
         return [_make_call_refusal(request, "external_halt", halt)]
     waived_refusals: tuple[Outcome, ...] = ()
-    if request.flaw is not None or request.rate is not None or request.untrusted_reason:
+    if request.flaw is not None or request.rate is not None or request.action_limits or request.untrusted_reason:
         for refusal in _find_refusals(request, rows):
             if not request.observe or refusal[0] in {"unknown_tool", "invalid_arguments"}:
                 return [_make_call_refusal(request, *refusal)]
@@ -285,7 +288,7 @@ def judge_call(request: CallRequest, rows: Rows) -> Sequence[Draft]:
         return []
     return [
         Draft(
-            _make_call_intent(request, approval, held_legs, waived_refusals),
+            _make_call_intent(request, approval, held_legs, waived_refusals, find_action_slots(request, rows)),
             None if request.blob else request.arguments,
             request.blob,
         )
@@ -325,8 +328,38 @@ def _find_refusals(request: CallRequest, rows: Rows) -> Iterable[tuple[Outcome, 
                 "rate_limited",
                 f"{request.tool} was tried {attempts} times in {hours:g} h, and the limit is {request.rate.limit}.",
             )
+    for stream, limit in request.action_limits:
+        if find_free_slot(rows, stream, limit) is None:
+            yield ("rate_limited", describe_too_many_actions(request.session, stream, limit))
     if request.untrusted_reason:
         yield ("untrusted", request.untrusted_reason)
+
+
+def find_free_slot(rows: Rows, stream: str, limit: int) -> int | None:
+    """Return a slot that no call has taken in the last minute; None if the limit is reached.
+
+    A time far in the future comes from a clock that was set back, and does not count.
+    """
+    for slot in range(limit):
+        row = rows.get(RateRow, stream, "", slot)
+        if row is None or abs(rows.now - row.attempts) >= MINUTE:
+            return slot
+    return None
+
+
+def find_action_slots(request: CallRequest, rows: Rows) -> tuple[tuple[str, int], ...]:
+    """Return the slots that a call takes of the limits of actions per minute."""
+    slots = ((stream, find_free_slot(rows, stream, limit)) for stream, limit in request.action_limits)
+    return tuple((stream, slot) for stream, slot in slots if slot is not None)
+
+
+def describe_too_many_actions(session: str, stream: str, limit: int) -> str:
+    if stream == session_stream(session):
+        return f"You may make {limit} calls per minute that change something. Wait with `yield`, then continue."
+    return (
+        f"{stream.removeprefix('session:')} and the agents that it asks may make {limit} calls per minute that change "
+        "something. Answer without this call."
+    )
 
 
 def _check_approval(request: CallRequest, approval: RequiredApproval, rows: Rows) -> tuple[str, str] | Draft | None:
@@ -433,7 +466,11 @@ def _make_call_refusal(
 
 
 def _make_call_intent(
-    request: CallRequest, approval: tuple[str, str], held_legs: tuple[Leg, ...], waived_refusals: tuple[Outcome, ...]
+    request: CallRequest,
+    approval: tuple[str, str],
+    held_legs: tuple[Leg, ...],
+    waived_refusals: tuple[Outcome, ...],
+    action_slots: tuple[tuple[str, int], ...],
 ) -> AnyEvent:
     intent = CallStarted(
         call=request.call,
@@ -451,6 +488,8 @@ def _make_call_intent(
         phase=request.phase,
         writes=request.writes,
     )
+    if action_slots:
+        intent = msgspec.structs.replace(intent, action_slots=action_slots)
     if request.approval is None and not waived_refusals and not request.flaws:
         return intent
     # Set separately: a Python call with more than fifteen keywords is four times as slow.

@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 
 from halter.core.clock import DAY, SECOND, Clock
-from halter.core.effect_events import UnheldCost
+from halter.core.effect_events import SubSessionCost, UnheldCost
 from halter.core.events import AnyEvent, CallSettled, CapChanged, DecisionAsked, OverrunIncurred, RequestSettled
-from halter.core.ids import FLEET, Digest, StreamId, can_decide, parse_session_id
+from halter.core.ids import FLEET, Digest, StreamId, can_decide, make_sub_session_id, parse_session_id, session_stream
 from halter.core.money import (
     COLD_START_COST,
     MAX_AMOUNT,
@@ -28,12 +28,11 @@ from halter.core.money import (
     Unit,
     compute_cap_overrun,
     forecast_cost,
-    is_near_cap,
     settle,
 )
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Rows, Store, Write, offload_body
-from halter.core.project import FindCaps, budget_key, budget_row, rows_of_event
-from halter.core.rows import AuditRow, DecisionRow, HoldRow
+from halter.core.project import PrepareCapCheck, budget_key, budget_row, rows_of_event
+from halter.core.rows import AuditRow, DecisionRow, HoldRow, SessionRow
 from halter.core.tools import JournalEffect
 from halter.core.usage import Usage
 from halter.core.vocabulary import Outcome, Purpose, RowKey
@@ -63,7 +62,10 @@ class ActualResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class Settlement(msgspec.Struct, frozen=True, gc=False):
-    """The charged amounts and the commit. `overrun`: they exceeded a cap. A deferred commit is empty."""
+    """The charged amounts, with what a sub-session spent, and the commit. `overrun`: they exceeded a cap.
+
+    A deferred commit is empty.
+    """
 
     usd: int
     tokens: int
@@ -96,6 +98,7 @@ def settle_flight(
             error=result.error,
             audited=result.audited,
             unheld=unheld,
+            sub_session=find_sub_session(flight, rows),
         )
     else:
         event = RequestSettled(
@@ -115,6 +118,22 @@ def settle_flight(
     if result.happened:
         drafts += _draft_effects(result, rows)
     return drafts
+
+
+def find_sub_session(flight: InFlight, rows: Rows) -> SubSessionCost | None:
+    """Return what the sub-session of a call has spent; None if the call started none."""
+    if not flight.may_have_sub_session:
+        return None
+    child = make_sub_session_id(flight.id)
+    row = rows.get(SessionRow, child)
+    if row is None or not row.started_at:
+        return None
+    return SubSessionCost(child, budget_row(rows, Account(session_stream(child), "", "usd")).spent)
+
+
+def _list_sub_session_rows(flight: InFlight) -> tuple[RowKey, ...]:
+    child = make_sub_session_id(flight.id)
+    return ((SessionRow, child), budget_key(Account(session_stream(child), "", "usd")))
 
 
 def _list_effect_rows(effects: Sequence[JournalEffect]) -> Iterator[RowKey]:
@@ -203,6 +222,8 @@ def _make_settling_write(
         rows = ((HoldRow, flight.id), *map(budget_key, flight.legs or flight.accounts))
     if result.audited:
         rows = (*rows, (AuditRow, flight.id))
+    if flight.may_have_sub_session:
+        rows = (*rows, *_list_sub_session_rows(flight))
     if result.happened:
         rows = (*rows, *_list_effect_rows(result.happened))
         others = tuple(dict.fromkeys(StreamId(each.stream) for each in result.happened if each.stream))
@@ -307,6 +328,8 @@ class Ledger:
             self._wake_next_waiter()
         events = committed.events
         overrun = len(events) > 1 and any(isinstance(stored.event, OverrunIncurred) for stored in events)
+        if flight.may_have_sub_session and events and isinstance(events[0].event, CallSettled):
+            usd = events[0].event.cost_micros
         return Settlement(usd, tokens, overrun, committed)
 
     def defer_settlement(self, lease: Lease, flight: InFlight, result: ActualResult) -> Settlement | None:
@@ -316,6 +339,8 @@ class Ledger:
         effect starts.
         """
         if result.outcome != "ok" or result.happened or (result.body is not None and len(result.body) > BLOB_THRESHOLD):
+            return None
+        if flight.may_have_sub_session:
             return None
         usd, tokens = compute_charged_amounts(flight, result)
         legs, charge = flight.legs, Charge(usd, tokens)
@@ -332,20 +357,22 @@ class Ledger:
         for flight in flights:
             await self.settle(lease, flight, ActualResult("unknown"))
 
-    def with_cap_notice(self, write: Write, find_caps: FindCaps, on_near_cap: Callable[[bool], None]) -> Write:
+    def with_cap_notice(
+        self, write: Write, prepare_cap_check: PrepareCapCheck, on_near_cap: Callable[[bool], None]
+    ) -> Write:
         """Extend a write: its transaction also reports to `on_near_cap` whether a cap is near."""
-        keys, caps = find_caps(self._clock.now())
+        keys, is_near_cap = prepare_cap_check(self._clock.now())
 
         def decide(rows: Rows) -> Sequence[Draft]:
-            on_near_cap(is_near_cap(caps, rows.find(keys)))
+            on_near_cap(is_near_cap(rows.find(keys)))
             return write.decide(rows)
 
         return msgspec.structs.replace(write, decide=decide, reads=(*write.reads, *keys))
 
-    async def is_near_budget(self, find_caps: FindCaps) -> bool:
+    async def is_near_budget(self, prepare_cap_check: PrepareCapCheck) -> bool:
         """Return whether the session or a scope above it is near its cap; holds count as spent."""
-        keys, caps = find_caps(self._clock.now())
-        return is_near_cap(caps, [await read_budget(self._store, *key[1:]) for key in keys])
+        keys, is_near_cap = prepare_cap_check(self._clock.now())
+        return is_near_cap([await read_budget(self._store, *key[1:]) for key in keys])
 
     async def forecast(self, name: str, purpose: Purpose = "turn", cold_start: int = COLD_START_COST) -> CostForecast:
         oldest_at = self._clock.now() - SAMPLE_PERIOD

@@ -397,9 +397,9 @@ class ModelDoor:
         match error:
             case asyncio.CancelledError():
                 leftover = read_cancelled_effect(error).leftover
-                cancelled_result = self._cut(
-                    in_flight, leftover, "cancelled", "CancelledError: the session was cancelled"
-                )
+                # The next owner of a session that this process leaves makes the request again.
+                outcome: Outcome = "unknown" if self._halts.departures.includes(in_flight.lease) else "cancelled"
+                cancelled_result = self._cut(in_flight, leftover, outcome, "CancelledError: the session was cancelled")
                 if stream is not None and stream.texts:
                     text = Text(mask_text("".join(stream.texts), self._redact), "model", trusted=False)
                     cancelled_result = msgspec.structs.replace(cancelled_result, body=_ENCODE(Reply((text,))))

@@ -5,7 +5,7 @@ are compiled again when the context or a window changes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -16,7 +16,17 @@ from halter.core import money
 from halter.core.clock import QUARTER
 from halter.core.ids import session_stream
 from halter.core.messages import AnonymizationPolicy, Model
-from halter.core.money import Cap, Caps, RateLimit, ScopedCap, Spender, find_rate_limits, list_accounts, make_legs
+from halter.core.money import (
+    BudgetRow,
+    Cap,
+    Caps,
+    RateLimit,
+    ScopedCap,
+    Spender,
+    find_rate_limits,
+    list_accounts,
+    make_legs,
+)
 from halter.core.project import BudgetKey, budget_key
 from halter.core.provenance import Flaw
 from halter.core.rows import HaltRow, RuleRow
@@ -24,7 +34,7 @@ from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
 from halter.core.text import clean, encode_body
 from halter.core.tools import DOLLAR, Invalid, Tool, ToolSpec, Valid, find_secret_names
 from halter.core.usage import PriceTable, runs_locally
-from halter.core.vocabulary import Outcome, Purpose
+from halter.core.vocabulary import ActionLimit, Outcome, Purpose
 from halter.guard.approvals import decode_rule, digest_approval, matches_rule, pins_places
 from halter.guard.judge import (
     CallRequest,
@@ -88,7 +98,7 @@ class SessionContext(msgspec.Struct, frozen=True):
     `secrets` are the names of those granted and set; `quarantined_tools` wait for a person. `reserve_usd` and
     `reserve_tokens` are reserved for the wrap-up. `tokens_per_hour` limits an autonomous session. `anonymize` says what
     is hidden from its models. `rate_limits` bind all sessions together. `caller_caps` are the caps of the agents whose
-    call started the session.
+    call started the session. `action_limits` are the actions per minute of the session and of those it works for.
     """
 
     session: str
@@ -105,6 +115,7 @@ class SessionContext(msgspec.Struct, frozen=True):
     anonymize: AnonymizationPolicy | None = None
     rate_limits: Mapping[str, RateLimit] = {}
     caller_caps: tuple[ScopedCap, ...] = ()
+    action_limits: tuple[ActionLimit, ...] = ()
     # Derived once, because many steps use the same context.
     caps: Caps = NO_CAPS
     scopes: tuple[str, ...] = ()
@@ -165,6 +176,30 @@ class SessionContext(msgspec.Struct, frozen=True):
             return [*map(budget_key, legs)], [leg.cap for leg in legs]
         return terms.hold.keys or [*map(budget_key, terms.hold.legs)], terms.caps
 
+    def prepare_cap_check(self, now: int) -> tuple[Sequence[BudgetKey], Callable[[Sequence[BudgetRow | None]], bool]]:
+        """Find the rows of the session's accounts, and return them with the check of whether any is near its cap."""
+        keys, caps = self.find_caps(now)
+        return keys, partial(self._is_near_cap, keys, caps)
+
+    def _is_near_cap(
+        self, keys: Sequence[BudgetKey], caps: Sequence[int | None], budgets: Sequence[BudgetRow | None]
+    ) -> bool:
+        """Return whether no more than the margin remains of any cap in force, given the configured caps.
+
+        Holds count as spent, and the session's reserve for its wrap-up does not remain.
+        """
+        margin, stream = self.policy.cap_margin, self.scopes[0]
+        for (_, scope, _, unit), configured_cap, budget in zip(keys, caps, budgets, strict=True):
+            cap = configured_cap if budget is None else budget.binding(configured_cap)
+            if cap is None:
+                continue
+            used = 0 if budget is None else budget.spent + budget.held
+            if scope == stream:
+                used += self.reserve_usd if unit == "usd" else self.reserve_tokens
+            if margin.contains(unit, cap, cap - used):
+                return True
+        return False
+
     def narrow(self, usd: int, spent_usd: int) -> "SessionContext":
         """Return the context with a lower cap: after `spent_usd`, at most `usd` more."""
         caps = self.policy.caps
@@ -221,6 +256,7 @@ def compile_tool_terms(context: SessionContext, spec: ToolSpec, quarter: int) ->
         session=context.session,
         halts=context.halts,
         reserve=context.reserve,
+        action_limits=context.action_limits if spec.effect == "write" else (),
     )
     return msgspec.structs.replace(terms, base=base)
 

@@ -233,11 +233,15 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApprovalRequired(msgspec.Struct, frozen=True):
-    """A call that waits for a decision. After the decision the same call passes all checks again."""
+    """A call that waits for a decision. After the decision the same call passes all checks again.
+
+    `tool` is set when the decision has just been asked for.
+    """
 
     call: str
     decision: str
     simulation: str = ""
+    tool: str = ""
 
 
 class ToolExecution(msgspec.Struct, frozen=True):
@@ -259,7 +263,7 @@ class ToolExecution(msgspec.Struct, frozen=True):
     async def is_near_budget(self) -> bool:
         if self.ledger is None or self.context is None:
             return False
-        return await self.ledger.is_near_budget(self.context.find_caps)
+        return await self.ledger.is_near_budget(self.context.prepare_cap_check)
 
 
 class _PreparedRead(NamedTuple):
@@ -562,18 +566,17 @@ class ToolDoor:
         """
         self._acting[flight.id] = None
         started_at = self._clock.now()
+        permit = Permit(flight.id, started_at + execution.timeout, execution.secrets, execution.is_near_budget)
         try:
             try:
-                result = await self._run(
-                    execution,
-                    Permit(flight.id, started_at + execution.timeout, execution.secrets, execution.is_near_budget),
-                    flight.name,
-                )
+                result = await self._run(execution, permit, flight.name)
             except asyncio.CancelledError as stop:
-                cancelled_result = self._make_failure("cancelled", "CancelledError: the session was cancelled")
-                effect = read_cancelled_effect(stop)
-                result = _result_after_stop(effect.leftover, cancelled_result, is_unsure=effect.is_cancelled_twice)
-                await run_shielded(self._settle(lease, flight, result, started_at))
+                if not self._halts.departures.includes(lease):
+                    effect = read_cancelled_effect(stop)
+                    is_unsure = effect.is_cancelled_twice or _can_have_taken_effect(execution, permit)
+                    result = self._make_failure("cancelled", "CancelledError: the session was cancelled.")
+                    result = _result_after_stop(effect.leftover, result, is_unsure=is_unsure)
+                    await run_shielded(self._settle(lease, flight, result, started_at))
                 raise
             return await self._settle(lease, flight, result, started_at, execution)
         finally:
@@ -593,7 +596,8 @@ class ToolDoor:
                     raise
                 effect.end()
         except EffectStopped as stop:
-            return _result_after_stop(stop.leftover, self._make_failure(stop.outcome, str(stop)))
+            is_unsure = stop.outcome == "external_halt" and _can_have_taken_effect(execution, permit)
+            return _result_after_stop(stop.leftover, self._make_failure(stop.outcome, str(stop)), is_unsure=is_unsure)
         except TimeoutError:
             return self._make_failure("timeout", f"TimeoutError: {name} exceeded its deadline")
         except Unstoppable as unstoppable:
@@ -665,14 +669,23 @@ class ToolDoor:
         return body if masked_text is text else encode_body(masked_text)
 
 
+def _can_have_taken_effect(execution: ToolExecution, permit: Permit) -> bool:
+    """Return whether a stopped call may have changed something: it began, and does more than read."""
+    return execution.tool.spec.effect != "read" and permit.may_have_acted
+
+
 def _result_after_stop(leftover: object, result: ActualResult, *, is_unsure: bool = False) -> ActualResult:
-    """Make the result of a stopped tool: `unknown` if the tool did not stop, or was cancelled twice."""
-    unknown = is_unsure or isinstance(leftover, Unstoppable)
-    return msgspec.structs.replace(result, outcome="unknown") if unknown else result
+    """Make the result of a stopped tool: `unknown` if it may have taken effect, or did not stop."""
+    if not (is_unsure or isinstance(leftover, Unstoppable)):
+        return result
+    return msgspec.structs.replace(result, outcome="unknown", error=f"{result.error} {MAYBE_DONE}")
+
+
+MAYBE_DONE: Final = "It is unknown whether the call took effect."
 
 
 def restore_call_answer(event: CallSettled, body: bytes) -> Answer:
-    cost, text = event.charge.usd if event.charge else 0, decode_body(body)
+    cost, text = event.cost_micros, decode_body(body)
     partial = text if event.error else ""
     duration_ms = event.duration_ms
     return Answer(event.call, event.outcome, event.error or text, cost, duration_ms, partial=partial)
@@ -693,7 +706,7 @@ def read_call_refusal(committed: Committed) -> Answer | ApprovalRequired:
             case CallRefused() as refused:
                 return Answer(refused.call, refused.outcome, refused.sentence, cap=cap, staged=refused.staged)
             case DecisionAsked() as question:
-                return ApprovalRequired(question.subject, question.decision)
+                return ApprovalRequired(question.subject, question.decision, tool=question.name)
             case _:
                 pass
     raise AssertionError("The commit that decided a call has no refusal, question or intent.")

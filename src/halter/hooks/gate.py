@@ -320,6 +320,7 @@ class HookGate:
             definition=await store_policy(self._store, loaded_agent.agent.policy, loaded_agent.guard.redact),
         )
         task = encode_body(loaded_agent.guard.redact(f"{title} in {cwd or 'an unknown folder'}"))
+        await self._app.adopt_policy()
         await self._store.commit(lifecycle.start_session(event, *await offload_body(self._store, task)))
         (row,) = await self._store.ask(Query("session", SessionRow, {"session": name}))
         if row.ended_at is not None:

@@ -1,7 +1,8 @@
 """The tools of other programs for the guard: their effect, the risk of a call, and the paths that it must not reach.
 
-The name of a tool decides its family: shell, reader, writer, web, planner, a tool of an MCP server, or other. The level
-of a call follows from its risk, so that harmless commands pass and dangerous ones need a person.
+The name of a tool decides its family: shell, reader, writer, web, planner, sender, a tool of an MCP server, or other.
+The level of a call follows from its risk, so that harmless commands pass and dangerous ones need a person. It is higher
+for a command that may change something, and for a call whose work leaves the session.
 """
 
 import os
@@ -29,10 +30,10 @@ from halter.core.tools import (
     Valid,
 )
 from halter.core.vocabulary import RiskLevel
-from halter.risk.risk import assess_risk
+from halter.risk.risk import assess_risk, only_reads
 from halter.tools.function_tool import canonical_json
 
-ToolFamily = Literal["shell", "reader", "writer", "web", "planner", "mcp", "other"]
+ToolFamily = Literal["shell", "reader", "writer", "web", "planner", "sender", "mcp", "other"]
 
 CWD: Final = "cwd"
 """The argument for the folder in which a call runs: an approval in one folder does not apply to another."""
@@ -52,6 +53,7 @@ _TOOLS_BY_FAMILY: Final[Mapping[ToolFamily, frozenset[str]]] = {
         "TodoWrite TodoRead TaskCreate TaskUpdate TaskGet TaskList ExitPlanMode EnterPlanMode AskUserQuestion "
         "AskQuestion ToolSearch Skill Task Agent SlashCommand update_plan write_todos KillShell TaskStop"
     ),
+    "sender": make_word_set("SendUserFile RemoteTrigger Workflow Artifact ShareOnboardingGuide"),
 }
 _MCP_TOOL: Final = re.compile(r"mcp__(?P<server>[A-Za-z0-9_.-]+?)__.+|(?P<cursor>MCP):.+")
 _PATCHED_FILE: Final = re.compile(r"^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.+)$", re.MULTILINE)
@@ -66,6 +68,7 @@ _FAMILY_TERMS: Final[Mapping[ToolFamily, tuple[Level, Effect]]] = {
     "writer": ("CONTROLLED", "write"),
     "web": ("MONITORED", "read"),
     "planner": ("SAFE", "read"),
+    "sender": ("RESTRICTED", "write"),
     "mcp": ("CONTROLLED", "write"),
     "other": ("CONTROLLED", "write"),
 }
@@ -75,6 +78,14 @@ _RISK_LEVELS: Final[Mapping[RiskLevel, Level]] = {
     "HIGH": "RESTRICTED",
     "CRITICAL": "RESTRICTED",
 }
+_LEAVING_ARGUMENTS: Final[Mapping[str, frozenset[str]]] = {
+    "durable": frozenset({"true"}),
+    "remote": frozenset({"true"}),
+    "isolation": frozenset({"remote", "cloud"}),
+    "environment": frozenset({"remote", "cloud"}),
+    "location": frozenset({"remote", "cloud"}),
+}
+"""Arguments with which a planner or a schedule works elsewhere, or after the session has ended."""
 _ANY_ARGUMENTS: Final = b'{"type":"object"}'
 
 
@@ -123,18 +134,29 @@ class HookedTool:
     def with_risk_level(self, arguments: bytes) -> "HookedTool":
         """Set the tool's level by the risk of this call; return the tool itself."""
         valid, base = self.validate(arguments), self._make_spec("LOW")
-        risk: RiskLevel = assess_risk(base, valid).level if isinstance(valid, Valid) else "LOW"
-        self._spec = self._make_spec(risk)
+        if isinstance(valid, Valid):
+            self._spec = self._make_spec(assess_risk(base, valid).level, self._find_min_level(valid.values))
+        else:
+            self._spec = base
         return self
 
-    def _make_spec(self, risk: RiskLevel) -> ToolSpec:
+    def _find_min_level(self, values: Mapping[str, Any]) -> Level:
+        """Find the level that a call has at least: CONTROLLED if it changes something, RESTRICTED if it leaves."""
+        if self._family == "shell":
+            return "SAFE" if _only_reads(values.get("command")) else "CONTROLLED"
+        is_leaving = self._family in {"planner", "other"} and any(
+            str(values.get(name)).strip().casefold() in choices for name, choices in _LEAVING_ARGUMENTS.items()
+        )
+        return "RESTRICTED" if is_leaving else "SAFE"
+
+    def _make_spec(self, risk: RiskLevel, min_level: Level = "SAFE") -> ToolSpec:
         level, effect = _FAMILY_TERMS[self._family]
         match = _MCP_TOOL.fullmatch(self._name)
         return ToolSpec(
             name=self._name,
             description="A tool of another program.",
             schema=_ANY_ARGUMENTS,
-            level=LEVELS[max(LEVELS.index(level), LEVELS.index(_RISK_LEVELS[risk]))],
+            level=LEVELS[max(map(LEVELS.index, (level, _RISK_LEVELS[risk], min_level)))],
             effect=effect,
             egress=self._family in {"web", "mcp"},
             cost=self._cost,
@@ -162,13 +184,12 @@ class HookedTool:
         return "unknown"
 
     def _reject_paths(self, values: Mapping[str, Any]) -> str:
-        if self._family not in {"reader", "writer"}:
+        if self._family not in {"reader", "writer", "sender"}:
             return ""
+        reads = self._family != "writer"
         for path in self._paths(values):
-            if entry := find_protected(path, self._protected, reads=self._family == "reader"):
-                return (
-                    f"{path} is {entry.description}: no tool may {'read' if self._family == 'reader' else 'write'} it."
-                )
+            if entry := find_protected(path, self._protected, reads=reads):
+                return f"{path} is {entry.description}: no tool may {'read' if reads else 'write'} it."
         return ""
 
     def _reject_hosts(self, values: Mapping[str, Any]) -> str:
@@ -188,6 +209,8 @@ class HookedTool:
         for key in _PATH_KEYS:
             if isinstance(values.get(key), str) and values[key]:
                 yield self._cwd / Path(values[key]).expanduser()
+        if self._family == "sender":
+            yield from (self._cwd / Path(text).expanduser() for text in _list_texts(values.get("files")))
         for text in (each for each in values.values() if isinstance(each, str) and "*** " in each):
             yield from (self._cwd / Path(path.strip()).expanduser() for path in _PATCHED_FILE.findall(text))
 
@@ -202,6 +225,26 @@ class HookedTool:
                 is_inside = full_path.is_relative_to(self._cwd)
                 relative_values[key] = str(full_path.relative_to(self._cwd)) if is_inside else str(full_path)
         return relative_values
+
+
+def _only_reads(command: object) -> bool:
+    """Return whether a command, as a line or as words, certainly changes nothing."""
+    if isinstance(command, list):
+        words = cast("list[object]", command)
+        return all(isinstance(word, str) for word in words) and only_reads(cast("list[str]", words))
+    return isinstance(command, str) and only_reads(command)
+
+
+def _list_texts(value: object) -> Iterator[str]:
+    """Yield the texts of a list, and of the objects in it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for each in cast("list[object]", value):
+            yield from _list_texts(each)
+    elif isinstance(value, dict):
+        for each in cast("dict[str, object]", value).values():
+            yield from _list_texts(each)
 
 
 def find_protected(path: Path, protected_paths: ProtectedPaths, *, reads: bool) -> ProtectedEntry | None:

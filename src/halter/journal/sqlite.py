@@ -322,7 +322,8 @@ def is_disk_full(path: str) -> bool:
         stats = os.statvfs(Path(path).parent)
     except (OSError, ValueError):
         return False
-    return stats.f_bavail * stats.f_frsize < LOW_DISK_BYTES
+    # A file system without blocks, as /proc, holds no files of anybody.
+    return stats.f_blocks > 0 and stats.f_bavail * stats.f_frsize < LOW_DISK_BYTES
 
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from typing import Any, Final, final
 
 import msgspec
 
-from halter.core.clock import MINUTE, SECOND, parse_duration
+from halter.core.clock import SECOND, parse_duration
 from halter.core.errors import ConfigError
 from halter.core.events import YieldRequest
 from halter.core.messages import StopReason, ToolCall, ToolResult
@@ -40,6 +40,8 @@ class RepeatedSteps(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
+        if self.length == 1:
+            return "The last step made the same calls."
         if self.period == 1:
             return f"The last {self.length} steps made the same calls and got the same results."
         return (
@@ -67,6 +69,12 @@ def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -
     return fingerprints[0] if len(fingerprints) == 1 else tuple(chain.from_iterable(sorted(fingerprints)))
 
 
+def is_step_of(calls: Sequence[ToolCall], fingerprint: StepPrint) -> bool:
+    """Return whether calls are those of a fingerprint, whatever their results."""
+    call_prints = sorted((_shorten_print(_canonical(call.arguments)), call.tool) for call in calls)
+    return call_prints == list(zip(fingerprint[::4], fingerprint[1::4], strict=True))
+
+
 def _shorten_print(text: str) -> str:
     """Replace a long text by its beginning and hash. The result is longer than any unhashed text: no collision."""
     return (
@@ -79,11 +87,11 @@ def _shorten_print(text: str) -> str:
 def find_repetition(steps: Sequence[StepPrint | str], max_repeats: int) -> RepeatedSteps | None:
     """Find a repetition in the newest steps of a turn. A `max_repeats` of 0 disables the check.
 
-    A single step may occur `max_repeats` times in a row. A cycle of several steps is reported after two rounds, but
-    not before as many steps as for a single one.
+    A single step is reported when it has occurred `max_repeats` times in a row. A cycle of several steps is reported
+    after two rounds, but not before as many steps as for a single one.
     """
     for period in range(1, MAX_PERIOD + 1) if max_repeats > 0 else ():
-        repeat_count = max_repeats if period == 1 else max(period, max_repeats - 1)
+        repeat_count = max(period, max_repeats - 1)
         if _repeats(steps, period, repeat_count):
             return RepeatedSteps(period, period + repeat_count)
     return None
@@ -124,6 +132,7 @@ class FailedAttempt(msgspec.Struct, frozen=True, gc=False):
     may_retry: bool = False
     retry_after: int | None = None
     needs_person: bool = False
+    is_charged: bool = False
 
     @property
     def overflow(self) -> bool:
@@ -139,7 +148,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Steps: `attempt_count` counts the requests of this step, made or refused, and numbers the next one; `failures` are
     those that failed. `calls` are the calls without a result. `fingerprints` are those of the newest steps, as far
     back as a cycle can reach, and `fingerprint_count` counts all. `is_cycle_possible` says that the newest step equals
-    an earlier one.
+    an earlier one, `repetition` why its calls were refused if they repeat too often.
 
     Time: `work_time` is the working time in microseconds up to `clock_started_at`, which is None while the session is
     parked. `idle_time` is the time awake without effect; an `is_active` turn is not idle. A session that a guardrail
@@ -168,6 +177,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fingerprints: tuple[StepPrint, ...] = ()
     fingerprint_count: int = 0
     is_cycle_possible: bool = False
+    repetition: str = ""
     hinted_at: int = 0
     recoveries: int = 0
     nudges: int = 0
@@ -269,10 +279,13 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Apply the results of a step's calls. Of several yields, the last one counts."""
         is_active, has_tried_answer, has_refusal, yield_request = self.is_active, False, False, None
         has_asked = has_answered = has_handed_off = False
+        repetition = ""
         for result in results:
             tool, is_ok = result.tool, result.outcome == "ok"
             if not is_ok:
                 has_refusal = True
+                if result.outcome == "rate_limited":
+                    repetition = repetition or result.text.partition(REPEATED_CALLS)[2]
             if tool not in _TURN_ENDING_TOOLS:
                 is_active = True
                 if is_ok and tool.startswith(HAND_OFF):
@@ -296,6 +309,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             fingerprints=(*(self.fingerprints if is_repeat else newest_fingerprints), fingerprint),
             fingerprint_count=self.fingerprint_count + 1,
             is_cycle_possible=is_repeat,
+            repetition=repetition,
             expected=self.expected + (has_tried_answer and not has_answered),
             is_active=is_active,
             has_asked=has_asked,
@@ -459,6 +473,8 @@ CUT_CALL: Final = "Your answer was cut off, so this call was not made. Request i
 CUT_INSIDE_CALL: Final = (
     "Your answer was cut off inside a call, so none of its calls was made. Request fewer or shorter calls."
 )
+REPEATED_CALLS: Final = "Not executed. "
+"""Beginning of the result of calls that repeat too often, before the sentence about the repetition."""
 EMPTY_ANSWER: Final = "Your answer was empty. Answer, call a tool, or explain why you cannot."
 REPEATED_EMPTY_ANSWER: Final = "The model gave an empty answer, also after a reminder."
 OUTPUT_EXPECTED: Final = "Give your answer by calling final_answer, with arguments that fit its schema."
@@ -484,6 +500,13 @@ def describe_too_many_calls(call_count: int, limit: int) -> str:
     return f"You requested {call_count} calls; a step makes at most {limit}. None was made. Request fewer."
 
 
+def describe_charged_failures(failures: Sequence[FailedAttempt], refusal: str) -> str:
+    request_text = _format_times(len(failures), "request")
+    verb = "was" if len(failures) == 1 else "were"
+    charged = f"{request_text} without a usable answer {verb} charged, so no further one fits: {refusal}"
+    return f"{failures[-1].error.removesuffix('.')}. {charged}"
+
+
 def describe_last_stop(sentence: str) -> str:
     return f"Your last turn was stopped: {sentence}"
 
@@ -494,10 +517,6 @@ def describe_remaining_budget(usd: int | None, tokens: int | None) -> str:
         return "" if tokens is None else f"Left to spend: {max(tokens, 0):,} tokens."
     token_text = "" if tokens is None else f" and {max(tokens, 0):,} tokens"
     return f"Left to spend: {format_micros(max(usd, 0))}{token_text}."
-
-
-def describe_too_many_actions(limit: int) -> str:
-    return f"You may make {limit} calls per minute that change something. Wait with `yield`, then continue."
 
 
 MAX_CALLS: Final = 50
@@ -602,7 +621,7 @@ def decide_next_step(
     """
     is_late = 0 < limits.timeout <= work_time
     if turn.calls:
-        return _step_with_calls(turn, is_late=is_late)
+        return _step_with_calls(turn, limits, is_late=is_late)
     if turn.halted:
         return Finish("external_halt", turn.refusal)
     if turn.overrun or turn.wrapping or turn.capped:
@@ -623,7 +642,9 @@ def decide_next_step(
         return Finish("timed_out", f"The turn exceeded its limit of {limit_text}.")
     if turn.steps >= limits.max_steps:
         return Finish("max_steps", f"The turn reached its limit of {_format_times(turn.steps, 'step')}.")
-    repetition = find_repetition(turn.fingerprints, limits.max_repeated_tool_steps) if turn.is_cycle_possible else None
+    if turn.repetition:
+        return Finish("repetition", turn.repetition)
+    repetition = _find_turn_repetition(turn, limits)
     if repetition is not None and turn.fingerprint_count > turn.hinted_at:
         hint = f"{repetition.sentence} Repeating them changes nothing. Do something else, or say what stops you."
         return Finish("repetition", repetition.sentence) if turn.hinted_at else AddMessage("repetition", hint)
@@ -632,19 +653,26 @@ def decide_next_step(
     return AddMessage("near_budget", NEAR_BUDGET) if near_budget and not turn.warned else ASK_MODEL
 
 
-def count_allowed_calls(actions: Sequence[int], now: int, limit: int) -> int:
-    """Count how many calls with an effect are still allowed this minute. A `limit` of 0 means no limit."""
-    if not limit:
-        return MAX_CALLS
-    # A time far in the future comes from a clock that was set back, and does not count.
-    return max(0, limit - sum(abs(now - at) < MINUTE for at in actions))
-
-
 def _format_times(count: int, noun: str) -> str:
     return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _step_with_calls(turn: Turn, *, is_late: bool) -> Step:
+def _find_turn_repetition(turn: Turn, limits: TurnLimits) -> RepeatedSteps | None:
+    return find_repetition(turn.fingerprints, limits.max_repeated_tool_steps) if turn.is_cycle_possible else None
+
+
+def _find_continued_repetition(turn: Turn, limits: TurnLimits) -> RepeatedSteps | None:
+    """Find the repetition that the calls of a turn would continue."""
+    if not turn.fingerprints:
+        return None
+    if limits.max_repeated_tool_steps == 1 and is_step_of(turn.calls, turn.fingerprints[-1]):
+        return RepeatedSteps(1, 1)
+    repetition = _find_turn_repetition(turn, limits)
+    is_continued = repetition is not None and is_step_of(turn.calls, turn.fingerprints[-repetition.period])
+    return repetition if is_continued else None
+
+
+def _step_with_calls(turn: Turn, limits: TurnLimits, *, is_late: bool) -> Step:
     if turn.stop == "max_tokens":
         return Refuse(turn.calls, "invalid_arguments", CUT_CALL)
     if len(turn.calls) > MAX_CALLS:
@@ -653,6 +681,9 @@ def _step_with_calls(turn: Turn, *, is_late: bool) -> Step:
         return Refuse(turn.calls, "cost_cap_reached", NO_MORE_CALLS)
     if is_late:
         return Refuse(turn.calls, "cancelled", TIME_IS_UP)
+    repetition = _find_continued_repetition(turn, limits)
+    if repetition is not None:
+        return Refuse(turn.calls, "rate_limited", f"{REPEATED_CALLS}{repetition.sentence}")
     return Act(turn.calls)
 
 
@@ -663,6 +694,9 @@ def _step_without_money(turn: Turn, limits: TurnLimits) -> Step:
     if turn.wrapping:
         is_done = turn.stop is not None or bool(turn.failures) or turn.refusal != ""
         return Finish("cost_cap_reached", turn.refusal) if is_done else ASK_MODEL
+    charged_failures = [failure for failure in turn.failures if failure.is_charged]
+    if charged_failures:
+        return Finish("model_error", describe_charged_failures(charged_failures, turn.refusal))
     return AddMessage("wrap_up", WRAP_UP) if limits.on_cap == "wrap_up" else Finish("cost_cap_reached", turn.refusal)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from halter.core.agent_spec import ContextStrategy
-from halter.core.clock import MINUTE, SECOND
+from halter.core.clock import SECOND
 from halter.core.events import (
     CallRefused,
     CallSettled,
@@ -449,7 +449,6 @@ class SessionHistory:
         "_min_sleep",
         "_nonces",
         "_unanswered",
-        "actions",
         "context_text",
         "done",
         "hot",
@@ -485,8 +484,6 @@ class SessionHistory:
         """Calls in flight whose reply is erased: their arguments are unknown."""
         self.staged: tuple[ToolCall, ...] = ()
         """Calls of the turn that wait for its end."""
-        self.actions: tuple[int, ...] = ()
-        """Start times, in the last minute, of calls that change something."""
 
     def open(self, number: int, inbox_seen: int, message: Message, at: int, *, quiet: bool = False) -> None:
         self.transcript.open_turn(message)
@@ -504,9 +501,6 @@ class SessionHistory:
 
     def add_wait(self, duration: int) -> None:
         self.turn = self.turn.without_wait(duration)
-
-    def mark_acting(self, at: int) -> None:
-        self.actions = (*(each for each in self.actions if abs(at - each) < MINUTE), at)
 
     def add(self, reason: MessageReason, text: str, at: int) -> None:
         self.transcript.add(make_user_message(text, "config", reason=reason))
@@ -674,8 +668,6 @@ class SessionHistory:
             case CallStarted():
                 call = event.call.removeprefix(f"{self.session}.")
                 self.done = {each: result for each, result in self.done.items() if each != call}
-                if event.effect == "write":
-                    self.mark_acting(stored.at)
             case CallSettled():
                 body = await read_body(stored)
                 answer = restore_call_answer(event, body)
@@ -718,7 +710,8 @@ class SessionHistory:
         elif event.outcome == "external_halt":
             self.turn = self.turn.with_refusal(attempt, event.outcome, event.error, stored.at)
         else:
-            failure = FailedAttempt(event.error, event.may_retry, event.retry_after, event.needs_person)
+            is_charged = event.charge is not None and bool(event.charge.usd or event.charge.tokens)
+            failure = FailedAttempt(event.error, event.may_retry, event.retry_after, event.needs_person, is_charged)
             self.turn = self.turn.with_failure(attempt, failure, stored.at)
 
     async def _foresee(self, event: RequestSettled, stored: Stored, read_body: ReadBody) -> None:

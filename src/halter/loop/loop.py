@@ -31,6 +31,7 @@ from halter.core.ports import Stored
 from halter.core.text import encode_body
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import REFUSAL_OUTCOMES, GateStage, Guardrail, MessageReason, Outcome, TurnEnd
+from halter.guard.judge import describe_too_many_actions
 from halter.guard.model_door import (
     MODEL_REQUEST_TIMEOUT,
     AnsweredRequest,
@@ -53,7 +54,6 @@ from halter.loop.decide import (
     Think,
     Turn,
     WaitOut,
-    count_allowed_calls,
     decide_next_step,
 )
 from halter.loop.history import SessionHistory, call_id, parse_attempt
@@ -263,7 +263,7 @@ class TurnLoop:
             else:
                 usd, tokens = runtime.remaining_budget()
                 jitter = self._rng.random() if turn.failures else 1.0
-                near_budget = not turn.warned and self._is_near_reserve(usd, tokens)
+                near_budget = not turn.warned and runtime.is_near_own_cap(usd, tokens)
                 step = decide_next_step(turn, rules, now, work_time, near_budget=near_budget, jitter=jitter)
             # Types are compared, because most steps are one of these two and a failed pattern match is slow.
             if type(step) is Think:
@@ -314,13 +314,6 @@ class TurnLoop:
                     self.turn = self.turn.with_final_overflow()
             case Finish(turn_end, sentence):
                 await self._finish(turn_end, sentence)
-
-    def _is_near_reserve(self, usd: int | None, tokens: int | None) -> bool:
-        """Return whether only the reserve is left of the budget."""
-        policy = self._runtime.context.policy
-        if usd is not None and usd <= (policy.caps.session.max_cost_usd or 0) * policy.reserve_cost_fraction:
-            return True
-        return tokens is not None and tokens <= policy.reserve_tokens
 
     def _describe_now(self, usd: int | None, tokens: int | None) -> str:
         """Render the volatile text of the next request: the live context and the remaining budget."""
@@ -379,7 +372,8 @@ class TurnLoop:
             case FailedRequest(outcome="external_halt", error=error):
                 history.turn = turn.with_refusal(attempt, "external_halt", error, now)
             case FailedRequest(error=error):
-                failure = FailedAttempt(error, answer.may_retry, answer.retry_after, answer.needs_person)
+                is_charged = bool(answer.cost_usd or answer.tokens)
+                failure = FailedAttempt(error, answer.may_retry, answer.retry_after, answer.needs_person, is_charged)
                 history.turn = turn.with_failure(attempt, failure, now)
 
     async def _act(self, calls: Sequence[ToolCall], now: int, work_time: int) -> int:
@@ -389,14 +383,11 @@ class TurnLoop:
         """
         history, runtime, timeout = self._history, self._runtime, self.rules.timeout
         remaining, group_name = timeout - work_time if timeout else None, ""
-        for group_index, group in enumerate(
+        for group_index, members in enumerate(
             (calls,) if len(calls) == 1 and not history.done else self._list_groups(calls)
         ):
             if group_index and remaining is not None and (remaining := timeout - history.turn.time_worked(now)) <= 0:
                 return now
-            members = await self._limit_calls(group) if self.rules.max_actions_per_minute else group
-            if not members:
-                continue
             if not self._is_unobserved:
                 self._observer.on_calls(members)
             if len(calls) > 1:
@@ -411,6 +402,8 @@ class TurnLoop:
             else:
                 answers = await runtime.calls(guard_calls)
             self._add_results(members, answers)
+            if self.rules.max_actions_per_minute:
+                await self._record_limit(answers, members[0].group)
             now = self._clock.now()
         if runtime.overrun:
             self.turn = msgspec.structs.replace(self.turn, overrun=True)
@@ -421,22 +414,13 @@ class TurnLoop:
         missing = [call for call in calls if call.id not in self._history.done]
         return [list(members) for _, members in groupby(missing, key=attrgetter("group"))]
 
-    async def _limit_calls(self, calls: Sequence[ToolCall]) -> Sequence[ToolCall]:
-        """Refuse calls beyond an autonomous agent's actions per minute."""
-        now, limit = self._clock.now(), self.rules.max_actions_per_minute
-        capacity = count_allowed_calls(self._history.actions, now, limit)
-        acting = [call for call in calls if self._runtime.has_effect(call.tool)]
-        for _ in acting[:capacity]:
-            self._history.mark_acting(now)
-        if len(acting) <= capacity:
-            return calls
-        sentence = decide.describe_too_many_actions(limit)
-        event = GuardrailTriggered(guardrail="max_actions_per_minute", turn=self.turn.number, sentence=sentence)
-        key = f"{self._session}/brisk/{self.turn.number}_{self.turn.steps}_{calls[0].group}"
-        await self._runtime.write(key, event)
-        answers = await self._runtime.refuse(self._make_calls(acting[capacity:]), "rate_limited", sentence)
-        self._add_results(acting[capacity:], answers)
-        return [call for call in calls if call not in acting[capacity:]]
+    async def _record_limit(self, answers: Sequence[Answer], group: int) -> None:
+        """Record that the guard refused calls of a group beyond the agent's actions per minute."""
+        stream, limit = self._runtime.lease.stream, self.rules.max_actions_per_minute
+        sentence = describe_too_many_actions(self._session, stream, limit)
+        if any(answer.outcome == "rate_limited" and answer.text == sentence for answer in answers):
+            event = GuardrailTriggered(guardrail="max_actions_per_minute", turn=self.turn.number, sentence=sentence)
+            await self._runtime.write(f"{self._session}/brisk/{self.turn.number}_{self.turn.steps}_{group}", event)
 
     async def _refuse(self, calls: Sequence[ToolCall], outcome: Outcome, sentence: str) -> None:
         """Refuse the calls without a result. The results of the other calls stay."""

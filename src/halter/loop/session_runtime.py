@@ -235,7 +235,9 @@ class SessionRuntime:
         "overrun",
         "parked_at_seq",
         "past",
+        "reached_cap",
         "redact",
+        "sleeps_at_cap",
         "spent_tokens",
         "spent_usd",
         "state",
@@ -275,6 +277,10 @@ class SessionRuntime:
         """Called when no model answers, and when one answers again."""
         self.on_cap: CapListener = ignore
         """Called before the session sleeps until the window of a cap ends."""
+        self.sleeps_at_cap = True
+        """If false, a used-up window refuses like any other cap."""
+        self.reached_cap: CostCapReached | None = None
+        """The newest cap whose used-up window refused a call or a request."""
         self._attempts: Mapping[str, int] = _UNREAD.attempts
         self.step_log: StepLog = _NullStepLog()
         self.spent_usd = self.spent_tokens = 0
@@ -572,10 +578,6 @@ class SessionRuntime:
             self._may_have_questions = True
         return answer
 
-    def has_effect(self, tool: str) -> bool:
-        registered_tool = self._tools.get(tool)
-        return registered_tool is not None and registered_tool.spec.effect == "write"
-
     async def end(
         self, state: State, reason: TerminalReason, inbox_seen: int | None = None, messages: Sequence[Message] = ()
     ) -> bool:
@@ -597,7 +599,7 @@ class SessionRuntime:
             self.lease, state, reason, parent, inbox_seen, last_words, question_ids, wakes_parent=wakes
         )
         ledger = self._guard.ledger
-        write = ledger.with_cap_notice(write, self.context.find_caps, partial(setattr, self, "_is_near"))
+        write = ledger.with_cap_notice(write, self.context.prepare_cap_check, partial(setattr, self, "_is_near"))
         committed = await ledger.commit(write)
         self._head = max((each.seq for each in committed.events if each.stream == write.stream), default=0)
         return bool(committed.events)
@@ -622,9 +624,16 @@ class SessionRuntime:
         return None
 
     async def _wait_for_budget(self, refused_id: str, name: str, cap: CostCapReached) -> bool:
-        """Wait until the window ends or a person raises the cap; return whether a retry may succeed."""
+        """Wait until the window ends or a person raises the cap; return whether a retry may succeed.
+
+        A session that does not sleep at a cap does not wait for a window.
+        """
         end = window_end(cap.window)
-        if end is not None and cap.amount <= cap.cap:
+        has_next_window = end is not None and cap.amount <= cap.cap
+        self.reached_cap = cap if has_next_window and not self.sleeps_at_cap else None
+        if self.reached_cap is not None:
+            return False
+        if end is not None and has_next_window:
             if cap.unit == "tokens":
                 sentence = (
                     f"The budget of {cap.cap:,} tokens per hour is used up; the session resumes when the hour ends."
@@ -657,6 +666,15 @@ class SessionRuntime:
     async def is_near_budget(self) -> bool:
         """Return whether the session is near a cap, or was near one at its end."""
         return await self._guard.is_near_budget(self.context) if self._is_near is None else self._is_near
+
+    def is_near_own_cap(self, usd: int | None, tokens: int | None) -> bool:
+        """Return whether the session is near a cap of its own, given its remaining budget."""
+        policy = self.context.policy
+        margin, cap, budget = policy.cap_margin, policy.caps.session.max_cost_usd, policy.caps.token_budget
+        if self._cap is not None:
+            (cap,) = self._cap
+        is_near_cost = cap is not None and usd is not None and margin.contains("usd", cap, usd)
+        return is_near_cost or (budget is not None and tokens is not None and margin.contains("tokens", budget, tokens))
 
     def remaining_budget(self) -> tuple[int | None, int | None]:
         caps = self.context.caps

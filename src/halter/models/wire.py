@@ -25,7 +25,7 @@ Errors, as the retry policy needs them:
 An error status is billed if an answer had started, if it reports a usage, or if the provider is configured with
 `bills_errors`: then every status except 429 and 529, which a provider returns before it starts an answer.
 
-An error quotes the provider's message, shortened. It never contains the key or a header.
+An error quotes the provider's message or the beginning of an unreadable answer. It never contains the key or a header.
 """
 
 import asyncio
@@ -109,6 +109,8 @@ class Exchange:
 
     def __init__(self) -> None:
         self.sent = False
+        self.excerpt = b""
+        """The beginning of the answer's body."""
         self._opened: list[httpx2.Response] = []
         self._meter: UsageReader | None = None
 
@@ -128,6 +130,11 @@ class Exchange:
     def add_response(self, response: "httpx2.Response", reader: UsageReader) -> None:
         self._opened.append(response)
         self._meter = reader
+        self.excerpt = b""
+
+    def add_chunk(self, chunk: bytes) -> None:
+        if len(self.excerpt) < MAX_EXCERPT_BYTES:
+            self.excerpt += chunk[: MAX_EXCERPT_BYTES - len(self.excerpt)]
 
     async def aclose(self) -> None:
         for response in self._opened:
@@ -177,13 +184,14 @@ async def _note_response(wire: WireFormat, max_bytes: int, response: "httpx2.Res
     if exchange is not None:
         exchange.add_response(response, reader)
     decoder = response._get_content_decoder()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    response._decoder = _Bounded(decoder, max_bytes, reader)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    response._decoder = _Bounded(decoder, max_bytes, reader, exchange)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
 class _Bounded:
     """Decompresses an answer up to limits of size and depth: a small response can expand to a huge one."""
 
-    def __init__(self, decoder: "Any", max_bytes: int, reader: UsageReader) -> None:
+    def __init__(self, decoder: "Any", max_bytes: int, reader: UsageReader, exchange: Exchange | None) -> None:
+        self._exchange = exchange
         self._decoder = decoder
         self._remaining_bytes = max_bytes
         self._meter = reader
@@ -202,6 +210,8 @@ class _Bounded:
         self._remaining_bytes -= len(chunk)
         if self._remaining_bytes < 0:
             raise httpx2.DecodingError("The answer is too long.")
+        if self._exchange is not None:
+            self._exchange.add_chunk(chunk)
         self._meter.feed(chunk)
         self._check_depth()
         return chunk
@@ -384,6 +394,8 @@ def make_model_settings(
 
 
 MAX_QUOTED_LENGTH: Final = 300
+MAX_EXCERPT_BYTES: Final = 4096
+"""Most that is quoted of an answer that cannot be read."""
 
 MAX_RETRY_AFTER: Final = 24 * 3600 * SECOND
 """The maximum accepted `retry-after`."""
@@ -425,9 +437,7 @@ def translate_library_error(
 
     for cause in _list_causes(error):
         if isinstance(cause, httpx2.DecodingError):
-            return _unfinished_error(
-                f"BadAnswer: {name} sent an unreadable answer: {_quote_error(cause, key)}", exchange
-            )
+            return _make_bad_answer_error(name, key, exchange, cause)
     if exchange.led_elsewhere:
         sentence = f"Redirected: {name} answered with a redirect; set `base_url` to the address it redirects to"
         return ModelUnusable(sentence, billed=False)
@@ -449,9 +459,18 @@ def translate_library_error(
                 f"Unsendable: {name} does not support this request: {_quote_error(error, key)}", billed=False
             )
         case _:
-            return _unfinished_error(
-                f"BadAnswer: {name} sent an unreadable answer: {_quote_error(error, key)}", exchange
-            )
+            return _make_bad_answer_error(name, key, exchange, error)
+
+
+def _make_bad_answer_error(name: ModelName, key: str, exchange: "Exchange", error: BaseException) -> ModelUnavailable:
+    """Make the error of an unreadable answer, which quotes it.
+
+    The quote is longer than what is recorded, so that the guard masks a secret before it shortens the sentence.
+    """
+    reason = _tidy(str(error).partition("\n")[0], key, MAX_EXCERPT_BYTES) or type(error).__name__
+    excerpt = _tidy(exchange.excerpt.decode("utf-8", "replace"), key, MAX_EXCERPT_BYTES) or "it was empty"
+    sentence = f"BadAnswer: {name} sent an answer that cannot be read ({reason.removesuffix('.')}): {excerpt}"
+    return _unfinished_error(sentence, exchange)
 
 
 def _describe_unreachable(error: Exception, name: ModelName, key: str, url: str) -> str:
@@ -543,9 +562,18 @@ def _quote_error(error: Exception, key: str) -> str:
     return _tidy(str(error), key) or type(error).__name__
 
 
-def _tidy(text: str, key: str) -> str:
+def _tidy(text: str, key: str, limit: int = MAX_QUOTED_LENGTH) -> str:
     masked_text = text.replace(key, "***") if key else text
-    return shorten(_SPACE.sub(" ", clean(masked_text)).strip(), MAX_QUOTED_LENGTH)
+    return shorten(_SPACE.sub(" ", clean(masked_text)).strip(), limit)
+
+
+PROBE_TIMEOUT_SECONDS: Final = 3.0
+_PROBES: Final[Mapping[WireFormat, tuple[str, Mapping[str, str]]]] = {
+    "openai": ("/models", {"Authorization": "Bearer {key}"}),
+    "anthropic": ("/v1/models", {"x-api-key": "{key}", "anthropic-version": "2023-06-01"}),
+    "google": ("/v1beta/models", {"x-goog-api-key": "{key}"}),
+}
+"""Where each kind of provider lists its models, and the headers with the key."""
 
 
 class WireModel:
@@ -592,6 +620,26 @@ class WireModel:
                 raise
         reply = self._finish(response, exchange, prompt, streamed=on_text is not None)
         return reply if form is None else read_native_answer(reply, form.name)
+
+    async def probe(self) -> int:
+        """Ask the provider for its list of models, which costs nothing; return the HTTP status.
+
+        Raises OSError if the provider does not answer.
+        """
+        import httpx2
+
+        path, headers = _PROBES[self.wire]
+        url = f"{self._url.rstrip('/')}{path}"
+        sent_headers = {name: value.format(key=self._key) for name, value in headers.items()} if self._key else {}
+        is_remote = not is_local_address(self._url)
+        try:
+            tls = _share_tls_context(trust_env=is_remote)
+            async with httpx2.AsyncClient(verify=tls, timeout=PROBE_TIMEOUT_SECONDS, trust_env=is_remote) as client:
+                return (await client.get(url, headers=sent_headers)).status_code
+        except httpx2.TimeoutException as error:
+            raise TimeoutError("no answer") from error
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise OSError(str(error) or type(error).__name__) from error
 
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None

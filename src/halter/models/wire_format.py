@@ -29,7 +29,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from itertools import groupby
+from math import ceil
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -37,6 +39,7 @@ import msgspec
 
 from halter.core.agent_spec import WireFormat
 from halter.core.messages import VOLATILE, Message, Part, Prompt, Reply, Role, StopReason, Text, ToolCall, ToolResult
+from halter.core.money import DOLLAR
 from halter.core.text import clean, encode_body
 from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
@@ -336,7 +339,8 @@ class UsageReading(msgspec.Struct, frozen=True):
     """The counts in one event or a whole answer, and whether the answer is finished.
 
     Without `output_tokens` a report cannot be final. `cache_read_tokens` is None if a report omits it. `is_unpriced`
-    means a service that costs more than the listed price.
+    means a service that costs more than the listed price. `model` is the model that answered, and `cost_micros` what
+    the provider says that it charged.
     """
 
     input_tokens: int = 0
@@ -349,6 +353,8 @@ class UsageReading(msgspec.Struct, frozen=True):
     is_unpriced: bool = False
     audio: int = 0
     audio_cached: int = 0
+    model: str = ""
+    cost_micros: int = 0
 
 
 UsageFormat = WireFormat | Literal["responses"]
@@ -372,6 +378,8 @@ class UsageReader:
         self._spoiled = False
         self._streams: bool | None = None
         self._rest = bytearray()
+        self.model = ""
+        self.cost_micros = 0
 
     @property
     def usage(self) -> Usage | None:
@@ -438,6 +446,8 @@ class UsageReader:
             self._mark_unusable(_NAMES_A_REPORT in body)
             return
         self._finished = self._finished or reading.finished
+        self.model = reading.model or self.model
+        self.cost_micros = max(self.cost_micros, reading.cost_micros)
         self._mark_unusable(
             min(
                 reading.input_tokens,
@@ -479,6 +489,32 @@ def _first(*counts: int | None) -> int | None:
 _DEARER_TIERS: Final = frozenset(("priority", "fast"))
 
 
+_MAX_REPORTED_USD: Final = 1_000_000
+
+
+class _CostDetails(msgspec.Struct):
+    upstream_inference_cost: float | None = None
+
+
+class _CostSums(msgspec.Struct):
+    total_cost: float | None = None
+
+
+class _ReportedCost(msgspec.Struct):
+    """What a gateway charged, in dollars; with a key of one's own at the maker, the maker's cost comes on top."""
+
+    cost: float | _CostSums | None = None
+    is_byok: bool | None = None
+    cost_details: _CostDetails | None = None
+
+    @property
+    def cost_micros(self) -> int:
+        upstream = self.cost_details.upstream_inference_cost if self.is_byok and self.cost_details else None
+        cost = self.cost.total_cost if isinstance(self.cost, _CostSums) else self.cost
+        usd = (cost or 0) + (upstream or 0)
+        return ceil(Decimal(str(usd)) * DOLLAR) if 0 < usd < _MAX_REPORTED_USD else 0
+
+
 class _ChatInput(msgspec.Struct):
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
@@ -489,7 +525,7 @@ class _ChatOutput(msgspec.Struct):
     reasoning_tokens: int | None = None
 
 
-class _ChatUsage(msgspec.Struct):
+class _ChatUsage(_ReportedCost):
     """OpenAI's report, with the fields in which other servers of its protocol put the same counts."""
 
     prompt_tokens: int | None = None
@@ -512,13 +548,14 @@ class _Chat(msgspec.Struct):
     usage: _ChatUsage | None = None
     choices: Sequence[_ChatChoice] | None = None
     service_tier: str | None = None
+    model: str | None = None
 
 
 def _chat_reading(chunk: _Chat) -> UsageReading:
     is_finished = any(choice.finish_reason for choice in chunk.choices or ())
     usage = chunk.usage
     if usage is None:
-        return UsageReading(finished=is_finished)
+        return UsageReading(finished=is_finished, model=chunk.model or "")
     input_details, output_details = (
         usage.prompt_tokens_details or _ChatInput(),
         usage.completion_tokens_details or _ChatOutput(),
@@ -535,6 +572,8 @@ def _chat_reading(chunk: _Chat) -> UsageReading:
         is_finished,
         is_unpriced=dearer,
         audio=input_details.audio_tokens or 0,
+        model=chunk.model or "",
+        cost_micros=usage.cost_micros,
     )
 
 
@@ -564,7 +603,7 @@ class _Iteration(msgspec.Struct):
     cache_creation_input_tokens: int | None = None
 
 
-class _MessageUsage(msgspec.Struct):
+class _MessageUsage(_ReportedCost):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
@@ -577,6 +616,7 @@ class _MessageUsage(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     usage: _MessageUsage | None = None
+    model: str | None = None
 
 
 class _MessageDelta(msgspec.Struct):
@@ -590,6 +630,7 @@ class _MessageEvent(msgspec.Struct):
     stop_reason: str | None = None
     message: _Message | str | None = None
     delta: _MessageDelta | None = None
+    model: str | None = None
 
 
 def _message_reading(event: _MessageEvent) -> UsageReading:
@@ -614,6 +655,8 @@ def _message_reading(event: _MessageEvent) -> UsageReading:
         long_cache_tokens,
         (usage.server_tool_use.web_search_requests or 0) if usage.server_tool_use else 0,
         usage.speed in _DEARER_TIERS,
+        model=event.model or (event.message.model if isinstance(event.message, _Message) else None) or "",
+        cost_micros=usage.cost_micros,
     )
 
 
@@ -627,7 +670,7 @@ class _ResponseInput(msgspec.Struct):
     cache_write_tokens_details: _LongCache | None = None
 
 
-class _ResponseUsage(msgspec.Struct):
+class _ResponseUsage(_ReportedCost):
     input_tokens: int | None = None
     output_tokens: int | None = None
     input_tokens_details: _ResponseInput | None = None
@@ -644,6 +687,7 @@ class _Response(msgspec.Struct):
     service_tier: str | None = None
     output: Sequence[_OutputItem] | None = None
     status: str | None = None
+    model: str | None = None
 
 
 class _ResponseEvent(_Response):
@@ -670,6 +714,8 @@ def _response_reading(event: _ResponseEvent) -> UsageReading:
         is_finished,
         searches=searches,
         is_unpriced=is_unpriced,
+        model=response.model or "",
+        cost_micros=usage.cost_micros,
     )
 
 

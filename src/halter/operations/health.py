@@ -1,4 +1,7 @@
-"""The checks of `halter doctor`: agents, the machine, workers, the store. No agent runs, and no model is called."""
+"""The checks of `halter doctor`: agents, the machine, workers, the store. No agent runs, and no model is called.
+
+A model's provider is asked for its list of models, which costs nothing.
+"""
 
 import asyncio
 import errno
@@ -11,6 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import closing
+from http import HTTPStatus
 from importlib.metadata import distribution
 from importlib.util import find_spec
 from itertools import islice
@@ -28,7 +32,7 @@ from halter.core.clock import HOUR, MINUTE, SECOND, format_duration
 from halter.core.errors import ConfigError
 from halter.core.ports import Query
 from halter.core.rows import AgentRow, HoldRow, SessionRow, WorkerRow
-from halter.core.text import format_count
+from halter.core.text import format_count, join_names
 from halter.core.tools import Failed
 from halter.core.usage import ModelName, Unpriced
 from halter.dispatch.heartbeat import StoreClock
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from halter.config.agent_files import AgentFile
     from halter.config.merge import FleetConfig
     from halter.config.resolve import ResolvedAgent
+    from halter.models.wire import WireModel
 
 CheckStatus = Literal["ok", "warning", "problem"]
 
@@ -163,9 +168,11 @@ def _files(agent: "ResolvedAgent") -> Check:
     omissions = list_unwritten_fields(pacing)
     if omissions:
         return warn_check(name, " ".join(omissions))
+    triggers = [trigger.name for trigger in agent.tasks.triggers()]
     runs = "Autonomous" if pacing.autonomy.enabled else "Not autonomous"
     sensors = "1 sensor" if len(pacing.sensors) == 1 else f"{len(pacing.sensors)} sensors"
-    return pass_check(name, f"{runs}, with {sensors}.")
+    starts = f" Runs unattended, started by {join_names(triggers)}." if triggers else ""
+    return pass_check(name, f"{runs}, with {sensors}.{starts}")
 
 
 def _provenance(agent: "ResolvedAgent", folder: Path, name: str) -> Check | None:
@@ -233,11 +240,25 @@ async def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) 
         return fail_check(name, price.sentence)
     key_note = f"its key is set ({', '.join(used_variables)})" if used_variables else "needs no key"
     cost_note = "has a price" if price.bound(1, 1, 0) else "is free"
-    if model.base_url:
-        address_check = await _address(name, model.base_url)
-        if address_check.verdict != "ok":
-            return warn_check(name, f"{address_check.finding} Its address is {model.base_url}.")
-    return pass_check(name, f"{name} {cost_note}; {key_note}.")
+    if model.terms.credentials is not None:
+        return pass_check(name, f"{name} {cost_note}; its provider was not asked.")
+    check = await _probe(name, model, used_variables)
+    return check or pass_check(name, f"{name} {cost_note}; {key_note}; its provider answers.")
+
+
+async def _probe(name: str, model: "WireModel", variables: Sequence[str]) -> Check | None:
+    """Ask a model's provider for its list of models; return what is wrong with the address or the key."""
+    try:
+        status = await model.probe()
+    except OSError as error:
+        address = f" Its address is {model.base_url}." if model.base_url else ""
+        return warn_check(name, f"{name} cannot be reached ({error}). Check the service and the network.{address}")
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        keys = join_names(variables) if variables else "the key of its provider"
+        return fail_check(name, f"The provider of {name} refuses the key (HTTP {status}). Check {keys}.")
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return warn_check(name, f"The provider of {name} answers with HTTP {status}. Try again later.")
+    return None
 
 
 def _secrets(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
@@ -645,12 +666,28 @@ def check_disk(folder: Path) -> Check:
     return pass_check("disk", f"{amount} free for {folder}.")
 
 
+MAX_CLOCK_LAG: Final = MINUTE
+"""The newest event of a store may be this much later than the present."""
+
+
+class StoreExtent(msgspec.Struct, frozen=True):
+    at: int
+
+
 async def _clock(app: Runtime) -> Check:
-    """Compare this machine's clock with the server's. A store in a file uses this machine's clock."""
+    """Compare this machine's clock with the server's and with the store's newest event."""
     if isinstance(app.clock, StoreClock):
         await sync_store_clock(app.store, app.clock)
         if refusal := app.clock.refusal():
             return fail_check("clock", refusal)
+    now, (extent,) = app.clock.now(), await app.store.ask(Query("extent", StoreExtent))
+    if extent.at > now + MAX_CLOCK_LAG:
+        return fail_check(
+            "clock",
+            f"This machine's clock shows {format_moment(now)}, but the newest event of this store is of "
+            f"{format_moment(extent.at)}. Caps, schedules and timeouts are wrong until the clock is correct. Set it, "
+            "for example with `timedatectl set-ntp true`, and restart.",
+        )
     return pass_check("clock", "This machine and the store agree on the time.")
 
 
@@ -682,9 +719,7 @@ async def _policy(app: Runtime) -> Check:
     except ConfigError as error:
         return fail_check("policy", str(error))
     if effective.row is None:
-        return pass_check(
-            "policy", "This store has no policy yet. The first halter.yaml used on it becomes its policy."
-        )
+        return pass_check("policy", "This store has no policy yet. The halter.yaml of its first session becomes it.")
     if sentence := effective.describe_difference():
         return warn_check("policy", sentence)
     return pass_check(

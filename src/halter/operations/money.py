@@ -288,7 +288,7 @@ def _reject_wrong_direction(direction: Direction, row: BudgetRow, amount: int | 
         fail_invalid(f"The cap of {row.scope} is {current}; this amount would not {direction} it.")
 
 
-NO_POLICY_YET: Final = "This store has no policy yet. The first halter.yaml used on it becomes its policy."
+NO_POLICY_YET: Final = "This store has no policy yet. The halter.yaml of its first session becomes it."
 DIFFERENCE_ORDER: Final[tuple[DifferenceKind, ...]] = ("looser", "fixed", "free", "stricter")
 """The differences that a person must review come first."""
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Final, get_args
 import msgspec
 from msgspec import Meta
 
+from halter.autonomy.hot_state import LOOK_PREFIX
 from halter.core.clock import DAY, HOUR, window_at
 from halter.core.codec import decode
-from halter.core.events import AnyEvent, CallSettled, CallStarted, SensorChanged, Unknown
+from halter.core.events import AnyEvent, CallSettled, CallStarted, SensorChanged, SessionStarted, Unknown
 from halter.core.ids import StreamId, inbox_stream, session_stream
 from halter.core.money import ZERO_USD, BudgetRow, Usd, micros_to_usd
 from halter.core.ports import Query, Store, Stored, parse_notification, read_body
@@ -37,6 +38,7 @@ from halter.runtime.needs import Need, list_needs
 from halter.runtime.runtime import Runtime
 from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry, summarize_body
 from halter.state.receipt import Receipt, TurnLine, make_receipt
+from halter.tasks.playbooks import decode_task
 
 PAGE: Final = 1000
 MAX_PARTS: Final = 1000
@@ -229,12 +231,25 @@ async def session_title(actor: Actor, row: SessionRow) -> str:
     )
     document = f"{to_one_line(items[0].name)}: " if items else ""
     for stored in await actor.app.store.read(session_stream(row.session), 0, 1):
-        text = decode_body(await read_body(actor.app.store, stored)).strip()
+        body, event = await read_body(actor.app.store, stored), stored.event
+        if isinstance(event, SessionStarted) and event.follows:
+            return shorten(f"{row.agent} continues {event.follows}: {to_one_line(event.because)}", MAX_TITLE)
+        text = _describe_playbook(body) or decode_body(body).strip()
         if text:
             return shorten(f"{document}{to_one_line(text.splitlines()[0])}", MAX_TITLE)
     if row.kind == "autonomous":
         return f"{row.agent} runs unattended"
     return f"{row.agent}: {row.trigger.partition('/')[2] or row.kind}"
+
+
+def _describe_playbook(body: bytes) -> str:
+    """Describe the task of a playbook's session; "" for any other task."""
+    try:
+        task = decode_task(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return ""
+    inputs = ", ".join(f"{name} {to_one_line(str(value))}" for name, value in task.inputs.items())
+    return f"{task.playbook.file}: {inputs}" if inputs else task.playbook.file
 
 
 MAX_TITLE: Final = 90
@@ -410,7 +425,13 @@ async def hot_state(actor: Actor, session: Session) -> HotStateView:
     row = await actor.session(session)
     for snapshot in await actor.app.store.ask(Query("snapshot", SavedHotState, {"session": row.session})):
         try:
-            return HotStateView(snapshot.at, msgspec.json.decode(snapshot.data, type=dict[str, FactView]))
+            entries = msgspec.json.decode(snapshot.data, type=dict[str, msgspec.Raw])
+            facts = {
+                name: msgspec.json.decode(entry, type=FactView)
+                for name, entry in entries.items()
+                if not name.startswith(LOOK_PREFIX)
+            }
+            return HotStateView(snapshot.at, facts)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             break
     return HotStateView()

@@ -404,7 +404,7 @@ def _summarize_work(
             return f"{event.tool} {event.level} {event.risk or ''}{_format_holds(event.legs)}{by}{_flaws(event)}"
         case CallSettled():
             took = format_duration(event.duration_ms * 1000)
-            return f"{event.call} {event.outcome} in {took}{_cost(event.charge)} {event.error}"
+            return f"{event.call} {event.outcome} in {took}{_cost(Charge(event.cost_micros))} {event.error}"
         case CallRefused(staged=True):
             question = "; ".join(describe_flaw(flaw) for flaw in event.flaws)
             return f"{event.tool} waits for the end of the turn, then for approval ({question})"
@@ -691,10 +691,12 @@ class EventLines:
                 self._documents[event.item] = event.name
             case CallStarted() as event:
                 self._calls[session] = self._calls.get(session, 0) + (event.tool != YIELD)
-            case RequestSettled() | CallSettled() as event:
+            case CallSettled() as event:
+                self._spent[session] = self._spent.get(session, 0) + event.cost_micros
+            case RequestSettled() as event:
                 if event.charge:
                     self._spent[session] = self._spent.get(session, 0) + event.charge.usd
-                if isinstance(event, RequestSettled) and event.outcome == "ok":
+                if event.outcome == "ok":
                     self._questions[session] = _find_question(stored_event.body or b"")
             case _:
                 pass

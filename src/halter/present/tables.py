@@ -37,7 +37,7 @@ def build_sessions_sheet(rows: Sequence[SessionRow], now: int) -> Sheet:
         [
             row.session,
             f"{row.agent} ({row.kind})",
-            row.state.replace("_", " "),
+            "not running" if row.is_unclaimed else row.state.replace("_", " "),
             f"{format_duration(max(0, now - row.started_at))} ago",
             row.terminal_reason.replace("_", " ") or describe_next_due(row, now),
         ]

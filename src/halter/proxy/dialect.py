@@ -9,17 +9,23 @@ extras that cost money. There are three edits, each of single bytes:
 
 No token is shorter than a byte, so the size of a body bounds its tokens. Content that a body only names, such as a
 file, a URL or an earlier response, is bounded by the model's whole window.
+
+Members and tools that are not known could cost what nobody held, and are refused. Known are those of the makers' SDKs
+that cost nothing, or whose cost is read here; a provider that adds members of its own has a list of its own.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Literal, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, UnpricedFeature
+from halter.core.text import shorten
+from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, UnpricedFeature, runs_locally
 from halter.models.providers import Prices
 from halter.models.wire_format import UsageFormat
 
@@ -76,7 +82,6 @@ _PROVIDER_TOOL: Final = re.compile(
 _AUDIO: Final = re.compile(rb'"type"\s*:\s*"(input_audio|audio)"')
 _STANDARD_TIERS: Final = frozenset(("auto", "default", "standard", "standard_only", "flex"))
 _OBJECT_START: Final = re.compile(rb"\s*\{\s*")
-_STREAM_OPTIONS_START: Final = re.compile(rb'"stream_options"\s*:\s*\{\s*')
 
 
 class _Thinking(msgspec.Struct):
@@ -126,24 +131,30 @@ class RequestHead(msgspec.Struct):
             bytes(each) not in _EMPTY_VALUES for each in (self.previous_response_id, self.conversation, self.prompt)
         )
 
+    def list_stored_ids(self) -> tuple[str, ...]:
+        """List the ids of the stored answers and conversations that the request reads."""
+        values = [bytes(each) for each in (self.previous_response_id, self.conversation)]
+        return tuple(_read_id(value) for value in values if value not in _EMPTY_VALUES)
+
 
 _EMPTY_VALUES: Final = (b"", b"null", b'""')
-_PAID_FIELDS: Final = (
-    "service_tier",
-    "speed",
-    "inference_geo",
-    "background",
-    "modalities",
-    "tools",
-    "max_tool_calls",
-    "web_search_options",
-    "context_management",
-)
 _DECODE_HEAD: Final = msgspec.json.Decoder(RequestHead).decode
+
+
+def _read_id(value: bytes) -> str:
+    try:
+        return msgspec.json.decode(value, type=str)
+    except msgspec.DecodeError:
+        return value.decode("utf-8", "replace")
 
 
 class Unreadable(Exception):
     """The body is not a valid request. The message is for the client."""
+
+
+Span = tuple[int, int]
+"""The start and the end of a part of a body."""
+NO_SPAN: Final[Span] = (0, 0)
 
 
 class ModelCall(msgspec.Struct, frozen=True):
@@ -163,6 +174,16 @@ class ModelCall(msgspec.Struct, frozen=True):
     compacts: bool = False
     names_content: bool = False
     unpriced_part: str = ""
+    stored_ids: tuple[str, ...] = ()
+    """Ids of the answers and conversations from which the request continues."""
+    input_size: int = 0
+    """A bound on the input tokens without what the provider adds from elsewhere."""
+    limit_span: Span = NO_SPAN
+    budget_span: Span = NO_SPAN
+    options_span: Span = NO_SPAN
+    """Where the body has its output limit, its thinking budget and its `stream_options`."""
+    members: tuple[str, ...] = ()
+    unknown_tools: tuple[str, ...] = ()
 
     def max_output(self, window: int) -> int:
         """Return the maximum output over all answers, in tokens."""
@@ -177,36 +198,45 @@ class ModelCall(msgspec.Struct, frozen=True):
 
     def bound_input(self, window: int) -> int:
         """Return an upper bound on the input tokens of the request."""
-        body = self.body
-        size = len(body) + ENVELOPE_TOKENS
+        size = self.input_size
         if self.names_content:
-            return max(size, window)
-        if b"base64" in _spell_out(body):
-            size += sum(IMAGE_TOKENS - len(image) for image in _find_images(body))
-        size = max(size, ENVELOPE_TOKENS)
+            return max(len(self.body) + ENVELOPE_TOKENS, window)
         if self.searches:
             size = RequestExtras(searches=self.searches).bound_input(size)
         return size * (2 if self.compacts else 1)
 
     def with_limit(self, tokens: int, window: int, *, new_name: bool = True) -> bytes:
         """Return the body to send, with a lower limit if the caps leave less, and with its usage requested."""
-        body = self.body
+        edits: list[tuple[Span, bytes]] = [] if self.asks_usage else [self._ask_for_usage()]
         if tokens < self.max_output(window):
             answer_limit = tokens // (self.answer_count * (2 if self.compacts else 1))
-            body = self._lower(body, answer_limit, new_name=new_name)
-        return body if self.asks_usage else ask_for_usage(body)
+            edits += self._lower(answer_limit, new_name=new_name)
+        return _edit(self.body, edits)
 
-    def _lower(self, body: bytes, limit: int, *, new_name: bool) -> bytes:
+    def _lower(self, limit: int, *, new_name: bool) -> Iterator[tuple[Span, bytes]]:
         if self.max_output_tokens is None:
             name = self.dialect.limits[0] if new_name else self.dialect.limits[-1]
-            return insert_member(body, b'"%s":%d' % (name.encode(), limit))
-        body = replace_number(body, self.limit, limit, lambda head: getattr(head, self.limit))
-        budget = self.thinking_budget
-        if budget is None or budget < limit:
-            return body
-        return replace_number(
-            body, "budget_tokens", limit - 1, lambda head: head.thinking.budget_tokens if head.thinking else None
-        )
+            yield _insert_member(self.body, b'"%s":%d' % (name.encode(), limit))
+            return
+        yield _replace_number(self.body, self.limit_span, limit, self.limit)
+        if self.thinking_budget is not None and self.thinking_budget >= limit:
+            yield _replace_number(self.body, self.budget_span, limit - 1, "budget_tokens")
+
+    def _ask_for_usage(self) -> tuple[Span, bytes]:
+        """Request the usage, which a stream of Chat Completions reports only on request.
+
+        If the client turned the usage off, nothing is added, and the request settles at its hold.
+        """
+        start, end = self.options_span
+        value = self.body[start:end]
+        if self.options_span == NO_SPAN:
+            return _insert_member(self.body, b'"stream_options":{"include_usage":true}')
+        if not value.startswith(b"{"):
+            return self.options_span, b'{"include_usage":true}'
+        if b"include_usage" in _spell_out(value):
+            return NO_SPAN, b""
+        (offset, _), member = _insert_member(value, b'"include_usage":true')
+        return (start + offset, start + offset), member
 
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -251,6 +281,14 @@ def _find_signed(node: Any, *, is_inside: bool = False) -> Iterator[str]:
             yield from _find_signed(value, is_inside=is_signed or name in _SIGNED_MEMBERS)
 
 
+def _bound_size(body: bytes, searchable: bytes) -> int:
+    """Bound the input tokens by the size of a body, in which an image counts as one, not as its bytes."""
+    size = len(body) + ENVELOPE_TOKENS
+    if b"base64" in searchable:
+        size += sum(IMAGE_TOKENS - len(image) for image in _find_images(body))
+    return max(size, ENVELOPE_TOKENS)
+
+
 def _find_images(body: bytes) -> Iterator[str]:
     """Yield the data of images for the model. The arguments of a call are text, whatever their keys are."""
     try:
@@ -283,6 +321,14 @@ def read_call(dialect: WireDialect, body: bytes) -> ModelCall:
     limit = next((name for name in dialect.limits if getattr(head, name) is not None), "")
     searchable = _spell_out(body)
     searches = _count_searches(head, searchable)
+    try:
+        spans_by_name = _find_members(body)
+    except ValueError as error:
+        raise Unreadable(f"The request is not valid: {error}") from None
+    thinking_span = spans_by_name.get("thinking", [NO_SPAN])[-1]
+    budget_spans = _find_members(body[slice(*thinking_span)]).get("budget_tokens", [NO_SPAN])
+    budget_start, budget_end = budget_spans[-1]
+    tools = _list_tools(body, spans_by_name, searchable)
     return ModelCall(
         dialect=dialect,
         body=body,
@@ -298,7 +344,15 @@ def read_call(dialect: WireDialect, body: bytes) -> ModelCall:
         searches=searches or 0,
         compacts=b'"compact' in _spell_out(bytes(head.context_management)),
         names_content=head.names_content() or _PDF in searchable or _NAMED_CONTENT.search(searchable) is not None,
-        unpriced_part=_find_unpriced(head, searchable, searches, limit, dialect),
+        unpriced_part=_find_unpriced(head, searchable, searches, limit, dialect, spans_by_name)
+        or ("" if tools is not None else "it has the `type` of a tool more than once"),
+        members=tuple(spans_by_name),
+        unknown_tools=tuple(_list_unknown_tools(tools or (), dialect)),
+        input_size=_bound_size(body, searchable),
+        limit_span=spans_by_name.get(limit, [NO_SPAN])[-1],
+        budget_span=(thinking_span[0] + budget_start, thinking_span[0] + budget_end),
+        options_span=spans_by_name.get("stream_options", [NO_SPAN])[-1],
+        stored_ids=head.list_stored_ids() if dialect is RESPONSES else (),
     )
 
 
@@ -328,7 +382,14 @@ def _count_searches(head: RequestHead, body: bytes) -> int | None:
     return sum(set_limits) if limits and len(set_limits) == len(limits) else None
 
 
-def _find_unpriced(head: RequestHead, body: bytes, searches: int | None, limit: str, dialect: WireDialect) -> str:
+def _find_unpriced(
+    head: RequestHead,
+    body: bytes,
+    searches: int | None,
+    limit: str,
+    dialect: WireDialect,
+    spans_by_name: Mapping[str, Sequence[Span]],
+) -> str:
     """Describe the part of a request that has no price, and that no hold can cover; empty if there is none."""
     if head.service_tier and head.service_tier not in _STANDARD_TIERS:
         return f"it uses the service tier {head.service_tier!r}, which has no listed price"
@@ -347,29 +408,102 @@ def _find_unpriced(head: RequestHead, body: bytes, searches: int | None, limit: 
     if (match := _PROVIDER_TOOL.search(body)) is not None:
         tool = (match[1] or match[2]).decode()
         return f"it lets the provider run {tool}, whose cost has no bound"
-    return _find_flaw_of_limit(head, body, limit, dialect)
+    return _find_flaw_of_limit(head, limit, dialect, spans_by_name)
 
 
-def _find_flaw_of_limit(head: RequestHead, body: bytes, limit: str, dialect: WireDialect) -> str:
+def _find_flaw_of_limit(
+    head: RequestHead, limit: str, dialect: WireDialect, spans_by_name: Mapping[str, Sequence[Span]]
+) -> str:
     """Describe a limit that is negative or ambiguous: the provider may read a different one of two duplicates."""
     if limit and getattr(head, limit) < 0:
         return f"its `{limit}` is negative"
     names = [name for name in dialect.limits if getattr(head, name) is not None]
     if len(names) > 1:
         return f"it has both `{names[0]}` and `{names[1]}`: remove one"
-    stored_names = ("previous_response_id", "conversation", "prompt") if dialect is RESPONSES else ()
-    paid_names = [
-        name for name in _PAID_FIELDS if getattr(head, name) is not UNSET and getattr(head, name) is not _ABSENT
-    ]
-    for name in (*dialect.limits, "n", "model", *stored_names, *paid_names):
-        quoted_name = b'"%s"' % name.encode()
-        if (
-            body.count(quoted_name) > 1
-            and len(re.findall(rb"%s\s*:" % quoted_name, body)) > 1
-            and _is_written_twice(body, name)
-        ):
-            return f"it has `{name}` more than once"
+    for name, spans in spans_by_name.items():
+        if len(spans) > 1:
+            return f"it has `{shorten(name, 80)}` more than once"
     return ""
+
+
+class _RepeatedType(Exception):
+    """An object has a `type` more than once."""
+
+
+def _reject_repeated_type(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    if [name for name, _ in pairs].count("type") > 1:
+        raise _RepeatedType
+    return dict(pairs)
+
+
+def _list_tools(
+    body: bytes, spans_by_name: Mapping[str, Sequence[Span]], searchable: bytes
+) -> Sequence[Mapping[str, Any]] | None:
+    """List the tools of a request, also those that stand in its input; None if the type of one is ambiguous."""
+    names = ["tools"] if b"additional_tools" not in searchable else ["tools", "input"]
+    try:
+        values = [
+            (name, json.loads(body[slice(*span)], object_pairs_hook=_reject_repeated_type))
+            for name in names
+            for span in spans_by_name.get(name, ())
+        ]
+    except _RepeatedType:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"The request is not valid: {error}") from None
+    pending: list[Any] = []
+    for name, value in values:
+        entries = _list_objects(value)
+        pending += [value] if name == "tools" else [item.get("tools") for item in entries if _adds_tools(item)]
+    tools: list[Mapping[str, Any]] = []
+    while pending:
+        for tool in _list_objects(pending.pop()):
+            pending.append(tool.get("tools"))
+            tools.append(tool)
+    return tools
+
+
+def _list_objects(value: Any) -> list[dict[str, Any]]:
+    entries = cast("list[Any]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", entry) for entry in entries if isinstance(entry, dict)]
+
+
+def _adds_tools(item: Mapping[str, Any]) -> bool:
+    return item.get("type") == "additional_tools"
+
+
+def _list_unknown_tools(tools: Iterable[Mapping[str, Any]], dialect: WireDialect) -> Iterator[str]:
+    for tool in tools:
+        kind = tool.get("type")
+        if kind is None and dialect is MESSAGES and "input_schema" in tool:
+            continue
+        if not isinstance(kind, str) or not is_known_tool(kind):
+            yield str(kind or next(iter(tool), "an empty tool"))
+
+
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
+_OPENING: Final = frozenset((b"{", b"["))
+_ENDING: Final = frozenset((b"}", b"]", b","))
+_COLON: Final = re.compile(rb"\s*:\s*")
+
+
+def _find_members(body: bytes) -> Mapping[str, list[Span]]:
+    """Find the values of an object's members, by name; a name with several values is written several times."""
+    spans_by_name: dict[str, list[Span]] = {}
+    depth, name, start = 0, None, 0
+    for token in _TOKEN.finditer(body):
+        sign = token[0]
+        if sign in _OPENING:
+            depth += 1
+        elif sign in _ENDING:
+            if depth == 1 and name is not None:
+                end = start + len(body[start : token.start()].rstrip())
+                spans_by_name.setdefault(name, []).append((start, end))
+                name = None
+            depth -= sign != b","
+        elif depth == 1 and name is None and (colon := _COLON.match(body, token.end())):
+            name, start = str(json.loads(sign)), colon.end()
+    return spans_by_name
 
 
 def _list_members(body: bytes) -> list[list[str]]:
@@ -382,54 +516,90 @@ def _list_members(body: bytes) -> list[list[str]]:
     return members
 
 
-def _is_written_twice(body: bytes, name: str) -> bool:
-    return _list_members(body)[-1].count(name) > 1
-
-
 def _repeats(body: bytes, *names: str) -> bool:
     """Return True if any object has one of the members more than once."""
     return any(members.count(name) > 1 for members in _list_members(body) for name in names)
 
 
-def replace_number(body: bytes, name: str, value: int, read: Callable[[RequestHead], int | None]) -> bytes:
-    """Replace the digits of one number, and check with the parsed head that it was the right one."""
-    for match in re.finditer(rb'"%s"\s*:\s*(\d+)' % name.encode(), body):
-        new_body = b"%s%d%s" % (body[: match.start(1)], value, body[match.end(1) :])
-        if read(_DECODE_HEAD(new_body)) == value:
-            return new_body
-    raise Unreadable(f"`{name}` of the request cannot be lowered. Write it as a plain number.")
+def _replace_number(body: bytes, span: Span, value: int, name: str) -> tuple[Span, bytes]:
+    if not body[slice(*span)].isdigit():
+        raise Unreadable(f"`{name}` of the request cannot be lowered. Write it as a plain number.")
+    return span, b"%d" % value
 
 
-def insert_member(body: bytes, member: bytes) -> bytes:
+def _insert_member(body: bytes, member: bytes) -> tuple[Span, bytes]:
     """Insert a member at the start of an object."""
     opening = _OBJECT_START.match(body)
     if opening is None:
         raise Unreadable("The request is not a JSON object.")
     offset = opening.end()
-    return b"%s%s%s%s" % (body[:offset], member, b"" if body[offset : offset + 1] == b"}" else b",", body[offset:])
+    return (offset, offset), member + (b"" if body[offset : offset + 1] == b"}" else b",")
 
 
-def ask_for_usage(body: bytes) -> bytes:
-    """Request the usage, which a stream of Chat Completions reports only on request."""
-    for match in _STREAM_OPTIONS_START.finditer(body):
-        remainder = body[match.end() :]
-        member = b'"include_usage":true' + (b"" if remainder.startswith(b"}") else b",")
-        new_body = body[: match.end()] + member + remainder
-        head = _DECODE_HEAD(new_body)
-        if head.stream_options is not None and head.stream_options.include_usage:
-            return new_body
-    if _DECODE_HEAD(body).stream_options is not None:
-        # The client turned the usage off, so the request settles at its hold.
-        return body
-    return insert_member(body, b'"stream_options":{"include_usage":true}')
+def _edit(body: bytes, edits: Iterable[tuple[Span, bytes]]) -> bytes:
+    """Apply edits to parts of a body that do not overlap."""
+    for (start, end), data in sorted(edits, reverse=True):
+        body = b"%s%s%s" % (body[:start], data, body[end:])
+    return body
+
+
+_MESSAGES_MEMBERS: Final = """
+    model messages system max_tokens metadata stop_sequences stream tools tool_choice thinking output_config
+    output_format cache_control diagnostics temperature top_p top_k service_tier speed inference_geo
+    context_management container
+"""
+_CHAT_MEMBERS: Final = """
+    model messages max_tokens max_completion_tokens n stream stream_options temperature top_p stop seed logit_bias
+    logprobs top_logprobs presence_penalty frequency_penalty response_format tools tool_choice functions function_call
+    parallel_tool_calls reasoning_effort verbosity metadata store user safety_identifier prompt_cache_key
+    prompt_cache_retention service_tier web_search_options modalities
+"""
+_RESPONSES_MEMBERS: Final = """
+    model input instructions max_output_tokens max_tool_calls stream stream_options temperature top_p top_logprobs
+    reasoning text truncation include store tools tool_choice parallel_tool_calls metadata user safety_identifier
+    prompt_cache_key prompt_cache_retention previous_response_id conversation prompt context_management service_tier
+    background client_metadata
+"""
+_OPENROUTER_MEMBERS: Final = "usage reasoning include_reasoning transforms top_k top_a min_p repetition_penalty"
+
+_MEMBERS: Final[Mapping[DialectName, frozenset[str]]] = MappingProxyType(
+    {
+        "messages": frozenset(_MESSAGES_MEMBERS.split()),
+        "chat": frozenset(_CHAT_MEMBERS.split()),
+        "responses": frozenset(_RESPONSES_MEMBERS.split()),
+    }
+)
+_MEMBERS_BY_HOST: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {"openrouter.ai": frozenset(_OPENROUTER_MEMBERS.split())}
+)
+_TOOL: Final = re.compile(
+    r"function|custom|bash_\d+|text_editor_\d+|memory_\d+|computer_\d+|computer_toolset_\d+|local_shell|apply_patch"
+    r"|namespace|tool_search(?:_tool)?(?:_bm25|_regex)?(?:_\d+)?|web_search(?:_preview)?(?:_\d[\d_]*)?"
+)
+"""The tools that run at the client, and the search, whose uses are counted."""
+
+
+def list_known_members(dialect: DialectName, provider: str, base_url: str | None) -> frozenset[str]:
+    host = urlsplit(base_url or "").hostname or ("openrouter.ai" if provider == "openrouter" else "")
+    return _MEMBERS[dialect] | _MEMBERS_BY_HOST.get(host, frozenset())
+
+
+def is_known_tool(tool_type: str) -> bool:
+    return _TOOL.fullmatch(tool_type) is not None
 
 
 def find_rates(
-    call: ModelCall, model: ModelName, base_url: str | None, prices: Prices
+    call: ModelCall,
+    model: ModelName,
+    base_url: str | None,
+    prices: Prices,
+    allowed_members: Sequence[str] = (),
 ) -> ModelPrices | Unpriced | None:
     """Find the rates of a call that costs more than its model's plain tokens; None for a plain call."""
     if call.unpriced_part:
         return UnpricedFeature(model, call.unpriced_part)
+    if unknown_part := _find_unknown(call, model, base_url, allowed_members):
+        return UnpricedFeature(model, unknown_part)
     if not call.long_cache and not call.searches:
         return None
     rates = prices.find(model, base_url)
@@ -437,3 +607,21 @@ def find_rates(
         return rates
     extended_rates = rates.covering(RequestExtras(long_cache=call.long_cache, searches=call.searches))
     return UnpricedFeature(model, extended_rates) if isinstance(extended_rates, str) else extended_rates
+
+
+def _find_unknown(call: ModelCall, model: ModelName, base_url: str | None, allowed_members: Sequence[str]) -> str:
+    """Describe a part of a request that is not known, and so could cost anything; empty if there is none."""
+    if runs_locally(model, base_url):
+        return ""
+    known_members = list_known_members(call.dialect.name, model.provider, base_url)
+    unknown_names = [("member", name) for name in call.members if name not in known_members]
+    for noun, unknown_name in (*unknown_names, *(("tool", tool) for tool in call.unknown_tools)):
+        if unknown_name not in allowed_members:
+            name = shorten(unknown_name, 80)
+            return (
+                f"its {noun} `{name}` is not known for {model.provider}. Remove it, or make a key of the proxy with "
+                f"`--allow-member {name}` if its cost is bounded otherwise"
+            )
+    if model.provider == "openrouter" and model.model.endswith(":online"):
+        return "the variant `:online` searches the web without a limit. Remove it"
+    return ""

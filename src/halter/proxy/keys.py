@@ -1,8 +1,8 @@
 """Virtual keys, which clients use instead of a provider's key.
 
-A key is bound to an agent, spends from the agent's account, and has its own caps and models. Only its digest is stored,
-in a file that only its owner may read. A revoked key stays in the file, so that its client stops instead of asking for
-a login.
+A key is bound to an agent, spends from the agent's account, and has its own models and its own cap of a session. The
+limits of hours and days are the agent's: all its keys have the same. Only a key's digest is stored, in a file that only
+its owner may read. A revoked key stays in the file, so that its client stops instead of asking for a login.
 """
 
 import base64
@@ -24,6 +24,14 @@ KEY_PREFIX: Final = "sk-halter-"
 _KEY: Final = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{43}}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _KEY_BYTES: Final = 32
+DEFAULT_MAX_BODY_MB: Final = 8
+LARGEST_BODY_MB: Final = 64
+_OPTIONS: Final[Mapping[str, str]] = {
+    "max_cost_usd_per_hour": "--max-cost-usd-per-hour",
+    "max_cost_usd_per_day": "--max-cost-usd-per-day",
+    "tokens_per_hour": "--tokens-per-hour",
+}
+"""The limits that all keys of an agent share, with the option that sets each."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -40,6 +48,10 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     models: tuple[str, ...] = ()
     mask_secrets: bool = False
     """Masks secrets in the requests of its clients: the operator's own, and strings that look like secrets."""
+    max_body_mb: int | None = None
+    """The largest request of its clients, in megabytes."""
+    allowed_members: tuple[str, ...] = ()
+    """Members and tools of requests that pass although it is not known what they cost."""
 
 
 class VirtualKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -83,7 +95,25 @@ def make_virtual_key(secret: str, name: str, agent: str, made_at: int, made_by: 
     for amount in (limits.max_cost_usd, limits.max_cost_usd_per_hour, limits.max_cost_usd_per_day):
         if amount is not None and not (amount.is_finite() and amount > 0):
             raise ConfigError(f"Invalid cap {amount}: use an amount in dollars above zero, such as 2.00.")
+    if limits.max_body_mb is not None and not 1 <= limits.max_body_mb <= LARGEST_BODY_MB:
+        raise ConfigError(f"Invalid size {limits.max_body_mb} of a request: use 1 to {LARGEST_BODY_MB} megabytes.")
     return VirtualKey(name, agent, digest_key(secret), made_at, made_by, limits)
+
+
+def find_agent_limits(keys: Sequence[VirtualKey], agent: str) -> Mapping[str, Any]:
+    """Find the limits that the keys of an agent share: the lowest of its valid keys, else those of its newest key."""
+    agent_keys = [key for key in keys if key.agent == agent]
+    valid_keys = [key for key in agent_keys if key.revoked_at is None] or agent_keys[-1:]
+    limits: dict[str, Any] = {}
+    for name in _OPTIONS:
+        values = [value for key in valid_keys if (value := getattr(key.limits, name)) is not None]
+        if values:
+            limits[name] = min(values)
+    return limits
+
+
+def _with_limits(key: VirtualKey, limits: Mapping[str, Any]) -> VirtualKey:
+    return msgspec.structs.replace(key, limits=msgspec.structs.replace(key.limits, **limits))
 
 
 class KeyFile:
@@ -104,7 +134,11 @@ class KeyFile:
             raise ConfigError(f"{self._file.path} has a key that Halter did not make. Remove it, and create new keys.")
         return keys
 
-    def add(self, key: VirtualKey) -> None:
+    def add(self, key: VirtualKey, *, replaces_limits: bool = False) -> VirtualKey:
+        """Add a key, and return it with its agent's limits, which a key without limits keeps.
+
+        With `replaces_limits`, the limits of this key become the limits of all valid keys of its agent.
+        """
         with self._file.lock():
             keys = self.read_keys()
             if any(each.name == key.name and each.revoked_at is None for each in keys):
@@ -112,7 +146,25 @@ class KeyFile:
                     f"The key {key.name} already exists. Revoke it with `halter keys revoke {key.name}`, or pass "
                     "another --name."
                 )
+            limits = dict(find_agent_limits(keys, key.agent))
+            for name, option in _OPTIONS.items():
+                value = getattr(key.limits, name)
+                if value is None:
+                    continue
+                if not replaces_limits and limits.get(name, value) != value:
+                    raise ConfigError(
+                        f"The keys of {key.agent} have {option} {limits[name]}, and all keys of an agent share it. "
+                        f"Leave the option out to keep {limits[name]}, or pass --replace to set {value} for all."
+                    )
+                limits[name] = value
+            key = _with_limits(key, limits)
+            if replaces_limits:
+                keys = tuple(
+                    _with_limits(each, limits) if each.agent == key.agent and each.revoked_at is None else each
+                    for each in keys
+                )
             self._file.write({"keys": (*keys, key)})
+            return key
 
     def revoke(self, name: str, at: int) -> bool:
         """Revoke a key with immediate effect; return True if there was one."""
@@ -148,7 +200,10 @@ class KeyRing:
 
     def _read(self) -> Mapping[str, VirtualKey]:
         try:
-            keys, self.problem = {key.digest: key for key in self._file.read_keys()}, ""
+            stored_keys = self._file.read_keys()
+            # Earlier versions wrote keys of one agent with different limits.
+            keys = {key.digest: _with_limits(key, find_agent_limits(stored_keys, key.agent)) for key in stored_keys}
+            self.problem = ""
         except ConfigError as error:
             keys, self.problem = {}, str(error)
         return keys

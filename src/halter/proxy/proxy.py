@@ -11,9 +11,9 @@ Routes that cost money and have no price are refused, because they would bypass 
 import asyncio
 import re
 import socket
-import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -25,7 +25,7 @@ from halter.core.messages import Prompt
 from halter.core.text import shorten, to_one_line
 from halter.core.usage import ModelName
 from halter.dispatch.heartbeat import renew_leases
-from halter.guard.halts import RateLimited
+from halter.guard.halts import RateLimited, halt
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import (
     FailedRequest,
@@ -43,6 +43,7 @@ from halter.models.providers import (
     list_model_names,
 )
 from halter.models.wire import uses_new_limit
+from halter.proxy.body_reader import BodyRead, BodyReader, BodyTooLarge, ReadRequest
 from halter.proxy.dialect import (
     CHAT,
     DEFAULT_CONTEXT_WINDOW,
@@ -52,19 +53,19 @@ from halter.proxy.dialect import (
     ModelCall,
     Unreadable,
     WireDialect,
-    find_rates,
-    mask_body,
-    read_call,
 )
 from halter.proxy.errors import Headers, Refusal, explain_outcome
-from halter.proxy.keys import KeyRing, VirtualKey, find_client_key
+from halter.proxy.keys import DEFAULT_MAX_BODY_MB, KeyRing, VirtualKey, find_client_key
 from halter.proxy.relay import (
     AsgiMessage,
     ClientConnection,
     RelayedModel,
     RelayExchange,
     Send,
+    SettlementPrices,
+    StoredAnswers,
     Upstream,
+    find_settlement_prices,
     list_answer_headers,
     open_pool,
     read_whole,
@@ -84,11 +85,11 @@ MAX_CLIENT_WAIT: Final = 30 * SECOND
 MAX_HOLD_WAIT: Final = 25 * SECOND
 REQUEST_TIMEOUT: Final = HOUR
 IDLE_CONNECTION: Final = 120 * SECOND
-MAX_BODY: Final = 64 * 1024 * 1024
+MEGABYTE: Final = 1024 * 1024
 UNKNOWN_KEY: Final = "Halter: unknown key. Create one with `halter keys new --agent NAME`, and set it in the client."
 _FREE_ROUTE: Final = re.compile(
-    r"(?:POST /messages/count_tokens|POST /responses/input_tokens|(?:GET|DELETE) /responses/[A-Za-z0-9_-]+"
-    r"|GET /responses/[A-Za-z0-9_-]+/input_items|POST /responses/[A-Za-z0-9_-]+/cancel)"
+    r"(?:POST /messages/count_tokens|POST /responses/input_tokens|(?:GET|DELETE) /responses/([A-Za-z0-9_-]+)"
+    r"|GET /responses/([A-Za-z0-9_-]+)/input_items|POST /responses/([A-Za-z0-9_-]+)/cancel)"
 )
 _SESSION_HEADERS: Final = (b"x-halter-session", b"x-claude-code-session-id", b"session-id", b"x-session-id")
 _LABEL: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -98,11 +99,12 @@ _NO_PRICE: Final = (
 
 
 class ProxyRoute(msgspec.Struct, frozen=True):
-    """The route of a request: to a dialect that costs money, or to a free path."""
+    """The route of a request: to a dialect that costs money, or to a free path, perhaps of a stored answer."""
 
     dialect: WireDialect
     path: str
     free: bool = False
+    answer_id: str = ""
 
 
 def find_route(method: str, path: str) -> ProxyRoute | None:
@@ -112,8 +114,10 @@ def find_route(method: str, path: str) -> ProxyRoute | None:
         for dialect in DIALECTS:
             if route_path == dialect.path:
                 return ProxyRoute(dialect, route_path)
-    if _FREE_ROUTE.fullmatch(f"{method} {route_path}"):
-        return ProxyRoute(MESSAGES if route_path.startswith("/messages") else RESPONSES, route_path, free=True)
+    if match := _FREE_ROUTE.fullmatch(f"{method} {route_path}"):
+        dialect = MESSAGES if route_path.startswith("/messages") else RESPONSES
+        answer_id = next((each for each in match.groups() if each), "")
+        return ProxyRoute(dialect, route_path, free=True, answer_id=answer_id)
     return None
 
 
@@ -125,7 +129,7 @@ class IncomingCall(msgspec.Struct, frozen=True):
     method: str
     query: bytes
     headers: Headers
-    body: bytes
+    body_read: BodyRead
     came_at: int
 
     def first(self, name: bytes) -> str:
@@ -159,10 +163,11 @@ class Proxy:
         self._door = door
         self._sessions = sessions
         self._upstreams = upstreams
-        self._redact = redact
         self._pools: Mapping[str, ClientSession] = {each.provider: open_pool(each) for each in upstreams.values()}
         self._terms: dict[VirtualKey, KeyTerms] = {}
         self._prices: Prices | None = None
+        self._stored_answers = StoredAnswers(app.patient())
+        self._reader = BodyReader(redact, app.environ)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -172,6 +177,7 @@ class Proxy:
             await _reject_upgrade(scope, send)
 
     async def aclose(self) -> None:
+        await self._reader.aclose()
         for pool in self._pools.values():
             await pool.close()
 
@@ -193,17 +199,33 @@ class Proxy:
             sentence = "Halter: no provider of this protocol has a key. Set one, and restart `halter proxy`."
             await client.refuse(dialect.name, Refusal("refused", sentence))
         else:
-            body = await _read_body(receive, headers, self._redact if terms.key.limits.mask_secrets else None)
-            if isinstance(body, Refusal):
-                await client.refuse(dialect.name, body)
+            body_read = await self._read_body(receive, headers, terms.key, dialect)
+            if isinstance(body_read, Refusal):
+                await client.refuse(dialect.name, body_read)
                 return
             now = self._app.clock.now()
-            incoming = IncomingCall(terms, route, method, scope.get("query_string", b""), headers, body, now)
+            incoming = IncomingCall(terms, route, method, scope.get("query_string", b""), headers, body_read, now)
             hang_up_task = asyncio.ensure_future(_notice_hang_up(receive, client))
             try:
                 await (self._relay_free(incoming, client) if route.free else self._relay(incoming, client))
             finally:
                 hang_up_task.cancel()
+
+    async def _read_body(
+        self, receive: Receive, headers: Headers, key: VirtualKey, dialect: WireDialect
+    ) -> BodyRead | Refusal:
+        limits = key.limits
+        max_mb = limits.max_body_mb or DEFAULT_MAX_BODY_MB
+        encoding = next((value.decode("latin-1") for name, value in headers if name == b"content-encoding"), "identity")
+        try:
+            data = await _receive_body(receive, max_mb * MEGABYTE)
+            request = ReadRequest(dialect.name, data, encoding, max_mb * MEGABYTE, limits.mask_secrets)
+            return await self._reader.read(key.digest, request)
+        except BodyTooLarge:
+            sentence = f"Halter: the request is larger than {max_mb} MB, the limit of the key {key.name}."
+            return Refusal("too_large", sentence)
+        except Unreadable as error:
+            return Refusal("unreadable", f"Halter: {error}")
 
     def _find_terms(self, key: VirtualKey | None) -> KeyTerms | Refusal:
         if key is None:
@@ -213,7 +235,7 @@ class Proxy:
         terms = self._terms.get(key)
         if terms is None:
             try:
-                terms = self._terms[key] = resolve_key(self._app, key)
+                terms = self._terms[key] = resolve_key(self._app.fleet, key)
             except ConfigError as error:
                 return Refusal("refused", f"Halter: the key {key.name} cannot be used: {error}")
         return terms
@@ -249,8 +271,15 @@ class Proxy:
             incoming.route.dialect is not CHAT or not model or uses_new_limit(ModelName(upstream.provider, model))
         )
         address = upstream.address(incoming.route.path, incoming.query)
+        digest, is_stored = incoming.terms.key.digest, incoming.route.dialect is RESPONSES and not incoming.route.free
         return RelayExchange(
-            pool, upstream, client, address, upstream.headers(incoming.headers), uses_new_limit=has_new_limit
+            pool,
+            upstream,
+            client,
+            address,
+            upstream.headers(incoming.headers),
+            uses_new_limit=has_new_limit,
+            on_answer_id=partial(self._stored_answers.remember, digest) if is_stored else None,
         )
 
     async def _relay_free(self, incoming: IncomingCall, client: ClientConnection) -> None:
@@ -260,9 +289,15 @@ class Proxy:
         if halt is not None:
             await client.refuse(dialect, Refusal("halted", f"Halter: {halt.scope} is halted."))
             return
+        call = incoming.body_read.call
+        stored_ids = [incoming.route.answer_id] if incoming.route.answer_id else call.stored_ids if call else ()
+        refusal = await self._refuse_foreign(incoming.terms.key, stored_ids)
+        if refusal is not None:
+            await client.refuse(dialect, refusal)
+            return
         exchange = self._exchange(incoming, client)
         try:
-            response = await exchange.open(incoming.method, incoming.body)
+            response = await exchange.open(incoming.method, incoming.body_read.body)
             try:
                 data = await read_whole(exchange, response)
             finally:
@@ -273,13 +308,23 @@ class Proxy:
         headers = [*list_answer_headers(response), (b"content-length", b"%d" % len(data))]
         await client.answer(response.status, headers, data)
 
+    async def _refuse_foreign(self, key: VirtualKey, stored_ids: Sequence[str]) -> Refusal | None:
+        """Refuse stored answers and conversations that another key got, or that were made outside the proxy."""
+        for stored_id in stored_ids:
+            if not await self._stored_answers.has(key.digest, stored_id):
+                name = shorten(to_one_line(stored_id), 80)
+                return Refusal("not_found", f"Halter: the key {key.name} has no stored answer {name}.")
+        return None
+
     async def _relay(self, incoming: IncomingCall, client: ClientConnection) -> None:
         """Relay a request that costs money, through the model door."""
         dialect = incoming.route.dialect.name
         try:
-            call = read_call(incoming.route.dialect, incoming.body)
-            session = await self._sessions.get_session(incoming.terms, incoming.label(), incoming.describe())
-            refusal = await self._ask(incoming, call, session, client)
+            call = incoming.body_read.require_call()
+            refusal = await self._refuse_foreign(incoming.terms.key, call.stored_ids)
+            if refusal is None:
+                session = await self._sessions.get_session(incoming.terms, incoming.label(), incoming.describe())
+                refusal = await self._ask(incoming, call, session, client)
         except Unreadable as error:
             refusal = Refusal("unreadable", f"Halter: {error}")
         except LeaseLost:
@@ -299,13 +344,16 @@ class Proxy:
         exchange = self._exchange(incoming, client, call.model)
         name = ModelName(exchange.upstream.provider, call.model)
         window = find_listed_window(name, exchange.upstream.base_url) or DEFAULT_CONTEXT_WINDOW
-        model = RelayedModel(name, call, window, exchange)
+        table, allowed_members = self._price_table(incoming.terms), incoming.terms.key.limits.allowed_members
+        prices = find_settlement_prices(call, name, exchange.upstream.base_url, table, allowed_members)
+        settlement_prices = prices if isinstance(prices, SettlementPrices) else None
+        model = RelayedModel(name, call, window, exchange, settlement_prices)
         request = ModelRequest(
             id=session.next_request(),
             prompt=Prompt(messages=(), max_output_tokens=call.max_output(window)),
             timeout=REQUEST_TIMEOUT,
             record=RequestRecord(f"POST {incoming.route.path}: {call.model}, {len(call.body):,} bytes"),
-            prices=find_rates(call, name, exchange.upstream.base_url, self._price_table(incoming.terms)),
+            prices=prices,
             min_output_tokens=call.min_output(),
         )
         session.under_way += 1
@@ -317,6 +365,11 @@ class Proxy:
         finally:
             session.under_way -= 1
             session.used_at = self._app.clock.now()
+        if exchange.answer_id:
+            await self._stored_answers.save(incoming.terms.key.digest, exchange.answer_id)
+        if settlement_prices is not None and (other_model := settlement_prices.find_substitute()):
+            reason = f"{call.model} was asked for, and {other_model} answered"
+            await self._halt_agent(incoming.terms, request.id, reason)
         if isinstance(outcome, RefusedRequest | FailedRequest) and outcome.outcome == "external_halt":
             await self._sessions.end_cancelled(session)
         return explain_outcome(outcome, self._app.clock.now())
@@ -333,6 +386,11 @@ class Proxy:
                 return outcome
             wait_count = outcome.wait_count + 1
             await self._app.clock.sleep(max(0, outcome.retry_at - now))
+
+    async def _halt_agent(self, terms: KeyTerms, request: str, reason: str) -> None:
+        """Halt the agent of a key whose provider runs other models than are asked for."""
+        reason = f"{shorten(to_one_line(reason), 300)}, through the key {terms.key.name}"
+        await self._app.patient().commit(halt(f"agent:{terms.policy.name}", "halter", f"{request}/other-model", reason))
 
     def _price_table(self, terms: KeyTerms) -> Prices:
         if self._prices is None:
@@ -357,7 +415,7 @@ def _explain_no_route(method: str, path: str) -> Refusal:
     return Refusal("not_found", f"Halter: no route for {method} {shorten(path, 80)}.")
 
 
-async def _read_body(receive: Receive, headers: Headers, redact: Redact | None) -> bytes | Refusal:
+async def _receive_body(receive: Receive, max_size: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -366,35 +424,11 @@ async def _read_body(receive: Receive, headers: Headers, redact: Redact | None) 
             break
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
-        if size > MAX_BODY:
-            return Refusal("too_large", f"Halter: the request is larger than {MAX_BODY // 1024**2} MB.")
+        if size > max_size:
+            raise BodyTooLarge
         if not message.get("more_body"):
             break
-    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    encoding = next((value for name, value in headers if name == b"content-encoding"), b"identity")
-    data = body if encoding == b"identity" else _decompress(body, encoding)
-    if redact is None or isinstance(data, Refusal) or not data:
-        return data
-    try:
-        return mask_body(data, redact)
-    except Unreadable as error:
-        return Refusal("unreadable", f"Halter: {error}")
-
-
-def _decompress(body: bytes, encoding: bytes) -> bytes | Refusal:
-    if encoding not in {b"gzip", b"deflate"}:
-        encoding_name = encoding.decode("latin-1")
-        return Refusal(
-            "unreadable", f"Halter: unsupported content-encoding {encoding_name}. Send the body plain, or with gzip."
-        )
-    unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)
-    try:
-        data = unpack.decompress(body, MAX_BODY)
-    except zlib.error as error:
-        return Refusal("unreadable", f"Halter: the body cannot be decompressed: {error}.")
-    if unpack.unconsumed_tail:
-        return Refusal("too_large", f"Halter: the request is larger than {MAX_BODY // 1024**2} MB.")
-    return data
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def _notice_hang_up(receive: Receive, client: ClientConnection) -> None:
@@ -419,7 +453,7 @@ def find_upstreams(app: Runtime, anthropic: str, openai: str) -> Mapping[str, Up
 
     Raises ConfigError if none remains, if one speaks another protocol, and if a configured one has no key.
     """
-    providers = resolve_key(app, _PROBE_KEY).providers
+    providers = resolve_key(app.fleet, _PROBE_KEY).providers
     upstreams: dict[str, Upstream] = {}
     for wire, provider in (("anthropic", anthropic), ("openai", openai)):
         try:
@@ -484,7 +518,7 @@ async def open_proxy(
     redact = Redactor({}, app.environ).redact
     accounts = ledger(store, app.clock, max_wait)
     worker = make_worker_id("proxy", app.ids)
-    policy = resolve_key(app, _PROBE_KEY).policy
+    policy = resolve_key(app.fleet, _PROBE_KEY).policy
     door = ModelDoor(store, app.clock, accounts, Prices(policy.prices), redact=redact)
     sessions = ProxiedSessions(app, worker, accounts, redact)
     proxy = Proxy(app, keys, door, sessions, upstreams, redact)

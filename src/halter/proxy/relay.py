@@ -7,7 +7,10 @@ door runs the relay like any model: with a permit, a hold, a deadline and a watc
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+import re
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -15,13 +18,16 @@ from urllib.request import getproxies, proxy_bypass
 import msgspec
 
 from halter.core.errors import ModelError, ModelRejected, ModelUnavailable, ModelUnusable
+from halter.core.ids import Digest
 from halter.core.messages import Prompt, Reply, Text, TextListener
+from halter.core.ports import Store
 from halter.core.text import clean, shorten
 from halter.core.tools import Permit, PermitGate
-from halter.core.usage import ModelName, Usage, is_local_address
+from halter.core.usage import ModelName, ModelPrices, PriceTable, RequestExtras, Unpriced, Usage, is_local_address
+from halter.models.providers import Prices
 from halter.models.wire import CONNECT_TIMEOUT_SECONDS, MAX_ANSWER_BYTES
 from halter.models.wire_format import UsageReader
-from halter.proxy.dialect import CHAT, DialectName, ModelCall, WireDialect
+from halter.proxy.dialect import CHAT, DialectName, ModelCall, WireDialect, find_rates
 from halter.proxy.errors import Headers, Refusal, asks_by_litellm, render_in_stream, render_refusal
 
 if TYPE_CHECKING:
@@ -45,19 +51,25 @@ _HOP_BY_HOP: Final = frozenset(
         b"upgrade",
     )
 )
-_UNSENT_HEADERS: Final = _HOP_BY_HOP | {
-    b"authorization",
-    b"x-api-key",
-    b"cookie",
-    b"accept-encoding",
-    b"expect",
-    b"openai-organization",
-    b"openai-project",
-    b"forwarded",
-    b"x-forwarded-for",
-    b"x-halter-session",
-}
-"""Headers of this connection or of the client's own account, which the provider does not get."""
+_SENT_HEADERS: Final = frozenset(
+    (
+        b"accept",
+        b"anthropic-version",
+        b"content-type",
+        b"openai-beta",
+        b"originator",
+        b"session-id",
+        b"thread-id",
+        b"traceparent",
+        b"user-agent",
+        b"x-app",
+    )
+)
+_SENT_PREFIXES: Final = (b"x-stainless-", b"x-claude-code-", b"x-codex-")
+"""The client's headers that a provider gets. Any other may name an account, or another machine."""
+_BETAS: Final = b"anthropic-beta"
+_UNPRICED_BETAS: Final = (b"fast-mode-", b"mcp-client-", b"server-side-fallback")
+"""Betas that cost what no price covers."""
 _UNRETURNED_HEADERS: Final = _HOP_BY_HOP | {b"set-cookie", b"date", b"server"}
 _ADDED_BY_LIBRARY: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 MAX_HEADER_BYTES: Final = 64 * 1024
@@ -88,8 +100,13 @@ class Upstream(msgspec.Struct, frozen=True):
         return f"{root}{path}{'?' + query.decode('latin-1') if query else ''}"
 
     def headers(self, client_headers: Headers) -> Headers:
-        """Return the client's headers without its own credentials, and with the provider's key."""
-        sent_headers = [(name, value) for name, value in client_headers if name not in _UNSENT_HEADERS]
+        """Return the client's headers that are on the list, with the provider's key."""
+        sent_headers = [
+            (name, value) for name, value in client_headers if name in _SENT_HEADERS or name.startswith(_SENT_PREFIXES)
+        ]
+        betas = [beta for name, value in client_headers if name == _BETAS for beta in list_priced_betas(value)]
+        if betas:
+            sent_headers.append((_BETAS, b",".join(betas)))
         sent_headers.append((b"accept-encoding", b"identity"))
         if self.key:
             credentials = (
@@ -99,6 +116,11 @@ class Upstream(msgspec.Struct, frozen=True):
             )
             sent_headers.append(credentials)
         return sent_headers
+
+
+def list_priced_betas(header: bytes) -> list[bytes]:
+    betas = (beta.strip() for beta in header.split(b","))
+    return [beta for beta in betas if beta and not beta.lower().startswith(_UNPRICED_BETAS)]
 
 
 def open_pool(upstream: Upstream) -> "ClientSession":
@@ -164,6 +186,143 @@ class ClientConnection:
             await self.write(body, more=False)
 
 
+_VERSION: Final = re.compile(r"(?:[-@:]?(?:\d{8}|\d{4}-\d\d-\d\d|\d{4}|\d{3}|latest|v\d+))*(?::[a-z]+)?")
+"""What a provider adds to the name of a model: a date, a version, or a variant."""
+
+
+class SettlementPrices:
+    """The prices of one request, settled at the dearest of the asked model, the answering one and a reported cost."""
+
+    def __init__(self, rates: ModelPrices, asked: ModelName, base_url: str | None, prices: PriceTable) -> None:
+        self._rates = rates
+        self._asked = asked
+        self._base_url = base_url
+        self._prices = prices
+        self.reader: UsageReader | None = None
+        """The reader of the answer, once there is one."""
+
+    @property
+    def other_model(self) -> str:
+        """The model that answered, if it is not the one that was asked for."""
+        name = "" if self.reader is None else self.reader.model
+        return name if name and not is_same_model(self._asked.model, name) else ""
+
+    def cost(self, usage: Usage, at: int) -> int:
+        costs = [self._rates.cost(usage, at)]
+        if self.other_model:
+            rates = self._prices.find(ModelName(self._asked.provider, self.other_model), self._base_url)
+            if not isinstance(rates, Unpriced):
+                costs.append(rates.cost(usage, at))
+        if self.reader is not None:
+            costs.append(self.reader.cost_micros)
+        return max(costs)
+
+    def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
+        return self._rates.bound(input_tokens, max_output_tokens, at)
+
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, limit: int = 10**9) -> int:
+        return self._rates.max_output_that_fits(input_tokens, budget_micros, at, limit)
+
+    def covering(self, extras: RequestExtras) -> ModelPrices | str:
+        return self._rates.covering(extras)
+
+    def find_substitute(self) -> str:
+        """Find the model that answered in place of the one that was asked for, where both are listed with a price.
+
+        A gateway may name its deployments as it likes, so an unlisted name says nothing.
+        """
+        names = (self._asked.model, self.other_model)
+        is_listed = all(
+            name and not isinstance(self._prices.find(ModelName(self._asked.provider, name), self._base_url), Unpriced)
+            for name in names
+        )
+        return self.other_model if is_listed else ""
+
+
+def find_settlement_prices(
+    call: ModelCall, model: ModelName, base_url: str | None, prices: Prices, allowed_members: Sequence[str] = ()
+) -> SettlementPrices | Unpriced:
+    rates = find_rates(call, model, base_url, prices, allowed_members) or prices.find(model, base_url)
+    return rates if isinstance(rates, Unpriced) else SettlementPrices(rates, model, base_url, prices)
+
+
+def is_same_model(asked: str, answered: str) -> bool:
+    """Return True if a name is that of the asked model, perhaps with its version, its maker or its variant."""
+    asked_name, answered_name = (name.lower().rpartition("/")[2] for name in (asked, answered))
+    if asked_name == answered_name:
+        return True
+    base = re.sub(r"-latest$|:[a-z]+$", "", asked_name)
+    shorter, longer = sorted((base, answered_name), key=len)
+    return longer.startswith(shorter) and _VERSION.fullmatch(longer[len(shorter) :]) is not None
+
+
+MAX_REMEMBERED: Final = 10_000
+_EVENT_DATA: Final = b"data:"
+
+
+class StoredAnswers:
+    """Which key got which answer that a provider stores: only that key reads it or continues from it.
+
+    Ids are unguessable, but clients log them, and all keys share the provider's account. That a key got an answer is a
+    blob in the store, so that every process of the proxy knows it; the store keeps such blobs for at least a day.
+    After that the answer counts as another's.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._remembered: OrderedDict[bytes, None] = OrderedDict()
+
+    def remember(self, key_digest: str, answer_id: str) -> None:
+        """Remember an answer in this process: a client may use its id before the answer has ended."""
+        self._remembered[_make_mark(key_digest, answer_id)] = None
+        if len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    async def save(self, key_digest: str, answer_id: str) -> None:
+        await self._store.put(_make_mark(key_digest, answer_id))
+
+    async def has(self, key_digest: str, answer_id: str) -> bool:
+        mark = _make_mark(key_digest, answer_id)
+        if mark in self._remembered:
+            return True
+        try:
+            await self._store.get(Digest(sha256(mark).hexdigest()))
+        except KeyError:
+            return False
+        return True
+
+
+def _make_mark(key_digest: str, answer_id: str) -> bytes:
+    return f"halter stored answer\n{key_digest}\n{answer_id}".encode("utf-8", "replace")
+
+
+class _Answer(msgspec.Struct):
+    id: str = ""
+
+
+class _AnswerEvent(_Answer):
+    """A whole answer, or an event of its stream."""
+
+    response: _Answer | None = None
+
+
+_DECODE_ANSWER: Final = msgspec.json.Decoder(_AnswerEvent).decode
+
+
+def find_answer_id(data: bytes, *, streams: bool) -> str:
+    """Find the id of an answer in its body or in events of its stream; empty if there is none."""
+    for text in data.splitlines() if streams else (data,):
+        if streams and not text.startswith(_EVENT_DATA):
+            continue
+        try:
+            answer = _DECODE_ANSWER(text.removeprefix(_EVENT_DATA) if streams else text)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            continue
+        if answer_id := answer.response.id if answer.response else "" if streams else answer.id:
+            return answer_id
+    return ""
+
+
 class RelayedModel:
     """One request as a model for the guard, which may use it once, with its permit."""
 
@@ -173,12 +332,14 @@ class RelayedModel:
         call: ModelCall,
         window: int,
         exchange: "RelayExchange",
+        prices: SettlementPrices | None = None,
     ) -> None:
         self.name = name
         self.base_url = exchange.upstream.base_url
         self._call = call
         self._window = window
         self._exchange = exchange
+        self._prices = prices
 
     def count(self, prompt: Prompt) -> int:
         return self._call.bound_input(self._window)
@@ -191,7 +352,7 @@ class RelayedModel:
             raise ModelUnavailable("HungUp: the client hung up before the request was sent", billed=False)
         body = self._call.with_limit(prompt.max_output_tokens, self._window, new_name=exchange.uses_new_limit)
         try:
-            return await pass_on(exchange, self._call, body)
+            return await pass_on(exchange, self._call, body, self._prices)
         except asyncio.CancelledError:
             permit.unsent = not exchange.sent
             raise
@@ -209,6 +370,7 @@ class RelayExchange:
         headers: Headers,
         *,
         uses_new_limit: bool = True,
+        on_answer_id: Callable[[str], None] | None = None,
     ) -> None:
         self._pool = pool
         self.upstream = upstream
@@ -217,6 +379,15 @@ class RelayExchange:
         self._headers = headers
         self.uses_new_limit = uses_new_limit
         self.sent = False
+        self.answer_id = ""
+        self._on_answer_id = on_answer_id
+
+    def read_answer_id(self, data: bytes, *, streams: bool) -> None:
+        """Read the id under which the provider stores its answer, unless it is known."""
+        if self._on_answer_id is not None and not self.answer_id:
+            self.answer_id = find_answer_id(data, streams=streams)
+            if self.answer_id:
+                self._on_answer_id(self.answer_id)
 
     async def open(self, method: str, body: bytes) -> "ClientResponse":
         """Send the request; return when the answer's headers have arrived. Raises ModelError."""
@@ -254,11 +425,13 @@ def _decode_value(value: bytes) -> str:
 
 
 @PermitGate
-async def _pass_on(exchange: RelayExchange, call: ModelCall, body: bytes) -> Reply:
+async def _pass_on(exchange: RelayExchange, call: ModelCall, body: bytes, prices: SettlementPrices | None) -> Reply:
     """Forward one request and its answer, and return a reply with its usage."""
     response = await exchange.open("POST", body)
     try:
         reader = UsageReader(call.dialect.usage)
+        if prices is not None:
+            prices.reader = reader
         if response.status >= _FIRST_ERROR or not _is_stream(response):
             await _pass_whole(exchange, response, reader)
         else:
@@ -279,6 +452,7 @@ def list_answer_headers(response: "ClientResponse") -> Headers:
 
 async def _pass_whole(exchange: RelayExchange, response: "ClientResponse", reader: UsageReader) -> None:
     data = await read_whole(exchange, response, reader)
+    exchange.read_answer_id(data, streams=False)
     headers = [*list_answer_headers(response), (b"content-length", b"%d" % len(data))]
     await exchange.client.answer(response.status, headers, data)
 
@@ -319,6 +493,7 @@ async def _pass_stream(
     async for chunk in _read_pieces(exchange, response, reader):
         events, buffer = split_events(buffer + chunk if buffer else chunk)
         if events:
+            exchange.read_answer_id(events, streams=True)
             client.events += 1
             await client.write(drop_usage_chunk(events) if drops_usage else events, more=True)
     if buffer:

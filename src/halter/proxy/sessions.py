@@ -12,12 +12,14 @@ from typing import Final
 
 import msgspec
 
+from halter.config.merge import FleetConfig
 from halter.config.resolve import read_model_rates, resolve_agent
 from halter.core.agent_spec import Provider
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import LeaseLost, StoreError, StoreUnavailable
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
+from halter.core.money import DOLLAR, format_micros
 from halter.core.ports import Lease, Query, read_stream
 from halter.core.rows import HaltRow, SessionRow, WorkerRow
 from halter.core.spec import ResolvedPolicy
@@ -51,14 +53,27 @@ class KeyTerms(msgspec.Struct, frozen=True):
     providers: Mapping[str, Provider]
 
 
-def resolve_key(app: Runtime, key: VirtualKey) -> KeyTerms:
+def resolve_key(fleet: FleetConfig, key: VirtualKey) -> KeyTerms:
     """Resolve a key like an agent's file with the same limits. Raises ConfigError if the fleet allows less."""
-    has_session_cap = app.fleet.spec.agents.limits.max_cost_usd is not msgspec.UNSET
+    has_session_cap = fleet.spec.agents.limits.max_cost_usd is not msgspec.UNSET
     file = parse_agent_options(
         key.agent, {"policy": key.agent_keys(session_capped=has_session_cap)}, f"the key {key.name}", {}, {}
     )
-    agent = resolve_agent(app.fleet, file, None)
+    agent = resolve_agent(fleet, file, None)
     return KeyTerms(key, agent.policy, agent.policy.digest(), agent.model_settings.providers)
+
+
+def describe_lower_cap(terms: KeyTerms) -> str:
+    """Describe a cap of the fleet that is lower than a cap of a key, and so binds first; empty if there is none."""
+    limits, caps = terms.key.limits, terms.policy.caps
+    amounts = [each for each in (limits.max_cost_usd_per_hour, limits.max_cost_usd_per_day) if each is not None]
+    for cap in caps.fleet:
+        if cap.max_cost_usd is not None and amounts and cap.max_cost_usd < max(amounts) * DOLLAR:
+            return (
+                f"The fleet's cap of {format_micros(cap.max_cost_usd)} a {cap.per} is lower, and binds all agents "
+                "together. See `halter policy`."
+            )
+    return ""
 
 
 class ProxiedSession:
@@ -136,6 +151,7 @@ class ProxiedSessions:
             trusted=False,
             definition=await store_policy(self._store, terms.policy, self._redact),
         )
+        await app.adopt_policy()
         await self._store.commit(lifecycle.start_session(event, encode_body(self._redact(task_text))))
         lease = await acquire_lease(self._store, app.clock, self._worker, session, SECOND)
         if lease is None:

@@ -54,6 +54,7 @@ _ASSIGNMENT: Final = (
     r"|(?:\xe6\x98\xaf|\xe3\x81\xaf)\s{0,3}"
     r"|[\"']?\s{1,24}value:\s{0,3}"
     r"|</(?:key|name)>\s{0,24}<(?:string|value)>"
+    rf"|(?:{_QUOTE})?\*{{0,2}}[ \t]{{0,24}}\|[ \t]{{0,24}}"
     r"|\s{1,3}(?:(?:is|was|ist|lautet|est|es|=|[0-9])\s?:?\s{1,3})?)"
 )
 _SCHEMES: Final = "basic|bearer|token|apikey|api-key|api-token|ssws|geniekey|splunk|accesskey|oauth|bot|key|digest"
@@ -98,6 +99,13 @@ _OTHER_NAME: Final = re.compile(
 _EXPANDED: Final = re.compile(rb"\$\{[\w.]*\Z")
 _VARIABLE: Final = re.compile(rb"[ \t+>#-]*(?:(?:export|env|set|declare -x|ENV|ARG|SET)\s+|-e\s+)?[A-Z0-9_]*\Z")
 _FLAG: Final = re.compile(rb"(?i)(?:^|[\s\"'])(?:--?|/)[a-z-]*\Z")
+_CELL: Final = re.compile(rb"\|[ \t]*(?:\\{0,3}[\"'`])?\Z")
+_ROW: Final = re.compile(rb"[ \t>]*\|")
+_SETTING: Final = re.compile(rb"[ \t]*(?:- )?[a-z0-9_.-]*\Z")
+_SETTING_LEAD: Final = re.compile(rb"[a-z0-9_-]+: {1,3}\Z")
+_COMMENT: Final = re.compile(rb"[ \t]{1,24}#[ \t]")
+_ONE_TIME: Final = re.compile(rb"(?i)otpauth://[^\s\"'<>]*[?&]\Z")
+_BASE32: Final = re.compile(rb"(?i)[A-Z2-7]{8,}=*")
 _LOGIN: Final = re.compile(rb"(?i)(?:\bmachine\s+\S+|\bdefault)\s+login\s+\S+\s+\Z")
 _PEM: Final = b"-----BEGIN"
 _HASH: Final = re.compile(rb"\$[0-9a-z-]{1,16}\$|\{[A-Z0-9-]{3,16}\}")
@@ -107,7 +115,7 @@ _MIXED_WORD: Final = re.compile(
 )
 _JOINTS: Final = (b"_", b".", b":", b"/")
 _TRAILING: Final = b".:!?"
-_SHORTEST, _WORD, _KEY, _SET, _LONG, _LONGER = 4, 8, 8, 16, 20, 30
+_SHORTEST, _SHORT_WORD, _WORD, _KEY, _SET, _LONG, _LONGER = 4, 6, 8, 8, 16, 20, 30
 
 _BARE: Final = rb"[^\s\"'<>,;&\\`|(){}]*"
 _LINE: Final = rb"[^\s\"'`;]*"
@@ -137,6 +145,12 @@ class _Value(NamedTuple):
             return _TIGHT.match(self.lead) is not None
         return self.after in b"\r\n" or (self.lead.endswith(b":") and len(self.text) >= _WORD)
 
+    @property
+    def is_setting(self) -> bool:
+        """True if the line is one `password: value` of a YAML file."""
+        is_alone = self.after in b"\r\n" and _SETTING.match(self.before) is not None
+        return is_alone and _SETTING_LEAD.match(self.lead) is not None
+
 
 def read_key(candidate: Candidate) -> int:
     """Read the value of a key's name. It must look random."""
@@ -144,9 +158,12 @@ def read_key(candidate: Candidate) -> int:
     quote = _find_quote(lead)
     pattern = _choose_value_pattern(quote, lead)
     text = candidate.peek(pattern)
-    if len(text) < _KEY or not _NEAR_KEY.match(text) or not _is_drawn(text, lead):
+    if len(text) < _KEY or not _NEAR_KEY.match(text):
         return NO_MATCH
     before = candidate.before()
+    is_one_time = _BASE32.fullmatch(text) and _ONE_TIME.search(before)
+    if not is_one_time and not _is_drawn(text, lead):
+        return NO_MATCH
     end = candidate.start + len(text)
     value = _Value(text, lead, before, candidate.data[end : min(end + 1, candidate.end)])
     if _is_part_of_more(value, quote) or secret_values.is_harmless(text) or _OTHER_NAME.search(before):
@@ -184,7 +201,10 @@ def read_password(candidate: Candidate) -> int:
     if len(text) < _SHORTEST or secret_values.is_harmless(text):
         return NO_MATCH
     end = candidate.start + len(text)
-    value = _Value(text, lead, candidate.before(), candidate.data[end : min(end + 1, candidate.end)])
+    after = candidate.data[end : min(end + 1, candidate.end)]
+    if after in (b" ", b"\t") and _COMMENT.match(candidate.data, end, candidate.end):
+        after = b"\n"
+    value = _Value(text, lead, candidate.before(), after)
     if _is_part_of_more(value, quote) or secret_values.is_number(text) or _HASH.match(text) or text.startswith(_PEM):
         return NO_MATCH
     if quote or lead.endswith(b">"):
@@ -200,6 +220,8 @@ def _is_part_of_more(value: _Value, quote: bytes) -> bool:
     """Return True if the name is part of another name, is expanded, or does not belong to the value."""
     _, lead, before, after = value
     if (not quote and b"," in lead) or (lead.endswith(b">") and after != b"<"):
+        return True
+    if _CELL.search(lead) and not _ROW.match(before):
         return True
     if _EXPANDED.search(before) or _SCHEMED.match(lead):
         return True
@@ -267,6 +289,8 @@ def _is_bare_password(value: _Value) -> bool:
         return value.variable or is_literal or (value.ends and value.settles)
     if any(sign in text for sign in _JOINTS) or not secret_values.is_worded(text):
         return False
+    if value.is_setting and len(text) >= (_WORD if secret_values.is_label(text) else _SHORT_WORD):
+        return not secret_values.is_label(text) or value.before.startswith((b" ", b"\t"))
     return value.ends and (
         value.variable or (value.settles and len(text) >= _WORD and not secret_values.is_label(text))
     )

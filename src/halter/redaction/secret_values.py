@@ -137,6 +137,8 @@ _STANDS_FOR: Final = b"(?:" + _REFERENCE + b")|(?:" + _PLACEHOLDER + b")"
 _SPACE: Final = re.compile(rb"\s")
 
 _HARMLESS: Final = frozenset(
+    b"unicode binary bcrypt scrypt argon forbidden dialog manual encoded unchanged inherit inherited omitted custom "
+    b"native vaulted sealed unused buffer nullable "
     b"bearer basic token true false null none nil undefined void unknown required optional string str bytes bool "
     b"boolean int integer number float text char varchar object array list dict map set any data default empty unset "
     b"missing invalid expired redacted hidden masked changeme here there this that must should will cannot with from "

@@ -58,7 +58,13 @@ _HOOK_SETTINGS: Final = (
 )
 """Files that enable or disable the hooks of other agents."""
 _INTERNAL_SUFFIXES: Final = (".local", ".internal", ".localhost", ".lan", ".home.arpa", ".corp")
-_METADATA_HOSTS: Final = frozenset({"169.254.169.254", "metadata.google.internal", "fd00:ec2::254"})
+_METADATA_HOSTS: Final = frozenset(
+    {
+        *("169.254.169.254", "metadata.google.internal", "fd00:ec2::254", "fd20:ce::254", "168.63.129.16"),
+        *("100.100.100.200", "192.0.0.192", "169.254.170.2", "169.254.170.23"),
+    }
+)
+"""Addresses at which a cloud gives its machines their keys and settings."""
 _IPV4_BYTES: Final = 4
 _MAX_BYTE: Final = 255
 _WEB_SCHEMES: Final = frozenset({"http", "https", "ws", "wss"})

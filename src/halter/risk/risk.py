@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from halter.core.text import make_word_set
+from halter.core.text import expand_names, make_word_set
 from halter.core.tools import Effect, ToolSpec, Valid
 from halter.core.vocabulary import RiskLevel
 from halter.risk.commands import (
@@ -505,3 +505,98 @@ def _sum_amounts(texts: Sequence[str]) -> float:
         return sum(float(text.strip().lstrip("$€£").replace(",", "")) for text in texts)
     except ValueError:
         return float("nan")
+
+
+_CHANGING_READERS: Final = make_word_set(
+    "mktemp exiftool xmlstarlet pdftotext smartctl hostnamectl ldd reset fg bg disown dmidecode iostat tldr zless "
+    "xmllint blkid shopt ncdu"
+)
+"""Readers of which an argument changes something, or which run a program on what they read."""
+_READING_PROGRAMS: Final = READERS - _CHANGING_READERS
+_READING_WRAPPERS: Final = make_word_set("time nice ionice env command timeout stdbuf xargs builtin noglob")
+_SYSTEM_PROGRAM: Final = re.compile(r"(?:/usr)?/bin/[^/]+")
+_OUTPUT_PLACE: Final = re.compile(r"/dev/(?:null|stdout|stderr|tty|fd/\d+)|&?\d+|-")
+_CHANGING_OPTION: Final = re.compile(
+    r"--?(?:out|output|in-place|inplace|write|fix|apply|set|save|delete|log-file|LOG-FILE|pre|install)(?:-[\w-]+)?(?:=.*)?"
+)
+_CHANGING_FLAGS: Final[Mapping[str, str]] = expand_names(
+    {"sort tree iconv shuf": "o", "date": "s", "less more most": "oO", "history": "acdnrw", "time": "o", "xxd": "r"}
+)
+_MAX_OPERANDS: Final[Mapping[str, int]] = {"hostname": 0, "uniq": 1, "xxd": 1}
+"""The operands after which one more is written to, or set."""
+_VERBS: Final[Mapping[str, frozenset[str]]] = expand_names(
+    {
+        "git": make_word_set(
+            "status log diff show blame grep ls-files ls-tree ls-remote rev-parse rev-list describe shortlog cat-file "
+            "name-rev merge-base for-each-ref show-ref count-objects whatchanged cherry range-diff var version help "
+            "check-ignore verify-commit"
+        ),
+        "npm pnpm yarn": make_word_set("ls list view info outdated why root prefix help"),
+        "pip pip3": make_word_set("list show freeze check help"),
+        "docker podman": make_word_set("ps images logs inspect version info top stats port history"),
+        "kubectl": make_word_set("get describe logs top explain version api-resources api-versions cluster-info"),
+        "cargo": make_word_set("tree metadata version help"),
+        "go": make_word_set("list version doc help"),
+        "systemctl": make_word_set("status show cat list-units list-unit-files list-timers is-active is-enabled"),
+    }
+)
+_LISTINGS: Final = frozenset(
+    {
+        *("git branch", "git branch -a", "git branch -r", "git branch -v", "git branch -vv", "git branch --list"),
+        *("git branch --show-current", "git tag", "git tag -l", "git tag --list", "git remote", "git remote -v"),
+        *("git remote show origin", "git stash list", "git worktree list", "git reflog", "git config --list"),
+        *("git config -l", "git submodule status", "npm config list", "npm config ls", "pip config list"),
+    }
+)
+_GETTER: Final = re.compile(r"(?:git config --get|npm config get|git remote get-url|git tag -l|git branch --list) \S+")
+_FIND_ACTION: Final = re.compile(r"-(?:delete|exec|execdir|ok|okdir|fprint|fprint0|fprintf|fls)")
+_SED_STEP: Final = (
+    r"(?:(?:\d+|\$|/[^/]*/)(?:,(?:\+?\d+|\$|/[^/]*/))?)?!?(?:[pdq=]|s/(?:[^/\\]|\\.)*/(?:[^/\\]|\\.)*/[gpiI\d]*)"
+)
+_SED_SCRIPT: Final = re.compile(rf"{_SED_STEP}(?:\s*;\s*{_SED_STEP})*;?")
+_SED_OPTIONS: Final = frozenset({"-n", "-E", "-r", "-e", "-nE", "-En", "-ne", "-s", "-u", "-z"})
+_AWK_EFFECT: Final = re.compile(r"[>|@]|system|getline|close|fflush")
+_AWK: Final = make_word_set("awk gawk mawk nawk")
+
+
+def only_reads(line_or_words: str | Sequence[str]) -> bool:
+    """Return whether every command of a line certainly changes nothing."""
+    commands = parse_commands(line_or_words)
+    return bool(commands) and all(isinstance(command, Command) and _command_reads(command) for command in commands)
+
+
+def _command_reads(command: Command) -> bool:
+    if not command.sure or any(_OUTPUT_PLACE.fullmatch(path) is None for path in command.writes):
+        return False
+    if not command.argv:
+        return True
+    program, words = command.program, command.argv[1:]
+    if "/" in command.argv[0] and _SYSTEM_PROGRAM.fullmatch(command.argv[0]) is None:
+        return False
+    if any(_CHANGING_OPTION.fullmatch(word) for word in words) or has_flag(words, _CHANGING_FLAGS.get(program, "")):
+        return False
+    if command.wraps:
+        return program in _READING_WRAPPERS
+    if program in SHELLS:
+        # The line that it was given is parsed as commands of its own; a script or an input is not.
+        return any(re.fullmatch(r"-[a-z]*c", word) for word in words) and not command.is_fed
+    return _program_reads(program, words)
+
+
+def _program_reads(program: str, words: Sequence[str]) -> bool:
+    if program in _VERBS:
+        line = " ".join((program, *words))
+        return (bool(words) and words[0] in _VERBS[program]) or line in _LISTINGS or _GETTER.fullmatch(line) is not None
+    if program == "find":
+        return not any(_FIND_ACTION.fullmatch(word) for word in words)
+    if program == "sed":
+        scripts = [word for word in words if not word.startswith("-")][:1]
+        options = [word for word in words if word.startswith("-")]
+        is_plain = words.count("-e") <= 1 and set(options) <= _SED_OPTIONS
+        return is_plain and bool(scripts) and _SED_SCRIPT.fullmatch(scripts[0]) is not None
+    if program in _AWK:
+        return not any(_AWK_EFFECT.search(word) or word.startswith(("-f", "-i", "-l", "--")) for word in words)
+    if len(words) == 1 and words[0] in {"--version", "--help"}:
+        return True
+    operand_count = len(list_operands(words))
+    return program in _READING_PROGRAMS and operand_count <= _MAX_OPERANDS.get(program, operand_count)

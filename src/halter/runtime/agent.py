@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from halter.runtime.assemble import AssembledAgent
     from halter.runtime.runtime import Runtime
     from halter.runtime.session_start import NewSession
+    from halter.state.receipt import Receipt
     from halter.tasks.agent_tool import AgentTool
     from halter.tasks.conversation import Conclusion, Conversation
     from halter.tasks.run_events import RunEvent
@@ -165,8 +166,14 @@ class AgentProgram(ABC):
             await stack.__aexit__(kind, error, trace)
 
     async def is_near_budget(self, session: str = "") -> bool:
-        """Return true if 80 % of a cap is spent or held: the agent's, the fleet's or the session's."""
+        """Return true if a cap of the agent or the fleet, or of the session, is used up except for its reserve."""
         context = self._open_context()
+        if session:
+            return await self._is_session_near_budget(context, session)
+        return await context.guard().is_near_budget(context.agent.make_context(session))
+
+    async def _is_session_near_budget(self, context: "AgentContext", session: str) -> bool:
+        """Return whether a session without a wrap-up is near a cap."""
         return await context.guard().is_near_budget(context.agent.make_context(session))
 
     near_budget = RenamedAttribute("is_near_budget")
@@ -195,7 +202,7 @@ class AgentProgram(ABC):
             # The store must know the worker before it owns a session: see `start_session`.
             await app.patient().beat(worker)
             agent, models = await self._assemble(app, stack)
-            yield AgentContext(app, agent, models, worker, lease + SECOND)
+            yield AgentContext(app, agent, models, worker, lease + SECOND, sleeps_at_cap=False)
 
     @abstractmethod
     async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
@@ -482,6 +489,11 @@ class Agent(AgentProgram):
             new_session = await begin_fork(context.app, fork, message, by, redact, session=id, definition=definition)
             return await self._run_attended(context, NewSession(new_session), self._make_form(output_type, deps))
 
+    async def _is_session_near_budget(self, context: "AgentContext", session: str) -> bool:
+        from halter.runtime.session_start import is_session_near_budget
+
+        return await is_session_near_budget(context, session)
+
     async def history(self, session: str, *, at: int | None = None) -> tuple[Message, ...]:
         """Return the messages of a session, up to its event `at` or its newest event."""
         from halter.runtime.session_start import read_fork, read_session_row
@@ -498,6 +510,17 @@ class Agent(AgentProgram):
             await read_session_row(context, session)
             row = await read_budget(context.store, f"session:{session}")
             return micros_to_usd(row.spent + row.held)
+
+    async def receipt(self, session: str) -> "Receipt":
+        """Return what a session has done, spent and seen so far."""
+        from halter.core.ids import session_stream
+        from halter.core.ports import read_stream
+        from halter.runtime.session_start import read_session_row
+        from halter.state.receipt import make_receipt
+
+        async with self._enter_for_call() as context:
+            row = await read_session_row(context, session)
+            return make_receipt(await read_stream(context.store, session_stream(row.session)))
 
     async def stream(
         self,

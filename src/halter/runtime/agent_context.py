@@ -12,7 +12,7 @@ from halter.config.resolve import redact_definition
 from halter.core.agent_spec import REFLEX, SCRIPTED, BrainSpec, ModelPurpose
 from halter.core.clock import HOUR, SECOND
 from halter.core.errors import ConfigError
-from halter.core.ids import Digest, WorkerId
+from halter.core.ids import Digest, SessionId, WorkerId
 from halter.core.messages import Model
 from halter.core.ports import Store
 from halter.core.spec import ResolvedPolicy
@@ -141,6 +141,10 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
     bound: GuardRuntime | None = None
     brake_type: type[ProvenanceCheck] = ProvenanceCheck
     answer_form: AnswerForm | None = None
+    sleeps_at_cap: bool = True
+    """A session sleeps while the window of a cap is used up. In a program it does so only with `on_cap: wait`."""
+    nested_sessions: set[SessionId] = msgspec.field(default_factory=set[SessionId])
+    """Sub-sessions that calls of this process run; a dispatcher with the same worker id leaves them alone."""
 
     @cached_property
     def store(self) -> Store:
@@ -229,7 +233,7 @@ def make_guard(app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates
         simulates=simulates,
         stream_mask=partial(StreamRedactor, redactor),
     )
-    guard.show_in(app.liveness)
+    guard.join_process(app.liveness, app.departures)
     return guard
 
 

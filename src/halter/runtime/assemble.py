@@ -4,11 +4,14 @@ An MCP server may offer other tools at every start, and thousands of them. All n
 question to a person. A question is bounded in what it shows and pins, and is withdrawn when its cause is gone.
 """
 
+import ast
 import importlib.util
 import json
+import os
 import site
 import sys
 import sysconfig
+import traceback
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from hashlib import sha256
@@ -22,9 +25,15 @@ from msgspec import UNSET
 import halter
 from halter.config.agent_files import AgentFile, find_neighbour_agents, read_agent, read_skills
 from halter.config.decode import format_key_path
-from halter.config.mcp_file import MCP_FILE, read_servers
+from halter.config.mcp_file import MCP_FILE, load_json, parse_servers
 from halter.config.merge import FLEET_FILE
-from halter.config.resolve import ResolvedAgent, check_named_tools, definition_digest, resolve_agent
+from halter.config.resolve import (
+    ResolvedAgent,
+    check_named_tools,
+    check_reflex_tools,
+    definition_digest,
+    resolve_agent,
+)
 from halter.config.roots import (
     check_protected_roots,
     definition_of,
@@ -32,7 +41,14 @@ from halter.config.roots import (
     list_agents_above,
     list_other_definitions,
 )
-from halter.config.trust import AgentCode, TrustFile, digest_contents, find_data_load, list_data_places
+from halter.config.trust import (
+    AgentCode,
+    TrustFile,
+    digest_contents,
+    find_data_load,
+    list_data_places,
+    resolve_digests,
+)
 from halter.config.yaml_reader import KeyPath
 from halter.core.agent_spec import Pacing, Skill, SubAgent
 from halter.core.clock import DAY
@@ -65,6 +81,7 @@ from halter.tasks.agent_tool import AgentTool
 from halter.tasks.task_tools import list_verb_specs
 from halter.tools.function_tool import FunctionTool
 from halter.tools.process import PROGRAM_FOLDERS
+from halter.tools.trusted_code import TrustCheck, TrustedFiles, TrustedLoader, guard_imports
 
 if TYPE_CHECKING:
     from halter.tools.mcp import McpOffer
@@ -460,24 +477,28 @@ async def assemble_agent(
     check_protected_roots(agent, folder, protected_paths)
     require_unwritten([folder, *([app.settings.fleet] if app.settings.fleet else [])], app.writable)
     code = find_agent_code(app.settings, folder)
-    require_trusted(app.settings, folder, code)
+    trusted_files = require_trusted(app.settings, folder, code)
     secrets = read_environment_secrets(app.environ)
     async with AsyncExitStack() as stack:
         roots = find_writable_folders(folder, agent.spec)
         stack.enter_context(_register_writable(app.writable, roots))
-        offer = await stack.enter_async_context(_start_servers(app, code, policy, secrets, report))
+        offer = await stack.enter_async_context(_start_servers(app, code, trusted_files, policy, secrets, report))
         own_tools = [
             function_tool.with_trust_check(_make_trust_check(app, code))
-            for function_tool in load_own_tools(policy, folder)
+            for function_tool in load_own_tools(policy, folder, trusted_files)
         ]
+        for sentence in list_tool_problems(folder, trusted_files):
+            report(sentence)
         scripts = make_script_tools(resolved_agent.skills.values(), protected_paths, _make_trust_check(app, code))
         check_sub_agents(agent, folder)
         agent_tools = make_agent_tools(agent.spec.agents)
         tools = index_tools([*make_builtin_tools(policy, folder), *own_tools, *scripts, *agent_tools, *offer.tools])
         protect_tools(tools.values(), protected_paths)
         check_named_tools(policy, agent, (*(tool.spec for tool in tools.values()), *list_verb_specs()))
+        if not offer.omissions:
+            check_reflex_tools(resolved_agent, (*tools, *(verb.name for verb in list_verb_specs())))
         check_pacing_tools(policy, resolved_agent.pacing, agent, tools.values())
-        servers = [server.name for server in read_servers(folder / MCP_FILE, app.environ)]
+        servers = [server.name for server in read_trusted_servers(folder, trusted_files, app.environ)]
         quarantined_tools = await settle_pins(app, policy.name, servers, [tool.spec for tool in offer.tools])
         # Compiling many names is slow: do it before the first request.
         personal_data.compile_names(resolved_agent.tasks.anonymize or ())
@@ -518,18 +539,35 @@ def _list_secret_files(settings: Settings) -> list[Path]:
     return [entry.path for entry in list_halter_files(settings) if entry.is_secret]
 
 
-def require_trusted(settings: Settings, folder: Path, code: AgentCode | None = None) -> None:
-    """Raise ConfigError if a folder has code that no person trusts in its current version."""
+def require_trusted(settings: Settings, folder: Path, code: AgentCode | None = None) -> TrustedFiles:
+    """Return the trusted files of a folder: only what is read through them may run.
+
+    Raises ConfigError if the folder has code that no person trusts in its current version. Without code, no file is
+    trusted.
+    """
+    root = Path(os.path.realpath(folder))
     has_tools = (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists()
     if not has_tools and not any(skill.scripts for skill in read_skills(folder).values()):
-        return
-    contents, trust = (code or find_agent_code(settings, folder)).contents(), open_trust(settings)
-    if not trust.is_trusted(folder, digest_contents(contents)):
+        return TrustedFiles(str(root), {})
+    code, trust = code or find_agent_code(settings, folder), open_trust(settings)
+    contents = code.contents()
+    digests = (digest_contents(contents), code.former_digest(contents))
+    if not any(trust.is_trusted(folder, digest) for digest in digests):
         change = trust.describe_change(folder, contents)
         raise ConfigError(
             f"{folder} contains code that would run as you, and no person has trusted its current version"
             f"{f' ({change})' if change else ''}. Review it, then run: halter trust {folder}"
         )
+    data_folders = tuple(map(str, list_data_places(folder)))
+    return TrustedFiles(str(root), resolve_digests(root, contents), data_folders)
+
+
+def read_trusted_servers(folder: Path, files: TrustedFiles, environ: Mapping[str, str]) -> tuple[ToolServer, ...]:
+    """Read the servers of an agent from the bytes of `.mcp.json` that a person trusted."""
+    if not files.has(MCP_FILE):
+        return ()
+    path = folder / MCP_FILE
+    return parse_servers(load_json(files.read(path), str(path)), folder, environ)
 
 
 def require_loadable(servers: Iterable[ToolServer], folder: Path, app: Runtime) -> None:
@@ -560,9 +598,7 @@ def make_builtin_tools(policy: ResolvedPolicy, folder: Path) -> Iterator[Tool]:
         yield make_shell_tool(folder / tools.shell.root, sandbox=tools.shell.sandbox, network=tools.shell.network)
 
 
-def make_script_tools(
-    skills: Iterable[Skill], protected_paths: ProtectedPaths, starts: Callable[[], None]
-) -> Iterator[Tool]:
+def make_script_tools(skills: Iterable[Skill], protected_paths: ProtectedPaths, starts: TrustCheck) -> Iterator[Tool]:
     """Make a tool of each script of the skills."""
     for skill in skills:
         for name, script in skill.scripts.items():
@@ -576,12 +612,13 @@ def make_script_tools(
             yield make_script_tool(name, script, folder, protected_paths, starts)
 
 
-def load_own_tools(policy: ResolvedPolicy, folder: Path) -> Sequence[FunctionTool]:
-    """Load the tools of an agent's `tools.py`."""
+def load_own_tools(policy: ResolvedPolicy, folder: Path, files: TrustedFiles) -> Sequence[FunctionTool]:
+    """Load the tools of an agent's `tools.py` from the bytes that a person trusted."""
     path = folder / OWN_TOOLS
-    if not path.exists():
+    if not files.has(OWN_TOOLS):
         return []
-    tools = {tool.spec.name: tool for tool in vars(_load_tool_module(path)).values() if isinstance(tool, FunctionTool)}
+    module = _load_tool_module(path, files)
+    tools = {tool.spec.name: tool for tool in vars(module).values() if isinstance(tool, FunctionTool)}
     names = policy.tools.own
     if names is UNSET:
         return list(tools.values())
@@ -593,9 +630,11 @@ def load_own_tools(policy: ResolvedPolicy, folder: Path) -> Sequence[FunctionToo
     return [tools[name] for name in names]
 
 
-def _load_tool_module(path: Path) -> ModuleType:
+def _load_tool_module(path: Path, files: TrustedFiles) -> ModuleType:
     """Import a file of tools. No bytecode is written next to it: that would be untrusted code."""
-    spec = importlib.util.spec_from_file_location(f"halter_tools_of_{path.parent.name}", path)
+    guard_imports(files)
+    name = f"halter_tools_of_{path.parent.name}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=TrustedLoader(name, str(path), files))
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} cannot be loaded as Python.")
     module = importlib.util.module_from_spec(spec)
@@ -604,12 +643,61 @@ def _load_tool_module(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except ConfigError as error:
-        raise ConfigError(f"{path} cannot be used: {error}") from error
+        raise ConfigError(f"{_locate_error(path, error)} cannot be used: {error}") from error
     except Exception as error:
-        raise ConfigError(f"{path} cannot be used: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{_locate_error(path, error)} cannot be used: {type(error).__name__}: {error}") from error
     finally:
         sys.dont_write_bytecode = previous
     return module
+
+
+def list_tool_problems(folder: Path, files: TrustedFiles) -> list[str]:
+    """List what a model is not told of the tools in `tools.py`: a missing docstring, parameters without a type."""
+    path = folder / OWN_TOOLS
+    module = ast.parse(files.read(path)) if files.has(OWN_TOOLS) else ast.Module([], [])
+    sentences: list[str] = []
+    for function in module.body:
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or not _is_tool(function):
+            continue
+        place, arguments = f"{path} line {function.lineno}", [*function.args.args, *function.args.kwonlyargs]
+        untyped_names = [argument.arg for argument in arguments if argument.annotation is None]
+        if not ast.get_docstring(function):
+            sentences.append(f"{place}: the tool `{function.name}` has no docstring to tell the model what it does.")
+        if untyped_names:
+            sentences.append(
+                f"{place}: the tool `{function.name}` has no type for {join_names(untyped_names)}, so the model is not "
+                "told what to pass, and nothing checks it."
+            )
+    return sentences
+
+
+def _is_tool(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    for decorator in function.decorator_list:
+        match decorator:
+            case ast.Name("tool") | ast.Attribute(_, "tool") | ast.Call(ast.Name("tool") | ast.Attribute(_, "tool")):
+                return True
+            case _:
+                pass
+    return False
+
+
+def list_code_problems(settings: Settings, folder: Path) -> list[str]:
+    """Load the trusted `tools.py` of a folder; list what is wrong with it."""
+    try:
+        files = require_trusted(settings, folder)
+        if files.has(OWN_TOOLS):
+            _load_tool_module(folder / OWN_TOOLS, files)
+    except ConfigError as error:
+        return [str(error)]
+    return list_tool_problems(folder, files)
+
+
+def _locate_error(path: Path, error: Exception) -> str:
+    """Return the path of a file of tools, with the line of an error in it if there is one."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    return f"{path} line {lines[-1]}" if lines and lines[-1] else str(path)
 
 
 def make_agent_tools(agents: Iterable[SubAgent]) -> list[AgentTool]:
@@ -645,12 +733,12 @@ def index_tools(tools: Iterable[Tool]) -> Mapping[str, Tool]:
     return tools_by_name
 
 
-def _make_trust_check(app: Runtime, code: AgentCode) -> Callable[[], None]:
+def _make_trust_check(app: Runtime, code: AgentCode) -> TrustCheck:
     """Return a check that runs before each start of a folder's code."""
 
-    def starts() -> None:
+    def starts() -> TrustedFiles:
         try:
-            require_trusted(app.settings, code.folder, code)
+            return require_trusted(app.settings, code.folder, code)
         except ConfigError as error:
             raise Failed("NotTrusted", str(error)) from error
 
@@ -659,11 +747,16 @@ def _make_trust_check(app: Runtime, code: AgentCode) -> Callable[[], None]:
 
 @asynccontextmanager
 async def _start_servers(
-    app: Runtime, code: AgentCode, policy: ResolvedPolicy, secrets: Secrets, report: Callable[[str], None]
+    app: Runtime,
+    code: AgentCode,
+    files: TrustedFiles,
+    policy: ResolvedPolicy,
+    secrets: Secrets,
+    report: Callable[[str], None],
 ) -> AsyncGenerator["McpOffer"]:
     """Start the MCP servers of an agent. Its code must be trusted at each start."""
     folder = code.folder
-    servers = read_servers(folder / MCP_FILE, app.environ)
+    servers = read_trusted_servers(folder, files, app.environ)
     require_loadable(servers, folder, app)
     check_trust = _make_trust_check(app, code)
 

@@ -183,6 +183,7 @@ class Guard(AgentProgram):
             ),
         )
         body = encode_body(agent_context.guard().redact(task))
+        await agent_context.app.adopt_policy()
         await agent_context.store.commit(lifecycle.start_session(event, *await offload_body(agent_context.store, body)))
         lease = await self._lease(agent_context, SessionId(event.session))
         if lease is None:
@@ -191,6 +192,7 @@ class Guard(AgentProgram):
         runtime = SessionRuntime(
             agent_context.store, agent_context.app.clock, agent_context.guard(), lease, context, tools
         )
+        runtime.sleeps_at_cap = context.policy.on_cap == "wait"
         events = await runtime.resume()
         brake = make_external_check(agent_context.agent.policy.provenance, agent_context.agent.policy, tools)
         if brake is not None:
@@ -390,7 +392,7 @@ class GuardedSession:
         return EffectRefused("A halt ended this session.", "external_halt")
 
     async def is_near_budget(self) -> bool:
-        """Return true if 80 % of a cap is spent or held: the cap of this session, its agent or the fleet."""
+        """Return true if a cap of this session, its agent or the fleet is used up except for its reserve."""
         return await self._runtime.is_near_budget()
 
     until_halted = RenamedAttribute("wait_until_halted")

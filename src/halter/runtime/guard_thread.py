@@ -141,7 +141,7 @@ class BlockingSession:
         return guard_client(client, lambda: nullcontext(self.guarded), self.thread, provider)
 
     def is_near_budget(self) -> bool:
-        """Return true if 80 % of a cap is spent or held: the cap of this session, its agent or the fleet."""
+        """Return true if a cap of this session, its agent or the fleet is used up except for its reserve."""
         return self.thread.run(self.guarded.is_near_budget())
 
     near_budget = RenamedAttribute("is_near_budget")

@@ -12,7 +12,7 @@ from halter.core.clock import DAY, format_duration
 from halter.core.codec import decode
 from halter.core.effect_events import CallStarted
 from halter.core.messages import Reply
-from halter.core.money import NEAR_CAP_PERCENT, BudgetRow, Usd, format_micros, micros_to_usd, usd_to_micros
+from halter.core.money import BudgetRow, Usd, format_micros, micros_to_usd, usd_to_micros
 from halter.core.ports import Query, Store
 from halter.core.rows import AgentRow, HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow, WorkerRow
 from halter.core.text import decode_body, escape_hidden, shorten, to_one_line
@@ -28,6 +28,8 @@ NeedKind = (
 )
 """A decision, or something else that only a person can resolve."""
 
+NEAR_CAP_PERCENT: Final = 80
+"""Percentage of a cap that is spent or held when a person is told; it serves all agents of the scope."""
 MAX_VALUE: Final = 60
 MAX_REASON: Final = 300
 _OBJECTS: Final = ("command", "path", "file", "filename", "folder", "url", "query", "question", "name", "id")

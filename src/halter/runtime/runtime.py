@@ -24,11 +24,12 @@ from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.errors import StoreUnusable
 from halter.core.events import FleetPolicyAdopted
 from halter.core.folders import WritableFolders
-from halter.core.ids import Ids, SortableIds
+from halter.core.ids import Ids, SortableIds, can_decide
 from halter.core.ports import Query, Store
 from halter.core.processes import LivenessWriter, install_print_masks
 from halter.core.rows import FleetPolicyRow
 from halter.dispatch.heartbeat import StoreClock, read_steady_clock
+from halter.guard.halts import Departures
 from halter.guard.judge import adopt_first_policy
 from halter.guard.ledger import Ledger
 from halter.journal.store import StoreProblem
@@ -49,14 +50,15 @@ MAX_NAMED_DIFFERENCES: Final = 4
 class EffectivePolicy(msgspec.Struct, frozen=True):
     """The policy of this process. `row` is the store's policy, and `local_file` the local file.
 
-    `adopted` says that this process made the local file the policy of a store that had none.
+    `proposals` has the event that makes the local file the policy of a store that has none. It is committed when a
+    person's first session starts here, and empty otherwise: a command that is refused adopts nothing.
     """
 
     fleet: FleetConfig = DEFAULT_FLEET
     row: FleetPolicyRow | None = None
     local_file: FleetConfig | None = None
     differences: tuple[PolicyDifference, ...] = ()
-    adopted: bool = False
+    proposals: list[FleetPolicyAdopted] = msgspec.field(default_factory=list[FleetPolicyAdopted])
 
     def describe_difference(self) -> str:
         """Describe in one line where the store's policy and the local file differ; "" if they do not."""
@@ -80,11 +82,14 @@ class EffectivePolicy(msgspec.Struct, frozen=True):
         return " ".join(texts)
 
     def describe_adoption(self) -> str:
-        """Describe in one line that the local file became the store's policy; "" if it did not."""
-        if not self.adopted or self.local_file is None:
+        """Describe in one line that the local file is about to become the store's policy; "" if it is not."""
+        if not self.proposals or self.local_file is None:
             return ""
         file = self.local_file.source_map.file
-        return f"{file} is now this store's policy and binds every process that uses it. Show it with: halter policy"
+        return (
+            f"{file} becomes this store's policy when the first session starts, and binds every process that uses it. "
+            "Show it with: halter policy"
+        )
 
 
 def _describe_store_only(differences: Sequence[PolicyDifference]) -> str:
@@ -160,18 +165,20 @@ def _make_effective_policy(row: FleetPolicyRow, local_fleet: FleetConfig | None)
 
 
 async def bind_policy(store: Store, local_fleet: FleetConfig | None, by: str) -> EffectivePolicy:
-    """Bind a process to the store's policy. The first file that a person uses on a store becomes its policy.
+    """Bind a process to the store's policy, without a write.
 
-    A process that an agent started adopts nothing: it is bound by the defaults as if they were the store's policy.
+    If the store has none, the process is bound by its local file as if that were the store's policy, and
+    `Runtime.adopt_policy` makes it so. A process that an agent started adopts nothing: it is bound by the defaults as
+    if they were the store's policy.
     """
     effective = await resolve_effective_policy(store, local_fleet)
     if effective.row is not None or local_fleet is None:
         return effective
-    has_adopted = bool((await store.commit(adopt_first_policy(make_adoption_event(local_fleet, by)))).fresh())
-    effective = await resolve_effective_policy(store, local_fleet)
-    if effective.row is None:
+    if not can_decide(by):
         return msgspec.structs.replace(effective, fleet=merge_with_policy(DEFAULT_FLEET, local_fleet).fleet)
-    return msgspec.structs.replace(effective, adopted=has_adopted)
+    proposal = make_adoption_event(local_fleet, by)
+    fleet = merge_with_policy(parse_stored_fleet(proposal.policy), local_fleet).fleet
+    return msgspec.structs.replace(effective, fleet=fleet, proposals=[proposal])
 
 
 def _drop_secret_providers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -220,6 +227,7 @@ class Runtime(msgspec.Struct, frozen=True):
     store_problem: StoreProblem = msgspec.field(default_factory=StoreProblem)
     writable: list[WritableFolders] = msgspec.field(default_factory=list[WritableFolders])
     liveness: LivenessWriter = msgspec.field(default_factory=LivenessWriter)
+    departures: Departures = msgspec.field(default_factory=Departures)
     older_copy: "OlderCopy | None" = None
     policy: EffectivePolicy | None = None
     """None if the store was opened read-only: then no agent runs."""
@@ -232,6 +240,16 @@ class Runtime(msgspec.Struct, frozen=True):
                 "This store was opened without a policy (acts=False), so no agent can be assembled on it."
             )
         return self.policy.fleet
+
+    async def adopt_policy(self) -> None:
+        """Make the local file the policy of a store that has none, since a session is about to start under it.
+
+        If another process was first, its policy is the store's, and its caps bind each hold of this one.
+        """
+        proposals = [] if self.policy is None else self.policy.proposals
+        if proposals:
+            await self.patient().commit(adopt_first_policy(proposals[0]))
+            proposals.clear()
 
     def patient(self) -> "JournalStore":
         """Return a handle on the store that retries while it is unavailable. All handles share `store_problem`."""
@@ -253,9 +271,10 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
     """Open the store with its checkpoints, and close both after the block.
 
     Secrets come from `environ`. `lease` is the time for which a silent process keeps its sessions. `liveness` shows a
-    sentinel that the process is alive. With `acts`, the store's policy binds the process; if the store has none, the
-    process adopts what `load_fleet` returns. Without `acts`, no policy is read. A store that lacks events of its
-    checkpoints is rejected, unless it is opened with `allow_older_copy` to run nothing.
+    sentinel that the process is alive. With `acts`, the store's policy binds the process; if the store has none, what
+    `load_fleet` returns binds it and becomes the store's policy with the first session. Without `acts`, no policy is
+    read. A store that lacks events of its checkpoints is rejected, unless it is opened with `allow_older_copy` to run
+    nothing.
     """
     from halter.journal.checkpoints import Checkpointer
     from halter.journal.memory import MemoryEngine

@@ -1,5 +1,6 @@
 """Builds a live session: its tools, model loop, sensors and pace, from its agent and its origin."""
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
@@ -10,9 +11,9 @@ import msgspec
 from msgspec import UNSET
 from typing_extensions import TypeIs
 
-from halter.autonomy.hot_state import HotState, LiveFacts, parse_source_text
+from halter.autonomy.hot_state import HotState, LiveFacts, parse_looks, parse_source_text
 from halter.autonomy.pace import AutonomousPace, PaceTerms, parse_active_hours
-from halter.autonomy.resident import SupervisedSensor
+from halter.autonomy.resident import SupervisedSensor, redact_json
 from halter.autonomy.signals import Score, ScoringFailure, Signals
 from halter.config.sections import compile_gate, compile_signals
 from halter.core import tools
@@ -47,7 +48,7 @@ from halter.core.tools import (
     substitute_secrets,
 )
 from halter.core.usage import Unpriced
-from halter.core.vocabulary import SessionKind
+from halter.core.vocabulary import ActionLimit, SessionKind
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.provenance_check import ProvenanceCheck, choose_provenance_mode
@@ -193,9 +194,9 @@ class TaskTools:
     async def _count_spent(self, call: str) -> int:
         events = [stored.event for stored in await self.runtime.events()]
         return sum(
-            event.charge.usd
+            event.cost_micros if isinstance(event, CallSettled) else event.charge.usd if event.charge else 0
             for event in events
-            if isinstance(event, CallSettled | RequestSettled) and event.charge is not None
+            if isinstance(event, CallSettled | RequestSettled)
             if (event.call if isinstance(event, CallSettled) else event.request).startswith(f"{call}/")
         )
 
@@ -423,6 +424,9 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     salt: str = ""
     follows: str = ""
     caller_caps: tuple[ScopedCap, ...] = ()
+    action_limits: tuple[ActionLimit, ...] = ()
+    is_asked: bool = False
+    """True for a sub-session that a call of its parent started and waits for."""
 
 
 async def find_session_origin(context: AgentContext, row: SessionRow, events: tuple[Stored, ...] = ()) -> SessionOrigin:
@@ -446,7 +450,11 @@ async def _read_origin(store: Store, row: SessionRow, first: Stored) -> SessionO
         carved_amounts = [leg.amount for leg in first.event.carved if leg.unit == "usd"]
         askers = await _find_asker_caps(store, row.parent)
         return SessionOrigin(
-            grants=first.event.grants, carved_cap=min(carved_amounts, default=None), caller_caps=askers
+            grants=first.event.grants,
+            carved_cap=min(carved_amounts, default=None),
+            caller_caps=askers,
+            action_limits=first.event.action_limits,
+            is_asked=first.event.origin == "agent",
         )
     trigger_row = await find_trigger_row(store, row.trigger)
     record = None if trigger_row is None else await read_trigger_record(store, trigger_row)
@@ -547,6 +555,10 @@ async def build_live_session(  # noqa: PLR0913 Each is an independent option.
     session_context = build_session_context(context, row, plan.phases[0], origin)
     runtime = SessionRuntime(store, app.clock, context.guard(), lease, session_context, plan.tools, on_wait)
     runtime.on_cap = observer.on_cap
+    # An agent that another one asked does not wait for a window: the other one waits for its answer.
+    runtime.sleeps_at_cap = not origin.is_asked and (
+        context.sleeps_at_cap or row.kind == "autonomous" or context.agent.policy.on_cap == "wait"
+    )
     runtime.past = () if begun else history
     hot_view, live_context = plan.hot_view, NO_LIVE_CONTEXT
     if hot_view is None:
@@ -747,6 +759,17 @@ async def _load_hot_state(context: AgentContext, row: SessionRow, follows: str) 
     return b""
 
 
+async def _load_looks(context: AgentContext, row: SessionRow) -> Mapping[str, Any]:
+    """Return what the agent's sensors have seen: the looks of this session, or of the newest one that has any."""
+    params = {"agent": context.agent.policy.name, "kind": "autonomous", "limit": MAX_SESSIONS_SEARCHED}
+    rows = await context.store.ask(Query("sessions_of", SessionRow, params))
+    for session in dict.fromkeys((row.session, *(each.session for each in rows))):
+        for snapshot in await context.store.ask(Query("snapshot", SavedHotState, {"session": session})):
+            if looks := parse_looks(snapshot.data):
+                return looks
+    return {}
+
+
 async def find_autonomous_session(context: AgentContext) -> SessionRow | None:
     """Return the agent's newest autonomous session, open or ended."""
     params = {"agent": context.agent.policy.name, "kind": "autonomous", "limit": 1}
@@ -792,10 +815,19 @@ def build_session_context(
         anonymize=None if anonymized_names is None else AnonymizationPolicy(anonymized_names, origin.salt),
         rate_limits=agent.model_settings.rates,
         caller_caps=origin.caller_caps,
+        action_limits=list_action_limits(context, row, origin),
     )
 
 
+def list_action_limits(context: AgentContext, row: SessionRow, origin: SessionOrigin) -> tuple[ActionLimit, ...]:
+    """List the limits of actions per minute of a session: its own, and those of the sessions that it works for."""
+    limit = context.agent.pacing.autonomy.max_actions_per_minute if row.kind == "autonomous" else 0
+    return (*origin.action_limits, *([(session_stream(row.session), limit)] if limit else []))
+
+
 SIGNAL_TIMEOUT = 30 * SECOND
+MAX_SESSIONS_SEARCHED: Final = 10
+"""Number of an agent's newest sessions that are searched for what its sensors have seen."""
 
 PollSource = Callable[[], Awaitable[Any]]
 
@@ -814,12 +846,31 @@ def make_fetch_tools(context: AgentContext) -> Mapping[str, Tool]:
 class SessionSensors:
     """A factory of a session's sensors and their signals."""
 
-    def __init__(self, context: AgentContext, runtime: SessionRuntime, folder: Path) -> None:
+    def __init__(self, context: AgentContext, runtime: SessionRuntime, folder: Path, hot: HotState) -> None:
         self._context = context
         self._runtime = runtime
         self._folder = folder
+        self._hot = hot
         self._clock: Clock = context.app.clock
         self._rng: random.Random = context.rng
+
+    async def load_looks(self, row: SessionRow) -> None:
+        """Load what the agent's sensors have seen, in this session or an earlier one.
+
+        A sensor without a look takes its first one now, before the session works: what comes from now on is news.
+        """
+        looks = self._hot.looks
+        looks.update(await _load_looks(self._context, row))
+        sensors = [each for each in self._context.agent.pacing.sensors if each.type == "files"]
+        missing = [sensor for sensor in sensors if sensor.name not in looks]
+        if missing:
+            from halter.sensors.files import read_first_look
+
+            for sensor in missing:
+                look = await asyncio.to_thread(read_first_look, sensor, self._folder)
+                if look is not None:
+                    looks[sensor.name] = redact_json(look, self._runtime.redact)
+            await self._runtime.save_snapshot(self._hot.snapshot())
 
     def signals(self, sensor: SensorSpec) -> Signals:
         async def judge(signal: Signal, value: Any) -> Score | ScoringFailure:
@@ -844,7 +895,8 @@ class SessionSensors:
             case "files":
                 from halter.sensors.files import make_watch_sensor
 
-                return make_watch_sensor(sensor, self._folder, self._clock, self._context.agent.is_refused)
+                look = self._hot.looks.get(sensor.name)
+                return make_watch_sensor(sensor, self._folder, self._clock, self._context.agent.is_refused, look)
             case "stream":
                 from halter.sensors.stream import make_stream_sensor
 

@@ -294,6 +294,7 @@ async def build_session_beginning(
         drafts.append(Draft(context_event, *await offload_body(store, encode_body(accepted_text))))
     if kind == "task" and len(agent.policy.phases) > 1:
         drafts.append(Draft(PhaseEntered(phase=agent.policy.phases[0].name, number=0)))
+    await context.app.adopt_policy()
     return event, drafts
 
 
@@ -341,6 +342,14 @@ async def read_session_row(context: AgentContext, session: str) -> SessionRow:
     if rows[0].agent != context.agent.policy.name:
         raise ConfigError(f"Session {session} belongs to {rows[0].agent}, not to {context.agent.policy.name}.")
     return rows[0]
+
+
+async def is_session_near_budget(context: AgentContext, session: str) -> bool:
+    """Return whether a session is near a cap, by the caps and the reserve under which it runs."""
+    row = await read_session_row(context, session)
+    origin = await find_session_origin(context, row)
+    session_context = build_session_context(context, row, context.agent.policy.phases[0], origin)
+    return await context.guard().is_near_budget(session_context)
 
 
 async def attend_session(
@@ -534,6 +543,7 @@ async def begin_playbook(
         started_by=app.settings.person,
         definition=await store_policy(app.store, agent.policy, redact),
     )
+    await app.adopt_policy()
     await app.store.commit(lifecycle.start_session(event, *await offload_body(app.store, task)))
     return session
 
@@ -567,6 +577,7 @@ async def run_leased_playbook(
         # A playbook has no wrap-up, so it needs no reserve.
         session_context = msgspec.structs.replace(session_context, reserve_usd=0, reserve_tokens=0)
     runtime = SessionRuntime(store, app.clock, context.guard(), lease, session_context, tools, on_wait)
+    runtime.sleeps_at_cap = context.sleeps_at_cap or session_context.policy.on_cap == "wait"
     task_tools.runtime = runtime
     return await walk_playbook(runtime, store, task, on_step)
 

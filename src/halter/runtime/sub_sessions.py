@@ -5,33 +5,34 @@ cap, so all sub-sessions together never spend more than the parent could.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Final
 
 import msgspec
 
 from halter.config.agent_files import AGENT_FILE, find_neighbour_agents
-from halter.core.errors import ConfigError
+from halter.core.clock import SECOND
+from halter.core.errors import ConfigError, LeaseLost
 from halter.core.events import HistoryGiven
-from halter.core.ids import SessionId, session_stream
+from halter.core.ids import AGENT_PREFIX, SessionId, WorkerId, make_sub_session_id, session_stream
 from halter.core.messages import Message
 from halter.core.money import Leg, carve, format_micros
-from halter.core.ports import Draft, Query, offload_body, read_stream
-from halter.core.rows import SessionRow
+from halter.core.ports import ALL_STREAMS, Draft, Lease, Query, offload_body, read_stream
+from halter.core.rows import SessionRow, explain_newer_format
 from halter.core.text import encode_body
 from halter.core.tools import Failed, Tool
 from halter.dispatch.heartbeat import acquire_lease
-from halter.guard.halts import run_shielded
+from halter.guard.halts import cancel, run_shielded
 from halter.guard.ledger import read_budget
 from halter.loop.decide import FINAL_ANSWER
 from halter.loop.loop import NO_OBSERVER, LoopObserver
-from halter.loop.session_runtime import WaitListener, find_final_text
+from halter.loop.session_runtime import WaitListener, find_final_text, wait_for_change, watch_changes
 from halter.loop.transcript_reader import read_past
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.session_builder import find_session_origin
+from halter.runtime.session_builder import SessionOrigin, find_session_origin, list_action_limits
 from halter.runtime.session_start import (
     NewSession,
     attend_session,
@@ -108,7 +109,8 @@ async def attend_sub_session(
     delegate: AgentContext, child: str, observer: LoopObserver, on_wait: WaitListener
 ) -> SubSessionOutcome:
     """Run a sub-session until it parks or ends."""
-    conclusion, loop = await attend_session(delegate, child, observer=observer, waits=on_wait)
+    with mark_nested(delegate, child):
+        conclusion, loop = await attend_session(delegate, child, observer=observer, waits=on_wait)
     text, ok = find_final_text(loop.messages), conclusion.state == "COMPLETED"
     if not conclusion.has_ended:
         hint = f"Parked ({conclusion.state}). Resume it with: halter run FOLDER --resume {child}"
@@ -137,8 +139,15 @@ async def begin_sub_session(
         return ""
     session = context.app.ids.make() if request is None else request.session
     event, drafts = await build_session_beginning(delegate, "task", session)
-    grants = await _find_shared_grants(context, parent, delegate, by_model=request is not None)
-    event = msgspec.structs.replace(event, parent=parent.session, carved=legs, grants=grants)
+    origin = await find_session_origin(context, parent)
+    grants = _find_shared_grants(context, origin, delegate, by_model=request is not None)
+    event = msgspec.structs.replace(
+        event,
+        parent=parent.session,
+        carved=legs,
+        grants=grants,
+        action_limits=list_action_limits(context, parent, origin),
+    )
     if request is not None:
         event = msgspec.structs.replace(event, origin="agent", trusted=False)
         drafts = [*await _draft_history(context, parent, request), *drafts]
@@ -177,8 +186,8 @@ async def explain_insufficient_cap(context: AgentContext, parent: SessionRow) ->
     )
 
 
-async def _find_shared_grants(
-    context: AgentContext, parent: SessionRow, delegate: AgentContext, *, by_model: bool
+def _find_shared_grants(
+    context: AgentContext, origin: SessionOrigin, delegate: AgentContext, *, by_model: bool
 ) -> tuple[str, ...]:
     """Return the tools that both agents have and that the parent may use now.
 
@@ -186,7 +195,7 @@ async def _find_shared_grants(
     A tool that is disabled for the parent stays disabled, and limited grants of the parent limit its sub-sessions too.
     """
     agent, policy = context.agent, context.agent.policy
-    parent_grants = (await find_session_origin(context, parent)).grants
+    parent_grants = origin.grants
     parent_tools = list_tool_names(context)
     return tuple(
         name
@@ -223,8 +232,8 @@ def bind_agent_tools(
 async def run_agent_tool(
     context: AgentContext, session: str, tool: AgentTool, on_wait: WaitListener, task: str, call: str
 ) -> str:
-    """Have another agent do a task, and return its answer. After a crash, the same call resumes the sub-session."""
-    store, child = context.store, f"{call}.agent"
+    """Have another agent do a task, and return its answer. After a crash, the same call continues the sub-session."""
+    store, child = context.store, make_sub_session_id(call)
     parent = await read_session_row(context, session)
     await _require_depth(context, parent)
     async with _open_called_agent(context, tool) as delegate:
@@ -233,22 +242,67 @@ async def run_agent_tool(
             request = AskedByModel(child, tool.max_cost, tool.hands_off)
             if not await begin_sub_session(context, parent, delegate, task, request):
                 raise Failed("TooLittleMoney", await explain_insufficient_cap(context, parent))
-        elif row.ended_at is not None:
-            text = _conclude(row.state, row.terminal_reason, await read_last_words(store, child))
-            events = await read_stream(store, session_stream(child))
-            return await _find_answer(delegate, (await read_past(child, events, store)).messages, text)
-        return await _run_to_end(delegate, child, on_wait)
+        return await _wait_for_end(delegate, parent, child, on_wait)
 
 
-async def _run_to_end(delegate: AgentContext, child: str, on_wait: WaitListener) -> str:
-    """Run a sub-session to its end. If it parks, cancel it: its parent waits for it and holds its budget."""
+@contextmanager
+def mark_nested(delegate: AgentContext, child: str) -> Generator[None]:
+    """Mark a sub-session as run by a call of this process, so that the process's dispatcher does not run it too."""
+    delegate.nested_sessions.add(SessionId(child))
     try:
-        new_session = NewSession(SessionId(child))
-        live = await claim_session(
-            delegate, new_session, on_wait=on_wait, answer_tool=delegate.answer_form and delegate.answer_form.tool
-        )
-    except ConfigError as error:
-        raise Failed("Unavailable", str(error)) from error
+        yield
+    finally:
+        delegate.nested_sessions.discard(SessionId(child))
+
+
+CHILD_POLLING_INTERVAL: Final = 5 * SECOND
+"""Polling interval of a sub-session that another owner runs: its lease may have expired."""
+
+
+async def _wait_for_end(delegate: AgentContext, parent: SessionRow, child: str, on_wait: WaitListener) -> str:
+    """Run a sub-session to its end and return its answer, or wait while a dispatcher runs it.
+
+    It has one owner at a time, and after a crash that may be a dispatcher: the answer is the same.
+    """
+    store, streams = delegate.store, (session_stream(child), ALL_STREAMS)
+    async with watch_changes(store, lambda change: change.stream in streams) as change_event:
+        while True:
+            row = await read_session_row(delegate, child)
+            if row.ended_at is not None:
+                text = _conclude(row.state, row.terminal_reason, await read_last_words(store, child))
+                events = await read_stream(store, session_stream(child))
+                return await _find_answer(delegate, (await read_past(child, events, store)).messages, text)
+            if newer := explain_newer_format(row):
+                raise Failed("Unavailable", newer)
+            with mark_nested(delegate, child):
+                lease = await acquire_lease(store, delegate.app.clock, delegate.worker, SessionId(child), 0)
+                if lease is not None:
+                    with suppress(LeaseLost):
+                        return await _run_to_end(delegate, lease, on_wait)
+            try:
+                await wait_for_change(change_event, CHILD_POLLING_INTERVAL)
+            except asyncio.CancelledError:
+                await run_shielded(_cancel_elsewhere(delegate, parent, child))
+                raise
+
+
+async def _cancel_elsewhere(delegate: AgentContext, parent: SessionRow, child: str) -> None:
+    """Cancel a sub-session that another owner runs, unless its parent will continue to wait in another process."""
+    parent_lease = Lease(SessionId(parent.session), WorkerId(parent.owner), parent.generation)
+    if not delegate.app.departures.includes(parent_lease):
+        by = f"{AGENT_PREFIX}{parent.agent}"
+        await delegate.store.commit(cancel(child, by, f"{child}/stopped", f"{parent.session} no longer waits for it"))
+
+
+async def _run_to_end(delegate: AgentContext, lease: Lease, on_wait: WaitListener) -> str:
+    """Run a sub-session to its end. If it parks, cancel it: its parent waits for it and holds its budget."""
+    new_session = NewSession(lease.session, lease=lease)
+    answer_tool = delegate.answer_form and delegate.answer_form.tool
+    try:
+        live = await claim_session(delegate, new_session, on_wait=on_wait, answer_tool=answer_tool)
+    except ConfigError:
+        await delegate.store.release(lease)
+        raise
     try:
         conclusion = await live.conversation.run_until_parked()
     except asyncio.CancelledError:
@@ -256,7 +310,7 @@ async def _run_to_end(delegate: AgentContext, child: str, on_wait: WaitListener)
         raise
     text = find_final_text(live.loop.messages)
     if not conclusion.has_ended:
-        await _cancel_resting(delegate, child)
+        await _cancel_resting(delegate, lease.session)
         raise Failed("Unfinished", "it needs an answer that only a person can give. " + text, text)
     text = _conclude(conclusion.state, f"{conclusion.terminal_reason}. {conclusion.sentence}", text)
     return await _find_answer(delegate, live.loop.messages, text)

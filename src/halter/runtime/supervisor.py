@@ -115,10 +115,15 @@ class Supervisor:
         self._tellable = False
         self._noticed_at = app.clock.now()
         self._notices = Notices(self._store, app.clock, self._tasks, self._redact)
-        self._sessions = RunningSessions(self._store, app.clock, self._worker, self._attend, self._redact)
+        self._sessions = RunningSessions(
+            self._store, app.clock, self._worker, self._attend, self._redact, app.departures
+        )
         self._sessions.polling_interval = self._mode.polling_interval
         self._sessions.idle_limits = IdleLimits(
             self._idle_halt, lambda agent, flight: self.agents[agent].find_time_limit(flight)
+        )
+        self._sessions.on_watch_failed = lambda agent, error: self._report_failure(
+            agent, "Could not check whether its session is idle", error, "watch"
         )
         self._worker_state = WorkerState(app, self._sessions, self._mode, self.agents, on_report)
         self._ending = asyncio.Event()
@@ -184,7 +189,9 @@ class Supervisor:
                 assemble_agent(self._app, folder, report=partial(self._on_report, folder.name))
             )
             models = await stack.enter_async_context(models_of(self._app, agent, self._model_overrides))
-            context = AgentContext(self._app, agent, models, self._worker, rng=self._rng)
+            context = AgentContext(
+                self._app, agent, models, self._worker, rng=self._rng, nested_sessions=self._sessions.nested
+            )
             context.require_model()
             await self._require_autonomy(context, folder)
         except ConfigError as error:
@@ -249,7 +256,13 @@ class Supervisor:
         return self.agents[agent].context.agent.tasks.idle_halt
 
     async def _attend(self, lease: Lease, row: SessionRow) -> None:
-        """Run a session until it parks or ends, and queue notices if a person may have to act."""
+        """Run a session until it parks or ends, and queue notices if a person may have to act.
+
+        A session of an agent that does not run here is released: the call that claimed it was interrupted.
+        """
+        if row.agent not in self.agents:
+            await self._store.release(lease)
+            return
         self.attends(row)
         conclusion = await self.agents[row.agent].run_session(
             lease, row, self._sessions.mark_resident, self._wait_for_change
@@ -271,9 +284,7 @@ class Supervisor:
                 await self._check_policy()
                 check_times: list[int] = []
                 for agent in list(self.agents.values()):
-                    if agent.context.agent.pacing.autonomy.enabled and await self._tend_agent(agent, starting=starting):
-                        # The agent may have been switched off at the same time.
-                        await self._tend_agent(agent)
+                    await self._tend_or_report(agent, starting=starting)
                     check_times += await self._run_triggers(agent.name)
                 if starting or self._tellable or self._app.clock.now() >= self._noticed_at + NOTICE_POLLING_INTERVAL:
                     self._tellable, self._noticed_at = False, self._app.clock.now()
@@ -306,8 +317,19 @@ class Supervisor:
             await self._notices.queue_due()
         except Exception as error:  # noqa: BLE001  no failure here may stop an agent
             raise_if_cancelled()
-            sentence = self._redact(clean(f"{type(error).__name__}: {error}"))
-            self._report("", f"Could not queue notices; retrying: {shorten(sentence, 300)}")
+            self._report_failure("", "Could not queue notices", error, "upkeep")
+
+    async def _tend_or_report(self, agent: AutonomousAgent, *, starting: bool) -> None:
+        """Tend one agent. A failure is reported and stops no other agent."""
+        if not agent.context.agent.pacing.autonomy.enabled:
+            return
+        try:
+            if await self._tend_agent(agent, starting=starting):
+                # The agent may have been switched off at the same time.
+                await self._tend_agent(agent)
+        except Exception as error:  # noqa: BLE001  no failure here may stop another agent
+            raise_if_cancelled()
+            self._report_failure(agent.name, "Could not start or check its session", error, "upkeep")
 
     async def _run_triggers(self, name: str) -> Sequence[int]:
         """Run one agent's triggers. A failure is reported and stops no other agent."""
@@ -317,8 +339,7 @@ class Supervisor:
             return ()
         except Exception as error:  # noqa: BLE001  no failure here may stop another agent
             raise_if_cancelled()
-            sentence = self._redact(clean(f"{type(error).__name__}: {error}"))
-            self._report(name, f"Could not run its triggers; retrying: {shorten(sentence, 300)}", "triggers")
+            self._report_failure(name, "Could not run its triggers", error, "triggers")
             return ()
 
     async def _trigger(self, name: str) -> Sequence[int]:
@@ -370,6 +391,10 @@ class Supervisor:
 
     def _report_store_problem(self, problem: str) -> None:
         self._on_report("", problem or "Store available again; resuming.")
+
+    def _report_failure(self, name: str, what: str, error: Exception, topic: str) -> None:
+        sentence = self._redact(clean(f"{type(error).__name__}: {error}"))
+        self._report(name, f"{what}; retrying: {shorten(sentence, 300)}", topic)
 
     def _report(self, name: str, sentence: str, topic: str = "upkeep") -> None:
         """Report a sentence about an agent, unless it is the last one on the same topic."""

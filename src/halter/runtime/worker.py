@@ -148,7 +148,8 @@ class AutonomousAgent:
 
     async def _run_resident(self, live: LiveSession, row: SessionRow, lease: Lease) -> Conclusion:
         """Run a resident session with its sensors. A sleeping session stays asleep while its sensors run."""
-        sensors = SessionSensors(self.context, live.runtime, self._folder)
+        sensors = SessionSensors(self.context, live.runtime, self._folder, live.hot_view.hot)
+        await sensors.load_looks(row)
         watched_sensors = [WatchedSensor(sensor, sensors.signals(sensor)) for sensor in live.terms.pacing.sensors]
         resident = ResidentSession(
             live.conversation,

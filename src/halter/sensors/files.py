@@ -1,6 +1,7 @@
 """A sensor that watches a file or a folder. System events only trigger a listing, which determines what changed.
 
-So a burst of changes is one reading, and nothing depends on how the system reports a rename. Listings block.
+So a burst of changes is one reading, and nothing depends on how the system reports a rename. Listings block. What was
+seen of a folder is its *look*. A reading carries it, and a later process continues with it.
 """
 
 import asyncio
@@ -8,10 +9,11 @@ import codecs
 import os
 import stat
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,23 +39,71 @@ def list_folder(folder: Path, pattern: str) -> FolderListing:
     return listing
 
 
-def list_file_changes(old_files: FileEntries, new_files: FileEntries) -> list[dict[str, str]]:
+class SeenFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file of a look. `path` may be masked: `key`, a number made of the true path, identifies the file."""
+
+    key: int
+    path: str
+    size: int
+    modified: int
+    inode: int
+
+
+SeenFiles = Mapping[int, SeenFile]
+
+
+class Look(msgspec.Struct, frozen=True):
+    """The files that a sensor has seen, and where."""
+
+    path: str
+    pattern: str
+    files: tuple[SeenFile, ...] = ()
+
+
+def make_seen_files(files: FileEntries) -> dict[int, SeenFile]:
+    seen_files = (
+        SeenFile(_make_key(path), clean(path), entry.size, entry.modified, entry.inode) for path, entry in files.items()
+    )
+    return {file.key: file for file in seen_files}
+
+
+def _make_key(path: str) -> int:
+    return int.from_bytes(blake2b(os.fsencode(path), digest_size=7).digest())
+
+
+def list_file_changes(old_files: SeenFiles, new_files: SeenFiles) -> list[tuple[str, SeenFile]]:
     """List the changes between two listings. A renamed file is deleted and added."""
-    changes = [("deleted", path) for path in sorted(old_files.keys() - new_files.keys())]
-    changes += [("added", path) for path in sorted(new_files.keys() - old_files.keys())]
-    changes += [
-        ("modified", path) for path in sorted(new_files.keys() & old_files.keys()) if new_files[path] != old_files[path]
-    ]
-    return [{"change": change, "path": clean(path)} for change, path in changes[:MAX_FILES_REPORTED]]
+    changes = [("deleted", old_files[key]) for key in old_files.keys() - new_files.keys()]
+    changes += [("added", new_files[key]) for key in new_files.keys() - old_files.keys()]
+    changes += [("modified", file) for key, file in new_files.items() if key in old_files and _differs(file, old_files)]
+    return sorted(changes, key=lambda change: (_ORDER.index(change[0]), change[1].path))
 
 
-def build_folder_value(files: FileEntries, changes: list[dict[str, str]]) -> dict[str, Any]:
+_ORDER: Final = ("deleted", "added", "modified")
+
+
+def _differs(file: SeenFile, old_files: SeenFiles) -> bool:
+    old_file = old_files[file.key]
+    return (file.size, file.modified, file.inode) != (old_file.size, old_file.modified, old_file.inode)
+
+
+def apply_file_changes(files: SeenFiles, changes: Sequence[tuple[str, SeenFile]]) -> dict[int, SeenFile]:
+    new_files = dict(files)
+    for change, file in changes:
+        if change == "deleted":
+            del new_files[file.key]
+        else:
+            new_files[file.key] = file
+    return new_files
+
+
+def build_folder_value(files: FileEntries, changes: Sequence[tuple[str, SeenFile]]) -> dict[str, Any]:
     """Build the value of a folder, the newest files first."""
     newest = sorted(files.items(), key=lambda item: (-item[1].modified, item[0]))[:MAX_FILES_REPORTED]
     entries = [
         {"path": clean(path), "size": entry.size, "modified_at": _moment(entry.modified)} for path, entry in newest
     ]
-    return {"files": entries, "changes": changes}
+    return {"files": entries, "changes": [{"change": change, "path": file.path} for change, file in changes]}
 
 
 def read_file_value(path: Path, display_path: str, refuses: FileRefusal = allow_all) -> dict[str, Any]:
@@ -105,28 +155,58 @@ WatchedFolders = tuple[Path, ...]
 
 
 def make_watch_sensor(
-    spec: agent_spec.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal = allow_all
+    spec: agent_spec.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal = allow_all, look: Any = None
 ) -> Sensor:
-    return _Watch(spec, root, clock, refuses)
+    """Make a sensor that continues after a look; without one, what its first listing finds is not news."""
+    return _Watch(spec, root, clock, refuses, look)
+
+
+def read_first_look(spec: agent_spec.SensorSpec, root: Path) -> Any:
+    """Return the look of a sensor that has none: what is there now is not news. None for a file or an error."""
+    watched_path, pattern = _resolve_path(spec), spec.source.pattern
+    if not (root / watched_path).exists():
+        return msgspec.to_builtins(Look(watched_path, pattern))
+    listing = scan_folder(root / watched_path, pattern) if (root / watched_path).is_dir() else None
+    if not isinstance(listing, FolderListing):
+        return None
+    return msgspec.to_builtins(Look(watched_path, pattern, tuple(make_seen_files(listing.files).values())))
+
+
+def _resolve_path(spec: agent_spec.SensorSpec) -> str:
+    return spec.source.path if isinstance(spec.source.path, str) else "."
 
 
 class _Listing(msgspec.Struct, frozen=True):
+    """A listing; without a value nothing has changed. `is_complete`: no changes are left for the next listing."""
+
     places: WatchedFolders
     value: dict[str, Any] | None
+    files: SeenFiles | None = None
+    is_complete: bool = True
 
 
 class _Watch:
-    def __init__(self, spec: agent_spec.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal) -> None:
+    def __init__(self, spec: agent_spec.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal, look: Any) -> None:
         self._refuses = refuses
         self.name = spec.name
         self.retry_after: int | None = None
-        self._display_path = spec.source.path if isinstance(spec.source.path, str) else "."
+        self._display_path = _resolve_path(spec)
         self._path = root / self._display_path
         self._pattern = spec.source.pattern
         self._clock = clock
         self._is_folder = self._display_path.endswith("/") or self._pattern != "*"
-        self._files: FileEntries | None = None
+        self._files = self._parse_look(look)
         self._value: dict[str, Any] | None = None
+
+    def _parse_look(self, look: Any) -> SeenFiles | None:
+        """Return the files of a look; None if it is not of this path and pattern."""
+        try:
+            parsed_look = msgspec.convert(look, Look)
+        except msgspec.ValidationError:
+            return None
+        if (parsed_look.path, parsed_look.pattern) != (self._display_path, self._pattern):
+            return None
+        return {file.key: file for file in parsed_look.files}
 
     async def readings(self) -> AsyncGenerator[Reading]:
         self._value = None
@@ -136,7 +216,11 @@ class _Watch:
                 while True:
                     listing = await asyncio.to_thread(self._list_files)
                     if listing.value is not None:
-                        yield make_reading(listing.value, self._clock.now())
+                        reading = make_reading(listing.value, self._clock.now())
+                        self._files, self._value = listing.files, listing.value
+                        yield msgspec.structs.replace(reading, look=self._make_look())
+                    if not listing.is_complete:
+                        continue
                     if listing.places != folders or not await events.wait_for_change():
                         break
             # Limits the rate of restarts if folders are created and deleted continuously.
@@ -157,14 +241,26 @@ class _Watch:
 
     def _folder(self) -> _Listing:
         listing = list_folder(self._path, self._pattern)
-        changes = [] if self._files is None else list_file_changes(self._files, listing.files)
-        is_unchanged = self._value is not None and not changes
-        self._files, self._value = listing.files, build_folder_value(listing.files, changes)
-        return _Listing(listing.folders, None if is_unchanged else self._value)
+        seen_files = make_seen_files(listing.files)
+        old_files = seen_files if self._files is None else self._files
+        changes = list_file_changes(old_files, seen_files)
+        if self._value is not None and not changes:
+            return _Listing(listing.folders, None)
+        # The other changes are in the next reading.
+        reported_changes = changes[:MAX_FILES_REPORTED]
+        value = build_folder_value(listing.files, reported_changes)
+        files = apply_file_changes(old_files, reported_changes)
+        return _Listing(listing.folders, value, files, len(changes) == len(reported_changes))
 
     def _file(self) -> _Listing:
-        old_value, self._value = self._value, read_file_value(self._path, self._display_path, self._refuses)
-        return _Listing((self._path.parent,), None if self._value == old_value else self._value)
+        value = read_file_value(self._path, self._display_path, self._refuses)
+        return _Listing((self._path.parent,), None if value == self._value else value, self._files)
+
+    def _make_look(self) -> Any:
+        """Return the look as JSON; None for a file, whose every reading is its whole value."""
+        if not self._is_folder or self._files is None:
+            return None
+        return msgspec.to_builtins(Look(self._display_path, self._pattern, tuple(self._files.values())))
 
 
 class WatchEvents:

@@ -20,7 +20,7 @@ from halter.core.text import clean
 from halter.operations.actor import CLEANED, Operation, fail_invalid
 from halter.operations.registry import OPERATIONS, READS, WRITES
 from halter.runtime.trigger_runner import Delivery, HookAccepted, WebhookReceiver
-from halter.server.middleware import TOO_MANY_REQUESTS, Attempts, ServerLimits, locate_scope
+from halter.server.middleware import STREAM_PATH, TOO_MANY_REQUESTS, Attempts, ServerLimits, locate_scope
 from halter.server.responses import ERRORS, JSON, Error, add_errors, encode_answer, make_request_desk
 from halter.server.server import listen, serve_asgi
 from halter.server.stream import add_streams
@@ -201,12 +201,19 @@ def _make_openapi(api: FastAPI, components: Mapping[str, Any]) -> Callable[[], d
             sections = document.setdefault("components", {})
             sections["schemas"] = {**sections.get("schemas", {}), **components}
             sections["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            # FastAPI describes a stream by `itemSchema`, which only OpenAPI 3.2 knows.
+            document["paths"][STREAM_PATH]["get"]["responses"]["200"]["content"] = {EVENTS: {"schema": _STREAM_SCHEMA}}
             api.openapi_schema = document
         return api.openapi_schema
 
     return openapi
 
 
+EVENTS: Final = "text/event-stream"
+_STREAM_SCHEMA: Final = {
+    "type": "string",
+    "description": "Server-sent events, each with `event`, `data` (JSON) and mostly an `id`.",
+}
 HOST: Final = "127.0.0.1"
 PORT: Final = 8765
 BEARER_PREFIX: Final = "bearer "

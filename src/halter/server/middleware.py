@@ -236,6 +236,7 @@ AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 WHO_KEY: Final = "halter.who"
 """The scope key of an authorized request's `Principal`."""
 STREAM_PATH: Final = f"{API}/stream"
+EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 TOO_MANY_REQUESTS: Final = "Too many requests in one minute. Retry later."
 INTERNAL_ERROR: Final = "Internal error; see the server's output."
 WS_POLICY_VIOLATION: Final = 1008
@@ -378,7 +379,13 @@ class ServerMiddleware:
     async def _serve_allowed(
         self, request: IncomingRequest, allowed: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
-        """Pass the request on after its body was read completely."""
+        """Pass the request on after its body was read completely. HEAD is GET without the body of its response."""
+        if request.method == "HEAD" and request.path == STREAM_PATH:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", EVENT_STREAM)]})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if request.method == "HEAD":
+            scope = {**scope, "method": "GET"}
         if allowed.token is not None and (request.kind == "websocket" or request.path == STREAM_PATH):
             await self._stream(allowed, allowed.token.name, scope, receive, send)
             return

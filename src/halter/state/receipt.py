@@ -46,7 +46,7 @@ from halter.core.events import (
     Unknown,
     WakePosted,
 )
-from halter.core.money import ZERO_USD, Amount, Charge, Leg, Unit, Usd, micros_to_usd, to_unit_amount
+from halter.core.money import ZERO_USD, Amount, Leg, Unit, Usd, micros_to_usd, to_unit_amount
 from halter.core.ports import Stored
 from halter.core.provenance import Flaw
 from halter.core.usage import Usage
@@ -167,8 +167,11 @@ class OverrunLine(msgspec.Struct, frozen=True):
 
 
 class ChildLine(msgspec.Struct, frozen=True):
+    """A sub-session. `cost_usd` is what it spent, if a call started it; the call's cost includes it."""
+
     session: str
     ended_at: int
+    cost_usd: Usd = ZERO_USD
 
 
 class PhaseLine(msgspec.Struct, frozen=True):
@@ -362,11 +365,16 @@ class _ReceiptFold:
                     ReceiptLine, event, id=event.request, name=event.model, started_at=at, held_usd=held_usd
                 )
             case CallSettled():
-                line = _settle_line(self._calls[event.call], stored_event, event.outcome, event.charge, event.error)
-                self._calls[event.call] = replace(line, duration_ms=event.duration_ms)
-            case RequestSettled():
                 line = _settle_line(
-                    self._requests[event.request], stored_event, event.outcome, event.charge, event.error
+                    self._calls[event.call], stored_event, event.outcome, event.cost_micros, event.error
+                )
+                self._calls[event.call] = replace(line, duration_ms=event.duration_ms)
+                if (child := event.sub_session) is not None:
+                    self._lines["children"].append(ChildLine(child.session, at, micros_to_usd(child.usd)))
+            case RequestSettled():
+                cost_micros = event.charge.usd if event.charge else 0
+                line = _settle_line(
+                    self._requests[event.request], stored_event, event.outcome, cost_micros, event.error
                 )
                 self._requests[event.request] = replace(line, usage=event.usage)
                 if line.purpose == "turn" and line.outcome == "ok" and self._lines["turns"]:
@@ -544,9 +552,9 @@ def _make_line(kind: type[S], event: msgspec.Struct, **fields: Any) -> S:
 
 
 def _settle_line(
-    line: ReceiptLine, stored_event: Stored, outcome: Outcome, charge: Charge | None, error: str
+    line: ReceiptLine, stored_event: Stored, outcome: Outcome, cost_micros: int, error: str
 ) -> ReceiptLine:
-    cost = micros_to_usd(charge.usd if charge else 0)
+    cost = micros_to_usd(cost_micros)
     return replace(line, outcome=outcome, settled_at=stored_event.at, cost_usd=cost, error=error)
 
 

@@ -91,6 +91,11 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
         """True if a repetition with the same key is harmless."""
         return self.is_call and (self.effect == "read" or self.idempotent)
 
+    @property
+    def may_have_sub_session(self) -> bool:
+        """True if the call may have asked another agent, which is a repeatable call that may change something."""
+        return self.is_call and self.effect == "write" and self.idempotent
+
     def max_charge(self) -> Charge:
         """Return the charge if the outcome is unknown: the whole hold."""
         return Charge(self.held_amount("usd"), self.held_amount("tokens")) if self.legs else _NO_CHARGE
@@ -166,7 +171,8 @@ def _find_changes(session: Session, stored_event: Stored) -> Mapping[str, Any]:
         case CallSettled(call=settled, charge=charge) | RequestSettled(request=settled, charge=charge):
             in_flight = {key: value for key, value in session.in_flight.items() if key != settled}
             old_spent, cost = session.spent, charge or _NO_CHARGE
-            new_spent = Charge(usd=old_spent.usd + cost.usd, tokens=old_spent.tokens + cost.tokens)
+            cost_micros = event.cost_micros if isinstance(event, CallSettled) else cost.usd
+            new_spent = Charge(usd=old_spent.usd + cost_micros, tokens=old_spent.tokens + cost.tokens)
             return {"in_flight": in_flight, "spent": new_spent}
         case SessionStarted():
             return {

@@ -13,10 +13,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from halter.core.clock import Clock
+from halter.core.clock import Clock, window_end
 from halter.core.errors import HalterError, StoreUnavailable
 from halter.core.events import DecisionMade, SessionStarted, WakePosted
 from halter.core.messages import Message, Text
+from halter.core.money import to_unit_amount
 from halter.core.ports import Stored, Write
 from halter.core.rows import SessionRow
 from halter.core.spec import Phase
@@ -28,7 +29,7 @@ from halter.loop.decide import End, NextTurn, Park, SessionStep, Turn, WaitOut, 
 from halter.loop.loop import HotStateCapture, TurnLoop
 from halter.loop.session_runtime import SessionRuntime, find_final_text
 from halter.state.receipt import Receipt, make_receipt
-from halter.tasks.result import GOOD_STATES, Result, find_accepted_call
+from halter.tasks.result import GOOD_STATES, ReachedCap, Result, find_accepted_call
 
 INTERRUPTED: Final = "A person interrupted the answer."
 
@@ -201,7 +202,17 @@ class Conversation:
         """Return the session's result for a conclusion."""
         runtime = self.runtime
         near_budget, read_events = await runtime.is_near_budget(), await runtime.read_later()
-        return build_result(conclusion, self.loop, runtime.lease.session, read_events, near_budget=near_budget)
+        session, cap, opens_at = runtime.lease.session, runtime.reached_cap, None
+        if cap is not None and conclusion.terminal_reason == "cost_cap_reached":
+            opens_at = window_end(cap.window)
+        if cap is None or opens_at is None:
+            return build_result(conclusion, self.loop, session, read_events, near_budget=near_budget)
+        reached_cap = ReachedCap(cap.scope, cap.window, cap.unit, to_unit_amount(cap.cap, cap.unit), opens_at)
+        conclusion = msgspec.structs.replace(
+            conclusion, sentence=f"{reached_cap.sentence} {conclusion.sentence}".strip()
+        )
+        result = build_result(conclusion, self.loop, session, read_events, near_budget=near_budget)
+        return msgspec.structs.replace(result, reached_cap=reached_cap)
 
     async def interrupt(self) -> Conclusion | None:
         """End the open turn after its task was cancelled, and park until the next message.

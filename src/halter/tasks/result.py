@@ -1,14 +1,17 @@
 """The result of an agent's run."""
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from halter.core.clock import SECOND
 from halter.core.errors import HalterError
 from halter.core.messages import Message, ToolCall, ToolResult
+from halter.core.money import Amount, Unit, format_unit_amount
 from halter.core.renamed import RenamedAttribute
 from halter.core.usage import Usage
 from halter.core.vocabulary import END_STATES, State
@@ -28,12 +31,29 @@ class RunFailed(HalterError):
         self.result = result
 
 
+class ReachedCap(msgspec.Struct, frozen=True):
+    """The cap of a window that ended a run. The window opens at `opens_at`, in microseconds."""
+
+    scope: str
+    window: str
+    unit: Unit
+    cap: Amount
+    opens_at: int
+
+    @property
+    def sentence(self) -> str:
+        opening = datetime.fromtimestamp(self.opens_at // SECOND, UTC)
+        cap = f"{format_unit_amount(self.cap, self.unit)}, {self.window.replace('/', ' ')}"
+        return f"The cap of {self.scope} ({cap}) is used up until {opening:%Y-%m-%d %H:%M} UTC."
+
+
 class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
     """The result of a run. `cost_usd` is in dollars and counts the whole session.
 
     `ok`: the model finished, or asks a person for something; otherwise `sentence` describes what stopped it. `output`
     is the answer as `output_type`, or None if there is none; without an `output_type` it is the text. `near_budget`:
-    80 % of a cap is spent or held, be it the session's, its agent's or the fleet's.
+    a cap of the session, its agent or the fleet is used up except for its reserve. `reached_cap`:
+    the cap that ended the run, if it opens again.
     """
 
     session: str
@@ -46,6 +66,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
     question: str = ""
     messages: tuple[Message, ...] = ()
     near_budget: bool = False
+    reached_cap: ReachedCap | None = None
     build_receipt: Callable[[], Receipt] = Receipt
 
     @cached_property

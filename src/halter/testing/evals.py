@@ -8,9 +8,11 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import takewhile
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, Final
@@ -20,6 +22,7 @@ import yaml
 from msgspec import Meta
 
 from halter.config.decode import decode_document
+from halter.config.trust import CASES_FILE
 from halter.config.yaml_reader import Document, load_bytes, load_file
 from halter.core.agent_spec import Dollars
 from halter.core.clock import SystemClock
@@ -28,7 +31,7 @@ from halter.core.ids import SortableIds
 from halter.core.messages import Message, Text, ToolCall
 from halter.core.money import ZERO_USD, Usd, format_usd, micros_to_usd
 from halter.core.public_json import encode_public_json
-from halter.core.text import shorten, to_one_line
+from halter.core.text import join_names, shorten, to_one_line
 from halter.core.vocabulary import State
 from halter.guard.tool_door import ApprovalRequired
 from halter.loop.session_runtime import WaitListener
@@ -37,7 +40,6 @@ from halter.runtime.agent import Agent, AgentOptions
 from halter.settings import Settings
 from halter.tasks.result import Result
 
-CASES_FILE: Final = "evals.yaml"
 MAX_PARALLEL: Final = 64
 JUDGE_SHARE: Final = 5
 """A judge gets a fifth of its case's share."""
@@ -60,6 +62,10 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     matches: Annotated[str, Meta(description="Regular expression that must match in the answer.")] = ""
     calls: Annotated[tuple[str, ...], Meta(description="Tools that must be called.")] = ()
     avoids: Annotated[tuple[str, ...], Meta(description="Tools that must not be called.")] = ()
+    asks: Annotated[
+        tuple[str, ...],
+        Meta(description="Tools of which one must wait for approval. The case ends there: the call is not made."),
+    ] = ()
     judge: Annotated[str, Meta(description="Criterion that a model checks the answer against.")] = ""
 
 
@@ -170,7 +176,12 @@ def list_failures(expect: Expectation, result: Result[Any]) -> Iterator[str]:
     yield from (f"The answer contains {_quote(phrase)}." for phrase in expect.lacks if phrase.lower() in lower_text)
     if expect.matches and not re.search(expect.matches, text):
         yield f"The answer does not match {expect.matches}."
-    called_tools = {line.name for line in result.receipt.calls}
+    yield from _list_call_failures(expect, {line.name for line in result.receipt.calls})
+    if expect.asks:
+        yield f"No approval of {join_names(expect.asks)} was asked for."
+
+
+def _list_call_failures(expect: Expectation, called_tools: AbstractSet[str]) -> Iterator[str]:
     yield from (f"{tool} was not called." for tool in expect.calls if tool not in called_tools)
     yield from (f"{tool} was called." for tool in expect.avoids if tool in called_tools)
 
@@ -210,9 +221,9 @@ async def _run_case(case: EvalCase, cap: int, make_agent: MakeAgent, judge: Make
     judge_cap = cap // JUDGE_SHARE if make_judge else 0
     result = await _run_unattended(make_agent, cap - judge_cap, case.input)
     if isinstance(result, _Stopped):
-        return EvalOutcome(
-            name=case.name, passed=False, why=result.why, session=result.session, cost_usd=result.cost_usd
-        )
+        is_expected = bool(result.asked_tool) and result.asked_tool in case.expect.asks
+        why = " ".join(_list_call_failures(case.expect, result.called_tools)) if is_expected else result.why
+        return EvalOutcome(name=case.name, passed=not why, why=why, session=result.session, cost_usd=result.cost_usd)
     failures, cost = [*list_failures(case.expect, result)], result.cost_usd
     if make_judge is not None and not failures:
         failure, judge_cost = await _judge(make_judge, judge_cap, case, result.text)
@@ -228,11 +239,16 @@ async def _run_case(case: EvalCase, cap: int, make_agent: MakeAgent, judge: Make
 
 
 class _Stopped(msgspec.Struct, frozen=True):
-    """A run without a result, with the reason and its cost."""
+    """A run without a result, with the reason and its cost.
+
+    If it waits for an approval, `asked_tool` is the tool that a person has to approve.
+    """
 
     why: str
     session: str = ""
     cost_usd: Decimal = ZERO_USD
+    asked_tool: str = ""
+    called_tools: AbstractSet[str] = frozenset()
 
 
 async def _run_unattended(make_agent: MakeAgent, cap: int, text: str, **options: Any) -> Result[Any] | _Stopped:
@@ -254,10 +270,15 @@ async def _run_unattended(make_agent: MakeAgent, cap: int, text: str, **options:
             if not approvals:
                 raise
             reason = f"The session waits for a person: {approvals[0].decision}."
+            if approvals[0].tool:
+                reason += f" If it should ask, expect that: `asks: [{approvals[0].tool}]`."
         except HalterError as error:
             reason = str(error)
         try:
-            return _Stopped(reason, session, await agent.cost_usd(session))
+            asked_tool, called_tools = (approvals[0].tool if approvals else ""), frozenset[str]()
+            if asked_tool:
+                called_tools = frozenset(line.name for line in (await agent.receipt(session)).calls)
+            return _Stopped(reason, session, await agent.cost_usd(session), asked_tool, called_tools)
         except ConfigError:  # The session did not start.
             return _Stopped(reason)
 
@@ -290,15 +311,27 @@ def make_run(agent: str, at: int, store: str, file: EvalFile, cases: Sequence[Ev
     )
 
 
-def make_case(name: str, messages: Sequence[Message], *, finished: bool) -> dict[str, Any]:
-    """Make a case from a recorded session: its first message, the tools that it called, and its answer."""
+def _list_called_tools(messages: Sequence[Message]) -> list[str]:
+    contents = (content for message in messages for content in message.parts)
+    return [content.tool for content in contents if isinstance(content, ToolCall)]
+
+
+def make_case(name: str, messages: Sequence[Message], *, finished: bool, asked_tool: str = "") -> dict[str, Any]:
+    """Make a case from a recorded session: its first message, the tools that it called, and its answer.
+
+    If a person was asked to approve a call, the case ends there: nobody answers in a run.
+    """
     first_texts = [content.text for message in messages[:1] for content in message.parts if isinstance(content, Text)]
     if not first_texts:
         raise ConfigError(f"Cannot make a case from {name}: the session has no messages to a model.")
-    calls = {content.tool: None for message in messages for content in message.parts if isinstance(content, ToolCall)}
+    tools = _list_called_tools(messages)
+    if asked_tool:
+        tools = [*takewhile(lambda tool: tool != asked_tool, tools)]
     texts = [content.text for message in messages[-1:] for content in message.parts if isinstance(content, Text)]
-    expect: dict[str, Any] = {"calls": [*calls]} if calls else {}
-    if finished and texts:
+    expect: dict[str, Any] = {"calls": [*dict.fromkeys(tools)]} if tools else {}
+    if asked_tool:
+        expect["asks"] = [asked_tool]
+    elif finished and texts:
         expect["equals"] = "".join(texts)
     return {"name": name, "input": "\n".join(first_texts), **({"expect": expect} if expect else {})}
 

@@ -191,7 +191,7 @@ class RetryingStoreProxy(StoreProxy):
         return answer
 
 
-CrashKind = Literal["before", "after", "answer_lost"]
+CrashKind = Literal["before", "after", "answer_lost", "stop"]
 CRASH_KINDS: Final[tuple[CrashKind, ...]] = ("before", "after", "answer_lost")
 
 
@@ -200,7 +200,9 @@ class Crash:
     """A fault at the n-th commit of a process; the first is number 1.
 
     `before`: nothing is written and the process dies. `after`: it is written, and the process dies before the answer.
-    `answer_lost`: it is written, and the process gets StoreUnavailable instead of the answer.
+    `answer_lost`: it is written, and the process gets StoreUnavailable instead of the answer. `stop`, which is not
+    among the `CRASH_KINDS`: it is written, and `CrashingStore.stop_requested` is set, so that a program can stop in
+    order.
     """
 
     commit: int
@@ -222,6 +224,7 @@ class CrashingStore(StoreProxy):
         self._crash = crash
         self._on_crash = on_death
         self.dead = False
+        self.stop_requested = asyncio.Event()
         self.commits = 0
         self.written: list[Stored] = []
         self.acknowledged: list[Stored] = []
@@ -247,6 +250,8 @@ class CrashingStore(StoreProxy):
         self.written.extend(committed.fresh())
         if crash_kind == "after":
             self.die()
+        if crash_kind == "stop":
+            self.stop_requested.set()
         await self.before_call()
         if crash_kind == "answer_lost":
             raise StoreUnavailable("Planned fault: the store's answer was lost. Repeat the write with the same key.")

@@ -74,6 +74,7 @@ from halter.core.tools import (
     substitute_secrets,
 )
 from halter.tools.process import MAX_OUTPUT, ThreadPerTaskExecutor, check_findable, run_forked, run_isolated, to_output
+from halter.tools.trusted_code import TrustCheck
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -275,7 +276,7 @@ class FunctionTool:
         self._content_parameter = writes
         self.rooted_tool: RootedTool | None = None
         self._threaded = threaded
-        self._require_trust: Callable[[], None] | None = None
+        self._require_trust: TrustCheck | None = None
         self.spec = add_spec_digest(_declare(replace(spec, schema=self._arguments.schema), declared))
         if spec.isolate and self._arguments.deps:
             raise ConfigError(
@@ -299,8 +300,8 @@ class FunctionTool:
         tool_copy._dependencies = dict.fromkeys(self._arguments.deps, deps)  # noqa: SLF001 It is this very class.
         return tool_copy
 
-    def with_trust_check(self, require_trust: Callable[[], None]) -> "FunctionTool":
-        """Return a copy of the tool that calls `require_trust` each time before its code is loaded."""
+    def with_trust_check(self, require_trust: TrustCheck) -> "FunctionTool":
+        """Return a copy of the tool that calls `require_trust` each time before its code is loaded from those files."""
         tool_copy = copy.copy(self)
         tool_copy._require_trust = require_trust  # noqa: SLF001 It is this very class.
         return tool_copy
@@ -321,10 +322,9 @@ class FunctionTool:
         function = self._function.open(permit)
         if self.spec.isolate:
             revealed_arguments = self._arguments.reveal_secrets(arguments, permit)
-            if self._require_trust is not None:
-                # Checking trust reads the agent's folder, which may be large.
-                await asyncio.to_thread(self._require_trust)
-            return await run_isolated(function, revealed_arguments, permit.id, self._max_output)
+            # Checking trust reads the agent's folder, which may be large.
+            files = await asyncio.to_thread(self._require_trust) if self._require_trust is not None else None
+            return await run_isolated(function, revealed_arguments, permit.id, self._max_output, files)
         function_arguments = self._arguments
         is_plain = not function_arguments.adds and DOLLAR not in arguments.canonical
         values = arguments.values if is_plain else self._fill_arguments(arguments, permit)

@@ -28,9 +28,16 @@ ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _GLOBAL_V6: Final = IPv6Network("2000::/3")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-# Tunnels and special-purpose networks in the global ranges: they can lead to addresses that are not public.
+# Tunnels and special-purpose networks in the global ranges: they can lead to addresses that are not public. The last
+# line is what a cloud answers only to its own machines: Azure's wire server, and the services of IBM Cloud.
 _SPECIAL_NETWORKS: Final = tuple(
-    map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20"))
+    map(
+        ip_network,
+        (
+            *("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20"),
+            *("168.63.129.16/32", "161.26.0.0/16", "166.8.0.0/14"),
+        ),
+    )
 )
 
 

@@ -17,6 +17,7 @@ import msgspec
 from halter.core.tools import Failed, Permit
 from halter.tools.function_tool import FunctionTool, tool
 from halter.tools.process import IsolatedJob, perform_call
+from halter.tools.trusted_code import TrustedLoader, guard_imports
 
 if __name__ != "__main__":
     raise ImportError(f"{__name__} is the program of an isolated tool's process and cannot be imported.")
@@ -41,6 +42,8 @@ def _die_with_parent() -> None:
 
 def _run_job(job: IsolatedJob) -> bytes:
     sys.path[:] = job.path
+    if job.files is not None:
+        guard_imports(job.files)
     permit = Permit(job.key, 0, {})
     return perform_call(lambda: _find_tool(job).run_in_own_process(job.arguments.encode(), permit), job.max_output)
 
@@ -63,7 +66,8 @@ def _load_module(job: IsolatedJob) -> Any:
         except ModuleNotFoundError as error:
             if error.name is None or not job.module.startswith(error.name):
                 raise
-    spec = importlib.util.spec_from_file_location("__isolated__", job.file)
+    loader = None if job.files is None else TrustedLoader("__isolated__", job.file, job.files)
+    spec = importlib.util.spec_from_file_location("__isolated__", job.file, loader=loader)
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(f"cannot load a module from {job.file}")
     module = importlib.util.module_from_spec(spec)

@@ -35,6 +35,7 @@ from halter.core.errors import ConfigError
 from halter.core.processes import ForkLock, fork, print_masked_output
 from halter.core.text import decode_body, encode_body
 from halter.core.tools import AGENT_VARIABLE, Failed, Output, Unstoppable
+from halter.tools.trusted_code import TrustedFiles
 
 MAX_OUTPUT: Final = 10_000_000
 
@@ -504,6 +505,7 @@ class IsolatedJob(msgspec.Struct, frozen=True):
     arguments: str
     key: str
     max_output: int
+    files: TrustedFiles | None = None
 
 
 def check_findable(tool: str, function: Callable[..., Any]) -> None:
@@ -515,9 +517,14 @@ def check_findable(tool: str, function: Callable[..., Any]) -> None:
         )
 
 
-async def run_isolated(function: Callable[..., Any], arguments: bytes, key: str, max_output: int) -> Output:
+async def run_isolated(
+    function: Callable[..., Any], arguments: bytes, key: str, max_output: int, files: TrustedFiles | None = None
+) -> Output:
     file = inspect.getsourcefile(function) or ""
-    job = IsolatedJob(function.__module__, function.__qualname__, file, sys.path, arguments.decode(), key, max_output)
+    sources = None if files is None else files.with_only_sources()
+    job = IsolatedJob(
+        function.__module__, function.__qualname__, file, sys.path, arguments.decode(), key, max_output, sources
+    )
     # Bytecode next to an agent's code would be untrusted code.
     argv = [sys.executable, "-P", "-B", "-m", _PROGRAM_MODULE]
     stdin = msgspec.json.encode(job) + b"\n"

@@ -8,8 +8,11 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
@@ -21,10 +24,13 @@ from halter.core.tools import AGENT_VARIABLE, Failed
 from halter.tools.files import split_path
 from halter.tools.function_tool import FunctionTool, tool
 from halter.tools.process import PROGRAM_FOLDERS, ProcessExit, ProcessSpec, run_group
+from halter.tools.trusted_code import TrustCheck
 
 _SYSTEM_FOLDERS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_FILES: Final = ("alternatives", "group", "ld.so.cache", "localtime", "nsswitch.conf", "passwd", "ssl")
 _NETWORK_ETC_FILES: Final = ("hosts", "resolv.conf")
+
+_SKILL_FILE: Final = "SKILL.md"
 
 _PROBE: Final = r"""
 fail() { echo "$1"; exit 1; }
@@ -59,7 +65,7 @@ shift 2; exec "$@"
 class SandboxLimits:
     """Limits of one process, and on the number of processes.
 
-    The kernel does not count the processes of root, so the last limit applies to other users only.
+    The kernel does not count the processes of root: for root, a control group does.
     """
 
     cpu_seconds: int = 300
@@ -113,10 +119,13 @@ class Sandbox:
     def protect(self, paths: ProtectedPaths) -> None:
         self.protected = self.protected.union(paths)
 
-    async def run(self, argv: Sequence[str], folder: Path, stdin: bytes = b"") -> ProcessExit:
+    async def run(
+        self, argv: Sequence[str], folder: Path, stdin: bytes = b"", *, source: Path | None = None
+    ) -> ProcessExit:
+        """Run a command. In the sandbox, the content of `source` is shown in the place of the root's own."""
         if self.is_enclosed:
             await self.verify()
-        return await self._run(argv, folder, stdin)
+        return await self._run(argv, folder, stdin, source)
 
     async def verify(self) -> None:
         """Test the sandbox from inside. Raises Failed if something forbidden is possible."""
@@ -139,18 +148,42 @@ class Sandbox:
                     )
                 self._is_verified = True
 
-    async def _run(self, argv: Sequence[str], folder: Path, stdin: bytes) -> ProcessExit:
-        device, inode = await asyncio.to_thread(self._identify_folder)
+    async def _run(self, argv: Sequence[str], folder: Path, stdin: bytes, source: Path | None = None) -> ProcessExit:
+        device, inode = await asyncio.to_thread(self._identify_folder, source)
         command = self.limits.wrap(argv)
         if self.is_enclosed:
+            source_bind = [] if source is None else ["--ro-bind", str(source), str(self.root)]
             root_check = ["/bin/sh", "-c", _ROOT_CHECK, "same", str(self.root), f"{device}:{inode}"]
-            command = [*self._walls(folder), "--", *root_check, *command]
+            command = [*self._walls(folder), *source_bind, "--", *root_check, *command]
         variables = {**self.environment, AGENT_VARIABLE: "shell"}
         environment = {"PATH": ":".join(PROGRAM_FOLDERS), "HOME": "/tmp", "LANG": "C.UTF-8", **variables}  # noqa: S108 The sandbox has its own folder of this name.
-        return await run_group(ProcessSpec(command, folder, environment, stdin, max_output=self.max_output))
+        group = self._make_group()
+        try:
+            argv = command if group is None else start_in_group(group, command)
+            return await run_group(ProcessSpec(argv, folder, environment, stdin, max_output=self.max_output))
+        finally:
+            if group is not None:
+                await asyncio.to_thread(remove_pids_group, group)
 
-    def _identify_folder(self) -> FileIdentity:
-        """Return the identity of the root. Raises Failed if commands would reach protected files."""
+    def _make_group(self) -> Path | None:
+        """Make a group that limits the processes of a command; None for a user whose processes the kernel counts.
+
+        Raises Failed if a sandboxed command would have no limit.
+        """
+        if is_counted_by_kernel():
+            return None
+        try:
+            return make_pids_group(self.limits.processes, self._find_group(), self._remedy)
+        except Failed:
+            if self.is_enclosed:
+                raise
+            return None
+
+    def _find_group(self) -> Path | None:
+        return find_own_pids_group()
+
+    def _identify_folder(self, source: Path | None = None) -> FileIdentity:
+        """Return the identity of what is shown as the root. Raises Failed if commands would reach protected files."""
         try:
             fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
@@ -163,7 +196,7 @@ class Sandbox:
             reach = sight.judge_root(fd) or sight.search_folder(fd) or self.protected.find_reach(readable_paths)
             if reach or (self.writable and contains_agent_file(fd)):
                 raise Failed("Protected", "a command could reach protected files; nothing was run.")
-            return identity_of(fd)
+            return identity_of(fd) if source is None else (source.stat().st_dev, source.stat().st_ino)
         finally:
             os.close(fd)
 
@@ -213,10 +246,6 @@ def _list_visible_paths(*, network: bool) -> list[Path]:
 
 def _make_bind_arguments(paths: Iterable[Path]) -> list[str]:
     return [part for path in paths for part in ("--ro-bind-try", str(path), str(path))]
-
-
-TrustCheck = Callable[[], None]
-"""Raises unless a person trusts the current version of a program."""
 
 
 class ShellOptions(TypedDict, total=False):
@@ -277,10 +306,14 @@ def make_script_tool(
     sandbox = Sandbox(folder, writable=False, protected=protected)
 
     async def run_script(arguments: Sequence[str] = (), stdin: str = "") -> str:
-        # Checking trust reads the agent's folder, which may be large.
-        await asyncio.to_thread(require_trust)
         argv = _check_argv([*script.argv(sandbox.root), *arguments])
-        return _format_exit(await sandbox.run(argv, sandbox.root, stdin.encode("utf-8", "surrogatepass")))
+        with tempfile.TemporaryDirectory(prefix="halter-script-") as copy:
+            # Checking trust reads the agent's folder, which may be large.
+            await asyncio.to_thread(_copy_trusted_skill, require_trust, sandbox.root, Path(copy))
+            process_exit = await sandbox.run(
+                argv, sandbox.root, stdin.encode("utf-8", "surrogatepass"), source=Path(copy)
+            )
+        return _format_exit(process_exit)
 
     run_script.__doc__ = (
         f"{script.description.strip()}\n\n`arguments` and `stdin` are passed to the script unchanged. "
@@ -298,6 +331,23 @@ def make_script_tool(
     )
 
 
+def _copy_trusted_skill(require_trust: TrustCheck, folder: Path, destination: Path) -> None:
+    """Copy a skill's folder: the trusted files, read once, and its text, which is not run."""
+    files = require_trust()
+    try:
+        files.copy_below(folder, destination)
+        for name in (_SKILL_FILE, *(os.path.relpath(path, folder) for path in files.data_folders)):
+            if not name.startswith("..") and not (destination / name).exists():
+                if (folder / name).is_dir():
+                    shutil.copytree(folder / name, destination / name, symlinks=True)
+                else:
+                    shutil.copyfile(folder / name, destination / name)
+    except ConfigError as error:
+        raise Failed("NotTrusted", str(error)) from error
+    except OSError as error:
+        raise Failed(type(error).__name__, f"the skill in {folder} cannot be copied: {error.strerror}.") from error
+
+
 def _format_exit(process_exit: ProcessExit) -> str:
     if process_exit.code == 0:
         return process_exit.text
@@ -311,3 +361,93 @@ def _check_argv(argv: list[str]) -> list[str]:
     if any("\0" in argument for argument in argv):
         raise Failed("BadCommand", "an argument cannot contain a NUL character.")
     return argv
+
+
+_JOIN: Final = 'echo $$ > "$1" || exit 125; shift; exec "$@"'
+"""Joins the group, so that all that the command starts belongs to it; does not run the command otherwise."""
+_REMOVAL_ATTEMPTS: Final = 50
+_REMOVAL_INTERVAL: Final = 0.02
+"""Seconds until a group is tried again whose killed processes have not been reaped."""
+_NUMBERS: Final = count()
+_CONTROLLER: Final = "pids"
+_LIMIT_FILE: Final = "pids.max"
+
+
+def is_counted_by_kernel(user: int | None = None, mapping: str | None = None) -> bool:
+    """Return whether the kernel applies RLIMIT_NPROC to a user: to all but the machine's own root."""
+    user = os.getuid() if user is None else user
+    mapping = Path("/proc/self/uid_map").read_text("ascii") if mapping is None else mapping
+    for line in mapping.splitlines():
+        inside, outside, length = map(int, line.split())
+        if inside <= user < inside + length:
+            return outside + user - inside != 0
+    return True
+
+
+def find_own_pids_group(groups: str | None = None, mounts: str | None = None) -> Path | None:
+    """Find the folder of this process's control group that counts processes, of either version."""
+    groups = Path("/proc/self/cgroup").read_text("utf-8") if groups is None else groups
+    mounts = Path("/proc/self/mountinfo").read_text("utf-8") if mounts is None else mounts
+    paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in groups.splitlines())}
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        root, place = before.split()[3:5]
+        kind, _, options = after.split(maxsplit=2)
+        if kind == "cgroup" and _CONTROLLER in options.split(","):
+            path = next((path for names, path in paths.items() if _CONTROLLER in names.split(",")), None)
+        else:
+            path = paths.get("") if kind == "cgroup2" else None
+        if path is not None and Path(path).is_relative_to(root):
+            group = Path(place) / os.path.relpath(path, root)
+            if kind == "cgroup" or _has_controller(group):
+                return group
+    return None
+
+
+def _has_controller(group: Path) -> bool:
+    try:
+        return _CONTROLLER in (group / "cgroup.controllers").read_text("ascii").split()
+    except OSError:
+        return False
+
+
+def make_pids_group(limit: int, own_group: Path | None, remedy: str = "Nothing was run.") -> Path:
+    """Make a control group below `own_group` with at most `limit` processes. Raises Failed if none can be made."""
+    if own_group is None:
+        raise _make_failure("no control group counts processes here", remedy)
+    group = own_group / f"halter-{os.getpid()}-{next(_NUMBERS)}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise _make_failure(f"{group} cannot be made: {error.strerror}", remedy) from error
+    try:
+        if not (group / _LIMIT_FILE).exists():
+            # Of the second version: beside the processes of its parent it can only be a group of threads.
+            (own_group / "cgroup.subtree_control").write_text(f"+{_CONTROLLER}", "ascii")
+            (group / "cgroup.type").write_text("threaded", "ascii")
+        (group / _LIMIT_FILE).write_text(str(limit), "ascii")
+    except OSError as error:
+        remove_pids_group(group)
+        raise _make_failure(f"{group} takes no limit: {error.strerror}", remedy) from error
+    return group
+
+
+def start_in_group(group: Path, command: Sequence[str]) -> list[str]:
+    """Put in front of a command what lets it join a group first; if it cannot, it does not run."""
+    return ["/bin/sh", "-c", _JOIN, "join", str(group / "cgroup.procs"), *command]
+
+
+def remove_pids_group(group: Path) -> None:
+    """Remove a group once its processes have been reaped."""
+    for _ in range(_REMOVAL_ATTEMPTS):
+        with suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(_REMOVAL_INTERVAL)
+
+
+def _make_failure(reason: str, remedy: str) -> Failed:
+    return Failed(
+        "NoProcessLimit",
+        f"the kernel does not limit how many processes root starts, and {reason}. Run Halter as another user. {remedy}",
+    )

@@ -1,0 +1,112 @@
+"""What sessions are called, what state they are shown in, and how a pipe gets it."""
+
+from pathlib import Path
+
+import pytest
+from library_bench import PRICED, Bench
+from loops import says
+
+from halter.core.agent_spec import Playbook, Step
+from halter.core.events import SessionStarted
+from halter.core.ids import SessionId, make_worker_id
+from halter.core.ports import Query
+from halter.core.rows import SessionRow
+from halter.dashboard.labels import label_session
+from halter.operations import control, queries
+from halter.operations.actor import Actor, Principal
+from halter.present.sheet import Listing
+from halter.present.tables import build_sessions_sheet
+from halter.runtime.runtime import open_runtime
+from halter.settings import read_settings
+from halter.state import lifecycle
+from halter.tasks.playbooks import Task, encode_task
+from tests.story.test_cli_talk import Person
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+PLAYBOOK = Playbook((Step("look", b'{"at": "x"}'),), "playbooks/tidy.yaml", ("folder",))
+
+
+@pytest.mark.parametrize(
+    ("event", "task", "title"),
+    [
+        (
+            SessionStarted(session="s-1", agent="desk", kind="task", started_by="ada"),
+            encode_task(Task(PLAYBOOK, {"folder": "cache\nand more", "days": 3})),
+            "playbooks/tidy.yaml: folder cache and more, days 3",
+        ),
+        (
+            SessionStarted(session="s-1", agent="desk", kind="task", started_by="ada"),
+            encode_task(Task(PLAYBOOK)),
+            "playbooks/tidy.yaml",
+        ),
+        (
+            SessionStarted(
+                session="s-1",
+                agent="desk",
+                kind="autonomous",
+                started_by="",
+                follows="desk-4",
+                because="Its cap ended it.",
+            ),
+            b"You continue where session desk-4 stopped. Its cap ended it. It has no final text.",
+            "desk continues desk-4: Its cap ended it.",
+        ),
+        (
+            SessionStarted(session="s-1", agent="desk", kind="chat", started_by="ada"),
+            b'{"playbook": "is only a word of mine"}\nSecond line.',
+            '{"playbook": "is only a word of mine"}',
+        ),
+    ],
+)
+async def test_a_title_is_for_people(tmp_path: Path, event: SessionStarted, task: bytes, title: str) -> None:
+    async with open_runtime(read_settings({"USER": "ada"}, tmp_path, "memory:")) as app:
+        await app.store.commit(lifecycle.start_session(event, task))
+        (row,) = await app.store.ask(Query("session", SessionRow, {"session": "s-1"}))
+        assert await queries.session_title(Actor(app, Principal("ada", "viewer")), row) == title
+
+
+def show_state(row: SessionRow) -> tuple[str, str]:
+    """Return the state in the terminal's table and on the dashboard."""
+    (listing,) = build_sessions_sheet([row], 0)
+    assert isinstance(listing, Listing)
+    return listing.rows[0][2], label_session(row).text
+
+
+async def test_a_fork_that_nobody_runs_is_not_running(bench: Bench) -> None:
+    agent = bench.agent(says("Hello."), says("Again."), fleet=PRICED)
+    first = await agent.run("Hello.")
+    async with open_runtime(read_settings({}, bench.folder, str(bench.file)), bench.clock) as app:
+        ada = Actor(app, Principal("ada", "operator"))
+        forked = await control.fork(ada, first.session, text="And now?")
+        assert show_state(await ada.session(forked.subject)) == ("not running", "Not running")
+        (lease,) = await app.store.claim(make_worker_id("test", app.ids), 1, SessionId(forked.subject))
+        assert show_state(await ada.session(forked.subject)) == ("RUNNING", "Running")
+        await app.store.release(lease)
+    await agent.resume(forked.subject)
+    async with open_runtime(read_settings({}, bench.folder, str(bench.file)), bench.clock) as app:
+        ada = Actor(app, Principal("ada", "operator"))
+        assert show_state(await ada.session(forked.subject))[0] == "COMPLETED"
+
+
+@pytest.mark.parametrize("columns", ["", "60"])
+def test_a_pipe_gets_every_row_on_one_line_unless_it_asks_for_columns(tmp_path: Path, columns: str) -> None:
+    ada = Person(tmp_path)
+    del ada.environ["COLUMNS"]
+    ada.environ |= {"COLUMNS": columns} if columns else {}
+    ada.writes('- calls: [{tool: wipe, arguments: {path: "' + "a long name " * 20 + '"}}]\n- text: Done.\n')
+    with ada.begins("run", str(ada.agent), "Tidy up.") as program:
+        while not (decisions := ada.looks("inbox")):
+            pass
+        output, command = ada.types("inbox")[1], f"halter approve {decisions[0]['decision']}"
+        doctor = ada.types("doctor", str(ada.agent))[1]
+        program.kill()
+    if columns:
+        assert max(map(len, doctor.splitlines())) <= int(columns)
+    else:
+        assert command in output
+        assert sum(line.startswith("│") for line in doctor.splitlines()) == doctor.count("│") // 4
