@@ -16,7 +16,7 @@ from halter.guard.halts import halt
 from halter.runtime.supervisor import turn_off, turn_on
 from halter.runtime.worker import AutonomousAgent
 from halter.state import lifecycle
-from halter.testing.fakes import CRASH_KINDS, Crash, CrashKind
+from halter.testing.fakes import Crash, CrashKind
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
 
@@ -183,9 +183,12 @@ async def test_a_halt_of_the_one_that_asks_ends_the_sub_session_whoever_runs_it(
     assert await approve_all(world) == 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CRASH_KINDS if kind != "answer_lost"])
-def test_a_crash_at_any_commit_leaves_one_sub_session_that_pays_at_most_once(tmp_path: Path, kind: CrashKind) -> None:
-    for commit in range(1, 80):
+@pytest.mark.parametrize("kind", ["before", "after", "stop"])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_crash_or_a_stop_at_any_commit_leaves_one_sub_session_that_pays_at_most_once(
+    tmp_path: Path, kind: CrashKind, every: int
+) -> None:
+    for commit in range(1, 80, every):
         home = tmp_path / str(commit)
         home.mkdir()
         with World(7, crash=Crash(commit, kind)) as world:
@@ -194,16 +197,27 @@ def test_a_crash_at_any_commit_leaves_one_sub_session_that_pays_at_most_once(tmp
     raise AssertionError("It has more commits than were looked at.")
 
 
+async def stop_in_order(world: World, process: asyncio.Task[None]) -> None:
+    """Stop the process half a second after the planned commit, as TERM does."""
+    await world.store.stop_requested.wait()
+    await world.clock.sleep(SECOND // 2)
+    process.cancel()
+
+
 async def _ask_through(world: World, home: Path) -> bool:
     """Ask, crash, start again, and approve whatever is asked; return whether it crashed."""
     fleet, crashed = Fleet(world, home), False
-    start_both(fleet)
+    process = start_both(fleet)
+    stopping = world.spawn(stop_in_order(world, process))
     for _ in range(16):
         await world.advance(30 * SECOND)
         if world.store.dead:
             crashed = True
             await world.restart()
             start_both(fleet)
+        if process.done():
+            crashed = True
+            process = start_both(fleet)
         await approve_all(world)
     (child,) = await children_of(fleet)
     assert child.state == "COMPLETED"
@@ -211,4 +225,5 @@ async def _ask_through(world: World, home: Path) -> bool:
     assert (paid.read_text() if paid.exists() else "") in {"", "ada "}
     settled = [each.event for each in await fleet.events("desk-1") if isinstance(each.event, CallSettled)]
     assert [event.outcome for event in settled if event.call.endswith("_0_0")] == ["ok"]
+    stopping.cancel()
     return crashed

@@ -1,8 +1,8 @@
 """Halts by any process, in four scopes, and the watch that stops effects that are halted or late."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -78,6 +78,7 @@ class Departures:
 
     def __init__(self) -> None:
         self._leases: set[Lease] = set()
+        self._parents: dict[Lease, Lease] = {}
 
     def begin(self, leases: Iterable[Lease]) -> None:
         """Note, right before their tasks are cancelled, that these sessions are left."""
@@ -86,8 +87,18 @@ class Departures:
     def end(self, lease: Lease) -> None:
         self._leases.discard(lease)
 
+    @contextmanager
+    def follow(self, child: Lease, parent: Lease) -> Generator[None]:
+        """Let a sub-session be left together with the session whose call runs it."""
+        self._parents[child] = parent
+        try:
+            yield
+        finally:
+            del self._parents[child]
+
     def includes(self, lease: Lease) -> bool:
-        return lease in self._leases or is_ending()
+        parent = self._parents.get(lease)
+        return lease in self._leases or is_ending() or (parent is not None and self.includes(parent))
 
 
 class EffectStopped(Exception):

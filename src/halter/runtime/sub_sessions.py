@@ -277,7 +277,7 @@ async def _wait_for_end(delegate: AgentContext, parent: SessionRow, child: str, 
             with mark_nested(delegate, child):
                 lease = await acquire_lease(store, delegate.app.clock, delegate.worker, SessionId(child), 0)
                 if lease is not None:
-                    with suppress(LeaseLost):
+                    with suppress(LeaseLost), delegate.app.departures.follow(lease, _lease_of(parent)):
                         return await _run_to_end(delegate, lease, on_wait)
             try:
                 await wait_for_change(change_event, CHILD_POLLING_INTERVAL)
@@ -286,16 +286,22 @@ async def _wait_for_end(delegate: AgentContext, parent: SessionRow, child: str, 
                 raise
 
 
+def _lease_of(row: SessionRow) -> Lease:
+    return Lease(SessionId(row.session), WorkerId(row.owner), row.generation)
+
+
 async def _cancel_elsewhere(delegate: AgentContext, parent: SessionRow, child: str) -> None:
     """Cancel a sub-session that another owner runs, unless its parent will continue to wait in another process."""
-    parent_lease = Lease(SessionId(parent.session), WorkerId(parent.owner), parent.generation)
-    if not delegate.app.departures.includes(parent_lease):
+    if not delegate.app.departures.includes(_lease_of(parent)):
         by = f"{AGENT_PREFIX}{parent.agent}"
         await delegate.store.commit(cancel(child, by, f"{child}/stopped", f"{parent.session} no longer waits for it"))
 
 
 async def _run_to_end(delegate: AgentContext, lease: Lease, on_wait: WaitListener) -> str:
-    """Run a sub-session to its end. If it parks, cancel it: its parent waits for it and holds its budget."""
+    """Run a sub-session to its end. If it parks, cancel it: its parent waits for it and holds its budget.
+
+    If its parent is left to a later owner, so is the sub-session.
+    """
     new_session = NewSession(lease.session, lease=lease)
     answer_tool = delegate.answer_form and delegate.answer_form.tool
     try:
@@ -306,7 +312,9 @@ async def _run_to_end(delegate: AgentContext, lease: Lease, on_wait: WaitListene
     try:
         conclusion = await live.conversation.run_until_parked()
     except asyncio.CancelledError:
-        await run_shielded(live.runtime.end("CANCELLED", "cancelled"))
+        # With a process that stops, the parent leaves its call in flight, and the same call continues this session.
+        if not delegate.app.departures.includes(lease):
+            await run_shielded(live.runtime.end("CANCELLED", "cancelled"))
         raise
     text = find_final_text(live.loop.messages)
     if not conclusion.has_ended:
