@@ -210,7 +210,9 @@ def payer(prompt: Prompt, number: int) -> Reply:
 @EVERY
 def test_a_task_with_retries_a_recovery_and_a_final_text_resumes_after_a_crash_at_any_commit(every: int) -> None:
     def make(world: World) -> Story:
-        story = Story(world, kind="task", policy_yaml="limits: {max_cost_usd: 1.2}")
+        # The payments are identical, and the cap shall end them.
+        brain = BrainSpec(model="scripted:script", instructions="You are a clerk.", max_repeated_tool_steps=100)
+        story = Story(world, kind="task", policy_yaml="limits: {max_cost_usd: 1.2}", mind=brain)
         story.models, story.price = [Sensible(world, payer)], TEN
         return story
 

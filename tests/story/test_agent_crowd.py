@@ -53,7 +53,7 @@ def test_twenty_runs_at_once_never_pass_a_dollar(tmp_path: Path, processes: int,
     assert 0.85 * DOLLAR < spent <= DOLLAR
     assert held == 0
     texts = states(tmp_path / "crowd.db")
-    assert (len(texts), texts.count("COMPLETED") + texts.count("SLEEPING")) == (20, 20)
+    assert (len(texts), texts.count("COMPLETED") + texts.count("BUDGET_EXCEEDED")) == (20, 20)
     assert 9 <= texts.count("COMPLETED") <= 10
 
 

@@ -236,7 +236,7 @@ async def test_a_halt_ends_a_stuck_call_and_its_session_within_a_second(world: W
     assert world.now - halted_at < SECOND
     assert play.ended is not None
     assert (play.ended.state, play.ended.terminal_reason) == ("HALTED", "external_halt")
-    assert [line.outcome for line in (await load_receipt(world)).calls] == ["external_halt"]
+    assert [line.outcome for line in (await load_receipt(world)).calls] == ["unknown"]
 
 
 async def test_a_cancelled_session_is_distinguished_from_a_halted_one(world: World) -> None:

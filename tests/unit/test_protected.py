@@ -352,8 +352,8 @@ async def test_a_root_that_is_exchanged_between_the_look_and_the_start_runs_noth
     class Late(Sandbox):
         """A sandbox whose root is exchanged at the worst moment."""
 
-        def _identify_folder(self) -> tuple[int, int]:
-            file_identity = super()._identify_folder()
+        def _identify_folder(self, source: Path | None = None) -> tuple[int, int]:
+            file_identity = super()._identify_folder(source)
             if house.desk.is_dir() and not house.desk.is_symlink() and (house.desk / "now").exists():
                 replace_by_link(house)
             return file_identity
