@@ -1,5 +1,6 @@
 """A playbook that a signal stops in the middle of a step ends, when it is resumed, as one that was not stopped."""
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -21,9 +22,10 @@ HERE = Path(__file__).parent
 @tool(level="SAFE", effect="read")
 def count(number: int) -> str:
     \"\"\"Count slowly, the first time.\"\"\"
-    begun = HERE.parent / f"begun-{number}"
-    if not begun.exists():
-        begun.write_text("")
+    if not (HERE.parent / "stopped").exists():
+        (HERE.parent / "stopped").write_text("")
+        with (HERE.parent / "ready").open("w"):
+            pass
         time.sleep(60)
     return str(number)
 
@@ -58,11 +60,12 @@ def test_a_playbook_that_a_signal_stops_in_a_step_completes_when_it_is_resumed(t
     (tmp_path / "clerk" / "agent.yaml").write_text(AGENT)
     (tmp_path / "clerk" / "tools.py").write_text(TOOLS)
     (tmp_path / "steps.yaml").write_text(PLAYBOOK)
+    os.mkfifo(tmp_path / "ready")
     trust(tmp_path)
     with play(tmp_path) as process:
         assert process.stdout is not None
-        while not (tmp_path / "begun-2").exists():
-            assert process.poll() is None, process.communicate()
+        # A pipe without a reader holds its writer: the step has begun when this returns.
+        (tmp_path / "ready").read_bytes()
         process.send_signal(number)
         output = process.stdout.read().decode()
     (session,) = re.findall(r"Session (\S+)", output)

@@ -25,6 +25,7 @@ from halter.core.ids import inbox_stream, session_stream
 from halter.core.messages import Model, Prompt
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
+from halter.guard.halts import Departures
 from halter.models.scripted import Scripted
 from halter.runtime.assemble import open_trust
 from halter.runtime.runtime import Runtime, use_local_policy
@@ -55,6 +56,7 @@ class Fleet:
         self.environ = environ
         self.settings = read_settings(environ, home, "memory:")
         self.up: Supervisor | None = None
+        self.departures = Departures()
 
     def agent(self, name: str, output: str, tools: str = "", **files: str) -> Path:
         folder = self.home / name
@@ -79,7 +81,15 @@ class Fleet:
         store = cast("Any", self.world.journal if self.sturdy else self.world.store)
         world, policy = self.world, use_local_policy(self.settings)
         return Runtime(
-            self.settings, world.clock, world.ids, store, cast("Any", None), world.ledger, self.environ, policy=policy
+            self.settings,
+            world.clock,
+            world.ids,
+            store,
+            cast("Any", None),
+            world.ledger,
+            self.environ,
+            policy=policy,
+            departures=self.departures,
         )
 
     def start(
