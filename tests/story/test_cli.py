@@ -242,7 +242,7 @@ def test_a_halt_and_its_end_are_in_the_journal_with_a_name(halter: Halter, store
         ("agent:", "Unknown scope"),
         ("robot:7", "Unknown scope"),
         ("", "Unknown scope"),
-        ("flet", "No agent and no session is called 'flet': did you mean `fleet`?"),
+        ("flet", "There is no agent and no session 'flet'; did you mean `fleet`?"),
         ("agent:wach", "There is no agent 'wach': did you mean `watch`?"),
         ("session:nosuch", "No session begins with 'nosuch'"),
         ("trigger:watch/x", "There is no trigger 'watch/x'"),

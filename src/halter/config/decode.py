@@ -381,7 +381,8 @@ class _Reader:
         values: dict[str, Any] = {}
         for name, key in key_by_name.items():
             if name not in fields:
-                raise self._unknown(key, list(fields), path)
+                names = [each for each, field in fields.items() if not is_deprecated(field.type)]
+                raise self._unknown(key, names, path)
             written = self._replace_former_value(kind, name, value[key], (*path, key))
             values[fields[name].name] = self.read(fields[name].type, written, (*path, key))
         for name, field in fields.items():

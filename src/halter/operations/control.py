@@ -233,8 +233,8 @@ async def _find_scope(actor: Actor, text: str) -> str:
         except NotDone as error:
             if error.why != "missing":
                 raise
-            suggestion = suggest_nearest(scope_name, ["fleet", *sorted(agents)], "what can be named")
-            raise NotDone(f"No agent and no session is called {scope_name!r}: {suggestion}", "missing") from None
+            suggestion = suggest_nearest(scope_name, ["fleet", *sorted(agents)], "the scopes")
+            raise NotDone(f"There is no agent and no session {scope_name!r}; {suggestion}", "missing") from None
     return reject_unknown_agent(scope_name, agents)
 
 
