@@ -11,30 +11,34 @@ from tests.processes import Halter, live_at
 
 AGENT = "name: clerk\nmodel: reflex\nreflex: [{say: Nothing.}]\n"
 TOOLS = """
-import time
 from pathlib import Path
 
 from halter import tool
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent.parent
+
+
+def stop_in(step: int) -> None:
+    \"\"\"Report that the step has begun, and wait for ever; once.\"\"\"
+    if (HERE / f"stop-{step}").exists():
+        (HERE / f"stop-{step}").unlink()
+        (HERE / "ready").write_text("")
+        (HERE / "never").write_text("")
 
 
 @tool(level="SAFE", effect="read")
 def count(number: int) -> str:
-    \"\"\"Count slowly, the first time.\"\"\"
-    if not (HERE.parent / "stopped").exists():
-        (HERE.parent / "stopped").write_text("")
-        with (HERE.parent / "ready").open("w"):
-            pass
-        time.sleep(60)
+    \"\"\"Count.\"\"\"
+    stop_in(number)
     return str(number)
 
 
 @tool(level="MONITORED", effect="write")
 def pay(number: int) -> str:
     \"\"\"Pay, and note each payment.\"\"\"
-    with (HERE.parent / "paid").open("a") as file:
+    with (HERE / "paid").open("a") as file:
         file.write(f"{number}\\n")
+    stop_in(number)
     return "paid"
 """
 PLAYBOOK = """
@@ -42,35 +46,52 @@ PLAYBOOK = """
 - {call: count, arguments: {number: 2}}
 - {call: pay, arguments: {number: 3}}
 """
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 
-def play(home: Path, *words: str) -> Halter:
-    return Halter(("play", "steps.yaml", "--agent", "clerk", *words), cwd=home, env=live_at(home))
+def halter(home: Path, *words: str) -> Halter:
+    return Halter(words, cwd=home, env=live_at(home))
 
 
-def trust(home: Path) -> None:
-    with Halter(("trust", "clerk"), cwd=home, env=live_at(home)) as process:
+def run(home: Path, *words: str) -> str:
+    with halter(home, *words) as process:
         output, error = process.communicate()
     assert process.returncode == 0, (output, error)
+    return output.decode()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_playbook_that_a_signal_stops_in_a_step_completes_when_it_is_resumed(tmp_path: Path, number: int) -> None:
-    (tmp_path / "clerk").mkdir()
-    (tmp_path / "clerk" / "agent.yaml").write_text(AGENT)
-    (tmp_path / "clerk" / "tools.py").write_text(TOOLS)
-    (tmp_path / "steps.yaml").write_text(PLAYBOOK)
-    os.mkfifo(tmp_path / "ready")
-    trust(tmp_path)
-    with play(tmp_path) as process:
-        assert process.stdout is not None
-        # A pipe without a reader holds its writer: the step has begun when this returns.
-        (tmp_path / "ready").read_bytes()
+def stop_in_step(home: Path, step: int, number: int) -> str:
+    """Play until a step has begun, and send the signal; return the session."""
+    (home / "clerk").mkdir()
+    (home / "clerk" / "agent.yaml").write_text(AGENT)
+    (home / "clerk" / "tools.py").write_text(TOOLS)
+    (home / "steps.yaml").write_text(PLAYBOOK)
+    (home / f"stop-{step}").touch()
+    # Opening a pipe waits until its other end is open.
+    os.mkfifo(home / "ready")
+    os.mkfifo(home / "never")
+    run(home, "trust", "clerk")
+    with halter(home, "play", "steps.yaml", "--agent", "clerk") as process:
+        (home / "ready").read_bytes()
         process.send_signal(number)
-        output = process.stdout.read().decode()
-    (session,) = re.findall(r"Session (\S+)", output)
-    with play(tmp_path, "--resume", session) as process:
-        assert process.stdout is not None
-        output = process.stdout.read().decode()
-    assert "COMPLETED: completed." in output
+        output, _ = process.communicate()
+    (session,) = re.findall(r"Session (\S+)", output.decode())
+    return session
+
+
+@SIGNALS
+def test_a_read_that_a_signal_stops_is_repeated_and_the_playbook_completes(tmp_path: Path, number: int) -> None:
+    session = stop_in_step(tmp_path, 2, number)
+    assert "COMPLETED: completed." in run(tmp_path, "play", "steps.yaml", "--agent", "clerk", "--resume", session)
+    assert (tmp_path / "paid").read_text() == "1\n3\n"
+
+
+@SIGNALS
+def test_a_payment_that_a_signal_stops_is_put_before_a_person_and_not_repeated(tmp_path: Path, number: int) -> None:
+    session = stop_in_step(tmp_path, 3, number)
+    with halter(tmp_path, "play", "steps.yaml", "--agent", "clerk", "--resume", session) as process:
+        assert process.stderr is not None
+        assert any(line.startswith(b"  waits") for line in process.stderr)
+        run(tmp_path, "approve", f"{session}.3/unknown")
+        assert b"COMPLETED: completed." in process.communicate()[0]
     assert (tmp_path / "paid").read_text() == "1\n3\n"
