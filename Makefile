@@ -28,6 +28,7 @@ $(INSTALLED): pyproject.toml requirements/dev.txt
 	@echo "Installing the pinned requirements into $(VENV); the first time takes a minute or two."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip uninstall --quiet --disable-pip-version-check --yes halter 2>/dev/null  # its name until 1.0.0
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from halter_agents import VERSION
+
 if TYPE_CHECKING:
     from halter.core.messages import Message, StreamChunk
     from halter.core.tools import Failed, NearBudget, Output, Retry
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     )
     from halter.tools.function_tool import CallKey, Deps, tool
 
-__version__ = "1.0.0"
+__version__ = VERSION
 
 __all__ = [
     "Agent",

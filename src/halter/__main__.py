@@ -1,6 +1,6 @@
 """The entry point of `python -m halter`."""
 
-from halter.cli import main
+from halter_agents import main
 
 if __name__ == "__main__":
     main()

@@ -11,7 +11,6 @@ from email import policy
 from email.message import EmailMessage
 from email.utils import format_datetime
 from functools import cache
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -24,6 +23,7 @@ from halter.core.errors import explain_extra
 from halter.core.ports import DeliveryFailed, OutgoingNotification, Sender
 from halter.core.text import clean, shorten, to_one_line
 from halter.core.tools import substitute_secrets
+from halter_agents import VERSION
 
 if TYPE_CHECKING:
     from aiosmtplib import SMTP, SMTPResponseException
@@ -96,7 +96,7 @@ class WebhookSender:
         """Merge the headers of the file with the required ones, which win. Secrets of the file go to this URL only."""
         file_headers: Mapping[str, Any] = reveal_secrets(dict(self._channel.headers), self._reveal, self._channel.name)
         required_headers = {"content-type": "application/json", DELIVERY_HEADER.lower(): notification.id}
-        defaults = {"user-agent": f"halter/{version('halter')}"}
+        defaults = {"user-agent": f"halter/{VERSION}"}
         return {**defaults, **{name.lower(): value for name, value in file_headers.items()}, **required_headers}
 
     def _make_failure(self, text: str, *, may_retry: bool) -> DeliveryFailed:

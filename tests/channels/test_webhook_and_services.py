@@ -146,7 +146,7 @@ async def test_without_the_library_the_error_names_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
     why = await undelivered(*service(listener.port))
-    assert "needs the extra `notify`: pip install 'halter[notify]'" in str(why)
+    assert "needs the extra `notify`: pip install 'halter-agents[notify]'" in str(why)
     assert why.may_retry
     assert listener.got == []
 

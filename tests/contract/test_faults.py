@@ -110,7 +110,7 @@ open_store("postgresql://me:open-sesame@host/db", clock=SystemClock(), ids=Sorta
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     last = process.stderr.splitlines()[-1]
     assert "StoreUnusable" in last
-    assert "pip install 'halter[postgres]'" in last
+    assert "pip install 'halter-agents[postgres]'" in last
     assert "open-sesame" not in last
 
 

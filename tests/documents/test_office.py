@@ -164,7 +164,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docx", None)
     outcome = extract_office_text("docx", docx(), 10_000)
     assert isinstance(outcome, UnreadableFile)
-    assert "pip install 'halter[documents]'" in outcome.sentence
+    assert "pip install 'halter-agents[documents]'" in outcome.sentence
 
 
 def mail() -> EmailMessage:

@@ -184,7 +184,8 @@ def test_a_missing_extra_is_a_sentence(tmp_path: Path) -> None:
         "try:\n  open_span_sender('otlp', {}).__enter__()\nexcept Exception as e: print(type(e).__name__, e)"
     )
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    sentence = "HALTER_TRACES is set, but OpenTelemetry is not installed: pip install 'halter[telemetry]', or unset it."
+    install = "pip install 'halter-agents[telemetry]'"
+    sentence = f"HALTER_TRACES is set, but OpenTelemetry is not installed: {install}, or unset it."
     assert process.stdout == f"ConfigError {sentence}\n"
 
 

@@ -456,4 +456,4 @@ async def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
     body, _ = await process.communicate()
-    assert b"pip install 'halter[mcp]'" in body
+    assert b"pip install 'halter-agents[mcp]'" in body

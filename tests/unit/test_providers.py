@@ -146,7 +146,7 @@ def test_a_library_that_is_missing_says_what_to_install(missing: str) -> None:
     text = sentence(
         "anthropic:claude-opus-4-8", {"ANTHROPIC_API_KEY": "k"}, installed=lambda library: library != missing
     )
-    assert "pip install 'halter[models]'" in text
+    assert "pip install 'halter-agents[models]'" in text
 
 
 def test_a_window_is_the_models_own_or_a_cautious_guess() -> None:

@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return next(folder.glob("halter-*.whl"))
+    return next(folder.glob("halter_agents-*.whl"))
 
 
 @pytest.fixture(scope="session")
@@ -91,15 +91,15 @@ def test_an_agent_is_made_and_run(installed: Installed) -> None:
 
 
 LACKS = [
-    ("serve reflex", "The server needs the extra `server`: pip install 'halter[server]'"),
-    (f"sessions --store {POSTGRES}", "needs the extra `postgres`: pip install 'halter[postgres]'"),
-    ("run model hello", "openai:gpt-5-mini needs the extra `models`: pip install 'halter[models]'"),
-    ("run mcp hello", "The MCP server files needs the extra `mcp`: pip install 'halter[mcp]'"),
+    ("serve reflex", "The server needs the extra `server`: pip install 'halter-agents[server]'"),
+    (f"sessions --store {POSTGRES}", "needs the extra `postgres`: pip install 'halter-agents[postgres]'"),
+    ("run model hello", "openai:gpt-5-mini needs the extra `models`: pip install 'halter-agents[models]'"),
+    ("run mcp hello", "The MCP server files needs the extra `mcp`: pip install 'halter-agents[mcp]'"),
 ]
 MORE = [
-    (f"worker reflex --store {POSTGRES}", "needs the extra `postgres`: pip install 'halter[postgres]'"),
-    ("up webhook", "A webhook needs the extra `server`: pip install 'halter[server]'"),
-    ("drill billing", "The drill billing needs the extra `models`: pip install 'halter[models]'"),
+    (f"worker reflex --store {POSTGRES}", "needs the extra `postgres`: pip install 'halter-agents[postgres]'"),
+    ("up webhook", "A webhook needs the extra `server`: pip install 'halter-agents[server]'"),
+    ("drill billing", "The drill billing needs the extra `models`: pip install 'halter-agents[models]'"),
 ]
 
 
@@ -130,7 +130,7 @@ def test_a_library_of_an_extra_that_is_missing_anywhere_is_named(installed: Inst
     python = installed.environment / "bin" / "python"
     process = subprocess.run([python, "-c", probe], env={"HOME": str(installed.home)}, capture_output=True, check=False)
     assert process.returncode == 3
-    assert b"pip install 'halter[server]'" in process.stderr
+    assert b"pip install 'halter-agents[server]'" in process.stderr
 
 
 @pytest.mark.soak
@@ -156,3 +156,36 @@ def test_pip_installs_the_wheel_into_an_empty_environment(wheel: Path, tmp_path:
     installed = Installed(path, tmp_path / "home")
     assert installed.halter("init", "clerk").returncode == 0
     assert installed.halter("run", "clerk", "hello").returncode == 0
+
+
+@pytest.mark.parametrize("own_is_last", [True, False])
+def test_beside_the_other_project_called_halter_nothing_runs(wheel: Path, tmp_path: Path, *, own_is_last: bool) -> None:
+    """It has a package and a command of the same name, so that its files and ours are mixed."""
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    install = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install", "--no-index"]
+    wheels = [build_namesake(tmp_path), wheel]
+    for each in wheels if own_is_last else reversed(wheels):
+        subprocess.run([*install, "--quiet", "--no-deps", "--no-compile", each], check=True)
+    if not own_is_last:  # Its command replaced ours, which `python -m` still reaches.
+        (environment / "bin" / "halter").write_text(
+            f"#!{environment}/bin/python\nimport halter_agents\nhalter_agents.main()\n"
+        )
+    process = Installed(environment, tmp_path).halter("--version")
+    assert "pip uninstall halter; pip install --force-reinstall halter-agents" in process.stderr
+    assert "A stranger's code" not in process.stdout
+    assert process.returncode == 3
+
+
+def build_namesake(folder: Path) -> Path:
+    """Build a wheel of another project with our package's name and command."""
+    path = folder / "halter-9.9.0-py3-none-any.whl"
+    about = "halter-9.9.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("halter/__init__.py", 'print("A stranger\'s code")\n')
+        archive.writestr("halter/cli/__init__.py", 'def main():\n    print("A stranger\'s code")\n')
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: halter\nVersion: 9.9.0\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/entry_points.txt", "[console_scripts]\nhalter = halter.cli:main\n")
+        archive.writestr(f"{about}/RECORD", "")
+    return path

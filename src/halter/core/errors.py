@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from halter.core.usage import Usage
+from halter_agents import DISTRIBUTION
 
 
 class HalterError(Exception):
@@ -137,7 +138,11 @@ _EXTRAS: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
 
 
 def explain_extra(extra: Extra, subject: str = "") -> str:
-    return f"{subject or _EXTRAS[extra][0]} needs the extra `{extra}`: pip install 'halter[{extra}]'"
+    return f"{subject or _EXTRAS[extra][0]} needs the extra `{extra}`: {render_install_command(extra)}"
+
+
+def render_install_command(extra: Extra) -> str:
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def explain_missing_module(error: ModuleNotFoundError) -> str | None:

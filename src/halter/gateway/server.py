@@ -6,7 +6,6 @@ import binascii
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from importlib.metadata import version
 from typing import Any, Final, cast
 
 import anyio
@@ -57,6 +56,7 @@ from halter.runtime.runtime import Runtime
 from halter.tools.function_tool import canonical_json
 from halter.tools.mcp import McpTerms
 from halter.tools.mcp_session import TASKS_EXTENSION
+from halter_agents import VERSION
 
 OWN: Final = "halter"
 DECISIONS: Final = f"{OWN}{SERVER_SEPARATOR}decisions"
@@ -163,7 +163,7 @@ class Gateway:
     def _build(self) -> GatewayServer:
         server = GatewayServer(
             OWN,
-            version=version("halter"),
+            version=VERSION,
             instructions=INSTRUCTIONS,
             on_list_tools=cast("Any", self._list_tools),
             on_call_tool=cast("Any", self._call),

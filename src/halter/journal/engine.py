@@ -224,13 +224,13 @@ PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 
 @cache
 def load_queries(name: str) -> Mapping[str, str]:
-    text = files("halter.journal.sql").joinpath(name).read_text("utf-8")
+    text = files("halter.journal").joinpath("sql", name).read_text("utf-8")
     return {match[1]: match[3].strip() for match in _NAMED.finditer(text)}
 
 
 @cache
 def list_migrations(dialect: str) -> tuple[tuple[int, str], ...]:
-    folder = files("halter.journal.sql").joinpath(dialect)
+    folder = files("halter.journal").joinpath("sql", dialect)
     names = sorted(entry.name for entry in folder.iterdir() if re.match(r"\d{4}_", entry.name))
     return tuple((int(name[:4]), folder.joinpath(name).read_text("utf-8")) for name in names)
 

@@ -29,7 +29,7 @@ from halter.config.mcp_file import MCP_FILE
 from halter.config.sections import list_unwritten_fields
 from halter.core.agent_spec import REFLEX, SCRIPTED, SensorSpec
 from halter.core.clock import HOUR, MINUTE, SECOND, format_duration
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, render_install_command
 from halter.core.ports import Query
 from halter.core.rows import AgentRow, HoldRow, SessionRow, WorkerRow
 from halter.core.text import format_count, join_names
@@ -346,7 +346,8 @@ def check_prices(now: int) -> Check:
 
 def check_postgresql() -> Check:
     if find_spec("psycopg") is None:
-        return pass_check("postgresql", "No driver installed. Install halter[postgres] to use more than one machine.")
+        command = render_install_command("postgres")
+        return pass_check("postgresql", f"No driver is installed. For more than one machine: {command}.")
     return pass_check("postgresql", "The driver is installed.")
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from halter import __version__
 from halter.core.clock import Clock
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, render_install_command
 from halter.core.events import (
     CallRefused,
     CallSettled,
@@ -498,7 +498,8 @@ def _otlp() -> "SpanExporter":
 
 def _missing_library_error() -> ConfigError:
     return ConfigError(
-        f"{TRACES_VARIABLE} is set, but OpenTelemetry is not installed: pip install 'halter[telemetry]', or unset it."
+        f"{TRACES_VARIABLE} is set, but OpenTelemetry is not installed: "
+        f"{render_install_command('telemetry')}, or unset it."
     )
 
 

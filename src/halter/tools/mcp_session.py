@@ -7,13 +7,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 from halter.core.clock import SECOND
 from halter.core.text import clean, shorten
 from halter.core.tools import Failed, PermitGate
 from halter.tools.mcp_transport import LOST_CODE, NOT_SENT_CODE, ServerInput, ServerOutput
+from halter_agents import VERSION
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -165,7 +165,7 @@ async def open_mcp_session(
         peer.announce(server, message)
 
     raw.inner = JSONRPCDispatcher(*wire)
-    info = Implementation(name="halter", version=version("halter"))
+    info = Implementation(name="halter", version=VERSION)
     elicitation = None if peer is SILENT_PEER else elicit
     callbacks: dict[str, Any] = {"sampling_callback": sample} if peer.samples else {}
     async with Answering(

@@ -1,1 +1,0 @@
-"""SQL by dialect. Both dialects use `queries.sql`."""
