@@ -581,8 +581,65 @@ async def test_what_is_started_twice_under_one_id_is_one_session_and_gets_its_ta
     result = await agent.run("tidy up", id="mine")
     assert (first.session, result.session, result.state) == ("mine", "mine", "WAITING_FOR_INPUT")
     assert len(bench.models[0].requests) == 1
-    await agent.run("the left one", session="mine")
-    with pytest.raises(ConfigError, match="Session mine has ended"):
+    done = await agent.run("the left one", session="mine")
+    again = await agent.run("tidy up", id="mine")
+    assert (again.session, again.state, again.text) == ("mine", "COMPLETED", done.text)
+    assert len(bench.models[0].requests) == 2
+
+
+class Report(BaseModel):
+    title: str
+
+
+def answers_with(value: Any) -> Any:
+    return calls(("final_answer", {"value": value}), usage=used(1000, 100))
+
+
+async def test_a_batch_that_is_started_again_costs_nothing_for_what_is_done(bench: Bench) -> None:
+    async def run_batch(agent: Agent) -> list[Result[Report]]:
+        async with agent:
+            return [await agent.run(f"Review {n}.", id=f"review-{n}", output_type=Report) for n in range(3)]
+
+    first = await run_batch(bench.agent(*(answers_with({"title": f"Paper {n}"}) for n in range(3)), fleet=PRICED))
+    second = await run_batch(bench.agent(says("never"), fleet=PRICED))
+    assert [result.output.title for result in second] == ["Paper 0", "Paper 1", "Paper 2"]
+    assert [result.cost_usd for result in second] == [result.cost_usd for result in first]
+    assert [result.messages for result in second] == [result.messages for result in first]
+    assert [result.receipt for result in second] == [result.receipt for result in first]
+    assert bench.models[1].requests == []
+
+
+async def test_a_stream_under_the_id_of_a_session_that_has_ended_ends_with_its_result(bench: Bench) -> None:
+    agent = bench.agent(says("Done."), says("never"))
+    first = await agent.run("tidy up", id="mine")
+    for stream in (agent.stream("tidy up", id="mine"), agent.stream_events("tidy up", id="mine")):
+        items = [item async for item in stream]
+        (last,) = (item for item in items if isinstance(item, Result))
+        assert items == [last]
+        assert (last.text, last.state, last.ok, last.sentence) == (first.text, first.state, first.ok, first.sentence)
+    forked = await agent.fork("mine", "And again.", id="fork")
+    assert (await agent.fork("mine", "And again.", id="fork")).text == forked.text
+    assert len(bench.models[0].requests) == 2
+
+
+async def test_the_result_of_a_run_that_was_stopped_is_the_same_once_more(bench: Bench) -> None:
+    limits = {"limits": {"max_cost_usd_per_day": 0.4}, "max_cost_usd": 1}
+    async with bench.agent(says("Done.", usage=used(0, 40_000)), says("never"), fleet=PRICED, **limits) as agent:
+        await agent.run("first")
+        first = await agent.run("go", id="mine")
+    again = await bench.agent(says("never"), fleet=PRICED, **limits).run("go", id="mine")
+    assert first.reached_cap is not None
+    stopped = (first.state, first.terminal_reason, first.ok, first.text, first.sentence, first.reached_cap)
+    assert (again.state, again.terminal_reason, again.ok, again.text, again.sentence, again.reached_cap) == stopped
+
+
+async def test_an_erased_result_is_not_returned_as_an_empty_one(bench: Bench) -> None:
+    agent = bench.agent(says("Done."))
+    await agent.run("tidy up", id="mine")
+    store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
+    await erase_session_bodies(store, ["mine"], "ada")
+    await store.close()
+    with pytest.raises(ConfigError, match="its messages were erased"):
         await agent.run("tidy up", id="mine")
 
 

@@ -172,7 +172,7 @@ async def fork_brake(story: Story, at: int | None = None) -> ProvenanceCheck:
     past = await read_past("s", events, story.world.store)
     given = HistoryGiven(messages=len(past.messages), session="s", through=events[-1].seq, denied=past.has_denial)
     started = SessionStarted(session=f"fork{at}", agent="desk", kind="task", started_by="ada")
-    drafts = [Draft(started, b"Go on."), Draft(given, msgspec.json.encode(past.messages))]
+    drafts = [Draft(started, b"Go on."), Draft(given, msgspec.json.encode(number_calls(past.messages)))]
     await story.world.store.commit(Write(StreamId(f"session:fork{at}"), f"fork/{at}", lambda _: drafts))
     brake = story.brake()
     assert brake is not None

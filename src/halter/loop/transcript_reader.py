@@ -12,7 +12,7 @@ from halter.loop.history import SessionHistory, Transcript, is_erased
 
 
 class Past(msgspec.Struct, frozen=True):
-    """The history with which a session starts.
+    """The messages of a session up to an event.
 
     `has_denial`: a person denied a call with untrusted values. `has_erased_text`: some of the text is erased.
     """
@@ -43,7 +43,7 @@ async def read_past(session: str, events: Sequence[Stored], store: Store) -> Pas
     await history.apply(events, read_event_body)
     history.flush(events[-1].at if events else 0)
     has_denied_call = any(_is_denial(stored) for stored in events)
-    return Past(number_calls(_drop_open_step(history.transcript.messages)), has_denied_call, bool(erased_events))
+    return Past(tuple(_drop_open_step(history.transcript.messages)), has_denied_call, bool(erased_events))
 
 
 def _is_denial(stored: Stored) -> bool:

@@ -40,7 +40,7 @@ from halter.core.text import reject_unknown_options
 from halter.core.tools import Tool, ToolServer
 from halter.core.vocabulary import SessionKind, State
 from halter.settings import Settings, find_home, read_settings
-from halter.tasks.result import Result, find_accepted_call
+from halter.tasks.result import EndedBefore, Result, find_accepted_call
 from halter.tools import function_tool
 from halter.tools.answer_form import AnswerForm, Validator
 from halter.tools.function_tool import FunctionTool, ToolOptions
@@ -437,15 +437,18 @@ class Agent(AgentProgram):
         """Run a task, and wait until it is done or needs a person.
 
         Pass `session` to continue an earlier session. Pass `id` to name a new one: after a crash, the same call resumes
-        it. The answer must fit `output_type`. A new session can begin with `history`, messages of a result or of
-        Pydantic AI, and with `files`: pictures, PDFs, sound and text.
+        it; after its end, it returns its result. The answer must fit `output_type`. A new session can begin with
+        `history`, messages of a result or of Pydantic AI, and with `files`: pictures, PDFs, sound and text.
         """
         async with self._enter_for_call() as open_context:
             context, form = await self._bind(open_context, deps), self._make_form(output_type, deps)
-            # Inlined from `_run_until_parked`: thousands of runs may wait here, and each keeps its frames and locals.
-            conversation = await self._claim(
-                context, await _send_message(context, message, session, id, kind, history, files), form
-            )
+            # Inlined from `_run_attended`: thousands of runs may wait here, and each keeps its frames and locals.
+            try:
+                conversation = await self._claim(
+                    context, await _send_message(context, message, session, id, kind, history, files), form
+                )
+            except EndedBefore as ended:
+                return await _read_ended_result(context, ended, form)
             try:
                 return await self._conclude(conversation, await conversation.run_until_parked(), form)
             except BaseException as error:
@@ -592,7 +595,10 @@ class Agent(AgentProgram):
         observer: "LoopObserver | None" = None,
         on_wait: "WaitListener | None" = None,
     ) -> Result[Any]:
-        conversation = await self._claim(context, new_session, form, observer, on_wait)
+        try:
+            conversation = await self._claim(context, new_session, form, observer, on_wait)
+        except EndedBefore as ended:
+            return await _read_ended_result(context, ended, form)
         try:
             return await self._conclude(conversation, await conversation.run_until_parked(), form)
         except BaseException as error:
@@ -726,6 +732,12 @@ class Agent(AgentProgram):
         servers = self._agent_options.get("mcp_servers", {})
         document = build_document({"mcpServers": dict(servers)}, "the agent's mcp_servers")
         return parse_servers(document, Path.cwd(), self._environ) if servers else ()
+
+
+async def _read_ended_result(context: "AgentContext", ended: EndedBefore, form: "AnswerForm | None") -> Result[Any]:
+    from halter.runtime.session_start import read_ended_result
+
+    return await read_ended_result(context, ended.row, form)
 
 
 def _log_wait(name: str, store: str, approval: "ApprovalRequired", _: State) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,8 +35,9 @@ from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.halts import run_shielded
 from halter.guard.ledger import read_budget
+from halter.loop.decide import FINAL_ANSWER
 from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
-from halter.loop.session_runtime import SessionRuntime, WaitListener
+from halter.loop.session_runtime import SessionRuntime, WaitListener, find_final_text
 from halter.loop.transcript_reader import has_denial, number_calls, read_past
 from halter.redaction.redact import mask_message
 from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT, AgentContext, make_guard, models_of, store_policy
@@ -54,8 +56,11 @@ from halter.runtime.session_builder import (
     read_trigger_record,
 )
 from halter.state import lifecycle
+from halter.state.receipt import make_receipt
 from halter.tasks.conversation import Conclusion
 from halter.tasks.playbooks import PlaybookOutcome, StepListener, Task, decode_task, encode_task, walk_playbook
+from halter.tasks.result import GOOD_STATES, EndedBefore, ReachedCap, Result, find_accepted_call
+from halter.tools.answer_form import AnswerForm
 
 if TYPE_CHECKING:
     from halter.models.input_files import File
@@ -98,7 +103,7 @@ async def read_fork(store: Store, row: SessionRow, at: int | None = None) -> For
         raise ConfigError(f"Session {row.session} has no messages up to its event {at or head}.")
     history = HistoryGiven(messages=len(past.messages), session=row.session, through=at or head, denied=past.has_denial)
     phases = [stored.event for stored in events if isinstance(stored.event, PhaseEntered) and not stored.event.number]
-    return Fork(start_event, history, past.messages, next(iter(phases), None))
+    return Fork(start_event, history, number_calls(past.messages), next(iter(phases), None))
 
 
 async def begin_fork(
@@ -421,10 +426,41 @@ async def claim_session(
 async def _read_open_row(context: AgentContext, session: str) -> SessionRow:
     row = await read_session_row(context, session)
     if row.ended_at is not None:
-        raise ConfigError(f"Session {session} has ended ({row.state}: {row.terminal_reason}). Resume it to continue.")
+        raise EndedBefore(row)
     if newer := explain_newer_format(row):
         raise ConfigError(newer)
     return row
+
+
+async def read_ended_result(context: AgentContext, row: SessionRow, form: AnswerForm | None) -> Result[Any]:
+    """Read the result of a session that has ended, as the run that ended it returned it."""
+    store = context.store
+    events = await read_stream(store, session_stream(row.session))
+    past = await read_past(row.session, events, store)
+    if past.has_erased_text:
+        raise ConfigError(f"The result of session {row.session} cannot be read: its messages were erased.")
+    ends = [stored.event for stored in events if isinstance(stored.event, TurnEnded)]
+    caps = [stored.event for stored in events if isinstance(stored.event, CostCapReached)]
+    reached_cap = ReachedCap.of(caps[-1]) if caps and row.terminal_reason == "cost_cap_reached" else None
+    text = find_final_text(past.messages)
+    output: Any = text
+    if form is not None:
+        arguments = find_accepted_call(past.messages[-2:], FINAL_ANSWER) if row.state == "COMPLETED" else None
+        output = None if arguments is None else await form.read(arguments)
+    sentences = ["" if reached_cap is None else reached_cap.sentence, *(end.sentence for end in ends[-1:])]
+    return Result(
+        session=row.session,
+        state=row.state,
+        ok=row.state in GOOD_STATES,
+        text=text,
+        output=output,
+        terminal_reason=row.terminal_reason,
+        sentence=" ".join(sentence for sentence in sentences if sentence),
+        messages=past.messages,
+        near_budget=await is_session_near_budget(context, row.session),
+        reached_cap=reached_cap,
+        build_receipt=partial(make_receipt, events),
+    )
 
 
 MAX_EVENTS_SEARCHED: Final = 200

@@ -29,7 +29,7 @@ from halter.guard.ledger import read_budget
 from halter.loop.decide import FINAL_ANSWER
 from halter.loop.loop import NO_OBSERVER, LoopObserver
 from halter.loop.session_runtime import WaitListener, find_final_text, wait_for_change, watch_changes
-from halter.loop.transcript_reader import read_past
+from halter.loop.transcript_reader import number_calls, read_past
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
 from halter.runtime.session_builder import SessionOrigin, find_session_origin, list_action_limits
@@ -379,6 +379,6 @@ async def _draft_history(context: AgentContext, parent: SessionRow, request: Ask
     past = await read_past(parent.session, events, context.store)
     if past.has_erased_text or not past.messages:
         return ()
-    messages: Sequence[Message] = past.messages
+    messages = number_calls(past.messages)
     event = HistoryGiven(messages=len(messages), session=parent.session, through=events[-1].seq, denied=past.has_denial)
     return [Draft(event, *await offload_body(context.store, msgspec.json.encode(messages)))]

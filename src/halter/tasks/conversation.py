@@ -13,11 +13,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from halter.core.clock import Clock, window_end
+from halter.core.clock import Clock
 from halter.core.errors import HalterError, StoreUnavailable
 from halter.core.events import DecisionMade, SessionStarted, WakePosted
 from halter.core.messages import Message, Text
-from halter.core.money import to_unit_amount
 from halter.core.ports import Stored, Write
 from halter.core.rows import SessionRow
 from halter.core.spec import Phase
@@ -202,12 +201,11 @@ class Conversation:
         """Return the session's result for a conclusion."""
         runtime = self.runtime
         near_budget, read_events = await runtime.is_near_budget(), await runtime.read_later()
-        session, cap, opens_at = runtime.lease.session, runtime.reached_cap, None
+        session, cap, reached_cap = runtime.lease.session, runtime.reached_cap, None
         if cap is not None and conclusion.terminal_reason == "cost_cap_reached":
-            opens_at = window_end(cap.window)
-        if cap is None or opens_at is None:
+            reached_cap = ReachedCap.of(cap)
+        if reached_cap is None:
             return build_result(conclusion, self.loop, session, read_events, near_budget=near_budget)
-        reached_cap = ReachedCap(cap.scope, cap.window, cap.unit, to_unit_amount(cap.cap, cap.unit), opens_at)
         conclusion = msgspec.structs.replace(
             conclusion, sentence=f"{reached_cap.sentence} {conclusion.sentence}".strip()
         )

@@ -4,15 +4,17 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
-from halter.core.clock import SECOND
-from halter.core.errors import HalterError
+from halter.core.clock import SECOND, window_end
+from halter.core.errors import ConfigError, HalterError
+from halter.core.events import CostCapReached
 from halter.core.messages import Message, ToolCall, ToolResult
-from halter.core.money import Amount, Unit, format_unit_amount
+from halter.core.money import Amount, Unit, format_unit_amount, to_unit_amount
 from halter.core.renamed import RenamedAttribute
+from halter.core.rows import SessionRow
 from halter.core.usage import Usage
 from halter.core.vocabulary import END_STATES, State
 from halter.state.receipt import Receipt
@@ -31,6 +33,16 @@ class RunFailed(HalterError):
         self.result = result
 
 
+class EndedBefore(ConfigError):
+    """The session that was to run has ended before; its result can be read."""
+
+    def __init__(self, row: SessionRow) -> None:
+        super().__init__(
+            f"Session {row.session} has ended ({row.state}: {row.terminal_reason}). Resume it to continue."
+        )
+        self.row = row
+
+
 class ReachedCap(msgspec.Struct, frozen=True):
     """The cap of a window that ended a run. The window opens at `opens_at`, in microseconds."""
 
@@ -39,6 +51,14 @@ class ReachedCap(msgspec.Struct, frozen=True):
     unit: Unit
     cap: Amount
     opens_at: int
+
+    @classmethod
+    def of(cls, event: CostCapReached) -> Self | None:
+        """Return the cap of a window that refused an effect; None if the effect does not fit the next window either."""
+        opens_at = window_end(event.window)
+        if opens_at is None or event.amount > event.cap:
+            return None
+        return cls(event.scope, event.window, event.unit, to_unit_amount(event.cap, event.unit), opens_at)
 
     @property
     def sentence(self) -> str:
