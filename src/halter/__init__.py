@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from halter.models.input_files import File
     from halter.runtime.agent import Agent
     from halter.runtime.guard_api import Guard, GuardedSession, SessionAlreadyEnded, SessionInUse
-    from halter.tasks.result import Result, RunFailed
+    from halter.tasks.result import CompletedResult, Result, RunFailed, StoppedResult
     from halter.tasks.run_events import (
         CallBegan,
         CallEnded,
@@ -30,6 +30,7 @@ __all__ = [
     "CallBegan",
     "CallEnded",
     "CallKey",
+    "CompletedResult",
     "DecisionRequested",
     "Deps",
     "Failed",
@@ -46,6 +47,7 @@ __all__ = [
     "RunFailed",
     "SessionAlreadyEnded",
     "SessionInUse",
+    "StoppedResult",
     "StreamChunk",
     "UntrustedLinksFound",
     "__version__",
@@ -58,6 +60,7 @@ _HOMES = {
     "CallBegan": "halter.tasks.run_events",
     "CallEnded": "halter.tasks.run_events",
     "CallKey": "halter.tools.function_tool",
+    "CompletedResult": "halter.tasks.result",
     "DecisionRequested": "halter.tasks.run_events",
     "Deps": "halter.tools.function_tool",
     "Failed": "halter.core.tools",
@@ -74,6 +77,7 @@ _HOMES = {
     "RunFailed": "halter.tasks.result",
     "SessionAlreadyEnded": "halter.runtime.guard_api",
     "SessionInUse": "halter.runtime.guard_api",
+    "StoppedResult": "halter.tasks.result",
     "StreamChunk": "halter.core.messages",
     "UntrustedLinksFound": "halter.tasks.run_events",
     "tool": "halter.tools.function_tool",

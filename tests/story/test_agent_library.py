@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import os
 import pickle
 import signal
@@ -16,7 +17,19 @@ from library_bench import PRICED, Bench, finished, shown
 from loops import calls, fails, says, used
 from pydantic import BaseModel
 
-from halter import Agent, Deps, NearBudget, PausedAtCap, Result, RunFailed, StreamChunk
+from halter import (
+    Agent,
+    CompletedResult,
+    Deps,
+    Guard,
+    NearBudget,
+    PausedAtCap,
+    Result,
+    RunFailed,
+    StoppedResult,
+    StreamChunk,
+    tool,
+)
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError
 from halter.core.ids import SortableIds
@@ -659,3 +672,44 @@ async def test_an_id_that_would_touch_another_session_or_fits_no_store_is_refuse
         with pytest.raises(ConfigError, match="Invalid session id"):
             await agent.run("Hello?", id=name)
         assert (bench.facts("session_started"), await agent.history("mine")) == before
+
+
+async def test_a_blocking_run_inside_an_event_loop_says_what_to_write(bench: Bench) -> None:
+    agent = bench.agent(says("Hello."))
+    with pytest.raises(ConfigError, match=r"Write: await agent\.run\(\.\.\.\)"):
+        agent.run_sync("Hello?")
+    assert bench.models[0].requests == []
+
+
+def test_help_shows_every_option_of_an_agent_a_guard_and_a_tool() -> None:
+    for function, names in (
+        (Agent, {"name", "store", "output_type", "deps_type", "model", "max_cost_usd", "limits", "clock"}),
+        (Agent.load, {"folder", "store", "model", "person"}),
+        (Guard, {"store", "agent", "max_cost_usd", "policy", "simulates"}),
+        (tool, {"function", "level", "effect", "timeout"}),
+        (Agent.run_sync, {"message", "output_type", "session", "id", "deps", "kind", "history", "files"}),
+    ):
+        parameters = inspect.signature(function).parameters
+        assert names <= set(parameters)
+        assert not [each for each in parameters.values() if each.kind is each.VAR_KEYWORD]
+
+
+async def test_a_result_without_an_answer_has_no_output(bench: Bench) -> None:
+    agent = bench.agent(calls(("ask_user", {"question": "Which?"})), answers_with({"title": "Left"}))
+    asked = await agent.run("tidy up", output_type=Report)
+    assert isinstance(asked, StoppedResult)
+    assert (asked.ok, asked.output, asked.question) == (True, None, "Which?")
+    with pytest.raises(RunFailed):
+        asked.require_output()
+    done = await agent.run("the left one", session=asked.session, output_type=Report)
+    assert isinstance(done, CompletedResult)
+    assert isinstance(done, Result)
+    assert done.require_output() == done.output == Report(title="Left")
+
+
+async def test_the_form_of_the_answers_belongs_to_the_agent(bench: Bench) -> None:
+    agent = bench.agent(answers_with({"title": "One"}), answers_with({"title": "Two"}), output_type=Report)
+    assert (await agent.run("Review.", kind="chat")).output == Report(title="One")
+    *_, last = [item async for item in agent.stream("Review again.")]
+    assert isinstance(last, CompletedResult)
+    assert last.output == Report(title="Two")

@@ -548,7 +548,7 @@ async def _attend_session(
     screen.end_line()
     is_near_budget = await is_session_near_budget(context, session)
     events = await read_all_events(context.app, session_stream(session))
-    return build_result(outcome, loop, session, lambda: events, near_budget=is_near_budget)
+    return build_result(outcome, loop.turn.why, session, loop.messages, lambda: events, near_budget=is_near_budget)
 
 
 def _print_result(result: Any, agent: Path, *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ Any Python string can be stored. An expression is compiled once and evaluated wi
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
@@ -16,6 +16,7 @@ LAST_CHARACTER: Final = "\U0010ffff"
 """The last character in sort order: a prefix plus this character is an upper bound of all texts with the prefix."""
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def make_word_set(text: str) -> frozenset[str]:
@@ -214,3 +215,20 @@ def reject_unknown_options(options: Iterable[str], option_names: Iterable[str], 
     for name in options:
         if name not in names:
             raise ConfigError(f"`{name}` is not an option of {noun}; {suggest_nearest(name, names, 'its options')}")
+
+
+def write_out_options(options: type) -> Callable[[F], F]:
+    """Have `help`, IDEs and notebooks show the keys of a TypedDict in place of a function's `**options`."""
+    from inspect import Parameter, signature
+
+    def show(function: F) -> F:
+        plain = signature(function)
+        written_out = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        written_out += [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=..., annotation=annotation)
+            for name, annotation in options.__annotations__.items()
+        ]
+        vars(function)["__signature__"] = plain.replace(parameters=written_out)
+        return function
+
+    return show

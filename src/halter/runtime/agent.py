@@ -18,17 +18,20 @@ import asyncio
 import inspect
 import logging
 import os
+import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypedDict, Unpack, cast, overload
 
 from msgspec.structs import replace
+from typing_extensions import TypeVar
 
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ConfigError
@@ -36,11 +39,11 @@ from halter.core.ids import SessionId, make_worker_id
 from halter.core.messages import Message, Model, StreamChunk
 from halter.core.money import DOLLAR, micros_to_usd
 from halter.core.renamed import RenamedAttribute
-from halter.core.text import reject_unknown_options
+from halter.core.text import reject_unknown_options, write_out_options
 from halter.core.tools import Tool, ToolServer
 from halter.core.vocabulary import SessionKind, State
 from halter.settings import Settings, find_home, read_settings
-from halter.tasks.result import EndedBefore, Result, find_accepted_call
+from halter.tasks.result import CompletedResult, EndedBefore, StoppedResult, read_answer
 from halter.tools import function_tool
 from halter.tools.answer_form import AnswerForm, Validator
 from halter.tools.function_tool import FunctionTool, ToolOptions
@@ -68,6 +71,8 @@ if TYPE_CHECKING:
     from halter.tasks.run_events import RunEvent
 
 T = TypeVar("T")
+DepsT = TypeVar("DepsT", default=Any)
+OutputT = TypeVar("OutputT", default=str)
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LOG = logging.getLogger("halter")
@@ -281,7 +286,7 @@ class AgentOptions(ProgramOptions, total=False):
     reflex: Sequence[Any]
     limits: Mapping[str, Any]
     waits: "WaitListener"
-    agents: "Sequence[Agent | AgentTool]"
+    agents: "Sequence[Agent[Any, Any] | AgentTool]"
     mcp_servers: Mapping[str, Mapping[str, Any]]
     native_output: bool
 
@@ -298,15 +303,25 @@ MODEL_KEYS = (
 )
 
 
-class Agent(AgentProgram):
-    """One agent over one store."""
+class Agent(AgentProgram, Generic[DepsT, OutputT]):
+    """One agent over one store. Its answers fit `output_type`, and its runs take `deps` of the type `deps_type`."""
 
     NOUN = "agent"
 
-    def __init__(self, name: str = "agent", *, store: str | Path, **options: Unpack[AgentOptions]) -> None:
+    @write_out_options(AgentOptions)
+    def __init__(
+        self,
+        name: str = "agent",
+        *,
+        store: str | Path,
+        output_type: type[OutputT] | None = None,
+        deps_type: type[DepsT] | None = None,
+        **options: Unpack[AgentOptions],
+    ) -> None:
         reject_unknown_options(options, AgentOptions.__optional_keys__, "an agent")
         super().__init__(name, store, options)
         self._agent_options: AgentOptions = options
+        self._output_type: type[Any] | None = None if output_type is str else output_type
         self._folder: Path | None = None
         self._tools += [each.as_tool() if isinstance(each, Agent) else each for each in options.get("agents", ())]
         self._log_wait: WaitListener = partial(_log_wait, name, self._settings.store)
@@ -315,9 +330,10 @@ class Agent(AgentProgram):
         self._validators: list[Callable[..., Any]] = []
 
     @classmethod
-    def load(cls, folder: str | Path, *, store: str | Path, **options: Unpack[AgentOptions]) -> Self:
+    @write_out_options(AgentOptions)
+    def load(cls, folder: str | Path, *, store: str | Path, **options: Unpack[AgentOptions]) -> "Agent[Any, str]":
         """Load the agent of a folder. Its code runs only if a person trusted it."""
-        agent = cls(Path(folder).name, store=store, **options)
+        agent = Agent(Path(folder).name, store=store, **options)
         agent._folder = Path(folder)
         return agent
 
@@ -361,6 +377,7 @@ class Agent(AgentProgram):
         return function
 
     def _make_form(self, output_type: type[Any] | None, deps: Any) -> "AnswerForm | None":
+        output_type = output_type or self._output_type
         if output_type is None and not self._validators:
             return None
 
@@ -405,11 +422,11 @@ class Agent(AgentProgram):
         output_type: type[T],
         session: str = ...,
         id: str = ...,
-        deps: Any = ...,
+        deps: DepsT | None = ...,
         kind: SessionKind = ...,
         history: Sequence[Any] = ...,
         files: "Sequence[File | str | Path]" = ...,
-    ) -> Result[T]: ...
+    ) -> CompletedResult[T] | StoppedResult: ...
     @overload
     async def run(
         self,
@@ -417,23 +434,23 @@ class Agent(AgentProgram):
         *,
         session: str = ...,
         id: str = ...,
-        deps: Any = ...,
+        deps: DepsT | None = ...,
         kind: SessionKind = ...,
         history: Sequence[Any] = ...,
         files: "Sequence[File | str | Path]" = ...,
-    ) -> Result[str]: ...
+    ) -> CompletedResult[OutputT] | StoppedResult: ...
     async def run(  # noqa: PLR0913 Each is an independent option.
         self,
         message: str,
         *,
+        output_type: type[Any] | None = None,
         session: str = "",
         id: str = "",  # noqa: A002 The public name.
-        deps: Any = None,
+        deps: DepsT | None = None,
         kind: SessionKind = "task",
-        output_type: type[Any] | None = None,
         history: Sequence[Any] = (),
         files: "Sequence[File | str | Path]" = (),
-    ) -> Result[Any]:
+    ) -> CompletedResult[Any] | StoppedResult:
         """Run a task, and wait until it is done or needs a person.
 
         Pass `session` to continue an earlier session. Pass `id` to name a new one: after a crash, the same call resumes
@@ -455,9 +472,31 @@ class Agent(AgentProgram):
                 await conversation.release(error)
                 raise
 
+    @overload
     async def resume(
-        self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
-    ) -> Result[Any]:
+        self,
+        session: str,
+        message: str = ...,
+        *,
+        output_type: type[T],
+        deps: DepsT | None = ...,
+    ) -> CompletedResult[T] | StoppedResult: ...
+    @overload
+    async def resume(
+        self,
+        session: str,
+        message: str = ...,
+        *,
+        deps: DepsT | None = ...,
+    ) -> CompletedResult[OutputT] | StoppedResult: ...
+    async def resume(
+        self,
+        session: str,
+        message: str = "",
+        *,
+        output_type: type[Any] | None = None,
+        deps: DepsT | None = None,
+    ) -> CompletedResult[Any] | StoppedResult:
         """Resume a session that has crashed, is parked, or has ended in any way except by cancellation."""
         from halter.runtime.session_start import NewSession, post_message, reopen_agent_session
 
@@ -468,16 +507,37 @@ class Agent(AgentProgram):
                 await post_message(context, session, message)
             return await self._run_attended(context, NewSession(SessionId(session)), self._make_form(output_type, deps))
 
+    @overload
+    async def fork(
+        self,
+        session: str,
+        message: str = ...,
+        *,
+        output_type: type[T],
+        at: int | None = ...,
+        id: str = ...,
+        deps: DepsT | None = ...,
+    ) -> CompletedResult[T] | StoppedResult: ...
+    @overload
+    async def fork(
+        self,
+        session: str,
+        message: str = ...,
+        *,
+        at: int | None = ...,
+        id: str = ...,
+        deps: DepsT | None = ...,
+    ) -> CompletedResult[OutputT] | StoppedResult: ...
     async def fork(
         self,
         session: str,
         message: str = "",
         *,
+        output_type: type[Any] | None = None,
         at: int | None = None,
         id: str = "",  # noqa: A002 The public name.
-        deps: Any = None,
-        output_type: type[Any] | None = None,
-    ) -> Result[Any]:
+        deps: DepsT | None = None,
+    ) -> CompletedResult[Any] | StoppedResult:
         """Run a new session that begins with the messages of another one, up to its event `at` or its newest event.
 
         The new session has its own budget and inherits no approvals. Untrusted text stays marked as untrusted.
@@ -531,11 +591,11 @@ class Agent(AgentProgram):
         *,
         session: str = "",
         id: str = "",  # noqa: A002 The public name.
-        deps: Any = None,
+        deps: DepsT | None = None,
         kind: SessionKind = "chat",
         history: Sequence[Any] = (),
         files: "Sequence[File | str | Path]" = (),
-    ) -> AsyncGenerator[StreamChunk | Result[str]]:
+    ) -> AsyncGenerator[StreamChunk | CompletedResult[OutputT] | StoppedResult]:
         """Run, and yield the answer while it streams; the last item is the result.
 
         A chunk with `discard` revokes the chunks of the attempt before it.
@@ -548,23 +608,48 @@ class Agent(AgentProgram):
         async with self._enter_for_call() as open_context:
             context = await self._bind(open_context, deps)
             new_session = await _send_message(context, message, session, id, kind, history, files)
-            run = partial(self._run_attended, context, new_session, None, observer)
+            run = partial(self._run_attended, context, new_session, self._make_form(None, deps), observer)
             async with aclosing(stream_queue(chunks, run)) as items:
                 async for item in items:
                     yield item
 
+    @overload
+    def stream_events(
+        self,
+        message: str,
+        *,
+        output_type: type[T],
+        session: str = ...,
+        id: str = ...,
+        deps: DepsT | None = ...,
+        kind: SessionKind = ...,
+        history: Sequence[Any] = ...,
+        files: "Sequence[File | str | Path]" = ...,
+    ) -> "AsyncGenerator[RunEvent | CompletedResult[T] | StoppedResult]": ...
+    @overload
+    def stream_events(
+        self,
+        message: str,
+        *,
+        session: str = ...,
+        id: str = ...,
+        deps: DepsT | None = ...,
+        kind: SessionKind = ...,
+        history: Sequence[Any] = ...,
+        files: "Sequence[File | str | Path]" = ...,
+    ) -> "AsyncGenerator[RunEvent | CompletedResult[OutputT] | StoppedResult]": ...
     async def stream_events(  # noqa: PLR0913 Each is an independent option.
         self,
         message: str,
         *,
+        output_type: type[Any] | None = None,
         session: str = "",
         id: str = "",  # noqa: A002 The public name.
-        deps: Any = None,
+        deps: DepsT | None = None,
         kind: SessionKind = "chat",
         history: Sequence[Any] = (),
         files: "Sequence[File | str | Path]" = (),
-        output_type: type[Any] | None = None,
-    ) -> "AsyncGenerator[RunEvent | Result[Any]]":
+    ) -> "AsyncGenerator[RunEvent | CompletedResult[Any] | StoppedResult]":
         """Run, and yield events while they happen; the last item is the result.
 
         The events are the streamed answer, each model answer and each call with its cost, and questions to a person.
@@ -583,9 +668,55 @@ class Agent(AgentProgram):
                 async for item in items:
                     yield item
 
-    def run_sync(self, message: str, **options: Any) -> Result[Any]:
-        """Call `run` from a program that is not async."""
-        return asyncio.run(self.run(message, **options))
+    @overload
+    def run_sync(
+        self,
+        message: str,
+        *,
+        output_type: type[T],
+        session: str = ...,
+        id: str = ...,
+        deps: DepsT | None = ...,
+        kind: SessionKind = ...,
+        history: Sequence[Any] = ...,
+        files: "Sequence[File | str | Path]" = ...,
+    ) -> CompletedResult[T] | StoppedResult: ...
+    @overload
+    def run_sync(
+        self,
+        message: str,
+        *,
+        session: str = ...,
+        id: str = ...,
+        deps: DepsT | None = ...,
+        kind: SessionKind = ...,
+        history: Sequence[Any] = ...,
+        files: "Sequence[File | str | Path]" = ...,
+    ) -> CompletedResult[OutputT] | StoppedResult: ...
+    def run_sync(  # noqa: PLR0913 Each is an independent option.
+        self,
+        message: str,
+        *,
+        output_type: type[Any] | None = None,
+        session: str = "",
+        id: str = "",  # noqa: A002 The public name.
+        deps: DepsT | None = None,
+        kind: SessionKind = "task",
+        history: Sequence[Any] = (),
+        files: "Sequence[File | str | Path]" = (),
+    ) -> CompletedResult[Any] | StoppedResult:
+        """Call `run` from a program that is not async, or from a notebook."""
+        run = self.run(
+            message,
+            output_type=cast("type[Any]", output_type),
+            session=session,
+            id=id,
+            deps=deps,
+            kind=kind,
+            history=history,
+            files=files,
+        )
+        return run_blocking(run, is_open=self.is_open)
 
     async def _run_attended(
         self,
@@ -594,7 +725,7 @@ class Agent(AgentProgram):
         form: "AnswerForm | None",
         observer: "LoopObserver | None" = None,
         on_wait: "WaitListener | None" = None,
-    ) -> Result[Any]:
+    ) -> CompletedResult[Any] | StoppedResult:
         try:
             conversation = await self._claim(context, new_session, form, observer, on_wait)
         except EndedBefore as ended:
@@ -625,16 +756,10 @@ class Agent(AgentProgram):
 
     async def _conclude(
         self, conversation: "Conversation", conclusion: "Conclusion", form: "AnswerForm | None"
-    ) -> Result[Any]:
+    ) -> CompletedResult[Any] | StoppedResult:
         """Return the result of a run, with its answer parsed into the form."""
-        result, loop = await conversation.conclude(conclusion), conversation.loop
-        if form is None:
-            return result
-        # Imported after the early return: an import inside a function costs a noticeable part of a transaction.
-        from halter.loop.decide import FINAL_ANSWER
-
-        arguments = find_accepted_call(loop.messages[-2:], FINAL_ANSWER) if loop.turn.has_answered else None
-        return replace(result, output=None if arguments is None else await form.read(arguments))
+        result = await conversation.conclude(conclusion)
+        return result if form is None else await read_answer(result, form.tool.spec.name, form.read)
 
     def _enter_for_call(self) -> "AbstractAsyncContextManager[AgentContext]":
         """Return the open context, or open one for this call."""
@@ -734,10 +859,26 @@ class Agent(AgentProgram):
         return parse_servers(document, Path.cwd(), self._environ) if servers else ()
 
 
-async def _read_ended_result(context: "AgentContext", ended: EndedBefore, form: "AnswerForm | None") -> Result[Any]:
+async def _read_ended_result(
+    context: "AgentContext", ended: EndedBefore, form: "AnswerForm | None"
+) -> CompletedResult[Any] | StoppedResult:
     from halter.runtime.session_start import read_ended_result
 
-    return await read_ended_result(context, ended.row, form)
+    result = await read_ended_result(context, ended.row)
+    return result if form is None else await read_answer(result, form.tool.spec.name, form.read)
+
+
+def run_blocking(run: Coroutine[Any, Any, T], *, is_open: bool) -> T:
+    """Run a coroutine to its end. A notebook, whose cells run inside a loop, gets a thread with a loop of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run)
+    if "ipykernel" in sys.modules and not is_open:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, run).result()
+    run.close()
+    raise ConfigError("`run_sync` would block the event loop that runs here. Write: await agent.run(...)")
 
 
 def _log_wait(name: str, store: str, approval: "ApprovalRequired", _: State) -> None:

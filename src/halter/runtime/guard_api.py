@@ -32,7 +32,7 @@ from halter.core.money import Usd, micros_to_usd
 from halter.core.ports import Lease, Query, offload_body, read_body, read_stream
 from halter.core.renamed import RenamedAttribute
 from halter.core.rows import SessionRow, explain_newer_format
-from halter.core.text import decode_body, encode_body, reject_unknown_options
+from halter.core.text import decode_body, encode_body, reject_unknown_options, write_out_options
 from halter.core.tools import Tool, ToolSpec
 from halter.core.vocabulary import Outcome, State, TerminalReason
 from halter.dispatch.heartbeat import acquire_lease
@@ -85,6 +85,7 @@ class Guard(AgentProgram):
 
     NOUN = "guard"
 
+    @write_out_options(GuardOptions)
     def __init__(self, store: str | Path, agent: str = "program", **options: Unpack[GuardOptions]) -> None:
         reject_unknown_options(options, GuardOptions.__optional_keys__, "a guard")
         super().__init__(agent, store, options)

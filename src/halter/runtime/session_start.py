@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,9 +34,8 @@ from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.halts import run_shielded
 from halter.guard.ledger import read_budget
-from halter.loop.decide import FINAL_ANSWER
 from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
-from halter.loop.session_runtime import SessionRuntime, WaitListener, find_final_text
+from halter.loop.session_runtime import SessionRuntime, WaitListener
 from halter.loop.transcript_reader import has_denial, number_calls, read_past
 from halter.redaction.redact import mask_message
 from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT, AgentContext, make_guard, models_of, store_policy
@@ -56,11 +54,9 @@ from halter.runtime.session_builder import (
     read_trigger_record,
 )
 from halter.state import lifecycle
-from halter.state.receipt import make_receipt
-from halter.tasks.conversation import Conclusion
+from halter.tasks.conversation import Conclusion, build_result
 from halter.tasks.playbooks import PlaybookOutcome, StepListener, Task, decode_task, encode_task, walk_playbook
-from halter.tasks.result import GOOD_STATES, EndedBefore, ReachedCap, Result, find_accepted_call
-from halter.tools.answer_form import AnswerForm
+from halter.tasks.result import CompletedResult, EndedBefore, StoppedResult
 
 if TYPE_CHECKING:
     from halter.models.input_files import File
@@ -432,34 +428,24 @@ async def _read_open_row(context: AgentContext, session: str) -> SessionRow:
     return row
 
 
-async def read_ended_result(context: AgentContext, row: SessionRow, form: AnswerForm | None) -> Result[Any]:
+async def read_ended_result(context: AgentContext, row: SessionRow) -> CompletedResult[str] | StoppedResult:
     """Read the result of a session that has ended, as the run that ended it returned it."""
     store = context.store
-    events = await read_stream(store, session_stream(row.session))
-    past = await read_past(row.session, events, store)
+    stored_events = await read_stream(store, session_stream(row.session))
+    past = await read_past(row.session, stored_events, store)
     if past.has_erased_text:
         raise ConfigError(f"The result of session {row.session} cannot be read: its messages were erased.")
-    ends = [stored.event for stored in events if isinstance(stored.event, TurnEnded)]
-    caps = [stored.event for stored in events if isinstance(stored.event, CostCapReached)]
-    reached_cap = ReachedCap.of(caps[-1]) if caps and row.terminal_reason == "cost_cap_reached" else None
-    text = find_final_text(past.messages)
-    output: Any = text
-    if form is not None:
-        arguments = find_accepted_call(past.messages[-2:], FINAL_ANSWER) if row.state == "COMPLETED" else None
-        output = None if arguments is None else await form.read(arguments)
-    sentences = ["" if reached_cap is None else reached_cap.sentence, *(end.sentence for end in ends[-1:])]
-    return Result(
-        session=row.session,
-        state=row.state,
-        ok=row.state in GOOD_STATES,
-        text=text,
-        output=output,
-        terminal_reason=row.terminal_reason,
-        sentence=" ".join(sentence for sentence in sentences if sentence),
-        messages=past.messages,
+    ends = [stored.event for stored in stored_events if isinstance(stored.event, TurnEnded)]
+    caps = [stored.event for stored in stored_events if isinstance(stored.event, CostCapReached)]
+    last_end = ends[-1] if ends else None
+    return build_result(
+        Conclusion(row.state, row.terminal_reason, "" if last_end is None else last_end.sentence),
+        None if last_end is None else last_end.why,
+        row.session,
+        past.messages,
+        lambda: stored_events,
         near_budget=await is_session_near_budget(context, row.session),
-        reached_cap=reached_cap,
-        build_receipt=partial(make_receipt, events),
+        cap=caps[-1] if caps else None,
     )
 
 

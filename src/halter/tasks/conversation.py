@@ -15,20 +15,20 @@ import msgspec
 
 from halter.core.clock import Clock
 from halter.core.errors import HalterError, StoreUnavailable
-from halter.core.events import DecisionMade, SessionStarted, WakePosted
+from halter.core.events import CostCapReached, DecisionMade, SessionStarted, WakePosted
 from halter.core.messages import Message, Text
 from halter.core.ports import Stored, Write
 from halter.core.rows import SessionRow
 from halter.core.spec import Phase
 from halter.core.text import decode_body, join_names
 from halter.core.tools import ToolSpec
-from halter.core.vocabulary import END_STATES, State
+from halter.core.vocabulary import END_STATES, State, TurnEnd
 from halter.loop import decide
 from halter.loop.decide import End, NextTurn, Park, SessionStep, Turn, WaitOut, decide_after_turn
 from halter.loop.loop import HotStateCapture, TurnLoop
 from halter.loop.session_runtime import SessionRuntime, find_final_text
 from halter.state.receipt import Receipt, make_receipt
-from halter.tasks.result import GOOD_STATES, ReachedCap, Result, find_accepted_call
+from halter.tasks.result import GOOD_STATES, CompletedResult, ReachedCap, StoppedResult, find_accepted_call
 
 INTERRUPTED: Final = "A person interrupted the answer."
 
@@ -197,20 +197,19 @@ class Conversation:
         if not isinstance(error, StoreUnavailable):
             await self.runtime.release()
 
-    async def conclude(self, conclusion: Conclusion) -> Result[Any]:
+    async def conclude(self, conclusion: Conclusion) -> CompletedResult[str] | StoppedResult:
         """Return the session's result for a conclusion."""
-        runtime = self.runtime
+        runtime, loop = self.runtime, self.loop
         near_budget, read_events = await runtime.is_near_budget(), await runtime.read_later()
-        session, cap, reached_cap = runtime.lease.session, runtime.reached_cap, None
-        if cap is not None and conclusion.terminal_reason == "cost_cap_reached":
-            reached_cap = ReachedCap.of(cap)
-        if reached_cap is None:
-            return build_result(conclusion, self.loop, session, read_events, near_budget=near_budget)
-        conclusion = msgspec.structs.replace(
-            conclusion, sentence=f"{reached_cap.sentence} {conclusion.sentence}".strip()
+        return build_result(
+            conclusion,
+            loop.turn.why,
+            runtime.lease.session,
+            loop.messages,
+            read_events,
+            near_budget=near_budget,
+            cap=runtime.reached_cap,
         )
-        result = build_result(conclusion, self.loop, session, read_events, near_budget=near_budget)
-        return msgspec.structs.replace(result, reached_cap=reached_cap)
 
     async def interrupt(self) -> Conclusion | None:
         """End the open turn after its task was cancelled, and park until the next message.
@@ -383,27 +382,35 @@ class Conversation:
 
 def build_result(
     conclusion: Conclusion,
-    loop: TurnLoop,
+    turn_end: TurnEnd | None,
     session: str,
+    messages: Sequence[Message],
     read_events: Callable[[], Sequence[Stored]],
     *,
     near_budget: bool,
-) -> Result[Any]:
-    turn, messages = loop.turn, loop.messages
-    text = find_final_text(messages)
-    return Result(
-        session=session,
-        state=conclusion.state,
-        ok=conclusion.state in GOOD_STATES and turn.why not in (*decide.TROUBLED_ENDS, "cancelled"),
-        text=text,
-        output=text,
-        terminal_reason=conclusion.terminal_reason,
-        sentence=conclusion.sentence,
-        question=_find_question(messages) if turn.why == "asked" else "",
-        messages=tuple(messages),
-        near_budget=near_budget,
-        build_receipt=partial(_read_receipt, read_events),
-    )
+    cap: CostCapReached | None = None,
+) -> CompletedResult[str] | StoppedResult:
+    """Build the result of a session that has parked or ended; its last turn ended as `turn_end` says."""
+    text, reached_cap = find_final_text(messages), None
+    if cap is not None and conclusion.terminal_reason == "cost_cap_reached":
+        reached_cap = ReachedCap.of(cap)
+    cap_sentence = "" if reached_cap is None else reached_cap.sentence
+    fields: dict[str, Any] = {
+        "session": session,
+        "state": conclusion.state,
+        "ok": conclusion.state in GOOD_STATES and turn_end not in (*decide.TROUBLED_ENDS, "cancelled"),
+        "text": text,
+        "terminal_reason": conclusion.terminal_reason,
+        "sentence": f"{cap_sentence} {conclusion.sentence}".strip(),
+        "question": _find_question(messages) if turn_end == "asked" else "",
+        "messages": tuple(messages),
+        "near_budget": near_budget,
+        "reached_cap": reached_cap,
+        "build_receipt": partial(_read_receipt, read_events),
+    }
+    if fields["ok"] and turn_end != "asked":
+        return CompletedResult(output=text, **fields)
+    return StoppedResult(**fields)
 
 
 def _read_receipt(read_events: Callable[[], Sequence[Stored]]) -> Receipt:

@@ -1,6 +1,6 @@
 """The result of an agent's run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cached_property
@@ -68,19 +68,18 @@ class ReachedCap(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
-    """The result of a run. `cost_usd` is in dollars and counts the whole session.
+    """The result of a run: a `CompletedResult` with the answer, or a `StoppedResult` without one.
 
-    `ok`: the model finished, or asks a person for something; otherwise `sentence` describes what stopped it. `output`
-    is the answer as `output_type`, or None if there is none; without an `output_type` it is the text. `near_budget`:
-    a cap of the session, its agent or the fleet is used up except for its reserve. `reached_cap`:
-    the cap that ended the run, if it opens again.
+    `ok`: the model finished, or asks a person for something; otherwise `sentence` describes what stopped it.
+    `cost_usd` is in dollars and counts the whole session. `near_budget`: a cap of the session, its agent or the fleet
+    is used up except for its reserve. `reached_cap`: the cap that ended the run, if it opens again.
     """
 
     session: str
     state: State
     ok: bool
     text: str
-    output: T
+    output: T | None
     terminal_reason: str = ""
     sentence: str = ""
     question: str = ""
@@ -124,11 +123,42 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
 
     over = RenamedAttribute("has_ended")
 
-    def raise_for_state(self) -> "Result[T]":
+    def raise_for_state(self) -> Self:
         """Raise RunFailed unless `ok`; return the result itself."""
         if not self.ok:
             raise RunFailed(self)
         return self
+
+    def require_output(self) -> T:
+        """Return the answer. Raises RunFailed if the run has none: it was stopped, or waits for a person."""
+        raise RunFailed(self)
+
+
+class CompletedResult(Result[T], frozen=True, kw_only=True, dict=True):
+    """The result of a run that has an answer: `output`, as `output_type`; without one, the text."""
+
+    output: T
+
+    def require_output(self) -> T:
+        """Return the answer."""
+        return self.output
+
+
+class StoppedResult(Result[Any], frozen=True, kw_only=True, dict=True):
+    """The result of a run without an answer: something stopped it, or it waits for a person or for a time."""
+
+    output: None = None
+
+
+async def read_answer(
+    result: Result[Any], tool: str, read: Callable[[str], Awaitable[T]]
+) -> CompletedResult[T] | StoppedResult:
+    """Read the answer of a result from the accepted call of a tool; without one, the result has no answer."""
+    arguments = find_accepted_call(result.messages[-2:], tool) if isinstance(result, CompletedResult) else None
+    fields = {name: getattr(result, name) for name in result.__struct_fields__ if name != "output"}
+    if arguments is None:
+        return StoppedResult(**fields)
+    return CompletedResult(**fields, output=await read(arguments))
 
 
 def find_accepted_call(messages: Sequence[Message], tool: str) -> str | None:

@@ -38,7 +38,7 @@ from halter.loop.session_runtime import WaitListener
 from halter.present.sheet import Listing, Sheet
 from halter.runtime.agent import Agent, AgentOptions
 from halter.settings import Settings
-from halter.tasks.result import Result
+from halter.tasks.result import CompletedResult, Result, StoppedResult
 
 MAX_PARALLEL: Final = 64
 JUDGE_SHARE: Final = 5
@@ -254,7 +254,7 @@ class _Stopped(msgspec.Struct, frozen=True):
 async def _run_unattended(make_agent: MakeAgent, cap: int, text: str, **options: Any) -> Result[Any] | _Stopped:
     """Run a case unattended. If it waits for a person, cancel it and return the reason."""
     approvals: list[ApprovalRequired] = []
-    running: asyncio.Future[Result[Any]] | None = None
+    running: asyncio.Future[CompletedResult[Any] | StoppedResult] | None = None
     session = SortableIds(SystemClock().now).make()
 
     def on_wait(need: ApprovalRequired, _: State) -> None:

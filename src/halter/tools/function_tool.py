@@ -50,7 +50,7 @@ from halter.core.errors import ConfigError
 from halter.core.folders import RootedTool
 from halter.core.money import usd_to_micros
 from halter.core.provenance import Declaration, Reach, Reads, guess_declaration
-from halter.core.text import reject_unknown_options
+from halter.core.text import reject_unknown_options, write_out_options
 from halter.core.tools import (
     DEFAULT_TOOL_TIMEOUT,
     DOLLAR,
@@ -421,6 +421,7 @@ class ToolOptions(TypedDict, total=False):
 def tool(function: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool: ...
 @overload
 def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+@write_out_options(ToolOptions)
 def tool(
     function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
