@@ -267,3 +267,39 @@ async def test_a_program_runs_nothing_on_an_older_copy(restored: Place) -> None:
     with pytest.raises(StoreUnusable, match="until a person decides"):
         async with Guard(restored.store, environ=restored.environ):
             """Nothing comes to this."""
+
+
+def open_in_program(place: Place, *, new: bool = False) -> None:
+    with Guard(place.home / "runs.db", environ=place.environ, new=new).blocking() as guard, guard.session("work"):
+        """A program does its work."""
+
+
+def test_a_program_begins_its_deleted_store_anew_only_if_it_says_so(place: Place) -> None:
+    open_in_program(place)
+    place.answer("sessions", HALTER_STORE=str(place.home / "runs.db"))
+    (place.home / "runs.db").unlink()
+    with pytest.raises(StoreUnusable, match=r"or, in the program that made it: store=\.\.\., new=True"):
+        open_in_program(place)
+    assert not (place.home / "runs.db").exists()
+    open_in_program(place, new=True)
+    open_in_program(place)
+    lines = place.answer("verify", HALTER_STORE=str(place.home / "runs.db"))
+    assert lines.startswith("Nothing was altered")
+    with closing(sqlite3.connect(place.home / "runs.db")) as store:
+        (facts,) = store.execute("SELECT facts FROM events WHERE kind = 'store_accepted'").fetchone()
+    assert "A new store would not have its spending, halts and denials." in json.loads(facts)["lacks"]
+
+
+def test_a_program_cannot_begin_anew_a_store_on_which_agents_ran_by_command(place: Place) -> None:
+    open_in_program(place)
+    place.answer("play", "clerk/pay.yaml", HALTER_STORE=str(place.home / "runs.db"))
+    (place.home / "runs.db").unlink()
+    with pytest.raises(StoreUnusable, match=r"start a new one: halter store accept$"):
+        open_in_program(place, new=True)
+    assert not (place.home / "runs.db").exists()
+
+
+async def test_a_program_cannot_take_an_older_copy_for_a_new_store(restored: Place) -> None:
+    with pytest.raises(StoreUnusable, match="until a person decides"):
+        async with Guard(restored.store, environ=restored.environ, new=True):
+            """Nothing comes to this."""

@@ -198,6 +198,8 @@ class OlderCopy(msgspec.Struct, frozen=True):
     ends_at: int = 0
     gaps: tuple[MissingTail, ...] = ()
     lost_counts: Mapping[str, int] = {}
+    only_programs: bool = False
+    """True if the store is missing, and nothing but programs ran agents on it: a program can begin it anew."""
 
     @property
     def events(self) -> int:
@@ -212,7 +214,8 @@ class OlderCopy(msgspec.Struct, frozen=True):
         remedy = "Restore it, or start" if self.kind == "gone" else "Restore the newer store, or continue with this one"
         condition = " a new one:" if self.kind == "gone" else " without the missing events:"
         missing = self.describe_missing()
-        return f"{missing} Nothing runs on it until a person decides. {remedy}{condition} halter store accept"
+        sentence = f"{missing} Nothing runs on it until a person decides. {remedy}{condition} halter store accept"
+        return f"{sentence} (or, in the program that made it: store=..., new=True)" if self.only_programs else sentence
 
     def describe_missing(self) -> str:
         when = _format_utc(self.at)
@@ -257,6 +260,14 @@ class OlderCopy(msgspec.Struct, frozen=True):
         return f" They include up to {', '.join(losses)}." if losses else ""
 
 
+class StorePointer(msgspec.Struct, frozen=True):
+    """The store that was used at a location (`place`), and whether only programs have run agents on it."""
+
+    place: str
+    store: str
+    only_programs: bool = False
+
+
 class AcceptancePending(msgspec.Struct, frozen=True):
     """A person's acceptance of the store that its checkpoints do not record yet."""
 
@@ -292,26 +303,38 @@ class Continuity:
             return AcceptancePending(older_copy.matching_seq_by_stream)
         return older_copy
 
-    def remember(self, store: str) -> None:
-        """Save the id of the store at this location. If that fails, a missing store is not noticed later."""
-        if self._read_previous_id() == store:
+    def remember(self, store: str, *, by_program: bool = False) -> None:
+        """Save the id of the store at this location, and whether only programs have used it.
+
+        If that fails, a missing store is not noticed later.
+        """
+        previous = self._read_pointer()
+        known = previous.store == store
+        pointer = StorePointer(self._location, store, by_program and (previous.only_programs or not known))
+        if pointer == previous:
             return
         with suppress(OSError):
             self._pointer.parent.mkdir(mode=0o700, exist_ok=True)
             draft = self._pointer.with_suffix(f".{os.getpid()}")
-            draft.write_bytes(msgspec.json.encode({"place": self._location, "store": store}))
+            draft.write_bytes(msgspec.json.encode(pointer))
             draft.replace(self._pointer)
 
     def _read_previous_id(self) -> str:
+        return self._read_pointer().store
+
+    def _read_pointer(self) -> StorePointer:
         try:
-            return str(msgspec.json.decode(self._pointer.read_bytes())["store"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
+            return msgspec.json.decode(self._pointer.read_bytes(), type=StorePointer)
+        except (OSError, ValueError):
+            return StorePointer(self._location, "")
 
     def _find_other(self, kind: Literal["replaced", "gone"], previous_id: str) -> OlderCopy | None:
         """Report a missing store, unless it was never checkpointed."""
         newest = next(filter(self._vouches, self._checkpoints(previous_id)), None)
-        return None if newest is None else OlderCopy(kind, self._location, previous_id, newest.at)
+        if newest is None:
+            return None
+        only_programs = kind == "gone" and self._read_pointer().only_programs
+        return OlderCopy(kind, self._location, previous_id, newest.at, only_programs=only_programs)
 
     def _behind(self, run_query: RunQuery, store: str) -> OlderCopy | None:
         mismatches = list(find_unknown_checkpoints(run_query, self._checkpoints(store), self._vouches))

@@ -8,10 +8,10 @@ from msgspec import Meta
 
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError, LeaseLost, NotDone
-from halter.core.events import SessionParked, StoreAccepted
-from halter.core.ids import FLEET, Digest, SessionId, make_worker_id
+from halter.core.events import SessionParked
+from halter.core.ids import Digest, SessionId, make_worker_id
 from halter.core.money import format_micros
-from halter.core.ports import Draft, Lease, Query, Write, offload_body
+from halter.core.ports import Lease, Query, offload_body
 from halter.core.rows import AgentRow, HaltRow, SessionRow, TriggerRow, WorkerRow
 from halter.core.text import clean, encode_body, format_count, suggest_nearest
 from halter.guard import halts
@@ -35,7 +35,7 @@ from halter.operations.queries import list_recorded_agents, read_all_events
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.needs import read_open_questions
-from halter.runtime.runtime import find_continuity
+from halter.runtime.runtime import accept_missing_events, find_continuity
 from halter.state import lifecycle
 from halter.state.session import InFlight, replay
 
@@ -369,14 +369,7 @@ async def accept(actor: Actor, reason: str = "") -> OlderCopy:
     actor.require_all_agents("accept a store with missing events")
     if doubt is None:
         fail_conflict("The store has every event that its checkpoints know: there is nothing to accept.")
-    event = StoreAccepted(
-        by=actor.principal.name,
-        lacks=doubt.describe_missing(),
-        events=doubt.events,
-        known_at=doubt.at,
-        reason=clean(reason),
-    )
-    commit_result = await app.store.commit(Write(FLEET, app.ids.make(), lambda _: [Draft(event)]))
+    commit_result = await app.store.commit(accept_missing_events(doubt, app.ids.make(), actor.principal.name, reason))
     # A store in doubt is opened without an observer, so that no checkpoint confirms it: checkpoints start here.
     app.checkpointer.accept(doubt.matching_seq_by_stream)
     app.checkpointer.on_commit(commit_result.events)

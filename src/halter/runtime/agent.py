@@ -85,7 +85,7 @@ class ProgramOptions(TypedDict, total=False):
     fleet file, or is its path. `max_cost_usd` is the cap of one session. `secrets` are values by name. `lease` is the
     number of seconds for which a dead process keeps its sessions. `tell` is called with a sentence when the store
     becomes unavailable, and with an empty string when it is available again; writes wait in between. `clock` and
-    `environ` default to the system's.
+    `environ` default to the system's. With `new`, a store whose file is gone begins anew, if only programs used it.
     """
 
     policy: Mapping[str, Any]
@@ -99,6 +99,7 @@ class ProgramOptions(TypedDict, total=False):
     tell: "ReportProblem"
     clock: Clock
     environ: Mapping[str, str]
+    new: bool
 
 
 class _OpenContext:
@@ -195,7 +196,13 @@ class AgentProgram(ABC):
         options, fleet = self._options, self._read_fleet()
         lease = round(options.get("lease", DEFAULT_LEASE_DURATION / SECOND) * SECOND)
         opened_app = open_runtime(
-            self._settings, options.get("clock"), self._environ, lease=lease, load_fleet=lambda _: fleet
+            self._settings,
+            options.get("clock"),
+            self._environ,
+            lease=lease,
+            load_fleet=lambda _: fleet,
+            by_program=True,
+            begins_anew=options.get("new", False),
         )
         async with opened_app as app, AsyncExitStack() as stack:
             if app.policy is not None and (sentence := app.policy.describe_difference()):

@@ -22,12 +22,13 @@ from halter.config.policy import (
 from halter.config.resolve import FLEET_DAY_CAP
 from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.errors import StoreUnusable
-from halter.core.events import FleetPolicyAdopted
+from halter.core.events import FleetPolicyAdopted, StoreAccepted
 from halter.core.folders import WritableFolders
-from halter.core.ids import Ids, SortableIds, can_decide
-from halter.core.ports import Query, Store
+from halter.core.ids import FLEET, Ids, SortableIds, can_decide
+from halter.core.ports import Draft, Query, Store, Write
 from halter.core.processes import LivenessWriter, install_print_masks
 from halter.core.rows import FleetPolicyRow
+from halter.core.text import clean
 from halter.dispatch.heartbeat import StoreClock, read_steady_clock
 from halter.guard.halts import Departures
 from halter.guard.judge import adopt_first_policy
@@ -267,6 +268,8 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
     acts: bool = True,
     load_fleet: Callable[[Settings], FleetConfig | None] = read_local_fleet,
     allow_older_copy: bool = False,
+    by_program: bool = False,
+    begins_anew: bool = False,
 ) -> AsyncGenerator[Runtime]:
     """Open the store with its checkpoints, and close both after the block.
 
@@ -274,7 +277,8 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
     sentinel that the process is alive. With `acts`, the store's policy binds the process; if the store has none, what
     `load_fleet` returns binds it and becomes the store's policy with the first session. Without `acts`, no policy is
     read. A store that lacks events of its checkpoints is rejected, unless it is opened with `allow_older_copy` to run
-    nothing.
+    nothing. `by_program`: a program opens its own store. If its file is gone and nothing but programs used it, the
+    store begins anew with `begins_anew`; the new one records what is missing.
     """
     from halter.journal.checkpoints import Checkpointer
     from halter.journal.memory import MemoryEngine
@@ -287,13 +291,20 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
     )
     ids = SortableIds(clock.now)
     continuity = find_continuity(settings)
-    missing = _detect_missing_store(settings, continuity, despite_doubt=allow_older_copy)
+    missing = _find_missing_store(settings, continuity)
+    if missing is not None and not allow_older_copy and not (begins_anew and missing.only_programs):
+        raise StoreUnusable(missing.sentence())
     engine = open_engine(settings.store, clock=clock, ids=ids, lease=lease)
     try:
         store_id = {row["name"]: row["value"] for row in engine.ask("meta", {})}["store"]
         checkpointer = Checkpointer(settings.checkpoints, settings.signing_key, store_id, clock.now)
         doubt = missing or _compare_with_checkpoints(
-            engine, store_id, continuity, checkpointer, despite_doubt=allow_older_copy
+            engine,
+            store_id,
+            continuity,
+            checkpointer,
+            despite_doubt=allow_older_copy,
+            by_program=by_program or not acts,
         )
     except BaseException:
         engine.close()
@@ -301,10 +312,15 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
     # A store in memory ends with the process and never waits for a disk. An older copy writes no checkpoint, because
     # it would then match one.
     in_memory = isinstance(engine, MemoryEngine)
-    store = JournalStore(engine, inline=in_memory, observers=() if in_memory or doubt else (checkpointer,))
+    is_unconfirmed = doubt is not None and not begins_anew
+    store = JournalStore(engine, inline=in_memory, observers=() if in_memory or is_unconfirmed else (checkpointer,))
     try:
         if isinstance(clock, StoreClock):
             await sync_store_clock(store, clock)
+        if continuity is not None and doubt is not None and begins_anew:
+            await store.commit(accept_missing_events(doubt, ids.make(), settings.person, "A program begins it anew."))
+            continuity.remember(store_id, by_program=True)
+            doubt = None
         ledger = Ledger(store, clock)
         policy = await bind_policy(store, load_fleet(settings), settings.person) if acts else None
         alive = liveness or LivenessWriter()
@@ -339,19 +355,23 @@ def find_continuity(settings: Settings) -> "Continuity | None":
     return Continuity(settings.checkpoints, location, trusted_keys)
 
 
-def _detect_missing_store(
-    settings: Settings, continuity: "Continuity | None", *, despite_doubt: bool
-) -> "OlderCopy | None":
-    """Detect that the store of this location is missing, before a new one is created there."""
+def _find_missing_store(settings: Settings, continuity: "Continuity | None") -> "OlderCopy | None":
+    """Find that the store of this location is missing, before a new one is created there."""
     from halter.journal.open import store_file_exists
 
-    missing = None
     # A path that cannot be read raises an error with an explanation when it is opened.
     with suppress(OSError):
-        missing = None if continuity is None or store_file_exists(settings.store) else continuity.find_missing_store()
-    if missing is not None and not despite_doubt:
-        raise StoreUnusable(missing.sentence())
-    return missing
+        if continuity is not None and not store_file_exists(settings.store):
+            return continuity.find_missing_store()
+    return None
+
+
+def accept_missing_events(missing: "OlderCopy", key: str, by: str, reason: str) -> Write:
+    """Record that a person accepts a store without the events that its checkpoints know."""
+    event = StoreAccepted(
+        by=by, lacks=missing.describe_missing(), events=missing.events, known_at=missing.at, reason=clean(reason)
+    )
+    return Write(FLEET, key, lambda _: [Draft(event)])
 
 
 def _compare_with_checkpoints(
@@ -361,6 +381,7 @@ def _compare_with_checkpoints(
     checkpointer: "Checkpointer",
     *,
     despite_doubt: bool,
+    by_program: bool,
 ) -> "OlderCopy | None":
     """Compare a store with its checkpoints. Records on this machine what a person accepted on another one."""
     from halter.journal.open import AcceptancePending, OlderCopy
@@ -375,7 +396,7 @@ def _compare_with_checkpoints(
     if not despite_doubt:
         if isinstance(comparison, AcceptancePending):
             checkpointer.accept(comparison.accepted_seq_by_stream)
-        continuity.remember(store_id)
+        continuity.remember(store_id, by_program=by_program)
     return None
 
 
