@@ -288,7 +288,7 @@ async def test_a_server_that_goes_down_for_want_of_room_for_its_log_is_waited_fo
     server.in_tool = fill
     try:
         assert (await sends_one(server, tell)).outcome == "ok"
-        assert re.search(r"PostgreSQL at .* retries", texts[0])
+        assert re.search(r"PostgreSQL at .* Retrying\.", texts[0])
         assert texts[-1] == ""
         assert server.done == {"send hello": 1}
         await server.demand_order(20_000)

@@ -1,19 +1,27 @@
 """A store that goes away: what could not be recorded waits, and goes on when the store is back."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import NoReturn
+import sqlite3
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any, NoReturn
 
+import psycopg
 import pytest
 
+from halter.cli.command import MAX_STORE_WAIT_SECONDS, STORE_BACK_NOTICE, open_when_available
 from halter.core.clock import SECOND
 from halter.core.errors import StoreUnavailable
 from halter.core.events import SessionStarted
 from halter.core.ids import session_stream
 from halter.core.vocabulary import RowKey
 from halter.journal.apply import WorkingSet
+from halter.journal.connection import PostgresAddress, translate_postgres_error
 from halter.journal.memory import MemoryEngine
-from halter.journal.store import JournalStore, StoreProblem
+from halter.journal.sqlite import translate_sqlite_error
+from halter.journal.store import RETRYING, JournalStore, StoreProblem
+from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.testing.world import World
 
@@ -94,3 +102,64 @@ async def test_the_store_itself_does_not_wait(world: World) -> None:
     store.patient(world.clock)
     with pytest.raises(StoreUnavailable):
         await store.commit(lifecycle.start_session(START))
+
+
+LOCKED = "The store is locked by another process."
+
+
+@asynccontextmanager
+async def open_after(attempts: list[None], failures: int, app: Any = None) -> AsyncGenerator[Runtime]:
+    attempts.append(None)
+    if len(attempts) <= failures:
+        raise StoreUnavailable(LOCKED)
+    yield app
+
+
+async def test_a_command_that_runs_sessions_waits_for_a_store_that_is_locked_at_its_start_and_says_so_once(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempts: list[None] = []
+    async with AsyncExitStack() as stack:
+        await open_when_available(partial(open_after, attempts, 3), stack, MAX_STORE_WAIT_SECONDS)
+    assert len(attempts) == 4
+    assert capsys.readouterr().err.split("\n") == [f"{LOCKED} Retrying for up to 60 s.", STORE_BACK_NOTICE, ""]
+
+
+async def test_the_wait_for_a_locked_store_ends_and_then_nothing_says_that_it_is_retried(world: World) -> None:
+    before = world.now
+    async with AsyncExitStack() as stack:
+        with pytest.raises(StoreUnavailable) as info:
+            await open_when_available(partial(open_after, [], 1000), stack, MAX_STORE_WAIT_SECONDS)
+    assert str(info.value) == LOCKED
+    assert world.now - before == MAX_STORE_WAIT_SECONDS * SECOND
+
+
+async def test_a_command_that_runs_nothing_fails_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    async with AsyncExitStack() as stack:
+        with pytest.raises(StoreUnavailable):
+            await open_when_available(partial(open_after, [], 1), stack, 0)
+    assert capsys.readouterr().err == ""
+
+
+def list_unavailable_stores() -> list[str]:
+    """The sentences of all errors after which a store may be available again."""
+    sentences: list[str] = []
+    for name in ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR"):
+        error = sqlite3.OperationalError("failed")
+        error.sqlite_errorname = name
+        sentences.append(str(translate_sqlite_error(error, "/nowhere/halter.db")))
+    address = PostgresAddress("postgresql://server/base")
+    without_code = (psycopg.OperationalError(text) for text in ("too many clients", "is starting up", "refused"))
+    with_code = (psycopg.errors.lookup(code)("failed") for code in ("53300", "53100", "55P03", "57P01", "25006"))
+    return [*sentences, *(str(translate_postgres_error(error, address)) for error in (*without_code, *with_code))]
+
+
+def test_an_error_of_the_store_promises_no_retry_since_only_what_retries_can_say_so() -> None:
+    assert [sentence for sentence in list_unavailable_stores() if "retr" in sentence.lower()] == []
+
+
+async def test_what_retries_says_so(world: World) -> None:
+    texts: list[str] = []
+    await away(world, 2).patient(world.clock, StoreProblem(texts.append)).commit(lifecycle.start_session(START))
+    assert texts[0].endswith(RETRYING)
+    assert texts[-1] == ""

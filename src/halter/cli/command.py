@@ -56,6 +56,9 @@ MAX_TYPED_DURATION: Final = 36_500 * DAY
 STORE_POLL_SECONDS: Final = 1
 """Polling interval for an unavailable store."""
 
+MAX_STORE_WAIT_SECONDS: Final = 60
+"""Time that a command which runs sessions waits for an unavailable store. A worker waits without a limit."""
+
 CONNECT_SECONDS: Final = 5
 """Connect timeout for commands. A worker retries for longer."""
 
@@ -100,8 +103,8 @@ def run_with_app(
     - `warn_uncovered`: warn about commits that no checkpoint covers.
     - `runs_agents`: the job runs agents, so the store's policy binds it.
     - `until_interrupted`: an interrupt is the normal end.
-    - `wait_for_store`: wait while the store is unavailable.
-    - `restart_hint`: the job runs sessions; the hint is shown if a sentinel ends the process.
+    - `wait_for_store`: wait without a limit while the store is unavailable when it is opened.
+    - `runs`: the job runs sessions, and waits a minute for the store; the text is shown if a sentinel ends the process.
     - `despite_doubt`: continue, with a warning, on a store that lacks events which its checkpoints know.
     - `allow_missing`: the job only reads; if nothing ever ran, it reads an empty store.
     """
@@ -124,7 +127,8 @@ def run_with_app(
                 acts=runs_agents,
                 allow_older_copy=despite_doubt,
             )
-            app = await (_wait_for_store(open_app, stack) if wait_for_store else stack.enter_async_context(open_app()))
+            max_wait = None if wait_for_store else MAX_STORE_WAIT_SECONDS if runs else 0
+            app = await open_when_available(open_app, stack, max_wait)
             if app.older_copy is not None and warn_uncovered:
                 warn(app.older_copy.sentence())
             if app.policy is not None and (
@@ -179,16 +183,20 @@ async def _start_sentinel(store: str, restart_hint: str) -> AsyncGenerator[Liven
         yield liveness
 
 
-async def _wait_for_store(open_app: OpenApp, stack: AsyncExitStack) -> Runtime:
+async def open_when_available(open_app: OpenApp, stack: AsyncExitStack, max_wait: float | None) -> Runtime:
     """Open a store as soon as it is available; print each reason for waiting once."""
-    last_reason = ""
+    last_reason, read_seconds = "", asyncio.get_running_loop().time
+    started_at = read_seconds()
     while True:
         try:
             app = await stack.enter_async_context(open_app())
         except StoreUnavailable as error:
+            if max_wait is not None and read_seconds() - started_at >= max_wait:
+                raise
             if str(error) != last_reason:
                 last_reason = str(error)
-                warn(last_reason)
+                limit = "" if max_wait is None else f" for up to {max_wait:g} s"
+                warn(f"{last_reason} Retrying{limit}.")
             await asyncio.sleep(STORE_POLL_SECONDS)
         else:
             if last_reason:

@@ -384,7 +384,7 @@ class Checkpointer:
         return (
             f"Cannot write checkpoints to {self._path} ({location}: {reason}). Sessions continue, but events committed "
             "meanwhile could be truncated undetected. Make the folder writable, and the key file "
-            f"{self._key_path} readable; Halter retries automatically."
+            f"{self._key_path} readable; a running process retries automatically."
         )
 
 

@@ -291,8 +291,7 @@ class _ErrorCase(NamedTuple):
 
 
 _TOO_MANY_CONNECTIONS: Final = (
-    "PostgreSQL at {server} has no free connection ({text}). Halter retries automatically. If this persists, raise "
-    "max_connections."
+    "PostgreSQL at {server} has no free connection ({text}). If this persists, raise max_connections."
 )
 _CASES_WITHOUT_CODE: Final = (
     _ErrorCase(
@@ -304,7 +303,7 @@ _CASES_WITHOUT_CODE: Final = (
     _ErrorCase(
         ("starting up", "shutting down", "in recovery mode", "yet accepting connections"),
         StoreUnavailable,
-        "PostgreSQL at {server} is starting or stopping ({text}). Halter retries automatically.",
+        "PostgreSQL at {server} is starting or stopping ({text}).",
     ),
     _ErrorCase(
         ("password", "authenticat", "pg_hba", 'role "', "certificate", "does not support SSL"),
@@ -320,8 +319,8 @@ _CASES_WITHOUT_CODE: Final = (
     _ErrorCase(
         ("",),
         StoreUnavailable,
-        "Cannot reach PostgreSQL at {server} ({text}). Halter retries unconfirmed writes, and never applies one twice. "
-        "Check that the server runs and that the address is correct.",
+        "Cannot reach PostgreSQL at {server} ({text}). An unconfirmed write is safe to repeat: Halter never applies "
+        "one twice. Check that the server runs and that the address is correct.",
     ),
 )
 _CASES_WITH_CODE: Final = (
@@ -331,24 +330,24 @@ _CASES_WITH_CODE: Final = (
     _ErrorCase(
         ("53100",),
         StoreUnavailable,
-        "The disk of PostgreSQL at {place} is full. Nothing was written. Free some space; Halter retries "
-        "automatically.",
+        "The disk of PostgreSQL at {place} is full. Nothing was written. Free some space.",
     ),
     _ErrorCase(
         ("55P03",),
         StoreUnavailable,
-        "Another process has locked rows of {place} for too long. Nothing was written; Halter retries automatically. "
+        "Another process has locked rows of {place} for too long. Nothing was written. "
         "If this persists, look in pg_stat_activity for a program that keeps a transaction open.",
     ),
     _ErrorCase(
         ("08", "25P03", "53", "57", "58"),
         StoreUnavailable,
-        "PostgreSQL at {place} failed ({text}). Halter retries unconfirmed writes, and never applies one twice.",
+        "PostgreSQL at {place} failed ({text}). An unconfirmed write is safe to repeat: Halter never applies "
+        "one twice.",
     ),
     _ErrorCase(
         (READ_ONLY_CODE,),
         StoreUnavailable,
-        "PostgreSQL at {place} is read-only ({text}). Nothing was written; Halter retries automatically. If this "
+        "PostgreSQL at {place} is read-only ({text}). Nothing was written. If this "
         "persists, use the address of the primary server, or make the database writable.",
     ),
     _ErrorCase(

@@ -281,13 +281,11 @@ def translate_sqlite_error(error: sqlite3.Error | UnicodeDecodeError, path: str)
         return RowRefused(f"The store {path} refused a row ({text}). {CONSTRAINT_ADVICE}")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreUnavailable(
-            f"The store {path} is locked by another process. Nothing was written; Halter retries automatically. "
+            f"The store {path} is locked by another process. Nothing was written. "
             "If this persists, look for a program that keeps it open."
         )
     if name.startswith("SQLITE_FULL") or (name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")) and is_disk_full(path)):
-        return StoreUnavailable(
-            f"The disk of {path} is full. Nothing was written. Free some space; Halter retries automatically."
-        )
+        return StoreUnavailable(f"The disk of {path} is full. Nothing was written. Free some space.")
     if name.startswith("SQLITE_READONLY"):
         return make_unwritable_error(path)
     if name.startswith("SQLITE_CANTOPEN"):

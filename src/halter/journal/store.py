@@ -63,6 +63,9 @@ T = TypeVar("T")
 ReportProblem = Callable[[str], None]
 """Receives a description of the store's problem, or an empty text when the store is available again."""
 
+RETRYING: Final = "Retrying."
+"""Added to an error of the store by code that retries, and only there."""
+
 MIN_PAUSE: Final = SECOND // 20
 MAX_PAUSE: Final = SECOND
 
@@ -100,7 +103,7 @@ class StoreRetry:
         self.trouble = trouble
 
     async def repeat(self, operation: Callable[[], Awaitable[T]], error: StoreUnavailable) -> T:
-        self.trouble.set_problem(str(error))
+        self.trouble.set_problem(f"{error} {RETRYING}")
         self.trouble.waiting += 1
         try:
             answer = await self._retry(operation)
@@ -116,7 +119,7 @@ class StoreRetry:
             try:
                 return await operation()
             except StoreUnavailable as error:
-                self.trouble.set_problem(str(error))
+                self.trouble.set_problem(f"{error} {RETRYING}")
             pause = min(2 * pause, MAX_PAUSE)
 
 
