@@ -221,6 +221,18 @@ def test_a_second_up_says_where_the_agent_runs_already(ada: Person) -> None:
     up.ends()
 
 
+def test_after_a_kill_the_next_up_does_not_say_that_the_dead_process_runs_the_agent(ada: Person) -> None:
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    up.program.send_signal(signal.SIGKILL)
+    up.program.wait()
+    assert ada.looks("status")["agents"][0]["alive"] is False
+    again = Up(ada, str(ada.agent))
+    again.until("desk-1")
+    again.ends()
+    assert not [line for line in again.seen if "Already running" in line]
+
+
 BUSY = "- calls: [{tool: yield, arguments: {mode: continue}}]\n"
 TIRELESS = "autonomy: {enabled: true, max_consecutive_turns: 1000, token_budget_per_hour: 0, idle_timeout: 0}\n"
 
@@ -315,7 +327,7 @@ def test_a_server_that_goes_away_is_reported_and_waited_for_and_so_is_its_return
         cluster.stop_hard()
         assert up.program.stderr is not None
         texts = map(bytes.decode, up.program.stderr)
-        assert re.match(r".*PostgreSQL at 127\.0\.0\.1:\d+ .* retries", next(texts))
+        assert re.match(r".*PostgreSQL at 127\.0\.0\.1:\d+ .* Retrying\.", next(texts))
         cluster.start()
         assert "Store available again; resuming.\n" in texts
         assert ada.types("off", "desk")[0] == 0

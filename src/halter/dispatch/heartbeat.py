@@ -19,7 +19,7 @@ from halter.core.events import GuardrailTriggered, SessionParked
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Draft, HeartbeatReply, Lease, Query, Rows, Store, Stored, Write, read_stream
 from halter.core.processes import LivenessWriter
-from halter.core.rows import SessionRow, StreamRow
+from halter.core.rows import SessionRow, StreamRow, WorkerInfo
 from halter.guard.ledger import Ledger
 from halter.loop.session_runtime import cancel_and_wait
 from halter.state import lifecycle
@@ -91,11 +91,12 @@ async def _send_heartbeats(
     store: Store, clock: Clock, worker: WorkerId, interval: int, holder: LeaseHolder | None
 ) -> None:
     snapshots: Mapping[SessionId, bytes] = {}
-    description = ""
+    description, process = "", WorkerInfo().with_process().encode()
     while True:
         with suppress(StoreUnavailable):
             if holder is None:
-                await store.beat(worker)
+                await store.beat(worker, {}, process)
+                process = ""
             else:
                 snapshots, description = await _send_heartbeat(store, worker, holder, snapshots, description)
         await clock.sleep(interval)

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, NoReturn
 import msgspec
 from msgspec import Meta
 
-from halter.core.clock import SECOND
+from halter.core.clock import SECOND, format_duration
 from halter.core.errors import ConfigError, LeaseLost, NotDone
 from halter.core.events import SessionParked
 from halter.core.ids import Digest, SessionId, make_worker_id
@@ -35,7 +35,7 @@ from halter.operations.queries import list_recorded_agents, read_all_events
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.needs import read_open_questions
-from halter.runtime.runtime import accept_missing_events, find_continuity
+from halter.runtime.runtime import Runtime, accept_missing_events, find_continuity
 from halter.state import lifecycle
 from halter.state.session import InFlight, replay
 
@@ -316,8 +316,21 @@ async def _end_or_wait(actor: Actor, session: SessionId, max_wait: int) -> tuple
         for lease in await app.store.claim(worker, 1, session):
             return await _end(actor, lease, row)
         if app.clock.now() >= deadline_at:
-            return "under way", f"Still running on {row.owner}; no new calls will start."
+            return "under way", await _describe_owner(app, row)
         await app.clock.sleep(POLL_INTERVAL)
+
+
+async def _describe_owner(app: Runtime, row: SessionRow) -> str:
+    """Describe the owner of a session that did not end in time. A killed owner has it until its lease expires."""
+    owners = [each for each in await app.store.ask(Query("all_workers", WorkerRow)) if each.worker == row.owner]
+    now = app.clock.now()
+    if not owners or owners[0].alive(now):
+        return f"Still running on {row.owner}; no new calls will start."
+    wait_text = format_duration(max(SECOND, owners[0].alive_until - now))
+    return (
+        f"The process that ran it ({row.owner}) was killed; no new calls will start. Its lease expires in "
+        f"{wait_text}: then end it with halter cancel {row.session}"
+    )
 
 
 async def _end(actor: Actor, lease: Lease, row: SessionRow) -> tuple[CancelOutcome, str]:

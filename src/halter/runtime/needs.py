@@ -414,11 +414,9 @@ def _list_lost_hosts(rows: NeedRows) -> Iterator[Need]:
         lost_agents = sorted(agent for agent in info.agents if agent in rows.switched_on)
         if not lost_agents or any(peer.host == info.host and set(lost_agents) <= peer.agents.keys() for peer in alive):
             continue
-        ago = format_duration(max(0, rows.until - lost_at))
+        ago = f"stopped sending heartbeats {format_duration(rows.until - lost_at)} ago"
+        end = "was killed" if lost_at >= rows.until else ago
         runs_elsewhere = all(any(agent in peer.agents for peer in alive) for agent in lost_agents)
         now_runs = "other processes run them now." if runs_elsewhere else "no process runs them now."
-        sentence = (
-            f"halter {info.kind} {info.pid} on {info.host} stopped sending heartbeats {ago} ago. It ran "
-            f"{', '.join(lost_agents)}; {now_runs}"
-        )
+        sentence = f"halter {info.kind} {info.pid} on {info.host} {end}. It ran {', '.join(lost_agents)}; {now_runs}"
         yield Need(kind="host", agent=lost_agents[0], sentence=sentence, why="Start it again on that host.")

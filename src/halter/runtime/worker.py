@@ -1,8 +1,6 @@
 """A process that runs agents: its sessions, its reports to other workers, and retention."""
 
 import asyncio
-import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -309,10 +307,8 @@ class WorkerState:
     def describe(self) -> str:
         from halter import __version__
 
-        return WorkerInfo(
+        info = WorkerInfo(
             kind=self._mode.kind,
-            host=socket.gethostname(),
-            pid=os.getpid(),
             version=__version__,
             started_at=self._started_at,
             agents=dict(self.versions()),
@@ -322,7 +318,8 @@ class WorkerState:
             residents=self._sessions.residents,
             closing=self._sessions.closing.is_set(),
             problem=self._refusal,
-        ).encode()
+        )
+        return info.with_process().encode()
 
     async def on_heartbeat(self, beat: HeartbeatReply) -> None:
         """Compare the clocks, and find the agents whose version is outdated here."""
