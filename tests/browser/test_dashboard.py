@@ -178,7 +178,7 @@ def test_a_session_at_its_cap_resumes_when_the_cap_is_raised(house: House, visit
     expect(dialog(page).get_by_role("alert")).to_contain_text("Give a higher one.")
     dialog(page).get_by_label("New cap in dollars").fill("2")
     press(dialog(page), "Raise the cap")
-    expect(page.get_by_text("is now $2.00; the session resumes.")).to_be_visible()
+    expect(page.get_by_text("is now $2.00.")).to_be_visible()
     expect(page.get_by_role("button", name="Raise the cap…")).to_have_count(0)
     house.wait_until(lambda: house.is_idle("miser-1"))
 

@@ -52,7 +52,8 @@ async def test_one_press_approves_and_the_message_becomes_the_outcome(world: Wor
     phone.platform.send_again()
     await world.advance(MINUTE)
     assert [(event.verdict, event.by) for event in await phone.made()] == [("approve", "ada")]
-    assert phone.platform.toasts == ["Approved: wipe of desk, session desk.once-1."]
+    (toast,) = phone.platform.toasts
+    assert toast.startswith("Approved: wipe of desk, session desk.once-1. halter up ")
     assert (outcome.text, outcome.buttons) == ("Approved by ada: wipe of desk, session desk.once-1.", {})
     phone.platform.press_data(ADA, outcome, data)
     await world.advance(MINUTE)

@@ -118,7 +118,8 @@ async def test_one_tap_approves_and_the_message_becomes_the_outcome(world: World
     await world.advance(MINUTE)
     (event,) = await phone.made()
     assert (event.verdict, event.by) == ("approve", "ada")
-    assert phone.platform.toasts == ["Approved: wipe of desk, session desk.once-1."]
+    (toast,) = phone.platform.toasts
+    assert toast.startswith("Approved: wipe of desk, session desk.once-1. halter up ")
     assert (outcome.text, outcome.buttons) == ("Approved by ada: wipe of desk, session desk.once-1.", {})
     assert [row.state for row in await phone.fleet.sessions("desk")] == ["COMPLETED"]
 

@@ -268,7 +268,9 @@ def test_a_session_at_its_cap_resumes_with_the_cap_that_a_person_sets(place: Pla
     low = place.halter("approve", decision, "--cap", "0.05")
     assert (low.exit_code, f"The cap of session:{session} is $0.10. Give a higher one." in low.stderr) == (2, True)
     raised = " ".join(place.answer("approve", decision, "--cap", "1").split())
-    assert raised == f"Cap of session:{session} is now $1.00; the session resumes."
+    command = f"halter run FOLDER --resume {session} or halter play PLAYBOOK --resume {session}"
+    sentence = f"Cap of session:{session} is now $1.00. No process runs the session. To continue it: {command}"
+    assert raised == sentence
     assert place.resume(session).exit_code == 0
     assert place.results(session) == ["read one"]
     (brake,) = place.json("receipt", session)["brakes"]
@@ -279,8 +281,9 @@ def test_a_session_at_its_cap_resumes_with_the_cap_that_a_person_sets(place: Pla
 def test_raising_the_cap_answers_the_question_for_more(place: Place) -> None:
     session, _ = place.play(STUDY)
     place.answer("budget", "raise", f"session:{session}", "1", "--reason", "worth it")
-    assert place.json("inbox") == []
+    assert [need["kind"] for need in place.json("inbox")] == ["unclaimed"]
     assert place.resume(session).exit_code == 0
+    assert place.json("inbox") == []
     (decision,) = place.json("receipt", session)["decisions"]
     assert (decision["about"], decision["verdict"], decision["by"]) == ("cap_raise", "approve", "ada")
 

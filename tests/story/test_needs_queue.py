@@ -26,17 +26,20 @@ from halter.core.ids import OUTBOX, SessionId, StreamId, WorkerId, session_strea
 from halter.core.money import Caps, Spender, make_legs
 from halter.core.ports import Draft, Lease, Query, Write
 from halter.core.project import rows_of_event
-from halter.core.rows import NotificationRow, WorkerInfo
+from halter.core.rows import NotificationRow, SessionRow, WorkerInfo, WorkerRow
 from halter.core.vocabulary import DecisionKind, SessionKind
 from halter.guard.approvals import Question, ask_question
 from halter.guard.halts import halt, switch_on
 from halter.guard.ledger import ActualResult
+from halter.operations import decisions
 from halter.operations.actor import Actor, Principal
+from halter.operations.decisions import ApprovalTerms
 from halter.operations.queries import read_needs, report
 from halter.operations.registry import show_home as read_home
 from halter.operations.report import ReportMessage, queue_report
 from halter.operations.status import read_status
 from halter.runtime.message_router import describe_needs
+from halter.runtime.needs import find_runner, list_resume_commands
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import read_settings
 from halter.state import lifecycle
@@ -63,11 +66,13 @@ async def park_shop(app: Runtime, lease: Lease, **how: Any) -> None:
     await app.store.commit(lifecycle.park_session(lease, "parked", SessionParked(**how)))
 
 
-def decides(decision_kind: DecisionKind, kind: SessionKind | None = "task") -> Callable[[Runtime], Awaitable[None]]:
+def decides(
+    decision_kind: DecisionKind, kind: SessionKind | None = "task", **more: Any
+) -> Callable[[Runtime], Awaitable[None]]:
     """A question of a session of that kind, or of none."""
 
     async def asks(app: Runtime) -> None:
-        lease = None if kind is None else await start_shop(app, kind)
+        lease = None if kind is None else await start_shop(app, kind, **more)
         question = Question(
             decision="d1",
             about=decision_kind,
@@ -98,6 +103,18 @@ def questions(kind: SessionKind, **more: Any) -> Callable[[Runtime], Awaitable[N
 
 async def paused(app: Runtime) -> None:
     await park_shop(app, await start_shop(app, "autonomous"), state="PAUSED")
+
+
+def answers(kind: SessionKind, **more: Any) -> Callable[[Runtime], Awaitable[None]]:
+    """An approval of a call of a session whose process was killed meanwhile."""
+
+    async def approved(app: Runtime) -> None:
+        await decides("approval", kind, **more)(app)
+        (waiting,) = await decisions.waiting(Actor(app, Principal("ada")))
+        result = await decisions.approve(Actor(app, Principal("ada")), waiting.decision, ApprovalTerms())
+        assert "No process runs the session. To continue it: halter " in result.sentence
+
+    return approved
 
 
 async def cannot_think(app: Runtime) -> None:
@@ -165,6 +182,13 @@ WAITING: dict[str, tuple[Callable[[Runtime], Awaitable[None]], str]] = {
     "a question of an agent": (questions("autonomous"), "shop asks: Which?"),
     "a question of a triggered task": (questions("task", trigger=TRIGGER), "shop asks: Which?"),
     "a question of a task that a program or a person began": (questions("task"), "shop asks: Which?"),
+    "an approved call of a task that nothing runs": (answers("task"), "shop was answered in session shop-1, and no"),
+    "an approved call of a chat that nothing runs": (answers("chat"), "shop was answered in session shop-1, and no"),
+    "an approved call of an agent that nothing runs": (answers("autonomous"), "shop was answered in session shop-1"),
+    "an approved call of a schedule that nothing runs": (
+        answers("task", trigger=TRIGGER),
+        "shop was answered in session shop-1, and no process runs it.",
+    ),
     "a paused agent": (paused, "shop is paused in session shop-1."),
     "an agent whose key is wrong": (cannot_think, "shop-1 cannot use its model: 401: wrong key"),
     "an agent that stopped": (stopped, "shop has stopped: shop-1 ended ERROR (model error)."),
@@ -186,9 +210,9 @@ class Store:
     def types(self, *words: str) -> Result:
         return CliRunner().invoke(build(), list(words), env=self.environ)
 
-    def does(self, job: Callable[[Runtime], Awaitable[Any]]) -> Any:
+    def does(self, job: Callable[[Runtime], Awaitable[Any]], lease: int = 1) -> Any:
         async def main() -> Any:
-            async with open_runtime(read_settings(self.environ, self.home), environ=self.environ, lease=1) as app:
+            async with open_runtime(read_settings(self.environ, self.home), environ=self.environ, lease=lease) as app:
                 return await job(app)
 
         return asyncio.run(main())
@@ -243,3 +267,74 @@ def test_a_session_that_was_stopped_by_switching_its_agent_off_needs_no_person(t
     store.does(switched_off)
     assert not store.does(look)["api"]
     assert store.types("inbox", "--check").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "command"),
+    [
+        ("task", {}, "halter run FOLDER --resume shop-1"),
+        ("chat", {}, "halter chat FOLDER --resume shop-1"),
+        ("autonomous", {}, "halter up FOLDER"),
+        ("task", {"trigger": TRIGGER}, "halter up FOLDER"),
+    ],
+)
+def test_an_approval_of_a_session_that_nothing_runs_says_how_to_continue_it(
+    tmp_path: Path, kind: SessionKind, more: dict[str, Any], command: str
+) -> None:
+    store = Store(tmp_path)
+    store.does(decides("approval", kind, **more))
+    assert command in store.types("approve", "d1").stdout
+    assert command in store.types("inbox").stdout
+    assert json.loads(store.types("status", "--json").stdout)["needs_you"][0]["commands"][0] == command
+
+
+@pytest.mark.parametrize("kind", ["hooked", "proxied", "gated"])
+def test_an_approval_of_a_call_of_another_program_waits_for_its_next_call(tmp_path: Path, kind: SessionKind) -> None:
+    store = Store(tmp_path)
+    store.does(decides("approval", kind))
+    assert "It takes effect when the program makes the same call again." in store.types("deny", "d1").stdout
+    assert store.types("inbox", "--check").exit_code == 0
+
+
+def test_an_approval_names_the_process_that_continues_the_session(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    async def answered_while_it_runs(app: Runtime) -> tuple[str, list[str]]:
+        await decides("approval", "autonomous")(app)
+        await app.store.leave(WorkerId("w"))
+        info = WorkerInfo(kind="up", host="box", pid=42, agents={"shop": "v1"})
+        await app.store.beat(WorkerId("up"), about=info.encode())
+        actor = Actor(app, Principal("ada"))
+        result = await decisions.approve(actor, "d1", ApprovalTerms())
+        return result.sentence, [need.sentence for need in await read_needs(actor)]
+
+    sentence, sentences = store.does(answered_while_it_runs, HOUR)
+    assert sentence == "Approved: send of shop, session shop-1. halter up 42 on box continues it."
+    assert sentences == []
+
+
+def test_a_worker_that_is_closing_or_waits_for_newer_files_or_runs_other_agents_continues_nothing() -> None:
+    row = SessionRow("shop-1", "shop", "autonomous")
+    no_runners = [
+        WorkerInfo(kind="worker", agents={"shop": "v1"}, closing=True),
+        WorkerInfo(kind="worker", agents={"shop": "v1"}, waiting=("shop",)),
+        WorkerInfo(kind="worker", agents={"desk": "v1"}),
+        WorkerInfo(agents={"shop": "v1"}),
+    ]
+    for info in no_runners:
+        assert find_runner(row, [WorkerRow("w", HOUR, info.encode())], 0) is None
+    info = WorkerInfo(kind="worker", agents={"shop": "v1"})
+    assert find_runner(row, [WorkerRow("w", HOUR, info.encode())], 0) == info
+    assert find_runner(row, [WorkerRow("w", HOUR, info.encode())], DAY) is None
+    attended = SessionRow("shop-2", "shop", "task")
+    assert find_runner(attended, [WorkerRow("w", HOUR, info.encode())], 0) is None
+    owned = SessionRow("shop-2", "shop", "task", owner="w")
+    assert find_runner(owned, [WorkerRow("w", HOUR, WorkerInfo().encode())], 0) == WorkerInfo()
+
+
+def test_a_sub_session_that_nothing_runs_continues_with_the_command_of_the_session_that_asked_for_it() -> None:
+    parent = SessionRow("desk-1", "desk", "task")
+    child = SessionRow("shop-1", "shop", "task", parent="desk-1")
+    grandchild = SessionRow("pack-1", "pack", "task", parent="shop-1")
+    sessions = {row.session: row for row in (parent, child, grandchild)}
+    assert list_resume_commands(grandchild, sessions)[0] == "halter run FOLDER --resume desk-1"

@@ -48,7 +48,8 @@ _NUMBER: Final = re.compile(r"[1-9][0-9]{0,2}")
 
 
 def _to_json(result: DecisionResult) -> Mapping[str, Any]:
-    return {"subject": result.decision, "done": True, **({"rule": result.rule} if result.rule else {})}
+    more = {"rule": result.rule, "continuation": result.continuation}
+    return {"subject": result.decision, "done": True, **{name: value for name, value in more.items() if value}}
 
 
 inbox = command(

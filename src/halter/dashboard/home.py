@@ -457,8 +457,7 @@ def list_need_pages(need: Need) -> list[tuple[str, str]]:
 
 def _ask_answer(page: OpenPage, need: Need) -> None:
     async def do(values: FormValues) -> str:
-        await control.send_message(page.actor, need.session, values["text"])
-        return f"Answer sent; {need.session} resumes."
+        return (await control.send_message(page.actor, need.session, values["text"])).sentence
 
     text = FormField("text", "Your answer", "", "text")
     open_dialog(page, f"Answer {need.agent}?", need.sentence, (text,), "Answer", do)

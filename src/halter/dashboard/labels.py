@@ -176,6 +176,7 @@ NEEDS: Final = {
     "host": Label("Host unavailable", "bad", "alert"),
     "undelivered": Label("Not delivered", "bad", "bell"),
     "budget": Label("Cap", "look", "budgets"),
+    "unclaimed": Label("Not running", "look", "pause"),
     "kept": Label("To review", "calm", "findings"),
 }
 """Labels of the needs that are not decisions."""

@@ -34,7 +34,7 @@ from halter.operations.actor import (
 from halter.operations.queries import list_recorded_agents, read_all_events
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
-from halter.runtime.needs import read_open_questions
+from halter.runtime.needs import describe_continuation, read_open_questions
 from halter.runtime.runtime import Runtime, accept_missing_events, find_continuity
 from halter.state import lifecycle
 from halter.state.session import InFlight, replay
@@ -250,9 +250,10 @@ async def send_message(actor: Actor, session: Session, text: Text) -> Done:
             f"Session {row.session} has ended ({row.state}: {row.terminal_reason}). Start a new one with `halter chat`."
         )
     body, blob = await _store_text(actor, text)
+    continuation = await describe_continuation(actor.app.store, row.session, actor.app.clock.now())
     event = lifecycle.make_message_event(actor.principal.name)
     await actor.app.store.commit(lifecycle.post_wake(row.session, actor.app.ids.make(), event, body, blob))
-    return Done(row.session, f"Message sent to {row.session}.")
+    return Done(row.session, f"Message sent to {row.session}. {continuation}")
 
 
 async def answer_question(actor: Actor, session: str, call: str, text: str, key: str) -> Done:
@@ -263,10 +264,11 @@ async def answer_question(actor: Actor, session: str, call: str, text: str, key:
     if question is None or question.call != call:
         fail_conflict("This question was already answered or withdrawn.")
     body, blob = await _store_text(actor, text)
+    continuation = await describe_continuation(actor.app.store, row.session, actor.app.clock.now())
     write = lifecycle.answer_question(row, key, actor.principal.name, body, blob)
     if not (await actor.app.store.commit(write)).events:
         fail_conflict("This question was already answered.")
-    return Done(row.session, f"Answer sent to {row.agent}; session {row.session} resumes.")
+    return Done(row.session, f"Answer sent to {row.agent}, session {row.session}. {continuation}")
 
 
 async def _store_text(actor: Actor, text: str) -> tuple[bytes | None, Digest | None]:

@@ -62,7 +62,7 @@ from halter.redaction.secrets import read_environment_secrets
 from halter.risk.commands import WRAPPER_NAMES
 from halter.risk.interpreters import is_interpreter
 from halter.risk.shell_syntax import PRIVILEGE_RAISERS, SHELLS, program_of
-from halter.runtime.needs import Need, make_decision_need
+from halter.runtime.needs import Need, describe_continuation, make_decision_need
 
 DecisionName = Annotated[
     Name,
@@ -412,11 +412,15 @@ class ApprovalTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionResult(msgspec.Struct, frozen=True):
-    """The result of an answer in a sentence, and the id of the rule that it made, if any."""
+    """The result of an answer in a sentence, and the id of the rule that it made, if any.
+
+    `continuation` says which process continues the session, or how to continue it if none does.
+    """
 
     decision: str
     sentence: str
     rule: str = ""
+    continuation: str = ""
 
 
 async def approve(actor: Actor, decision: str, terms: ApprovalTerms) -> DecisionResult:
@@ -427,7 +431,17 @@ async def approve(actor: Actor, decision: str, terms: ApprovalTerms) -> Decision
         fail_conflict(f"{open_decision.decision} has changed since it was shown. Review it again.")
     _reject_single_approver(actor, open_decision, terms)
     write, result = await _approve_once(actor, open_decision, terms)
-    return _report_first_approval(open_decision, actor) if await _commit(actor, open_decision, write) else result
+    result = await _add_continuation(actor, open_decision, result)
+    if await _commit(actor, open_decision, write):
+        return _report_first_approval(open_decision, actor)
+    return result
+
+
+async def _add_continuation(actor: Actor, decision: WaitingDecision, result: DecisionResult) -> DecisionResult:
+    continuation = await describe_continuation(actor.app.store, decision.session, actor.app.clock.now())
+    return msgspec.structs.replace(
+        result, sentence=f"{result.sentence} {continuation}".strip(), continuation=continuation
+    )
 
 
 def _reject_single_approver(actor: Actor, decision: WaitingDecision, terms: ApprovalTerms) -> None:
@@ -486,13 +500,13 @@ async def approve_together(
             fail_conflict(f"{decision.decision} has changed since it was shown. Review it again.")
     for decision in calls:
         _reject_single_approver(actor, decision, ApprovalTerms())
-    is_pending = False
+    is_pending, continuation = False, await describe_continuation(actor.app.store, session, actor.app.clock.now())
     for decision in calls:
         write = approvals.answer_decision(decision, "approve", actor.principal.name, actor.app.ids.make(), reason)
         is_pending = await _commit(actor, decision, write) or is_pending
     names = tuple(decision.decision for decision in calls)
-    note = " Calls that need two approvers wait for another person." if is_pending else ""
-    return GroupResult(session, names, f"Approved together: {', '.join(map(_call, calls))}.{note}")
+    note = "Calls that need two approvers wait for another person." if is_pending else continuation
+    return GroupResult(session, names, f"Approved together: {', '.join(map(_call, calls))}. {note}".strip())
 
 
 def group_calls(decisions: Sequence[WaitingDecision]) -> list[list[WaitingDecision]]:
@@ -508,12 +522,14 @@ async def deny(actor: Actor, decision: DecisionName, reason: Reason = "") -> Dec
     """Deny a decision."""
     actor.require_person("approver", "deny anything")
     open_decision = await get_open_decision(actor, decision)
+    result = DecisionResult(open_decision.decision, _describe_no(open_decision))
+    result = await _add_continuation(actor, open_decision, result)
     await _commit(
         actor,
         open_decision,
         approvals.answer_decision(open_decision, "deny", actor.principal.name, actor.app.ids.make(), reason),
     )
-    return DecisionResult(open_decision.decision, _describe_no(open_decision))
+    return result
 
 
 class AlwaysRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -594,7 +610,7 @@ def _approve_always(
     where = {"session": "in this session", "agent": f"of {decision.agent}", "fleet": "of every agent"}[rule.scope]
     sentence = (
         f"Approved: {_call(decision)}. For {format_duration(rule.expires_in)}, calls of {decision.name} {where} "
-        f"{describe_matcher(rule.matcher)} need no approval. End the rule with: halter rules end {rule.id}"
+        f"{describe_matcher(rule.matcher)} need no approval. End the rule with `halter rules end {rule.id}`."
     )
     return approvals.approve_always(decision, rule, actor.principal.name, key, terms.reason), DecisionResult(
         decision.decision, sentence, rule.id
@@ -614,9 +630,7 @@ async def _approve_with_cap(
     account = Account(decision.subject, "", "usd")
     write = approvals.raise_cap(decision, account, cap, actor.principal.name, key, terms.reason)
     cap_text = "none" if cap is None else format_micros(cap)
-    return write, DecisionResult(
-        decision.decision, f"Cap of {decision.subject} is now {cap_text}; the session resumes."
-    )
+    return write, DecisionResult(decision.decision, f"Cap of {decision.subject} is now {cap_text}.")
 
 
 def _reject_secrets(actor: Actor, new_arguments: bytes) -> None:

@@ -37,6 +37,7 @@ from halter.guard.judge import adopt_policy
 from halter.guard.ledger import change_cap
 from halter.operations.actor import Actor, Dollars, Done, Name, Reason, Scope, fail_conflict, fail_invalid, readable
 from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, render_budgets
+from halter.runtime.needs import describe_continuation
 from halter.runtime.runtime import DEFAULT_FLEET, make_adoption_event, read_stored_policy
 
 Direction = Literal["raise", "lower"]
@@ -148,6 +149,8 @@ async def set_cap(
     row = _choose_budget(await _list_with_requested(actor, scope, cap_decisions), scope, window, now)
     _reject_wrong_direction(direction, row, amount)
     account = Account(row.scope, row.window, row.unit)
+    waiting_session = cap_decisions[0].session if cap_decisions else ""
+    continuation = await describe_continuation(actor.app.store, waiting_session, now)
     write = change_cap(account, amount, actor.principal.name, actor.app.ids.make(), reason)
     events = (await actor.app.store.commit(write)).events
     if not events:
@@ -160,7 +163,7 @@ async def set_cap(
     overrun_micros = sum(stored.event.overrun for stored in events if isinstance(stored.event, CapChanged))
     cap_usd = None if amount is None else micros_to_usd(amount)
     cap_text = "none" if amount is None else format_micros(amount)
-    sentence = f"Cap of {scope} is now {cap_text} (recorded in the journal with your name)."
+    sentence = f"Cap of {scope} is now {cap_text} (recorded in the journal with your name). {continuation}".rstrip()
     return CapSet(
         scope, sentence, row.scope, row.window, cap_usd, actor.principal.name, micros_to_usd(overrun_micros), reason
     )

@@ -377,9 +377,11 @@ async def read_needs(actor: Actor) -> Sequence[Need]:
 def _filter_visible(actor: Actor, rows: ReportRows) -> ReportRows:
     """Leave out the rows of agents that the principal cannot see."""
     sees = actor.principal.can_see
+    sessions = [row for row in rows.sessions if sees(row.agent)]
+    owners = {row.owner for row in sessions}
     return msgspec.structs.replace(
         rows,
-        sessions=[row for row in rows.sessions if sees(row.agent)],
+        sessions=sessions,
         happened=[event for event in rows.happened if sees(_find_agent(event.stream.removeprefix("trigger:")))],
         quarantined_items=[item for item in rows.quarantined_items if sees(_find_agent(item.trigger))],
         findings=[row for row in rows.findings if sees(row.agent)],
@@ -394,7 +396,7 @@ def _filter_visible(actor: Actor, rows: ReportRows) -> ReportRows:
         undelivered=[row for row in rows.undelivered if sees(row.agent)],
         outages=[row for row in rows.outages if sees(row.agent)],
         stopped=[row for row in rows.stopped if sees(row.agent)],
-        workers=[row for row in rows.workers if any(map(sees, row.parse_info().agents))],
+        workers=[row for row in rows.workers if row.worker in owners or any(map(sees, row.parse_info().agents))],
         switched_on=frozenset(filter(sees, rows.switched_on)),
     )
 

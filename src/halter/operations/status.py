@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from halter.core.money import ZERO_USD, Usd
-from halter.core.rows import OutageRow
+from halter.core.rows import OutageRow, SessionRow, WorkerRow
 from halter.operations.actor import Actor
 from halter.operations.fleet import WorkerView, plans, workers
 from halter.operations.money import read_fleet_day
 from halter.operations.queries import AgentLine, fleet, report_rows
 from halter.runtime.forecast import TriggerPlan
-from halter.runtime.needs import CapLine, Need, list_caps, list_needs
+from halter.runtime.needs import CapLine, Need, find_runner, list_caps, list_needs
 
 
 class AgentPlace(msgspec.Struct, frozen=True):
@@ -62,7 +62,11 @@ async def read_status(actor: Actor) -> FleetStatus:
     needs, caps = [*list_needs(rows)], [*list_caps(rows.budgets, now)]
     processes = [worker for worker in await workers(actor) if worker.alive]
     trigger_plans = await plans(actor)
-    outages = {row.agent: row for row in rows.outages}
+    session_rows = {row.session: row for row in rows.sessions}
+    outages = {
+        outage.agent: _describe_outage(outage, session_rows.get(outage.session), rows.workers, now)
+        for outage in rows.outages
+    }
     line_by_agent = {line.agent: line for line in await fleet(actor)}
     names = {
         *line_by_agent,
@@ -100,7 +104,7 @@ def _agent(
     needs: Sequence[Need],
     trigger_plans: Sequence[TriggerPlan],
     caps: Sequence[CapLine],
-    outages: Mapping[str, OutageRow],
+    outages: Mapping[str, str],
 ) -> AgentStatus:
     moments = [at for at in (line.due_at, *(plan.next_at for plan in trigger_plans)) if at is not None]
     return AgentStatus(
@@ -112,7 +116,7 @@ def _agent(
         ],
         session=line.session,
         state=line.state,
-        waits=_describe_wait(line, needs, trigger_plans, outages.get(line.agent), alive=bool(processes)),
+        waits=_describe_wait(line, needs, trigger_plans, outages.get(line.agent, ""), alive=bool(processes)),
         next_at=min(moments, default=None) if line.on is not False else None,
         spent_today_usd=line.spent_today_usd,
         cap_today_usd=line.cap_today_usd,
@@ -125,7 +129,7 @@ def _describe_wait(
     line: AgentLine,
     needs: Sequence[Need],
     trigger_plans: Sequence[TriggerPlan],
-    outage: OutageRow | None,
+    outage: str,
     *,
     alive: bool,
 ) -> str:
@@ -136,12 +140,19 @@ def _describe_wait(
         return f"Switched off by {line.switched_by}."
     if needs:
         return needs[0].sentence
-    if outage is not None:
-        return f"Model unavailable ({outage.sentence.rstrip('.')}); retrying automatically."
+    if outage:
+        return outage
     is_unattended = line.on or trigger_plans
     if is_unattended and not alive:
         return "No process runs it. Start `halter up FOLDER`, `halter serve FOLDER` or a worker."
     return _describe_state(line, trigger_plans)
+
+
+def _describe_outage(outage: OutageRow, row: SessionRow | None, workers: Sequence[WorkerRow], now: int) -> str:
+    """Describe an outage, and whether a process is left that retries."""
+    is_retried = row is not None and find_runner(row, workers, now) is not None
+    next_step = "retrying automatically" if is_retried else "no process runs the session to retry"
+    return f"Model unavailable ({outage.sentence.rstrip('.')}); {next_step}."
 
 
 def _describe_state(line: AgentLine, trigger_plans: Sequence[TriggerPlan]) -> str:

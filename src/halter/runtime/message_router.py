@@ -67,7 +67,7 @@ from halter.runtime.forecast import (
     plan_triggers,
     read_balances,
 )
-from halter.runtime.needs import describe_decision, list_needs, read_need_rows
+from halter.runtime.needs import describe_continuation, describe_decision, list_needs, read_need_rows
 from halter.runtime.session_builder import encode_trigger_record, find_autonomous_session
 from halter.runtime.session_start import begin_playbook, begin_session, post_message, resume_playbook
 from halter.runtime.sub_sessions import delegate_task, list_tool_names, open_delegate
@@ -429,6 +429,7 @@ async def _decide(context: AgentContext, answer: Decided, session: str, *, typed
         text = _indent(escape_hidden(decision.display_text))
         line = f"- {decision.decision}: {describe_decision(decision)}\n{text}".rstrip()
         return f"This decision is pending:\n{line}\nSay approve again to approve it, or deny."
+    continuation = await describe_continuation(context.store, decision.session, app.clock.now())
     write = approvals.answer_decision(decision, answer.verdict, app.settings.person, app.ids.make())
     events = (await context.store.commit(write)).events
     if events and isinstance(events[0].event, ApprovalGiven):
@@ -436,7 +437,7 @@ async def _decide(context: AgentContext, answer: Decided, session: str, *, typed
     if not events:
         return f"{decision.decision} was already answered or withdrawn, or has expired."
     verdict = "Approved" if answer.verdict == "approve" else "Denied"
-    return f"{verdict}: {decision.decision} ({describe_decision(decision).rstrip('.')})"
+    return f"{verdict}: {decision.decision} ({describe_decision(decision).rstrip('.')}). {continuation}".strip()
 
 
 async def _is_recently_shown(context: AgentContext, session: str, decision: str) -> bool:

@@ -14,7 +14,7 @@ from halter.core.effect_events import CallStarted
 from halter.core.messages import Reply
 from halter.core.money import BudgetRow, Usd, format_micros, micros_to_usd, usd_to_micros
 from halter.core.ports import Query, Store
-from halter.core.rows import AgentRow, HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow, WorkerRow
+from halter.core.rows import AgentRow, HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow, WorkerInfo, WorkerRow
 from halter.core.text import decode_body, escape_hidden, shorten, to_one_line
 from halter.core.tools import SERVER_SEPARATOR
 from halter.core.vocabulary import DecisionKind
@@ -22,10 +22,20 @@ from halter.guard.approvals import PendingDecision
 from halter.loop.decide import ASK_USER
 from halter.runtime.budgets import read_current_budgets
 
-NeedKind = (
-    DecisionKind
-    | Literal["question", "paused", "model", "stopped", "document", "halt", "host", "undelivered", "budget", "kept"]
-)
+_OtherKind = Literal[
+    "question",
+    "paused",
+    "model",
+    "stopped",
+    "unclaimed",
+    "document",
+    "halt",
+    "host",
+    "undelivered",
+    "budget",
+    "kept",
+]
+NeedKind = DecisionKind | _OtherKind
 """A decision, or something else that only a person can resolve."""
 
 NEAR_CAP_PERCENT: Final = 80
@@ -244,6 +254,62 @@ def make_question_need(session: str, agent: str, open_question: OpenQuestion | N
     return Need(kind="question", agent=agent, sentence=sentence, commands=commands, session=session)
 
 
+def find_runner(row: SessionRow, workers: Iterable[WorkerRow], now: int) -> WorkerInfo | None:
+    """Find the live process that continues a session once it is due: its owner, or one that runs its agent."""
+    for worker in workers:
+        if row.owner == worker.worker and worker.alive(now):
+            return worker.parse_info()
+    for worker in workers if row.unattended else ():
+        info = worker.parse_info()
+        runs_agent = row.agent in info.agents and row.agent not in info.waiting and not info.closing
+        if info.kind and runs_agent and worker.alive(now):
+            return info
+    return None
+
+
+def describe_runner(info: WorkerInfo) -> str:
+    name = f"halter {info.kind} {info.pid}" if info.kind else f"its process {info.pid}" if info.pid else "its process"
+    return f"{name} on {info.host}" if info.host else name
+
+
+def list_resume_commands(row: SessionRow, parents: Mapping[str, SessionRow]) -> tuple[str, ...]:
+    """List the commands that continue a session which no process runs; a sub-session continues with its parent.
+
+    None continues an external session: its program has to make the same call again.
+    """
+    while not row.trigger and row.parent in parents:
+        row = parents[row.parent]
+    if row.kind in ("hooked", "proxied", "gated"):
+        return ()
+    if row.unattended:
+        return ("halter up FOLDER",)
+    if row.kind == "chat":
+        return (f"halter chat FOLDER --resume {row.session}",)
+    return f"halter run FOLDER --resume {row.session}", f"halter play PLAYBOOK --resume {row.session}"
+
+
+async def describe_continuation(store: Store, session: str, now: int) -> str:
+    """Describe which process continues a session once it is answered, or how to continue it if none does."""
+    rows = await store.ask(Query("session", SessionRow, {"session": session})) if session else ()
+    if not rows or rows[0].ended_at is not None:
+        return ""
+    runner = find_runner(rows[0], await store.ask(Query("all_workers", WorkerRow)), now)
+    if runner is not None:
+        sentence = f"{describe_runner(runner)} continues it."
+        return f"{sentence[0].upper()}{sentence[1:]}" if not runner.kind else sentence
+    parents, parent = dict[str, SessionRow](), rows[0].parent
+    while parent and parent not in parents:
+        for row in await store.ask(Query("session", SessionRow, {"session": parent})):
+            parents[parent], parent = row, row.parent
+    return describe_resumption(list_resume_commands(rows[0], parents))
+
+
+def describe_resumption(commands: Sequence[str]) -> str:
+    if not commands:
+        return "It takes effect when the program makes the same call again."
+    return f"No process runs the session. To continue it: {' or '.join(commands)}"
+
+
 def make_paused_need(session: str, agent: str) -> Need:
     sentence, commands = f"{agent} is paused in session {session}.", (f"halter resume {agent}",)
     return Need(kind="paused", agent=agent, sentence=sentence, commands=commands, session=session)
@@ -382,10 +448,24 @@ def _list_undecided(rows: NeedRows) -> Iterator[Need]:
             yield Need(kind="kept", agent="", sentence=sentence, commands=(f"halter {command}",))
 
 
+def _list_unclaimed(rows: NeedRows) -> Iterator[Need]:
+    """List the sessions that were answered, and that no process runs."""
+    parents = {row.session: row for row in rows.sessions}
+    for row in rows.sessions:
+        is_answered = row.ended_at is None and row.inbox_wake > row.inbox_seen
+        commands = list_resume_commands(row, parents) if is_answered else ()
+        if commands and find_runner(row, rows.workers, rows.until) is None:
+            sentence = f"{row.agent} was answered in session {row.session}, and no process runs it."
+            yield Need(kind="unclaimed", agent=row.agent, sentence=sentence, commands=commands, session=row.session)
+
+
 def _list_blocked_agents(need_rows: NeedRows) -> Iterator[Need]:
     """List the sessions and agents that cannot continue without a person."""
+    unclaimed_needs = list(_list_unclaimed(need_rows))
+    yield from unclaimed_needs
+    unclaimed_sessions = {need.session for need in unclaimed_needs}
     for row in need_rows.sessions:
-        if row.ended_at is not None or not (row.unattended or row.kind == "task"):
+        if row.ended_at is not None or row.session in unclaimed_sessions or not (row.unattended or row.kind == "task"):
             continue
         if row.state == "WAITING_FOR_INPUT":
             question = need_rows.questions.get(row.session)
