@@ -8,6 +8,7 @@ is the whole life of a scope; a session's own cap has it.
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final, Literal, Protocol, cast
@@ -22,14 +23,34 @@ DAY = 24 * HOUR
 
 
 class Clock(Protocol):
+    """A wall clock. A moment that another process reads, and a calendar, need it; durations use `read_monotonic`."""
+
     def now(self) -> int: ...
 
     async def sleep(self, duration: int) -> None: ...
 
 
+def read_monotonic(clock: Clock) -> int:
+    """Read the time for a duration within this process: the difference of two readings, also if the clock is set.
+
+    A clock of a program without such a reading is one that nobody sets.
+    """
+    read: Callable[[], int] = getattr(clock, "monotonic", clock.now)
+    return read()
+
+
+def start_steady_time(clock: Clock) -> Callable[[], int]:
+    """Return a function that reads the time as if the clock had not been set since this call."""
+    ahead = clock.now() - read_monotonic(clock)
+    return lambda: read_monotonic(clock) + ahead
+
+
 class SystemClock:
     def now(self) -> int:
         return time.time_ns() // 1000
+
+    def monotonic(self) -> int:
+        return time.monotonic_ns() // 1000
 
     async def sleep(self, duration: int) -> None:
         await asyncio.sleep(duration / SECOND)

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from halter.autonomy.upkeep import RestartAfter, decide_restart
-from halter.core.clock import SECOND, Clock
+from halter.core.clock import SECOND, Clock, read_monotonic
 from halter.core.errors import LeaseLost
 from halter.core.events import AttendingFailed, SessionParked
 from halter.core.ids import SessionId, WorkerId
@@ -39,7 +39,9 @@ from halter.core.rows import SessionRow, WorkerRow
 from halter.core.text import clean, shorten
 from halter.dispatch.heartbeat import (
     NO_IDLE_LIMITS,
+    WATCHDOG_INTERVAL,
     IdleLimits,
+    ObservedHeads,
     StoreClock,
     find_idle_since,
     halt_idle_session,
@@ -90,8 +92,6 @@ ORPHAN_SEARCH_INTERVAL: Final = 60 * SECOND
 """Interval of the search for sessions that this worker owns but does not run."""
 MAX_ERROR_LENGTH: Final = 300
 SESSION_RETRY_DELAY: Final = SECOND // 4
-WATCHDOG_INTERVAL: Final = 60 * SECOND
-"""Interval of the search for idle sessions, and time limit for stopping one."""
 
 AttendLease = Callable[[Lease, SessionRow], Awaitable[None]]
 """Runs a session until it parks or ends. Its row was read under its lease."""
@@ -140,8 +140,8 @@ class RunningSessions:
         self._coming: Counter[SessionId] = Counter()
         self._claiming = 0
         self._failures: dict[SessionId, tuple[int, ...]] = {}
-        self._searched = clock.now()
-        self._watched_at = clock.now()
+        self._searched = self._watched_at = read_monotonic(clock)
+        self._heads = ObservedHeads(clock)
         self._pausing: dict[SessionId, asyncio.Task[None]] = {}
 
     @property
@@ -243,7 +243,7 @@ class RunningSessions:
 
     async def _find_forgotten(self) -> None:
         """Run the sessions that this worker owns but does not run: the reply to a claim may have been lost."""
-        now = self.clock.now()
+        now = read_monotonic(self.clock)
         if now < self._searched + ORPHAN_SEARCH_INTERVAL:
             return
         self._searched = now
@@ -260,14 +260,15 @@ class RunningSessions:
         return {lease.session for lease in self._tasks} | self._pausing.keys() | self._coming.keys() | self.nested
 
     async def _find_idle(self) -> None:
-        now = self.clock.now()
-        if now < self._watched_at + WATCHDOG_INTERVAL:
+        elapsed, now = read_monotonic(self.clock), self.clock.now()
+        if elapsed < self._watched_at + WATCHDOG_INTERVAL:
             return
-        self._watched_at = now
+        self._watched_at = elapsed
+        self._heads.forget_others({lease.session for lease in self._tasks})
         for lease in [lease for lease in self._tasks if lease.session not in self._pausing]:
             (row,) = await self.store.ask(Query("session", SessionRow, {"session": lease.session}))
             try:
-                idle_since = await find_idle_since(self.store, row, self.idle_limits, now)
+                idle_since = await find_idle_since(self.store, row, self.idle_limits, now, self._heads)
             except Exception as error:  # noqa: BLE001  no failure here may stop another session
                 raise_if_cancelled()
                 self.on_watch_failed(row.agent, error)
@@ -307,10 +308,10 @@ class RunningSessions:
                 return
             except Exception as error:  # noqa: BLE001  no failure here may stop another session
                 raise_if_cancelled()
-                now = self.clock.now()
-                self._failures[session] = failures = (*self._failures.get(session, ()), now)
+                elapsed, now = read_monotonic(self.clock), self.clock.now()
+                self._failures[session] = failures = (*self._failures.get(session, ()), elapsed)
                 sentence = self._redact(clean(f"{type(error).__name__}: {error}"))
-                match decide_restart(failures, now):
+                match decide_restart(failures, elapsed):
                     case RestartAfter(delay):
                         await self._record(lease, len(failures), sentence)
                         await self.clock.sleep(delay)

@@ -6,14 +6,14 @@ paused after `idle_halt`, and halted after the same time again unless a message 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from time import clock_gettime_ns
 from typing import Final, Protocol
 
 import msgspec
 
-from halter.core.clock import MINUTE, SECOND, Clock, format_duration
+from halter.core.clock import MINUTE, SECOND, Clock, format_duration, read_monotonic
 from halter.core.errors import StoreError, StoreUnavailable
 from halter.core.events import GuardrailTriggered, SessionParked
 from halter.core.ids import SessionId, WorkerId, session_stream
@@ -121,7 +121,7 @@ async def acquire_lease(
     store: Store, clock: Clock, worker: WorkerId, session: SessionId, max_wait: int
 ) -> Lease | None:
     """Claim one session, waiting for the lease of an owner that may have died. Takes no lease if cancelled."""
-    deadline = clock.now() + max_wait
+    deadline = read_monotonic(clock) + max_wait
     while True:
         claim = asyncio.ensure_future(store.claim(worker, 1, session))
         try:
@@ -134,7 +134,7 @@ async def acquire_lease(
             raise
         if leases:
             return leases[0]
-        if clock.now() >= deadline:
+        if read_monotonic(clock) >= deadline:
             return None
         await clock.sleep(LEASE_POLLING_INTERVAL)
 
@@ -167,6 +167,9 @@ class StoreClock:
 
     def now(self) -> int:
         return clock_gettime_ns(_STEADY_CLOCK) // 1000 + self._ahead
+
+    def monotonic(self) -> int:
+        return time.monotonic_ns() // 1000
 
     async def sleep(self, duration: int) -> None:
         await asyncio.sleep(duration / SECOND)
@@ -243,13 +246,44 @@ def pause_session(row: SessionRow, lease: Lease, idle_since: int, idle_halt: int
     return add_guardrail_event(write, GuardrailTriggered(guardrail="idle_halt", sentence=sentence, until=ends_at))
 
 
-async def find_idle_since(store: Store, row: SessionRow, limits: IdleLimits, now: int) -> int | None:
-    """Return the time since which a running session is idle; None for a session that is active or parked."""
+WATCHDOG_INTERVAL: Final = MINUTE
+"""Interval of the search for idle sessions, and time limit for stopping one."""
+
+
+class ObservedHeads:
+    """Measures for how long this process has seen no new event of a session, also if the clock is set meanwhile."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen_at_by_session: dict[str, tuple[int, int]] = {}
+
+    def measure_silence(self, session: str, head: int) -> int:
+        now = read_monotonic(self._clock)
+        seen_head, seen_at = self._seen_at_by_session.get(session, (0, now))
+        if seen_head != head:
+            self._seen_at_by_session[session] = (head, now)
+            return 0
+        return now - seen_at
+
+    def forget_others(self, sessions: Collection[str]) -> None:
+        self._seen_at_by_session = {
+            session: seen for session, seen in self._seen_at_by_session.items() if session in sessions
+        }
+
+
+async def find_idle_since(
+    store: Store, row: SessionRow, limits: IdleLimits, now: int, heads: ObservedHeads
+) -> int | None:
+    """Return the time since which a running session is idle; None for a session that is active or parked.
+
+    Its newest event may be one interval older than this process's first sight of it.
+    """
     idle_halt = limits.idle_halt(row.agent)
     if row.state != "RUNNING" or not idle_halt:
         return None
     (head,) = await store.ask(Query("head", StreamRow, {"stream": session_stream(row.session)}))
-    if not is_idle_too_long(head.at, idle_halt, now):
+    silence = heads.measure_silence(row.session, head.head) + WATCHDOG_INTERVAL
+    if silence < idle_halt or not is_idle_too_long(head.at, idle_halt, now):
         return None
     flights = replay(await read_stream(store, session_stream(row.session))).in_flight.values()
     return None if is_under_way(flights, lambda flight: limits.find_time_limit(row.agent, flight), now) else head.at

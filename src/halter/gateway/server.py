@@ -38,7 +38,7 @@ from mcp_types import (
     UnsubscribeRequestParams,
 )
 
-from halter.core.clock import MINUTE
+from halter.core.clock import MINUTE, read_monotonic
 from halter.core.errors import HalterError
 from halter.core.ids import make_worker_id
 from halter.core.money import Cap
@@ -199,7 +199,7 @@ class Gateway:
                 if len(self.sessions) >= MAX_SESSIONS:
                     raise MCPError(INTERNAL_ERROR, "Halter: too many clients are connected. Try again later.")
                 session = self.sessions[identity.client_key] = await self._open(identity, context)
-        session.used_at = self.terms.app.clock.now()
+        session.used_at = read_monotonic(self.terms.app.clock)
         await _translate_errors(session.upstreams.refresh())
         return session
 
@@ -448,7 +448,7 @@ class Gateway:
         while True:
             try:
                 await recover_sessions(self.terms)
-                await self.end_idle(self.terms.app.clock.now() - IDLE_LIMIT)
+                await self.end_idle(read_monotonic(self.terms.app.clock) - IDLE_LIMIT)
             except HalterError as error:
                 self._report(f"Cannot check sessions: {error}")
             await self.terms.app.clock.sleep(SWEEP_INTERVAL)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 from mcp_types import CreateMessageRequestParams, CreateMessageResult, TextContent
 
-from halter.core.clock import SECOND
+from halter.core.clock import SECOND, read_monotonic
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import CallRefused, CallStarted, DecisionAsked, SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId, can_decide, inbox_stream, session_stream
@@ -100,7 +100,7 @@ class GatedSession:
         self.upstreams = upstreams
         self.parked = ParkedCalls()
         self.tasks = SessionTasks(terms.app.clock.now)
-        self.used_at = terms.app.clock.now()
+        self.used_at = read_monotonic(terms.app.clock)
         self.state = Session()
         self.end_reason = ""
         self._store = terms.app.patient()
@@ -139,18 +139,18 @@ class GatedSession:
             raise SessionGone(self.end_reason) from None
         finally:
             del self.upstreams.calls[call.id]
-            self.used_at = self._clock.now()
+            self.used_at = read_monotonic(self._clock)
 
     async def _try(self, client: ClientCall, call: Call) -> Answer | PendingCall:
         """Pass a call through the guard, and wait up to the deadline for a decision or for the budget."""
-        deadline, attempt = self._clock.now() + self.terms.spec.wait, 0
+        deadline, attempt = read_monotonic(self._clock) + self.terms.spec.wait, 0
         while True:
             answer = await self._attempt(call, attempt)
             await self.catch_up()
             match answer:
                 case Answer():
                     return await self._apply_answer(call, answer)
-                case BudgetBusy() if self._clock.now() >= deadline:
+                case BudgetBusy() if read_monotonic(self._clock) >= deadline:
                     sentence = "Other calls hold the budget for this call. Repeat it in a minute."
                     return Answer(call.id, "cost_cap_reached", sentence)
                 case BudgetBusy():
@@ -211,15 +211,15 @@ class GatedSession:
     async def _wait_for_person(self, client: ClientCall, decision: str, deadline: int) -> DecisionRow | None:
         """Wait for a decision; return its row if it is still pending at the deadline."""
         guard, inbox = self.terms.guard, inbox_stream(SessionId(self.id))
-        next_report_at = self._clock.now() + WAIT_REPORT_INTERVAL
+        next_report_at = read_monotonic(self._clock) + WAIT_REPORT_INTERVAL
         self._awaited_calls.add(decision)
         client.wait_for(decision)
         task = asyncio.create_task(self._ask_client(client, decision), name="gated question")
         try:
             async with watch_changes(self._store, lambda change: change.stream in (inbox, ALL_STREAMS)) as change_event:
                 while True:
-                    row, now = await guard.decision(decision), self._clock.now()
-                    if row is None or row.verdict or now >= row.expires_at:
+                    row, now = await guard.decision(decision), read_monotonic(self._clock)
+                    if row is None or row.verdict or self._clock.now() >= row.expires_at:
                         return None
                     if await guard.find_halt(self.upstreams.make_context(self.id)) is not None:
                         return None
@@ -307,7 +307,7 @@ class GatedSession:
         if row is None or row.session != self.id:
             return f"This session has no decision {decision!r}."
         if row.verdict == "" and await self._wait_for_person(
-            client, decision, self._clock.now() + self.terms.spec.wait
+            client, decision, read_monotonic(self._clock) + self.terms.spec.wait
         ):
             return f"{decision} is still pending. Wait again, or continue with something else."
         row = await self.terms.guard.decision(decision)

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
-from halter.core.clock import DAY, SECOND, Clock
+from halter.core.clock import DAY, SECOND, Clock, read_monotonic
 from halter.core.effect_events import SubSessionCost, UnheldCost
 from halter.core.events import AnyEvent, CallSettled, CapChanged, DecisionAsked, OverrunIncurred, RequestSettled
 from halter.core.ids import FLEET, Digest, StreamId, can_decide, make_sub_session_id, parse_session_id, session_stream
@@ -279,8 +279,7 @@ class Ledger:
         While other holds use the budget, decides again whenever one settles. Returns None after `max_wait`.
         """
         lease = intent.lease
-        now = now or self._clock.now()
-        deadline = now + max_wait
+        now, deadline = now or self._clock.now(), read_monotonic(self._clock) + max_wait
         while True:
             deferred_write = self._deferred.get(lease)
             committed = await self._store.commit(intent.write(now, deferred_write))
@@ -288,10 +287,10 @@ class Ledger:
                 self._forget_deferred(lease, deferred_write)
             if committed.events:
                 return committed
-            now = self._clock.now()
-            if now >= deadline:
+            remaining = deadline - read_monotonic(self._clock)
+            if remaining <= 0:
                 return None
-            await self.wait_until_freed(min(deadline - now, MAX_BUDGET_POLL))
+            await self.wait_until_freed(min(remaining, MAX_BUDGET_POLL))
             now = self._clock.now()
 
     def _forget_deferred(self, lease: Lease, deferred_write: Write) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from halter.core.clock import MINUTE, Clock
+from halter.core.clock import MINUTE, Clock, read_monotonic
 from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
 from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestSettled, RequestStarted
 from halter.core.ids import Digest
@@ -367,8 +367,8 @@ class ModelDoor:
         )
         if sent_prompt.max_output_tokens != limit:
             sent_prompt = msgspec.structs.replace(sent_prompt, max_output_tokens=limit)
-        started_at = self._clock.now()
-        permit = Permit(flight.id, started_at + request.timeout, _NO_SECRETS)
+        started_at = read_monotonic(self._clock)
+        permit = Permit(flight.id, self._clock.now() + request.timeout, _NO_SECRETS)
         return _RequestInFlight(lease, flight, request, sent_prompt, model_attempt.rates, started_at, permit, values)
 
     async def _find_earlier_outcome(

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from halter.core.clock import DAY, MINUTE, SECOND, Clock
+from halter.core.clock import DAY, MINUTE, SECOND, Clock, read_monotonic
 from halter.core.errors import ToolError
 from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapReached, DecisionAsked
 from halter.core.ids import inbox_stream
@@ -143,11 +143,11 @@ class Simulator:
         prediction = _read_prediction(outcome)
         if isinstance(prediction, Simulated):
             cached = msgspec.structs.replace(prediction, is_cached=True)
-            self._cache[key] = (self._clock.now() + PREDICTION_LIFETIME, cached)
+            self._cache[key] = (read_monotonic(self._clock) + PREDICTION_LIFETIME, cached)
         return prediction
 
     def _find_cached(self, key: _Key) -> Simulated | None:
-        now = self._clock.now()
+        now = read_monotonic(self._clock)
         self._cache = {cached_key: entry for cached_key, entry in self._cache.items() if entry[0] > now}
         return self._cache[key][1] if key in self._cache else None
 
@@ -486,7 +486,7 @@ class ToolDoor:
             # A read has changed nothing; a write may have taken effect before the crash.
             outcome: Outcome = "external_halt" if flight.effect == "read" else "unknown"
             result = self._make_failure(outcome, f"{halt.scope} was halted.")
-            return await self._settle(lease, flight, result, self._clock.now())
+            return await self._settle(lease, flight, result, read_monotonic(self._clock))
         return await self._act(lease, flight, execution)
 
     async def probe_outcome(self, flight: InFlight, execution: ToolExecution) -> EffectStatus:
@@ -565,8 +565,8 @@ class ToolDoor:
         A concurrent attempt of the same call waits for this outcome.
         """
         self._acting[flight.id] = None
-        started_at = self._clock.now()
-        permit = Permit(flight.id, started_at + execution.timeout, execution.secrets, execution.is_near_budget)
+        started_at = read_monotonic(self._clock)
+        permit = Permit(flight.id, self._clock.now() + execution.timeout, execution.secrets, execution.is_near_budget)
         try:
             try:
                 result = await self._run(execution, permit, flight.name)
@@ -622,7 +622,7 @@ class ToolDoor:
         started_at: int,
         execution: ToolExecution | None = None,
     ) -> Answer:
-        duration_ms = (self._clock.now() - started_at) // MILLISECOND
+        duration_ms = (read_monotonic(self._clock) - started_at) // MILLISECOND
         if duration_ms or flight.audited:
             result = msgspec.structs.replace(result, duration_ms=duration_ms, audited=flight.audited)
         can_defer = execution is not None and execution.can_defer

@@ -16,7 +16,7 @@ import msgspec
 
 from halter.config.agent_files import AGENT_FILE, read_agent
 from halter.config.resolve import resolve_agent
-from halter.core.clock import HOUR, SECOND
+from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError, HalterError, LeaseLost
 from halter.core.events import CallRefused, CallStarted, DecisionAsked, SessionParked, SessionStarted
 from halter.core.folders import ProtectedEntry, ProtectedPaths
@@ -181,7 +181,7 @@ class HookGate:
             arguments,
             decision=session.decisions.get((event.tool, digest), ""),
         )
-        deadline = self._clock.now() + loaded_agent.entry.wait_seconds * SECOND
+        deadline = read_monotonic(self._clock) + loaded_agent.entry.wait_seconds * SECOND
         while True:
             attempt = session.state.attempts.get(call.id, 0)
             answer = await loaded_agent.guard.admit(session.lease, session.context, call, {event.tool: tool}, attempt)
@@ -233,8 +233,8 @@ class HookGate:
             async with watch_changes(self._store, lambda change: change.stream in (inbox, ALL_STREAMS)) as change_event:
                 while True:
                     row = await loaded_agent.guard.decision(decision)
-                    now = self._clock.now()
-                    if row is None or row.verdict or now >= row.expires_at:
+                    now = read_monotonic(self._clock)
+                    if row is None or row.verdict or self._clock.now() >= row.expires_at:
                         return True
                     if await loaded_agent.guard.find_halt(session.context) is not None:
                         return True

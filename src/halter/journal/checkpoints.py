@@ -263,6 +263,7 @@ class Checkpointer:
         self._accepted: Mapping[str, int] | None = None
         self._events = 0
         self._due_at = 0
+        self._written_at = 0
         self._last_write: tuple[_FileState, _LastLine] | None = None
         """The state and the last line of the file after this process last wrote to it."""
 
@@ -290,7 +291,10 @@ class Checkpointer:
                 elif event.kind in IMMEDIATE_KINDS:
                     self._note(event)
             self._events += len(events)
-            if self._now() >= self._due_at or (self._events >= self._events_per_checkpoint and not self.problem):
+            now = self._now()
+            # A clock that was set back does not put the next checkpoint off.
+            is_due = now >= self._due_at or now < self._written_at
+            if is_due or (self._events >= self._events_per_checkpoint and not self.problem):
                 self._write(LOCK_PAUSES)
 
     def _note(self, stored_event: Stored) -> None:
@@ -321,7 +325,7 @@ class Checkpointer:
                 self.problem = self._describe_error(error)
 
     def _write(self, pauses: int) -> None:
-        now = self._now()
+        now = self._written_at = self._now()
         try:
             self._key = self._key or load_signing_key(self._key_path)
             self._append(self._key, now, pauses)

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from halter.core.clock import Clock
+from halter.core.clock import Clock, start_steady_time
 from halter.core.events import (
     AnyEvent,
     GuardrailTriggered,
@@ -108,7 +108,6 @@ class TurnLoop:
     """Runs the turns of one session: decides each step, performs it, and folds its outcome into the history."""
 
     __slots__ = (
-        "_clock",
         "_history",
         "_is_unobserved",
         "_live_context",
@@ -118,6 +117,7 @@ class TurnLoop:
         "_observer",
         "_offered",
         "_on_chunk",
+        "_read_time",
         "_rng",
         "_runtime",
         "_session",
@@ -139,7 +139,8 @@ class TurnLoop:
     ) -> None:
         self.rules = settings.rules
         self._runtime = runtime
-        self._clock = clock
+        # A turn measures durations, also while the clock is set.
+        self._read_time = start_steady_time(clock)
         self._settings = settings
         self._model_settings = settings.model
         self._rng = rng
@@ -155,7 +156,7 @@ class TurnLoop:
         self._make_provenance_check = provenance_check
         self._history = SessionHistory(self._session, settings.rules.min_sleep, provenance_check())
         self._start = settings.start
-        self._window = ContextWindow(self._history, runtime, clock, settings, self._start.size)
+        self._window = ContextWindow(self._history, runtime, self._read_time, settings, self._start.size)
         # Not the loop itself, which would make a reference cycle.
         runtime.step_log = self._history
 
@@ -217,27 +218,27 @@ class TurnLoop:
             entries.append((HotStateSeen(turn=number, digest=hot.digest), hot.body))
             self._history.hot = hot.body
         await self._runtime.write_all(f"{self._session}/turn/{number}", entries, is_deferred=True)
-        self._history.open(number, inbox_seen, message, self._clock.now(), quiet=quiet)
+        self._history.open(number, inbox_seen, message, self._read_time(), quiet=quiet)
 
     @property
     def hot(self) -> bytes:
         return self._history.hot
 
     def pause_clock(self, trouble: str = "") -> None:
-        self.turn = self.turn.pause(self._clock.now(), trouble)
+        self.turn = self.turn.pause(self._read_time(), trouble)
 
     def resume_clock(self) -> None:
-        self.turn = self.turn.resume(self._clock.now(), takeover=False)
+        self.turn = self.turn.resume(self._read_time(), takeover=False)
 
     async def skip(self, stage: GateStage, sentence: str) -> None:
         event = TurnSkipped(stage=stage, skips=self.turn.skip_count + 1, sentence=self._runtime.redact(sentence))
-        key = f"{self._session}/skip/{self.turn.number}_{event.skips}_{self._clock.now()}"
+        key = f"{self._session}/skip/{self.turn.number}_{event.skips}_{self._read_time()}"
         await self._runtime.write(key, event)
-        self.turn = self.turn.with_skip(event.skips, self._clock.now())
+        self.turn = self.turn.with_skip(event.skips, self._read_time())
 
     async def record_guardrail(self, guardrail: Guardrail, sentence: str, until: int | None = None) -> None:
         """Record that a guardrail ends the session, or makes it sleep until a time."""
-        now = self._clock.now()
+        now = self._read_time()
         event = GuardrailTriggered(guardrail=guardrail, turn=self.turn.number, sentence=sentence, until=until)
         await self._runtime.write(f"{self._session}/guardrail/{guardrail}/{self.turn.number}_{now}", event)
         if until is not None:
@@ -249,14 +250,14 @@ class TurnLoop:
         The next step's intent commits the outcome of a step, and the park or end of the session commits the end of the
         turn.
         """
-        history, runtime, clock, rules = self._history, self._runtime, self._clock, self.rules
+        history, runtime, read_time, rules = self._history, self._runtime, self._read_time, self.rules
         usd = tokens = None
-        step_count, now = 0, clock.now()
+        step_count, now = 0, read_time()
         while not (turn := history.turn).is_over:
             step_count += 1
             if step_count % STEPS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-                now = clock.now()
+                now = read_time()
             work_time = turn.time_worked(now)
             if turn.calls:
                 step = decide_next_step(turn, rules, now, work_time)
@@ -270,11 +271,11 @@ class TurnLoop:
                 if step.after:
                     await runtime.pause(step.after)
                     usd, tokens = runtime.remaining_budget()
-                    work_time = turn.time_worked(clock.now())
+                    work_time = turn.time_worked(read_time())
                 volatile = self._describe_now(usd, tokens)
                 fits_window = self._window.can_fit(volatile)
                 if not fits_window:
-                    fits_window, now = await self._cut_to_fit(step.model), clock.now()
+                    fits_window, now = await self._cut_to_fit(step.model), read_time()
                     work_time = history.turn.time_worked(now)
                 if fits_window:
                     request, model = (
@@ -288,11 +289,11 @@ class TurnLoop:
                         answer = await runtime.request_until_admitted(
                             request, model, answer, turn.attempt_count, is_wrap_up=turn.wrapping
                         )
-                    now = clock.now()
+                    now = read_time()
                     self._apply_outcome(answer, step.model, request.nonce, now)
                     if turn.trouble and isinstance(answer, AnsweredRequest):
                         await runtime.record_recovery()
-                        now = clock.now()
+                        now = read_time()
                         history.turn = history.turn.with_recovery(now)
             elif type(step) is Act:
                 now = await self._act(step.calls, now, work_time)
@@ -300,7 +301,7 @@ class TurnLoop:
                 return step
             else:
                 await self._apply_step(step)
-                now = clock.now()
+                now = read_time()
         return history.turn
 
     async def _apply_step(self, step: Refuse | AddMessage | Shrink | Finish) -> None:
@@ -323,7 +324,7 @@ class TurnLoop:
     async def _cut_to_fit(self, model_index: int) -> bool:
         """Cut the history, and return whether the next request fits the window."""
         if too_large := await self._window.cut_to_fit(self._names[model_index]):
-            self.turn = self.turn.with_failure(self.turn.attempt_count, FailedAttempt(too_large), self._clock.now())
+            self.turn = self.turn.with_failure(self.turn.attempt_count, FailedAttempt(too_large), self._read_time())
         return not too_large
 
     def _make_request(self, model_index: int, volatile: str, work_time: int) -> ModelRequest:
@@ -404,7 +405,7 @@ class TurnLoop:
             self._add_results(members, answers)
             if self.rules.max_actions_per_minute:
                 await self._record_limit(answers, members[0].group)
-            now = self._clock.now()
+            now = self._read_time()
         if runtime.overrun:
             self.turn = msgspec.structs.replace(self.turn, overrun=True)
         history.finish_step(now)
@@ -428,7 +429,7 @@ class TurnLoop:
         if missing:
             answers = await self._runtime.refuse(self._make_calls(missing), outcome, sentence)
             self._add_results(missing, answers)
-        self._history.finish_step(self._clock.now())
+        self._history.finish_step(self._read_time())
 
     def _add_results(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
         history, on_call = self._history, self._live_context.on_call
@@ -479,7 +480,7 @@ class TurnLoop:
         event = MessageAdded(turn=self.turn.number, reason=reason)
         key = f"{self._session}/message/{self.turn.number}_{self.turn.steps}_{reason}"
         await self._runtime.write(key, event, encode_body(text))
-        self._history.add(reason, text, self._clock.now())
+        self._history.add(reason, text, self._read_time())
 
     async def interrupt(self, sentence: str) -> bool:
         """End the turn after its task was cancelled; return whether it has ended.
@@ -542,7 +543,7 @@ class TurnLoop:
         await self._runtime.write_all(
             f"{self._session}/turn/{self.turn.number}/ended", [(event, body)], is_deferred=True
         )
-        self._history.end(reason, sentence, yield_request, self._clock.now())
+        self._history.end(reason, sentence, yield_request, self._read_time())
 
     def _mark_links(self) -> str:
         """Warn about links and addresses of the answer that come from no trusted source; return the warning."""

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from halter.core.agent_spec import BrainSpec, ToolCalls
-from halter.core.clock import SECOND, Clock
+from halter.core.clock import SECOND
 from halter.core.events import ContextCut
 from halter.core.messages import (
     NO_FACTS,
@@ -182,12 +182,12 @@ class ContextWindow:
     """Keeps the prompt within the model's window, by cutting the history."""
 
     __slots__ = (
-        "_clock",
         "_ending",
         "_history",
         "_limit",
         "_max_prompt_tokens",
         "_meter",
+        "_read_time",
         "_runtime",
         "_sent",
         "_settings",
@@ -195,11 +195,16 @@ class ContextWindow:
     )
 
     def __init__(
-        self, history: SessionHistory, runtime: SessionRuntime, clock: Clock, settings: LoopSettings, fixed: int
+        self,
+        history: SessionHistory,
+        runtime: SessionRuntime,
+        read_time: Callable[[], int],
+        settings: LoopSettings,
+        fixed: int,
     ) -> None:
         self._history = history
         self._runtime = runtime
-        self._clock = clock
+        self._read_time = read_time
         self._settings = settings
         self.fixed = fixed
         self._meter = NOTHING_LEARNED
@@ -268,7 +273,7 @@ class ContextWindow:
             f"{self._history.session}/cut/{self._name_cut(cut)}", event, msgspec.json.encode(marker)
         )
         transcript.cut_at(cut, marker)
-        self._history.turn = self._history.turn.with_cut(self._clock.now())
+        self._history.turn = self._history.turn.with_cut(self._read_time())
 
     def _name_cut(self, cut: Cut) -> str:
         """Make the key of a cut. The index alone is not unique, since an erasure renumbers messages."""

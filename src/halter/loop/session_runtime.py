@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeGuard, TypeVar
 
 import msgspec
 
-from halter.core.clock import SECOND, Clock, window_end
+from halter.core.clock import SECOND, Clock, read_monotonic, window_end
 from halter.core.events import (
     AnyEvent,
     CallStarted,
@@ -436,7 +436,7 @@ class SessionRuntime:
         )
 
     async def _try_calls(self, calls: Sequence[Call], context: SessionContext | None) -> Sequence[Attempt]:
-        slots, started_at = asyncio.Semaphore(MAX_PARALLEL_CALLS), self._clock.now()
+        slots, started_at = asyncio.Semaphore(MAX_PARALLEL_CALLS), read_monotonic(self._clock)
         if any(call.provenance_check is not None and call.provenance_check.keeps_order(call.tool) for call in calls):
             # Each call affects the provenance check of the next one.
             return [await self._attempt_in(slots, call, started_at, context) for call in calls]
@@ -448,7 +448,7 @@ class SessionRuntime:
         """Attempt a call when a slot is free. The wait counts against the call's timeout."""
         async with slots:
             if call.timeout is not None:
-                remaining = max(1, call.timeout - (self._clock.now() - started_at))
+                remaining = max(1, call.timeout - (read_monotonic(self._clock) - started_at))
                 call = msgspec.structs.replace(call, timeout=remaining)
             return await self.attempt(call, context)
 
@@ -760,7 +760,7 @@ class SessionRuntime:
     ) -> None:
         """Park until a message, the wake time, a halt or the given condition."""
         self._pause_number += 1
-        parked_at = self._clock.now()
+        parked_at = read_monotonic(self._clock)
         text = self.redact(sentence)
         event = SessionParked(
             state=state, inbox_seen=self._inbox_seen, wake_at=wake_at, resident=True, trouble=trouble, sentence=text
@@ -772,25 +772,31 @@ class SessionRuntime:
         is_due = bool(committed.events) and await self.wait_for_wake(wake_at, or_when)
         await self._mark_running("timer" if is_due else "decision")
         self.parked_at_seq = self._inbox_seen
-        self.step_log.add_wait(self._clock.now() - parked_at)
+        self.step_log.add_wait(read_monotonic(self._clock) - parked_at)
 
     async def wait_for_wake(self, wake_at: int | None, or_when: CheckWaiting | None = None) -> bool:
         """Wait while the session is parked; return True at its wake time.
 
-        Returns False for an inbox message, a halt, or `or_when`.
+        Returns False for an inbox message, a halt, or `or_when`. A clock that is set back does not lengthen the wait.
         """
+        clock, deadline = self._clock, None
+        if wake_at is not None:
+            deadline = read_monotonic(clock) + wake_at - clock.now()
+
+        def find_remaining() -> int:
+            if wake_at is None or deadline is None:
+                return PARK_POLL_INTERVAL
+            return min(PARK_POLL_INTERVAL, wake_at - clock.now(), deadline - read_monotonic(clock))
+
         # Messages and decisions are in the inbox, halts and caps in the fleet's stream.
         streams = (inbox_stream(self.lease.session), FLEET, ALL_STREAMS)
         async with watch_changes(self._store, lambda change: change.stream in streams) as change_event:
-            while wake_at is None or self._clock.now() < wake_at:
+            while (remaining := find_remaining()) > 0:
                 if (await self._row()).inbox_wake > self._inbox_seen or (or_when and await or_when()):
                     return False
                 if await self._guard.find_halt(self.context) is not None:
                     return False
-                await wait_for_change(
-                    change_event,
-                    PARK_POLL_INTERVAL if wake_at is None else min(PARK_POLL_INTERVAL, wake_at - self._clock.now()),
-                )
+                await wait_for_change(change_event, remaining)
         return True
 
     async def _mark_running(self, cause: WakeCause | None = None, *, row: SessionRow | None = None) -> Sequence[Stored]:

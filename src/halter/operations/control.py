@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, NoReturn
 import msgspec
 from msgspec import Meta
 
-from halter.core.clock import SECOND, format_duration
+from halter.core.clock import SECOND, format_duration, read_monotonic
 from halter.core.errors import ConfigError, LeaseLost, NotDone
 from halter.core.events import SessionParked
 from halter.core.ids import Digest, SessionId, make_worker_id
@@ -310,14 +310,14 @@ async def _end_or_wait(actor: Actor, session: SessionId, max_wait: int) -> tuple
     """End a session that has no owner; otherwise wait for the owner to end it."""
     app = actor.app
     worker = make_worker_id("cancel", app.ids)
-    deadline_at = app.clock.now() + max_wait
+    deadline_at = read_monotonic(app.clock) + max_wait
     while True:
         (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
         if row.ended_at is not None:
             return "ended", f"It has ended ({row.state}: {row.terminal_reason})."
         for lease in await app.store.claim(worker, 1, session):
             return await _end(actor, lease, row)
-        if app.clock.now() >= deadline_at:
+        if read_monotonic(app.clock) >= deadline_at:
             return "under way", await _describe_owner(app, row)
         await app.clock.sleep(POLL_INTERVAL)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from halter.core.clock import HOUR, SECOND
+from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError, LeaseLost, ModelError, StoreUnavailable
 from halter.core.ids import make_worker_id
 from halter.core.messages import Prompt
@@ -364,7 +364,7 @@ class Proxy:
             raise
         finally:
             session.under_way -= 1
-            session.used_at = self._app.clock.now()
+            session.used_at = read_monotonic(self._app.clock)
         if exchange.answer_id:
             await self._stored_answers.save(incoming.terms.key.digest, exchange.answer_id)
         if settlement_prices is not None and (other_model := settlement_prices.find_substitute()):

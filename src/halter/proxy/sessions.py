@@ -15,7 +15,7 @@ import msgspec
 from halter.config.merge import FleetConfig
 from halter.config.resolve import read_model_rates, resolve_agent
 from halter.core.agent_spec import Provider
-from halter.core.clock import MINUTE, SECOND
+from halter.core.clock import MINUTE, SECOND, read_monotonic
 from halter.core.errors import LeaseLost, StoreError, StoreUnavailable
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
@@ -126,7 +126,7 @@ class ProxiedSessions:
             self._sessions.pop(session_key, None)
             await self._end(session)
             return await self.get_session(terms, label, task_text)
-        session.used_at = self._app.clock.now()
+        session.used_at = read_monotonic(self._app.clock)
         return session
 
     def _forget_failed(self, session_key: tuple[str, str], future: asyncio.Future[ProxiedSession]) -> None:
@@ -165,14 +165,14 @@ class ProxiedSessions:
             tokens_per_hour=terms.key.limits.tokens_per_hour,
             rate_limits=read_model_rates(app.fleet),
         )
-        return ProxiedSession(terms, lease, context, app.clock.now())
+        return ProxiedSession(terms, lease, context, read_monotonic(app.clock))
 
     async def run(self) -> None:
         """End idle sessions, and those that crashed processes left, until cancelled."""
         while True:
             with suppress(StoreUnavailable):
                 await self.recover()
-            await self.end_idle(self._app.clock.now() - IDLE_LIMIT)
+            await self.end_idle(read_monotonic(self._app.clock) - IDLE_LIMIT)
             await self._app.clock.sleep(SWEEP_INTERVAL)
 
     async def end_idle(self, used_before: int) -> None:
@@ -186,7 +186,7 @@ class ProxiedSessions:
                 await self._end(session)
 
     async def close(self) -> None:
-        await self.end_idle(self._app.clock.now() + 1)
+        await self.end_idle(read_monotonic(self._app.clock) + 1)
 
     async def recover(self) -> int:
         """End the sessions of dead processes, and settle their effects in doubt. Return their number."""

@@ -10,7 +10,7 @@ import msgspec
 
 from halter.config.resolve import redact_definition
 from halter.core.agent_spec import REFLEX, SCRIPTED, BrainSpec, ModelPurpose
-from halter.core.clock import HOUR, SECOND
+from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError
 from halter.core.ids import Digest, SessionId, WorkerId
 from halter.core.messages import Model
@@ -212,7 +212,7 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
 
     async def definition(self) -> Digest:
         """Store the agent's definition without secrets and return its digest; all sessions share it."""
-        entry, now = self.caches.definition, self.app.clock.now()
+        entry, now = self.caches.definition, read_monotonic(self.app.clock)
         if entry is not None and entry[0] is self.agent and 0 <= now - entry[2] < DEFINITION_TTL:
             return entry[1]
         encoded = msgspec.json.encode(redact_definition(self.agent), order="sorted")

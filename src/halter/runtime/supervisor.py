@@ -26,7 +26,7 @@ from halter.autonomy.upkeep import (
 )
 from halter.config.sections import list_unwritten_fields
 from halter.core.agent_spec import Tasks
-from halter.core.clock import MINUTE, SECOND, format_duration
+from halter.core.clock import MINUTE, SECOND, format_duration, read_monotonic
 from halter.core.errors import ConfigError, LeaseLost
 from halter.core.events import WakePosted
 from halter.core.ids import FLEET, SessionId, make_worker_id
@@ -113,7 +113,7 @@ class Supervisor:
         self._last_reported: dict[tuple[str, str], str] = {}
         self._change_event = asyncio.Event()
         self._tellable = False
-        self._noticed_at = app.clock.now()
+        self._noticed_at = read_monotonic(app.clock)
         self._notices = Notices(self._store, app.clock, self._tasks, self._redact)
         self._sessions = RunningSessions(
             self._store, app.clock, self._worker, self._attend, self._redact, app.departures
@@ -286,8 +286,12 @@ class Supervisor:
                 for agent in list(self.agents.values()):
                     await self._tend_or_report(agent, starting=starting)
                     check_times += await self._run_triggers(agent.name)
-                if starting or self._tellable or self._app.clock.now() >= self._noticed_at + NOTICE_POLLING_INTERVAL:
-                    self._tellable, self._noticed_at = False, self._app.clock.now()
+                if (
+                    starting
+                    or self._tellable
+                    or read_monotonic(self._app.clock) >= self._noticed_at + NOTICE_POLLING_INTERVAL
+                ):
+                    self._tellable, self._noticed_at = False, read_monotonic(self._app.clock)
                     await self._queue_notices()
                 starting = False
                 await wait_for_change(

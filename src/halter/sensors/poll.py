@@ -18,7 +18,7 @@ import msgspec
 
 from halter.core import agent_spec
 from halter.core.agent_spec import SensorSpec
-from halter.core.clock import SECOND, Clock
+from halter.core.clock import SECOND, Clock, read_monotonic
 from halter.core.errors import HalterError
 from halter.core.tools import (
     MAX_READING_BYTES,
@@ -90,11 +90,11 @@ class _Poll:
 
     async def readings(self) -> AsyncGenerator[Reading]:
         while True:
-            started_at = self._clock.now()
+            started_at = read_monotonic(self._clock)
             value = await self._poll_once()
             now = self._clock.now()
             yield make_reading(value, now)
-            await self._clock.sleep(compute_poll_rest(self._period(), self._clock.now() - started_at))
+            await self._clock.sleep(compute_poll_rest(self._period(), read_monotonic(self._clock) - started_at))
 
     async def _poll_once(self) -> Any:
         try:

@@ -55,11 +55,19 @@ class ManualClock:
 
     def __init__(self, now: int = 0) -> None:
         self._now = now
+        self._ahead = 0
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 
     def now(self) -> int:
+        return self._now + self._ahead
+
+    def monotonic(self) -> int:
         return self._now
+
+    def set_ahead(self, duration: int) -> None:
+        """Set the wall clock ahead by a duration, or back by a negative one. No time passes."""
+        self._ahead += duration
 
     async def sleep(self, duration: int) -> None:
         if duration <= 0:

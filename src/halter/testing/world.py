@@ -105,6 +105,13 @@ class SeedLoop(asyncio.SelectorEventLoop):
         """The virtual time in microseconds since 1970."""
         return self._start + self._virtual.elapsed
 
+    def monotonic(self) -> int:
+        return self._virtual.elapsed
+
+    def set_ahead(self, duration: int) -> None:
+        """Set the wall clock ahead by a duration, or back by a negative one. No time passes."""
+        self._start += duration
+
     async def sleep(self, duration: int) -> None:
         await asyncio.sleep(duration / SECOND)
 

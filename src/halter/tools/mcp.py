@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
 
-from halter.core.clock import MINUTE, SECOND, Clock
+from halter.core.clock import MINUTE, SECOND, Clock, read_monotonic
 from halter.core.errors import ConfigError, explain_extra
 from halter.core.text import clean
 from halter.core.tools import (
@@ -495,7 +495,7 @@ class McpServer:
             raise Failed("NotConnected", f"the server {self.name} was closed.")
         if self._live is not None:
             await self._end(self._live)
-            now = self._terms.clock.now()
+            now = read_monotonic(self._terms.clock)
             while self._restarts and self._restarts[0] <= now - self._terms.restart_window:
                 self._restarts.popleft()
             if len(self._restarts) >= self._terms.max_restarts:
