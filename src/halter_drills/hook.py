@@ -30,6 +30,8 @@ from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_stor
 HookAttack = Literal[
     "nothing",
     "a risky call",
+    "a risky call without a person",
+    "a risky call of a sub-agent without a person",
     "the hook is killed",
     "no event",
     "garbage as event",
@@ -52,6 +54,7 @@ WAIT_SECONDS: Final = 60
 HANG_SECONDS: Final = 1
 _ALLOW: Final = b'{"hookSpecificOutput":{"hookEventName":"PreToolUse","permissionDecision":"allow"}}'
 _FAILS_CLOSED: Final = " || {"
+_UNATTENDED: Final = frozenset({"a risky call without a person", "a risky call of a sub-agent without a person"})
 _HOOK_TIMEOUT_SECONDS: Final = 60
 
 
@@ -66,8 +69,11 @@ class HookCase(msgspec.Struct, frozen=True):
             return b""
         if self.attack == "garbage as event":
             return b"\x00 this is no JSON"
-        command = RISKY if self.attack == "a risky call" else HARMLESS
-        context = {"session_id": "drill", "transcript_path": "/t", "cwd": "/home", "hook_event_name": "PreToolUse"}
+        is_risky, is_unattended = self.attack.startswith("a risky call"), self.attack in _UNATTENDED
+        command, session = RISKY if is_risky else HARMLESS, f"drill-{self.call}" if is_unattended else "drill"
+        context = {"session_id": session, "transcript_path": "/t", "cwd": "/home", "hook_event_name": "PreToolUse"}
+        if self.attack == "a risky call of a sub-agent without a person":
+            context["agent_id"] = "a1"
         call = {"tool_name": "Bash", "tool_input": {"command": command}, "tool_use_id": self.call}
         return json.dumps({**context, **call}).encode()
 
@@ -78,6 +84,10 @@ class HookRun(msgspec.Struct, frozen=True):
     code: int
     out: bytes
     err: bytes
+
+    def is_deferred(self) -> bool:
+        """Return True if the program ends now, and repeats the call when it is resumed."""
+        return b'"permissionDecision":"defer"' in self.out
 
     def lets_run(self) -> bool:
         """Return True if the most careless program runs the tool: any failure but code 2 with a sentence is a yes."""
@@ -116,14 +126,17 @@ async def _run_cases(setting: Setting, workspace: Workspace, children: Children,
         for index, attack in enumerate(_ATTACKS)
     ]
     ran: dict[str, HookCase] = {}
+    deferred: dict[str, HookCase] = {}
     for number, case in enumerate(cases):
         setting.progress(number, len(cases), case.attack)
         ended = await _ATTACKS[case.attack](_Stage(workspace, children, folder, line), case)
         if ended.lets_run():
             ran[case.call] = case
+        if ended.is_deferred():
+            deferred[case.call] = case
     setting.progress(len(cases), len(cases), "checked")
     contents = read_store(workspace.url)
-    violations = [*check(contents), *_compare(cases, ran, contents)]
+    violations = [*check(contents), *_compare(cases, ran, contents), *_find_lost(cases, deferred, contents)]
     return result(DRILL.name, workspace.kind, len(cases), violations, {"attacks": len(_ATTACKS), "ran": len(ran)})
 
 
@@ -157,12 +170,15 @@ class _Stage:
         self.folder = folder
         self._line = line
 
-    async def start_hook(self, seconds: int = WAIT_SECONDS) -> Process:
+    async def start_hook(self, seconds: int = WAIT_SECONDS, *, attended: bool = True) -> Process:
         command = self._line.replace(f"{self.folder.path} {WAIT_SECONDS}", f"{self.folder.path} {seconds}")
-        return await asyncio.create_subprocess_exec("/bin/sh", "-c", command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+        environ = {**os.environ, client.ATTENDED_VARIABLE: "1" if attended else "0"}
+        return await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environ
+        )
 
     async def run_hook(self, case: HookCase, seconds: int = WAIT_SECONDS) -> HookRun:
-        return await _end(await self.start_hook(seconds), case.event())
+        return await _end(await self.start_hook(seconds, attended=case.attack not in _UNATTENDED), case.event())
 
     @asynccontextmanager
     async def server(self) -> AsyncGenerator[Child]:
@@ -276,6 +292,8 @@ Attack = Callable[[_Stage, HookCase], Awaitable[HookRun]]
 _ATTACKS: Final[Mapping[HookAttack, Attack]] = {
     "nothing": _with_server,
     "a risky call": _with_server,
+    "a risky call without a person": _with_server,
+    "a risky call of a sub-agent without a person": _with_server,
     "the hook is killed": _with_killed_hook,
     "no event": _with_server,
     "garbage as event": _with_server,
@@ -304,6 +322,17 @@ def _compare(cases: list[HookCase], calls_run: Mapping[str, HookCase], contents:
                 yield f"{case.call}: a call ran that is not in the journal."
         elif case.call in calls_run:
             yield f"{case.attack}: the tool ran."
+
+
+def _find_lost(cases: list[HookCase], deferred: Mapping[str, HookCase], contents: StoreContents) -> Iterator[str]:
+    """Check that the program keeps a deferred call, and that each call that waits is asked about in the journal."""
+    asked_json = json.dumps([event.facts for event in contents.events if event.kind == "decision_asked"])
+    for case in cases:
+        is_kept = case.attack == "a risky call without a person"
+        if (case.call in deferred) != is_kept:
+            yield f"{case.attack}: {'not deferred, so the case proves nothing' if is_kept else 'the call is lost'}."
+        if case.attack in _UNATTENDED and case.call not in asked_json:
+            yield f"{case.attack}: no decision was asked for."
 
 
 DRILL: Final = Drill(

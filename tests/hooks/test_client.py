@@ -17,8 +17,8 @@ import pytest
 
 from halter.hooks import client
 from halter.hooks.client import MAX_EVENT_BYTES, pack
-from halter.hooks.install import install_hooks, make_command, write_policy
-from halter.hooks.registry import HookedProgram, HookFolder
+from halter.hooks.install import MARGIN_SECONDS, install_hooks, make_command, write_policy
+from halter.hooks.registry import DEFAULT_WAIT_SECONDS, HookedProgram, HookFolder
 from halter.hooks.server import HookServer, bind_socket
 from tests.hooks.desks import bash, bash_done, event, open_desk
 from tests.processes import Halter
@@ -54,8 +54,12 @@ def folder() -> Iterator[HookFolder]:
 
 def command(folder: HookFolder, seconds: int = 60) -> list[str]:
     """The command that an installation writes, as a program runs it."""
-    line = make_command(folder.agents()["claude-code"], folder)
-    return ["/bin/sh", "-c", line.replace(f"{folder.path} 90 ", f"{folder.path} {seconds} ")]
+    line, default_seconds = make_command(folder.agents()["claude-code"], folder), DEFAULT_WAIT_SECONDS + MARGIN_SECONDS
+    return [
+        "/bin/sh",
+        "-c",
+        line.replace(f"{folder.path} {default_seconds} ", f"{folder.path} {seconds} "),
+    ]
 
 
 async def run(folder: HookFolder, data: bytes = bash("ls"), seconds: int = 60) -> Ran:

@@ -11,6 +11,7 @@ from halter.core.events import SessionStarted
 from halter.guard.approvals import approve_edited
 from halter.guard.halts import cancel, halt, resume
 from halter.hooks.protocol import HookReply
+from halter.hooks.registry import DEFAULT_WAIT_SECONDS
 from halter.state.receipt import make_receipt
 from halter.testing.world import World
 from tests.hooks.desks import AGENT, PERSON, SECRET, SESSION, bash, bash_done, event, open_desk, reason, verdict
@@ -145,6 +146,71 @@ async def test_of_two_calls_that_wait_neither_is_deferred(world: World, tmp_path
         )
         assert [verdict(reply) for reply in replies].count("defer") <= 1
         assert "deny" in [verdict(reply) for reply in replies]
+
+
+async def test_a_question_of_a_sub_agent_waits_in_the_hook_and_is_never_deferred(world: World, tmp_path: Path) -> None:
+    """Claude Code drops a call that is deferred inside a sub-agent: the run ends, and a later yes runs nothing."""
+    async with open_desk(world, tmp_path, wait_seconds=DEFAULT_WAIT_SECONDS) as desk:
+        asking = asyncio.ensure_future(desk.ask(bash(FORCE, agent_id="a1", agent_type="Explore"), attended=False))
+        await world.advance(99 * SECOND)
+        assert not asking.done()
+        await world.advance(2 * SECOND)
+        reply = await asking
+        assert verdict(reply) == "deny"
+        assert f"pending decision {ID}.toolu_1/approval" in reason(reply)
+        assert "Repeat the same call with the same arguments" in reason(reply)
+        assert "or in the agent that started this one" in reason(reply)
+        assert len(await desk.waiting()) == 1
+
+
+async def test_a_yes_while_the_hook_of_a_sub_agent_waits_lets_the_call_run(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path, wait_seconds=DEFAULT_WAIT_SECONDS) as desk:
+        asking = asyncio.ensure_future(desk.ask(bash(FORCE, agent_id="a1"), attended=False))
+        await world.advance(90 * SECOND)
+        await desk.decide("approve")
+        assert verdict(await asking) == "allow"
+
+
+@pytest.mark.parametrize("repeats", [{"agent_id": "a1"}, {"agent_id": "a2"}, {}], ids=["itself", "sibling", "parent"])
+async def test_a_late_yes_to_a_sub_agent_lets_the_repeated_call_run_once(
+    world: World, tmp_path: Path, repeats: dict[str, str]
+) -> None:
+    async with open_desk(world, tmp_path, "policy: {approval_expiry: 3d}\n") as desk:
+        assert verdict(await desk.ask(bash(FORCE, "t1", agent_id="a1"), attended=False)) == "deny"
+        await desk.ask(event("SessionEnd", reason="other"))
+        await world.advance(DAY)
+        desk.restarted()
+        await desk.decide("approve")
+        assert verdict(await desk.ask(bash(FORCE, "t2", **repeats), attended=False)) == "allow"
+        assert verdict(await desk.ask(bash(FORCE, "t3", **repeats), attended=False)) != "allow"
+        assert (await desk.kinds()).count("call_started") == 1
+
+
+async def test_only_one_call_of_a_step_is_deferred_also_if_they_are_asked_about_in_turn(
+    world: World, tmp_path: Path
+) -> None:
+    """Claude Code reports only one deferred call, and loses the others."""
+    async with open_desk(world, tmp_path) as desk:
+        calls = [bash(FORCE, "t1"), bash("cat ~/.ssh/id_rsa", "t2"), bash(FORCE, "t1")]
+        assert [verdict(await desk.ask(call, attended=False)) for call in calls] == ["defer", "deny", "defer"]
+        await desk.ask(event("SessionEnd", reason="other"))
+        assert verdict(await desk.ask(bash("git push --force origin x", "t4"), attended=False)) == "defer"
+
+
+@pytest.mark.parametrize(
+    ("program", "name"), [("codex", "PreToolUse"), ("gemini", "BeforeTool"), ("cursor", "preToolUse")]
+)
+async def test_a_program_that_cannot_defer_waits_and_is_then_told_how_to_go_on(
+    world: World, tmp_path: Path, program: str, name: str
+) -> None:
+    async with open_desk(world, tmp_path, program=program, wait_seconds=DEFAULT_WAIT_SECONDS) as desk:
+        call = event(name, "Bash", {"command": FORCE}, conversation_id=SESSION)
+        asking = asyncio.ensure_future(desk.ask(call, program=program, attended=False))
+        await world.advance(99 * SECOND)
+        assert not asking.done()
+        await world.advance(2 * SECOND)
+        reply = await asking
+        assert (reply.code, b"pending decision" in reply.err, b"defer" in reply.out) == (2, True, False)
 
 
 async def test_a_person_may_change_the_arguments(world: World, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def install(
     file: Annotated[
         Path | None, typer.Option("--file", metavar="FILE", help="Settings file (default: the program's own).")
     ] = None,
-    wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="How long a call waits for a decision.")] = "30s",
+    wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="How long a call waits for a decision.")] = "100s",
     price: Annotated[
         list[str] | None,
         typer.Option("--price", metavar="TOOL=USD", help="Cost of each call of a tool. Repeatable."),

@@ -33,6 +33,7 @@ from halter.guard.prepare import Call, SessionContext
 from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.hooks.protocol import (
     DIALECTS,
+    Dialect,
     HookAdmission,
     HookAnswer,
     HookEvent,
@@ -89,6 +90,8 @@ class HookedSession:
         self.decisions: dict[tuple[str, str], str] = {}
         self.pending_calls: set[str] = set()
         """The calls that wait for a person now."""
+        self.deferred = ""
+        """The call that the program deferred last. It keeps only one until it is resumed, and loses every other."""
 
     def fold(self, stored: Stored) -> None:
         self.state = fold(self.state, stored)
@@ -107,6 +110,17 @@ class HookedSession:
             return f"{self.lease.session}.{event.call}"
         prefix = f"{self.lease.session}.{digest[:16]}"
         return f"{prefix}.{self.numbers[prefix] + 1}"
+
+    def defer(self, call: str, event: HookEvent) -> bool:
+        """Let the program defer a call, and return True, if it will repeat the call when it is resumed.
+
+        It drops a call of a sub-agent, and each but one of several. With a person at it, it ignores a deferral.
+        """
+        is_kept = not (event.subagent or event.is_attended or self.pending_calls or self.state.in_flight)
+        if is_kept and self.deferred in ("", call):
+            self.deferred = call
+            return True
+        return False
 
     def find_flight(self, event: HookEvent, digest: str) -> InFlight | None:
         flights = self.state.in_flight
@@ -137,25 +151,25 @@ class HookGate:
         try:
             event = dialect.parse(data, attended=attended)
             loaded_agent = await self._load(agent_name, program)
-            return dialect.render(await self._answer(loaded_agent, event, edits=dialect.EDITS), event)
+            return dialect.render(await self._answer(loaded_agent, event, dialect), event)
         except HalterError as error:
             return block(f"Halter: {str(error).rstrip('.')}. This call is blocked.")
 
-    async def _answer(self, loaded_agent: _LoadedAgent, event: HookEvent, *, edits: bool) -> HookAnswer:
+    async def _answer(self, loaded_agent: _LoadedAgent, event: HookEvent, dialect: Dialect) -> HookAnswer:
         if event.moment == "other":
             return HookSettlement()
         try:
-            return await self._decide(loaded_agent, event, edits=edits)
+            return await self._decide(loaded_agent, event, dialect)
         except LeaseLost:
             # Another process took the session and may have released it since: a second attempt acquires it again.
             self._sessions.pop(_name_session(loaded_agent, event), None)
-            return await self._decide(loaded_agent, event, edits=edits)
+            return await self._decide(loaded_agent, event, dialect)
 
-    async def _decide(self, loaded_agent: _LoadedAgent, event: HookEvent, *, edits: bool) -> HookAnswer:
+    async def _decide(self, loaded_agent: _LoadedAgent, event: HookEvent, dialect: Dialect) -> HookAnswer:
         session = await self._session(loaded_agent, event)
         match event.moment:
             case "before":
-                return await self._on_call(loaded_agent, session, event, edits=edits)
+                return await self._on_call(loaded_agent, session, event, dialect)
             case "after":
                 return await self._on_result(loaded_agent, session, event, "ok", _result_text(event.response))
             case "failed":
@@ -171,7 +185,7 @@ class HookGate:
                 return HookSettlement()
 
     async def _on_call(
-        self, loaded_agent: _LoadedAgent, session: HookedSession, event: HookEvent, *, edits: bool
+        self, loaded_agent: _LoadedAgent, session: HookedSession, event: HookEvent, dialect: Dialect
     ) -> HookAnswer:
         arguments = bind_arguments(event.tool, event.arguments, event.cwd)
         digest, tool = sha256(arguments).hexdigest(), self._tool(loaded_agent, event).with_risk_level(arguments)
@@ -188,14 +202,15 @@ class HookGate:
             await self._catch_up(session)
             match answer:
                 case InFlight():
-                    return await self._admit(loaded_agent, session, event, answer, edits=edits)
+                    return await self._admit(loaded_agent, session, event, answer, edits=dialect.EDITS)
                 case Answer():
                     return await self._refuse(loaded_agent, session, answer)
                 case BudgetBusy():
                     return HookRefusal("Other calls hold the budget for this call. Repeat it in a minute.")
                 case ApprovalRequired(decision=decision):
                     if not await self._wait_for_person(loaded_agent, session, call.id, decision, deadline):
-                        return HookQuestion(decision, is_alone=not (session.pending_calls or session.state.in_flight))
+                        is_deferred = dialect.DEFERS and session.defer(call.id, event)
+                        return HookQuestion(decision, is_deferred, bool(event.subagent))
 
     async def _admit(
         self, loaded_agent: _LoadedAgent, session: HookedSession, event: HookEvent, flight: InFlight, *, edits: bool

@@ -25,7 +25,7 @@ class UnreadableEvent(HalterError):
 class HookEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a program. `call` is the program's own id of a tool call, if it has one.
 
-    `is_attended` is True if a person uses the program.
+    `is_attended` is True if a person uses the program. `subagent` is the id of the sub-agent that makes the call.
     """
 
     moment: Moment
@@ -36,6 +36,7 @@ class HookEvent(msgspec.Struct, frozen=True, kw_only=True):
     response: Any = None
     error: str = ""
     cwd: str = ""
+    subagent: str = ""
     is_attended: bool = True
 
 
@@ -54,16 +55,24 @@ class HookRefusal(msgspec.Struct, frozen=True):
 
 
 class HookQuestion(msgspec.Struct, frozen=True):
-    """A decision is pending. The program itself may defer the call if `is_alone`: nothing else is in flight."""
+    """A decision is pending. If `is_deferred`, the program keeps the call and repeats it when it is resumed."""
 
     decision: str
-    is_alone: bool = True
+    is_deferred: bool = False
+    is_subagent: bool = False
 
     @property
     def sentence(self) -> str:
+        pending = f"Approval required: pending decision {self.decision}."
+        if self.is_subagent:
+            return (
+                f"{pending} Continue with something else, and name this decision in your report. Repeat the same call "
+                "with the same arguments later, here or in the agent that started this one. It runs once it is "
+                "approved."
+            )
         return (
-            f"Approval required: pending decision {self.decision}. Continue with something else, and repeat the same "
-            "call with the same arguments later. It runs once it is approved."
+            f"{pending} Continue with something else, and repeat the same call with the same arguments later. "
+            "It runs once it is approved."
         )
 
 
@@ -91,12 +100,13 @@ def block(sentence: str) -> HookReply:
 
 
 class Dialect(ABC):
-    """The protocol of one program. `EDITS` is True if it accepts edited arguments."""
+    """The protocol of one program. `EDITS` is True if it accepts edited arguments, `DEFERS` if it can defer a call."""
 
     PROGRAM: ClassVar[str]
     TITLE: ClassVar[str]
     EVENTS: ClassVar[Mapping[str, Moment]]
     EDITS: ClassVar[bool] = False
+    DEFERS: ClassVar[bool] = False
     BYPASSES: ClassVar[tuple[str, ...]] = ()
     """The known ways to bypass its hooks."""
 
@@ -116,6 +126,7 @@ class Dialect(ABC):
             response=raw.get("tool_response"),
             error=_optional_text(raw, "error"),
             cwd=_optional_text(raw, "cwd"),
+            subagent=_optional_text(raw, "agent_id"),
             is_attended=attended,
         )
 
@@ -136,6 +147,7 @@ class ClaudeCode(Dialect):
         }
     )
     EDITS: ClassVar[bool] = True
+    DEFERS: ClassVar[bool] = True
     BYPASSES: ClassVar[tuple[str, ...]] = (
         "`claude --bare`, CLAUDE_CODE_SIMPLE and `--safe-mode`, which turn off all hooks",
         "`--setting-sources` without the scope that has the hooks, and CLAUDE_CODE_PERSONAL_HOOKS_OFF",
@@ -158,8 +170,7 @@ class ClaudeCode(Dialect):
             case HookRefusal(sentence=sentence):
                 return _decide("deny", sentence)
             case HookQuestion():
-                can_defer = answer.is_alone and not event.is_attended
-                return _decide("defer" if can_defer else "deny", answer.sentence)
+                return _decide("defer" if answer.is_deferred else "deny", answer.sentence)
             case HookSettlement():
                 return self._render_settlement(answer, event)
 

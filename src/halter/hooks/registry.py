@@ -16,8 +16,8 @@ from halter.hooks.client import KEY_BYTES, KEY_FILE, SOCKET_FILE
 from halter.server.auth import PrivateFile
 from halter.settings import HOOKED_AGENTS_FILE, Settings
 
-DEFAULT_WAIT_SECONDS: Final = 30
-"""Maximum wait of a hook for a person. After it, the program has to repeat the call."""
+DEFAULT_WAIT_SECONDS: Final = 100
+"""Maximum wait of a hook for a person. After it, the program defers the call, or its model has to repeat it."""
 MAX_SOCKET_PATH_LENGTH: Final = 100
 _OTHER_USERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
