@@ -131,8 +131,8 @@ kubectl exec, kubectl run, kubectl debug [skips=1 permutes] = -itq -n: -c: -f: -
     --command --namespace: --container: --context: --cluster: --kubeconfig: --filename: --image: --env: --labels:
     --restart: --pod-running-timeout: --user: --server: --token: --overrides: --target: --profile: --share-processes
     --copy-to: --as: --as-group: --leave-stdin-open
-npx, bunx, npm exec, npm x, pnpm exec, pnpm dlx, yarn exec, yarn dlx = -y -q -p: --yes --no --quiet --package: -c!
-    --call! --workspace: -w: --prefix: --silent --offline
+npx, bunx, npm exec, npm x, pnpm exec, pnpm dlx, yarn exec, yarn dlx = -y -q -p: --yes --no --no-install --quiet
+    --package: -c! --call! --workspace: -w: --prefix: --silent --offline
 uv run = -qvns -p: -w: -C: -i: --with: --with-requirements: --with-editable: --python: --project: --directory: --extra:
     --group: --only-group: --no-group: --env-file: --package: --index: --index-url: --no-project --isolated --locked
     --frozen --no-sync --all-extras --all-groups --no-dev --dev --offline --quiet --verbose --exact --active
@@ -337,7 +337,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
     `wrappers` are the programs around it. A command that `wraps` is such a program itself, with only its own words.
     `feed`, `file_inputs` and `word_inputs` are the sources of its input, its files and its words. `folder` is the
-    line's working directory. It is not `sure` if some options were unknown.
+    line's working directory. It is not `sure` if some options were unknown. `inner` is the program that a wrapper runs.
     """
 
     argv: tuple[str, ...]
@@ -353,6 +353,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     sure: bool = True
     recursive: bool = False
+    inner: str = ""
 
     @property
     def program(self) -> str:
@@ -496,7 +497,8 @@ class _CommandParser:
                     command, self.command(msgspec.structs.replace(command, argv=("sh",)), depth + 1)
                 )
             return
-        yield msgspec.structs.replace(command, argv=inner.own, wraps=True)
+        inner_program = program_of(inner.argv[0]) if inner.argv else ""
+        yield msgspec.structs.replace(command, argv=inner.own, wraps=True, inner=inner_program)
         if not inner.sure:
             yield msgspec.structs.replace(command, sure=False)
         lines = list(inner.lines)

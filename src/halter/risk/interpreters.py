@@ -20,9 +20,11 @@ from halter.risk.programs import (
     MentionedWords,
     NestedCommand,
     find_deleting_word,
+    find_reaching_word,
     has_flag,
     list_operands,
     list_option_values,
+    name_script,
 )
 from halter.risk.shell_syntax import CommandInput, family_of
 
@@ -149,12 +151,15 @@ def interpreter_risk(command: Command) -> Iterator[JudgeFinding]:
                 yield "HIGH", "serves files to the network"
             case _:
                 yield "MEDIUM", f"runs the module {module}"
+                yield NestedCommand((module, *operands))
     elif not operands and {"--version", "-V", "-VV", "--help", "-h", "-v"} & set(words) and not command.is_fed:
         return
     elif operands and operands[0] not in _STANDARD_INPUT and operands[0] != "/dev/fd/63" and "$" not in operands[0]:
         yield "MEDIUM", f"{program} runs a file that was not inspected"
         if verb := find_deleting_word(operands[1:]):
             yield "HIGH", f"{operands[0]} {verb} may delete data"
+        if verb := find_reaching_word((name_script(operands[0]), *operands[1:])):
+            yield "HIGH", f"{operands[0]} {verb} may publish or change rights"
     else:
         yield from source_risk(command, operands[:1])
         if command.input:
@@ -216,6 +221,8 @@ def shell_risk(command: Command) -> Iterator[JudgeFinding]:
         return
     if operands and operands[0] not in _STANDARD_INPUT and operands[0] != "/dev/fd/63" and "$" not in operands[0]:
         yield "MEDIUM", f"{command.program} runs a file that was not inspected"
+        if not has_flag(command.argv[1:], "n") and find_reaching_word((name_script(operands[0]), *operands[1:])):
+            yield "HIGH", f"{operands[0]} may publish or change rights"
     else:
         yield from source_risk(command, operands[:1])
 
@@ -412,6 +419,8 @@ def _make(command: Command) -> Iterator[JudgeFinding]:
         if equals and (name in {"SHELL", ".SHELLFLAGS", "MAKEFLAGS", "MAKE"} or _MAKE_RUNS.search(value)):
             yield "HIGH", f"{name} makes make run a program"
             yield MentionedWords((value, *_MAKE_RUNS.findall(value)))
+    if verb := find_reaching_word(words):
+        yield "HIGH", f"make {verb} may publish or change rights"
     yield "MEDIUM", "make runs the rules of the folder"
 
 

@@ -216,6 +216,7 @@ _OBJECTS: Final = make_word_set(
     "TABLE DATABASE SCHEMA INDEX VIEW USER ROLE SEQUENCE FUNCTION TRIGGER TYPE MATERIALIZED EXTENSION PROCEDURE "
     "COLLECTION KEYSPACE TABLESPACE COLUMN OWNED"
 )
+_RIGHTS: Final = make_word_set("USER ROLE LOGIN GROUP POLICY SERVER SUBSCRIPTION PUBLICATION CREDENTIAL")
 _CLAUSES: Final = frozenset({"WHERE", "USING", "RETURNING", "LIMIT", "ORDER"})
 _INSERTING: Final = frozenset({"VALUES", "SELECT", "DEFAULT"})
 _SQL_CHANGE_VERB: Final = re.compile(
@@ -284,6 +285,8 @@ def sql_risk(text: str) -> Iterator[RiskFinding]:
             yield "HIGH", f"{verb} changes tables or rights"
         elif "UPDATE" in words_present and "WHERE" not in words_present and verb in {"UPDATE", "WITH"}:
             yield "HIGH", "UPDATE without WHERE changes every row"
+        elif verb == "CREATE" and ((words[1:2] and words[1] in _RIGHTS) or "DEFINER" in words_present):
+            yield "HIGH", f"CREATE {words[1]} changes who may do what"
         elif verb in _CHANGING or (verb == "WITH" and words_present & _CHANGING):
             yield "MEDIUM", f"{verb} changes rows"
 

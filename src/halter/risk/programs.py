@@ -33,6 +33,9 @@ _DELETING: Final = make_word_set(
     "delete del destroy drop purge wipe erase remove rm nuke prune undefine uninstall unregister unregistervm "
     "terminate truncate flush flushall flushdb fresh reset decommission forget"
 )
+_REACHING: Final = make_word_set(
+    "publish unpublish deploy redeploy undeploy grant revoke createsuperuser changepassword"
+)
 _DELETING_OPTIONS: Final = re.compile(r"--?(?:delete|destroy|purge|remove|wipe|erase|drop)(?:-[\w-]+)?(?:=.*)?")
 _VERB_SEPARATORS: Final = re.compile(r"[:_-]")
 _NAME_OPTIONS: Final = frozenset({"-k", "-m", "-t", "--name"})
@@ -85,6 +88,15 @@ def list_option_values(words: Sequence[str], *names: str) -> Iterator[str]:
 
 def find_deleting_word(words: Sequence[str]) -> str:
     """Find a verb that deletes: `destroy`, `db:drop`, `--purge`."""
+    return _find_verb(words, _DELETING) or next((word for word in words if _DELETING_OPTIONS.fullmatch(word)), "")
+
+
+def find_reaching_word(words: Sequence[str]) -> str:
+    """Find a verb that publishes or changes rights: `publish`, `deploy:prod`, `grant`."""
+    return _find_verb(words, _REACHING)
+
+
+def _find_verb(words: Sequence[str], verbs: frozenset[str]) -> str:
     candidates = [
         word
         for index, word in enumerate(words)
@@ -94,36 +106,18 @@ def find_deleting_word(words: Sequence[str]) -> str:
         if len(word) > _MAX_VERB_LENGTH or set(word) & set("/= ") or previous in _NAMING_VERBS:
             continue
         # The part before a dot is a file name, unless a verb follows the dot.
-        if _DELETING & set(_VERB_SEPARATORS.split(word.lower().rpartition(".")[2])):
+        if verbs & set(_VERB_SEPARATORS.split(word.lower().rpartition(".")[2])):
             return word
-    return next((word for word in words if _DELETING_OPTIONS.fullmatch(word)), "")
+    return ""
+
+
+def name_script(path: str) -> str:
+    """Return the name of a script without its folder and ending: `deploy` of `./bin/deploy.sh`."""
+    return posixpath.basename(path).partition(".")[0]
 
 
 def is_path(word: str) -> bool:
     return " " not in word and ("/" in word or word.startswith((".", "~", "$HOME", "${HOME}")))
-
-
-def make_verb_judge(high: str = "", critical: str = "", low: str = "", *, otherwise: bool = True) -> Judge:
-    """Make a judge of a program from words that are known to be dangerous or harmless."""
-    high_words, critical_words, low_words = high.split(), critical.split(), frozenset(low.split())
-
-    def judge(command: Command) -> Iterator[JudgeFinding]:
-        words = command.argv[1:]
-        for word in critical_words:
-            if word in words:
-                yield "CRITICAL", f"{command.program} {word} cannot be undone"
-        for word in high_words:
-            if word in words:
-                yield "HIGH", f"{command.program} {word} makes large changes"
-        verb = next(iter(list_operands(words)), "")
-        if {"cp", "copy", "copyto", "mv", "move", "sync"} & set(words):
-            yield from path_risk(list_operands(words)[-1], "write")
-        if verb not in low_words and find_deleting_word(words):
-            yield "HIGH", f"{command.program} {find_deleting_word(words)} may delete data"
-        if otherwise and verb not in low_words:
-            yield "MEDIUM", f"{command.program} changes an external system"
-
-    return judge
 
 
 def _prepend_finding(level: RiskLevel, reason: str, judge: Judge) -> Judge:
@@ -222,6 +216,8 @@ def _rsync(command: Command) -> Iterator[JudgeFinding]:
     *_, target = list_operands(words) or [""]
     if any(word.startswith(("--del", "--remove-source-files")) for word in words):
         yield "CRITICAL" if is_root(target) else "HIGH", "rsync deletes files that the source does not have"
+    if ":" in target.partition("/")[0] or target.startswith("rsync://"):
+        yield "HIGH", "rsync sends files to another machine"
     yield "MEDIUM", "rsync overwrites files"
     yield from path_risk(target, "write")
 
@@ -580,6 +576,12 @@ def _change_risk(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
             )
             is_forced = is_forced or any(word.startswith(("+", ":")) for word in words)
             yield "HIGH" if is_forced else "MEDIUM", "git push --force or --delete" if is_forced else "git push"
+            if any("://" in word or re.match(r"[\w.-]+@[\w.-]+:", word) for word in list_operands(words)[:1]):
+                yield "HIGH", "git push publishes to an address that is no remote of the repository"
+        case "remote" if words[:1] and words[0] in {"set-url", "remove", "rm"}:
+            yield "HIGH", f"git remote {words[0]} changes where commits are published"
+        case "send-email" | "daemon" | "instaweb" | "credential" | "credential-store" | "http-backend":
+            yield "HIGH", f"git {verb} sends mail, serves files or reads passwords"
         case "reset" | "checkout" | "switch" | "restore" if has_flag(
             words, "f", "--hard", "--force", "--discard-changes"
         ):
@@ -609,7 +611,7 @@ def _change_risk(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
             return
         case "submodule" | "apply" if has_flag(words, "f", "--force", "--all", "--unsafe-paths"):
             yield "HIGH", f"git {verb} discards changes, or writes anywhere"
-        case "remote" | "submodule" | "apply" | "am" | "bisect" | "lfs" | "daemon" | "svn" | "p4" | "credential":
+        case "remote" | "submodule" | "apply" | "am" | "bisect" | "lfs" | "svn" | "p4":
             yield "MEDIUM", f"git {verb} changes an external system"
         case _ if verb in _READING_VERBS:
             for path in list_option_values(words, "--output"):

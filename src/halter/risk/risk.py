@@ -41,10 +41,12 @@ from halter.risk.programs import (
     MentionedWords,
     NestedCommand,
     find_deleting_word,
+    find_reaching_word,
     has_flag,
     is_path,
     list_operands,
     list_option_values,
+    name_script,
     setting_risk,
 )
 from halter.risk.services import SERVICE_JUDGES, WRAPPER_JUDGES, wrapper_output_risk
@@ -57,7 +59,9 @@ _PROGRAMS: Final[Mapping[str, Judge]] = {
     **NETWORK_JUDGES,
     **SERVICE_JUDGES,
 }
-_DANGEROUS: Final = DESTROYERS | SHELLS | WRAPPER_NAMES | INTERPRETERS | {"eval", "source", "mkfs"}
+_DANGEROUS: Final = (
+    DESTROYERS | SHELLS | WRAPPER_NAMES | INTERPRETERS | SERVICE_JUDGES.keys() | {"eval", "source", "mkfs"}
+)
 _MAX_MENTIONS: Final = 16
 _MAX_WORDS: Final = 500
 _TOO_COMPLEX_REASON: Final = "a command line too complex to parse"
@@ -212,6 +216,8 @@ def _unknown_risk(command: Command) -> Iterator[JudgeFinding]:
     yield from _options_that_run(command)
     if verb := find_deleting_word(words):
         yield "HIGH", f"{command.program} {verb} may delete data"
+    if verb := find_reaching_word((name_script(command.program), *words)):
+        yield "HIGH", f"{command.program} {verb} may publish or change rights"
     for path in list_option_values(words, "-out", "-o", "--out", "--output", "--output-file"):
         yield from path_risk(path, "write")
     for word in words:

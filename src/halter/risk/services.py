@@ -1,10 +1,20 @@
-"""Programs that control a machine, its services, containers, clouds, databases and packages."""
+"""Programs that control a machine, its services, containers, clouds, databases and packages.
+
+Most of them are data: `reach.txt` states what each verb of a program reaches, and a reach has a level. A program has a
+function of its own only if its arguments decide too.
+"""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import translate
+from functools import cache
+from importlib.resources import files
 from typing import Final
 
+import msgspec
+
 from halter.core.text import expand_names, make_word_set
+from halter.core.vocabulary import RiskLevel
 from halter.risk.commands import Command
 from halter.risk.interpreters import source_risk
 from halter.risk.places import is_root, path_risk, sql_risk
@@ -13,11 +23,248 @@ from halter.risk.programs import (
     JudgeFinding,
     MentionedWords,
     NestedCommand,
+    find_deleting_word,
+    find_reaching_word,
     has_flag,
     list_operands,
     list_option_values,
-    make_verb_judge,
 )
+
+_REACHES: Final[Mapping[str, tuple[RiskLevel, str]]] = {
+    "reads": ("LOW", "reads"),
+    "folder": ("MEDIUM", "builds or changes what is in the folder"),
+    "script": ("MEDIUM", "runs commands defined in the folder"),
+    "changes": ("MEDIUM", "changes an external system"),
+    "code": ("HIGH", "fetches code and runs it"),
+    "machine": ("HIGH", "changes the machine"),
+    "identity": ("HIGH", "changes who may do what"),
+    "secrets": ("HIGH", "reads or changes secrets"),
+    "network": ("HIGH", "changes what can be reached from the network"),
+    "service": ("HIGH", "changes what runs for others"),
+    "publication": ("HIGH", "publishes"),
+    "message": ("HIGH", "sends a message"),
+    "money": ("HIGH", "spends or moves money"),
+    "deletion": ("HIGH", "deletes data"),
+    "destruction": ("CRITICAL", "cannot be undone"),
+    "policy": ("CRITICAL", "is reserved for people"),
+}
+"""What a command can reach, from nothing to the policy of Halter itself, with its level."""
+
+_REACH_ORDER: Final = tuple(_REACHES)
+_OPTION_WEIGHT: Final[Mapping[RiskLevel, int]] = {"LOW": 2, "MEDIUM": 2, "HIGH": 10, "CRITICAL": 10}
+"""The weight of an option beside that of a word, 2: one that makes a command dangerous counts more than any verb."""
+_LOCAL: Final = frozenset({"reads", "folder", "script"})
+_ABOUT_ITSELF: Final = frozenset({"--version", "--help", "-version", "-V", "version", "help"})
+_MAX_VERBS: Final = 40
+_ANY_VERB: Final = "**"
+_END: Final = "$"
+_GLOB: Final = frozenset("*[")
+
+
+class _Pattern(msgspec.Struct, frozen=True):
+    """A sequence of words, each with its test, and the options that a command must have.
+
+    The sequence may start anywhere if `is_anywhere`, and must be all of the words if `is_whole`.
+    """
+
+    reach: str
+    rank: int
+    words: tuple[Callable[[str], object], ...]
+    options: tuple[str, ...]
+    weight: int
+    is_anywhere: bool
+    is_whole: bool
+
+    def find_end(self, operands: Sequence[str]) -> int:
+        """Return the number of operands up to the end of a match, or -1."""
+        count = len(self.words)
+        if self.is_whole and count != len(operands):
+            return -1
+        for start in range(len(operands) - count + 1 if self.is_anywhere else count <= len(operands)):
+            if all(test(word) for test, word in zip(self.words, operands[start:], strict=False)):
+                return start + count
+        return -1
+
+    def find_scattered(self, operands: Sequence[str]) -> bool:
+        """Return true if the words occur in this order, with any others between them."""
+        remaining = iter(operands)
+        return all(any(test(word) for word in remaining) for test in self.words)
+
+    def describe(self, operands: Sequence[str]) -> str:
+        return " ".join((*operands, *(option.partition("=")[0] for option in self.options)))
+
+    def has_options(self, words: Sequence[str]) -> bool:
+        is_trusted = _REACHES[self.reach][0] not in {"LOW", "MEDIUM"}
+        return all(_has_option(words, option, is_trusted=is_trusted) for option in self.options)
+
+
+class _ProgramReach(msgspec.Struct, frozen=True):
+    """What a program reaches, by its patterns, and the options that may precede its verb.
+
+    `by_word` are the patterns that begin with a certain word, `others` those that begin with any.
+    """
+
+    patterns: tuple[_Pattern, ...]
+    by_word: Mapping[str, tuple[_Pattern, ...]]
+    others: tuple[_Pattern, ...]
+    options: Mapping[str, bool]
+    otherwise: str
+
+    def list_candidates(self, operands: Sequence[str]) -> Iterator[_Pattern]:
+        """Yield the patterns that may match from the first operand, or from any."""
+        for word in dict.fromkeys(operands):
+            yield from self.by_word.get(word, ())
+        yield from self.others
+
+
+def _has_option(words: Sequence[str], option: str, *, is_trusted: bool) -> bool:
+    """Return true if an option is present. One that makes a command harmless has to be certain: once, and no value."""
+    name, equals, value = option.partition("=")
+    if is_trusted and equals:
+        test = _make_test(value)
+        return any(test(each) for each in list_option_values(words, name))
+    if is_trusted:
+        return has_flag(words, name[1:] if len(name) == len("-x") else "", name)
+    mentions = [index for index, word in enumerate(words) if name.lstrip("-") in word and word.startswith("-")]
+    if len(mentions) != 1 or words[mentions[0]] != option or "--" in words[: mentions[0]]:
+        return False
+    previous, following = ("", *words)[mentions[0]], (*words, "")[mentions[0] + 1]
+    return (not previous.startswith("-") or "=" in previous) and following not in {"false", "0"}
+
+
+@cache
+def _make_test(text: str) -> Callable[[str], object]:
+    """Make a test of one word from its alternatives."""
+    alternatives = text.split("/")
+    if not set(text) & _GLOB:
+        return frozenset(alternatives).__contains__
+    return re.compile("|".join(map(translate, alternatives))).match
+
+
+def _weigh_word(word: str) -> int:
+    return 0 if word == "*" else 1 if set(word) & _GLOB else 2
+
+
+def _parse_pattern(reach: str, text: str) -> _Pattern:
+    words = text.split()
+    verbs = [word for word in words if not word.startswith("-") and word not in {_ANY_VERB, _END}]
+    options = tuple(word for word in words if word.startswith("-"))
+    is_local = _REACHES[reach][0] in {"LOW", "MEDIUM"}
+    return _Pattern(
+        reach=reach,
+        rank=_REACH_ORDER.index(reach),
+        words=tuple(_make_test(word) for word in verbs),
+        options=options,
+        weight=sum(map(_weigh_word, verbs))
+        + len(options) * _OPTION_WEIGHT[_REACHES[reach][0]]
+        + (words[-1:] == [_END]),
+        is_anywhere=words[:1] == [_ANY_VERB],
+        is_whole=words[-1:] == [_END] or (is_local and not verbs and words[:1] != [_ANY_VERB]),
+    )
+
+
+def _parse_program(entry: str) -> _ProgramReach:
+    head, *rows = entry.splitlines()
+    options = {word.rstrip(":"): word.endswith(":") for word in head.partition("|")[2].split()}
+    texts_by_reach = {reach.strip(): texts for reach, _, texts in (row.partition(":") for row in rows)}
+    otherwise = texts_by_reach.pop("otherwise", "changes").strip()
+    patterns, others, by_word = list[_Pattern](), list[_Pattern](), dict[str, list[_Pattern]]()
+    for reach, texts in texts_by_reach.items():
+        for text in filter(None, map(str.strip, texts.split(","))):
+            pattern = _parse_pattern(reach, text)
+            patterns.append(pattern)
+            first = next((word for word in text.split() if word[0] != "-" and word not in {_ANY_VERB, _END}), "*")
+            if set(first) & _GLOB:
+                others.append(pattern)
+            else:
+                for word in first.split("/"):
+                    by_word.setdefault(word, []).append(pattern)
+    return _ProgramReach(
+        tuple(patterns), {word: tuple(group) for word, group in by_word.items()}, tuple(others), options, otherwise
+    )
+
+
+def _read_entries() -> Mapping[str, str]:
+    """Read the entry of each program from the table."""
+    text = files("halter.risk").joinpath("reach.txt").read_text("utf-8").replace("\n        ", " ")
+    entries = re.findall(r"^[^#\s].*(?:\n    .*)*", text, re.MULTILINE)
+    return {name: entry for entry in entries for name in entry.partition("|")[0].split()}
+
+
+_ENTRIES: Final = _read_entries()
+
+
+@cache
+def _get_program(name: str) -> _ProgramReach:
+    return _parse_program(_ENTRIES[name])
+
+
+def _find_operands(program: _ProgramReach, words: Sequence[str]) -> tuple[list[str], int]:
+    """Find the first operands, and how many of them precede an option that is unknown and may take a value."""
+    operands, certain_count, skips = list[str](), -1, False
+    for word in words:
+        if skips:
+            skips = False
+        elif word[:1] != "-" or word in {"-", "--"}:
+            operands += [word] if word != "--" else []
+        else:
+            kind = program.options.get(word)
+            skips = bool(kind)
+            if kind is None and "=" not in word and program.options.get(word[:2]) is None and certain_count < 0:
+                certain_count = len(operands)
+        if len(operands) == _MAX_VERBS:
+            break
+    return operands, certain_count if certain_count >= 0 else len(operands)
+
+
+def _find_reach(program: _ProgramReach, words: Sequence[str]) -> tuple[str, str]:
+    """Find what a command reaches, and the words that say so.
+
+    The most words decide, then the further reach. After an unknown option it is unclear which word is the verb: then
+    the words may be anywhere, and nothing is known to be harmless.
+    """
+    operands, certain_count = _find_operands(program, words)
+    is_certain = certain_count == len(operands)
+    best, best_rank = (program.otherwise, ""), (-1, -1)
+    for pattern in program.list_candidates(operands):
+        rank = (pattern.weight, pattern.rank)
+        end = pattern.find_end(operands) if rank > best_rank else -1
+        if 0 <= end <= certain_count and pattern.has_options(words):
+            best, best_rank = (pattern.reach, pattern.describe(operands[:end])), rank
+    if is_certain or best_rank[0] > 0:
+        return best
+    return _find_doubtful_reach(program, operands, words)
+
+
+def _find_doubtful_reach(program: _ProgramReach, operands: Sequence[str], words: Sequence[str]) -> tuple[str, str]:
+    """Find the furthest reach whose words occur anywhere."""
+    reaches = [
+        pattern.reach
+        for pattern in program.patterns
+        if pattern.words and pattern.find_scattered(operands) and pattern.has_options(words)
+    ]
+    reach = max((program.otherwise, *reaches), key=_REACH_ORDER.index)
+    return ("changes" if reach == "reads" else reach), "" if reach == program.otherwise else " ".join(operands)
+
+
+def _judge_reach(command: Command) -> Iterator[JudgeFinding]:
+    """Judge a program of the table by what its verb reaches."""
+    words = (*command.argv[1:], *(f"{name}={value}" for name, value in command.sets))
+    if len(words) == 1 and words[0] in _ABOUT_ITSELF:
+        return
+    reach, text = _find_reach(_get_program(command.program), words)
+    level, sentence = _REACHES[reach]
+    if level != "LOW":
+        yield level, " ".join(filter(None, (command.program, text, sentence)))
+    if reach == "script":
+        script_words = words[: words.index("--")] if "--" in words else words
+        if verb := find_deleting_word(script_words) or find_reaching_word(script_words):
+            yield "HIGH", f"{command.program} {verb} may delete data, publish or change rights"
+    if reach not in _LOCAL:
+        if {"cp", "copy", "copyto", "mv", "move", "sync"} & set(words):
+            yield from path_risk(list_operands(words)[-1], "write")
+        if not text and (verb := find_deleting_word(words)):
+            yield "HIGH", f"{command.program} {verb} may delete data"
 
 
 def _shutdown(command: Command) -> Iterator[JudgeFinding]:
@@ -113,41 +360,18 @@ def _container(command: Command) -> Iterator[JudgeFinding]:
         yield "CRITICAL", "a container has access to the whole machine"
     if has_flag(words, "", "--cap-add", "--device", "--security-opt"):
         yield "HIGH", "a container has extra privileges"
-    yield from _judge_container_verbs(command)
+    yield from _judge_reach(command)
 
 
-_judge_container_verbs: Final = make_verb_judge(
-    "prune rm rmi down kill push",
-    low="ps images logs inspect version info diff top stats port history search events context ls",
-)
-_judge_kubernetes: Final = make_verb_judge(
-    "delete drain cordon taint replace apply patch scale undo set edit",
-    low="get describe logs version explain top api-resources api-versions cluster-info config diff",
-)
-_judge_cloud: Final = make_verb_judge(
-    "rm rb delete terminate-instances remove destroy purge",
-    "delete-bucket delete-db-instance delete-stack delete-table delete-user delete-cluster delete-vault deactivate",
-    otherwise=False,
-)
-_READING_VERBS: Final = re.compile(
-    r"(?:ls|list|get|describe|show|head|help|version|whoami|info|config|lsd|lsf|ps|logs)(?:-.*)?"
-)
+def _with_lines(*options: str) -> Judge:
+    """Make a judge of a program of the table that also runs the values of some options."""
 
+    def judge(command: Command) -> Iterator[JudgeFinding]:
+        for line in list_option_values(command.argv[1:], *options):
+            yield NestedCommand(line)
+        yield from _judge_reach(command)
 
-def _ssh_of_cloud(command: Command) -> Iterator[JudgeFinding]:
-    for line in list_option_values(command.argv[1:], "--command", "--parameters"):
-        yield NestedCommand(line)
-    words = list_operands(command.argv[1:])
-    if any(word.startswith("delete-") for word in words):
-        yield "HIGH", "deletes a cloud resource"
-    if command.program == "rclone" and words[:1] and words[0] in {"sync", "move", "moveto", "dedupe", "cleanup"}:
-        yield "HIGH", f"rclone {words[0]} deletes files that the source does not have"
-    only_reads = any(_READING_VERBS.fullmatch(word) for word in words[:4])
-    if words[:1] == ["iam"] and not only_reads:
-        yield "HIGH", "changes permissions in a cloud"
-    if not only_reads:
-        yield "MEDIUM", f"{command.program} changes an external system"
-    yield from _judge_cloud(command)
+    return judge
 
 
 _SHELL_OF_CLIENT: Final = re.compile(
@@ -184,6 +408,9 @@ def _database(command: Command) -> Iterator[JudgeFinding]:
 
 
 _REDIS_READS: Final = make_word_set("GET MGET KEYS SCAN INFO TTL TYPE EXISTS LRANGE HGETALL HGET SMEMBERS PING")
+_REDIS_CHANGES: Final = make_word_set(
+    "DEL UNLINK CONFIG EVAL DEBUG SLAVEOF REPLICAOF MODULE SETUSER DELUSER FAILOVER RESTORE MIGRATE SCRIPT FUNCTION"
+)
 _REDIS_DESTROYERS: Final = frozenset({"FLUSHALL", "FLUSHDB", "SHUTDOWN"})
 
 
@@ -193,7 +420,7 @@ def _redis(command: Command) -> Iterator[JudgeFinding]:
         yield "CRITICAL", "empties or stops a whole database"
     elif not command.is_fed and list_operands(command.argv[1:])[:1] and words & _REDIS_READS:
         return
-    elif words & {"DEL", "UNLINK", "CONFIG", "EVAL", "DEBUG", "SLAVEOF", "REPLICAOF", "MODULE"}:
+    elif words & _REDIS_CHANGES:
         yield "HIGH", "changes a database"
     else:
         yield "MEDIUM", "queries a database"
@@ -206,59 +433,24 @@ def _database_admin(command: Command) -> Iterator[JudgeFinding]:
         yield "CRITICAL", f"{command.program} deletes a whole database"
 
 
-_INSTALL_VERBS: Final = make_word_set(
-    "install i add ci update upgrade dist-upgrade full-upgrade get sync -S -U reinstall localinstall link -i "
-    "--install create exec dlx x -Syu -Sy tool"
+_INSTALLED_TOOLS: Final = make_word_set(
+    "tsc eslint prettier jest vitest mocha ava tap c8 nyc webpack vite rollup esbuild swc babel next nuxt astro remix "
+    "svelte-check svelte-kit stylelint turbo nx playwright cypress biome oxlint knip depcheck vue-tsc ng tailwindcss "
+    "postcss sass storybook typedoc api-extractor tsup tsd xo standard ts-prune madge size-limit lint-staged "
+    "commitlint prisma drizzle-kit graphql-codegen openapi-typescript msw karma wdio axe lighthouse markdownlint cspell"
 )
-_REMOVE_VERBS: Final = make_word_set(
-    "remove purge uninstall autoremove erase rm un -R -r -P --purge del delete rollback -Rns -Rs"
-)
-_PUBLISH_VERBS: Final = make_word_set("publish unpublish deprecate yank push upload login token owner")
-_LIST_VERBS: Final = make_word_set(
-    "list ls show search freeze check info outdated view help why config tree audit --version -V version status "
-    "history -l -L -Q -Qi -qa -q -s policy depends"
-)
-
-
-def _packages(command: Command) -> Iterator[JudgeFinding]:
-    words = command.argv[1:]
-    verb = next(iter(list_operands(words)), "") or (words[0] if words else "")
-    if verb == "pip":
-        verb = next(iter(list_operands(words)[1:]), "")
-    if verb in _INSTALL_VERBS or (verb == "" and command.program == "yarn"):
-        yield "HIGH", f"{command.program} fetches code and runs it"
-    elif verb in _REMOVE_VERBS:
-        yield "HIGH", f"{command.program} removes programs"
-    elif verb in _PUBLISH_VERBS:
-        yield "HIGH", f"{command.program} {verb} publishes a package"
-    elif verb not in _LIST_VERBS:
-        yield "MEDIUM", f"{command.program} runs commands defined in the folder"
-    for line in list_option_values(words, "--script-shell", "--node-options"):
-        yield "HIGH", f"an option sets the program that {command.program} runs"
-        yield NestedCommand(line)
-
-
-def _builder(command: Command) -> Iterator[JudgeFinding]:
-    """Judge cargo, go and similar programs, which install third-party code and build local code."""
-    words = command.argv[1:]
-    verb = next(iter(list_operands(words)), "")
-    is_remote = any("://" in word or "@" in word for word in words)
-    if verb in {"install", "publish", "yank", "login"} or (is_remote and verb in {"run", "get", "generate"}):
-        yield "HIGH", f"{command.program} {verb} fetches or publishes code"
-    else:
-        yield "MEDIUM", f"{command.program} runs commands defined in the folder"
-    for line in list_option_values(words, "-exec", "-toolexec"):
-        yield NestedCommand(line)
+"""Development tools of a JavaScript project: `npx` runs the project's own."""
 
 
 def _fetching_runner(command: Command) -> Iterator[JudgeFinding]:
     """Judge npx and similar programs; what they run is judged separately."""
-    yield "HIGH", f"{command.program} fetches a program and runs it"
-
-
-_RESERVED_VERBS: Final = make_word_set(
-    "approve deny resume cancel trust on off erase budget rules tokens steer proposals halt init hook"
-)
+    words = command.argv[1:]
+    is_local = "exec" in words if command.program in {"pnpm", "yarn"} else has_flag(words, "", "--no", "--no-install")
+    may_fetch = has_flag(words, "yp", "--yes", "--package", "--call") or "dlx" in words
+    if not may_fetch and (is_local or command.inner in _INSTALLED_TOOLS):
+        yield "MEDIUM", f"{command.program} runs a program of the project"
+    else:
+        yield "HIGH", f"{command.program} fetches a program and runs it"
 
 
 _HOOKLESS_OPTIONS: Final = make_word_set(
@@ -273,15 +465,6 @@ def _agent(command: Command) -> Iterator[JudgeFinding]:
         yield "HIGH", f"{command.program} may run without its hooks"
     else:
         yield "MEDIUM", f"{command.program} runs an agent"
-
-
-def _halter(command: Command) -> Iterator[JudgeFinding]:
-    words = list_operands(command.argv[1:])
-    verb = next((word for word in words[:3] if word in _RESERVED_VERBS), next(iter(words), ""))
-    if verb in _RESERVED_VERBS:
-        yield "CRITICAL", f"halter {verb} is reserved for people"
-    else:
-        yield "MEDIUM", f"runs halter {verb}"
 
 
 def _history(command: Command) -> Iterator[JudgeFinding]:
@@ -303,22 +486,7 @@ def _terminal(command: Command) -> Iterator[JudgeFinding]:
     yield MentionedWords(tuple(word for word in command.argv[1:] if word not in {"kill-server", "C-m", "Enter"}))
 
 
-def _forge(command: Command) -> Iterator[JudgeFinding]:
-    words = list_operands(command.argv[1:])
-    if "delete" in words[:3] or {"merge", "archive", "transfer", "rename"} & set(words[1:2]):
-        yield "HIGH", f"{command.program} {' '.join(words[:2])} cannot be undone"
-    elif {"secret", "variable", "workflow", "ssh-key", "gpg-key"} & set(words[:1]) and "list" not in words[1:2]:
-        yield "HIGH", f"{command.program} {' '.join(words[:2])} changes automation or access"
-    elif words[:1] == ["api"]:
-        for method in list_option_values(command.argv[1:], "-X", "--method"):
-            if method.upper() != "GET":
-                yield "HIGH", f"{method.upper()} changes an external system"
-        yield "MEDIUM", f"{command.program} calls the API"
-    elif words[1:2] and words[1] not in {"list", "view", "status", "diff", "checks", "watch"}:
-        yield "MEDIUM", f"{command.program} changes an external system"
-
-
-SERVICE_JUDGES: Final[Mapping[str, Judge]] = expand_names(
+SERVICE_JUDGES: Final[Mapping[str, Judge]] = dict.fromkeys(_ENTRIES, _judge_reach) | expand_names(
     {
         "shutdown reboot poweroff halt init telinit kexec": _shutdown,
         (
@@ -329,29 +497,18 @@ SERVICE_JUDGES: Final[Mapping[str, Judge]] = expand_names(
         ): _admin,
         "kill pkill killall xkill skill killall5": _kill,
         "docker podman nerdctl docker-compose podman-compose buildah": _container,
-        "kubectl oc k3s microk8s": _judge_kubernetes,
-        "aws gcloud az gsutil doctl heroku flyctl fly s3cmd rclone": _ssh_of_cloud,
+        "aws gcloud az doctl hcloud heroku flyctl fly": _with_lines("--command", "--parameters", "-C"),
         "psql mysql mariadb sqlite3 sqlcmd cqlsh duckdb clickhouse-client": _database,
         "dropdb dropuser mysqladmin": _database_admin,
-        (
-            "pip pip3 pipx uv conda mamba micromamba poetry pdm npm pnpm yarn gem apt apt-get aptitude dnf yum zypper "
-            "pacman apk brew port snap flatpak dpkg rpm easy_install composer luarocks opam nix-env helm twine"
-        ): _packages,
-        "cargo go mvn gradle dotnet swift zig stack cabal mix sbt": _builder,
-        "terraform tofu pulumi terragrunt": make_verb_judge(
-            "apply up taint import", "destroy", "plan show validate fmt output version"
-        ),
+        "npm pnpm yarn": _with_lines("--script-shell", "--node-options"),
+        "go": _with_lines("-exec", "-toolexec"),
         "npx bunx uvx": _fetching_runner,
         "at batch": _at_or_batch,
         "journalctl dmesg": _journal,
         "tmux screen byobu": _terminal,
-        "gh glab hub": _forge,
         "crontab": _crontab,
         "systemctl": _systemctl,
-        "service": make_verb_judge("stop"),
-        "launchctl": make_verb_judge("load unload bootstrap bootout remove"),
         "redis-cli": _redis,
-        "halter": _halter,
         "claude codex gemini cursor-agent": _agent,
         "history": _history,
         "date": _clock,
