@@ -1,5 +1,7 @@
 """A crash at any commit of a session under the provenance check: it decides as if there had been no crash."""
 
+from itertools import groupby
+
 from halter.core.clock import SECOND
 from halter.core.messages import Prompt, Reply, ToolResult
 from halter.guard.approvals import answer_decision, list_pending_decisions
@@ -7,7 +9,10 @@ from halter.guard.provenance_check import ProvenanceCheck
 from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, last, reply
-from tests.story.loops import Story, says
+from tests.story.loops import Story, calls, says
+from tests.story.test_call_order import DELETE, DELETED, EXPORT, EXPORT_TO_EVE, EXPORTED, NOTE, TEST, TO_EVE, Shop
+from tests.story.test_call_order import READ as READ_LETTERS
+from tests.story.test_call_order import TASK as SHOP_TASK
 from tests.story.test_provenance import READ, TASK, TO_BOB, TO_MALLORY, Post, recall_history, send
 
 PROBES = [
@@ -70,3 +75,45 @@ def test_a_resumed_session_decides_as_the_live_one_whatever_crashes(every: int) 
         assert judge_all(session_history.provenance_check) == judge_all(story.loop.provenance_check), world
         assert session_history.provenance_check is not None
         assert session_history.provenance_check.locked
+
+
+def keeper(prompt: Prompt, _: int) -> Reply:
+    """Read, export, delete, then export again and test."""
+    parts = [part for message in prompt.messages for part in message.parts]
+    seen = [part.tool for part in parts if isinstance(part, ToolResult)]
+    steps = (calls(READ_LETTERS), calls(EXPORT), calls(DELETE), calls(EXPORT_TO_EVE, TEST, NOTE))
+    return reply(steps[len(seen)] if len(seen) < len(steps) else says("Done."))
+
+
+@EVERY
+def test_calls_keep_their_order_whatever_crashes(every: int) -> None:
+    stories: list[tuple[Story, Shop]] = []
+
+    async def approve(world: World) -> None:
+        while True:
+            for waiting in await list_pending_decisions(world.journal):
+                store = world.store.patient(world.clock)
+                await store.commit(answer_decision(waiting, "approve", "ada", world.ids.make()))
+            await world.clock.sleep(SECOND)
+
+    async def program(world: World) -> None:
+        story, _ = stories[-1]
+        answering = world.spawn(approve(world))
+        await story.begin(SHOP_TASK)
+        if not (await world.session("s")).ended:
+            await story.attend()
+        answering.cancel()
+
+    def new_world(crash: Crash | None) -> World:
+        world = World(crash=crash)
+        story, shop = Story(world, kind="task"), Shop(idempotent=True)
+        story.models, story.price = [Sensible(world, keeper)], TEN
+        story.provenance, story.extra = "ask", list(shop.tools())
+        stories.append((story, shop))
+        return world
+
+    for world in crash_everywhere(program, new_world, every=every):
+        _, shop = stories[-1]
+        # What was in doubt after a crash may have been repeated.
+        done = [line for line, _ in groupby(shop.done)]
+        assert done == [EXPORTED, DELETED, TO_EVE, "test", "note"], world

@@ -173,7 +173,7 @@ async def answer_when(world: World, open_questions: int, verdicts: dict[str, Ver
 
 
 async def test_the_questions_of_a_turn_are_asked_together_at_its_end(world: World) -> None:
-    lines = [READ, TO_MALLORY, send("eve@evil.example"), TO_BOB, says("Done."), says("Eve got none.")]
+    lines = [READ, TO_BOB, TO_MALLORY, send("eve@evil.example"), says("Done."), says("Eve got none.")]
     story, post = story_of(world, "ask", lines)
     answering = world.spawn(answer_when(world, 2, {"mallory": "approve", "eve": "deny"}))
     await story.run(TASK)

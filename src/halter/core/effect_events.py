@@ -133,7 +133,7 @@ class CallSettled(Event, frozen=True, kw_only=True):
 class CallRefused(Event, frozen=True, kw_only=True):
     """The guard refused a call; the body is the arguments.
 
-    A `staged` call is made at the end of the turn if a person approves it.
+    A `staged` call is made if a person approves it, before a call that may depend on it or at the end of the turn.
     """
 
     KIND: ClassVar[str] = "call_refused"

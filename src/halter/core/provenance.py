@@ -83,7 +83,7 @@ class Flaw(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class BrakeVerdict(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The verdict of the provenance check. With no flaws the call passes.
 
-    With `can_wait`, the call may be staged, and approved with others at the end of the turn.
+    With `can_wait`, the call may be staged, and approved together with others.
     """
 
     flaws: tuple[Flaw, ...] = ()

@@ -56,6 +56,8 @@ class GuardRuntime:
         # Bound here: no frame is between a caller and its door.
         self.call = door.call
         self.admit = door.admit
+        self.ask = door.ask
+        self.depends_on_staged = door.depends_on_staged
         self.settle = door.settle
         self.call_read_only = door.call_read_only
         self.refuse = door.refuse

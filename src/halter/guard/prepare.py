@@ -407,8 +407,8 @@ def prepare_call(
 
 
 STAGED: Final = (
-    "A person decides about this call at the end of the turn, together with similar calls; it is made if they approve "
-    "it. Continue with what does not need its result."
+    "A person decides about this call, together with similar ones, before your next call that may depend on it or at "
+    "the end of the turn; it is made if they approve it. Continue with what does not need its result."
 )
 
 

@@ -211,6 +211,11 @@ class ProvenanceCheck:
             declaration.reach != "none" and declaration.reads in ("nothing", "trusted", "own") and not declaration.mints
         )
 
+    def has_dependencies(self, tool: str) -> bool:
+        """Return whether what other calls did can matter to a call: it reads or changes something."""
+        declaration = self.declaration(tool)
+        return declaration.reads != "nothing" or declaration.reach != "none"
+
     def keeps_order(self, tool: str) -> bool:
         """Return whether calls of a tool must be judged one after the other, because each affects the next one."""
         return not self.clean and self.declaration(tool).reach != "none"

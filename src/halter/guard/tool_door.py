@@ -372,6 +372,33 @@ class ToolDoor:
             return Answer(call.id, "approval_denied", ADMITTED_BEFORE)
         return read_call_admission(committed)
 
+    async def ask(
+        self, lease: Lease, context: SessionContext, call: Call, tools: Mapping[str, Tool], attempt: int
+    ) -> ApprovalRequired | None:
+        """Ask a person about a call without making it. Returns the pending question; None if there is none."""
+        decided_call = await self._apply_decision(context, call)
+        if isinstance(decided_call, ApprovalRequired):
+            return decided_call
+        if decided_call.has_decision:
+            return None
+        prepared = await self._prepare(context, call, tools.get(call.tool))
+        request = await self._offload_arguments(self._mask_request(prepared.request))
+        write = _CallIntent(lease, request, attempt).write(request.now)
+        question_write = msgspec.structs.replace(write, decide=lambda rows: _filter_question(write.decide(rows)))
+        committed = await self._ledger.commit(question_write)
+        return ApprovalRequired(call.id, call.approval, tool=request.tool) if committed.events else None
+
+    async def depends_on_staged(self, context: SessionContext, call: Call, tools: Mapping[str, Tool]) -> bool:
+        """Return whether a call must wait for the staged calls before it.
+
+        It need not if it reads and changes nothing, if it is staged itself, or if the guard refuses it anyway.
+        """
+        tool, check = tools.get(call.tool), call.provenance_check
+        if tool is None or check is None or not check.has_dependencies(call.tool):
+            return False
+        request = (await self._prepare(context, call, tool)).request
+        return request.flaw is None and not request.untrusted_reason
+
     async def settle(self, lease: Lease, flight: InFlight, outcome: Outcome, text: str) -> Answer:
         """Record the outcome of an effect of another process, with secrets masked."""
         result = self._make_failure(outcome, text)
@@ -667,6 +694,11 @@ class ToolDoor:
         text = decode_body(body)
         masked_text = self._redact(text)
         return body if masked_text is text else encode_body(masked_text)
+
+
+def _filter_question(drafts: Sequence[Draft]) -> Sequence[Draft]:
+    """Return drafts that ask a person; an intent or a refusal is dropped."""
+    return drafts if drafts and isinstance(drafts[0].event, DecisionAsked) else ()
 
 
 def _can_have_taken_effect(execution: ToolExecution, permit: Permit) -> bool:

@@ -23,7 +23,16 @@ from halter.core.messages import StopReason, ToolCall, ToolResult
 from halter.core.money import format_micros
 from halter.core.spec import OnCap
 from halter.core.text import encode_body
-from halter.core.vocabulary import MessageReason, Outcome, ProviderTrouble, SessionKind, State, TerminalReason, TurnEnd
+from halter.core.vocabulary import (
+    REFUSAL_OUTCOMES,
+    MessageReason,
+    Outcome,
+    ProviderTrouble,
+    SessionKind,
+    State,
+    TerminalReason,
+    TurnEnd,
+)
 
 _CANONICAL_ENCODER: Final = msgspec.json.Encoder(order="sorted")
 _DECODER: Final = msgspec.json.Decoder[Any]()
@@ -207,6 +216,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_held_back: bool = False
     trouble: str = ""
     troubled_at: int = 0
+
+    @property
+    def has_ending_call(self) -> bool:
+        """Whether a call of the newest step ends the turn."""
+        return self.has_asked or self.has_answered or self.has_handed_off or self.yielded is not None
 
     def make_next(self, number: int, inbox_seen: int, at: int, *, quiet: bool = False) -> "Turn":
         return Turn(
@@ -486,7 +500,7 @@ WRAP_UP: Final = (
 NO_MORE_CALLS: Final = "No more calls can be made: the budget is used up."
 TIME_IS_UP: Final = "The turn reached its time limit before the call was made."
 MAY_CONTINUE: Final = "You were stopped. Continue where you left off."
-STAGED_CALLS: Final = "Outcomes of the calls that waited for the end of the turn:"
+STAGED_CALLS: Final = "Outcomes of the calls that waited for a person:"
 OBSERVE_TURN: Final = "It is your turn. Check the current facts, act if something has to be done, and yield."
 
 SUMMARIZE: Final = (
@@ -498,6 +512,23 @@ SUMMARIZE: Final = (
 
 def describe_too_many_calls(call_count: int, limit: int) -> str:
     return f"You requested {call_count} calls; a step makes at most {limit}. None was made. Request fewer."
+
+
+def describe_unmade_call(result: ToolResult) -> str:
+    """Describe why a call is not made after one before it, on which it may depend, was not made."""
+    return (
+        f"Not made: it comes after {result.tool} (call {result.id}), which ended with {result.outcome}. Decide again "
+        "whether to make this call."
+    )
+
+
+def describe_staged_outcomes(results: Sequence[ToolResult]) -> str:
+    """Describe the outcomes of staged calls. The text of a tool is left out, because others may have written it."""
+    lines = [STAGED_CALLS]
+    for result in results:
+        text = f" ({result.text})" if result.outcome in REFUSAL_OUTCOMES or result.outcome == "cancelled" else ""
+        lines.append(f"- {result.tool} (call {result.id}): {result.outcome}{text}")
+    return "\n".join(lines)
 
 
 def describe_charged_failures(failures: Sequence[FailedAttempt], refusal: str) -> str:

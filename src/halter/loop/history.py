@@ -11,7 +11,7 @@ if the provider reports truthfully. To fit the window, `estimate_tokens` is used
 import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -450,6 +450,7 @@ class SessionHistory:
         "_nonces",
         "_unanswered",
         "context_text",
+        "decided",
         "done",
         "hot",
         "phase",
@@ -483,11 +484,13 @@ class SessionHistory:
         self._unanswered: Mapping[str, ToolCall] = _NOTHING
         """Calls in flight whose reply is erased: their arguments are unknown."""
         self.staged: tuple[ToolCall, ...] = ()
-        """Calls of the turn that wait for its end."""
+        """Calls of the turn that wait for a person, in their order."""
+        self.decided: tuple[ToolResult, ...] = ()
+        """Outcomes of staged calls that the model has not been told."""
 
     def open(self, number: int, inbox_seen: int, message: Message, at: int, *, quiet: bool = False) -> None:
         self.transcript.open_turn(message)
-        self.staged = ()
+        self.staged = self.decided = ()
         self.turn = self.turn.make_next(number, inbox_seen, at, quiet=quiet)
         if self.provenance_check is not None:
             for part in message.parts:
@@ -506,7 +509,7 @@ class SessionHistory:
         self.transcript.add(make_user_message(text, "config", reason=reason))
         self.turn = self.turn.with_message(reason, at)
         if reason == "staged":
-            self.staged = ()
+            self.staged = self.decided = ()
 
     def add_reply(self, reply: Reply, nonce: str, at: int) -> None:
         parts = (*read_calls(reply.text, nonce).parts, *reply.calls) if nonce else reply.parts
@@ -536,8 +539,27 @@ class SessionHistory:
         result = ToolResult(call.id, call.tool, outcome, result_text)
         self.done = {**self.done, call.id: result} if self.done else {call.id: result}
 
+    def settle_staged(self, call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> None:
+        """Add the outcome of a staged call. In its own step it is the call's result."""
+        self.staged = tuple(each for each in self.staged if each.id != call.id)
+        self.decided += (ToolResult(call.id, call.tool, outcome, text),)
+        if any(each.id == call.id for each in self.turn.calls):
+            self.add_result(call, outcome, text, partial)
+
+    def find_unmade_call(self) -> ToolResult | None:
+        """Find a call before the next one on which that may depend, and which was not made.
+
+        That is a staged call without success, or a call of the step that a person did not approve.
+        """
+        failed = (result for result in self.decided if result.outcome != "ok")
+        unapproved = (
+            result for result in self.done.values() if result.outcome in ("approval_denied", "approval_expired")
+        )
+        return next(chain(failed, unapproved), None)
+
     def finish_step(self, at: int) -> None:
         calls = self.turn.calls
+        self.decided = tuple(result for result in self.decided if result.id not in self.done)
         results = (self.done[calls[0].id],) if len(calls) == 1 else tuple([self.done[call.id] for call in calls])
         self.transcript.add(Message("user", (*results, *self._predictions(calls)) if self.predictions else results))
         if (check := self.provenance_check) is not None:
@@ -722,6 +744,10 @@ class SessionHistory:
             self.predictions = {**self.predictions, call: f"{SIMULATION_LABEL} {text}" if text else ""}
 
     def _add_result(self, call: str, outcome: Outcome, text: str, partial: str = "") -> None:
+        for tool_call in self.staged:
+            if call_id(self.session, tool_call) == call:
+                self.settle_staged(tool_call, outcome, text, partial)
+                return
         for tool_call in self.turn.calls:
             if call_id(self.session, tool_call) == call:
                 self.add_result(tool_call, outcome, text, partial)

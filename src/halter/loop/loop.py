@@ -30,7 +30,7 @@ from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.text import encode_body
 from halter.core.tools import ToolSpec
-from halter.core.vocabulary import REFUSAL_OUTCOMES, GateStage, Guardrail, MessageReason, Outcome, TurnEnd
+from halter.core.vocabulary import GateStage, Guardrail, MessageReason, Outcome, TurnEnd
 from halter.guard.judge import describe_too_many_actions
 from halter.guard.model_door import (
     MODEL_REQUEST_TIMEOUT,
@@ -395,21 +395,72 @@ class TurnLoop:
                 group_name = self._name_group(members[0].group, calls)
             is_single = len(members) == 1
             guard_calls = self._make_calls(members, group_name, remaining, goes_on=is_single and self._is_unobserved)
-            if is_single:
+            if self._must_keep_order(calls):
+                answers = await self._act_in_order(members, guard_calls)
+                if len(answers) < len(members):
+                    return self._clock.now()
+            elif is_single:
                 # As for a request, no frame is between the turn and the door.
                 attempt = runtime.record_attempt(guard_calls[0], await runtime.try_call(guard_calls[0]))
                 answer = runtime.accept_answer(attempt)
                 answers = (answer,) if answer is not None else await runtime.collect_answers(guard_calls, (attempt,))
+                self._add_results(members, answers)
             else:
                 answers = await runtime.calls(guard_calls)
-            self._add_results(members, answers)
+                self._add_results(members, answers)
             if self.rules.max_actions_per_minute:
                 await self._record_limit(answers, members[0].group)
             now = self._read_time()
         if runtime.overrun:
             self.turn = msgspec.structs.replace(self.turn, overrun=True)
         history.finish_step(now)
+        if history.decided and not history.turn.has_ending_call:
+            await self._report_staged()
+            now = self._clock.now()
         return now
+
+    def _must_keep_order(self, calls: Sequence[ToolCall]) -> bool:
+        """Return whether the calls of a step must be made one after the other, each to its end.
+
+        They must if a staged call is before them, or if the provenance check may hold one of them back.
+        """
+        history = self._history
+        if history.staged or history.decided:
+            return True
+        check = history.provenance_check
+        return check is not None and len(calls) > 1 and any(check.keeps_order(call.tool) for call in calls)
+
+    async def _act_in_order(self, calls: Sequence[ToolCall], guard_calls: Sequence[Call]) -> Sequence[Answer]:
+        """Make calls one after the other, until the turn's time is up.
+
+        Before the first call that may depend on a staged one, the staged calls are made.
+        """
+        history, runtime, timeout = self._history, self._runtime, self.rules.timeout
+        answers: list[Answer] = []
+        for index, call in enumerate(calls):
+            following = guard_calls[index:]
+            if timeout:
+                remaining = timeout - history.turn.time_worked(self._clock.now())
+                if remaining <= 0:
+                    break
+                following = [msgspec.structs.replace(each, timeout=remaining) for each in following]
+            if history.staged and await runtime.depends_on_staged(following[0]):
+                await self._make_staged(following)
+            answer = await self._make_in_order(following)
+            self._add_results((call,), (answer,))
+            answers.append(answer)
+        return answers
+
+    async def _make_in_order(self, calls: Sequence[Call]) -> Answer:
+        """Make the first of some calls, or refuse it if a call before it was not made.
+
+        A person's answer to a question about this very call counts, whatever came of those before it.
+        """
+        unmade_call = self._history.find_unmade_call()
+        if unmade_call is None or await self._runtime.has_question(calls[0]):
+            return await self._runtime.call_before(calls[0], calls[1:])
+        (answer,) = await self._runtime.refuse(calls[:1], "cancelled", decide.describe_unmade_call(unmade_call))
+        return answer
 
     def _list_groups(self, calls: Sequence[ToolCall]) -> list[Sequence[ToolCall]]:
         missing = [call for call in calls if call.id not in self._history.done]
@@ -502,9 +553,12 @@ class TurnLoop:
 
     async def _finish(self, reason: TurnEnd, sentence: str) -> None:
         """Make the staged calls, then end the turn. A halt takes precedence over a failure."""
+        history = self._history
         yield_request = self.turn.yielded if reason == "yielded" else None
-        if self._history.staged and reason not in ("external_halt", "cancelled") and not await self._make_staged():
-            return
+        if (history.staged or history.decided) and reason not in ("external_halt", "cancelled"):
+            await self._make_staged()
+            if not await self._report_staged():
+                return
         halt = None if reason in ("ended", "asked", "yielded") else await self._runtime.find_halt()
         if halt is not None:
             reason, sentence = (
@@ -513,28 +567,29 @@ class TurnLoop:
             )
         await self._end(reason, sentence, yield_request)
 
-    async def _make_staged(self) -> bool:
-        """Make the calls that waited for the end of the turn; return whether all succeeded.
-
-        One question asks a person about all of them. A message reports the outcomes to the model; if a call fails, the
-        turn continues.
-        """
-        calls = self._history.staged
+    async def _make_staged(self, following: Sequence[Call] = ()) -> None:
+        """Make the staged calls in their order. One question asks a person about all of them, and what follows."""
+        history = self._history
+        calls = history.staged
         staged_calls = [msgspec.structs.replace(call, staging="due") for call in self._make_calls(calls)]
-        answers = await self._runtime.calls(staged_calls)
-        lines = [decide.STAGED_CALLS]
-        for call, answer in zip(calls, answers, strict=True):
-            text = f" ({answer.text})" if answer.outcome in REFUSAL_OUTCOMES else ""
-            lines.append(f"- {call.tool} (call {call.id}): {answer.outcome}{text}")
+        for index, call in enumerate(calls):
+            answer = await self._make_in_order([*staged_calls[index:], *following])
+            history.settle_staged(call, answer.outcome, answer.text, answer.partial)
+            self.turn = msgspec.structs.replace(
+                self.turn,
+                halted=self.turn.halted or answer.outcome == "external_halt",
+                overrun=self.turn.overrun or answer.overrun,
+            )
             if self._live_context.on_call is not None:
                 self._live_context.on_call(call, answer)
             if not self._is_unobserved:
                 self._observer.on_result(call, answer)
-        await self._add_runtime_message("staged", "\n".join(lines))
-        is_halted = any(answer.outcome == "external_halt" for answer in answers)
-        overrun = self.turn.overrun or any(answer.overrun for answer in answers)
-        self.turn = msgspec.structs.replace(self.turn, halted=self.turn.halted or is_halted, overrun=overrun)
-        return all(answer.outcome == "ok" for answer in answers)
+
+    async def _report_staged(self) -> bool:
+        """Tell the model the outcomes of staged calls; return whether all succeeded. If not, the turn continues."""
+        results = self._history.decided
+        await self._add_runtime_message("staged", decide.describe_staged_outcomes(results))
+        return all(result.outcome == "ok" for result in results)
 
     async def _end(self, reason: TurnEnd, sentence: str, yield_request: YieldRequest | None) -> None:
         event = TurnEnded(turn=self.turn.number, why=reason, sentence=sentence, yielded=yield_request)

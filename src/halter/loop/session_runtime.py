@@ -407,6 +407,29 @@ class SessionRuntime:
         self.spent_usd += attempt.cost_micros
         return attempt
 
+    async def call_before(self, call: Call, following: Sequence[Call]) -> Answer:
+        """Make a call to its end. If a person is asked about it, they are asked about the following ones as well."""
+        attempt = self.record_attempt(call, await self.try_call(call))
+        if isinstance(attempt, ApprovalRequired):
+            for other in following:
+                await self._ask_about(other)
+        return self.accept_answer(attempt) or (await self.collect_answers([call], [attempt]))[0]
+
+    async def _ask_about(self, call: Call) -> None:
+        """Ask a person about a call that waits for others, if it needs that. The call is not made."""
+        approval = await self._guard.ask(self.lease, self.context, call, self._tools, self._count_attempts(call))
+        if approval is not None:
+            self.record_attempt(call, approval)
+            self._notify_waiting(approval, "WAITING_FOR_APPROVAL")
+
+    async def has_question(self, call: Call) -> bool:
+        """Return whether a person was asked about a call."""
+        return await self._guard.decision(call.approval) is not None
+
+    async def depends_on_staged(self, call: Call) -> bool:
+        """Return whether a call must not be made before the staged calls."""
+        return await self._guard.depends_on_staged(self.context, call, self._tools)
+
     async def calls(self, calls: Sequence[Call], context: SessionContext | None = None) -> Sequence[Answer]:
         """Make calls concurrently, up to a limit. A call that waits does not block the others."""
         return await self.collect_answers(calls, await self._try_calls(calls, context), context)

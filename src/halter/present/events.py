@@ -407,7 +407,7 @@ def _summarize_work(
             return f"{event.call} {event.outcome} in {took}{_cost(Charge(event.cost_micros))} {event.error}"
         case CallRefused(staged=True):
             question = "; ".join(describe_flaw(flaw) for flaw in event.flaws)
-            return f"{event.tool} waits for the end of the turn, then for approval ({question})"
+            return f"{event.tool} waits for approval, together with similar calls of its turn ({question})"
         case CallRefused():
             return StyledLine(f"{event.tool} was refused ({event.outcome}): {event.sentence}", WARNING_STYLE)
         case RequestStarted():
