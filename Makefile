@@ -19,7 +19,7 @@ ifeq ($(CI),true)
 export HALTER_REQUIRE_ALL := 1
 endif
 
-.PHONY: setup system run test check style types docs pictures bench clients frameworks dist soak versions lock clean
+.PHONY: setup system run test check style types docs pictures bench bench-quick clients frameworks dist soak versions lock clean
 
 setup: $(INSTALLED)
 
@@ -76,6 +76,10 @@ pictures: setup system
 
 bench: setup system
 	$(BIN)/python -m bench
+
+# One short round of every group, without results: it fails if a group no longer works. `.ci/weekly` runs it.
+bench-quick: setup system
+	$(BIN)/python -m bench --quick
 
 # Other people's programs, pinned, with Halter in front of their tools and models; they reach nothing but 127.0.0.1.
 clients: setup system

@@ -105,7 +105,7 @@ def _was_played(suite: str, brake: str) -> bool:
 
 
 def _place(suite: str, brake: str, part: int) -> Path:
-    return VENV.with_name("played") / f"{_digest_code()}-{suite}-{brake}-{part}.json"
+    return VENV.with_name("played") / f"{digest_code()}-{suite}-{brake}-{part}.json"
 
 
 def _play_part(python: Path, suite: str, brake: str, part: int) -> dict[str, Any]:
@@ -118,19 +118,19 @@ def _play_part(python: Path, suite: str, brake: str, part: int) -> dict[str, Any
     command += ["--persons"] if brake == "guard" else []
     environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     process = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=True
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
+    if process.returncode:
+        raise RuntimeError(f"{suite} under {brake}: {process.stderr.strip().rpartition(chr(10))[2]}")
     cache_file.parent.mkdir(exist_ok=True)
     cache_file.write_text(process.stdout, "utf-8")
     return json.loads(process.stdout)
 
 
-def _digest_code() -> str:
-    """Digest the code that determines a suite's result: the brake and the benchmark."""
-    guard = ROOT / "src/halter/guard"
-    names = ("brake", "call_values", "choices", "provenance", "records", "sentences", "trusted_text")
-    files = [guard / f"{name}.py" for name in names]
-    files += [ROOT / "src/halter/core/provenance.py", *(ROOT / "bench/dojo").glob("*.py")]
+def digest_code() -> str:
+    """Digest the code that determines a suite's result: the guard and the benchmark."""
+    files = [*(ROOT / "src/halter/guard").glob("*.py"), ROOT / "src/halter/core/provenance.py"]
+    files += (ROOT / "bench/dojo").glob("*.py")
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()[:16]
 
 

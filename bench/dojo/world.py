@@ -149,7 +149,6 @@ class Game:
         self.guard: GuardedTask | None = None
         if brake.kind == "guard":
             self.guard = GuardedTask(task.PROMPT, self.declarations, self._use_tool, lock=lock)
-            self.provenance = self.guard.brake._provenance  # noqa: SLF001 - the attacker knows the guard's state
         self.played = Played()
 
     def close(self) -> None:
@@ -186,7 +185,11 @@ class Game:
             return person.answer(attack=attack)
 
         if self.guard is not None:
-            return self.guard.call(call.function, dict(call.args), agrees)
+            text = self.guard.call(call.function, dict(call.args), agrees)
+            if not self.guard.brake.clean:
+                # The attacker knows the guard's state, which begins with the first untrusted text.
+                self.provenance = self.guard.brake._provenance  # noqa: SLF001
+            return text
         if verdict.flaws:
             if not agrees():
                 return "The operator refused this call."
