@@ -33,8 +33,8 @@ from halter.runtime.runtime import DEFAULT_LEASE_DURATION
 from halter.state.lifecycle import start_session
 from halter.testing.postgres import Cluster, throwaway_cluster
 from halter_drills import checker
-from halter_drills.checker import RecordedEvent, check, read_store
-from halter_drills.children import CHILD_TIMEOUT_SECONDS, ChildStuck, wait_until_stopped
+from halter_drills.checker import LateFinding, RecordedEvent, Stall, check, metronome, read_store, split_lateness
+from halter_drills.children import CHILD_TIMEOUT_SECONDS, ChildStuck, children, wait_until_stopped
 from halter_drills.drill import (
     Drill,
     DrillBroken,
@@ -358,6 +358,13 @@ MAX_EXCERPT_LENGTH: Final = 3000
 REFUSAL_TEXT: Final = "ahead of the database's"
 
 
+class Presence(NamedTuple):
+    """A time in which a worker could take sessions over."""
+
+    since: int
+    until: int
+
+
 class Orphan(NamedTuple):
     """A session whose owner was killed or stopped, and the end of the owner's lease."""
 
@@ -371,11 +378,12 @@ class ChaosSeen:
     """Observations of the drill: faults with their start and end, orphans, and the worker with the wrong clock."""
 
     blows: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
+    presences: list[Presence] = field(default_factory=list[Presence])
     orphans: list[Orphan] = field(default_factory=list[Orphan])
     skewed: WorkerProcess | None = None
     answered: int = 0
     revived: int = 0
-    stalled: int = 0
+    stalls: list[Stall] = field(default_factory=list[Stall])
 
 
 def judge(
@@ -392,7 +400,8 @@ def judge(
     exit_violations = [*check_refused(observations.skewed), *drain_workers(running)]
     contents = read_store(workspace.url)
     effects = count_paid(workspace.folder)
-    late_violations, longest = lateness(contents.events, observations)
+    late_findings, longest = lateness(contents.events, observations)
+    late_violations, unsure = split_lateness(late_findings, observations.stalls)
     wrong = [
         *find_shared(all_workers),
         *check(contents),
@@ -419,9 +428,9 @@ def judge(
         "doubts_answered": observations.answered,
         "orphans": len(observations.orphans),
         "longest_after_the_lease_ms": longest // 1000,
-        "machine_stalled_ms": observations.stalled // 1000,
+        "machine_stalled_ms": max((stall.until - stall.since for stall in observations.stalls), default=0) // 1000,
     }
-    return wrong, counts
+    return wrong, {**counts, "too_busy_to_tell": unsure} if unsure else counts
 
 
 def find_unended(events: Sequence[RecordedEvent], total: int) -> Iterator[str]:
@@ -472,15 +481,15 @@ def find_unpaid(events: Sequence[RecordedEvent], effects: Mapping[str, int]) -> 
         yield f"The call {call} had an effect, but has no intent."
 
 
-def lateness(events: Sequence[RecordedEvent], observations: ChaosSeen) -> tuple[list[str], int]:
-    """Check how soon each orphan got a new owner; return the violations and the longest time after a lease."""
+def lateness(events: Sequence[RecordedEvent], observations: ChaosSeen) -> tuple[list[LateFinding], int]:
+    """Check how soon each orphan got a new owner; return what was late and the longest time after a lease."""
     first_event_at: dict[tuple[str, int], int] = {}
     ended_streams: set[str] = set()
     for event in events:
         first_event_at.setdefault((event.stream, event.generation), event.at)
         if event.kind == "session_ended":
             ended_streams.add(event.stream)
-    wrong: list[str] = []
+    late: list[LateFinding] = []
     longest = 0
     for orphan in set(observations.orphans):
         stream = f"session:{orphan.session}"
@@ -489,20 +498,23 @@ def lateness(events: Sequence[RecordedEvent], observations: ChaosSeen) -> tuple[
         ]
         if not takeover_times:
             if stream not in ended_streams:
-                wrong.append(f"{orphan.session} got no new owner.")
+                late.append(LateFinding(f"{orphan.session} got no new owner."))
             continue
-        delay = min(takeover_times) - find_orphaned_since(orphan.alive_until, min(takeover_times), observations)
+        since = find_orphaned_since(orphan.alive_until, min(takeover_times), observations)
+        delay = min(takeover_times) - since
         longest = max(longest, delay)
-        if delay > MAX_TAKEOVER_DELAY + observations.stalled:
-            wrong.append(f"{orphan.session} got a new owner {delay / SECOND:.1f} s after its lease expired.")
-    return wrong, longest
+        if delay > MAX_TAKEOVER_DELAY:
+            sentence = f"{orphan.session} got a new owner {delay / SECOND:.1f} s after its lease expired."
+            late.append(LateFinding(sentence, since, delay - MAX_TAKEOVER_DELAY, MAX_TAKEOVER_DELAY))
+    return late, longest
 
 
 def find_orphaned_since(alive_until: int, resumed_at: int, observations: ChaosSeen) -> int:
     """Compute the earliest time at which an orphan could get a new owner.
 
-    This is after the server was down. If another worker was killed or stopped meanwhile, it may have been the new
-    owner, so the time counts from the end of that worker's lease.
+    This is after the server was down, and when a worker was there: on a slow machine, one that replaces a killed worker
+    takes seconds to start. If another worker was killed or stopped meanwhile, it may have been the new owner, so the
+    time counts from the end of that worker's lease.
     """
     moment = alive_until
     for action, begin, end in observations.blows:
@@ -510,7 +522,8 @@ def find_orphaned_since(alive_until: int, resumed_at: int, observations: ChaosSe
             moment = end
         if action in ("kill", "stop") and alive_until < begin < resumed_at:
             moment = max(moment, begin + DEFAULT_LEASE_DURATION)
-    return min(moment, resumed_at)
+    present_since = (max(moment, each.since) for each in observations.presences if each.until > moment)
+    return min(min(present_since, default=moment), resumed_at)
 
 
 def check_refused(worker: WorkerProcess | None) -> Iterator[str]:
@@ -539,12 +552,14 @@ POLL_INTERVAL: Final = SECOND // 4
 MAX_POLLS: Final = 40
 MAX_END_DELAY: Final = 120 * SECOND
 """Longest time from the last fault until all sessions have ended."""
+NEVER: Final = sys.maxsize
 SERVER_NOT_STOPPED: Final = "The PostgreSQL server was not stopped, because it was passed with --store."
 
 OWNED_QUERY: Final = """
 SELECT s.session, s.generation, w.alive_until FROM workers w JOIN sessions s ON s.owner = w.worker
 WHERE w.about::json ->> 'pid' = %s AND w.about <> ''
 """
+STARTED_QUERY: Final = "SELECT about::json ->> 'pid', about::json ->> 'started_at' FROM workers WHERE about <> ''"
 HEARTBEAT_QUERY: Final = "SELECT MAX(alive_until) FROM workers WHERE about <> '' AND about::json ->> 'pid' = %s"
 
 
@@ -559,6 +574,8 @@ class ChaosScene:
     processes: list[WorkerProcess] = field(default_factory=list[WorkerProcess])
     stopped: set[int] = field(default_factory=set[int])
     resumed: dict[int, int] = field(default_factory=dict[int, int])
+    absences: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    """Times in which a process could do nothing: its process id, since when and until when."""
     observed: ChaosSeen = field(default_factory=ChaosSeen)
     clock: SystemClock = field(default_factory=SystemClock)
 
@@ -578,6 +595,7 @@ class ChaosScene:
         match fault.what:
             case "kill":
                 worker.kill()
+                self.absences.append((worker.pid, at, NEVER))
                 self.observed.orphans += self._list_owned(worker)
                 self.processes[fault.worker_index] = self.workers.start(self.how)
             case "stop":
@@ -586,6 +604,8 @@ class ChaosScene:
                 self.observed.orphans += self._list_owned(worker)
             case "go on":
                 worker.process.send_signal(signal.SIGCONT)
+                stopped_at = next(begin for action, begin, _ in reversed(self.observed.blows) if action == "stop")
+                self.absences.append((worker.pid, stopped_at, at))
                 self.stopped.discard(worker.pid)
                 self.resumed[worker.pid] = at
             case "restart" if self.cluster is not None:
@@ -607,6 +627,19 @@ class ChaosScene:
     def _list_owned(self, worker: WorkerProcess) -> list[Orphan]:
         with closing(connection(self.workspace.url)) as database:
             return [Orphan(*row) for row in database.execute(OWNED_QUERY, (str(worker.pid),)).fetchall()]
+
+    def record_presences(self) -> None:
+        """Record when which worker could take sessions over: from its start in the store on, except its absences."""
+        with closing(connection(self.workspace.url)) as database:
+            starts = database.execute(STARTED_QUERY).fetchall()
+        for pid, started_at in starts:
+            if self.observed.skewed is not None and int(pid) == self.observed.skewed.pid:
+                continue
+            since = int(started_at)
+            for _, begin, end in sorted(each for each in self.absences if each[0] == int(pid)):
+                self.observed.presences.append(Presence(since, begin))
+                since = end
+            self.observed.presences.append(Presence(since, NEVER))
 
     def is_unsettled(self) -> bool:
         """Return True while a worker that lost its sessions may still act on them."""
@@ -631,7 +664,7 @@ async def _run_rounds(scene: ChaosScene, setting: Setting, total: int) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             person = group.create_task(_answer(scene, store))
-            helpers = [group.create_task(_measure_stalls(scene)), group.create_task(_revive(scene))]
+            reviver = group.create_task(_revive(scene))
             starting = group.create_task(_begin(scene, store, began_at, start_times, total))
             for number, fault in enumerate(plan):
                 await _wait_until(scene.clock, began_at, fault.at)
@@ -639,7 +672,7 @@ async def _run_rounds(scene: ChaosScene, setting: Setting, total: int) -> None:
                 await scene.strike(fault)
             await starting
             await _wait_for_end(scene, store)
-            for task in (person, *helpers):
+            for task in (person, reviver):
                 task.cancel()
     finally:
         await store.close()
@@ -681,16 +714,9 @@ async def _revive(scene: ChaosScene) -> None:
         await scene.clock.sleep(SECOND)
         for index, worker in enumerate(scene.processes):
             if worker.process.poll() is not None:
+                scene.absences.append((worker.pid, scene.clock.now(), NEVER))
                 scene.processes[index] = scene.workers.start(scene.how)
                 scene.observed.revived += 1
-
-
-async def _measure_stalls(scene: ChaosScene) -> None:
-    """Measure how late the machine wakes a task that only sleeps."""
-    while True:
-        at = scene.clock.now()
-        await scene.clock.sleep(SECOND // 20)
-        scene.observed.stalled = max(scene.observed.stalled, scene.clock.now() - at - SECOND // 20)
 
 
 @contextmanager
@@ -707,10 +733,14 @@ def run(setting: Setting) -> DrillResult:
     with _server(setting) as (server_setting, cluster), own_store(server_setting) as workspace:
         folder = make_home(workspace.folder)
         asyncio.run(workspace.open().close())
-        with workers(workspace.folder, folder, workspace.url) as pool:
+        with workers(workspace.folder, folder, workspace.url) as pool, children(checker.__name__) as processes:
+            metronome_child = processes.start(metronome)
             scene = ChaosScene(workspace, cluster, pool, UNFENCED if setting.teeth else PLAIN)
             scene.open()
             asyncio.run(_run_rounds(scene, setting, total))
+            metronome_child.send(None)
+            scene.observed.stalls = metronome_child.receive()
+            scene.record_presences()
             violations, counts = judge(workspace, pool.started, scene.processes, scene.observed, total)
         steps = len(plan_faults(1, rounds(total))) + 1
         setting.progress(steps, steps, "checked")

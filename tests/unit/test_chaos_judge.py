@@ -9,8 +9,17 @@ import pytest
 
 from halter.core.clock import SECOND
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION
-from halter_drills.chaos import ChaosSeen, Orphan, WorkerProcess, find_shared, find_unended, find_unpaid, lateness
-from halter_drills.checker import RecordedEvent
+from halter_drills.chaos import (
+    ChaosSeen,
+    Orphan,
+    Presence,
+    WorkerProcess,
+    find_shared,
+    find_unended,
+    find_unpaid,
+    lateness,
+)
+from halter_drills.checker import LateFinding, RecordedEvent, Stall, split_lateness
 
 
 def fact(
@@ -75,7 +84,34 @@ def test_an_orphan_is_late_by_the_time_in_which_somebody_could_have_gone_on(
     assert bool(late) == (longest > 2)
 
 
+@pytest.mark.parametrize(
+    ("presences", "longest"),
+    [
+        ([(0, 9), (14, 99)], 1.0),
+        ([(0, 9), (16, 99)], 0.0),
+        ([(0, 11), (14, 99)], 5.0),
+        ([(0, 99), (14, 99)], 5.0),
+    ],
+)
+def test_the_time_in_which_no_worker_was_there_is_no_delay(presences: list[tuple[int, int]], longest: float) -> None:
+    """On a slow machine a worker that replaces a killed one takes seconds to start."""
+    present = [Presence(since * SECOND, until * SECOND) for since, until in presences]
+    event = ChaosSeen(presences=present, orphans=[ORPHAN])
+    late, found = lateness([fact("session_woken", 1), fact("session_woken", 15, 2)], event)
+    assert found == round(longest * SECOND)
+    assert bool(late) == (longest > 2)
+
+
+def test_a_delay_within_the_load_of_the_machine_at_that_time_is_no_proof() -> None:
+    event = ChaosSeen(orphans=[ORPHAN])
+    late, _ = lateness([fact("session_woken", 1), fact("session_woken", 12.5, 2)], event)
+    sentences = ["courier.sleeps-1 got a new owner 2.5 s after its lease expired."]
+    busy, earlier = Stall(11 * SECOND, 12 * SECOND), Stall(3 * SECOND, 9 * SECOND)
+    assert split_lateness(late, [busy]) == ([], sentences)
+    assert split_lateness(late, [earlier]) == (sentences, [])
+
+
 def test_an_orphan_that_nobody_resumes_is_found_unless_it_has_ended() -> None:
     event = ChaosSeen(orphans=[ORPHAN])
-    assert lateness([fact("session_woken", 1)], event)[0] == ["courier.sleeps-1 got no new owner."]
+    assert lateness([fact("session_woken", 1)], event)[0] == [LateFinding("courier.sleeps-1 got no new owner.")]
     assert lateness([fact("session_ended", 1)], event) == ([], 0)
