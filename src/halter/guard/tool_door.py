@@ -25,7 +25,18 @@ from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapRea
 from halter.core.ids import inbox_stream
 from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.money import micros_to_usd
-from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Store, Write, offload_body, read_body
+from halter.core.ports import (
+    BLOB_THRESHOLD,
+    Committed,
+    Draft,
+    Lease,
+    Query,
+    Rows,
+    Store,
+    Write,
+    offload_body,
+    read_body,
+)
 from halter.core.processes import MaskedPrints, PrintMask
 from halter.core.rows import AuditRow, DecisionRow, HaltRow
 from halter.core.text import clean, decode_body, encode_body, shorten
@@ -384,8 +395,13 @@ class ToolDoor:
         prepared = await self._prepare(context, call, tools.get(call.tool))
         request = await self._offload_arguments(self._mask_request(prepared.request))
         write = _CallIntent(lease, request, attempt).write(request.now)
-        question_write = msgspec.structs.replace(write, decide=lambda rows: _filter_question(write.decide(rows)))
-        committed = await self._ledger.commit(question_write)
+
+        def decide(rows: Rows) -> Sequence[Draft]:
+            # Only the question: an intent or a refusal is decided when it is the call's turn.
+            drafts = write.decide(rows)
+            return drafts if drafts and isinstance(drafts[0].event, DecisionAsked) else ()
+
+        committed = await self._ledger.commit(msgspec.structs.replace(write, decide=decide))
         return ApprovalRequired(call.id, call.approval, tool=request.tool) if committed.events else None
 
     async def depends_on_staged(self, context: SessionContext, call: Call, tools: Mapping[str, Tool]) -> bool:
@@ -694,11 +710,6 @@ class ToolDoor:
         text = decode_body(body)
         masked_text = self._redact(text)
         return body if masked_text is text else encode_body(masked_text)
-
-
-def _filter_question(drafts: Sequence[Draft]) -> Sequence[Draft]:
-    """Return drafts that ask a person; an intent or a refusal is dropped."""
-    return drafts if drafts and isinstance(drafts[0].event, DecisionAsked) else ()
 
 
 def _can_have_taken_effect(execution: ToolExecution, permit: Permit) -> bool:
