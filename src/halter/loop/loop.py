@@ -398,7 +398,7 @@ class TurnLoop:
             if self._must_keep_order(calls):
                 answers = await self._act_in_order(members, guard_calls)
                 if len(answers) < len(members):
-                    return self._clock.now()
+                    return self._read_time()
             elif is_single:
                 # As for a request, no frame is between the turn and the door.
                 attempt = runtime.record_attempt(guard_calls[0], await runtime.try_call(guard_calls[0]))
@@ -416,7 +416,7 @@ class TurnLoop:
         history.finish_step(now)
         if history.decided and not history.turn.has_ending_call:
             await self._report_staged()
-            now = self._clock.now()
+            now = self._read_time()
         return now
 
     def _must_keep_order(self, calls: Sequence[ToolCall]) -> bool:
@@ -440,7 +440,7 @@ class TurnLoop:
         for index, call in enumerate(calls):
             following = guard_calls[index:]
             if timeout:
-                remaining = timeout - history.turn.time_worked(self._clock.now())
+                remaining = timeout - history.turn.time_worked(self._read_time())
                 if remaining <= 0:
                     break
                 following = [msgspec.structs.replace(each, timeout=remaining) for each in following]
