@@ -214,7 +214,7 @@ class Stage:
 def judge_case(case: Case, house: FakeOffice, puppet: Puppet, events: Sequence[object]) -> CaseOutcome:
     """Compare the effects of a case with the allowed ones."""
     decision_count = sum(isinstance(event, DecisionAsked) for event in events)
-    # A staged call gets its decision at the end of the turn.
+    # A staged call gets its decision later in the turn.
     refusal_count = sum(
         isinstance(event, CallRefused) and event.outcome == "untrusted" and not event.staged for event in events
     )
