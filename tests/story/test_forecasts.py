@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -13,12 +14,15 @@ from msgspec.structs import replace
 from halter.autonomy.triggers import Forecast, forecast_bounds
 from halter.config.agent_files import read_agent
 from halter.config.resolve import resolve_agent
-from halter.core.agent_spec import AnyTrigger, Schedule, Watch
+from halter.core.agent_spec import AnyTrigger, Schedule, Watch, trigger_id
 from halter.core.clock import DAY, HOUR, MINUTE
+from halter.core.events import SessionStarted
 from halter.core.money import DOLLAR, Cap, Caps, micros_to_usd
 from halter.core.ports import Query
 from halter.core.rows import SpendRow
 from halter.runtime.forecast import SpendingForecast, find_clockwork, forecast_spending
+from halter.runtime.trigger_runner import make_trigger
+from halter.state import lifecycle
 from halter.testing.world import VIRTUAL_START, World
 from tests.story.autonomous import Fleet
 from tests.story.fronts import Front, front
@@ -97,6 +101,33 @@ async def test_what_a_person_confirmed_counts_as_well(world: World, tmp_path: Pa
         await desk.answer("every 2 hours check the mail")
         await desk.answer("approve")
         assert (await foreseen(desk, WIDE)).night == Forecast(6 * DOLLAR, None)
+
+
+async def begin_runs(world: World, trigger: AnyTrigger, count: int) -> None:
+    """Start runs of a trigger that do not end."""
+    identity = trigger_id("desk", trigger.name)
+    await world.store.commit(make_trigger(identity, "desk", trigger, "ada"))
+    for number in range(count):
+        event = SessionStarted(
+            session=f"run-{number}", agent="desk", kind="task", started_by=identity, trigger=identity
+        )
+        await world.store.commit(lifecycle.start_session(event))
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [Watch(name="w", max_cost_usd=DOLLAR // 20), Watch(name="w", max_cost_usd_per_day=15 * DOLLAR // 100)],
+    ids=["a cap of each run", "a cap of all runs of a day"],
+)
+async def test_what_is_under_way_spends_at_most_what_the_caps_of_its_trigger_leave(
+    world: World, tmp_path: Path, trigger: Watch
+) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        await begin_runs(world, trigger, 3)
+        spending_forecast = await foreseen(desk, Caps(session=Cap(DOLLAR)), [trigger])
+        assert spending_forecast.night.clock == 15 * DOLLAR // 100
+        assert "its running sessions" in spending_forecast.causes
 
 
 async def test_a_session_is_renewed_only_where_another_cap_bounds_the_agent(world: World, tmp_path: Path) -> None:

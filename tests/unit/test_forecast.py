@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.autonomy.triggers import Balances, Clockwork, Forecast, ScheduledRuns, bound_by_windows, forecast_bounds
+from halter.autonomy.triggers import (
+    Balances,
+    Clockwork,
+    Forecast,
+    OpenRuns,
+    ScheduledRuns,
+    bound_by_windows,
+    forecast_bounds,
+)
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND, WindowLength, window_at
 from halter.core.money import DOLLAR, BudgetRow, Cap, Caps
 from halter.core.schedules import Timing
@@ -142,3 +150,27 @@ def test_the_bound_of_caps_is_exactly_what_a_spender_reaches_who_takes_all_it_ca
             before[account] = before.get(account, 0) + min(numbers)
         reached += min(numbers)
     assert bound_by_windows(caps, "UTC", balances, since, since + hours * HOUR) == reached
+
+
+def test_what_is_open_spends_no_more_than_its_trigger_may_and_shares_that_with_the_runs_to_come() -> None:
+    caps = Caps(session=Cap(DOLLAR), trigger=(Cap(15 * DOLLAR // 100, "day"),))
+    open_runs = OpenRuns(trigger="desk/hourly", caps=caps, bounds=(DOLLAR, DOLLAR, DOLLAR))
+    work = Clockwork(agent="desk", caps=Caps(), open_runs=(open_runs,))
+    until = VIRTUAL_START + 12 * HOUR
+    assert forecast_bounds(work, {}, VIRTUAL_START, until).clock == 15 * DOLLAR // 100
+    runs = ScheduledRuns(trigger="desk/hourly", timing=HOURLY, caps=caps)
+    both = Clockwork(agent="desk", caps=Caps(), open_runs=(open_runs,), schedules=(runs,))
+    assert forecast_bounds(both, {}, VIRTUAL_START, until).clock == 15 * DOLLAR // 100
+    spent = balance("trigger:desk/hourly", DOLLAR // 10)
+    assert forecast_bounds(both, spent, VIRTUAL_START, until).clock == 5 * DOLLAR // 100
+    raised = balance("trigger:desk/hourly", 0, 2 * DOLLAR, "ada")
+    assert forecast_bounds(work, raised, VIRTUAL_START, until).clock == 2 * DOLLAR
+
+
+def test_what_is_open_under_a_trigger_without_a_cap_of_its_own_spends_what_its_sessions_may() -> None:
+    open_runs = OpenRuns(trigger="desk/w", caps=Caps(), bounds=(DOLLAR, DOLLAR // 2))
+    work = Clockwork(agent="desk", caps=Caps(), open_runs=(open_runs,))
+    assert forecast_bounds(work, {}, VIRTUAL_START, VIRTUAL_START + DAY).clock == 3 * DOLLAR // 2
+    unbounded = OpenRuns(trigger="desk/w", caps=NO_CAPS, bounds=(DOLLAR, None))
+    work = Clockwork(agent="desk", caps=NO_CAPS, open_runs=(unbounded,))
+    assert forecast_bounds(work, {}, VIRTUAL_START, VIRTUAL_START + DAY) == Forecast(None, None)

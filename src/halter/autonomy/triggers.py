@@ -285,11 +285,20 @@ class ScheduledRuns(msgspec.Struct, frozen=True, kw_only=True):
     pending: int = 0
 
 
+class OpenRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """The open sessions of one trigger. `caps` include its own; `bounds` are what each session may still spend."""
+
+    trigger: str
+    caps: Caps
+    bounds: tuple[int | None, ...] = ()
+
+
 class Clockwork(msgspec.Struct, frozen=True, kw_only=True):
     """The work of an agent that starts by the clock, without a message or a document.
 
-    `session_bounds` are the amounts that each open or starting session may still spend; None is unbounded. If the
-    agent `renews`, another session follows an exhausted one. `is_free` is True if nothing that it uses has a price.
+    `session_bounds` are the amounts that each open or starting session without a trigger may still spend; None is
+    unbounded. If the agent `renews`, another session follows an exhausted one. `is_free` is True if nothing that it
+    uses has a price.
     """
 
     agent: str
@@ -297,6 +306,7 @@ class Clockwork(msgspec.Struct, frozen=True, kw_only=True):
     session_bounds: tuple[int | None, ...] = ()
     renews: bool = False
     schedules: tuple[ScheduledRuns, ...] = ()
+    open_runs: tuple[OpenRuns, ...] = ()
     is_free: bool = False
 
 
@@ -314,8 +324,13 @@ def forecast_bounds(work: Clockwork, balances: Balances, since: int, until: int)
     agent_caps: list[ScopedCap] = [(f"agent:{work.agent}", cap) for cap in work.caps.agent]
     fleet_caps: list[ScopedCap] = [("fleet", cap) for cap in work.caps.fleet]
     limit = bound_by_windows([*agent_caps, *fleet_caps], work.caps.zone, balances, since, until)
-    runs = [_bound_runs(each, balances, since, until, limit) for each in work.schedules]
-    clock_bound = None if work.renews else _add([*work.session_bounds, *runs])
+    schedules = {each.trigger: each for each in work.schedules}
+    open_runs = {each.trigger: each for each in work.open_runs}
+    triggers = [
+        _bound_trigger(schedules.get(trigger), open_runs.get(trigger), balances, since, until, limit)
+        for trigger in sorted({*schedules, *open_runs})
+    ]
+    clock_bound = None if work.renews else _add([*work.session_bounds, *triggers])
     return Forecast(find_tightest([clock_bound, limit]), limit)
 
 
@@ -349,13 +364,30 @@ def _remaining_in_window(scope: str, cap: Cap, window: str, balances: Balances) 
     return None if binding is None else max(0, binding - row.spent)
 
 
-def _bound_runs(schedule: ScheduledRuns, balances: Balances, since: int, until: int, limit: int | None) -> int | None:
-    """Bound the runs of a schedule by their number and cap, and by the caps of all its runs together."""
-    trigger_caps: list[ScopedCap] = [(f"trigger:{schedule.trigger}", cap) for cap in schedule.caps.trigger]
-    trigger_bound = bound_by_windows(trigger_caps, schedule.caps.zone, balances, since, until)
-    cap = schedule.caps.session.max_cost_usd
-    run_count = _count_runs(schedule, since, until, _count_enough_runs(cap, find_tightest([trigger_bound, limit])))
-    return 0 if not run_count else find_tightest([None if cap is None else run_count * cap, trigger_bound])
+def _bound_trigger(
+    schedule: ScheduledRuns | None,
+    open_runs: OpenRuns | None,
+    balances: Balances,
+    since: int,
+    until: int,
+    limit: int | None,
+) -> int | None:
+    """Bound the open and coming runs of a trigger by their number and caps, and by the caps of all of them together."""
+    bounds: list[int | None] = []
+    sums = [_bound_together(each, balances, since, until) for each in (schedule, open_runs) if each is not None]
+    together = find_tightest(sums)
+    if schedule is not None:
+        cap = schedule.caps.session.max_cost_usd
+        run_count = _count_runs(schedule, since, until, _count_enough_runs(cap, find_tightest([together, limit])))
+        bounds += [run_count * cap if cap is not None else None] if run_count else []
+    if open_runs is not None:
+        bounds += open_runs.bounds
+    return find_tightest([_add(bounds), together])
+
+
+def _bound_together(runs: ScheduledRuns | OpenRuns, balances: Balances, since: int, until: int) -> int | None:
+    caps: list[ScopedCap] = [(f"trigger:{runs.trigger}", cap) for cap in runs.caps.trigger]
+    return bound_by_windows(caps, runs.caps.zone, balances, since, until)
 
 
 def _count_enough_runs(cap: int | None, tightest: int | None) -> int | None:

@@ -11,6 +11,7 @@ from halter.autonomy.triggers import (
     Balances,
     Clockwork,
     Forecast,
+    OpenRuns,
     ScheduledRuns,
     WatchedDocument,
     find_next_schedule_check,
@@ -43,7 +44,7 @@ from halter.guard.ledger import read_budget
 from halter.runtime.assemble import OWN_TOOLS
 from halter.runtime.budgets import read_current_budgets
 from halter.runtime.runtime import Runtime, read_stored_policy
-from halter.runtime.session_builder import read_trigger_record
+from halter.runtime.session_builder import find_trigger_row, read_trigger_record
 from halter.runtime.session_start import has_window_cap
 from halter.runtime.trigger_runner import FILE_ACTOR, digest_trigger, resolve_timing
 
@@ -105,7 +106,7 @@ async def forecast_spending(
     causes = {
         "its own turns": runs_alone,
         "the runs of its schedules": bool(work.schedules),
-        "its running sessions": bool(work.session_bounds) and not runs_alone,
+        "its running sessions": bool(work.session_bounds or work.open_runs) and not runs_alone,
     }
     return SpendingForecast(night, month, tuple(name for name, applies in causes.items() if applies), work.is_free)
 
@@ -122,10 +123,11 @@ async def find_clockwork(
         caps=policy.caps,
         session_bounds=(
             *([cap] if starts_session else []),
-            *[await _remaining_of_session(store, row, cap) for row in open_sessions],
+            *[await _remaining_of_session(store, row, cap) for row in open_sessions if not row.trigger],
         ),
         renews=runs_alone and policy.on_cap != "ask" and await has_window_cap(store, policy, now),
         schedules=await _schedules(store, policy, agent.tasks, now),
+        open_runs=await _list_open_runs(store, policy, [row for row in open_sessions if row.trigger]),
         is_free=is_free(agent, folder, environ),
     )
 
@@ -137,7 +139,7 @@ async def apply_policy_caps(store: Store, policy: ResolvedPolicy) -> ResolvedPol
 
 async def read_balances(store: Store, work: Clockwork, now: int) -> Balances:
     """Return the current budgets of an agent and its schedules, by scope and window."""
-    spenders = [(work.caps, "")] + [(each.caps, each.trigger) for each in work.schedules]
+    spenders = [(work.caps, ""), *((each.caps, each.trigger) for each in (*work.schedules, *work.open_runs))]
     legs = {
         (leg.scope, leg.window): leg
         for caps, trigger in spenders
@@ -156,6 +158,21 @@ async def _list_unattended_sessions(store: Store, policy: ResolvedPolicy) -> Seq
     params = {"agent": policy.name, "kind": "autonomous", "limit": 1}
     autonomous_rows = [row for row in await store.ask(Query("sessions_of", SessionRow, params)) if row.ended_at is None]
     return [*autonomous_rows, *await store.ask(Query("open_tasks", SessionRow, {"agent": policy.name}))]
+
+
+async def _list_open_runs(store: Store, policy: ResolvedPolicy, rows: Sequence[SessionRow]) -> tuple[OpenRuns, ...]:
+    """List the open sessions by trigger, with the caps of each trigger as it was when it was made."""
+    rows_by_trigger: dict[str, list[SessionRow]] = {}
+    for row in rows:
+        rows_by_trigger.setdefault(row.trigger, []).append(row)
+    open_runs: list[OpenRuns] = []
+    for trigger, sessions in rows_by_trigger.items():
+        trigger_row = await find_trigger_row(store, trigger)
+        record = None if trigger_row is None else await read_trigger_record(store, trigger_row)
+        caps = policy.caps if record is None else inherit_trigger_caps(policy.caps, record.trigger())
+        bounds = [await _remaining_of_session(store, row, caps.session.max_cost_usd) for row in sessions]
+        open_runs.append(OpenRuns(trigger=trigger, caps=caps, bounds=tuple(bounds)))
+    return tuple(open_runs)
 
 
 async def _remaining_of_session(store: Store, row: SessionRow, cap: int | None) -> int | None:

@@ -20,7 +20,7 @@ from halter.autonomy.triggers import Clockwork, find_tightest, forecast_bounds
 from halter.config.agent_files import find_neighbour_agents
 from halter.config.mcp_file import MCP_FILE
 from halter.config.resolve import ResolvedAgent
-from halter.core.agent_spec import Schedule, trigger_id
+from halter.core.agent_spec import Schedule, inherit_trigger_caps, trigger_id
 from halter.core.clock import MINUTE, format_duration
 from halter.core.errors import ConfigError
 from halter.core.events import ApprovalGiven, MessageRouted
@@ -152,7 +152,8 @@ async def _cost(context: AgentContext, schedule: Schedule, task: Scheduled, now:
         agent=policy.name, caps=policy.caps, schedules=(build_scheduled_runs(policy, schedule, task.timing),)
     )
     forecast = forecast_bounds(work, await read_balances(store, work, now), now, now + MONTH)
-    run = find_tightest([policy.caps.session.max_cost_usd, forecast.total])
+    run_cap = inherit_trigger_caps(policy.caps, schedule).session.max_cost_usd
+    run = find_tightest([run_cap, forecast.total])
     monthly = f" and {format_bound(forecast.clock)} in thirty days" if task.recurring else ""
     mean = await compute_mean_cost(store, policy.name, now)
     earlier = "" if mean is None else f"; its last {mean.samples} tasks cost {format_micros(mean.usd)} on average"
