@@ -19,13 +19,14 @@ from halter.core.money import (
     ZERO_USD,
     Amount,
     BudgetRow,
+    Cap,
     Caps,
     Unit,
     format_unit_amount,
     to_unit_amount,
 )
 from halter.core.ports import Query, Store
-from halter.core.rows import HoldRow, SessionRow
+from halter.core.rows import FleetPolicyRow, HoldRow, SessionRow, TriggerRow
 
 MAX_ENDED_SESSIONS: Final = 20
 """Number of the newest ended sessions that are shown."""
@@ -44,7 +45,39 @@ async def read_current_budgets(store: Store, now: int, ended: int = MAX_ENDED_SE
             if (leg.scope, leg.window, leg.unit) not in rows:
                 params = {"scope": leg.scope, "window": leg.window, "unit": leg.unit}
                 rows.update((_key(row), row) for row in await store.ask(Query("budget", BudgetRow, params)))
-    return [row for _, row in sorted(rows.items())]
+    return [await _drop_removed_cap(store, row) for _, row in sorted(rows.items())]
+
+
+async def _drop_removed_cap(store: Store, row: BudgetRow) -> BudgetRow:
+    """Return the budget without a configured cap that was removed after it last bound a hold.
+
+    A cap without a hold leaves no trace, so the removal is in what came later: a policy, a session or a trigger.
+    """
+    if row.unit != "usd" or row.cap is None or row.cap_by:
+        return row
+    caps = await _read_caps_since(store, row.scope, row.cap_at)
+    per = row.window.partition("/")[0]
+    is_removed = caps is not None and not any(cap.per == per and cap.max_cost_usd is not None for cap in caps)
+    return msgspec.structs.replace(row, cap=None) if is_removed else row
+
+
+async def _read_caps_since(store: Store, scope: str, at: int) -> Sequence[Cap] | None:
+    """Read the caps of a scope from what configures it; None if that is not newer than a moment, or cannot be read."""
+    kind, _, name = scope.partition(":")
+    if kind == "fleet":
+        policies = await store.ask(Query("all_fleet_policy", FleetPolicyRow))
+        newer = [policy for policy in policies if policy.at > at]
+        return [cap for policy in newer for cap in (Cap(policy.day_cap, "day"), Cap(policy.month_cap, "month"))] or None
+    if kind == "agent":
+        sessions = await store.ask(Query("sessions_of_agent", SessionRow, {"agent": name, "limit": 1}))
+        is_newer = bool(sessions) and sessions[0].started_at > at
+        caps = await read_configured_caps(store, sessions[0].definition) if is_newer else None
+        return None if caps is None else caps.agent
+    if kind == "trigger":
+        rows = await store.ask(Query("trigger", TriggerRow, {"trigger": name}))
+        trigger = await _trigger(store, name) if rows and rows[0].made_at > at else None
+        return None if trigger is None else trigger.caps()
+    return None
 
 
 def _key(row: BudgetRow) -> tuple[str, str, str]:
