@@ -21,8 +21,7 @@ from halter.core.spec import Phase, Policy, ResolvedPolicy, ToolRule
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.journal.open import open_store
 from halter.models.scripted import ScriptLine
-from halter.runtime.backtest import ERASED, MASKED, Backtest, PolicyChange, backtest
-from halter.runtime.recorded_use import measure_use
+from halter.runtime.backtest import ERASED, MASKED, Backtest, PolicyChange, backtest, measure_use
 from tests.story.clerks import environment
 
 CENT = 10_000

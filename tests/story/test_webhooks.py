@@ -14,7 +14,7 @@ from halter.core.events import RunSkipped, RunStarted, SessionEnded, TurnStarted
 from halter.core.ids import trigger_stream
 from halter.core.ports import read_body
 from halter.guard.halts import halt, switch_off
-from halter.runtime.trigger_runner import Delivery, HookAccepted, HookRejected, WebhookReceiver
+from halter.runtime.webhooks import Delivery, HookAccepted, HookRejected, WebhookReceiver
 from halter.server.api import serve_hooks
 from halter.testing.world import World
 
@@ -49,7 +49,7 @@ async def started(world: World, tmp_path: Path, text: str = "", fleet_file: str 
 def ticket(
     body: bytes = b'{"ticket": 7}', delivery: str = "d1", token: str = TOKEN, kind: str = "application/json"
 ) -> Delivery:
-    return Delivery(token, delivery, kind, body)
+    return Delivery({"authorization": f"Bearer {token}", "halter-delivery": delivery, "content-type": kind}, body)
 
 
 async def list_events(world: World) -> list[Any]:

@@ -159,6 +159,19 @@ KEYS: list[tuple[str, str, Any, Any]] = [
     *list_common_keys("webhooks", webhook_with, ""),
     *list_playbook_keys("webhooks", "token: '${secret:HOOK}'", "secrets: [HOOK]\n"),
     ("webhooks/token", webhook(), read_trigger_key("webhooks", "token"), "${secret:HOOK}"),
+    ("webhooks/scheme", webhook(", scheme: github"), read_trigger_key("webhooks", "scheme"), "github"),
+    (
+        "webhooks/previous_token",
+        webhook(", previous_token: '${secret:HOOK}'"),
+        read_trigger_key("webhooks", "previous_token"),
+        "${secret:HOOK}",
+    ),
+    (
+        "webhooks/tolerance",
+        webhook(", scheme: slack, tolerance: 1m"),
+        read_trigger_key("webhooks", "tolerance"),
+        MINUTE,
+    ),
     ("webhooks/max_bytes", webhook(", max_bytes: 10"), read_trigger_key("webhooks", "max_bytes"), 10),
     ("collections/*/path", DOCS, lambda t: t.collections["contracts"].path, "docs"),
     (

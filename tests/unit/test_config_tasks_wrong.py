@@ -201,6 +201,22 @@ WATCHES = [
         "line 3: `webhooks[1].token` must be a reference to a secret, as in ${secret:OPENAI} for the key in",
     ),
     ("webhooks:\n- {name: push, prompt: a}\n", "line 3: `token` is missing from `webhooks[1]`; write it."),
+    (
+        "secrets: [A]\nwebhooks:\n- {name: push, prompt: a, token: '${secret:A}', scheme: githup}\n",
+        "line 4: `webhooks[1].scheme` is the text 'githup', which is not one of its values; did you mean `github`",
+    ),
+    (
+        "secrets: [A]\nwebhooks:\n- {name: push, prompt: a, token: '${secret:A}', previous_token: '${secret:B}'}\n",
+        "line 4: `webhooks[1].previous_token` names the secret `B`, which is not in the agent's `secrets`; add it",
+    ),
+    (
+        "secrets: [A]\nwebhooks:\n- {name: push, prompt: a, token: '${secret:A}', scheme: github, tolerance: 5m}\n",
+        "line 4: `webhooks[1].tolerance` does not apply to the scheme `github`, which signs no time; only `linear`,",
+    ),
+    (
+        "secrets: [A]\nwebhooks:\n- {name: push, prompt: a, token: '${secret:A}', scheme: slack, tolerance: 0s}\n",
+        "line 4: `webhooks[1].tolerance` is 0, so every delivery would be refused",
+    ),
     (f"webhooks:\n- {KEY}\n", "line 3: `webhooks[1]` must be a mapping"),
     ("collections:\n  a: {pattern: b}\n", "line 3: `path` is missing from `collections.a`; write it."),
     ("collections:\n  a: {path: b, pattern: ~/c}\n", "line 3: `collections.a.pattern` is `~/c`, which leads out of"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from halter.cli.terminal import Printer
     from halter.demo.folder import DemoFolder, LayoutResult
     from halter.demo.incidents import Bill, Frame, Night, NightRecord, Scene
-    from halter.runtime.trigger_runner import WebhookReceiver
+    from halter.runtime.webhooks import WebhookReceiver
 
     Act = Callable[[], Coroutine[Any, Any, None]]
 

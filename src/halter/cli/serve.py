@@ -391,7 +391,7 @@ async def _work(
     from halter.loop.session_runtime import run_until_first
     from halter.runtime.supervisor import FleetRunner, Supervisor
     from halter.runtime.telemetry import trace_worker
-    from halter.runtime.trigger_runner import WebhookReceiver
+    from halter.runtime.webhooks import WebhookReceiver
 
     async def serve(hooks: WebhookReceiver) -> None:
         if webhook_address is not None:

@@ -20,6 +20,7 @@ from halter.config.yaml_reader import KeyPath, Mistake, escape_sentence
 from halter.core.agent_spec import (
     ALWAYS_WAKING_NAMES,
     HEARTBEAT,
+    TIMED_SCHEMES,
     Anonymize,
     AnyTrigger,
     Autonomy,
@@ -36,6 +37,7 @@ from halter.core.agent_spec import (
     Signal,
     StreamFormat,
     Watch,
+    Webhook,
     make_heartbeat,
 )
 from halter.core.clock import MINUTE, format_duration
@@ -372,7 +374,7 @@ def _list_trigger_mistakes(spec: AgentSpec, folder: Path | None, zone: str) -> I
             case Watch():
                 yield from _watch_mistakes(trigger, spec, folder, path)
             case _:
-                yield from list_unlisted_secrets(spec, path, {"token": trigger.token})
+                yield from _webhook_mistakes(trigger, spec, path)
         if trigger.name in path_by_name:
             sentence = f"is `{trigger.name}`, which is also the name of `{format_key_path(path_by_name[trigger.name])}`"
             yield make_mistake((*path, "name"), f"{sentence}; choose another name.")
@@ -396,6 +398,19 @@ def _trigger_mistakes(trigger: AnyTrigger, spec: AgentSpec, folder: Path | None,
         yield from _undeclared_mistakes(name, spec, (*path, "collections", index))
     if trigger.playbook is not UNSET and folder is not None:
         yield from _unreadable_mistakes(folder, trigger.playbook, (*path, "playbook"))
+
+
+def _webhook_mistakes(hook: Webhook, spec: AgentSpec, path: KeyPath) -> Iterator[Mistake]:
+    texts = {"token": hook.token, "previous_token": hook.previous_token}
+    yield from list_unlisted_secrets(spec, path, {key: text for key, text in texts.items() if text is not UNSET})
+    if hook.tolerance is UNSET:
+        return
+    if hook.tolerance == 0:
+        yield make_mistake((*path, "tolerance"), "is 0, so every delivery would be refused; write a duration.")
+    if hook.scheme not in TIMED_SCHEMES:
+        schemes = ", ".join(f"`{name}`" for name in sorted(TIMED_SCHEMES))
+        sentence = f"does not apply to the scheme `{hook.scheme}`, which signs no time; only {schemes} do. Remove it."
+        yield make_mistake((*path, "tolerance"), sentence)
 
 
 def _undeclared_mistakes(name: str, spec: AgentSpec, path: KeyPath) -> Iterator[Mistake]:

@@ -480,12 +480,35 @@ class Watch(Trigger, frozen=True):
     existing: Annotated[bool, Meta(description="Treat documents that exist at the first start as new.")] = True
 
 
+SchemeName = Literal["bearer", "github", "gitlab", "linear", "sentry", "shopify", "slack", "standard", "stripe"]
+TIMED_SCHEMES: Final[frozenset[SchemeName]] = frozenset(("linear", "slack", "standard", "stripe"))
+"""The schemes whose senders sign the time of a delivery."""
+
+
 class Webhook(Trigger, frozen=True, kw_only=True):
     """Starts a session for each delivery by HTTP."""
 
     HIDDEN: ClassVar[bool] = True
 
-    token: Annotated[SecretReference, Meta(description="Token that a delivery must present, as `${secret:NAME}`.")]
+    scheme: Annotated[
+        SchemeName,
+        Meta(description="Sender whose signature is checked; `bearer` for a token, `standard` for Standard Webhooks."),
+    ] = "bearer"
+    token: Annotated[
+        SecretReference,
+        Meta(description="Token that a delivery presents, or secret that signs it, as `${secret:NAME}`."),
+    ]
+    previous_token: (
+        Annotated[SecretReference, Meta(description="Former token or secret, accepted as well while it is replaced.")]
+        | UnsetType
+    ) = UNSET
+    tolerance: (
+        Annotated[
+            Duration,
+            Meta(description="Maximum difference between a signed time and this machine's clock; `5m` by default."),
+        ]
+        | UnsetType
+    ) = UNSET
     max_bytes: Annotated[int, Meta(ge=1, description="Maximum size of a request body, in bytes.")] = 256 * 1024
 
 

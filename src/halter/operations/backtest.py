@@ -19,8 +19,7 @@ from halter.core.rows import SessionRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolRule
 from halter.operations.actor import Actor, Agent, Dollars, Moment, Name, fail_invalid
 from halter.operations.money import amount_of
-from halter.runtime.backtest import BacktestLine, PolicyChange, backtest, read_policy
-from halter.runtime.recorded_use import RecordedUse, measure_use
+from halter.runtime.backtest import BacktestLine, PolicyChange, RecordedUse, backtest, measure_use, read_policy
 from halter.runtime.runtime import DEFAULT_FLEET, read_stored_policy
 
 PolicyText = Annotated[

@@ -59,7 +59,8 @@ from halter.runtime.forecast import describe_spending_limits, forecast_spending
 from halter.runtime.notices import Notices, Outbox, make_senders
 from halter.runtime.runtime import Runtime, bind_policy, is_superseded
 from halter.runtime.session_start import find_exhausted_session
-from halter.runtime.trigger_runner import AgentTriggers, WebhookReceiver
+from halter.runtime.trigger_runner import AgentTriggers
+from halter.runtime.webhooks import WebhookReceiver, list_webhook_problems
 from halter.runtime.worker import (
     AutonomousAgent,
     DispatchMode,
@@ -201,7 +202,8 @@ class Supervisor:
         limits = await describe_spending_limits(self._app, agent.policy)
         now, environ = self._app.clock.now(), self._app.environ
         forecast = await forecast_spending(self._store, agent, folder, environ, now)
-        for sentence in (limits, *forecast.describe(), *agent.unavailable_tools, *list_unwritten_fields(agent.pacing)):
+        problems = (*agent.unavailable_tools, *list_unwritten_fields(agent.pacing), *list_webhook_problems(agent))
+        for sentence in (limits, *forecast.describe(), *problems):
             self._on_report(name, sentence)
         await self._report_other_workers(name)
         self.agents[name] = AutonomousAgent(context, folder, self._pulse)

@@ -3,8 +3,6 @@
 A run and its session start in one commit, so they start together, and never twice.
 """
 
-import hmac
-import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
@@ -31,7 +29,7 @@ from halter.autonomy.triggers import (
     find_next_schedule_check,
 )
 from halter.core.agent_spec import AnyTrigger, Schedule, Watch, Webhook, inherit_trigger_caps, trigger_id
-from halter.core.clock import DAY, SECOND, window_end
+from halter.core.clock import DAY, window_end
 from halter.core.codec import decode
 from halter.core.effect_events import SkipReason
 from halter.core.errors import ConfigError, LeaseLost, StoreUnavailable
@@ -56,7 +54,6 @@ from halter.core.project import rows_of_event
 from halter.core.rows import AgentRow, HaltRow, ItemRow, OutputRow, SessionRow, TriggerRow
 from halter.core.schedules import Timing, parse_moment
 from halter.core.text import clean, encode_body, shorten, to_one_line
-from halter.core.tools import find_secret_names
 from halter.guard.halts import read_halts
 from halter.guard.ledger import read_budget
 from halter.loop.session_runtime import raise_if_cancelled
@@ -662,137 +659,3 @@ def _read_delivery(file: Path) -> str:
             return text.read(MAX_DELIVERY_LENGTH)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
-
-
-MAX_START_ATTEMPTS: Final = 20
-"""Maximum number of attempts while other runs start at the same moment."""
-_DELIVERY: Final = re.compile(r"[\x21-\x7e]{1,200}")
-
-
-class Delivery(msgspec.Struct, frozen=True):
-    """A webhook delivery."""
-
-    token: str
-    delivery: str
-    content_type: str
-    body: bytes
-
-
-class HookAccepted(msgspec.Struct, frozen=True):
-    """The delivery started a session, now or when it was first sent."""
-
-    session: str
-    repeated: bool = False
-
-
-class HookRejected(msgspec.Struct, frozen=True):
-    """The delivery started no session: the HTTP status and a sentence."""
-
-    status: int
-    sentence: str
-    retry_after: int | None = None
-
-
-class WebhookReceiver:
-    """Receives deliveries for the webhooks of the agents of this process."""
-
-    def __init__(self, agents: Mapping[str, AgentContext], triggers: Mapping[str, AgentTriggers]) -> None:
-        self._agents = agents
-        self._triggers = triggers
-
-    def has_webhooks(self) -> bool:
-        return any(context.agent.tasks.webhooks for context in self._agents.values())
-
-    def max_bytes(self, agent: str, name: str, token: str) -> int:
-        """Return the maximum length of a body; 0 without a valid token, so that no body is read."""
-        hook, context = self._hook(agent, name), self._agents.get(agent)
-        if hook is None or context is None or not _token_fits(context, hook, token):
-            return 0
-        return hook.max_bytes
-
-    async def receive(self, agent: str, name: str, delivery: Delivery) -> HookAccepted | HookRejected:
-        """Start a session for a delivery. Without a valid token, the reply reveals nothing else."""
-        hook = self._hook(agent, name)
-        context = self._agents.get(agent)
-        if hook is None or context is None or not _token_fits(context, hook, delivery.token):
-            return HookRejected(401, "No webhook accepts this token. Send the token as `Authorization: Bearer TOKEN`.")
-        flaw = _find_delivery_flaw(hook, delivery)
-        if flaw is not None:
-            return flaw
-        return await self._start_run(context, hook, delivery)
-
-    def _hook(self, agent: str, name: str) -> Webhook | None:
-        context = self._agents.get(agent)
-        hooks = () if context is None else context.agent.tasks.webhooks
-        return next((hook for hook in hooks if hook.name == name), None)
-
-    async def _start_run(self, context: AgentContext, hook: Webhook, delivery: Delivery) -> HookAccepted | HookRejected:
-        identity = trigger_id(context.agent.policy.name, hook.name)
-        store, key = context.store, f"delivery/{delivery.delivery}"
-        for _ in range(MAX_START_ATTEMPTS):
-            row = await find_trigger_row(store, identity)
-            if row is None or row.ended_at is not None:
-                await store.commit(
-                    make_trigger(
-                        identity, context.agent.policy.name, hook, FILE_ACTOR, None, row.made_seq if row else 0
-                    )
-                )
-                continue
-            run = RunStarted(trigger=identity, session="", cause="webhook")
-            run_input = RunInput(
-                delivery.body.decode("utf-8", "replace"), f"webhook:{clean(delivery.delivery)}", "webhook"
-            )
-            write = await start_run(context, row, hook, run, key, run_input)
-            obstacle = await self._find_obstacle(context, hook, identity, write.key)
-            if obstacle is not None:
-                return obstacle
-            result = await store.commit(write)
-            for stored in result.events:
-                if isinstance(stored.event, RunStarted):
-                    return HookAccepted(stored.event.session, result.is_repeated)
-        return HookRejected(503, "Too many deliveries at the same time. Send it again in a moment.", SECOND)
-
-    async def _find_obstacle(
-        self, context: AgentContext, hook: Webhook, identity: str, key: str
-    ) -> HookAccepted | HookRejected | None:
-        """Return the answer to a delivery that starts no run, or None. A repeated one gets its first answer."""
-        session = await self._triggers[context.agent.policy.name].find_delivery(identity, key)
-        if session:
-            return HookAccepted(session, repeated=True)
-        obstacle = await self._triggers[context.agent.policy.name].find_obstacle(identity, hook)
-        if obstacle is None:
-            return None
-        reason, sentence, until = obstacle
-        now = context.app.clock.now()
-        event = RunSkipped(trigger=identity, why=reason, due_at=now, sentence=sentence)
-        await context.store.commit(record_trigger_events(identity, f"skip/{key}/{now}", event))
-        return HookRejected(
-            429 if reason == "cost_cap_reached" else 409, sentence, None if until is None else until - now
-        )
-
-
-def _token_fits(context: AgentContext, hook: Webhook, token: str) -> bool:
-    names = find_secret_names(hook.token.encode())
-    secrets = context.agent.secrets
-    accepted_tokens = [secrets.value(name) for name in names if name in secrets.names()]
-    encoded = token.encode("utf-8", "replace")
-    return any(hmac.compare_digest(encoded, secret.encode()) for secret in accepted_tokens if secret)
-
-
-def _find_delivery_flaw(hook: Webhook, delivery: Delivery) -> HookRejected | None:
-    if not _DELIVERY.fullmatch(delivery.delivery):
-        return HookRejected(400, "Give the delivery an id, as in `Halter-Delivery: 42`. A repeated id is handled once.")
-    if len(delivery.body) > hook.max_bytes:
-        return HookRejected(413, f"The body is longer than the maximum of {hook.max_bytes:,} bytes.")
-    if not delivery.body.strip():
-        return HookRejected(400, "The body is empty.")
-    try:
-        delivery.body.decode()
-    except UnicodeDecodeError:
-        return HookRejected(400, "The body is not text. Send JSON or text in UTF-8.")
-    if "json" in delivery.content_type.lower():
-        try:
-            msgspec.json.decode(delivery.body)
-        except (msgspec.DecodeError, RecursionError):
-            return HookRejected(400, "The content type is JSON, but the body is not valid JSON.")
-    return None

@@ -19,7 +19,14 @@ from halter.core.public_json import declare_decimal_numbers
 from halter.core.text import clean
 from halter.operations.actor import CLEANED, Operation, fail_invalid
 from halter.operations.registry import OPERATIONS, READS, WRITES
-from halter.runtime.trigger_runner import Delivery, HookAccepted, WebhookReceiver
+from halter.runtime.webhooks import (
+    UNKNOWN_SENDER,
+    Delivery,
+    HookAccepted,
+    HookChallenged,
+    HookRejected,
+    WebhookReceiver,
+)
 from halter.server.middleware import STREAM_PATH, TOO_MANY_REQUESTS, Attempts, ServerLimits, locate_scope
 from halter.server.responses import ERRORS, JSON, Error, add_errors, encode_answer, make_request_desk
 from halter.server.server import listen, serve_asgi
@@ -216,8 +223,6 @@ _STREAM_SCHEMA: Final = {
 }
 HOST: Final = "127.0.0.1"
 PORT: Final = 8765
-BEARER_PREFIX: Final = "bearer "
-DELIVERY_HEADER: Final = "halter-delivery"
 UPLOAD_TIMEOUT: Final = 30 * SECOND
 """Longest time for a body to arrive."""
 
@@ -232,34 +237,34 @@ def make_hooks_api(hooks: WebhookReceiver, clock: Clock) -> "FastAPI":
 
 
 def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock, attempts: Attempts) -> None:
-    """Add `POST /hooks/AGENT/NAME`, with a token and the delivery's id. Wrong tokens are counted in `attempts`."""
+    """Add `POST /hooks/AGENT/NAME`. Wrong tokens and signatures are counted in `attempts`."""
     from fastapi import Request
     from fastapi.responses import JSONResponse
 
     async def receive(agent: str, name: str, request: Request) -> JSONResponse:
-        hooks, text = find(), request.headers.get("authorization", "")
-        token = text[len(BEARER_PREFIX) :].strip() if text.lower().startswith(BEARER_PREFIX) else ""
-        origin, credential, now = locate_scope(request.scope), f"{agent}/{name} {token}", clock.now()
+        hooks, headers = find(), dict(request.headers)
+        origin, credential, now = locate_scope(request.scope), hooks.name_credential(agent, name, headers), clock.now()
         if wait := attempts.find_delay(origin, credential, now):
             return JSONResponse({"error": TOO_MANY_REQUESTS}, 429, {"Retry-After": str(max(1, -(-wait // SECOND)))})
-        limit = hooks.max_bytes(agent, name, token)
-        if limit:
-            attempts.right(origin, credential)
-        else:
-            attempts.count_failure(origin, credential, now)
+        limit = hooks.max_bytes(agent, name, headers)
         try:
             async with asyncio.timeout(UPLOAD_TIMEOUT / SECOND):
                 body = await _hook_body(request, limit + 1) if limit else b""
         except TimeoutError:
             return JSONResponse({"error": "The body took too long to arrive."}, 408, {"Connection": "close"})
-        content_type = request.headers.get("content-type", "")
-        delivery = Delivery(token, request.headers.get(DELIVERY_HEADER, ""), content_type, body)
-        answer = await hooks.receive(agent, name, delivery)
-        if isinstance(answer, HookAccepted):
-            status = 200 if answer.repeated else 202
-            return JSONResponse({"session": answer.session, "repeated": answer.repeated}, status)
-        wait = None if answer.retry_after is None else {"Retry-After": str(max(1, answer.retry_after // SECOND))}
-        return JSONResponse({"error": answer.sentence}, answer.status, wait)
+        answer = await hooks.receive(agent, name, Delivery(headers, body))
+        if isinstance(answer, HookRejected) and answer.status == UNKNOWN_SENDER.status:
+            attempts.count_failure(origin, credential, now)
+        elif len(body) <= limit:
+            attempts.right(origin, credential)
+        match answer:
+            case HookAccepted(session, repeated):
+                return JSONResponse({"session": session, "repeated": repeated}, 200 if repeated else 202)
+            case HookChallenged(challenge):
+                return JSONResponse({"challenge": challenge})
+            case HookRejected(status, sentence, retry_after):
+                wait = None if retry_after is None else {"Retry-After": str(max(1, retry_after // SECOND))}
+                return JSONResponse({"error": sentence}, status, wait)
 
     # FastAPI cannot resolve the annotations of a nested function by name.
     receive.__annotations__ = {"agent": str, "name": str, "request": Request, "return": JSONResponse}

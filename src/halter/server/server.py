@@ -22,7 +22,7 @@ from halter.loop.session_runtime import run_together
 from halter.operations.agents import AgentFolders
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
-from halter.runtime.trigger_runner import WebhookReceiver
+from halter.runtime.webhooks import WebhookReceiver
 from halter.server.auth import (
     LOGIN,
     LOGIN_LIFETIME,
