@@ -348,9 +348,9 @@ def test_a_rule_of_the_fleet_that_fits_no_tool_is_pointed_out() -> None:
     fleet_config = fleet(
         "policy:\n  tools:\n    shel: {approval: always}\n    read: {rate: 1/hour}\n  disabled: [rm]\n"
     )
-    assert list_unknown_tool_rules(fleet_config, ["read", "shell"]) == (
-        "halter.yaml line 3: no agent has a tool `shel`; did you mean `shell`? The tools are `read`, `shell`.",
-        "halter.yaml line 5: no agent has a tool `rm`; the tools are `read`, `shell`.",
+    assert list_unknown_tool_rules(fleet_config, lambda: ["read", "shell"]) == (
+        "halter.yaml line 3: no agent here has a tool `shel`; did you mean `shell`? The tools are `read`, `shell`.",
+        "halter.yaml line 5: no agent here has a tool `rm`; the tools are `read`, `shell`.",
     )
 
 

@@ -127,25 +127,25 @@ def trust(
 ) -> None:
     """Trust the current code of an agent folder. Changed code must be trusted again.
 
-    The code is tools.py and the servers in .mcp.json: review both first. It runs with your rights.
+    The code is tools.py and the servers in .mcp.json: review both first. It runs with your rights. tools.py is loaded
+    once; if that fails, or a tool has no docstring or types, the folder is not trusted.
     """
     settings = read_cli_settings(None)
 
-    def job() -> tuple[str, str, list[str]]:
+    def job() -> tuple[str, str]:
         from halter.config.trust import digest_contents
         from halter.core.clock import SystemClock
-        from halter.runtime.assemble import find_agent_code, list_code_problems, open_trust
+        from halter.runtime.assemble import find_agent_code, open_trust, require_sound_code
 
         if not can_decide(settings.person):
             raise ConfigError("Only a person can trust code; this command runs inside an agent.")
         contents, trust_store = find_agent_code(settings, folder).contents(), open_trust(settings)
         digest, changes = digest_contents(contents), trust_store.describe_change(folder, contents)
+        require_sound_code(folder, contents)
         trust_store.trust(folder, digest, settings.person, SystemClock().now(), contents)
-        return digest, changes, list_code_problems(settings, folder)
+        return digest, changes
 
-    digest, changes, problems = report_errors(job)
-    for problem in problems:
-        warn(problem)
+    digest, changes = report_errors(job)
     if as_json:
         answer_json({"folder": str(folder), "digest": digest, "by": settings.person, "since": changes})
         return

@@ -8,6 +8,7 @@ Decisions of a person are bound to `policy` only: a change of the model, the ins
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -68,7 +69,7 @@ from halter.core.errors import ConfigError
 from halter.core.money import DOLLAR, Cap, Caps, RateLimit
 from halter.core.spec import AgentSpec, FleetSpec, Limits, Phase, PhasePlan, ProviderSpec, ResolvedPolicy, is_covered
 from halter.core.text import describe_value, join_names, shorten, suggest_nearest
-from halter.core.tools import ToolSpec, find_secret_names
+from halter.core.tools import TOOLS_BY_FAMILY, ToolSpec, find_secret_names
 from halter.core.usage import FREE_PRICE, ModelName
 
 SESSION_CAP: Final = 1 * DOLLAR
@@ -254,14 +255,24 @@ def _list_called_tools(rule: Any) -> Iterator[tuple[KeyPath, str]]:
             yield path, name
 
 
-def list_unknown_tool_rules(fleet: FleetConfig, tools: Iterable[str]) -> tuple[str, ...]:
-    """List warnings about fleet rules for tools that no agent has: a rule with a typo protects nothing."""
-    tool_names = sorted({*tools})
+_OTHER_PROGRAMS_TOOL: Final = re.compile(r"mcp__|MCP:")
+
+
+def list_unknown_tool_rules(fleet: FleetConfig, list_known_tools: Callable[[], Iterable[str]]) -> tuple[str, ...]:
+    """List warnings about fleet rules for tools that no agent has: a rule with a typo protects nothing.
+
+    They are no errors: a rule may be for the tool of an agent elsewhere. Programs whose calls Halter only judges have
+    tools of their own. Knowing all tools is slow, so they are listed only if there are rules.
+    """
     policy = fleet.spec.policy
     tool_paths: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in policy.tools]
     tool_paths += [(("policy", "disabled", index), name) for index, name in enumerate(policy.disabled)]
+    others = frozenset[str]().union(*TOOLS_BY_FAMILY.values())
+    tool_paths = [each for each in tool_paths if each[1] not in others and not _OTHER_PROGRAMS_TOOL.match(each[1])]
+    tool_names = sorted({*list_known_tools()}) if tool_paths else []
     return tuple(
-        f"{fleet.source_map.at(path)}: no agent has a tool `{name}`; {suggest_nearest(name, tool_names, 'the tools')}"
+        f"{fleet.source_map.at(path)}: no agent here has a tool `{name}`; "
+        f"{suggest_nearest(name, tool_names, 'the tools')}"
         for path, name in tool_paths
         if name not in tool_names
     )

@@ -711,6 +711,11 @@ class Step(msgspec.Struct, frozen=True):
     name: str = ""
     line: int = 0
 
+    @property
+    def has_references(self) -> bool:
+        """True if a part of the arguments is known only when the step runs."""
+        return any(parse_reference(body) for body in REFERENCE_PATTERN.findall(self.arguments.decode()))
+
 
 class Playbook(msgspec.Struct, frozen=True):
     """A list of calls to make in order; the cap applies to all of them together."""

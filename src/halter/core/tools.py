@@ -25,6 +25,7 @@ from msgspec import UNSET, UnsetType
 from halter.core.clock import SECOND
 from halter.core.errors import HalterError, ToolError
 from halter.core.provenance import ArgumentRole, ArgumentUse, Declaration, Reach, Reads, guess_declaration
+from halter.core.text import make_word_set
 from halter.core.vocabulary import Event, RowKey
 
 Level = Literal["SAFE", "MONITORED", "CONTROLLED", "RESTRICTED", "PRIVILEGED"]
@@ -324,6 +325,26 @@ def substitute_secrets(value: Any, reveal: Callable[[str], str]) -> Any:
         case _:
             return value
 
+
+ToolFamily = Literal["shell", "reader", "writer", "web", "planner", "sender", "mcp", "other"]
+TOOLS_BY_FAMILY: Final[Mapping[ToolFamily, frozenset[str]]] = {
+    "shell": make_word_set("Bash Shell run_shell_command"),
+    "reader": make_word_set(
+        "Read Glob Grep LS NotebookRead BashOutput TaskOutput Search SemanticSearch ReadLints read_file "
+        "read_many_files list_directory glob search_file_content grep_search view_image ListMcpResourcesTool "
+        "ReadMcpResourceTool"
+    ),
+    "writer": make_word_set(
+        "Write Edit MultiEdit NotebookEdit StrReplace Delete TabWrite write_file replace apply_patch EditNotebook"
+    ),
+    "web": make_word_set("WebFetch WebSearch web_fetch google_web_search web_search"),
+    "planner": make_word_set(
+        "TodoWrite TodoRead TaskCreate TaskUpdate TaskGet TaskList ExitPlanMode EnterPlanMode AskUserQuestion "
+        "AskQuestion ToolSearch Skill Task Agent SlashCommand update_plan write_todos KillShell TaskStop"
+    ),
+    "sender": make_word_set("SendUserFile RemoteTrigger Workflow Artifact ShareOnboardingGuide"),
+}
+"""The tools that other programs bring along: coding agents whose hooks ask Halter. Policies have rules for them too."""
 
 SERVER_SEPARATOR: Final = "__"
 """Separates the name of a server from the name of its tool, at its first occurrence."""

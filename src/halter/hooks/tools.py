@@ -9,16 +9,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
 from halter.core.folders import ProtectedEntry, ProtectedPaths
 from halter.core.spec import is_covered
-from halter.core.text import make_word_set
 from halter.core.tools import (
     LEVELS,
+    TOOLS_BY_FAMILY,
     Effect,
     EffectStatus,
     Failed,
@@ -26,6 +26,7 @@ from halter.core.tools import (
     Level,
     Output,
     Permit,
+    ToolFamily,
     ToolSpec,
     Valid,
 )
@@ -33,28 +34,9 @@ from halter.core.vocabulary import RiskLevel
 from halter.risk.risk import assess_risk, only_reads
 from halter.tools.function_tool import canonical_json
 
-ToolFamily = Literal["shell", "reader", "writer", "web", "planner", "sender", "mcp", "other"]
-
 CWD: Final = "cwd"
 """The argument for the folder in which a call runs: an approval in one folder does not apply to another."""
 
-_TOOLS_BY_FAMILY: Final[Mapping[ToolFamily, frozenset[str]]] = {
-    "shell": make_word_set("Bash Shell run_shell_command"),
-    "reader": make_word_set(
-        "Read Glob Grep LS NotebookRead BashOutput TaskOutput Search SemanticSearch ReadLints read_file "
-        "read_many_files list_directory glob search_file_content grep_search view_image ListMcpResourcesTool "
-        "ReadMcpResourceTool"
-    ),
-    "writer": make_word_set(
-        "Write Edit MultiEdit NotebookEdit StrReplace Delete TabWrite write_file replace apply_patch EditNotebook"
-    ),
-    "web": make_word_set("WebFetch WebSearch web_fetch google_web_search web_search"),
-    "planner": make_word_set(
-        "TodoWrite TodoRead TaskCreate TaskUpdate TaskGet TaskList ExitPlanMode EnterPlanMode AskUserQuestion "
-        "AskQuestion ToolSearch Skill Task Agent SlashCommand update_plan write_todos KillShell TaskStop"
-    ),
-    "sender": make_word_set("SendUserFile RemoteTrigger Workflow Artifact ShareOnboardingGuide"),
-}
 _MCP_TOOL: Final = re.compile(r"mcp__(?P<server>[A-Za-z0-9_.-]+?)__.+|(?P<cursor>MCP):.+")
 _PATCHED_FILE: Final = re.compile(r"^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.+)$", re.MULTILINE)
 _URL: Final = re.compile(r"https?://[^\s\"'<>)\]]+")
@@ -90,7 +72,7 @@ _ANY_ARGUMENTS: Final = b'{"type":"object"}'
 
 
 def find_family(tool: str) -> ToolFamily:
-    for family, names in _TOOLS_BY_FAMILY.items():
+    for family, names in TOOLS_BY_FAMILY.items():
         if tool in names:
             return family
     return "mcp" if _MCP_TOOL.fullmatch(tool) else "other"

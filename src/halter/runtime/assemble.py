@@ -8,12 +8,14 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import site
 import sys
 import sysconfig
 import traceback
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +34,7 @@ from halter.config.resolve import (
     check_named_tools,
     check_reflex_tools,
     definition_digest,
+    list_unknown_tool_rules,
     resolve_agent,
 )
 from halter.config.roots import (
@@ -50,7 +53,7 @@ from halter.config.trust import (
     resolve_digests,
 )
 from halter.config.yaml_reader import KeyPath
-from halter.core.agent_spec import Pacing, Skill, SubAgent
+from halter.core.agent_spec import VERBS, Pacing, Playbook, Skill, Step, SubAgent
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError
 from halter.core.events import ToolPinned
@@ -487,8 +490,6 @@ async def assemble_agent(
             function_tool.with_trust_check(_make_trust_check(app, code))
             for function_tool in load_own_tools(policy, folder, trusted_files)
         ]
-        for sentence in list_tool_problems(folder, trusted_files):
-            report(sentence)
         scripts = make_script_tools(resolved_agent.skills.values(), protected_paths, _make_trust_check(app, code))
         check_sub_agents(agent, folder)
         agent_tools = make_agent_tools(agent.spec.agents)
@@ -497,6 +498,12 @@ async def assemble_agent(
         check_named_tools(policy, agent, (*(tool.spec for tool in tools.values()), *list_verb_specs()))
         if not offer.omissions:
             check_reflex_tools(resolved_agent, (*tools, *(verb.name for verb in list_verb_specs())))
+            fleet_file = (app.policy and app.policy.local_file) or app.fleet
+            for sentence in list_unknown_tool_rules(fleet_file, partial(_name_known_tools, folder, tools)):
+                report(sentence)
+        for playbook in resolved_agent.playbooks.values():
+            for sentence in list_playbook_flaws(playbook, policy.name, tools, resolved_agent.tasks.verbs):
+                report(sentence)
         check_pacing_tools(policy, resolved_agent.pacing, agent, tools.values())
         servers = [server.name for server in read_trusted_servers(folder, trusted_files, app.environ)]
         quarantined_tools = await settle_pins(app, policy.name, servers, [tool.spec for tool in offer.tools])
@@ -558,7 +565,11 @@ def require_trusted(settings: Settings, folder: Path, code: AgentCode | None = N
             f"{folder} contains code that would run as you, and no person has trusted its current version"
             f"{f' ({change})' if change else ''}. Review it, then run: halter trust {folder}"
         )
-    data_folders = tuple(map(str, list_data_places(folder)))
+    return _list_trusted_files(folder, contents)
+
+
+def _list_trusted_files(folder: Path, contents: Mapping[str, str]) -> TrustedFiles:
+    root, data_folders = Path(os.path.realpath(folder)), tuple(map(str, list_data_places(folder)))
     return TrustedFiles(str(root), resolve_digests(root, contents), data_folders)
 
 
@@ -598,6 +609,53 @@ def make_builtin_tools(policy: ResolvedPolicy, folder: Path) -> Iterator[Tool]:
         yield make_shell_tool(folder / tools.shell.root, sandbox=tools.shell.sandbox, network=tools.shell.network)
 
 
+_DEFINITION: Final = re.compile(r"^(?:async )?def (\w+)", re.MULTILINE)
+
+
+def _name_known_tools(folder: Path, tools: Iterable[str]) -> frozenset[str]:
+    """Name the tools that the rules of a fleet may be for: an agent's own, Halter's, and those of other agents here.
+
+    The code of other agents is not run: every function in it may be a tool.
+    """
+    from halter.tools.files import make_file_tools
+    from halter.tools.http import make_http_tools
+    from halter.tools.shell import make_shell_tool
+
+    makers = (*make_file_tools(folder), *make_http_tools(("*",)), make_shell_tool(folder))
+    names = {*tools, *VERBS, *(tool.spec.name for tool in makers), *(spec.name for spec in list_verb_specs())}
+    for neighbour in find_neighbour_agents(folder).values():
+        code = neighbour / OWN_TOOLS
+        names.update(_DEFINITION.findall(code.read_text("utf-8", errors="replace")) if code.is_file() else ())
+    return frozenset(names)
+
+
+def list_playbook_flaws(
+    playbook: Playbook, agent: str, tools: Mapping[str, Tool], verbs: Iterable[str]
+) -> Iterator[str]:
+    """List, with their lines, the steps that cannot work: for an unknown tool, or with arguments that do not fit."""
+    names = {*tools, *verbs}
+    for step in playbook.steps:
+        if step.call not in names:
+            hint = suggest_nearest(step.call, sorted(names), "its tools")
+            yield f"{playbook.file} line {step.line} calls `{step.call}`, which {agent} does not have; {hint}"
+        elif step.call in tools and (objection := _explain_step_refusal(tools[step.call], step)):
+            yield f"{playbook.file} line {step.line}: `{step.call}` cannot take these arguments. {objection}"
+
+
+def _explain_step_refusal(tool: Tool, step: Step) -> str:
+    """Describe why a tool rejects the arguments of a step; "" if it may accept them: references have no value yet."""
+    names = msgspec.json.decode(step.arguments, type=dict[str, Any])
+    if not step.has_references:
+        return _explain_refusal(tool, names)
+    schema = msgspec.json.decode(tool.spec.schema or b"{}", type=dict[str, Any])
+    known, required = schema.get("properties", {}), schema.get("required", ())
+    missing = [name for name in required if name not in names]
+    extra = [name for name in names if name not in known] if schema.get("additionalProperties") is False else []
+    if extra:
+        return f"{join_names(extra)} {'is not one' if len(extra) == 1 else 'are not'} of its arguments."
+    return f"{join_names(missing)} {'is' if len(missing) == 1 else 'are'} missing." if missing else ""
+
+
 def make_script_tools(skills: Iterable[Skill], protected_paths: ProtectedPaths, starts: TrustCheck) -> Iterator[Tool]:
     """Make a tool of each script of the skills."""
     for skill in skills:
@@ -617,8 +675,8 @@ def load_own_tools(policy: ResolvedPolicy, folder: Path, files: TrustedFiles) ->
     path = folder / OWN_TOOLS
     if not files.has(OWN_TOOLS):
         return []
-    module = _load_tool_module(path, files)
-    tools = {tool.spec.name: tool for tool in vars(module).values() if isinstance(tool, FunctionTool)}
+    tools = {tool.spec.name: tool for tool in _list_function_tools(_load_tool_module(path, files))}
+    require_described(tools.values())
     names = policy.tools.own
     if names is UNSET:
         return list(tools.values())
@@ -628,6 +686,10 @@ def load_own_tools(policy: ResolvedPolicy, folder: Path, files: TrustedFiles) ->
             f"{path} has no tool {join_names(missing)}, which `tools.own` lists; it has {join_names(tools)}."
         )
     return [tools[name] for name in names]
+
+
+def _list_function_tools(module: ModuleType) -> list[FunctionTool]:
+    return [tool for tool in vars(module).values() if isinstance(tool, FunctionTool)]
 
 
 def _load_tool_module(path: Path, files: TrustedFiles) -> ModuleType:
@@ -651,45 +713,33 @@ def _load_tool_module(path: Path, files: TrustedFiles) -> ModuleType:
     return module
 
 
-def list_tool_problems(folder: Path, files: TrustedFiles) -> list[str]:
-    """List what a model is not told of the tools in `tools.py`: a missing docstring, parameters without a type."""
-    path = folder / OWN_TOOLS
-    module = ast.parse(files.read(path)) if files.has(OWN_TOOLS) else ast.Module([], [])
-    sentences: list[str] = []
-    for function in module.body:
-        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or not _is_tool(function):
+def require_described(tools: Iterable[FunctionTool]) -> None:
+    """Raise ConfigError, with the lines, unless each tool tells a model what it does and what it takes."""
+    gaps = [f"{_locate_function(tool)}: {gap}." for tool in tools for gap in tool.list_gaps()]
+    if gaps:
+        raise ConfigError(" ".join(gaps))
+
+
+def _locate_function(tool: FunctionTool) -> str:
+    """Return the file of a tool's function, with the line of its `def`, which may be below its decorators."""
+    if tool.code is None:
+        return OWN_TOOLS
+    path, first_line = tool.code.co_filename, tool.code.co_firstlineno
+    for node in ast.walk(ast.parse(Path(path).read_bytes())):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        place, arguments = f"{path} line {function.lineno}", [*function.args.args, *function.args.kwonlyargs]
-        untyped_names = [argument.arg for argument in arguments if argument.annotation is None]
-        if not ast.get_docstring(function):
-            sentences.append(f"{place}: the tool `{function.name}` has no docstring to tell the model what it does.")
-        if untyped_names:
-            sentences.append(
-                f"{place}: the tool `{function.name}` has no type for {join_names(untyped_names)}, so the model is not "
-                "told what to pass, and nothing checks it."
-            )
-    return sentences
+        if first_line == min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]):
+            return f"{path} line {node.lineno}"
+    return f"{path} line {first_line}"
 
 
-def _is_tool(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    for decorator in function.decorator_list:
-        match decorator:
-            case ast.Name("tool") | ast.Attribute(_, "tool") | ast.Call(ast.Name("tool") | ast.Attribute(_, "tool")):
-                return True
-            case _:
-                pass
-    return False
-
-
-def list_code_problems(settings: Settings, folder: Path) -> list[str]:
-    """Load the trusted `tools.py` of a folder; list what is wrong with it."""
-    try:
-        files = require_trusted(settings, folder)
-        if files.has(OWN_TOOLS):
-            _load_tool_module(folder / OWN_TOOLS, files)
-    except ConfigError as error:
-        return [str(error)]
-    return list_tool_problems(folder, files)
+def require_sound_code(folder: Path, contents: Mapping[str, str]) -> None:
+    """Load the code of a folder from these contents. Raises ConfigError, with a line, for what cannot be used."""
+    files = _list_trusted_files(folder, contents)
+    if files.has(MCP_FILE):
+        load_json(files.read(folder / MCP_FILE), str(folder / MCP_FILE))
+    if files.has(OWN_TOOLS):
+        require_described(_list_function_tools(_load_tool_module(folder / OWN_TOOLS, files)))
 
 
 def _locate_error(path: Path, error: Exception) -> str:

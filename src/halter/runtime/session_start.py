@@ -39,7 +39,7 @@ from halter.loop.session_runtime import SessionRuntime, WaitListener
 from halter.loop.transcript_reader import has_denial, number_calls, read_past
 from halter.redaction.redact import mask_message
 from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT, AgentContext, make_guard, models_of, store_policy
-from halter.runtime.assemble import AssembledAgent
+from halter.runtime.assemble import AssembledAgent, list_playbook_flaws
 from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import (
     LiveSession,
@@ -546,13 +546,8 @@ async def begin_playbook(
     missing = [name for name in playbook.inputs if name not in inputs]
     if missing:
         raise ConfigError(f"{playbook.file} needs {join_names(missing)}. Pass --input {missing[0]}=VALUE.")
-    tool_names = {*agent.tools, *agent.tasks.verbs}
-    unknown = [name for name in playbook.tools if name not in tool_names]
-    if unknown:
-        raise ConfigError(
-            f"{playbook.file} calls {join_names(unknown)}, which {agent.policy.name} does not have; "
-            f"its tools are {join_names(sorted(tool_names)) or 'none'}."
-        )
+    for sentence in list_playbook_flaws(playbook, agent.policy.name, agent.tools, agent.tasks.verbs):
+        raise ConfigError(sentence)
     task = encode_task(Task(playbook, inputs))
     redact = make_guard(app, agent.policy, agent.secrets).redact
     if decode_body(task) != redact(decode_body(task)):

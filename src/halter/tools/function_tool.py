@@ -24,7 +24,7 @@ from decimal import Decimal
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -50,7 +50,7 @@ from halter.core.errors import ConfigError
 from halter.core.folders import RootedTool
 from halter.core.money import usd_to_micros
 from halter.core.provenance import Declaration, Reach, Reads, guess_declaration
-from halter.core.text import reject_unknown_options, write_out_options
+from halter.core.text import join_names, reject_unknown_options, write_out_options
 from halter.core.tools import (
     DEFAULT_TOOL_TIMEOUT,
     DOLLAR,
@@ -129,6 +129,9 @@ class FunctionArguments:
         injected_names = self.adds = (*self._keys, *self.deps, *self.near)
         self._fields = {name: value for name, value in annotations.items() if name not in injected_names}
         signature = inspect.signature(function)
+        self.untyped = tuple(
+            name for name, each in signature.parameters.items() if each.annotation is inspect.Parameter.empty
+        )
         adapter = _compile_adapter(tool, self._fields, signature)
         # Bypasses the adapter's own checks of options that are never used here.
         self._read, self._dump = adapter.validator.validate_json, adapter.serializer.to_python
@@ -268,6 +271,8 @@ class FunctionTool:
         declared: DeclaredParts = NOTHING_DECLARED,
     ) -> None:
         self._function = PermitGate(function)
+        self._has_docstring = bool(inspect.getdoc(function))
+        self.code: CodeType | None = getattr(inspect.unwrap(function), "__code__", None)
         self._awaited = inspect.iscoroutinefunction(function)
         self._arguments = FunctionArguments(spec.name, function)
         self._check = None if probe is None else PermitGate(probe)
@@ -291,6 +296,14 @@ class FunctionTool:
                     f"The check of the tool {spec.name} takes {', '.join(unknown)}, "
                     "which the tool does not take. A check may use only parameters of its tool."
                 )
+
+    def list_gaps(self) -> Iterator[str]:
+        """List what the function does not tell a model: what the tool does, or what its parameters take."""
+        if not self._has_docstring:
+            yield f"the tool `{self.spec.name}` has no docstring to tell the model what it does"
+        if self._arguments.untyped:
+            names = join_names(self._arguments.untyped)
+            yield f"the tool `{self.spec.name}` has no type for {names} to tell the model what to pass"
 
     def with_deps(self, deps: Any) -> "FunctionTool":
         """Return a copy of the tool with the program's value for its `Deps` parameters."""
