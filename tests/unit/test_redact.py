@@ -467,6 +467,35 @@ def test_what_is_known_of_clean_texts_has_an_end() -> None:
             "| NPM_TOKEN | 3f2b8c1e-9a4d-4c7e-8b1a-2d3e4f5a6b7c |",
             "| NPM_TOKEN | [redacted:password] |",
         ),
+        ("password: hunter two\n", "password: [redacted:password]\n"),
+        ('db:\n  password: "correct horse battery staple"\n', 'db:\n  password: "[redacted:password]"\n'),
+        ("db_password: blue summer rain # old\n", "db_password: [redacted:password] # old\n"),
+        ("password: tiger\n", "password: [redacted:password]\n"),
+        (
+            "npm token revoke 5f2b7c1e-9a4d-4c3b-8f6e-2d1a0b9c8e7f",
+            "npm token revoke [redacted:npm]",
+        ),
+        (
+            "$ npm token rm --otp=123456 5f2b7c1e-9a4d-4c3b-8f6e-2d1a0b9c8e7f",
+            "$ npm token rm --otp=123456 [redacted:npm]",
+        ),
+        (
+            "| user | Password |\n|------|:--------:|\n| ada | hunter two |\n| bob | `sunshine` |\n\n| a | b |\n",
+            ("| user | Password |\n|------|:--------:|\n| ada | [redacted:password] |\n"
+            "| bob | `[redacted:password]` |\n\n| a | b |\n"),
+        ),
+        (
+            "host | API token | note\n--- | --- | ---\nci | abcDEF123 | fine\ncd | - | none\n",
+            "host | API token | note\n--- | --- | ---\nci | [redacted:password] | fine\ncd | - | none\n",
+        ),
+        (
+            "> | **passwd** |\n> |---|\n> | a\\|b4!x |\n",
+            "> | **passwd** |\n> |---|\n> | [redacted:password] |\n",
+        ),
+        (
+            "| id | secret |\r\n|-|-|\r\n| 1 | 5f2b7c1e-9a4d-4c3b-8f6e-2d1a0b9c8e7f |\r\n",
+            "| id | secret |\r\n|-|-|\r\n| 1 | [redacted:password] |\r\n",
+        ),
     ],
 )
 def test_secrets_of_settings_one_time_passwords_and_tables_are_hidden(text: str, shown: str) -> None:
@@ -477,6 +506,22 @@ def test_secrets_of_settings_one_time_passwords_and_tables_are_hidden(text: str,
     "text",
     [
         "  password: required\n",
+        "password: at least eight characters\n",
+        "password: minimum length reached\n",
+        "password: uuid\n",
+        "password: the one of the mail server\n",
+        "password: see the vault\n",
+        "  password: Neues Kennwort\n",
+        'password: "Enter your password"\n',
+        "pass: two more rounds\n",
+        "order 5f2b7c1e-9a4d-4c3b-8f6e-2d1a0b9c8e7f",
+        "npm token list",
+        "npm run revoke 5f2b7c1e-9a4d-4c3b-8f6e-2d1a0b9c8e7f",
+        "| field | password |\n|---|---|\n| type | required |\n| length | at least 12 characters |\n| set | yes |\n",
+        "| token | meaning |\n|---|---|\n| `yield` | ends the turn |\n| identifier | a name |\n",
+        "| key | value |\n|---|---|\n| `password` | the password of the mail server |\n",
+        "| name | Api key |\n|---|---|\n| a | n/a |\n| b | ${secret:B} |\n",
+        "cat a | password | b\nnext line\n| sunshine | x |\n",
         "  password: nullable # see below\n",
         "Password: Sommerregen\n",
         "  password: Optional\n",

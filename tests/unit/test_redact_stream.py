@@ -143,3 +143,32 @@ def test_a_stream_without_any_blank_is_let_go_in_time() -> None:
     stream = StreamRedactor(REDACTOR)
     released = sum(len(stream.feed("a" * 10_000)) for _ in range(100))
     assert released > 500_000
+
+
+ROWS = "".join(f"| user{number} | {word} summer rain |\n" for number, word in enumerate(["green", "blue", "warm"] * 40))
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 500])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Users:\n\n| user | password |\n|---|---|\n{ROWS}\nThat was all, and more text follows here.\n" * 2,
+        "db:\n  password: correct horse battery staple\n  user: ada\n" * 20,
+        "| a | b |\nno table | at all\n" * 60,
+        f"{'words and ' * 100}\npassword | user\n--- | ---\nhunter two | ada\n",
+    ],
+)
+def test_a_table_or_a_phrase_in_chunks_is_hidden_as_in_one_piece(text: str, size: int) -> None:
+    redactor = Redactor({})
+    stream = StreamRedactor(redactor)
+    chunks = [stream.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    shown = "".join([*chunks, stream.finish()])
+    assert shown == redactor.redact(text)
+    assert "summer" not in shown
+    assert "hunter" not in shown
+    assert "staple" not in shown
+
+
+def test_text_without_a_table_is_not_held_back_until_its_line_ends() -> None:
+    stream = StreamRedactor(Redactor({}))
+    assert len("".join(stream.feed("word ") for _ in range(1000))) > 3000

@@ -257,6 +257,14 @@ SECRET_FAMILIES: Final[tuple[SecretFamily, ...]] = (
     make_prefixed_family("twilio", "SK", "[0-9a-f]{32}", edge=True),
     make_prefixed_family("sendgrid", "SG.", f"{_WORD}{{16,32}}\\.{_WORD}{{30,}}", edge=True),
     make_prefixed_family("npm", "npm_", f"{_ALNUM}{{36,}}", edge=True),
+    SecretFamily(
+        name="npm",
+        heads=(b"npm token ",),
+        lead=r"npm token (?:revoke|rm|remove|delete) (?:--[a-z0-9=-]+ ){0,3}",
+        near="[0-9a-f]{8}-",
+        whole=_UUID,
+        edge=True,
+    ),
     make_prefixed_family("pypi", "pypi-", f"{_WORD}{{50,}}"),
     make_prefixed_family(
         "azure", " ".join(f"{digit}Q~" for digit in range(10)), "[A-Za-z0-9_.~-]{31,}", reach=_WORD_BYTES

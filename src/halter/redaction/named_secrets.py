@@ -5,6 +5,8 @@ code, references, placeholders and prose.
 """
 
 import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from halter.redaction import secret_values
@@ -103,6 +105,8 @@ _CELL: Final = re.compile(rb"\|[ \t]*(?:\\{0,3}[\"'`])?\Z")
 _ROW: Final = re.compile(rb"[ \t>]*\|")
 _SETTING: Final = re.compile(rb"[ \t]*(?:- )?[a-z0-9_.-]*\Z")
 _SETTING_LEAD: Final = re.compile(rb"[a-z0-9_-]+: {1,3}\Z")
+_QUOTED_SETTING_LEAD: Final = re.compile(rb"[a-z0-9_-]+: {1,3}[\"']\Z")
+_PHRASE: Final = rb"[^\s\"'<>,;&\\`|(){}\[\]#:=]+(?: [^\s\"'<>,;&\\`|(){}\[\]#:=]+){1,7}"
 _COMMENT: Final = re.compile(rb"[ \t]{1,24}#[ \t]")
 _ONE_TIME: Final = re.compile(rb"(?i)otpauth://[^\s\"'<>]*[?&]\Z")
 _BASE32: Final = re.compile(rb"(?i)[A-Z2-7]{8,}=*")
@@ -115,7 +119,7 @@ _MIXED_WORD: Final = re.compile(
 )
 _JOINTS: Final = (b"_", b".", b":", b"/")
 _TRAILING: Final = b".:!?"
-_SHORTEST, _SHORT_WORD, _WORD, _KEY, _SET, _LONG, _LONGER = 4, 6, 8, 8, 16, 20, 30
+_SHORTEST, _WORD, _KEY, _SET, _LONG, _LONGER = 4, 8, 8, 16, 20, 30
 
 _BARE: Final = rb"[^\s\"'<>,;&\\`|(){}]*"
 _LINE: Final = rb"[^\s\"'`;]*"
@@ -197,6 +201,8 @@ def read_password(candidate: Candidate) -> int:
         not quote and lead.endswith(b"=") and lead.isupper() and _VARIABLE.match(candidate.before()) is not None
     )
     pattern = _LINE if is_variable else _choose_value_pattern(quote, lead)
+    if not quote and (phrase_end := _find_phrase_end(candidate, lead)) != NO_MATCH:
+        return phrase_end
     text = candidate.peek(pattern)
     if len(text) < _SHORTEST or secret_values.is_harmless(text):
         return NO_MATCH
@@ -210,6 +216,18 @@ def read_password(candidate: Candidate) -> int:
     if quote or lead.endswith(b">"):
         return candidate.find_end(pattern) if _is_quoted_password(value) else NO_MATCH
     return _trim_end(candidate, pattern) if _is_bare_password(value) else NO_MATCH
+
+
+def _find_phrase_end(candidate: Candidate, lead: bytes) -> int:
+    """Return the end of several words that are the value of a setting; NO_MATCH if they are none, or prose."""
+    if not _SETTING_LEAD.match(lead) or _SHORT_NAME.match(lead) or not _SETTING.match(candidate.before()):
+        return NO_MATCH
+    text = candidate.peek(_PHRASE)
+    end = candidate.start + len(text)
+    is_alone = candidate.data[end : min(end + 1, candidate.end)] in b"\r\n" or _COMMENT.match(
+        candidate.data, end, candidate.end
+    )
+    return end if is_alone and not secret_values.is_label(text.split(b" ")[0]) and secret_values.is_phrase(text) else -1
 
 
 def _trim_end(candidate: Candidate, pattern: bytes) -> int:
@@ -253,7 +271,8 @@ def _is_quoted_password(value: _Value) -> bool:
         return _is_unquoted_password(value)
     if secret_values.has_space(text):
         is_phrase = b"phrase" in lead.lower()
-        return is_phrase or any(
+        is_setting = _QUOTED_SETTING_LEAD.match(lead) is not None and _SETTING.match(value.before) is not None
+        return (is_phrase or (is_setting and secret_values.is_phrase(text))) or any(
             secret_values.is_random(word) for word in text[: secret_values.SAMPLE_LENGTH].split() if b"/" not in word
         )
     if secret_values.is_random(text):
@@ -289,7 +308,7 @@ def _is_bare_password(value: _Value) -> bool:
         return value.variable or is_literal or (value.ends and value.settles)
     if any(sign in text for sign in _JOINTS) or not secret_values.is_worded(text):
         return False
-    if value.is_setting and len(text) >= (_WORD if secret_values.is_label(text) else _SHORT_WORD):
+    if value.is_setting and len(text) >= (_WORD if secret_values.is_label(text) else _SHORTEST):
         return not secret_values.is_label(text) or value.before.startswith((b" ", b"\t"))
     return value.ends and (
         value.variable or (value.settles and len(text) >= _WORD and not secret_values.is_label(text))
@@ -312,3 +331,99 @@ def _is_unquoted_password(value: _Value) -> bool:
         and secret_values.has_digit(text)
         and (secret_values.has_punctuation(text) or bool(_MIXED_WORD.match(text)))
     )
+
+
+CellCheck = Callable[[bytes], bool]
+_DASHES: Final = rb"[ \t]{0,32}:?-{1,200}:?[ \t]{0,32}"
+_TABLE: Final = re.compile(
+    rb"(?m)^(?P<head>[^\n|]*\|[^\n]*)\n(?=[^\n]*\|)[ \t>]{0,16}\|?"
+    + _DASHES
+    + rb"(?:\|"
+    + _DASHES
+    + rb")*\|?[ \t]{0,32}(?:\r?\n|\Z)(?P<rows>(?:[^\n|]*\|[^\n]*(?:\n|\Z))*)"
+)
+_PASSWORD_COLUMN: Final = re.compile(
+    rb"(?i)(?:.*[ _-])?(?:password|passwd|passphrase|passcode|passwort|kennwort|pwd)s?"
+)
+_KEY_COLUMN: Final = re.compile(
+    rb"(?i)(?:.*[ _-])?(?:secret|token|credential|(?:api|access|secret|private|auth|signing|license)[ _-]?key)s?"
+)
+_CELL_TEXT: Final = re.compile(rb"[ \t>*_`\"']*(.*?)[ \t\r*_`\"']*\Z", re.DOTALL)
+_UNESCAPED_BAR: Final = re.compile(rb"(?<!\\)\|")
+
+
+def find_table_cells(data: bytes) -> Iterator[tuple[int, int]]:
+    """Find the values of secrets in Markdown tables, below a heading such as "password" or "token"."""
+    for table, checks in _find_tables(data):
+        start = table.start("rows")
+        while start < table.end("rows"):
+            line_end = data.find(b"\n", start, table.end("rows"))
+            end = table.end("rows") if line_end < 0 else line_end
+            for check, (cell, cell_end) in zip(checks, _split_cells(data, start, end), strict=False):
+                if check is not None and check(data[cell:cell_end]):
+                    yield cell, cell_end
+            start = end + 1
+
+
+def _find_tables(data: bytes) -> Iterator[tuple[re.Match[bytes], Sequence[CellCheck | None]]]:
+    """Find the tables that may have secrets, with the check of each column."""
+    if data.find(b"|") < 0 or data.find(b"-") < 0:
+        return
+    for table in _TABLE.finditer(data):
+        checks = [_choose_cell_check(data[start:end]) for start, end in _split_cells(data, *table.span("head"))]
+        if any(checks):
+            yield table, checks
+
+
+def find_start_of_table(data: bytes, at: int) -> int:
+    """Return the start of the table around a position, or of the rows with which a text ends; else the position."""
+    for table, _ in _find_tables(data):
+        if table.start() < at < table.end():
+            return table.start()
+    return min(at, _find_open_rows(data))
+
+
+def _find_open_rows(data: bytes) -> int:
+    """Return the start of the rows with which a text ends, since later lines may belong to them; else its length."""
+    last_line = start = data.rfind(b"\n") + 1
+    while start > 0:
+        line = data.rfind(b"\n", 0, start - 1) + 1
+        if data.find(b"|", line, start) < 0:
+            break
+        start = line
+    return start if start < last_line or data.find(b"|", last_line) >= 0 else len(data)
+
+
+def _split_cells(data: bytes, start: int, end: int) -> list[tuple[int, int]]:
+    """Return where the texts of a row's cells begin and end, without marks of emphasis and code."""
+    row = data[start:end]
+    bars = [match.start() for match in _UNESCAPED_BAR.finditer(row)]
+    edges = [*([] if row[: bars[0]].strip(b" \t>") == b"" else [-1]), *bars] if bars else [-1]
+    if edges[-1] < len(row) and row[edges[-1] + 1 :].strip():
+        edges.append(len(row))
+    cells: list[tuple[int, int]] = []
+    for left, right in pairwise(edges):
+        text = _CELL_TEXT.match(row[left + 1 : right])
+        first, last = text.span(1) if text else (0, 0)
+        cells.append((start + left + 1 + first, start + left + 1 + last))
+    return cells
+
+
+def _choose_cell_check(heading: bytes) -> CellCheck | None:
+    if _PASSWORD_COLUMN.fullmatch(heading):
+        return _is_password_cell
+    return _is_key_cell if _KEY_COLUMN.fullmatch(heading) else None
+
+
+def _is_password_cell(text: bytes) -> bool:
+    if len(text) < _SHORTEST or secret_values.is_harmless(text) or secret_values.is_number(text):
+        return False
+    if secret_values.has_space(text):
+        return secret_values.is_phrase(text) or any(map(secret_values.is_random, text.split()))
+    return secret_values.is_random(text) or not secret_values.names_secret(text)
+
+
+def _is_key_cell(text: bytes) -> bool:
+    if len(text) < _KEY or secret_values.is_harmless(text) or secret_values.has_space(text):
+        return False
+    return secret_values.is_random(text) or secret_values.is_mixed(text)

@@ -24,6 +24,7 @@ from halter.core.ports import Lease
 from halter.core.text import clean, encode_body, make_word_set
 from halter.core.tools import ToolSpec
 from halter.redaction.key_patterns import SECRET_FAMILIES, SEVERAL_WORDS
+from halter.redaction.named_secrets import find_start_of_table, find_table_cells
 from halter.redaction.secret_values import (
     LOOKBEHIND_LENGTH,
     SAMPLE_LENGTH,
@@ -148,7 +149,8 @@ class Redactor:
                 secret_spans.append(SecretSpan(live_secret.start, live_secret.end, live_secret.name, live_secret.start))
                 at = live_secret.end
             secret_spans.extend(_find_family_spans(self._shapes, data, at, end))
-        return secret_spans
+        cells = [SecretSpan(start, end, "password", start) for start, end in find_table_cells(data)]
+        return _add_cells(data, secret_spans, cells) if cells else secret_spans
 
     def can_begin_spaced_secret(self, data: bytes, start: int) -> bool:
         """Return True if the text after `start` may begin a secret that continues after a space."""
@@ -168,6 +170,19 @@ class Redactor:
                 start = mark_end + 1
             mark_start = data.find(_OPENING, mark_start + 1)
         yield start, len(data)
+
+
+def _add_cells(data: bytes, spans: Sequence[SecretSpan], cells: Sequence[SecretSpan]) -> list[SecretSpan]:
+    """Add the cells of tables that contain neither a range nor a mark."""
+    taken_spans = iter(spans)
+    taken = next(taken_spans, None)
+    added: list[SecretSpan] = []
+    for cell in cells:
+        while taken is not None and taken.end <= cell.start:
+            taken = next(taken_spans, None)
+        if (taken is None or cell.end <= taken.start) and _OPENING not in data[cell.start : cell.end]:
+            added.append(cell)
+    return sorted([*spans, *added])
 
 
 def hide_spans(data: bytes, spans: Sequence[SecretSpan]) -> bytes:
@@ -345,7 +360,12 @@ class StreamRedactor:
         return hide_spans(data[at:cut], hidden_spans).decode("utf-8", "surrogatepass")
 
     def _find_certain_end(self, data: bytes) -> int:
-        """Find the start of a word before which later text changes nothing."""
+        """Find the start of a word before which later text changes nothing. A table is known when it has ended."""
+        end = self._find_certain_word(data)
+        table = find_start_of_table(data, end)
+        return table if len(data) - table <= MAX_HELD_BYTES else end
+
+    def _find_certain_word(self, data: bytes) -> int:
         certain = _skip_words_held_back(data, self._redactor.spaced)
         if self._redactor.can_begin_spaced_secret(data, certain):
             return certain

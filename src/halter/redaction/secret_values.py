@@ -138,7 +138,7 @@ _SPACE: Final = re.compile(rb"\s")
 
 _HARMLESS: Final = frozenset(
     b"unicode binary bcrypt scrypt argon forbidden dialog manual encoded unchanged inherit inherited omitted custom "
-    b"native vaulted sealed unused buffer nullable "
+    b"native vaulted sealed unused buffer nullable uuid json yaml blob bytea clob ascii regex date time always never "
     b"bearer basic token true false null none nil undefined void unknown required optional string str bytes bool "
     b"boolean int integer number float text char varchar object array list dict map set any data default empty unset "
     b"missing invalid expired redacted hidden masked changeme here there this that must should will cannot with from "
@@ -155,7 +155,26 @@ _HARMLESS: Final = frozenset(
 )
 """Words that follow the name of a secret in code, schemas and prose and are not secret."""
 
+_PROSE: Final = frozenset(
+    b"a be has have do does may might can could would only least most more less than minimum maximum min max between "
+    b"character characters chars letter letters digit digits symbols length field fields hint note notes your my its "
+    b"their users account accounts description label entry line box form page link mail sent over per every each all "
+    b"what which who whose how why never always same different older newer ask tbd n/a el la le les der die das ein "
+    b"eine mit von".split()
+)
+"""Words of sentences about passwords, which a phrase of words as a password seldom has."""
+_PHRASE_STOPS: Final = (_HARMLESS | _PROSE) - {b"correct"}
+_MAX_PHRASE_WORDS: Final = 8
+
 _STOPS: Final = b".:!?"
+
+
+def is_phrase(value: bytes) -> bool:
+    """Return True if a value is several words that are no sentence, as in a password of words."""
+    words = value[:SAMPLE_LENGTH].lower().split()
+    if not 1 < len(words) <= _MAX_PHRASE_WORDS or names_secret(value) or value.endswith((b".", b":", b"!", b"?")):
+        return False
+    return _PHRASE_STOPS.isdisjoint(words) and not is_harmless(value)
 
 
 def is_harmless(value: bytes) -> bool:
