@@ -93,7 +93,7 @@ async def test_the_status_shows_open_sessions_and_halts(world: World, tmp_path: 
             f"- chat (chat, this one): WAITING_FOR_INPUT, started 5m ago, {spent}",
         ]
         await desk.answer("stop")
-        assert "agent:desk is halted, by ada." in await desk.answer("status")
+        assert "agent:desk was halted by ada." in await desk.answer("status")
 
 
 REPLY = "- {text: Done., usage: {input_tokens: 1000, output_tokens: 100}}\n"

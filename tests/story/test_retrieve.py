@@ -130,7 +130,7 @@ async def test_a_document_with_a_problem_says_what_is_wrong_with_it(library: Lib
     assert await library.ask(file="scan.pdf") == f"UnreadableDocument: {problem}"
     assert f"[scan.pdf: {problem}]" in await library.ask(collection="leases")
     assert library.names_read == ["lease.txt"]
-    assert "[1 documents could not be searched: `scan.pdf`.]" in await library.ask(query="rent")
+    assert "[1 document could not be searched: `scan.pdf`.]" in await library.ask(query="rent")
 
 
 async def test_a_collection_gives_what_came_since(library: Library) -> None:

@@ -481,8 +481,10 @@ def test_what_is_known_of_clean_texts_has_an_end() -> None:
         ),
         (
             "| user | Password |\n|------|:--------:|\n| ada | hunter two |\n| bob | `sunshine` |\n\n| a | b |\n",
-            ("| user | Password |\n|------|:--------:|\n| ada | [redacted:password] |\n"
-            "| bob | `[redacted:password]` |\n\n| a | b |\n"),
+            (
+                "| user | Password |\n|------|:--------:|\n| ada | [redacted:password] |\n"
+                "| bob | `[redacted:password]` |\n\n| a | b |\n"
+            ),
         ),
         (
             "host | API token | note\n--- | --- | ---\nci | abcDEF123 | fine\ncd | - | none\n",

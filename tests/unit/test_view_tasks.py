@@ -56,10 +56,15 @@ def render_event(
 TRIGGERED: list[tuple[AnyEvent, str, str]] = [
     (
         TriggerMade(trigger=TRIGGER, agent="clerk", type="watch", by="ada", digest=""),
-        "is created as a watch, by ada",
+        "is a new watch, created by ada",
         PLAIN,
     ),
-    (TriggerEnded(trigger=TRIGGER, by="ada", reason="done"), "is ended, by ada: done", PLAIN),
+    (
+        TriggerMade(trigger=TRIGGER, agent="clerk", type="webhook", by="agent.yaml", digest=""),
+        "is a new webhook, defined in agent.yaml",
+        PLAIN,
+    ),
+    (TriggerEnded(trigger=TRIGGER, by="ada", reason="done"), "was ended by ada: done", PLAIN),
     (ItemSeen(trigger=TRIGGER, item=ITEM, name="may.pdf"), "finds may.pdf", PLAIN),
     (ItemSeen(trigger=TRIGGER, item=ITEM, name="may.pdf", ignored=True), "", ""),
     (
@@ -84,7 +89,7 @@ TRIGGERED: list[tuple[AnyEvent, str, str]] = [
         f"Needs you: document {ITEM[:12]} is quarantined after 3 attempts: It failed.",
         URGENT_STYLE,
     ),
-    (ItemReleased(trigger=TRIGGER, item=ITEM, by="ada"), f"document {ITEM[:12]} is retried, by ada", PLAIN),
+    (ItemReleased(trigger=TRIGGER, item=ITEM, by="ada"), f"document {ITEM[:12]} is retried for ada", PLAIN),
 ]
 
 

@@ -84,6 +84,7 @@ from halter.core.events import (
     WakePosted,
     YieldRequest,
 )
+from halter.core.folders import AGENT_FILE_NAME
 from halter.core.ids import parse_session_id
 from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult
 from halter.core.money import Charge, Leg, format_micros
@@ -245,12 +246,12 @@ def _summarize_channel(event: ChannelEvent) -> str:
         case ChannelTaken():
             return f"is served by {event.worker}"
         case PairingOffered():
-            return f"offers a code to {event.name} ({event.role}), by {event.by}"
+            return f"offers a code to {event.name} ({event.role}), requested by {event.by}"
         case ApproverPaired():
             account = hide_topic(event.channel, event.account)
-            return f"{event.name} ({event.role}) is paired as {account}, by {event.by}"
+            return f"{event.name} ({event.role}) was paired as {account} by {event.by}"
         case ApproverRemoved():
-            return f"{event.name} is removed, by {event.by}{_because(event.reason)}"
+            return f"{event.name} was removed by {event.by}{_because(event.reason)}"
         case DecisionShown():
             return f"shows {event.decision}{', cut' if event.cut else ''} in {hide_topic(event.channel, event.place)}"
         case MessageClosed():
@@ -262,9 +263,10 @@ def _summarize_channel(event: ChannelEvent) -> str:
 def _summarize_trigger(event: TriggerEvent, now: int, context: EventContext) -> str | StyledLine:
     match event:
         case TriggerMade():
-            return f"is created as a {event.type}, by {event.by}"
+            origin = f"defined in {event.by}" if event.by == AGENT_FILE_NAME else f"created by {event.by}"
+            return f"is a new {event.type}, {origin}"
         case TriggerEnded():
-            return f"is ended, by {event.by}{_because(event.reason)}"
+            return f"was ended by {event.by}{_because(event.reason)}"
         case RunStarted():
             item = f" for {context.document(event.item)}" if event.item else ""
             attempt_text = f", attempt {event.attempt}" if event.attempt > 1 else ""
@@ -285,7 +287,7 @@ def _summarize_trigger(event: TriggerEvent, now: int, context: EventContext) -> 
             text = f"{context.document(event.item)} is quarantined{attempts_text}: {event.sentence}"
             return StyledLine(text, URGENT_STYLE)
         case ItemReleased():
-            return f"{context.document(event.item)} is retried, by {event.by}"
+            return f"{context.document(event.item)} is retried for {event.by}"
 
 
 def _summarize_life(

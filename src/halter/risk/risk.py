@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from halter.core.text import expand_names, make_word_set
+from halter.core.text import expand_names, format_count, make_word_set
 from halter.core.tools import Effect, ToolSpec, Valid
 from halter.core.vocabulary import RiskLevel
 from halter.risk.commands import (
@@ -491,7 +491,7 @@ def _recipient_risk(texts: Sequence[str], effect: Effect) -> Iterator[RiskFindin
         address.strip().lower() for text in texts for address in text.replace(";", ",").split(",") if address.strip()
     }
     if effect == "write":
-        yield from _step_risk(len(recipients), RECIPIENT_STEPS, f"{len(recipients)} recipients")
+        yield from _step_risk(len(recipients), RECIPIENT_STEPS, format_count(len(recipients), "recipient"))
 
 
 def _amount_risk(name: str, amount: float, effect: Effect) -> Iterator[RiskFinding]:

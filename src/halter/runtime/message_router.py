@@ -266,7 +266,7 @@ async def describe_status(context: AgentContext, session: str) -> str:
     active_halts = [row for row in (await read_halts(store, scopes)).values() if row.halted]
     switch_text = "was never switched on" if switch is None else "is on" if switch.switched_on else "is off"
     lines = [f"{name} {switch_text}. {format_count(len(rows), 'session')} {'is' if len(rows) == 1 else 'are'} open."]
-    lines += [f"{halt.scope} is halted, by {halt.by}." for halt in active_halts]
+    lines += [f"{halt.scope} was halted by {halt.by}." for halt in active_halts]
     lines += [f"{_session(row, now, session)}{await _money(store, row)}" for row in rows[:MAX_LISTED_ROWS]]
     return "\n".join([*lines, *_describe_more(len(rows))])
 

@@ -46,7 +46,7 @@ from halter.core.events import (
     TriggerMade,
     WakePosted,
 )
-from halter.core.folders import FileEntry
+from halter.core.folders import AGENT_FILE_NAME, FileEntry
 from halter.core.ids import FLEET, SessionId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import MAX_SAMPLES, Leg, Spender, list_accounts
 from halter.core.ports import Draft, Query, Rows, UnreadableFile, Write, offload_body
@@ -70,7 +70,7 @@ from halter.runtime.session_start import build_session_beginning, read_session_r
 from halter.runtime.worker import AutonomousAgent
 from halter.tasks.playbooks import Task, encode_task
 
-FILE_ACTOR = "agent.yaml"
+FILE_ACTOR = AGENT_FILE_NAME
 """The actor of triggers that an agent's file defines."""
 
 

@@ -13,7 +13,7 @@ from halter.core.clock import parse_duration
 from halter.core.errors import ConfigError
 from halter.core.events import DocumentRead
 from halter.core.ports import Chunk, FoundChunk
-from halter.core.text import clean, join_names, shorten
+from halter.core.text import clean, format_count, join_names, shorten
 from halter.core.tools import Failed, JournalEffect, Output
 from halter.tasks.task_tools import READS_ANYONE, Verb
 
@@ -192,8 +192,13 @@ async def _collection(source: DocumentSource, documents: Sequence[DocumentRef], 
         capacity -= len(passages[-1])
         index += 1
     remaining = len(ordered_documents) - index
-    passages += [f"[{remaining} more documents follow; continue at offset={index}.]"] if remaining > 0 else []
-    return RetrievedText("\n\n".join(passages) or f"Only {len(ordered_documents)} documents match.", tuple(read))
+    if remaining > 0:
+        follow = "follows" if remaining == 1 else "follow"
+        passages.append(f"[{format_count(remaining, 'more document')} {follow}; continue at offset={index}.]")
+    if not passages:
+        count = len(ordered_documents)
+        return RetrievedText(f"Only {format_count(count, 'document')} {'matches' if count == 1 else 'match'}.")
+    return RetrievedText("\n\n".join(passages), tuple(read))
 
 
 async def _query(source: DocumentSource, documents: Sequence[DocumentRef], words: str) -> RetrievedText:
@@ -225,7 +230,7 @@ def _explain_rest(chunks: Sequence[FoundChunk], passage_count: int, documents: S
     unreadable = [each for each in documents if each.problem]
     if unreadable:
         names = join_names(_names(document.name for document in unreadable))
-        yield f"[{len(unreadable)} documents could not be searched: {names}.]"
+        yield f"[{format_count(len(unreadable), 'document')} could not be searched: {names}.]"
 
 
 def _passage(chunks: Sequence[Chunk], offset: int, limit: int) -> _Passage:

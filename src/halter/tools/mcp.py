@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from halter.core.clock import MINUTE, SECOND, Clock, read_monotonic
 from halter.core.errors import ConfigError, explain_extra
-from halter.core.text import clean
+from halter.core.text import clean, format_count
 from halter.core.tools import (
     DEFAULT_TOOL_TIMEOUT,
     SERVER_SEPARATOR,
@@ -500,9 +500,10 @@ class McpServer:
                 self._restarts.popleft()
             if len(self._restarts) >= self._terms.max_restarts:
                 wait = (self._restarts[0] + self._terms.restart_window - now) // SECOND + 1 if self._restarts else 0
+                times = format_count(len(self._restarts), "time")
                 raise Failed(
                     "NotConnected",
-                    f"the server {self.name} keeps exiting and was restarted {len(self._restarts)} times; "
+                    f"the server {self.name} keeps exiting and was restarted {times}; "
                     f"the next restart is allowed in {wait} s.",
                 )
             self._restarts.append(now)
