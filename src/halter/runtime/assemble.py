@@ -636,8 +636,9 @@ def list_playbook_flaws(
     names = {*tools, *verbs}
     for step in playbook.steps:
         if step.call not in names:
-            hint = suggest_nearest(step.call, sorted(names), "its tools")
-            yield f"{playbook.file} line {step.line} calls `{step.call}`, which {agent} does not have; {hint}"
+            known = join_names(sorted(names)) or "none"
+            sentence = f"calls `{step.call}`, which {agent} does not have; its tools are {known}."
+            yield f"{playbook.file} line {step.line} {sentence}"
         elif step.call in tools and (objection := _explain_step_refusal(tools[step.call], step)):
             yield f"{playbook.file} line {step.line}: `{step.call}` cannot take these arguments. {objection}"
 
