@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from halter import adapters
-from halter.adapters.guarded_runs import NO_TOOLS, GuardedRuns, find_first_open
+from halter.adapters.guarded_runs import NO_TOOLS, GuardedRuns, find_first_open, read_task_text
 from tests.adapters.conftest import Desk
 from tests.adapters.killed_program import FRAMEWORKS
 
@@ -33,6 +33,31 @@ async def test_each_run_of_a_conversation_begins_where_the_last_one_ended(desk: 
         async with runs.session("Pay.", "one") as session:
             names.append(session.id)
     assert names == ["one.0", "one.1", "one.2", "one.3"]
+
+
+PICTURE = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg"
+
+
+class Part:
+    """A part of a message, as a framework has it: with a text, or with bytes."""
+
+    def __init__(self, text: str = "", content: object = "") -> None:
+        self.text, self.content, self.data = text, content, b"iVBORw0KGgo"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "What is this?",
+        [{"type": "image_url", "image_url": {"url": PICTURE}}, {"type": "text", "text": "What is this?"}],
+        {"role": "user", "content": [{"type": "input_text", "text": "What is this?"}, {"image_url": PICTURE}]},
+        ["What is this?", Part()],
+        Part(content=[Part("What is this?"), {"type": "image", "base64": PICTURE}]),
+    ],
+)
+def test_the_task_of_a_run_is_what_was_written_without_pictures_and_files(content: object) -> None:
+    assert read_task_text(content) == "What is this?"
+    assert read_task_text([Part(), {"type": "image", "base64": PICTURE}, 7, None]) == ""
 
 
 PROMISES = (

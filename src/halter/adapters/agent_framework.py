@@ -45,6 +45,7 @@ from halter.adapters.guarded_runs import (
     ExternalToolOptions,
     GuardedRuns,
     as_mapping,
+    read_task_text,
     read_usage,
     reject_unseen,
     stream_from,
@@ -97,7 +98,7 @@ class GuardedChatAgent:
         return self._run(messages, options)
 
     async def _run(self, messages: Any, options: dict[str, Any]) -> AgentResponse[Any]:
-        async with self._runs.session(_text_of(messages), _find_conversation(options)) as session:
+        async with self._runs.session(read_task_text(_as_list(messages)[-1:]), _find_conversation(options)) as session:
             with _translate_guard_errors():
                 result = await self._agent.run(messages, **self._guard_options(session, options))
             await _pause_for_approval(session, result.user_input_requests)
@@ -105,7 +106,7 @@ class GuardedChatAgent:
 
     async def _updates(self, messages: Any, options: dict[str, Any]) -> AsyncGenerator[Any]:
         requests: list[Content] = []
-        async with self._runs.session(_text_of(messages), _find_conversation(options)) as session:
+        async with self._runs.session(read_task_text(_as_list(messages)[-1:]), _find_conversation(options)) as session:
             with _translate_guard_errors():
                 async for update in self._agent.run(messages, stream=True, **self._guard_options(session, options)):
                     requests += update.user_input_requests
@@ -311,11 +312,6 @@ def _read_usage(answer: ChatResponse[Any]) -> Usage | None:
 def _find_conversation(options: Mapping[str, Any]) -> str:
     session = options.get("session")
     return f"agent-framework.{session.session_id}" if isinstance(session, AgentSession) else ""
-
-
-def _text_of(messages: Any) -> str:
-    last_messages: Any = _as_list(messages)[-1:]
-    return str(getattr(last_messages[0], "text", last_messages[0])) if last_messages else ""
 
 
 def _as_list(value: Any) -> list[Any]:

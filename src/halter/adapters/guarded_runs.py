@@ -1,7 +1,7 @@
 """The part that all adapters share: one guarded session for each run of a framework's agent."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final, TypedDict, TypeVar, cast
 
@@ -70,6 +70,18 @@ async def stream_from(work: Callable[[Callable[[T], None]], Awaitable[object]]) 
 def as_mapping(value: Any) -> Mapping[str, Any]:
     """Return a framework's value if it is a mapping, and an empty mapping otherwise."""
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def read_task_text(content: Any) -> str:
+    """Read the texts of a framework's message or input. Pictures and files are left out: they name no task."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list | tuple):
+        parts = cast("Sequence[Any]", content)
+        return " ".join(text for part in parts if (text := read_task_text(part)))
+    values = as_mapping(content)
+    texts = (values.get("text"), getattr(content, "text", ""), values.get("content"), getattr(content, "content", ""))
+    return next((read_task_text(text) for text in texts if text and isinstance(text, str | list | tuple)), "")
 
 
 class ReportedEffect:

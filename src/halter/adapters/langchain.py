@@ -35,6 +35,7 @@ from halter.adapters.guarded_runs import (
     ExternalToolOptions,
     GuardedRuns,
     as_mapping,
+    read_task_text,
     read_usage,
     reject_unseen,
 )
@@ -232,5 +233,4 @@ def _name_session(config: Any, session: str) -> dict[str, Any]:
 
 def _text_of(state: Any) -> str:
     messages: Sequence[Any] = as_mapping(state).get("messages", ())
-    last_message = messages[-1] if messages else ""
-    return str(as_mapping(last_message).get("content", "") or getattr(last_message, "content", last_message))
+    return read_task_text(messages[-1]) if messages else ""

@@ -33,6 +33,7 @@ from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
     GuardedRuns,
+    read_task_text,
     read_usage,
     stream_from,
 )
@@ -129,7 +130,7 @@ class GuardedRunner:
     async def _session(self, run_input: Any, conversation: str) -> AsyncGenerator[_Run]:
         if isinstance(run_input, RunState) and not conversation:
             raise ConfigError("A RunState continues only in its own conversation. Pass it as `conversation`.")
-        task = run_input if isinstance(run_input, str) else ""
+        task = read_task_text(run_input[-1:] if isinstance(run_input, list) else run_input)
         conversation_id = f"openai-agents.{conversation}" if conversation else ""
         async with self._terms.runs.session(task, conversation_id) as session:
             run = _Run(session, can_pause=bool(conversation))

@@ -39,6 +39,7 @@ from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
     GuardedRuns,
+    read_task_text,
     read_usage,
     reject_unseen,
 )
@@ -94,7 +95,7 @@ class GuardCapability(AbstractCapability[Any]):
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> AgentRunResult[Any]:
         self._pauses = ctx.agent is not None and _can_defer(ctx.agent)
-        async with self._runs.session(_text_of(ctx.prompt), str(ctx.conversation_id)) as session:
+        async with self._runs.session(read_task_text(ctx.prompt), str(ctx.conversation_id)) as session:
             self._session = session
             result = await handler()
             if isinstance(result.output, DeferredToolRequests):
@@ -231,7 +232,3 @@ def _read_usage(usage: RequestUsage) -> Usage | None:
 def _can_defer(agent: AbstractAgent[Any, Any]) -> bool:
     kinds = agent.output_type
     return DeferredToolRequests in (kinds if isinstance(kinds, list | tuple) else [kinds])
-
-
-def _text_of(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else "" if prompt is None else str(prompt)
