@@ -38,6 +38,7 @@ from halter.testing.fakes import ManualClock, SeededIds
 KEYS = {
     *("tool", "input_summary", "output_summary", "capability_level", "risk_level", "decision", "decided_by"),
     *("outcome", "cost_usd", "duration_ms", "session", "call", "agent", "created_at"),
+    *("started_by", "trigger", "trigger_type", "parent", "parent_agent", "error"),
 }
 
 

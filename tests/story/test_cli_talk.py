@@ -342,6 +342,12 @@ def test_a_person_at_a_terminal_says_yes_and_no_in_place(ada: Person) -> None:
     assert sorted(row["outcome"] for row in rows) == ["approval_denied", "ok"]
 
 
+def test_approve_with_json_at_a_terminal_says_that_it_does_not_ask(ada: Person) -> None:
+    terminal = Terminal(ada, "approve", "--json")
+    assert terminal.until("inbox --json.").split()[:5] == ["With", "--json", "you", "are", "not"]
+    assert terminal.leaves() == 2
+
+
 def list_outcomes(person: Person) -> list[str]:
     return sorted(row["outcome"] for row in person.looks("audit"))
 

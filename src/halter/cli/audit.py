@@ -48,9 +48,9 @@ from halter.runtime.runtime import Runtime
 from halter.settings import find_home
 from halter.state.audit import (
     AuditEntry,
+    AuditReader,
     AuditRecord,
     find_concluded_call,
-    load_audit_bodies,
     make_audit_entry,
     restore_audit_record,
 )
@@ -320,20 +320,21 @@ async def _write_history(
 
 async def read_settled_calls(store: Store, follower: Follower, change: Change) -> AsyncGenerator[AuditRecord]:
     """Read new events, and yield the audited calls that have an outcome, in the order of each session."""
+    reader = AuditReader(store)
     async with aclosing(follower.follow_change(change)) as pages:
         async for page in pages:
             for stored in page:
-                row = await _row(store, stored)
+                row = await _row(store, reader, stored)
                 if row is not None:
                     yield row
 
 
-async def _row(store: Store, stored: Stored) -> AuditRecord | None:
+async def _row(store: Store, reader: AuditReader, stored: Stored) -> AuditRecord | None:
     call = find_concluded_call(stored)
     if call is None:
         return None
     rows = await store.ask(Query("audit_of", AuditRecord, {"call": call}))
-    return await load_audit_bodies(store, restore_audit_record(rows[0], stored)) if rows else None
+    return await reader.load(restore_audit_record(rows[0], stored)) if rows else None
 
 
 def _export(target: str, cursor: str, age: int, filters: AuditFilter, store: str | None, *, follow: bool) -> None:

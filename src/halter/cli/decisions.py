@@ -56,13 +56,18 @@ inbox = command(
     decisions.read_inbox,
     """Show open decisions, the effects of a yes and a no, and everything else that needs you.
 
-    Below them are the notices that agents sent to the app in the last day.
+    Below them are the notices that agents sent to the app in the last day. With --json, each of them has the kind
+    notice, and its whole text.
     """,
     build_inbox_sheet,
     despite_doubt=True,
     allow_missing=True,
     is_ok=lambda result: not (result.check and (result.decisions or result.needs)),
-    json=lambda result: [*(to_json_object(decision) for decision in result.decisions), *result.needs],
+    json=lambda result: [
+        *(to_json_object(decision) for decision in result.decisions),
+        *result.needs,
+        *({**msgspec.structs.asdict(notice), "decision": ""} for notice in result.news),
+    ],
 )
 
 deny = command(
@@ -135,8 +140,10 @@ def approve(
 
 def _ask_at_keyboard(store: str | None, terms: ApprovalTerms, number: int, *, as_json: bool) -> None:
     keyboard = StandardInput()
-    if as_json or not keyboard.is_tty:
+    if not keyboard.is_tty:
         fail("Not a terminal, so you cannot be asked. Pass a decision id from halter inbox.", EXIT_USAGE)
+    if as_json:
+        fail("With --json you are not asked. Pass a decision id from halter inbox --json.", EXIT_USAGE)
     run_with_app(store, lambda app: ask_decisions(make_desk(app, store), keyboard, terms, number))
 
 

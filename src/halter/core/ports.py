@@ -361,10 +361,15 @@ class Store(Protocol):
 
 async def read_body(store: Store, stored: Stored) -> bytes:
     """Read the body of an event, inline or from a blob; empty if there is none, or if it was erased."""
-    if stored.blob is None:
-        return stored.body or b""
+    return await read_content(store, stored.body, stored.blob)
+
+
+async def read_content(store: Store, body: bytes | None, blob: Digest | None) -> bytes:
+    """Read a body that is inline or in a blob; empty if there is none, or if it was erased."""
+    if blob is None:
+        return body or b""
     try:
-        return await store.get(stored.blob)
+        return await store.get(blob)
     except KeyError:
         return b""
 

@@ -14,7 +14,7 @@ from halter.core.events import SESSION_FORMAT
 from halter.core.ids import StreamId, parse_session_id, session_stream
 from halter.core.money import BudgetRow, Leg
 from halter.core.processes import ProcessMark, has_process_ended, read_process_mark
-from halter.core.vocabulary import Purpose, Row, RowKey, SessionKind, State
+from halter.core.vocabulary import Purpose, Row, RowKey, SessionKind, ShownState
 
 
 class TriggerRow(Row, frozen=True):
@@ -194,7 +194,7 @@ class SessionRow(Row, frozen=True):
     session: str
     agent: str = ""
     kind: SessionKind = "task"
-    state: State = "RUNNING"
+    state: ShownState = "RUNNING"
     trigger: str = ""
     parent: str = ""
     definition: str = ""
@@ -222,10 +222,14 @@ class SessionRow(Row, frozen=True):
         return self.kind == "autonomous" or self.trigger != "" or self.parent != ""
 
     @property
-    def is_unclaimed(self) -> bool:
-        """True if the session has work, no process runs it, and none will until a person resumes it, as a new fork."""
+    def shown_state(self) -> ShownState:
+        """The state, unless no process runs the session and none will until a person resumes it, as with a new fork."""
         is_attended = self.kind in ("chat", "task") and not self.unattended
-        return self.state == "RUNNING" and is_attended and self.owner == NO_OWNER
+        return "NOT_RUNNING" if self.state == "RUNNING" and is_attended and self.owner == NO_OWNER else self.state
+
+    def to_shown(self) -> "SessionRow":
+        """Return a copy with the state that is shown, for JSON."""
+        return msgspec.structs.replace(self, state=self.shown_state)
 
     def with_due_at(self) -> "SessionRow":
         """A copy with the time at which the session is due: by its own timer, or by unseen waking messages."""

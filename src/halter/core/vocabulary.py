@@ -23,6 +23,8 @@ State = Literal[
     "HALTED",
     "ERROR",
 ]
+ShownState = Literal[State, "NOT_RUNNING"]
+"""The state of a session as people and programs see it: `NOT_RUNNING` if it is to run, and no process will."""
 END_STATES: Final[frozenset[State]] = frozenset(
     ("COMPLETED", "CANCELLED", "TIMED_OUT", "MAX_STEPS", "BUDGET_EXCEEDED", "HALTED", "ERROR")
 )

@@ -56,7 +56,7 @@ from halter.runtime.budgets import Budget
 from halter.runtime.proof import encode_receipt
 from halter.runtime.runtime import Runtime
 from halter.server.middleware import WHO_KEY
-from halter.state.audit import AuditEntry, make_audit_entry
+from halter.state.audit import AuditEntry, describe_starter, make_audit_entry
 
 
 async def list_current_budgets(page: OpenPage, under_way: Container[str]) -> Sequence[Budget]:
@@ -339,7 +339,7 @@ def _change(page: OpenPage, row: Budget, direction: Direction) -> None:
 
 PAGE = 50
 MAX_SAFE_CALLS = 500
-AUDIT_COLUMNS = ("when", "agent", "tool", "outcome", "cost", "arguments", "result", "session")
+AUDIT_COLUMNS = ("when", "agent", "tool", "outcome", "cost", "arguments", "result", "started by", "session")
 FIELDS = (("agent", "Agent"), ("tool", "Tool"), ("outcome", "Outcome"), ("session", "Session"), ("text", "Text"))
 DEFAULT_SEARCH_AGE = "7d"
 OWN_PERIOD = "From … to …"
@@ -532,7 +532,8 @@ def _audit_row(page: OpenPage, entry: AuditEntry) -> None:
                 add_text(f"by {entry.decided_by}", "h-dim h-small")
         add_cell(format_money(entry.cost_usd) if entry.cost_usd else "", "h-num")
         add_cell(list_arguments(entry.input_summary), "h-said-short")
-        add_cell(list_arguments(entry.output_summary), "h-said-short")
+        add_cell(entry.error or list_arguments(entry.output_summary), "h-said-short")
+        add_cell(describe_starter(entry))
         with add_box("td"):
             if entry.session:
                 add_link(shorten_id(entry.session), f"/session/{entry.session}")

@@ -320,6 +320,7 @@ def build_story(
     return sorted(lines, key=lambda line: line.at, reverse=True)[:MAX_STORY]
 
 
+MAX_NOTICE_LENGTH = 600
 OMITTED_NOTICE_PREFIXES = ("ended:", "waiting:", "asks:")
 """Notices that the story leaves out: it has the ends and decisions themselves, and open questions have cards."""
 
@@ -347,7 +348,7 @@ def _make_halt_line(row: HaltRow) -> StoryLine:
 
 def _make_document_lines(night: NightSummary, notices: Sequence[queries.AgentNews]) -> Iterable[StoryLine]:
     """Make a line of each quarantined document that no notice mentions."""
-    subjects = " ".join(notice.subject for notice in notices)
+    subjects = " ".join(notice.sentence for notice in notices)
     for item in night.quarantined_items:
         if item.name not in subjects:
             text = f"{item.name} is quarantined"
@@ -360,8 +361,10 @@ def _make_undelivered_line(row: NotificationRow) -> StoryLine:
 
 
 def _make_notice_line(notice: queries.AgentNews) -> StoryLine:
-    text = notice.subject if notice.subject.startswith(notice.agent) else f"{notice.agent}: {notice.subject}"
-    return StoryLine(notice.queued_at, Label("", "calm", "bell"), text)
+    summary = notice.summarize_text(MAX_NOTICE_LENGTH)
+    text = f"{notice.title}. {summary}" if summary else notice.title
+    path = f"/session/{notice.session}" if notice.session else ""
+    return StoryLine(notice.queued_at, Label("", "calm", "bell"), text, path, notice.session)
 
 
 def _make_finding_lines(findings: Sequence[Artifact]) -> Iterable[StoryLine]:

@@ -22,6 +22,7 @@ class Label(NamedTuple):
 
 STATES: Final = {
     "RUNNING": Label("Running", "calm", "play"),
+    "NOT_RUNNING": Label("Not running", "dim", "pause"),
     "WAITING_FOR_TOOL": Label("Waiting for a tool", "calm", "tool"),
     "WAITING_FOR_INPUT": Label("Waiting for an answer", "look", "chat"),
     "WAITING_FOR_APPROVAL": Label("Waiting for approval", "look", "person"),
@@ -91,8 +92,7 @@ def label_state(state: str) -> Label:
 
 
 def label_session(row: SessionRow) -> Label:
-    """Label the state of a session; one that no process runs is not running."""
-    return Label("Not running", "dim", "pause") if row.is_unclaimed else label_state(row.state)
+    return label_state(row.shown_state)
 
 
 def label_health(line: AgentLine) -> Label:

@@ -518,7 +518,7 @@ def _build_halt_row(page: OpenPage, row: HaltRow) -> Callable[[HaltRow], None]:
 
 async def _halt_all(page: OpenPage) -> None:
     active_sessions = await queries.sessions_under_way(page.actor)
-    running_count = sum(row.state == "RUNNING" for row in active_sessions)
+    running_count = sum(row.shown_state == "RUNNING" for row in active_sessions)
 
     async def do(values: FormValues) -> str:
         for scope in _list_all_scopes(page):

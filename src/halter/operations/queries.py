@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from decimal import Decimal
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -12,12 +12,12 @@ from halter.autonomy.hot_state import LOOK_PREFIX
 from halter.core.clock import DAY, HOUR, window_at
 from halter.core.codec import decode
 from halter.core.events import AnyEvent, CallSettled, CallStarted, SensorChanged, SessionStarted, Unknown
-from halter.core.ids import StreamId, inbox_stream, session_stream
+from halter.core.ids import Digest, StreamId, inbox_stream, parse_session_id, session_stream
 from halter.core.money import ZERO_USD, BudgetRow, Usd, micros_to_usd
-from halter.core.ports import Query, Store, Stored, parse_notification, read_body
+from halter.core.ports import Query, Store, Stored, parse_notification, read_body, read_content
 from halter.core.rows import AgentRow, HaltRow, ItemRow, OutageRow, SavedHotState, SessionRow
 from halter.core.text import LAST_CHARACTER, decode_body, shorten, to_one_line
-from halter.core.vocabulary import END_STATES, State
+from halter.core.vocabulary import END_STATES, ShownState
 from halter.operations.actor import (
     MAX_SAFE_INTEGER,
     Actor,
@@ -36,13 +36,14 @@ from halter.runtime.budgets import Budget, read_configured_caps, read_current_bu
 from halter.runtime.feed import serialize_event
 from halter.runtime.needs import Need, list_needs
 from halter.runtime.runtime import Runtime
-from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry, summarize_body
+from halter.state.audit import AuditEntry, AuditReader, AuditRecord, Starter, make_audit_entry, summarize_body
 from halter.state.receipt import Receipt, TurnLine, make_receipt
 from halter.tasks.playbooks import decode_task
 
 PAGE: Final = 1000
 MAX_PARTS: Final = 1000
 MAX_NOTICES: Final = 20
+MAX_RUNNING: Final = 10_000
 MAX_CHANGES_SEARCHED: Final = 200
 """How many sensor changes are searched for the latest of each sensor."""
 
@@ -54,18 +55,29 @@ StateFilter = Annotated[
 ]
 
 
-class AgentNews(msgspec.Struct, frozen=True):
-    """A notice to the app, from an agent or from the runtime about it."""
+class AgentNews(msgspec.Struct, frozen=True, kw_only=True):
+    """A notice to the app, from an agent or from the runtime about it. An erased one has no text.
 
+    `sentence` is its subject, `about` what it is about, and `session` the session that sent it, if one did.
+    """
+
+    kind: Literal["notice"] = "notice"
     agent: str
     queued_at: int
-    body: bytes | None
+    sentence: str
+    text: str = ""
+    session: str = ""
     about: str = ""
 
     @property
-    def subject(self) -> str:
-        notification = parse_notification(self.body or b"{}")
-        return to_one_line(notification.subject or shorten(notification.text, 120)) or "(erased)"
+    def title(self) -> str:
+        """The sentence, with the agent unless the sentence begins with it."""
+        return self.sentence if self.sentence.startswith(self.agent) else f"{self.agent}: {self.sentence}"
+
+    def summarize_text(self, limit: int) -> str:
+        """Return the start of the text on one line; "" if the sentence says all of it."""
+        text = to_one_line(self.text)
+        return "" if text == self.sentence else shorten(text, limit)
 
 
 class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +149,7 @@ class _Kind(msgspec.Struct, frozen=True):
 
 async def session(actor: Actor, session: Session) -> SessionRow:
     """Show a session."""
-    return await actor.session(session)
+    return (await actor.session(session)).to_shown()
 
 
 async def sessions(
@@ -152,7 +164,7 @@ async def sessions(
     return sorted(rows, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
 
 
-async def _sessions(actor: Actor, agent: str, state: State | None, since: int, limit: int) -> Sequence[SessionRow]:
+async def _sessions(actor: Actor, agent: str, state: ShownState | None, since: int, limit: int) -> Sequence[SessionRow]:
     """Query by the index that fits, so that the cost depends on the result and not on the size of the store."""
     if state is None:
         name = "sessions_of_agent_since" if agent else "sessions"
@@ -160,16 +172,20 @@ async def _sessions(actor: Actor, agent: str, state: State | None, since: int, l
         name = "sessions_of_agent_ended" if agent else "sessions_ended"
     else:
         name = "sessions_in_state"
-    params = {"agent": agent, "state": state, "since": since, "limit": limit}
-    return await actor.app.store.ask(Query(name, SessionRow, params))
+    # One stored state is shown as two, so those that are shown as the other one do not count.
+    is_divided = state in ("RUNNING", "NOT_RUNNING")
+    stored_state, stored_limit = ("RUNNING", MAX_RUNNING) if is_divided else (state, limit)
+    params = {"agent": agent, "state": stored_state, "since": since, "limit": stored_limit}
+    rows = [row.to_shown() for row in await actor.app.store.ask(Query(name, SessionRow, params))]
+    return [row for row in rows if state in (None, row.state)]
 
 
-def _read_state(text: str) -> State | None:
+def _read_state(text: str) -> ShownState | None:
     """Parse a state in any case, with spaces or dashes; None for an empty text."""
     name = text.strip().upper().replace(" ", "_").replace("-", "_")
-    matching_state = next((state for state in get_args(State) if state == name), None)
+    matching_state = next((state for state in get_args(ShownState) if state == name), None)
     if name and matching_state is None:
-        fail_invalid(f"Unknown session state {text!r}. Use one of {', '.join(map(str.lower, get_args(State)))}.")
+        fail_invalid(f"Unknown session state {text!r}. Use one of {', '.join(map(str.lower, get_args(ShownState)))}.")
     return matching_state
 
 
@@ -229,17 +245,18 @@ async def session_title(actor: Actor, row: SessionRow) -> str:
     items = (
         await actor.app.store.ask(Query("items_of_session", ItemRow, {"session": row.session})) if row.trigger else ()
     )
-    document = f"{to_one_line(items[0].name)}: " if items else ""
+    document = to_one_line(items[0].name) if items else ""
     for stored in await actor.app.store.read(session_stream(row.session), 0, 1):
         body, event = await read_body(actor.app.store, stored), stored.event
         if isinstance(event, SessionStarted) and event.follows:
             return shorten(f"{row.agent} continues {event.follows}: {to_one_line(event.because)}", MAX_TITLE)
         text = _describe_playbook(body) or decode_body(body).strip()
         if text:
-            return shorten(f"{document}{to_one_line(text.splitlines()[0])}", MAX_TITLE)
+            title = to_one_line(text.splitlines()[0])
+            return shorten(f"{document}: {title}" if document else title, MAX_TITLE)
     if row.kind == "autonomous":
         return f"{row.agent} runs unattended"
-    return f"{row.agent}: {row.trigger.partition('/')[2] or row.kind}"
+    return shorten(f"{row.agent}: {document or row.trigger.partition('/')[2] or row.kind}", MAX_TITLE)
 
 
 def _describe_playbook(body: bytes) -> str:
@@ -417,9 +434,33 @@ async def count_urgent_findings(actor: Actor) -> int:
     return sum(row.count for row in rows if row.severity in ("high", "critical") and actor.principal.can_see(row.agent))
 
 
-async def read_notices(actor: Actor, since: int, limit: int = MAX_NOTICES) -> Sequence[AgentNews]:
-    notices = await actor.app.store.ask(Query("told_in_app", AgentNews, {"since": since, "limit": limit}))
-    return [each for each in notices if actor.principal.can_see(each.agent)]
+class _Notice(msgspec.Struct, frozen=True):
+    """A notice with the stream that queued it, and its body."""
+
+    agent: str
+    queued_at: int
+    about: str
+    stream: str
+    body: bytes | None
+    blob: Digest | None
+
+
+async def read_notices(actor: Actor, since: Moment = 0, limit: Limit = MAX_NOTICES) -> Sequence[AgentNews]:
+    """List the notices to the app with their texts, the newest first."""
+    notices = await actor.app.store.ask(Query("told_in_app", _Notice, {"since": since, "limit": limit}))
+    return [await _read_news(actor, notice) for notice in notices if actor.principal.can_see(notice.agent)]
+
+
+async def _read_news(actor: Actor, notice: _Notice) -> AgentNews:
+    content = parse_notification(await read_content(actor.app.store, notice.body, notice.blob) or b"{}")
+    return AgentNews(
+        agent=notice.agent,
+        queued_at=notice.queued_at,
+        sentence=to_one_line(content.subject or shorten(content.text, 120)) or "(erased)",
+        text=content.text,
+        session=content.session or parse_session_id(StreamId(notice.stream)) or "",
+        about=notice.about,
+    )
 
 
 async def hot_state(actor: Actor, session: Session) -> HotStateView:
@@ -570,7 +611,7 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tool: Annotated[Name, Meta(description="Only this tool.")] = ""
     outcome: Annotated[Name, Meta(description="Only this outcome.")] = ""
     session: Session = ""
-    text: Annotated[Words, Meta(description="Text in arguments or results; case-insensitive.")] = ""
+    text: Annotated[Words, Meta(description="Text in arguments, results, errors or names; case-insensitive.")] = ""
 
     def matches_record(self, row: AuditRecord) -> bool:
         return all(query in ("", getattr(row, name)) for name, query in self.to_columns().items())
@@ -586,8 +627,8 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return f"audit_of_agent_{bound}" if self.agent else f"audit_{bound}"
 
     def matches_entry(self, row: AuditEntry) -> bool:
-        text = f"{row.tool} {row.input_summary} {row.output_summary} {row.decided_by}".casefold()
-        return self.text.casefold() in text
+        texts = (row.tool, row.input_summary, row.output_summary, row.decided_by, row.started_by, row.error)
+        return self.text.casefold() in " ".join(texts).casefold()
 
 
 class AuditPage(AuditFilter, frozen=True, kw_only=True):
@@ -617,11 +658,12 @@ async def audit_lines(actor: Actor, **criteria: Any) -> AsyncGenerator[AuditEntr
 async def audit(actor: Actor, filters: AuditFilter) -> AsyncGenerator[AuditRecord]:
     """Read the audit since a moment, the oldest first, including running calls."""
     cursor: dict[str, Any] = {**filters.to_columns(), "since": filters.since, "call": "", "limit": AUDIT_PAGE}
+    reader = AuditReader(actor.app.store)
     while page := await actor.app.store.ask(Query(filters.query("since"), AuditRecord, cursor)):
         for row in page:
             if filters.until is not None and row.created_at > filters.until:
                 return
-            if (record := await _find_matching(actor, filters, row)) is not None:
+            if (record := await _find_matching(actor, filters, reader, row)) is not None:
                 yield record
         cursor = {**cursor, "since": page[-1].created_at, "call": page[-1].call}
 
@@ -629,19 +671,22 @@ async def audit(actor: Actor, filters: AuditFilter) -> AsyncGenerator[AuditRecor
 async def newest(actor: Actor, filters: AuditFilter) -> AsyncGenerator[AuditRecord]:
     end_at = actor.app.clock.now() if filters.until is None else filters.until
     cursor: dict[str, Any] = {**filters.to_columns(), "until": end_at, "call": LAST_CHARACTER, "limit": AUDIT_PAGE}
+    reader = AuditReader(actor.app.store)
     while page := await actor.app.store.ask(Query(filters.query("until"), AuditRecord, cursor)):
         for row in page:
             if row.created_at < filters.since:
                 return
-            if (record := await _find_matching(actor, filters, row)) is not None:
+            if (record := await _find_matching(actor, filters, reader, row)) is not None:
                 yield record
         cursor = {**cursor, "until": page[-1].created_at, "call": page[-1].call}
 
 
-async def _find_matching(actor: Actor, filters: AuditFilter, row: AuditRecord) -> AuditRecord | None:
+async def _find_matching(
+    actor: Actor, filters: AuditFilter, reader: AuditReader, row: AuditRecord
+) -> AuditRecord | None:
     if not actor.principal.can_see(row.agent):
         return None
-    record = await load_audit_bodies(actor.app.store, row)
+    record = await reader.load(row)
     return record if filters.matches_entry(make_audit_entry(record)) else None
 
 
@@ -654,7 +699,9 @@ async def read_safe_calls(actor: Actor, filters: AuditFilter, limit: int) -> Seq
     named_session = [await actor.session(filters.session)] if filters.session else None
     rows = named_session or await sessions(actor, filters.agent, limit=MAX_SAFE_SESSIONS)
     entries: list[AuditEntry] = []
+    reader = AuditReader(actor.app.store)
     for row in rows:
+        starter = await reader.find_starter(row.session)
         settlement_by_call = {
             event.call: (event, event_row.body)
             for event_row in await _read_kind(actor, row.session, CallSettled.KIND, limit)
@@ -664,7 +711,7 @@ async def read_safe_calls(actor: Actor, filters: AuditFilter, limit: int) -> Seq
             event = decode(CallStarted.KIND, event_row.version, event_row.facts)
             if isinstance(event, CallStarted) and event.level == "SAFE" and not event.audit:
                 entries.append(
-                    _make_safe_entry(row, event_row, event, *settlement_by_call.get(event.call, (None, None)))
+                    _make_safe_entry(row, starter, event_row, event, *settlement_by_call.get(event.call, (None, None)))
                 )
     end_at = actor.app.clock.now() if filters.until is None else filters.until
     matching_entries = [
@@ -674,7 +721,12 @@ async def read_safe_calls(actor: Actor, filters: AuditFilter, limit: int) -> Seq
 
 
 def _make_safe_entry(
-    row: SessionRow, started_row: _Kind, event: CallStarted, settlement: CallSettled | None, answer: bytes | None
+    row: SessionRow,
+    starter: Starter,
+    started_row: _Kind,
+    event: CallStarted,
+    settlement: CallSettled | None,
+    answer: bytes | None,
 ) -> AuditEntry:
     charge = settlement.charge if settlement is not None else None
     return AuditEntry(
@@ -692,6 +744,8 @@ def _make_safe_entry(
         call=event.call,
         agent=row.agent,
         created_at=started_row.at,
+        error="" if settlement is None else settlement.error,
+        **msgspec.structs.asdict(starter),
     )
 
 

@@ -70,6 +70,7 @@ READS: Final = (
     Operation(name="turns", path="/sessions/{session}/turns", run=queries.turns),
     Operation(name="hot-state", path="/sessions/{session}/hot-state", run=queries.hot_state),
     Operation(name="needs", command="inbox", path="/needs", run=queries.read_needs),
+    Operation(name="notices", command="inbox", path="/notices", run=queries.read_notices),
     Operation(name="decisions", path="/decisions", run=decisions.open_decisions),
     Operation(name="halts", path="/halts", run=control.halts_now),
     Operation(name="budgets", command="budget show", path="/budgets", run=money.budgets),

@@ -233,7 +233,7 @@ def _group_by_agent(report_rows: ReportRows) -> Mapping[str, Sequence[SessionRow
 
 def _sessions(rows: Sequence[SessionRow], since: int) -> dict[str, Any]:
     ended_counts = Counter(f"{row.state}, {row.terminal_reason}" for row in rows if row.ended_at is not None)
-    open_counts = Counter[str](row.state for row in rows if row.ended_at is None)
+    open_counts = Counter[str](row.shown_state for row in rows if row.ended_at is None)
     return {
         "began": sum(row.started_at >= since for row in rows),
         "ended": dict(ended_counts.most_common()),

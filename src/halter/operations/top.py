@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from halter.core.money import ZERO_USD, Usd
 from halter.core.rows import HaltRow, SessionRow
-from halter.core.vocabulary import State
+from halter.core.vocabulary import ShownState
 from halter.operations import control, decisions, fleet, money, queries
 from halter.operations.actor import Actor, Limit, Name
 from halter.operations.status import FleetStatus, read_status
@@ -16,11 +16,12 @@ from halter.present.events import StyledLine, format_hour, summarize_event
 from halter.runtime.budgets import Budget
 from halter.runtime.needs import Need
 
-LIVE_STATES: Final[tuple[State, ...]] = (
+LIVE_STATES: Final[tuple[ShownState, ...]] = (
     "WAITING_FOR_APPROVAL",
     "WAITING_FOR_INPUT",
     "WAITING_FOR_BUDGET",
     "PAUSED",
+    "NOT_RUNNING",
     "RUNNING",
     "WAITING_FOR_TOOL",
     "SLEEPING",
@@ -103,7 +104,7 @@ def _list_sessions(rows: Sequence[SessionRow], caps: Sequence[Budget]) -> Iterat
             session=row.session,
             agent=row.agent,
             kind=row.kind,
-            state=row.state,
+            state=row.shown_state,
             why=row.terminal_reason,
             started_at=row.started_at,
             due_at=row.due_at,

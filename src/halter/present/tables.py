@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 from halter.core.clock import format_duration
 from halter.core.money import ZERO_USD, format_unit_amount, format_usd
 from halter.core.rows import RuleRow, SessionRow
-from halter.core.text import escape_hidden, format_count
+from halter.core.text import escape_hidden, format_count, to_one_line
 from halter.present.events import describe_review, format_moment, format_relative_moment
 from halter.present.sheet import Facts, Listing, Sheet
+from halter.state.audit import AuditEntry, describe_starter
 
 if TYPE_CHECKING:
     from halter.config.policy import PolicyDifference
@@ -17,16 +18,17 @@ if TYPE_CHECKING:
     from halter.operations.backtest import BacktestResult
     from halter.operations.decisions import OpenInbox, RuleOffers, WaitingDecision
     from halter.operations.money import Budgets, Spending
+    from halter.operations.queries import AgentNews
     from halter.runtime.backtest import BacktestLine
     from halter.runtime.budgets import Budget
     from halter.runtime.forecast import TriggerPlan
     from halter.runtime.needs import Need
-    from halter.state.audit import AuditEntry
 
 DIGEST_PREFIX_LENGTH: Final = 16
 """Length of the shown part of a document's digest; it is enough to name the document."""
 
 MAX_LISTED_LINES: Final = 40
+MAX_NOTICE_LENGTH: Final = 300
 DIFFERENCE_WORDS: Final = {"looser": "LOOSER", "stricter": "stricter", "fixed": "other", "free": "no limit"}
 
 
@@ -37,7 +39,7 @@ def build_sessions_sheet(rows: Sequence[SessionRow], now: int) -> Sheet:
         [
             row.session,
             f"{row.agent} ({row.kind})",
-            "not running" if row.is_unclaimed else row.state.replace("_", " "),
+            row.shown_state.replace("_", " "),
             f"{format_duration(max(0, now - row.started_at))} ago",
             row.terminal_reason.replace("_", " ") or describe_next_due(row, now),
         ]
@@ -145,8 +147,15 @@ def _inbox(inbox: "OpenInbox", now: int) -> Iterator[Facts | str]:
     if inbox.news:
         yield "Notices of the last day:"
     for notice in inbox.news:
-        agent = "" if notice.subject.startswith(notice.agent) else f"{notice.agent}: "
-        yield f"{format_moment(notice.queued_at)} {agent}{notice.subject}"
+        yield f"{format_moment(notice.queued_at)} {notice.title}"
+        if text := notice.summarize_text(MAX_NOTICE_LENGTH):
+            yield f"  {text}"
+            if text != to_one_line(notice.text):
+                yield f"  Read it all with: {_find_notice_command(notice)}{inbox.option}"
+
+
+def _find_notice_command(notice: "AgentNews") -> str:
+    return f"halter show {notice.session} --events" if notice.session else "halter inbox --json"
 
 
 def build_need_facts(need: "Need", option: str = "") -> list[tuple[str, str]]:
@@ -268,12 +277,16 @@ def _artifact(artifact: "Artifact") -> list[tuple[str, str]]:
     ]
 
 
-def build_audit_sheet(entries: "Sequence[AuditEntry]") -> Sheet:
-    columns = ["when", "agent", "tool", "level", "risk", "outcome", "decided by", "cost", "arguments", "result"]
+def build_audit_sheet(entries: Sequence[AuditEntry]) -> Sheet:
+    columns = [
+        *("when", "agent", "started by", "tool", "level", "risk", "outcome", "decided by", "cost"),
+        *("arguments", "result"),
+    ]
     rows = [
         [
             format_moment(entry.created_at),
             entry.agent,
+            describe_starter(entry),
             entry.tool,
             entry.capability_level,
             entry.risk_level,
@@ -281,7 +294,7 @@ def build_audit_sheet(entries: "Sequence[AuditEntry]") -> Sheet:
             entry.decided_by,
             format_usd(entry.cost_usd),
             entry.input_summary,
-            entry.output_summary,
+            entry.error or entry.output_summary,
         ]
         for entry in entries
     ]
@@ -289,11 +302,13 @@ def build_audit_sheet(entries: "Sequence[AuditEntry]") -> Sheet:
     return [Listing("Audit", columns, rows, right="cost", long="arguments result", empty=empty)]
 
 
-def describe_audit_entry(entry: "AuditEntry") -> str:
+def describe_audit_entry(entry: AuditEntry) -> str:
     by = f", approved by {entry.decided_by}" if entry.decided_by else ""
     cost = f" {format_usd(entry.cost_usd)}" if entry.cost_usd else ""
     level = f"{entry.capability_level} {entry.risk_level}".strip()
-    summary = f"{entry.agent} {entry.tool} ({level}) {entry.outcome}{cost}{by}".lstrip()
+    starter = f", started by {describe_starter(entry)}" if entry.started_by else ""
+    error = f": {' '.join(entry.error.split())}" if entry.error else ""
+    summary = f"{entry.agent} {entry.tool} ({level}) {entry.outcome}{error}{cost}{by}{starter}".lstrip()
     return f"{format_moment(entry.created_at)} {summary}  {entry.input_summary}".rstrip()
 
 

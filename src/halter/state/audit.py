@@ -8,17 +8,36 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.core.events import CallRefused, CallSettled, PersonSignedOn, SignOnRefused
+from halter.core.codec import decode
+from halter.core.events import CallRefused, CallSettled, PersonSignedOn, SessionStarted, SignOnRefused
 from halter.core.ids import Digest
 from halter.core.money import Usd, micros_to_usd
-from halter.core.ports import Store, Stored
+from halter.core.ports import Query, Store, Stored, read_content
 from halter.core.text import clean, decode_body
 
 SUMMARY_LENGTH: Final = 200
+MAX_KNOWN_STARTERS: Final = 10_000
+
+
+class Starter(msgspec.Struct, frozen=True):
+    """Who or what started a session; for a sub-session, who or what started the session that it works for.
+
+    `started_by` is a person, `key:NAME` or `trigger:AGENT/NAME`. `parent` is the session that asked for this one.
+    """
+
+    started_by: str = ""
+    trigger: str = ""
+    trigger_type: str = ""
+    parent: str = ""
+    parent_agent: str = ""
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An audit row with the summaries of its texts; an erased text is empty."""
+    """An audit row with the summaries of its texts; an erased text is empty.
+
+    `started_by`, `trigger`, `trigger_type`, `parent` and `parent_agent` are those of a `Starter`. `error` says why a
+    call was refused or failed.
+    """
 
     tool: str
     input_summary: str
@@ -34,10 +53,19 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     call: str
     agent: str
     created_at: int
+    started_by: str = ""
+    trigger: str = ""
+    trigger_type: str = ""
+    parent: str = ""
+    parent_agent: str = ""
+    error: str = ""
 
 
 class AuditRecord(msgspec.Struct, frozen=True):
-    """An audit row from the store, with the bodies of its two events. The cost is in micro-dollars."""
+    """An audit row from the store, with the bodies of its two events and the facts of the one that concludes it.
+
+    The cost is in micro-dollars. `load` of an `AuditReader` fills in `error` and `starter`.
+    """
 
     call: str
     session: str
@@ -58,6 +86,11 @@ class AuditRecord(msgspec.Struct, frozen=True):
     output: bytes | None
     input_blob: Digest | None = None
     output_blob: Digest | None = None
+    settled_kind: str | None = None
+    settled_version: int | None = None
+    settled_facts: bytes | None = None
+    error: str = ""
+    starter: Starter = Starter()
 
 
 def find_concluded_call(stored_event: Stored) -> str | None:
@@ -93,21 +126,77 @@ def restore_audit_record(record: AuditRecord, stored_event: Stored) -> AuditReco
         input_blob=stored_event.blob,
         output=None,
         output_blob=None,
+        settled_facts=None,
+        error=event.sentence,
     )
 
 
-async def load_audit_bodies(store: Store, record: AuditRecord) -> AuditRecord:
-    """Load the bodies that are stored as blobs."""
-    input_body = record.input or await _read_blob(store, record.input_blob)
-    output_body = record.output or await _read_blob(store, record.output_blob if record.shows_result else None)
-    return msgspec.structs.replace(record, input=input_body, output=output_body)
+class _FirstEvent(msgspec.Struct, frozen=True):
+    """The first event of a session, with the agent, the parent and the trigger of the session."""
+
+    agent: str
+    parent: str
+    trigger: str
+    trigger_type: str | None
+    kind: str
+    version: int
+    facts: bytes
 
 
-async def _read_blob(store: Store, digest: Digest | None) -> bytes | None:
-    try:
-        return None if digest is None else await store.get(digest)
-    except KeyError:
-        return None
+class AuditReader:
+    """Loads what an audit row only names: large bodies, the error, and who or what started its session."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._starters: dict[str, Starter] = {}
+
+    async def load(self, record: AuditRecord) -> AuditRecord:
+        return msgspec.structs.replace(
+            record,
+            input=await read_content(self._store, record.input, record.input_blob),
+            output=await read_content(self._store, record.output, record.output_blob if record.shows_result else None),
+            error=record.error or _read_error(record),
+            starter=await self.find_starter(record.session),
+        )
+
+    async def find_starter(self, session: str) -> Starter:
+        """Find who or what started a session; "" for the session of a sign-on, which has none."""
+        if not session:
+            return Starter()
+        if session not in self._starters:
+            if len(self._starters) >= MAX_KNOWN_STARTERS:
+                self._starters.clear()
+            self._starters[session] = await self._read_starter(session)
+        return self._starters[session]
+
+    async def _read_starter(self, session: str) -> Starter:
+        first_event = await self._read_first_event(session)
+        if first_event is None:
+            return Starter()
+        parent = first_event.parent
+        parent_event = await self._read_first_event(parent) if parent else None
+        if parent_event is not None:
+            return msgspec.structs.replace(
+                await self.find_starter(parent), parent=parent, parent_agent=parent_event.agent
+            )
+        event = decode(first_event.kind, first_event.version, first_event.facts)
+        started_by = event.started_by if isinstance(event, SessionStarted) else ""
+        return Starter(started_by, first_event.trigger, first_event.trigger_type or "", parent)
+
+    async def _read_first_event(self, session: str) -> _FirstEvent | None:
+        rows = await self._store.ask(Query("start_of", _FirstEvent, {"session": session}))
+        return rows[0] if rows else None
+
+
+def _read_error(record: AuditRecord) -> str:
+    """Read why a call failed or was refused from the event that concludes it; "" for one that succeeded."""
+    if record.settled_facts is None or record.settled_kind is None or record.settled_version is None:
+        return ""
+    match decode(record.settled_kind, record.settled_version, record.settled_facts):
+        case CallSettled(error=error) | CallRefused(sentence=error):
+            return error
+        case _:
+            return ""
 
 
 def make_audit_entry(record: AuditRecord) -> AuditEntry:
@@ -116,8 +205,23 @@ def make_audit_entry(record: AuditRecord) -> AuditEntry:
         "input_summary": summarize_body(record.input),
         "output_summary": summarize_body(record.output) if record.shows_result else "",
         "cost_usd": micros_to_usd(record.cost_usd),
+        "error": " ".join(clean(record.error).split()),
     }
-    return AuditEntry(**facts)
+    return AuditEntry(**facts, **msgspec.structs.asdict(record.starter))
+
+
+def describe_starter(entry: AuditEntry) -> str:
+    """Describe who or what triggered a call: a person, a key, a trigger, and the agent that asked for it."""
+    kind, _, name = entry.started_by.partition(":")
+    trigger = f"{entry.trigger_type or 'trigger'} {entry.trigger.partition('/')[2] or entry.trigger}"
+    match kind:
+        case "trigger" if entry.trigger:
+            starter = trigger
+        case "key" if name:
+            starter = f"key {name}"
+        case _:
+            starter = f"{entry.started_by} ({trigger})" if entry.trigger else entry.started_by
+    return f"{starter}, through {entry.parent_agent or entry.parent}" if entry.parent else starter
 
 
 def summarize_body(body: bytes | None) -> str:

@@ -60,7 +60,7 @@ from halter.core.events import (
 from halter.core.money import Charge, Leg, Unit
 from halter.core.ports import Stored
 from halter.core.tools import Effect
-from halter.core.vocabulary import END_STATES, Origin, Purpose, SessionKind, State
+from halter.core.vocabulary import END_STATES, Origin, Purpose, SessionKind, ShownState, State
 
 _NO_CHARGE: Final = Charge()
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -266,7 +266,7 @@ _WAITING: Final[frozenset[State]] = frozenset(
 )
 _STOPPED: Final[frozenset[State]] = frozenset(("CANCELLED", "HALTED"))
 
-TRANSITIONS: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[ShownState, frozenset[State]]] = MappingProxyType(
     {
         # A takeover from a dead owner finds the session running.
         "RUNNING": frozenset[State](("RUNNING", "WAITING_FOR_TOOL")) | _WAITING | END_STATES,
@@ -283,10 +283,10 @@ TRANSITIONS: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
 class IllegalTransition(Exception):
     """A write would make an illegal state transition, which is a bug."""
 
-    def __init__(self, session: str, current: State, target: State) -> None:
+    def __init__(self, session: str, current: ShownState, target: State) -> None:
         super().__init__(f"Session {session} is {current} and cannot become {target}.")
 
 
-def check_transition(session: str, current: State, target: State) -> None:
+def check_transition(session: str, current: ShownState, target: State) -> None:
     if target not in TRANSITIONS[current]:
         raise IllegalTransition(session, current, target)

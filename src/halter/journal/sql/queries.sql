@@ -418,7 +418,7 @@ ORDER BY s.started_at DESC, s.session DESC LIMIT :limit;
 
 -- name: told_in_app
 -- The notifications in the app since a time with their texts, the newest first.
-SELECT n.notification, n.agent, n.about, n.queued_at, e.body FROM notifications n
+SELECT n.notification, n.agent, n.about, n.queued_at, n.stream, e.body, e.blob FROM notifications n
 LEFT JOIN events e ON e.stream = n.stream AND e.seq = n.queued_seq
 WHERE n.channel = 'in_app' AND n.queued_at >= :since ORDER BY n.queued_at DESC, n.notification LIMIT :limit;
 
@@ -491,7 +491,8 @@ SELECT MIN(next_at) AS next_at FROM notifications WHERE sent_at IS NULL AND gave
 
 -- name: audit_since
 -- The audit after a time and a call, in pages, with the bodies that are not erased.
-SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob,
+    settled.kind AS settled_kind, settled.version AS settled_version, settled.facts AS settled_facts
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
@@ -502,11 +503,19 @@ ORDER BY a.created_at, a.call LIMIT :limit;
 
 -- name: audit_of
 -- The audit of one call, with the bodies that are not erased.
-SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob,
+    settled.kind AS settled_kind, settled.version AS settled_version, settled.facts AS settled_facts
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
 WHERE a.call = :call;
+
+-- name: start_of
+-- The first event of a session, with the type of its trigger.
+SELECT s.agent, s.parent, s.trigger, t.type AS trigger_type, e.kind, e.version, e.facts
+FROM sessions s JOIN events e ON e.stream = 'session:' || s.session AND e.seq = 1
+LEFT JOIN triggers t ON t.trigger = s.trigger
+WHERE s.session = :session;
 
 -- name: all_spends
 -- Every spend.
@@ -621,7 +630,8 @@ ORDER BY queued_at, notification;
 
 -- name: audit_until
 -- The audit before a time and a call, the newest first, in pages, with the bodies that are not erased.
-SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob,
+    settled.kind AS settled_kind, settled.version AS settled_version, settled.facts AS settled_facts
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
@@ -679,7 +689,8 @@ ORDER BY started_at DESC, session DESC LIMIT :limit;
 
 -- name: audit_of_agent_since
 -- As audit_since, by the index of agents.
-SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob,
+    settled.kind AS settled_kind, settled.version AS settled_version, settled.facts AS settled_facts
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
@@ -690,7 +701,8 @@ ORDER BY a.created_at, a.call LIMIT :limit;
 
 -- name: audit_of_agent_until
 -- As audit_until, by the index of agents.
-SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob,
+    settled.kind AS settled_kind, settled.version AS settled_version, settled.facts AS settled_facts
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
@@ -701,7 +713,8 @@ ORDER BY a.created_at DESC, a.call DESC LIMIT :limit;
 
 -- name: audit_of_outcome_since
 -- As audit_since, by the index of outcomes other than ok.
-SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob,
+    settled.kind AS settled_kind, settled.version AS settled_version, settled.facts AS settled_facts
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
@@ -712,7 +725,8 @@ ORDER BY a.created_at, a.call LIMIT :limit;
 
 -- name: audit_of_outcome_until
 -- As audit_until, by the index of outcomes other than ok.
-SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob,
+    settled.kind AS settled_kind, settled.version AS settled_version, settled.facts AS settled_facts
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
