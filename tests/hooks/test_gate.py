@@ -476,6 +476,8 @@ REACHING_OUT: dict[str, tuple[str, dict[str, object]]] = {
     "a task elsewhere": ("Task", {"prompt": "Go.", "isolation": "Remote"}),
     "an agent in the cloud": ("Agent", {"prompt": "Go.", "remote": True}),
     "a workflow": ("Workflow", {"script": "agent('Go.')"}),
+    "a message with a file": ("SendUserMessage", {"message": "x", "attachments": ["/home/ada/.ssh/id_rsa"]}),
+    "a setting of the program": ("Config", {"setting": "permissions.defaultMode", "value": "bypassPermissions"}),
     "a page": ("Artifact", {"file_path": "a.html"}),
 }
 
@@ -496,6 +498,7 @@ async def test_in_semi_a_person_is_asked_before_a_tool_that_leaves_the_session(
         ("Agent", {"prompt": "Go.", "isolation": "worktree"}),
         ("CronCreate", {"cron": "*/5 * * * *", "prompt": "Go.", "durable": False}),
         ("CronList", {}),
+        ("SendUserMessage", {"message": "Done.", "attachments": []}),
         ("ScheduleWakeup", {"delaySeconds": 60, "prompt": "Go."}),
     ],
 )
@@ -512,6 +515,8 @@ async def test_a_file_of_halter_itself_is_not_sent(world: World, tmp_path: Path)
         for arguments in ({"files": [key]}, {"files": [{"path": key}]}, {"file_path": key}):
             reply = await desk.ask(event("PreToolUse", "SendUserFile", arguments))
             assert (verdict(reply), "no tool may read it" in reason(reply)) == ("deny", True)
+        reply = await desk.ask(event("PreToolUse", "SendUserMessage", {"message": "x", "attachments": [key]}))
+        assert (verdict(reply), "no tool may read it" in reason(reply)) == ("deny", True)
 
 
 def gemini(name: str, command: str, **more: object) -> bytes:

@@ -33,6 +33,13 @@ timeout 5 cat a.txt
 date +%F
 du -sh * | sort -h
 /usr/bin/head -1 a.txt
+LC_ALL=C sort a.txt
+TZ=UTC date
+NO_COLOR=1 git diff
+name=a.txt; cat "$name"
+read line < a.txt; echo "$line"
+git log --oneline --stat
+printf '%s' PATH
 """
 CHANGING = """\
 > prod.db
@@ -107,6 +114,37 @@ tar xf a.tar
 curl -o a https://example.com
 history -c
 unknown --flag
+GIT_PAGER='touch a' git log
+env GIT_PAGER='touch a' git log
+MANPAGER=x man ls
+RIPGREP_CONFIG_PATH=x rg y
+KUBECONFIG=./x kubectl get pods
+export PATH=.; ls
+read PATH; ls
+printf -v PATH .; ls
+mapfile -t PATH < a; ls
+hash -p ./x ls; ls
+kubectl get pods --kubeconfig=./x
+kubectl get pods --kubeconfig ./x
+cargo tree --config x
+go list -toolexec=./x ./...
+nm --plugin=./x.so a
+pip list --log x
+sort --compress-program=./x a
+sort --outpu=b a
+base64 -o b a
+gawk -o/tmp/x '{print}'
+gawk -p '{print}' a
+gawk -E x a
+file -C -m a
+ss -K dst 10.0.0.1
+ss -D out
+man -P 'touch a' ls
+less '+!touch a' a
+git grep -O'touch a' foo
+git ls-remote --upload-pack='touch a' .
+date 010100002020
+date --se=2020-01-01
 """
 
 

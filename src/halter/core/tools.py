@@ -342,7 +342,7 @@ TOOLS_BY_FAMILY: Final[Mapping[ToolFamily, frozenset[str]]] = {
         "TodoWrite TodoRead TaskCreate TaskUpdate TaskGet TaskList ExitPlanMode EnterPlanMode AskUserQuestion "
         "AskQuestion ToolSearch Skill Task Agent SlashCommand update_plan write_todos KillShell TaskStop"
     ),
-    "sender": make_word_set("SendUserFile RemoteTrigger Workflow Artifact ShareOnboardingGuide"),
+    "sender": make_word_set("SendUserFile RemoteTrigger Workflow Artifact ShareOnboardingGuide Config"),
 }
 """The tools that other programs bring along: coding agents whose hooks ask Halter. Policies have rules for them too."""
 

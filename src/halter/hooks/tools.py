@@ -68,6 +68,8 @@ _LEAVING_ARGUMENTS: Final[Mapping[str, frozenset[str]]] = {
     "location": frozenset({"remote", "cloud"}),
 }
 """Arguments with which a planner or a schedule works elsewhere, or after the session has ended."""
+_FILE_KEYS: Final = ("files", "attachments")
+"""Arguments with the files that a message takes along."""
 _ANY_ARGUMENTS: Final = b'{"type":"object"}'
 
 
@@ -126,10 +128,11 @@ class HookedTool:
         """Find the level that a call has at least: CONTROLLED if it changes something, RESTRICTED if it leaves."""
         if self._family == "shell":
             return "SAFE" if _only_reads(values.get("command")) else "CONTROLLED"
-        is_leaving = self._family in {"planner", "other"} and any(
+        is_leaving = any(
             str(values.get(name)).strip().casefold() in choices for name, choices in _LEAVING_ARGUMENTS.items()
         )
-        return "RESTRICTED" if is_leaving else "SAFE"
+        sends_files = any(values.get(name) for name in _FILE_KEYS)
+        return "RESTRICTED" if self._family in {"planner", "other"} and (is_leaving or sends_files) else "SAFE"
 
     def _make_spec(self, risk: RiskLevel, min_level: Level = "SAFE") -> ToolSpec:
         level, effect = _FAMILY_TERMS[self._family]
@@ -166,7 +169,7 @@ class HookedTool:
         return "unknown"
 
     def _reject_paths(self, values: Mapping[str, Any]) -> str:
-        if self._family not in {"reader", "writer", "sender"}:
+        if self._family not in {"reader", "writer", "sender", "other"}:
             return ""
         reads = self._family != "writer"
         for path in self._paths(values):
@@ -191,8 +194,9 @@ class HookedTool:
         for key in _PATH_KEYS:
             if isinstance(values.get(key), str) and values[key]:
                 yield self._cwd / Path(values[key]).expanduser()
-        if self._family == "sender":
-            yield from (self._cwd / Path(text).expanduser() for text in _list_texts(values.get("files")))
+        if self._family in {"sender", "other"}:
+            for key in _FILE_KEYS:
+                yield from (self._cwd / Path(text).expanduser() for text in _list_texts(values.get(key)))
         for text in (each for each in values.values() if isinstance(each, str) and "*** " in each):
             yield from (self._cwd / Path(path.strip()).expanduser() for path in _PATCHED_FILE.findall(text))
 

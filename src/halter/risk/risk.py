@@ -523,11 +523,26 @@ _READING_WRAPPERS: Final = make_word_set("time nice ionice env command timeout s
 _SYSTEM_PROGRAM: Final = re.compile(r"(?:/usr)?/bin/[^/]+")
 _OUTPUT_PLACE: Final = re.compile(r"/dev/(?:null|stdout|stderr|tty|fd/\d+)|&?\d+|-")
 _CHANGING_OPTION: Final = re.compile(
-    r"--?(?:out|output|in-place|inplace|write|fix|apply|set|save|delete|log-file|LOG-FILE|pre|install)(?:-[\w-]+)?(?:=.*)?"
+    r"--?(?:out|output|in-place|inplace|write|fix|apply|set|save|delete|log|LOG|pre|install|plugin|config|kubeconfig"
+    r"|toolexec|exec|pager|compress-program|upload-pack|open-files-in-pager|compile)(?:-[\w-]+)?(?:=.*)?"
 )
+_SHORTENED_OPTION: Final = re.compile(r"--(?:outp?u?|se|in-p?l?a?c?)(?:=.*)?")
+"""The beginning of an option that writes: most programs accept it for the whole name."""
 _CHANGING_FLAGS: Final[Mapping[str, str]] = expand_names(
-    {"sort tree iconv shuf": "o", "date": "s", "less more most": "oO", "history": "acdnrw", "time": "o", "xxd": "r"}
+    {"sort tree iconv shuf base64 base32 basenc": "o", "date": "s", "less more most": "oO", "history": "acdnrw"}
+    | {"time": "o", "xxd": "r", "file": "C", "ss": "KD", "hash": "p", "man": "PH", "gawk awk": "opdDE"}
 )
+_CHANGING_WORDS: Final[Mapping[str, Sequence[re.Pattern[str]]]] = {
+    "date": (re.compile(r"[\d.]{8,}"),),
+    "git": (re.compile(r"-[a-zA-Z]*O.*"),),
+    **dict.fromkeys(("less", "more", "most"), (re.compile(r"\+.*", re.DOTALL),)),
+}
+"""A time to set, a program that shows what was found, and commands that a pager begins with."""
+_SETTING_PROGRAMS: Final = make_word_set("env read mapfile readarray getopts export declare typeset local readonly")
+_HARMLESS_VARIABLE: Final = re.compile(
+    r"LC_\w+|LANG|LANGUAGE|TZ|NO_COLOR|FORCE_COLOR|CLICOLOR\w*|COLUMNS|LINES|TERM|CI"
+)
+_ENVIRONMENT_NAME: Final = re.compile(r"([A-Z][A-Z0-9_]*)(?:\+?=.*)?", re.DOTALL)
 _MAX_OPERANDS: Final[Mapping[str, int]] = {"hostname": 0, "uniq": 1, "xxd": 1}
 """The operands after which one more is written to, or set."""
 _VERBS: Final[Mapping[str, frozenset[str]]] = expand_names(
@@ -574,12 +589,14 @@ def only_reads(line_or_words: str | Sequence[str]) -> bool:
 def _command_reads(command: Command) -> bool:
     if not command.sure or any(_OUTPUT_PLACE.fullmatch(path) is None for path in command.writes):
         return False
+    if any(_changes_programs(name) for name, _ in command.sets):
+        return False
     if not command.argv:
         return True
     program, words = command.program, command.argv[1:]
     if "/" in command.argv[0] and _SYSTEM_PROGRAM.fullmatch(command.argv[0]) is None:
         return False
-    if any(_CHANGING_OPTION.fullmatch(word) for word in words) or has_flag(words, _CHANGING_FLAGS.get(program, "")):
+    if _has_changing_word(program, words):
         return False
     if command.wraps:
         return program in _READING_WRAPPERS
@@ -587,6 +604,23 @@ def _command_reads(command: Command) -> bool:
         # The line that it was given is parsed as commands of its own; a script or an input is not.
         return any(re.fullmatch(r"-[a-z]*c", word) for word in words) and not command.is_fed
     return _program_reads(program, words)
+
+
+def _has_changing_word(program: str, words: Sequence[str]) -> bool:
+    """Return whether a word makes a program that reads write a file, run another program or set a variable."""
+    patterns = (_CHANGING_OPTION, _SHORTENED_OPTION, *_CHANGING_WORDS.get(program, ()))
+    if any(pattern.fullmatch(word) for pattern in patterns for word in words):
+        return True
+    sets_variables = program in _SETTING_PROGRAMS or (program == "printf" and "-v" in words)
+    if sets_variables and any(map(_changes_programs, words)):
+        return True
+    return has_flag(words, _CHANGING_FLAGS.get(program, ""))
+
+
+def _changes_programs(word: str) -> bool:
+    """Return whether a word sets or names a variable that may decide which programs run, or how."""
+    match = _ENVIRONMENT_NAME.fullmatch(word)
+    return match is not None and _HARMLESS_VARIABLE.fullmatch(match[1]) is None
 
 
 def _program_reads(program: str, words: Sequence[str]) -> bool:
