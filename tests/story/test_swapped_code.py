@@ -1,8 +1,10 @@
 """Code that is swapped between the check of its trust and its start does not run."""
 
+import importlib.util
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,49 @@ async def test_an_isolated_tool_executes_only_what_its_own_check_read(tmp_path: 
         with pytest.raises(Failed, match=r"is not the version that was trusted"):
             await run(tool.with_trust_check(check_then_swap))
     assert not desk.proof.exists()
+
+
+def plant_extension(desk: Desk, name: str) -> None:
+    """Write compiled code of that name into the folder: an import prefers it to a source."""
+    origin = importlib.util.find_spec("xxlimited")
+    assert origin is not None
+    assert origin.origin is not None
+    (desk.folder / f"{name}{EXTENSION_SUFFIXES[0]}").write_bytes(Path(origin.origin).read_bytes())
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+async def test_compiled_code_that_appears_after_the_check_is_not_loaded(tmp_path: Path, *, isolated: bool) -> None:
+    desk = Desk(tmp_path, isolated=isolated)
+    source = (desk.folder / "tools.py").read_text()
+    lazy_import = f"    from {desk.helper} import WORDS\n    return"
+    source = source.replace(f"from {desk.helper} import WORDS\n", "").replace("    return", lazy_import)
+    (desk.folder / "tools.py").write_text(source)
+    desk.trust()
+    async with desk.load() as agent:
+        tool = agent.tools["look"]
+        assert isinstance(tool, FunctionTool)
+
+        def check_then_plant() -> TrustedFiles:
+            files = require_trusted(desk.settings, desk.folder)
+            plant_extension(desk, desk.helper)
+            return files
+
+        if not isolated:
+            plant_extension(desk, desk.helper)
+        with pytest.raises(Failed, match=r"is not the version that was trusted"):
+            await run(tool.with_trust_check(check_then_plant))
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+async def test_compiled_code_that_was_trusted_is_loaded(tmp_path: Path, *, isolated: bool) -> None:
+    desk = Desk(tmp_path, isolated=isolated)
+    plant_extension(desk, "xxlimited")
+    source = (desk.folder / "tools.py").read_text()
+    imported = source.replace('return f"tools', 'import xxlimited\n    return f"{xxlimited.__file__} tools')
+    (desk.folder / "tools.py").write_text(imported)
+    desk.trust()
+    async with desk.load() as agent:
+        assert str(desk.folder / "xxlimited") in await run(agent.tools["look"])
 
 
 SKILL = "---\nname: check\nscripts:\n  count: {file: count.sh, description: Count.}\n---\nCount it.\n"

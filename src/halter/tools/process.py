@@ -521,7 +521,7 @@ async def run_isolated(
     function: Callable[..., Any], arguments: bytes, key: str, max_output: int, files: TrustedFiles | None = None
 ) -> Output:
     file = inspect.getsourcefile(function) or ""
-    sources = None if files is None else files.with_only_sources()
+    sources = None if files is None else files.with_only_modules()
     job = IsolatedJob(
         function.__module__, function.__qualname__, file, sys.path, arguments.decode(), key, max_output, sources
     )

@@ -14,10 +14,12 @@ from importlib.machinery import (
     SOURCE_SUFFIXES,
     ExtensionFileLoader,
     FileFinder,
+    ModuleSpec,
     SourceFileLoader,
 )
 from pathlib import Path
-from types import CodeType
+from tempfile import TemporaryDirectory
+from types import CodeType, ModuleType
 from typing import Any, Final
 
 import msgspec
@@ -70,10 +72,11 @@ class TrustedFiles(msgspec.Struct, frozen=True):
                 copy.write_bytes(self.read(source))
                 copy.chmod(0o700 if os.access(source, os.X_OK) else 0o600)
 
-    def with_only_sources(self) -> "TrustedFiles":
-        """Return a copy with the files of Python alone, for another process."""
-        sources = {name: digest for name, digest in self.digest_by_name.items() if name.endswith(".py")}
-        return TrustedFiles(self.root, sources, self.data_folders)
+    def with_only_modules(self) -> "TrustedFiles":
+        """Return a copy with the modules of Python alone, for another process."""
+        suffixes = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES)
+        modules = {name: digest for name, digest in self.digest_by_name.items() if name.endswith(suffixes)}
+        return TrustedFiles(self.root, modules, self.data_folders)
 
     def covers(self, folder: str) -> bool:
         """Tell whether code in a folder must be the trusted one. The interpreter's own environment is not."""
@@ -100,6 +103,23 @@ class TrustedLoader(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
+class TrustedExtensionLoader(ExtensionFileLoader):
+    """Loads compiled code from a private copy of the bytes that were compared."""
+
+    def __init__(self, name: str, path: str, files: TrustedFiles) -> None:
+        super().__init__(name, path)
+        self._files = files
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        data = self._files.read(self.path)
+        with TemporaryDirectory() as folder:
+            copy = Path(folder, Path(self.path).name)
+            copy.write_bytes(data)
+            module = super().create_module(ModuleSpec(spec.name, self, origin=str(copy)))
+        module.__file__ = self.path
+        return module
+
+
 _FILES_BY_ROOT: Final[dict[str, TrustedFiles]] = {}
 
 
@@ -117,6 +137,7 @@ def _find_module_finder(folder: str) -> FileFinder:
     """Make the finder of a folder on the path. Raises ImportError for one without trusted code: others find there."""
     for files in _FILES_BY_ROOT.values():
         if files.covers(folder):
-            trusted_loader: Any = partial(TrustedLoader, files=files)
-            return FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES), (trusted_loader, SOURCE_SUFFIXES))
+            source_loader: Any = partial(TrustedLoader, files=files)
+            extension_loader: Any = partial(TrustedExtensionLoader, files=files)
+            return FileFinder(folder, (extension_loader, EXTENSION_SUFFIXES), (source_loader, SOURCE_SUFFIXES))
     raise ImportError(f"{folder} has no code that was checked.")
