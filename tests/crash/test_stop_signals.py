@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def count(number: int) -> str:
     return str(number)
 
 
+@tool(level="SAFE", effect="read")
+async def hold(number: int) -> str:
+    \"\"\"Hold up the event loop.\"\"\"
+    stop_in(number)
+    return str(number)
+
+
 @tool(level="MONITORED", effect="write")
 def pay(number: int) -> str:
     \"\"\"Pay, and note each payment.\"\"\"
@@ -45,6 +53,11 @@ PLAYBOOK = """
 - {call: pay, arguments: {number: 1}}
 - {call: count, arguments: {number: 2}}
 - {call: pay, arguments: {number: 3}}
+"""
+HOLDING_PLAYBOOK = """
+- {call: hold, arguments: {number: 4}}
+- {call: count, arguments: {number: 2}}
+- {call: pay, arguments: {number: 1}}
 """
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
@@ -60,8 +73,8 @@ def run(home: Path, *words: str) -> str:
     return output.decode()
 
 
-def stop_in_step(home: Path, step: int, number: int) -> str:
-    """Play until a step has begun, and send the signal; return the session."""
+def lay_out(home: Path, step: int) -> None:
+    """Write the agent and its playbook, and let this step wait for ever, once."""
     (home / "clerk").mkdir()
     (home / "clerk" / "agent.yaml").write_text(AGENT)
     (home / "clerk" / "tools.py").write_text(TOOLS)
@@ -71,6 +84,11 @@ def stop_in_step(home: Path, step: int, number: int) -> str:
     os.mkfifo(home / "ready")
     os.mkfifo(home / "never")
     run(home, "trust", "clerk")
+
+
+def stop_in_step(home: Path, step: int, number: int) -> str:
+    """Play until a step has begun, and send the signal; return the session."""
+    lay_out(home, step)
     with halter(home, "play", "steps.yaml", "--agent", "clerk") as process:
         (home / "ready").read_bytes()
         process.send_signal(number)
@@ -95,3 +113,20 @@ def test_a_payment_that_a_signal_stops_is_put_before_a_person_and_not_repeated(t
         run(tmp_path, "approve", f"{session}.3/unknown")
         assert b"COMPLETED: completed." in process.communicate()[0]
     assert (tmp_path / "paid").read_text() == "1\n3\n"
+
+
+@SIGNALS
+def test_a_playbook_that_a_signal_meets_in_the_middle_of_code_says_how_to_continue(tmp_path: Path, number: int) -> None:
+    lay_out(tmp_path, 4)
+    options = ["--agent", "clerk", "--store", str(tmp_path / "a store.db")]
+    (tmp_path / "its steps.yaml").write_text(HOLDING_PLAYBOOK)
+    with halter(tmp_path, "play", "its steps.yaml", *options) as process:
+        (tmp_path / "ready").read_bytes()
+        process.send_signal(number)
+        reader = os.open(tmp_path / "never", os.O_RDONLY | os.O_NONBLOCK)
+        _, error = process.communicate()
+        os.close(reader)
+    assert process.returncode == 130
+    (command,) = re.findall(r"Continue with: halter (.+)", error.decode())
+    assert "COMPLETED: completed." in run(tmp_path, *shlex.split(command))
+    assert (tmp_path / "paid").read_text() == "1\n"

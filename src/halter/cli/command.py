@@ -101,7 +101,8 @@ def run_with_app(
 
     - `create_store`: create a missing store; otherwise it is an error, so that a mistyped name shows no empty store.
     - `warn_uncovered`: warn about commits that no checkpoint covers.
-    - `runs_agents`: the job runs agents, so the store's policy binds it.
+    - `runs_agents`: the job runs agents, so the store's policy binds it, and a signal cancels it in order. Any other
+      job is interrupted at once: it may wait for a typed answer, and each of its commits is complete.
     - `until_interrupted`: an interrupt is the normal end.
     - `wait_for_store`: wait without a limit while the store is unavailable when it is opened.
     - `runs`: the job runs sessions, and waits a minute for the store; the text is shown if a sentinel ends the process.
@@ -141,7 +142,7 @@ def run_with_app(
             result = await job(app)
         return result, app.checkpointer.problem
 
-    run = _run_cancelled_by_signals if until_interrupted else asyncio.run
+    run = run_cancelled_by_signals if until_interrupted or runs_agents else asyncio.run
     result, problem = report_errors(lambda: run(main()), interrupted="" if until_interrupted else INTERRUPTED_NOTICE)
     if problem and warn_uncovered:
         warn(problem)
@@ -208,7 +209,7 @@ def _report_store_trouble(problem: str) -> None:
     warn(problem or STORE_BACK_NOTICE)
 
 
-def _run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:
+def run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:
     """Let the first termination signal cancel the job, so that it cleans up in order."""
     handler_by_signal = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
     active_handlers = {
@@ -288,8 +289,12 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 def make_desk(app: Runtime, store: str | None = None) -> Actor:
     """Make the actor of the person who typed. Access to the store grants every right on it."""
-    option = "" if store is None else f" --store {quote(store)}"
-    return Actor(app, Principal(app.settings.person), short_ids=True, option=option)
+    return Actor(app, Principal(app.settings.person), short_ids=True, option=format_store_option(store))
+
+
+def format_store_option(store: str | None) -> str:
+    """Return the option as it must be typed again in a command that the program suggests."""
+    return "" if store is None else f" --store {quote(store)}"
 
 
 def require_person(app: Runtime, action: str) -> None:

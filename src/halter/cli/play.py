@@ -14,6 +14,7 @@ from halter.cli.command import (
     StoreOption,
     fail,
     find_session_by_prefix,
+    format_store_option,
     read_cli_settings,
     report_errors,
     run_with_app,
@@ -87,10 +88,12 @@ def play(
                     app, assembled_agent, session, _ignore_step if as_json else show_step, _announce_wait
                 )
             except asyncio.CancelledError:
-                warn(f"Continue with: halter play {playbook} --resume {session}")
+                warn(f"{resume_hint} {session}")
                 raise
 
-    restart_hint = f"Continue with: halter play {quote(str(playbook))} --resume SESSION (see halter sessions)."
+    options = (f" --agent {quote(str(agent))}" if agent else "") + format_store_option(store)
+    resume_hint = f"Continue with: halter play {quote(str(playbook))}{options} --resume"
+    restart_hint = f"{resume_hint} SESSION (see halter sessions)."
     session, outcome = run_with_app(store, job, new=True, runs_agents=True, runs=restart_hint)
     if as_json:
         answer_json({"session": session, "state": outcome.state, "terminal_reason": outcome.terminal_reason})

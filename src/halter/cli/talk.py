@@ -18,6 +18,7 @@ from halter.cli.command import (
     StoreOption,
     fail,
     find_session_by_prefix,
+    format_store_option,
     read_cli_settings,
     report_errors,
     run_with_app,
@@ -257,10 +258,11 @@ def run(
                 return await _attend_session(context, session, screen)
             except asyncio.CancelledError:
                 screen.end_line()
-                warn(f"Continue with: halter run {quote(str(agent))} --resume {session}")
+                warn(f"{resume_hint} {session}")
                 raise
 
-    restart_hint = f"Continue with: halter run {quote(str(agent))} --resume SESSION (see halter sessions)."
+    resume_hint = f"Continue with: halter run {quote(str(agent))}{format_store_option(store)} --resume"
+    restart_hint = f"{resume_hint} SESSION (see halter sessions)."
     result = run_with_app(store, job, new=True, runs_agents=True, until_interrupted=True, runs=restart_hint)
     _print_result(result, agent, as_json=as_json)
     if not result.ok:
@@ -283,13 +285,14 @@ def chat(
     folder = resolve_agent_folder(agent)
 
     async def job(app: Runtime) -> None:
-        await _chat(app, folder, resume, routes=not no_route, as_json=as_json)
+        await _chat(app, folder, resume, resume_hint, routes=not no_route, as_json=as_json)
 
-    restart_hint = f"Continue with: halter chat {quote(str(folder))} --resume SESSION (see halter sessions)."
+    resume_hint = f"Continue with: halter chat {quote(str(folder))}{format_store_option(store)} --resume"
+    restart_hint = f"{resume_hint} SESSION (see halter sessions)."
     run_with_app(store, job, new=True, runs_agents=True, until_interrupted=True, runs=restart_hint)
 
 
-async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:
+async def _chat(app: Runtime, folder: Path, resume: str, resume_hint: str, *, routes: bool, as_json: bool) -> None:
     """Chat line by line. A session starts with the first line."""
     async with open_agent_context(app, folder) as context, LineReader(prompt="" if as_json else "you> ") as line_reader:
         session = await _resume_session(app, context, resume) if resume else SessionId(app.ids.make())
@@ -320,7 +323,7 @@ async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_jso
             if line_reader.asking:
                 print_sentence("", at_once=True)
             if chat_state.has_session and not (as_json or chat_state.has_ended):
-                warn(f"Continue with: halter chat {quote(str(folder))} --resume {session}", "dim")
+                warn(f"{resume_hint} {session}", "dim")
 
 
 @dataclass(slots=True)
