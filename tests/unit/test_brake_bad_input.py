@@ -12,8 +12,7 @@ from halter.core.provenance import ArgumentUse, Declaration, Flaw, Source
 from halter.core.spec import ResolvedPolicy
 from halter.guard.provenance import Provenance
 from halter.guard.provenance_check import ProvenanceCheck, describe_flaw, explain_flaws
-from halter_drills.inject.attacks import LARGE, MANY, Attack, AttackStep, load_attacks, vary_attack
-from halter_drills.inject.office import make_house_tools
+from halter_drills.inject.attacks import LARGE, MANY, Attack, AttackStep, load_attacks, make_house_tools, vary_attack
 from tests.story.loops import policy
 
 SPECS: Final = {each.spec.name: each.spec for each in make_house_tools()}

@@ -39,16 +39,19 @@ from halter.state.lifecycle import post_wake
 from halter.tools.files import make_file_tools
 from halter.tools.function_tool import tool
 from halter_drills.drill import Drill, DrillBroken, DrillResult, Setting, Workspace, own_store, result, use_memory_file
-from halter_drills.inject.attacks import Attack, AttackStep, load_attacks, vary_attack
-from halter_drills.inject.office import (
+from halter_drills.inject.attacks import (
     PUPPET,
+    Attack,
+    AttackStep,
     FakeOffice,
     Puppet,
     ServedTool,
     answer_question,
+    load_attacks,
     make_house_tools,
     shop_order,
     shop_search,
+    vary_attack,
 )
 from halter_drills.workload import PERSON
 

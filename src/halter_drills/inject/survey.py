@@ -28,8 +28,7 @@ from halter.runtime.session_start import claim_session, open_session
 from halter.settings import Settings
 from halter.tools.function_tool import Deps, tool
 from halter_drills.drill import Setting, own_store, use_memory_file
-from halter_drills.inject.attacks import AttackStep
-from halter_drills.inject.office import PUPPET, Puppet, answer_question
+from halter_drills.inject.attacks import PUPPET, AttackStep, Puppet, answer_question
 from halter_drills.workload import PERSON
 
 Reaction = Literal["runs", "asked", "asked by level", "refused", "not tried"]
