@@ -10,6 +10,7 @@ DRILLS: Final = (
     "race",
     "billing",
     "kill",
+    "stop",
     "powercut",
     "tamper",
     "zombie",

@@ -323,6 +323,12 @@ class _Task(asyncio.Task[T]):
 PAGE: Final = 1000
 
 
+def _ignore_crash(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what nobody awaits, except that a process crashed as planned."""
+    if not isinstance(context.get("exception"), Crashed):
+        loop.default_exception_handler(context)
+
+
 def _ignore_exception(_: asyncio.AbstractEventLoop, __: dict[str, Any]) -> None:
     pass
 
@@ -353,6 +359,7 @@ class World:
         self.random = random.Random(f"chance {seed}")
         self.ids = SeededIds(f"ids {seed}", self.clock.now)
         self.journal = JournalStore(self._engine(path), inline=True, salt=make_seeded_salts(f"salts {seed}"))
+        self.clock.set_exception_handler(_ignore_crash)
         self._runner = asyncio.Runner(loop_factory=lambda: self.clock)
         self._tasks = asyncio.TaskGroup()
         self._watch_task: asyncio.Task[Any] | None = None
