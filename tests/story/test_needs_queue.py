@@ -191,7 +191,10 @@ WAITING: dict[str, tuple[Callable[[Runtime], Awaitable[None]], str]] = {
     ),
     "a paused agent": (paused, "shop is paused in session shop-1."),
     "an agent whose key is wrong": (cannot_think, "shop-1 cannot use its model: 401: wrong key"),
-    "an agent that stopped": (stopped, "shop has stopped: shop-1 ended ERROR (model error)."),
+    "an agent that stopped": (
+        stopped,
+        "shop is unhealthy: the last session of shop brought no new effect, no finding and no answer. shop-1 ended",
+    ),
     "a document": (document, "shop/papers quarantined a document: invoice-4.txt."),
     "a halt": (halted, "agent:shop was halted by ada; nothing runs there."),
     "a host that went away": (host_away, "halter up 42 on box stopped sending heartbeats"),

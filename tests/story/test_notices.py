@@ -66,7 +66,7 @@ async def test_a_session_that_failed_is_notified_once_also_by_the_next_process(w
     task = fleet.start(folder)
     await world.advance(90 * MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["ERROR"]
-    assert await list_notifications(world) == [("in_app", "desk: a session failed")]
+    assert await list_notifications(world) == [("in_app", "desk is unhealthy")]
     (row,) = await world.journal.ask(Query("all_notifications", NotificationRow))
     assert row.sent_at is not None
     task.cancel()
@@ -85,7 +85,7 @@ async def test_whoever_died_before_the_word_was_out_leaves_it_to_the_next(world:
     fleet.agent("desk", DESK, replies_yaml=FAILS)
     fleet.start(folder)
     await world.advance(MINUTE)
-    assert await list_notifications(world) == [("in_app", "desk: a session failed")]
+    assert await list_notifications(world) == [("in_app", "desk is unhealthy")]
 
 
 async def test_a_session_that_waits_for_an_approval_is_notified(world: World, tmp_path: Path) -> None:

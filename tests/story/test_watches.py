@@ -368,14 +368,14 @@ async def test_a_document_that_a_person_lets_be_tried_anew_has_all_its_attempts_
     office = office_of(world, tmp_path, "max_attempts: 2", FAILS)
     office.drop("a.txt", "the first words")
     office.start(tmp_path / "clerk")
-    await world.advance(5 * MINUTE)
+    await world.advance(10 * MINUTE)
     for number in range(1, 4):
         assert await office.states() == {"ERROR": 2 * number}
         (item,) = await office.items()
         assert item.quarantined_at is not None
         event = ItemReleased(trigger="clerk/papers", item=item.item, by="ada")
         await world.store.commit(record_trigger_events("clerk/papers", f"released {number}", event))
-        await world.advance(5 * MINUTE)
+        await world.advance(10 * MINUTE)
     assert [event.attempt for event in await office.told_of(RunStarted)] == [1, 2] * 4
 
 

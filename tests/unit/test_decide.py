@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from halter.core.clock import SECOND
+from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import YieldRequest
 from halter.core.messages import ToolCall, ToolResult
 from halter.core.vocabulary import SessionKind, TurnEnd
@@ -411,10 +411,9 @@ def test_an_autonomous_session_continues_as_it_yielded(chosen: YieldRequest, aft
     assert decide_after_turn(end_turn("yielded", chosen), ALONE) == after
 
 
-@pytest.mark.parametrize("end", ["ended", *TROUBLES])
-def test_without_a_yield_its_pauses_double_up_to_the_longest(end: Any) -> None:
+def test_without_a_yield_its_pauses_double_up_to_the_longest() -> None:
     def slept(before: int) -> int | None:
-        after_turn = decide_after_turn(end_turn(end, pause_count=before), ALONE)
+        after_turn = decide_after_turn(end_turn("ended", pause_count=before), ALONE)
         assert isinstance(after_turn, Park)
         assert after_turn.state == "SLEEPING"
         return after_turn.sleep
@@ -425,8 +424,9 @@ def test_without_a_yield_its_pauses_double_up_to_the_longest(end: Any) -> None:
 
 
 @pytest.mark.parametrize("end", TROUBLES)
-def test_three_bad_turns_in_a_row_are_too_many(end: Any) -> None:
-    assert isinstance(decide_after_turn(end_turn(end, trouble_count=1), ALONE), Park)
+def test_bad_turns_in_a_row_back_off_minutes_then_an_hour_and_three_are_too_many(end: Any) -> None:
+    assert decide_after_turn(end_turn(end), ALONE) == Park("SLEEPING", 5 * MINUTE)
+    assert decide_after_turn(end_turn(end, trouble_count=1), ALONE) == Park("SLEEPING", HOUR)
     assert decide_after_turn(end_turn(end, trouble_count=2), ALONE) == End("ERROR", end)
     assert (
         end_turn("ended", trouble_count=2).trouble_count

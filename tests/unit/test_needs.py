@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from halter.autonomy.upkeep import Unhealthy
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.messages import Reply, Text, ToolCall
 from halter.core.money import BudgetRow
@@ -103,6 +104,8 @@ def needs(**rows: Any) -> list[tuple[str, str]]:
 
 
 ON = frozenset(("shop",))
+LOOPS = Unhealthy(agent="shop", session="shop-1", attempts=2, cause="It looped.", until=NOW)
+STOPPED = Unhealthy(agent="shop", session="shop-1", cause="shop-1 ended ERROR (model error).")
 LOST = NOW - 10 * MINUTE
 AWAY = "halter up 7 on box stopped sending heartbeats 10m ago. It ran shop;"
 
@@ -118,9 +121,14 @@ AWAY = "halter up 7 on box stopped sending heartbeats 10m ago. It ran shop;"
             "shop waits for an answer in session shop-1. halter tell shop-1 ANSWER",
         ),
         (
-            {"stopped": [session("ERROR", ended_at=9, terminal_reason="model_error")]},
+            {"unhealthy": [LOOPS]},
+            "unhealthy",
+            f"{LOOPS.line} halter on shop",
+        ),
+        (
+            {"unhealthy": [STOPPED]},
             "stopped",
-            "shop has stopped: shop-1 ended ERROR (model error). halter resume shop",
+            f"{STOPPED.line} halter on shop",
         ),
         (
             {"quarantined_items": [ItemRow("shop/in", "0123456789abcdef00", name="a.txt", sentence="It failed.")]},

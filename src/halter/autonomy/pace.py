@@ -20,10 +20,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from halter.autonomy.hot_state import FieldChange, HotStateSnapshot, LiveFacts
+from halter.autonomy.upkeep import ProgressEvent, count_fruitless_turns
 from halter.core.agent_spec import ActiveHours, Gate, HotField, Pacing
 from halter.core.clock import SECOND, Clock, format_duration
+from halter.core.codec import decode
 from halter.core.errors import ConfigError
+from halter.core.ids import Digest, session_stream
 from halter.core.messages import Model, Prompt, Reply, Text
+from halter.core.ports import Query, Store
+from halter.core.rows import SessionRow
 from halter.core.schedules import find_first_moment, find_zone, to_local_time
 from halter.core.text import EvaluationFailure, Expression, clean, shorten, to_cel_value
 from halter.core.vocabulary import GateStage
@@ -31,12 +36,35 @@ from halter.guard.model_door import AnsweredRequest, ModelRequest
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer
 from halter.loop import decide
-from halter.loop.decide import TROUBLED_ENDS, End, Park, SessionStep
+from halter.loop.decide import TROUBLED_ENDS, End, NextTurn, Park, SessionStep, find_backoff
 from halter.loop.loop import HotStateCapture, TurnLoop
 from halter.loop.prompt import MAX_DATA_LENGTH, Worth, make_question_prompt, read_form_answer
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.text_calls import cut_text, encode_canonical, is_equal_json, to_json_line
 from halter.tasks.conversation import Inbox, OpenTurn
+
+
+class _StoredProgress(msgspec.Struct, frozen=True):
+    kind: str
+    version: int
+    facts: bytes
+    body: bytes | None = None
+    blob: Digest | None = None
+
+
+_MAX_PROGRESS_EVENTS: Final = 1000
+"""Number of the newest turns and calls of a session that are searched for progress."""
+
+
+async def read_progress(store: Store, session: str) -> Sequence[ProgressEvent]:
+    """Read the newest turns, calls and caps of a session, in order."""
+    params = {"stream": session_stream(session), "limit": _MAX_PROGRESS_EVENTS}
+    rows = await store.ask(Query("progress_of", _StoredProgress, params))
+    return [
+        (decode(row.kind, row.version, row.facts), (row.body or b"") if row.blob is None else row.blob.encode())
+        for row in reversed(rows)
+    ]
+
 
 _TIME_OF_DAY: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
 
@@ -315,6 +343,8 @@ class AutonomousPace:
         return OpenTurn((*self._trouble(), *opening), hot, quiet=not (inbox.pending or changes))
 
     async def decide_after_turn(self, step: SessionStep) -> SessionStep:
+        if self._loop.turn.why in TROUBLED_ENDS and not isinstance(step, NextTurn):
+            step = await self._decide_after_bad_turn(step)
         turns, limit = self._loop.turn.sleepless_turn_count, self._limits.max_consecutive_turns
         if isinstance(step, End):
             return step
@@ -324,6 +354,19 @@ class AutonomousPace:
         sentence = f"The agent took {turns} turns without a sleep; it sleeps for {format_duration(sleep)}."
         await self._loop.record_guardrail("max_consecutive_turns", sentence, self._clock.now() + sleep)
         return await self._save_before_park(Park("SLEEPING", sleep))
+
+    async def _decide_after_bad_turn(self, step: Park | End) -> Park | End:
+        """Back off after bad turns in a row without progress only. One that did something new is like any other."""
+        await self._runtime.flush_deferred()
+        session = self._runtime.lease.session
+        count = count_fruitless_turns(SessionRow(session), await read_progress(self._runtime.store, session))
+        if not count:
+            return Park("SLEEPING", self._loop.rules.min_sleep)
+        backoff = find_backoff(count)
+        if backoff is None:
+            return step
+        sleep = max(backoff, self._loop.rules.min_sleep)
+        return Park("SLEEPING", sleep)
 
     async def _find_stop(self, inbox: Inbox) -> Park | End | None:
         """End the session on a halt or an overrun. Park it outside active hours, unless a person sent a message."""

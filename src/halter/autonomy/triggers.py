@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from halter.autonomy.pace import Hours, find_wake_time
+from halter.autonomy.upkeep import Unhealthy
 from halter.core.agent_spec import Schedule, Watch
 from halter.core.clock import MINUTE, SECOND, WindowLength, window_at, window_end
 from halter.core.effect_events import SkipReason
@@ -61,15 +62,21 @@ class CapExhausted(msgspec.Struct, frozen=True):
 class TriggerConditions(msgspec.Struct, frozen=True, kw_only=True):
     """The conditions of a trigger's decision.
 
-    `on_since` is the time when its agent was switched on; `halt_reason` and
-    `exhausted_cap` describe what prevents a run.
+    `on_since` is the time when its agent was switched on; `halt_reason`, `exhausted_cap` and `unhealthy` describe what
+    prevents a run.
     """
 
     now: int
     on_since: int
     halt_reason: str = ""
     exhausted_cap: CapExhausted | None = None
+    unhealthy: Unhealthy | None = None
     running: int = 0
+
+    @property
+    def backoff(self) -> Unhealthy | None:
+        """The reason for which sessions back off now."""
+        return self.unhealthy if self.unhealthy is not None and self.unhealthy.holds_back(self.now) else None
 
 
 def decide_schedule(
@@ -138,6 +145,8 @@ def _find_objection(
         return ("too_soon", "The previous run started less than `min_interval` ago.")
     if conditions.exhausted_cap is not None:
         return ("cost_cap_reached", conditions.exhausted_cap.sentence)
+    if conditions.backoff is not None:
+        return ("no_progress", conditions.backoff.line)
     return None
 
 
@@ -217,8 +226,10 @@ def decide_watch(
     hopeless_items = [item for item in waiting if _is_hopeless(item, watch)]
     retryable = [item for item in waiting if item not in hopeless_items]
     retry_times = [at for item in retryable if (at := _rests_until(item)) > conditions.now]
-    startable = [item for item in retryable if _rests_until(item) <= conditions.now]
-    slots = 0 if conditions.halt_reason or conditions.exhausted_cap else max(0, watch.max_parallel - conditions.running)
+    # New documents first: one that fails again and again keeps no other one waiting.
+    startable = sorted((item for item in retryable if _rests_until(item) <= conditions.now), key=lambda x: x.attempts)
+    is_held = conditions.halt_reason or conditions.exhausted_cap or conditions.backoff
+    slots = 0 if is_held else max(0, watch.max_parallel - conditions.running)
     starting = startable[: slots if capacity is None else min(slots, capacity)]
     acts: list[StartRun | QuarantineDocument | DelayDocuments] = [
         QuarantineDocument(item, _describe_failure(item)) for item in hopeless_items
@@ -227,6 +238,8 @@ def decide_watch(
     remaining = len(startable) - len(starting)
     if remaining:
         acts.append(_make_delay(remaining, conditions, capacity))
+    if conditions.backoff is not None and conditions.backoff.until is not None:
+        retry_times.append(conditions.backoff.until)
     return WatchPlan(tuple(acts), min(retry_times, default=None))
 
 
@@ -256,6 +269,8 @@ def _make_delay(remaining: int, conditions: TriggerConditions, capacity: int | N
         return DelayDocuments(
             "cost_cap_reached", remaining, conditions.exhausted_cap.sentence, conditions.exhausted_cap.ends_at
         )
+    if conditions.backoff is not None:
+        return DelayDocuments("no_progress", remaining, conditions.backoff.line, conditions.backoff.until)
     if capacity == 0:
         return DelayDocuments("cost_cap_reached", remaining, "Running sessions may need the rest of the budget.")
     return DelayDocuments(

@@ -422,9 +422,10 @@ def describe_error(error: Exception) -> str:
 def describe_status(fleet_status: FleetStatus) -> str:
     """Describe the fleet in a few lines for a small screen."""
     cap = "" if fleet_status.cap_today_usd is None else f" of ${fleet_status.cap_today_usd:.2f}"
-    lines = [f"${fleet_status.spent_today_usd:.2f}{cap} spent today; {len(fleet_status.needs_you)} waiting for you."]
+    lines = [agent.health_sentence for agent in fleet_status.unhealthy]
+    lines += [f"${fleet_status.spent_today_usd:.2f}{cap} spent today; {len(fleet_status.needs_you)} waiting for you."]
     lines += [
-        f"{agent.agent}: {shorten(agent.waits, 200)} ${agent.spent_today_usd:.2f} today."
+        f"{agent.agent}: {agent.health or shorten(agent.waits, 200)} ${agent.spent_today_usd:.2f} today."
         for agent in fleet_status.agents[:MAX_STATUS_LINES]
     ]
     more_count = len(fleet_status.agents) - MAX_STATUS_LINES

@@ -39,6 +39,7 @@ from halter.operations.actor import Actor
 from halter.operations.channels import PairingCode, list_approvers, offer_pairing, remove_approver
 from halter.operations.decisions import ApprovalTerms, DecisionResult, GroupResult, WaitingDecision, to_json_object
 from halter.operations.money import amount_of
+from halter.operations.queries import read_needs
 from halter.present.tables import build_decision_sheet, build_inbox_sheet, build_offers_sheet, build_rules_sheet
 from halter.runtime.runtime import Runtime
 
@@ -153,7 +154,8 @@ async def ask_decisions(actor: Actor, keyboard: Keyboard, terms: ApprovalTerms, 
     if number > len(open_decisions):
         raise NotDone(f"There is no decision {number}. halter inbox has {len(open_decisions)}.", "missing")
     if not open_decisions:
-        print_sentence("Nothing needs you.")
+        needs = await read_needs(actor)
+        print_sentence("No decision is open. For what else needs you: halter inbox" if needs else "Nothing needs you.")
     for calls in decisions.group_calls(open_decisions[number - 1 : number] if number else open_decisions):
         outcome = await _ask_together(actor, keyboard, calls, terms) if len(calls) > 1 else "one by one"
         if outcome == "quit" or (outcome == "one by one" and not await _ask_each(actor, keyboard, calls, terms)):

@@ -358,7 +358,9 @@ class MessageRouted(Event, frozen=True, kw_only=True):
 
 TriggerKind = Literal["schedule", "watch", "webhook"]
 RunCause = Literal["schedule", "watch", "webhook", "person"]
-SkipReason = Literal["overlap", "missed", "off", "halted", "too_soon", "active_hours", "cost_cap_reached", "unusable"]
+SkipReason = Literal[
+    "overlap", "missed", "off", "halted", "too_soon", "active_hours", "cost_cap_reached", "unusable", "no_progress"
+]
 
 
 class TriggerMade(Event, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from halter.core.clock import DAY, HOUR, SECOND, parse_duration
 from halter.core.errors import NotDone
 from halter.core.money import ZERO_USD
 from halter.core.rows import HaltRow, NotificationRow
-from halter.core.text import format_count, to_one_line
+from halter.core.text import format_count, join_names, to_one_line
 from halter.dashboard.labels import (
     RISK_MOODS,
     SEVERITY_MOODS,
@@ -390,7 +390,7 @@ def find_last_evening(now: int) -> int:
     return int(evening.timestamp() * SECOND)
 
 
-RESUMED = ("halt", "paused", "stopped")
+RESUMED = ("halt", "paused", "stopped", "unhealthy")
 
 
 def build_need_card(page: OpenPage, need: Need) -> Callable[[Need], None]:
@@ -508,7 +508,7 @@ async def build_home_page(page: OpenPage) -> RefreshPage:
     async def refresh(changes: FeedChanges) -> None:
         open_decisions = {decision.decision: decision for decision in await waiting(page.actor)}
         needs = await queries.read_needs(page.actor)
-        cards.show(open_decisions | {need.sentence: need for need in needs if not need.decision})
+        cards.show(arrange_cards(open_decisions, needs))
         all_clear.set_visibility(not needs)
         if not changes.has_commits and current_parts:
             return
@@ -526,6 +526,21 @@ async def build_home_page(page: OpenPage) -> RefreshPage:
     return refresh
 
 
+def arrange_cards(
+    open_decisions: Mapping[str, WaitingDecision], needs: Sequence[Need]
+) -> dict[str, WaitingDecision | Need]:
+    """Arrange what needs a person: unhealthy agents, decisions, then everything else."""
+    other_needs = {need.sentence: need for need in needs if not need.decision}
+    health_needs = {key: need for key, need in other_needs.items() if need.is_about_health}
+    return {**health_needs, **open_decisions, **other_needs}
+
+
+def list_unhealthy_parts(lines: Sequence[AgentLine]) -> list[tuple[str, str, str]]:
+    """Name the unhealthy agents, for the first part of the page."""
+    names = [line.agent for line in lines if line.health == "unhealthy"]
+    return [(f"Unhealthy: {join_names(names)}", "bad", "/fleet")] if names else []
+
+
 async def _build_pulse_parts(page: OpenPage, need_count: int, lines: Sequence[AgentLine]) -> list[tuple[str, str, str]]:
     """Describe the fleet in four parts: text, mood and link."""
     spent_usd, cap = await _sum_today(page, lines)
@@ -534,6 +549,7 @@ async def _build_pulse_parts(page: OpenPage, need_count: int, lines: Sequence[Ag
     is_near_cap = cap is not None and spent_usd >= cap * Decimal("0.8")
     money_part = f"{format_money(spent_usd)} today" if cap is None else f"{format_share(spent_usd, cap)} today"
     return [
+        *list_unhealthy_parts(lines),
         (
             f"{need_count} need{'s' if need_count == 1 else ''} you" if need_count else "Nothing needs you",
             "look" if need_count else "good",

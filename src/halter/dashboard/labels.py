@@ -101,6 +101,8 @@ def label_health(line: AgentLine) -> Label:
         return Label("Halted", "bad", "halt")
     if line.on is False:
         return Label("Switched off", "dim", "pause")
+    if line.health == "unhealthy":
+        return Label("Unhealthy", "bad", "alert")
     if line.stopped:
         return Label("Stopped", "bad", "alert")
     if line.trouble:
@@ -170,7 +172,8 @@ NEEDS: Final = {
     "question": Label("Question", "look", "chat"),
     "paused": Label("Paused", "look", "pause"),
     "model": Label("No model", "bad", "alert"),
-    "stopped": Label("Stopped", "bad", "alert"),
+    "stopped": Label("Unhealthy", "bad", "alert"),
+    "unhealthy": Label("Unhealthy", "bad", "alert"),
     "document": Label("Document", "look", "paper"),
     "halt": Label("Halted", "bad", "halt"),
     "host": Label("Host unavailable", "bad", "alert"),

@@ -16,7 +16,7 @@ from typing import Any, Final, final
 
 import msgspec
 
-from halter.core.clock import SECOND, parse_duration
+from halter.core.clock import HOUR, MINUTE, SECOND, parse_duration
 from halter.core.errors import ConfigError
 from halter.core.events import YieldRequest
 from halter.core.messages import StopReason, ToolCall, ToolResult
@@ -130,7 +130,22 @@ YIELD: Final = "yield"
 _TURN_ENDING_TOOLS: Final = frozenset((ASK_USER, FINAL_ANSWER, YIELD))
 
 TROUBLED_ENDS: Final[frozenset[TurnEnd]] = frozenset(("max_steps", "timed_out", "repetition", "model_error"))
-"""Ends of a bad turn. An autonomous session sleeps after one bad turn, and ends after three in a row."""
+"""Ends of a bad turn. After each, an autonomous session backs off, and at last ends and waits for a person."""
+
+_WAITING_ENDS: Final = frozenset(("yielded", "asked")) | TROUBLED_ENDS
+"""Ends of a turn after which a pause is a sleep, a wait or a backoff, not idle time."""
+
+BACKOFFS: Final = (5 * MINUTE, HOUR)
+"""Delays after the first, the second attempt in a row without progress. After one more, a person must act."""
+
+
+def find_backoff(attempt_count: int) -> int | None:
+    """Return the delay after so many attempts in a row without progress; None if only a person starts the next.
+
+    An attempt is a turn of an autonomous session, or a session that a trigger or the end of another one started.
+    """
+    return BACKOFFS[attempt_count - 1] if attempt_count <= len(BACKOFFS) else None
+
 
 OVERFLOW_ERROR: Final = "ContextOverflow"
 """Prefix of the error for a prompt that is too long for its model."""
@@ -429,11 +444,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def resume(self, at: int, *, takeover: bool) -> "Turn":
         """Start the clock. Time without an owner does not count as work."""
         work_time = self.time_worked(self.last_event_at) if takeover else self.time_worked(at)
-        # A pause that the model did not choose is idle time.
+        # A pause that neither the model nor a limit chose is idle time.
         pause_duration = (
-            at - self.last_event_at
-            if self.is_over and self.why not in ("yielded", "asked") and not self.is_held_back
-            else 0
+            at - self.last_event_at if self.is_over and self.why not in _WAITING_ENDS and not self.is_held_back else 0
         )
         idle = self.idle_time + (0 if takeover else max(0, pause_duration))
         return msgspec.structs.replace(
@@ -558,8 +571,6 @@ MAX_OUTPUT_REMINDERS: Final = 3
 """Maximum number of reminders of the required output form."""
 MAX_OVERFLOWS: Final = 3
 """Maximum number of further cuts of a history that is too long for its model."""
-MAX_BAD_TURNS: Final = 3
-"""Number of bad turns in a row after which an autonomous session ends."""
 
 FIRST_BACKOFF: Final = SECOND
 MAX_BACKOFF: Final = 30 * SECOND
@@ -869,7 +880,7 @@ def _task_end(reason: TurnEnd | None) -> End:
 
 
 def _decide_after_autonomous_turn(turn: Turn, limits: TurnLimits) -> SessionStep:
-    """Follow the model's yield. Without one, or after a bad turn, sleep twice as long each time."""
+    """Follow the model's yield. Without one, sleep twice as long each time; after bad turns in a row, back off."""
     yield_request = turn.yielded
     if yield_request is not None:
         if yield_request.mode == "shutdown":
@@ -879,7 +890,8 @@ def _decide_after_autonomous_turn(turn: Turn, limits: TurnLimits) -> SessionStep
         return Park(
             "SLEEPING", min(max(yield_request.sleep, limits.min_sleep), limits.max_sleep), yield_request.wake_early_if
         )
-    if turn.trouble_count >= MAX_BAD_TURNS:
+    if turn.trouble_count:
+        backoff = find_backoff(turn.trouble_count)
         reason = turn.why if turn.why in ("max_steps", "timed_out", "repetition", "model_error") else "error"
-        return End("ERROR", reason)
+        return End("ERROR", reason) if backoff is None else Park("SLEEPING", max(backoff, limits.min_sleep))
     return Park("SLEEPING", min(limits.max_sleep, limits.min_sleep * 2 ** min(max(turn.pause_count - 1, 0), 40)))

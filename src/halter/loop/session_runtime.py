@@ -223,7 +223,6 @@ class SessionRuntime:
         "_notified",
         "_on_wait",
         "_pause_number",
-        "_store",
         "_tools",
         "began",
         "context",
@@ -242,6 +241,7 @@ class SessionRuntime:
         "spent_usd",
         "state",
         "step_log",
+        "store",
     )
 
     def __init__(
@@ -258,7 +258,7 @@ class SessionRuntime:
         self.context = context
         self.state: State = _UNREAD.state
         self.began = _NOT_READ
-        self._store = store
+        self.store = store
         self._clock = clock
         self._guard = guard
         self.redact = guard.redact
@@ -586,7 +586,7 @@ class SessionRuntime:
 
     async def release(self) -> None:
         """Release the session's lease, even if the caller is cancelled."""
-        await run_shielded(self._store.release(self.lease))
+        await run_shielded(self.store.release(self.lease))
 
     async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
         return await self._guard.refuse(self.lease, calls, outcome, sentence)
@@ -628,7 +628,7 @@ class SessionRuntime:
         return bool(committed.events)
 
     async def _questions(self) -> Sequence[str]:
-        return await lifecycle.read_questions(self._store, self.lease.session, self._clock.now())
+        return await lifecycle.read_questions(self.store, self.lease.session, self._clock.now())
 
     async def withdraw_questions(self, reason: str) -> None:
         """Withdraw the session's questions, because it continues without an answer."""
@@ -679,7 +679,7 @@ class SessionRuntime:
 
     async def _read_cap(self) -> None:
         params = {"scope": self.lease.stream, "window": "", "unit": "usd"}
-        rows = await self._store.ask(Query("budget", BudgetRow, params))
+        rows = await self.store.ask(Query("budget", BudgetRow, params))
         self._set_cap(rows[0] if rows else None)
 
     def _set_cap(self, row: BudgetRow | None) -> None:
@@ -708,7 +708,7 @@ class SessionRuntime:
 
     async def _is_raised(self, cap: CostCapReached) -> bool:
         params = {"scope": cap.scope, "window": cap.window, "unit": cap.unit}
-        rows = await self._store.ask(Query("budget", BudgetRow, params))
+        rows = await self.store.ask(Query("budget", BudgetRow, params))
         return any(row.cap_by and (row.cap is None or row.cap > cap.cap) for row in rows)
 
     async def resume_parked(self, row: SessionRow | None = None) -> None:
@@ -813,7 +813,7 @@ class SessionRuntime:
 
         # Messages and decisions are in the inbox, halts and caps in the fleet's stream.
         streams = (inbox_stream(self.lease.session), FLEET, ALL_STREAMS)
-        async with watch_changes(self._store, lambda change: change.stream in streams) as change_event:
+        async with watch_changes(self.store, lambda change: change.stream in streams) as change_event:
             while (remaining := find_remaining()) > 0:
                 if (await self._row()).inbox_wake > self._inbox_seen or (or_when and await or_when()):
                     return False
@@ -894,13 +894,13 @@ class SessionRuntime:
         await self._guard.pause(self.context, duration)
 
     async def events(self, after_seq: int = 0) -> list[Stored]:
-        return await read_stream(self._store, self.lease.stream, after_seq)
+        return await read_stream(self.store, self.lease.stream, after_seq)
 
     async def read_later(self) -> Callable[[], Sequence[Stored]]:
         """Return a function that reads all events up to now, or up to the end of an ended session."""
         stream = self.lease.stream
-        head = self._head or (await self._store.ask(Query("head", StreamRow, {"stream": stream})))[0].head
-        return await self._store.read_later(stream, head)
+        head = self._head or (await self.store.ask(Query("head", StreamRow, {"stream": stream})))[0].head
+        return await self.store.read_later(stream, head)
 
     async def commit(self, write: Write) -> Committed:
         """Commit a write of the session, preceded by its deferred writes."""
@@ -920,7 +920,7 @@ class SessionRuntime:
         drafts: list[Draft] = []
         rows: list[RowKey] = []
         for event, body in entries:
-            drafts.append(Draft(event, *await offload_body(self._store, body)))
+            drafts.append(Draft(event, *await offload_body(self.store, body)))
             rows += rows_of_event(event)
         write = Write(self.lease.stream, key, lambda _: drafts, rows, self.lease)
         if is_deferred:
@@ -930,18 +930,16 @@ class SessionRuntime:
 
     async def post(self, key: str, event: WakePosted, text: str) -> bool:
         """Post to the session's own inbox; return whether the post wakes it."""
-        body, blob = await offload_body(self._store, encode_body(self.redact(text)))
-        committed = await self._store.commit(
-            lifecycle.post_wake(self.lease.session, key, event, body, blob, self.lease)
-        )
+        body, blob = await offload_body(self.store, encode_body(self.redact(text)))
+        committed = await self.store.commit(lifecycle.post_wake(self.lease.session, key, event, body, blob, self.lease))
         return any(isinstance(stored.event, WakePosted) and stored.event.wakes for stored in committed.events)
 
     async def save_snapshot(self, snapshot: bytes) -> None:
         """Save the hot state for the next owner and for dashboards on other machines."""
-        await self._store.beat(self.lease.worker, {self.lease.session: snapshot})
+        await self.store.beat(self.lease.worker, {self.lease.session: snapshot})
 
     async def load_snapshot(self) -> bytes:
-        rows = await self._store.ask(Query("snapshot", SavedHotState, {"session": self.lease.session}))
+        rows = await self.store.ask(Query("snapshot", SavedHotState, {"session": self.lease.session}))
         return rows[0].data if rows else b""
 
     async def inbox(self, after_seq: int) -> Sequence[Stored]:
@@ -949,23 +947,23 @@ class SessionRuntime:
 
         Raises an error for an event of a newer version: a skipped event would count as read without being handled.
         """
-        events = await read_stream(self._store, inbox_stream(self.lease.session), after_seq)
+        events = await read_stream(self.store, inbox_stream(self.lease.session), after_seq)
         for stored in events:
             if isinstance(stored.event, Unknown):
                 raise make_unknown_event_error(stored)
         return events
 
     async def read_body(self, stored: Stored) -> bytes:
-        return await read_body(self._store, stored)
+        return await read_body(self.store, stored)
 
     async def _row(self) -> SessionRow:
-        (row,) = await self._store.ask(Query("session", SessionRow, {"session": self.lease.session}))
+        (row,) = await self.store.ask(Query("session", SessionRow, {"session": self.lease.session}))
         return row
 
     async def _arguments(self, events: Sequence[Stored], call: str) -> bytes:
         for stored in events:
             if isinstance(stored.event, CallStarted) and stored.event.call == call:
-                return await read_body(self._store, stored)
+                return await read_body(self.store, stored)
         return b""
 
 

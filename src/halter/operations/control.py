@@ -34,7 +34,7 @@ from halter.operations.actor import (
 from halter.operations.queries import list_recorded_agents, read_all_events
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
-from halter.runtime.needs import describe_continuation, read_open_questions
+from halter.runtime.needs import describe_continuation, list_unhealthy, read_open_questions
 from halter.runtime.runtime import Runtime, accept_missing_events, find_continuity
 from halter.state import lifecycle
 from halter.state.session import InFlight, replay
@@ -179,7 +179,7 @@ async def _is_at_rest(actor: Actor, agent: str) -> bool:
     """Return whether an agent is off, stopped or paused, so that only a person can start it."""
     store = actor.app.store
     is_off = any(row.agent == agent and not row.switched_on for row in await store.ask(Query("all_agents", AgentRow)))
-    is_stopped = any(row.agent == agent for row in await store.ask(Query("stopped_agents", SessionRow)))
+    is_stopped = any(each.agent == agent for each in await list_unhealthy(store, actor.app.clock.now()))
     open_sessions = await store.ask(Query("sessions_under_way", SessionRow))
     return is_off or is_stopped or any(row.agent == agent and row.state == "PAUSED" for row in open_sessions)
 

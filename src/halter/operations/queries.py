@@ -34,7 +34,7 @@ from halter.operations.actor import (
 from halter.operations.report import NightSummary, Report, ReportRows, build_report, read_night, read_report_rows
 from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, render_budgets
 from halter.runtime.feed import serialize_event
-from halter.runtime.needs import Need, list_needs
+from halter.runtime.needs import Need, find_health, list_needs, list_unhealthy
 from halter.runtime.runtime import Runtime
 from halter.state.audit import AuditEntry, AuditReader, AuditRecord, Starter, make_audit_entry, summarize_body
 from halter.state.receipt import Receipt, TurnLine, make_receipt
@@ -83,7 +83,8 @@ class AgentNews(msgspec.Struct, frozen=True, kw_only=True):
 class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
     """The current state of an agent. Without a session it is idle; `burn_usd` is the cost of its last hour.
 
-    `trouble` says why it cannot work; an agent that is `stopped` needs a person to start it again.
+    `health` is `unhealthy` if it makes no progress or has stopped. `trouble` says why it cannot work; an agent that is
+    `stopped` needs a person to start it again.
     """
 
     agent: str
@@ -99,6 +100,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
     cap_today_usd: Usd | None = None
     burn_usd: Usd = ZERO_USD
     sensors: Mapping[str, str] = {}
+    health: str = ""
     trouble: str = ""
     stopped: bool = False
 
@@ -412,7 +414,7 @@ def _filter_visible(actor: Actor, rows: ReportRows) -> ReportRows:
         halts=[row for row in rows.halts if row.scope == "fleet" or sees(_find_agent(row.scope.partition(":")[2]))],
         undelivered=[row for row in rows.undelivered if sees(row.agent)],
         outages=[row for row in rows.outages if sees(row.agent)],
-        stopped=[row for row in rows.stopped if sees(row.agent)],
+        unhealthy=[each for each in rows.unhealthy if sees(each.agent)],
         workers=[row for row in rows.workers if row.worker in owners or any(map(sees, row.parse_info().agents))],
         switched_on=frozenset(filter(sees, rows.switched_on)),
     )
@@ -548,9 +550,14 @@ async def _read_troubles(actor: Actor) -> Mapping[str, Mapping[str, Any]]:
     trouble_by_agent: dict[str, Mapping[str, Any]] = {}
     for outage in await actor.app.store.ask(Query("open_outages", OutageRow)):
         trouble_by_agent[outage.agent] = {"trouble": outage.sentence, "stopped": outage.trouble == "needs_person"}
-    for row in await actor.app.store.ask(Query("stopped_agents", SessionRow)):
-        reason = row.terminal_reason.replace("_", " ")
-        trouble_by_agent[row.agent] = {"trouble": f"{row.session} ended: {reason}", "stopped": True}
+    unhealthy = await list_unhealthy(actor.app.store, actor.app.clock.now())
+    for each in unhealthy:
+        health = find_health(each.agent, unhealthy)
+        trouble_by_agent[each.agent] = {
+            "health": health.word,
+            "trouble": health.sentence,
+            "stopped": each.until is None,
+        }
     return trouble_by_agent
 
 

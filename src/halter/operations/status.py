@@ -6,12 +6,13 @@ import msgspec
 
 from halter.core.money import ZERO_USD, Usd
 from halter.core.rows import OutageRow, SessionRow, WorkerRow
+from halter.core.text import join_names
 from halter.operations.actor import Actor
 from halter.operations.fleet import WorkerView, plans, workers
 from halter.operations.money import read_fleet_day
 from halter.operations.queries import AgentLine, fleet, report_rows
 from halter.runtime.forecast import TriggerPlan
-from halter.runtime.needs import CapLine, Need, find_runner, list_caps, list_needs
+from halter.runtime.needs import AgentHealth, CapLine, Need, find_health, find_runner, list_caps, list_needs
 
 
 class AgentPlace(msgspec.Struct, frozen=True):
@@ -27,7 +28,8 @@ class AgentPlace(msgspec.Struct, frozen=True):
 class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The current state of an agent. It is `alive` if a process runs it; `waits` says what it does or waits for.
 
-    `next_at` is its next wake or the next run of a schedule. `caps` are its caps for windows other than a day.
+    `health` is `unhealthy` if it makes no progress or has stopped; `health_sentence` says why. `next_at` is its next
+    wake or the next run of a schedule. `caps` are its caps for windows other than a day.
     """
 
     agent: str
@@ -36,6 +38,8 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     places: Sequence[AgentPlace] = ()
     session: str = ""
     state: str = ""
+    health: str = ""
+    health_sentence: str = ""
     waits: str = ""
     next_at: int | None = None
     spent_today_usd: Usd = ZERO_USD
@@ -54,9 +58,18 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     needs_you: Sequence[Need] = ()
     option: str = ""
 
+    @property
+    def unhealthy(self) -> Sequence[AgentStatus]:
+        return [agent for agent in self.agents if agent.health == "unhealthy"]
+
+
+def describe_unhealthy(status: FleetStatus) -> str:
+    """Name the unhealthy agents, for the first words of a face; "" if all are well."""
+    return f"UNHEALTHY: {join_names([agent.agent for agent in status.unhealthy])}" if status.unhealthy else ""
+
 
 async def read_status(actor: Actor) -> FleetStatus:
-    """Show the state of every agent: where it runs, what it waits for, what it spent, and what needs you."""
+    """Show every agent, unhealthy ones first: where it runs, what it waits for, what it spent, and what needs you."""
     now = actor.app.clock.now()
     rows = await report_rows(actor, now)
     needs, caps = [*list_needs(rows)], [*list_caps(rows.budgets, now)]
@@ -74,23 +87,25 @@ async def read_status(actor: Actor) -> FleetStatus:
         *(name for worker in processes for name in worker.agents),
     }
     spent_today, cap = (ZERO_USD, None) if actor.principal.agents else await read_fleet_day(actor)
+    agents = [
+        _agent(
+            line_by_agent.get(name) or AgentLine(agent=name),
+            [worker for worker in processes if name in worker.agents],
+            [need for need in needs if need.agent == name],
+            [plan for plan in trigger_plans if plan.agent == name],
+            [
+                cap_line
+                for cap_line in caps
+                if cap_line.scope == f"agent:{name}" and not cap_line.window.startswith("day/")
+            ],
+            outages,
+            find_health(name, rows.unhealthy),
+        )
+        for name in sorted(names)
+    ]
     return FleetStatus(
         at=now,
-        agents=[
-            _agent(
-                line_by_agent.get(name) or AgentLine(agent=name),
-                [worker for worker in processes if name in worker.agents],
-                [need for need in needs if need.agent == name],
-                [plan for plan in trigger_plans if plan.agent == name],
-                [
-                    cap_line
-                    for cap_line in caps
-                    if cap_line.scope == f"agent:{name}" and not cap_line.window.startswith("day/")
-                ],
-                outages,
-            )
-            for name in sorted(names)
-        ],
+        agents=sorted(agents, key=lambda agent: agent.health != "unhealthy"),
         spent_today_usd=spent_today,
         cap_today_usd=cap,
         needs_you=needs,
@@ -105,6 +120,7 @@ def _agent(
     trigger_plans: Sequence[TriggerPlan],
     caps: Sequence[CapLine],
     outages: Mapping[str, str],
+    health: AgentHealth,
 ) -> AgentStatus:
     moments = [at for at in (line.due_at, *(plan.next_at for plan in trigger_plans)) if at is not None]
     return AgentStatus(
@@ -116,6 +132,8 @@ def _agent(
         ],
         session=line.session,
         state=line.state,
+        health=health.word,
+        health_sentence=health.sentence,
         waits=_describe_wait(line, needs, trigger_plans, outages.get(line.agent, ""), alive=bool(processes)),
         next_at=min(moments, default=None) if line.on is not False else None,
         spent_today_usd=line.spent_today_usd,

@@ -8,7 +8,7 @@ from halter.core.money import Usd, format_usd
 from halter.core.text import format_count
 from halter.operations.fleet import Health, WorkerView
 from halter.operations.report import AgentReport, Report
-from halter.operations.status import AgentPlace, AgentStatus, FleetStatus
+from halter.operations.status import AgentPlace, AgentStatus, FleetStatus, describe_unhealthy
 from halter.present.events import format_moment
 from halter.present.receipt import format_purposes
 from halter.present.sheet import Facts, Listing, Sheet
@@ -195,7 +195,8 @@ def _summarize_status(status: FleetStatus) -> str:
     count, alive_count = len(status.needs_you), sum(one.alive for one in status.agents)
     needs = f"{count} {'needs' if count == 1 else 'need'} you" if count else "Nothing needs you"
     spent_text = f"{_share(status.spent_today_usd, status.cap_today_usd)} spent today"
-    return " · ".join((needs, spent_text, f"{alive_count} of {format_count(len(status.agents), 'agent')} running"))
+    running = f"{alive_count} of {format_count(len(status.agents), 'agent')} running"
+    return " · ".join(part for part in (describe_unhealthy(status), needs, spent_text, running) if part)
 
 
 def _status_row(agent: AgentStatus, now: int) -> list[str]:

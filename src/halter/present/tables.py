@@ -134,15 +134,21 @@ def build_inbox_sheet(inbox: "OpenInbox", now: int) -> Sheet:
 
 def _inbox(inbox: "OpenInbox", now: int) -> Iterator[Facts | str]:
     open_count = len(inbox.decisions)
+    health_needs = [need for need in inbox.needs if need.is_about_health]
+    other_needs = [need for need in inbox.needs if not need.is_about_health]
+    if health_needs:
+        yield "Unhealthy:"
+    for need in health_needs:
+        yield Facts("", build_need_facts(need, inbox.option))
     if open_count:
         yield f"{format_count(open_count, 'decision')} for you:"
     elif not inbox.needs:
         yield "Nothing needs you."
     for number, decision in enumerate(inbox.decisions, 1):
         yield Facts("", [("number", str(number)), *_decision(decision, now, inbox.option)])
-    if inbox.needs:
+    if other_needs:
         yield "Also needs you:" if open_count else "Needs you:"
-    for need in inbox.needs:
+    for need in other_needs:
         yield Facts("", build_need_facts(need, inbox.option))
     if inbox.news:
         yield "Notices of the last day:"

@@ -374,7 +374,8 @@ async def describe_needs(store: Store, now: int) -> str:
     decisions, needs = rows.waiting, [need for need in list_needs(rows) if not need.decision]
     if not decisions and not needs:
         return "Nothing needs you."
-    lines: list[str] = []
+    lines = [f"- {need.line}" for need in needs if need.is_about_health]
+    needs = [need for need in needs if not need.is_about_health]
     if decisions:
         count_text = format_count(len(decisions), "decision")
         lines.append(f"{count_text} for you. Say approve or deny, with the id if there are several.")

@@ -8,13 +8,34 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
+from halter.autonomy.pace import read_progress
+from halter.autonomy.upkeep import (
+    MAX_SESSIONS_COMPARED,
+    Progress,
+    Unhealthy,
+    build_progress,
+    judge_ended_agent,
+    judge_open_agent,
+    judge_trigger,
+)
 from halter.core.clock import DAY, format_duration
 from halter.core.codec import decode
 from halter.core.effect_events import CallStarted
+from halter.core.events import TurnEnded
 from halter.core.messages import Reply
 from halter.core.money import BudgetRow, Usd, format_micros, micros_to_usd, usd_to_micros
 from halter.core.ports import Query, Store
-from halter.core.rows import AgentRow, HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow, WorkerInfo, WorkerRow
+from halter.core.rows import (
+    AgentRow,
+    HaltRow,
+    ItemRow,
+    NotificationRow,
+    OutageRow,
+    SessionRow,
+    TriggerRow,
+    WorkerInfo,
+    WorkerRow,
+)
 from halter.core.text import decode_body, escape_hidden, shorten, to_one_line
 from halter.core.tools import SERVER_SEPARATOR
 from halter.core.vocabulary import DecisionKind
@@ -27,6 +48,7 @@ _OtherKind = Literal[
     "paused",
     "model",
     "stopped",
+    "unhealthy",
     "unclaimed",
     "document",
     "halt",
@@ -67,6 +89,11 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     scope: str = ""
     item: str = ""
+
+    @property
+    def is_about_health(self) -> bool:
+        """True for an unhealthy agent, which every face shows first."""
+        return self.kind in ("stopped", "unhealthy")
 
     @property
     def line(self) -> str:
@@ -315,6 +342,18 @@ def make_paused_need(session: str, agent: str) -> Need:
     return Need(kind="paused", agent=agent, sentence=sentence, commands=commands, session=session)
 
 
+def make_unhealthy_need(unhealthy: Unhealthy) -> Need:
+    """Describe an unhealthy agent. It is `stopped` if only a person starts it again."""
+    return Need(
+        kind="stopped" if unhealthy.until is None else "unhealthy",
+        agent=unhealthy.agent,
+        sentence=unhealthy.sentence,
+        why=unhealthy.remedy,
+        commands=(f"halter on {unhealthy.agent}", f"halter receipt {unhealthy.session}"),
+        session=unhealthy.session,
+    )
+
+
 def make_document_need(trigger: str, item: str, name: str, reason: str) -> Need:
     sentence = f"{trigger} quarantined a document: {name}."
     commands = (f"halter schedules retry {trigger} {item[:SHORT_DIGEST]}",)
@@ -335,6 +374,13 @@ SHORT_DIGEST: Final = 16
 UNUSABLE_REMEDY: Final = (
     "Fix the API key, model name or account. The agent resumes automatically; run `halter on AGENT` to resume now."
 )
+
+
+class AgentHealth(msgspec.Struct, frozen=True):
+    """The health of an agent: a word, empty for one that is well, with its cause and what mends it."""
+
+    word: Literal["", "unhealthy"] = ""
+    sentence: str = ""
 
 
 class ProposalCounts(msgspec.Struct, frozen=True):
@@ -369,7 +415,7 @@ class NeedRows(msgspec.Struct, frozen=True, kw_only=True):
     halts: Sequence[HaltRow] = ()
     undelivered: Sequence[NotificationRow] = ()
     outages: Sequence[OutageRow] = ()
-    stopped: Sequence[SessionRow] = ()
+    unhealthy: Sequence[Unhealthy] = ()
     questions: Mapping[str, OpenQuestion] = {}
     workers: Sequence[WorkerRow] = ()
     switched_on: frozenset[str] = frozenset()
@@ -389,11 +435,82 @@ async def read_need_rows(store: Store, until: int, since: int | None = None) -> 
         halts=sorted(await store.ask(Query("halts_since", HaltRow, {"since": since})), key=lambda row: row.scope),
         undelivered=await store.ask(Query("undelivered", NotificationRow, {"since": min(since, until - DAY)})),
         outages=await store.ask(Query("open_outages", OutageRow)),
-        stopped=await store.ask(Query("stopped_agents", SessionRow)),
+        unhealthy=await list_unhealthy(store, until),
         questions=await read_open_questions(store),
         workers=await store.ask(Query("all_workers", WorkerRow)),
         switched_on=frozenset(row.agent for row in await store.ask(Query("all_agents", AgentRow)) if row.switched_on),
     )
+
+
+class _EndedRun(SessionRow, frozen=True):
+    """An ended session of a trigger. `item` is the document of a watch whose newest session it is."""
+
+    item: str = ""
+
+
+_MAX_RUNS_SEARCHED: Final = 20
+"""Number of a watch's newest sessions among which the newest of each document are searched."""
+
+
+async def _read_attempts(store: Store, rows: Sequence[SessionRow]) -> Sequence[Progress]:
+    """Read what ended sessions have done, the newest first. Where the newest completed, nothing has to be read."""
+    if not rows or rows[0].state == "COMPLETED":
+        return [build_progress(row, ()) for row in rows[:1]]
+    return [build_progress(row, await read_progress(store, row.session)) for row in rows[:MAX_SESSIONS_COMPARED]]
+
+
+async def read_trigger_health(store: Store, trigger: TriggerRow, since: int) -> Unhealthy | None:
+    """Judge a trigger by its sessions since a person switched its agent on, and since it was defined.
+
+    The sessions of a watch count once for each document: one bad document does not stop the others.
+    """
+    params = {"trigger": trigger.trigger, "limit": _MAX_RUNS_SEARCHED}
+    rows = await store.ask(Query("attempts_of", _EndedRun, params))
+    if trigger.type == "watch":
+        rows = [row for row in rows if row.item]
+    attempts = await _read_attempts(store, rows)
+    return judge_trigger(trigger.agent, trigger.trigger, attempts, max(since, trigger.made_at))
+
+
+async def read_agent_health(store: Store, agent: str, since: int, *, has_window_cap: bool) -> Unhealthy | None:
+    """Judge an autonomous agent: by the turns of its open session, or else by its ended ones."""
+    params = {"agent": agent, "kind": "autonomous", "limit": MAX_SESSIONS_COMPARED}
+    rows = await store.ask(Query("sessions_of", SessionRow, params))
+    if rows and rows[0].ended_at is None:
+        events = await read_progress(store, rows[0].session)
+        if any(isinstance(event, TurnEnded) for event, _ in events):
+            return judge_open_agent(agent, rows[0], events)
+    if not rows or rows[0].state in ("HALTED", "CANCELLED"):
+        return None
+    ended = [row for row in rows if row.ended_at is not None and row.state not in ("HALTED", "CANCELLED")]
+    return judge_ended_agent(agent, await _read_attempts(store, ended), since, has_window_cap=has_window_cap)
+
+
+async def list_unhealthy(store: Store, now: int) -> Sequence[Unhealthy]:
+    """List the agents that are on and unhealthy. Every face asks here, so all of them say the same."""
+    switches = {row.agent: row for row in await store.ask(Query("all_agents", AgentRow))}
+    found: list[Unhealthy | None] = []
+    for row in await store.ask(Query("newest_attempts", SessionRow)):
+        since = switches[row.agent].at
+        if row.trigger:
+            (trigger,) = await store.ask(Query("trigger", TriggerRow, {"trigger": row.trigger}))
+            found.append(await read_trigger_health(store, trigger, since))
+        else:
+            has_window_cap = row.ended_at is not None and await _has_window_cap(store, row.agent, now)
+            found.append(await read_agent_health(store, row.agent, since, has_window_cap=has_window_cap))
+    return sorted((each for each in found if each is not None), key=lambda each: (each.agent, each.trigger))
+
+
+async def _has_window_cap(store: Store, agent: str, now: int) -> bool:
+    """Return whether an hourly, daily or monthly cap bounds the next sessions of an agent."""
+    rows = await read_current_budgets(store, now)
+    return any(row.window and row.cap is not None for row in rows if row.scope in ("fleet", f"agent:{agent}"))
+
+
+def find_health(agent: str, unhealthy: Sequence[Unhealthy]) -> AgentHealth:
+    """Return the health of an agent in one word and one sentence, for every face."""
+    own = [each.line for each in unhealthy if each.agent == agent]
+    return AgentHealth("unhealthy", " ".join(own)) if own else AgentHealth()
 
 
 def list_caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
@@ -406,7 +523,8 @@ def list_caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
 
 
 def list_needs(rows: NeedRows) -> Iterator[Need]:
-    """List everything that waits for a person. Inbox, report, Home and API all show this queue."""
+    """List everything that waits for a person, unhealthy agents first. Every face shows this queue."""
+    yield from map(make_unhealthy_need, rows.unhealthy)
     for decision in rows.waiting:
         if decision.expires_at > rows.until:
             yield make_decision_need(decision)
@@ -476,11 +594,6 @@ def _list_blocked_agents(need_rows: NeedRows) -> Iterator[Need]:
         if outage.trouble == "needs_person":
             sentence = f"{outage.session} cannot use its model: {outage.sentence}"
             yield Need(kind="model", agent=outage.agent, sentence=sentence, why=UNUSABLE_REMEDY, session=outage.session)
-    for row in need_rows.stopped:
-        reason = row.terminal_reason.replace("_", " ")
-        sentence = f"{row.agent} has stopped: {row.session} ended {row.state} ({reason})."
-        commands = (f"halter resume {row.agent}", f"halter receipt {row.session}")
-        yield Need(kind="stopped", agent=row.agent, sentence=sentence, commands=commands, session=row.session)
 
 
 def _list_lost_hosts(rows: NeedRows) -> Iterator[Need]:

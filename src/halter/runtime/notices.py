@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from halter.autonomy.upkeep import Unhealthy
 from halter.core.agent_spec import Tasks
 from halter.core.clock import DAY, MINUTE, SECOND, Clock, format_duration
 from halter.core.ids import OUTBOX, Digest, StreamId, is_inbox, parse_session_id
@@ -40,6 +41,7 @@ from halter.redaction.secrets import Secrets
 from halter.runtime.needs import (
     UNUSABLE_REMEDY,
     Need,
+    list_unhealthy,
     make_decision_need,
     make_document_need,
     make_paused_need,
@@ -103,9 +105,9 @@ class OutageNotice(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """One thing to report."""
+    """One thing to report, over channels that report one of its kinds."""
 
-    kind: NoticeKind
+    kinds: tuple[NoticeKind, ...]
     about: str
     agent: str
     telling: NotificationContent
@@ -126,7 +128,7 @@ class Notices:
         agents = self._agents()
         for notice in await self._untold():
             tasks = agents.get(notice.agent)
-            if tasks is None or notice.kind not in tasks.notify.on:
+            if tasks is None or not set(notice.kinds).intersection(tasks.notify.on):
                 continue
             channels = [channel.name for channel in tasks.notify.channels]
             await self._store.commit(_queue_notice(notice, channels, self._redact))
@@ -139,8 +141,10 @@ class Notices:
         failing = await self._store.ask(Query("open_outages", OutageRow))
         outage_notices = await self._store.ask(Query("outage_notices", OutageNotice, params))
         needs = await self._read_needs() if waiting else dict[str, Need]()
+        unhealthy_agents = await list_unhealthy(self._store, self._clock.now()) if failures else ()
+        unhealthy = {each.session: each for each in unhealthy_agents}
         return [
-            *map(_notice_of_failure, failures),
+            *(_notice_of_failure(row, unhealthy.get(row.session)) for row in failures),
             *(_notice_of_need(row, needs.get(row.about) or needs.get(row.session)) for row in waiting),
             *map(_notice_of_document, documents),
             *list_outage_notices(failing, outage_notices, self._clock.now()),
@@ -173,7 +177,15 @@ def _queue_notice(notice: Notice, channels: Sequence[str], redact: Callable[[str
     return Write(OUTBOX, f"notice/{notice.about}", decide, [make_notification_key(name) for name in names.values()])
 
 
-def _notice_of_failure(row: SessionFailure) -> Notice:
+def _notice_of_failure(row: SessionFailure, unhealthy: Unhealthy | None) -> Notice:
+    """Make the notice of a session that failed. If its agent is unhealthy, that comes first."""
+    about = f"ended:{row.session}:{row.ended_at}"
+    if unhealthy is not None:
+        is_stopped = unhealthy.until is None
+        subject = f"{row.agent} needs you: it is unhealthy" if is_stopped else f"{row.agent} is unhealthy"
+        text = f"{unhealthy.line} Its receipt: halter receipt {row.session}"
+        content = NotificationContent(subject=subject, text=text, session=row.session)
+        return Notice(("failed", "waiting") if is_stopped else ("failed",), about, row.agent, content)
     kind: NoticeKind = "halted" if row.state == "HALTED" else "failed"
     text = (
         f"Session {row.session} of {row.agent} ended {row.state} ({row.terminal_reason}). "
@@ -181,7 +193,7 @@ def _notice_of_failure(row: SessionFailure) -> Notice:
     )
     subject = f"{row.agent}: a session {'was halted' if kind == 'halted' else 'failed'}"
     content = NotificationContent(subject=subject, text=text, session=row.session)
-    return Notice(kind, f"ended:{row.session}:{row.ended_at}", row.agent, content)
+    return Notice((kind,), about, row.agent, content)
 
 
 def _notice_of_need(row: DecisionNotice, need: Need | None) -> Notice:
@@ -190,7 +202,7 @@ def _notice_of_need(row: DecisionNotice, need: Need | None) -> Notice:
     text = "\n".join(part for part in (need.sentence, need.why, need.shown, *need.commands, "halter inbox") if part)
     subject = f"{row.agent} needs you: {shorten(need.sentence.removeprefix(f'{row.agent} '), MAX_SUBJECT)}"
     content = NotificationContent(subject=subject, text=text, session=row.session)
-    return Notice("waiting", row.about, row.agent, content)
+    return Notice(("waiting",), row.about, row.agent, content)
 
 
 def list_outage_notices(
@@ -218,10 +230,12 @@ def _notice_of_outage(row: OutageRow) -> Notice:
     if row.trouble == "needs_person":
         subject = f"{row.agent} needs you: its model cannot be used"
         text = f"{row.sentence} {UNUSABLE_REMEDY}"
-        return Notice("waiting", about, row.agent, NotificationContent(subject=subject, text=text, session=row.session))
+        return Notice(
+            ("waiting",), about, row.agent, NotificationContent(subject=subject, text=text, session=row.session)
+        )
     subject = f"{row.agent}: no model answers"
     text = f"{row.sentence} Retrying automatically; waiting costs nothing. No action is needed."
-    return Notice("failed", about, row.agent, NotificationContent(subject=subject, text=text, session=row.session))
+    return Notice(("failed",), about, row.agent, NotificationContent(subject=subject, text=text, session=row.session))
 
 
 def _notice_of_recovery(agent: str, name: str, now: int) -> Notice:
@@ -231,13 +245,13 @@ def _notice_of_recovery(agent: str, name: str, now: int) -> Notice:
         subject=f"{agent}: the wait for its model has ended",
         text=f"No session of {agent} waits for its model, after {duration}.",
     )
-    return Notice(kind, f"outage_over:{name}", agent, content)
+    return Notice((kind,), f"outage_over:{name}", agent, content)
 
 
 def _notice_of_document(row: ArtifactNotice) -> Notice:
     need = make_document_need(row.trigger, row.item, row.name, row.sentence)
     content = NotificationContent(subject=f"{row.agent}: a document was quarantined ({row.name})", text=need.line)
-    return Notice("quarantined", f"quarantined:{row.trigger}:{row.item}:{row.quarantined_at}", row.agent, content)
+    return Notice(("quarantined",), f"quarantined:{row.trigger}:{row.item}:{row.quarantined_at}", row.agent, content)
 
 
 OUTBOX_POLLING_INTERVAL: Final = 10 * MINUTE

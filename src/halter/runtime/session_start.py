@@ -40,6 +40,7 @@ from halter.loop.transcript_reader import has_denial, number_calls, read_past
 from halter.redaction.redact import mask_message
 from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT, AgentContext, make_guard, models_of, store_policy
 from halter.runtime.assemble import AssembledAgent, list_playbook_flaws
+from halter.runtime.needs import read_agent_health
 from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import (
     LiveSession,
@@ -461,9 +462,12 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 async def find_exhausted_session(
-    store: Store, policy: ResolvedPolicy, row: SessionRow | None, now: int
+    store: Store, policy: ResolvedPolicy, row: SessionRow | None, now: int, since: int = 0
 ) -> ExhaustedSession | None:
-    """Return the facts that upkeep needs about a session that its cap ended; None for any other session."""
+    """Return the facts that upkeep needs about a session that its cap ended; None for any other session.
+
+    `since` is when a person last switched its agent on.
+    """
     if row is None or (row.state, row.terminal_reason) != ("BUDGET_EXCEEDED", "cost_cap_reached"):
         return None
     turns = [
@@ -473,11 +477,13 @@ async def find_exhausted_session(
     ]
     cap_event = next((event for event in await _read_events_of_kind(store, row, CostCapReached.KIND, 1)), None)
     cap, key = await _name_reached_cap(store, policy, row, cap_event if isinstance(cap_event, CostCapReached) else None)
+    is_bounded = await has_window_cap(store, policy, now)
     return ExhaustedSession(
         cap=cap,
         key=key,
         turns=sum(turn.why != "cost_cap_reached" for turn in turns),
-        has_window_cap=await has_window_cap(store, policy, now),
+        has_window_cap=is_bounded,
+        unhealthy=await read_agent_health(store, row.agent, since, has_window_cap=is_bounded),
         asks=policy.on_cap == "ask",
         tokens=isinstance(cap_event, CostCapReached) and cap_event.unit == "tokens",
     )

@@ -112,6 +112,7 @@ class Supervisor:
         self._mode = mode or make_embedded_mode()
         self._worker = make_worker_id(self._mode.kind, app.ids)
         self._last_reported: dict[tuple[str, str], str] = {}
+        self._upkeep_times: dict[str, tuple[int, ...]] = {}
         self._change_event = asyncio.Event()
         self._tellable = False
         self._noticed_at = read_monotonic(app.clock)
@@ -287,6 +288,7 @@ class Supervisor:
                 check_times: list[int] = []
                 for agent in list(self.agents.values()):
                     await self._tend_or_report(agent, starting=starting)
+                    check_times += [at for at in self._upkeep_times.pop(agent.name, ()) if at > self._app.clock.now()]
                     check_times += await self._run_triggers(agent.name)
                 if (
                     starting
@@ -373,7 +375,8 @@ class Supervisor:
         newest = next(iter(await self._store.ask(Query("sessions_of", SessionRow, params))), None)
         halts = await read_halts(self._store, list_scopes(name, newest.session if newest else ""))
         switch = (await self._switches()).get(name)
-        exhausted = await find_exhausted_session(self._store, agent.context.agent.policy, newest, now)
+        since = 0 if switch is None else switch.at
+        exhausted = await find_exhausted_session(self._store, agent.context.agent.policy, newest, now, since)
         match decide_upkeep(name, switch, newest, halts, now, starting=starting, used_up=exhausted):
             case BeginSession(number, follows, because):
                 session = await agent.begin_session(number, follows, because)
@@ -391,7 +394,8 @@ class Supervisor:
                 await self._store.commit(halt(f"session:{session}", by, f"{session}/off/{now}", f"{name} is off"))
             case LeaveAlone("") if starting and newest is not None:
                 self._report(name, f"{newest.session} resumes ({newest.state}).")
-            case LeaveAlone(sentence):
+            case LeaveAlone(sentence, check_at):
+                self._upkeep_times[name] = () if check_at is None else (check_at,)
                 self._report(name, sentence)
         return False
 

@@ -59,6 +59,7 @@ from halter.guard.ledger import read_budget
 from halter.loop.session_runtime import raise_if_cancelled
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.document_index import Library
+from halter.runtime.needs import read_trigger_health
 from halter.runtime.session_builder import (
     TriggerRecord,
     classify_trigger,
@@ -277,12 +278,17 @@ class AgentTriggers:
         switch = next((row for row in switches if row.agent == self._name), None)
         if switch is None or not switch.switched_on:
             return ("off", f"{self._name} is switched off. Run: halter on {self._name}", None)
-        row = TriggerRow(identity, agent=self._name)
+        row = await find_trigger_row(self._store, identity) or TriggerRow(identity, agent=self._name)
         halt_text = _explain_halt(row, await read_halts(self._store, _list_scopes(row)))
         if halt_text:
             return ("halted", halt_text, None)
         exhausted_cap, _ = await self._money(row, trigger)
-        return None if exhausted_cap is None else ("cost_cap_reached", exhausted_cap.sentence, exhausted_cap.ends_at)
+        if exhausted_cap is not None:
+            return ("cost_cap_reached", exhausted_cap.sentence, exhausted_cap.ends_at)
+        unhealthy = await read_trigger_health(self._store, row, switch.at)
+        if unhealthy is None or not unhealthy.holds_back(self._clock.now()):
+            return None
+        return ("no_progress", unhealthy.line, unhealthy.until)
 
     async def _rows(self) -> Sequence[TriggerRow]:
         return await self._store.ask(Query("triggers_of", TriggerRow, {"agent": self._name}))
@@ -363,6 +369,7 @@ class AgentTriggers:
             on_since=switch.at,
             halt_reason=_explain_halt(row, halts),
             exhausted_cap=exhausted_cap,
+            unhealthy=await read_trigger_health(self._store, row, switch.at),
             running=len(running),
         )
 

@@ -273,9 +273,8 @@ class WebhookReceiver:
         now = context.app.clock.now()
         event = RunSkipped(trigger=identity, why=reason, due_at=now, sentence=sentence)
         await context.store.commit(record_trigger_events(identity, f"skip/{key}/{now}", event))
-        return HookRejected(
-            429 if reason == "cost_cap_reached" else 409, sentence, None if until is None else until - now
-        )
+        is_temporary = reason == "cost_cap_reached" or until is not None
+        return HookRejected(429 if is_temporary else 409, sentence, None if until is None else until - now)
 
 
 def list_webhook_problems(agent: AssembledAgent) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Final
 from halter.core.clock import format_duration
 from halter.core.money import Unit, format_unit_amount, format_usd
 from halter.core.text import escape_hidden, format_count, to_one_line
+from halter.operations.status import describe_unhealthy
 from halter.operations.top import FleetView, QueuedNeed, SessionLine
 from halter.present.events import format_hour
 from halter.present.sheet import Listing, Sheet
@@ -33,6 +34,7 @@ def head_line(view: FleetView, trouble: str = "") -> str:
     parts = [
         format_hour(status.at),
         trouble,
+        describe_unhealthy(status),
         f"{format_count(len(view.inbox), 'thing')} for you" if view.inbox else "nothing needs you",
         f"HALTED: {', '.join(halted_scopes)}" if halted_scopes else "",
         f"today {format_usd(status.spent_today_usd)}{cap}",

@@ -372,14 +372,32 @@ ORDER BY i.quarantined_at, i.item;
 SELECT o.* FROM outages o JOIN sessions s ON s.session = o.session
 WHERE o.ended_at IS NULL AND s.ended_at IS NULL ORDER BY o.began_at, o.session;
 
--- name: stopped_agents
--- The newest session of each agent that is on, if it ended badly since then: only a person starts the next one.
+-- name: attempts_of
+-- The newest ended sessions of a trigger, without those that a person stopped, each with the document of a watch whose
+-- newest session it is.
+SELECT s.*, COALESCE((SELECT MIN(i.item) FROM items i WHERE i.session = s.session AND i.session <> ''), '') AS item
+FROM sessions s
+WHERE s.trigger = :trigger AND s.trigger <> '' AND s.started_at > 0 AND s.ended_at IS NOT NULL
+    AND s.state NOT IN ('HALTED', 'CANCELLED')
+ORDER BY s.started_at DESC, s.session DESC LIMIT :limit;
+
+-- name: progress_of
+-- The newest turns, calls and caps of a session, with the arguments of its calls.
+SELECT kind, version, facts, body, blob FROM events
+WHERE stream = :stream
+    AND kind IN ('turn_ended', 'call_started', 'call_settled', 'cost_cap_reached', 'decision_asked')
+ORDER BY seq DESC LIMIT :limit;
+
+-- name: newest_attempts
+-- The newest session of each trigger and of each autonomous agent that is on, if it did not complete.
+SELECT s.* FROM triggers t JOIN agents a ON a.agent = t.agent JOIN sessions s ON s.session = t.session
+WHERE a.switched_on = 1 AND t.ended_at IS NULL AND s.state <> 'COMPLETED'
+UNION ALL
 SELECT s.* FROM agents a JOIN sessions s ON s.session = (
     SELECT l.session FROM sessions l WHERE l.agent = a.agent AND l.kind = 'autonomous' AND l.started_at > 0
     ORDER BY l.started_at DESC, l.session DESC LIMIT 1
 )
-WHERE a.switched_on = 1 AND s.ended_at > a.at AND s.state IN ('ERROR', 'BUDGET_EXCEEDED', 'TIMED_OUT', 'MAX_STEPS')
-ORDER BY s.ended_at, s.session;
+WHERE a.switched_on = 1 AND s.state <> 'COMPLETED';
 
 -- name: all_outages
 -- Every session whose model was ever unavailable.
