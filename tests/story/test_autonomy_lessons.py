@@ -344,11 +344,11 @@ async def test_what_breaks_down_over_a_session_is_said_and_no_other_session_suff
     world: World, tmp_path: Path
 ) -> None:
     fleet = Fleet(world, tmp_path)
-    naps = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 60}}]\n" * 20
+    naps = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 420}}]\n" * 20
     well = fleet.agent("well", SCRIPTED, script_yaml=naps)
     broken = fleet.agent("broken", SCRIPTED, script_yaml="- {}\n" * 20)
     fleet.start(broken, well)
-    await world.advance(10 * MINUTE)
+    await world.advance(70 * MINUTE)
     ends = [event.why for stored in await fleet.events("broken-1") if isinstance(event := stored.event, TurnEnded)]
     assert ends == ["model_error"] * 3
     row = await fleet.row("broken-1")

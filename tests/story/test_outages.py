@@ -310,13 +310,16 @@ async def test_what_is_switched_off_in_an_outage_is_off(stormy: Stormy, world: W
 
 
 async def test_a_request_that_is_wrong_in_itself_is_no_outage(stormy: Stormy, world: World) -> None:
-    stormy.weather.fails(0, HOUR, ModelRejected("Rejected: scripted:script answered 400: no", billed=False))
+    stormy.weather.fails(0, 3 * HOUR, ModelRejected("Rejected: scripted:script answered 400: no", billed=False))
     stormy.start()
-    await world.advance(30 * MINUTE)
+    await world.advance(90 * MINUTE)
     row = await stormy.fleet.row("watcher-1")
     assert (row.state, row.terminal_reason) == ("ERROR", "model_error")
-    stopped = "watcher has stopped: watcher-1 ended ERROR (model error). halter resume watcher"
-    assert await stormy.needs() == [stopped]
+    (stopped,) = await stormy.needs()
+    assert stopped.startswith("watcher is unhealthy: the last session of watcher brought no new effect")
+    assert (
+        "watcher-1 ended ERROR (model error). Nothing starts there until a person runs `halter on watcher`." in stopped
+    )
     stormy.weather.storm = None
     await turn_on(stormy.fleet.app, "watcher")
     await world.advance(MINUTE)
