@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
+from halter.core.money import DOLLAR
 from halter.core.usage import ModelName, Unpriced, Usage
 from halter.models.providers import Prices
 
@@ -33,8 +34,9 @@ class ListedProvider:
 
     It pauses for `pace` seconds before each event. While `gate` is set and closed, it stops after `before_gate` events.
     With `cut_after` it drops the connection after that number of events. If a request offers one of its tools, it calls
-    that tool. `answers_as` is the model that it runs whatever is asked for, and `reported_cost` the dollars that it
-    says to have charged.
+    that tool. `answers_as` is the model that it runs whatever is asked for, and `bills_as` the one that it bills, if
+    that has another name. `extra_usage` is added to its reports, and `reported_cost` is the dollars that it says to
+    have charged.
     """
 
     def __init__(self, words: Sequence[str] = ("It ", "is ", "seven."), output: int = 40) -> None:
@@ -47,6 +49,7 @@ class ListedProvider:
         self.status = 200
         self.extra_usage: Mapping[str, Any] = {}
         self.answers_as = ""
+        self.bills_as = ""
         self.reported_cost = 0.0
         self.requests: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []
@@ -141,20 +144,22 @@ class ListedProvider:
         output_tokens = min([self.output, *(limit for limit in limits if limit is not None)])
         seller = "anthropic" if "/messages" in path else "openai"
         model = self.answers_as or str(request.get("model"))
-        self._bill(ModelName(seller, model), input_tokens, output_tokens)
+        self._bill(ModelName(seller, self.bills_as or model), input_tokens, output_tokens)
+        extra = {**self.extra_usage, **({"cost": self.reported_cost} if self.reported_cost else {})}
         if "/messages" in path:
-            return _messages(self.texts, tool, {**self.extra_usage}, input_tokens, output_tokens, model=model)
+            return _messages(self.texts, tool, extra, input_tokens, output_tokens, model=model)
         if "/chat/" in path:
             reports = bool(_part(request, "stream_options").get("include_usage"))
-            cost = {"cost": self.reported_cost} if self.reported_cost else {}
-            return _chat(self.texts, tool, input_tokens, output_tokens, cost, reports=reports, model=model)
-        return _responses(self.texts, tool, input_tokens, output_tokens, model=model)
+            return _chat(self.texts, tool, input_tokens, output_tokens, extra, reports=reports, model=model)
+        return _responses(self.texts, tool, input_tokens, output_tokens, extra, model=model)
 
     def _bill(self, model: ModelName, input_tokens: int, output_tokens: int) -> None:
         rates = self._prices.find(model)
         longer: int = _part(self.extra_usage, "cache_creation").get("ephemeral_1h_input_tokens", 0)
-        if not isinstance(rates, Unpriced):
-            self.billed += rates.cost(Usage(input_tokens + longer, output_tokens, 0, longer, longer), 0)
+        surcharge = 10 if self.extra_usage.get("inference_geo") == "us" else 0
+        usage = Usage(input_tokens + longer, output_tokens, 0, longer, longer, surcharge_percent=surcharge)
+        listed_cost = 0 if isinstance(rates, Unpriced) else rates.cost(usage, 0)
+        self.billed += max(listed_cost, round(self.reported_cost * DOLLAR))
 
 
 def _pick_tool(request: Mapping[str, Any], body: bytes) -> tuple[str, Mapping[str, Any]] | None:
@@ -242,7 +247,7 @@ def _chat(
     tool: tuple[str, Mapping[str, Any]] | None,
     input_tokens: int,
     output_tokens: int,
-    cost: Mapping[str, Any],
+    extra: Mapping[str, Any],
     *,
     reports: bool,
     model: str,
@@ -251,7 +256,7 @@ def _chat(
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": input_tokens + output_tokens,
-        **cost,
+        **extra,
     }
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": model}
     finish = "tool_calls" if tool else "stop"
@@ -280,6 +285,7 @@ def _responses(
     tool: tuple[str, Mapping[str, Any]] | None,
     input_tokens: int,
     output_tokens: int,
+    extra: Mapping[str, Any],
     *,
     model: str,
 ) -> tuple[Sequence[bytes], object]:
@@ -289,6 +295,7 @@ def _responses(
         "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": input_tokens + output_tokens,
+        **extra,
     }
     head: dict[str, Any] = {
         "id": "resp_1",

@@ -15,6 +15,7 @@ import msgspec
 
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError, explain_extra
+from halter.core.ids import key_scope
 from halter.core.money import DOLLAR, format_micros
 from halter.core.ports import Lease
 from halter.guard.ledger import ActualResult, Ledger, Settlement
@@ -33,9 +34,21 @@ if TYPE_CHECKING:
 
 IMPORTED: Final = ("halter.proxy.proxy", "halter.server.server", "uvicorn")
 """Modules that every new proxy would import again after a kill."""
-ProxyAct = Literal["whole", "streamed", "hangs up", "breaks off", "killed", "substituted"]
+ProxyAct = Literal[
+    "whole",
+    "streamed",
+    "hangs up",
+    "breaks off",
+    "killed",
+    "substituted",
+    "unlisted",
+    "reported",
+    "surcharged",
+    "unknown",
+]
 """An answer in one piece or streamed; a client that hangs up; a provider that breaks off; a proxy that is killed; a
-provider that runs a dearer model than is asked for."""
+provider that runs a dearer model than is asked for, or one without a price; that reports its cost, a place that costs
+more, or a member that nobody knows."""
 
 SHORT_LEASE: Final = 3 * SECOND // 2
 LEASE_EXPIRY_SECONDS: Final = 2.5
@@ -54,7 +67,13 @@ _CHEAP_MODELS: Final[Mapping[DialectName, str]] = {
     "responses": "gpt-4o-mini",
 }
 """The models that are asked for where the provider runs those above."""
-_EXACT: Final[frozenset[ProxyAct]] = frozenset(("whole", "streamed", "hangs up", "substituted"))
+_EXACT: Final[frozenset[ProxyAct]] = frozenset(
+    ("whole", "streamed", "hangs up", "substituted", "reported", "surcharged")
+)
+_HALTING: Final[frozenset[ProxyAct]] = frozenset(("substituted", "unlisted"))
+"""What halts the key by which it came in."""
+_REPORTED_COST_USD: Final = 0.03
+_DEAR_MODEL: Final = "dear-one"
 
 
 class ForgetfulLedger(Ledger):
@@ -84,7 +103,7 @@ class ProxyCase(msgspec.Struct, frozen=True):
         messages = [{"role": "user", "content": "How warm is it?"}]
         content = {"input": messages} if self.dialect == "responses" else {"messages": messages}
         limit = "max_output_tokens" if self.dialect == "responses" else "max_tokens"
-        models = _CHEAP_MODELS if self.act == "substituted" else _MODELS
+        models = _CHEAP_MODELS if self.act in _HALTING else _MODELS
         return {"model": models[self.dialect], limit: 900, "stream": self.act != "whole", **content}
 
 
@@ -182,14 +201,17 @@ def _make_key(keys: KeyFile, agent: str) -> str:
 async def _ask(http: "httpx2.AsyncClient", provider: ListedProvider, case: ProxyCase, url: str) -> None:
     """Make a request, with the fate of its case."""
     provider.cut_after = 3 if case.act == "breaks off" else None
-    provider.answers_as = _MODELS[case.dialect] if case.act == "substituted" else ""
+    provider.answers_as = {"substituted": _MODELS[case.dialect], "unlisted": _DEAR_MODEL}.get(case.act, "")
+    provider.bills_as = _CHEAP_MODELS[case.dialect] if case.act == "unlisted" else ""
+    provider.reported_cost = _REPORTED_COST_USD if case.act == "reported" else 0.0
+    provider.extra_usage = {"surcharged": {"inference_geo": "us"}, "unknown": {"dear_tokens": 9}}.get(case.act, {})
     headers = {"authorization": f"Bearer {case.secret}"}
     async with http.stream("POST", f"{url}{_PATHS[case.dialect]}", json=case.body(), headers=headers) as answer:
         async for _ in answer.aiter_bytes():
             if case.act == "hangs up":
                 break
-    provider.cut_after = None
-    provider.answers_as = ""
+    provider.cut_after, provider.answers_as, provider.bills_as = None, "", ""
+    provider.reported_cost, provider.extra_usage = 0.0, {}
 
 
 async def _kill(
@@ -245,6 +267,13 @@ def _compare(cases: Sequence[ProxyCase], billed_by_agent: Mapping[str, int], con
     cap = int(DRILL_CAP * DOLLAR)
     names = {case.agent: str(case) for case in cases} | {"shared": f"{CONCURRENCY} concurrent requests"}
     exact = {case.agent for case in cases if case.act in _EXACT}
+    halted = {event.facts["scope"] for event in contents.events if event.kind == "halt_requested"}
+    expected = {key_scope(case.agent, case.agent) for case in cases if case.act in _HALTING}
+    yield from (
+        f"{scope}: a model answered that was not asked for, and no halt followed."
+        for scope in sorted(expected - halted)
+    )
+    yield from (f"{scope}: it was halted, and nothing had happened there." for scope in sorted(halted - expected))
     for agent, name in names.items():
         recorded_micros = spent_by_agent.get(agent, 0)
         if recorded_micros < billed_by_agent[agent]:

@@ -16,6 +16,7 @@ from halter.core.ids import session_stream
 from halter.core.money import BudgetRow
 from halter.core.ports import Query
 from halter.core.rows import HoldRow, SessionRow
+from halter.present.events import summarize_event
 from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, make_key_secret, make_virtual_key
 from halter.proxy.proxy import Proxy, find_upstreams, open_proxy
 from halter.runtime.runtime import Runtime, open_runtime
@@ -105,6 +106,15 @@ class Place:
             for stored in await self.app.store.read(session_stream(row.session), 0, 10_000)
         ]
         return [event for event in results if kind is None or isinstance(event, kind)]
+
+    async def sentences(self) -> str:
+        """What `halter show` says of all sessions."""
+        sentences = [
+            summarize_event(stored).text
+            for row in await self.sessions()
+            for stored in await self.app.store.read(session_stream(row.session), 0, 10_000)
+        ]
+        return "\n".join(sentences)
 
 
 def settings_in(folder: Path) -> Settings:

@@ -6,11 +6,16 @@ from typing import Any
 import httpx2
 import pytest
 
-from halter.core.events import RequestRefused
+from halter.core.events import RequestRefused, RequestSettled, RequestStarted
+from halter.core.ports import Query
+from halter.core.rows import HaltRow
 from halter.core.usage import ModelName
-from halter.guard.halts import read_halts, resume
+from halter.guard.halts import read_halts
 from halter.models.providers import Prices
 from halter.models.wire_format import UsageReader
+from halter.operations import control
+from halter.operations.actor import Actor, Principal
+from halter.operations.queries import read_needs
 from halter.proxy.dialect import CHAT, MESSAGES, RESPONSES, find_rates, read_call
 
 CLAUDE, GPT = "claude-haiku-5-5", "gpt-4o-mini"
@@ -108,11 +113,12 @@ def test_a_model_on_this_machine_takes_any_member() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("streams", [False, True])
-async def test_another_model_is_settled_at_its_price_and_halts_the_keys_agent(
+async def test_another_model_is_settled_at_its_price_and_halts_the_key_alone(
     place: Any, path: str, *, streams: bool
 ) -> None:
     dear = "claude-opus-5-5" if "messages" in path else "gpt-5"
-    key = place.key()
+    key, other_key = place.key(), place.key()
+    (scope, _) = (f"key:desk/{each.name}" for each in place.keys.read_keys())
     place.provider.answers_as = dear
     answer = await post(place, path, key, {"stream": streams})
     assert answer.status_code == 200, answer.text
@@ -120,15 +126,74 @@ async def test_another_model_is_settled_at_its_price_and_halts_the_keys_agent(
     assert place.provider.billed > 0
     assert await place.spent() == place.provider.billed
     async with asyncio.timeout(10):
-        while not (halts := await read_halts(place.app.store, ["agent:desk"])):  # noqa: ASYNC110 The proxy halts it.
+        while not (halts := await read_halts(place.app.store, [scope])):  # noqa: ASYNC110 The proxy halts it.
             await asyncio.sleep(0.01)
     (halted,) = halts.values()
     assert halted.halted
     assert dear in halted.reason
     place.provider.answers_as = ""
     assert "halted" in (await post(place, path, key, {})).text
-    await place.app.store.commit(resume("agent:desk", "ada", "r1"))
+    assert (await post(place, path, other_key, {})).status_code == 200
+    actor = Actor(place.app, Principal("ada"))
+    (need,) = [each for each in await read_needs(actor) if each.kind == "halt"]
+    assert (need.commands, need.why) == ((f"halter resume {scope}",), halted.reason)
+    await control.resume(actor, scope)
     assert (await post(place, path, key, {})).status_code == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_model_without_a_price_settles_at_the_hold_and_halts_the_key(
+    place: Any, path: str, *, streams: bool
+) -> None:
+    place.provider.answers_as = "dear-one"
+    assert (await post(place, path, place.key(max_cost_usd_per_day=5), {"stream": streams})).status_code == 200
+    await place.settled()
+    (started,), (settled,) = await place.events(RequestStarted), await place.events(RequestSettled)
+    assert await place.spent() == max(leg.amount for leg in started.legs if leg.unit == "usd") > 0
+    assert settled.usage.unpriced == "model: dear-one"
+    assert "model: dear-one" in await place.sentences()
+    assert await place.app.store.ask(Query("halts_standing", HaltRow))
+
+
+async def test_a_key_that_names_the_model_that_answers_is_not_halted(place: Any) -> None:
+    place.provider.answers_as = "gpt-5"
+    key = place.key(models=(f"openai:{GPT}", "openai:gpt-5"))
+    for _ in range(2):
+        assert (await post(place, "/v1/chat/completions", key, {})).status_code == 200
+    assert await place.spent() == place.provider.billed
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_place_that_costs_more_is_charged(place: Any, path: str, *, streams: bool) -> None:
+    place.provider.extra_usage = {"inference_geo": "us"}
+    assert (await post(place, path, place.key(), {"stream": streams})).status_code == 200
+    await place.settled()
+    assert await place.spent() == place.provider.billed > 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("report", "name"),
+    [
+        ({"dear_tokens": 9}, "dear_tokens"),
+        ({"details": {"dear": {"tokens": 9}}}, "details.dear.tokens"),
+        ({"service_tier": "priority"}, "service_tier: priority"),
+        ({"inference_geo": "moon"}, "inference_geo: moon"),
+    ],
+)
+async def test_a_reported_member_that_is_not_known_settles_at_the_hold(
+    place: Any, path: str, report: Any, name: str, *, streams: bool
+) -> None:
+    place.provider.extra_usage = report
+    assert (await post(place, path, place.key(max_cost_usd_per_day=5), {"stream": streams})).status_code == 200
+    await place.settled()
+    (started,), (settled,) = await place.events(RequestStarted), await place.events(RequestSettled)
+    assert await place.spent() == max(leg.amount for leg in started.legs if leg.unit == "usd") > place.provider.billed
+    assert settled.usage.unpriced == name
+    assert f"`{name}`" in await place.sentences()
 
 
 @pytest.mark.parametrize(("path", "version"), [("/v1/messages", "20261001"), ("/v1/chat/completions", "2024-07-18")])
@@ -147,13 +212,16 @@ async def test_a_dated_name_of_the_same_model_halts_nothing(place: Any, path: st
         ('"cost":0.01,"is_byok":true,"cost_details":{"upstream_inference_cost":0.02}', 30_000),
         ('"cost":0.01,"is_byok":false,"cost_details":{"upstream_inference_cost":0.02}', 10_000),
         ('"cost":-1', 0),
+        ('"estimated_cost":0.0123', 12_300),
+        ('"cost_in_usd_ticks":123000000', 12_300),
     ],
 )
 def test_a_reported_cost_is_read_in_the_forms_of_gateways(usage: str, micros: int) -> None:
     reader = UsageReader("openai")
     reader.feed(f'{{"model":"m","usage":{{"prompt_tokens":5,"completion_tokens":5,{usage}}}}}'.encode())
     reader.close()
-    assert (reader.cost_micros, reader.final) == (micros, True)
+    assert reader.usage is not None
+    assert (reader.usage.reported_cost, reader.usage.unpriced, reader.final) == (micros, "", True)
 
 
 @pytest.mark.parametrize("streams", [False, True])

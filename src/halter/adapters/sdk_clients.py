@@ -36,15 +36,14 @@ from halter.proxy.dialect import (
     ModelCall,
     Unreadable,
     WireDialect,
+    find_rates,
     read_call,
 )
 from halter.proxy.errors import Refusal, explain_outcome, render_in_stream, render_refusal
 from halter.proxy.relay import (
-    SettlementPrices,
     Upstream,
     conclude_answer,
     drop_usage_chunk,
-    find_settlement_prices,
     split_events,
 )
 from halter.runtime.guard_api import GuardedSession
@@ -166,13 +165,12 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     async def _hold(self, call: ModelCall, model: "_SdkModel") -> AnsweredRequest | RefusedRequest | FailedRequest:
         async with self._open_session() as session:
             message = make_user_message(call.body.decode(errors="replace"))
-            prices = find_settlement_prices(call, model.name, model.base_url, session.prices)
-            model.prices = prices if isinstance(prices, SettlementPrices) else None
             request_to_model = ModelRequest(
                 id=session.next_request(),
                 prompt=Prompt(messages=(message,), max_output_tokens=call.max_output(model.window)),
-                prices=prices,
+                prices=find_rates(call, model.name, model.base_url, session.prices),
                 min_output_tokens=call.min_output(),
+                written_by_client=True,
             )
             try:
                 return await session.request(request_to_model, model)
@@ -214,7 +212,6 @@ class _SdkModel:
         self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
         self.response: asyncio.Future[httpx2.Response] = asyncio.get_running_loop().create_future()
         self.error: httpx2.HTTPError | None = None
-        self.prices: SettlementPrices | None = None
         self._upstream = upstream
         self._send = send
         self._buffer = b""
@@ -223,9 +220,7 @@ class _SdkModel:
         return self.call.bound_input(self.window)
 
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
-        send, reader = self._send.open(permit), UsageReader(self.call.dialect.usage)
-        if self.prices is not None:
-            self.prices.reader = reader
+        send, reader = self._send.open(permit), UsageReader(self.call.dialect.usage, self.call.model)
         try:
             response = await send(self.call.with_limit(prompt.max_output_tokens, self.window))
             self.response.set_result(response)

@@ -148,6 +148,11 @@ def trigger_stream(trigger: str) -> StreamId:
     return StreamId(f"trigger:{trigger}")
 
 
+def key_scope(agent: str, key: str) -> str:
+    """Return the scope of a key of the proxy: a halt there stops its clients, and no other session of its agent."""
+    return f"key:{agent}/{key}"
+
+
 def channel_stream(channel: str) -> StreamId:
     return StreamId(f"{_CHANNEL}{channel}")
 

@@ -24,6 +24,10 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     `cache_write_1h_tokens` is the part of `cache_write_tokens` that is cached for an hour instead of minutes.
     `audio_tokens` and `audio_cached_tokens` are the audio part of the input, the latter read from a cache. A
     contradictory report is rejected: a wire treats it as missing, and the request is settled at its hold.
+
+    `surcharge_percent` is added to the price of all tokens. `reported_cost` is what the provider says that it charged,
+    in micro-dollars. `answered_by` is the model that answered, if another one was asked for. `unpriced` names what has
+    no known price: such a request costs at least its hold.
     """
 
     input_tokens: int = 0
@@ -35,6 +39,10 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     audio_tokens: int = 0
     audio_cached_tokens: int = 0
     code_executions: int = 0
+    surcharge_percent: int = 0
+    reported_cost: int = 0
+    answered_by: str = ""
+    unpriced: str = ""
 
     def __post_init__(self) -> None:
         cache_read, cache_write, input_tokens = self.cache_read_tokens, self.cache_write_tokens, self.input_tokens
@@ -65,6 +73,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             or self.code_executions
             or self.audio_tokens
             or self.audio_cached_tokens
+            or self.surcharge_percent
         )
 
     @property
@@ -208,6 +217,40 @@ class ModelPrices(Protocol):
 
 class PriceTable(Protocol):
     def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced: ...
+
+
+_CLOUD_PREFIX: Final = re.compile(
+    r"(?:(?:us|us-gov|eu|apac|jp|au|ca|global)\.)?(?:anthropic|amazon|meta|mistral|openai)\."
+)
+_VERSION: Final = re.compile(r"(?:[-:]?(?:\d{8}|\d{4}-\d\d-\d\d|\d{4}|\d{3}|latest|v\d+))*(?::[a-z0-9]+)?")
+"""What a provider adds to the name of a model: a date, a version, or a variant."""
+
+
+@lru_cache(maxsize=256)
+def is_same_model(asked: str, answered: str) -> bool:
+    """Return True if a name is that of the asked model, perhaps with its version, maker, cloud or variant."""
+    asked_name, answered_name = _simplify(asked), _simplify(answered)
+    if asked_name == answered_name:
+        return True
+    base = re.sub(r"-latest$|:[a-z]+$", "", asked_name)
+    shorter, longer = sorted((base, answered_name), key=len)
+    return longer.startswith(shorter) and _VERSION.fullmatch(longer[len(shorter) :]) is not None
+
+
+def _simplify(name: str) -> str:
+    last_part = name.lower().rpartition("/")[2].replace("@", "-")
+    return _CLOUD_PREFIX.sub("", last_part, count=1).replace(".", "-")
+
+
+def compute_cost(
+    usage: Usage, rates: ModelPrices, others: PriceTable, model: ModelName, base_url: str | None, at: int
+) -> int:
+    """Compute what a request costs: its price, that of the model that answered, or what was reported, if it is more."""
+    costs = [rates.cost(usage, at), usage.reported_cost]
+    if usage.answered_by:
+        other_rates = others.find(ModelName(model.provider, usage.answered_by), base_url)
+        costs += [] if isinstance(other_rates, Unpriced) else [other_rates.cost(usage, at)]
+    return max(costs)
 
 
 _IN_PROCESS: Final = frozenset(("scripted", "reflex"))

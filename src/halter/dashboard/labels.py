@@ -277,7 +277,7 @@ def translate_scopes(sentence: str) -> str:
     return _WINDOW.sub(lambda match: f"({format_window(match[1])})", text)
 
 
-_SCOPE: Final = re.compile(r"\b(agent|session|trigger):(?=\S)(\S+)")
+_SCOPE: Final = re.compile(r"\b(agent|session|trigger|key):(?=\S)(\S+)")
 _WINDOW: Final = re.compile(r"\(((?:minute|hour|day|month)(?:/[^)\s]*)?)\)")
 
 

@@ -1,4 +1,4 @@
-"""Halts by any process, in four scopes, and the watch that stops effects that are halted or late."""
+"""Halts by any process, in five scopes, and the watch that stops effects that are halted or late."""
 
 import asyncio
 from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ HALT_POLL_INTERVAL: Final = SECOND // 5
 
 
 def halt(scope: str, by: str, key: str, reason: str = "", *, cancels: bool = False) -> Write:
-    """Stop everything in a scope: fleet, agent:NAME, trigger:NAME or session:ID."""
+    """Stop everything in a scope: fleet, agent:NAME, trigger:NAME, session:ID or key:AGENT/NAME."""
     event = HaltRequested(scope=scope, by=by, reason=reason, cancels=cancels)
     return Write(FLEET, key, lambda _: [Draft(event)], [(HaltRow, scope)])
 

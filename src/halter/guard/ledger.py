@@ -166,13 +166,21 @@ def _compute_charge(flight: InFlight, usd: int, tokens: int, rows: Rows) -> Char
 
 
 def compute_charged_amounts(flight: InFlight, result: ActualResult) -> tuple[int, int]:
-    """Compute the dollars and tokens to charge: those reported, or those held if the report is implausible."""
+    """Compute the dollars and tokens to charge: those reported, or those held if the report is implausible.
+
+    If a part of the report has no known price, at least what was held is charged.
+    """
     usd, tokens = result.usd, result.tokens
-    if usd is None or not 0 <= usd <= MAX_AMOUNT:
-        usd = flight.held_amount("usd") if flight.legs else 0
-    if tokens is None or not 0 <= tokens <= MAX_AMOUNT:
-        tokens = flight.held_amount("tokens") if flight.legs else 0
+    has_unpriced = result.usage is not None and bool(result.usage.unpriced)
+    if usd is None or has_unpriced or not 0 <= usd <= MAX_AMOUNT:
+        usd = max(flight.held_amount("usd") if flight.legs else 0, _plausible(usd))
+    if tokens is None or has_unpriced or not 0 <= tokens <= MAX_AMOUNT:
+        tokens = max(flight.held_amount("tokens") if flight.legs else 0, _plausible(tokens))
     return usd, tokens
+
+
+def _plausible(amount: int | None) -> int:
+    return amount if amount is not None and 0 <= amount <= MAX_AMOUNT else 0
 
 
 def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from halter.core.clock import MINUTE, Clock, read_monotonic
+from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
 from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestSettled, RequestStarted
 from halter.core.ids import Digest
@@ -25,8 +25,19 @@ from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, count_
 from halter.core.money import MAX_AMOUNT, Charge, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
 from halter.core.rows import HaltRow
+from halter.core.text import shorten, to_one_line
 from halter.core.tools import Permit
-from halter.core.usage import ModelPrices, PriceTable, RequestExtras, Unpriced, UnpricedFeature, Usage
+from halter.core.usage import (
+    ModelName,
+    ModelPrices,
+    PriceTable,
+    RequestExtras,
+    Unpriced,
+    UnpricedFeature,
+    Usage,
+    compute_cost,
+    runs_locally,
+)
 from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.halts import (
     MAX_ERROR_LENGTH,
@@ -143,7 +154,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     `audio_tokens`. `on_chunk` receives the answer as it streams; `discards_previous` withdraws the text of an earlier
     attempt. With a `nonce`, the answer may contain calls written as text. With `can_defer`, the caller continues the
     session immediately, so the settlement may be deferred to its next commit. `prices` are this request's, if they
-    differ from its model's. `min_output_tokens` is the smallest output limit that its provider accepts.
+    differ from its model's. `min_output_tokens` is the smallest output limit that its provider accepts. With
+    `written_by_client`, an answer by another model without a price settles at its hold.
     """
 
     id: str
@@ -160,6 +172,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     can_defer: bool = False
     prices: ModelPrices | Unpriced | None = None
     min_output_tokens: int = 0
+    written_by_client: bool = False
 
 
 class AnsweredRequest(msgspec.Struct, frozen=True, gc=False):
@@ -204,11 +217,12 @@ RequestOutcome = AnsweredRequest | RefusedRequest | BudgetBusy | RateLimited | F
 
 
 class _RequestInFlight(msgspec.Struct, frozen=True):
-    """A request in flight: its price, its permit, and the values of its placeholders."""
+    """A request in flight: its model and price, its permit, and the values of its placeholders."""
 
     lease: Lease
     flight: InFlight
     request: ModelRequest
+    model: Model
     sent: Prompt
     rates: ModelPrices | Unpriced
     began: int
@@ -367,9 +381,11 @@ class ModelDoor:
         )
         if sent_prompt.max_output_tokens != limit:
             sent_prompt = msgspec.structs.replace(sent_prompt, max_output_tokens=limit)
-        started_at = read_monotonic(self._clock)
-        permit = Permit(flight.id, self._clock.now() + request.timeout, _NO_SECRETS)
-        return _RequestInFlight(lease, flight, request, sent_prompt, model_attempt.rates, started_at, permit, values)
+        started_at = self._clock.now()
+        permit = Permit(flight.id, started_at + request.timeout, _NO_SECRETS)
+        return _RequestInFlight(
+            lease, flight, request, model, sent_prompt, model_attempt.rates, started_at, permit, values
+        )
 
     async def _find_earlier_outcome(
         self, flight: InFlight, max_output_tokens: int, committed: Committed, lease: Lease
@@ -428,8 +444,9 @@ class ModelDoor:
             reply = msgspec.structs.replace(reply, parts=parts)
         if usage is not None:
             # Without a usage report or a price, the hold is charged.
-            tokens, prices = usage.uncached, in_flight.rates
-            usd = None if isinstance(prices, Unpriced) else prices.cost(usage, in_flight.began)
+            usage = find_unpriced_answer(usage, in_flight.request, in_flight.model, self._prices)
+            reply = msgspec.structs.replace(reply, usage=usage) if usage is not reply.usage else reply
+            tokens, usd = usage.uncached, self._compute_cost(in_flight, usage)
         lease, flight = in_flight.lease, in_flight.flight
         result = ActualResult("ok", usd, tokens, usage, _ENCODE(reply))
         settlement = self._ledger.defer_settlement(lease, flight, result) if in_flight.request.can_defer else None
@@ -456,7 +473,7 @@ class ModelDoor:
         result = ActualResult(outcome, error=mask_text(error, self._redact)[:MAX_ERROR_LENGTH])
         if in_flight.permit.unsent:
             return msgspec.structs.replace(result, usd=0, tokens=0)
-        return _price_usage(in_flight, read_usage_report(leftover), result)
+        return self._price_usage(in_flight, read_usage_report(leftover), result)
 
     def _make_refusal(self, in_flight: _RequestInFlight, error: ModelError) -> ActualResult:
         result = ActualResult(
@@ -468,7 +485,26 @@ class ModelDoor:
         )
         if not error.billed:
             return msgspec.structs.replace(result, usd=0, tokens=0)
-        return _price_usage(in_flight, UsageReport(error.usage, final=error.final), result)
+        return self._price_usage(in_flight, UsageReport(error.usage, final=error.final), result)
+
+    def _price_usage(self, in_flight: _RequestInFlight, report: UsageReport, result: ActualResult) -> ActualResult:
+        """Add the usage and its price to a result. Without a plausible report, the hold is charged."""
+        usage = report.usage
+        if usage is None or usage.input_tokens + usage.output_tokens > MAX_AMOUNT:
+            return result
+        usage = find_unpriced_answer(usage, in_flight.request, in_flight.model, self._prices)
+        if not report.final:
+            # A cut-off answer counts as the longest possible: hidden reasoning is billed, but only reported at the end.
+            limit = max(usage.output_tokens, in_flight.sent.max_output_tokens)
+            usage = in_flight.request.prompt.extras.bound_usage(msgspec.structs.replace(usage, output_tokens=limit))
+        usd = self._compute_cost(in_flight, usage)
+        return msgspec.structs.replace(result, usd=usd, tokens=usage.uncached, usage=usage)
+
+    def _compute_cost(self, in_flight: _RequestInFlight, usage: Usage) -> int | None:
+        if isinstance(in_flight.rates, Unpriced):
+            return None
+        model = in_flight.model
+        return compute_cost(usage, in_flight.rates, self._prices, model.name, model.base_url, in_flight.began)
 
 
 def _make_attempt(  # noqa: PLR0913, PLR0917 An attempt needs each of these.
@@ -540,18 +576,17 @@ def read_usage_report(leftover: object) -> UsageReport:
     return UsageReport(leftover.usage, final=leftover.final) if isinstance(leftover, ModelError) else UsageReport(None)
 
 
-def _price_usage(in_flight: _RequestInFlight, report: UsageReport, result: ActualResult) -> ActualResult:
-    """Add the usage and its price to a result. Without a plausible report, the hold is charged."""
-    usage = report.usage
-    if usage is None or usage.input_tokens + usage.output_tokens > MAX_AMOUNT:
-        return result
-    if not report.final:
-        # A cut-off answer counts as the longest possible: hidden reasoning is billed, but only reported at the end.
-        limit = max(usage.output_tokens, in_flight.sent.max_output_tokens)
-        usage = in_flight.request.prompt.extras.bound_usage(msgspec.structs.replace(usage, output_tokens=limit))
-    prices = in_flight.rates
-    usd = None if isinstance(prices, Unpriced) else prices.cost(usage, in_flight.began)
-    return msgspec.structs.replace(result, usd=usd, tokens=usage.uncached, usage=usage)
+def find_unpriced_answer(usage: Usage, request: ModelRequest, model: Model, prices: PriceTable) -> Usage:
+    """Mark a usage as unpriced if another model without a price answered a client. What runs here costs nothing."""
+    if not (usage.answered_by or usage.unpriced):
+        return usage
+    if runs_locally(model.name, model.base_url):
+        return msgspec.structs.replace(usage, answered_by="", unpriced="")
+    if usage.unpriced or not request.written_by_client:
+        return usage
+    rates = prices.find(ModelName(model.name.provider, usage.answered_by), model.base_url)
+    unpriced = f"model: {usage.answered_by}" if isinstance(rates, Unpriced) else ""
+    return msgspec.structs.replace(usage, unpriced=shorten(to_one_line(unpriced), 100))
 
 
 def restore_request_outcome(

@@ -14,7 +14,7 @@ from msgspec.structs import force_setattr
 
 from halter.core import money
 from halter.core.clock import QUARTER
-from halter.core.ids import session_stream
+from halter.core.ids import key_scope, session_stream
 from halter.core.messages import AnonymizationPolicy, Model
 from halter.core.money import (
     BudgetRow,
@@ -98,7 +98,8 @@ class SessionContext(msgspec.Struct, frozen=True):
     `secrets` are the names of those granted and set; `quarantined_tools` wait for a person. `reserve_usd` and
     `reserve_tokens` are reserved for the wrap-up. `tokens_per_hour` limits an autonomous session. `anonymize` says what
     is hidden from its models. `rate_limits` bind all sessions together. `caller_caps` are the caps of the agents whose
-    call started the session. `action_limits` are the actions per minute of the session and of those it works for.
+    call started the session. `action_limits` are the actions per minute of the session and of those it works for. `key`
+    is the proxy's key by which the session came in.
     """
 
     session: str
@@ -116,6 +117,7 @@ class SessionContext(msgspec.Struct, frozen=True):
     rate_limits: Mapping[str, RateLimit] = {}
     caller_caps: tuple[ScopedCap, ...] = ()
     action_limits: tuple[ActionLimit, ...] = ()
+    key: str = ""
     # Derived once, because many steps use the same context.
     caps: Caps = NO_CAPS
     scopes: tuple[str, ...] = ()
@@ -125,14 +127,15 @@ class SessionContext(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         """Derive the fields that depend on the context alone. A changed copy derives them anew."""
         force_setattr(self, "caps", self.caps_with_reserve.minus(self.reserve_usd, self.reserve_tokens))
-        force_setattr(self, "scopes", (session_stream(self.session), *_list_upper_scopes(self.trigger, self.agent)))
+        upper_scopes = _list_upper_scopes(self.trigger, self.agent, self.key)
+        force_setattr(self, "scopes", (session_stream(self.session), *upper_scopes))
         force_setattr(self, "_request", None)
         force_setattr(self, "_calls", None)
 
     @property
     def halts(self) -> HaltKeys:
         """The halt rows of the session's scopes. Sessions share those above them."""
-        return ((HaltRow, self.scopes[0]), *_list_upper_halts(self.trigger, self.agent))
+        return ((HaltRow, self.scopes[0]), *_list_upper_halts(self.trigger, self.agent, self.key))
 
     @property
     def reserve(self) -> Reserve:
@@ -210,14 +213,16 @@ class SessionContext(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=256)
-def _list_upper_scopes(trigger: str, agent: str) -> tuple[str, ...]:
+def _list_upper_scopes(trigger: str, agent: str, key: str) -> tuple[str, ...]:
     """List the scopes above a session, shared by all sessions of an agent."""
-    return (*((f"trigger:{trigger}",) if trigger else ()), f"agent:{agent}", "fleet")
+    own_scopes = [f"trigger:{trigger}"] if trigger else []
+    own_scopes += [key_scope(agent, key)] if key else []
+    return (*own_scopes, f"agent:{agent}", "fleet")
 
 
 @lru_cache(maxsize=256)
-def _list_upper_halts(trigger: str, agent: str) -> HaltKeys:
-    return list_halt_rows(_list_upper_scopes(trigger, agent))
+def _list_upper_halts(trigger: str, agent: str, key: str) -> HaltKeys:
+    return list_halt_rows(_list_upper_scopes(trigger, agent, key))
 
 
 class ToolTerms(msgspec.Struct, frozen=True, gc=False):

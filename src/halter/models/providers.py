@@ -113,14 +113,16 @@ class Tier(msgspec.Struct, frozen=True):
             plain * self.plain + read * self.cache_read + write * self.cache_write + output * self.output + self.request
         )
 
-    def cost_of_extras(self, usage: Usage) -> int:
-        """Compute the cost of extras. Without a price, a long cache write costs as a short one, the rest nothing."""
+    def cost_with_extras(self, plain_cost: int, usage: Usage) -> int:
+        """Add the cost of extras. Without a price, a long cache write costs as a short one, the rest nothing."""
         longer = self.cache_write if self.cache_write_1h is None else self.cache_write_1h
         extra = usage.cache_write_1h_tokens * max(0, longer - self.cache_write)
         extra += usage.audio_tokens * max(0, (self.audio or 0) - self.plain)
         extra += usage.audio_cached_tokens * max(0, (self.audio_cached or self.audio or 0) - self.cache_read)
-        extra += usage.code_executions * (self.code_execution or 0)
-        return extra + usage.web_searches * (self.search or 0)
+        tokens_cost = -(-(plain_cost + extra) * (100 + usage.surcharge_percent) // 100)
+        return (
+            tokens_cost + usage.code_executions * (self.code_execution or 0) + usage.web_searches * (self.search or 0)
+        )
 
 
 class PricePeriod(msgspec.Struct, frozen=True):
@@ -171,7 +173,7 @@ class Tariff(msgspec.Struct, frozen=True):
             tier = _find_tier(period.tiers, usage.input_tokens)
         scaled_cost = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
         if usage.has_extras:
-            scaled_cost += tier.cost_of_extras(usage)
+            scaled_cost = tier.cost_with_extras(scaled_cost, usage)
         return -(-scaled_cost // SCALE)
 
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:

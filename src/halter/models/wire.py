@@ -178,8 +178,8 @@ async def _note_request(terms: ExchangeTerms, request: "httpx2.Request") -> None
     request.extensions = {**request.extensions, "timeout": timeouts, "trace": trace}
 
 
-async def _note_response(wire: WireFormat, max_bytes: int, response: "httpx2.Response") -> None:
-    reader = UsageReader(wire)
+async def _note_response(wire: WireFormat, model: str, max_bytes: int, response: "httpx2.Response") -> None:
+    reader = UsageReader(wire, model)
     exchange = current_exchange.get(None)
     if exchange is not None:
         exchange.add_response(response, reader)
@@ -235,7 +235,7 @@ def open_wire_client(name: ModelName, wire: WireFormat, url: str, key: str, term
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
     hooks = {
         "request": [partial(_note_request, terms)],
-        "response": [partial(_note_response, wire, terms.max_bytes)],
+        "response": [partial(_note_response, wire, name.model, terms.max_bytes)],
     }
     # A local address is reached without a proxy.
     is_remote = not is_local_address(url)

@@ -18,8 +18,10 @@ Reasoning counts as output, once. Anthropic counts it within the output, Google 
 OpenAI's protocol count it within `completion_tokens`, others in addition to them: then it is in `total_tokens`, or it
 exceeds `completion_tokens`.
 
-Anthropic does not include a compaction of the context in the sums of its report: it is added. A report of a tier that
-costs more than the listed price, or of a cache without a price, cannot be priced and counts as unreadable.
+Anthropic does not include a compaction of the context in the sums of its report: it is added.
+
+`USAGE_MEMBERS` says of every member of a report what it does to the price. One that is not in it, or that has a value
+without a price, and that is neither zero nor empty, could cost anything: the request settles at its hold, or at more.
 """
 
 import codecs
@@ -27,22 +29,22 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from itertools import groupby
 from math import ceil
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
 from halter.core.agent_spec import WireFormat
 from halter.core.messages import VOLATILE, Message, Part, Prompt, Reply, Role, StopReason, Text, ToolCall, ToolResult
 from halter.core.money import DOLLAR
-from halter.core.text import clean, encode_body
+from halter.core.text import clean, encode_body, shorten
 from halter.core.tools import ToolSpec
-from halter.core.usage import Usage
+from halter.core.usage import Usage, is_same_model
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import (
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from pydantic_ai.tools import ToolDefinition
 
     Shaped = ModelRequestPart | ModelResponsePart
+
+T = TypeVar("T")
 
 EMPTY_MESSAGE: Final = "(empty)"
 """Replaces an empty message, which providers reject."""
@@ -338,9 +342,9 @@ def _is_too_deep(data: bytes) -> bool:
 class UsageReading(msgspec.Struct, frozen=True):
     """The counts in one event or a whole answer, and whether the answer is finished.
 
-    Without `output_tokens` a report cannot be final. `cache_read_tokens` is None if a report omits it. `is_unpriced`
-    means a service that costs more than the listed price. `model` is the model that answered, and `cost_micros` what
-    the provider says that it charged.
+    Without `output_tokens` a report cannot be final. `cache_read_tokens` is None if a report omits it. `model` is the
+    model that answered, and `cost_micros` what the provider says that it charged. `surcharge` is in percent of the
+    price of all tokens, and `unpriced` names a member without a known price.
     """
 
     input_tokens: int = 0
@@ -350,11 +354,12 @@ class UsageReading(msgspec.Struct, frozen=True):
     finished: bool = False
     cache_write_1h: int = 0
     searches: int = 0
-    is_unpriced: bool = False
     audio: int = 0
     audio_cached: int = 0
     model: str = ""
     cost_micros: int = 0
+    surcharge: int = 0
+    unpriced: str = ""
 
 
 UsageFormat = WireFormat | Literal["responses"]
@@ -366,9 +371,13 @@ _ENDINGS: Final[Mapping[UsageFormat, bytes]] = MappingProxyType(
 
 
 class UsageReader:
-    """Reads the usage from the bytes of an answer as they arrive: a stream of events, or one JSON document."""
+    """Reads the usage from the bytes of an answer as they arrive: a stream of events, or one JSON document.
 
-    def __init__(self, wire: UsageFormat) -> None:
+    `asked` is the model that was asked for; without it, the model that answers is not compared.
+    """
+
+    def __init__(self, wire: UsageFormat, asked: str = "") -> None:
+        self._asked = asked
         self.final = False
         self.too_deep = False
         self._read = _READERS[wire]
@@ -378,8 +387,12 @@ class UsageReader:
         self._spoiled = False
         self._streams: bool | None = None
         self._rest = bytearray()
-        self.model = ""
-        self.cost_micros = 0
+
+    @property
+    def answered_by(self) -> str:
+        """The model that answered, if another one was asked for."""
+        model = self._counts.model
+        return model if self._asked and model and not is_same_model(self._asked, model) else ""
 
     @property
     def usage(self) -> Usage | None:
@@ -397,6 +410,10 @@ class UsageReader:
                 counts.searches,
                 counts.audio,
                 counts.audio_cached,
+                surcharge_percent=counts.surcharge,
+                reported_cost=counts.cost_micros,
+                answered_by=self.answered_by,
+                unpriced=counts.unpriced,
             )
         except ValueError:
             return None
@@ -446,8 +463,6 @@ class UsageReader:
             self._mark_unusable(_NAMES_A_REPORT in body)
             return
         self._finished = self._finished or reading.finished
-        self.model = reading.model or self.model
-        self.cost_micros = max(self.cost_micros, reading.cost_micros)
         self._mark_unusable(
             min(
                 reading.input_tokens,
@@ -456,7 +471,6 @@ class UsageReader:
                 reading.cache_write_tokens,
             )
             < 0
-            or reading.is_unpriced
         )
         # Output never decreases: a final count below an earlier one is wrong.
         self._mark_unusable(
@@ -474,6 +488,10 @@ class UsageReader:
             searches=max(self._counts.searches, reading.searches),
             audio=max(self._counts.audio, reading.audio),
             audio_cached=max(self._counts.audio_cached, reading.audio_cached),
+            model=reading.model or self._counts.model,
+            cost_micros=max(self._counts.cost_micros, reading.cost_micros),
+            surcharge=max(self._counts.surcharge, reading.surcharge),
+            unpriced=self._counts.unpriced or reading.unpriced,
         )
 
     def _mark_unusable(self, spoils: bool) -> None:  # noqa: FBT001  the only parameter
@@ -486,10 +504,141 @@ def _first(*counts: int | None) -> int | None:
     return next((count for count in counts if count), next((count for count in counts if count is not None), None))
 
 
-_DEARER_TIERS: Final = frozenset(("priority", "fast"))
+UNPRICED: Final = -1
+"""The effect of a value that costs more than what is listed, or an unknown amount."""
+_COUNTED: Final = 0
+MemberEffect = int | Mapping[str, int]
+"""What a member does to the price: nothing but what is counted, or a surcharge in percent for each of its values."""
+
+_TIERS: Final[Mapping[str, int]] = MappingProxyType(
+    dict.fromkeys(("auto", "batch", "default", "flex", "scale", "standard", "unspecified"), _COUNTED)
+    | dict.fromkeys(("fast", "priority"), UNPRICED)
+)
+_TRAFFIC: Final[Mapping[str, int]] = MappingProxyType(
+    dict.fromkeys(("traffic_type_unspecified", "on_demand", "on_demand_flex", "on_demand_offpeak"), _COUNTED)
+    | {"provisioned_throughput": _COUNTED, "on_demand_priority": UNPRICED}
+)
+_PROMPT_DETAILS: Final = "cached_tokens cache_write_tokens audio_tokens text_tokens image_tokens video_tokens"
+_COMPLETION_DETAILS: Final = (
+    "reasoning_tokens text_tokens accepted_prediction_tokens rejected_prediction_tokens thinking_tokens"
+)
+_CACHE_WRITES: Final = "ephemeral_5m_input_tokens ephemeral_1h_input_tokens"
+_FURTHER: Final = """
+    queue_time prompt_time completion_time total_time total_latency time_to_first_token latency_checkpoint start_time
+    end_time is_last_response acceptance_rate stop_reason completion_tokens_per_sec total_tokens_per_sec
+    completion_tokens_after_first_per_sec completion_tokens_after_first_per_sec_first_ten
+    completion_tokens_after_first_per_sec_graph num_search_queries search_context_size
+"""
+"""What servers of OpenAI's protocol report beside the counts: times, and searches that their costs include."""
+
+
+def _list_paths(names: str, parent: str = "") -> dict[str, int]:
+    return {f"{parent}.{name}" if parent else name: _COUNTED for name in names.split()}
+
+
+_PLACES: Final = {"global": _COUNTED, "not_available": _COUNTED, "us": 10}
+_SPEEDS: Final = {"standard": _COUNTED, "fast": UNPRICED}
+_COMMON: Final = {
+    **_list_paths("cost cost_details estimated_cost cost_in_usd_ticks is_byok"),
+    **_list_paths("web_search_requests tool_calls_requested tool_calls_executed", "server_tool_use"),
+    **_list_paths("web_search_requests tool_calls_requested tool_calls_executed", "server_tool_use_details"),
+    "service_tier": _TIERS,
+    "speed": _SPEEDS,
+    "inference_geo": _PLACES,
+}
+_MODALITIES: Final = {"text": _COUNTED, "image": _COUNTED, "video": _COUNTED, "audio": _COUNTED, "document": _COUNTED}
+
+USAGE_MEMBERS: Final[Mapping[UsageFormat, Mapping[str, MemberEffect]]] = MappingProxyType(
+    {
+        "openai": {
+            **_COMMON,
+            **_list_paths("prompt_tokens completion_tokens total_tokens reasoning_tokens citation_tokens"),
+            **_list_paths("cached_tokens"),
+            **_list_paths("prompt_cache_hit_tokens prompt_cache_miss_tokens"),
+            **_list_paths("cache_read_input_tokens cache_creation_input_tokens"),
+            **_list_paths(_PROMPT_DETAILS, "prompt_tokens_details"),
+            **_list_paths("cache_creation_tokens", "prompt_tokens_details"),
+            **_list_paths(_COMPLETION_DETAILS, "completion_tokens_details"),
+            **_list_paths(_FURTHER),
+            "extra_properties.google.traffic_type": _TRAFFIC,
+        },
+        "anthropic": {
+            **_COMMON,
+            **_list_paths("input_tokens output_tokens cache_read_input_tokens cache_creation_input_tokens"),
+            **_list_paths(_CACHE_WRITES, "cache_creation"),
+            **_list_paths("thinking_tokens", "output_tokens_details"),
+            **_list_paths("web_fetch_requests tool_search_requests code_execution_requests", "server_tool_use"),
+            **_list_paths("input_tokens output_tokens model", "iterations"),
+            **_list_paths("cache_read_input_tokens cache_creation_input_tokens", "iterations"),
+            **_list_paths(_CACHE_WRITES, "iterations.cache_creation"),
+            "iterations.type": {"message": _COUNTED, "compaction": _COUNTED},
+        },
+        "responses": {
+            **_COMMON,
+            **_list_paths("input_tokens output_tokens total_tokens"),
+            **_list_paths(_PROMPT_DETAILS, "input_tokens_details"),
+            **_list_paths("ttl_30m_tokens", "input_tokens_details.cache_write_tokens_details"),
+            **_list_paths(_COMPLETION_DETAILS, "output_tokens_details"),
+        },
+        "google": {
+            **_list_paths("promptTokenCount candidatesTokenCount responseTokenCount totalTokenCount"),
+            **_list_paths("thoughtsTokenCount toolUsePromptTokenCount cachedContentTokenCount"),
+            "promptTokensDetails.modality": _MODALITIES,
+            "cacheTokensDetails.modality": _MODALITIES,
+            "toolUsePromptTokensDetails.modality": _MODALITIES,
+            "candidatesTokensDetails.modality": {"text": _COUNTED},
+            "responseTokensDetails.modality": {"text": _COUNTED},
+            **{
+                f"{side}TokensDetails.tokenCount": _COUNTED
+                for side in ("prompt", "cache", "toolUsePrompt", "candidates", "response")
+            },
+            "serviceTier": _TIERS,
+            "trafficType": _TRAFFIC,
+        },
+    }
+)
+"""What every member of a usage report does to the price, in the SDKs of the makers and of OpenRouter.
+
+A count that is part of another one costs nothing more. The output of a picture or of sound has no listed price.
+"""
+
+
+class _PriceEffects(msgspec.Struct, frozen=True):
+    surcharge: int = 0
+    unpriced: str = ""
+
+
+def read_price_effects(wire: UsageFormat, report: Mapping[str, Any]) -> _PriceEffects:
+    """Read what the members of a report do to the price besides its counts."""
+    effects = list(_list_effects(USAGE_MEMBERS[wire], report, ""))
+    unpriced = next((name for name, effect in effects if effect == UNPRICED), "")
+    return _PriceEffects(max(0, 0, *(effect for _, effect in effects)), shorten(unpriced, 80))
+
+
+def _list_effects(members: Mapping[str, MemberEffect], node: Any, path: str) -> Iterator[tuple[str, int]]:
+    """Yield the effect of each member that is neither zero nor empty."""
+    if members.get(path) == _COUNTED:
+        return
+    if isinstance(node, dict):
+        for name, value in cast("dict[str, Any]", node).items():
+            yield from _list_effects(members, value, f"{path}.{name}" if path else name)
+    elif isinstance(node, list):
+        for value in cast("list[Any]", node):
+            yield from _list_effects(members, value, path)
+    elif node:
+        effect = members.get(path)
+        if isinstance(effect, Mapping):
+            yield f"{path}: {node}", effect.get(str(node).lower(), UNPRICED)
+        else:
+            yield path, UNPRICED
+
+
+def _convert(report: Mapping[str, Any] | None, shape: type[T]) -> T | None:
+    return None if report is None else msgspec.convert(report, shape)
 
 
 _MAX_REPORTED_USD: Final = 1_000_000
+_TICKS_PER_USD: Final = 10**10
 
 
 class _CostDetails(msgspec.Struct):
@@ -504,6 +653,8 @@ class _ReportedCost(msgspec.Struct):
     """What a gateway charged, in dollars; with a key of one's own at the maker, the maker's cost comes on top."""
 
     cost: float | _CostSums | None = None
+    estimated_cost: float | None = None
+    cost_in_usd_ticks: int | None = None
     is_byok: bool | None = None
     cost_details: _CostDetails | None = None
 
@@ -511,7 +662,8 @@ class _ReportedCost(msgspec.Struct):
     def cost_micros(self) -> int:
         upstream = self.cost_details.upstream_inference_cost if self.is_byok and self.cost_details else None
         cost = self.cost.total_cost if isinstance(self.cost, _CostSums) else self.cost
-        usd = (cost or 0) + (upstream or 0)
+        ticks_usd = (self.cost_in_usd_ticks or 0) / _TICKS_PER_USD
+        usd = max((cost or 0) + (upstream or 0), self.estimated_cost or 0, ticks_usd)
         return ceil(Decimal(str(usd)) * DOLLAR) if 0 < usd < _MAX_REPORTED_USD else 0
 
 
@@ -519,6 +671,17 @@ class _ChatInput(msgspec.Struct):
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
     audio_tokens: int | None = None
+
+
+class _ServerTools(msgspec.Struct):
+    web_search_requests: int | None = None
+
+    @property
+    def searches(self) -> int:
+        return self.web_search_requests or 0
+
+
+_NO_TOOLS: Final = _ServerTools()
 
 
 class _ChatOutput(msgspec.Struct):
@@ -535,9 +698,12 @@ class _ChatUsage(_ReportedCost):
     completion_tokens_details: _ChatOutput | None = None
     reasoning_tokens: int | None = None
     citation_tokens: int | None = None
+    cached_tokens: int | None = None
     prompt_cache_hit_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
+    server_tool_use: _ServerTools | None = None
+    server_tool_use_details: _ServerTools | None = None
 
 
 class _ChatChoice(msgspec.Struct):
@@ -545,7 +711,7 @@ class _ChatChoice(msgspec.Struct):
 
 
 class _Chat(msgspec.Struct):
-    usage: _ChatUsage | None = None
+    usage: dict[str, Any] | None = None
     choices: Sequence[_ChatChoice] | None = None
     service_tier: str | None = None
     model: str | None = None
@@ -553,27 +719,32 @@ class _Chat(msgspec.Struct):
 
 def _chat_reading(chunk: _Chat) -> UsageReading:
     is_finished = any(choice.finish_reason for choice in chunk.choices or ())
-    usage = chunk.usage
-    if usage is None:
+    usage = _convert(chunk.usage, _ChatUsage)
+    if chunk.usage is None or usage is None:
         return UsageReading(finished=is_finished, model=chunk.model or "")
     input_details, output_details = (
         usage.prompt_tokens_details or _ChatInput(),
         usage.completion_tokens_details or _ChatOutput(),
     )
-    read = _first(input_details.cached_tokens, usage.prompt_cache_hit_tokens, usage.cache_read_input_tokens)
+    read = _first(
+        input_details.cached_tokens, usage.prompt_cache_hit_tokens, usage.cache_read_input_tokens, usage.cached_tokens
+    )
     write = input_details.cache_write_tokens or usage.cache_creation_input_tokens or 0
     reasoning = output_details.reasoning_tokens or usage.reasoning_tokens or 0
-    dearer = chunk.service_tier in _DEARER_TIERS
+    effects = read_price_effects("openai", {"service_tier": chunk.service_tier, **chunk.usage})
+    tools = usage.server_tool_use or usage.server_tool_use_details or _NO_TOOLS
     return UsageReading(
         usage.prompt_tokens or 0,
         _chat_output(usage, reasoning),
         read,
         write,
         is_finished,
-        is_unpriced=dearer,
+        searches=tools.searches,
         audio=input_details.audio_tokens or 0,
         model=chunk.model or "",
         cost_micros=usage.cost_micros,
+        surcharge=effects.surcharge,
+        unpriced=effects.unpriced,
     )
 
 
@@ -591,31 +762,26 @@ class _CacheWrites(msgspec.Struct):
     ephemeral_1h_input_tokens: int | None = None
 
 
-class _ServerTools(msgspec.Struct):
-    web_search_requests: int | None = None
-
-
-class _Iteration(msgspec.Struct):
+class _Iteration(_ReportedCost):
     type: str = ""
     input_tokens: int | None = None
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
-
-
-class _MessageUsage(_ReportedCost):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
     cache_creation: _CacheWrites | None = None
+
+    @property
+    def long_cache_tokens(self) -> int:
+        return self.cache_creation.ephemeral_1h_input_tokens or 0 if self.cache_creation else 0
+
+
+class _MessageUsage(_Iteration):
     server_tool_use: _ServerTools | None = None
     iterations: Sequence[_Iteration] | None = None
-    speed: str | None = None
 
 
 class _Message(msgspec.Struct):
-    usage: _MessageUsage | None = None
+    usage: dict[str, Any] | None = None
     model: str | None = None
 
 
@@ -626,7 +792,7 @@ class _MessageDelta(msgspec.Struct):
 class _MessageEvent(msgspec.Struct):
     """An event of Anthropic's stream, or its whole answer. Each has the report in another place."""
 
-    usage: _MessageUsage | None = None
+    usage: dict[str, Any] | None = None
     stop_reason: str | None = None
     message: _Message | str | None = None
     delta: _MessageDelta | None = None
@@ -635,45 +801,43 @@ class _MessageEvent(msgspec.Struct):
 
 def _message_reading(event: _MessageEvent) -> UsageReading:
     is_finished = bool(event.stop_reason or (event.delta and event.delta.stop_reason))
-    usage = event.usage or (event.message.usage if isinstance(event.message, _Message) else None)
-    if usage is None:
-        return UsageReading(finished=is_finished)
-    read, write = usage.cache_read_input_tokens, usage.cache_creation_input_tokens or 0
-    input_tokens, output_tokens = (usage.input_tokens or 0) + (read or 0) + write, usage.output_tokens
-    for iteration in usage.iterations or ():
-        if iteration.type == "compaction":
-            cached_tokens = (iteration.cache_read_input_tokens or 0) + (iteration.cache_creation_input_tokens or 0)
-            input_tokens += (iteration.input_tokens or 0) + cached_tokens
-            output_tokens = (output_tokens or 0) + (iteration.output_tokens or 0)
-    long_cache_tokens = usage.cache_creation.ephemeral_1h_input_tokens or 0 if usage.cache_creation else 0
+    report = event.usage or (event.message.usage if isinstance(event.message, _Message) else None)
+    model = event.model or (event.message.model if isinstance(event.message, _Message) else None) or ""
+    usage = _convert(report, _MessageUsage)
+    if report is None or usage is None:
+        return UsageReading(finished=is_finished, model=model)
+    parts: list[_Iteration] = [usage, *(each for each in usage.iterations or () if each.type == "compaction")]
+    read = sum(part.cache_read_input_tokens or 0 for part in parts)
+    write = sum(part.cache_creation_input_tokens or 0 for part in parts)
+    output_counts = [part.output_tokens for part in parts if part.output_tokens is not None]
+    effects = read_price_effects("anthropic", report)
     return UsageReading(
-        input_tokens,
-        output_tokens,
-        read,
+        sum(part.input_tokens or 0 for part in parts) + read + write,
+        sum(output_counts) if output_counts else None,
+        None if usage.cache_read_input_tokens is None and not read else read,
         write,
         is_finished,
-        long_cache_tokens,
-        (usage.server_tool_use.web_search_requests or 0) if usage.server_tool_use else 0,
-        usage.speed in _DEARER_TIERS,
-        model=event.model or (event.message.model if isinstance(event.message, _Message) else None) or "",
+        sum(part.long_cache_tokens for part in parts),
+        (usage.server_tool_use or _NO_TOOLS).searches,
+        model=model,
         cost_micros=usage.cost_micros,
+        surcharge=effects.surcharge,
+        unpriced=effects.unpriced,
     )
-
-
-class _LongCache(msgspec.Struct):
-    ttl_12h_tokens: int | None = None
 
 
 class _ResponseInput(msgspec.Struct):
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
-    cache_write_tokens_details: _LongCache | None = None
+    audio_tokens: int | None = None
 
 
 class _ResponseUsage(_ReportedCost):
     input_tokens: int | None = None
     output_tokens: int | None = None
     input_tokens_details: _ResponseInput | None = None
+    server_tool_use: _ServerTools | None = None
+    server_tool_use_details: _ServerTools | None = None
 
 
 class _OutputItem(msgspec.Struct):
@@ -683,7 +847,7 @@ class _OutputItem(msgspec.Struct):
 class _Response(msgspec.Struct):
     """A whole response. Searches are not counted in its report, but listed in its output."""
 
-    usage: _ResponseUsage | None = None
+    usage: dict[str, Any] | None = None
     service_tier: str | None = None
     output: Sequence[_OutputItem] | None = None
     status: str | None = None
@@ -699,23 +863,24 @@ class _ResponseEvent(_Response):
 def _response_reading(event: _ResponseEvent) -> UsageReading:
     response = event.response or event
     is_finished = response.status in {"completed", "incomplete", "failed", "cancelled"}
-    usage = response.usage
-    if usage is None or not is_finished:
-        return UsageReading(finished=is_finished)
+    usage = _convert(response.usage, _ResponseUsage)
+    if response.usage is None or usage is None or not is_finished:
+        return UsageReading(finished=is_finished, model=response.model or "")
     details = usage.input_tokens_details or _ResponseInput()
-    long_cache = details.cache_write_tokens_details
-    searches = sum(item.type == "web_search_call" for item in response.output or ())
-    is_unpriced = response.service_tier in _DEARER_TIERS or bool(long_cache and long_cache.ttl_12h_tokens)
+    tools = usage.server_tool_use or usage.server_tool_use_details or _NO_TOOLS
+    effects = read_price_effects("responses", {"service_tier": response.service_tier, **response.usage})
     return UsageReading(
         usage.input_tokens or 0,
         usage.output_tokens,
         details.cached_tokens,
         details.cache_write_tokens or 0,
         is_finished,
-        searches=searches,
-        is_unpriced=is_unpriced,
+        searches=max(tools.searches, sum(item.type == "web_search_call" for item in response.output or ())),
+        audio=details.audio_tokens or 0,
         model=response.model or "",
         cost_micros=usage.cost_micros,
+        surcharge=effects.surcharge,
+        unpriced=effects.unpriced,
     )
 
 
@@ -744,22 +909,24 @@ class _Feedback(msgspec.Struct, rename="camel"):
 
 
 class _Generated(msgspec.Struct, rename="camel"):
-    usage_metadata: _Metadata | None = None
+    usage_metadata: dict[str, Any] | None = None
     candidates: Sequence[_Candidate] | None = None
     prompt_feedback: _Feedback | None = None
+    model_version: str | None = None
 
 
 def _generated_reading(chunk: _Generated) -> UsageReading:
     is_blocked = bool(chunk.prompt_feedback and chunk.prompt_feedback.block_reason)
     is_finished = is_blocked or any(candidate.finish_reason for candidate in chunk.candidates or ())
-    usage = chunk.usage_metadata
-    if usage is None:
-        return UsageReading(finished=is_finished)
+    usage = _convert(chunk.usage_metadata, _Metadata)
+    if chunk.usage_metadata is None or usage is None:
+        return UsageReading(finished=is_finished, model=chunk.model_version or "")
     input_tokens = (usage.prompt_token_count or 0) + (usage.tool_use_prompt_token_count or 0)
     output_tokens = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
     is_counted = usage.candidates_token_count is not None or usage.total_token_count is not None
     output = max(output_tokens, (usage.total_token_count or 0) - input_tokens) if is_counted else None
     sound, cached_sound = _count_sound(usage.prompt_tokens_details), _count_sound(usage.cache_tokens_details)
+    effects = read_price_effects("google", chunk.usage_metadata)
     return UsageReading(
         input_tokens,
         output,
@@ -768,6 +935,9 @@ def _generated_reading(chunk: _Generated) -> UsageReading:
         is_finished,
         audio=max(0, sound - cached_sound),
         audio_cached=cached_sound,
+        model=chunk.model_version or "",
+        surcharge=effects.surcharge,
+        unpriced=effects.unpriced,
     )
 
 

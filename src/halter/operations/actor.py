@@ -28,7 +28,7 @@ Role = Literal["viewer", "approver", "operator", "admin"]
 """Each role includes the ones before it: read; decide and stop; steer and spend; everything."""
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
-SCOPES: Final = ("agent:", "trigger:", "session:")
+SCOPES: Final = ("agent:", "trigger:", "session:", "key:")
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ class Actor:
     async def agent_of(self, scope: str) -> str | None:
         """Find the agent of a scope; None for the fleet, and for an unknown session."""
         kind, _, name = scope.partition(":")
-        if kind in ("agent", "trigger"):
+        if kind in ("agent", "trigger", "key"):
             return name.partition("/")[0]
         rows = await self.app.store.ask(Query("session", SessionRow, {"session": name})) if kind == "session" else ()
         return rows[0].agent if rows else None
@@ -165,7 +165,9 @@ def readable(text: str, noun: str) -> str:
 
 def readable_scope(scope: str) -> str:
     if scope != "fleet" and not any(scope.startswith(kind) and scope != kind for kind in SCOPES):
-        raise NotDone(f"Unknown scope {scope!r}. Use fleet, agent:NAME, trigger:NAME or session:ID.", "wrong")
+        raise NotDone(
+            f"Unknown scope {scope!r}. Use fleet, agent:NAME, trigger:NAME, session:ID or key:AGENT/NAME.", "wrong"
+        )
     return readable(scope, "scope")
 
 
@@ -194,8 +196,8 @@ Reason = Annotated[Words, Meta(description="Reason, recorded in the journal.", e
 Scope = Annotated[
     Name,
     Meta(
-        description="fleet, agent:NAME, trigger:NAME or session:ID",
-        extra={"typed": "fleet, an agent name, a session id, or agent:NAME, trigger:NAME, session:ID."},
+        description="fleet, agent:NAME, trigger:NAME, session:ID or key:AGENT/NAME",
+        extra={"typed": "fleet, an agent name, a session id, or agent:NAME, trigger:NAME, session:ID, key:AGENT/NAME."},
     ),
 ]
 Session = Annotated[

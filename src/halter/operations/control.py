@@ -135,7 +135,7 @@ async def halt(actor: Actor, scope: Scope, reason: Reason = "") -> HaltDone:
 async def resume(actor: Actor, scope: Scope, over_seconds: Seconds | None = None, reason: Reason = "") -> ResumeResult:
     """Resume a halted scope, or an agent that is off, stopped or paused."""
     actor.require_person("operator", "lift a halt")
-    scope = scope if scope.startswith(("agent:", "trigger:")) else await _find_scope(actor, scope)
+    scope = scope if scope.startswith(("agent:", "trigger:", "key:")) else await _find_scope(actor, scope)
     await actor.require_scope(scope, "lift a halt of the fleet")
     ramp = await halts.compute_ramp(actor.app.store, scope) if over_seconds is None else over_seconds * SECOND
     write = halts.resume(scope, actor.principal.name, actor.app.ids.make(), ramp, clean(reason))

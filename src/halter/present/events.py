@@ -90,6 +90,7 @@ from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult
 from halter.core.money import Charge, Leg, format_micros
 from halter.core.ports import Stored
 from halter.core.text import clean, decode_body, format_count, shorten
+from halter.core.usage import Usage
 from halter.core.vocabulary import SignOnRefusal
 from halter.guard.provenance_check import describe_flaw
 from halter.loop.decide import ASK_USER, YIELD
@@ -414,6 +415,12 @@ def _summarize_work(
             return StyledLine(f"{event.tool} was refused ({event.outcome}): {event.sentence}", WARNING_STYLE)
         case RequestStarted():
             return f"{event.model} for {event.purpose}{_format_holds(event.legs)}"
+        case RequestSettled(usage=Usage(unpriced=unpriced)) if unpriced:
+            return StyledLine(
+                f"{event.request} {event.outcome}{_cost(event.charge)}: the provider reported `{unpriced}`, which has"
+                " no known price, so at least what was held is charged",
+                WARNING_STYLE,
+            )
         case RequestSettled(outcome="ok"):
             return f"{event.request} ok{_cost(event.charge)}"
         case RequestSettled():
@@ -709,7 +716,7 @@ def _is_notable(event: AnyEvent | Unknown) -> bool:
         case ItemSeen():
             return not event.ignored
         case RequestSettled():
-            return event.outcome != "ok"
+            return event.outcome != "ok" or bool(event.usage and event.usage.unpriced)
         case SessionParked():
             return event.state in {"SLEEPING", "PAUSED", "WAITING_FOR_INPUT"}
         case WakePosted():

@@ -20,10 +20,10 @@ import msgspec
 
 from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError, LeaseLost, ModelError, StoreUnavailable
-from halter.core.ids import make_worker_id
+from halter.core.ids import key_scope, make_worker_id
 from halter.core.messages import Prompt
 from halter.core.text import shorten, to_one_line
-from halter.core.usage import ModelName
+from halter.core.usage import ModelName, runs_locally
 from halter.dispatch.heartbeat import renew_leases
 from halter.guard.halts import RateLimited, halt
 from halter.guard.ledger import Ledger
@@ -53,6 +53,7 @@ from halter.proxy.dialect import (
     ModelCall,
     Unreadable,
     WireDialect,
+    find_rates,
 )
 from halter.proxy.errors import Headers, Refusal, explain_outcome
 from halter.proxy.keys import DEFAULT_MAX_BODY_MB, KeyRing, VirtualKey, find_client_key
@@ -62,10 +63,8 @@ from halter.proxy.relay import (
     RelayedModel,
     RelayExchange,
     Send,
-    SettlementPrices,
     StoredAnswers,
     Upstream,
-    find_settlement_prices,
     list_answer_headers,
     open_pool,
     read_whole,
@@ -285,7 +284,8 @@ class Proxy:
     async def _relay_free(self, incoming: IncomingCall, client: ClientConnection) -> None:
         """Relay a free request. Halts apply to it too."""
         dialect = incoming.route.dialect.name
-        halt = await self._door.find_halt((f"agent:{incoming.terms.policy.name}", "fleet"))
+        agent, key = incoming.terms.policy.name, incoming.terms.key.name
+        halt = await self._door.find_halt((key_scope(agent, key), f"agent:{agent}", "fleet"))
         if halt is not None:
             await client.refuse(dialect, Refusal("halted", f"Halter: {halt.scope} is halted."))
             return
@@ -345,16 +345,15 @@ class Proxy:
         name = ModelName(exchange.upstream.provider, call.model)
         window = find_listed_window(name, exchange.upstream.base_url) or DEFAULT_CONTEXT_WINDOW
         table, allowed_members = self._price_table(incoming.terms), incoming.terms.key.limits.allowed_members
-        prices = find_settlement_prices(call, name, exchange.upstream.base_url, table, allowed_members)
-        settlement_prices = prices if isinstance(prices, SettlementPrices) else None
-        model = RelayedModel(name, call, window, exchange, settlement_prices)
+        model = RelayedModel(name, call, window, exchange)
         request = ModelRequest(
             id=session.next_request(),
             prompt=Prompt(messages=(), max_output_tokens=call.max_output(window)),
             timeout=REQUEST_TIMEOUT,
             record=RequestRecord(f"POST {incoming.route.path}: {call.model}, {len(call.body):,} bytes"),
-            prices=prices,
+            prices=find_rates(call, name, exchange.upstream.base_url, table, allowed_members),
             min_output_tokens=call.min_output(),
+            written_by_client=True,
         )
         session.under_way += 1
         try:
@@ -367,9 +366,9 @@ class Proxy:
             session.used_at = read_monotonic(self._app.clock)
         if exchange.answer_id:
             await self._stored_answers.save(incoming.terms.key.digest, exchange.answer_id)
-        if settlement_prices is not None and (other_model := settlement_prices.find_substitute()):
-            reason = f"{call.model} was asked for, and {other_model} answered"
-            await self._halt_agent(incoming.terms, request.id, reason)
+        other_model = "" if exchange.reader is None else exchange.reader.answered_by
+        if other_model and not runs_locally(name, exchange.upstream.base_url):
+            await self._halt_key(incoming.terms, request.id, ModelName(name.provider, other_model), call.model)
         if isinstance(outcome, RefusedRequest | FailedRequest) and outcome.outcome == "external_halt":
             await self._sessions.end_cancelled(session)
         return explain_outcome(outcome, self._app.clock.now())
@@ -387,10 +386,14 @@ class Proxy:
             wait_count = outcome.wait_count + 1
             await self._app.clock.sleep(max(0, outcome.retry_at - now))
 
-    async def _halt_agent(self, terms: KeyTerms, request: str, reason: str) -> None:
-        """Halt the agent of a key whose provider runs other models than are asked for."""
-        reason = f"{shorten(to_one_line(reason), 300)}, through the key {terms.key.name}"
-        await self._app.patient().commit(halt(f"agent:{terms.policy.name}", "halter", f"{request}/other-model", reason))
+    async def _halt_key(self, terms: KeyTerms, request: str, answered: ModelName, asked: str) -> None:
+        """Halt a key for which a model answered that was not asked for, unless the key names that model in full."""
+        if str(answered) in terms.key.limits.models:
+            return
+        asked_name, answered_name = (shorten(to_one_line(name), 100) for name in (asked, str(answered)))
+        reason = f"{asked_name} was asked for, and {answered_name} answered"
+        scope = key_scope(terms.policy.name, terms.key.name)
+        await self._app.patient().commit(halt(scope, "halter", f"{request}/other-model", reason))
 
     def _price_table(self, terms: KeyTerms) -> Prices:
         if self._prices is None:

@@ -7,9 +7,8 @@ door runs the relay like any model: with a permit, a hold, a deadline and a watc
 
 import asyncio
 import io
-import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -23,11 +22,10 @@ from halter.core.messages import Prompt, Reply, Text, TextListener
 from halter.core.ports import Store
 from halter.core.text import clean, shorten
 from halter.core.tools import Permit, PermitGate
-from halter.core.usage import ModelName, ModelPrices, PriceTable, RequestExtras, Unpriced, Usage, is_local_address
-from halter.models.providers import Prices
+from halter.core.usage import ModelName, Usage, is_local_address
 from halter.models.wire import CONNECT_TIMEOUT_SECONDS, MAX_ANSWER_BYTES
 from halter.models.wire_format import UsageReader
-from halter.proxy.dialect import CHAT, DialectName, ModelCall, WireDialect, find_rates
+from halter.proxy.dialect import CHAT, DialectName, ModelCall, WireDialect
 from halter.proxy.errors import Headers, Refusal, asks_by_litellm, render_in_stream, render_refusal
 
 if TYPE_CHECKING:
@@ -186,76 +184,6 @@ class ClientConnection:
             await self.write(body, more=False)
 
 
-_VERSION: Final = re.compile(r"(?:[-@:]?(?:\d{8}|\d{4}-\d\d-\d\d|\d{4}|\d{3}|latest|v\d+))*(?::[a-z]+)?")
-"""What a provider adds to the name of a model: a date, a version, or a variant."""
-
-
-class SettlementPrices:
-    """The prices of one request, settled at the dearest of the asked model, the answering one and a reported cost."""
-
-    def __init__(self, rates: ModelPrices, asked: ModelName, base_url: str | None, prices: PriceTable) -> None:
-        self._rates = rates
-        self._asked = asked
-        self._base_url = base_url
-        self._prices = prices
-        self.reader: UsageReader | None = None
-        """The reader of the answer, once there is one."""
-
-    @property
-    def other_model(self) -> str:
-        """The model that answered, if it is not the one that was asked for."""
-        name = "" if self.reader is None else self.reader.model
-        return name if name and not is_same_model(self._asked.model, name) else ""
-
-    def cost(self, usage: Usage, at: int) -> int:
-        costs = [self._rates.cost(usage, at)]
-        if self.other_model:
-            rates = self._prices.find(ModelName(self._asked.provider, self.other_model), self._base_url)
-            if not isinstance(rates, Unpriced):
-                costs.append(rates.cost(usage, at))
-        if self.reader is not None:
-            costs.append(self.reader.cost_micros)
-        return max(costs)
-
-    def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
-        return self._rates.bound(input_tokens, max_output_tokens, at)
-
-    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, limit: int = 10**9) -> int:
-        return self._rates.max_output_that_fits(input_tokens, budget_micros, at, limit)
-
-    def covering(self, extras: RequestExtras) -> ModelPrices | str:
-        return self._rates.covering(extras)
-
-    def find_substitute(self) -> str:
-        """Find the model that answered in place of the one that was asked for, where both are listed with a price.
-
-        A gateway may name its deployments as it likes, so an unlisted name says nothing.
-        """
-        names = (self._asked.model, self.other_model)
-        is_listed = all(
-            name and not isinstance(self._prices.find(ModelName(self._asked.provider, name), self._base_url), Unpriced)
-            for name in names
-        )
-        return self.other_model if is_listed else ""
-
-
-def find_settlement_prices(
-    call: ModelCall, model: ModelName, base_url: str | None, prices: Prices, allowed_members: Sequence[str] = ()
-) -> SettlementPrices | Unpriced:
-    rates = find_rates(call, model, base_url, prices, allowed_members) or prices.find(model, base_url)
-    return rates if isinstance(rates, Unpriced) else SettlementPrices(rates, model, base_url, prices)
-
-
-def is_same_model(asked: str, answered: str) -> bool:
-    """Return True if a name is that of the asked model, perhaps with its version, its maker or its variant."""
-    asked_name, answered_name = (name.lower().rpartition("/")[2] for name in (asked, answered))
-    if asked_name == answered_name:
-        return True
-    base = re.sub(r"-latest$|:[a-z]+$", "", asked_name)
-    shorter, longer = sorted((base, answered_name), key=len)
-    return longer.startswith(shorter) and _VERSION.fullmatch(longer[len(shorter) :]) is not None
-
-
 MAX_REMEMBERED: Final = 10_000
 _EVENT_DATA: Final = b"data:"
 
@@ -332,14 +260,12 @@ class RelayedModel:
         call: ModelCall,
         window: int,
         exchange: "RelayExchange",
-        prices: SettlementPrices | None = None,
     ) -> None:
         self.name = name
         self.base_url = exchange.upstream.base_url
         self._call = call
         self._window = window
         self._exchange = exchange
-        self._prices = prices
 
     def count(self, prompt: Prompt) -> int:
         return self._call.bound_input(self._window)
@@ -352,7 +278,7 @@ class RelayedModel:
             raise ModelUnavailable("HungUp: the client hung up before the request was sent", billed=False)
         body = self._call.with_limit(prompt.max_output_tokens, self._window, new_name=exchange.uses_new_limit)
         try:
-            return await pass_on(exchange, self._call, body, self._prices)
+            return await pass_on(exchange, self._call, body)
         except asyncio.CancelledError:
             permit.unsent = not exchange.sent
             raise
@@ -380,6 +306,8 @@ class RelayExchange:
         self.uses_new_limit = uses_new_limit
         self.sent = False
         self.answer_id = ""
+        self.reader: UsageReader | None = None
+        """The reader of the answer, once there is one."""
         self._on_answer_id = on_answer_id
 
     def read_answer_id(self, data: bytes, *, streams: bool) -> None:
@@ -425,13 +353,11 @@ def _decode_value(value: bytes) -> str:
 
 
 @PermitGate
-async def _pass_on(exchange: RelayExchange, call: ModelCall, body: bytes, prices: SettlementPrices | None) -> Reply:
+async def _pass_on(exchange: RelayExchange, call: ModelCall, body: bytes) -> Reply:
     """Forward one request and its answer, and return a reply with its usage."""
     response = await exchange.open("POST", body)
     try:
-        reader = UsageReader(call.dialect.usage)
-        if prices is not None:
-            prices.reader = reader
+        reader = exchange.reader = UsageReader(call.dialect.usage, call.model)
         if response.status >= _FIRST_ERROR or not _is_stream(response):
             await _pass_whole(exchange, response, reader)
         else:

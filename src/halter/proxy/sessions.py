@@ -164,6 +164,7 @@ class ProxiedSessions:
             policy_digest=terms.digest,
             tokens_per_hour=terms.key.limits.tokens_per_hour,
             rate_limits=read_model_rates(app.fleet),
+            key=terms.key.name,
         )
         return ProxiedSession(terms, lease, context, read_monotonic(app.clock))
 

@@ -537,7 +537,7 @@ def list_needs(rows: NeedRows) -> Iterator[Need]:
         if halt.halted and not halt.cancels and (halt.scope in running or not halt.scope.startswith("session:")):
             sentence = f"{halt.scope} was halted by {halt.by}; nothing runs there."
             commands = (f"halter resume {halt.scope}",)
-            yield Need(kind="halt", agent="", sentence=sentence, commands=commands, scope=halt.scope)
+            yield Need(kind="halt", agent="", sentence=sentence, why=halt.reason, commands=commands, scope=halt.scope)
     for notification in rows.undelivered:
         if notification.gave_up:
             channel, error = notification.channel, notification.error

@@ -562,6 +562,10 @@ def _sum_held_usd(legs: tuple[Leg, ...]) -> Decimal:
     return micros_to_usd(max((leg.amount for leg in legs if leg.unit == "usd"), default=0))
 
 
+_SUMMED: Final = tuple({*ModelLine.__struct_fields__} & {*Usage.__struct_fields__})
+"""The counts of a usage that are summed for each model."""
+
+
 def _sum_by_model(requests: Iterable[ReceiptLine]) -> tuple[ModelLine, ...]:
     """Sum requests by model, in order of first use. Costs were computed per request."""
     models: dict[str, Counter[Any]] = {}
@@ -570,7 +574,7 @@ def _sum_by_model(requests: Iterable[ReceiptLine]) -> tuple[ModelLine, ...]:
     for line in requests:
         counter = models.setdefault(line.name, Counter())
         counter.update(requests=1, failed=int(line.outcome not in {"ok", None}))
-        counter.update(msgspec.structs.asdict(line.usage or Usage()))
+        counter.update({name: getattr(line.usage, name) for name in _SUMMED} if line.usage else {})
         held_by_model[line.name] += line.held_usd
         cost_by_model[line.name] += line.cost_usd
     sums: dict[str, dict[str, Any]] = {name: dict(counter) for name, counter in models.items()}
