@@ -2,21 +2,25 @@
 
 One process has stuck sessions: in a tool, async or plain, in a model that never answers, in processes with children, or
 waiting for a person or for money. Another process halts and resumes them over its own connection. Then whole processes
-are blocked and halted in the same way: each must be gone within three seconds. The drill judges by plain SQL, by the
-marks that tools leave outside, and by the list of processes. A metronome measures the load of the machine; lateness
-that this load explains is reported as unknown.
+are blocked and halted in the same way: each must be gone within three seconds. Then a client of a proxy sends what is
+hard to read while the answer of another client is halted. The drill judges by plain SQL, by the marks that tools leave
+outside, and by the list of processes. A metronome measures the load of the machine; lateness that this load explains is
+reported as unknown.
 """
 
 import asyncio
+import gzip
 import os
 import re
 import shutil
+import socket
 import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -39,12 +43,15 @@ from halter.guard.model_door import AnsweredRequest, ModelRequest
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer
 from halter.loop.session_runtime import SessionRuntime
+from halter.proxy.keys import LARGEST_BODY_MB, KeyFile, KeyLimits, make_key_secret, make_virtual_key
 from halter.testing.fakes import StoreProxy, T
 from halter.tools.function_tool import tool
 from halter.tools.shell import make_shell_tool
 from halter_drills.checker import LateFinding, RecordedEvent, Stall, metronome, read_store, split_lateness
 from halter_drills.children import Child, Children, ChildStuck, Pipe, children, process_state
 from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result, use_memory_file
+from halter_drills.provider import ListedProvider
+from halter_drills.proxy import IMPORTED, find_missing, serve_drill_proxy
 from halter_drills.workload import PERSON, begin_session, make_guard_runtime, make_session_context, policy_of
 
 # A worker whose sessions are all stuck, each in a different way.
@@ -381,6 +388,80 @@ async def check_inherited(workspace: Workspace, blocks: Sequence[Block]) -> list
     return wrong
 
 
+# A proxy to which a client sends what is hard to read, while the answer of another client is halted.
+
+MEGABYTE: Final = 1024 * 1024
+HOSTILE_SIZE: Final = 63 * MEGABYTE
+HOSTILE_HEAD: Final = 0.3
+"""Seconds that a hostile client is ahead of the halt."""
+HOSTILE_GRACE: Final = 3.0
+Hostility = Literal["escapes", "nesting", "members", "headers", "gzip"]
+"""Escaped letters, deep nesting, small members, a huge header, and a small body that expands to a huge one."""
+HOSTILITIES: Final[tuple[Hostility, ...]] = get_args(Hostility)
+
+
+def make_hostile_request(kind: Hostility, secret: str) -> bytes:
+    """Make the bytes of a whole request."""
+    start, end, headers = b'{"model":"gpt-5","messages":', b"}", b""
+    match kind:
+        case "escapes":
+            body = start + b'"' + rb"\u0061" * (HOSTILE_SIZE // 6) + b'"' + end
+        case "nesting":
+            body = start + b"[" * (HOSTILE_SIZE // 2) + b"]" * (HOSTILE_SIZE // 2) + end
+        case "members":
+            body = start + b"[]," + b",".join(b'"%d":1' % number for number in range(1_000_000)) + end
+        case "headers":
+            body, headers = start + b"[]" + end, b"x-huge: %s\r\n" % (b"a" * HOSTILE_SIZE)
+        case "gzip":
+            bomb = start + b'"' + rb"\u0061" * (HOSTILE_SIZE // 6) + b'"' + end
+            body, headers = gzip.compress(bomb, 1), b"content-encoding: gzip\r\n"
+    line = b"POST /v1/chat/completions HTTP/1.1\r\nhost: proxy\r\nauthorization: Bearer %s\r\n" % secret.encode()
+    return b"%s%scontent-length: %d\r\n\r\n%s" % (line, headers, len(body), body)
+
+
+def _send_hostile(url: str, request: bytes) -> None:
+    host, _, port = url.removeprefix("http://").partition(":")
+    # The proxy refuses some of them before it has read all.
+    with suppress(OSError), socket.create_connection((host, int(port)), HOSTILE_GRACE) as connection:
+        connection.sendall(request)
+        connection.recv(1)
+
+
+async def _halt_beside(
+    kind: Hostility, workspace: Workspace, children: Children, halter_child: Child, *, teeth: bool
+) -> int:
+    """Halt an answer beside a hostile client of the same proxy. Return when it was halted and how long it lasted on."""
+    import httpx2
+
+    keys = KeyFile(workspace.folder / "keys.json")
+    quiet, hostile = (_make_hostile_key(keys, f"{name}-{kind}") for name in ("quiet", "hostile"))
+    request = make_hostile_request(kind, hostile)
+    async with ListedProvider().serve() as provider, httpx2.AsyncClient(timeout=60) as http:
+        provider.gate = asyncio.Event()
+        child = children.start(serve_drill_proxy, workspace.url, str(workspace.folder), provider.port, teeth)
+        url = await asyncio.to_thread(child.receive)
+        ask = {"model": "gpt-5", "stream": True, "messages": [{"role": "user", "content": "How warm is it?"}]}
+        headers = {"authorization": f"Bearer {quiet}"}
+        answer_task = asyncio.ensure_future(http.post(f"{url}/v1/chat/completions", json=ask, headers=headers))
+        await asyncio.wait_for(provider.reached_gate.wait(), STUCK_TIMEOUT)
+        hostile_task = asyncio.ensure_future(asyncio.to_thread(_send_hostile, url, request))
+        await asyncio.sleep(HOSTILE_HEAD)
+        halter_child.send(("halt", kind, [f"agent:quiet-{kind}"]))
+        (halted_at,) = (await asyncio.to_thread(halter_child.receive)).values()
+        await asyncio.wait([answer_task], timeout=HOSTILE_GRACE)
+        duration = time.time_ns() // 1000 - halted_at
+        await asyncio.to_thread(child.kill)
+        await asyncio.gather(answer_task, hostile_task, return_exceptions=True)
+    return duration
+
+
+def _make_hostile_key(keys: KeyFile, agent: str) -> str:
+    secret = make_key_secret()
+    limits = KeyLimits(max_cost_usd_per_day=Decimal(5), max_body_mb=LARGEST_BODY_MB)
+    keys.add(make_virtual_key(secret, agent, agent, SystemClock().now(), PERSON, limits))
+    return secret
+
+
 # The halts, and the checks.
 
 Scope = Literal["session", "agent", "trigger", "fleet"]
@@ -480,8 +561,9 @@ def run(setting: Setting) -> DrillResult:
     plans = rounds(setting.seeds or HALTS)
     halts, stuck = sum(len(each.scopes()) for each in plans), sum(len(each.round.cases) for each in plans)
     blocked_processes = blocks(max(1, min(MAX_BLOCKED, halts // 12)))
-    observations = HaltsSeen(halts + len(blocked_processes))
-    with own_store(use_memory_file(setting)) as workspace, children(__name__) as processes:
+    has_proxy = not find_missing()
+    observations = HaltsSeen(halts + len(blocked_processes) + len(HOSTILITIES) * has_proxy)
+    with own_store(use_memory_file(setting)) as workspace, children(__name__, *IMPORTED) as processes:
         marks = Marks(workspace.folder / "marks")
         marks.file.touch()
         metronome_child = processes.start(metronome)
@@ -490,6 +572,8 @@ def run(setting: Setting) -> DrillResult:
             setting, plans, processes.start(worker, workspace, marks, setting.teeth), halter_child, marks, observations
         )
         _halt_processes(setting, blocked_processes, processes, halter_child, marks, workspace, observations)
+        if has_proxy:
+            _halt_proxies(setting, workspace, processes, halter_child, observations)
         halter_child.send(None)
         halter_child.wait()
         _judge(plans, read_store(workspace.url).events, marks.read(), observations)
@@ -558,6 +642,22 @@ def _halt_processes(
         )
         observations.violations += asyncio.run(check_inherited(workspace, batch))
         observations.done += len(batch)
+
+
+def _halt_proxies(
+    setting: Setting, workspace: Workspace, children: Children, halter_child: Child, observations: HaltsSeen
+) -> None:
+    for kind in HOSTILITIES:
+        setting.progress(observations.done, observations.total, f"halting an answer beside a client that sends {kind}")
+        duration = asyncio.run(_halt_beside(kind, workspace, children, halter_child, teeth=setting.teeth))
+        observations.took["proxy"].append(duration)
+        if duration > MAX_DELAY:
+            halted_at = time.time_ns() // 1000 - duration
+            sentence = (
+                f"Beside a client of the proxy that sends {kind}, an answer ended only {_format_delay(duration)}."
+            )
+            observations.late.append(LateFinding(sentence, halted_at, duration - MAX_DELAY))
+        observations.done += 1
 
 
 def _kill(running: Iterable[Child]) -> None:
@@ -734,9 +834,12 @@ def find_acted_on(marks: Sequence[Mark], halted_at: Mapping[str, int]) -> list[L
     return findings
 
 
+_NO_SESSIONS: Final = ("process", "proxy")
+
+
 def _figures(durations: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Rank the times from a halt to the end of a session or process, in milliseconds, by class."""
-    sessions = [each for kind, times in durations.items() if kind != "process" for each in times]
+    sessions = [each for kind, times in durations.items() if kind not in _NO_SESSIONS for each in times]
     return {
         **_percentiles(sessions),
         **{kind: _percentiles(times) for kind, times in sorted(durations.items()) if times},

@@ -20,6 +20,7 @@ from halter.core.money import DOLLAR, format_micros
 from halter.core.ports import Lease
 from halter.guard.ledger import ActualResult, Ledger, Settlement
 from halter.models.providers import is_installed
+from halter.proxy.body_reader import BodyRead, BodyReader, ReadRequest, read_request
 from halter.proxy.dialect import DialectName
 from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, make_key_secret, make_virtual_key
 from halter.settings import Settings
@@ -88,6 +89,13 @@ class ForgetfulLedger(Ledger):
             await super().settle(lease, flight, ActualResult("unknown", usd=0, tokens=0))
 
 
+class LoopReader(BodyReader):
+    """The teeth: reads every body on the event loop, on which halts arrive."""
+
+    async def read(self, key_digest: str, request: ReadRequest) -> BodyRead:
+        return read_request(request, str)
+
+
 class ProxyCase(msgspec.Struct, frozen=True):
     """One request and its fate. Each case has its own agent, and so its own account."""
 
@@ -125,7 +133,8 @@ async def run_proxy(pipe: Pipe, url: str, folder: str, port: int, *, teeth: bool
         upstreams = find_upstreams(app, "anthropic", "openai")
         ring = KeyRing(KeyFile(root / "keys.json"))
         ledger = ForgetfulLedger if teeth else Ledger
-        async with open_proxy(app, ring, upstreams, lease=SHORT_LEASE, ledger=ledger) as proxy:
+        reader = LoopReader if teeth else BodyReader
+        async with open_proxy(app, ring, upstreams, lease=SHORT_LEASE, ledger=ledger, reader=reader) as proxy:
             listener = bind(port=0)
             server_task = asyncio.ensure_future(serve_asgi(proxy, listener))
             pipe.send(format_address(listener))
@@ -160,7 +169,7 @@ async def _run_cases(setting: Setting, workspace: Workspace, children: Children)
     billed_by_agent: dict[str, int] = {}
 
     async def start() -> tuple[Child, str]:
-        child = children.start(_serve, workspace.url, str(workspace.folder), provider.port, setting.teeth)
+        child = children.start(serve_drill_proxy, workspace.url, str(workspace.folder), provider.port, setting.teeth)
         return child, await asyncio.to_thread(child.receive)
 
     import httpx2
@@ -186,7 +195,7 @@ async def _run_cases(setting: Setting, workspace: Workspace, children: Children)
     return result(DRILL.name, workspace.kind, len(cases) + 1, violations, counts)
 
 
-def _serve(pipe: Pipe, url: str, folder: str, port: int, teeth: bool) -> None:  # noqa: FBT001 It is passed to a process.
+def serve_drill_proxy(pipe: Pipe, url: str, folder: str, port: int, teeth: bool) -> None:  # noqa: FBT001 It is passed to a process.
     asyncio.run(run_proxy(pipe, url, folder, port, teeth=teeth))
 
 

@@ -44,7 +44,7 @@ from halter.proxy.relay import (
     Upstream,
     conclude_answer,
     drop_usage_chunk,
-    split_events,
+    take_events,
 )
 from halter.runtime.guard_api import GuardedSession
 from halter.runtime.guard_thread import LoopThread
@@ -214,7 +214,7 @@ class _SdkModel:
         self.error: httpx2.HTTPError | None = None
         self._upstream = upstream
         self._send = send
-        self._buffer = b""
+        self._buffer = bytearray()
 
     def count(self, prompt: Prompt) -> int:
         return self.call.bound_input(self.window)
@@ -242,8 +242,8 @@ class _SdkModel:
     def _pass_on(self, chunk: bytes, *, last: bool = False) -> None:
         """Forward a chunk to the client, without a usage that only the guard asked for."""
         if not self.call.asks_usage:
-            events, self._buffer = split_events(self._buffer + chunk)
-            chunk = drop_usage_chunk(events) + (self._buffer if last else b"")
+            events = take_events(self._buffer, chunk)
+            chunk = drop_usage_chunk(events) + (bytes(self._buffer) if last else b"")
         if chunk:
             self.pieces.put_nowait(chunk)
 

@@ -49,6 +49,7 @@ from halter.core.tools import Permit, PermitGate, ProviderTool, ProviderToolName
 from halter.core.usage import ModelName, Usage, is_local_address
 from halter.models.cloud_credentials import CloudCredentials
 from halter.models.wire_format import (
+    MAX_ANSWER_BYTES,
     ToolDefinitions,
     UsageReader,
     count_provider_tools,
@@ -68,9 +69,6 @@ if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
     from pydantic_ai.models import Model
     from pydantic_ai.settings import ModelSettings
-
-MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
-"""Far more than the longest answer has, with each token in a separate event."""
 
 CONNECT_TIMEOUT_SECONDS: Final = 30.0
 

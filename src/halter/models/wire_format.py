@@ -362,6 +362,8 @@ class UsageReading(msgspec.Struct, frozen=True):
     unpriced: str = ""
 
 
+MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
+"""Far more than the longest answer has, with each token in a separate event."""
 UsageFormat = WireFormat | Literal["responses"]
 """The formats of reports: those of the wires, and that of OpenAI's Responses API."""
 _ENDINGS: Final[Mapping[UsageFormat, bytes]] = MappingProxyType(
@@ -373,11 +375,14 @@ _ENDINGS: Final[Mapping[UsageFormat, bytes]] = MappingProxyType(
 class UsageReader:
     """Reads the usage from the bytes of an answer as they arrive: a stream of events, or one JSON document.
 
-    `asked` is the model that was asked for; without it, the model that answers is not compared.
+    `asked` is the model that was asked for; without it, the model that answers is not compared. An event, or an answer
+    without a stream, of more than `max_size` bytes is not parsed, which would hold the event loop; it leaves no usage.
     """
 
-    def __init__(self, wire: UsageFormat, asked: str = "") -> None:
+    def __init__(self, wire: UsageFormat, asked: str = "", max_size: int = MAX_ANSWER_BYTES) -> None:
         self._asked = asked
+        self._max_size = max_size
+        self._skips_line = False
         self.final = False
         self.too_deep = False
         self._read = _READERS[wire]
@@ -426,18 +431,28 @@ class UsageReader:
     def feed(self, piece: bytes) -> None:
         if self._streams is None and (beginning := piece.lstrip()):
             self._streams = not beginning.startswith(_OPENS_JSON)
-        if not self._streams:
-            self._rest += piece
-            return
-        end = max(piece.rfind(b"\n"), piece.rfind(b"\r"))
+        end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) if self._streams else -1
         if end < 0:
-            self._rest += piece
+            self._extend(piece)
+            return
+        if self._skips_line:
+            self._skips_line = False
+            line_end = re.search(rb"[\r\n]", piece)
+            self.feed(b"\n" if line_end is None else piece[line_end.start() :])
             return
         complete, self._rest = bytes(self._rest) + piece[:end], bytearray(piece[end + 1 :])
         self.too_deep = self.too_deep or any(map(_is_too_deep, complete.splitlines()))
         if self._can_report(complete):
             for line in complete.splitlines():
                 self._read_line(line)
+
+    def _extend(self, piece: bytes) -> None:
+        if len(self._rest) + len(piece) > self._max_size:
+            self._rest.clear()
+            self._skips_line = self._finished = True
+            self._mark_unusable(spoils=True)
+        if not self._skips_line:
+            self._rest += piece
 
     def _can_report(self, data: bytes) -> bool:
         """Return True if the data can contain a report or an end. Most of a stream does not, and is not parsed."""

@@ -17,6 +17,7 @@ that cost nothing, or whose cost is read here; a provider that adds members of i
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
@@ -57,6 +58,9 @@ DEFAULT_CONTEXT_WINDOW: Final = 1_000_000
 MIN_THINKING_BUDGET: Final = 1024
 ENVELOPE_TOKENS: Final = 1024
 """Tokens that a provider may add to a request, for its tools and around its messages."""
+MAX_NAME_LENGTH: Final = 256
+MAX_MEMBERS: Final = 200
+"""What is read from a request is short, because the event loop works with it."""
 IMAGE_TOKENS: Final = 20_000
 """An upper bound: no provider counts more for one image."""
 
@@ -180,8 +184,10 @@ class ModelCall(msgspec.Struct, frozen=True):
     """A bound on the input tokens without what the provider adds from elsewhere."""
     limit_span: Span = NO_SPAN
     budget_span: Span = NO_SPAN
-    options_span: Span = NO_SPAN
-    """Where the body has its output limit, its thinking budget and its `stream_options`."""
+    """Where the body has its output limit and its thinking budget."""
+    usage_edit: tuple[Span, bytes] = (NO_SPAN, b"")
+    """The edit that requests the usage, which a stream of Chat Completions reports only on request."""
+    first_member_at: int = 0
     members: tuple[str, ...] = ()
     unknown_tools: tuple[str, ...] = ()
 
@@ -207,7 +213,7 @@ class ModelCall(msgspec.Struct, frozen=True):
 
     def with_limit(self, tokens: int, window: int, *, new_name: bool = True) -> bytes:
         """Return the body to send, with a lower limit if the caps leave less, and with its usage requested."""
-        edits: list[tuple[Span, bytes]] = [] if self.asks_usage else [self._ask_for_usage()]
+        edits: list[tuple[Span, bytes]] = [] if self.asks_usage else [self.usage_edit]
         if tokens < self.max_output(window):
             answer_limit = tokens // (self.answer_count * (2 if self.compacts else 1))
             edits += self._lower(answer_limit, new_name=new_name)
@@ -216,27 +222,11 @@ class ModelCall(msgspec.Struct, frozen=True):
     def _lower(self, limit: int, *, new_name: bool) -> Iterator[tuple[Span, bytes]]:
         if self.max_output_tokens is None:
             name = self.dialect.limits[0] if new_name else self.dialect.limits[-1]
-            yield _insert_member(self.body, b'"%s":%d' % (name.encode(), limit))
+            yield _insert_member(self.body, self.first_member_at, b'"%s":%d' % (name.encode(), limit))
             return
         yield _replace_number(self.body, self.limit_span, limit, self.limit)
         if self.thinking_budget is not None and self.thinking_budget >= limit:
             yield _replace_number(self.body, self.budget_span, limit - 1, "budget_tokens")
-
-    def _ask_for_usage(self) -> tuple[Span, bytes]:
-        """Request the usage, which a stream of Chat Completions reports only on request.
-
-        If the client turned the usage off, nothing is added, and the request settles at its hold.
-        """
-        start, end = self.options_span
-        value = self.body[start:end]
-        if self.options_span == NO_SPAN:
-            return _insert_member(self.body, b'"stream_options":{"include_usage":true}')
-        if not value.startswith(b"{"):
-            return self.options_span, b'{"include_usage":true}'
-        if b"include_usage" in _spell_out(value):
-            return NO_SPAN, b""
-        (offset, _), member = _insert_member(value, b'"include_usage":true')
-        return (start + offset, start + offset), member
 
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -318,6 +308,8 @@ def read_call(dialect: WireDialect, body: bytes) -> ModelCall:
         raise Unreadable(f"The request is not valid: {error}") from None
     if not head.model:
         raise Unreadable("The request has no `model`.")
+    if max(map(len, (head.model, *head.list_stored_ids()))) > MAX_NAME_LENGTH:
+        raise Unreadable(f"The name of a model or of a stored answer is longer than {MAX_NAME_LENGTH} characters.")
     limit = next((name for name in dialect.limits if getattr(head, name) is not None), "")
     searchable = _spell_out(body)
     searches = _count_searches(head, searchable)
@@ -325,6 +317,8 @@ def read_call(dialect: WireDialect, body: bytes) -> ModelCall:
         spans_by_name = _find_members(body)
     except ValueError as error:
         raise Unreadable(f"The request is not valid: {error}") from None
+    if len(spans_by_name) > MAX_MEMBERS:
+        raise Unreadable(f"The request has {len(spans_by_name):,} members. No provider knows more than {MAX_MEMBERS}.")
     thinking_span = spans_by_name.get("thinking", [NO_SPAN])[-1]
     budget_spans = _find_members(body[slice(*thinking_span)]).get("budget_tokens", [NO_SPAN])
     budget_start, budget_end = budget_spans[-1]
@@ -346,12 +340,13 @@ def read_call(dialect: WireDialect, body: bytes) -> ModelCall:
         names_content=head.names_content() or _PDF in searchable or _NAMED_CONTENT.search(searchable) is not None,
         unpriced_part=_find_unpriced(head, searchable, searches, limit, dialect, spans_by_name)
         or ("" if tools is not None else "it has the `type` of a tool more than once"),
-        members=tuple(spans_by_name),
-        unknown_tools=tuple(_list_unknown_tools(tools or (), dialect)),
+        members=tuple(shorten(name, MAX_NAME_LENGTH) for name in spans_by_name),
+        unknown_tools=tuple(islice(dict.fromkeys(_list_unknown_tools(tools or (), dialect)), MAX_MEMBERS)),
         input_size=_bound_size(body, searchable),
         limit_span=spans_by_name.get(limit, [NO_SPAN])[-1],
         budget_span=(thinking_span[0] + budget_start, thinking_span[0] + budget_end),
-        options_span=spans_by_name.get("stream_options", [NO_SPAN])[-1],
+        usage_edit=_ask_for_usage(body, spans_by_name.get("stream_options", [NO_SPAN])[-1]),
+        first_member_at=_find_first_member(body),
         stored_ids=head.list_stored_ids() if dialect is RESPONSES else (),
     )
 
@@ -392,11 +387,11 @@ def _find_unpriced(
 ) -> str:
     """Describe the part of a request that has no price, and that no hold can cover; empty if there is none."""
     if head.service_tier and head.service_tier not in _STANDARD_TIERS:
-        return f"it uses the service tier {head.service_tier!r}, which has no listed price"
+        return f"it uses the service tier {shorten(head.service_tier, 80)!r}, which has no listed price"
     if head.speed and head.speed != "standard":
-        return f"it uses the speed {head.speed!r}, which has no listed price"
+        return f"it uses the speed {shorten(head.speed, 80)!r}, which has no listed price"
     if head.inference_geo and head.inference_geo != "global":
-        return f"it uses the region {head.inference_geo!r}, which has no listed price"
+        return f"it uses the region {shorten(head.inference_geo, 80)!r}, which has no listed price"
     if head.background:
         return "it runs in the background, so its cost is not reported"
     if any(kind != "text" for kind in head.modalities or ()) or _AUDIO.search(body) is not None:
@@ -407,7 +402,7 @@ def _find_unpriced(
         )
     if (match := _PROVIDER_TOOL.search(body)) is not None:
         tool = (match[1] or match[2]).decode()
-        return f"it lets the provider run {tool}, whose cost has no bound"
+        return f"it lets the provider run {shorten(tool, 80)}, whose cost has no bound"
     return _find_flaw_of_limit(head, limit, dialect, spans_by_name)
 
 
@@ -478,7 +473,7 @@ def _list_unknown_tools(tools: Iterable[Mapping[str, Any]], dialect: WireDialect
         if kind is None and dialect is MESSAGES and "input_schema" in tool:
             continue
         if not isinstance(kind, str) or not is_known_tool(kind):
-            yield str(kind or next(iter(tool), "an empty tool"))
+            yield shorten(str(kind or next(iter(tool), "an empty tool")), MAX_NAME_LENGTH)
 
 
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
@@ -527,20 +522,39 @@ def _replace_number(body: bytes, span: Span, value: int, name: str) -> tuple[Spa
     return span, b"%d" % value
 
 
-def _insert_member(body: bytes, member: bytes) -> tuple[Span, bytes]:
-    """Insert a member at the start of an object."""
+def _find_first_member(body: bytes) -> int:
     opening = _OBJECT_START.match(body)
     if opening is None:
         raise Unreadable("The request is not a JSON object.")
-    offset = opening.end()
+    return opening.end()
+
+
+def _insert_member(body: bytes, offset: int, member: bytes) -> tuple[Span, bytes]:
+    """Insert a member before the first one of an object."""
     return (offset, offset), member + (b"" if body[offset : offset + 1] == b"}" else b",")
 
 
+def _ask_for_usage(body: bytes, options_span: Span) -> tuple[Span, bytes]:
+    """Make the edit that requests the usage. If the client turned the usage off, nothing is added: the hold counts."""
+    start, end = options_span
+    value = body[start:end]
+    if options_span == NO_SPAN:
+        return _insert_member(body, _find_first_member(body), b'"stream_options":{"include_usage":true}')
+    if not value.startswith(b"{"):
+        return options_span, b'{"include_usage":true}'
+    if b"include_usage" in _spell_out(value):
+        return NO_SPAN, b""
+    offset = start + _find_first_member(value)
+    return _insert_member(body, offset, b'"include_usage":true')
+
+
 def _edit(body: bytes, edits: Iterable[tuple[Span, bytes]]) -> bytes:
-    """Apply edits to parts of a body that do not overlap."""
-    for (start, end), data in sorted(edits, reverse=True):
-        body = b"%s%s%s" % (body[:start], data, body[end:])
-    return body
+    """Apply edits to parts of a body that do not overlap, with one copy of it."""
+    view, pieces, position = memoryview(body), list[bytes | memoryview](), 0
+    for (start, end), data in sorted(edits):
+        pieces += [view[position:start], data]
+        position = end
+    return b"".join([*pieces, view[position:]]) if pieces else body
 
 
 _MESSAGES_MEMBERS: Final = """

@@ -156,6 +156,7 @@ class Proxy:
         sessions: ProxiedSessions,
         upstreams: Mapping[str, Upstream],
         redact: Redact,
+        reader: type[BodyReader] = BodyReader,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -166,7 +167,7 @@ class Proxy:
         self._terms: dict[VirtualKey, KeyTerms] = {}
         self._prices: Prices | None = None
         self._stored_answers = StoredAnswers(app.patient())
-        self._reader = BodyReader(redact, app.environ)
+        self._reader = reader(redact, app.environ)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -515,6 +516,7 @@ async def open_proxy(
     lease: int = DEFAULT_LEASE_DURATION,
     max_wait: int = MAX_HOLD_WAIT,
     ledger: type[Ledger] = Ledger,
+    reader: type[BodyReader] = BodyReader,
 ) -> AsyncGenerator[Proxy]:
     """Open a proxy on a store. Its leases are renewed in the block, and its sessions end when the block ends."""
     store = app.patient()
@@ -524,7 +526,7 @@ async def open_proxy(
     policy = resolve_key(app.fleet, _PROBE_KEY).policy
     door = ModelDoor(store, app.clock, accounts, Prices(policy.prices), redact=redact)
     sessions = ProxiedSessions(app, worker, accounts, redact)
-    proxy = Proxy(app, keys, door, sessions, upstreams, redact)
+    proxy = Proxy(app, keys, door, sessions, upstreams, redact, reader)
     async with renew_leases(store, app.clock, worker, max(lease // 3, 1), liveness=app.liveness):
         upkeep_task = asyncio.ensure_future(sessions.run())
         try:

@@ -23,8 +23,8 @@ from halter.core.ports import Store
 from halter.core.text import clean, shorten
 from halter.core.tools import Permit, PermitGate
 from halter.core.usage import ModelName, Usage, is_local_address
-from halter.models.wire import CONNECT_TIMEOUT_SECONDS, MAX_ANSWER_BYTES
-from halter.models.wire_format import UsageReader
+from halter.models.wire import CONNECT_TIMEOUT_SECONDS
+from halter.models.wire_format import MAX_ANSWER_BYTES, UsageReader
 from halter.proxy.dialect import CHAT, DialectName, ModelCall, WireDialect
 from halter.proxy.errors import Headers, Refusal, asks_by_litellm, render_in_stream, render_refusal
 
@@ -71,6 +71,8 @@ _UNPRICED_BETAS: Final = (b"fast-mode-", b"mcp-client-", b"server-side-fallback"
 _UNRETURNED_HEADERS: Final = _HOP_BY_HOP | {b"set-cookie", b"date", b"server"}
 _ADDED_BY_LIBRARY: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 MAX_HEADER_BYTES: Final = 64 * 1024
+MAX_PARSED_BYTES: Final = 2 * 1024 * 1024
+"""The largest event or whole answer that is parsed. It may repeat what a client sent, and parsing holds the loop."""
 _LARGE_BODY: Final = 1024 * 1024
 """The library accepts a larger body only as a file."""
 _TEMPORARY_STATUSES: Final = frozenset((408, 409, 425, 429))
@@ -312,7 +314,7 @@ class RelayExchange:
 
     def read_answer_id(self, data: bytes, *, streams: bool) -> None:
         """Read the id under which the provider stores its answer, unless it is known."""
-        if self._on_answer_id is not None and not self.answer_id:
+        if self._on_answer_id is not None and not self.answer_id and len(data) <= MAX_PARSED_BYTES:
             self.answer_id = find_answer_id(data, streams=streams)
             if self.answer_id:
                 self._on_answer_id(self.answer_id)
@@ -357,7 +359,7 @@ async def _pass_on(exchange: RelayExchange, call: ModelCall, body: bytes) -> Rep
     """Forward one request and its answer, and return a reply with its usage."""
     response = await exchange.open("POST", body)
     try:
-        reader = exchange.reader = UsageReader(call.dialect.usage, call.model)
+        reader = exchange.reader = UsageReader(call.dialect.usage, call.model, MAX_PARSED_BYTES)
         if response.status >= _FIRST_ERROR or not _is_stream(response):
             await _pass_whole(exchange, response, reader)
         else:
@@ -415,21 +417,25 @@ async def _pass_stream(
     """Forward a stream in whole events, so that an error can follow any of them."""
     client, drops_usage = exchange.client, call.dialect is CHAT and not call.asks_usage
     await client.start(response.status, list_answer_headers(response), streams=True)
-    buffer = b""
+    buffer = bytearray()
     async for chunk in _read_pieces(exchange, response, reader):
-        events, buffer = split_events(buffer + chunk if buffer else chunk)
-        if events:
+        if events := take_events(buffer, chunk):
             exchange.read_answer_id(events, streams=True)
             client.events += 1
             await client.write(drop_usage_chunk(events) if drops_usage else events, more=True)
     if buffer:
-        await client.write(buffer, more=True)
+        await client.write(bytes(buffer), more=True)
 
 
-def split_events(data: bytes) -> tuple[bytes, bytes]:
-    """Split received data into whole events and the start of the next one."""
-    end = max(at + len(separator) if (at := data.rfind(separator)) >= 0 else 0 for separator in _EVENT_SEPARATORS)
-    return data[:end], data[end:]
+def take_events(buffer: bytearray, chunk: bytes) -> bytes:
+    """Add a chunk to a buffer, and take the whole events out of it. Only what is new is searched for their ends."""
+    start = max(0, len(buffer) - max(map(len, _EVENT_SEPARATORS)) + 1)
+    buffer += chunk
+    ends = (at + len(separator) for separator in _EVENT_SEPARATORS if (at := buffer.rfind(separator, start)) >= 0)
+    end = max(ends, default=0)
+    events = bytes(memoryview(buffer)[:end])
+    del buffer[:end]
+    return events
 
 
 def drop_usage_chunk(events: bytes) -> bytes:
