@@ -1,5 +1,7 @@
 """What passes the proxy besides the body: the headers on a list, and stored answers only to the key that got them."""
 
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import httpx2
@@ -108,3 +110,19 @@ async def test_another_proxy_on_the_store_knows_whose_an_answer_is(place: Any) -
         own = await http.get("/responses/resp_1", headers={"authorization": f"Bearer {key}"})
         foreign = await http.get("/responses/resp_1", headers={"authorization": f"Bearer {place.key('other')}"})
     assert (own.status_code, foreign.status_code) == (200, 404)
+
+
+async def test_an_answer_is_refused_when_it_is_no_longer_known_whose_it_is(place: Any) -> None:
+    key = place.key()
+    client = openai.AsyncOpenAI(api_key=key, base_url=place.base)
+    await client.responses.create(model=GPT, input="hi")
+    await client.close()
+    with closing(sqlite3.connect(place.settings.store)) as database:
+        database.execute("UPDATE blobs SET put_at = 0")
+        database.commit()
+    await place.app.store.scrub()
+    await place.open()
+    async with httpx2.AsyncClient(base_url=place.base) as http:
+        own = await http.get("/responses/resp_1", headers={"authorization": f"Bearer {key}"})
+    assert (own.status_code, "has no stored answer resp_1" in own.text) == (404, True)
+    assert "/v1/responses/resp_1" not in place.provider.paths
