@@ -1,7 +1,7 @@
 """What providers report is read off their bytes: reasoning once, cumulative counts once, and which report is final."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import pytest
@@ -319,7 +319,7 @@ def test_every_member_that_the_sdks_know_is_in_the_table_or_settles_at_the_hold(
     assert paths
 
 
-REPORTS: dict[Any, tuple[dict[str, Any], Any]] = {
+REPORTS: dict[Any, tuple[dict[str, Any], Callable[[Any], Any]]] = {
     "openai": ({"prompt_tokens": 100, "completion_tokens": 20}, lambda usage: {"usage": usage, "choices": END}),
     "anthropic": ({"input_tokens": 100, "output_tokens": 20}, lambda usage: {"usage": usage, "stop_reason": "x"}),
     "responses": ({"input_tokens": 100, "output_tokens": 20}, lambda usage: {"usage": usage, "status": "completed"}),

@@ -525,9 +525,11 @@ _COUNTED: Final = 0
 MemberEffect = int | Mapping[str, int]
 """What a member does to the price: nothing but what is counted, or a surcharge in percent for each of its values."""
 
-_TIERS: Final[Mapping[str, int]] = MappingProxyType(
-    dict.fromkeys(("auto", "batch", "default", "flex", "scale", "standard", "unspecified"), _COUNTED)
-    | dict.fromkeys(("fast", "priority"), UNPRICED)
+_TIERS: Final[Mapping[str, int]] = MappingProxyType[str, int](
+    {
+        **dict.fromkeys(("auto", "batch", "default", "flex", "scale", "standard", "unspecified"), _COUNTED),
+        **dict.fromkeys(("fast", "priority"), UNPRICED),
+    }
 )
 _TRAFFIC: Final[Mapping[str, int]] = MappingProxyType(
     dict.fromkeys(("traffic_type_unspecified", "on_demand", "on_demand_flex", "on_demand_offpeak"), _COUNTED)
