@@ -13,7 +13,7 @@ from halter.core.events import RequestSettled, RequestStarted
 from halter.guard.halts import halt
 from halter.models.wire_format import UsageReader
 from halter.proxy.body_reader import ReadRequest, read_request
-from halter.proxy.relay import take_events
+from halter.proxy.relay import drain_events
 
 GPT = "gpt-4o-mini"
 SIZE = 7 * 1024 * 1024
@@ -152,7 +152,7 @@ def test_events_are_whole_however_they_arrive(separator: bytes, size: int) -> No
     data = separator.join([b"data: one", b"data: two", b"data: three", b"data: fo"])
     buffer, events = bytearray(), list[bytes]()
     for start in range(0, len(data), size):
-        events += [part] if (part := take_events(buffer, data[start : start + size])) else []
+        events += [part] if (part := drain_events(buffer, data[start : start + size])) else []
     assert b"".join(events) + buffer == data
     assert buffer == b"data: fo"
     assert all(part.endswith(separator) for part in events)

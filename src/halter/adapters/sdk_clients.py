@@ -43,8 +43,8 @@ from halter.proxy.errors import Refusal, explain_outcome, render_in_stream, rend
 from halter.proxy.relay import (
     Upstream,
     conclude_answer,
+    drain_events,
     drop_usage_chunk,
-    take_events,
 )
 from halter.runtime.guard_api import GuardedSession
 from halter.runtime.guard_thread import LoopThread
@@ -242,7 +242,7 @@ class _SdkModel:
     def _pass_on(self, chunk: bytes, *, last: bool = False) -> None:
         """Forward a chunk to the client, without a usage that only the guard asked for."""
         if not self.call.asks_usage:
-            events = take_events(self._buffer, chunk)
+            events = drain_events(self._buffer, chunk)
             chunk = drop_usage_chunk(events) + (bytes(self._buffer) if last else b"")
         if chunk:
             self.pieces.put_nowait(chunk)

@@ -419,7 +419,7 @@ async def _pass_stream(
     await client.start(response.status, list_answer_headers(response), streams=True)
     buffer = bytearray()
     async for chunk in _read_pieces(exchange, response, reader):
-        if events := take_events(buffer, chunk):
+        if events := drain_events(buffer, chunk):
             exchange.read_answer_id(events, streams=True)
             client.events += 1
             await client.write(drop_usage_chunk(events) if drops_usage else events, more=True)
@@ -427,7 +427,7 @@ async def _pass_stream(
         await client.write(bytes(buffer), more=True)
 
 
-def take_events(buffer: bytearray, chunk: bytes) -> bytes:
+def drain_events(buffer: bytearray, chunk: bytes) -> bytes:
     """Add a chunk to a buffer, and take the whole events out of it. Only what is new is searched for their ends."""
     start = max(0, len(buffer) - max(map(len, _EVENT_SEPARATORS)) + 1)
     buffer += chunk
