@@ -22,7 +22,7 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.events import AnyEvent, CallSettled, CallStarted, CostCapReached, DecisionAsked, TurnEnded, Unknown
 from halter.core.rows import NO_OWNER, AgentRow, HaltRow, SessionRow, explain_newer_format
 from halter.core.text import format_count
-from halter.core.vocabulary import State
+from halter.core.vocabulary import ShownState, State
 from halter.guard.judge import compute_ramp_delay
 from halter.loop.decide import TROUBLED_ENDS, find_backoff
 
@@ -246,7 +246,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     session: str = ""
-    state: State = "RUNNING"
+    state: ShownState = "RUNNING"
     reason: str = ""
     started_at: int = 0
     ended_at: int = 0

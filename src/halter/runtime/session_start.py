@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from msgspec import UNSET
@@ -30,7 +30,7 @@ from halter.core.rows import SessionRow, StreamRow, explain_newer_format
 from halter.core.spec import ResolvedPolicy
 from halter.core.text import decode_body, encode_body, join_names, shorten
 from halter.core.tools import Tool
-from halter.core.vocabulary import SessionKind
+from halter.core.vocabulary import SessionKind, State
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.halts import run_shielded
 from halter.guard.ledger import read_budget
@@ -440,7 +440,7 @@ async def read_ended_result(context: AgentContext, row: SessionRow) -> Completed
     caps = [stored.event for stored in stored_events if isinstance(stored.event, CostCapReached)]
     last_end = ends[-1] if ends else None
     return build_result(
-        Conclusion(row.state, row.terminal_reason, "" if last_end is None else last_end.sentence),
+        Conclusion(cast("State", row.state), row.terminal_reason, "" if last_end is None else last_end.sentence),
         None if last_end is None else last_end.why,
         row.session,
         past.messages,
