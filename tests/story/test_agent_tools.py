@@ -17,7 +17,7 @@ from halter.core.ids import session_stream
 from halter.core.messages import Prompt, Text, ToolCall, ToolResult
 from halter.core.ports import read_stream
 from halter.core.usage import ModelName
-from halter.guard.halts import halt
+from halter.guard.halts import cancel, halt
 from halter.models.scripted import Scripted, ScriptLine
 from halter.runtime.session_start import read_session_row
 from halter.runtime.sub_sessions import AskedByModel, begin_sub_session, run_agent_tool
@@ -380,6 +380,25 @@ async def test_the_same_call_after_a_crash_goes_on_with_the_same_session(bench: 
     assert texts == ["Under the mat."] * 2
     assert len(bench.facts("session_started")) == 2
     assert len(bench.facts("request_settled")) == 2
+
+
+@pytest.mark.parametrize("stops", [cancel, halt])
+async def test_a_stopped_session_ends_with_the_sub_session_that_nothing_runs_any_more(bench: Bench, stops: Any) -> None:
+    """A process died, or its call was stopped, while the sub-session was being started: nobody else runs it."""
+    helper = scout(bench, says("Under the mat.", usage=used(5000, 500)))
+    agent = bench.agent(calls(("ask_user", {"question": "Which key?"})), says("Done."), fleet=PRICED, agents=[helper])
+    async with agent:
+        first = await agent.run("Where is the key?")
+        context = agent._open_context().bind()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        parent, child = await read_session_row(context, first.session), f"{first.session}.c9_0_0.agent"
+        async with helper._open_for_caller(context) as agent_context:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            assert await begin_sub_session(context, parent, agent_context, TASK, AskedByModel(child))
+        scope = first.session if stops is cancel else f"session:{first.session}"
+        await bench.person(stops(scope, "ada", "stop"))
+        result = await agent.run("The left one.", session=first.session)
+    assert result.state == ("CANCELLED" if stops is cancel else "HALTED")
+    assert sorted(fact["state"] for fact in bench.facts("session_ended")) == sorted(["CANCELLED", result.state])
+    bench.balanced(result)
 
 
 def test_a_name_is_taken_once_and_an_empty_task_is_refused(bench: Bench) -> None:

@@ -16,10 +16,11 @@ import msgspec
 from halter.core.clock import MINUTE, SECOND, Clock, format_duration, read_monotonic
 from halter.core.errors import StoreError, StoreUnavailable
 from halter.core.events import GuardrailTriggered, SessionParked
-from halter.core.ids import SessionId, WorkerId, session_stream
+from halter.core.ids import AGENT_PREFIX, SessionId, WorkerId, session_stream
 from halter.core.ports import Draft, HeartbeatReply, Lease, Query, Rows, Store, Stored, Write, read_stream
 from halter.core.processes import LivenessWriter
 from halter.core.rows import SessionRow, StreamRow, WorkerInfo
+from halter.guard.halts import cancel
 from halter.guard.ledger import Ledger
 from halter.loop.session_runtime import cancel_and_wait
 from halter.state import lifecycle
@@ -137,6 +138,42 @@ async def acquire_lease(
         if read_monotonic(clock) >= deadline:
             return None
         await clock.sleep(LEASE_POLLING_INTERVAL)
+
+
+async def end_unowned_session(
+    store: Store, ledger: Ledger, clock: Clock, lease: Lease, *, wakes_parent: bool = True
+) -> Sequence[InFlight]:
+    """End a session that no process runs. What is in doubt and holds money keeps it open, and is returned."""
+    state = replay(await read_stream(store, lease.stream))
+    flights = [*state.in_flight.values()]
+    if holding := [flight for flight in flights if flight.max_charge().usd or flight.max_charge().tokens]:
+        return holding
+    await ledger.settle_in_doubt(lease, flights)
+    questions = await lifecycle.read_questions(store, lease.session, clock.now())
+    await store.commit(
+        lifecycle.end_session(lease, "CANCELLED", "cancelled", state.parent, asked=questions, wakes_parent=wakes_parent)
+    )
+    return ()
+
+
+async def end_open_children(store: Store, ledger: Ledger, clock: Clock, worker: WorkerId, parent: SessionRow) -> bool:
+    """End the sub-sessions of a session that ends and that no process runs; return whether there were any.
+
+    One that a process runs is cancelled, and ends there.
+    """
+    has_ended = False
+    for row in await store.ask(Query("open_children", SessionRow, {"session": parent.session})):
+        key, reason = f"{row.session}/stopped", f"{parent.session} no longer waits for it"
+        await store.commit(cancel(row.session, f"{AGENT_PREFIX}{parent.agent}", key, reason))
+        lease = await acquire_lease(store, clock, worker, SessionId(row.session), 0)
+        if lease is None:
+            continue
+        await end_open_children(store, ledger, clock, worker, row)
+        if await end_unowned_session(store, ledger, clock, lease, wakes_parent=False):
+            await store.release(lease)
+        else:
+            has_ended = True
+    return has_ended
 
 
 MAX_CLOCK_SKEW = 2 * SECOND

@@ -14,6 +14,7 @@ from halter.core.money import format_micros
 from halter.core.ports import Lease, Query, offload_body
 from halter.core.rows import AgentRow, HaltRow, SessionRow, TriggerRow, WorkerRow
 from halter.core.text import clean, encode_body, format_count, suggest_nearest
+from halter.dispatch.heartbeat import end_unowned_session
 from halter.guard import halts
 from halter.journal.open import OlderCopy
 from halter.operations.actor import (
@@ -31,13 +32,13 @@ from halter.operations.actor import (
     readable,
     readable_scope,
 )
-from halter.operations.queries import list_recorded_agents, read_all_events
+from halter.operations.queries import list_recorded_agents
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.needs import describe_continuation, list_unhealthy, read_open_questions
 from halter.runtime.runtime import Runtime, accept_missing_events, find_continuity
 from halter.state import lifecycle
-from halter.state.session import InFlight, replay
+from halter.state.session import InFlight
 
 CANCEL_WAIT: Final = 5 * SECOND
 """How long to wait for the owner of a session to end it."""
@@ -338,27 +339,19 @@ async def _describe_owner(app: Runtime, row: SessionRow) -> str:
 async def _end(actor: Actor, lease: Lease, row: SessionRow) -> tuple[CancelOutcome, str]:
     """End a session that has no owner. Calls in doubt that hold money need a person's answer first."""
     app = actor.app
-    state = replay(await read_all_events(app, lease.stream))
-    flights_with_hold = [
-        flight for flight in state.in_flight.values() if flight.max_charge().usd or flight.max_charge().tokens
-    ]
-    free_flights = [flight for flight in state.in_flight.values() if flight not in flights_with_hold]
     try:
-        if flights_with_hold:
+        if flights_with_hold := await end_unowned_session(app.store, app.ledger, app.clock, lease):
             parked = SessionParked(state="PAUSED", inbox_seen=row.inbox_wake)
             await app.store.commit(
                 lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/cancelled", parked)
             )
             return "in doubt", _doubtful(flights_with_hold)
-        await app.ledger.settle_in_doubt(lease, free_flights)
-        questions = await lifecycle.read_questions(app.store, lease.session, app.clock.now())
-        await app.store.commit(lifecycle.end_session(lease, "CANCELLED", "cancelled", state.parent, asked=questions))
     except LeaseLost:
         return "under way", "Another process has just claimed it and will end it."
     return "ended", "No process was running it; it was ended here (CANCELLED: cancelled)."
 
 
-def _doubtful(flights: list[InFlight]) -> str:
+def _doubtful(flights: Sequence[InFlight]) -> str:
     amount = sum(flight.max_charge().usd for flight in flights)
     names = ", ".join(f"{flight.name} ({flight.id})" for flight in flights)
     return (

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +49,7 @@ from halter.core.tools import (
 )
 from halter.core.usage import Unpriced
 from halter.core.vocabulary import ActionLimit, SessionKind
+from halter.dispatch.heartbeat import end_open_children
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.provenance_check import ProvenanceCheck, choose_provenance_mode
@@ -576,7 +577,14 @@ async def build_live_session(  # noqa: PLR0913 Each is an independent option.
         review = task_tools.review if task_tools is not None else review_nothing
         pace = PhasePolicy(runtime, loop, plan.phases, plan.offered_tools, review)
     conversation = Conversation(
-        runtime, loop, app.clock, pace, resident=sensed is not None, start_events=begun, start=start_write
+        runtime,
+        loop,
+        app.clock,
+        pace,
+        resident=sensed is not None,
+        start_events=begun,
+        start=start_write,
+        end_children=partial(end_open_children, context.store, app.ledger, app.clock, context.worker, row),
     )
     return LiveSession(runtime, loop, conversation, hot_view, plan.terms)
 

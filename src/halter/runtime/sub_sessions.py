@@ -23,7 +23,7 @@ from halter.core.ports import ALL_STREAMS, Draft, Lease, Query, offload_body, re
 from halter.core.rows import SessionRow, explain_newer_format
 from halter.core.text import encode_body
 from halter.core.tools import Failed, Tool
-from halter.dispatch.heartbeat import acquire_lease
+from halter.dispatch.heartbeat import acquire_lease, end_unowned_session
 from halter.guard.halts import cancel, run_shielded
 from halter.guard.ledger import read_budget
 from halter.loop.decide import FINAL_ANSWER
@@ -339,11 +339,7 @@ async def _cancel_resting(delegate: AgentContext, child: str) -> None:
     store, clock = delegate.store, delegate.app.clock
     lease = await acquire_lease(store, clock, delegate.worker, SessionId(child), delegate.hold_timeout)
     if lease is not None:
-        row = await read_session_row(delegate, child)
-        questions = await lifecycle.read_questions(store, child, clock.now())
-        await store.commit(
-            lifecycle.end_session(lease, "CANCELLED", "cancelled", row.parent, asked=questions, wakes_parent=False)
-        )
+        await end_unowned_session(store, delegate.app.ledger, clock, lease, wakes_parent=False)
 
 
 def _conclude(state: str, reason: str, text: str) -> str:

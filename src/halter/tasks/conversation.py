@@ -7,7 +7,7 @@ A task with phases runs them in order, each with the tools granted there. When t
 enters the next phase or ends. The review phase has no turn: judges review the findings.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -70,6 +70,10 @@ class Inbox(msgspec.Struct, frozen=True, gc=False):
     @property
     def personal(self) -> bool:
         return any(part.origin == "person" for part in (*self.messages, *self.notes))
+
+
+EndChildren = Callable[[], Awaitable[bool]]
+"""Ends the sub-sessions that no process runs any more; returns whether there were any."""
 
 
 class StillInDoubt(HalterError):
@@ -136,10 +140,12 @@ class Conversation:
     A resident session keeps its lease while it is parked, and the next `run_until_parked` continues it. If this process
     has just started the session, pass all of its events as `start_events`: neither its stream nor its inbox is then
     read before the first turn. `start` is the write that starts the session, if it must be part of the first commit.
+    A session whose sub-sessions hold a part of its cap cannot end: `end_children` ends them.
     """
 
     __slots__ = (
         "_clock",
+        "_end_children",
         "_first_events",
         "_inbox_seen",
         "_is_resumed",
@@ -151,7 +157,7 @@ class Conversation:
         "runtime",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 Each is an independent option.
         self,
         runtime: SessionRuntime,
         loop: TurnLoop,
@@ -161,10 +167,12 @@ class Conversation:
         resident: bool = False,
         start_events: tuple[Stored, ...] = (),
         start: Write | None = None,
+        end_children: EndChildren | None = None,
     ) -> None:
         self.runtime = runtime
         self.loop = loop
         self._clock = clock
+        self._end_children = end_children
         self._pace = pace or AttendedTurnPolicy(loop)
         self._resident = resident
         self._is_resumed = False
@@ -295,6 +303,8 @@ class Conversation:
         ):
             previous_inbox_seen, inbox = self._inbox_seen, await self._read_inbox()
             if self._inbox_seen == previous_inbox_seen:
+                if self._end_children is not None and await self._end_children():
+                    continue
                 raise StillInDoubt(self.runtime.lease.session)
             if end.state == "COMPLETED" and inbox.spoken:
                 return await self._next_turn()
@@ -304,7 +314,7 @@ class Conversation:
         halt = await self.runtime.find_halt()
         if halt is None or not halt.cancels:
             return None
-        await self.runtime.end("CANCELLED", "cancelled", messages=self.loop.messages)
+        await self._end(End("CANCELLED", "cancelled"))
         return Conclusion("CANCELLED", "cancelled", f"{halt.scope} was halted.")
 
     async def _park_after_turn(self, park: Park) -> Conclusion | None:
