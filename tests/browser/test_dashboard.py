@@ -370,7 +370,7 @@ def test_a_question_of_an_agent_is_answered_on_home(house: House, visit: Visit) 
     press(card, "Answer desk")
     dialog(page).get_by_label("Your answer").fill("She is my aunt.")
     press(dialog(page), "Answer")
-    expect(page.get_by_text("Answer sent")).to_be_visible()
+    expect(page.get_by_text("Message sent")).to_be_visible()
     expect(card).to_have_count(0)
     house.wait_until(lambda: house.is_idle("desk-1"))
 

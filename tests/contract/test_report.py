@@ -164,7 +164,7 @@ async def test_all_that_needs_somebody_is_named_with_what_to_do(store: JournalSt
     assert report.needs_you == (
         "desk started to send, and the outcome is unknown. halter approve d1",
         "clerk/papers quarantined a document: <b>a.txt</b>. It failed three times. " + RETRY,
-        "agent:desk was halted by ada; nothing runs there. halter resume agent:desk",
+        "agent:desk was halted by ada; nothing runs there. lunch halter resume agent:desk",
         "clerk could not send a notification over mail: No route.",
         "1 finding waits to be accepted or dismissed. halter findings",
         "1 memory waits to be accepted or dismissed. halter proposals",

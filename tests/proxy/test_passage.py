@@ -117,11 +117,11 @@ async def test_an_answer_is_refused_when_it_is_no_longer_known_whose_it_is(place
     client = openai.AsyncOpenAI(api_key=key, base_url=place.base)
     await client.responses.create(model=GPT, input="hi")
     await client.close()
+    await place.open()  # Another process, which remembers nothing itself.
     with closing(sqlite3.connect(place.settings.store)) as database:
         database.execute("UPDATE blobs SET put_at = 0")
         database.commit()
     await place.app.store.scrub()
-    await place.open()
     async with httpx2.AsyncClient(base_url=place.base) as http:
         own = await http.get("/responses/resp_1", headers={"authorization": f"Bearer {key}"})
     assert (own.status_code, "has no stored answer resp_1" in own.text) == (404, True)

@@ -24,7 +24,8 @@ from halter.present.tables import build_inbox_sheet
 from halter.runtime.message_router import describe_needs
 from halter.runtime.needs import list_unhealthy
 from halter.runtime.supervisor import turn_on
-from halter.runtime.trigger_runner import Delivery, HookAccepted, HookRejected, run_now
+from halter.runtime.trigger_runner import run_now
+from halter.runtime.webhooks import Delivery, HookAccepted, HookRejected
 from halter.testing.world import World
 from halter.top.rows import head_line, list_rows
 from tests.story.autonomous import CALM, Fleet, rhythm
@@ -323,7 +324,8 @@ async def test_a_webhook_whose_sessions_make_no_progress_tells_the_sender_when_t
     hooks = office.up.hooks()
 
     async def deliver(number: int) -> HookAccepted | HookRejected:
-        return await hooks.receive("clerk", "tick", Delivery("mAdeUpT0kenThatOpensNothing", f"d{number}", "", b"hello"))
+        headers = {"authorization": "Bearer mAdeUpT0kenThatOpensNothing", "halter-delivery": f"d{number}"}
+        return await hooks.receive("clerk", "tick", Delivery(headers, b"hello"))
 
     answers: list[tuple[int, int]] = []
     for number, pause in enumerate([MINUTE, 5 * MINUTE, MINUTE, HOUR, MINUTE, DAY]):

@@ -111,7 +111,7 @@ async def test_a_document_that_always_fails_is_left_to_a_person_after_three_atte
     for number in range(4):
         office.drop(f"{number}.txt", paper(number))
     office.start(folder)
-    await world.advance(5 * MINUTE)
+    await world.advance(2 * HOUR)
     assert await office.states() == {"COMPLETED": 4, "ERROR": 3}
     (told,) = await office.told_of(ItemQuarantined)
     (bad,) = [item for item in await office.items() if item.name == "bad.txt"]

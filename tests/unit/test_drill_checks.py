@@ -7,11 +7,10 @@ from halter.redaction.key_patterns import SECRET_FAMILIES
 from halter.redaction.redact import Redactor
 from halter_drills import approval, halt, kill
 from halter_drills.approval import CASES, HONEST
-from halter_drills.canaries import KEYS, SPELLINGS, key, spell, values
 from halter_drills.checker import LateFinding, RecordedEvent, Stall, split_lateness
 from halter_drills.halt import KINDS, Mark
 from halter_drills.kill import STEPS
-from halter_drills.secrets import SearchedPlace, find_leaks, plan_leaks
+from halter_drills.secrets import KEYS, SPELLINGS, SearchedPlace, find_leaks, key, plan_leaks, spell, values
 from halter_drills.workload import PERSON, ToolEffect
 
 HONESTLY = [f"0-{place}\tpay\t{case.runs}" for place, case in enumerate(HONEST)]

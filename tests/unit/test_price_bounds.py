@@ -54,6 +54,8 @@ def list_priced() -> list[tuple[ModelInfo, Tariff]]:
 def library_cost(model: ModelInfo, usage: Usage, at: int) -> int:
     seller = Provider(id="any", name="Any", api_pattern="")
     fields = msgspec.structs.asdict(usage)
+    for name in ("surcharge_percent", "reported_cost", "answered_by", "unpriced"):
+        del fields[name]  # Of these the library knows nothing.
     sound, cached = fields.pop("audio_tokens"), fields.pop("audio_cached_tokens")
     counted = genai_prices.Usage(**fields, input_audio_tokens=sound + cached, cache_audio_read_tokens=cached)
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at)

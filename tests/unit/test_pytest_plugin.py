@@ -111,4 +111,4 @@ def test_the_plugin_is_loaded_automatically_and_a_passing_test_shows_no_seed(pyt
 def test_at_start_up_the_plugin_loads_nothing_but_itself() -> None:
     report = "import pytest, sys; old = set(sys.modules); import halter.testing.plugin; print(*set(sys.modules) - old)"
     process = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=True)
-    assert set(process.stdout.split()) == {"halter", "halter.testing", "halter.testing.plugin"}
+    assert set(process.stdout.split()) == {"halter", "halter_agents", "halter.testing", "halter.testing.plugin"}

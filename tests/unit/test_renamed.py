@@ -172,7 +172,7 @@ async def test_over_of_a_result_is_whether_its_session_has_ended(tmp_path: Path,
     reply = ToolCall("", "ask_user", '{"question": "Which desk?"}') if keep_open else "Yes."
     async with make_agent(tmp_path, FunctionModel(lambda _: reply)) as agent:
         result = await agent.run("Are you there?")
-    with expect_warning("Result.over", "has_ended"):
+    with expect_warning(f"{type(result).__name__}.over", "has_ended"):
         over = result.over
     assert over is result.has_ended is not keep_open
 

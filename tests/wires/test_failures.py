@@ -11,12 +11,19 @@ from email.utils import format_datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from halter.core.clock import SECOND
 from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable, ModelUnusable
 from halter.core.tools import Permit
 from halter.core.usage import Usage
 from halter.models.wire import ExchangeTerms, WireModel
+
+
+def counts(usage: Usage | None) -> Usage:
+    """The usage without the name of the model that answered."""
+    assert usage is not None
+    return replace(usage, answered_by="")
 
 
 async def failed(desk: Any, model: Any = None) -> ModelError:
@@ -303,14 +310,14 @@ async def test_a_stream_without_a_word_is_no_empty_answer(streamed: Any, abort: 
 async def test_what_a_cut_stream_reported_is_not_final(streamed: Any, abort: bool) -> None:  # noqa: FBT001
     streamed.provider.says("twelve bytes", " and more", until="text", abort=abort)
     error = await failed(streamed)
-    assert (error.usage, error.final) == (Usage(100, 1, 40), False)
+    assert (counts(error.usage), error.final) == (Usage(100, 1, 40), False)
 
 
 @pytest.mark.parametrize("wire", ["openai"], indirect=True)
 async def test_a_stream_that_reports_but_never_finishes_has_no_final_report(streamed: Any) -> None:
     streamed.provider.says("It is seven.", finish=None, usage=(100, 20, 40))
     error = await failed(streamed)
-    assert (error.usage, error.final) == (Usage(100, 20, 40), False)
+    assert (counts(error.usage), error.final) == (Usage(100, 20, 40), False)
 
 
 @pytest.mark.parametrize("wire", ["openai"], indirect=True)
@@ -324,14 +331,14 @@ async def test_a_finished_answer_whose_only_report_came_early_tells_of_no_usage(
 @pytest.mark.parametrize("reports", ["early", "each"])
 async def test_reports_that_repeat_what_was_used_so_far_are_not_added_up(streamed: Any, reports: str) -> None:
     streamed.provider.says("It is ", "seven.", reports=reports)
-    assert (await streamed.ask()).usage == Usage(100, 20, 40)
+    assert counts((await streamed.ask()).usage) == Usage(100, 20, 40)
 
 
 @pytest.mark.parametrize("wire", ["openai", "anthropic"], indirect=True)
 async def test_a_report_that_was_final_is_final_although_the_connection_breaks_after_it(streamed: Any) -> None:
     streamed.provider.says("It is seven.", until="usage" if streamed.wire == "openai" else "finish", abort=True)
     error = await failed(streamed)
-    assert (error.usage, error.final) == (Usage(100, 20, 40), True)
+    assert (counts(error.usage), error.final) == (Usage(100, 20, 40), True)
 
 
 @pytest.mark.parametrize("wire", ["openai"], indirect=True)

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import msgspec
 
@@ -14,10 +14,12 @@ from halter.core.events import CostCapReached
 from halter.core.messages import Message, ToolCall, ToolResult
 from halter.core.money import Amount, Unit, format_unit_amount, to_unit_amount
 from halter.core.renamed import RenamedAttribute
-from halter.core.rows import SessionRow
 from halter.core.usage import Usage
 from halter.core.vocabulary import END_STATES, State
 from halter.state.receipt import Receipt
+
+if TYPE_CHECKING:
+    from halter.core.rows import SessionRow
 
 T = TypeVar("T")
 
@@ -36,7 +38,7 @@ class RunFailed(HalterError):
 class EndedBefore(ConfigError):
     """The session that was to run has ended before; its result can be read."""
 
-    def __init__(self, row: SessionRow) -> None:
+    def __init__(self, row: "SessionRow") -> None:
         super().__init__(
             f"Session {row.session} has ended ({row.state}: {row.terminal_reason}). Resume it to continue."
         )

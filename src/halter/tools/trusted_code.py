@@ -18,7 +18,6 @@ from importlib.machinery import (
     SourceFileLoader,
 )
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import CodeType, ModuleType
 from typing import Any, Final
 
@@ -111,6 +110,9 @@ class TrustedExtensionLoader(ExtensionFileLoader):
         self._files = files
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        # Only a folder with compiled code needs it: the import would slow down every other program.
+        from tempfile import TemporaryDirectory
+
         data = self._files.read(self.path)
         with TemporaryDirectory() as folder:
             copy = Path(folder, Path(self.path).name)
