@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from halter.core.tools import Failed, NearBudget, Output, Retry
     from halter.guard.tool_door import Answer
     from halter.models.input_files import File
+    from halter.operations.store_access import Store
     from halter.runtime.agent import Agent
     from halter.runtime.guard_api import Guard, GuardedSession, SessionAlreadyEnded, SessionInUse
     from halter.tasks.result import CompletedResult, Result, RunFailed, StoppedResult
@@ -48,6 +49,7 @@ __all__ = [
     "SessionAlreadyEnded",
     "SessionInUse",
     "StoppedResult",
+    "Store",
     "StreamChunk",
     "UntrustedLinksFound",
     "__version__",
@@ -78,6 +80,7 @@ _HOMES = {
     "SessionAlreadyEnded": "halter.runtime.guard_api",
     "SessionInUse": "halter.runtime.guard_api",
     "StoppedResult": "halter.tasks.result",
+    "Store": "halter.operations.store_access",
     "StreamChunk": "halter.core.messages",
     "UntrustedLinksFound": "halter.tasks.run_events",
     "tool": "halter.tools.function_tool",

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UNSET
 
-import halter
 from halter.config.agent_files import AgentFile, find_neighbour_agents, read_agent, read_skills
 from halter.config.decode import format_key_path
 from halter.config.mcp_file import MCP_FILE, load_json, parse_servers
@@ -374,7 +373,7 @@ def list_program_paths() -> Iterator[ProtectedEntry]:
     description = "from which this program loads code"
     virtual = sys.prefix != sys.base_prefix
     code_folders = {Path(location) for name, location in sysconfig.get_paths().items() if name != "data" or virtual}
-    code_folders |= {Path(halter.__file__).parent, Path(site.getusersitepackages())}
+    code_folders |= {Path(__file__).parents[1], Path(site.getusersitepackages())}
     yield from (
         ProtectedEntry(Path(location), "from which programs are started", is_folder=True)
         for location in PROGRAM_FOLDERS

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from halter.core.errors import ConfigError
 from halter.core.renamed import RenamedAttribute
@@ -51,18 +51,28 @@ class LoopThread:
         self._loop.close()
 
 
-class BlockingGuard:
-    """A guard with blocking calls. Any thread may use it while it is open."""
+class _Opened(Protocol):
+    async def __aenter__(self) -> Any: ...
 
-    def __init__(self, guard: "Guard") -> None:
-        self._guard = guard
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Blocking:
+    """An async context manager, opened in a thread of its own. Any thread may use it while it is open."""
+
+    NOUN: ClassVar[str]
+
+    def __init__(self, opened: _Opened) -> None:
+        self._opened: Any = opened
         self._thread: LoopThread | None = None
 
     def __enter__(self) -> Self:
-        """Open the guard in its thread."""
+        """Open it in its thread."""
         thread = LoopThread()
         try:
-            thread.run(self._guard.__aenter__())
+            thread.run(self._opened.__aenter__())
         except BaseException:
             thread.close()
             raise
@@ -72,17 +82,29 @@ class BlockingGuard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the guard."""
+        """Close it."""
         thread, self._thread = self._open(), None
         try:
-            thread.run(self._guard.__aexit__(kind, error, trace))
+            thread.run(self._opened.__aexit__(kind, error, trace))
         finally:
             thread.close()
+
+    def _open(self) -> LoopThread:
+        if self._thread is None:
+            raise ConfigError(f"The {self.NOUN} is not open. Use it inside `with {self.NOUN}.blocking() as ...`.")
+        return self._thread
+
+
+class BlockingGuard(Blocking):
+    """A guard with blocking calls."""
+
+    NOUN = "guard"
+    _opened: "Guard"
 
     @contextmanager
     def session(self, task: str = "", *, id: str | None = None) -> Generator["BlockingSession"]:  # noqa: A002 The public name.
         """Start a session, or resume the one with that id, as `Guard.session` does."""
-        thread, manager = self._open(), self._guard.session(task, id=id)
+        thread, manager = self._open(), self._opened.session(task, id=id)
         session = BlockingSession(thread.run(manager.__aenter__()), thread)
         try:
             yield session
@@ -94,28 +116,23 @@ class BlockingGuard:
 
     def call(self, tool: str | FunctionTool, /, **arguments: Any) -> "Answer":
         """Make one call in a new session."""
-        return self._open().run(self._guard.call(tool, **arguments))
+        return self._open().run(self._opened.call(tool, **arguments))
 
     def model(self, client: T, *, provider: str = "") -> T:
         """Return a client of the openai or anthropic SDK whose requests pass the guard, as `Guard.model` does."""
         from halter.runtime.guard_api import guard_client
 
         return guard_client(
-            client, lambda: self._guard.session("A request of an SDK's client."), self._open(), provider
+            client, lambda: self._opened.session("A request of an SDK's client."), self._open(), provider
         )
 
     def report(self) -> "GuardSummary":
         """Return what this agent did and spent, its budgets, and the decisions that wait for a person."""
-        return self._open().run(self._guard.report())
+        return self._open().run(self._opened.report())
 
     def receipts(self, limit: int = 50) -> tuple[Receipt, ...]:
         """Return the receipts of this agent's sessions, newest first."""
-        return self._open().run(self._guard.receipts(limit))
-
-    def _open(self) -> LoopThread:
-        if self._thread is None:
-            raise ConfigError("The guard is not open. Use it inside `with guard.blocking() as ...`.")
-        return self._thread
+        return self._open().run(self._opened.receipts(limit))
 
 
 class BlockingSession:

@@ -76,7 +76,8 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that waits for a person: a sentence, the reason, and the commands that resolve it.
 
     `why` is the model's own reason, or the cause. `shown` are the arguments. `decision` is the id of a pending
-    decision, `scope` the scope that is halted or near its cap, and `item` the quarantined document.
+    decision, whose `digest` binds an answer to what is shown, and which expires at `expires_at`. `scope` is halted or
+    near its cap; `item` is the quarantined document.
     """
 
     kind: NeedKind
@@ -89,6 +90,8 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     scope: str = ""
     item: str = ""
+    digest: str = ""
+    expires_at: int | None = None
 
     @property
     def is_about_health(self) -> bool:
@@ -269,6 +272,8 @@ def make_decision_need(decision: PendingDecision) -> Need:
         commands=(f"halter approve {decision.decision}{option}", f"halter deny {decision.decision}"),
         decision=decision.decision,
         session=decision.session,
+        digest=decision.digest,
+        expires_at=decision.expires_at,
     )
 
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TextIO
 
 import msgspec
 
-from halter import __version__
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError, render_install_command
 from halter.core.events import (
@@ -48,6 +47,7 @@ from halter.core.vocabulary import Outcome
 from halter.loop.session_runtime import cancel_and_wait, raise_if_cancelled
 from halter.runtime.feed import CommitObserver, Follower, watch_growth
 from halter.runtime.runtime import Runtime
+from halter_agents import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -528,7 +528,7 @@ def _resource(environ: Mapping[str, str]) -> "Resource":
     from opentelemetry.sdk.resources import Resource
 
     name = {} if environ.get("OTEL_SERVICE_NAME") else {"service.name": "halter"}
-    return Resource.create({**name, "service.version": __version__})
+    return Resource.create({**name, "service.version": VERSION})
 
 
 def _to_readable_span(span: Span, resource: "Resource") -> "ReadableSpan":
@@ -550,7 +550,7 @@ def _to_readable_span(span: Span, resource: "Resource") -> "ReadableSpan":
         status=Status(StatusCode.ERROR) if span.error else Status(StatusCode.UNSET),
         start_time=span.start * 1000,
         end_time=span.end * 1000,
-        instrumentation_scope=InstrumentationScope("halter", __version__),
+        instrumentation_scope=InstrumentationScope("halter", VERSION),
     )
 
 

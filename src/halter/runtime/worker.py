@@ -305,11 +305,11 @@ class WorkerState:
         return {session: snapshot() for agent in self._agents.values() for session, snapshot in agent.snapshots.items()}
 
     def describe(self) -> str:
-        from halter import __version__
+        from halter_agents import VERSION
 
         info = WorkerInfo(
             kind=self._mode.kind,
-            version=__version__,
+            version=VERSION,
             started_at=self._started_at,
             agents=dict(self.versions()),
             waiting=tuple(sorted(self._waiting)),
