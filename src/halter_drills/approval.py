@@ -19,9 +19,9 @@ import msgspec
 
 from halter.cli.terminal import Keyboard, TerminalDevice, ask_freshly
 from halter.core.clock import MINUTE, SECOND, Clock, SystemClock
-from halter.core.events import DecisionMade, RuleMade
+from halter.core.events import DecisionMade, HoldMade, RuleMade
 from halter.core.ids import FLEET, WorkerId, inbox_stream
-from halter.core.ports import Committed, Decide, Draft, Lease, Query, Store, Write
+from halter.core.ports import Committed, Decide, Draft, Lease, Query, Rows, Store, Write
 from halter.core.rows import DecisionRow, RuleRow
 from halter.core.spec import ResolvedPolicy
 from halter.core.tools import Tool
@@ -64,7 +64,7 @@ EDITED_ORDER: Final = "order-9"
 
 
 def make_tools(effects: Path) -> Mapping[str, Tool]:
-    """Make two tools that need approval; a file records their effects."""
+    """Make tools that need approval; a file records their effects. `buy` pays, and costs more than half of the cap."""
 
     def count_effect(name: str, desk: str, order: str, amount: int) -> str:
         with effects.open("a") as file:
@@ -77,7 +77,11 @@ def make_tools(effects: Path) -> Mapping[str, Tool]:
     async def refund(desk: str, order: str, amount: int = 7) -> str:
         return count_effect("refund", desk, order, amount)
 
-    return {each.__name__: tool(each, level="RESTRICTED") for each in (pay, refund)}
+    async def buy(desk: str, order: str, amount: int = 7) -> str:
+        return count_effect("pay", desk, order, amount)
+
+    tools = (tool(pay, level="RESTRICTED"), tool(refund, level="RESTRICTED"), tool(buy, level="RESTRICTED", cost="0.6"))
+    return {each.spec.name: each for each in tools}
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,19 @@ async def forge_rule(bench: ApprovalBench) -> None:
     await bench.try_call(bench.call(number=2), 0)
 
 
+async def compete_for_money(bench: ApprovalBench) -> None:
+    """Try two calls that the cap does not cover together, approve what is asked, and make the second one first."""
+    call, other_call = bench.call(using="buy"), bench.call(OTHER_ORDER, using="buy", number=2)
+    other_call = msgspec.structs.replace(other_call, must_return=lambda: True)
+    await bench.answer(await bench.request_approval(call))
+    await bench.try_call(other_call, 0)
+    for decision in await list_pending_decisions(bench.store):
+        if decision.session == bench.lease.session:
+            await bench.answer(decision)
+    await bench.try_call(other_call)
+    await bench.try_call(call)
+
+
 class ApprovalCase(NamedTuple):
     """One use or misuse of an approval, in its own session. `runs` is the order that must be paid exactly once."""
 
@@ -278,6 +295,7 @@ HONEST: Final = (
     ApprovalCase("An honest edit.", answer_then(ApprovalBench.edits), EDITED_ORDER),
     ApprovalCase("A live rule.", make_rule_then(lambda bench: bench.try_call(bench.call(number=2), 0)), ORDER),
     ApprovalCase("The same approval, used a second and a third time.", approve_then(use_three_times), ORDER),
+    ApprovalCase("An approval, while another call wants the same money.", compete_for_money, ORDER),
 )
 """Cases that run exactly once, such as the first use of an approval that is then reused."""
 
@@ -361,7 +379,7 @@ T = TypeVar("T")
 
 
 class Gullible(StoreProxy):
-    """The teeth: a store in which every digest is valid and every rule matches."""
+    """The teeth: a store in which every digest is valid, every rule matches, and no question holds money."""
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
         rows = await self._store.ask(query)
@@ -397,7 +415,11 @@ def _agree_with(request: CallRequest) -> Decide:
         digest = digest_edit(approval.digest, approval.edited_digest) if is_edit else approval.digest
         return msgspec.structs.replace(row, digest=approval.digest, decided_digest=digest)
 
-    return lambda rows: judge_call(request, AlteredRows(rows, agree))
+    def decide(rows: Rows) -> Sequence[Draft]:
+        drafts = judge_call(request, AlteredRows(rows, agree))
+        return [draft for draft in drafts if not isinstance(draft.event, HoldMade)]
+
+    return decide
 
 
 def run(setting: Setting) -> DrillResult:

@@ -177,6 +177,10 @@ class Books:
                 self._settle(event, facts.get("call") or facts["request"], facts.get("charge"))
             case "session_ended" if (session := event.stream.removeprefix("session:")) in self.carved:
                 self._settle(event, session, facts.get("charge"))
+            case "hold_made":
+                self._hold(event, facts["hold"], facts["legs"])
+            case "hold_released":
+                self._release(event, facts["hold"])
             case "cap_changed":
                 self._cap_changed(event)
             case "cost_cap_reached":
@@ -236,6 +240,13 @@ class Books:
                 self.open[hold] = legs
             return
         self._charge(event, hold, legs, charge)
+
+    def _release(self, event: RecordedEvent, hold: str) -> None:
+        """Release what a question held, once and without a charge."""
+        if hold not in self.open:
+            self._add_violation(event, f"releases {hold}, which holds nothing")
+        for scope, window, unit, _, amount in self.open.pop(hold, []):
+            self.accounts[scope, window, unit].held -= amount
 
     def _charge(self, event: RecordedEvent, hold: str, legs: list[list[Any]], charge: dict[str, Any]) -> None:
         if hold not in self.carved:

@@ -431,7 +431,7 @@ async def test_every_question_is_answered_in_plain_values(store: JournalStore) -
         "now": 0, "agent": "night-watch", "kind": "task", "worker": "w",
         "trigger": "nightly", "state": "COMPLETED", "notification": "n", "key": "k",
         "beginning": "o", "from": "", "to": "z", "tool": "",
-        "outcome": "", "hour": "hour/2026", "day": "day/2026", "month": "month/2026", "ended": 20,
+        "outcome": "", "hold": "", "hour": "hour/2026", "day": "day/2026", "month": "month/2026", "ended": 20,
     }  # fmt: skip
     for name, question in load_queries("queries.sql").items():
         asked = {parameter: value for parameter, value in given.items() if f":{parameter}" in question}

@@ -1,5 +1,6 @@
 """A crash at any commit while several calls of one step wait for a person: each is made once, as the person decided."""
 
+from collections import Counter
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,7 @@ from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, check_outcome, last, reply
 from tests.story.loops import Story, calls, says, used
+from tests.story.test_question_holds import DIME, buys, check_books, make_buyer
 
 DID: Final = ("wipe a", "send 1", "wipe b", "wipe c")
 """Action of each call of the step, by position."""
@@ -73,3 +75,48 @@ def test_calls_that_wait_together_are_each_made_once_whatever_crashes(*, predict
         assert world.run(check_outcome(world, story)).state == "COMPLETED"
         for did, result in zip(DID, story.results(), strict=True):
             assert story.desk.done[did] == (result.outcome == "ok"), world
+
+
+def buyer(prompt: Prompt, _: int) -> Reply:
+    return reply(says("Done.")) if "result:buy" in last(prompt) else reply(buys("a", "b", "c"))
+
+
+async def answer_purchases(world: World, story: Story, denied: list[str]) -> None:
+    """Deny the first purchase that is asked about, and allow the others; say truly what was done before a crash."""
+    while True:
+        for waiting in await list_pending_decisions(world.journal):
+            denied += [] if denied else [waiting.decision]
+            is_yes = waiting.decision not in denied
+            if waiting.about == "unknown_call":
+                is_yes = bool(story.desk.done[f"buy {'abc'[int(waiting.subject[-1])]}"])
+            store = world.store.patient(world.clock)
+            await store.commit(answer_decision(waiting, "approve" if is_yes else "deny", "ada", world.ids.make()))
+        await world.clock.sleep(SECOND)
+
+
+@EVERY
+def test_the_money_of_questions_is_exact_whatever_crashes(*, every: int) -> None:
+    stories: list[Story] = []
+    denied_by_run: list[list[str]] = []
+
+    async def program(world: World) -> None:
+        answering = world.spawn(answer_purchases(world, stories[-1], denied_by_run[-1]))
+        await stories[-1].begin("Buy three things.")
+        if not (await world.session("s")).ended:
+            await stories[-1].attend()
+        answering.cancel()
+
+    def new_world(crash: Crash | None) -> World:
+        world = World(crash=crash)
+        story = make_buyer(world, ())
+        story.models = [Sensible(world, buyer)]
+        stories.append(story)
+        denied_by_run.append([])
+        return world
+
+    for world in crash_everywhere(program, new_world, every=every):
+        story = stories[-1]
+        assert max(story.desk.done.values()) == 1, world
+        assert world.run(check_outcome(world, story)).state == "COMPLETED"
+        assert Counter(result.outcome for result in story.results())["approval_denied"] == 1, world
+        world.run(check_books(world, 4 * DIME * sum(story.desk.done.values())))

@@ -151,6 +151,25 @@ class CallRefused(Event, frozen=True, kw_only=True):
     staged: bool = False
 
 
+class HoldMade(Event, frozen=True, kw_only=True):
+    """A call that a person is asked about holds its maximum cost while it waits; `hold` is the id of the decision."""
+
+    KIND: ClassVar[str] = "hold_made"
+
+    hold: str
+    name: str
+    purpose: Purpose = "turn"
+    legs: tuple[Leg, ...]
+
+
+class HoldReleased(Event, frozen=True, kw_only=True):
+    """The hold of a question ended: the call was admitted and has its own hold from now on, or it will not be made."""
+
+    KIND: ClassVar[str] = "hold_released"
+
+    hold: str
+
+
 class CostCapReached(Event, frozen=True, kw_only=True):
     """A call or a request was refused because its maximum cost exceeds the unspent part of a cap."""
 

@@ -31,6 +31,8 @@ from halter.core.effect_events import (
     FindingEmitted,
     FindingReviewed,
     HistoryGiven,
+    HoldMade,
+    HoldReleased,
     ItemQuarantined,
     ItemReleased,
     ItemSeen,
@@ -76,7 +78,7 @@ from halter.core.vocabulary import (
     YieldMode,
 )
 
-SESSION_FORMAT: Final = 7
+SESSION_FORMAT: Final = 8
 """The session format that this program supports. It increases when a new event changes the meaning of old ones."""
 
 
@@ -555,6 +557,8 @@ SessionEvent = (
     | ToolPinned
     | CostCapReached
     | OverrunIncurred
+    | HoldMade
+    | HoldReleased
     | CapChanged
     | FleetPolicyAdopted
     | BodiesErased

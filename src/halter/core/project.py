@@ -39,6 +39,8 @@ from halter.core.events import (
     HaltLifted,
     HaltRequested,
     HistoryGiven,
+    HoldMade,
+    HoldReleased,
     HotStateSeen,
     ItemQuarantined,
     ItemReleased,
@@ -455,7 +457,7 @@ def project_session_event(event: SessionEvent, position: EventPosition, rows: Mu
             rows.save(_audit_sign_on(event, position))
         case SessionStarted() | SessionEnded() | TurnStarted() | TurnEnded():
             pass  # These and the following have their own functions in `PROJECTIONS`.
-        case RequestStarted() | CallStarted() | RequestSettled() | CallSettled():
+        case RequestStarted() | CallStarted() | RequestSettled() | CallSettled() | HoldMade() | HoldReleased():
             pass
         case _:
             _project_statement(event, position, rows)
@@ -713,6 +715,27 @@ def _free_hold(hold: HoldRow, charge: Charge, rows: MutableRows) -> int:
     return held_usd
 
 
+def _hold_made(event: HoldMade, position: EventPosition, rows: MutableRows) -> None:
+    if rows.get(HoldRow, event.hold) is not None:
+        # Its release was read first, from another stream: only the caps of the accounts are left to learn.
+        rows.drop((HoldRow, event.hold))
+        for leg in event.legs:
+            rows.save(budget_row(rows, leg).with_cap(leg.cap, position.at))
+        return
+    _insert_hold(event.hold, event.name, event.purpose, event.legs, position, rows)
+
+
+def _hold_released(event: HoldReleased, position: EventPosition, rows: MutableRows) -> None:
+    hold = rows.get(HoldRow, event.hold)
+    if hold is None:
+        # A rebuild reads streams in any order: this empty hold says that the hold to come is already released.
+        rows.save(HoldRow(event.hold, "", position.at, "turn", "", b"[]"))
+        return
+    rows.drop(hold.key())
+    for leg in hold.decode_legs():
+        rows.save(budget_row(rows, leg).with_amounts(held=-leg.amount))
+
+
 def _call_started(event: CallStarted, position: EventPosition, rows: MutableRows) -> None:
     if event.legs:
         _insert_hold(event.call, event.tool, event.purpose, event.legs, position, rows)
@@ -835,6 +858,8 @@ PROJECTIONS: Final[dict[type[Any], Callable[[Any, EventPosition, MutableRows], N
     RequestSettled: _request_settled,
     CallStarted: _call_started,
     CallSettled: _call_settled,
+    HoldMade: _hold_made,
+    HoldReleased: _hold_released,
     **dict.fromkeys(get_args(TriggerEvent), project_trigger_event),
     **dict.fromkeys(get_args(ArtifactEvent), project_artifact_event),
     **dict.fromkeys((TurnEnded, *get_args(ChannelEvent)), _project_nothing),

@@ -292,10 +292,10 @@ class HoldRow(Row, frozen=True):
         return (HoldRow, self.hold)
 
     def decode_legs(self) -> tuple[Leg, ...]:
-        return _LEGS.decode(self.legs)
+        return decode_legs(self.legs)
 
 
-_LEGS: Final = msgspec.json.Decoder(tuple[Leg, ...])
+decode_legs: Final = msgspec.json.Decoder(tuple[Leg, ...]).decode
 
 
 class SpendRow(Row, frozen=True):

@@ -35,14 +35,15 @@ from halter.core.events import (
 from halter.core.ids import FLEET, StreamId, can_decide, inbox_stream, trigger_stream
 from halter.core.money import Account, format_micros
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
-from halter.core.project import rows_of_event
+from halter.core.project import rows_of_event, rows_of_hold
 from halter.core.provenance import Flaw
-from halter.core.rows import DecisionRow, PinRow, RuleRow, TriggerRow
+from halter.core.rows import DecisionRow, HoldRow, PinRow, RuleRow, TriggerRow, decode_legs
 from halter.core.text import decode_body, encode_body
 from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import DecisionKind, RowKey, RuleScope, Verdict
 from halter.guard.judge import are_two_people, digest_edit
 from halter.guard.ledger import change_cap
+from halter.state.lifecycle import draft_releases
 
 STAR: Final = "*"
 LITERAL_STAR: Final = "[*]"
@@ -401,6 +402,7 @@ class PendingDecision(msgspec.Struct, frozen=True):
     said: bytes | None = None
     approvers: int = 1
     first_by: str = ""
+    legs: bytes | None = None
 
     @property
     def stream(self) -> StreamId:
@@ -555,6 +557,11 @@ def answer_decision(decision: PendingDecision, verdict: Verdict, by: str, key: s
 def _find_effects(decision: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionEffects:
     if decision.about == "proposal":
         return _decide_proposal(decision, verdict, by, reason)
+    if verdict == "deny" and decision.legs:
+        return DecisionEffects(
+            lambda rows: draft_releases(filter(None, [rows.get(HoldRow, decision.decision)])),
+            rows_of_hold(decision.decision, decode_legs(decision.legs)),
+        )
     if verdict == "approve" and decision.about == "changed_tool":
         event = ToolPinned(agent=decision.agent, tool=decision.name, digest=decision.digest, by=by)
         return DecisionEffects(lambda _: [Draft(event)], [(PinRow, decision.agent, decision.name)])

@@ -4,9 +4,9 @@ The checks have a fixed order:
 
     R5 halt -> R6 tool, arguments, rate -> provenance -> budget -> approval -> R4 hold
 
-The budget comes before the approval, so that no person is asked about a call that the budget would refuse. The result
-is a list of drafts to write: the intent, a refusal or a question to a person. It is empty if other holds must settle
-first.
+The budget comes before the approval, so that no person is asked about a call that the budget would refuse. A question
+holds the call's maximum cost, like an intent, until the call is admitted or refused. The result is a list of drafts to
+write: the intent, a refusal or a question to a person. It is empty if other holds must settle first.
 
 `LEVEL_TABLE` has the defaults of each capability level; the resolved policy overrides its cells. The store's own policy
 is read under the lock of each hold, so a process that started before the policy was tightened cannot spend more.
@@ -17,12 +17,20 @@ from functools import partial
 from hashlib import sha256
 from itertools import product
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, cast
 
 import msgspec
 
 from halter.core.clock import HOUR, MINUTE, QUARTER
-from halter.core.events import AnyEvent, CallRefused, CallStarted, CostCapReached, DecisionAsked, FleetPolicyAdopted
+from halter.core.events import (
+    AnyEvent,
+    CallRefused,
+    CallStarted,
+    CostCapReached,
+    DecisionAsked,
+    FleetPolicyAdopted,
+    HoldMade,
+)
 from halter.core.ids import FLEET, Digest, are_one_person, can_decide, session_stream
 from halter.core.money import (
     BudgetRow,
@@ -39,10 +47,11 @@ from halter.core.money import (
 from halter.core.ports import Draft, Rows, Write
 from halter.core.project import POLICY_KEY, budget_key, budget_row, rows_of_hold
 from halter.core.provenance import Flaw
-from halter.core.rows import AuditRow, DecisionRow, FleetPolicyRow, HaltRow, OutputRow, RateRow, RuleRow
+from halter.core.rows import AuditRow, DecisionRow, FleetPolicyRow, HaltRow, HoldRow, OutputRow, RateRow, RuleRow
 from halter.core.spec import Mode, ResolvedPolicy, ToolPolicy
 from halter.core.tools import LEVELS, Effect, Level, ToolSpec
-from halter.core.vocabulary import ActionLimit, Audit, Outcome, Purpose, RiskLevel, RowKey
+from halter.core.vocabulary import ActionLimit, Audit, Outcome, Purpose, R, RiskLevel, RowKey
+from halter.state.lifecycle import draft_releases
 
 
 def adopt_first_policy(event: FleetPolicyAdopted) -> Write:
@@ -178,6 +187,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `legs` are held for the call. `accounts` are charged if the call costs something without a hold. `flaws` are the
     findings of the provenance check. `untrusted_reason` is why it refuses the call, or postpones it if `is_staged`.
+    `question_hold` is what the question about the call holds.
     """
 
     call: str
@@ -209,6 +219,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     flaws: tuple[Flaw, ...] = ()
     untrusted_reason: str = ""
     is_staged: bool = False
+    question_hold: HoldRow | None = None
 
     @property
     def is_pure_read(self) -> bool:
@@ -243,6 +254,11 @@ def list_call_rows(request: CallRequest) -> list[RowKey]:
         keys.append((DecisionRow, request.approval.decision))
         if request.approval.rule:
             keys.append((RuleRow, request.approval.rule))
+        if request.legs:
+            keys.append((HoldRow, request.approval.decision))
+    if request.question_hold is not None:
+        keys.append((DecisionRow, request.question_hold.hold))
+        keys += rows_of_hold(request.question_hold.hold, request.question_hold.decode_legs())
     if request.writes:
         keys += product([OutputRow], [request.agent], request.writes)
     if request.legs:
@@ -282,7 +298,9 @@ def judge_call(request: CallRequest, rows: Rows) -> Sequence[Draft]:
     if request.approval is not None:
         answer = _check_approval(request, request.approval, rows)
         if answer is None or isinstance(answer, Draft):
-            return [] if answer is None else [answer]
+            return [] if answer is None else _hold_for_question(request, answer, held_legs)
+        if request.legs and request.question_hold is None and rows.get(HoldRow, request.approval.decision) is not None:
+            return []
         approval = answer
     if request.legs and not held_legs:
         return []
@@ -293,6 +311,72 @@ def judge_call(request: CallRequest, rows: Rows) -> Sequence[Draft]:
             request.blob,
         )
     ]
+
+
+def _hold_for_question(request: CallRequest, draft: Draft, held_legs: tuple[Leg, ...]) -> Sequence[Draft]:
+    """Hold the maximum cost of a call with its question; ask nothing while other holds use the budget."""
+    if not request.legs or not isinstance(draft.event, DecisionAsked):
+        return [draft]
+    if not held_legs:
+        return []
+    hold = HoldMade(hold=draft.event.decision, name=request.tool, purpose=request.purpose, legs=held_legs)
+    return [draft, Draft(hold)]
+
+
+def judge_asked_call(request: CallRequest, rows: Rows) -> Sequence[Draft]:
+    """Decide about a call whose question holds money: as if that was released, which the same commit then does.
+
+    While the question is pending, nothing is written and the hold stays.
+    """
+    hold = request.question_hold and rows.get(HoldRow, request.question_hold.hold)
+    if hold is None:
+        return judge_call(request, rows)
+    rest = _RowsWithoutHold(rows, hold)
+    drafts = judge_call(request, rest) or _refuse_if_cap_was_lowered(request, hold, rest)
+    return [*draft_releases([hold]), *drafts] if drafts else []
+
+
+class _RowsWithoutHold:
+    """The rows as they are after a hold is released."""
+
+    def __init__(self, rows: Rows, hold: HoldRow) -> None:
+        self._rows = rows
+        self._freed: dict[RowKey, int] = {budget_key(leg): leg.amount for leg in hold.decode_legs()}
+
+    @property
+    def now(self) -> int:
+        return self._rows.now
+
+    def get(self, kind: type[R], /, *key: Any) -> R | None:
+        row = self._rows.get(kind, *key)
+        freed_amount = self._freed.get((kind, *key))
+        return cast("R", row.with_amounts(held=-freed_amount)) if isinstance(row, BudgetRow) and freed_amount else row
+
+    def find(self, keys: Sequence[tuple[type[R], *tuple[Any, ...]]]) -> Sequence[R | None]:
+        return [self.get(*key) for key in keys]
+
+
+def _refuse_if_cap_was_lowered(request: CallRequest, hold: HoldRow, rows: Rows) -> Sequence[Draft]:
+    """Refuse an answered call that no longer fits where its question held money; else it waits.
+
+    Questions that hold more together than a lowered cap allows would wait for each other.
+    """
+    decision = rows.get(DecisionRow, hold.hold)
+    if decision is None or not decision.verdict or not request.legs or has_past_window(request.legs, rows.now):
+        return []
+    legs = lower_legs_to_policy(request.legs, rows)
+    verdict = reserve(find_spendable_budgets(legs, rows.find([*map(budget_key, legs)]), request.reserve)[0])
+    held_accounts = {budget_key(leg) for leg in hold.decode_legs()}
+    if not isinstance(verdict, Contended) or budget_key(verdict.leg) not in held_accounts:
+        return []
+    budget, cap = verdict.budget, verdict.budget.binding(verdict.leg.cap) or 0
+    remaining = max(0, cap - budget.spent - budget.held)
+    where = f"{verdict.leg.scope} {verdict.leg.window}".strip()
+    sentence = (
+        f"It may cost {format_micros(verdict.leg.amount)}. Since a person was asked, the cap of {where} was lowered: "
+        f"{format_micros(remaining)} is left beside what other calls hold."
+    )
+    return [_make_call_refusal(request, "cost_cap_reached", sentence)]
 
 
 def explain_halt(halts: Iterable[HaltRow | None], session: str, now: int) -> str:

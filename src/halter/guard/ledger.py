@@ -36,6 +36,7 @@ from halter.core.rows import AuditRow, DecisionRow, HoldRow, SessionRow
 from halter.core.tools import JournalEffect
 from halter.core.usage import Usage
 from halter.core.vocabulary import Outcome, Purpose, RowKey
+from halter.state.lifecycle import release_expired
 from halter.state.session import InFlight
 
 BUDGET_WAIT: Final = 60 * SECOND
@@ -281,10 +282,13 @@ class Ledger:
         self._forget_deferred(lease, deferred_write)
         return committed
 
-    async def commit_intent(self, intent: Intent, max_wait: int, now: int = 0) -> Committed | None:
+    async def commit_intent(
+        self, intent: Intent, max_wait: int, now: int = 0, must_return: Callable[[], bool] = bool
+    ) -> Committed | None:
         """Commit an intent; `now` is the current time, if the caller has just read it.
 
-        While other holds use the budget, decides again whenever one settles. Returns None after `max_wait`.
+        While other holds use the budget, decides again whenever one settles. Returns None after `max_wait`, or as soon
+        as the caller `must_return`.
         """
         lease = intent.lease
         now, deadline = now or self._clock.now(), read_monotonic(self._clock) + max_wait
@@ -296,10 +300,16 @@ class Ledger:
             if committed.events:
                 return committed
             remaining = deadline - read_monotonic(self._clock)
-            if remaining <= 0:
-                return None
-            await self.wait_until_freed(min(remaining, MAX_BUDGET_POLL))
+            if not await self.release_expired():
+                if remaining <= 0 or must_return():
+                    return None
+                await self.wait_until_freed(min(remaining, MAX_BUDGET_POLL))
             now = self._clock.now()
+
+    async def release_expired(self) -> bool:
+        """Release what expired questions hold; return whether there were any."""
+        holds = await self._store.ask(Query("expired_holds", HoldRow, {"now": self._clock.now()}))
+        return any([(await self._store.commit(release_expired(hold))).events for hold in holds])
 
     def _forget_deferred(self, lease: Lease, deferred_write: Write) -> None:
         """Forget a deferred write that is committed now."""

@@ -69,7 +69,8 @@ class Call(msgspec.Struct, frozen=True):
     `decision` is the id of the question about an earlier call with the same arguments, whose answer counts for this
     one. `has_decision` says that a person was asked about the call: their answer counts, whatever has changed since.
     `provenance_check` is the session's, for a call of its model. `staging` is `allowed` if the question may wait for
-    the end of the turn, and `due` at that end.
+    the end of the turn, and `due` at that end. A call does not wait for money while its step `must_return` to a
+    person's answers.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Call(msgspec.Struct, frozen=True):
     provenance_check: ProvenanceCheck | None = None
     has_decision: bool = False
     staging: Literal["", "allowed", "due"] = ""
+    must_return: Callable[[], bool] = bool
 
     @property
     def approval(self) -> str:

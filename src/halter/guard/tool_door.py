@@ -21,7 +21,7 @@ import msgspec
 
 from halter.core.clock import DAY, MINUTE, SECOND, Clock, read_monotonic
 from halter.core.errors import ToolError
-from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapReached, DecisionAsked
+from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapReached, DecisionAsked, HoldReleased
 from halter.core.ids import inbox_stream
 from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.money import micros_to_usd
@@ -33,12 +33,13 @@ from halter.core.ports import (
     Query,
     Rows,
     Store,
+    Stored,
     Write,
     offload_body,
     read_body,
 )
 from halter.core.processes import MaskedPrints, PrintMask
-from halter.core.rows import AuditRow, DecisionRow, HaltRow
+from halter.core.rows import AuditRow, DecisionRow, HaltRow, HoldRow
 from halter.core.text import clean, decode_body, encode_body, shorten
 from halter.core.tools import (
     DOLLAR,
@@ -64,7 +65,14 @@ from halter.guard.halts import (
     read_cancelled_effect,
     run_shielded,
 )
-from halter.guard.judge import CallRequest, RequiredApproval, judge_call, list_call_rows, needs_simulation
+from halter.guard.judge import (
+    CallRequest,
+    RequiredApproval,
+    judge_asked_call,
+    judge_call,
+    list_call_rows,
+    needs_simulation,
+)
 from halter.guard.ledger import BUDGET_WAIT, ActualResult, Ledger
 from halter.guard.model_door import (
     AnsweredRequest,
@@ -297,7 +305,8 @@ class _CallIntent(msgspec.Struct, gc=False):
         request = self.call_request
         if now != request.now:
             request = self.call_request = request.at(now)
-        key, decide = f"{request.call}/asked/{self.attempt}", partial(judge_call, request)
+        judge = judge_call if request.question_hold is None else judge_asked_call
+        key, decide = f"{request.call}/asked/{self.attempt}", partial(judge, request)
         return Write(self.lease.stream, key, decide, list_call_rows(request), self.lease, (), deferred)
 
 
@@ -355,7 +364,9 @@ class ToolDoor:
                 )
                 request = msgspec.structs.replace(request, approval=approval)
         execution = self.make_execution(context, prepared.tool, prepared.arguments, call)
-        answer = await self.guarded_tool_call(lease, request, execution, attempt, call.provenance_check, now)
+        answer = await self.guarded_tool_call(
+            lease, request, execution, attempt, call.provenance_check, now, call.must_return
+        )
         if prediction is None:
             return answer
         if not isinstance(prediction, Simulated) or prediction.is_cached or isinstance(answer, BudgetBusy):
@@ -379,7 +390,7 @@ class ToolDoor:
         committed = await self._ledger.commit_intent(intent, self._max_wait)
         if committed is None:
             return BudgetBusy(call.id)
-        if committed.is_repeated and isinstance(committed.events[0].event, CallStarted):
+        if committed.is_repeated and isinstance(_find_decided(committed).event, CallStarted):
             return Answer(call.id, "approval_denied", ADMITTED_BEFORE)
         return read_call_admission(committed)
 
@@ -427,8 +438,14 @@ class ToolDoor:
         decision = await self.decision(call.approval)
         if decision is not None and await self._is_pending(decision, context):
             return ApprovalRequired(call.id, decision.decision)
+        if decision is None:
+            return call
         edited_arguments = await self._read_edited_arguments(context, decision)
-        return msgspec.structs.replace(call, edited_arguments=edited_arguments, has_decision=decision is not None)
+        return msgspec.structs.replace(call, edited_arguments=edited_arguments, has_decision=True)
+
+    async def _find_question_hold(self, session: str, decision: str) -> HoldRow | None:
+        holds = await self._store.ask(Query("hold", HoldRow, {"hold": decision}))
+        return next((hold for hold in holds if hold.session == session), None)
 
     async def call_read_only(
         self, lease: Lease, context: SessionContext, call: Call, tools: Mapping[str, Tool]
@@ -469,25 +486,31 @@ class ToolDoor:
         attempt: int = 0,
         provenance_check: ProvenanceCheck | None = None,
         now: int = 0,
+        must_return: Callable[[], bool] = bool,
     ) -> Answer | ApprovalRequired | BudgetBusy:
         """Admit or refuse a call, and run it if admitted. The journal has the outcome when this method returns.
 
         A request without an `execution` has a flaw, and the judge refuses it. The session's provenance check, if given,
-        receives the decision. `now` is the current time, if the caller has just read it.
+        receives the decision. `now` is the current time, if the caller has just read it. `must_return` ends a wait for
+        money.
         """
         masked_request = self._mask_request(request)
         if len(masked_request.arguments) > BLOB_THRESHOLD:
             masked_request = await self._offload_arguments(masked_request)
+        if attempt and request.legs and request.approval is not None and request.question_hold is None:
+            hold = await self._find_question_hold(request.session, request.approval.decision)
+            masked_request = msgspec.structs.replace(masked_request, question_hold=hold)
         intent = _CallIntent(lease, masked_request, attempt)
-        committed = await self._ledger.commit_intent(intent, self._max_wait, now)
+        committed = await self._ledger.commit_intent(intent, self._max_wait, now, must_return)
         if committed is None:
             return BudgetBusy(request.call)
-        event = committed.events[0].event
+        stored = _find_decided(committed)
+        event = stored.event
         if provenance_check is not None and isinstance(event, _DECIDED):
             provenance_check.apply(event, intent.call_request.arguments)
         if not isinstance(event, CallStarted):
             return read_call_refusal(committed)
-        flight = track_call(event, committed.events[0], intent.call_request.accounts)
+        flight = track_call(event, stored, intent.call_request.accounts)
         earlier_answer = await self._find_earlier_outcome(lease, committed, flight) if committed.is_repeated else None
         if earlier_answer is not None:
             return earlier_answer
@@ -544,24 +567,38 @@ class ToolDoor:
             return "unknown"
 
     async def _prepare(self, context: SessionContext, call: Call, tool: Tool | None) -> PreparedCall:
-        now, usd = self._clock.now(), 0
+        now, usd, hold = self._clock.now(), 0, None
+        if call.has_decision and (tool is None or tool.spec.cost):
+            hold = await self._find_question_hold(context.session, call.approval)
         if tool is not None:
             cost = tool.spec.cost
-            usd = (await self._ledger.forecast(tool.spec.name)).bound if cost == "learned" else cost
+            usd = await self._forecast_cost(tool.spec.name, hold) if cost == "learned" else cost
         prepared = prepare_call(context, call, tool, now, usd)
-        if (approval := prepared.request.approval) is None:
+        if (approval := prepared.request.approval) is not None and (
+            rules := await read_rules(
+                self._store, call.tool, approval.arguments_digest, context.session, context.agent, now
+            )
+        ):
+            prepared = prepare_call(context, call, tool, now, usd, rules)
+        if hold is None:
             return prepared
-        rules = await read_rules(self._store, call.tool, approval.arguments_digest, context.session, context.agent, now)
-        return prepare_call(context, call, tool, now, usd, rules) if rules else prepared
+        request = msgspec.structs.replace(prepared.request, question_hold=hold)
+        return msgspec.structs.replace(prepared, request=request)
+
+    async def _forecast_cost(self, name: str, hold: HoldRow | None) -> int:
+        """Forecast the maximum cost of a call; a person who was asked has agreed to what the question holds."""
+        if hold is None:
+            return (await self._ledger.forecast(name)).bound
+        return max([leg.amount for leg in hold.decode_legs() if leg.unit == "usd"], default=0)
 
     async def _is_pending(self, decision: DecisionRow, context: SessionContext) -> bool:
         """Return whether a decision is pending. It is not after it expired, nor during a halt."""
         is_undecided = not decision.verdict and self._clock.now() < decision.expires_at
         return is_undecided and await self.find_halt(context) is None
 
-    async def _read_edited_arguments(self, context: SessionContext, decision: DecisionRow | None) -> bytes | None:
+    async def _read_edited_arguments(self, context: SessionContext, decision: DecisionRow) -> bytes | None:
         """Read the arguments that a person entered in place of the model's; None if the decision is not an edit."""
-        if decision is None or decision.verdict != "edit":
+        if decision.verdict != "edit":
             return None
         (stored,) = await self._store.read(inbox_stream(context.session), decision.decided_seq - 1, 1)
         return await read_body(self._store, stored)
@@ -735,9 +772,15 @@ def restore_call_answer(event: CallSettled, body: bytes) -> Answer:
 
 
 def read_call_admission(committed: Committed) -> InFlight | Answer | ApprovalRequired:
-    stored = committed.events[0]
+    stored = _find_decided(committed)
     event = stored.event
     return track_call(event, stored) if isinstance(event, CallStarted) else read_call_refusal(committed)
+
+
+def _find_decided(committed: Committed) -> Stored:
+    """Return the first event of a decision, after the release of what its question held."""
+    first = committed.events[0]
+    return committed.events[1] if isinstance(first.event, HoldReleased) else first
 
 
 def read_call_refusal(committed: Committed) -> Answer | ApprovalRequired:

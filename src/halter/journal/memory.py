@@ -31,6 +31,7 @@ from halter.core.rows import (
     DecisionRow,
     FleetPolicyRow,
     HaltRow,
+    HoldRow,
     ItemRow,
     MemoryRow,
     NotificationRow,
@@ -146,7 +147,7 @@ class MemoryLeasing:
 
 
 QUERIES_BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
-    {"session": SessionRow, "decision": DecisionRow, "budget": BudgetRow}
+    {"session": SessionRow, "decision": DecisionRow, "hold": HoldRow, "budget": BudgetRow}
 )
 WHOLE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {"all_agents": AgentRow, "all_fleet_policy": FleetPolicyRow}
@@ -166,6 +167,7 @@ SPARSE_TABLE_QUERIES: Final[Mapping[str, tuple[type[Row], ...]]] = MappingProxyT
         "notifications_due": (NotificationRow,),
         "notification": (NotificationRow,),
         "questions_of": (DecisionRow,),
+        "expired_holds": (DecisionRow,),
         "halts_of": (HaltRow,),
         "rules_of": (RuleRow,),
     }

@@ -52,6 +52,7 @@ from halter.core.vocabulary import REFUSAL_OUTCOMES, Outcome, RowKey, State, Ter
 from halter.guard.approvals import ask_question, make_cap_question
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy, RateLimited, run_shielded
+from halter.guard.ledger import BUDGET_WAIT
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.tool_door import Answer, ApprovalRequired
@@ -460,20 +461,32 @@ class SessionRuntime:
 
     async def _try_calls(self, calls: Sequence[Call], context: SessionContext | None) -> Sequence[Attempt]:
         slots, started_at = asyncio.Semaphore(MAX_PARALLEL_CALLS), read_monotonic(self._clock)
+        # While a person decides about one of the calls, no other one waits for money: the answer must be read.
+        has_asked = asyncio.Event()
         if any(call.provenance_check is not None and call.provenance_check.keeps_order(call.tool) for call in calls):
             # Each call affects the provenance check of the next one.
-            return [await self._attempt_in(slots, call, started_at, context) for call in calls]
-        return await run_together([partial(self._attempt_in, slots, call, started_at, context) for call in calls])
+            return [await self._attempt_in(slots, call, started_at, context, has_asked) for call in calls]
+        return await run_together(
+            [partial(self._attempt_in, slots, call, started_at, context, has_asked) for call in calls]
+        )
 
     async def _attempt_in(
-        self, slots: asyncio.Semaphore, call: Call, started_at: int, context: SessionContext | None
+        self,
+        slots: asyncio.Semaphore,
+        call: Call,
+        started_at: int,
+        context: SessionContext | None,
+        has_asked: asyncio.Event,
     ) -> Attempt:
         """Attempt a call when a slot is free. The wait counts against the call's timeout."""
         async with slots:
             if call.timeout is not None:
                 remaining = max(1, call.timeout - (read_monotonic(self._clock) - started_at))
                 call = msgspec.structs.replace(call, timeout=remaining)
-            return await self.attempt(call, context)
+            attempt = await self.attempt(msgspec.structs.replace(call, must_return=has_asked.is_set), context)
+            if isinstance(attempt, ApprovalRequired):
+                has_asked.set()
+            return attempt
 
     async def _wait_for_refused(self, attempted_calls: Sequence[tuple[Call, Attempt]]) -> list[Call]:
         """Park until a refused call may pass; return the calls to retry."""
@@ -488,12 +501,11 @@ class SessionRuntime:
             capped_calls[0][0].id, capped_calls[0][0].tool, capped_calls[0][1]
         ):
             return [*retries, *(call for call, _ in capped_calls)]
-        if any(isinstance(answer, BudgetBusy) for _, answer in attempted_calls):
-            for approval in approvals:
-                self._notify_waiting(approval, "WAITING_FOR_APPROVAL")
+        is_busy = any(isinstance(answer, BudgetBusy) for _, answer in attempted_calls)
+        if approvals:
+            await self.wait_for_decision(approvals, BUDGET_WAIT if is_busy else None)
+        elif is_busy:
             await self._park_and_wait("WAITING_FOR_BUDGET", self._clock.now() + MIN_PARK_TIME)
-        elif approvals:
-            await self.wait_for_decision(approvals)
         return retries
 
     async def request(
@@ -627,7 +639,7 @@ class SessionRuntime:
         self._head = max((each.seq for each in committed.events if each.stream == write.stream), default=0)
         return bool(committed.events)
 
-    async def _questions(self) -> Sequence[str]:
+    async def _questions(self) -> Sequence[lifecycle.SessionQuestion]:
         return await lifecycle.read_questions(self.store, self.lease.session, self._clock.now())
 
     async def withdraw_questions(self, reason: str) -> None:
@@ -852,8 +864,8 @@ class SessionRuntime:
         await self.commit(lifecycle.wake_session(self.lease, key, "timer", self._inbox_seen, recovered=True))
         self.on_trouble()
 
-    async def wait_for_decision(self, approvals: Sequence[ApprovalRequired]) -> None:
-        """Park until one of the questions is answered or expires."""
+    async def wait_for_decision(self, approvals: Sequence[ApprovalRequired], max_wait: int | None = None) -> None:
+        """Park until one of the questions is answered or expires, or for `max_wait`."""
         first_approval, *other_approvals = approvals
 
         async def is_another_due() -> bool:
@@ -863,13 +875,18 @@ class SessionRuntime:
         for approval in approvals:
             self._notify_waiting(approval, "WAITING_FOR_APPROVAL")
         await self._wait_for_one_decision(
-            first_approval, "WAITING_FOR_APPROVAL", is_another_due if other_approvals else None
+            first_approval, "WAITING_FOR_APPROVAL", is_another_due if other_approvals else None, max_wait
         )
 
     async def _wait_for_one_decision(
-        self, approval: ApprovalRequired, state: State, or_when: CheckWaiting | None = None
+        self,
+        approval: ApprovalRequired,
+        state: State,
+        or_when: CheckWaiting | None = None,
+        max_wait: int | None = None,
     ) -> DecisionRow:
-        """Park until a person decides, the question expires, or a halt or the given condition comes first."""
+        """Park until a person decides, the question expires, a halt, the given condition, or for `max_wait`."""
+        started_at = read_monotonic(self._clock)
         while True:
             row = await self._guard.decision(approval.decision)
             if row is None:
@@ -879,7 +896,12 @@ class SessionRuntime:
             if await self._guard.find_halt(self.context) is not None:
                 return row
             self._notify_waiting(approval, state)
-            await self._park_and_wait(state, row.expires_at, or_when)
+            if max_wait is None:
+                await self._park_and_wait(state, row.expires_at, or_when)
+            elif (remaining := max_wait - (read_monotonic(self._clock) - started_at)) <= 0:
+                return row
+            else:
+                await self._park_and_wait(state, min(row.expires_at, self._clock.now() + remaining), or_when)
 
     def _notify_waiting(self, approval: ApprovalRequired, state: State) -> None:
         if approval.decision not in self._notified:

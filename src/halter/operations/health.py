@@ -736,7 +736,8 @@ async def _check_holds(app: Runtime) -> Check:
         count = "1 hold" if len(old_holds) == 1 else f"{len(old_holds):,} holds"
         finding = (
             f"{count} older than an hour (the oldest {oldest}, session {old_holds[0].session}). The session waits for "
-            "a worker, or for a person to settle a call in doubt. No timer frees a hold."
+            "a worker, or for a person: to decide about a call, or to settle one in doubt. Only the hold of a question "
+            "ends with time, when the question expires."
         )
         return warn_check("holds", finding)
     return pass_check("holds", f"{len(holds)} open, none of them old.")

@@ -37,6 +37,8 @@ from halter.core.events import (
     HaltLifted,
     HaltRequested,
     HistoryGiven,
+    HoldMade,
+    HoldReleased,
     HotStateSeen,
     ItemQuarantined,
     ItemReleased,
@@ -177,6 +179,11 @@ def _summarize(stored_event: Stored, context: EventContext) -> str | StyledLine:
             return f"{event.by} approves {event.decision}; another approver is needed{_because(event.reason)}"
         case CostCapReached() | OverrunIncurred() | CapChanged():
             return _summarize_money(event)
+        case HoldMade():
+            amount = max([leg.amount for leg in event.legs if leg.unit == "usd"], default=0)
+            return f"{format_micros(amount)} is held for {event.name} until a person decides"
+        case HoldReleased():
+            return f"for {event.hold}"
         case GuardrailTriggered() | SensorChanged() | AttendingFailed():
             return _summarize_trouble(event, parse_session_id(stored_event.stream) or "")
         case PhaseEntered() | ContextGiven() | HistoryGiven() | DocumentRead() | JudgesChosen() | MessageRouted():

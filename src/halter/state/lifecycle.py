@@ -1,6 +1,7 @@
 """The writes that start, wake, park and end a session. Each is a pure decision on locked rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -9,6 +10,7 @@ from halter.core.events import (
     SESSION_FORMAT,
     CostCapReached,
     DecisionWithdrawn,
+    HoldReleased,
     OverrunIncurred,
     SessionEnded,
     SessionParked,
@@ -17,11 +19,11 @@ from halter.core.events import (
     SessionWoken,
     WakePosted,
 )
-from halter.core.ids import Digest, StreamId, can_decide, inbox_stream, is_inbox, session_stream
+from halter.core.ids import FLEET, Digest, StreamId, can_decide, inbox_stream, is_inbox, session_stream
 from halter.core.money import UNITS, Account, BudgetRow, CapReached, Charge, Reserved, reserve, settle
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Stored, Write
 from halter.core.project import BudgetKey, budget_key, budget_row, rows_of_hold
-from halter.core.rows import DecisionRow, HoldRow, OutageRow, SessionRow
+from halter.core.rows import DecisionRow, HoldRow, OutageRow, SessionRow, decode_legs
 from halter.core.text import clean
 from halter.core.vocabulary import Origin, RowKey, State, WakeCause
 from halter.state.session import check_transition
@@ -212,27 +214,29 @@ def end_session(  # noqa: PLR0913 Each parameter is one part of an end.
     parent: str = "",
     inbox_seen: int | None = None,
     final_text: bytes | None = None,
-    asked: Sequence[str] = (),
+    asked: "Sequence[SessionQuestion]" = (),
     *,
     wakes_parent: bool = True,
 ) -> Write:
     """Make the write that ends a session, and settles its part of the parent's cap with the true cost.
 
     Its holds must be settled first: an end never frees a hold in doubt. With `inbox_seen`, a session with newer waking
-    messages is not ended. The same commit posts `final_text` to the parent, and withdraws the pending
-    `questions`.
+    messages is not ended. The same commit posts `final_text` to the parent, withdraws the pending questions of
+    `asked`, and releases what they hold.
     """
     stream = lease.stream
     budget_keys = _list_own_budgets(stream)
-    reads: list[RowKey] = [(HoldRow, lease.session), *budget_keys, *_list_decision_keys(asked)]
+    reads: list[RowKey] = [(HoldRow, lease.session), *budget_keys, *_list_question_keys(asked)]
     others: tuple[StreamId, ...] = ()
     if parent:
         reads += _list_own_budgets(session_stream(parent))
         others = (inbox_stream(parent),)
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        usd, tokens = rows.find(budget_keys)
-        if (usd is not None and usd.held) or (tokens is not None and tokens.held):
+        question_holds = _find_question_holds(rows, asked) if asked else ()
+        if any(
+            budget is not None and budget.held > _sum_held(question_holds, budget) for budget in rows.find(budget_keys)
+        ):
             return []
         row = rows.get(SessionRow, lease.session)
         if row is not None:
@@ -244,7 +248,7 @@ def end_session(  # noqa: PLR0913 Each parameter is one part of an end.
         overruns = [Draft(OverrunIncurred.by(lease.session, overrun)) for overrun in charge.overruns] if charge else ()
         withdrawals = _withdraw_open(rows, asked, f"Session {lease.session} has ended: {state}.") if asked else ()
         wake = _notify_parent(rows, parent, lease.session, final_text) if parent and wakes_parent else ()
-        return [*withdrawals, *overruns, end, *wake]
+        return [*withdrawals, *draft_releases(question_holds), *overruns, end, *wake]
 
     return Write(stream, f"{lease.session}/{lease.generation}/end", decide, reads, lease, others)
 
@@ -262,36 +266,73 @@ def _settle_carved(rows: Rows, session: str, stream: StreamId) -> Charge | None:
     return settle(carved_legs, usd, tokens, lambda leg: budget_row(rows, leg))
 
 
-class _Question(msgspec.Struct, frozen=True):
+class SessionQuestion(msgspec.Struct, frozen=True):
+    """A question of a session that is pending, or still holds the money of `legs`."""
+
     decision: str
+    legs: bytes | None = None
 
 
-async def read_questions(store: Store, session: str, now: int) -> Sequence[str]:
-    """Return the pending decisions of a session."""
-    rows = await store.ask(Query("questions_of", _Question, {"session": session, "now": now}))
-    return sorted(row.decision for row in rows)
+async def read_questions(store: Store, session: str, now: int) -> Sequence[SessionQuestion]:
+    """Return the pending decisions of a session, and those that still hold money."""
+    rows = await store.ask(Query("questions_of", SessionQuestion, {"session": session, "now": now}))
+    return sorted(rows, key=attrgetter("decision"))
 
 
-def withdraw_questions(lease: Lease, questions: Sequence[str], reason: str) -> Write:
+def withdraw_questions(lease: Lease, questions: Sequence[SessionQuestion], reason: str) -> Write:
     """Make the write that withdraws questions of a session that continues without their answers."""
-    return Write(
-        lease.stream,
-        f"withdrawn/{questions[0]}",
-        lambda rows: _withdraw_open(rows, questions, reason),
-        _list_decision_keys(questions),
-        lease,
-    )
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        return [*_withdraw_open(rows, questions, reason), *draft_releases(_find_question_holds(rows, questions))]
+
+    return Write(lease.stream, f"withdrawn/{questions[0].decision}", decide, _list_question_keys(questions), lease)
 
 
-def _withdraw_open(rows: Rows, questions: Sequence[str], reason: str) -> list[Draft]:
-    decision_rows = (rows.get(DecisionRow, decision) for decision in questions)
+def _withdraw_open(rows: Rows, questions: Sequence[SessionQuestion], reason: str) -> list[Draft]:
+    decision_rows = (rows.get(DecisionRow, question.decision) for question in questions)
     return [
-        Draft(DecisionWithdrawn(decision=row.decision, why=reason)) for row in decision_rows if row and not row.verdict
+        Draft(DecisionWithdrawn(decision=row.decision, why=reason))
+        for row in decision_rows
+        if row and not row.verdict and rows.now < row.expires_at
     ]
 
 
-def _list_decision_keys(questions: Sequence[str]) -> list[RowKey]:
-    return [(DecisionRow, decision) for decision in questions]
+def _list_question_keys(questions: Sequence[SessionQuestion]) -> list[RowKey]:
+    keys: list[RowKey] = [(DecisionRow, question.decision) for question in questions]
+    for question in questions:
+        if question.legs:
+            keys += rows_of_hold(question.decision, decode_legs(question.legs))
+    return keys
+
+
+def _find_question_holds(rows: Rows, questions: Sequence[SessionQuestion]) -> Sequence[HoldRow]:
+    holds = (rows.get(HoldRow, question.decision) for question in questions if question.legs)
+    return [hold for hold in holds if hold is not None]
+
+
+def draft_releases(holds: Iterable[HoldRow]) -> list[Draft]:
+    """Draft the release of what questions hold."""
+    return [Draft(HoldReleased(hold=hold.hold)) for hold in holds]
+
+
+def release_expired(hold: HoldRow) -> Write:
+    """Make the write that releases what an expired question holds: its call will not be made.
+
+    Its session does so when it next runs, which may be never.
+    """
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        decision = rows.get(DecisionRow, hold.hold)
+        is_expired = decision is not None and decision.expires_at <= rows.now
+        return draft_releases(filter(None, [rows.get(HoldRow, hold.hold)])) if is_expired else []
+
+    reads = [(DecisionRow, hold.hold), *rows_of_hold(hold.hold, hold.decode_legs())]
+    return Write(FLEET, f"released/{hold.hold}", decide, reads)
+
+
+def _sum_held(holds: Sequence[HoldRow], budget: BudgetRow) -> int:
+    legs = (leg for hold in holds for leg in hold.decode_legs())
+    return sum(leg.amount for leg in legs if budget_key(leg) == budget.key())
 
 
 def _notify_parent(rows: Rows, parent: str, child: str, text: bytes | None) -> Sequence[Draft]:

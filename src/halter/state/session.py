@@ -29,6 +29,8 @@ from halter.core.events import (
     HaltLifted,
     HaltRequested,
     HistoryGiven,
+    HoldMade,
+    HoldReleased,
     HotStateSeen,
     JudgesChosen,
     MessageAdded,
@@ -212,7 +214,7 @@ def _find_changes(session: Session, stored_event: Stored) -> Mapping[str, Any]:
             return {}
         case DecisionAsked() | DecisionMade() | DecisionWithdrawn() | RuleMade() | RuleEnded():
             return {}
-        case ApprovalGiven():
+        case ApprovalGiven() | HoldMade() | HoldReleased():
             return {}
         case ToolPinned() | AgentSwitched() | FleetPolicyAdopted() | StoreAccepted() | ContextGiven():
             return {}

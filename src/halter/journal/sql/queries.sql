@@ -76,6 +76,10 @@ UNION ALL SELECT b.* FROM (
 -- Every hold, the oldest first.
 SELECT * FROM holds ORDER BY at, hold;
 
+-- name: hold
+-- One hold.
+SELECT * FROM holds WHERE hold = :hold;
+
 -- name: holds_of
 -- The holds of one session.
 SELECT * FROM holds WHERE session = :session ORDER BY at, hold;
@@ -169,7 +173,8 @@ WHERE verdict = '' AND agent = :agent AND about IN ('changed_tool', 'changed_ser
 -- session that made it, and is erased with it. `said` is the reply of the model that made the call: the last one before
 -- its first attempt, since a call may wait for the end of its turn before a person is asked. A plain `k.stream` would
 -- scan the session from its beginning.
-SELECT d.*, e.body, e.facts, w.body AS proposed, p.kind, r.body AS said FROM decisions d
+SELECT d.*, e.body, e.facts, w.body AS proposed, p.kind, r.body AS said, h.legs FROM decisions d
+LEFT JOIN holds h ON h.hold = d.decision
 LEFT JOIN events e
     ON e.stream = CASE d.session WHEN '' THEN 'fleet' ELSE 'session:' || d.session END AND e.seq = d.asked_seq
 LEFT JOIN sessions s ON s.session = d.session
@@ -202,8 +207,14 @@ ORDER BY s.agent, s.session;
 SELECT * FROM budgets WHERE scope = :scope AND "window" = :window AND unit = :unit;
 
 -- name: questions_of
--- The pending decisions of a session. ORDER BY would scan another index.
-SELECT decision FROM decisions WHERE verdict = '' AND expires_at > :now AND session = :session;
+-- The pending decisions of a session, and those that still hold money. ORDER BY would scan another index.
+SELECT d.decision, h.legs FROM decisions d LEFT JOIN holds h ON h.hold = d.decision
+WHERE d.verdict = '' AND d.expires_at > :now AND d.session = :session
+UNION SELECT d.decision, h.legs FROM holds h JOIN decisions d ON d.decision = h.hold WHERE h.session = :session;
+
+-- name: expired_holds
+-- What expired decisions still hold.
+SELECT h.* FROM holds h JOIN decisions d ON d.decision = h.hold WHERE d.expires_at <= :now ORDER BY h.hold;
 
 -- name: decision
 -- One decision, in any state.
