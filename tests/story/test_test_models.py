@@ -7,7 +7,6 @@ import pydantic
 import pytest
 
 from halter import Agent
-from halter.core.errors import ConfigError
 from halter.core.messages import Prompt, ToolCall, ToolResult
 from halter.testing.models import FunctionModel, TestModel, make_arguments
 
@@ -59,11 +58,28 @@ def test_a_function_is_a_model(agent: Agent) -> None:
     assert len(model.requests) == 2
 
 
-async def test_an_open_agent_is_not_overridden(agent: Agent) -> None:
-    with agent.override(model=TestModel()):
+async def test_an_open_agent_is_overridden_for_the_runs_inside_the_block(agent: Agent) -> None:
+    """As in an app that opens its agent once, in its lifespan."""
+    with agent.override(model=TestModel("One.", calls=[])):
         async with agent:
-            with pytest.raises(ConfigError, match="already open"), agent.override(model=TestModel()):
-                pass
+            assert (await agent.run("Where is it?")).text == "One."
+            with agent.override(model=FunctionModel(lambda _: "Two.")):
+                assert (await agent.run("Where is it?")).text == "Two."
+                with agent.override(model=TestModel("Three.", calls=[])):
+                    assert [item async for item in agent.stream("Where is it?")][-1].text == "Three."
+                assert (await agent.run("Where is it?")).text == "Two."
+            assert (await agent.run("Where is it?")).text == "One."
+        with agent.override(model=TestModel("Four.", calls=[])):
+            assert (await agent.run("Where is it?")).text == "Four."
+
+
+async def test_an_agent_that_is_closed_inside_an_override_stays_closed(agent: Agent) -> None:
+    with agent.override(model=TestModel("One.", calls=[])):
+        await agent.__aenter__()
+        with agent.override(model=TestModel("Two.", calls=[])):
+            await agent.__aexit__(None, None, None)
+        assert not agent.is_open
+        assert (await agent.run("Where is it?")).text == "One."
 
 
 @pytest.mark.parametrize(

@@ -74,17 +74,17 @@ def test_async_tests_run_inside_their_world_whatever_async_plugin_there_is(
     pytester: pytest.Pytester, options: tuple[str, ...]
 ) -> None:
     pytester.makepyfile(INSIDE)
-    pytester.runpytest(*options).assert_outcomes(passed=4)
+    pytester.runpytest_subprocess(*options).assert_outcomes(passed=4)
 
 
 def test_a_world_is_made_as_the_mark_of_its_test_says(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(MADE_AS_MARKED)
-    pytester.runpytest(*AUTO, "--strict-markers").assert_outcomes(passed=2)
+    pytester.runpytest_subprocess(*AUTO, "--strict-markers").assert_outcomes(passed=2)
 
 
 def test_tests_without_a_world_of_halter_are_unchanged(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(BESIDE)
-    pytester.runpytest(*AUTO).assert_outcomes(passed=2)
+    pytester.runpytest_subprocess(*AUTO).assert_outcomes(passed=2)
 
 
 def find_drawn_line(result: pytest.RunResult) -> str:
@@ -93,17 +93,17 @@ def find_drawn_line(result: pytest.RunResult) -> str:
 
 def test_a_failing_test_replays_from_its_name_and_from_the_seed_that_it_shows(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SHOWS_ITS_CHANCE)
-    first = pytester.runpytest(*AUTO)
+    first = pytester.runpytest_subprocess(*AUTO)
     first.assert_outcomes(failed=1)
     option = next(line for line in first.outlines if "--halter-seed=" in line).split()[-1]
-    assert find_drawn_line(pytester.runpytest(*AUTO)) == find_drawn_line(first)
-    assert find_drawn_line(pytester.runpytest(*AUTO, option)) == find_drawn_line(first)
-    assert find_drawn_line(pytester.runpytest(*AUTO, "--halter-seed=7")) != find_drawn_line(first)
+    assert find_drawn_line(pytester.runpytest_subprocess(*AUTO)) == find_drawn_line(first)
+    assert find_drawn_line(pytester.runpytest_subprocess(*AUTO, option)) == find_drawn_line(first)
+    assert find_drawn_line(pytester.runpytest_subprocess(*AUTO, "--halter-seed=7")) != find_drawn_line(first)
 
 
 def test_the_plugin_is_loaded_automatically_and_a_passing_test_shows_no_seed(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SHOWS_ITS_CHANCE)
-    result = pytester.runpytest(*MODES, "asyncio_mode=auto", "--halter-seed=0")
+    result = pytester.runpytest_subprocess(*MODES, "asyncio_mode=auto", "--halter-seed=0")
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*replays*")
 

@@ -410,9 +410,11 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
     @contextmanager
     def override(self, *, model: str | Model) -> Generator[Self]:
-        """Use another model inside the block: in tests, one of `halter.testing.models`."""
-        if self._open is not None:
-            raise ConfigError("Cannot override the model: the agent is already open. Override it before.")
+        """Use another model for runs that start inside the block: in tests, one of `halter.testing.models`."""
+        if self._open is not None and self._stack is not None:
+            with self._override_while_open(self._open, self._stack, model):
+                yield self
+            return
         options, agent_options = self._options, self._agent_options
         overridden: AgentOptions = {**agent_options, "model": model, "fallback_models": ()}
         self._options, self._agent_options = overridden, overridden
@@ -420,6 +422,21 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             yield self
         finally:
             self._options, self._agent_options = options, agent_options
+
+    @contextmanager
+    def _override_while_open(
+        self, context: "AgentContext", stack: AsyncExitStack, model: str | Model
+    ) -> Generator[None]:
+        from halter.runtime.agent_context import use_model
+
+        overridden, previous = use_model(context, model), self._open_for_call
+        stack.push_async_callback(overridden.models.close)
+        self._open_for_call = _OpenContext(overridden)
+        try:
+            yield
+        finally:
+            if self._open is context:
+                self._open_for_call = previous
 
     @overload
     async def run(

@@ -221,6 +221,15 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
         return digest
 
 
+def use_model(context: AgentContext, model: str | Model) -> AgentContext:
+    """Return a context in which the agent runs with another model, and without its fallbacks."""
+    name, objects = (model, {}) if isinstance(model, str) else (str(model.name), {str(model.name): model})
+    settings = msgspec.structs.replace(context.agent.model_settings, model=name, fallback_models=())
+    agent = msgspec.structs.replace(context.agent, model_settings=settings)
+    models = Models(context.app, agent, objects)
+    return msgspec.structs.replace(context, agent=agent, models=models, caches=_Caches(), bound=None)
+
+
 def make_guard(app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates: Model | None = None) -> GuardRuntime:
     """Make a guard. While the store is unavailable, no effect runs, because it could not be recorded."""
     redactor = Redactor(_values(secrets), app.environ)
