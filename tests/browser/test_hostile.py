@@ -52,11 +52,13 @@ READ = {
 
 def test_nothing_that_is_shown_is_ever_run_and_it_is_read_as_it_was_written(hostile: House, visit: Visit) -> None:
     visitor = visit("admin")
-    failed = next(item.session for item in _left(hostile))
-    for path in (*OF_ALL, "/session/desk-1", "/receipt/desk-1", f"/session/{failed}"):
+    failed = _left(hostile)[0]
+    for path in (*OF_ALL, "/session/desk-1", "/receipt/desk-1", f"/session/{failed.session}"):
         page = visitor.open(path)
+        # Documents that fail hold back those after them, so not every name is among the quarantined ones.
+        words = failed.name if path == "/triggers" else IMAGE
         for text in READ.get(path, ()):
-            expect(page.get_by_role("region", name=text)).to_contain_text(IMAGE)
+            expect(page.get_by_role("region", name=text)).to_contain_text(words)
         assert page.evaluate(ODD) == [], path
         assert visitor.tripped() == 0, path
 
