@@ -31,8 +31,7 @@ HEAVY = ("halter.testing", "halter.adapters", "halter.dashboard", "halter.demo.i
 LIBRARIES = (
     "_strptime",
     "cel",
-    "cryptography.hazmat.primitives.asymmetric.ed25519",
-    "cryptography.hazmat.primitives.serialization",
+    "nacl.signing",
     "encodings.idna",
     "encodings.utf_8_sig",
     "genai_prices",

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from email import policy
@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from halter.core.agent_spec import Channel
 from halter.core.clock import SECOND
-from halter.core.errors import explain_extra
+from halter.core.errors import require_module
 from halter.core.ports import DeliveryFailed, OutgoingNotification, Sender
 from halter.core.text import clean, shorten, to_one_line
 from halter.core.tools import substitute_secrets
@@ -139,10 +139,8 @@ class AppriseSender:
             raise self._make_failure("could not send the notification", may_retry=True)
 
     def _open(self) -> Any:
-        try:
-            from apprise import Apprise
-        except ImportError:
-            raise DeliveryFailed(explain_extra("notify", f"The channel {self._channel.name}"), may_retry=True) from None
+        from apprise import Apprise
+
         return Apprise()
 
     def _make_failure(self, text: str, *, may_retry: bool) -> DeliveryFailed:
@@ -157,6 +155,16 @@ class InAppSender:
     """A channel that sends nothing, because the app shows the notification."""
 
     async def send(self, notification: OutgoingNotification) -> None: ...
+
+
+_LIBRARIES: Final = {"apprise": "apprise", "email": "aiosmtplib"}
+
+
+def require_libraries(channels: Iterable[Channel]) -> None:
+    """Raise ConfigError for the first channel whose library is not installed."""
+    for channel in channels:
+        if channel.type in _LIBRARIES:
+            require_module(_LIBRARIES[channel.type], "notify", f"The channel {channel.name}")
 
 
 def make_sender(channel: Channel, reveal: RevealSecret, tls: ssl.SSLContext | None = None) -> Sender:

@@ -44,7 +44,7 @@ MAX_SOCKET_PATH_LENGTH: Final = 107
 
 END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-DEFERRED: Final = ("cryptography.hazmat.primitives.asymmetric.ed25519", "genai_prices", "httpx2", "pkgutil", "yaml")
+DEFERRED: Final = ("genai_prices", "httpx2", "nacl.signing", "pkgutil", "yaml")
 """Modules that Halter imports on first use, and that most children need."""
 
 PRELOADED: Final = ("__main__", "halter.__main__", *(f"halter_drills.{name}" for name in DRILLS), *DEFERRED)

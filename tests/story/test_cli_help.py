@@ -72,7 +72,7 @@ HEAVY = (
     "httpx2",
     "opentelemetry",
     "genai_prices",
-    "cryptography",
+    "nacl",
     "mcp",
     "asyncio",
     "halter.runtime",

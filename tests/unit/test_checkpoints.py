@@ -1,6 +1,7 @@
 """Checkpoints vouch for what was committed, in a place that may fail without stopping anybody."""
 
 import asyncio
+import base64
 import errno
 import fcntl
 import os
@@ -12,6 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from halter.core.clock import SECOND
 from halter.core.events import CallStarted
@@ -23,6 +31,7 @@ from halter.journal.checkpoints import (
     Checkpointer,
     CheckpointIo,
     digest_line,
+    is_signed,
     load_signing_key,
     parse_checkpoint,
     public_key_path,
@@ -34,6 +43,8 @@ from halter.journal.store import JournalStore
 
 if TYPE_CHECKING:
     from conftest import Desk
+
+PEM_END = b"-----END PRIVATE KEY-----\n"
 
 
 def test_the_first_commit_is_vouched_for_at_once(desk: "Desk") -> None:
@@ -216,6 +227,29 @@ def test_a_private_key_is_made_once_and_for_its_owner_only(desk: "Desk") -> None
     assert desk.key_path.stat().st_mode & 0o777 == 0o600
     assert read_public_keys(public_key_path(desk.key_path)) == set(texts)
     assert sorted(path.name for path in desk.key_path.parent.iterdir()) == ["key", "key.pub", "outside"]
+
+
+def test_a_key_that_another_tool_made_signs_as_that_tool_does(desk: "Desk") -> None:
+    """Version 1.0.0 and `openssl genpkey` write the same form; some tools add the public key."""
+    other = Ed25519PrivateKey.generate()
+    form = other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    seed, public = other.private_bytes_raw(), other.public_key().public_bytes_raw()
+    long_form = bytes.fromhex("3051020101300506032b657004220420") + seed + bytes.fromhex("812100") + public
+    for number, text in enumerate([form, b"-----BEGIN PRIVATE KEY-----\n" + base64.encodebytes(long_form) + PEM_END]):
+        path = desk.key_path.with_name(f"other{number}")
+        path.write_bytes(text)
+        key = load_signing_key(path)
+        assert key.public == public.hex()
+        assert key.sign(b"data") == other.sign(b"data").hex()
+        assert is_signed(b"data", key.sign(b"data"), key.public)
+        assert not is_signed(b"date", key.sign(b"data"), key.public)
+
+
+def test_a_key_is_written_in_the_form_that_other_tools_read(desk: "Desk") -> None:
+    key = load_signing_key(desk.key_path)
+    read = load_pem_private_key(desk.key_path.read_bytes(), None)
+    assert isinstance(read, Ed25519PrivateKey)
+    assert read.public_key().public_bytes_raw().hex() == key.public
 
 
 def test_a_missing_folder_is_reported_and_its_checkpoints_are_written_later(desk: "Desk") -> None:

@@ -18,6 +18,9 @@ POSTGRES = "postgresql://nobody@127.0.0.1:1/nothing"
 
 MODEL = "name: clerk\nmodel: openai:gpt-5-mini\n"
 REFLEX = "name: clerk\nmodel: reflex\nreflex: [{say: Done.}]\n"
+RULE = "name: clerk\nmodel: reflex\nreflex: [{when: 'size(message) > 2', say: Done.}]\n"
+SENSOR = f"{REFLEX}sensors: [{{name: inbox, type: files, source: {{path: .}}}}]\nautonomy: {{max_sleep: 1h}}\n"
+MAIL = f"{REFLEX}notify: {{channels: [{{name: mail, type: email, to: [a@b.example], sender: c@d.example, host: h}}]}}\n"
 WEBHOOK = f"{REFLEX}secrets: [HOOK]\nwebhooks: [{{name: new, prompt: Look, token: '${{secret:HOOK}}'}}]\n"
 SERVER = json.dumps({"mcpServers": {"files": {"command": "cat"}}})
 
@@ -94,11 +97,14 @@ LACKS = [
     ("serve reflex", "The server needs the extra `server`: pip install 'halter-agents[server]'"),
     (f"sessions --store {POSTGRES}", "needs the extra `postgres`: pip install 'halter-agents[postgres]'"),
     ("run model hello", "openai:gpt-5-mini needs the extra `models`: pip install 'halter-agents[models]'"),
+    ("run rule hello", "condition `size(message) > 2` needs the extra `autonomy`: pip install 'halter-agents[autonomy]'"),
+    ("run sensor hello", "The sensor inbox needs the extra `autonomy`: pip install 'halter-agents[autonomy]'"),
+    ("run mail hello", "The channel mail needs the extra `notify`: pip install 'halter-agents[notify]'"),
     ("run mcp hello", "The MCP server files needs the extra `mcp`: pip install 'halter-agents[mcp]'"),
 ]
 MORE = [
     (f"worker reflex --store {POSTGRES}", "needs the extra `postgres`: pip install 'halter-agents[postgres]'"),
-    ("up webhook", "A webhook needs the extra `server`: pip install 'halter-agents[server]'"),
+    ("up webhook", "The server needs the extra `server`: pip install 'halter-agents[server]'"),
     ("drill billing", "The drill billing needs the extra `models`: pip install 'halter-agents[models]'"),
 ]
 
@@ -107,7 +113,8 @@ MORE = [
     ("words", "sentence"), [*LACKS, *(pytest.param(*each, marks=pytest.mark.soak) for each in MORE)]
 )
 def test_what_needs_an_extra_says_so(installed: Installed, words: str, sentence: str) -> None:
-    for name, text in (("reflex", REFLEX), ("model", MODEL), ("webhook", WEBHOOK), ("mcp", REFLEX)):
+    agents = {"reflex": REFLEX, "model": MODEL, "webhook": WEBHOOK, "rule": RULE, "sensor": SENSOR, "mail": MAIL}
+    for name, text in {**agents, "mcp": REFLEX}.items():
         (installed.home / name).mkdir()
         (installed.home / name / "agent.yaml").write_text(text)
     (installed.home / "mcp" / ".mcp.json").write_text(SERVER)

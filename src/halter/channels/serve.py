@@ -11,7 +11,7 @@ from msgspec import UNSET
 from halter.autonomy.pace import parse_active_hours
 from halter.channels.channel import DecisionChannel, ReportSentence, Transport, TransportFailed, describe_error
 from halter.core.clock import MINUTE
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, require_module
 from halter.core.ports import Query
 from halter.core.rows import WorkerRow
 from halter.core.spec import ChannelsSpec
@@ -62,6 +62,7 @@ def make_transports(app: Runtime, spec: ChannelsSpec, connect: Connect = connect
     if spec.slack is not UNSET:
         from halter.channels.slack import SlackTransport
 
+        require_module("websockets", "notify", "The channel slack")
         bot = partial(_reveal, app, spec.slack.token, "channels.slack.token")
         reveal_app_token = partial(_reveal, app, spec.slack.app_token, "channels.slack.app_token")
         transports.append(SlackTransport(bot, reveal_app_token, spec.slack.url, connect))
@@ -81,10 +82,11 @@ async def serve_channels(app: Runtime, report: ReportSentence, connect: Connect 
     """Serve every channel until cancelled. Without channels, return."""
     try:
         spec = read_channels(app)
+        transports = make_transports(app, spec, connect)
     except ConfigError as error:
         report(f"Channels are not served: {error}")
         return
-    acts = [partial(_serve, app, each, report, spec) for each in make_transports(app, spec, connect)]
+    acts = [partial(_serve, app, each, report, spec) for each in transports]
     if acts:
         await run_together(acts)
 
@@ -110,9 +112,14 @@ PROBE_SECONDS: Final = 10.0
 async def check_channels(app: Runtime, connect: Connect = connect_directly) -> AsyncGenerator[Check]:
     """Check each configured channel, and warn about people who are paired on a channel that is not configured."""
     try:
-        transports = make_transports(app, read_channels(app), connect)
+        spec = read_channels(app)
     except ConfigError:
         return  # Another check reports the file.
+    try:
+        transports = make_transports(app, spec, connect)
+    except ConfigError as error:
+        yield fail_check("channels", str(error))
+        return
     live = {row.worker for row in await app.store.ask(Query("all_workers", WorkerRow)) if row.alive(app.clock.now())}
     states = {name: await ChannelLog(app.store, name).refresh() for name in CHANNELS}
     for transport in transports:

@@ -4,7 +4,6 @@ import os
 import socket
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -26,7 +25,7 @@ from halter.cli.output import answer_json, answer_table, encode_json_line, print
 from halter.cli.up import parse_listen_address
 from halter.config.merge import FleetConfig
 from halter.core.clock import SystemClock
-from halter.core.errors import ConfigError, explain_extra
+from halter.core.errors import ConfigError, require_module
 from halter.core.ids import can_decide
 from halter.present.events import format_moment
 from halter.runtime.runtime import (
@@ -452,7 +451,4 @@ def gateway(
 
 
 def _require_mcp() -> None:
-    try:
-        import_module("mcp")
-    except ImportError:
-        raise ConfigError(explain_extra("mcp", "The gateway")) from None
+    require_module("mcp", "mcp", "The gateway")

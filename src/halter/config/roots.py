@@ -46,10 +46,8 @@ limits:
 _REFLEX_MODEL_LINES: Final = """\
 model: reflex  # rules, without network or cost; replace it with a model, for example openai:gpt-5-mini
 
-reflex:  # the first matching rule answers
-  - when: message.contains("hello")
-    say: Hello. I answer by rules. Set a model in agent.yaml.
-  - say: No rule matches this message.
+reflex:  # the first rule whose condition (`when`) holds answers; this one has none
+  - say: Hello. I answer by rules. Set a model in agent.yaml.
 """
 
 _SCRIPTED_MODEL_LINES: Final = """\

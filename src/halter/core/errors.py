@@ -24,6 +24,7 @@ A message is a sentence for the person who can act. It says what happened, where
 """
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Final, Literal
 
 from halter.core.usage import Usage
@@ -121,13 +122,14 @@ class RowRefused(StoreError):
     """A database constraint, such as the one on caps, refused a change."""
 
 
-Extra = Literal["documents", "models", "mcp", "notify", "oidc", "postgres", "server", "telemetry", "top"]
+Extra = Literal["autonomy", "documents", "models", "mcp", "notify", "oidc", "postgres", "server", "telemetry", "top"]
 
 _EXTRAS: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
-    "documents": ("An Office document", ("docx", "openpyxl", "pptx", "defusedxml", "lxml")),
+    "autonomy": ("A condition, a watched folder or a stream", ("cel", "watchfiles", "websockets")),
+    "documents": ("A PDF or Office document", ("docx", "openpyxl", "pptx", "pypdf", "defusedxml", "lxml")),
     "models": ("A model of a provider", ("pydantic_ai", "anthropic", "google", "openai")),
     "mcp": ("An MCP server", ("mcp", "jsonschema", "referencing")),
-    "notify": ("A channel of the type `apprise`", ("apprise",)),
+    "notify": ("A channel of the type `email` or `apprise`", ("aiosmtplib", "apprise")),
     "oidc": ("Sign-on by a provider", ("joserfc",)),
     "postgres": ("A PostgreSQL store", ("procrastinate", "psycopg", "psycopg_pool")),
     "server": ("The server", ("fastapi", "nicegui", "starlette", "uvicorn")),
@@ -143,6 +145,12 @@ def explain_extra(extra: Extra, subject: str = "") -> str:
 
 def render_install_command(extra: Extra) -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def require_module(module: str, extra: Extra, subject: str) -> None:
+    """Raise ConfigError, which names the extra, if the module is not installed."""
+    if find_spec(module) is None:
+        raise ConfigError(explain_extra(extra, subject))
 
 
 def explain_missing_module(error: ModuleNotFoundError) -> str | None:

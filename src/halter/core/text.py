@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, require_module
 
 LAST_CHARACTER: Final = "\U0010ffff"
 """The last character in sort order: a prefix plus this character is an upper bound of all texts with the prefix."""
@@ -168,6 +168,7 @@ def compile_expression(
 
     `empty_values` has an empty value for each name; `location`, `noun` and `subject` are used in the message.
     """
+    require_module("cel", "autonomy", f"{location}: the {noun} `{text}`")
     import cel
 
     try:

@@ -5,9 +5,12 @@ JSON. It has the heads that changed and the digest of the line before it, and is
 processes append to one file.
 """
 
+import base64
+import binascii
 import errno
 import fcntl
 import os
+import re
 import tempfile
 import threading
 import time
@@ -40,39 +43,49 @@ from halter.core.events import (
 from halter.core.ports import Stored
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from nacl.signing import SigningKey as Ed25519Key
 
 PRIVATE_KEY_MODE = 0o600
 PUBLIC_KEY_MODE = 0o644
 
 
+_PEM: Final = re.compile(rb"-----BEGIN PRIVATE KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-----END PRIVATE KEY-----\s*")
+# An Ed25519 key in PKCS #8 (RFC 8410): the version is 1 if the public key follows the private one.
+_ED25519_KEY: Final = re.compile(rb"0.\x02\x01[\x00\x01]\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20(.{32})", re.DOTALL)
+_HEAD_OF_NEW_KEY: Final = bytes.fromhex("302e020100300506032b657004220420")
+
+
 class SigningKey:
-    def __init__(self, private: "Ed25519PrivateKey") -> None:
+    def __init__(self, private: "Ed25519Key") -> None:
         self._private = private
-        self.public = private.public_key().public_bytes_raw().hex()
+        self.public = private.verify_key.encode().hex()
 
     def sign(self, data: bytes) -> str:
-        return self._private.sign(data).hex()
+        return self._private.sign(data).signature.hex()
 
 
 def load_signing_key(path: Path) -> SigningKey:
     """Load the private key, or create it. Raises OSError or ValueError."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from nacl.signing import SigningKey as Ed25519Key
 
     _create_file_once(path, PRIVATE_KEY_MODE, _make_private_key)
-    try:
-        private_key = load_pem_private_key(path.read_bytes(), password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"{path} contains no readable private key") from error
-    match private_key:
-        case Ed25519PrivateKey():
-            key = SigningKey(private_key)
-        case _:
-            raise ValueError(f"{path} contains a key that is not an Ed25519 key")
+    key = SigningKey(Ed25519Key(_read_private_key(path)))
     _create_file_once(public_key_path(path), PUBLIC_KEY_MODE, f"{key.public}\n".encode)
     return key
+
+
+def _read_private_key(path: Path) -> bytes:
+    pem = _PEM.fullmatch(path.read_bytes().lstrip())
+    try:
+        der = base64.b64decode(b"".join(pem[1].split()), validate=True) if pem else b""
+    except binascii.Error:
+        der = b""
+    if not der:
+        raise ValueError(f"{path} contains no readable private key")
+    key = _ED25519_KEY.match(der)
+    if key is None:
+        raise ValueError(f"{path} contains a key that is not an Ed25519 key")
+    return key[1]
 
 
 def public_key_path(path: Path) -> Path:
@@ -85,21 +98,21 @@ def read_public_keys(path: Path) -> frozenset[str]:
 
 
 def is_signed(data: bytes, signature: str, public_key: str) -> bool:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from nacl.exceptions import CryptoError
+    from nacl.signing import VerifyKey
 
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)).verify(bytes.fromhex(signature), data)
-    except (InvalidSignature, ValueError):
+        VerifyKey(bytes.fromhex(public_key)).verify(data, bytes.fromhex(signature))
+    except (CryptoError, ValueError):
         return False
     return True
 
 
 def _make_private_key() -> bytes:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from nacl.signing import SigningKey as Ed25519Key
 
-    return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    key = base64.encodebytes(_HEAD_OF_NEW_KEY + Ed25519Key.generate().encode())
+    return b"-----BEGIN PRIVATE KEY-----\n" + key + b"-----END PRIVATE KEY-----\n"
 
 
 def _create_file_once(path: Path, mode: int, make_content: Callable[[], bytes]) -> None:

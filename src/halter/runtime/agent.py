@@ -862,6 +862,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         offer = await stack.enter_async_context(assemble.start_servers(app, servers, resolved_agent.policy, secrets))
         tools = [*self._tools, *offer.tools]
         check_named_tools(resolved_agent.policy, agent, (*(tool.spec for tool in tools), *list_verb_specs()))
+        assemble.check_extras(resolved_agent.pacing, resolved_agent.tasks)
         assemble.check_pacing_tools(resolved_agent.policy, resolved_agent.pacing, agent, tools)
         assemble.protect_tools(tools, assemble.list_protected_paths(self._settings, None, None))
         names, specs = [server.name for server in servers], [tool.spec for tool in offer.tools]

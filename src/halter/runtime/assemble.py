@@ -52,9 +52,9 @@ from halter.config.trust import (
     resolve_digests,
 )
 from halter.config.yaml_reader import KeyPath
-from halter.core.agent_spec import VERBS, Pacing, Playbook, Skill, Step, SubAgent
+from halter.core.agent_spec import VERBS, Pacing, Playbook, Skill, Step, SubAgent, Tasks
 from halter.core.clock import DAY
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, require_module
 from halter.core.events import ToolPinned
 from halter.core.folders import (
     FileRefusal,
@@ -74,10 +74,12 @@ from halter.core.tools import SERVER_SEPARATOR, Failed, Invalid, PinnedDigests, 
 from halter.guard.approvals import Pin, Question, ServerChange, ask_question, make_server_question, withdraw_question
 from halter.guard.judge import find_tool_policy, needs_approval
 from halter.guard.prepare import SessionContext
+from halter.notify import require_libraries
 from halter.redaction import personal_data
 from halter.redaction.secrets import Secrets, read_environment_secrets
 from halter.runtime.document_index import Library
 from halter.runtime.runtime import Runtime
+from halter.sensors.stream import find_stream_format
 from halter.settings import Settings, find_logins_file
 from halter.tasks.agent_tool import AgentTool
 from halter.tasks.task_tools import list_verb_specs
@@ -87,6 +89,17 @@ from halter.tools.trusted_code import TrustCheck, TrustedFiles, TrustedLoader, g
 
 if TYPE_CHECKING:
     from halter.tools.mcp import McpOffer
+
+
+def check_extras(pacing: Pacing, tasks: Tasks) -> None:
+    """Raise ConfigError, which names the extra, for a sensor or a channel whose library is not installed."""
+    for sensor in pacing.sensors:
+        subject = f"The sensor {sensor.name}"
+        if sensor.type == "files":
+            require_module("watchfiles", "autonomy", subject)
+        elif sensor.type == "stream" and find_stream_format(sensor.source) == "websocket":
+            require_module("websockets", "autonomy", subject)
+    require_libraries(tasks.notify.channels)
 
 
 def check_pacing_tools(policy: ResolvedPolicy, pacing: Pacing, agent: AgentFile, tools: Iterable[Tool]) -> None:
@@ -503,6 +516,7 @@ async def assemble_agent(
         for playbook in resolved_agent.playbooks.values():
             for sentence in list_playbook_flaws(playbook, policy.name, tools, resolved_agent.tasks.verbs):
                 report(sentence)
+        check_extras(resolved_agent.pacing, resolved_agent.tasks)
         check_pacing_tools(policy, resolved_agent.pacing, agent, tools.values())
         servers = [server.name for server in read_trusted_servers(folder, trusted_files, app.environ)]
         quarantined_tools = await settle_pins(app, policy.name, servers, [tool.spec for tool in offer.tools])

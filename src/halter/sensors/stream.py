@@ -191,16 +191,19 @@ def make_stream_sensor(
 ) -> Sensor:
     """Make a sensor that listens to a URL; the secrets in `headers` are already filled in."""
     url = spec.source.url if isinstance(spec.source.url, str) else ""
-    stream_format = spec.source.format if isinstance(spec.source.format, str) else guess_stream_format(url)
-    match stream_format:
+    match find_stream_format(spec.source):
         case "sse":
             return _Events(spec.name, Target(url, spec.timeout, tls), headers, clock)
         case "websocket":
             return _Messages(spec, url, headers, clock)
 
 
-def guess_stream_format(url: str) -> agent_spec.StreamFormat:
-    return "websocket" if url.lower().startswith(("ws://", "wss://")) else "sse"
+def find_stream_format(source: agent_spec.SensorSource) -> agent_spec.StreamFormat:
+    """Return the stated format, or the usual one of the URL."""
+    if isinstance(source.format, str):
+        return source.format
+    is_socket = isinstance(source.url, str) and source.url.lower().startswith(("ws://", "wss://"))
+    return "websocket" if is_socket else "sse"
 
 
 class _Events:

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from halter.core.clock import MINUTE, SECOND
-from halter.core.errors import ConfigError, explain_extra
+from halter.core.errors import ConfigError, require_module
 from halter.core.ids import name_signed_on_person
 from halter.core.spec import OidcSpec, SignOnSpec
 from halter.core.text import clean
@@ -317,11 +317,7 @@ def make_oidc_sign_on(
     """
     if spec.oidc is UNSET:
         return None
-    try:
-        import joserfc
-    except ImportError:
-        raise ConfigError(explain_extra("oidc")) from None
-    del joserfc
+    require_module("joserfc", "oidc", "Sign-on by a provider")
     try:
         secret = "" if spec.oidc.client_secret is UNSET else substitute_secrets(spec.oidc.client_secret, reveal)
     except KeyError as missing:

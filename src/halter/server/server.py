@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from halter.core.clock import SECOND, Clock
-from halter.core.errors import ConfigError, StoreUnavailable, explain_extra
+from halter.core.errors import ConfigError, StoreUnavailable, require_module
 from halter.core.text import to_one_line
 from halter.loop.session_runtime import run_together
 from halter.operations.agents import AgentFolders
@@ -197,12 +197,8 @@ class WebhookEndpoint:
 
 def require_server() -> None:
     """Raise ConfigError if the extra `server` is not installed."""
-    try:
-        import fastapi
-        import uvicorn
-    except ImportError:
-        raise ConfigError(explain_extra("server")) from None
-    del fastapi, uvicorn
+    for module in ("fastapi", "uvicorn"):
+        require_module(module, "server", "The server")
 
 
 def bind(host: str = HOST, port: int = PORT, *, beyond: bool = False) -> socket.socket:

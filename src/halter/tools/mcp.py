@@ -15,13 +15,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
 
 from halter.core.clock import MINUTE, SECOND, Clock, read_monotonic
-from halter.core.errors import ConfigError, explain_extra
+from halter.core.errors import require_module
 from halter.core.text import clean, format_count
 from halter.core.tools import (
     DEFAULT_TOOL_TIMEOUT,
@@ -596,10 +595,7 @@ def _note_end(ending: ConnectionEnding, task: "asyncio.Task[None]") -> None:
 
 
 def _require_installed(server: str) -> None:
-    try:
-        import_module("mcp")
-    except ImportError:
-        raise ConfigError(explain_extra("mcp", f"The MCP server {server}")) from None
+    require_module("mcp", "mcp", f"The MCP server {server}")
     # The library would log messages that contain secrets; its errors are also raised.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
