@@ -19,7 +19,7 @@ ifeq ($(CI),true)
 export HALTER_REQUIRE_ALL := 1
 endif
 
-.PHONY: setup system run test check style types docs pictures bench bench-quick clients frameworks dist soak versions lock clean
+.PHONY: setup system run test check style types docs pictures bench bench-quick clients floors frameworks dist soak versions lock clean
 
 setup: $(INSTALLED)
 
@@ -104,6 +104,15 @@ frameworks: setup
 		.frameworks/$$name/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $$pins && \
 		.frameworks/$$name/bin/python -m pytest -k $$name tests/adapters/test_$$name.py tests/adapters/test_kill.py \
 			tests/docs/test_framework_pages.py || exit; done
+
+# The oldest versions that the requirements admit, in an environment of their own. Libraries warn there of what newer ones
+# have changed.
+EXTRAS := autonomy,documents,mcp,models,notify,oidc,postgres,server,telemetry,top
+floors: setup system
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .versions/floors
+	$(BIN)/uv pip install --quiet --system-certs --python .versions/floors/bin/python --resolution lowest-direct '.[$(EXTRAS)]'
+	$(BIN)/uv pip install --quiet --system-certs --python .versions/floors/bin/python --group dev --no-build-isolation --editable .
+	.versions/floors/bin/python -m pytest -n 2 -W default::DeprecationWarning tests/unit tests/contract tests/crash
 
 # The wheel and the source archive, and an agent that runs from the wheel alone.
 dist: setup

@@ -2,10 +2,13 @@
 
 import re
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from halter.core.errors import Extra
 from halter_agents import DISTRIBUTION, VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -75,3 +78,21 @@ def names_other_project(line: str) -> bool:
 def test_the_package_is_built_under_the_name_and_version_that_it_states() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (project["name"], project["version"]) == (DISTRIBUTION, VERSION)
+
+
+@pytest.mark.parametrize(
+    ("package", "brings"), [("genai-prices", "httpx2"), ("pydantic", "typing-extensions"), ("typer", "rich")]
+)
+def test_what_the_base_uses_without_naming_it_comes_with_what_cannot_do_without_it(package: str, brings: str) -> None:
+    wanted = [line for line in requires(package) or () if re.match(rf"{brings}\b", line)]
+    assert wanted
+    assert "extra" not in wanted[0].partition(";")[2]
+
+
+def test_the_base_stays_thin_and_every_extra_is_explained() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert len(project["dependencies"]) <= 8
+    extras = {*project["optional-dependencies"]}
+    assert extras == {*get_args(Extra)}
+    assert {*re.findall(r"^\| `([a-z]+)` \|", (ROOT / "docs" / "support.md").read_text(), re.MULTILINE)} >= extras
+    assert {*re.findall(r"^EXTRAS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split(",")} == extras

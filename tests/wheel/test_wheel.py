@@ -97,7 +97,10 @@ LACKS = [
     ("serve reflex", "The server needs the extra `server`: pip install 'halter-agents[server]'"),
     (f"sessions --store {POSTGRES}", "needs the extra `postgres`: pip install 'halter-agents[postgres]'"),
     ("run model hello", "openai:gpt-5-mini needs the extra `models`: pip install 'halter-agents[models]'"),
-    ("run rule hello", "condition `size(message) > 2` needs the extra `autonomy`: pip install 'halter-agents[autonomy]'"),
+    (
+        "run rule hello",
+        "condition `size(message) > 2` needs the extra `autonomy`: pip install 'halter-agents[autonomy]'",
+    ),
     ("run sensor hello", "The sensor inbox needs the extra `autonomy`: pip install 'halter-agents[autonomy]'"),
     ("run mail hello", "The channel mail needs the extra `notify`: pip install 'halter-agents[notify]'"),
     ("run mcp hello", "The MCP server files needs the extra `mcp`: pip install 'halter-agents[mcp]'"),
