@@ -22,6 +22,7 @@ import struct
 import sys
 import termios
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def preload() -> None:
         if not module.name.startswith(HEAVY) and not module.name.endswith(("__main__", "_program")):
             import_early(module.name)
     for name in LIBRARIES:
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # Not every version of a library has each of its modules.
+            importlib.import_module(name)
     # What starts processes of its own asks how this one was started.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("halter.__main__")
     # No garbage collection of a fork looks at what was imported, which would copy all of it.
