@@ -14,16 +14,23 @@ from typing import Any
 
 import pytest
 from library_bench import Bench
+from opentelemetry import context as otel_context
+from opentelemetry import trace as otel
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from halter import Agent
 from halter.core.effect_events import RequestSettled, RequestStarted
 from halter.core.errors import ConfigError
 from halter.core.events import SessionEnded, TurnEnded, TurnStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.ports import Draft, Lease, Write
-from halter.models.scripted import say
+from halter.models.scripted import Scripted, call, say
 from halter.runtime.feed import CommitObserver
-from halter.runtime.telemetry import SessionTracer, Span, open_span_sender
+from halter.runtime.telemetry import SessionTracer, SpanSender, open_span_sender
+from halter.state.trace import Span, SpanReference
 from halter.testing.world import World
 from tests.story.test_cli_talk import Person, until
 from tests.story.test_cli_up import RUNS, Up
@@ -240,11 +247,11 @@ def test_a_follower_that_begins_in_the_middle_makes_the_spans_that_the_one_befor
             await world.start("desk-1", kind="autonomous")
             (lease,) = await world.journal.claim(WorkerId("w"), 1)
             whole, late = Kept(), Kept()
-            world.spawn(SessionTracer(world.journal, world.clock, whole, print).run({}))
+            world.spawn(SessionTracer(world.journal, world.clock, [whole], print).run({}))
             await write(world, lease, TurnStarted(turn=1), ASKS)
             await world.advance(10**6)
             values = {session_stream("desk-1"): 3}
-            world.spawn(SessionTracer(world.journal, world.clock, late, print).run(values))
+            world.spawn(SessionTracer(world.journal, world.clock, [late], print).run(values))
             ends = SessionEnded(state="COMPLETED", terminal_reason="completed")
             await write(world, lease, ANSWERS, TurnEnded(turn=1, why="ended"), ends)
             await world.advance(10**7)
@@ -262,11 +269,11 @@ def test_a_session_that_moves_between_workers_stays_one_trace_and_each_makes_the
             await world.start("desk-1", kind="autonomous")
             (lease,) = await world.journal.claim(WorkerId("w"), 1)
             whole, sinks = Kept(), (Kept(), Kept())
-            world.spawn(SessionTracer(world.journal, world.clock, whole, print).run({}))
+            world.spawn(SessionTracer(world.journal, world.clock, [whole], print).run({}))
             loop = asyncio.get_running_loop()
             north, south = CommitObserver(loop, lambda _: True), CommitObserver(loop, lambda _: True)
             for sink, commit_observer in zip(sinks, (north, south), strict=True):
-                world.spawn(SessionTracer(world.journal, world.clock, sink, print).run_here(commit_observer))
+                world.spawn(SessionTracer(world.journal, world.clock, [sink], print).run_here(commit_observer))
             ends = SessionEnded(state="COMPLETED", terminal_reason="completed")
             done = ((TurnStarted(turn=1), ASKS), (ANSWERS, TurnEnded(turn=1, why="ended"), TurnStarted(turn=2)))
             after = 1
@@ -312,7 +319,7 @@ def test_only_our_own_agents_are_traced_and_trouble_is_reported() -> None:
             kept, texts = Kept(), list[str]()
             kept.said = "The collector is gone."
             others = SessionTracer(
-                world.journal, world.clock, kept, texts.append, lambda agent: agent == "somebody else"
+                world.journal, world.clock, [kept], texts.append, lambda trace: trace.agent == "somebody else"
             )
             world.spawn(others.run({}))
             await write(world, lease, ASKS, ANSWERS)
@@ -336,7 +343,7 @@ def test_a_breakdown_of_the_traces_is_reported_and_stops_nobody() -> None:
             await world.start("desk-1")
             (lease,) = await world.journal.claim(WorkerId("w"), 1)
             texts = list[str]()
-            task = world.spawn(SessionTracer(world.journal, world.clock, Broken(), texts.append).run({}))
+            task = world.spawn(SessionTracer(world.journal, world.clock, [Broken()], texts.append).run({}))
             await write(world, lease, ASKS, ANSWERS)
             await world.advance(10**7)
             assert task.done()
@@ -409,3 +416,123 @@ async def test_an_agent_of_a_program_is_traced(tmp_path: Path) -> None:
     agent = Bench(tmp_path).agent(say("All is well."), environ=environ)
     assert (await agent.run("Look.", kind="task")).ok
     assert read_names(tmp_path / "traces.jsonl") == ["chat first", "turn 1", "invoke_agent desk"]
+
+
+@pytest.fixture
+def app_tracer() -> otel.Tracer:
+    """The tracer of a program that uses OpenTelemetry itself."""
+    return TracerProvider().get_tracer("app")
+
+
+def read_spans(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def hex_ids(span: otel.Span) -> tuple[str, str]:
+    """Return the ids of a span as the exporter writes them."""
+    context = span.get_span_context()
+    return f"0x{context.trace_id:032x}", f"0x{context.span_id:016x}"
+
+
+def trace_to(folder: Path, name: str = "traces.jsonl", **more: str) -> dict[str, str]:
+    return {"HOME": str(folder), "HALTER_TRACES": f"file:{folder / name}", **more}
+
+
+async def test_a_run_is_a_part_of_the_trace_of_the_program_that_calls_it(
+    tmp_path: Path, app_tracer: otel.Tracer
+) -> None:
+    agent = Bench(tmp_path).agent(say("All is well."), environ=trace_to(tmp_path))
+    with app_tracer.start_as_current_span("request") as request:
+        assert (await agent.run("Look.", kind="task")).ok
+    chat, turn, session = read_spans(tmp_path / "traces.jsonl")
+    assert (session["context"]["trace_id"], session["parent_id"]) == hex_ids(request)
+    assert {span["context"]["trace_id"] for span in (chat, turn)} == {hex_ids(request)[0]}
+    assert (chat["parent_id"], turn["parent_id"]) == (turn["context"]["span_id"], session["context"]["span_id"])
+
+
+async def test_a_program_without_a_current_span_begins_a_trace_and_writes_no_caller(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert (await bench.agent(say("All is well."), environ=trace_to(tmp_path)).run("Look.", kind="task")).ok
+    *_, session = read_spans(tmp_path / "traces.jsonl")
+    assert session["parent_id"] is None
+    (fact,) = bench.facts("session_started")
+    assert "traceparent" not in fact
+
+
+async def test_a_session_that_parks_for_a_person_goes_on_in_its_callers_trace_in_another_process(
+    tmp_path: Path, app_tracer: otel.Tracer
+) -> None:
+    bench, asks = Bench(tmp_path), [call("ask_user", question="Which one?"), say("The first.")]
+    environ = trace_to(tmp_path)
+    with app_tracer.start_as_current_span("first") as first:
+        parked = await bench.agent(*asks, environ=environ).run("Choose.", kind="task", id="desk-9")
+    assert parked.state == "WAITING_FOR_INPUT"
+    with app_tracer.start_as_current_span("second") as second:
+        done = await bench.agent(asks[1], environ=environ).run("The first.", id="desk-9")
+    assert done.ok
+    named = {span["name"]: span for span in read_spans(tmp_path / "traces.jsonl")}
+    session, turn = named["invoke_agent desk"], named["turn 1"]
+    assert (session["context"]["trace_id"], session["parent_id"]) == hex_ids(first)
+    assert {span["context"]["trace_id"] for span in named.values()} == {hex_ids(first)[0]}
+    links = [
+        (link["context"]["trace_id"], link["context"]["span_id"]) for name in named for link in named[name]["links"]
+    ]
+    assert links == [hex_ids(second)], turn
+
+
+async def test_a_sampler_that_drops_the_callers_trace_drops_what_belongs_to_it(tmp_path: Path) -> None:
+    agent = Bench(tmp_path).agent(say("All is well."), environ=trace_to(tmp_path))
+    context = otel.SpanContext(7, 7, is_remote=True, trace_flags=otel.TraceFlags(otel.TraceFlags.DEFAULT))
+    token = otel_context.attach(otel.set_span_in_context(otel.NonRecordingSpan(context)))
+    try:
+        assert (await agent.run("Look.", kind="task")).ok
+    finally:
+        otel_context.detach(token)
+    assert read_spans(tmp_path / "traces.jsonl") == []
+
+
+async def test_an_agent_that_another_one_calls_is_in_the_same_trace(tmp_path: Path, app_tracer: otel.Tracer) -> None:
+    bench = Bench(tmp_path)
+    helper = Agent("helper", store=bench.file, model=Scripted([say("Found it.")], bench.clock))
+    agent = bench.agent(call("helper", task="Look."), say("Done."), environ=trace_to(tmp_path), agents=[helper])
+    with app_tracer.start_as_current_span("request") as request:
+        assert (await agent.run("Look.", kind="task")).ok
+    spans = read_spans(tmp_path / "traces.jsonl")
+    named = {span["name"]: span for span in spans}
+    assert {span["context"]["trace_id"] for span in spans} == {hex_ids(request)[0]}
+    assert named["invoke_agent helper"]["parent_id"] == named["execute_tool helper"]["context"]["span_id"]
+
+
+async def test_prompts_are_traced_where_somebody_asked_for_it_without_secrets(tmp_path: Path) -> None:
+    secret = "sk-proj-AbCdEf0123456789AbCdEf0123456789AbCdEf01"
+    for name, more in (("off", {}), ("on", {"HALTER_TRACES_CONTENT": "1"})):
+        agent = Bench(tmp_path / name).agent(
+            say("All is well."),
+            instructions=f"Be kind to {CANARY}. {secret}",
+            environ=trace_to(tmp_path, f"{name}.jsonl", **more),
+        )
+        assert (await agent.run(f"Look at {CANARY} with {secret}.", kind="task")).ok
+    assert CANARY not in (tmp_path / "off.jsonl").read_text()
+    assert secret not in (tmp_path / "on.jsonl").read_text()
+    chat = read_spans(tmp_path / "on.jsonl")[0]["attributes"]
+    (instructions,) = json.loads(chat["gen_ai.system_instructions"])
+    assert instructions["content"].startswith(f"Be kind to {CANARY}.")
+    message, *_ = json.loads(chat["gen_ai.input.messages"])
+    assert message["role"] == "user"
+    assert CANARY in message["parts"][0]["content"]
+    assert json.loads(chat["gen_ai.output.messages"])[0]["parts"] == [{"type": "text", "content": "All is well."}]
+
+
+def test_a_sender_hands_whole_spans_to_any_exporter_of_the_sdk() -> None:
+    exporter = InMemorySpanExporter()
+    link = SpanReference(3, 4)
+    sender = SpanSender(exporter, Resource.create({}))
+    fields: dict[str, Any] = {"trace": 1, "parent": 9, "kind": "internal", "start": 0, "end": 1, "attributes": {}}
+    sender.enqueue(Span(span=2, name="kept", links=(link,), has_remote_parent=True, **fields))
+    sender.enqueue(Span(span=3, name="dropped", is_sampled=False, **fields))
+    sender.close()
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "kept"
+    assert span.parent is not None
+    assert (span.parent.span_id, span.parent.is_remote) == (9, True)
+    assert [(each.context.trace_id, each.context.span_id) for each in span.links] == [(3, 4)]

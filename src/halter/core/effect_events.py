@@ -16,7 +16,7 @@ class RequestStarted(Event, frozen=True, kw_only=True):
     """The intent of a request and its hold; the body is the prompt as sent.
 
     `max_output_tokens` bounds the answer, and may be less than the prompt asked for. `anonymized` counts, by kind, the
-    values that were replaced by placeholders.
+    values that were replaced by placeholders. `traceparent` is the span of the client whose request it is.
     """
 
     KIND: ClassVar[str] = "request_started"
@@ -28,6 +28,7 @@ class RequestStarted(Event, frozen=True, kw_only=True):
     max_output_tokens: int = 0
     observed: tuple[Outcome, ...] = ()
     anonymized: Mapping[str, int] = {}
+    traceparent: str = ""
 
 
 class UnheldCost(msgspec.Struct, frozen=True):

@@ -89,6 +89,7 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     folder at the start. `grants` bounds the tools of a sub-session, and its calls count against the `action_limits` of
     the sessions that it works for. A session that continues an ended session
     automatically `follows` it, and `because` gives the reason; its body is then the last answer of that session.
+    `traceparent` is the span of the caller that started it.
     """
 
     KIND: ClassVar[str] = "session_started"
@@ -110,6 +111,7 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     follows: str = ""
     because: str = ""
     action_limits: tuple[ActionLimit, ...] = ()
+    traceparent: str = ""
 
 
 class SessionWoken(Event, frozen=True, kw_only=True):
@@ -155,12 +157,16 @@ class SessionEnded(Event, frozen=True, kw_only=True):
 
 
 class SessionResumed(Event, frozen=True, kw_only=True):
-    """A person reopened an ended session. It will end again, with another receipt."""
+    """A person reopened an ended session. It will end again, with another receipt.
+
+    `traceparent` is the span of the caller that did so.
+    """
 
     KIND: ClassVar[str] = "session_resumed"
 
     by: str
     format: int = 3
+    traceparent: str = ""
 
 
 class TurnStarted(Event, frozen=True, kw_only=True):
@@ -226,7 +232,8 @@ class WakePosted(Event, frozen=True, kw_only=True):
     """A message arrived in a session's inbox; the body is its text.
 
     `wakes` is decided when it is posted, against the session's locked row. A message that `notifies` is shown as an
-    alert at the start of the next turn, and is not part of the conversation.
+    alert at the start of the next turn, and is not part of the conversation. `traceparent` is the span of the caller
+    that posted it.
     """
 
     KIND: ClassVar[str] = "wake_posted"
@@ -238,6 +245,7 @@ class WakePosted(Event, frozen=True, kw_only=True):
     wakes: bool = True
     name: str = ""
     notifies: bool = False
+    traceparent: str = ""
 
 
 class HotStateSeen(Event, frozen=True, kw_only=True):

@@ -134,9 +134,12 @@ def session_stream(session: str) -> StreamId:
     return StreamId(f"session:{session}")
 
 
+SUB_SESSION_SUFFIX: Final = ".agent"
+
+
 def make_sub_session_id(call: str) -> SessionId:
     """Make the id of the sub-session that a call starts: the same for every attempt of the call."""
-    return SessionId(f"{call}.agent")
+    return SessionId(f"{call}{SUB_SESSION_SUFFIX}")
 
 
 def inbox_stream(session: str) -> StreamId:

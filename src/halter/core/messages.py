@@ -120,11 +120,16 @@ StopReason = Literal["end", "calls", "max_tokens", "refused"]
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A model's answer. With no usage, the request is settled at its hold."""
+    """A model's answer. With no usage, the request is settled at its hold.
+
+    `model` and `id` are what the provider calls the model that answered, and the answer.
+    """
 
     parts: tuple[Text | ToolCall, ...]
     stop: StopReason = "end"
     usage: Usage | None = None
+    model: str = ""
+    id: str = ""
 
     @property
     def text(self) -> str:

@@ -11,7 +11,7 @@ from halter.core.tools import Tool, Valid
 from halter.core.usage import PriceTable
 from halter.guard.halts import Departures, EffectStopped, HaltWatch
 from halter.guard.ledger import Ledger
-from halter.guard.model_door import ModelDoor, StreamMask
+from halter.guard.model_door import ModelDoor, PromptLog, StreamMask
 from halter.guard.prepare import SessionContext
 from halter.guard.tool_door import Answer, ApprovalRequired, CallInDoubt, Recovery, Simulator, ToolDoor
 from halter.redaction.redact import Redact
@@ -41,6 +41,7 @@ class GuardRuntime:
         self.redact = redact
         self._halts = halts = HaltWatch(store, clock)
         models = ModelDoor(store, clock, self.ledger, prices, redact=redact, stream_mask=stream_mask, halts=halts)
+        self._models = models
         simulator = Simulator(models, clock, simulates)
         self._tool_door = door = ToolDoor(
             store,
@@ -66,10 +67,14 @@ class GuardRuntime:
         self.request = models.request
         self.unattributed_cost = simulator.costs
 
-    def join_process(self, liveness: LivenessWriter, departures: Departures) -> None:
-        """Show the effects in flight to the process's sentinel, and leave them in flight when the process leaves."""
+    def join_process(self, liveness: LivenessWriter, departures: Departures, prompts: PromptLog | None = None) -> None:
+        """Show the effects in flight to the process's sentinel, and leave them in flight when the process leaves.
+
+        The process's traces get the prompts.
+        """
         self._halts.liveness = liveness
         self._halts.departures = departures
+        self._models.prompts = prompts or self._models.prompts
 
     async def pause(self, context: SessionContext, duration: int) -> bool:
         """Sleep; return whether a halt ended it early."""

@@ -117,6 +117,7 @@ class ModelAttempt(msgspec.Struct, frozen=True, kw_only=True):
     anonymized: Mapping[str, int] = msgspec.field(default_factory=lambda: _NOTHING_HIDDEN)
     paces: RateLimits = ()
     terms: "HoldTerms | None" = None
+    traceparent: str = ""
 
     def at(self, now: int) -> "ModelAttempt":
         """Return the attempt at a later time, with the windows of that time."""
@@ -200,6 +201,7 @@ def judge_attempt(attempt: ModelAttempt, rows: Rows) -> Sequence[Draft]:
         max_output_tokens=estimate.max_output_tokens,
         observed=waived_refusals,
         anonymized=attempt.anonymized,
+        traceparent=attempt.traceparent,
     )
     if attempt.paces:
         return _admit_at_rate(attempt, intent, estimate.tokens, rows)

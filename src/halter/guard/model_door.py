@@ -10,7 +10,8 @@ own id and hold, and its outcome says whether a retry may succeed.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -155,7 +156,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     attempt. With a `nonce`, the answer may contain calls written as text. With `can_defer`, the caller continues the
     session immediately, so the settlement may be deferred to its next commit. `prices` are this request's, if they
     differ from its model's. `min_output_tokens` is the smallest output limit that its provider accepts. With
-    `written_by_client`, an answer by another model without a price settles at its hold.
+    `written_by_client`, an answer by another model without a price settles at its hold. `traceparent` is the client's
+    span, of which the request is a part.
     """
 
     id: str
@@ -173,6 +175,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     prices: ModelPrices | Unpriced | None = None
     min_output_tokens: int = 0
     written_by_client: bool = False
+    traceparent: str = ""
 
 
 class AnsweredRequest(msgspec.Struct, frozen=True, gc=False):
@@ -256,6 +259,39 @@ class UsageReport(msgspec.Struct, frozen=True):
     final: bool = True
 
 
+MAX_RECORDED_PROMPTS: Final = 1000
+
+
+class PromptLog:
+    """The prompts of requests, as they are sent: masked, and without the personal data that the policy hides.
+
+    The journal has their parts, but not the whole. They are kept until their spans are made, only while traces include
+    content, and only the newest ones.
+    """
+
+    def __init__(self) -> None:
+        self.recorder_count = 0
+        self._prompts: dict[str, Prompt] = {}
+
+    @contextmanager
+    def record(self) -> Generator[None]:
+        """Record the prompts of requests that start inside the block."""
+        self.recorder_count += 1
+        try:
+            yield
+        finally:
+            self.recorder_count -= 1
+
+    def add(self, request: str, prompt: Prompt) -> None:
+        self._prompts[request] = prompt
+        if len(self._prompts) > MAX_RECORDED_PROMPTS:
+            del self._prompts[next(iter(self._prompts))]
+
+    def pop(self, request: str) -> Prompt | None:
+        """Remove and return the prompt of a request; None if it was not kept."""
+        return self._prompts.pop(request, None)
+
+
 class ModelDoor:
     """Admits or refuses a request, asks the model, and settles the cost: the only way to ask a model."""
 
@@ -279,6 +315,7 @@ class ModelDoor:
         self._masks = PromptMasker(redact)
         self._max_wait = ledger.hold_timeout
         self._halts = halts or HaltWatch(store, clock)
+        self.prompts = PromptLog()
 
     async def request(
         self,
@@ -293,6 +330,8 @@ class ModelDoor:
         in_flight = await self._admit(lease, context, request, model, attempt, waited)
         if not isinstance(in_flight, _RequestInFlight):
             return in_flight
+        if self.prompts.recorder_count:
+            self.prompts.add(in_flight.flight.id, in_flight.sent)
         # Thousands of requests may wait here: the steps before and after have their own frames, to save memory.
         stream = None if request.on_chunk is None else self._open_stream(in_flight, request.on_chunk)
         answer: AnsweredRequest | FailedRequest | None = None
@@ -535,6 +574,8 @@ def _make_attempt(  # noqa: PLR0913, PLR0917 An attempt needs each of these.
         overrides["min_output_tokens"] = request.min_output_tokens
     if anonymized_prompt is not None:
         overrides["anonymized"] = anonymized_prompt.counts
+    if request.traceparent:
+        overrides["traceparent"] = request.traceparent
     attempt = msgspec.structs.replace(
         terms.base,
         request=attempt_id,

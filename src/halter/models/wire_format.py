@@ -249,7 +249,8 @@ def parse_model_response(response: "ModelResponse", usage: Usage | None) -> Repl
     refusal = (response.provider_details or {}).get("refusal")
     if not parts and isinstance(refusal, str):
         parts.append(_to_text(refusal))
-    return Reply(tuple(parts), _stop(response, parts), usage)
+    model, answer_id = join_surrogates(response.model_name or ""), join_surrogates(response.provider_response_id or "")
+    return Reply(tuple(parts), _stop(response, parts), usage, model, answer_id)
 
 
 def read_native_answer(reply: Reply, tool: str) -> Reply:
@@ -392,6 +393,11 @@ class UsageReader:
         self._spoiled = False
         self._streams: bool | None = None
         self._rest = bytearray()
+
+    @property
+    def model(self) -> str:
+        """The model that answered, as the provider calls it."""
+        return self._counts.model
 
     @property
     def answered_by(self) -> str:

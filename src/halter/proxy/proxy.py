@@ -9,6 +9,7 @@ Routes that cost money and have no price are refused, because they would bypass 
 """
 
 import asyncio
+import logging
 import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -72,10 +73,14 @@ from halter.proxy.relay import (
 from halter.proxy.sessions import KeyTerms, ProxiedSession, ProxiedSessions, resolve_key
 from halter.redaction.redact import Redact, Redactor
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
+from halter.runtime.telemetry import trace_process
 from halter.server.server import serve_asgi
+from halter.state.trace import find_traceparent, serve_caller
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
+
+_LOG = logging.getLogger("halter")
 
 Receive = Callable[[], Awaitable[AsgiMessage]]
 
@@ -172,7 +177,8 @@ class Proxy:
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = [(name.lower(), value) for name, value in scope["headers"]]
-            await self._serve(scope, receive, headers, ClientConnection(send, headers))
+            with serve_caller([value.decode("latin-1") for name, value in headers if name == b"traceparent"]):
+                await self._serve(scope, receive, headers, ClientConnection(send, headers))
         elif scope["type"] == "websocket":
             await _reject_upgrade(scope, send)
 
@@ -355,6 +361,7 @@ class Proxy:
             prices=find_rates(call, name, exchange.upstream.base_url, table, allowed_members),
             min_output_tokens=call.min_output(),
             written_by_client=True,
+            traceparent=find_traceparent(),
         )
         session.under_way += 1
         try:
@@ -527,7 +534,10 @@ async def open_proxy(
     door = ModelDoor(store, app.clock, accounts, Prices(policy.prices), redact=redact)
     sessions = ProxiedSessions(app, worker, accounts, redact)
     proxy = Proxy(app, keys, door, sessions, upstreams, redact, reader)
-    async with renew_leases(store, app.clock, worker, max(lease // 3, 1), liveness=app.liveness):
+    async with (
+        trace_process(app, _LOG.warning, ("proxied",)),
+        renew_leases(store, app.clock, worker, max(lease // 3, 1), liveness=app.liveness),
+    ):
         upkeep_task = asyncio.ensure_future(sessions.run())
         try:
             yield proxy

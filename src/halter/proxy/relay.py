@@ -364,7 +364,8 @@ async def _pass_on(exchange: RelayExchange, call: ModelCall, body: bytes) -> Rep
             await _pass_whole(exchange, response, reader)
         else:
             await _pass_stream(exchange, call, response, reader)
-        return conclude_answer(exchange.upstream, call.dialect, response.status, reader)
+        reply = conclude_answer(exchange.upstream, call.dialect, response.status, reader)
+        return msgspec.structs.replace(reply, id=exchange.answer_id)
     finally:
         response.close()
 
@@ -471,7 +472,7 @@ def conclude_answer(upstream: Upstream, dialect: WireDialect, status: int, reade
         sentence = f"CutStream: the answer of {provider} is incomplete"
         raise ModelUnavailable(sentence, usage=usage, final=final)
     text = Text(f"(answered to the client over {dialect.name})", "model", trusted=False)
-    return Reply((text,), usage=usage if final else None)
+    return Reply((text,), usage=usage if final else None, model=reader.model)
 
 
 def _classify_status(status: int, provider: str, usage: Usage | None, *, billed: bool) -> ModelError:

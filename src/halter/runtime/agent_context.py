@@ -242,7 +242,7 @@ def make_guard(app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates
         simulates=simulates,
         stream_mask=partial(StreamRedactor, redactor),
     )
-    guard.join_process(app.liveness, app.departures)
+    guard.join_process(app.liveness, app.departures, app.prompts)
     return guard
 
 

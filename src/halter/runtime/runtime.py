@@ -33,6 +33,7 @@ from halter.dispatch.heartbeat import StoreClock, read_steady_clock
 from halter.guard.halts import Departures
 from halter.guard.judge import adopt_first_policy
 from halter.guard.ledger import Ledger
+from halter.guard.model_door import PromptLog
 from halter.journal.store import StoreProblem
 from halter.redaction.redact import Redactor
 from halter.settings import Settings
@@ -229,6 +230,7 @@ class Runtime(msgspec.Struct, frozen=True):
     writable: list[WritableFolders] = msgspec.field(default_factory=list[WritableFolders])
     liveness: LivenessWriter = msgspec.field(default_factory=LivenessWriter)
     departures: Departures = msgspec.field(default_factory=Departures)
+    prompts: PromptLog = msgspec.field(default_factory=PromptLog)
     older_copy: "OlderCopy | None" = None
     policy: EffectivePolicy | None = None
     """None if the store was opened read-only: then no agent runs."""

@@ -1,6 +1,6 @@
-"""OpenTelemetry spans of sessions. They are off unless an environment variable enables them.
+"""OpenTelemetry spans and metrics of sessions. They are off unless an environment variable enables them.
 
-| `HALTER_TRACES` | spans are sent |
+| `HALTER_TRACES`, `HALTER_METRICS` | spans, or metrics, are sent |
 |---|---|
 | not set, or `off` | nowhere: nothing is imported, and no thread is started |
 | `otlp` | to the collector that the `OTEL_EXPORTER_OTLP_…` variables name, by default port 4318 of this machine |
@@ -8,372 +8,67 @@
 | `file:PATH` | to a file, as JSON lines |
 
 Spans are made from committed events, outside of the agents: nothing is measured while an agent works. The id of a span
-derives from its events, so every process makes the same span. Content is left out unless it is enabled.
+derives from its events, so every process makes the same span. Content is left out unless it is enabled. Metrics are
+counted from the same spans; the server counts them for `/metrics`, too, in the text format of Prometheus.
 """
 
 import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from bisect import bisect_left
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from importlib import import_module
 from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TextIO
 
 import msgspec
 
-from halter.core.clock import Clock
-from halter.core.errors import ConfigError, render_install_command
-from halter.core.events import (
-    CallRefused,
-    CallSettled,
-    CallStarted,
-    RequestRefused,
-    RequestSettled,
-    RequestStarted,
-    SessionEnded,
-    SessionResumed,
-    SessionStarted,
-    TurnEnded,
-    TurnStarted,
-)
-from halter.core.ids import StreamId, parse_session_id, session_stream
-from halter.core.messages import Reply, StopReason, Text
-from halter.core.money import DOLLAR, Charge
+from halter.core.clock import SECOND, Clock
+from halter.core.errors import ConfigError, StoreError, render_install_command
+from halter.core.events import RequestSettled, TurnStarted
+from halter.core.ids import StreamId, inbox_stream, parse_session_id, session_stream
+from halter.core.money import DOLLAR, BudgetRow
 from halter.core.ports import Store, Stored
-from halter.core.text import clean, decode_body, shorten
-from halter.core.usage import ModelName, Usage
-from halter.core.vocabulary import Outcome
+from halter.core.text import clean, shorten
+from halter.guard.approvals import PendingDecision, list_pending_decisions
+from halter.guard.model_door import PromptLog
 from halter.loop.session_runtime import cancel_and_wait, raise_if_cancelled
+from halter.runtime.budgets import read_current_budgets
 from halter.runtime.feed import CommitObserver, Follower, watch_growth
 from halter.runtime.runtime import Runtime
+from halter.state.trace import (
+    Span,
+    SpanReference,
+    Trace,
+    advance_trace,
+    begin_trace,
+    find_waker,
+    join_parent,
+)
 from halter_agents import VERSION
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import Metric, MetricExportResult, MetricsData
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
 
-AttributeValue = str | int | float | bool | tuple[str, ...]
-
-GOOD_ENDS: Final = frozenset(("ended", "asked", "yielded"))
-"""Turn ends that are not errors."""
-
-_PROVIDERS: Final[Mapping[str, str]] = {
-    "azure": "azure.ai.openai",
-    "bedrock": "aws.bedrock",
-    "gemini": "gcp.gemini",
-    "google": "gcp.gemini",
-    "google-gla": "gcp.gemini",
-    "google-vertex": "gcp.vertex_ai",
-    "mistral": "mistral_ai",
-    "xai": "x_ai",
-}
-"""Providers that have another name in the semantic conventions."""
-
-_FINISHES: Final[Mapping[StopReason, str]] = {
-    "end": "stop",
-    "calls": "tool_calls",
-    "max_tokens": "length",
-    "refused": "content_filter",
-}
-
-
-class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A span; `start` and `end` are in microseconds. `error` names the outcome of a failure."""
-
-    trace: int
-    span: int
-    parent: int | None
-    name: str
-    kind: Literal["internal", "client"]
-    start: int
-    end: int
-    attributes: Mapping[str, AttributeValue]
-    error: str = ""
-
-
-class OpenSpan(msgspec.Struct, frozen=True):
-    """A span that has started and not ended."""
-
-    at: int
-    span: int
-    parent: int
-    event: RequestStarted | CallStarted | TurnStarted
-    body: str = ""
-
-
-class Trace(msgspec.Struct, frozen=True):
-    """The part of a session's state that its spans need.
-
-    `root` is its current root span: a resumed session has a new one.
-    """
-
-    trace: int
-    session: str
-    agent: str
-    kind: str
-    parent: str
-    root: int
-    since: int
-    turn: OpenSpan | None = None
-    flying: Mapping[str, OpenSpan] = {}
-
-
-def begin_trace(first: Stored) -> Trace | None:
-    """Start a trace from the first event of a session. Its id is the event's hash: names repeat across stores."""
-    match first.event:
-        case SessionStarted() as event:
-            return Trace(
-                trace=int.from_bytes(first.hash[:16]) or 1,
-                session=event.session,
-                agent=event.agent,
-                kind=event.kind,
-                parent=event.parent,
-                root=_id(first),
-                since=first.at,
-            )
-        case _:
-            return None
-
-
-def advance_trace(trace: Trace, stored: Stored, *, content: bool = False) -> tuple[Trace, Span | None]:
-    """Fold the next event of a session; return the span that it ends, if any."""
-    match stored.event:
-        case SessionResumed():
-            return msgspec.structs.replace(trace, root=_id(stored), since=stored.at, turn=None, flying={}), None
-        case TurnStarted() as event:
-            turn = OpenSpan(stored.at, _id(stored), trace.root, event)
-            return msgspec.structs.replace(trace, turn=turn), None
-        case RequestStarted() as event:
-            return _add_in_flight(trace, event.request, _open_span(trace, stored, event, content=content)), None
-        case CallStarted() as event:
-            return _add_in_flight(trace, event.call, _open_span(trace, stored, event, content=content)), None
-        case RequestSettled(request=request) | CallSettled(call=request):
-            open_span = trace.flying.get(request)
-            in_flight = {name: each for name, each in trace.flying.items() if name != request}
-            span = None if open_span is None else _close_span(trace, open_span, stored, content=content)
-            return msgspec.structs.replace(trace, flying=in_flight), span
-        case RequestRefused() as event:
-            attributes = _chat(trace, event.model, event.purpose) | {"halter.outcome": event.outcome}
-            return trace, _instant(trace, stored, f"chat {_model(event.model)[1]}", attributes, event.outcome)
-        case CallRefused() as event:
-            attributes = _tool(trace, event.tool, event.call, event.level) | {"halter.outcome": event.outcome}
-            return trace, _instant(trace, stored, f"execute_tool {event.tool}", attributes, event.outcome)
-        case TurnEnded() as event:
-            return msgspec.structs.replace(trace, turn=None), _turn(trace, event, stored.at)
-        case SessionEnded() as event:
-            return msgspec.structs.replace(trace, turn=None, flying={}), _session(trace, event, stored.at)
-        case _:
-            return trace, None
-
-
-def _id(stored: Stored) -> int:
-    """Derive a span id from the hash of the event that started the span. 0 is not allowed."""
-    return int.from_bytes(stored.hash[-8:]) or 1
-
-
-def _add_in_flight(trace: Trace, name: str, span: OpenSpan) -> Trace:
-    return msgspec.structs.replace(trace, flying={**trace.flying, name: span})
-
-
-def _open_span(trace: Trace, stored: Stored, event: RequestStarted | CallStarted, *, content: bool) -> OpenSpan:
-    return OpenSpan(stored.at, _id(stored), _parent_span(trace), event, _read_redacted(stored) if content else "")
-
-
-def _parent_span(trace: Trace) -> int:
-    return trace.root if trace.turn is None else trace.turn.span
-
-
-def _read_redacted(stored: Stored) -> str:
-    """Return a body from the journal, where secrets are redacted; "" if it is erased or offloaded."""
-    return clean(decode_body(stored.body)) if stored.body else ""
-
-
-def _close_span(trace: Trace, span: OpenSpan, stored: Stored, *, content: bool) -> Span | None:
-    match span.event, stored.event:
-        case RequestStarted() as request, RequestSettled() as answer:
-            attributes = _request(trace, request, answer, stored) | (
-                _message_attributes(span, stored) if content else {}
-            )
-            return _span(trace, span, stored.at, f"chat {_model(request.model)[1]}", attributes, answer.outcome)
-        case CallStarted() as called, CallSettled() as result:
-            attributes = _call(trace, called, result) | (_result_attributes(span, stored) if content else {})
-            return _span(trace, span, stored.at, f"execute_tool {called.tool}", attributes, result.outcome)
-        case _:
-            return None
-
-
-def _span(
-    trace: Trace, span: OpenSpan, end: int, name: str, attributes: Mapping[str, AttributeValue], outcome: Outcome
-) -> Span:
-    client = isinstance(span.event, RequestStarted)
-    return Span(
-        trace=trace.trace,
-        span=span.span,
-        parent=span.parent,
-        name=name,
-        kind="client" if client else "internal",
-        start=span.at,
-        end=end,
-        attributes=attributes,
-        error="" if outcome == "ok" else outcome,
-    )
-
-
-def _instant(trace: Trace, stored: Stored, name: str, attributes: Mapping[str, AttributeValue], error: str) -> Span:
-    """Make a span of zero duration for a refusal."""
-    return Span(
-        trace=trace.trace,
-        span=_id(stored),
-        parent=_parent_span(trace),
-        name=name,
-        kind="internal",
-        start=stored.at,
-        end=stored.at,
-        attributes=attributes,
-        error=error,
-    )
-
-
-def _turn(trace: Trace, event: TurnEnded, at: int) -> Span | None:
-    span = trace.turn
-    if span is None:
-        return None
-    return Span(
-        trace=trace.trace,
-        span=span.span,
-        parent=span.parent,
-        name=f"turn {event.turn}",
-        kind="internal",
-        start=span.at,
-        end=at,
-        attributes=_session_attributes(trace) | {"halter.turn": event.turn, "halter.turn.end": event.why},
-        error="" if event.why in GOOD_ENDS else event.why,
-    )
-
-
-def _session(trace: Trace, event: SessionEnded, at: int) -> Span:
-    base: dict[str, AttributeValue] = {"gen_ai.operation.name": "invoke_agent", "halter.session.kind": trace.kind}
-    end: dict[str, AttributeValue] = {
-        "halter.session.state": event.state,
-        "halter.session.end": event.terminal_reason,
-    }
-    parent: dict[str, AttributeValue] = {"halter.session.parent": trace.parent} if trace.parent else {}
-    return Span(
-        trace=trace.trace,
-        span=trace.root,
-        parent=None,
-        name=f"invoke_agent {trace.agent}",
-        kind="internal",
-        start=trace.since,
-        end=at,
-        attributes=_session_attributes(trace) | base | end | parent,
-        error="" if event.state == "COMPLETED" else event.terminal_reason,
-    )
-
-
-def _session_attributes(trace: Trace) -> dict[str, AttributeValue]:
-    return {"gen_ai.agent.name": trace.agent, "gen_ai.conversation.id": trace.session}
-
-
-def _model(name: str) -> tuple[str, str]:
-    """Return the provider, by its name in the semantic conventions, and the model."""
-    try:
-        model_name = ModelName.parse(name)
-    except ValueError:
-        return "halter", name
-    return _PROVIDERS.get(model_name.provider, model_name.provider), model_name.model
-
-
-def _chat(trace: Trace, model: str, purpose: str) -> dict[str, AttributeValue]:
-    provider, name = _model(model)
-    return _session_attributes(trace) | {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": provider,
-        "gen_ai.request.model": name,
-        "halter.purpose": purpose,
-    }
-
-
-def _request(
-    trace: Trace, request: RequestStarted, answer: RequestSettled, stored: Stored
-) -> dict[str, AttributeValue]:
-    limits: dict[str, AttributeValue] = {}
-    if request.max_output_tokens:
-        limits["gen_ai.request.max_tokens"] = request.max_output_tokens
-    attributes = _chat(trace, request.model, request.purpose) | limits | _usage(answer.usage)
-    reply = _reply(stored) if answer.outcome == "ok" else None
-    if reply is not None:
-        attributes["gen_ai.response.finish_reasons"] = (_FINISHES[reply.stop],)
-    return attributes | _outcome_attributes(answer.outcome, answer.charge)
-
-
-def _usage(usage: Usage | None) -> dict[str, AttributeValue]:
-    if usage is None:
-        return {}
-    return {
-        "gen_ai.usage.input_tokens": usage.input_tokens,
-        "gen_ai.usage.output_tokens": usage.output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
-        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
-    }
-
-
-def _outcome_attributes(outcome: Outcome, charge: Charge | None) -> dict[str, AttributeValue]:
-    return {"halter.outcome": outcome, "halter.cost_usd": (charge.usd if charge else 0) / DOLLAR}
-
-
-def _tool(trace: Trace, tool: str, call: str, level: str) -> dict[str, AttributeValue]:
-    return _session_attributes(trace) | {
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": tool,
-        "gen_ai.tool.call.id": call,
-        "halter.level": level,
-    }
-
-
-def _call(trace: Trace, call_event: CallStarted, result: CallSettled) -> dict[str, AttributeValue]:
-    risk: dict[str, AttributeValue] = {"halter.risk": call_event.risk} if call_event.risk else {}
-    return (
-        _tool(trace, call_event.tool, call_event.call, call_event.level)
-        | risk
-        | _outcome_attributes(result.outcome, result.charge)
-    )
-
-
-def _reply(stored: Stored) -> Reply | None:
-    """Decode the reply in the body of an event; None if the body is missing or is not a reply."""
-    try:
-        return msgspec.json.decode(stored.body, type=Reply) if stored.body else None
-    except msgspec.DecodeError:
-        return None
-
-
-def _message_attributes(span: OpenSpan, stored: Stored) -> dict[str, AttributeValue]:
-    """Return the sent and received messages as attributes of the semantic conventions."""
-    reply = _reply(stored)
-    attributes: dict[str, AttributeValue] = {"halter.request.sent": span.body} if span.body else {}
-    if reply is None:
-        return attributes
-    parts = [
-        {"type": "text", "content": clean(part.text)}
-        if isinstance(part, Text)
-        else {"type": "tool_call", "id": part.id, "name": part.tool, "arguments": clean(part.arguments)}
-        for part in reply.parts
-    ]
-    message = {"role": "assistant", "parts": parts, "finish_reason": _FINISHES[reply.stop]}
-    return attributes | {"gen_ai.output.messages": msgspec.json.encode([message]).decode()}
-
-
-def _result_attributes(span: OpenSpan, stored: Stored) -> dict[str, AttributeValue]:
-    attributes = {"gen_ai.tool.call.arguments": span.body, "gen_ai.tool.call.result": _read_redacted(stored)}
-    return {name: text for name, text in attributes.items() if text}
-
-
 TRACES_VARIABLE: Final = "HALTER_TRACES"
 TRACES_CONTENT_VARIABLE: Final = "HALTER_TRACES_CONTENT"
-TRACES_FORMS: Final = "write otlp, console, file:PATH or off"
+METRICS_VARIABLE: Final = "HALTER_METRICS"
+TARGET_FORMS: Final = "write otlp, console, file:PATH or off"
 
 MAX_PENDING_SPANS: Final = 2048
 """Maximum number of spans that wait to be sent."""
@@ -383,9 +78,9 @@ FLUSH_TIMEOUT_SECONDS: Final = 2.0
 """Time limit for sending the remaining spans at the end."""
 
 
-def read_trace_target(environ: Mapping[str, str]) -> str:
-    """Return the target of spans from the environment; "" if tracing is off."""
-    text = environ.get(TRACES_VARIABLE, "").strip()
+def read_target(environ: Mapping[str, str], variable: str) -> str:
+    """Return the target of spans or metrics from the environment; "" if they are off."""
+    text = environ.get(variable, "").strip()
     return "" if text.lower() in {"", "off", "0", "none"} else text
 
 
@@ -396,8 +91,8 @@ def is_content_traced(environ: Mapping[str, str]) -> bool:
 @contextmanager
 def open_span_sender(target: str, environ: Mapping[str, str]) -> Generator["SpanSender"]:
     """Open a sender, and send its remaining spans after the block."""
-    with _open_exporter(target) as exporter:
-        sender = SpanSender(exporter, _resource(environ))
+    with _open_output(TRACES_VARIABLE, target) as output:
+        sender = SpanSender(_make_span_exporter(output), _resource(environ))
         try:
             yield sender
         finally:
@@ -417,7 +112,9 @@ class SpanSender:
         self._thread.start()
 
     def enqueue(self, span: Span) -> None:
-        """Queue a span, or drop it if the queue is full; never blocks."""
+        """Queue a span, or drop it if the queue is full; never blocks. What belongs to no sampled trace is not sent."""
+        if not span.is_sampled:
+            return
         try:
             self._spans.put_nowait(span)
         except Full:
@@ -470,46 +167,71 @@ class SpanSender:
         self.dropped_count += 0 if is_sent else len(batch)
 
 
+Output = TextIO | Literal["otlp"]
+_LIBRARIES: Final = ("opentelemetry.sdk.trace.export", "opentelemetry.exporter.otlp.proto.http")
+
+
 @contextmanager
-def _open_exporter(target: str) -> Generator["SpanExporter"]:
+def _open_output(variable: str, target: str) -> Generator[Output]:
+    """Open what spans or metrics are sent to. Raises ConfigError, which names the variable."""
     try:
-        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+        for name in _LIBRARIES:
+            import_module(name)
     except ImportError as missing:
-        raise _missing_library_error() from missing
+        raise ConfigError(
+            f"{variable} is set, but OpenTelemetry is not installed: "
+            f"{render_install_command('telemetry')}, or unset it."
+        ) from missing
     _silence_exporter()
     if target == "otlp":
-        yield _otlp()
+        yield "otlp"
     elif target == "console":
-        yield ConsoleSpanExporter(out=sys.stderr, formatter=_line)
+        yield sys.stderr
     elif target.startswith("file:") and target != "file:":
-        with _file(target.removeprefix("file:")) as file:
-            yield ConsoleSpanExporter(out=file, formatter=_line)
+        with _file(variable, target.removeprefix("file:")) as file:
+            yield file
     else:
-        raise ConfigError(f"{TRACES_VARIABLE} is {target!r}, which is not a valid target: {TRACES_FORMS}.")
+        raise ConfigError(f"{variable} is {target!r}, which is not a valid target: {TARGET_FORMS}.")
 
 
-def _otlp() -> "SpanExporter":
-    try:
+def _make_span_exporter(output: Output) -> "SpanExporter":
+    if output == "otlp":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except ImportError as missing:
-        raise _missing_library_error() from missing
-    return OTLPSpanExporter()
+
+        return OTLPSpanExporter()
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+    return ConsoleSpanExporter(out=output, formatter=_line)
 
 
-def _missing_library_error() -> ConfigError:
-    return ConfigError(
-        f"{TRACES_VARIABLE} is set, but OpenTelemetry is not installed: "
-        f"{render_install_command('telemetry')}, or unset it."
-    )
+class MetricExporter(Protocol):
+    def export(self, metrics_data: "MetricsData") -> "MetricExportResult":
+        """Send the metrics."""
+        ...
+
+    def shutdown(self) -> None:
+        """Close the connection."""
+        ...
 
 
-def _file(path: str) -> TextIO:
+def _make_metric_exporter(output: Output) -> MetricExporter:
+    if output == "otlp":
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+        return OTLPMetricExporter()
+    from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
+
+    return ConsoleMetricExporter(out=output, formatter=lambda data: data.to_json(indent=None) + "\n")
+
+
+def _file(variable: str, path: str) -> TextIO:
     try:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w", encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
+        what = "Traces" if variable == TRACES_VARIABLE else "Metrics"
         raise ConfigError(
-            f"Traces cannot be written to {path!r} ({reason}). Name another file in {TRACES_VARIABLE}."
+            f"{what} cannot be written to {path!r} ({reason}). Name another file in {variable}."
         ) from error
 
 
@@ -534,18 +256,23 @@ def _resource(environ: Mapping[str, str]) -> "Resource":
 def _to_readable_span(span: Span, resource: "Resource") -> "ReadableSpan":
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+    from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-    def span_context(span_id: int) -> SpanContext:
-        return SpanContext(span.trace, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    def span_context(trace: int, span_id: int, *, is_remote: bool = False, is_sampled: bool = True) -> SpanContext:
+        flags = TraceFlags.SAMPLED if is_sampled else TraceFlags.DEFAULT
+        return SpanContext(trace, span_id, is_remote=is_remote, trace_flags=TraceFlags(flags))
 
     error_attributes = {"error.type": span.error} if span.error else {}
+    parent = None if span.parent is None else span_context(span.trace, span.parent, is_remote=span.has_remote_parent)
     return ReadableSpan(
         span.name,
-        context=span_context(span.span),
-        parent=None if span.parent is None else span_context(span.parent),
+        context=span_context(span.trace, span.span),
+        parent=parent,
         resource=resource,
         attributes={**span.attributes, **error_attributes},
+        links=[
+            Link(span_context(each.trace, each.span, is_remote=True, is_sampled=each.is_sampled)) for each in span.links
+        ],
         kind=SpanKind.CLIENT if span.kind == "client" else SpanKind.INTERNAL,
         status=Status(StatusCode.ERROR) if span.error else Status(StatusCode.UNSET),
         start_time=span.start * 1000,
@@ -554,10 +281,316 @@ def _to_readable_span(span: Span, resource: "Resource") -> "ReadableSpan":
     )
 
 
+Labels = tuple[tuple[str, str], ...]
+
+
+class Instrument(msgspec.Struct, frozen=True):
+    """A metric: its name and unit in OpenTelemetry. A histogram has the bounds of its buckets."""
+
+    name: str
+    unit: str
+    description: str
+    kind: Literal["histogram", "counter", "gauge"]
+    bounds: tuple[float, ...] = ()
+
+    @property
+    def prometheus_name(self) -> str:
+        """The name as a collector translates it for Prometheus."""
+        unit = {"s": "_seconds", "USD": "_USD"}.get(self.unit, "")
+        return self.name.replace(".", "_") + unit + ("_total" if self.kind == "counter" else "")
+
+
+TOKEN_USAGE: Final = Instrument(
+    "gen_ai.client.token.usage",
+    "{token}",
+    "Number of input and output tokens used.",
+    "histogram",
+    tuple(4**power for power in range(14)),
+)
+OPERATION_DURATION: Final = Instrument(
+    "gen_ai.client.operation.duration",
+    "s",
+    "GenAI operation duration.",
+    "histogram",
+    tuple(2**power / 100 for power in range(14)),
+)
+SPEND: Final = Instrument("halter.spend", "USD", "Cost of requests and calls.", "counter")
+REFUSALS: Final = Instrument("halter.refusals", "{refusal}", "Requests and calls that the guard refused.", "counter")
+WAITING: Final = Instrument("halter.decisions.waiting", "{decision}", "Decisions that wait for a person.", "gauge")
+BUDGET_SPENT: Final = Instrument("halter.budget.spent", "USD", "Spent and held against a current cap.", "gauge")
+BUDGET_CAP: Final = Instrument("halter.budget.cap", "USD", "A current cap.", "gauge")
+INSTRUMENTS: Final = (TOKEN_USAGE, OPERATION_DURATION, SPEND, REFUSALS, WAITING, BUDGET_SPENT, BUDGET_CAP)
+
+AGENT_LABEL: Final = "gen_ai.agent.name"
+_REQUEST_LABELS: Final = (
+    "gen_ai.operation.name",
+    "gen_ai.provider.name",
+    "gen_ai.request.model",
+    "gen_ai.response.model",
+    AGENT_LABEL,
+)
+_EFFECT_LABELS: Final = ("gen_ai.operation.name", "gen_ai.request.model", "gen_ai.tool.name", AGENT_LABEL)
+_OVERFLOW: Final[Labels] = (("otel.metric.overflow", "true"),)
+MAX_SERIES: Final = 2000
+"""Maximum number of series of one metric; the rest is counted in one more."""
+GAUGE_INTERVAL: Final = 10 * SECOND
+DEFAULT_EXPORT_INTERVAL_MS: Final = 60_000
+MAX_INTERVAL_DIGITS: Final = 9
+
+
+class Series(msgspec.Struct):
+    """One series: a sum, and for a histogram the count of values in each bucket."""
+
+    total: float = 0
+    buckets: list[int] = []
+    low: float = 0
+    high: float = 0
+
+    def observe(self, value: float, bounds: Sequence[float]) -> None:
+        if not self.buckets:
+            self.buckets, self.low, self.high = [0] * (len(bounds) + 1), value, value
+        self.buckets[bisect_left(bounds, value)] += 1
+        self.total, self.low, self.high = self.total + value, min(self.low, value), max(self.high, value)
+
+
+class MetricTable:
+    """The metrics of one process, counted from spans since its start. Any thread may read it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started_at = clock.now()
+        self._lock = threading.Lock()
+        self._series: dict[Instrument, dict[Labels, Series]] = {instrument: {} for instrument in INSTRUMENTS}
+
+    def enqueue(self, span: Span) -> None:
+        """Count a span."""
+        with self._lock:
+            if span.is_refusal:
+                self._find(REFUSALS, _label(span, *_EFFECT_LABELS, "halter.outcome")).total += 1
+                return
+            cost_usd = span.attributes.get("halter.cost_usd")
+            if isinstance(cost_usd, float) and cost_usd:
+                self._find(SPEND, _label(span, *_EFFECT_LABELS)).total += cost_usd
+            if span.attributes.get("gen_ai.operation.name") != "chat":
+                return
+            error = (("error.type", span.error),) if span.error else ()
+            duration = self._find(OPERATION_DURATION, (*_label(span, *_REQUEST_LABELS), *error))
+            duration.observe((span.end - span.start) / SECOND, OPERATION_DURATION.bounds)
+            for kind in ("input", "output"):
+                count = span.attributes.get(f"gen_ai.usage.{kind}_tokens")
+                if isinstance(count, int):
+                    labels = (*_label(span, *_REQUEST_LABELS), ("gen_ai.token.type", kind))
+                    self._find(TOKEN_USAGE, labels).observe(count, TOKEN_USAGE.bounds)
+
+    def trouble(self) -> str:
+        """Return "": counting has no problems of its own."""
+        return ""
+
+    async def watch(self, store: Store) -> None:
+        """Read the gauges at intervals, until cancelled. While the store is unavailable, they stay as they are."""
+        while True:
+            with suppress(StoreError):
+                await self.read_gauges(store)
+            await self._clock.sleep(GAUGE_INTERVAL)
+
+    async def read_gauges(self, store: Store) -> None:
+        """Read what waits for people, and what is spent of current caps."""
+        now = self._clock.now()
+        decisions, budgets = await list_pending_decisions(store, now), await read_current_budgets(store, now, 0)
+        with self._lock:
+            for instrument in (WAITING, BUDGET_SPENT, BUDGET_CAP):
+                self._series[instrument] = {}
+            for decision in decisions:
+                self._find(WAITING, _label_decision(decision)).total += 1
+            for row in budgets:
+                if row.unit == "usd" and not row.scope.startswith("session:"):
+                    labels = _label_budget(row)
+                    self._find(BUDGET_SPENT, labels).total = (row.spent + row.held) / DOLLAR
+                    if row.cap is not None:
+                        self._find(BUDGET_CAP, labels).total = row.cap / DOLLAR
+
+    def render(self, can_see: Callable[[str], bool] = lambda _: True) -> str:
+        """Render the series of the agents that can be seen, in the text format of Prometheus.
+
+        What is counted for the whole fleet belongs to the agent "".
+        """
+        with self._lock:
+            return "".join(
+                line + "\n"
+                for instrument, by_labels in self._series.items()
+                for line in _render_instrument(
+                    instrument, {each: series for each, series in by_labels.items() if can_see(_find_agent(each))}
+                )
+            )
+
+    def to_metrics_data(self, resource: "Resource") -> "MetricsData":
+        from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        start, now = self._started_at * 1000, self._clock.now() * 1000
+        with self._lock:
+            metrics = [_to_metric(each, series, start, now) for each, series in self._series.items() if series]
+        return MetricsData(
+            [ResourceMetrics(resource, [ScopeMetrics(InstrumentationScope("halter", VERSION), metrics, "")], "")]
+        )
+
+    def _find(self, instrument: Instrument, labels: Labels) -> Series:
+        series = self._series[instrument]
+        if labels not in series and len(series) >= MAX_SERIES:
+            labels = _OVERFLOW
+        return series.setdefault(labels, Series())
+
+
+def _label(span: Span, *names: str) -> Labels:
+    return tuple((name, str(value)) for name in names if (value := span.attributes.get(name)) is not None)
+
+
+def _label_decision(decision: PendingDecision) -> Labels:
+    return (("halter.decision.about", decision.about), (AGENT_LABEL, decision.agent))
+
+
+def _label_budget(row: BudgetRow) -> Labels:
+    kind, _, name = row.scope.partition(":")
+    agent = ((AGENT_LABEL, name.partition("/")[0]),) if kind != "fleet" else ()
+    return (("halter.scope", row.scope), ("halter.window", row.window.partition("/")[0]), *agent)
+
+
+def _find_agent(labels: Labels) -> str:
+    return dict(labels).get(AGENT_LABEL, "")
+
+
+def _render_instrument(instrument: Instrument, by_labels: Mapping[Labels, Series]) -> Iterator[str]:
+    name = instrument.prometheus_name
+    yield f"# HELP {name} {instrument.description}"
+    yield f"# TYPE {name} {instrument.kind}"
+    for labels, series in sorted(by_labels.items()):
+        if instrument.kind != "histogram":
+            yield f"{name}{_render_labels(labels)} {_render_number(series.total)}"
+            continue
+        count = 0
+        for bound, bucket in zip((*map(str, instrument.bounds), "+Inf"), series.buckets, strict=True):
+            count += bucket
+            yield f"{name}_bucket{_render_labels((*labels, ('le', bound)))} {count}"
+        yield f"{name}_sum{_render_labels(labels)} {_render_number(series.total)}"
+        yield f"{name}_count{_render_labels(labels)} {count}"
+
+
+def _render_number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _render_labels(labels: Labels) -> str:
+    pairs = ",".join(f'{name.replace(".", "_")}="{_escape(value)}"' for name, value in labels)
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _to_metric(instrument: Instrument, by_labels: Mapping[Labels, Series], start: int, now: int) -> "Metric":
+    from opentelemetry.sdk.metrics.export import (
+        AggregationTemporality,
+        Gauge,
+        Histogram,
+        HistogramDataPoint,
+        Metric,
+        NumberDataPoint,
+        Sum,
+    )
+
+    cumulative = AggregationTemporality.CUMULATIVE
+    if instrument.kind == "histogram":
+        points = [
+            HistogramDataPoint(
+                dict(labels),
+                start,
+                now,
+                sum(series.buckets),
+                series.total,
+                tuple(series.buckets),
+                instrument.bounds,
+                series.low,
+                series.high,
+            )
+            for labels, series in by_labels.items()
+        ]
+        data = Histogram(points, cumulative)
+    else:
+        numbers = [NumberDataPoint(dict(labels), start, now, series.total) for labels, series in by_labels.items()]
+        data = Gauge(numbers) if instrument.kind == "gauge" else Sum(numbers, cumulative, is_monotonic=True)
+    return Metric(instrument.name, instrument.description, instrument.unit, data)
+
+
+@contextmanager
+def open_metric_sender(target: str, environ: Mapping[str, str], table: MetricTable) -> Generator["MetricSender"]:
+    """Open a sender of a table, and send it once more after the block."""
+    with _open_output(METRICS_VARIABLE, target) as output:
+        sender = MetricSender(_make_metric_exporter(output), _resource(environ), table, _read_interval(environ))
+        try:
+            yield sender
+        finally:
+            sender.close()
+
+
+def _read_interval(environ: Mapping[str, str]) -> float:
+    """Return the seconds between two exports."""
+    text = environ.get("OTEL_METRIC_EXPORT_INTERVAL", "").strip()
+    milliseconds = int(text) if text.isdecimal() and len(text) <= MAX_INTERVAL_DIGITS else 0
+    return (milliseconds or DEFAULT_EXPORT_INTERVAL_MS) / 1000
+
+
+class MetricSender:
+    """Counts spans, and sends the counts at intervals in a separate thread."""
+
+    def __init__(self, exporter: MetricExporter, resource: "Resource", table: MetricTable, interval: float) -> None:
+        self._exporter = exporter
+        self._resource = resource
+        self._interval = interval
+        self._failed_count = 0
+        self._has_reported = False
+        self._closing = threading.Event()
+        self._table = table
+        self.enqueue = table.enqueue
+        self._thread = threading.Thread(target=self._send, name="halter-metrics", daemon=True)
+        self._thread.start()
+
+    def trouble(self) -> str:
+        if self._has_reported or not self._failed_count:
+            return ""
+        self._has_reported = True
+        return (
+            "Metrics cannot be sent. Check the collector and OTEL_EXPORTER_OTLP_ENDPOINT. Agents and the journal are "
+            "not affected."
+        )
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(FLUSH_TIMEOUT_SECONDS)
+        self._exporter.shutdown()
+
+    def _send(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._closing.wait(self._interval)
+            self._export()
+
+    def _export(self) -> None:
+        from opentelemetry.sdk.metrics.export import MetricExportResult
+
+        try:
+            is_sent = self._exporter.export(self._table.to_metrics_data(self._resource)) is MetricExportResult.SUCCESS
+        except Exception:  # noqa: BLE001  a failing collector or disk may not stop an agent
+            is_sent = False
+        self._failed_count += 0 if is_sent else 1
+
+
 MAX_EVENTS_TRACED_BACK: Final = 1000
 """Maximum number of events that are searched for the start of an open span."""
 MAX_TRACED_SESSIONS: Final = 10_000
 """Maximum number of sessions in memory."""
+MAX_LINKS: Final = 128
+"""Maximum number of messages to which a turn is linked."""
 
 
 TraceProblemListener = Callable[[str], None]
@@ -573,31 +606,29 @@ def trace_agents(
     ours: Callable[[str], bool],
     positions: Mapping[StreamId, int],
 ) -> Generator[Sequence[Job]]:
-    """Yield the jobs that trace our agents from these positions on; none unless tracing is enabled."""
-    target = read_trace_target(app.environ)
-    if not target:
-        yield ()
-        return
-    with open_span_sender(target, app.environ) as sender:
-        tracer = SessionTracer(store, app.clock, sender, on_problem, ours, content=is_content_traced(app.environ))
-        yield (lambda: tracer.run(positions),)
+    """Yield the jobs that trace our agents from these positions on; none unless spans or metrics are enabled."""
+    with _open_sinks(app, store) as sinks:
+        if not sinks.sinks:
+            yield ()
+            return
+        with _open_tracer(app, store, sinks, on_problem, lambda trace: ours(trace.agent)) as tracer:
+            yield (lambda: tracer.run(positions), *sinks.jobs)
 
 
 @contextmanager
 def trace_worker(app: Runtime, store: Store, on_problem: TraceProblemListener) -> Generator[Sequence[Job]]:
-    """Yield the jobs that trace the commits of this worker; none unless tracing is enabled.
+    """Yield the jobs that trace the commits of this worker; none unless spans or metrics are enabled.
 
     Other workers trace their own. A session that moves between workers stays one trace.
     """
-    target = read_trace_target(app.environ)
-    if not target:
-        yield ()
-        return
-    observer = CommitObserver(asyncio.get_running_loop(), _is_session)
-    with open_span_sender(target, app.environ) as sender:
-        tracer = SessionTracer(store, app.clock, sender, on_problem, content=is_content_traced(app.environ))
-        app.store.observe(observer)
-        yield (lambda: tracer.run_here(observer),)
+    with _open_sinks(app, store) as sinks:
+        if not sinks.sinks:
+            yield ()
+            return
+        observer = CommitObserver(asyncio.get_running_loop(), _is_session)
+        with _open_tracer(app, store, sinks, on_problem) as tracer:
+            app.store.observe(observer)
+            yield (lambda: tracer.run_here(observer), *sinks.jobs)
 
 
 LAST_SPANS_SECONDS: Final = 5.0
@@ -605,23 +636,73 @@ LAST_SPANS_SECONDS: Final = 5.0
 
 
 @asynccontextmanager
-async def trace_process(app: Runtime, on_problem: TraceProblemListener) -> AsyncGenerator[None]:
-    """Trace all commits of this process, including the last ones before the end. Does nothing unless enabled."""
-    target = read_trace_target(app.environ)
-    if not target:
-        yield
-        return
-    observer = CommitObserver(asyncio.get_running_loop(), _is_session)
-    with open_span_sender(target, app.environ) as sender:
-        tracer = SessionTracer(app.patient(), app.clock, sender, on_problem, content=is_content_traced(app.environ))
-        app.store.observe(observer)
-        task = asyncio.create_task(tracer.run_here(observer), name="traces")
-        try:
+async def trace_process(
+    app: Runtime, on_problem: TraceProblemListener, kinds: Collection[str] | None = None
+) -> AsyncGenerator[None]:
+    """Trace all commits of this process, or those of some kinds of sessions, including the last ones before the end.
+
+    Does nothing unless spans or metrics are enabled.
+    """
+    with _open_sinks(app, app.patient()) as sinks:
+        if not sinks.sinks:
             yield
-        finally:
-            observer.close()
-            await asyncio.wait((task,), timeout=LAST_SPANS_SECONDS)
-            await cancel_and_wait(task)
+            return
+        observer = CommitObserver(asyncio.get_running_loop(), _is_session)
+        with _open_tracer(
+            app, app.patient(), sinks, on_problem, lambda trace: kinds is None or trace.kind in kinds
+        ) as tracer:
+            app.store.observe(observer)
+            side_jobs = [asyncio.create_task(_start(job), name="metrics") for job in sinks.jobs]
+            task = asyncio.create_task(tracer.run_here(observer), name="traces")
+            try:
+                yield
+            finally:
+                observer.close()
+                await asyncio.wait((task,), timeout=LAST_SPANS_SECONDS)
+                await cancel_and_wait(task, *side_jobs)
+
+
+async def _start(job: Job) -> None:
+    await job()
+
+
+class _Sinks(msgspec.Struct, frozen=True):
+    """Where the spans of this process go, and the jobs that belong to it."""
+
+    sinks: Sequence["SpanSink"]
+    jobs: Sequence[Job] = ()
+
+
+@contextmanager
+def _open_sinks(app: Runtime, store: Store) -> Generator[_Sinks]:
+    """Open what the environment names: a sender of spans, a sender of metrics, both or none."""
+    with ExitStack() as stack:
+        sinks, jobs = list[SpanSink](), list[Job]()
+        if target := read_target(app.environ, TRACES_VARIABLE):
+            sinks.append(stack.enter_context(open_span_sender(target, app.environ)))
+        if target := read_target(app.environ, METRICS_VARIABLE):
+            table = MetricTable(app.clock)
+            sinks.append(stack.enter_context(open_metric_sender(target, app.environ, table)))
+            jobs.append(lambda: table.watch(store))
+        yield _Sinks(sinks, jobs)
+
+
+@contextmanager
+def _open_tracer(
+    app: Runtime,
+    store: Store,
+    sinks: _Sinks,
+    on_problem: TraceProblemListener,
+    ours: Callable[[Trace], bool] = lambda _: True,
+) -> Generator["SessionTracer"]:
+    """Make a tracer. While it is open, the prompts of requests are kept for it if it includes content."""
+    has_content = bool(read_target(app.environ, TRACES_VARIABLE)) and is_content_traced(app.environ)
+    prompts = app.prompts if has_content else None
+    if prompts is None:
+        yield SessionTracer(store, app.clock, sinks.sinks, on_problem, ours)
+        return
+    with prompts.record():
+        yield SessionTracer(store, app.clock, sinks.sinks, on_problem, ours, prompts=prompts)
 
 
 class SpanSink(Protocol):
@@ -635,24 +716,24 @@ class SpanSink(Protocol):
 
 
 class SessionTracer:
-    """Makes the spans of the sessions of some agents."""
+    """Makes the spans of the sessions of some agents. With `prompts`, they include what was said."""
 
     def __init__(
         self,
         store: Store,
         clock: Clock,
-        sink: SpanSink,
+        sinks: Sequence[SpanSink],
         on_problem: TraceProblemListener,
-        ours: Callable[[str], bool] = lambda _: True,
+        ours: Callable[[Trace], bool] = lambda _: True,
         *,
-        content: bool = False,
+        prompts: PromptLog | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._sink = sink
+        self._sinks = sinks
         self._on_problem = on_problem
         self._ours = ours
-        self._content = content
+        self._prompts = prompts
         self._traces: dict[StreamId, tuple[int, Trace | None]] = {}
 
     async def run(self, positions: Mapping[StreamId, int]) -> None:
@@ -689,17 +770,37 @@ class SessionTracer:
                 self._report_trouble()
 
     def _report_trouble(self) -> None:
-        if trouble := self._sink.trouble():
-            self._on_problem(trouble)
+        for sink in self._sinks:
+            if trouble := sink.trouble():
+                self._on_problem(trouble)
 
     async def _trace_event(self, stored: Stored) -> None:
         trace = await self._find_trace(stored)
         if trace is None:
             return
-        next_trace, span = advance_trace(trace, stored, content=self._content)
+        next_trace, span = await self._advance(trace, stored)
         self._traces[stored.stream] = stored.seq, next_trace
         if span is not None:
-            self._sink.enqueue(span)
+            for sink in self._sinks:
+                sink.enqueue(span)
+
+    async def _advance(self, trace: Trace, stored: Stored) -> tuple[Trace, Span | None]:
+        wakers, prompt = (), None
+        match stored.event:
+            case TurnStarted() as event if event.inbox_seen > trace.inbox_seen:
+                wakers = await self._find_wakers(trace, event.inbox_seen)
+            case RequestSettled() as event if self._prompts is not None:
+                prompt = self._prompts.pop(event.request)
+            case _:
+                pass
+        return advance_trace(trace, stored, content=self._prompts is not None, prompt=prompt, wakers=wakers)
+
+    async def _find_wakers(self, trace: Trace, inbox_seen: int) -> tuple[SpanReference, ...]:
+        """Find the spans of other callers whose messages a turn answers."""
+        count = min(inbox_seen - trace.inbox_seen, MAX_LINKS)
+        messages = await self._store.read(inbox_stream(trace.session), inbox_seen - count, count)
+        wakers = dict.fromkeys(waker for stored in messages if (waker := find_waker(stored)) is not None)
+        return tuple(waker for waker in wakers if waker != trace.above)
 
     async def _find_trace(self, stored: Stored) -> Trace | None:
         """Return a session's trace before an event; None if it is not ours.
@@ -719,13 +820,24 @@ class SessionTracer:
 
     async def _read_trace(self, stored: Stored) -> Trace | None:
         first = stored if stored.seq == 1 else next(iter(await self._store.read(stored.stream, 0, 1)), None)
-        trace = None if first is None else begin_trace(first)
-        if trace is None or not self._ours(trace.agent):
+        trace = None if first is None else await self._begin(first)
+        if trace is None or not self._ours(trace):
             return None
         start = max(1, stored.seq - 1 - MAX_EVENTS_TRACED_BACK)
         for earlier in await self._store.read(stored.stream, start, max(0, stored.seq - 1 - start)):
-            trace, _ = advance_trace(trace, earlier, content=self._content)
+            trace, _ = await self._advance(trace, earlier)
         return trace
+
+    async def _begin(self, first: Stored) -> Trace | None:
+        """Begin the trace of a session; that of a sub-session is a part of its parent's."""
+        trace = begin_trace(first)
+        if trace is None or not trace.parent:
+            return trace
+        stream = session_stream(trace.parent)
+        _, parent = self._traces.get(stream, (0, None))
+        if parent is None and (events := await self._store.read(stream, 0, 1)):
+            parent = await self._begin(events[0])
+        return trace if parent is None else join_parent(trace, parent)
 
 
 def _is_session(stream: StreamId) -> bool:

@@ -69,6 +69,7 @@ from halter.runtime.session_builder import (
 )
 from halter.runtime.session_start import build_session_beginning, read_session_row
 from halter.runtime.worker import AutonomousAgent
+from halter.state.trace import add_traceparent
 from halter.tasks.playbooks import Task, encode_task
 
 FILE_ACTOR = AGENT_FILE_NAME
@@ -168,6 +169,7 @@ async def start_run(
         origin="person" if run.by else "config",
         format=SESSION_FORMAT,
     )
+    event = add_traceparent(event)
     run = msgspec.structs.replace(run, session=session)
     redact = context.guard().redact
     task = await offload_body(context.store, _task(context, trigger, redact(trigger.prompt)))

@@ -31,6 +31,7 @@ from halter.server.middleware import STREAM_PATH, TOO_MANY_REQUESTS, Attempts, S
 from halter.server.responses import ERRORS, JSON, Error, add_errors, encode_answer, make_request_desk
 from halter.server.server import listen, serve_asgi
 from halter.server.stream import add_streams
+from halter.state.trace import serve_caller
 
 LINES: Final = "application/x-ndjson"
 READ: Final = tuple((each.path, each.run, each.result) for each in READS)
@@ -252,7 +253,8 @@ def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock,
                 body = await _hook_body(request, limit + 1) if limit else b""
         except TimeoutError:
             return JSONResponse({"error": "The body took too long to arrive."}, 408, {"Connection": "close"})
-        answer = await hooks.receive(agent, name, Delivery(headers, body))
+        with serve_caller(request.headers.getlist("traceparent")):
+            answer = await hooks.receive(agent, name, Delivery(headers, body))
         if isinstance(answer, HookRejected) and answer.status == UNKNOWN_SENDER.status:
             attempts.count_failure(origin, credential, now)
         elif len(body) <= limit:

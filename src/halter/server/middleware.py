@@ -32,6 +32,7 @@ from halter.server.auth import (
     read_authorization,
     read_login_cookie,
 )
+from halter.state.trace import serve_caller
 
 MAX_BUCKETS: Final = 10_000
 """Maximum number of buckets; full ones are dropped first, since a new one is full as well."""
@@ -347,7 +348,8 @@ class ServerMiddleware:
         request = parse_scope(scope)
         response = ResponseFilter(request, send, self._limits.stall)
         try:
-            await self._answer(request, scope, receive, response)
+            with serve_caller(request.list_values("traceparent")):
+                await self._answer(request, scope, receive, response)
         except Exception as error:  # noqa: BLE001 A failing request must not end the others.
             if response.is_gone:
                 return

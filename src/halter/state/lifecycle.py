@@ -27,6 +27,7 @@ from halter.core.rows import DecisionRow, HoldRow, OutageRow, SessionRow, decode
 from halter.core.text import clean
 from halter.core.vocabulary import Origin, RowKey, State, WakeCause
 from halter.state.session import check_transition
+from halter.state.trace import add_traceparent
 
 ALWAYS_WAKING_CAUSES: frozenset[WakeCause] = frozenset(("message", "decision", "trigger", "child", "webhook", "timer"))
 """The causes that always wake a session; a signal wakes it only if the session named the signal."""
@@ -53,7 +54,7 @@ def draft_start(
     _check_id(event.session)
     if event.format < SESSION_FORMAT:
         event = msgspec.structs.replace(event, format=SESSION_FORMAT)
-    return [Draft(event, task, blob), *more_drafts]
+    return [Draft(add_traceparent(event), task, blob), *more_drafts]
 
 
 def make_start_write(session: str, drafts: Sequence[Draft], owner: Lease | None = None) -> Write:
@@ -156,7 +157,7 @@ def answer_question(row: SessionRow, key: str, sender: str, body: bytes | None, 
 
 
 def make_message_event(sender: str, origin: Origin = "person") -> WakePosted:
-    return WakePosted(cause="message", origin=origin, sender=sender, trusted=True)
+    return add_traceparent(WakePosted(cause="message", origin=origin, sender=sender, trusted=True))
 
 
 def post_message(session: str, key: str, text: bytes, sender: str, origin: Origin = "person") -> Write:
@@ -180,12 +181,13 @@ def reopen_session(session: str, key: str, by: str) -> Write:
 
     A sub-session stays ended too, because its carved budget has returned to its parent.
     """
+    event = add_traceparent(SessionResumed(by=by, format=SESSION_FORMAT))
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(SessionRow, session)
         if row is None or row.ended_at is None or row.state == "CANCELLED" or row.parent or not can_decide(by):
             return []
-        return [Draft(SessionResumed(by=by, format=SESSION_FORMAT))]
+        return [Draft(event)]
 
     return Write(session_stream(session), key, decide)
 
