@@ -1,7 +1,7 @@
 """The proxy over a real store and real sockets, in front of a provider on this machine that keeps a bill."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -37,9 +37,10 @@ class Place:
     proxy: Proxy = field(init=False)
     root: str = ""
 
-    async def open(self, **options: Any) -> None:
+    async def open(self, environ: Mapping[str, str] | None = None, **options: Any) -> None:
         root = f"http://127.0.0.1:{self.provider.port}"
         environ = {
+            **(environ or {}),
             "ANTHROPIC_API_KEY": "sk-upstream-a",
             "OPENAI_API_KEY": "sk-upstream-o",
         }

@@ -1,7 +1,9 @@
 """What passes the proxy besides the body: the headers on a list, and stored answers only to the key that got them."""
 
+import json
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -126,3 +128,29 @@ async def test_an_answer_is_refused_when_it_is_no_longer_known_whose_it_is(place
         own = await http.get("/responses/resp_1", headers={"authorization": f"Bearer {key}"})
     assert (own.status_code, "has no stored answer resp_1" in own.text) == (404, True)
     assert "/v1/responses/resp_1" not in place.provider.paths
+
+
+async def test_each_request_is_in_the_trace_of_its_own_client(unopened: Any, tmp_path: Path) -> None:
+    file = tmp_path / "traces.jsonl"
+    await unopened.open(environ={"HALTER_TRACES": f"file:{file}"})
+    callers = [f"00-{number:032x}-{number:016x}-01" for number in (1, 2)]
+    secret = unopened.key()
+    async with httpx2.AsyncClient() as http:
+        for caller in callers:
+            headers = {"authorization": f"Bearer {secret}", "session-id": "s1", "traceparent": caller}
+            answer = await http.post(
+                f"{unopened.base}/chat/completions", json={"model": GPT, "messages": HI}, headers=headers
+            )
+            assert answer.status_code == 200
+    await unopened.stack.aclose()
+    first, second, session = (json.loads(line) for line in file.read_text().splitlines())
+    assert [span["name"] for span in (first, second, session)] == [f"chat {GPT}"] * 2 + ["invoke_agent desk"]
+    assert [(int(span["context"]["trace_id"], 16), int(span["parent_id"], 16)) for span in (first, second)] == [
+        (1, 1),
+        (2, 2),
+    ]
+    # The session began with the first request, and both are linked to it.
+    assert (int(session["context"]["trace_id"], 16), int(session["parent_id"], 16)) == (1, 1)
+    ids = {link["context"]["span_id"] for span in (first, second) for link in span["links"]}
+    assert ids == {session["context"]["span_id"]}
+    assert first["attributes"]["gen_ai.response.model"].startswith(GPT)

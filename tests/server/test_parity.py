@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.core.ids import session_stream
+from halter.core.events import SessionStarted, WakePosted
+from halter.core.ids import inbox_stream, session_stream
 from halter.operations.actor import ROLES
 from halter.runtime.feed import watch_growth
 from tests.server.conftest import House
@@ -144,3 +145,25 @@ async def test_a_proposal_is_promoted_once_it_is_confirmed(served: House) -> Non
     result = await answered(served, "admin", path, {"confirmed": True})
     assert (result["subject"], result["status"]) == ("mine-memory", "promoted")
     assert "(mine-memory)" in (served.folders["mine"] / "AGENTS.md").read_text()
+
+
+CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+OTHER = "00-4bf92f3577b34da6a3ce929d0e0e4737-00f067aa0ba902b8-01"
+
+
+async def test_a_session_keeps_the_traceparent_of_the_request_that_started_it_and_of_those_that_wake_it(
+    served: House,
+) -> None:
+    body = {"text": "Hello you.", "kind": "chat", "front_door": False}
+    async with served.client("operator", traceparent=CALLER) as client:
+        session = (await client.post("/api/agents/mine/messages", json=body)).json()["subject"]
+    async with served.client("operator", traceparent=OTHER) as client:
+        assert (await client.post(f"/api/sessions/{session}/messages", json={"text": "Go on."})).status_code == 200
+    for headers in ({"traceparent": "00-nonsense"}, {}):
+        async with served.client("operator", **headers) as client:
+            await client.post(f"/api/sessions/{session}/messages", json={"text": "Go on."})
+    first = (await served.app.store.read(session_stream(session)))[0].event
+    assert isinstance(first, SessionStarted)
+    assert first.traceparent == CALLER
+    posted = [stored.event for stored in await served.app.store.read(inbox_stream(session))]
+    assert [each.traceparent for each in posted if isinstance(each, WakePosted)] == [CALLER, OTHER, "", ""]

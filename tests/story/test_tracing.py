@@ -468,16 +468,15 @@ async def test_a_session_that_parks_for_a_person_goes_on_in_its_callers_trace_in
         parked = await bench.agent(*asks, environ=environ).run("Choose.", kind="task", id="desk-9")
     assert parked.state == "WAITING_FOR_INPUT"
     with app_tracer.start_as_current_span("second") as second:
-        done = await bench.agent(asks[1], environ=environ).run("The first.", id="desk-9")
+        done = await bench.agent(asks[1], environ=environ).run("The first.", session="desk-9")
     assert done.ok
     named = {span["name"]: span for span in read_spans(tmp_path / "traces.jsonl")}
-    session, turn = named["invoke_agent desk"], named["turn 1"]
+    session = named["invoke_agent desk"]
     assert (session["context"]["trace_id"], session["parent_id"]) == hex_ids(first)
     assert {span["context"]["trace_id"] for span in named.values()} == {hex_ids(first)[0]}
-    links = [
-        (link["context"]["trace_id"], link["context"]["span_id"]) for name in named for link in named[name]["links"]
-    ]
-    assert links == [hex_ids(second)], turn
+    (link,) = named["turn 2"]["links"]
+    assert (link["context"]["trace_id"], link["context"]["span_id"]) == hex_ids(second)
+    assert named["turn 1"]["links"] == []
 
 
 async def test_a_sampler_that_drops_the_callers_trace_drops_what_belongs_to_it(tmp_path: Path) -> None:
@@ -494,13 +493,13 @@ async def test_a_sampler_that_drops_the_callers_trace_drops_what_belongs_to_it(t
 async def test_an_agent_that_another_one_calls_is_in_the_same_trace(tmp_path: Path, app_tracer: otel.Tracer) -> None:
     bench = Bench(tmp_path)
     helper = Agent("helper", store=bench.file, model=Scripted([say("Found it.")], bench.clock))
-    agent = bench.agent(call("helper", task="Look."), say("Done."), environ=trace_to(tmp_path), agents=[helper])
+    agent = bench.agent(call("ask_helper", task="Look."), say("Done."), environ=trace_to(tmp_path), agents=[helper])
     with app_tracer.start_as_current_span("request") as request:
         assert (await agent.run("Look.", kind="task")).ok
     spans = read_spans(tmp_path / "traces.jsonl")
     named = {span["name"]: span for span in spans}
     assert {span["context"]["trace_id"] for span in spans} == {hex_ids(request)[0]}
-    assert named["invoke_agent helper"]["parent_id"] == named["execute_tool helper"]["context"]["span_id"]
+    assert named["invoke_agent helper"]["parent_id"] == named["execute_tool ask_helper"]["context"]["span_id"]
 
 
 async def test_prompts_are_traced_where_somebody_asked_for_it_without_secrets(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from autonomous import Fleet
 
 from halter.core.clock import MINUTE, SECOND
-from halter.core.events import RunSkipped, RunStarted, SessionEnded, TurnStarted
+from halter.core.events import RunSkipped, RunStarted, SessionEnded, SessionStarted, TurnStarted
 from halter.core.ids import trigger_stream
 from halter.core.ports import read_body
 from halter.guard.halts import halt, switch_off
@@ -18,6 +18,7 @@ from halter.runtime.webhooks import Delivery, HookAccepted, HookRejected, Webhoo
 from halter.server.api import serve_hooks
 from halter.testing.world import World
 
+CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TOKEN = "mAdeUpT0kenThatOpensNothing"
 DESK = """
 autonomy: {enabled: false}
@@ -171,7 +172,7 @@ def port() -> int:
 
 
 async def test_over_a_real_socket_a_delivery_is_taken_once(world: World, tmp_path: Path, port: int) -> None:
-    _, hooks = await started(world, tmp_path)
+    fleet, hooks = await started(world, tmp_path)
     loop: Any = asyncio.get_running_loop()
     serving = asyncio.create_task(serve_hooks(hooks, "127.0.0.1", port))
     try:
@@ -180,10 +181,13 @@ async def test_over_a_real_socket_a_delivery_is_taken_once(world: World, tmp_pat
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+    first = (await fleet.events("desk.tickets-1"))[0].event
+    assert isinstance(first, SessionStarted)
+    assert first.traceparent == CALLER
 
 
 async def _knock(port: int, serving: asyncio.Task[None]) -> None:
-    headers = {"Authorization": f"Bearer {TOKEN}", "Halter-Delivery": "42"}
+    headers = {"Authorization": f"Bearer {TOKEN}", "Halter-Delivery": "42", "traceparent": CALLER}
     url = f"http://127.0.0.1:{port}/hooks/desk/tickets"
     async with httpx2.AsyncClient(trust_env=False, timeout=10) as client:
         answer = await _wait_for_answer(client, url, headers, serving)

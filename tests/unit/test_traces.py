@@ -347,7 +347,7 @@ PROMPT = Prompt(
         Message("user", (Text("What is the weather?"),)),
         Message("assistant", (Text("I look."), ToolCall("c1", "look", '{"at": "Paris"}'), ToolCall("c2", "look", "{"))),
         Message(
-            "user", (ToolResult("c1", "look", "ok", "57 °F"), ToolResult("c2", "look", "error", "no"), Text("Now."))
+            "user", (ToolResult("c1", "look", "ok", "57 °F"), ToolResult("c2", "look", "error", "no"), Text("Go."))
         ),
     ),
 )
@@ -378,7 +378,7 @@ def test_prompts_have_the_form_of_the_conventions() -> None:
                 {"type": "tool_call_response", "id": "c2", "response": "no"},
             ],
         },
-        {"role": "user", "parts": [{"type": "text", "content": "Now."}]},
+        {"role": "user", "parts": [{"type": "text", "content": "Go."}]},
     ]
     (answer,) = json.loads(str(chat.attributes["gen_ai.output.messages"]))
     assert (answer["role"], answer["finish_reason"]) == ("assistant", "tool_calls")
