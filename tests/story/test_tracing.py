@@ -13,23 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from library_bench import Bench
+from library_bench import PRICED, Bench
 from opentelemetry import context as otel_context
 from opentelemetry import trace as otel
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from halter import Agent
+from halter import Agent, Store, tool
 from halter.core.effect_events import RequestSettled, RequestStarted
 from halter.core.errors import ConfigError
 from halter.core.events import SessionEnded, TurnEnded, TurnStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.ports import Draft, Lease, Write
+from halter.core.usage import Usage
 from halter.models.scripted import Scripted, call, say
 from halter.runtime.feed import CommitObserver
-from halter.runtime.telemetry import SessionTracer, SpanSender, open_span_sender
+from halter.runtime.telemetry import MetricTable, SessionTracer, SpanSender, open_span_sender
 from halter.state.trace import Span, SpanReference
 from halter.testing.world import World
 from tests.story.test_cli_talk import Person, until
@@ -48,6 +50,7 @@ class Receiver:
 
     def __init__(self, status: int = 200) -> None:
         self.bodies: list[bytes] = []
+        self.metric_bodies: list[bytes] = []
         self.news = threading.Condition()
         receiver = self
 
@@ -55,7 +58,7 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 with receiver.news:
-                    receiver.bodies.append(body)
+                    (receiver.metric_bodies if self.path.endswith("/metrics") else receiver.bodies).append(body)
                     receiver.news.notify_all()
                 self.send_response(status)
                 self.end_headers()
@@ -74,6 +77,18 @@ class Receiver:
                 for scope in resource.scope_spans:
                     results += scope.spans
         return results
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the newest request that has any, by name."""
+        for body in reversed(self.metric_bodies):
+            request = ExportMetricsServiceRequest.FromString(body)
+            return {
+                metric.name: metric
+                for resource in request.resource_metrics
+                for scope in resource.scope_metrics
+                for metric in scope.metrics
+            }
+        return {}
 
     def until(self, *names: str) -> list[Any]:
         with self.news:
@@ -535,3 +550,123 @@ def test_a_sender_hands_whole_spans_to_any_exporter_of_the_sdk() -> None:
     assert span.parent is not None
     assert (span.parent.span_id, span.parent.is_remote) == (9, True)
     assert [(each.context.trace_id, each.context.span_id) for each in span.links] == [(3, 4)]
+
+
+TOKEN_BUCKETS = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864]
+SECOND_BUCKETS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
+LOOKS_ONCE = f"""\
+- calls: [{{tool: look, arguments: {{at: "{CANARY}"}}}}, {{tool: send_all, arguments: {{}}}}]
+  usage: {{input_tokens: 1000, output_tokens: 40}}
+- text: All {CANARY} is well.
+  usage: {{input_tokens: 2000, output_tokens: 50}}
+"""
+
+
+def read_attributes(point: Any) -> dict[str, str]:
+    return {each.key: each.value.string_value for each in point.attributes}
+
+
+def test_a_collector_gets_metrics_with_the_names_buckets_and_attributes_of_the_conventions(
+    ada: Person, receiver: Receiver
+) -> None:
+    ada.environ |= {"HALTER_METRICS": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+    ada.writes(LOOKS_ONCE)
+    assert ada.types("run", str(ada.agent), "look around")[0] == 0
+    metrics = receiver.metrics()
+    assert receiver.bodies == []
+    tokens = metrics["gen_ai.client.token.usage"]
+    assert tokens.unit == "{token}"
+    by_type = {read_attributes(point)["gen_ai.token.type"]: point for point in tokens.histogram.data_points}
+    assert {kind: (point.count, point.sum) for kind, point in by_type.items()} == {
+        "input": (2, 3000),
+        "output": (2, 90),
+    }
+    assert by_type["input"].explicit_bounds == TOKEN_BUCKETS
+    assert read_attributes(by_type["input"]) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "scripted",
+        "gen_ai.request.model": "script",
+        "gen_ai.agent.name": "desk",
+        "gen_ai.token.type": "input",
+    }
+    (duration,) = metrics["gen_ai.client.operation.duration"].histogram.data_points
+    assert (metrics["gen_ai.client.operation.duration"].unit, duration.count) == ("s", 2)
+    assert duration.explicit_bounds == SECOND_BUCKETS
+    (refusal,) = metrics["halter.refusals"].sum.data_points
+    assert metrics["halter.refusals"].sum.is_monotonic
+    assert (refusal.as_double or refusal.as_int) == 1
+    assert read_attributes(refusal)["halter.outcome"] == "unknown_tool"
+    assert CANARY.encode() not in b"".join(receiver.metric_bodies)
+
+
+async def test_spend_and_waiting_decisions_are_metrics(tmp_path: Path) -> None:
+    bench, file = Bench(tmp_path), tmp_path / "metrics.jsonl"
+    environ = {"HOME": str(tmp_path), "HALTER_METRICS": f"file:{file}"}
+    answers = [say("Let me.", Usage(1000, 100)), call("pay", amount=3)]
+    agent = bench.agent(*answers, fleet=PRICED, environ=environ, tools=[pay], policy={"mode": "ASSIST"})
+    assert (await agent.run("Greet.", kind="task")).ok
+    paying = asyncio.create_task(agent.run("Pay.", kind="task"))
+    async with Store(bench.file, environ={"HOME": str(tmp_path)}, clock=bench.clock) as store:
+        while not await store.inbox():
+            pass
+    paying.cancel()
+    await asyncio.wait([paying])
+    runs = [
+        {metric["name"]: metric for metric in json.loads(line)["resource_metrics"][0]["scope_metrics"][0]["metrics"]}
+        for line in file.read_text().splitlines()
+    ]
+    (spend,) = runs[0]["halter.spend"]["data"]["data_points"]
+    assert (spend["value"], runs[0]["halter.spend"]["unit"]) == (0.002, "USD")
+    assert "halter.decisions.waiting" not in runs[0]
+    (waiting,) = runs[-1]["halter.decisions.waiting"]["data"]["data_points"]
+    assert (waiting["value"], waiting["attributes"]["gen_ai.agent.name"]) == (1, "desk")
+
+
+@tool(level="RESTRICTED")
+def pay(amount: int) -> str:
+    """Pay an amount."""
+    return f"Paid {amount}."
+
+
+def test_a_collector_without_room_for_metrics_is_reported_once_and_agents_continue(ada: Person) -> None:
+    refusing = Receiver(400)
+    ada.environ |= {
+        "HALTER_METRICS": "otlp",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": refusing.url,
+        "OTEL_METRIC_EXPORT_INTERVAL": "50",
+    }
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps", "Metrics cannot be sent")
+    assert up.ends() == (130, "")
+    assert len([line for line in up.seen if "Metrics cannot be sent" in line]) == 1
+    refusing.server.shutdown()
+    refusing.server.server_close()
+
+
+def test_a_slip_in_the_variable_of_metrics_names_it(ada: Person) -> None:
+    ada.environ["HALTER_METRICS"] = "prometheus"
+    code, _, text = ada.types("up", str(ada.agent))
+    assert code == 3
+    assert "HALTER_METRICS is 'prometheus', which is not a valid target: write otlp, console, file:PATH or off." in text
+
+
+def test_series_beyond_the_limit_are_counted_in_one_more() -> None:
+    with World(6) as world:
+        table = MetricTable(world.clock)
+        for number in range(2100):
+            attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": f"t{number}"}
+            fields: dict[str, Any] = {"trace": 1, "span": 1, "parent": None, "kind": "internal", "start": 0, "end": 0}
+            table.enqueue(Span(name="x", attributes=attributes, is_refusal=True, **fields))
+        lines = [line for line in table.render().splitlines() if line.startswith("halter_refusals_total{")]
+    assert len(lines) == 2001
+    assert 'halter_refusals_total{otel_metric_overflow="true"} 100' in lines
+
+
+def test_names_with_quotes_and_newlines_stay_one_sample() -> None:
+    with World(6) as world:
+        table = MetricTable(world.clock)
+        attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": 'a"b\\c\nd'}
+        fields: dict[str, Any] = {"trace": 1, "span": 1, "parent": None, "kind": "internal", "start": 0, "end": 0}
+        table.enqueue(Span(name="x", attributes=attributes, is_refusal=True, **fields))
+        (line,) = [line for line in table.render().splitlines() if line.startswith("halter_refusals_total{")]
+    assert 'gen_ai_tool_name="a\\"b\\\\c\\nd"' in line

@@ -259,7 +259,8 @@ def test_a_way_of_asking_that_nobody_needs_is_refused(method: str) -> None:
     ("path", "method"),
     [
         ("/login/../api/home", "GET"), ("/login/", "GET"), ("/login/other.js", "GET"), ("/LOGIN", "GET"),
-        ("/healthz/x", "GET"), ("/healthz", "POST"), ("/hooks/desk/in", "GET"), ("/hooks/desk", "POST"),
+        ("/healthz/x", "GET"), ("/healthz", "POST"), ("/readyz", "POST"), ("/metrics", "GET"),
+        ("/hooks/desk/in", "GET"), ("/hooks/desk", "POST"),
         ("/hooks/desk/in/more", "POST"), ("/hooks//in", "POST"), ("/hooks/../api/halts", "POST"), ("/hooks/", "POST"),
         ("//login", "GET"), ("/login", "PUT"), ("/login", "HEAD"), ("/api/login", "POST"), ("/api/openapi.json", "GET"),
         ("/docs", "GET"),
@@ -272,7 +273,9 @@ def test_only_a_few_exact_paths_are_open_to_nobody_in_particular(path: str, meth
     assert answer.status == 401
 
 
-@pytest.mark.parametrize("path", ["/login", "/login/login.js", "/login/login.css", "/login/icon.svg", "/healthz"])
+@pytest.mark.parametrize(
+    "path", ["/login", "/login/login.js", "/login/login.css", "/login/icon.svg", "/healthz", "/readyz"]
+)
 @pytest.mark.parametrize("more", [[], [("cookie", "halter_8765=stale")], [("authorization", "Bearer nonsense")]])
 def test_the_login_and_the_sign_of_life_are_open_even_to_a_stale_cookie(path: str, more: list[tuple[str, str]]) -> None:
     assert ask(HOST, *more, path=path) == Allowed()
@@ -285,7 +288,7 @@ def test_a_delivery_brings_a_token_of_its_own() -> None:
 
 
 def test_people_are_shown_the_way_in_and_programs_are_told() -> None:
-    for path, to_login in (("/", True), ("/session/desk-1", True), ("/api/home", False)):
+    for path, to_login in (("/", True), ("/session/desk-1", True), ("/api/home", False), ("/metrics", False)):
         answer = ask(HOST, HTML, path=path)
         assert isinstance(answer, AuthRejected)
         assert (answer.status, answer.to_login) == (401, to_login)

@@ -227,6 +227,11 @@ class LivenessWriter:
         self._workers: tuple[str, ...] = ()
         self._written_at = 0
 
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers of this process."""
+        return self._workers
+
     def beat(self) -> None:
         self._write()
 

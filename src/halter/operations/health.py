@@ -29,7 +29,7 @@ from halter.config.mcp_file import MCP_FILE
 from halter.config.sections import list_unwritten_fields
 from halter.core.agent_spec import REFLEX, SCRIPTED, SensorSpec
 from halter.core.clock import HOUR, MINUTE, SECOND, format_duration
-from halter.core.errors import ConfigError, render_install_command
+from halter.core.errors import ConfigError, StoreError, render_install_command
 from halter.core.ports import Query
 from halter.core.rows import AgentRow, HoldRow, SessionRow, WorkerRow
 from halter.core.text import format_count, join_names
@@ -605,6 +605,10 @@ class StoreCounts(msgspec.Struct, frozen=True):
     blobs: int
 
 
+READINESS_TIMEOUT_SECONDS: Final = 2
+"""Time in which a store must answer."""
+
+
 class StoreMeta(msgspec.Struct, frozen=True):
     name: str
     value: str
@@ -625,6 +629,28 @@ async def check_store(app: Runtime) -> AsyncGenerator[Check]:
     yield await _switches(app)
     async for check in check_workers(app):
         yield check
+
+
+async def check_readiness(app: Runtime) -> Sequence[str]:
+    """List why this process cannot do its work now; empty if it is ready. It names nothing of the store's contents."""
+    from halter.journal.engine import list_migrations
+
+    try:
+        async with asyncio.timeout(READINESS_TIMEOUT_SECONDS):
+            meta = {row.name: row.value for row in await app.store.ask(Query("meta", StoreMeta))}
+            workers = await app.store.ask(Query("all_workers", WorkerRow)) if app.liveness.workers else ()
+    except (StoreError, TimeoutError):
+        return ["The store does not answer."]
+    problems: list[str] = []
+    if meta.get("schema") != str(list_migrations("sqlite")[-1][0]):
+        problems.append("The store has the schema of another version of Halter.")
+    if app.older_copy is not None:
+        problems.append("The store lacks events that it had before.")
+    now = app.clock.now()
+    alive = {row.worker for row in workers if row.alive(now)}
+    if any(worker not in alive for worker in app.liveness.workers):
+        problems.append("The leases of this process have expired.")
+    return problems
 
 
 async def _check_counts(app: Runtime) -> Check:

@@ -46,7 +46,7 @@ from halter.guard.approvals import PendingDecision, list_pending_decisions
 from halter.guard.model_door import PromptLog
 from halter.loop.session_runtime import cancel_and_wait, raise_if_cancelled
 from halter.runtime.budgets import read_current_budgets
-from halter.runtime.feed import CommitObserver, Follower, watch_growth
+from halter.runtime.feed import CommitObserver, Follower, read_stream_heads, watch_growth
 from halter.runtime.runtime import Runtime
 from halter.state.trace import (
     Span,
@@ -334,6 +334,7 @@ _OVERFLOW: Final[Labels] = (("otel.metric.overflow", "true"),)
 MAX_SERIES: Final = 2000
 """Maximum number of series of one metric; the rest is counted in one more."""
 GAUGE_INTERVAL: Final = 10 * SECOND
+COUNT_RETRY_DELAY: Final = SECOND
 DEFAULT_EXPORT_INTERVAL_MS: Final = 60_000
 MAX_INTERVAL_DIGITS: Final = 9
 
@@ -357,6 +358,8 @@ class MetricTable:
     """The metrics of one process, counted from spans since its start. Any thread may read it."""
 
     def __init__(self, clock: Clock) -> None:
+        self.has_begun = asyncio.Event()
+        """Set once events are counted."""
         self._clock = clock
         self._started_at = clock.now()
         self._lock = threading.Lock()
@@ -658,8 +661,9 @@ async def trace_process(
                 yield
             finally:
                 observer.close()
-                await asyncio.wait((task,), timeout=LAST_SPANS_SECONDS)
-                await cancel_and_wait(task, *side_jobs)
+                last_jobs = [task, *(asyncio.create_task(_start(job)) for job in sinks.last_jobs)]
+                await asyncio.wait(last_jobs, timeout=LAST_SPANS_SECONDS)
+                await cancel_and_wait(*last_jobs, *side_jobs)
 
 
 async def _start(job: Job) -> None:
@@ -667,24 +671,26 @@ async def _start(job: Job) -> None:
 
 
 class _Sinks(msgspec.Struct, frozen=True):
-    """Where the spans of this process go, and the jobs that belong to it."""
+    """Where the spans of this process go, and the jobs that belong to it: while it runs, and at its end."""
 
     sinks: Sequence["SpanSink"]
     jobs: Sequence[Job] = ()
+    last_jobs: Sequence[Job] = ()
 
 
 @contextmanager
 def _open_sinks(app: Runtime, store: Store) -> Generator[_Sinks]:
     """Open what the environment names: a sender of spans, a sender of metrics, both or none."""
     with ExitStack() as stack:
-        sinks, jobs = list[SpanSink](), list[Job]()
+        sinks, jobs, last_jobs = list[SpanSink](), list[Job](), list[Job]()
         if target := read_target(app.environ, TRACES_VARIABLE):
             sinks.append(stack.enter_context(open_span_sender(target, app.environ)))
         if target := read_target(app.environ, METRICS_VARIABLE):
             table = MetricTable(app.clock)
             sinks.append(stack.enter_context(open_metric_sender(target, app.environ, table)))
             jobs.append(lambda: table.watch(store))
-        yield _Sinks(sinks, jobs)
+            last_jobs.append(lambda: table.read_gauges(store))
+        yield _Sinks(sinks, jobs, last_jobs)
 
 
 @contextmanager
@@ -703,6 +709,22 @@ def _open_tracer(
         return
     with prompts.record():
         yield SessionTracer(store, app.clock, sinks.sinks, on_problem, ours, prompts=prompts)
+
+
+async def count_metrics(app: Runtime, table: MetricTable, on_problem: TraceProblemListener) -> None:
+    """Count what happens in the whole store from now on, until cancelled. If it cannot be read, it is read again."""
+    store = app.patient()
+    tracer = SessionTracer(store, app.clock, [table], on_problem)
+
+    async def count() -> None:
+        while True:
+            with suppress(StoreError):
+                positions = dict(await read_stream_heads(store))
+                table.has_begun.set()
+                await tracer.follow(positions)
+            await app.clock.sleep(COUNT_RETRY_DELAY)
+
+    await tracer.run_safely(count())
 
 
 class SpanSink(Protocol):
@@ -738,13 +760,13 @@ class SessionTracer:
 
     async def run(self, positions: Mapping[StreamId, int]) -> None:
         """Trace all events after these positions, until cancelled."""
-        await self._run_safely(self._follow(positions))
+        await self.run_safely(self.follow(positions))
 
     async def run_here(self, observer: CommitObserver) -> None:
         """Trace the commits of this process, until cancelled."""
-        await self._run_safely(self._follow_here(observer))
+        await self.run_safely(self._follow_here(observer))
 
-    async def _run_safely(self, job: Awaitable[None]) -> None:
+    async def run_safely(self, job: Awaitable[None]) -> None:
         try:
             await job
         except Exception as error:  # noqa: BLE001  no failure here may stop an agent
@@ -752,7 +774,7 @@ class SessionTracer:
             sentence = shorten(clean(f"{type(error).__name__}: {error}"), 300)
             self._on_problem(f"Tracing failed and is off until the next start; agents continue ({sentence}).")
 
-    async def _follow(self, positions: Mapping[StreamId, int]) -> None:
+    async def follow(self, positions: Mapping[StreamId, int]) -> None:
         follower = Follower(self._store, positions, includes_stream=_is_session)
         async with aclosing(watch_growth(self._store, self._clock)) as changes:
             async for change in changes:

@@ -377,9 +377,11 @@ OIDC_LOGIN: Final = f"{LOGIN}/oidc"
 OIDC_CALLBACK: Final = f"{OIDC_LOGIN}/callback"
 LOGOUT: Final = "/logout"
 HEALTH: Final = "/healthz"
+READINESS: Final = "/readyz"
+METRICS: Final = "/metrics"
 API: Final = "/api"
 LOGIN_FILES: Final = frozenset(f"{LOGIN}/{name}" for name in ("login.js", "login.css", "icon.svg"))
-_FREE_PAGES: Final = LOGIN_FILES | {LOGIN, OIDC_LOGIN, OIDC_CALLBACK, HEALTH}
+_FREE_PAGES: Final = LOGIN_FILES | {LOGIN, OIDC_LOGIN, OIDC_CALLBACK, HEALTH, READINESS}
 METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"))
 _READS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _HOOK: Final = re.compile(r"/hooks/[^/\x00-\x20]+/[^/\x00-\x20]+")
@@ -514,7 +516,7 @@ def authorize_request(
 
 
 def is_free(request: IncomingRequest) -> bool:
-    """Return True if a request needs no token: login, health check, and webhook deliveries, which have their own."""
+    """Return True if a request needs no token: login, health checks, and webhook deliveries, which have their own."""
     if request.kind != "http":
         return False
     if request.method == "POST":
@@ -610,7 +612,8 @@ def _explain_no_token(request: IncomingRequest) -> str:
 def _redirect_to_login(request: IncomingRequest, rejected: AuthRejected) -> AuthRejected:
     """Redirect people to the login page; programs get the error."""
     is_page = request.kind == "http" and request.method == "GET" and "text/html" in request.find_value("accept")
-    return msgspec.structs.replace(rejected, to_login=is_page and not _is_under(API, request.path))
+    is_for_programs = _is_under(API, request.path) or request.path == METRICS
+    return msgspec.structs.replace(rejected, to_login=is_page and not is_for_programs)
 
 
 def find_cookies(headers: Sequence[str], name: str) -> list[str]:

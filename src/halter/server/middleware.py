@@ -20,6 +20,7 @@ from halter.loop.session_runtime import cancel_and_wait
 from halter.server.auth import (
     API,
     LOGIN,
+    METRICS,
     Allowed,
     AuthRejected,
     IdentifyByProxy,
@@ -477,7 +478,7 @@ def parse_scope(scope: AsgiScope) -> IncomingRequest:
 
 def _is_page(request: IncomingRequest) -> bool:
     """Return True if a request is for a page of the dashboard, not for one of its files."""
-    other_prefixes = (API, LOGIN, "/_nicegui")
+    other_prefixes = (API, LOGIN, METRICS, "/_nicegui")
     return request.kind == "http" and request.method == "GET" and not request.path.startswith(other_prefixes)
 
 
@@ -537,7 +538,7 @@ class ResponseFilter:
 
 def _headers(request: IncomingRequest, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Add the security headers, and remove CORS headers."""
-    is_api_or_free = is_free(request) or request.path == API or request.path.startswith(f"{API}/")
+    is_api_or_free = is_free(request) or request.path in {API, METRICS} or request.path.startswith(f"{API}/")
     own_headers = [*_ALWAYS, (b"content-security-policy", (STRICT_CSP if is_api_or_free else PAGES_CSP).encode())]
     if is_api_or_free:
         own_headers.append((b"cache-control", b"no-store"))

@@ -15,20 +15,26 @@ from urllib.parse import parse_qsl
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from halter.core.clock import SECOND, Clock
+from halter.core.clock import SECOND, Clock, read_monotonic
 from halter.core.errors import ConfigError, StoreUnavailable, require_module
 from halter.core.text import to_one_line
 from halter.loop.session_runtime import run_together
+from halter.operations.actor import Principal
 from halter.operations.agents import AgentFolders
+from halter.operations.health import check_readiness
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
+from halter.runtime.telemetry import MetricTable, count_metrics
 from halter.runtime.webhooks import WebhookReceiver
 from halter.server.auth import (
+    HEALTH,
     LOGIN,
     LOGIN_LIFETIME,
     LOGOUT,
+    METRICS,
     OIDC_CALLBACK,
     OIDC_LOGIN,
+    READINESS,
     Allowed,
     AuthRejected,
     IdentifyByProxy,
@@ -42,6 +48,7 @@ from halter.server.auth import (
 )
 from halter.server.middleware import (
     TOO_MANY_REQUESTS,
+    WHO_KEY,
     AuthState,
     ClientOrigin,
     ServerLimits,
@@ -174,6 +181,9 @@ async def serve_asgi(
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 8765
+PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
+READINESS_TTL: Final = SECOND
+"""How long a readiness check is reused: anyone may ask, and each check reads the store."""
 PLAIN_PAGE: Final = (
     "Halter is running. Its API is at /api, described in /api/openapi.json. The dashboard is not installed."
 )
@@ -252,6 +262,7 @@ def build_server(
     keys: Keyring,
     feed: "Feed",
     extras: ServerExtras,
+    metrics: MetricTable,
     agents: AgentFolders | None = None,
 ) -> ServerMiddleware:
     from halter.server.api import add_hooks, make_api
@@ -265,6 +276,7 @@ def build_server(
     add_login(api, server_names, auth_state, app.clock, sign_ons, extras.oidc)
     add_hooks(api, lambda: extras.deliveries.hooks, app.clock, auth_state.tokens_tried)
     _add_rest(api)
+    _add_health(api, app, metrics)
 
     def report(sentence: str) -> None:
         extras.report(to_one_line(sentence))
@@ -275,21 +287,46 @@ def build_server(
 
 
 def _add_rest(api: "FastAPI") -> None:
-    """Add the health check, and 404 for unknown API paths."""
+    """Add 404 for unknown API paths."""
     from starlette.exceptions import HTTPException
-    from starlette.responses import PlainTextResponse
-
-    async def alive() -> PlainTextResponse:
-        return PlainTextResponse("halter is here\n")
 
     async def respond_not_found() -> None:
         raise HTTPException(404)
 
-    api.get("/healthz", **_ROUTE)(alive)
     for path in ("/api", "/api/{rest:path}", "/hooks/{rest:path}"):
         api.api_route(path, methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"], **_ROUTE)(
             respond_not_found
         )
+
+
+def _add_health(api: "FastAPI", app: Runtime, metrics: MetricTable) -> None:
+    """Add the checks of liveness and of readiness, which need no token, and the metrics, which need one."""
+    from starlette.responses import PlainTextResponse
+
+    checked: tuple[int, Sequence[str]] = (-READINESS_TTL, ())
+    checking = asyncio.Lock()
+
+    async def alive() -> PlainTextResponse:
+        return PlainTextResponse("halter is here\n")
+
+    async def ready() -> PlainTextResponse:
+        nonlocal checked
+        async with checking:
+            now = read_monotonic(app.clock)
+            if now - checked[0] >= READINESS_TTL:
+                checked = now, await check_readiness(app)
+        problems = checked[1]
+        return PlainTextResponse("\n".join((*problems, "")) if problems else "ready\n", 503 if problems else 200)
+
+    async def render_metrics(request: Request) -> PlainTextResponse:
+        principal: Principal = request.scope[WHO_KEY]
+        await metrics.read_gauges(app.store)
+        await metrics.has_begun.wait()
+        return PlainTextResponse(metrics.render(principal.can_see), media_type=PROMETHEUS)
+
+    api.get(HEALTH, **_ROUTE)(alive)
+    api.get(READINESS, **_ROUTE)(ready)
+    api.get(METRICS, **_ROUTE)(render_metrics)
 
 
 def _add_plain(api: "FastAPI") -> None:
@@ -325,13 +362,18 @@ async def serve_web(
 
     extras = extras or ServerExtras()
     host, port = listener.getsockname()[:2]
-    feed = Feed(app.store, app.clock, app.ids, bus)
+    feed, metrics = Feed(app.store, app.clock, app.ids, bus), MetricTable(app.clock)
     folders = AgentFolders(extras.folders, lambda sentence: extras.report(to_one_line(sentence)))
     with listener:
         async with folders as agents:
-            middleware = build_server(app, make_server_names(host, port, extras.names), keys, feed, extras, agents)
+            names = make_server_names(host, port, extras.names)
+            middleware = build_server(app, names, keys, feed, extras, metrics, agents)
             await run_together(
-                [feed.run, lambda: serve_asgi(middleware, listener, middleware.closing.set, extras.limits.head)]
+                [
+                    feed.run,
+                    lambda: count_metrics(app, metrics, extras.report),
+                    lambda: serve_asgi(middleware, listener, middleware.closing.set, extras.limits.head),
+                ]
             )
 
 
