@@ -20,7 +20,9 @@ def page() -> str:
         "The HTTP API",
         "`halter.server.api`",
         "`halter serve` offers it beside the dashboard; [how to reach it](../how-to/dashboard.md). Its own "
-        "description, with every field of every answer, is at `/api/openapi.json`.",
+        "description, with every field of every answer, is at `/api/v1/openapi.json`.",
+        "The version is in the path. [Within it](../api.md#the-promise-of-a-version), operations, optional parameters "
+        "and members of answers are only added. Paths without a version, such as `/api/whoami`, mean version 1.",
         "Send a token as `Authorization: Bearer TOKEN`. What may not be done, or does not exist for you, is answered "
         'with a status and `{"error": "a sentence"}`. A key that is not listed here is refused.',
         "Amounts are dollars, under names that end in `_usd` or beside a `unit` that says so, exact to six decimals; "
@@ -41,7 +43,7 @@ def _described() -> Described:
     """Load the OpenAPI description."""
     from halter.server.api import description
 
-    return description()
+    return description(versioned=True)
 
 
 def _way(method: str, path: str, operation: Described, api: Described) -> str:

@@ -45,6 +45,7 @@ VARIABLES: Final = {
         "the virtual key that `halter proxy env` prints and `halter proxy check` shows",
         "give it as `--key`",
     ),
+    "HALTER_METRICS": ("where metrics go: `otlp`, `console` or `file:PATH`", "no metrics are sent"),
     "HALTER_TRACES": ("where traces go: `otlp`, `console` or `file:PATH`", "no traces are made"),
     "HALTER_TRACES_CONTENT": ("`1` adds what was said to traces, with secrets masked", "no content leaves the journal"),
     "HALTER_PERSON": ("the name that stands in the journal for what you do", "your login name"),

@@ -172,6 +172,27 @@ def routes() -> Iterator[str]:
     yield from (path for path in UNDESCRIBED if f'"{path}"' in text)
 
 
+def api() -> Iterator[str]:
+    """List the operations of the versioned API: what each is called, takes, needs and answers."""
+    from halter.server.api import description
+
+    described = description(versioned=True)
+    for path, ways in described["paths"].items():
+        for method in METHODS:
+            if method in ways:
+                yield from _operation(ways[method], described, f"{method.upper()} {path}")
+
+
+def _operation(way: Schema, described: Schema, path: str) -> Iterator[str]:
+    yield from _route(way, described, path)
+    yield f"{path}: is called {way['operationId']}"
+    yield f"{path}: for {way.get('x-role', 'viewer')}"
+    for content in way["responses"]["200"].get("content", {}).values():
+        for line in shape(content.get("schema", {}), described, f"{path} answer"):
+            if line.endswith(f": {NEEDED}"):
+                yield f"{line.removesuffix(NEEDED)}always there"
+
+
 def _route(way: Schema, described: Schema, path: str) -> Iterator[str]:
     yield path
     for each in way.get("parameters", ()):

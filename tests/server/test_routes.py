@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
-from halter.core.ids import StreamId
+from halter.core.events import SessionParked, WakePosted
+from halter.core.ids import StreamId, inbox_stream, session_stream
 from halter.operations.actor import ROLES
 from halter.operations.registry import FLEET_WIDE, LOCAL_AGENTS
 from halter.server.api import DO, READ, description
@@ -21,7 +22,7 @@ READS = {
     "/sessions/{session}/receipt": "/sessions/{agent}-1/receipt",
     "/sessions/{session}/turns": "/sessions/{agent}-1/turns",
     "/sessions/{session}/hot-state": "/sessions/{agent}-1/hot-state",
-    "/needs": "", "/notices": "", "/decisions": "", "/halts": "", "/budgets": "", "/policy": "",
+    "/inbox": "", "/needs": "", "/notices": "", "/decisions": "", "/halts": "", "/budgets": "", "/policy": "",
     "/agents/{agent}/backtest": "/agents/{agent}/backtest?cap=5", "/agents/{agent}/policy": "/agents/{agent}/policy",
     "/spending": "/spending?since=0&until=9000000000000000",
     "/triggers": "", "/findings": "", "/proposals": "", "/rules": "", "/audit": "/audit?until=9000000000000000",
@@ -40,6 +41,7 @@ DEEDS: dict[str, tuple[str, str, Any]] = {
     "/halts/resume": ("operator", "", {"scope": "trigger:{agent}/hook", "over_seconds": 0}),
     "/sessions/{session}/cancel": ("operator", "/sessions/{agent}-1/cancel", {"reason": "enough"}),
     "/sessions/{session}/messages": ("operator", "/sessions/{agent}-1/messages", {"text": "Go on."}),
+    "/sessions/{session}/answer": ("operator", "/sessions/{agent}-1/answer", {"text": "The first."}),
     "/sessions/{session}/fork": ("operator", "/sessions/{agent}-1/fork", {"text": "Try again."}),
     "/agents/{agent}/switch": ("operator", "/agents/{agent}/switch", {"on": False}),
     "/budgets/cap": ("operator", "", {"direction": "raise", "scope": "agent:{agent}", "cap": "0.095"}),
@@ -146,6 +148,9 @@ async def test_what_takes_a_role_is_refused_below_it_and_done_with_it_in_the_nam
     house: House, path: str
 ) -> None:
     needed, (output, body) = DEEDS[path][0], deed(path, "mine")
+    if path.endswith("/answer"):
+        parked = SessionParked(state="WAITING_FOR_INPUT")
+        await house.office.write(session_stream("mine-1"), parked, owner="mine-1")
     before = await house.office.heads()
     async with house.client() as nobody:
         assert (await nobody.post(output, **body)).status_code == 401
@@ -314,3 +319,69 @@ async def test_a_head_of_what_can_be_read_is_answered_as_a_get_without_its_body(
     async with house.client() as nobody:
         assert (await nobody.head("/api/sessions")).status_code == 401
         assert (await nobody.head("/api/stream")).status_code == 401
+
+
+async def test_every_path_is_understood_with_the_version_and_without_it(house: House) -> None:
+    async with house.client("viewer") as client, house.client() as nobody:
+        for path in READS:
+            plain, versioned = read_path(path, "mine"), read_path(path, "mine").replace("/api/", "/api/v1/")
+            answer = await client.get(versioned)
+            assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store"), path
+            assert answer.headers["content-type"] == (await client.get(plain)).headers["content-type"]
+            assert (await nobody.get(versioned)).status_code == 401
+        for method, path, body, status in UNDONE:
+            text = path.replace("/api/", "/api/v1/", 1)
+            answer = await client.request(method, text, **({} if body is None else {"json": body}))
+            assert answer.status_code in {status, 403}, (method, text, answer.text)
+        answer = await client.get("/api/v2/whoami")
+        assert (answer.status_code, answer.json()) == (404, {"error": "There is no v2 of this API. Use /api/v1."})
+
+
+async def test_the_description_of_the_version_is_valid_and_has_its_paths(house: House) -> None:
+    async with house.client("viewer") as client:
+        versioned = (await client.get("/api/v1/openapi.json")).json()
+        plain = (await client.get("/api/openapi.json")).json()
+    assert versioned == json.loads(json.dumps(description(versioned=True)))
+    assert {path.replace("/api/v1/", "/api/") for path in versioned["paths"]} == {*plain["paths"]}
+    assert all(path.startswith("/api/v1/") for path in versioned["paths"])
+    from schemathesis.specs.openapi.definitions import OPENAPI_31
+
+    assert list(Draft202012Validator(OPENAPI_31).iter_errors(versioned)) == []
+
+
+async def test_a_cookie_alone_changes_nothing_through_a_versioned_path_either(house: House) -> None:
+    before = await house.office.heads()
+    async with house.client() as browser:
+        entered = await browser.post(
+            "/login", data={"token": house.secrets["admin"]}, headers={"Origin": house.base}, follow_redirects=False
+        )
+        assert entered.status_code == 303
+        answer = await browser.post("/api/v1/halts", json={"scope": "fleet"})
+        assert answer.status_code == 403
+        foreign = await browser.post(
+            "/api/v1/halts", json={"scope": "fleet"}, headers={"Origin": "http://evil.example"}
+        )
+        assert foreign.status_code == 403
+        assert await house.office.heads() == before
+        ours = await browser.post("/api/v1/halts", json={"scope": "fleet"}, headers={"Origin": house.base})
+        assert ours.status_code == 200
+
+
+async def test_a_stream_is_followed_through_a_versioned_path(house: House) -> None:
+    async with house.client("viewer") as client, client.stream("GET", "/api/v1/stream") as answer:
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+
+
+async def test_a_question_is_answered_once_in_the_name_of_the_token(house: House) -> None:
+    parked = SessionParked(state="WAITING_FOR_INPUT")
+    await house.office.write(session_stream("mine-1"), parked, owner="mine-1")
+    async with house.client("operator") as client:
+        (need,) = [each for each in (await client.get("/api/v1/inbox")).json() if each["kind"] == "question"]
+        path = f"/api/v1/sessions/{need['session']}/answer"
+        assert (await client.post(path, json={"text": " "})).status_code == 422
+        assert (await client.post(path, json={"text": "The first."})).status_code == 200
+        again = await client.post(path, json={"text": "The second."})
+        assert (again.status_code, [*again.json()]) == (409, ["error"])
+    (posted,) = await house.app.store.read(inbox_stream("mine-1"))
+    assert isinstance(posted.event, WakePosted)
+    assert posted.event.sender == "operator"

@@ -6,7 +6,7 @@ descriptions, its docstring the summary, its return type the type of the result.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar, get_args, get_type_hints
 
@@ -270,6 +270,7 @@ def meta_of(hint: Any) -> Meta | None:
     return None
 
 
+@cache
 def parameters_of(run: Callable[..., Any]) -> type[msgspec.Struct]:
     hints = get_type_hints(run, include_extras=True)
     fields: list[Any] = []

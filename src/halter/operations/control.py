@@ -257,6 +257,13 @@ async def send_message(actor: Actor, session: Session, text: Text) -> Done:
     return Done(row.session, f"Message sent to {row.session}. {continuation}")
 
 
+async def answer(actor: Actor, session: Session, text: Text) -> Done:
+    """Answer the question that a session asks."""
+    question = (await read_open_questions(actor.app.store)).get(session)
+    call = "" if question is None else question.call
+    return await answer_question(actor, session, call, text, actor.app.ids.make())
+
+
 async def answer_question(actor: Actor, session: str, call: str, text: str, key: str) -> Done:
     """Answer the question that a call of a session asked, but no later question. A key answers once."""
     actor.require_person("operator", "answer a session")

@@ -31,7 +31,7 @@ from halter.operations.decisions import DecisionResult
 from halter.operations.money import CapSet
 from halter.runtime.budgets import Budget
 from halter.runtime.guard_thread import Blocking
-from halter.runtime.needs import Need, read_open_questions
+from halter.runtime.needs import Need
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import find_home, read_settings
 from halter.state.receipt import Receipt
@@ -101,10 +101,7 @@ class StoreAccess:
 
     async def answer(self, session: str, text: str, *, by: str) -> Done:
         """Answer the question that a session asks."""
-        actor = self._actor(by)
-        question = (await read_open_questions(actor.app.store)).get(session)
-        call = "" if question is None else question.call
-        return await control.answer_question(actor, session, call, text, actor.app.ids.make())
+        return await control.answer(self._actor(by), session, text)
 
     async def halt(self, scope: str, *, by: str, reason: str = "") -> HaltDone:
         """Halt a scope: `fleet`, an agent's name, a session's id, `agent:NAME`, `trigger:NAME` or `session:ID`."""

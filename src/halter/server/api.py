@@ -1,4 +1,8 @@
-"""The HTTP API: every operation of the registry, for programs. Its description is at `/api/openapi.json`."""
+"""The HTTP API: every operation of the registry, for programs. Its description is at `/api/v1/openapi.json`.
+
+Within a version, operations, parameters that may be left out, and members of answers may be added. None is removed,
+renamed, given another type or meaning, or required where it was not. Paths without a version mean version 1 for ever.
+"""
 
 import asyncio
 import json
@@ -10,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from halter import __version__
 from halter.core.clock import SECOND, Clock, SystemClock
@@ -27,7 +31,8 @@ from halter.runtime.webhooks import (
     HookRejected,
     WebhookReceiver,
 )
-from halter.server.middleware import STREAM_PATH, TOO_MANY_REQUESTS, Attempts, ServerLimits, locate_scope
+from halter.server.auth import API, VERSIONED_API
+from halter.server.middleware import STREAM_PATH, TOO_MANY_REQUESTS, VERSION_KEY, Attempts, ServerLimits, locate_scope
 from halter.server.responses import ERRORS, JSON, Error, add_errors, encode_answer, make_request_desk
 from halter.server.server import listen, serve_asgi
 from halter.server.stream import add_streams
@@ -42,16 +47,34 @@ _BOOLS: Final = {"yes": "true", "on": "true", "y": "true", "t": "true", "no": "f
 
 def make_api() -> FastAPI:
     """Make the API: routes, streams and error responses."""
-    api = FastAPI(title="Halter", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
+    api = FastAPI(title="Halter", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     add_errors(api)
     _add_routes(api)
     add_streams(api)
+    _add_description(api)
     return api
 
 
-def description() -> dict[str, Any]:
-    """Return the OpenAPI description without a server."""
-    return make_api().openapi()
+def description(*, versioned: bool = False) -> dict[str, Any]:
+    """Return the OpenAPI description without a server, with versioned paths or those without."""
+    return _describe(make_api(), versioned=versioned)
+
+
+def _describe(api: FastAPI, *, versioned: bool) -> dict[str, Any]:
+    document = api.openapi()
+    if not versioned:
+        return document
+    return {
+        **document,
+        "paths": {VERSIONED_API + path.removeprefix(API): each for path, each in document["paths"].items()},
+    }
+
+
+def _add_description(api: FastAPI) -> None:
+    async def describe(request: Request) -> Response:
+        return JSONResponse(_describe(api, versioned=VERSION_KEY in request.scope))
+
+    api.get(f"{API}/openapi.json", response_model=None, include_in_schema=False)(describe)
 
 
 @cache
@@ -240,7 +263,6 @@ def make_hooks_api(hooks: WebhookReceiver, clock: Clock) -> "FastAPI":
 def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock, attempts: Attempts) -> None:
     """Add `POST /hooks/AGENT/NAME`. Wrong tokens and signatures are counted in `attempts`."""
     from fastapi import Request
-    from fastapi.responses import JSONResponse
 
     async def receive(agent: str, name: str, request: Request) -> JSONResponse:
         hooks, headers = find(), dict(request.headers)

@@ -380,6 +380,9 @@ HEALTH: Final = "/healthz"
 READINESS: Final = "/readyz"
 METRICS: Final = "/metrics"
 API: Final = "/api"
+API_VERSION: Final = 1
+"""The version of the API. Within it, operations, parameters and members of answers are only added."""
+VERSIONED_API: Final = f"{API}/v{API_VERSION}"
 LOGIN_FILES: Final = frozenset(f"{LOGIN}/{name}" for name in ("login.js", "login.css", "icon.svg"))
 _FREE_PAGES: Final = LOGIN_FILES | {LOGIN, OIDC_LOGIN, OIDC_CALLBACK, HEALTH, READINESS}
 METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"))

@@ -21,6 +21,7 @@ from halter.server.auth import (
     API,
     LOGIN,
     METRICS,
+    VERSIONED_API,
     Allowed,
     AuthRejected,
     IdentifyByProxy,
@@ -237,6 +238,8 @@ AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 
 WHO_KEY: Final = "halter.who"
 """The scope key of an authorized request's `Principal`."""
+VERSION_KEY: Final = "halter.version"
+"""The scope key of a request whose path named the version of the API."""
 STREAM_PATH: Final = f"{API}/stream"
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 TOO_MANY_REQUESTS: Final = "Too many requests in one minute. Retry later."
@@ -346,6 +349,7 @@ class ServerMiddleware:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
+        scope = select_api_version(scope)
         request = parse_scope(scope)
         response = ResponseFilter(request, send, self._limits.stall)
         try:
@@ -461,6 +465,14 @@ class ServerMiddleware:
         if body is None:
             return AuthRejected(413, f"The body exceeds the limit of {self._limits.body:,} bytes.")
         return body
+
+
+def select_api_version(scope: AsgiScope) -> AsgiScope:
+    """Return a request of the versioned API as one of the API, and note that it named the version."""
+    path = scope["path"]
+    if path != VERSIONED_API and not path.startswith(f"{VERSIONED_API}/"):
+        return scope
+    return {**scope, "path": API + path.removeprefix(VERSIONED_API), VERSION_KEY: True}
 
 
 def locate_scope(scope: AsgiScope) -> ClientOrigin:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import re
 import socket
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from halter.core.clock import SECOND, Clock, read_monotonic
-from halter.core.errors import ConfigError, StoreUnavailable, require_module
+from halter.core.errors import ConfigError, NotDone, StoreUnavailable, require_module
 from halter.core.text import to_one_line
 from halter.loop.session_runtime import run_together
 from halter.operations.actor import Principal
@@ -27,6 +28,7 @@ from halter.runtime.runtime import Runtime
 from halter.runtime.telemetry import MetricTable, count_metrics
 from halter.runtime.webhooks import WebhookReceiver
 from halter.server.auth import (
+    API,
     HEALTH,
     LOGIN,
     LOGIN_LIFETIME,
@@ -35,6 +37,7 @@ from halter.server.auth import (
     OIDC_CALLBACK,
     OIDC_LOGIN,
     READINESS,
+    VERSIONED_API,
     Allowed,
     AuthRejected,
     IdentifyByProxy,
@@ -185,7 +188,8 @@ PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 READINESS_TTL: Final = SECOND
 """How long a readiness check is reused: anyone may ask, and each check reads the store."""
 PLAIN_PAGE: Final = (
-    "Halter is running. Its API is at /api, described in /api/openapi.json. The dashboard is not installed."
+    f"Halter is running. Its API is at {VERSIONED_API}, described in {VERSIONED_API}/openapi.json. "
+    "The dashboard is not installed."
 )
 _ROUTE: Final[Mapping[str, Any]] = {"response_model": None, "include_in_schema": False}
 
@@ -290,7 +294,9 @@ def _add_rest(api: "FastAPI") -> None:
     """Add 404 for unknown API paths."""
     from starlette.exceptions import HTTPException
 
-    async def respond_not_found() -> None:
+    async def respond_not_found(request: Request) -> None:
+        if version := re.match(rf"{API}/(v\d+)(/|$)", request.url.path):
+            raise NotDone(f"There is no {version[1]} of this API. Use {VERSIONED_API}.", "missing")
         raise HTTPException(404)
 
     for path in ("/api", "/api/{rest:path}", "/hooks/{rest:path}"):
