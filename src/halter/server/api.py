@@ -57,10 +57,10 @@ def make_api() -> FastAPI:
 
 def description(*, versioned: bool = False) -> dict[str, Any]:
     """Return the OpenAPI description without a server, with versioned paths or those without."""
-    return _describe(make_api(), versioned=versioned)
+    return _build_document(make_api(), versioned=versioned)
 
 
-def _describe(api: FastAPI, *, versioned: bool) -> dict[str, Any]:
+def _build_document(api: FastAPI, *, versioned: bool) -> dict[str, Any]:
     document = api.openapi()
     if not versioned:
         return document
@@ -71,10 +71,10 @@ def _describe(api: FastAPI, *, versioned: bool) -> dict[str, Any]:
 
 
 def _add_description(api: FastAPI) -> None:
-    async def describe(request: Request) -> Response:
-        return JSONResponse(_describe(api, versioned=VERSION_KEY in request.scope))
+    async def respond_description(request: Request) -> Response:
+        return JSONResponse(_build_document(api, versioned=VERSION_KEY in request.scope))
 
-    api.get(f"{API}/openapi.json", response_model=None, include_in_schema=False)(describe)
+    api.get(f"{API}/openapi.json", response_model=None, include_in_schema=False)(respond_description)
 
 
 @cache
