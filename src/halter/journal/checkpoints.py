@@ -43,7 +43,7 @@ from halter.core.events import (
 from halter.core.ports import Stored
 
 if TYPE_CHECKING:
-    from nacl.signing import SigningKey as Ed25519Key
+    from nacl import signing
 
 PRIVATE_KEY_MODE = 0o600
 PUBLIC_KEY_MODE = 0o644
@@ -56,7 +56,7 @@ _HEAD_OF_NEW_KEY: Final = bytes.fromhex("302e020100300506032b657004220420")
 
 
 class SigningKey:
-    def __init__(self, private: "Ed25519Key") -> None:
+    def __init__(self, private: "signing.SigningKey") -> None:
         self._private = private
         self.public = private.verify_key.encode().hex()
 
@@ -66,10 +66,10 @@ class SigningKey:
 
 def load_signing_key(path: Path) -> SigningKey:
     """Load the private key, or create it. Raises OSError or ValueError."""
-    from nacl.signing import SigningKey as Ed25519Key
+    from nacl import signing
 
     _create_file_once(path, PRIVATE_KEY_MODE, _make_private_key)
-    key = SigningKey(Ed25519Key(_read_private_key(path)))
+    key = SigningKey(signing.SigningKey(_read_private_key(path)))
     _create_file_once(public_key_path(path), PUBLIC_KEY_MODE, f"{key.public}\n".encode)
     return key
 
@@ -109,9 +109,9 @@ def is_signed(data: bytes, signature: str, public_key: str) -> bool:
 
 
 def _make_private_key() -> bytes:
-    from nacl.signing import SigningKey as Ed25519Key
+    from nacl import signing
 
-    key = base64.encodebytes(_HEAD_OF_NEW_KEY + Ed25519Key.generate().encode())
+    key = base64.encodebytes(_HEAD_OF_NEW_KEY + signing.SigningKey.generate().encode())
     return b"-----BEGIN PRIVATE KEY-----\n" + key + b"-----END PRIVATE KEY-----\n"
 
 
