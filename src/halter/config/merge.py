@@ -144,6 +144,11 @@ LIMIT_FORMATS: Final[Mapping[str, tuple[FormatValue, Any]]] = MappingProxyType(
 """The limits that are maxima, with the format of each and the value that means unlimited."""
 
 
+def is_looser(value: Any, bound: Any, unlimited: Any) -> bool:
+    """Return whether a maximum is greater than the one that bounds it."""
+    return bound != unlimited and (value == unlimited or value > bound)
+
+
 TWO_PEOPLE: Final = 2
 UNLIMITED_RULE: Final = LevelRule(rate=None, simulate="never")
 """The default rule for a single tool whose level is not known."""
@@ -199,7 +204,7 @@ class FilePair:
             return value_or_default(getattr(self.fleet.default_limits, key), fleet_value)
         if fleet_value is UNSET:
             return agent_value
-        if fleet_value != unlimited and (agent_value == unlimited or agent_value > fleet_value):
+        if is_looser(agent_value, fleet_value, unlimited):
             path = self._resolve_alias(("limits", key))
             raise self.looser(path, format_value(agent_value), ("agents", "limits", key), format_value(fleet_value))
         return agent_value

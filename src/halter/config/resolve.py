@@ -27,8 +27,8 @@ from halter.config.agent_files import (
     read_playbook,
     read_skills,
 )
-from halter.config.decode import format_key_path, value_or_default
-from halter.config.merge import FilePair, FleetConfig, format_hourly_rate
+from halter.config.decode import decode_document, format_key_path, value_or_default
+from halter.config.merge import LIMIT_FORMATS, FilePair, FleetConfig, format_hourly_rate, is_looser
 from halter.config.sections import (
     CHANNELS_PATH,
     collect_hot_fields,
@@ -39,7 +39,7 @@ from halter.config.sections import (
     list_task_mistakes,
     list_triggers,
 )
-from halter.config.yaml_reader import MAX_BYTES, KeyPath, SourceMap, load_bytes
+from halter.config.yaml_reader import MAX_BYTES, Document, KeyPath, SourceMap, load_bytes
 from halter.core.agent_spec import (
     CLOUD_HOSTS,
     KNOWN_PROVIDERS,
@@ -67,7 +67,17 @@ from halter.core.agent_spec import (
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError
 from halter.core.money import DOLLAR, Cap, Caps, RateLimit
-from halter.core.spec import AgentSpec, FleetSpec, Limits, Phase, PhasePlan, ProviderSpec, ResolvedPolicy, is_covered
+from halter.core.spec import (
+    AgentBounds,
+    AgentSpec,
+    FleetSpec,
+    Limits,
+    Phase,
+    PhasePlan,
+    ProviderSpec,
+    ResolvedPolicy,
+    is_covered,
+)
 from halter.core.text import describe_value, join_names, shorten, suggest_nearest
 from halter.core.tools import TOOLS_BY_FAMILY, ToolSpec, find_secret_names
 from halter.core.usage import FREE_PRICE, ModelName
@@ -103,6 +113,16 @@ _MODEL_LIMITS: Final = (
     "max_tokens_recoveries",
     "max_repeated_tool_steps",
 )
+
+_POLICY_LIMITS: Final = (
+    "on_cap",
+    "max_steps",
+    "timeout",
+    "min_output_tokens",
+    "reserve_tokens",
+    "reserve_cost_fraction",
+)
+_WINDOW_CAPS: Final = ("max_cost_usd_per_hour", "max_cost_usd_per_day")
 
 LocateValue = Callable[[KeyPath], str]
 
@@ -319,12 +339,8 @@ def _resolve_model_settings(files: FilePair, providers: Mapping[str, Provider], 
     max_output = value_or_default(limits.max_output_tokens, BrainSpec().max_output_tokens)
     min_output = value_or_default(limits.min_output_tokens, MIN_OUTPUT_TOKENS)
     window = value_or_default(limits.context_window, 0)
-    if max_output < min_output:
-        sentence = f"`max_output_tokens` ({max_output}) is less than `min_output_tokens` ({min_output})"
-        raise _limit_error(files, "max_output_tokens", f"{sentence}; change one of them.")
-    if window and window <= max_output:
-        sentence = f"context window of {window} tokens is too small for max_output_tokens {max_output}"
-        raise _limit_error(files, "context_window", f"{sentence}; raise it, or lower `max_output_tokens`.")
+    for key, sentence in _list_limit_conflicts(max_output, min_output, window):
+        raise _limit_error(files, key, sentence)
     return BrainSpec(
         model=value_or_default(spec.model, ""),
         fallback_models=spec.fallback_models,
@@ -338,6 +354,78 @@ def _resolve_model_settings(files: FilePair, providers: Mapping[str, Provider], 
         rates=read_model_rates(files.fleet),
         **{key: value for key in _MODEL_LIMITS if (value := getattr(limits, key)) is not UNSET},
     )
+
+
+def _list_limit_conflicts(max_output: int, min_output: int, window: int) -> Iterator[tuple[str, str]]:
+    """List limits of an answer that exclude each other: the key to change, and a sentence."""
+    if max_output < min_output:
+        sentence = f"`max_output_tokens` ({max_output}) is less than `min_output_tokens` ({min_output})"
+        yield "max_output_tokens", f"{sentence}; change one of them."
+    if window and window <= max_output:
+        sentence = f"context window of {window} tokens is too small for max_output_tokens {max_output}"
+        yield "context_window", f"{sentence}; raise it, or lower `max_output_tokens`."
+
+
+def parse_session_limits(limits: Mapping[str, Any], where: str) -> Limits:
+    """Parse limits of single sessions, written as in an agent's file. `where` is named in messages."""
+    document = Document({"limits": dict(limits)}, SourceMap(where))
+    session_limits = decode_document(document, AgentBounds).limits
+    for key in _WINDOW_CAPS:
+        if getattr(session_limits, key) is not UNSET:
+            sentence = f"`limits.{key}` counts for all runs of the agent; set it in the limits of the agent."
+            raise document.source_map.error_at(("limits", key), sentence)
+    return session_limits
+
+
+def require_tighter(policy: ResolvedPolicy, settings: BrainSpec, limits: Limits) -> None:
+    """Raise ConfigError if the limits of a run are looser than those of its agent, or exclude each other."""
+    agent_limits = {**_list_policy_limits(policy), **_list_model_limits(settings)}
+    run = SourceMap("the run")
+    for key, (format_value, unlimited) in LIMIT_FORMATS.items():
+        value = getattr(limits, key)
+        if value is not UNSET and is_looser(value, agent_limits[key], unlimited):
+            raise run.error_at(
+                ("limits", key),
+                f"`limits.{key}` is {format_value(value)} for this run, but the agent allows only "
+                f"{format_value(agent_limits[key])}. Lower it, or raise the agent's own limit.",
+            )
+    narrowed = narrow_settings(settings, limits)
+    min_output = narrow_policy(policy, limits).min_output_tokens
+    for key, sentence in _list_limit_conflicts(narrowed.max_output_tokens, min_output, narrowed.context_window):
+        raise run.error_at(("limits", key), sentence)
+
+
+def narrow_policy(policy: ResolvedPolicy, limits: Limits) -> ResolvedPolicy:
+    """Return a policy with the lower of each limit of the policy and of a run; for a choice, the run's."""
+    lower = _lower_limits(_list_policy_limits(policy), limits)
+    session_cap = Cap(lower.pop("max_cost_usd"), policy.caps.session.per)
+    caps = replace(policy.caps, session=session_cap, token_budget=lower.pop("token_budget") or None)
+    return replace(policy, caps=caps, **lower)
+
+
+def narrow_settings(settings: BrainSpec, limits: Limits) -> BrainSpec:
+    """Return the settings of a model with the lower of each limit; for a choice, the run's."""
+    return replace(settings, **_lower_limits(_list_model_limits(settings), limits))
+
+
+def _list_policy_limits(policy: ResolvedPolicy) -> dict[str, Any]:
+    caps = {"max_cost_usd": policy.caps.session.max_cost_usd, "token_budget": policy.caps.token_budget or 0}
+    return {**caps, **{key: getattr(policy, key) for key in _POLICY_LIMITS}}
+
+
+def _list_model_limits(settings: BrainSpec) -> dict[str, Any]:
+    return {key: getattr(settings, key) for key in _MODEL_LIMITS}
+
+
+def _lower_limits(current: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    def choose(key: str, current_value: Any) -> Any:
+        value = getattr(limits, key)
+        if value is UNSET:
+            return current_value
+        is_maximum = key in LIMIT_FORMATS
+        return current_value if is_maximum and is_looser(value, current_value, LIMIT_FORMATS[key][1]) else value
+
+    return {key: choose(key, value) for key, value in current.items()}
 
 
 def _playbooks(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:

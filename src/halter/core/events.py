@@ -90,6 +90,7 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     the sessions that it works for. A session that continues an ended session
     automatically `follows` it, and `because` gives the reason; its body is then the last answer of that session.
     `traceparent` is the span of the caller that started it.
+    `model` and `limits` are those of a run that has its own; the limits have the form of `spec.Limits`.
     """
 
     KIND: ClassVar[str] = "session_started"
@@ -112,6 +113,8 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     because: str = ""
     action_limits: tuple[ActionLimit, ...] = ()
     traceparent: str = ""
+    model: str = ""
+    limits: Mapping[str, int | float | str | bool | None] = {}
 
 
 class SessionWoken(Event, frozen=True, kw_only=True):

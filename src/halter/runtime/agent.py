@@ -21,14 +21,14 @@ import os
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Self, TypedDict, Unpack, cast, overload
 
 from msgspec.structs import replace
 from typing_extensions import TypeVar
@@ -39,7 +39,7 @@ from halter.core.ids import SessionId, make_worker_id
 from halter.core.messages import Message, Model, StreamChunk
 from halter.core.money import DOLLAR, micros_to_usd
 from halter.core.renamed import RenamedAttribute
-from halter.core.text import reject_unknown_options, write_out_options
+from halter.core.text import join_names, reject_unknown_options, write_out_options
 from halter.core.tools import Tool, ToolServer
 from halter.core.vocabulary import SessionKind, State
 from halter.settings import Settings, find_home, read_settings
@@ -54,7 +54,9 @@ if TYPE_CHECKING:
 
     from halter.config.agent_files import AgentFile
     from halter.config.merge import FleetConfig
+    from halter.config.resolve import ResolvedAgent
     from halter.config.yaml_reader import Document
+    from halter.core.agent_spec import BrainSpec
     from halter.guard.tool_door import ApprovalRequired
     from halter.journal.store import ReportProblem
     from halter.loop.loop import LoopObserver
@@ -242,6 +244,21 @@ def resolve_secrets(options: ProgramOptions, environ: Mapping[str, str]) -> "Sec
     return read_environment_secrets(environ) if secrets is None else GivenSecrets(secrets)
 
 
+_ONLY_UNATTENDED: Final = (
+    "only `halter up` and `halter worker` read it. Write it in the agent.yaml of a folder, or call `run` when it is "
+    "time."
+)
+_UNREAD_KEYS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("schedules", "watches", "webhooks", "heartbeat", "autonomy", "sensors"), _ONLY_UNATTENDED),
+    **dict.fromkeys(("concurrency", "idle_halt_minutes"), _ONLY_UNATTENDED),
+    "gateway": "only `halter gateway` reads it. Write it in the agent.yaml of a folder.",
+    "tools": "pass functions with `tools=[…]`, or decorate them with `@….tool`.",
+    "agents": "pass other agents with `agents=[…]`.",
+    "name": "pass the name as an argument.",
+}
+"""The keys of an agent file that nothing reads in a program, with what to do instead."""
+
+
 def parse_agent_options(
     name: str, options: ProgramOptions, where: str, limits: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> "AgentFile":
@@ -249,6 +266,9 @@ def parse_agent_options(
     from halter.config.agent_files import parse_agent
 
     policy = options.get("policy", {})
+    for key in policy:
+        if key in _UNREAD_KEYS:
+            raise ConfigError(f"{where}: `{key}` has no effect in a program: {_UNREAD_KEYS[key]}")
     cap = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
     raw = {"name": name, **policy, **extra, "limits": {**policy.get("limits", {}), **limits, **cap}}
     return parse_agent(build_document(raw, where))
@@ -310,6 +330,10 @@ MODEL_KEYS = (
 )
 
 
+_FOLDER_OPTIONS: Final = (*MODEL_KEYS, "policy", "secrets", "mcp_servers")
+"""Options that an agent of a folder has in its own files alone."""
+
+
 class Agent(AgentProgram, Generic[DepsT, OutputT]):
     """One agent over one store. Its answers fit `output_type`, and its runs take `deps` of the type `deps_type`."""
 
@@ -339,7 +363,10 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
     @classmethod
     @write_out_options(AgentOptions)
     def load(cls, folder: str | Path, *, store: str | Path, **options: Unpack[AgentOptions]) -> "Agent[Any, str]":
-        """Load the agent of a folder. Its code runs only if a person trusted it."""
+        """Load the agent of a folder. Its code runs only if a person trusted it.
+
+        `model` replaces its model, `limits` and `max_cost_usd` tighten its own, and `tools` and `agents` are added.
+        """
         agent = Agent(Path(folder).name, store=store, **options)
         agent._folder = Path(folder)
         return agent
@@ -411,8 +438,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
     @contextmanager
     def override(self, *, model: str | Model) -> Generator[Self]:
         """Use another model for runs that start inside the block: in tests, one of `halter.testing.models`."""
-        if self._open is not None and self._stack is not None:
-            with self._override_while_open(self._open, self._stack, model):
+        if self._open is not None:
+            with self._override_while_open(self._open, model):
                 yield self
             return
         options, agent_options = self._options, self._agent_options
@@ -424,14 +451,10 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             self._options, self._agent_options = options, agent_options
 
     @contextmanager
-    def _override_while_open(
-        self, context: "AgentContext", stack: AsyncExitStack, model: str | Model
-    ) -> Generator[None]:
+    def _override_while_open(self, context: "AgentContext", model: str | Model) -> Generator[None]:
         from halter.runtime.agent_context import use_model
 
-        overridden, previous = use_model(context, model), self._open_for_call
-        stack.push_async_callback(overridden.models.close)
-        self._open_for_call = _OpenContext(overridden)
+        previous, self._open_for_call = self._open_for_call, _OpenContext(use_model(context, model))
         try:
             yield
         finally:
@@ -447,6 +470,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str = ...,
         id: str = ...,
         deps: DepsT | None = ...,
+        model: str | Model | None = ...,
+        limits: Mapping[str, Any] | None = ...,
         kind: SessionKind = ...,
         history: Sequence[Any] = ...,
         files: "Sequence[File | str | Path]" = ...,
@@ -459,6 +484,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str = ...,
         id: str = ...,
         deps: DepsT | None = ...,
+        model: str | Model | None = ...,
+        limits: Mapping[str, Any] | None = ...,
         kind: SessionKind = ...,
         history: Sequence[Any] = ...,
         files: "Sequence[File | str | Path]" = ...,
@@ -471,6 +498,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str = "",
         id: str = "",  # noqa: A002 The public name.
         deps: DepsT | None = None,
+        model: str | Model | None = None,
+        limits: Mapping[str, Any] | None = None,
         kind: SessionKind = "task",
         history: Sequence[Any] = (),
         files: "Sequence[File | str | Path]" = (),
@@ -478,11 +507,13 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         """Run a task, and wait until it is done or needs a person.
 
         Pass `session` to continue an earlier session. Pass `id` to name a new one: after a crash, the same call resumes
-        it; after its end, it returns its result. The answer must fit `output_type`. A new session can begin with
+        it; after its end, it returns its result. The answer must fit `output_type`. `model` and `limits` are those of
+        a new session, written as in `agent.yaml`; limits can only tighten the agent's. A new session can begin with
         `history`, messages of a result or of Pydantic AI, and with `files`: pictures, PDFs, sound and text.
         """
         async with self._enter_for_call() as open_context:
-            context, form = await self._bind(open_context, deps), self._make_form(output_type, deps)
+            context = await self._bind(open_context, deps, model, limits)
+            form = self._make_form(output_type, deps)
             # Inlined from `_run_attended`: thousands of runs may wait here, and each keeps its frames and locals.
             try:
                 conversation = await self._claim(
@@ -541,6 +572,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         at: int | None = ...,
         id: str = ...,
         deps: DepsT | None = ...,
+        model: str | Model | None = ...,
+        limits: Mapping[str, Any] | None = ...,
     ) -> CompletedResult[T] | StoppedResult: ...
     @overload
     async def fork(
@@ -551,8 +584,10 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         at: int | None = ...,
         id: str = ...,
         deps: DepsT | None = ...,
+        model: str | Model | None = ...,
+        limits: Mapping[str, Any] | None = ...,
     ) -> CompletedResult[OutputT] | StoppedResult: ...
-    async def fork(
+    async def fork(  # noqa: PLR0913 Each is an independent option.
         self,
         session: str,
         message: str = "",
@@ -561,6 +596,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         at: int | None = None,
         id: str = "",  # noqa: A002 The public name.
         deps: DepsT | None = None,
+        model: str | Model | None = None,
+        limits: Mapping[str, Any] | None = None,
     ) -> CompletedResult[Any] | StoppedResult:
         """Run a new session that begins with the messages of another one, up to its event `at` or its newest event.
 
@@ -569,11 +606,13 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         from halter.runtime.session_start import NewSession, begin_fork, read_fork, read_session_row
 
         async with self._enter_for_call() as open_context:
-            context = await self._bind(open_context, deps)
+            context = await self._bind(open_context, deps, model, limits)
             context.require_model()
             fork = await read_fork(context.store, await read_session_row(context, session), at)
             by, redact, definition = context.app.settings.person, context.guard().redact, await context.definition()
-            new_session = await begin_fork(context.app, fork, message, by, redact, session=id, definition=definition)
+            new_session = await begin_fork(
+                context.app, fork, message, by, redact, session=id, definition=definition, run=context.run
+            )
             return await self._run_attended(context, NewSession(new_session), self._make_form(output_type, deps))
 
     async def _is_session_near_budget(self, context: "AgentContext", session: str) -> bool:
@@ -609,13 +648,15 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             row = await read_session_row(context, session)
             return make_receipt(await read_stream(context.store, session_stream(row.session)))
 
-    async def stream(
+    async def stream(  # noqa: PLR0913 Each is an independent option.
         self,
         message: str,
         *,
         session: str = "",
         id: str = "",  # noqa: A002 The public name.
         deps: DepsT | None = None,
+        model: str | Model | None = None,
+        limits: Mapping[str, Any] | None = None,
         kind: SessionKind = "chat",
         history: Sequence[Any] = (),
         files: "Sequence[File | str | Path]" = (),
@@ -630,7 +671,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
         observer = LoopObserver(chunks.put_nowait)
         async with self._enter_for_call() as open_context:
-            context = await self._bind(open_context, deps)
+            context = await self._bind(open_context, deps, model, limits)
             new_session = await _send_message(context, message, session, id, kind, history, files)
             run = partial(self._run_attended, context, new_session, self._make_form(None, deps), observer)
             async with aclosing(stream_queue(chunks, run)) as items:
@@ -646,6 +687,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str = ...,
         id: str = ...,
         deps: DepsT | None = ...,
+        model: str | Model | None = ...,
+        limits: Mapping[str, Any] | None = ...,
         kind: SessionKind = ...,
         history: Sequence[Any] = ...,
         files: "Sequence[File | str | Path]" = ...,
@@ -658,6 +701,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str = ...,
         id: str = ...,
         deps: DepsT | None = ...,
+        model: str | Model | None = ...,
+        limits: Mapping[str, Any] | None = ...,
         kind: SessionKind = ...,
         history: Sequence[Any] = ...,
         files: "Sequence[File | str | Path]" = ...,
@@ -670,6 +715,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str = "",
         id: str = "",  # noqa: A002 The public name.
         deps: DepsT | None = None,
+        model: str | Model | None = None,
+        limits: Mapping[str, Any] | None = None,
         kind: SessionKind = "chat",
         history: Sequence[Any] = (),
         files: "Sequence[File | str | Path]" = (),
@@ -682,7 +729,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
         events = RunEvents()
         async with self._enter_for_call() as open_context:
-            context = await self._bind(open_context, deps)
+            context = await self._bind(open_context, deps, model, limits)
             new_session = await _send_message(context, message, session, id, kind, history, files)
             waits = events.wait_with(self._agent_options.get("waits", self._log_wait))
             run = partial(
@@ -701,6 +748,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str = ...,
         id: str = ...,
         deps: DepsT | None = ...,
+        model: str | Model | None = ...,
+        limits: Mapping[str, Any] | None = ...,
         kind: SessionKind = ...,
         history: Sequence[Any] = ...,
         files: "Sequence[File | str | Path]" = ...,
@@ -713,6 +762,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str = ...,
         id: str = ...,
         deps: DepsT | None = ...,
+        model: str | Model | None = ...,
+        limits: Mapping[str, Any] | None = ...,
         kind: SessionKind = ...,
         history: Sequence[Any] = ...,
         files: "Sequence[File | str | Path]" = ...,
@@ -725,6 +776,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str = "",
         id: str = "",  # noqa: A002 The public name.
         deps: DepsT | None = None,
+        model: str | Model | None = None,
+        limits: Mapping[str, Any] | None = None,
         kind: SessionKind = "task",
         history: Sequence[Any] = (),
         files: "Sequence[File | str | Path]" = (),
@@ -736,6 +789,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             session=session,
             id=id,
             deps=deps,
+            model=model,
+            limits=limits,
             kind=kind,
             history=history,
             files=files,
@@ -789,8 +844,18 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         """Return the open context, or open one for this call."""
         return self._open_for_call or self._opening()
 
-    async def _bind(self, open_context: "AgentContext", deps: Any) -> "AgentContext":
-        """Return the context of one run, with the tools, toolsets and instructions that depend on `deps`."""
+    async def _bind(
+        self,
+        open_context: "AgentContext",
+        deps: Any,
+        model: str | Model | None = None,
+        limits: Mapping[str, Any] | None = None,
+    ) -> "AgentContext":
+        """Return the context of one run, with its own model and limits, and with what depends on `deps`."""
+        if model is not None or limits:
+            from halter.runtime.agent_context import choose_run_settings
+
+            open_context = choose_run_settings(open_context, model, limits)
         context = open_context.bind()
         agent = context.agent
         if self._instructions or self._toolsets:
@@ -818,14 +883,36 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         from halter.runtime.agent_context import models_of
         from halter.runtime.assemble import assemble_agent
 
-        model_objects: Mapping[str, Model] = {}
         if self._folder is None:
             assembled, model_objects = await self._parse_options(app, stack)
         else:
-            assembled = await stack.enter_async_context(assemble_agent(app, self._folder))
+            assembled, model_objects = self._add_options(
+                await stack.enter_async_context(assemble_agent(app, self._folder)), self._folder
+            )
         if self._agent_options.get("native_output", False):
             assembled = replace(assembled, model_settings=replace(assembled.model_settings, native_output=FINAL_ANSWER))
         return assembled, await stack.enter_async_context(models_of(app, assembled, model_objects))
+
+    def _add_options(self, agent: "AssembledAgent", folder: Path) -> "tuple[AssembledAgent, Mapping[str, Model]]":
+        """Add the program's options to the agent of a folder: models, tools, and limits that tighten its own."""
+        from halter.config.resolve import narrow_policy, narrow_settings, parse_session_limits
+        from halter.runtime import assemble
+
+        options = self._agent_options
+        if keys := [key for key in options if key in _FOLDER_OPTIONS]:
+            raise ConfigError(
+                f"An agent that is loaded from a folder takes {join_names(keys)} from its agent.yaml: {folder}"
+            )
+        cap = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
+        limits = parse_session_limits({**options.get("limits", {}), **cap}, "the agent")
+        models, settings = _list_models(options), narrow_settings(agent.model_settings, limits)
+        if models:
+            settings = _set_models(settings, models)
+        if self._tools:
+            assemble.protect_tools(self._tools, assemble.list_protected_paths(self._settings, None, None))
+        tools = assemble.index_tools([*agent.tools.values(), *self._tools])
+        policy = narrow_policy(agent.policy, limits)
+        return replace(agent, policy=policy, model_settings=settings, tools=tools), _index_models(models)
 
     def _read_fleet(self) -> "FleetConfig | None":
         """Return the configured fleet, or for an agent of a folder the fleet file."""
@@ -843,19 +930,15 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         from halter.tasks.task_tools import list_verb_specs
 
         options = self._agent_options
-        fallbacks = options.get("fallback_models", ())
-        if isinstance(fallbacks, str):
-            raise ConfigError(f"`fallback_models` is the text {fallbacks!r}, but must be a list of models.")
-        models = [*([options["model"]] if "model" in options else []), *fallbacks]
-        model_objects = {str(each.name): each for each in models if not isinstance(each, str)}
+        models = _list_models(options)
+        model_objects = _index_models(models)
         model_keys: dict[str, Any] = {key: value for key, value in options.items() if key in MODEL_KEYS}
         if not model_objects and models:
             model_keys |= {"model": models[0]} | ({"fallback_models": models[1:]} if models[1:] else {})
         agent = parse_agent_options(self._name, options, "the agent", options.get("limits", {}), model_keys)
-        resolved_agent = resolve_agent(app.fleet, agent, None)
+        resolved_agent = _set_default_provenance(resolve_agent(app.fleet, agent, None))
         if model_objects:
-            names = [each if isinstance(each, str) else str(each.name) for each in models]
-            model_settings = replace(resolved_agent.model_settings, model=names[0], fallback_models=tuple(names[1:]))
+            model_settings = _set_models(resolved_agent.model_settings, models)
             resolved_agent = replace(resolved_agent, model_settings=model_settings)
         secrets = resolve_secrets(options, self._environ)
         servers = self._read_servers()
@@ -882,6 +965,31 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         servers = self._agent_options.get("mcp_servers", {})
         document = build_document({"mcpServers": dict(servers)}, "the agent's mcp_servers")
         return parse_servers(document, Path.cwd(), self._environ) if servers else ()
+
+
+def _set_default_provenance(agent: "ResolvedAgent") -> "ResolvedAgent":
+    """Ask about calls with values from untrusted content, as `halter init` writes it, if no policy says otherwise."""
+    if agent.policy.provenance is not None:
+        return agent
+    *fleet_policies, own_policy = agent.policy.policies
+    policies = (*fleet_policies, replace(own_policy, provenance="ask"))
+    return replace(agent, policy=replace(agent.policy, policies=policies))
+
+
+def _list_models(options: AgentOptions) -> list[str | Model]:
+    fallbacks = options.get("fallback_models", ())
+    if isinstance(fallbacks, str):
+        raise ConfigError(f"`fallback_models` is the text {fallbacks!r}, but must be a list of models.")
+    return [*([options["model"]] if "model" in options else []), *fallbacks]
+
+
+def _index_models(models: Iterable[str | Model]) -> Mapping[str, Model]:
+    return {str(model.name): model for model in models if not isinstance(model, str)}
+
+
+def _set_models(settings: "BrainSpec", models: Iterable[str | Model]) -> "BrainSpec":
+    first, *others = [model if isinstance(model, str) else str(model.name) for model in models]
+    return replace(settings, model=first, fallback_models=tuple(others))
 
 
 async def _read_ended_result(
@@ -936,8 +1044,13 @@ async def _send_message(
 
         messages = read_initial_messages(context, history, files) if history or files else ()
         return await open_session(context, message, kind, new_session, history=messages, takes_lease=True)
-    if history or files:
-        raise ConfigError(f"Session {session} has already started. Pass `history` and `files` only to a new session.")
+    from halter.runtime.agent_context import NO_RUN_SETTINGS
+
+    if history or files or context.run != NO_RUN_SETTINGS:
+        raise ConfigError(
+            f"Session {session} has already started. Pass `model` and `limits`, `history` and `files` only to a new "
+            "session."
+        )
     from halter.runtime.session_start import NewSession, post_message, reopen_agent_session
 
     await reopen_agent_session(context, session)

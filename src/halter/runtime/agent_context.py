@@ -8,14 +8,21 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from halter.config.resolve import redact_definition
+from halter.config.resolve import (
+    narrow_policy,
+    narrow_settings,
+    parse_session_limits,
+    redact_definition,
+    require_tighter,
+)
 from halter.core.agent_spec import REFLEX, SCRIPTED, BrainSpec, ModelPurpose
 from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError
+from halter.core.events import SessionStarted
 from halter.core.ids import Digest, SessionId, WorkerId
 from halter.core.messages import Model
 from halter.core.ports import Store
-from halter.core.spec import ResolvedPolicy
+from halter.core.spec import Limits, ResolvedPolicy
 from halter.core.usage import ModelName
 from halter.core.vocabulary import SessionKind
 from halter.guard.guard import GuardRuntime
@@ -39,13 +46,18 @@ DEFINITION_TTL: Final = HOUR
 class Models:
     """The models of one agent, each made once."""
 
-    def __init__(self, app: Runtime, agent: AssembledAgent, overrides: Mapping[str, Model]) -> None:
+    def __init__(
+        self, app: Runtime, agent: AssembledAgent, by_name: dict[str, Model], given: Model | None = None
+    ) -> None:
         self._app = app
         self._agent = agent
-        self._by_name: dict[str, Model] = dict(overrides)
+        self._by_name = by_name
+        self._given = given
 
     def get(self, name: str) -> Model:
         """Return a model, made on first use. Raises ConfigError if its configuration or library is missing."""
+        if self._given is not None and name == str(self._given.name):
+            return self._given
         if name not in self._by_name:
             self._by_name[name] = self._model(name)
         return self._by_name[name]
@@ -74,6 +86,10 @@ class Models:
         secrets = self._agent.secrets
         return secrets.value(name) if name in secrets.names() else self._app.environ.get(name)
 
+    def with_model(self, model: Model) -> "Models":
+        """Return these models with one more, which its owner closes."""
+        return Models(self._app, self._agent, self._by_name, model)
+
     async def close(self) -> None:
         for model in self._by_name.values():
             close = getattr(model, "aclose", None)
@@ -86,7 +102,7 @@ async def models_of(
     app: Runtime, agent: AssembledAgent, overrides: Mapping[str, Model] | None = None
 ) -> AsyncGenerator[Models]:
     """Open an agent's models and close them after the block. Models in `overrides` replace those of the same name."""
-    models = Models(app, agent, overrides or {})
+    models = Models(app, agent, dict(overrides or {}))
     try:
         yield models
     finally:
@@ -124,11 +140,35 @@ class _Caches:
         """Session plans by kind and by whether the session is unattended; see `session_builder.SessionPlan`."""
 
 
+class RunSettings(msgspec.Struct, frozen=True):
+    """The model and the limits of a run that has its own. The journal keeps them, so that a resume has the same."""
+
+    model: str = ""
+    limits: Limits = Limits()
+
+    @classmethod
+    def of(cls, event: object) -> "RunSettings":
+        """Return the settings with which a session has started."""
+        if not isinstance(event, SessionStarted) or not (event.model or event.limits):
+            return NO_RUN_SETTINGS
+        known_limits = {key: value for key, value in event.limits.items() if key in Limits.__struct_fields__}
+        return cls(event.model, Limits(**cast("dict[str, Any]", known_limits)))
+
+    def record(self, event: SessionStarted) -> SessionStarted:
+        """Return the start of a session with these settings."""
+        if self == NO_RUN_SETTINGS:
+            return event
+        return msgspec.structs.replace(event, model=self.model, limits=msgspec.to_builtins(self.limits))
+
+
+NO_RUN_SETTINGS: Final = RunSettings()
+
+
 class AgentContext(msgspec.Struct, frozen=True, dict=True):
     """An agent with its models, running under one worker id of this process.
 
     `brake_type` makes the provenance check of a session; a drill replaces it with a broken one. `answer_form` is the
-    form of the agent's answer when another agent calls it.
+    form of the agent's answer when another agent calls it. `run` is what a new session starts with.
     """
 
     app: Runtime
@@ -141,6 +181,7 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
     bound: GuardRuntime | None = None
     brake_type: type[ProvenanceCheck] = ProvenanceCheck
     answer_form: AnswerForm | None = None
+    run: RunSettings = NO_RUN_SETTINGS
     sleeps_at_cap: bool = True
     """A session sleeps while the window of a cap is used up. In a program it does so only with `on_cap: wait`."""
     nested_sessions: set[SessionId] = msgspec.field(default_factory=set[SessionId])
@@ -223,11 +264,45 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
 
 def use_model(context: AgentContext, model: str | Model) -> AgentContext:
     """Return a context in which the agent runs with another model, and without its fallbacks."""
-    name, objects = (model, {}) if isinstance(model, str) else (str(model.name), {str(model.name): model})
+    name = model if isinstance(model, str) else str(model.name)
+    policy = context.agent.policy
+    if not policy.allows_model(name):
+        raise ConfigError(
+            f"`allowed_models` of {policy.name} does not have {name}. Name another model, or add it to "
+            "`allowed_models`."
+        )
     settings = msgspec.structs.replace(context.agent.model_settings, model=name, fallback_models=())
     agent = msgspec.structs.replace(context.agent, model_settings=settings)
-    models = Models(context.app, agent, objects)
-    return msgspec.structs.replace(context, agent=agent, models=models, caches=_Caches(), bound=None)
+    models = context.models if isinstance(model, str) else context.models.with_model(model)
+    return msgspec.structs.replace(context, agent=agent, models=models)
+
+
+def choose_run_settings(
+    context: AgentContext, model: str | Model | None, limits: Mapping[str, Any] | None
+) -> AgentContext:
+    """Return the context of a run with its own model and limits. Raises ConfigError for what the agent forbids."""
+    if model is None and not limits:
+        return context
+    run_limits = parse_session_limits(limits or {}, "the run")
+    require_tighter(context.agent.policy, context.agent.model_settings, run_limits)
+    if model is not None:
+        context = use_model(context, model)
+    name = "" if model is None else context.agent.model_settings.model
+    return msgspec.structs.replace(context, run=RunSettings(name, run_limits))
+
+
+def apply_run_settings(context: AgentContext, run: RunSettings) -> AgentContext:
+    """Return the context in which a session runs that has started with its own model or limits."""
+    if run == NO_RUN_SETTINGS:
+        return context
+    if run.model and run.model != context.agent.model_settings.model:
+        context = use_model(context, run.model)
+    agent = msgspec.structs.replace(
+        context.agent,
+        policy=narrow_policy(context.agent.policy, run.limits),
+        model_settings=narrow_settings(context.agent.model_settings, run.limits),
+    )
+    return msgspec.structs.replace(context, agent=agent, run=NO_RUN_SETTINGS)
 
 
 def make_guard(app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates: Model | None = None) -> GuardRuntime:

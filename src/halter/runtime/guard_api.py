@@ -44,7 +44,7 @@ from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
-from halter.runtime.agent import AgentProgram, ProgramOptions, parse_agent_options, resolve_secrets
+from halter.runtime.agent import MODEL_KEYS, AgentProgram, ProgramOptions, parse_agent_options, resolve_secrets
 from halter.runtime.agent_context import AgentContext, Models, store_policy
 from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
 from halter.runtime.budgets import Budget, read_current_budgets, render_budgets
@@ -58,6 +58,11 @@ if TYPE_CHECKING:
     from halter.runtime.guard_thread import BlockingGuard, LoopThread
 
 R = TypeVar("R")
+_LOOP_KEYS: Final = (
+    *("model", "fallback_models", "model_for", *MODEL_KEYS, "script"),
+    *("hot_state", "collections", "verbs", "review", "notify", "anonymize"),
+)
+"""The keys of an agent file that only the loop of an agent reads."""
 MAX_REPORT_SESSIONS: Final = 1_000_000
 BUDGET_RETRY_DELAY: Final = SECOND
 
@@ -212,6 +217,10 @@ class Guard(AgentProgram):
         return await acquire_lease(context.store, context.app.clock, context.worker, session, max_wait)
 
     async def _assemble(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+        if unread := next((key for key in self._options.get("policy", {}) if key in _LOOP_KEYS), ""):
+            raise ConfigError(
+                f"the guard's policy: `{unread}` has no effect in a guard: only an agent's own loop reads it."
+            )
         agent = parse_agent_options(self._agent, self._options, "the guard's policy", {}, {})
         policy = resolve_policy(app.fleet, agent)
         tools = index_tools(self._tools)

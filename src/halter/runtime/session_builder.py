@@ -15,6 +15,7 @@ from halter.autonomy.hot_state import HotState, LiveFacts, parse_looks, parse_so
 from halter.autonomy.pace import AutonomousPace, PaceTerms, parse_active_hours
 from halter.autonomy.resident import SupervisedSensor, redact_json
 from halter.autonomy.signals import Score, ScoringFailure, Signals
+from halter.config.resolve import narrow_policy
 from halter.config.sections import compile_gate, compile_signals
 from halter.core import tools
 from halter.core.agent_spec import (
@@ -59,7 +60,7 @@ from halter.loop.loop import NO_LIVE_CONTEXT, NO_OBSERVER, LoopObserver, TurnLoo
 from halter.loop.prompt import LoopSettings, ScoreAnswer, make_question_prompt, read_form_answer
 from halter.loop.session_runtime import SessionRuntime, WaitListener
 from halter.models.providers import Prices
-from halter.runtime.agent_context import AgentContext, Models
+from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, Models, RunSettings, apply_run_settings
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.document_index import Library, SessionDocuments
 from halter.tasks.agent_tool import AgentTool
@@ -426,6 +427,7 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     follows: str = ""
     caller_caps: tuple[ScopedCap, ...] = ()
     action_limits: tuple[ActionLimit, ...] = ()
+    run: RunSettings = NO_RUN_SETTINGS
     is_asked: bool = False
     """True for a sub-session that a call of its parent started and waits for."""
 
@@ -439,7 +441,7 @@ async def find_session_origin(context: AgentContext, row: SessionRow, events: tu
     first = events[0] if events else (await context.store.read(session_stream(row.session), 0, 1))[0]
     follows = first.event.follows if isinstance(first.event, SessionStarted) else ""
     if not row.parent and not row.trigger:
-        return SessionOrigin(salt=first.hash.hex(), follows=follows)
+        return SessionOrigin(salt=first.hash.hex(), follows=follows, run=RunSettings.of(first.event))
     origin = await _read_origin(context.store, row, first)
     return msgspec.structs.replace(origin, salt=first.hash.hex(), follows=follows)
 
@@ -545,6 +547,7 @@ async def build_live_session(  # noqa: PLR0913 Each is an independent option.
     app, store = context.app, context.store
     history = begun or tuple(await read_stream(store, session_stream(row.session)))
     origin = await find_session_origin(context, row, history)
+    agent_context, context = context, apply_run_settings(context, origin.run)
     is_plannable = answer_tool is None and sensed is None and origin.grants is None
     plan = _find_plan(context, row) if is_plannable else None
     task_tools = TaskTools(context, row, origin.trigger, origin.documents) if plan is None or plan.reviews else None
@@ -553,7 +556,7 @@ async def build_live_session(  # noqa: PLR0913 Each is an independent option.
             tuple(task_tools.verbs()) if task_tools else (), answer_tool, sensed, origin.grants, on_wait
         )
         plan = _make_plan(context, row, own_tools)
-    session_context = build_session_context(context, row, plan.phases[0], origin)
+    session_context = build_session_context(agent_context, row, plan.phases[0], origin)
     runtime = SessionRuntime(store, app.clock, context.guard(), lease, session_context, plan.tools, on_wait)
     runtime.on_cap = observer.on_cap
     # An agent that another one asked does not wait for a window: the other one waits for its answer.
@@ -799,7 +802,10 @@ def build_session_context(
 ) -> SessionContext:
     """Build the guard's context of a session: its phase, the caps of its origin and the reserve for its wrap-up."""
     agent, policy = context.agent, context.agent.policy
+    # A person's decisions hold for runs with narrower limits, too.
     digest = str(policy.digest())
+    if origin.run != NO_RUN_SETTINGS:
+        policy = narrow_policy(policy, origin.run.limits)
     if origin.trigger is not None:
         policy = msgspec.structs.replace(policy, caps=inherit_trigger_caps(policy.caps, origin.trigger))
     if origin.carved_cap is not None:

@@ -38,7 +38,15 @@ from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
 from halter.loop.session_runtime import SessionRuntime, WaitListener
 from halter.loop.transcript_reader import has_denial, number_calls, read_past
 from halter.redaction.redact import mask_message
-from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT, AgentContext, make_guard, models_of, store_policy
+from halter.runtime.agent_context import (
+    LEASE_WAIT_TIMEOUT,
+    NO_RUN_SETTINGS,
+    AgentContext,
+    RunSettings,
+    make_guard,
+    models_of,
+    store_policy,
+)
 from halter.runtime.assemble import AssembledAgent, list_playbook_flaws
 from halter.runtime.needs import read_agent_health
 from halter.runtime.runtime import Runtime
@@ -103,7 +111,7 @@ async def read_fork(store: Store, row: SessionRow, at: int | None = None) -> For
     return Fork(start_event, history, number_calls(past.messages), next(iter(phases), None))
 
 
-async def begin_fork(
+async def begin_fork(  # noqa: PLR0913 Each is an independent option.
     app: Runtime,
     fork: Fork,
     text: str,
@@ -112,6 +120,7 @@ async def begin_fork(
     *,
     session: str = "",
     definition: str = "",
+    run: RunSettings = NO_RUN_SETTINGS,
 ) -> SessionId:
     """Start a session with another session's history; without a `definition`, with that session's definition.
 
@@ -127,6 +136,7 @@ async def begin_fork(
         definition=definition or fork.first.definition,
         folder=fork.first.folder,
     )
+    event = run.record(event)
     drafts = [await fork.draft(app.store), *([Draft(fork.phase)] if kind == "task" and fork.phase else [])]
     _, _, accepted_text = accepted_context = await read_accepted_context(app.store, event.agent)
     if accepted_text:
@@ -229,11 +239,23 @@ async def open_session(
             await run_shielded(store.release(lease))
         raise
     if committed.is_repeated and lease is None:
+        await _require_same_run(context, session_id)
         return NewSession(session_id)
     if kind == "chat":
         await _pass_on(context, session_id, text)
     # No other call knows a new id: a repeated write means that only its reply was lost.
     return NewSession(session_id, committed.events, lease)
+
+
+async def _require_same_run(context: AgentContext, session: str) -> None:
+    """Raise ConfigError if a session, unless it has ended, has started with another model or other limits."""
+    row = await read_session_row(context, session)
+    (first,) = await context.store.read(session_stream(session), 0, 1)
+    if row.ended_at is None and RunSettings.of(first.event) != context.run:
+        raise ConfigError(
+            f"Session {session} has started with another model or other limits, and keeps them. Pass the same `model` "
+            "and `limits`, or another `id`."
+        )
 
 
 def make_new_session_row(event: SessionStarted, at: int) -> SessionRow:
@@ -289,6 +311,7 @@ async def build_session_beginning(
         folder=agent.folder_digest,
         format=SESSION_FORMAT,
     )
+    event = context.run.record(event)
     drafts: list[Draft] = []
     memories, precedents, accepted_text = await read_accepted_context(store, agent.policy.name)
     if accepted_text:
