@@ -60,8 +60,9 @@ style: setup
 # A minute and a half of CPU time, and so only after a change.
 types: setup $(TYPED)
 
-$(TYPED): $(INSTALLED) $(shell find src -name '*.py')
+$(TYPED): $(INSTALLED) $(shell find src examples -name '*.py')
 	$(BIN)/basedpyright
+	$(foreach folder,$(sort $(dir $(wildcard examples/*/*.py))),$(BIN)/mypy $(folder) &&) true
 	@touch $@
 
 # The pages that are made from the code; a test tells when they have to be made anew.
@@ -142,5 +143,5 @@ lock: setup
 	for peer in bench/peers/requirements/*.in tests/adapters/requirements/*.in; do $(COMPILE) $$peer --output-file $${peer%.in}.txt || exit; done
 
 clean:
-	rm -rf $(VENV) .versions .clients .frameworks .aimock .axe .pictures .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
+	rm -rf $(VENV) .versions .clients .frameworks .aimock .axe .pictures .bench .pytest_cache .ruff_cache .import_linter_cache .mypy_cache .hypothesis .coverage .coverage.* htmlcov build dist
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from halter_agents import VERSION
 
 if TYPE_CHECKING:
+    from halter.core.errors import NotDone
     from halter.core.messages import Message, StreamChunk
     from halter.core.tools import Failed, NearBudget, Output, Retry
     from halter.guard.tool_door import Answer
@@ -41,6 +42,7 @@ __all__ = [
     "Message",
     "ModelAnswered",
     "NearBudget",
+    "NotDone",
     "Output",
     "PausedAtCap",
     "Result",
@@ -72,6 +74,7 @@ _HOMES = {
     "Message": "halter.core.messages",
     "ModelAnswered": "halter.tasks.run_events",
     "NearBudget": "halter.core.tools",
+    "NotDone": "halter.core.errors",
     "Output": "halter.core.tools",
     "PausedAtCap": "halter.tasks.run_events",
     "Result": "halter.tasks.result",

@@ -254,3 +254,33 @@ async def test_an_agent_asks_before_untrusted_content_decides_a_destination_unle
             await store.deny(await questions.get(), by="ada")
     await run
     assert bool(sent) == is_sent
+
+
+async def test_runs_in_the_background_end_with_the_agent_and_are_resumed_by_the_next_one(bench: Bench) -> None:
+    entered, left = asyncio.Event(), asyncio.Event()
+
+    def make_agent() -> Agent:
+        agent = bench.agent(calls("look"), says("Seen."))
+
+        @agent.tool(level="SAFE", effect="read")
+        async def look() -> str:
+            """Look."""
+            entered.set()
+            await left.wait()
+            return "nothing"
+
+        return agent
+
+    closed = make_agent()
+    with pytest.raises(ConfigError, match="The agent is not open"):
+        closed.start("go")
+    async with make_agent() as agent:
+        run = agent.start("go", id="day-1")
+        await entered.wait()
+    assert run.cancelled()
+    left.set()
+    async with make_agent() as agent:
+        (resumed,) = await agent.resume_open_sessions()
+        assert (await resumed).text == "Seen."
+        assert await agent.resume_open_sessions() == []
+        assert (await agent.start("go", id="day-1")).text == "Seen."

@@ -330,6 +330,8 @@ MODEL_KEYS = (
 )
 
 
+MAX_RESUMED: Final = 10_000
+"""Maximum number of sessions that an agent resumes in the background."""
 _FOLDER_OPTIONS: Final = (*MODEL_KEYS, "policy", "secrets", "mcp_servers")
 """Options that an agent of a folder has in its own files alone."""
 
@@ -359,6 +361,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         self._instructions: list[Callable[..., Any]] = []
         self._toolsets: list[Callable[..., Any]] = []
         self._validators: list[Callable[..., Any]] = []
+        self._is_overridden = False
+        self._background: set[asyncio.Task[Any]] = set()
 
     @classmethod
     @write_out_options(AgentOptions)
@@ -436,25 +440,43 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         return function
 
     @contextmanager
-    def override(self, *, model: str | Model) -> Generator[Self]:
-        """Use another model for runs that start inside the block: in tests, one of `halter.testing.models`."""
+    def override(self, *, model: str | Model, store: str | Path = "") -> Generator[Self]:
+        """Use another model for runs that start inside the block: in tests, one of `halter.testing.models`.
+
+        It takes the place of the fallback models and of those of `model_for`, too. An agent that is not open can use
+        another store: `store="memory:"`.
+        """
         if self._open is not None:
+            if store:
+                raise ConfigError(
+                    "The agent is open and keeps its store. Override the store before you open the agent."
+                )
             with self._override_while_open(self._open, model):
                 yield self
             return
-        options, agent_options = self._options, self._agent_options
+        options, agent_options, settings, is_overridden = (
+            self._options,
+            self._agent_options,
+            self._settings,
+            self._is_overridden,
+        )
         overridden: AgentOptions = {**agent_options, "model": model, "fallback_models": ()}
-        self._options, self._agent_options = overridden, overridden
+        self._options, self._agent_options, self._is_overridden = overridden, overridden, True
+        self._settings = resolve_settings(str(store), options, self._environ) if store else settings
         try:
             yield self
         finally:
-            self._options, self._agent_options = options, agent_options
+            self._options, self._agent_options, self._settings = options, agent_options, settings
+            self._is_overridden = is_overridden
 
     @contextmanager
     def _override_while_open(self, context: "AgentContext", model: str | Model) -> Generator[None]:
         from halter.runtime.agent_context import use_model
 
-        previous, self._open_for_call = self._open_for_call, _OpenContext(use_model(context, model))
+        overridden = use_model(context, model)
+        settings = replace(overridden.agent.model_settings, model_for={})
+        overridden = replace(overridden, agent=replace(overridden.agent, model_settings=settings))
+        previous, self._open_for_call = self._open_for_call, _OpenContext(overridden)
         try:
             yield
         finally:
@@ -619,6 +641,64 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         from halter.runtime.session_start import is_session_near_budget
 
         return await is_session_near_budget(context, session)
+
+    def start(
+        self,
+        message: str,
+        *,
+        id: str = "",  # noqa: A002 The public name.
+        deps: DepsT | None = None,
+    ) -> "asyncio.Task[CompletedResult[OutputT] | StoppedResult]":
+        """Run a task in the background of an open agent.
+
+        When the agent is closed, the run is cancelled; `resume_open_sessions` continues it then.
+        """
+        self._open_context()
+        return self._keep_running(self.run(message, id=id, deps=deps))
+
+    async def resume_open_sessions(
+        self, *, deps: DepsT | None = None
+    ) -> "Sequence[asyncio.Task[CompletedResult[OutputT] | StoppedResult]]":
+        """Resume, in the background of an open agent, the tasks that an earlier process has left."""
+        from halter.core.ports import Query
+        from halter.core.rows import SessionRow
+
+        context = self._open_context()
+        rows = await context.store.ask(
+            Query("open_of", SessionRow, {"agent": context.agent.policy.name, "limit": MAX_RESUMED})
+        )
+        tasks = [row.session for row in rows if row.kind == "task" and not row.parent and not row.trigger]
+        return [self._keep_running(self._resume_open(session, deps)) for session in tasks]
+
+    async def _resume_open(self, session: str, deps: DepsT | None) -> CompletedResult[Any] | StoppedResult:
+        """Resume a session that was open; unlike `resume`, reopen none that has ended meanwhile."""
+        from halter.runtime.session_start import NewSession
+
+        async with self._enter_for_call() as open_context:
+            context = await self._bind(open_context, deps)
+            return await self._run_attended(context, NewSession(SessionId(session)), self._make_form(None, deps))
+
+    def _keep_running(self, run: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Run in the background. The task is kept, since the event loop would not keep it."""
+
+        def log_error(task: "asyncio.Task[T]") -> None:
+            self._background.discard(task)
+            if not task.cancelled() and (error := task.exception()):
+                _LOG.warning("A run of %s in the background failed: %s", self._name, error)
+
+        task = asyncio.create_task(run)
+        self._background.add(task)
+        task.add_done_callback(log_error)
+        return task
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel the runs in the background, and close the store."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await super().__aexit__(kind, error, trace)
 
     async def history(self, session: str, *, at: int | None = None) -> tuple[Message, ...]:
         """Return the messages of a session, up to its event `at` or its newest event."""
@@ -889,6 +969,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             assembled, model_objects = self._add_options(
                 await stack.enter_async_context(assemble_agent(app, self._folder)), self._folder
             )
+        if self._is_overridden:
+            assembled = replace(assembled, model_settings=replace(assembled.model_settings, model_for={}))
         if self._agent_options.get("native_output", False):
             assembled = replace(assembled, model_settings=replace(assembled.model_settings, native_output=FINAL_ANSWER))
         return assembled, await stack.enter_async_context(models_of(app, assembled, model_objects))

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 import msgspec
 
@@ -150,6 +150,10 @@ class StoppedResult(Result[Any], frozen=True, kw_only=True, dict=True):
     """The result of a run without an answer: something stopped it, or it waits for a person or for a time."""
 
     output: None = None
+
+    def require_output(self) -> NoReturn:
+        """Raise RunFailed: there is no answer."""
+        raise RunFailed(self)
 
 
 async def read_answer(

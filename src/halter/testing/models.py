@@ -1,7 +1,7 @@
 """Models for tests of agents: a function as a model, and a model that calls every tool.
 
 ```python
-with agent.override(model=TestModel()):
+with agent.override(model=TestModel(), store="memory:"):
     result = agent.run_sync("Is it going to rain in Oslo?")
 ```
 
@@ -79,9 +79,9 @@ class TestModel(FunctionModel):
         answer_tools = [tool for tool in prompt.tools if tool.name == "final_answer"]
         tools = [tool for tool in prompt.tools if self._is_tried(tool)]
         if tools and not results:
-            return [_make_call(tool) for tool in tools]
+            return [_make_up_call(tool) for tool in tools]
         if answer_tools:
-            return _make_call(answer_tools[0])
+            return _make_up_call(answer_tools[0])
         return (
             self._text or json.dumps({each.tool: each.text for each in results}) if results else self._text or "Done."
         )
@@ -90,6 +90,11 @@ class TestModel(FunctionModel):
         if self._calls is not None:
             return tool.name in self._calls
         return tool.name not in _LOOP_TOOLS
+
+
+def make_call(tool: str, /, **arguments: Any) -> ToolCall:
+    """Make a call of a tool, for a function that is a model: `make_call("pay", order=7)`."""
+    return ToolCall("", tool, json.dumps(arguments))
 
 
 def _make_reply(answer: Said) -> Reply:
@@ -104,7 +109,7 @@ def _make_reply(answer: Said) -> Reply:
             return Reply(tuple(answer), "calls")
 
 
-def _make_call(tool: ToolSpec) -> ToolCall:
+def _make_up_call(tool: ToolSpec) -> ToolCall:
     schema = json.loads(tool.schema or b"{}")
     return ToolCall("", tool.name, json.dumps(make_arguments(schema, schema.get("$defs", {}))))
 
