@@ -259,6 +259,13 @@ _UNREAD_KEYS: Final[Mapping[str, str]] = {
 """The keys of an agent file that nothing reads in a program, with what to do instead."""
 
 
+def reject_unread_keys(options: ProgramOptions, where: str) -> None:
+    """Raise ConfigError for keys of the policy that have no effect in a program."""
+    for key in options.get("policy", {}):
+        if key in _UNREAD_KEYS:
+            raise ConfigError(f"{where}: `{key}` has no effect in a program: {_UNREAD_KEYS[key]}")
+
+
 def parse_agent_options(
     name: str, options: ProgramOptions, where: str, limits: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> "AgentFile":
@@ -266,9 +273,6 @@ def parse_agent_options(
     from halter.config.agent_files import parse_agent
 
     policy = options.get("policy", {})
-    for key in policy:
-        if key in _UNREAD_KEYS:
-            raise ConfigError(f"{where}: `{key}` has no effect in a program: {_UNREAD_KEYS[key]}")
     cap = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
     raw = {"name": name, **policy, **extra, "limits": {**policy.get("limits", {}), **limits, **cap}}
     return parse_agent(build_document(raw, where))
@@ -654,7 +658,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         When the agent is closed, the run is cancelled; `resume_open_sessions` continues it then.
         """
         self._open_context()
-        return self._keep_running(self.run(message, id=id, deps=deps))
+        return self._run_in_background(self.run(message, id=id, deps=deps))
 
     async def resume_open_sessions(
         self, *, deps: DepsT | None = None
@@ -668,7 +672,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             Query("open_of", SessionRow, {"agent": context.agent.policy.name, "limit": MAX_RESUMED})
         )
         tasks = [row.session for row in rows if row.kind == "task" and not row.parent and not row.trigger]
-        return [self._keep_running(self._resume_open(session, deps)) for session in tasks]
+        return [self._run_in_background(self._resume_open(session, deps)) for session in tasks]
 
     async def _resume_open(self, session: str, deps: DepsT | None) -> CompletedResult[Any] | StoppedResult:
         """Resume a session that was open; unlike `resume`, reopen none that has ended meanwhile."""
@@ -678,7 +682,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             context = await self._bind(open_context, deps)
             return await self._run_attended(context, NewSession(SessionId(session)), self._make_form(None, deps))
 
-    def _keep_running(self, run: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    def _run_in_background(self, run: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Run in the background. The task is kept, since the event loop would not keep it."""
 
         def log_error(task: "asyncio.Task[T]") -> None:
@@ -1017,6 +1021,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         model_keys: dict[str, Any] = {key: value for key, value in options.items() if key in MODEL_KEYS}
         if not model_objects and models:
             model_keys |= {"model": models[0]} | ({"fallback_models": models[1:]} if models[1:] else {})
+        reject_unread_keys(options, "the agent")
         agent = parse_agent_options(self._name, options, "the agent", options.get("limits", {}), model_keys)
         resolved_agent = _set_default_provenance(resolve_agent(app.fleet, agent, None))
         if model_objects:

@@ -44,7 +44,14 @@ from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
-from halter.runtime.agent import MODEL_KEYS, AgentProgram, ProgramOptions, parse_agent_options, resolve_secrets
+from halter.runtime.agent import (
+    MODEL_KEYS,
+    AgentProgram,
+    ProgramOptions,
+    parse_agent_options,
+    reject_unread_keys,
+    resolve_secrets,
+)
 from halter.runtime.agent_context import AgentContext, Models, store_policy
 from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
 from halter.runtime.budgets import Budget, read_current_budgets, render_budgets
@@ -217,6 +224,7 @@ class Guard(AgentProgram):
         return await acquire_lease(context.store, context.app.clock, context.worker, session, max_wait)
 
     async def _assemble(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+        reject_unread_keys(self._options, "the guard's policy")
         if unread := next((key for key in self._options.get("policy", {}) if key in _LOOP_KEYS), ""):
             raise ConfigError(
                 f"the guard's policy: `{unread}` has no effect in a guard: only an agent's own loop reads it."
