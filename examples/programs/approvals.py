@@ -1,6 +1,6 @@
 """An agent behind FastAPI that pays bills. People approve each payment over HTTP.
 
-    fastapi run approvals.py
+    uvicorn approvals:app
 
 A run that waits for a person survives a restart: when the app starts, it resumes what is open.
 """

@@ -1,6 +1,6 @@
 """A chat over HTTP that streams its answers as server-sent events.
 
-    fastapi run sse.py
+    uvicorn sse:app
     curl -N -X POST "localhost:8000/chat?message=Hello"
 
 The last event has the session. Send it along with the next message.

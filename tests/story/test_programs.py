@@ -18,7 +18,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from halter.core.messages import Prompt, Text, ToolCall, ToolResult
+from halter import Store
+from halter.core.messages import Prompt, Reply, Text, ToolCall, ToolResult
+from halter.core.usage import ModelName, Usage
 from halter.testing.models import FunctionModel, make_call
 
 ROOT = Path(__file__).parents[2]
@@ -174,15 +176,22 @@ async def test_a_chat_streams_over_http_and_continues_with_its_session(load: Cal
 async def test_a_batch_that_is_started_again_asks_the_model_for_nothing(
     load: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = FunctionModel(lambda _: make_call("final_answer", value={"about": "price", "is_complaint": True}))
-    texts, printed = [f"Too expensive, for the {number}th time." for number in range(200)], list[str]()
+    """All of them together could pass the cap: they wait for one another."""
+    answer = make_call("final_answer", value={"about": "price", "is_complaint": True})
+    model = FunctionModel(lambda _: Reply((answer,), "calls", usage=Usage(1000, 100)))
+    vars(model)["name"] = ModelName.parse("anthropic:claude-sonnet-4-5")
+    texts, printed, spent = [f"Too dear, for the {number}th time." for number in range(200)], list[str](), list[str]()
     for _ in range(2):
         program = load("batch")
         with program.sorter.override(model=model):
             await program.main(texts)
         printed.append(capsys.readouterr().out)
+        async with Store("runs.db") as store:
+            (day,) = [row for row in await store.budget() if row.scope == "agent:sorter"]
+        spent.append(str(day.spent))
     assert printed == ["200 of 200 reviews. Complaints: {'price': 200}\n"] * 2
     assert len(model.requests) == 200
+    assert spent == ["0.9", "0.9"]
 
 
 def test_a_report_is_written_once_a_day(load: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:

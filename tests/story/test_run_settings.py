@@ -9,7 +9,7 @@ import pytest
 from library_bench import PRICED, Bench
 from loops import calls, says, used
 
-from halter import Agent, Guard, Store
+from halter import Agent, Guard, Result, Store
 from halter.core.errors import ConfigError
 from halter.core.messages import Prompt, ToolCall, ToolResult
 from halter.core.usage import ModelName
@@ -284,3 +284,34 @@ async def test_runs_in_the_background_end_with_the_agent_and_are_resumed_by_the_
         assert (await resumed).text == "Seen."
         assert await agent.resume_open_sessions() == []
         assert (await agent.start("go", id="day-1")).text == "Seen."
+
+
+async def test_streams_and_forks_take_a_model_and_limits_too(bench: Bench) -> None:
+    async with bench.agent(says("Own.")) as agent:
+        first = await agent.run("go")
+        other: dict[str, Any] = {"model": FunctionModel(lambda _: "Other."), "limits": {"max_steps": 3}}
+        fork = await agent.fork(first.session, "once more", **other)
+        streamed = [item async for item in agent.stream("go", **other)][-1]
+        followed = [item async for item in agent.stream_events("go", **other)][-1]
+    assert [result.text for result in (fork, streamed, followed) if isinstance(result, Result)] == ["Other."] * 3
+    assert [fact.get("limits") for fact in bench.facts("session_started")].count({"max_steps": 3}) == 3
+
+
+async def test_only_a_person_raises_the_cap_of_a_run(bench: Bench) -> None:
+    def make_agent(*lines: ScriptLine) -> Agent:
+        agent = bench.agent(*lines, fleet=PRICED)
+
+        @agent.tool(level="SAFE", effect="read")
+        async def look() -> str:
+            """Look."""
+            return "nothing"
+
+        return agent
+
+    looks = [calls("look", usage=used(0, 100))] * 3
+    first = await make_agent(*looks).run("look", id="day-1", limits={"max_cost_usd": 0.005, "on_cap": "stop"})
+    assert first.terminal_reason == "cost_cap_reached"
+    assert (await make_agent(*looks).resume("day-1")).terminal_reason == "cost_cap_reached"
+    async with Store(bench.file, environ={"HOME": str(bench.folder)}, clock=bench.clock) as store:
+        await store.set_cap("raise", "session:day-1", "0.50", by="ada")
+    assert (await make_agent(says("Done.")).resume("day-1")).text == "Done."
