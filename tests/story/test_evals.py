@@ -328,3 +328,13 @@ def test_a_file_that_cannot_be_read_or_written_is_told_in_a_sentence(tmp_path: P
     (tmp_path / "evals.yaml").write_bytes(b"max_cost_usd: 1\ncases:\n  - {name: a, input: \xff}\n")
     with pytest.raises(ConfigError, match="not UTF-8"):
         add_case(tmp_path / "evals.yaml", case)
+
+
+def test_the_cases_run_with_the_model_that_is_named(halter: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "desk"
+    text = (folder / "agent.yaml").read_text()
+    (folder / "agent.yaml").write_text(f"{text}reflex: [{{say: By rules.}}]\n")
+    cases = "max_cost_usd: 1\ncases: [{name: one, input: Hello., expect: {equals: By rules.}}]\n"
+    (folder / "evals.yaml").write_text(cases)
+    assert "FAILED" in halter("eval", "~/desk").output
+    assert "1 of 1 cases passed" in halter("eval", "~/desk", "--model", "reflex").output

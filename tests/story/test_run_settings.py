@@ -315,3 +315,11 @@ async def test_only_a_person_raises_the_cap_of_a_run(bench: Bench) -> None:
     async with Store(bench.file, environ={"HOME": str(bench.folder)}, clock=bench.clock) as store:
         await store.set_cap("raise", "session:day-1", "0.50", by="ada")
     assert (await make_agent(says("Done.")).resume("day-1")).text == "Done."
+
+
+@pytest.mark.parametrize("name", ["gpt", "", "openai"])
+async def test_a_name_that_is_no_models_is_refused_in_a_sentence(bench: Bench, name: str) -> None:
+    with pytest.raises(ConfigError, match="one model, as in"):
+        await bench.agent(says("Hm.")).run("go", model=name)
+    with pytest.raises(ConfigError, match="one model, as in"):
+        await bench.agent(model=TestModel(), fallback_models=[name]).run("go")

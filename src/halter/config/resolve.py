@@ -54,12 +54,14 @@ from halter.core.agent_spec import (
     CloudName,
     Gate,
     Notify,
+    OneModel,
     Pacing,
     Playbook,
     Provider,
     Schedule,
     SensorSource,
     Skill,
+    Spec,
     Tasks,
     Verbs,
     WireFormat,
@@ -364,6 +366,15 @@ def _list_limit_conflicts(max_output: int, min_output: int, window: int) -> Iter
     if window and window <= max_output:
         sentence = f"context window of {window} tokens is too small for max_output_tokens {max_output}"
         yield "context_window", f"{sentence}; raise it, or lower `max_output_tokens`."
+
+
+class _ModelKey(Spec, frozen=True):
+    model: OneModel
+
+
+def parse_model(name: str, where: str) -> str:
+    """Parse the name of a model, written as in an agent's file. `where` is named in messages."""
+    return decode_document(Document({"model": name}, SourceMap(where)), _ModelKey).model
 
 
 def parse_session_limits(limits: Mapping[str, Any], where: str) -> Limits:

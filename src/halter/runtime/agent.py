@@ -1067,7 +1067,10 @@ def _list_models(options: AgentOptions) -> list[str | Model]:
     fallbacks = options.get("fallback_models", ())
     if isinstance(fallbacks, str):
         raise ConfigError(f"`fallback_models` is the text {fallbacks!r}, but must be a list of models.")
-    return [*([options["model"]] if "model" in options else []), *fallbacks]
+    from halter.config.resolve import parse_model
+
+    models = [*([options["model"]] if "model" in options else []), *fallbacks]
+    return [parse_model(each, "the agent") if isinstance(each, str) else each for each in models]
 
 
 def _index_models(models: Iterable[str | Model]) -> Mapping[str, Model]:

@@ -11,6 +11,7 @@ import msgspec
 from halter.config.resolve import (
     narrow_policy,
     narrow_settings,
+    parse_model,
     parse_session_limits,
     redact_definition,
     require_tighter,
@@ -264,7 +265,7 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
 
 def use_model(context: AgentContext, model: str | Model) -> AgentContext:
     """Return a context in which the agent runs with another model, and without its fallbacks."""
-    name = model if isinstance(model, str) else str(model.name)
+    name = parse_model(model, "the run") if isinstance(model, str) else str(model.name)
     policy = context.agent.policy
     if not policy.allows_model(name):
         raise ConfigError(
