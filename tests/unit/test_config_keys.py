@@ -107,6 +107,8 @@ PROVIDER: list[tuple[str, str, Any, Any]] = [
     ("providers/google/credentials", "google", lambda m: m.providers["google"].credentials, "google"),
     ("providers/openai/prompt_cache", "false", lambda m: m.providers["openai"].prompt_cache, False),
     ("providers/openai/prompt_cache", "true", lambda m: m.providers["openai"].prompt_cache, True),
+    ("providers/openai/vision", "false", lambda m: m.providers["openai"].vision, False),
+    ("providers/openai/vision", "true", lambda m: m.providers["openai"].vision, True),
     ("providers/openai/bills_errors", "true", lambda m: m.providers["openai"].bills_errors, True),
     ("providers/openai/bills_errors", "false", lambda m: m.providers["openai"].bills_errors, False),
 ]

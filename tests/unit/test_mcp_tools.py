@@ -128,11 +128,14 @@ async def test_arguments_are_checked_before_they_are_sent() -> None:
         assert tools["add"].validate(b' {"b": 1,  "a": 2} ') == Valid({"b": 1, "a": 2}, b'{"a":2,"b":1}')
 
 
-async def test_images_become_a_short_description() -> None:
+async def test_images_stay_images_beside_their_captions() -> None:
     async with open_tools(honest()) as tools:
-        text = await run_tool(tools["picture"])
-    assert text.splitlines()[0] == "[image, image/png, about 402 bytes, not shown]"
-    assert "a caption" in text
+        valid = tools["picture"].validate(b"{}")
+        assert isinstance(valid, Valid)
+        output = await tools["picture"].run(valid, Permit("picture", 0, {}))
+    assert "a caption" in output.text
+    (file,) = output.files
+    assert (file.name, file.media_type, len(file.data)) == ("file 1.png", "image/png", 400)
 
 
 async def test_a_program_gets_nothing_of_the_environment_but_what_was_meant_for_it() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from halter import File
 from halter.core.agent_spec import Provider
@@ -377,3 +378,59 @@ def test_a_key_is_not_shown_by_the_model_that_has_it() -> None:
 def test_a_prompt_is_counted_without_asking_anybody() -> None:
     model = make_model("openai:gpt-5", {}, {"OPENAI_API_KEY": "sk-made-up"}.get)
     assert model.count(Prompt(messages=(make_user_message("four"),))) >= 4
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(99)
+PAPER = b"%PDF-1.4\n<< /Type /Page >>\n<< /Type /Pages /Count 1 >>"
+
+
+def with_file_of_a_tool(file: File) -> tuple[Message, ...]:
+    """A question, a call, its result, and the file of the result, as a session's history has them."""
+    (part,) = (replace(part, origin="tool") for part in make_files_message([file]).parts if isinstance(part, Text))
+    result = ToolResult("id-1", "read_file", "ok", f"Drawn.\n{part.text}")
+    return (make_user_message("What is in it?"), CALLED, Message("user", (result, part)))
+
+
+def decode(text: str) -> bytes:
+    text = text.rpartition("base64,")[2].replace("-", "+").replace("_", "/")
+    return base64.b64decode(text + "=" * (-len(text) % 4))
+
+
+@pytest.mark.parametrize("file", [File(PNG, "image/png", "a.png"), File(PAPER, "application/pdf", "a.pdf")])
+async def test_a_file_of_a_tool_is_sent_as_a_file_with_its_result(desk: Any, wire: str, file: File) -> None:
+    desk.provider.says("A cat.")
+    model = desk.reach(ModelName("openai", "gpt-4o-mini")) if wire == "openai" else desk.model
+    await desk.ask(desk.prompt(*with_file_of_a_tool(file)), model)
+    await model.aclose()
+    body = json.dumps(turns(desk.provider.last))
+    long = [text for text in texts(turns(desk.provider.last)) if len(text) > 60 and " " not in text]
+    encoded = [text for text in long if decode(text) == file.data]
+    assert len(encoded) == 1, "once, as it is"
+    assert (body.count("Drawn."), body.count(f"[{file.name}, ")) == (1, 1)
+    match wire:
+        case "anthropic":
+            (result,) = turns(desk.provider.last)[-1]["content"]
+            kinds = [part["type"] for part in result["content"]]
+            assert kinds == ["text", "image" if file.name == "a.png" else "document"]
+        case "openai":
+            # Results of calls take no pictures there: they follow as a message.
+            assert [turn["role"] for turn in turns(desk.provider.last)[-2:]] == ["tool", "user"]
+        case _:
+            assert turns(desk.provider.last)[-1]["role"] == "user"
+
+
+async def test_a_model_that_sees_nothing_gets_a_sentence_for_each_picture(desk: Any) -> None:
+    desk.provider.says("I cannot see it.")
+    model = desk.reach(desk.model.name, terms=ExchangeTerms(vision=False))
+    first = make_files_message([File(PNG, "image/png", "b.png")])
+    messages = (
+        first,
+        Message("assistant", (Text("Yes?", "model"),)),
+        *with_file_of_a_tool(File(PNG, "image/png", "a.png")),
+    )
+    await desk.ask(desk.prompt(*messages), model)
+    await model.aclose()
+    sent = [text for text in texts(turns(desk.provider.last)) if "takes no pictures" in text]
+    sentence = f"{desk.model.name} takes no pictures, so it is not shown."
+    assert sent == [f"[{name}, image/png, 107 bytes] {sentence}" for name in ("b.png", "a.png")]
+    assert not [text for text in texts(turns(desk.provider.last)) if len(text) > 120 and " " not in text]

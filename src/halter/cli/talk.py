@@ -436,7 +436,8 @@ async def _begin_with_files(context: Any, session: SessionId, text: str, files: 
     """Start a session with files. Only the model can answer it, so the front door is skipped."""
     from halter.runtime.session_start import begin_session, read_initial_messages
 
-    await begin_session(context, text, "task", session, history=read_initial_messages(context, (), files))
+    history = await read_initial_messages(context, (), files)
+    await begin_session(context, text, "task", session, history=history)
 
 
 async def _is_waiting_for_answer(app: Runtime, session: SessionId) -> bool:

@@ -486,6 +486,7 @@ def _provider(name: str, specs: tuple[ProviderSpec, ProviderSpec], source_map: S
         value_or_default(agent_spec.bills_errors, fleet_spec.bills_errors),
     )
     cache = value_or_default(agent_spec.prompt_cache, value_or_default(fleet_spec.prompt_cache, True))  # noqa: FBT003
+    vision = value_or_default(agent_spec.vision, value_or_default(fleet_spec.vision, True))  # noqa: FBT003
     credentials = fleet_spec.credentials if agent_spec.credentials is UNSET else agent_spec.credentials
     cloud: CloudName | None = None if credentials is UNSET else credentials
     if cloud is not None:
@@ -498,6 +499,7 @@ def _provider(name: str, specs: tuple[ProviderSpec, ProviderSpec], source_map: S
         credentials=cloud,
         bills_errors=bills_errors is True,
         prompt_cache=cache,
+        vision=vision,
     )
 
 

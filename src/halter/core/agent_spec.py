@@ -109,7 +109,8 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint and how to authenticate there. `api_key` names a secret; a local server may need none.
 
     `credentials` uses the credentials of that cloud, as its own tools find them. With `bills_errors`, a response with
-    an error status may be charged. Without `prompt_cache`, no request asks for a cache.
+    an error status may be charged. Without `prompt_cache`, no request asks for a cache; without `vision`, its models
+    get a sentence for each picture.
     """
 
     wire: WireFormat = "openai"
@@ -118,6 +119,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     credentials: CloudName | None = None
     bills_errors: bool = False
     prompt_cache: bool = True
+    vision: bool = True
 
 
 class KnownProvider(msgspec.Struct, frozen=True, kw_only=True):

@@ -131,6 +131,17 @@ class CallSettled(Event, frozen=True, kw_only=True):
         return (self.charge.usd if self.charge else 0) + (self.sub_session.usd if self.sub_session else 0)
 
 
+class FilesGiven(Event, frozen=True, kw_only=True):
+    """Files came with the result of a `call`, or else with the message that follows in the inbox.
+
+    The body is parts of a message, as JSON.
+    """
+
+    KIND: ClassVar[str] = "files_given"
+
+    call: str = ""
+
+
 class CallRefused(Event, frozen=True, kw_only=True):
     """The guard refused a call; the body is the arguments.
 

@@ -28,6 +28,7 @@ from halter.core.effect_events import (
     ContextGiven,
     CostCapReached,
     DocumentRead,
+    FilesGiven,
     FindingEmitted,
     FindingReviewed,
     HistoryGiven,
@@ -556,6 +557,7 @@ SessionEvent = (
     | RequestRefused
     | CallStarted
     | CallSettled
+    | FilesGiven
     | CallRefused
     | HaltRequested
     | HaltLifted

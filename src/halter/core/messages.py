@@ -5,13 +5,13 @@ bounded without the provider's tokenizer: every token has at least one byte, so 
 plus a generous allowance for the provider's own framing.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, final
 
 import msgspec
 
 from halter.core.text import count_bytes
-from halter.core.tools import Permit, ProviderTool, ToolSpec
+from halter.core.tools import File, Permit, ProviderTool, ToolSpec
 from halter.core.usage import ModelName, RequestExtras, Usage
 from halter.core.vocabulary import Origin, Outcome
 
@@ -20,7 +20,8 @@ from halter.core.vocabulary import Origin, Outcome
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defaults=True, gc=False):
     """Text. `reason` marks an internal message, which is not shown to people; `source` names its author.
 
-    Text that represents a file has its contents: `data` of the type `media`, of at most `tokens` tokens.
+    Text that represents a file has its contents: `data` of the type `media`, of at most `tokens` tokens. A file of a
+    tool follows the tool's result, whose text names it.
     """
 
     text: str
@@ -64,6 +65,10 @@ class ToolResult(msgspec.Struct, frozen=True, tag="result", tag_field="part", om
 
 
 Part = Text | ToolCall | ToolResult
+
+FileReader = Callable[[Sequence[File]], Awaitable[tuple[Text, ...]]]
+"""Reads the files that a tool returned, in the form in which a model takes them. An unreadable one is a sentence."""
+
 Role = Literal["user", "assistant"]
 
 

@@ -32,6 +32,7 @@ from halter.core.events import (
     DecisionMade,
     DecisionWithdrawn,
     DocumentRead,
+    FilesGiven,
     FindingEmitted,
     FindingReviewed,
     FleetPolicyAdopted,
@@ -447,6 +448,7 @@ def project_session_event(event: SessionEvent, position: EventPosition, rows: Mu
             | PhaseEntered()
             | ContextGiven()
             | HistoryGiven()
+            | FilesGiven()
             | DocumentRead()
             | JudgesChosen()
             | MessageRouted()

@@ -338,6 +338,10 @@ class ProviderSpec(Spec, frozen=True):
         ]
         | UnsetType
     ) = UNSET
+    vision: (
+        Annotated[bool, Meta(description="`false` if its models see no pictures: they get a sentence for each.")]
+        | UnsetType
+    ) = UNSET
 
 
 class ShellBounds(Spec, frozen=True):

@@ -24,6 +24,7 @@ from msgspec import UNSET, UnsetType
 
 from halter.core.clock import SECOND
 from halter.core.errors import HalterError, ToolError
+from halter.core.ids import Digest
 from halter.core.provenance import ArgumentRole, ArgumentUse, Declaration, Reach, Reads, guess_declaration
 from halter.core.text import make_word_set
 from halter.core.vocabulary import Event, RowKey
@@ -152,23 +153,49 @@ class JournalEffect(msgspec.Struct, frozen=True):
     """An event that a call causes. It is committed with the settlement, so a crash before that is harmless.
 
     It goes to the session's own stream, unless `stream` names another one. It is dropped if the row `unless` exists.
+    A large body is a `blob`.
     """
 
     event: Event
     body: bytes | None = None
+    blob: Digest | None = None
     stream: str = ""
     unless: RowKey | None = None
+
+
+_OFFICE: Final = "application/vnd.openxmlformats-officedocument"
+OFFICE_TYPES: Final[Mapping[str, str]] = {
+    ".docx": f"{_OFFICE}.wordprocessingml.document",
+    ".xlsx": f"{_OFFICE}.spreadsheetml.sheet",
+    ".pptx": f"{_OFFICE}.presentationml.presentation",
+}
+"""The media types of the Office documents whose text can be read, by suffix."""
+
+
+class File(msgspec.Struct, frozen=True):
+    """A file for a model.
+
+    `pages` bounds a PDF whose pages cannot be counted, `seconds` audio whose length cannot be measured. If the number
+    is too low, the excess is an overrun.
+    """
+
+    data: bytes
+    media_type: str
+    name: str = "file"
+    pages: int = 0
+    seconds: float = 0
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
     """The result of a call: text for the model, and its true cost in micro-dollars (1,000,000 a dollar) if known.
 
-    `happened` are events to commit with the settlement.
+    `happened` are events to commit with the settlement. `files` follow the text: pictures as pictures.
     """
 
     text: str
     cost_micros: int | None = None
     happened: tuple[JournalEffect, ...] = ()
+    files: tuple[File, ...] = ()
 
 
 class Failed(ToolError):

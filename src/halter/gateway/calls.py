@@ -285,7 +285,10 @@ class GatedTool:
         call = self._calls[permit.id]
         result: CallToolResult = await self._inner.relay(arguments, permit, call.relay)
         call.result = result
-        return read_tool_result(result)
+        # The client gets the files. The journal only names them.
+        output = read_tool_result(result)
+        names = [f"[{file.name}, {file.media_type}, {len(file.data):,} bytes]" for file in output.files]
+        return Output("\n".join([output.text, *names])) if names else output
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
         return await self._inner.check(arguments, permit)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from halter.core.clock import MINUTE, Clock
-from halter.core.messages import Model
+from halter.core.messages import FileReader, Model
 from halter.core.ports import Lease, Store
 from halter.core.processes import LivenessWriter
 from halter.core.tools import Tool, Valid
@@ -25,7 +25,7 @@ REDACTION_MARK: Final = "[redacted:"
 class GuardRuntime:
     """The two doors of one process, and the ledger, halts and recovery that they share."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 Its doors need each of these, and half have a default.
         self,
         store: Store,
         clock: Clock,
@@ -35,6 +35,7 @@ class GuardRuntime:
         prices: PriceTable,
         simulates: Model | None = None,
         stream_mask: Callable[[], StreamMask] | None = None,
+        read_files: FileReader | None = None,
     ) -> None:
         self.ledger = Ledger(store, clock)
         self._clock = clock
@@ -52,6 +53,7 @@ class GuardRuntime:
             print_mask=stream_mask,
             secrets=secrets,
             simulator=simulator,
+            read_files=read_files,
         )
         self._recovery = Recovery(store, self.ledger, door)
         # Bound here: no frame is between a caller and its door.

@@ -17,6 +17,7 @@ from halter.core.clock import DAY, SECOND, Clock, read_monotonic
 from halter.core.effect_events import SubSessionCost, UnheldCost
 from halter.core.events import AnyEvent, CallSettled, CapChanged, DecisionAsked, OverrunIncurred, RequestSettled
 from halter.core.ids import FLEET, Digest, StreamId, can_decide, make_sub_session_id, parse_session_id, session_stream
+from halter.core.messages import Text
 from halter.core.money import (
     COLD_START_COST,
     MAX_AMOUNT,
@@ -60,6 +61,7 @@ class ActualResult(msgspec.Struct, frozen=True, gc=False):
     retry_after: int | None = None
     needs_person: bool = False
     happened: tuple[JournalEffect, ...] = ()
+    files: tuple[Text, ...] = ()
 
 
 class Settlement(msgspec.Struct, frozen=True, gc=False):
@@ -153,6 +155,7 @@ def _draft_effects(result: ActualResult, rows: Rows) -> Iterator[Draft]:
             yield Draft(
                 cast("AnyEvent", effect.event),
                 effect.body,
+                effect.blob,
                 stream=StreamId(effect.stream) if effect.stream else None,
             )
 
@@ -339,6 +342,9 @@ class Ledger:
         if result.body is not None and len(result.body) > BLOB_THRESHOLD:
             body, blob = await offload_body(self._store, result.body)
             result = msgspec.structs.replace(result, body=body, blob=blob)
+        if result.happened:
+            happened = tuple([await self._offload_effect(effect) for effect in result.happened])
+            result = msgspec.structs.replace(result, happened=happened)
         usd, tokens = compute_charged_amounts(flight, result)
         committed = await self.commit(_make_settling_write(lease, flight, result, usd, tokens))
         if self._waiting:
@@ -348,6 +354,10 @@ class Ledger:
         if flight.may_have_sub_session and events and isinstance(events[0].event, CallSettled):
             usd = events[0].event.cost_micros
         return Settlement(usd, tokens, overrun, committed)
+
+    async def _offload_effect(self, effect: JournalEffect) -> JournalEffect:
+        body, blob = await offload_body(self._store, effect.body)
+        return effect if blob is None else msgspec.structs.replace(effect, body=body, blob=blob)
 
     def defer_settlement(self, lease: Lease, flight: InFlight, result: ActualResult) -> Settlement | None:
         """Defer a settlement to the session's next write; return None if it must be committed now.

@@ -21,9 +21,17 @@ import msgspec
 
 from halter.core.clock import DAY, MINUTE, SECOND, Clock, read_monotonic
 from halter.core.errors import ToolError
-from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapReached, DecisionAsked, HoldReleased
+from halter.core.events import (
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    CostCapReached,
+    DecisionAsked,
+    FilesGiven,
+    HoldReleased,
+)
 from halter.core.ids import inbox_stream
-from halter.core.messages import Message, Model, Prompt, Text
+from halter.core.messages import FileReader, Message, Model, Prompt, Text
 from halter.core.money import micros_to_usd
 from halter.core.ports import (
     BLOB_THRESHOLD,
@@ -46,6 +54,7 @@ from halter.core.tools import (
     EffectStatus,
     Failed,
     JournalEffect,
+    Output,
     Permit,
     Tool,
     ToolSpec,
@@ -223,6 +232,8 @@ MILLISECOND: Final = SECOND // 1000
 NO_SECRETS: Final = GivenSecrets({})
 ADMITTED_BEFORE: Final = "This call was already admitted, and an intent allows one effect. Make a new call."
 NO_VALUES: Final[Mapping[str, str]] = MappingProxyType({})
+MAX_SETTLING_EVENTS: Final = 50
+"""Maximum events of one settlement that are searched for the files of its call."""
 _DECIDED: Final = (CallStarted, CallRefused)
 HIDDEN_REASONS: Final = ("the arguments contain a secret, so the reasons are hidden",)
 
@@ -232,7 +243,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
     `cap` is the cap that refused the call. After an `overrun` the session must stop. `partial` is the output before a
     failure. `simulation` is a model's prediction of the call; the `text` does not contain it. A `staged` call waits for
-    a decision at the end of the turn.
+    a decision at the end of the turn. The `text` names the `files`.
     """
 
     call: str
@@ -245,6 +256,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     simulation: str = ""
     partial: str = ""
     staged: bool = False
+    files: tuple[Text, ...] = ()
 
     @property
     def cost_usd(self) -> Decimal:
@@ -325,8 +337,10 @@ class ToolDoor:
         print_mask: Callable[[], PrintMask] | None = None,
         secrets: Secrets = NO_SECRETS,
         simulator: Simulator | None = None,
+        read_files: FileReader | None = None,
     ) -> None:
         self._store = store
+        self._read_files = read_files
         self._clock = clock
         self._ledger = ledger
         self._redact = redact
@@ -634,10 +648,19 @@ class ToolDoor:
             await done_event.wait()
             stored = await find_outcome(self._store, lease.stream, flight)
         if stored is not None and isinstance(stored.event, CallSettled):
-            return restore_call_answer(stored.event, await read_body(self._store, stored))
+            answer = restore_call_answer(stored.event, await read_body(self._store, stored))
+            files = await self._find_files(lease, stored, flight.id)
+            return msgspec.structs.replace(answer, files=files) if files else answer
         if committed.events[0].generation != lease.generation:
             return Answer(flight.id, "unknown", "An earlier owner of this session started it; its outcome is unknown.")
         return None
+
+    async def _find_files(self, lease: Lease, settled: Stored, call: str) -> tuple[Text, ...]:
+        """Find the files of an earlier call. They were committed with its settlement."""
+        for stored in await self._store.read(lease.stream, settled.seq, MAX_SETTLING_EVENTS):
+            if isinstance(stored.event, FilesGiven) and stored.event.call == call:
+                return restore_files(await read_body(self._store, stored))
+        return ()
 
     async def _act(self, lease: Lease, flight: InFlight, execution: ToolExecution) -> Answer:
         """Run the tool, and settle its cost even if the run is halted, times out or is cancelled.
@@ -671,6 +694,7 @@ class ToolDoor:
                 effect = self._halts.watch(execution.scopes, execution.timeout, name)
                 try:
                     output = effect.leftover = await execution.tool.run(execution.arguments, permit)
+                    parts = await self._read_files(output.files) if output.files and self._read_files else ()
                 except BaseException as error:
                     effect.end(error)
                     raise
@@ -685,7 +709,24 @@ class ToolDoor:
         except Failed as failure:
             return self._make_failure("error", str(failure), failure.partial)
         effects = tuple(map(self._mask_effect, output.happened)) if output.happened else ()
+        if output.files:
+            return self._add_files(output, parts, permit.id, effects)
         return ActualResult("ok", output.cost_micros, body=encode_body(self._redact(output.text)), happened=effects)
+
+    def _add_files(
+        self, output: Output, parts: Sequence[Text], call: str, effects: tuple[JournalEffect, ...]
+    ) -> ActualResult:
+        """Make the result of a call with files. Its text names each one, also those that the model cannot see."""
+        lines = [part.text for part in parts] or [f"[{file.name}, not shown]" for file in output.files]
+        text = self._redact("\n".join([output.text, *lines] if output.text else lines))
+        files = tuple(
+            msgspec.structs.replace(part, text=self._redact(part.text), origin="tool", source=self._redact(part.source))
+            for part in parts
+            if part.media
+        )
+        if files:
+            effects = (*effects, JournalEffect(FilesGiven(call=call), msgspec.json.encode(files)))
+        return ActualResult("ok", output.cost_micros, body=encode_body(text), happened=effects, files=files)
 
     def _mask_effect(self, effect: JournalEffect) -> JournalEffect:
         return effect if effect.body is None else msgspec.structs.replace(effect, body=self._mask(effect.body))
@@ -718,6 +759,7 @@ class ToolDoor:
             duration_ms=duration_ms,
             overrun=settlement.overrun,
             partial=text if result.error else "",
+            files=result.files,
         )
 
     def _mask_request(self, request: CallRequest) -> CallRequest:
@@ -762,6 +804,10 @@ def _result_after_stop(leftover: object, result: ActualResult, *, is_unsure: boo
 
 
 MAYBE_DONE: Final = "It is unknown whether the call took effect."
+
+
+def restore_files(body: bytes) -> tuple[Text, ...]:
+    return msgspec.json.decode(body, type=tuple[Text, ...]) if body else ()
 
 
 def restore_call_answer(event: CallSettled, body: bytes) -> Answer:

@@ -25,6 +25,7 @@ from halter.core.events import (
     CallStarted,
     ContextCut,
     ContextGiven,
+    FilesGiven,
     GuardrailTriggered,
     HistoryGiven,
     HotStateSeen,
@@ -46,6 +47,7 @@ from halter.core.events import (
 from halter.core.messages import (
     MESSAGE_OVERHEAD,
     Message,
+    Part,
     Reply,
     Text,
     ToolCall,
@@ -59,7 +61,7 @@ from halter.core.text import decode_body, shorten
 from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
 from halter.guard.model_door import RequestRecord
 from halter.guard.provenance_check import ProvenanceCheck
-from halter.guard.tool_door import SIMULATION_LABEL, restore_call_answer
+from halter.guard.tool_door import SIMULATION_LABEL, restore_call_answer, restore_files
 from halter.loop.decide import FailedAttempt, Turn
 from halter.loop.text_calls import read_calls, to_text_message
 
@@ -214,10 +216,14 @@ def build_history_view(
 
 
 def _drop_orphan_results(message: Message) -> Message:
-    """Remove the results of a message whose calls are dropped."""
+    """Remove the results of a message whose calls are dropped, and their files."""
     if can_start(message):
         return message
-    return Message(message.role, tuple(part for part in message.parts if not isinstance(part, ToolResult)))
+    return Message(message.role, tuple(part for part in message.parts if not _is_from_call(part)))
+
+
+def _is_from_call(part: Part) -> bool:
+    return isinstance(part, ToolResult) or (isinstance(part, Text) and part.origin == "tool")
 
 
 def _merge_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -430,7 +436,8 @@ def make_prediction_text(call: ToolCall, simulation: str) -> Text:
 
 def _join_text(message: Message) -> str:
     """Join the texts of a message, without the parts that the runtime added."""
-    return "\n".join(part.text for part in message.parts if isinstance(part, Text) and not part.reason)
+    texts = [part for part in message.parts if isinstance(part, Text) and not part.reason and part.origin != "tool"]
+    return "\n".join(part.text for part in texts)
 
 
 ReadBody = Callable[[Stored], Awaitable[bytes]]
@@ -452,6 +459,7 @@ class SessionHistory:
         "context_text",
         "decided",
         "done",
+        "files",
         "hot",
         "phase",
         "predictions",
@@ -470,6 +478,8 @@ class SessionHistory:
         self.turn = _NO_TURN
         self.transcript = Transcript()
         self.done: Mapping[str, ToolResult] = _NOTHING
+        self.files: Mapping[str, tuple[Text, ...]] = _NOTHING
+        """The files of the step's results, by call."""
         self._nonces: Mapping[str, str] = _NOTHING
         """The nonces of requests in flight."""
         self.predictions: Mapping[str, str] = _NOTHING
@@ -528,23 +538,29 @@ class SessionHistory:
         self.done = _NOTHING
         self.turn = turn.with_reply(reply.stop, calls, at, spoke=bool(texts))
 
-    def add_result(self, call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> None:
+    def add_result(
+        self, call: ToolCall, outcome: Outcome, text: str, partial: str = "", files: tuple[Text, ...] = ()
+    ) -> None:
         """Add a call's result to the step, as the model will see it.
 
         A refusal has its code, and a failure the output before it.
         """
+        if files:
+            self.files = {**self.files, call.id: files}
         result_text = text if outcome == "ok" else f"[{outcome}] {text}"
         if partial:
             result_text = "\n\n".join(part for part in (result_text, partial) if part)
         result = ToolResult(call.id, call.tool, outcome, result_text)
         self.done = {**self.done, call.id: result} if self.done else {call.id: result}
 
-    def settle_staged(self, call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> None:
+    def settle_staged(
+        self, call: ToolCall, outcome: Outcome, text: str, partial: str = "", files: tuple[Text, ...] = ()
+    ) -> None:
         """Add the outcome of a staged call. In its own step it is the call's result."""
         self.staged = tuple(each for each in self.staged if each.id != call.id)
         self.decided += (ToolResult(call.id, call.tool, outcome, text),)
         if any(each.id == call.id for each in self.turn.calls):
-            self.add_result(call, outcome, text, partial)
+            self.add_result(call, outcome, text, partial, files)
 
     def find_unmade_call(self) -> ToolResult | None:
         """Find a call before the next one on which that may depend, and which was not made.
@@ -561,7 +577,8 @@ class SessionHistory:
         calls = self.turn.calls
         self.decided = tuple(result for result in self.decided if result.id not in self.done)
         results = (self.done[calls[0].id],) if len(calls) == 1 else tuple([self.done[call.id] for call in calls])
-        self.transcript.add(Message("user", (*results, *self._predictions(calls)) if self.predictions else results))
+        parts = self._add_files(results) if self.files else results
+        self.transcript.add(Message("user", (*parts, *self._predictions(calls)) if self.predictions else parts))
         if (check := self.provenance_check) is not None:
             for index, call in enumerate(calls):
                 if call.id in self._erased:
@@ -571,6 +588,11 @@ class SessionHistory:
             self._erased = ()
         self.done = _NOTHING
         self.turn = self.turn.with_results(calls, results, at)
+
+    def _add_files(self, results: Iterable[ToolResult]) -> tuple[Part, ...]:
+        """Place the files of each result after it."""
+        files, self.files = self.files, _NOTHING
+        return tuple(part for result in results for part in (result, *files.get(result.id, ())))
 
     def _predictions(self, calls: Iterable[ToolCall]) -> list[Text]:
         predictions = dict(self.predictions)
@@ -600,7 +622,7 @@ class SessionHistory:
         match event:
             case SessionStarted():
                 pass
-            case CallStarted() | CallSettled() | CallRefused():
+            case CallStarted() | CallSettled() | CallRefused() | FilesGiven():
                 await self._apply_call_event(event, stored, read_body)
             case RequestStarted(purpose="turn") if self._is_turns(event.request):
                 self.flush(at)
@@ -684,9 +706,14 @@ class SessionHistory:
                 pass
 
     async def _apply_call_event(
-        self, event: CallStarted | CallSettled | CallRefused, stored: Stored, read_body: ReadBody
+        self, event: CallStarted | CallSettled | CallRefused | FilesGiven, stored: Stored, read_body: ReadBody
     ) -> None:
         match event:
+            case FilesGiven():
+                if any(call_id(self.session, call) == event.call for call in self.turn.calls):
+                    call = event.call.removeprefix(f"{self.session}.")
+                    self.files = {**self.files, call: restore_files(await read_body(stored))}
+                return
             case CallStarted():
                 call = event.call.removeprefix(f"{self.session}.")
                 self.done = {each: result for each, result in self.done.items() if each != call}

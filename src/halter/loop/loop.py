@@ -486,7 +486,7 @@ class TurnLoop:
         history, on_call = self._history, self._live_context.on_call
         for index, call in enumerate(calls):
             answer = answers[index]
-            history.add_result(call, answer.outcome, answer.text, answer.partial)
+            history.add_result(call, answer.outcome, answer.text, answer.partial, answer.files)
             if answer.staged:
                 history.staged += (call,)
             if answer.overrun:
@@ -574,7 +574,7 @@ class TurnLoop:
         staged_calls = [msgspec.structs.replace(call, staging="due") for call in self._make_calls(calls)]
         for index, call in enumerate(calls):
             answer = await self._make_in_order([*staged_calls[index:], *following])
-            history.settle_staged(call, answer.outcome, answer.text, answer.partial)
+            history.settle_staged(call, answer.outcome, answer.text, answer.partial, answer.files)
             self.turn = msgspec.structs.replace(
                 self.turn,
                 halted=self.turn.halted or answer.outcome == "external_halt",

@@ -1,4 +1,4 @@
-"""Images, PDFs, audio and texts that a program passes to a model with its first message.
+"""Images, PDFs, audio and texts that a person, a program or a tool passes to a model.
 
 The content of a file is never trusted. The maximum number of tokens is held before a file is sent, and the true number
 is settled. The length of audio is taken from the file where that is reliable: from the samples of a WAV, and from the
@@ -14,11 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import msgspec
-
 from halter.core.agent_spec import WireFormat
 from halter.core.errors import ConfigError
 from halter.core.messages import AUDIO_PREFIX, Message, Text
+from halter.core.tools import OFFICE_TYPES, File
 from halter.core.usage import ModelName
 
 IMAGE_TYPES: Final = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
@@ -45,6 +44,10 @@ SECOND_TOKENS: Final = 50
 """More than any large provider counts for a second of audio."""
 MAX_INPUT_FILE_BYTES: Final = 20 * 1024 * 1024
 MAX_TOTAL_BYTES: Final = 30 * 1024 * 1024
+MAX_PICTURE_BYTES: Final = 3_900_000
+"""What the strictest large provider takes, after base64."""
+MAX_PICTURE_SIDE: Final = 8_000
+"""The pixels of a side that the strictest large provider takes."""
 _ANNOTATED_NAME: Final = re.compile(r"(.+)#(pages|seconds)=(\d{1,6})")
 _GAP: Final = rb"(?:[\s\0]|%[^\r\n]*[\r\n])*"
 _PAGE: Final = re.compile(rb"/Type" + _GAP + rb"/Page(?![A-Za-z])")
@@ -54,27 +57,18 @@ _ESCAPED: Final = re.compile(rb"#([0-9A-Fa-f]{2})")
 _HIDES_PAGES: Final = b"/ObjStm"
 
 
-class File(msgspec.Struct, frozen=True):
-    """A file for a model.
-
-    `pages` bounds a PDF whose pages cannot be counted, `seconds` audio whose length cannot be measured. If the number
-    is too low, the excess is an overrun.
-    """
-
-    data: bytes
-    media_type: str
-    name: str = "file"
-    pages: int = 0
-    seconds: float = 0
-
-
 def make_files_message(files: Iterable[File | str | Path]) -> Message:
     """Make a message of files. Raises ConfigError for a file that cannot be sent to a model."""
-    contents = [each if isinstance(each, File) else _read(Path(each)) for each in files]
+    return Message("user", tuple(make_file_part(file) for file in open_files(files)))
+
+
+def open_files(files: Iterable[File | str | Path]) -> tuple[File, ...]:
+    """Read the files that are named by their paths. Raises ConfigError if they are too large together."""
+    contents = tuple(each if isinstance(each, File) else _read(Path(each)) for each in files)
     total = sum(len(each.data) for each in contents)
     if total > MAX_TOTAL_BYTES:
         raise ConfigError(f"The files have {total:,} bytes in total; the limit is {MAX_TOTAL_BYTES:,}.")
-    return Message("user", tuple(_make_part(each) for each in contents))
+    return contents
 
 
 def _read(path: Path) -> File:
@@ -83,7 +77,7 @@ def _read(path: Path) -> File:
     match = _ANNOTATED_NAME.fullmatch(path.name)
     if match is not None and not path.exists():
         path, annotations = path.with_name(match[1]), {match[2]: int(match[3])}
-    media_type = mimetypes.guess_type(path.name)[0] or "text/plain"
+    media_type = OFFICE_TYPES.get(path.suffix.lower()) or mimetypes.guess_type(path.name)[0] or "text/plain"
     try:
         with path.open("rb") as file:
             data = file.read(MAX_INPUT_FILE_BYTES + 1)
@@ -92,11 +86,22 @@ def _read(path: Path) -> File:
     return File(data, media_type, path.name, **annotations)
 
 
-def _make_part(file: File) -> Text:
+def read_media_type(file: File) -> str:
+    return file.media_type.partition(";")[0].strip().lower()
+
+
+def describe_file(file: File) -> str:
+    return f"[{file.name}, {read_media_type(file)}, {len(file.data):,} bytes]"
+
+
+def make_text_part(file: File, text: str) -> Text:
+    return Text(f"{describe_file(file)}\n{text}", "document", trusted=False, source=file.name)
+
+
+def make_file_part(file: File) -> Text:
     if len(file.data) > MAX_INPUT_FILE_BYTES:
         raise ConfigError(f"{file.name} exceeds the limit of {MAX_INPUT_FILE_BYTES:,} bytes for one file.")
-    kind = file.media_type.partition(";")[0].strip().lower()
-    label = f"[{file.name}, {kind}, {len(file.data):,} bytes]"
+    kind, label = read_media_type(file), describe_file(file)
     if kind in IMAGE_TYPES:
         return _attach(file, kind, label, IMAGE_TOKENS)
     if kind == PDF:
@@ -104,11 +109,10 @@ def _make_part(file: File) -> Text:
     if kind in AUDIO_TYPES:
         return _attach(file, AUDIO_TYPES[kind], label, math.ceil(SECOND_TOKENS * _measure_seconds(file)))
     if (kind.startswith("text/") or kind in TEXT_TYPES) and b"\0" not in file.data:
-        text = file.data.decode("utf-8", "replace")
-        return Text(f"{label}\n{text}", "document", trusted=False, source=file.name)
+        return make_text_part(file, file.data.decode("utf-8", "replace"))
     raise ConfigError(
-        f"{file.name} has the unsupported type {kind}. Use PNG, JPEG, GIF, WebP, PDF, WAV, MP3, FLAC, OGG, AIFF, AAC "
-        "or text."
+        f"{file.name} has the unsupported type {kind}. Use PNG, JPEG, GIF, WebP, PDF, DOCX, XLSX, PPTX, WAV, MP3, "
+        "FLAC, OGG, AIFF, AAC or text."
     )
 
 
@@ -133,6 +137,33 @@ def _count_pages(file: File) -> int:
             f"{file.name}#pages=12, or in Python File(data, {PDF!r}, {file.name!r}, pages=12)."
         )
     return page_count
+
+
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+_JPEG: Final = b"\xff\xd8"
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""Markers of a JPEG that its size follows."""
+
+
+def explain_unseen(data: bytes) -> str:
+    """Describe why a provider rejects a picture, which would end the session that has it. Empty if it takes it."""
+    if len(data) > MAX_PICTURE_BYTES:
+        return f"it has more than {MAX_PICTURE_BYTES:,} bytes. Make it smaller."
+    if max(_measure_picture(data)) > MAX_PICTURE_SIDE:
+        return f"it is larger than {MAX_PICTURE_SIDE:,} pixels. Make it smaller, or cut it."
+    return ""
+
+
+def _measure_picture(data: bytes) -> tuple[int, int]:
+    """Read the width and height of a PNG or JPEG. (0, 0) for any other picture."""
+    if data.startswith(_PNG):
+        return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    at = 2
+    while data.startswith(_JPEG) and data[at : at + 1] == b"\xff" and at + 9 <= len(data):
+        if data[at + 1] in _FRAMES:
+            return int.from_bytes(data[at + 7 : at + 9], "big"), int.from_bytes(data[at + 5 : at + 7], "big")
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return 0, 0
 
 
 def explain_unheard(message: Message, model: ModelName, wire: WireFormat) -> str:

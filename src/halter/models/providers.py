@@ -582,6 +582,7 @@ def make_model(
         terms = ExchangeTerms(
             bills_errors=provider.bills_errors,
             prompt_cache=provider.prompt_cache,
+            vision=provider.vision,
             credentials=cloud and make_cloud_credentials(cloud, endpoint.url, key, installed),
         )
     return WireModel(model_name, endpoint.wire, endpoint.url, secret, base_url=base_url, habits=habits, terms=terms)

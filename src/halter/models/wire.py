@@ -54,6 +54,7 @@ from halter.models.wire_format import (
     UsageReader,
     count_provider_tools,
     find_event_text,
+    hide_pictures,
     make_surrogate_joiner,
     parse_model_response,
     read_native_answer,
@@ -77,12 +78,13 @@ class ExchangeTerms(msgspec.Struct, frozen=True):
     """The terms of every request to a provider.
 
     With `bills_errors`, an answer with an error status counts as billed. `credentials` replace a key. With
-    `prompt_cache`, cacheable parts are marked, if the protocol has marks. At most `max_bytes` bytes of an answer are
-    read. A connection must be established within `connect_timeout` seconds.
+    `prompt_cache`, cacheable parts are marked, if the protocol has marks. Without `vision`, pictures are only named. At
+    most `max_bytes` bytes of an answer are read. A connection must be established within `connect_timeout` seconds.
     """
 
     bills_errors: bool = False
     prompt_cache: bool = True
+    vision: bool = True
     credentials: CloudCredentials | None = None
     max_bytes: int = MAX_ANSWER_BYTES
     connect_timeout: float = CONNECT_TIMEOUT_SECONDS
@@ -612,6 +614,8 @@ class WireModel:
                 model = (await self._connect()).model
                 form = find_native_form(prompt, self._habits.native_output, model.profile, self.wire)
                 on_text = on_text if form is None else None
+                if not (self.terms.vision and model.profile.get("supports_image_input", True)):
+                    prompt = hide_pictures(prompt, self.name)
                 response = await send(model, self._request(prompt, form), on_text, partial(self._make_error, exchange))
             except asyncio.CancelledError:
                 permit.unsent = not exchange.sent

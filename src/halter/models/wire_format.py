@@ -44,7 +44,7 @@ from halter.core.messages import VOLATILE, Message, Part, Prompt, Reply, Role, S
 from halter.core.money import DOLLAR
 from halter.core.text import clean, encode_body, shorten
 from halter.core.tools import ToolSpec
-from halter.core.usage import Usage, is_same_model
+from halter.core.usage import ModelName, Usage, is_same_model
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import (
@@ -126,13 +126,47 @@ def _shape_once(message: Message) -> "list[Shaped]":
     if _SHAPED_KEY not in attributes:
         from pydantic_ai.messages import UserPromptPart
 
-        parts = [
-            _part(part, message.role)
-            for part in message.parts
-            if not (isinstance(part, Text) and not part.text.strip())
-        ]
+        parts: list[Shaped] = []
+        for part in message.parts:
+            if isinstance(part, Text) and part.origin == "tool" and part.media and parts:
+                _add_file(parts, part)
+            elif not (isinstance(part, Text) and not part.text.strip()):
+                parts.append(_part(part, message.role))
         attributes[_SHAPED_KEY] = parts or ([UserPromptPart(EMPTY_MESSAGE)] if message.role == "user" else [])
     return attributes[_SHAPED_KEY]
+
+
+def hide_pictures(prompt: Prompt, model: ModelName) -> Prompt:
+    """Replace the pictures of a prompt by a sentence, for a model that sees none."""
+
+    def hide(part: Part) -> Part:
+        if not isinstance(part, Text) or not _is_picture(part):
+            return part
+        sentence = f"{part.text} {model} takes no pictures, so it is not shown."
+        return msgspec.structs.replace(part, text=sentence, media="", data=b"", tokens=0)
+
+    messages = tuple(
+        Message(message.role, tuple(map(hide, message.parts))) if any(map(_is_picture, message.parts)) else message
+        for message in prompt.messages
+    )
+    return msgspec.structs.replace(prompt, messages=messages)
+
+
+def _is_picture(part: Part) -> bool:
+    return isinstance(part, Text) and part.media.startswith("image/")
+
+
+def _add_file(parts: "list[Shaped]", file: Text) -> None:
+    """Add a file of a tool to the result before it, which names it, so that it does not look like a person's."""
+    from pydantic_ai.messages import BinaryContent, ToolReturnPart
+
+    result, content = parts[-1], BinaryContent(file.data, media_type=file.media)
+    if isinstance(result, ToolReturnPart):
+        so_far: Any = result.content
+        contents = cast("list[Any]", so_far) if isinstance(so_far, list) else [so_far]
+        parts[-1] = replace(result, content=[*contents, content])
+    else:
+        parts.append(_part(file, "user"))
 
 
 def _part(part: Part, role: Role) -> "Shaped":

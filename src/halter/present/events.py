@@ -30,6 +30,7 @@ from halter.core.events import (
     DecisionShown,
     DecisionWithdrawn,
     DocumentRead,
+    FilesGiven,
     FindingEmitted,
     FindingReviewed,
     FleetPolicyAdopted,
@@ -188,6 +189,8 @@ def _summarize(stored_event: Stored, context: EventContext) -> str | StyledLine:
             return _summarize_trouble(event, parse_session_id(stored_event.stream) or "")
         case PhaseEntered() | ContextGiven() | HistoryGiven() | DocumentRead() | JudgesChosen() | MessageRouted():
             return _summarize_task(event)
+        case FilesGiven():
+            return f"files came with {f'the result of {event.call}' if event.call else 'the next message'}"
         case HaltRequested() | HaltLifted() | AgentSwitched() | FleetPolicyAdopted() | BodiesErased() | StoreAccepted():
             return _summarize_control(event)
         case PersonSignedOn() | SignOnRefused():
@@ -580,6 +583,8 @@ def describe_event(event: AnyEvent | Unknown, body: bytes) -> str:
         match event:
             case TurnStarted():
                 return _parts(msgspec.json.decode(body, type=Message).parts)
+            case FilesGiven():
+                return _parts(msgspec.json.decode(body, type=list[Text]))
             case HistoryGiven():
                 messages = msgspec.json.decode(body, type=list[Message])
                 return "\n".join(text for message in messages if (text := _parts(message.parts)))

@@ -1132,7 +1132,7 @@ async def _send_message(
         # Imported from its module: a name imported from a package is looked up at every call.
         from halter.runtime.session_start import open_session, read_initial_messages
 
-        messages = read_initial_messages(context, history, files) if history or files else ()
+        messages = await read_initial_messages(context, history, files) if history or files else ()
         return await open_session(context, message, kind, new_session, history=messages, takes_lease=True)
     from halter.runtime.agent_context import NO_RUN_SETTINGS
 

@@ -33,6 +33,7 @@ from halter.models.providers import Prices
 from halter.redaction.redact import Redactor, StreamRedactor, select_secrets
 from halter.redaction.secrets import Secrets
 from halter.runtime.assemble import AssembledAgent
+from halter.runtime.document_index import read_result_files
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
 from halter.tasks.task_tools import READ_OUTPUT
 from halter.tools.answer_form import AnswerForm
@@ -317,6 +318,7 @@ def make_guard(app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates
         prices=Prices(policy.prices),
         simulates=simulates,
         stream_mask=partial(StreamRedactor, redactor),
+        read_files=read_result_files,
     )
     guard.join_process(app.liveness, app.departures, app.prompts)
     return guard

@@ -1,20 +1,27 @@
-"""Documents of an agent's folders.
+"""Documents of an agent's folders, and files of messages and of tools.
 
-Each content is read once and indexed in the store. A session sees only the documents that it may see.
+Each content of a folder is read once and indexed in the store. A session sees only the documents that it may see.
+
+Of a file in a message or a result, a model takes pictures and PDFs as they are. Of an Office document it gets the text,
+which a process with little memory extracts. What cannot be read is an error for a person who passes it, and a sentence
+for a model whose tool returned it.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from halter.core.agent_spec import Collection
+from halter.core.errors import ConfigError
 from halter.core.folders import FileEntry, FileRefusal, allow_all
+from halter.core.messages import AUDIO_PREFIX, Message, Text
 from halter.core.ports import Chunk, Extracted, FoundChunk, Store, UnreadableFile
 from halter.core.text import to_one_line
-from halter.core.tools import Failed
+from halter.core.tools import OFFICE_TYPES, Failed, File
 from halter.tasks.retrieve import DocumentRef
 from halter.tasks.review import is_quote_supported
 from halter.tasks.task_tools import Finding, QuotedDocument
@@ -166,3 +173,88 @@ class SessionDocuments:
             chunks = await self._store.search([document], quote, 1)
             position = chunks[0].start if chunks else 0
         return text[max(0, position - QUOTE_CONTEXT_LENGTH) : position + len(quote) + 2 * QUOTE_CONTEXT_LENGTH]
+
+
+MAX_RESULT_FILES: Final = 20
+"""Maximum files of one result that a model sees."""
+MAX_DOCUMENT_LENGTH: Final = 1_000_000
+"""Maximum characters of a document: more than the context of most models."""
+_SUFFIXES: Final = MappingProxyType({media_type: suffix for suffix, media_type in OFFICE_TYPES.items()})
+
+
+async def read_message_files(files: Iterable[File | str | Path]) -> Message:
+    """Read the files of a message. Raises ConfigError for one that cannot be sent to a model."""
+    from halter.models.input_files import MAX_INPUT_FILE_BYTES, make_file_part, open_files
+
+    parts: list[Text] = []
+    for file in open_files(files):
+        is_office = find_office_suffix(file) and len(file.data) <= MAX_INPUT_FILE_BYTES
+        part = await _extract_text(file) if is_office else make_file_part(file)
+        if isinstance(part, UnreadableFile):
+            raise ConfigError(part.sentence)
+        parts.append(part)
+    return Message("user", tuple(parts))
+
+
+async def read_result_files(files: Sequence[File]) -> tuple[Text, ...]:
+    """Read the files that a tool returned. One that a model cannot take is a sentence instead."""
+    from halter.models.input_files import MAX_TOTAL_BYTES
+
+    parts: list[Text] = []
+    total = 0
+    for number, file in enumerate(files, 1):
+        total += len(file.data)
+        if number > MAX_RESULT_FILES or total > MAX_TOTAL_BYTES:
+            limits = f"{MAX_RESULT_FILES} files and {MAX_TOTAL_BYTES:,} bytes"
+            parts.append(_omit(file, f"A result shows at most {limits}."))
+        else:
+            parts.append(await _read_result_file(file))
+    return tuple(parts)
+
+
+async def _read_result_file(file: File) -> Text:
+    from halter.models.input_files import IMAGE_TYPES, PDF, explain_unseen, make_file_part, read_media_type
+    from halter.tools.process import detect_media_type
+
+    if find_office_suffix(file):
+        part = await _extract_text(file)
+        return _omit(file, part.sentence) if isinstance(part, UnreadableFile) else part
+    if read_media_type(file).startswith(AUDIO_PREFIX):
+        return _omit(file, "Audio in a result is not supported.")
+    if read_media_type(file) in IMAGE_TYPES:
+        # Providers reject a picture of another type than it says, and with it every later request of the session.
+        kind = detect_media_type(file.data[:16])
+        objection = explain_unseen(file.data) if kind in IMAGE_TYPES else "it is damaged, or is not a picture."
+        if objection:
+            return _omit(file, objection)
+        file = msgspec.structs.replace(file, media_type=kind)
+    try:
+        return make_file_part(file)
+    except ConfigError as error:
+        # Most PDFs compress the list of their pages, so their cost as a file is unknown. Their text has no such cost.
+        part = await _extract_text(file, ".pdf") if read_media_type(file) == PDF else UnreadableFile(str(error))
+        return _omit(file, part.sentence) if isinstance(part, UnreadableFile) else part
+
+
+def _omit(file: File, sentence: str) -> Text:
+    from halter.models.input_files import describe_file
+
+    return Text(f"{describe_file(file)} is not shown: {sentence}", "document", trusted=False, source=file.name)
+
+
+def find_office_suffix(file: File) -> str:
+    """Find the suffix of an Office document by its media type or its name; empty for any other file."""
+    from halter.models.input_files import read_media_type
+
+    suffix = Path(file.name).suffix.lower()
+    return _SUFFIXES.get(read_media_type(file)) or (suffix if suffix in OFFICE_TYPES else "")
+
+
+async def _extract_text(file: File, suffix: str = "") -> Text | UnreadableFile:
+    from halter.documents import extract
+    from halter.models.input_files import make_text_part
+
+    suffix = suffix or find_office_suffix(file)
+    name = file.name if file.name.lower().endswith(suffix) else f"{file.name}{suffix}"
+    outcome = await extract(name, file.data, limit=MAX_DOCUMENT_LENGTH)
+    return outcome if isinstance(outcome, UnreadableFile) else make_text_part(file, outcome.text)

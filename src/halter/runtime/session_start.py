@@ -48,6 +48,7 @@ from halter.runtime.agent_context import (
     store_policy,
 )
 from halter.runtime.assemble import AssembledAgent, list_playbook_flaws
+from halter.runtime.document_index import read_message_files
 from halter.runtime.needs import read_agent_health
 from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import (
@@ -271,29 +272,33 @@ def make_new_session_row(event: SessionStarted, at: int) -> SessionRow:
     )
 
 
-def read_initial_messages(
+async def read_initial_messages(
     context: AgentContext, history: Sequence[Any], files: "Sequence[File | str | Path]"
 ) -> tuple[Message, ...]:
-    """Read the messages and files that a session begins with.
+    """Read the messages and files that a session begins with."""
+    from halter.models.pydantic_messages import read_history
+
+    messages = read_history(history)
+    return (*messages, await read_files(context, files)) if files else messages
+
+
+async def read_files(context: AgentContext, files: "Sequence[File | str | Path]") -> Message:
+    """Read the files of a message to an agent.
 
     Raises ConfigError for files of an agent that anonymizes: names in a picture cannot be hidden from a model.
     """
-    from halter.models.input_files import explain_unheard, make_files_message
-    from halter.models.pydantic_messages import read_history
+    from halter.models.input_files import explain_unheard
     from halter.models.wire import WireModel
 
-    if files and context.agent.tasks.anonymize is not None:
+    if context.agent.tasks.anonymize is not None:
         raise ConfigError(
             f"{context.agent.policy.name} anonymizes its prompts, and files cannot be anonymized. Pass text instead."
         )
-    messages = read_history(history)
-    if not files:
-        return messages
-    message = make_files_message(files)
+    message = await read_message_files(files)
     model = context.models.get(context.agent.model_settings.model) if context.agent.model_settings.model else None
     if isinstance(model, WireModel) and (objection := explain_unheard(message, model.name, model.wire)):
         raise ConfigError(objection)
-    return (*messages, message)
+    return message
 
 
 async def build_session_beginning(

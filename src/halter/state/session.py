@@ -24,6 +24,7 @@ from halter.core.events import (
     DecisionMade,
     DecisionWithdrawn,
     DocumentRead,
+    FilesGiven,
     FleetPolicyAdopted,
     GuardrailTriggered,
     HaltLifted,
@@ -220,7 +221,7 @@ def _find_changes(session: Session, stored_event: Stored) -> Mapping[str, Any]:
             return {}
         case PersonSignedOn() | SignOnRefused():
             return {}
-        case DocumentRead() | JudgesChosen() | MessageRouted() | HotStateSeen() | HistoryGiven():
+        case FilesGiven() | DocumentRead() | JudgesChosen() | MessageRouted() | HotStateSeen() | HistoryGiven():
             return {}
         case GuardrailTriggered() | AttendingFailed() | SensorChanged():
             return {}

@@ -24,9 +24,9 @@ from halter.core.folders import (
     contains_agent_file,
     identity_of,
 )
-from halter.core.tools import Failed
+from halter.core.tools import OFFICE_TYPES, Failed, File
 from halter.tools.function_tool import FunctionTool, tool
-from halter.tools.process import bytes_to_text
+from halter.tools.process import MAX_FILES_BYTES, bytes_to_text, detect_media_type
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Opening a pipe without a writer blocks forever without O_NONBLOCK.
@@ -44,8 +44,8 @@ def make_file_tools(
     """
     folder = Folder(Path(root))
 
-    def read_file(path: str, offset: int = 0) -> str:
-        """Read a file below the root as text, starting at an offset in bytes."""
+    def read_file(path: str, offset: int = 0) -> Any:
+        """Read a file below the root, starting at an offset in bytes. Pictures, PDFs and documents are read whole."""
         return folder.read(path, max(offset, 0), max_read)
 
     def write_file(path: str, text: str) -> str:
@@ -103,7 +103,7 @@ class Folder:
     def protect(self, paths: ProtectedPaths) -> None:
         self._protected = self._protected.union(paths)
 
-    def read(self, path: str, offset: int, limit: int) -> str:
+    def read(self, path: str, offset: int, limit: int) -> str | File:
         sight = self._protected.take_snapshot(read_only=True)
         with self._parent(path, sight) as (parent, name), _open_file(name, _FILE_FLAGS, parent, path) as fd:
             status = os.fstat(fd)
@@ -111,6 +111,9 @@ class Folder:
                 raise Failed("NotAFile", f"{path} is a {_kind(status.st_mode)}; only files can be read and written.")
             size = status.st_size
             _refuse(sight.judge_file(identity_of(fd)), path)
+            kind = detect_media_type(os.pread(fd, 16, 0)) or OFFICE_TYPES.get(Path(name).suffix.lower(), "")
+            if kind and not offset and size <= MAX_FILES_BYTES:
+                return File(_read(fd, 0, size), kind, name)
             data = _read(fd, offset, limit)
         end = offset + len(data)
         note = f"\n[{size - end:,} more bytes; continue with offset={end}]" if end < size else ""

@@ -37,7 +37,7 @@ from halter.core.tools import (
     substitute_secrets,
 )
 from halter.tools.function_tool import SchemaChecker, UnusableSchema, canonical_json, compile_schema, spec_from_hints
-from halter.tools.mcp_contents import render_contents
+from halter.tools.mcp_contents import find_files, render_contents
 from halter.tools.mcp_session import (
     MAX_TOOLS,
     NO_RELAY,
@@ -244,7 +244,7 @@ def read_tool_result(result: "CallToolResult", max_output: int = MAX_OUTPUT) -> 
     text = truncate_middle(render_contents(result.content, result.structured_content), max_output)
     if result.is_error:
         raise Failed("ToolError", text or "the tool failed without a message.", text)
-    return Output(text)
+    return Output(text, files=find_files(result.content))
 
 
 class McpTool:

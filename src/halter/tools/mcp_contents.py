@@ -1,4 +1,4 @@
-"""Renders the contents of an MCP server's answer as text for a model; images and audio are only named."""
+"""Renders the contents of an MCP server's answer as text for a model, and finds its pictures and documents."""
 
 import base64
 import binascii
@@ -6,9 +6,13 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from mimetypes import guess_extension
+from pathlib import PurePosixPath
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 from halter.core.text import clean
+from halter.core.tools import OFFICE_TYPES, File
 from halter.tools.process import MAX_OUTPUT, bytes_to_text
 
 
@@ -23,30 +27,64 @@ def render_contents(contents: Sequence[Any], structured_content: Any) -> str:
     parts = [_part(content) for content in contents]
     texts = [content.text for content in contents if isinstance(content, TextContent)]
     if structured_content is None or _contains_all(texts, structured_content):
-        return "\n".join(parts)
+        return "\n".join(filter(None, parts))
     structured_texts = {value for value in _walk_scalars(structured_content) if isinstance(value, str)}
     remaining = [
         part
         for part, content in zip(parts, contents, strict=True)
         if getattr(content, "text", None) not in structured_texts
     ]
-    return "\n".join([*remaining, json.dumps(structured_content, ensure_ascii=False)])
+    return "\n".join([*filter(None, remaining), json.dumps(structured_content, ensure_ascii=False)])
+
+
+_DOCUMENT_TYPES: Final = frozenset(("application/pdf", *OFFICE_TYPES.values()))
+
+
+def find_files(contents: Sequence[Any]) -> tuple[File, ...]:
+    """Find the images and binary resources of an answer. Audio is only named."""
+    from mcp_types import BlobResourceContents, EmbeddedResource, ImageContent
+
+    files: list[File] = []
+    for content in contents:
+        match content:
+            case ImageContent():
+                encoded, kind, name = content.data, content.mime_type, ""
+            case EmbeddedResource(resource=BlobResourceContents() as resource) if _is_document(resource):
+                path = PurePosixPath(urlsplit(str(resource.uri)).path)
+                encoded, kind, name = resource.blob, resource.mime_type or "", path.name
+            case _:
+                continue
+        try:
+            data = base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError):
+            continue
+        kind = _one_line(kind)
+        files.append(File(data, kind, _one_line(name) or f"file {len(files) + 1}{guess_extension(kind) or ''}"))
+    return tuple(files)
+
+
+def _is_document(resource: Any) -> bool:
+    """Return whether a resource is a picture, a PDF or an Office document; other binary ones are shown as base64."""
+    kind = getattr(resource, "mime_type", None) or ""
+    return hasattr(resource, "blob") and (kind.startswith("image/") or kind in _DOCUMENT_TYPES)
 
 
 def _part(content: Any) -> str:
-    """Render one part. Images and audio are only named: text models cannot use them and would pay for them."""
+    """Render one part. Audio is only named: few models can use it."""
     from mcp_types import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
 
     match content:
         case TextContent():
             return content.text
         case ImageContent():
-            return f"[image, {_one_line(content.mime_type)}, {_size(content.data)}, not shown]"
+            return ""
         case AudioContent():
             return f"[audio, {_one_line(content.mime_type)}, {_size(content.data)}, not shown]"
         case ResourceLink():
             description = f": {content.description}" if content.description else ""
             return f"[resource, {_one_line(content.uri)}]{description}"
+        case EmbeddedResource(resource=resource) if _is_document(resource):
+            return f"[resource, {_one_line(resource.uri)}]"
         case EmbeddedResource():
             return f"[resource, {_one_line(content.resource.uri)}]\n{_resource(content.resource)}"
         case _:

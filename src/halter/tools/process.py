@@ -1,7 +1,8 @@
 """Process groups, isolated interpreters and forked functions: drained while they run, killed with all their children.
 
 Each process has its own thread, which reads, waits, kills and reaps, so that no signal can reach a process with a
-recycled pid. Cancelling the caller makes that thread kill the process. Only text and numbers pass between processes.
+recycled pid. Cancelling the caller makes that thread kill the process. Only text, numbers and files pass between
+processes.
 
 A forked function has all that the process has at that moment: closures, globals, the program's values. Its changes
 stay in the fork; its result is returned as text. Shared connections are closed in the fork, its output is captured
@@ -26,6 +27,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
+from mimetypes import guess_extension
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn, ParamSpec, TextIO, TypeVar, cast
 
@@ -34,31 +36,102 @@ import msgspec
 from halter.core.errors import ConfigError
 from halter.core.processes import ForkLock, fork, print_masked_output
 from halter.core.text import decode_body, encode_body
-from halter.core.tools import AGENT_VARIABLE, Failed, Output, Unstoppable
+from halter.core.tools import AGENT_VARIABLE, Failed, File, Output, Unstoppable
 from halter.tools.trusted_code import TrustedFiles
 
 MAX_OUTPUT: Final = 10_000_000
 
-_JSON_TYPES: Final = frozenset((dict, list, int, float, bool, type(None)))
-"""The types of most results. Testing for them needs no lookup of base classes."""
+_SCALAR_TYPES: Final = frozenset((str, int, float, bool, type(None)))
+"""The types of values that are no files and have none."""
 
 _MAX_WORD_LENGTH: Final = 4096
 """Distance in which a word boundary is searched for, so that no recognisable key is cut in two."""
 
 
 def to_output(result: Any, max_output: int) -> Output:
-    """Convert a result: text is unchanged, bytes become text or base64, other values JSON."""
+    """Convert a result: text is unchanged, files stay files, bytes become a file, text or base64, other values JSON."""
     if isinstance(result, str):
         text: str = result
-    elif type(result) in _JSON_TYPES:
-        text = _json(result)
     elif isinstance(result, Output):
-        return Output(truncate_middle(result.text, max_output), result.cost_micros, result.happened)
-    elif isinstance(result, (bytes, bytearray)):
-        return Output(bytes_to_text(bytes(result), max_output))
-    else:
+        text = truncate_middle(result.text, max_output)
+        return Output(text, result.cost_micros, result.happened, result.files)
+    elif type(result) in _SCALAR_TYPES:
         text = _json(result)
+    else:
+        files: list[File] = []
+        rest = _split_files(result, "", files)
+        if files:
+            return _join_files(rest, files, max_output)
+        text = bytes_to_text(bytes(result), max_output) if isinstance(result, bytes | bytearray) else _json(result)
     return Output(text if len(text) <= max_output else truncate_middle(text, max_output))
+
+
+_SIGNATURES: Final = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+)
+
+
+def detect_media_type(data: bytes) -> str:
+    """Detect a picture or a PDF by its first bytes; empty for anything else."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((media_type for signature, media_type in _SIGNATURES if data.startswith(signature)), "")
+
+
+_MAX_FILE_DEPTH: Final = 4
+"""Levels of lists and mappings in which files are searched for."""
+
+
+def _split_files(value: Any, name: str, files: list[File], depth: int = 0) -> Any:
+    """Replace each file in a result by its name, and collect it. Returns the same object if there are none."""
+    rest, count = value, len(files)
+    if type(value) in _SCALAR_TYPES or depth > _MAX_FILE_DEPTH:
+        return value
+    if isinstance(value, dict):
+        members = cast("dict[Any, Any]", value)
+        rest = {key: _split_files(each, str(key), files, depth + 1) for key, each in members.items()}
+    elif isinstance(value, list | tuple):
+        items = cast("Sequence[Any]", value)
+        rest = [_split_files(each, f"file {index}", files, depth + 1) for index, each in enumerate(items, 1)]
+    elif hasattr(value, "return_value") and isinstance(getattr(value, "content", None), Sequence):
+        # What Pydantic AI calls a tool return: a value, and what the model sees beside it.
+        return _split_files([value.return_value, *value.content], name, files, depth)
+    elif (file := _read_file(value, name or "file 1")) is not None:
+        files.append(file)
+        return file.name
+    return rest if len(files) > count else value
+
+
+def _read_file(value: Any, name: str) -> File | None:
+    """Read a value as a file: Halter's own, a framework's binary content, what a notebook shows as a picture, bytes."""
+    if isinstance(value, File):
+        return value
+    media_type = getattr(value, "media_type", "")
+    data = getattr(value, "data", None) if media_type else value
+    if callable(display := getattr(value, "_repr_png_", None)):
+        try:
+            data = display()
+        except Exception as error:
+            raise Failed(type(error).__name__, f"the tool returned a picture that cannot be shown: {error}") from error
+    if not isinstance(data, bytes | bytearray):
+        return None
+    kind = media_type if media_type and isinstance(media_type, str) else detect_media_type(bytes(data[:16]))
+    return File(bytes(data), kind, f"{name}{guess_extension(kind) or ''}") if kind else None
+
+
+def _join_files(rest: Any, files: Sequence[File], max_output: int) -> Output:
+    """Make an output of files and the rest of a result, in which their names stand. The output lists them after it."""
+    names = {file.name for file in files}
+    lines = cast("list[Any]", rest) if isinstance(rest, list) else [rest]
+    if all(isinstance(line, str) for line in lines):
+        text = "\n".join(line for line in lines if line not in names)
+    else:
+        text = _json(rest)
+    return Output(truncate_middle(text, max_output), files=tuple(files))
 
 
 def bytes_to_text(data: bytes, max_output: int) -> str:
@@ -112,6 +185,8 @@ PROGRAM_FOLDERS: Final = ("/usr/local/bin", "/usr/bin", "/bin")
 """The folders in which the sandbox, and commands of agents, are searched for."""
 
 _CHUNK_SIZE: Final = 1 << 18
+MAX_FILES_BYTES: Final = 64 * 1024 * 1024
+"""Maximum bytes of the files of an answer."""
 _BYTES_PER_CHARACTER: Final = 16
 """Maximum bytes of an answer per character of output: a failure has two texts, with up to 4 bytes per character."""
 
@@ -352,7 +427,7 @@ class _Attendant:
         self._process = process
         self._unwritten = memoryview(process.stdin)
         self._output = _HeadAndTail(process.max_output)
-        self._answer = _HeadAndTail(process.max_output * _BYTES_PER_CHARACTER)
+        self._answer = _HeadAndTail(process.max_output * _BYTES_PER_CHARACTER + MAX_FILES_BYTES)
         self._sinks = {process.output: self._output, process.answer: self._answer}
         self._sinks.pop(-1, None)
         self._has_ended = False
@@ -442,7 +517,7 @@ EXTRA_ANSWER: Final = 1000
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
-    """The outcome of a call: text with an optional cost, a failure, or a doubt. Bytes can represent any text."""
+    """The outcome of a call: text with an optional cost and files, a failure, or a doubt. Bytes represent any text."""
 
     text: bytes = b""
     cost: int | None = None
@@ -450,6 +525,7 @@ class ToolOutcome(msgspec.Struct, frozen=True):
     message: bytes = b""
     partial: bytes = b""
     doubt: bytes = b""
+    files: tuple[File, ...] = ()
 
 
 def perform_call(function: Callable[[], Any], max_output: int) -> bytes:
@@ -468,7 +544,7 @@ def _run_call(call: Callable[[], Any], max_output: int) -> ToolOutcome:
         return ToolOutcome(doubt=encode_body(str(doubt)))
     if output.happened:
         return ToolOutcome(kind=b"NotCarried", message=b"only an async tool can record events.")
-    return ToolOutcome(encode_body(output.text), output.cost_micros)
+    return ToolOutcome(encode_body(output.text), output.cost_micros, files=output.files)
 
 
 def read_answer(process_exit: ProcessExit) -> Output:
@@ -487,7 +563,7 @@ def read_answer(process_exit: ProcessExit) -> Output:
         raise Failed(
             decode_body(outcome.kind), decode_body(outcome.message), process_exit.text + decode_body(outcome.partial)
         )
-    return Output(decode_body(outcome.text), outcome.cost)
+    return Output(decode_body(outcome.text), outcome.cost, files=outcome.files)
 
 
 def _explain_exit(code: int) -> str:
