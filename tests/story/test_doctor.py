@@ -281,6 +281,17 @@ def test_an_agent_with_tools_of_a_server_is_told_how_its_calls_are_judged(doctor
     assert doctor.looks(folder)["served provenance"][0] == "warning"
 
 
+def test_what_is_left_out_of_the_files_of_other_programs_is_a_warning(doctor: Doctor) -> None:
+    folder = doctor.agent("served", "policy: {provenance: ask}\n")
+    Path(folder, ".mcp.json").write_text('{"mcpServers": {"web": {"url": "https://a/", "oauth": {}}}}')
+    Path(folder, "CLAUDE.md").write_text("@../other.md")
+    verdict, text, *_ = doctor.looks(folder)["served files"]
+    assert verdict == "warning"
+    assert "CLAUDE.md: @../other.md is not imported: " in text
+    assert "The server web is omitted: " in text
+    assert "`mcpServers.web.oauth` is not supported; put a token into `headers`" in text
+
+
 async def test_a_port_is_free_taken_by_another_program_or_ours() -> None:
     async def halter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()

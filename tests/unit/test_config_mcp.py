@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.config.mcp_file import load_json, parse_servers, read_servers
+from halter.config.mcp_file import load_json, parse_server_file, parse_servers, read_servers
 from halter.config.yaml_reader import MAX_BYTES, Document
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
@@ -201,3 +201,79 @@ def test_a_server_may_be_given_longer_to_start() -> None:
         text
         == ".mcp.json line 5: `mcpServers.files.startup_timeout_sec` is 0; write a number of seconds from 0.1 to 3600."
     )
+
+
+def read_file(entries: Any, **environment: str) -> tuple[ToolServer, ...]:
+    text = json.dumps({"mcpServers": entries}, indent=1)
+    return parse_server_file(load_json(text.encode(), ".mcp.json"), FOLDER, environment)
+
+
+@pytest.mark.parametrize(
+    ("flawed", "why"),
+    [
+        (
+            {"url": "https://a/", "oauth": {"clientId": "x", "callbackPort": 8080}},
+            "`mcpServers.b.oauth` is not supported",
+        ),
+        (
+            {"url": "https://a/", "headersHelper": "/bin/token"},
+            "`mcpServers.b.headersHelper` is not supported; put a token",
+        ),
+        ({"type": "ws", "url": "wss://a/"}, "`mcpServers.b.type` is the text 'ws', which is not one of its values"),
+        ({"command": "x", "envFile": ".env"}, "`mcpServers.b.envFile` is not supported; name the variables in `env`."),
+        ({"command": "x", "disabledTools": ["rm"]}, "`mcpServers.b.disabledTools` is not supported; name the tools"),
+        ({"command": "x", "tools": ["get"]}, "`mcpServers.b.tools` is not supported; name the tools"),
+        ({"command": "x", "sandbox": True}, "`sandbox` is not a key of `mcpServers.b`"),
+        ({"command": "x", "env": {"A": "${NOPE}"}}, "refers to ${NOPE}, which is not set"),
+        ({"command": "x", "env": {"A": "${input:key}"}}, "contains a `${` that is not a reference"),
+        ({"command": "x", "timeout": -1}, "write a number of milliseconds"),
+        ({"command": "x", "disabled": True}, "`disabled` says so in .mcp.json line"),
+        ({"command": "x", "enabled": False}, "`enabled` says so in .mcp.json line"),
+        ({}, "`mcpServers.b` has no `command`"),
+        (7, "`mcpServers.b` is the number 7"),
+    ],
+    ids=lambda each: next(reversed(each), "empty") if isinstance(each, dict) else None,
+)
+def test_a_server_that_cannot_be_used_as_written_is_left_out_and_the_others_are_used(flawed: Any, why: str) -> None:
+    first, second, third = read_file({"a": {"command": "x"}, "b": flawed, "c": {"url": "https://c/"}})
+    assert (first.omission, third.omission, third.transport) == ("", "", "http")
+    assert (second.name, second.command, second.url) == ("b", "", "")
+    assert why in second.omission
+
+
+def test_what_only_describes_a_server_is_skipped_and_what_would_allow_its_tools_as_well_with_a_sentence() -> None:
+    described = {"name": "Files", "description": "All files.", "icon": "x", "alwaysLoad": True, "disabled": False}
+    (server,) = read_file({"a": {"command": "x", **described, "tools": ["*"], "alwaysAllow": ["rm"], "trust": True}})
+    assert (server.omission, server.command) == ("", "x")
+    assert server.notes == tuple(
+        f"`mcpServers.a.{key}` has no effect: policies decide which tools are asked about."
+        for key in ("alwaysAllow", "trust")
+    )
+
+
+def test_keys_beside_the_servers_that_other_programs_write_are_skipped() -> None:
+    text = b'{"$schema": "x", "inputs": [], "mcpServers": {"a": {"command": "x"}}}'
+    assert parse_server_file(load_json(text, ".mcp.json"), FOLDER, {})[0].command == "x"
+    with pytest.raises(ConfigError, match=r"`x` is not a key of \.mcp\.json"):
+        parse_server_file(load_json(b'{"mcpServers": {}, "x": 1}', ".mcp.json"), FOLDER, {})
+
+
+@pytest.mark.parametrize("key", ["url", "httpUrl", "serverUrl"])
+@pytest.mark.parametrize("kind", ["http", "streamable-http", "sse", None])
+def test_a_remote_server_is_read_as_other_programs_write_it(key: str, kind: str | None) -> None:
+    entry = {key: "https://${HOST:-example.com}/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}}
+    (server,) = read_file({"a": {**entry, **({"type": kind} if kind else {})}}, TOKEN="t")
+    assert (server.transport, server.url) == ("sse" if kind == "sse" else "http", "https://example.com/mcp")
+    assert server.headers == {"Authorization": "Bearer t"}
+
+
+def test_the_time_of_a_call_is_in_milliseconds_and_what_was_meant_in_seconds_is_said() -> None:
+    assert read_one({"command": "x", "timeout": 600000}).call_timeout == 600 * SECOND
+    server = read_one({"command": "x", "timeout": 60})
+    assert server.call_timeout is None
+    assert server.notes == ("`mcpServers.x.timeout` is 60 milliseconds and has no effect; write at least 1000.",)
+
+
+def test_a_variable_that_is_empty_is_set() -> None:
+    server = read_one({"command": "x", "env": {"A": "${A}", "B": "${A:-b}"}}, A="")
+    assert server.env == {"A": "", "B": "b"}

@@ -64,7 +64,15 @@ BY_OTHERS = {
     *("session_resumed", "turn_started", "message_added", "context_cut", "turn_ended"),
     *("hot_state_seen", "turn_skipped", "guardrail_triggered", "sensor_changed", "attending_failed", "agent_switched"),
     *(event.KIND for event in (*get_args(ArtifactEvent), *get_args(TriggerEvent), *get_args(ChannelEvent))),
-    *("phase_entered", "context_given", "files_given", "history_given", "document_read", "judges_chosen", "message_routed"),
+    *(
+        "phase_entered",
+        "context_given",
+        "files_given",
+        "history_given",
+        "document_read",
+        "judges_chosen",
+        "message_routed",
+    ),
 }
 """What only the guard and the loop write, and people through them: the plan has no tool, model or person."""
 

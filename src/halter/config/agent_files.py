@@ -1,7 +1,7 @@
 """An agent's folder: `agent.yaml`, skills and playbooks. Nothing outside the folder is read.
 
-A skill is a folder in `.agents/skills` with a SKILL.md. A playbook is a YAML list of calls, or a mapping with such a
-list under `steps` and a `max_cost_usd` for the whole playbook:
+A skill is a folder in `.agents/skills` or `.claude/skills` with a SKILL.md. A playbook is a YAML list of calls, or a
+mapping with such a list under `steps` and a `max_cost_usd` for the whole playbook:
 
 ```yaml
 - call: http__get
@@ -19,7 +19,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -131,18 +131,118 @@ def decode_file_text(data: bytes) -> str:
     return text
 
 
+GUIDANCE_FILES: Final = ("CLAUDE.md", ".claude/CLAUDE.md")
+"""Instructions that other programs read, too. They follow AGENTS.md."""
+MAX_IMPORT_DEPTH: Final = 5
+MAX_IMPORTS: Final = 100
+_NO_PROSE: Final = re.compile(
+    r"^[ \t>]*(`{3,}|~{3,}).*?(?:^[ \t>]*\1[`~]*[ \t]*$|\Z)|(`+)(?!`).*?(?<!`)\2(?!`)|<!--.*?-->",
+    re.DOTALL | re.MULTILINE,
+)
+"""Code and comments, in which nothing is an import."""
+_IMPORT: Final = re.compile(r"(?:^|(?<=\s))@((?:[^\s\\]|\\ )+)", re.MULTILINE)
+_ENDS_SENTENCE: Final = ".,;:!?)]}'\""
+
+
+class Guidance(msgspec.Struct, frozen=True):
+    """The text of the guidance files and of what they import, the files that it comes from, and what was left out."""
+
+    text: str = ""
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_guidance(folder: Path, data_places: Iterable[Path] = ()) -> Guidance:
+    """Read CLAUDE.md, and the files that it imports with `@path`. What cannot be read is left out, with a note.
+
+    An imported file is below the folder, and not in one of the `data_places`, where the agent may have written it.
+    """
+    return _GuidanceReader(folder, data_places).read()
+
+
+class _GuidanceReader:
+    def __init__(self, folder: Path, data_places: Iterable[Path]) -> None:
+        self._root = folder.resolve()
+        self._data_places = tuple(data_places)
+        self._seen = {self._root / INSTRUCTIONS, (self._root / INSTRUCTIONS).resolve()}
+        self._texts: list[str] = []
+        self._files: list[str] = []
+        self._notes: list[str] = []
+
+    def read(self) -> Guidance:
+        for name in GUIDANCE_FILES:
+            path = self._root / name
+            try:
+                data = read_folder_file(self._root, name)
+                text = None if data is None else decode_file_text(data)
+            except UnusableFile as error:
+                self._notes.append(f"{path} is left out: it {error}.")
+                continue
+            if text is not None and (target := path.resolve()) not in self._seen:
+                self._seen.add(target)
+                self._add(name, text.strip(), path, 0)
+        return Guidance("\n\n".join(filter(None, self._texts)), tuple(self._files), tuple(self._notes))
+
+    def _add(self, name: str, text: str, path: Path, depth: int) -> None:
+        self._files.append(name)
+        self._texts.append(f"Contents of {name}:\n\n{text}" if depth else text)
+        for match in _IMPORT.finditer(_NO_PROSE.sub("", text)):
+            self._import(match[1].replace("\\ ", " ").partition("#")[0], path, depth + 1)
+
+    def _import(self, name: str, importer: Path, depth: int) -> None:
+        """Import a file. A word that names no file is not an import."""
+        names = (name, name.rstrip(_ENDS_SENTENCE))
+        paths = [importer.parent / os.path.expanduser(each) for each in names if each and "\0" not in each]  # noqa: PTH111
+        try:
+            path = next((path.resolve() for path in paths if path.is_file()), None)
+        except (OSError, RuntimeError):
+            path = None
+        if path is None or path in self._seen or path == self._root:
+            if path is None and name.startswith(("~/", "../")):
+                self._omit(names[-1], importer, "it does not exist, and imports are below the agent's folder")
+            return
+        if objection := self._find_objection(path, depth):
+            self._omit(names[-1], importer, objection)
+            return
+        inner_name = path.relative_to(self._root).as_posix()
+        try:
+            text = decode_file_text(read_folder_file(self._root, inner_name) or b"")
+        except UnusableFile as error:
+            self._omit(names[-1], importer, f"it {error}")
+            return
+        self._seen.add(path)
+        self._add(inner_name, text.strip(), path, depth)
+
+    def _find_objection(self, path: Path, depth: int) -> str:
+        if not path.is_relative_to(self._root):
+            return f"it is outside the agent's folder; copy it there, or put its text into {INSTRUCTIONS}"
+        if any(path.is_relative_to(place) for place in self._data_places):
+            return "it is in a folder of data, which the agent may have written; move it"
+        if depth > MAX_IMPORT_DEPTH:
+            return f"imports are at most {MAX_IMPORT_DEPTH} levels deep"
+        return f"at most {MAX_IMPORTS} files are imported" if len(self._files) > MAX_IMPORTS else ""
+
+    def _omit(self, name: str, importer: Path, why: str) -> None:
+        self._notes.append(f"{importer}: @{name} is not imported: {why}.")
+
+
 SKILLS: Final = ".agents/skills"
+SKILL_FOLDERS: Final = (SKILLS, ".claude/skills")
+"""The folders of skills: Halter's own, and that of another program."""
 SKILL_FILE: Final = "SKILL.md"
 _TOOL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _FENCE: Final = "---"
 
 
 def read_skills(folder: Path) -> dict[str, Skill]:
-    skills_folder = folder / SKILLS
-    if not skills_folder.is_dir():
-        return {}
+    """Read the skills of an agent. One that is linked into both folders is one skill."""
     skills: dict[str, Skill] = {}
-    for skill_folder in sorted(path for path in skills_folder.iterdir() if path.is_dir()):
+    seen: set[Path] = set()
+    for skill_folder in list_skill_folders(folder):
+        target = skill_folder.resolve()
+        if target in seen:
+            continue
+        seen.add(target)
         skill = read_skill(folder, skill_folder)
         if skill.name in skills:
             raise ConfigError(
@@ -150,6 +250,11 @@ def read_skills(folder: Path) -> dict[str, Skill]:
             )
         skills[skill.name] = skill
     return skills
+
+
+def list_skill_folders(folder: Path) -> list[Path]:
+    places = [folder / name for name in SKILL_FOLDERS if (folder / name).is_dir()]
+    return [path for place in places for path in sorted(place.iterdir()) if path.is_dir()]
 
 
 def read_skill(folder: Path, path: Path) -> Skill:

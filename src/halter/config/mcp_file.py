@@ -4,13 +4,20 @@
                     "search": {"type": "http", "url": "https://example.com/mcp"}}}
 
 `${VAR}` and `${VAR:-default}` are expanded from the environment. `${secret:NAME}` in `env` and `headers` is expanded
-when the server is started or called. `startup_timeout_sec` is the time that a server has to start and list its tools.
+when the server is started or called. `startup_timeout_sec` is the time that a server has to start and list its tools,
+`timeout` the milliseconds of a call.
+
+Other programs write more keys. One that only describes a server is skipped. One that would allow tools without asking
+is skipped with a sentence, since only policies allow. A server with any other key, or with a mistake, is left out with
+a sentence: Halter does not guess what it would be without that key. The agent starts without it.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
@@ -31,6 +38,26 @@ _REFERENCE: Final = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+|\n')
 _VARIABLE_NAME: Final = re.compile(r"[^=\0]+")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_KEYS_OF_OTHERS: Final = frozenset(("$schema", "inputs"))
+"""Keys of the file beside `mcpServers` that other programs write."""
+_DESCRIPTIVE_KEYS: Final = frozenset(
+    ("$schema", "alwaysLoad", "description", "displayName", "gallery", "icon", "icons", "name", "title", "version")
+)
+_ALLOWING_KEYS: Final = frozenset(("alwaysAllow", "autoApprove", "trust"))
+"""Keys with which other programs allow the tools of a server without asking."""
+_KEY_ALIASES: Final = MappingProxyType({"httpUrl": "url", "serverUrl": "url", "transport": "type"})
+_SIGN_ON: Final = 'put a token into `headers`, as in {"Authorization": "Bearer ${secret:TOKEN}"}.'
+_FILTER: Final = "name the tools under `policy.tools` of agent.yaml, and remove it."
+_UNSUPPORTED_KEYS: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("oauth", "auth", "authProviderType", "headersHelper"), _SIGN_ON),
+        **dict.fromkeys(("envFile", "env_file"), "name the variables in `env`."),
+        **dict.fromkeys(("tools", "includeTools", "excludeTools", "enabledTools", "disabledTools"), _FILTER),
+    }
+)
+"""Keys of other programs that Halter does not support, with what to write instead."""
+_MIN_TIMEOUT_MS: Final = 1000
+"""A shorter `timeout` is skipped, as Claude Code does: it was probably meant in seconds."""
 _STDIO_KEYS: Final = ("command", "args", "env", "cwd")
 _REMOTE_KEYS: Final = ("url", "headers")
 
@@ -44,6 +71,11 @@ class McpServerEntry(msgspec.Struct, frozen=True):
     url: str | None = None
     headers: dict[str, str] = {}
     startup_timeout_sec: float = DEFAULT_SERVER_START / SECOND
+    timeout: float | None = None
+
+
+class _RawFile(msgspec.Struct, frozen=True, rename={"servers": "mcpServers"}):
+    servers: dict[str, Any]
 
 
 class McpFile(msgspec.Struct, frozen=True, rename={"servers": "mcpServers"}):
@@ -60,15 +92,24 @@ def read_servers(path: Path, environment: Mapping[str, str], display_name: str |
         return ()
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror or error}.") from error
-    return parse_servers(load_json(data, name), file.parent, environment)
+    return parse_server_file(load_json(data, name), file.parent, environment)
+
+
+def parse_server_file(document: Document, folder: Path, environment: Mapping[str, str]) -> tuple[ToolServer, ...]:
+    """Parse a file that other programs may read too. A server with a mistake is left out, with a sentence."""
+    content: Any = document.value
+    if isinstance(content, dict):
+        members = cast("dict[str, Any]", content)
+        content = {key: value for key, value in members.items() if key not in _KEYS_OF_OTHERS}
+    entries = decode_document(Document(content, document.source_map), _RawFile).servers
+    readers = (_Reader(document.source_map, name, environment) for name in entries)
+    return tuple(reader.read_or_omit(entry, folder) for reader, entry in zip(readers, entries.values(), strict=True))
 
 
 def parse_servers(document: Document, folder: Path, environment: Mapping[str, str]) -> tuple[ToolServer, ...]:
-    mcp_file = decode_document(document, McpFile)
-    return tuple(
-        _Reader(document.source_map, name, environment).server(entry, folder)
-        for name, entry in mcp_file.servers.items()
-    )
+    """Parse the servers of a program. Raises ConfigError for a mistake in any of them."""
+    entries = decode_document(document, _RawFile).servers
+    return tuple(_Reader(document.source_map, name, environment).read(entry, folder) for name, entry in entries.items())
 
 
 class _Reader:
@@ -78,6 +119,38 @@ class _Reader:
         self._name = name
         self._environment = environment
 
+    def read_or_omit(self, entry: Any, folder: Path) -> ToolServer:
+        try:
+            return self.read(entry, folder)
+        except ConfigError as error:
+            return ToolServer(self._name, omission=str(error))
+
+    def read(self, entry: Any, folder: Path) -> ToolServer:
+        """Read a server. One that is disabled is left out."""
+        notes: list[str] = []
+        if isinstance(entry, dict):
+            members = cast("dict[str, Any]", entry)
+            if members.get("disabled") is True or members.get("enabled") is False:
+                key = "disabled" if members.get("disabled") is True else "enabled"
+                return ToolServer(self._name, omission=f"`{key}` says so in {self._source_map.at((*self._path, key))}.")
+            entry = dict(self._translate(members, notes))
+        path = ("mcpServers", self._name)
+        document = Document({"mcpServers": {self._name: entry}}, self._source_map)
+        server = self.server(decode_document(document, McpFile).servers[path[1]], folder)
+        return replace(server, notes=(*notes, *server.notes))
+
+    def _translate(self, members: Mapping[str, Any], notes: list[str]) -> Iterator[tuple[str, Any]]:
+        """Yield the keys of an entry under Halter's names, without those of other programs that change nothing here."""
+        for key, value in members.items():
+            name = f"`{format_key_path((*self._path, key))}`"
+            if key in _UNSUPPORTED_KEYS and not (key == "tools" and value == ["*"]):
+                raise self._make_error(f"{name} is not supported; {_UNSUPPORTED_KEYS[key]}", key)
+            if key in _ALLOWING_KEYS:
+                if value:
+                    notes.append(f"{name} has no effect: policies decide which tools are asked about.")
+            elif key not in _DESCRIPTIVE_KEYS and key not in ("disabled", "enabled", "tools"):
+                yield _KEY_ALIASES.get(key, key), value
+
     def server(self, entry: McpServerEntry, folder: Path) -> ToolServer:
         if _NAME_PATTERN.fullmatch(self._name) is None or SERVER_SEPARATOR in self._name:
             raise self._make_error(
@@ -86,6 +159,7 @@ class _Reader:
             )
         transport = self._transport(entry)
         limit = self._start_timeout(entry)
+        call_timeout, notes = self._call_timeout(entry)
         if transport == "stdio":
             return ToolServer(
                 self._name,
@@ -94,9 +168,19 @@ class _Reader:
                 env=self._expand_all(entry.env, "env", _VARIABLE_NAME),
                 cwd=str(folder / self._expand(entry.cwd or ".", "cwd")),
                 start_timeout=limit,
+                call_timeout=call_timeout,
+                notes=notes,
             )
         headers = self._expand_all(entry.headers, "headers", _HEADER_NAME)
-        return ToolServer(self._name, transport, url=self._address(entry), headers=headers, start_timeout=limit)
+        return ToolServer(
+            self._name,
+            transport,
+            url=self._address(entry),
+            headers=headers,
+            start_timeout=limit,
+            call_timeout=call_timeout,
+            notes=notes,
+        )
 
     def _make_error(self, sentence: str, *keys: str | int) -> ConfigError:
         return self._source_map.error_at((*self._path, *keys), sentence)
@@ -127,6 +211,19 @@ class _Reader:
                 f"`{key}` is {seconds:g}; write a number of seconds from 0.1 to 3600.", "startup_timeout_sec"
             )
         return round(seconds * SECOND)
+
+    def _call_timeout(self, entry: McpServerEntry) -> tuple[int | None, tuple[str, ...]]:
+        """Read the time of a call, in milliseconds as in Claude Code, and a note if it is not used."""
+        milliseconds, key = entry.timeout, f"`{format_key_path((*self._path, 'timeout'))}`"
+        if milliseconds is None:
+            return None, ()
+        if not 0 <= milliseconds <= MAX_START_TIMEOUT * 1000:
+            raise self._make_error(
+                f"{key} is {milliseconds:g}; write a number of milliseconds from 1,000 to 3,600,000.", "timeout"
+            )
+        if milliseconds < _MIN_TIMEOUT_MS:
+            return None, (f"{key} is {milliseconds:g} milliseconds and has no effect; write at least 1000.",)
+        return round(milliseconds * SECOND / 1000), ()
 
     def _program(self, entry: McpServerEntry) -> str:
         command = self._expand(entry.command or "", "command")
@@ -174,7 +271,8 @@ class _Reader:
                 raise self._make_error(
                     f"`{key_path}` contains a `${{` that is not a reference; {_REFERENCE_FORMS}", *keys
                 )
-            value = self._environment.get(name) or default
+            value = self._environment.get(name)
+            value = value if value or default is None else default
             if value is None:
                 raise self._make_error(
                     f"`{key_path}` refers to ${{{name}}}, which is not set; set {name} in the environment, or write "

@@ -19,16 +19,18 @@ from msgspec.structs import replace
 
 from halter.config.agent_files import (
     INSTRUCTIONS,
-    SKILLS,
     AgentFile,
+    Guidance,
     UnusableFile,
     decode_file_text,
+    list_skill_folders,
     read_folder_file,
     read_playbook,
     read_skills,
 )
 from halter.config.decode import decode_document, format_key_path, value_or_default
 from halter.config.merge import LIMIT_FORMATS, FilePair, FleetConfig, format_hourly_rate, is_looser
+from halter.config.roots import list_guidance_files, read_agent_guidance
 from halter.config.sections import (
     CHANNELS_PATH,
     collect_hot_fields,
@@ -132,8 +134,8 @@ LocateValue = Callable[[KeyPath], str]
 class ResolvedAgent(Struct, frozen=True, kw_only=True):
     """The checked configuration of an agent and its fleet, with every default filled in.
 
-    `source_folder` is the agent's folder; an agent that is defined in a program has none. `locate_script` and
-    `locate_reflex` locate replies and rules for error messages.
+    `source_folder` is the agent's folder; an agent that is defined in a program has none. `notes` say what of its files
+    is left out. `locate_script` and `locate_reflex` locate replies and rules for error messages.
     """
 
     policy: ResolvedPolicy
@@ -143,6 +145,7 @@ class ResolvedAgent(Struct, frozen=True, kw_only=True):
     skills: Mapping[str, Skill] = {}
     playbooks: Mapping[str, Playbook] = {}
     source_folder: Path | None = None
+    notes: tuple[str, ...] = ()
     locate_script: LocateValue = lambda _: "the agent"
     locate_reflex: LocateValue = lambda _: "the agent"
 
@@ -176,7 +179,9 @@ def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> 
     _check_models(files, providers)
     script, script_at = _script(agent, base_folder)
     reflex, reflex_at = _reflex(agent, base_folder)
-    settings = _resolve_model_settings(files, providers, _instructions(agent.spec, folder))
+    guidance = Guidance() if folder is None else read_agent_guidance(folder)
+    instructions = "\n\n".join(filter(None, (_instructions(agent.spec, folder), guidance.text)))
+    settings = _resolve_model_settings(files, providers, instructions)
     pacing, tasks = _pacing(files), _tasks(files, folder)
     return ResolvedAgent(
         policy=policy,
@@ -186,6 +191,7 @@ def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> 
         skills={} if folder is None else read_skills(folder),
         playbooks={} if folder is None else _playbooks(folder, tasks),
         source_folder=folder,
+        notes=guidance.notes,
         locate_script=script_at,
         locate_reflex=reflex_at,
     )
@@ -730,7 +736,7 @@ def _verbs(spec: AgentSpec, folder: Path | None) -> Verbs:
     if spec.collections or spec.watches:
         names.add("retrieve_chunks")
     # Skills in the folder need not be listed in `verbs`.
-    if folder is not None and (folder / SKILLS).is_dir() and any(phase.grants is None for phase in phases):
+    if folder is not None and list_skill_folders(folder) and any(phase.grants is None for phase in phases):
         names.add("run_skill")
     return tuple(verb for verb in VERBS if verb in names)
 
@@ -739,7 +745,7 @@ KeyedSpec = TypeVar("KeyedSpec", SensorSource, Channel)
 
 HIDDEN_VALUE: Final = "…"
 
-_DECLARATION_FOLDERS: Final = ("playbooks", ".agents")
+_DECLARATION_FOLDERS: Final = ("playbooks", ".agents", ".claude/skills")
 
 
 def definition_digest(folder: Path, excluded_paths: Iterable[Path] = ()) -> str:
@@ -750,7 +756,7 @@ def definition_digest(folder: Path, excluded_paths: Iterable[Path] = ()) -> str:
     """
     digest = hashlib.sha256(b"halter definition 1\n")
     excluded_ids = set(map(_identify, excluded_paths)) - {None}
-    files = (path for path in _files(folder) if _identify(path) not in excluded_ids)
+    files = {path for path in _files(folder) if _identify(path) not in excluded_ids}
     for path in sorted(files, key=lambda file: file.as_posix()):
         name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
         content = _content(path)
@@ -762,6 +768,7 @@ def _files(folder: Path) -> Iterator[Path]:
     yield from (path for path in folder.iterdir() if path.is_file())
     for name in _DECLARATION_FOLDERS:
         yield from (path for path in (folder / name).rglob("*") if path.is_file())
+    yield from (folder / name for name in list_guidance_files(folder))
 
 
 def _identify(path: Path) -> tuple[int, int] | None:

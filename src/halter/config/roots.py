@@ -1,6 +1,7 @@
 """Folders of an agent's tools and documents, the files that tools must not reach, and the files of a new agent."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,9 +11,12 @@ from msgspec import UNSET
 
 from halter.config.agent_files import (
     AGENT_FILE,
+    GUIDANCE_FILES,
     INSTRUCTIONS,
     AgentFile,
+    Guidance,
     read_agent,
+    read_guidance,
 )
 from halter.config.decode import format_key_path
 from halter.config.mcp_file import MCP_FILE
@@ -127,17 +131,18 @@ def _quote_if_needed(text: str) -> str:
     return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
-DEFINITION_FILES: Final = (AGENT_FILE, INSTRUCTIONS, TOOLS_FILE, MCP_FILE)
+DEFINITION_FILES: Final = (AGENT_FILE, INSTRUCTIONS, *GUIDANCE_FILES, TOOLS_FILE, MCP_FILE)
 """The files that an agent is loaded from, existing or not: a new file counts from the next start."""
-DECLARATION_FOLDERS: Final = (".agents", "playbooks")
-PROTECTED_FOLDERS: Final = (*DECLARATION_FOLDERS, ".git", ".venv", "node_modules")
+DECLARATION_FOLDERS: Final = (".agents", ".claude/skills", "playbooks")
+PROTECTED_FOLDERS: Final = (".agents", ".claude", "playbooks", ".git", ".venv", "node_modules")
 """Folders of an agent that tools must not write to: their content is loaded or run."""
 
 
 def definition_of(folder: Path, spec: AgentSpec | None = None, description: str = "") -> Iterator[ProtectedEntry]:
     """List the files that an agent is loaded from, including those that its file names."""
     sentence = description or f"from which the agent in {folder} is loaded"
-    names = (*DEFINITION_FILES, *(() if spec is None else list_named_files(spec)))
+    named_files = () if spec is None else list_named_files(spec)
+    names = (*DEFINITION_FILES, *named_files, *list_guidance_files(folder))
     yield from (ProtectedEntry(folder / name, sentence) for name in names)
     yield from (ProtectedEntry(folder / name, sentence, is_folder=True) for name in PROTECTED_FOLDERS)
     # An entry of these folders may be stored elsewhere, or have another name by which it could be written.
@@ -153,6 +158,38 @@ def _list_links(folder: Path) -> Iterator[Path]:
                     yield path
         except OSError:
             continue
+
+
+def list_guidance_files(folder: Path) -> tuple[str, ...]:
+    """List the guidance files of an agent, with what they import."""
+    return read_agent_guidance(folder).files
+
+
+def read_agent_guidance(folder: Path) -> Guidance:
+    """Read the guidance files of an agent, without what its tools may have written."""
+    if not any((folder / name).exists() for name in GUIDANCE_FILES):
+        return Guidance()
+    return read_guidance(folder, list_data_places(folder))
+
+
+DATA_FOLDER: Final = "data"
+"""The folder for an agent's data, from which no code may be loaded."""
+
+
+def list_data_places(folder: Path) -> tuple[Path, ...]:
+    """Return the data folders inside an agent's folder: tool roots, documents and `data`."""
+    try:
+        spec = read_agent(folder).spec
+    except ConfigError:
+        return (folder / DATA_FOLDER,)
+    names = [
+        DATA_FOLDER,
+        *(name for _, name in list_tool_roots(spec)),
+        *(name for _, name, _ in list_readable_places(spec)),
+    ]
+    data_places = [Path(os.path.realpath(folder / name)) for name in names]
+    root = Path(os.path.realpath(folder))
+    return tuple(path for path in data_places if path != root and path.is_relative_to(root))
 
 
 def list_named_files(spec: AgentSpec) -> Iterator[str]:

@@ -24,7 +24,7 @@ import msgspec
 
 from halter.config.agent_files import AGENT_FILE, INSTRUCTIONS, list_texts, read_agent
 from halter.config.mcp_file import MCP_FILE
-from halter.config.roots import TOOLS_FILE, list_named_files, list_readable_places, list_tool_roots
+from halter.config.roots import DATA_FOLDER, TOOLS_FILE, list_data_places, list_named_files
 from halter.core.errors import ConfigError
 from halter.core.folders import is_path_within
 from halter.core.ids import Digest
@@ -33,8 +33,6 @@ from halter.core.tools import ToolServer
 
 CASES_FILE: Final = "evals.yaml"
 """The eval cases of an agent: messages and expectations, from which nothing is loaded."""
-DATA_FOLDER: Final = "data"
-"""The folder for an agent's data, from which no code may be loaded."""
 
 _WORD_SEPARATORS: Final = re.compile(r"""[\s=:,;'"&|()<>@]+""")
 _MODULE_NAME: Final = re.compile(r"[A-Za-z_][\w.]*(?::[\w.]+)?")
@@ -219,22 +217,6 @@ def digest_folder(folder: Path, excluded_paths: Iterable[Path] = ()) -> Digest:
 
 def holds_code(folder: Path) -> bool:
     return bool(AgentCode(folder).contents())
-
-
-def list_data_places(folder: Path) -> tuple[Path, ...]:
-    """Return the data folders inside an agent's folder: tool roots, documents and `data`."""
-    try:
-        spec = read_agent(folder).spec
-    except ConfigError:
-        return (folder / DATA_FOLDER,)
-    names = [
-        DATA_FOLDER,
-        *(name for _, name in list_tool_roots(spec)),
-        *(name for _, name, _ in list_readable_places(spec)),
-    ]
-    data_places = [Path(os.path.realpath(folder / name)) for name in names]
-    root = Path(os.path.realpath(folder))
-    return tuple(path for path in data_places if path != root and path.is_relative_to(root))
 
 
 class AgentCode:

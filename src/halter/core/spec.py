@@ -578,7 +578,7 @@ class AgentSpec(Spec, frozen=True):
     ] = ()
     model_for: Annotated[Mapping[ModelPurpose, OneModel], Meta(description="Other models for single purposes.")] = {}
     providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Endpoints of models, by provider.")] = {}
-    instructions: Annotated[str, Meta(description="System prompt; `AGENTS.md` follows.")] = ""
+    instructions: Annotated[str, Meta(description="System prompt; `AGENTS.md` and `CLAUDE.md` follow.")] = ""
     tool_calls: Annotated[ToolCalls, Meta(description="How the model requests calls.")] = "native"
     thinking: (
         Annotated[

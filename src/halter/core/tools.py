@@ -386,9 +386,10 @@ PinnedDigests = Mapping[str, str]
 class ToolServer:
     """A tool server: a program to start, or a URL.
 
-    `cwd` is the program's working folder; `start_timeout` is the time limit until it has listed its tools. Values of
-    `env` and `headers` may refer to secrets as `${secret:NAME}`. Fields that may contain a key are omitted from the
-    repr.
+    `cwd` is the program's working folder; `start_timeout` is the time limit until it has listed its tools,
+    `call_timeout` that of each call. Values of `env` and `headers` may refer to secrets as `${secret:NAME}`. Fields
+    that may contain a key are omitted from the repr. A server with an `omission` is not started; `notes` say what of
+    its entry has no effect.
     """
 
     name: str
@@ -400,6 +401,14 @@ class ToolServer:
     url: str = field(default="", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     start_timeout: int = DEFAULT_SERVER_START
+    call_timeout: int | None = None
+    omission: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What of the server's entry has no effect, or why the whole server is left out."""
+        return (f"The server {self.name} is omitted: {self.omission}",) if self.omission else self.notes
 
 
 class PinCheck(NamedTuple):

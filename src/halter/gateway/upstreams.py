@@ -122,7 +122,7 @@ class Upstreams:
         self._owner = owner
         self._report = report
         self._reported: set[str] = set()
-        self._servers = {each.name: McpServer(each, terms, self) for each in owner.servers}
+        self._servers = {each.name: McpServer(each, terms, self) for each in owner.servers if not each.omission}
         self._resources: dict[str, str] = {}
         self._subscriptions: Counter[str] = Counter()
         self.log_level: LoggingLevel | None = None
@@ -130,6 +130,9 @@ class Upstreams:
         self._stale = True
         self._loading = asyncio.Lock()
         self._context: SessionContext | None = None
+        for server in owner.servers:
+            for note in server.problems:
+                self._report_once(note)
 
     def make_context(self, session: str) -> SessionContext:
         """Make the context of the session, with the tools that are quarantined now."""

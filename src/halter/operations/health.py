@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET
 
-from halter.config.mcp_file import MCP_FILE
+from halter.config.mcp_file import MCP_FILE, read_servers
 from halter.config.sections import list_unwritten_fields
 from halter.core.agent_spec import REFLEX, SCRIPTED, SensorSpec
 from halter.core.clock import HOUR, MINUTE, SECOND, format_duration
@@ -110,6 +110,7 @@ async def check_agent(
     yield _files(agent)
     for check in (
         _list_former_names(path, agent_file, agent),
+        _list_unread(path, agent, environ),
         _roots(settings, path, name),
         _check_trust(settings, path, name),
         await _models(agent, environ),
@@ -161,6 +162,17 @@ def _list_former_names(folder: Path, agent_file: "AgentFile", agent: "ResolvedAg
     if not former_names:
         return None
     return pass_check(f"{agent.policy.name} keys", f"{' '.join(former_names)} Former names keep working.")
+
+
+def _list_unread(path: Path, agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
+    """List what the agent's files say that is left out: imports of CLAUDE.md, and servers or parts of them."""
+    name = f"{agent.policy.name} files"
+    try:
+        servers = read_servers(path, environ)
+    except ConfigError as error:
+        return fail_check(name, str(error))
+    sentences = [*agent.notes, *(problem for server in servers for problem in server.problems)]
+    return warn_check(name, " ".join(sentences)) if sentences else None
 
 
 def _files(agent: "ResolvedAgent") -> Check:

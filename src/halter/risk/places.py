@@ -50,7 +50,7 @@ _RUN_LATER: Final = (
 """Files that are run automatically: hooks, units, schedules, builds."""
 
 _POLICY_FILES: Final = frozenset({"agent.yaml", "agent.yml", "halter.yaml", "halter.yml", "trust.json"})
-_GUIDANCE_FILES: Final = frozenset({".mcp.json", "AGENTS.md", "SKILL.md"})
+_GUIDANCE_FILES: Final = frozenset({".mcp.json", "AGENTS.md", "CLAUDE.md", "SKILL.md"})
 _OWN_STATE: Final = ((".local", "state", "halter"), (".config", "halter"))
 _HOOK_SETTINGS: Final = (
     *((".claude", "settings.json"), (".claude", "settings.local.json"), (".claude", "plugins"), (".codex",)),

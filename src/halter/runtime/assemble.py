@@ -26,7 +26,7 @@ from msgspec import UNSET
 
 from halter.config.agent_files import AgentFile, find_neighbour_agents, read_agent, read_skills
 from halter.config.decode import format_key_path
-from halter.config.mcp_file import MCP_FILE, load_json, parse_servers
+from halter.config.mcp_file import MCP_FILE, load_json, parse_server_file
 from halter.config.merge import FLEET_FILE
 from halter.config.resolve import (
     ResolvedAgent,
@@ -527,7 +527,7 @@ async def assemble_agent(
             tools=tools,
             secrets=secrets,
             quarantined=quarantined_tools,
-            unavailable_tools=offer.omissions,
+            unavailable_tools=(*resolved_agent.notes, *offer.omissions),
             library=Library(app.patient(), folder, make_file_refusal(protected_paths, roots)),
             is_refused=make_file_refusal(protected_paths, roots),
             folder_digest=definition_digest(folder, _list_secret_files(app.settings)),
@@ -591,14 +591,15 @@ def read_trusted_servers(folder: Path, files: TrustedFiles, environ: Mapping[str
     if not files.has(MCP_FILE):
         return ()
     path = folder / MCP_FILE
-    return parse_servers(load_json(files.read(path), str(path)), folder, environ)
+    return parse_server_file(load_json(files.read(path), str(path)), folder, environ)
 
 
 def require_loadable(servers: Iterable[ToolServer], folder: Path, app: Runtime) -> None:
     """Raise ConfigError if a server's command line could load code from a folder that an agent can write."""
     data_folders = [*list_data_places(folder), *(root for agent in app.writable for root in agent.roots)]
     for server in servers:
-        argument = find_data_load(server, data_folders, app.environ) if server.transport == "stdio" else ""
+        is_started = server.transport == "stdio" and not server.omission
+        argument = find_data_load(server, data_folders, app.environ) if is_started else ""
         if argument:
             raise ConfigError(
                 f"{folder / MCP_FILE}: the server {server.name} could load code from `{argument}`, where an agent may "

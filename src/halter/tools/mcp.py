@@ -223,11 +223,12 @@ class McpOffer:
 @asynccontextmanager
 async def open_mcp_tools(servers: Sequence[ToolServer], terms: McpTerms) -> AsyncGenerator[McpOffer]:
     """Connect to all servers in parallel and offer their tools; stop every server on exit."""
-    clients = [McpServer(server, terms) for server in servers]
+    notes = tuple(note for server in servers for note in server.problems)
+    clients = [McpServer(server, terms) for server in servers if not server.omission]
     try:
         offers = await asyncio.gather(*(_offer_tools(server) for server in clients))
         tools = tuple(tool for offer in offers for tool in offer.tools)
-        yield McpOffer(tools, tuple(sentence for offer in offers for sentence in offer.omissions))
+        yield McpOffer(tools, (*notes, *(sentence for offer in offers for sentence in offer.omissions)))
     finally:
         await asyncio.gather(*(server.close() for server in clients))
 
@@ -581,7 +582,8 @@ class McpServer:
         except BaseException:
             live.stale = True
             raise
-        tools = tuple(McpTool(self, described, self._terms.timeout) for described in usable.tools)
+        timeout = self._server.call_timeout or self._terms.timeout
+        tools = tuple(McpTool(self, described, timeout) for described in usable.tools)
         live.offer = McpOffer(tools, usable.omissions)
 
 
