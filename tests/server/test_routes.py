@@ -1,5 +1,6 @@
 """Every route, by everybody: what each may see and do, and what they are told otherwise."""
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any, cast
@@ -237,6 +238,8 @@ UNDONE: list[tuple[str, str, Any, int]] = [
     ("POST", "/api/agents/nobody/switch", {"on": True}, 404),
     ("POST", "/api/agents/mine/switch", {"on": "yes"}, 422),
     ("POST", "/api/sessions/mine-1/messages", {"text": " "}, 422),
+    ("POST", "/api/sessions/mine-1/messages", {"text": "Go on.", "files": [{"data": "?", "media_type": "x"}]}, 422),
+    ("POST", "/api/sessions/mine-1/messages", {"text": "Go on.", "files": [{"data": "", "media_type": "x/y"}]}, 422),
     ("POST", "/api/budgets/cap", {"direction": "raise", "scope": "agent:mine", "cap": "much"}, 422),
     ("POST", "/api/budgets/cap", {"direction": "raise", "scope": "agent:mine", "cap": "0.01"}, 422),
     ("POST", "/api/budgets/cap", {"direction": "raise", "scope": "agent:nobody", "cap": "1"}, 404),
@@ -257,6 +260,18 @@ async def test_what_cannot_be_done_is_a_sentence_with_a_status(house: House) -> 
             assert list(answer.json()) == ["error"]
             assert answer.json()["error"].strip()
     assert await house.office.heads() == before
+
+
+async def test_a_message_brings_its_files(house: House) -> None:
+    file = {"data": base64.b64encode(b"a,b").decode(), "media_type": "text/csv", "name": "t.csv"}
+    async with house.client("operator") as client:
+        answer = await client.post("/api/sessions/mine-1/messages", json={"text": "Compare.", "files": [file]})
+        assert answer.status_code == 200, answer.text
+        documents = (await client.get("/api/openapi.json")).json()
+    (files, message) = (await house.app.store.read(inbox_stream("mine-1"), 0, 99))[-2:]
+    assert (files.kind, message.kind) == ("files_given", "wake_posted")
+    assert b"[t.csv, text/csv, 3 bytes]" in (files.body or b"")
+    assert "files" in str(documents["paths"]["/api/sessions/{session}/messages"])
 
 
 async def test_a_body_that_is_no_json_or_says_to_be_something_else_is_refused(house: House) -> None:

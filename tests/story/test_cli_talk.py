@@ -121,13 +121,8 @@ def test_files_are_given_with_the_first_message_and_erased_with_the_session(ada:
         (("memo.ogg",), 3, "State its seconds, as in memo.ogg#seconds=90"),
         (("thing.bin",), 3, "has the unsupported type"),
         (("nowhere.png",), 3, "nowhere.png: No such file or directory."),
-        (
-            ("cat.png", "--resume", "x"),
-            2,
-            "--file cannot be combined with --resume. Start a new session with the files.",
-        ),
     ],
-    ids=["length", "binary", "missing", "resumed"],
+    ids=["length", "binary", "missing"],
 )
 def test_a_file_that_cannot_be_given_is_a_sentence(ada: Person, given: Sequence[str], code: int, sentence: str) -> None:
     (ada.home / "memo.ogg").write_bytes(b"OggS")
@@ -136,6 +131,24 @@ def test_a_file_that_cannot_be_given_is_a_sentence(ada: Person, given: Sequence[
     assert (exit_code, text) == (code, "")
     assert sentence in " ".join(output.split())
     assert ada.looks("sessions") == []
+
+
+def test_files_come_with_an_answer_and_with_a_message(ada: Person) -> None:
+    (ada.home / "cat.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (ada.home / "notes.txt").write_text("The cat is grey.")
+    ada.writes("- calls: [{tool: ask_user, arguments: {question: Which cat?}}]\n")
+    assert ada.types("run", str(ada.agent), "tidy up")[1] == "? Which cat?\n"
+    (session,) = ada.looks("sessions")
+    ada.writes("- calls: [{tool: ask_user, arguments: {question: Which colour?}}]\n")
+    assert ada.types("run", str(ada.agent), "--resume", session["session"], "this one", "--file", "cat.png")[0] == 0
+    assert ada.types("run", str(ada.agent), "--resume", session["session"], "--file", "cat.png")[0] == 2
+    code, _, output = ada.types("tell", session["session"], "this one", "--file", "nowhere.png")
+    assert (code, "Cannot read nowhere.png" in " ".join(output.split())) == (3, True)
+    assert ada.types("tell", session["session"], "this one", "--file", "notes.txt")[0] == 0
+    ada.writes("- {when: The cat is grey., text: Grey it is.}\n")
+    assert ada.types("run", str(ada.agent), "--resume", session["session"])[:2] == (0, "Grey it is.\n")
+    output = ada.types("show", session["session"], "--events")[1]
+    assert "[cat.png, image/png, 8 bytes]" in output
 
 
 def test_the_cap_of_a_day_is_shown_immediately_with_the_command_that_raises_it(ada: Person) -> None:

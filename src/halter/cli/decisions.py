@@ -34,6 +34,7 @@ from halter.cli.terminal import Keyboard, StandardInput, ask_freshly
 from halter.core.clock import SECOND
 from halter.core.errors import NotDone
 from halter.core.ports import BLOB_THRESHOLD
+from halter.core.tools import File
 from halter.operations import control, decisions
 from halter.operations.actor import Actor
 from halter.operations.channels import PairingCode, list_approvers, offer_pairing, remove_approver
@@ -266,7 +267,25 @@ tell = command(
 
     Exits 1 if the session has ended.
     """,
+    replacements={
+        "file": Typed(
+            ("files",),
+            Annotated[
+                list[Path] | None,
+                typer.Option("--file", metavar="PATH", help="Picture, PDF, document, sound or text. Repeatable."),
+            ],
+            lambda paths: {"files": _open_files(paths or ())},
+            None,
+        )
+    },
 )
+
+
+def _open_files(paths: Sequence[Path]) -> tuple[File, ...]:
+    from halter.models.input_files import open_files
+
+    return report_errors(lambda: open_files(paths))
+
 
 fork = command(
     control.fork,

@@ -206,7 +206,7 @@ FileOption = Annotated[
     typer.Option(
         "--file",
         metavar="PATH",
-        help="Picture, PDF, sound or text. PATH#pages=9 or PATH#seconds=90 limits it. Repeatable.",
+        help="Picture, PDF, document, sound or text. PATH#pages=9 or PATH#seconds=90 limits it. Repeatable.",
     ),
 ]
 ResumeOption = Annotated[str, typer.Option("--resume", metavar="SESSION", help="Resume a session.")]
@@ -230,15 +230,17 @@ def run(
     text = sys.stdin.read() if message == "-" else message
     if not text.strip() and not resume:
         fail('No task. Pass one, as in halter run FOLDER "message".', EXIT_USAGE)
-    if file and resume:
-        fail("--file cannot be combined with --resume. Start a new session with the files.", EXIT_USAGE)
+    if file and not text.strip():
+        fail("--file needs a message. Say what the files are for.", EXIT_USAGE)
     screen = Screen(quiet=as_json)
 
     async def job(app: Runtime) -> Any:
         async with open_agent_context(app, resolve_agent_folder(agent)) as context:
             session = await _resume_session(app, context, resume) if resume else SessionId(app.ids.make())
             answering = bool(resume) and await _is_waiting_for_answer(app, session)
-            if file:
+            if file and resume:
+                await _post_with_files(context, session, text, file)
+            elif file:
                 await _begin_with_files(context, session, text, file)
             elif text.strip():
                 answer = await pass_front_door(
@@ -438,6 +440,12 @@ async def _begin_with_files(context: Any, session: SessionId, text: str, files: 
 
     history = await read_initial_messages(context, (), files)
     await begin_session(context, text, "task", session, history=history)
+
+
+async def _post_with_files(context: Any, session: SessionId, text: str, files: Sequence[Path]) -> None:
+    from halter.runtime.session_start import post_message
+
+    await post_message(context, session, text, files)
 
 
 async def _is_waiting_for_answer(app: Runtime, session: SessionId) -> bool:

@@ -11,9 +11,10 @@ from halter.core.errors import ConfigError, LeaseLost, NotDone
 from halter.core.events import SessionParked
 from halter.core.ids import Digest, SessionId, make_worker_id
 from halter.core.money import format_micros
-from halter.core.ports import Lease, Query, offload_body
+from halter.core.ports import Draft, Lease, Query, offload_body
 from halter.core.rows import AgentRow, HaltRow, SessionRow, TriggerRow, WorkerRow
 from halter.core.text import clean, encode_body, format_count, suggest_nearest
+from halter.core.tools import File
 from halter.dispatch.heartbeat import end_unowned_session
 from halter.guard import halts
 from halter.journal.open import OlderCopy
@@ -49,6 +50,14 @@ MAX_MESSAGE_CHARACTERS: Final = 100_000
 Switch = Annotated[bool, Meta(description="On or off.")]
 Text = Annotated[
     str, Meta(min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="The message.", extra={CLEANED: True})
+]
+
+Files = Annotated[
+    tuple[File, ...],
+    Meta(
+        max_length=20,
+        description="Files that come with the message: `data` in base64, `media_type` as in `image/png`, and `name`.",
+    ),
 ]
 
 ForkPoint = Annotated[
@@ -239,7 +248,7 @@ async def _find_scope(actor: Actor, text: str) -> str:
     return reject_unknown_agent(scope_name, agents)
 
 
-async def send_message(actor: Actor, session: Session, text: Text) -> Done:
+async def send_message(actor: Actor, session: Session, text: Text, files: Files = ()) -> Done:
     """Send a message to a session.
 
     The session wakes and reads it in its next turn.
@@ -252,19 +261,34 @@ async def send_message(actor: Actor, session: Session, text: Text) -> Done:
         )
     body, blob = await _store_text(actor, text)
     continuation = await describe_continuation(actor.app.store, row.session, actor.app.clock.now())
-    event = lifecycle.make_message_event(actor.principal.name)
-    await actor.app.store.commit(lifecycle.post_wake(row.session, actor.app.ids.make(), event, body, blob))
+    event, drafts = lifecycle.make_message_event(actor.principal.name), await _draft_files(actor, files)
+    key = actor.app.ids.make()
+    await actor.app.store.commit(lifecycle.post_wake(row.session, key, event, body, blob, files=drafts))
     return Done(row.session, f"Message sent to {row.session}. {continuation}")
 
 
-async def answer(actor: Actor, session: Session, text: Text) -> Done:
+async def _draft_files(actor: Actor, files: Sequence[File]) -> tuple[Draft, ...]:
+    if not files:
+        return ()
+    from halter.runtime.document_index import draft_files, read_message_files
+
+    try:
+        message = await read_message_files(files)
+    except ConfigError as error:
+        fail_invalid(str(error))
+    return await draft_files(actor.app.store, message, _make_redactor(actor).redact)
+
+
+async def answer(actor: Actor, session: Session, text: Text, files: Files = ()) -> Done:
     """Answer the question that a session asks."""
     question = (await read_open_questions(actor.app.store)).get(session)
     call = "" if question is None else question.call
-    return await answer_question(actor, session, call, text, actor.app.ids.make())
+    return await answer_question(actor, session, call, text, actor.app.ids.make(), files)
 
 
-async def answer_question(actor: Actor, session: str, call: str, text: str, key: str) -> Done:
+async def answer_question(
+    actor: Actor, session: str, call: str, text: str, key: str, files: Sequence[File] = ()
+) -> Done:
     """Answer the question that a call of a session asked, but no later question. A key answers once."""
     actor.require_person("operator", "answer a session")
     row = await actor.session(session)
@@ -273,7 +297,8 @@ async def answer_question(actor: Actor, session: str, call: str, text: str, key:
         fail_conflict("This question was already answered or withdrawn.")
     body, blob = await _store_text(actor, text)
     continuation = await describe_continuation(actor.app.store, row.session, actor.app.clock.now())
-    write = lifecycle.answer_question(row, key, actor.principal.name, body, blob)
+    drafts = await _draft_files(actor, files)
+    write = lifecycle.answer_question(row, key, actor.principal.name, body, blob, drafts)
     if not (await actor.app.store.commit(write)).events:
         fail_conflict("This question was already answered.")
     return Done(row.session, f"Answer sent to {row.agent}, session {row.session}. {continuation}")

@@ -24,6 +24,7 @@ from halter.core.clock import Clock
 from halter.core.errors import ConfigError
 from halter.core.ids import normalize_person
 from halter.core.rows import SessionRow
+from halter.core.tools import File
 from halter.operations import control, decisions, money, queries
 from halter.operations.actor import Actor, Done, Principal
 from halter.operations.control import HaltDone, ResumeResult
@@ -99,9 +100,9 @@ class StoreAccess:
     async def deny(self, decision: str, *, by: str, reason: str = "") -> DecisionResult:
         return await decisions.deny(self._actor(by), decision, reason)
 
-    async def answer(self, session: str, text: str, *, by: str) -> Done:
-        """Answer the question that a session asks."""
-        return await control.answer(self._actor(by), session, text)
+    async def answer(self, session: str, text: str, *, by: str, files: Sequence[File] = ()) -> Done:
+        """Answer the question that a session asks. `files` come with the answer."""
+        return await control.answer(self._actor(by), session, text, tuple(files))
 
     async def halt(self, scope: str, *, by: str, reason: str = "") -> HaltDone:
         """Halt a scope: `fleet`, an agent's name, a session's id, `agent:NAME`, `trigger:NAME` or `session:ID`."""
@@ -166,9 +167,9 @@ class BlockingStore(Blocking):
         """See `StoreAccess.deny`."""
         return self._open().run(self._opened.deny(decision, by=by, reason=reason))
 
-    def answer(self, session: str, text: str, *, by: str) -> Done:
+    def answer(self, session: str, text: str, *, by: str, files: Sequence[File] = ()) -> Done:
         """See `StoreAccess.answer`."""
-        return self._open().run(self._opened.answer(session, text, by=by))
+        return self._open().run(self._opened.answer(session, text, by=by, files=files))
 
     def halt(self, scope: str, *, by: str, reason: str = "") -> HaltDone:
         """See `StoreAccess.halt`."""

@@ -535,7 +535,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         Pass `session` to continue an earlier session. Pass `id` to name a new one: after a crash, the same call resumes
         it; after its end, it returns its result. The answer must fit `output_type`. `model` and `limits` are those of
         a new session, written as in `agent.yaml`; limits can only tighten the agent's. A new session can begin with
-        `history`, messages of a result or of Pydantic AI, and with `files`: pictures, PDFs, sound and text.
+        `history`, messages of a result or of Pydantic AI. `files` come with the message: pictures, PDFs, Office
+        documents, sound and text.
         """
         async with self._enter_for_call() as open_context:
             context = await self._bind(open_context, deps, model, limits)
@@ -559,6 +560,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str,
         message: str = ...,
         *,
+        files: "Sequence[File | str | Path]" = ...,
         output_type: type[T],
         deps: DepsT | None = ...,
     ) -> CompletedResult[T] | StoppedResult: ...
@@ -568,6 +570,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str,
         message: str = ...,
         *,
+        files: "Sequence[File | str | Path]" = ...,
         deps: DepsT | None = ...,
     ) -> CompletedResult[OutputT] | StoppedResult: ...
     async def resume(
@@ -575,17 +578,21 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         session: str,
         message: str = "",
         *,
+        files: "Sequence[File | str | Path]" = (),
         output_type: type[Any] | None = None,
         deps: DepsT | None = None,
     ) -> CompletedResult[Any] | StoppedResult:
-        """Resume a session that has crashed, is parked, or has ended in any way except by cancellation."""
+        """Resume a session that has crashed, is parked, or has ended in any way except by cancellation.
+
+        `files` come with the message.
+        """
         from halter.runtime.session_start import NewSession, post_message, reopen_agent_session
 
         async with self._enter_for_call() as open_context:
             context = await self._bind(open_context, deps)
             await reopen_agent_session(context, session)
-            if message:
-                await post_message(context, session, message)
+            if message or files:
+                await post_message(context, session, message, files)
             return await self._run_attended(context, NewSession(SessionId(session)), self._make_form(output_type, deps))
 
     @overload
@@ -1136,15 +1143,14 @@ async def _send_message(
         return await open_session(context, message, kind, new_session, history=messages, takes_lease=True)
     from halter.runtime.agent_context import NO_RUN_SETTINGS
 
-    if history or files or context.run != NO_RUN_SETTINGS:
+    if history or context.run != NO_RUN_SETTINGS:
         raise ConfigError(
-            f"Session {session} has already started. Pass `model` and `limits`, `history` and `files` only to a new "
-            "session."
+            f"Session {session} has already started. Pass `model`, `limits` and `history` only to a new session."
         )
     from halter.runtime.session_start import NewSession, post_message, reopen_agent_session
 
     await reopen_agent_session(context, session)
-    await post_message(context, session, message)
+    await post_message(context, session, message, files)
     return NewSession(SessionId(session))
 
 

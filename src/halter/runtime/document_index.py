@@ -17,11 +17,13 @@ import msgspec
 
 from halter.core.agent_spec import Collection
 from halter.core.errors import ConfigError
+from halter.core.events import FilesGiven
 from halter.core.folders import FileEntry, FileRefusal, allow_all
 from halter.core.messages import AUDIO_PREFIX, Message, Text
-from halter.core.ports import Chunk, Extracted, FoundChunk, Store, UnreadableFile
+from halter.core.ports import Chunk, Draft, Extracted, FoundChunk, Store, UnreadableFile, offload_body
 from halter.core.text import to_one_line
 from halter.core.tools import OFFICE_TYPES, Failed, File
+from halter.redaction.redact import Redact, mask_message
 from halter.tasks.retrieve import DocumentRef
 from halter.tasks.review import is_quote_supported
 from halter.tasks.task_tools import Finding, QuotedDocument
@@ -194,6 +196,12 @@ async def read_message_files(files: Iterable[File | str | Path]) -> Message:
             raise ConfigError(part.sentence)
         parts.append(part)
     return Message("user", tuple(parts))
+
+
+async def draft_files(store: Store, message: Message, redact: Redact) -> tuple[Draft, ...]:
+    """Draft the event with the files of a message that is posted to a session."""
+    body = msgspec.json.encode(mask_message(message, redact).parts)
+    return (Draft(FilesGiven(), *await offload_body(store, body)),)
 
 
 async def read_result_files(files: Sequence[File]) -> tuple[Text, ...]:

@@ -48,7 +48,7 @@ from halter.runtime.agent_context import (
     store_policy,
 )
 from halter.runtime.assemble import AssembledAgent, list_playbook_flaws
-from halter.runtime.document_index import read_message_files
+from halter.runtime.document_index import draft_files, read_message_files
 from halter.runtime.needs import read_agent_health
 from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import (
@@ -328,14 +328,17 @@ async def build_session_beginning(
     return event, drafts
 
 
-async def post_message(context: AgentContext, session: str, text: str) -> None:
-    """Post a message to a session; one that has ended is reopened for it."""
+async def post_message(
+    context: AgentContext, session: str, text: str, files: "Sequence[File | str | Path]" = ()
+) -> None:
+    """Post a message with its files to a session."""
     if not text.strip():
         raise ConfigError(EMPTY_MESSAGE)
-    app, store = context.app, context.store
-    body, blob = await offload_body(store, encode_body(context.guard().redact(text)))
+    app, store, redact = context.app, context.store, context.guard().redact
+    drafts = await draft_files(store, await read_files(context, files), redact) if files else ()
+    body, blob = await offload_body(store, encode_body(redact(text)))
     event = lifecycle.make_message_event(app.settings.person)
-    await store.commit(lifecycle.post_wake(session, app.ids.make(), event, body, blob))
+    await store.commit(lifecycle.post_wake(session, app.ids.make(), event, body, blob, files=drafts))
     if (await read_session_row(context, session)).kind == "chat":
         await _pass_on(context, session, text)
 

@@ -126,11 +126,12 @@ def post_wake(
     body: bytes | None = None,
     blob: Digest | None = None,
     lease: Lease | None = None,
+    files: Sequence[Draft] = (),
 ) -> Write:
     """Make the write that posts to a session's inbox. It writes nothing if the session does not exist or has ended.
 
     A signal wakes the session only if the session named it. With an owner's `lease`, the write fails if the lease is
-    lost.
+    lost. The `files` of a message are before it.
     """
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -138,14 +139,21 @@ def post_wake(
         if row is None or row.ended_at is not None:
             return []
         wakes = event.cause in ALWAYS_WAKING_CAUSES or event.name in row.wake_on.split()
-        return [Draft(msgspec.structs.replace(event, wakes=wakes), body, blob)]
+        return [*files, Draft(msgspec.structs.replace(event, wakes=wakes), body, blob)]
 
     return Write(inbox_stream(session), key, decide, lease=lease)
 
 
-def answer_question(row: SessionRow, key: str, sender: str, body: bytes | None, blob: Digest | None) -> Write:
+def answer_question(
+    row: SessionRow,
+    key: str,
+    sender: str,
+    body: bytes | None,
+    blob: Digest | None,
+    files: Sequence[Draft] = (),
+) -> Write:
     """Make the write that answers the question of a session as of `row`. It writes nothing if it was answered since."""
-    write = post_wake(row.session, key, make_message_event(sender), body, blob)
+    write = post_wake(row.session, key, make_message_event(sender), body, blob, files=files)
 
     def decide(rows: Rows) -> Sequence[Draft]:
         current = rows.get(SessionRow, row.session)

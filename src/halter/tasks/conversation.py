@@ -15,7 +15,7 @@ import msgspec
 
 from halter.core.clock import Clock
 from halter.core.errors import HalterError, StoreUnavailable
-from halter.core.events import CostCapReached, DecisionMade, SessionStarted, WakePosted
+from halter.core.events import CostCapReached, DecisionMade, FilesGiven, SessionStarted, WakePosted
 from halter.core.messages import Message, Text
 from halter.core.ports import Stored, Write
 from halter.core.rows import SessionRow
@@ -23,6 +23,7 @@ from halter.core.spec import Phase
 from halter.core.text import decode_body, join_names
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import END_STATES, State, TurnEnd
+from halter.guard.tool_door import restore_files
 from halter.loop import decide
 from halter.loop.decide import End, NextTurn, Park, SessionStep, Turn, WaitOut, decide_after_turn
 from halter.loop.loop import HotStateCapture, TurnLoop
@@ -362,6 +363,7 @@ class Conversation:
         if not inbox:
             return Inbox(start_texts)
         messages, alerts, has_waking_event, names = list(start_texts), list[Text](), False, set[str]()
+        files: tuple[Text, ...] = ()
         for stored in inbox:
             if until_seq is not None and stored.seq > until_seq:
                 break
@@ -369,9 +371,12 @@ class Conversation:
                 case WakePosted() as event:
                     is_new = stored.seq > turn.inbox_seen
                     if event.notifies or is_new:
-                        (alerts if event.notifies else messages).extend(await self._text(stored, event))
+                        (alerts if event.notifies else messages).extend((*await self._text(stored, event), *files))
                     has_waking_event = has_waking_event or (is_new and event.wakes)
                     names |= {event.name} if is_new else set()
+                    files = ()
+                case FilesGiven() if stored.seq > turn.inbox_seen:
+                    files = restore_files(await self.runtime.read_body(stored))
                 case DecisionMade() if stored.seq > self.runtime.parked_at_seq:
                     has_waking_event = True
                 case _:
