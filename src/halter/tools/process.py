@@ -88,7 +88,8 @@ _MAX_FILE_DEPTH: Final = 4
 
 def _split_files(value: Any, name: str, files: list[File], depth: int = 0) -> Any:
     """Replace each file in a result by its name, and collect it. Returns the same object if there are none."""
-    rest, count = value, len(files)
+    count = len(files)
+    rest: Any = cast("Any", value)
     if type(value) in _SCALAR_TYPES or depth > _MAX_FILE_DEPTH:
         return value
     if isinstance(value, dict):
