@@ -89,7 +89,8 @@ _MAX_FILE_DEPTH: Final = 4
 def _split_files(value: Any, name: str, files: list[File], depth: int = 0) -> Any:
     """Replace each file in a result by its name, and collect it. Returns the same object if there are none."""
     count = len(files)
-    rest: Any = cast("Any", value)
+    rest: Any = value
+    unchanged: Any = value
     if type(value) in _SCALAR_TYPES or depth > _MAX_FILE_DEPTH:
         return value
     if isinstance(value, dict):
@@ -104,7 +105,7 @@ def _split_files(value: Any, name: str, files: list[File], depth: int = 0) -> An
     elif (file := _read_file(value, name or "file 1")) is not None:
         files.append(file)
         return file.name
-    return rest if len(files) > count else value
+    return rest if len(files) > count else unchanged
 
 
 def _read_file(value: Any, name: str) -> File | None:
