@@ -179,8 +179,8 @@ class File(msgspec.Struct, frozen=True):
     is too low, the excess is an overrun.
     """
 
-    data: bytes
-    media_type: str
+    data: bytes = b""
+    media_type: str = ""
     name: str = "file"
     pages: int = 0
     seconds: float = 0
