@@ -133,7 +133,7 @@ async def test_a_run_that_is_said_again_with_another_model_or_limit_is_refused(b
     for different in ({}, {"limits": {"max_steps": 8}}, {"limits": {"max_steps": 9}, "model": TestModel()}):
         with pytest.raises(ConfigError, match="Session day-1 has started with another model or other limits"):
             await agent.run("go", id="day-1", **different)
-    with pytest.raises(ConfigError, match=r"Pass `model` and `limits`, .* only to a new session"):
+    with pytest.raises(ConfigError, match=r"Pass `model`, `limits` and `history` only to a new session"):
         await agent.run("The left one.", session="day-1", limits={"max_steps": 8})
     assert (await agent.run("The left one.", session="day-1")).text == "Done."
     assert (await agent.run("go", id="day-1")).text == "Done."
