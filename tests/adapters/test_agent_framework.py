@@ -53,7 +53,7 @@ class FunctionClient(FunctionInvocationLayer[Any], ChatMiddlewareLayer[Any], Bas
         if self.gate is not None:
             self.gate.set()
             await asyncio.Event().wait()
-        output = min(self.output, self.requests[-1]["max_tokens"])
+        output = min(self.output, self.requests[-1].get("max_tokens") or self.output)
         return ChatResponse(
             messages=Message("assistant", [self._say(messages)]),
             usage_details={"input_token_count": 100, "output_token_count": output, "total_token_count": 100 + output},

@@ -41,7 +41,7 @@ class FunctionChatModel(BaseChatModel):
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
         self.requests.append(kwargs)
-        output = min(self.output, kwargs["max_tokens"])
+        output = min(self.output, kwargs.get("max_tokens") or self.output)
         usage: Any = {"input_tokens": 100, "output_tokens": output, "total_tokens": 100 + output}
         returned = [message for message in messages if isinstance(message, ToolMessage)]
         if returned:

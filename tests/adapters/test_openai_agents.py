@@ -54,7 +54,7 @@ class FunctionModel(Model):
             self.gate.set()
             await asyncio.Event().wait()
         self.most.append(settings.max_tokens or 0)
-        written = min(self.output, self.most[-1])
+        written = min(self.output, self.most[-1] or self.output)
         usage = Usage(requests=1, input_tokens=100, output_tokens=written, total_tokens=100 + written)
         return ModelResponse(output=[self._answer(result)], usage=usage, response_id=None)
 

@@ -33,7 +33,7 @@ class World(Desk):
     def answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         """Answer as a provider does: never longer than it may be."""
         self.request_count += 1
-        most = (info.model_settings or {}).get("max_tokens", 0)
+        most = (info.model_settings or {}).get("max_tokens") or self.usage.output_tokens
         usage = RequestUsage(input_tokens=self.usage.input_tokens, output_tokens=min(self.usage.output_tokens, most))
         returned = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
         if returned:

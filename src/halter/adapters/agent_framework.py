@@ -38,9 +38,8 @@ from agent_framework import (
     ResponseStream,
 )
 
-from halter.adapters.attachments import ask_model
+from halter.adapters.attachments import OutputLimit, ask_model, find_limit, lower_limit
 from halter.adapters.guarded_runs import (
-    MAX_OUTPUT_TOKENS,
     NO_TOOLS,
     ExternalToolOptions,
     GuardedRuns,
@@ -63,7 +62,7 @@ def guard(
     *,
     guard: Guard,
     tools: Mapping[str, ExternalToolOptions] = NO_TOOLS,
-    max_output_tokens: int = MAX_OUTPUT_TOKENS,
+    max_output_tokens: int | None = None,
     allow_native: Collection[str] = (),
 ) -> "GuardedChatAgent":
     """Return the agent with every run under the guard. `tools` has the properties of its tools.
@@ -84,7 +83,7 @@ class GuardedChatAgent:
     """An agent whose runs are guarded sessions."""
 
     def __init__(
-        self, agent: Agent[Any], runs: GuardedRuns, max_output_tokens: int, allow_native: frozenset[str]
+        self, agent: Agent[Any], runs: GuardedRuns, max_output_tokens: int | None, allow_native: frozenset[str]
     ) -> None:
         self._agent = agent
         self._runs = runs
@@ -187,7 +186,7 @@ class _Raised:
 class _GuardedRequests(ChatMiddleware):
     """Middleware that holds the maximum cost of each model request of a run, and settles its true cost."""
 
-    def __init__(self, session: GuardedSession, max_output_tokens: int, allow_native: frozenset[str]) -> None:
+    def __init__(self, session: GuardedSession, max_output_tokens: int | None, allow_native: frozenset[str]) -> None:
         self._session = session
         self._max_output_tokens = max_output_tokens
         self._allow_native = allow_native
@@ -196,8 +195,8 @@ class _GuardedRequests(ChatMiddleware):
         options = dict(context.options or {})
         reject_unseen(_name_unseen(options.get("tools")), self._allow_native)
 
-        async def open_answer(max_tokens: int) -> Any:
-            context.options = {**options, "max_tokens": max_tokens}
+        async def open_answer(limit: int | None) -> Any:
+            context.options = lower_limit(options, limit)
             await call_next()
             return context.result
 
@@ -207,16 +206,16 @@ class _GuardedRequests(ChatMiddleware):
             )
             return
 
-        async def ask(max_tokens: int) -> ModelResult[None]:
-            answer = await open_answer(max_tokens)
+        async def ask(limit: int | None) -> ModelResult[None]:
+            answer = await open_answer(limit)
             return ModelResult(None, answer.text, _read_usage(answer))
 
         await self._hold(context, options, ask)
 
     async def _stream(self, context: ChatContext, options: dict[str, Any], open_answer: Any) -> AsyncGenerator[Any]:
         async def request(emit: Callable[[Any], None]) -> None:
-            async def ask(max_tokens: int) -> ModelResult[None]:
-                stream = await open_answer(max_tokens)
+            async def ask(limit: int | None) -> ModelResult[None]:
+                stream = await open_answer(limit)
                 async for update in stream:
                     emit(update)
                 answer = await stream.get_final_response()
@@ -236,8 +235,8 @@ class _GuardedRequests(ChatMiddleware):
         request_json = msgspec.json.encode(
             [options.get("instructions"), context.messages, tools], enc_hook=_to_attributes
         ).decode()
-        max_output_tokens = options.get("max_tokens") or self._max_output_tokens
-        await ask_model(self._session, _name_model(context, options), request_json, ask, max_output_tokens)
+        limit = OutputLimit(find_limit(options), self._max_output_tokens)
+        await ask_model(self._session, _name_model(context, options), request_json, ask, limit)
 
 
 def _to_attributes(value: Any) -> Any:

@@ -1,13 +1,18 @@
-"""Attachments of a framework's request (pictures, sound and files), and the bound on their tokens.
+"""A framework's request as the guard holds it: its attachments (pictures, sound, files), and the limit of its answer.
 
-Each adapter passes a request as JSON. Only the contents of messages are searched: the arguments of a call are text for
-the model, whatever their keys are. A picture has a fixed bound in every position. The data of a picture in a user
-message does not count as text. In other messages both the bound and the data count, because a framework may send a
-tool's result as text. Any other attachment may fill the model's whole window.
+**Attachments.** Each adapter passes a request as JSON. Only the contents of messages are searched: the arguments of a
+call are text for the model, whatever their keys are. A picture has a fixed bound in every position. The data of a
+picture in a user message does not count as text. In other messages both the bound and the data count, because a
+framework may send a tool's result as text. Any other attachment may fill the model's whole window.
+
+**Limits.** What the framework's own settings say is sent and held as it is. Otherwise, the `max_output_tokens` of the
+adapter is sent and held. Without either, no limit is sent, and the model's longest answer is held. Only if the caps
+leave less, a lower limit is sent. An answer that this cut is reported with a warning.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -17,8 +22,8 @@ from halter.core.messages import AUDIO_PREFIX, Text
 from halter.core.usage import ModelName
 from halter.models.input_files import IMAGE_TOKENS, IMAGE_TYPES
 from halter.models.providers import find_listed_window
-from halter.proxy.dialect import DEFAULT_CONTEXT_WINDOW
-from halter.runtime.external_effects import Ask
+from halter.proxy.dialect import DEFAULT_CONTEXT_WINDOW, DEFAULT_MAX_OUTPUT
+from halter.runtime.external_effects import ModelResult
 from halter.runtime.guard_api import GuardedSession
 
 AttachmentKind = Literal["picture", "sound", "file"]
@@ -37,14 +42,98 @@ _ATTACHMENT_HINT: Final = re.compile(rf'"(?:inline_data|file_data)":|:"(?:{"|".j
 _DATA_URL: Final = re.compile(r"data:(image/\w+);base64,")
 
 
-async def ask_model(
-    session: GuardedSession, model: str, request_json: str, ask: Ask[Any], max_output_tokens: int
-) -> Any:
+LIMIT_NAMES: Final = ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict", "max_new_tokens")
+"""The names under which frameworks and providers limit an answer."""
+_SETTINGS_WITHIN: Final = ("extra_body", "extra_args", "model_kwargs")
+"""The settings that a framework passes on to its provider unread."""
+
+AskWithin = Callable[[int | None], Awaitable[ModelResult[Any]]]
+"""Makes a request with at most this number of output tokens; None leaves the framework's settings unchanged."""
+
+
+class AnswerCut(UserWarning):
+    """The caps left room for a shorter answer than the model wrote, so it was cut."""
+
+
+class OutputLimit(msgspec.Struct, frozen=True):
+    """The limit of an answer: the framework's own, else the adapter's, else the longest that the framework knows of."""
+
+    own: int | None
+    of_adapter: int | None = None
+    longest: int | None = None
+
+    def find_maximum(self, model: str) -> int:
+        if limit := self.own or self.of_adapter:
+            return limit
+        return min(self.longest or DEFAULT_MAX_OUTPUT, _find_window(model))
+
+    def find_change(self, granted: int, maximum: int) -> int | None:
+        """Return the limit to send; None if the framework's own settings already say so."""
+        is_unlimited = self.of_adapter is None and self.longest is None
+        return None if granted == maximum and (self.own or is_unlimited) else granted
+
+
+async def ask_model(session: GuardedSession, model: str, request_json: str, ask: AskWithin, limit: OutputLimit) -> Any:
     """Make a framework's request under the guard. `request_json` is the request as it is sent."""
     text, kinds = split_attachments(request_json)
-    window = find_listed_window(ModelName.parse(model)) or DEFAULT_CONTEXT_WINDOW if kinds else 0
+    window = _find_window(model) if kinds else 0
     attachments = tuple(_bound(kind, window) for kind in kinds)
-    return await session.ask(model, text, ask, max_output_tokens=max_output_tokens, attached=attachments)
+    maximum, cut_at = limit.find_maximum(model), 0
+
+    async def ask_within(granted: int) -> ModelResult[Any]:
+        nonlocal cut_at
+        result = await ask(limit.find_change(granted, maximum))
+        is_cut = granted < maximum and result.usage is not None and result.usage.output_tokens >= granted
+        cut_at = granted if is_cut else 0
+        return result
+
+    answer = await session.ask(model, text, ask_within, max_output_tokens=maximum, attached=attachments)
+    if cut_at:
+        warnings.warn(_describe_cut(model, cut_at, maximum), AnswerCut, stacklevel=2)
+    return answer
+
+
+def _describe_cut(model: str, cut_at: int, maximum: int) -> str:
+    return (
+        f"An answer of {model} was cut at {cut_at:,} tokens: the caps left no room for {maximum:,}, its limit. "
+        "Raise the cap (max_cost_usd), or set the model's own limit (max_tokens) to what an answer needs."
+    )
+
+
+def find_limit(settings: Mapping[str, Any]) -> int | None:
+    """Find the limit of an answer in a framework's settings. Of several, the provider may use the highest."""
+    return max(_list_limits(settings), default=None)
+
+
+def _list_limits(settings: Mapping[str, Any]) -> Iterator[int]:
+    for name, value in settings.items():
+        if name in LIMIT_NAMES and isinstance(value, int) and value > 0:
+            yield value
+        elif name in _SETTINGS_WITHIN:
+            yield from _list_limits(as_mapping(value))
+
+
+def lower_limit(settings: Mapping[str, Any], limit: int | None, name: str = LIMIT_NAMES[0]) -> dict[str, Any]:
+    """Copy settings with a lower limit, which is added as `name` if they have none. None changes nothing."""
+    if limit is None:
+        return {**settings}
+    lowered = lower_limits(settings, limit)
+    return lowered if any(_list_limits(lowered)) else {**lowered, name: limit}
+
+
+def lower_limits(settings: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Copy settings with a lower limit wherever they have one."""
+    lowered = {**settings}
+    for name, value in settings.items():
+        if name in LIMIT_NAMES and isinstance(value, int):
+            lowered[name] = min(value, limit) if value > 0 else limit
+        elif name in _SETTINGS_WITHIN and isinstance(value, Mapping):
+            lowered[name] = lower_limits(cast("Mapping[str, Any]", value), limit)
+    return lowered
+
+
+def _find_window(model: str) -> int:
+    return find_listed_window(ModelName.parse(model)) or DEFAULT_CONTEXT_WINDOW
 
 
 def _bound(kind: AttachmentKind, window: int) -> Text:

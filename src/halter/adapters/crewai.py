@@ -34,9 +34,8 @@ from crewai.hooks.dispatch import HookAborted, InterceptionPoint, scoped_hooks
 from crewai.tools.agent_tools.base_agent_tools import BaseAgentTool
 from crewai.utilities.llm_utils import create_llm
 
-from halter.adapters.attachments import ask_model
+from halter.adapters.attachments import OutputLimit, ask_model
 from halter.adapters.guarded_runs import (
-    MAX_OUTPUT_TOKENS,
     NO_TOOLS,
     ExternalToolOptions,
     GuardedRuns,
@@ -67,7 +66,7 @@ def guard(
     *,
     guard: Guard,
     tools: Mapping[str, ExternalToolOptions] = NO_TOOLS,
-    max_output_tokens: int = MAX_OUTPUT_TOKENS,
+    max_output_tokens: int | None = None,
     allow_native: Collection[str] = (),
 ) -> "GuardedCrew":
     """Return the crew with every kickoff under the guard. `tools` has the properties of its tools.
@@ -82,7 +81,11 @@ class GuardedCrew:
     """A crew whose kickoffs are guarded sessions. Several threads may call `kickoff` concurrently."""
 
     def __init__(
-        self, crew: Crew, make_runs: Callable[[], GuardedRuns], max_output_tokens: int, allow_native: frozenset[str]
+        self,
+        crew: Crew,
+        make_runs: Callable[[], GuardedRuns],
+        max_output_tokens: int | None,
+        allow_native: frozenset[str],
     ) -> None:
         self._crew = crew
         self._loop = _LoopThread(make_runs)
@@ -137,7 +140,7 @@ class _CrewRun:
     """A run in progress: the effects of its threads, and the failure that ended it."""
 
     def __init__(
-        self, session: GuardedSession, runs: GuardedRuns, max_output_tokens: int, allow_native: frozenset[str]
+        self, session: GuardedSession, runs: GuardedRuns, max_output_tokens: int | None, allow_native: frozenset[str]
     ) -> None:
         self.session = session
         self.runs = runs
@@ -349,15 +352,17 @@ def _ask_guarded(model: Any, model_class: Any, messages: Any, tools: Any, args: 
     single_use = _copy_as(model_class, model, run)
     single_use._token_usage = dict.fromkeys(model._token_usage, 0)  # noqa: SLF001 The sum of the model is of all threads.
 
-    def ask(max_tokens: int) -> tuple[Any, ModelResult[None]]:
-        setattr(single_use, limit_field, max_tokens)
+    def ask(limit: int | None) -> tuple[Any, ModelResult[None]]:
+        if limit is not None:
+            setattr(single_use, limit_field, limit)
         single_use.n = None  # Several answers would cost more than the hold.
         answer = single_use.call(messages, tools, *args, **options)
         return answer, ModelResult(None, str(answer), _read_usage(single_use))
 
     def judge(effect: ReportedEffect) -> Awaitable[Any]:
-        max_output_tokens = getattr(model, limit_field) or run.max_output_tokens
-        return ask_model(run.session, _name_model(model), request_json, effect.act, int(max_output_tokens))
+        own_limit = getattr(model, limit_field)
+        limit = OutputLimit(None if own_limit is None else int(own_limit), run.max_output_tokens)
+        return ask_model(run.session, _name_model(model), request_json, effect.act, limit)
 
     try:
         return run.have(judge, ask)

@@ -37,9 +37,8 @@ from google.adk.tools.transfer_to_agent_tool import TransferToAgentTool
 from google.adk.workflow import BaseNode
 from google.genai.types import Tool
 
-from halter.adapters.attachments import ask_model
+from halter.adapters.attachments import OutputLimit, ask_model
 from halter.adapters.guarded_runs import (
-    MAX_OUTPUT_TOKENS,
     NO_TOOLS,
     ExternalToolOptions,
     GuardedRuns,
@@ -61,7 +60,7 @@ def guard(
     *,
     guard: Guard,
     tools: Mapping[str, ExternalToolOptions] = NO_TOOLS,
-    max_output_tokens: int = MAX_OUTPUT_TOKENS,
+    max_output_tokens: int | None = None,
     allow_native: Collection[str] = (),
 ) -> "GuardedAdkRunner":
     """Return the runner with every run under the guard. `tools` has the properties of its agents' tools.
@@ -79,7 +78,7 @@ def guard(
 
 class _AdkTerms(msgspec.Struct, frozen=True):
     runs: GuardedRuns
-    max_output_tokens: int
+    max_output_tokens: int | None
     allow_native: frozenset[str]
 
 
@@ -159,18 +158,16 @@ async def _ask_guarded(model: Any, generate: Any, request: LlmRequest, *, stream
     run, raised_errors = _find_run(), []
 
     async def hold(emit: Callable[[Any], None]) -> None:
-        async def ask(max_tokens: int) -> ModelResult[None]:
+        async def ask(limit: int | None) -> ModelResult[None]:
             try:
-                return await _pass_on(generate(_shorten(request, max_tokens), stream=stream), emit)
+                return await _pass_on(generate(_shorten(request, limit), stream=stream), emit)
             except Exception as error:
                 raised_errors.append(error)
                 raise
 
         reject_unseen(_name_unseen_tools(request), run.terms.allow_native)
-        max_output_tokens = request.config.max_output_tokens or run.terms.max_output_tokens
-        await ask_model(
-            run.session, _name_model(request.model or model.model), _render(request), ask, max_output_tokens
-        )
+        limit = OutputLimit(request.config.max_output_tokens, run.terms.max_output_tokens)
+        await ask_model(run.session, _name_model(request.model or model.model), _render(request), ask, limit)
 
     try:
         async with aclosing(stream_from(hold)) as answers:
@@ -322,9 +319,10 @@ def _name_unseen_tools(request: LlmRequest) -> Iterator[str]:
             yield name
 
 
-def _shorten(request: LlmRequest, max_tokens: int) -> LlmRequest:
-    """Copy the request with a limit on its answer, and with a single answer."""
-    config = request.config.model_copy(update={"max_output_tokens": max_tokens, "candidate_count": None})
+def _shorten(request: LlmRequest, limit: int | None) -> LlmRequest:
+    """Copy the request with a limit on its answer, unless that is None, and with a single answer."""
+    lowered: dict[str, Any] = {} if limit is None else {"max_output_tokens": limit}
+    config = request.config.model_copy(update={**lowered, "candidate_count": None})
     return request.model_copy(update={"config": config})
 
 

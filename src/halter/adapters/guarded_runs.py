@@ -27,9 +27,6 @@ class ExternalToolOptions(TypedDict, total=False):
     egress: bool
 
 
-MAX_OUTPUT_TOKENS: Final = 4096
-"""The limit of an answer where the model's settings have no `max_tokens`: without a limit there can be no hold."""
-
 NO_TOOLS: Final[Mapping[str, ExternalToolOptions]] = {}
 
 

@@ -24,13 +24,13 @@ from langchain.agents.middleware import AgentMiddleware
 from langchain.agents.middleware.types import ModelRequest, ModelResponse, ToolCallRequest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, messages_to_dict
+from langchain_core.runnables import RunnableBinding
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.types import interrupt
 
-from halter.adapters.attachments import ask_model
+from halter.adapters.attachments import LIMIT_NAMES, OutputLimit, ask_model, find_limit, lower_limit, lower_limits
 from halter.adapters.guarded_runs import (
-    MAX_OUTPUT_TOKENS,
     NO_TOOLS,
     ExternalToolOptions,
     GuardedRuns,
@@ -55,7 +55,7 @@ def create_agent(
     *,
     guard: Guard,
     tool_options: Mapping[str, ExternalToolOptions] = NO_TOOLS,
-    max_output_tokens: int = MAX_OUTPUT_TOKENS,
+    max_output_tokens: int | None = None,
     allow_native: Collection[str] = (),
     middleware: Sequence[AgentMiddleware[Any, Any]] = (),
     **options: Any,
@@ -112,7 +112,7 @@ class GuardedGraph:
 class GuardMiddleware(AgentMiddleware[Any, Any]):
     """Middleware that passes an agent's calls and requests through the session of its run."""
 
-    def __init__(self, runs: GuardedRuns, max_output_tokens: int, allow_native: frozenset[str]) -> None:
+    def __init__(self, runs: GuardedRuns, max_output_tokens: int | None, allow_native: frozenset[str]) -> None:
         super().__init__()
         self._runs = runs
         self._max_output_tokens = max_output_tokens
@@ -131,17 +131,14 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Any) -> ModelResponse[Any]:
         session = self._find_session()
         _reject_native([*request.tools, *_find_bound_tools(request.model)], self._allow_native)
-        settings = request.model_settings
-        max_output_tokens = (
-            settings.get("max_tokens") or getattr(request.model, "max_tokens", None) or self._max_output_tokens
-        )
+        limit = _find_output_limit(request, self._max_output_tokens)
 
-        async def ask(max_tokens: int) -> ModelResult[ModelResponse[Any]]:
-            answer = await handler(request.override(model_settings={**settings, "max_tokens": max_tokens}))
+        async def ask(granted: int | None) -> ModelResult[ModelResponse[Any]]:
+            answer = await handler(request if granted is None else _lower(request, granted))
             messages = [message for message in answer.result if isinstance(message, AIMessage)]
             return ModelResult(answer, "".join(str(each.text) for each in messages), _read_usage(messages))
 
-        return await ask_model(session, _name_model(request.model), self._render(request), ask, max_output_tokens)
+        return await ask_model(session, _name_model(request.model), self._render(request), ask, limit)
 
     def _render(self, request: ModelRequest[Any]) -> str:
         """Render the whole request as text."""
@@ -209,6 +206,45 @@ def _name_model(model: BaseChatModel) -> str:
     # LangChain has no public way to read a model's name.
     params = as_mapping(getattr(model, "_get_ls_params", dict)())
     return f"{params.get('ls_provider') or type(model).__name__}:{params.get('ls_model_name') or 'unnamed'}"
+
+
+def _find_output_limit(request: ModelRequest[Any], of_adapter: int | None) -> OutputLimit:
+    """Find the limit in the request's settings, in those that were bound to its model, and in the model itself."""
+    model = _find_model(request.model)
+    places = (request.model_settings, as_mapping(getattr(request.model, "kwargs", None)), _list_limit_fields(model))
+    own_limit = max(filter(None, map(find_limit, places)), default=None)
+    profile = as_mapping(getattr(model, "profile", None))
+    return OutputLimit(own_limit, of_adapter, None if own_limit else profile.get("max_output_tokens"))
+
+
+def _lower(request: ModelRequest[Any], limit: int) -> ModelRequest[Any]:
+    """Copy a request with a lower limit. A model is limited by its own field, since not all read a setting."""
+    model = _find_model(request.model)
+    name = next((each for each in LIMIT_NAMES if each in _list_fields(model)), None)
+    if name is None:
+        return request.override(model_settings=lower_limit(request.model_settings, limit))
+    limited_model: Any = model.model_copy(update=lower_limit(_list_limit_fields(model), limit, name))
+    if isinstance(request.model, RunnableBinding):
+        bound_settings = lower_limits(request.model.kwargs, limit)
+        limited_model = request.model.model_copy(update={"bound": limited_model, "kwargs": bound_settings})
+    return request.override(model=limited_model, model_settings=lower_limits(request.model_settings, limit))
+
+
+def _find_model(model: Any) -> Any:
+    bound: Any = getattr(model, "bound", None)
+    return model if bound is None else bound
+
+
+def _list_limit_fields(model: Any) -> dict[str, Any]:
+    fields = _list_fields(model)
+    return {
+        name: value for name in (*LIMIT_NAMES, "model_kwargs") if name in fields and (value := getattr(model, name))
+    }
+
+
+def _list_fields(model: Any) -> Mapping[str, Any]:
+    model_class = model.__class__
+    return as_mapping(getattr(model_class, "model_fields", None))
 
 
 def _read_usage(messages: Sequence[AIMessage]) -> Usage | None:

@@ -27,9 +27,8 @@ from agents.models.interface import ModelProvider
 from agents.result import RunResultStreaming
 from agents.tool import FunctionTool
 
-from halter.adapters.attachments import ask_model
+from halter.adapters.attachments import OutputLimit, ask_model, find_limit, lower_limit
 from halter.adapters.guarded_runs import (
-    MAX_OUTPUT_TOKENS,
     NO_TOOLS,
     ExternalToolOptions,
     GuardedRuns,
@@ -49,7 +48,7 @@ def guard(
     *,
     guard: Guard,
     tools: Mapping[str, ExternalToolOptions] = NO_TOOLS,
-    max_output_tokens: int = MAX_OUTPUT_TOKENS,
+    max_output_tokens: int | None = None,
     allow_native: Collection[str] = (),
 ) -> "GuardedRunner":
     """Return a runner of the agent with every run under the guard. `tools` has the properties of its tools.
@@ -62,7 +61,7 @@ def guard(
 
 class _Terms(msgspec.Struct, frozen=True):
     runs: GuardedRuns
-    max_output_tokens: int
+    max_output_tokens: int | None
     allow_native: frozenset[str]
 
 
@@ -286,8 +285,8 @@ class _GuardedModel(Model):
         *args: Any,
         **options: Any,
     ) -> ModelResponse:
-        async def ask(max_tokens: int) -> ModelResult[ModelResponse]:
-            settings = replace(model_settings, max_tokens=max_tokens)
+        async def ask(limit: int | None) -> ModelResult[ModelResponse]:
+            settings = _lower(model_settings, limit)
             answer = await self._wrapped.get_response(system_instructions, input, settings, tools, *args, **options)
             return ModelResult(answer, str(answer.to_input_items()), _read_usage(answer.usage))
 
@@ -303,8 +302,8 @@ class _GuardedModel(Model):
         **options: Any,
     ) -> AsyncGenerator[Any]:
         async def request(emit: Callable[[Any], None]) -> None:
-            async def ask(max_tokens: int) -> ModelResult[None]:
-                settings = replace(model_settings, max_tokens=max_tokens)
+            async def ask(limit: int | None) -> ModelResult[None]:
+                settings = _lower(model_settings, limit)
                 response: Any = None
                 async for event in self._wrapped.stream_response(
                     system_instructions, input, settings, tools, *args, **options
@@ -326,10 +325,19 @@ class _GuardedModel(Model):
             [tool.name, getattr(tool, "description", ""), getattr(tool, "params_json_schema", {})] for tool in tools
         ]
         request_json = msgspec.json.encode([system, request_input, schemas], enc_hook=str).decode()
-        limit = settings.max_tokens or self._terms.max_output_tokens
+        limit = OutputLimit(find_limit(_list_limit_settings(settings)), self._terms.max_output_tokens)
         name = str(getattr(self._wrapped, "model", type(self._wrapped).__name__))
         model_name = name if ":" in name else f"openai:{name}"
         return await ask_model(_find_run().session, model_name, request_json, ask, limit)
+
+
+def _list_limit_settings(settings: ModelSettings) -> dict[str, Any]:
+    names = ("max_tokens", "extra_args", "extra_body")
+    return {name: value for name in names if (value := getattr(settings, name)) is not None}
+
+
+def _lower(settings: ModelSettings, limit: int | None) -> ModelSettings:
+    return settings if limit is None else replace(settings, **lower_limit(_list_limit_settings(settings), limit))
 
 
 def _read_usage(usage: Any) -> Usage | None:

@@ -33,9 +33,8 @@ from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDefinition
 from pydantic_ai.usage import RequestUsage
 from pydantic_core import to_jsonable_python
 
-from halter.adapters.attachments import ask_model
+from halter.adapters.attachments import OutputLimit, ask_model, find_limit, lower_limit
 from halter.adapters.guarded_runs import (
-    MAX_OUTPUT_TOKENS,
     NO_TOOLS,
     ExternalToolOptions,
     GuardedRuns,
@@ -54,7 +53,7 @@ def guard(
     *,
     guard: Guard,
     tools: Mapping[str, ExternalToolOptions] = NO_TOOLS,
-    max_output_tokens: int = MAX_OUTPUT_TOKENS,
+    max_output_tokens: int | None = None,
     allow_native: Collection[str] = (),
 ) -> "GuardedAgent":
     """Return the agent with every run under the guard. `tools` has the properties of its tools."""
@@ -83,7 +82,7 @@ class GuardedAgent(WrapperAgent[Any, Any]):
 class GuardCapability(AbstractCapability[Any]):
     """A capability that passes an agent's calls and requests through the guard; one copy for each run."""
 
-    def __init__(self, runs: GuardedRuns, max_output_tokens: int, allow_native: frozenset[str]) -> None:
+    def __init__(self, runs: GuardedRuns, max_output_tokens: int | None, allow_native: frozenset[str]) -> None:
         self._runs = runs
         self._max_output_tokens = max_output_tokens
         self._allow_native = allow_native
@@ -131,7 +130,7 @@ class GuardCapability(AbstractCapability[Any]):
 
 class _GuardedModel(WrapperModel):
     def __init__(
-        self, wrapped: Model, session: GuardedSession, max_output_tokens: int, allow_native: frozenset[str]
+        self, wrapped: Model, session: GuardedSession, max_output_tokens: int | None, allow_native: frozenset[str]
     ) -> None:
         super().__init__(wrapped)
         self._session = session
@@ -146,8 +145,8 @@ class _GuardedModel(WrapperModel):
     ) -> ModelResponse:
         self._reject_native(model_request_parameters)
 
-        async def ask(limit: int) -> ModelResult[ModelResponse]:
-            settings = _lower_max_tokens(model_settings, limit)
+        async def ask(limit: int | None) -> ModelResult[ModelResponse]:
+            settings = _lower(model_settings, limit)
             answer = await self.wrapped.request(messages, settings, model_request_parameters)
             return ModelResult(answer, answer.text or "", _read_usage(answer.usage))
 
@@ -165,8 +164,8 @@ class _GuardedModel(WrapperModel):
         stream_future: asyncio.Future[StreamedResponse] = asyncio.get_running_loop().create_future()
         reader_done = asyncio.Event()
 
-        async def ask(limit: int) -> ModelResult[None]:
-            settings = _lower_max_tokens(model_settings, limit)
+        async def ask(limit: int | None) -> ModelResult[None]:
+            settings = _lower(model_settings, limit)
             async with self.wrapped.request_stream(messages, settings, model_request_parameters, run_context) as stream:
                 stream_future.set_result(stream)
                 await reader_done.wait()
@@ -202,7 +201,7 @@ class _GuardedModel(WrapperModel):
         tools = [*parameters.function_tools, *parameters.output_tools]
         schemas = [[tool.name, tool.description, tool.parameters_json_schema] for tool in tools]
         request_json = b"[%s,%s]" % (_render(messages), msgspec.json.encode(schemas, enc_hook=str))
-        limit = (settings or {}).get("max_tokens") or self._max_output_tokens
+        limit = OutputLimit(find_limit(settings or {}), self._max_output_tokens)
         model_name = f"{self.wrapped.system}:{self.wrapped.model_name}"
         return await ask_model(self._session, model_name, request_json.decode(), ask, limit)
 
@@ -218,8 +217,8 @@ def _render(messages: list[ModelMessage]) -> bytes:
         return ModelMessagesTypeAdapter.dump_json(messages)
 
 
-def _lower_max_tokens(settings: ModelSettings | None, limit: int) -> ModelSettings:
-    return {**(settings or {}), "max_tokens": limit}  # pyright: ignore[reportReturnType]  The same mapping, with one key set.
+def _lower(settings: ModelSettings | None, limit: int | None) -> ModelSettings | None:
+    return settings if limit is None else lower_limit(settings or {}, limit)  # pyright: ignore[reportReturnType]  The same mapping, with other limits.
 
 
 def _read_usage(usage: RequestUsage) -> Usage | None:
