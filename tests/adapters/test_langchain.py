@@ -1,19 +1,26 @@
 """A LangChain agent under the guard: the framework's own agent, with a model that is a function."""
+# pyright: reportMissingTypeStubs=false
 
 import asyncio
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain.agents.middleware import AgentMiddleware
+from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
-from halter.adapters.langchain import GuardedGraph, create_agent
+from halter.adapters.langchain import create_agent
 from halter.core.errors import ConfigError
 from halter.guard.halts import halt
 from halter.runtime.external_effects import EffectRefused
@@ -43,7 +50,7 @@ class FunctionChatModel(BaseChatModel):
         self.requests.append(kwargs)
         output = min(self.output, kwargs.get("max_tokens") or self.output)
         usage: Any = {"input_tokens": 100, "output_tokens": output, "total_tokens": 100 + output}
-        returned = [message for message in messages if isinstance(message, ToolMessage)]
+        returned = [each for each in messages if isinstance(each, ToolMessage) and each.tool_call_id == "c1"]
         if returned:
             aimessage = AIMessage(f"Done: {returned[-1].content}", usage_metadata=usage)
         else:
@@ -58,7 +65,7 @@ class FunctionChatModel(BaseChatModel):
         return self._generate(*args, **kwargs)
 
 
-def make_agent(desk: Desk, level: Any = "CONTROLLED", cap: float = 1.0, **options: Any) -> GuardedGraph:
+def make_agent(desk: Desk, level: Any = "CONTROLLED", cap: float = 1.0, **options: Any) -> Any:
     @tool
     def pay(amount: int) -> str:
         """Pay an amount."""
@@ -163,8 +170,210 @@ async def test_a_tool_of_the_providers_that_comes_later_is_refused_before_the_mo
 async def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:
     with pytest.raises(ConfigError, match="web_search"):
         create_agent(FunctionChatModel(requests=[]), [{"type": "web_search"}], guard=desk.guard())
+    bare = make_agent(desk).builder.compile()
     with pytest.raises(ConfigError, match="outside a session"):
-        await make_agent(desk).with_config({}).ainvoke(ASK)
-    with pytest.raises(ConfigError, match="guarded agent itself"):
-        make_agent(desk).with_config({}).invoke(ASK)
+        await bare.ainvoke(ASK)
+    with pytest.raises(ConfigError, match="outside a session"):
+        bare.invoke(ASK)
     assert desk.paid == []
+
+
+class Team(TypedDict):
+    """The state of a graph of its own, which the guarded agent is a part of."""
+
+    messages: Annotated[list[Any], add_messages]
+
+
+def make_team(*agents: Any, checkpointer: Any = None) -> Any:
+    team: Any = StateGraph(Team)
+    for number, agent in enumerate(agents):
+        team.add_node(f"desk{number}", agent)
+        team.add_edge(START, f"desk{number}")
+    return team.compile(checkpointer=checkpointer)
+
+
+def read_answer(state: Any) -> str:
+    return state["messages"][-1].content
+
+
+def say_over(_: Any) -> Any:
+    return {"messages": [AIMessage("over")]}
+
+
+async def list_states(desk: Desk) -> list[str]:
+    async with desk.guard() as guarded:
+        return [receipt.state for receipt in await guarded.receipts()]
+
+
+async def test_an_agent_is_a_runnable_and_every_way_to_run_it_is_a_session(desk: Desk) -> None:
+    agent = make_agent(desk)
+    assert {Runnable, CompiledStateGraph} <= {*type(agent).__mro__}
+    results = await agent.abatch([ASK, ASK])
+    results += [await agent.with_config(tags=["desk"]).ainvoke(ASK)]
+    results += [await agent.with_retry().with_types().ainvoke(ASK)]
+    assert {result["messages"][-1].content for result in results} == {"Done: paid 7"}
+    assert await (agent | read_answer).ainvoke(ASK) == "Done: paid 7"
+    events = [event async for event in agent.astream_events(ASK, version="v2")]
+    assert {"on_chat_model_end", "on_tool_end", "on_chain_end"} <= {event["event"] for event in events}
+    assert desk.paid == [7] * 6
+    assert await list_states(desk) == ["COMPLETED"] * 6
+
+
+def test_every_way_to_run_it_works_in_a_program_that_is_not_async(desk: Desk) -> None:
+    agent = make_agent(desk)
+    results = agent.batch([ASK, ASK])
+    results += list(agent.stream(ASK, stream_mode="values"))[-1:]
+    assert [result["messages"][-1].content for result in results] == ["Done: paid 7"] * 3
+    assert (agent | read_answer).invoke(ASK) == "Done: paid 7"
+    assert asyncio.run(list_states(desk)) == ["COMPLETED"] * 4
+
+
+def test_a_refusal_reaches_a_program_that_is_not_async(desk: Desk) -> None:
+    with pytest.raises(EffectRefused, match="may cost"):
+        make_agent(desk, cap=0.000001).invoke(ASK)
+
+
+def test_a_stream_that_is_read_no_further_ends_its_run(desk: Desk) -> None:
+    chunks = make_agent(desk).stream(ASK)
+    next(chunks)
+    chunks.close()
+    assert desk.paid == []
+
+
+async def test_callbacks_tags_and_metadata_reach_the_model_of_a_guarded_agent(desk: Desk) -> None:
+    class Watch(AsyncCallbackHandler):
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        async def on_chat_model_start(self, *_: Any, tags: Any = None, metadata: Any = None, **__: Any) -> None:
+            self.seen.append((tags, metadata["order"]))
+
+    watch = Watch()
+    await make_agent(desk).ainvoke(ASK, {"callbacks": [watch], "tags": ["desk"], "metadata": {"order": 42}})
+    assert [("desk" in tags, order) for tags, order in watch.seen] == [(True, 42)] * 2
+
+
+async def test_agents_in_nodes_of_a_graph_are_sessions_of_their_own(desk: Desk) -> None:
+    agent = make_agent(desk)
+    result = await make_team(agent, agent).ainvoke(ASK)
+    assert [message.content for message in result["messages"]].count("Done: paid 7") == 2
+    assert await list_states(desk) == ["COMPLETED"] * 2
+
+
+def test_agents_in_nodes_of_a_graph_run_in_a_program_that_is_not_async(desk: Desk) -> None:
+    agent = make_agent(desk)
+    result = make_team(agent, agent).invoke(ASK)
+    assert [message.content for message in result["messages"]].count("Done: paid 7") == 2
+    assert asyncio.run(list_states(desk)) == ["COMPLETED"] * 2
+
+
+async def test_a_stream_of_a_graph_shows_what_its_guarded_agents_do(desk: Desk) -> None:
+    team = make_team(make_agent(desk))
+    chunks = [chunk async for chunk in team.astream(ASK, stream_mode="updates", subgraphs=True)]
+    assert any(path and "tools" in update for path, update in chunks)
+
+
+async def test_a_question_in_a_node_interrupts_the_graph_and_the_call_is_made_once_after_a_yes(desk: Desk) -> None:
+    memory, thread = InMemorySaver(), {"configurable": {"thread_id": "t1"}}
+
+    def team() -> Any:
+        return make_team(make_agent(desk, "PRIVILEGED"), checkpointer=memory)
+
+    first = await team().ainvoke(ASK, thread)
+    (question,) = first["__interrupt__"]
+    assert question.value["tool"] == "pay"
+    assert (await team().ainvoke(Command(resume=True), thread))["__interrupt__"]
+    assert desk.paid == []
+    await desk.decide("approve")
+    last = await team().ainvoke(Command(resume=True), thread)
+    assert (last["messages"][-1].content, desk.paid) == ("Done: paid 7", [7])
+    assert await list_states(desk) == ["COMPLETED"]
+
+
+def test_a_question_in_a_node_interrupts_a_graph_that_is_not_async(desk: Desk) -> None:
+    memory, thread = InMemorySaver(), {"configurable": {"thread_id": "t1"}}
+    team = make_team(make_agent(desk, "PRIVILEGED"), checkpointer=memory)
+    assert team.invoke(ASK, thread)["__interrupt__"]
+    asyncio.run(desk.decide("approve"))
+    assert team.invoke(Command(resume=True), thread)["messages"][-1].content == "Done: paid 7"
+    assert desk.paid == [7]
+
+
+async def test_a_halt_ends_a_graph_with_a_guarded_agent_in_it(desk: Desk) -> None:
+    event = asyncio.Event()
+    team = make_team(make_agent(desk, model=FunctionChatModel(requests=[], gate=event)))
+    run = asyncio.create_task(team.ainvoke(ASK))
+    await event.wait()
+    store = desk.store()
+    await store.commit(halt("fleet", "ada", "halt-1"))
+    with pytest.raises(EffectRefused) as refused:
+        await run
+    assert refused.value.outcome == "external_halt"
+    await store.close()
+
+
+async def test_an_agent_that_hands_over_to_its_graph_ends_its_session(desk: Desk) -> None:
+    @tool
+    def pay(amount: int) -> Command[Any]:
+        """Pay an amount."""
+        desk.paid.append(amount)
+        returned = ToolMessage("handed over", tool_call_id="c1")
+        return Command(goto="end", graph=Command.PARENT, update={"messages": [returned]})
+
+    agent: Any = create_agent(FunctionChatModel(requests=[]), [pay], guard=desk.guard())
+    team: Any = StateGraph(Team)
+    team.add_node("desk", agent, destinations=("end",))
+    team.add_node("end", say_over)
+    team.add_edge(START, "desk")
+    result = await team.compile().ainvoke(ASK)
+    assert (result["messages"][-1].content, desk.paid) == ("over", [7])
+    assert await list_states(desk) == ["COMPLETED"]
+
+
+async def test_a_guarded_agent_is_a_tool_of_a_guarded_supervisor(desk: Desk) -> None:
+    desk_agent = make_agent(desk)
+
+    @tool("pay")
+    async def delegate(amount: int) -> str:
+        """Let the desk pay an amount."""
+        return (await desk_agent.ainvoke(ASK))["messages"][-1].content
+
+    supervisor: Any = create_agent(FunctionChatModel(requests=[]), [delegate], guard=desk.guard(), name="supervisor")
+    assert (await supervisor.ainvoke(ASK))["messages"][-1].content == "Done: Done: paid 7"
+    assert (desk.paid, await list_states(desk)) == ([7], ["COMPLETED"] * 2)
+
+
+@pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
+async def test_a_guarded_agent_works_in_a_supervisor_of_langgraph(desk: Desk) -> None:
+    library = pytest.importorskip("langgraph_supervisor")
+
+    class Handing(FunctionChatModel):
+        def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+            return self.bind(tools=[convert_to_openai_tool(each) for each in tools], **kwargs)
+
+        def _generate(self, messages: Any, *args: Any, **options: Any) -> Any:
+            returned = any(isinstance(message, ToolMessage) for message in messages)
+            calls: Any = [] if returned else [{"name": "transfer_to_desk", "args": {}, "id": "h1"}]
+            return ChatResult(generations=[ChatGeneration(message=AIMessage("over", tool_calls=calls))])
+
+    team = library.create_supervisor([make_agent(desk, name="desk")], model=Handing(requests=[])).compile()
+    result = await team.ainvoke(ASK)
+    assert (result["messages"][-1].content, desk.paid) == ("over", [7])
+    assert await list_states(desk) == ["COMPLETED"]
+
+
+async def test_a_guarded_agent_is_a_subagent_of_a_deep_agent(desk: Desk) -> None:
+    library = pytest.importorskip("deepagents")
+
+    class Delegating(FunctionChatModel):
+        def _generate(self, messages: Any, *args: Any, **options: Any) -> Any:
+            returned = [message for message in messages if isinstance(message, ToolMessage)]
+            task = {"description": "Pay the bill.", "subagent_type": "desk"}
+            calls: Any = [] if returned else [{"name": "task", "args": task, "id": "t1"}]
+            message = AIMessage(f"{returned[-1].content}" if returned else "", tool_calls=calls)
+            return ChatResult(generations=[ChatGeneration(message=message)])
+
+    subagent = {"name": "desk", "description": "Pays.", "runnable": make_agent(desk)}
+    deep = library.create_deep_agent(Delegating(requests=[]), subagents=[subagent])
+    assert "Done: paid 7" in (await deep.ainvoke(ASK))["messages"][-1].content
+    assert (desk.paid, await list_states(desk)) == ([7], ["COMPLETED"])

@@ -60,7 +60,8 @@ class WritingChatModel(test_langchain.FunctionChatModel):
 
 async def run_langchain(desk: Desk, setting: int | None, cap: float) -> Limits:
     model = WritingChatModel(requests=[], max_output_tokens=setting)
-    await langchain.create_agent(model, guard=desk.guard(cap)).ainvoke(test_langchain.ASK)
+    agent: Any = langchain.create_agent(model, guard=desk.guard(cap))
+    await agent.ainvoke(test_langchain.ASK)
     return [request["limit"] for request in model.requests if "limit" in request]
 
 
@@ -170,13 +171,15 @@ def test_a_chat_model_of_langchain_is_an_ordinary_one() -> None:
 
 async def test_a_limit_that_was_bound_to_a_chat_model_is_its_own_too(desk: Desk) -> None:
     model: Any = WritingChatModel(requests=[]).bind(max_output_tokens=700)
-    await langchain.create_agent(model, guard=desk.guard()).ainvoke(test_langchain.ASK)
+    agent: Any = langchain.create_agent(model, guard=desk.guard())
+    await agent.ainvoke(test_langchain.ASK)
     assert await list_held_limits(desk) == [700]
 
 
 async def test_what_a_chat_model_knows_of_its_longest_answer_is_sent_and_held(desk: Desk) -> None:
     model = WritingChatModel(requests=[], profile={"max_output_tokens": 64_000})
-    await langchain.create_agent(model, guard=desk.guard()).ainvoke(test_langchain.ASK)
+    agent: Any = langchain.create_agent(model, guard=desk.guard())
+    await agent.ainvoke(test_langchain.ASK)
     assert model.requests[0] == {"limit": 64_000}
     assert await list_held_limits(desk) == [64_000]
 

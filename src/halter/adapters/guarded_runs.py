@@ -1,8 +1,9 @@
 """The part that all adapters share: one guarded session for each run of a framework's agent."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from queue import SimpleQueue
 from typing import Any, Final, TypedDict, TypeVar, cast
 
 import msgspec
@@ -13,6 +14,7 @@ from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.usage import Usage
 from halter.loop.session_runtime import cancel_and_wait
 from halter.runtime.guard_api import Guard, GuardedSession, SessionAlreadyEnded
+from halter.runtime.guard_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -62,6 +64,33 @@ async def stream_from(work: Callable[[Callable[[T], None]], Awaitable[object]]) 
         task.result()
     finally:
         await cancel_and_wait(task)
+
+
+def iterate_in_thread(make_items: Callable[[], AsyncGenerator[T]]) -> Generator[T]:
+    """Iterate over async items from a program that is not async: one task in a thread of its own makes all of them."""
+    thread, items = LoopThread(), SimpleQueue[tuple[T] | None]()
+
+    async def pump() -> None:
+        try:
+            async with aclosing(make_items()) as made_items:
+                async for item in made_items:
+                    items.put((item,))
+        finally:
+            items.put(None)
+
+    future = thread.start(pump())
+    try:
+        while (entry := items.get()) is not None:
+            yield entry[0]
+        future.result()
+    except BaseException:
+        # The caller reads no further. The run has ended when the queue has.
+        if future.cancel():
+            while items.get() is not None:
+                pass
+        raise
+    finally:
+        thread.close()
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
@@ -128,6 +157,10 @@ class GuardedRuns:
         self._run_count = 0
         self._opening = asyncio.Lock()
         self._stack: AsyncExitStack | None = None
+
+    def detach(self) -> "GuardedRuns":
+        """Copy the runs for another event loop, with a guard that opens its own connection to the store."""
+        return GuardedRuns(self._guard.copy_closed(), self._terms)
 
     @asynccontextmanager
     async def session(self, task: str, conversation: str = "") -> AsyncGenerator[GuardedSession]:

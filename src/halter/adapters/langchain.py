@@ -5,18 +5,19 @@ agent = create_agent("openai:gpt-5-mini", tools=[pay], guard=Guard("runs.db", ag
 result = await agent.ainvoke({"messages": [{"role": "user", "content": "Pay the bill."}]})
 ```
 
-Each run is a guarded session. Each model request is held before it is sent, with `max_tokens` lowered to what fits, and
-settled by its usage. Each tool call is admitted, made and settled. A call that needs a person interrupts the run if it
-has a checkpointer, and otherwise waits. A halt and a cap raise EffectRefused, which ends the run.
+The agent is a graph of LangGraph: it runs in every way in which one runs, also as a node, a tool or a subagent of
+another one. Each run is a guarded session. Each model request is held before it is sent, with its limit lowered to what
+fits, and settled by its usage. Each tool call is admitted, made and settled. A call that needs a person interrupts the
+run if it has a checkpointer, and otherwise waits. A halt and a cap raise EffectRefused, which ends the run.
 
 Provider-side tools are passed as dictionaries, and no hook sees them: an agent with one is rejected, unless its type is
 in `allow_native`. The guard does not see nodes of graphs that `create_agent` did not make.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 from langchain import agents
@@ -25,8 +26,11 @@ from langchain.agents.middleware.types import ModelRequest, ModelResponse, ToolC
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, messages_to_dict
 from langchain_core.runnables import RunnableBinding
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
+from langgraph.graph.state import CompiledStateGraph  # pyright: ignore[reportMissingTypeStubs]
 from langgraph.types import interrupt
 
 from halter.adapters.attachments import LIMIT_NAMES, OutputLimit, ask_model, find_limit, lower_limit, lower_limits
@@ -35,6 +39,7 @@ from halter.adapters.guarded_runs import (
     ExternalToolOptions,
     GuardedRuns,
     as_mapping,
+    iterate_in_thread,
     read_task_text,
     read_usage,
     reject_unseen,
@@ -46,7 +51,10 @@ from halter.runtime.guard_api import Guard, GuardedSession
 
 SESSION_KEY: Final = "__halter_session"
 """The configuration key of a run's session. LangGraph does not write keys with this prefix into checkpoints."""
-INTERRUPT: Final = "__interrupt__"
+PARENT_TASK: Final = "__pregel_task_id"
+"""The configuration key of a run that is a part of another graph."""
+_PLACE_KEYS: Final = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
+"""A configuration with one of these says where its run is. Otherwise LangGraph takes that from the calling graph."""
 
 
 def create_agent(
@@ -70,43 +78,71 @@ def create_agent(
     # The first middleware is the outermost. The guard is the last, so that no other middleware can bypass it.
     make_agent: Callable[..., Any] = getattr(agents, "create_agent")  # noqa: B009 Its own types are not complete.
     agent = make_agent(model, list(tools), middleware=[*middleware, guard_middleware], **options)
-    return GuardedGraph(agent, runs, guard_middleware)
+    return _put_under_guard(agent, runs, guard_middleware)
 
 
-class GuardedGraph:
-    """LangChain's agent, whose runs are guarded sessions. A run that starts in another way is rejected."""
+class GuardedGraph(CompiledStateGraph[Any, Any, Any, Any]):
+    """LangChain's agent, whose runs are guarded sessions: a graph like any other, alone or as a part of another one.
 
-    def __init__(self, agent: Any, runs: GuardedRuns, middleware: "GuardMiddleware") -> None:
-        self._agent = agent
-        self._runs = runs
-        self._middleware = middleware
+    LangGraph starts every run in `stream` or `astream`. A run that starts in another way is rejected.
+    """
 
-    async def ainvoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002 It is LangChain's name.
-        async with self._runs.session(_text_of(input), _find_conversation(config)) as session:
+    _runs: GuardedRuns
+    _middleware: "GuardMiddleware"
+
+    def copy(self, update: dict[str, Any] | None = None) -> "GuardedGraph":
+        return _put_under_guard(super().copy(update), self._runs, self._middleware)
+
+    async def astream(self, input: Any, config: Any = None, **options: Any) -> AsyncGenerator[Any]:  # noqa: A002 It is LangChain's name.
+        async with aclosing(self._stream_guarded(self._runs, input, config, options)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def stream(self, input: Any, config: Any = None, **options: Any) -> Generator[Any]:  # noqa: A002 As above.
+        """Stream from a program that is not async: the run has a thread of its own, and its own connection."""
+        yield from iterate_in_thread(lambda: self._stream_guarded(self._runs.detach(), input, config, options))
+
+    async def _stream_guarded(
+        self, runs: GuardedRuns, run_input: Any, config: Any, options: dict[str, Any]
+    ) -> AsyncGenerator[Any]:
+        place, leaving = self._find_place(config), None
+        run_graph: Callable[..., AsyncGenerator[Any]] = getattr(super(), "astream")  # noqa: B009 Its types are not complete.
+        async with runs.session(_text_of(run_input), _name_conversation(place)) as session:
             session_config = _name_session(config, session.id)
-            with self._middleware.serving(session):
-                result = await self._agent.ainvoke(input, session_config, **options)
-            if INTERRUPT in as_mapping(result):
-                await session.pause()
-            return result
+            try:
+                with self._middleware.serving(session):
+                    async with aclosing(run_graph(run_input, session_config, **options)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
+                if await self._is_interrupted(place, session_config):
+                    await session.pause()
+            except GraphBubbleUp as bubble:
+                # The run is a part of another graph, which waits for a person or takes over.
+                leaving = bubble
+                if isinstance(bubble, GraphInterrupt):
+                    await session.pause()
+        if leaving is not None:
+            raise leaving
 
-    def invoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002 It is LangChain's name.
-        """Call `ainvoke` from a program that is not async."""
-        return asyncio.run(self.ainvoke(input, config, **options))
+    def _find_place(self, config: Any) -> Mapping[str, Any]:
+        """Find the thread of a run, and its place in the graph that it is a part of."""
+        own = {**_find_configurable(self.config), **_find_configurable(config)}
+        if any(own.get(key) for key in _PLACE_KEYS):
+            return own
+        return {**_find_configurable(var_child_runnable_config.get()), **own}
 
-    async def astream(self, input: Any, config: Any = None, **options: Any) -> AsyncGenerator[Any]:  # noqa: A002 As above.
-        async with self._runs.session(_text_of(input), _find_conversation(config)) as session:
-            session_config = _name_session(config, session.id)
-            with self._middleware.serving(session):
-                async with aclosing(self._agent.astream(input, session_config, **options)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-            state = await self._agent.aget_state(session_config) if self._agent.checkpointer else None
-            if state is not None and state.interrupts:
-                await session.pause()
+    async def _is_interrupted(self, place: Mapping[str, Any], config: Any) -> bool:
+        """Return whether a run that is no part of another graph waits for a person."""
+        if PARENT_TASK in place or not getattr(self, "checkpointer", None):
+            return False
+        return bool((await self.aget_state(config)).interrupts)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._agent, name)
+
+def _put_under_guard(agent: Any, runs: GuardedRuns, middleware: "GuardMiddleware") -> GuardedGraph:
+    """Turn a new graph into a guarded one."""
+    agent.__class__ = GuardedGraph
+    agent._runs, agent._middleware = runs, middleware  # noqa: SLF001 They are ours.
+    return agent
 
 
 class GuardMiddleware(AgentMiddleware[Any, Any]):
@@ -174,19 +210,19 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
                 return ToolMessage(str(refused), tool_call_id=call["id"], name=call["name"], status="error")
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Any) -> ModelResponse[Any]:
-        raise ConfigError(ONLY_ASYNC)
+        raise ConfigError(OUTSIDE)
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Any) -> Any:
-        raise ConfigError(ONLY_ASYNC)
+        raise ConfigError(OUTSIDE)
 
     def _find_session(self) -> GuardedSession:
         session_id = get_config().get("configurable", {}).get(SESSION_KEY)
         if session_id not in self._sessions:
-            raise ConfigError("A guarded agent ran outside a session. Run it with `ainvoke`, `invoke` or `astream`.")
+            raise ConfigError(OUTSIDE)
         return self._sessions[session_id]
 
 
-ONLY_ASYNC: Final = "Run it with `ainvoke`, `astream` or `invoke` of the guarded agent itself."
+OUTSIDE: Final = "A guarded agent ran outside a session. Run the agent that `create_agent` returned."
 
 
 def _reject_native(tools: Sequence[Any], allowed_names: frozenset[str]) -> None:
@@ -257,14 +293,20 @@ def _read_usage(messages: Sequence[AIMessage]) -> Usage | None:
     return read_usage(usage["input_tokens"], usage["output_tokens"], cached, cache_written)
 
 
-def _find_conversation(config: Any) -> str:
-    thread = as_mapping(as_mapping(config).get("configurable")).get("thread_id")
-    return f"langchain.{thread}" if thread else ""
+def _find_configurable(config: Any) -> Mapping[str, Any]:
+    return as_mapping(as_mapping(config).get("configurable"))
+
+
+def _name_conversation(place: Mapping[str, Any]) -> str:
+    """Name what a run continues: its thread, and its place if it is a part of another graph of that thread."""
+    thread, namespace = place.get("thread_id"), str(place.get("checkpoint_ns") or "")
+    if not thread:
+        return ""
+    return f"langchain.{thread}.{quote(namespace, safe=':')}" if namespace else f"langchain.{thread}"
 
 
 def _name_session(config: Any, session: str) -> dict[str, Any]:
-    values = as_mapping(config)
-    return {**values, "configurable": {**as_mapping(values.get("configurable")), SESSION_KEY: session}}
+    return {**as_mapping(config), "configurable": {**_find_configurable(config), SESSION_KEY: session}}
 
 
 def _text_of(state: Any) -> str:

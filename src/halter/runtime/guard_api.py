@@ -16,6 +16,7 @@ journal records it before it runs. After a crash, the program resumes from the j
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
@@ -134,6 +135,12 @@ class Guard(AgentProgram):
         """The cap of a session that the program configures; None if it configures none."""
         cap = self._options.get("max_cost_usd", "none")
         return None if cap == "none" else float(cap)
+
+    def copy_closed(self) -> "Guard":
+        """Copy the guard for another event loop. The copy is not open, whether this one is or not."""
+        guard = copy(self)
+        vars(guard).update(_stack=None, _open=None, _open_for_call=None)
+        return guard
 
     def blocking(self) -> "BlockingGuard":
         """Return the guard for a program that is not async."""

@@ -9,6 +9,7 @@ with Guard("runs.db", agent="desk", max_cost_usd=1.00).blocking() as desk, desk.
 import asyncio
 import threading
 from collections.abc import Coroutine, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
@@ -35,17 +36,22 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result. An interrupted wait cancels it."""
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise ConfigError("A blocking guard cannot be used inside its own tool. Use the async guard there.")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.start(work)
         try:
             return future.result()
         finally:
             future.cancel()
 
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the loop."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise ConfigError("A blocking guard cannot be used inside its own tool. Use the async guard there.")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def close(self) -> None:
         self.run(self._loop.shutdown_asyncgens())
+        self.run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
