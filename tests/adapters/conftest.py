@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from halter import Guard
-from halter.core.clock import SystemClock
+from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import SortableIds
+from halter.core.ports import matters_always
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.journal.open import open_store
 from halter.journal.store import JournalStore
+from halter.loop.session_runtime import wait_for_change, watch_changes
 
 PRICE = {"models": {"function:desk": {"price": {"input": 1, "output": 10}}}}
 
@@ -45,6 +47,13 @@ class Desk:
         store = self.store()
         (waiting,) = await list_pending_decisions(store, SystemClock().now())
         await store.commit(answer_decision(waiting, verdict, "ada", "answer"))
+        await store.close()
+
+    async def wait_for_question(self) -> None:
+        store = self.store()
+        async with watch_changes(store, matters_always) as change_event:
+            while not await list_pending_decisions(store, SystemClock().now()):
+                await wait_for_change(change_event, SECOND // 20)
         await store.close()
 
     async def read_spending(self) -> Decimal:

@@ -199,6 +199,7 @@ RESERVED = {
     "__closure__": set[Path](),
     "cell_contents": set[Path](),
     "get_referents": set[Path](),
+    "getclosurevars": {Path("adapters/openai_agents.py")},
 }
 """What acts, or would open what only a permit opens, and the modules that may name it."""
 
@@ -253,6 +254,7 @@ REACHES = {
     "__closure__": "def go(tool):\n    return tool._function._give.__closure__[0]\n",
     "cell_contents": "def go(cell):\n    return cell.cell_contents()\n",
     "get_referents": "import gc\ndef go(tool):\n    return gc.get_referents(tool)\n",
+    "getclosurevars": "import inspect\ndef go(tool):\n    return inspect.getclosurevars(tool._function._give)\n",
 }
 
 

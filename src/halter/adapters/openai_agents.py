@@ -5,20 +5,27 @@ desk = guard(Agent(name="desk", tools=[pay]), guard=Guard("runs.db", agent="desk
 result = await desk.run("Pay the bill.")
 ```
 
-Each run is a guarded session that includes all agents of its handoffs. Each model request is held before it is sent,
-with `max_tokens` lowered to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call
-that needs a person interrupts a run that names its `conversation`: approve it in Halter and in the run's state, and run
-that state in the same conversation. Any other run waits for the decision. A halt and a cap raise EffectRefused.
+Each run is a guarded session that includes all agents of its handoffs, and the agents that are tools. Each model
+request is held before it is sent, with its limit lowered to what fits, and settled by its usage. Each tool call, also
+of an MCP server, is admitted, made and settled. A call that needs a person interrupts a run that names its
+`conversation`: approve it in Halter and in the run's state, and run that state in the same conversation. Any other run
+waits for the decision. A halt and a cap raise EffectRefused.
 
-The guard does not see hosted tools, shells, patches, computers, MCP servers and agents as tools: an agent with one is
-rejected, unless the tool's name is in `allow_native`.
+The call of an agent that is a tool is admitted and settled before that agent runs. Its own requests and calls follow in
+the same session, so they share its caps, and each of them is recorded.
+
+The guard does not see hosted tools, shells, patches and computers: an agent with one is rejected, unless the name of
+the tool is in `allow_native`.
 """
 
 import asyncio
+import inspect
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import replace
+from types import CellType, FunctionType
 from typing import Any, Final
 
 import msgspec
@@ -75,6 +82,19 @@ class _Run:
         self.session = session
         self.can_pause = can_pause
         self.admitted: dict[str, _AdmittedCall] = {}
+        self._refusal: EffectRefused | None = None
+
+    def accept_refusal(self, refused: EffectRefused) -> str:
+        """Return the text of a refusal for the model. One that ends the session is raised, now and by `require`."""
+        if refused.terminal:
+            self._refusal = refused
+            raise refused
+        return str(refused)
+
+    def require_running(self) -> None:
+        """Raise the refusal that ended the session. An agent that is a tool makes a text of what ended it."""
+        if self._refusal is not None:
+            raise self._refusal
 
 
 _RUN: Final[ContextVar[_Run | None]] = ContextVar("halter_openai_agents_run", default=None)
@@ -98,7 +118,7 @@ class GuardedRunner:
         """Run as `Runner.run` does. With a `conversation`, a pending decision interrupts the run, which can resume."""
         async with self._session(input, conversation) as run:
             result = await Runner.run(self.agent, input, **self._guard_options(options))
-            if result.interruptions:
+            if result.interruptions and run.can_pause:
                 await run.session.pause()
             return result
 
@@ -122,7 +142,7 @@ class GuardedRunner:
             finally:
                 if not result.is_complete:
                     result.cancel()
-            if result.interruptions:
+            if result.interruptions and run.can_pause:
                 await run.session.pause()
 
     @asynccontextmanager
@@ -136,41 +156,59 @@ class GuardedRunner:
             token = _RUN.set(run)
             try:
                 yield run
+            except Exception:
+                # The SDK raises an error of its own for one of a tool.
+                run.require_running()
+                raise
             finally:
                 _RUN.reset(token)
                 await cancel_and_wait(*(each.settled for each in run.admitted.values()))
 
     def _guard_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Copy the options with the models of the run's configuration under the guard."""
-        config = options.get("run_config") or RunConfig()
-        if not isinstance(config, RunConfig):
-            config = RunConfig(**config)
-        model = _GuardedModel(config.model, self._terms) if isinstance(config.model, Model) else config.model
-        provider = _GuardedProvider(config.model_provider, self._terms)
-        return {**options, "run_config": replace(config, model=model, model_provider=provider)}
+        return {**options, "run_config": _guard_config(options.get("run_config"), self._terms)}
+
+
+def _guard_config(config: Any, terms: _Terms) -> RunConfig:
+    config = config or RunConfig()
+    if not isinstance(config, RunConfig):
+        config = RunConfig(**config)
+    model = _GuardedModel(config.model, terms) if isinstance(config.model, Model) else config.model
+    return replace(config, model=model, model_provider=_GuardedProvider(config.model_provider, terms))
 
 
 class _AgentWrapper:
-    """A factory of guarded copies: one of an agent, and one of each agent that it hands off to."""
+    """A factory of guarded copies: of an agent, of each agent that it hands off to, and of each that is a tool."""
 
     def __init__(self, terms: _Terms) -> None:
         self._terms = terms
         self._wrapped_agents: dict[int, tuple[Agent[Any], Agent[Any]]] = {}
         """The originals with their copies, by the id of the original. A kept original's id cannot be reused."""
+        self._classes: dict[type[Any], type[Any]] = {}
 
     def wrap(self, agent: Agent[Any]) -> Agent[Any]:
         if id(agent) in self._wrapped_agents:
             return self._wrapped_agents[id(agent)][1]
-        if agent.mcp_servers:
-            names = ", ".join(server.name for server in agent.mcp_servers)
-            raise ConfigError(f"The guard cannot see the tools of {names}. Pass them to the agent as function tools.")
         model = _GuardedModel(agent.model, self._terms) if isinstance(agent.model, Model) else agent.model
-        guarded_agent = agent.clone(tools=[self._tool(tool) for tool in agent.tools], handoffs=[])
+        guarded_agent = agent.clone(tools=[], handoffs=[])
         # `clone` would replace the settings of a named model with the defaults.
         guarded_agent.model = model
+        guarded_agent.__class__ = self._get_class(type(agent))
         self._wrapped_agents[id(agent)] = (agent, guarded_agent)
+        guarded_agent.tools = [self._tool(tool) for tool in agent.tools]
         guarded_agent.handoffs = [self._handoff(each) for each in agent.handoffs]
         return guarded_agent
+
+    def _get_class(self, agent_class: type[Any]) -> type[Any]:
+        """Get the subclass of an agent's class that guards the tools of MCP servers. The SDK's own copies keep it."""
+        if agent_class not in self._classes:
+
+            async def get_mcp_tools(agent: Any, run_context: Any) -> list[Any]:
+                return [self._tool(tool) for tool in await agent_class.get_mcp_tools(agent, run_context)]
+
+            members = {"get_mcp_tools": get_mcp_tools, "__module__": agent_class.__module__}
+            self._classes[agent_class] = type(agent_class.__name__, (agent_class,), members)
+        return self._classes[agent_class]
 
     def _handoff(self, handoff: Agent[Any] | Handoff[Any, Any]) -> Any:
         if isinstance(handoff, Agent):
@@ -183,15 +221,37 @@ class _AgentWrapper:
         return replace(handoff, on_invoke_handoff=invoke)
 
     def _tool(self, tool: Any) -> Any:
+        if isinstance(tool, FunctionTool):
+            if not getattr(tool, "_is_agent_tool", False):
+                return _guard_tool(tool, self._terms.runs)
+            if (agent_tool := self._agent_tool(tool)) is not None:
+                return _guard_tool(agent_tool, self._terms.runs, runs_agent=True)
         name = str(getattr(tool, "name", type(tool).__name__))
-        if isinstance(tool, FunctionTool) and not getattr(tool, "_is_agent_tool", False):
-            return _guard_tool(tool, self._terms.runs)
         if name not in self._terms.allow_native:
-            raise ConfigError(
-                f"The guard cannot see what {name} does. Remove it, or add its name to `allow_native`. Use a handoff "
-                "instead of an agent as a tool."
-            )
+            raise ConfigError(f"The guard cannot see what {name} does. Remove it, or add its name to `allow_native`.")
         return tool
+
+    def _agent_tool(self, tool: FunctionTool) -> FunctionTool | None:
+        """Copy a tool that runs an agent so that it runs the guarded copy. Return None if it is not made as expected.
+
+        The SDK has no public way to do so: `Agent.as_tool` makes a function of the agent and of what it was given.
+        """
+        agent: Any = getattr(tool, "_agent_instance", None)
+        invoker = copy(tool.on_invoke_tool)
+        function = getattr(invoker, "_invoke_tool_impl", None)
+        if agent is None or not isinstance(function, FunctionType) or function.__module__ != Agent.__module__:
+            return None
+        values = {**inspect.getclosurevars(function).nonlocals}
+        if values.get("self") is not agent or "run_config" not in values:
+            return None
+        wrapped_agent = values["self"] = self.wrap(agent)
+        if values["run_config"] is not None:
+            values["run_config"] = _guard_config(values["run_config"], self._terms)
+        code = function.__code__
+        cells = tuple(CellType(values[name]) for name in code.co_freevars)
+        run_agent = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, cells)
+        setattr(invoker, "_invoke_tool_impl", run_agent)  # noqa: B010 As above.
+        return replace(tool, on_invoke_tool=invoker, _agent_instance=wrapped_agent)
 
 
 class _AdmittedCall:
@@ -207,13 +267,20 @@ class _AdmittedCall:
         return await (await self.work)(arguments)
 
 
-def _guard_tool(tool: FunctionTool, runs: GuardedRuns) -> FunctionTool:
-    """Copy a tool so that the guard admits each call before it starts, and settles it after it ends."""
+def _guard_tool(tool: FunctionTool, runs: GuardedRuns, *, runs_agent: bool = False) -> FunctionTool:
+    """Copy a tool so that the guard admits each call before it starts, and settles it after it ends.
+
+    With `runs_agent`, the effect of a call is only that it was admitted. It returns the admitted arguments, and the
+    agent runs after it: a call in progress would stop it at its time limit, and could not wait for a person with it.
+    """
     spec = runs.spec(tool.name, tool.description, lambda: tool.params_json_schema)
 
-    async def needs_approval(_: Any, arguments: dict[str, Any], call: str) -> bool:
+    async def needs_approval(context: Any, arguments: dict[str, Any], call: str) -> bool:
         """Pass the call to the guard; return True if a person has to decide first."""
         run, admitted_call = _find_run(), _AdmittedCall()
+        own: Any = tool.needs_approval
+        if own is True or (own and await own(context, arguments, call)):
+            return True
         if not run.can_pause:
             return False
         admitted_call.settled = asyncio.ensure_future(run.session.act(spec, arguments, admitted_call.act, name=call))
@@ -234,32 +301,22 @@ def _guard_tool(tool: FunctionTool, runs: GuardedRuns) -> FunctionTool:
             text = (
                 arguments_json if admitted_arguments == arguments else msgspec.json.encode(admitted_arguments).decode()
             )
-            return await tool.on_invoke_tool(context, text)
+            return text if runs_agent else await tool.on_invoke_tool(context, text)
 
         try:
             if (admitted_call := run.admitted.pop(call, None)) is None:
-                return await run.session.act(spec, arguments, work, name=call, wait=not run.can_pause)
-            admitted_call.work.set_result(work)
-            return await admitted_call.settled
+                result = await run.session.act(spec, arguments, work, name=call, wait=not run.can_pause)
+            else:
+                admitted_call.work.set_result(work)
+                result = await admitted_call.settled
         except EffectRefused as refused:
-            if refused.terminal:
-                raise
-            return str(refused)
+            return run.accept_refusal(refused)
+        if runs_agent:
+            result = await tool.on_invoke_tool(context, result)
+            run.require_running()
+        return result
 
-    return FunctionTool(
-        name=tool.name,
-        description=tool.description,
-        params_json_schema=tool.params_json_schema,
-        on_invoke_tool=invoke,
-        strict_json_schema=tool.strict_json_schema,
-        is_enabled=tool.is_enabled,
-        tool_input_guardrails=tool.tool_input_guardrails,
-        tool_output_guardrails=tool.tool_output_guardrails,
-        needs_approval=needs_approval,
-        timeout_seconds=tool.timeout_seconds,
-        timeout_behavior=tool.timeout_behavior,
-        timeout_error_function=tool.timeout_error_function,
-    )
+    return replace(tool, on_invoke_tool=invoke, needs_approval=needs_approval)
 
 
 class _GuardedProvider(ModelProvider):
@@ -328,7 +385,12 @@ class _GuardedModel(Model):
         limit = OutputLimit(find_limit(_list_limit_settings(settings)), self._terms.max_output_tokens)
         name = str(getattr(self._wrapped, "model", type(self._wrapped).__name__))
         model_name = name if ":" in name else f"openai:{name}"
-        return await ask_model(_find_run().session, model_name, request_json, ask, limit)
+        run = _find_run()
+        try:
+            return await ask_model(run.session, model_name, request_json, ask, limit)
+        except EffectRefused as refused:
+            run.accept_refusal(refused)
+            raise
 
 
 def _list_limit_settings(settings: ModelSettings) -> dict[str, Any]:
