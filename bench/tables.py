@@ -212,7 +212,8 @@ def _start(result: dict[str, Any]) -> list[str]:
 
 ADAPTERS = """The same agent bare and under the guard, with a model that is a function: {steps} times a request and a
 call of a tool that adds two numbers, and an answer. The guard writes to SQLite: each request and each call is
-durable before it is made and when it is settled, in four commits a step. The frameworks store nothing. The Claude Agent
+durable before it is made, and its outcome before the next one is: two commits a step, three if the tool changes
+something. The figures are from before, with four commits a step. The frameworks store nothing. The Claude Agent
 SDK's step is that of the Python process alone: Claude Code is another process, and makes the model requests itself.
 """
 

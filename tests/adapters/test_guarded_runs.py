@@ -3,13 +3,26 @@
 And what every adapter is tested for.
 """
 
+import asyncio
 import re
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from halter import adapters
 from halter.adapters.guarded_runs import NO_TOOLS, GuardedRuns, find_first_open, read_task_text
+from halter.core.clock import SECOND
+from halter.core.events import CallSettled, CallStarted, RequestSettled, RequestStarted
+from halter.core.ids import session_stream
+from halter.core.ports import Stored, matters_always, read_stream
+from halter.core.tools import ToolSpec
+from halter.core.usage import Usage
+from halter.loop.session_runtime import wait_for_change, watch_changes
+from halter.runtime.external_effects import ModelResult
+from halter.runtime.guard_api import GuardedSession
 from tests.adapters.conftest import Desk
 from tests.adapters.killed_program import FRAMEWORKS
 
@@ -82,3 +95,106 @@ def test_every_adapter_is_tested_for_a_kill() -> None:
         if re.search(r"^def (guard|create_agent)\(", each.read_text(), re.MULTILINE)
     }
     assert guarding == {*FRAMEWORKS}
+
+
+LOOK = ToolSpec(name="look", description="", schema=b"{}", level="SAFE", effect="read")
+PAY = ToolSpec(name="pay", description="", schema=b"{}", level="CONTROLLED", effect="write")
+Settled = CallSettled | RequestSettled
+
+
+async def read_events(desk: Desk, session: str) -> list[Stored]:
+    """Read what is durable, as another process does."""
+    store = desk.store()
+    events = await read_stream(store, session_stream(session))
+    await store.close()
+    return events
+
+
+async def list_settled(desk: Desk, session: str) -> list[str]:
+    return [stored.event.outcome for stored in await read_events(desk, session) if isinstance(stored.event, Settled)]
+
+
+async def wait_until_settled(desk: Desk, session: str, count: int) -> None:
+    store = desk.store()
+    async with watch_changes(store, matters_always) as change_event:
+        while len(await list_settled(desk, session)) < count:
+            await wait_for_change(change_event, SECOND // 20)
+    await store.close()
+
+
+async def answer(_: int) -> ModelResult[str]:
+    return ModelResult("hello", "hello", Usage(10, 10))
+
+
+async def do_nothing(_: Mapping[str, Any]) -> str:
+    return "done"
+
+
+@asynccontextmanager
+async def open_session(desk: Desk) -> AsyncGenerator[GuardedSession]:
+    async with GuardedRuns(desk.guard(), NO_TOOLS).session("Look around.", "one") as session:
+        yield session
+
+
+async def test_what_a_step_came_to_is_committed_with_what_the_next_one_intends(desk: Desk) -> None:
+    async with open_session(desk) as session:
+        for _ in range(3):
+            await session.ask("function:desk", "[]", answer)
+            await session.act(LOOK, {}, do_nothing)
+    events = await read_events(desk, "one.0")
+    commits = [{type(stored.event) for stored in events if stored.at == at} for at in sorted({e.at for e in events})]
+    assert commits.count({RequestSettled, CallStarted}) == 3
+    assert commits.count({CallSettled, RequestStarted}) == 2
+
+
+async def test_what_came_before_is_durable_before_a_tool_or_a_model_acts(desk: Desk) -> None:
+    seen: list[list[str]] = []
+
+    async def look(_: Mapping[str, Any]) -> str:
+        seen.append(await list_settled(desk, session.id))
+        return "done"
+
+    async def ask(_: int) -> ModelResult[str]:
+        seen.append(await list_settled(desk, session.id))
+        return await answer(_)
+
+    async with open_session(desk) as session:
+        for _ in range(2):
+            await session.ask("function:desk", "[]", ask)
+            await session.act(LOOK, {}, look)
+    assert seen == [["ok"] * count for count in range(4)]
+
+
+async def test_a_call_that_changes_something_is_settled_when_it_returns(desk: Desk) -> None:
+    async with open_session(desk) as session:
+        await session.ask("function:desk", "[]", answer)
+        await session.act(PAY, {}, do_nothing)
+        assert await list_settled(desk, session.id) == ["ok", "ok"]
+
+
+async def test_an_outcome_is_settled_also_while_nothing_follows(desk: Desk) -> None:
+    async with open_session(desk) as session:
+        await session.ask("function:desk", "[]", answer)
+        await wait_until_settled(desk, session.id, 1)
+        await session.act(LOOK, {}, do_nothing)
+        await wait_until_settled(desk, session.id, 2)
+        assert (await session.receipt()).requests[0].outcome == "ok"
+
+
+@pytest.mark.parametrize("failure", [asyncio.CancelledError, RuntimeError])
+async def test_an_outcome_is_settled_also_if_the_run_is_broken_off(desk: Desk, failure: type[BaseException]) -> None:
+    async def break_off() -> None:
+        async with open_session(desk) as session:
+            await session.ask("function:desk", "[]", answer)
+            raise failure
+
+    with pytest.raises(failure):
+        await break_off()
+    assert await list_settled(desk, "one.0") == ["ok"]
+
+
+async def test_the_money_of_a_deferred_settlement_is_free_for_the_next_request(desk: Desk) -> None:
+    """Each request may cost 80 cents of the dollar, and costs next to nothing."""
+    async with open_session(desk) as session:
+        for _ in range(4):
+            assert await session.ask("function:desk", "[]", answer, max_output_tokens=80_000) == "hello"

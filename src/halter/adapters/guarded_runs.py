@@ -171,7 +171,9 @@ class GuardedRuns:
         await self._open()
         try:
             async with AsyncExitStack() as stack:
-                yield await self._enter(stack, task, conversation)
+                session = await self._enter(stack, task, conversation)
+                session.can_defer = True
+                yield session
         finally:
             await self._close()
 

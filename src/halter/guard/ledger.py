@@ -363,8 +363,10 @@ class Ledger:
         """Defer a settlement to the session's next write; return None if it must be committed now.
 
         Only a success within its hold and without effects on other rows may be deferred. It is durable before the next
-        effect starts.
+        effect starts. None is deferred while another session of this process waits for the money that it frees.
         """
+        if self._waiting:
+            return None
         if result.outcome != "ok" or result.happened or (result.body is not None and len(result.body) > BLOB_THRESHOLD):
             return None
         if flight.may_have_sub_session:

@@ -14,6 +14,7 @@ Every call passes the same checks as the calls of an agent, in this order: halts
 journal records it before it runs. After a crash, the program resumes from the journal.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from copy import copy
@@ -73,6 +74,8 @@ _LOOP_KEYS: Final = (
 """The keys of an agent file that only the loop of an agent reads."""
 MAX_REPORT_SESSIONS: Final = 1_000_000
 BUDGET_RETRY_DELAY: Final = SECOND
+MAX_DEFERRAL: Final = SECOND // 20
+"""The time after which a deferred settlement is committed if the session makes no other commit."""
 
 
 class GuardOptions(ProgramOptions, total=False):
@@ -122,6 +125,9 @@ class Guard(AgentProgram):
         except Exception:
             with suppress(LeaseLost):
                 await session.end("ERROR", "error")
+            raise
+        except BaseException:
+            await session.flush_deferred()
             raise
         await session.end("COMPLETED", "completed")
 
@@ -300,6 +306,10 @@ class GuardedSession:
         self._models: dict[str, ExternalModel] = {}
         self._end: tuple[State, TerminalReason] | None = None
         self._paused = False
+        self.can_defer = False
+        """True if the caller makes one effect after the other, so that a settlement may go with the next intent."""
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._flush_task: asyncio.Future[None] | None = None
 
     @property
     def id(self) -> str:
@@ -341,6 +351,8 @@ class GuardedSession:
             raise ConfigError(f"{spec.name} is already a tool of this guard. Call it with `call`.")
         call = self._make_call(spec.name, arguments)
         call = msgspec.structs.replace(call, id=f"{self.id}.{name}") if name else call
+        # Only a read may be in doubt after a crash although it has returned: it can be repeated.
+        call = msgspec.structs.replace(call, can_defer=self.can_defer and spec.effect == "read")
         tool.expect(call.id, do)
         while not isinstance(answer := await self._try(call), Answer):
             if isinstance(answer, BudgetBusy):
@@ -356,6 +368,7 @@ class GuardedSession:
     async def _try(self, call: Call) -> Answer | ApprovalRequired | BudgetBusy:
         async with nullcontext() if self._provenance_check is None else self._provenance_check.order(call.tool):
             answer = await self._runtime.attempt(call)
+            self._flush_soon()
             return await self._apply_answer(call, answer) if isinstance(answer, Answer) else answer
 
     async def _apply_answer(self, call: Call, answer: Answer) -> Answer:
@@ -379,7 +392,7 @@ class GuardedSession:
         external_model.expect(request, do)
         message = Message("user", (Text(sent), *attached))
         prompt = Prompt(messages=(message,), max_output_tokens=max_output_tokens)
-        match await self.request(ModelRequest(id=request, prompt=prompt), external_model):
+        match await self.request(ModelRequest(id=request, prompt=prompt, can_defer=self.can_defer), external_model):
             case RefusedRequest(sentence=sentence, outcome=outcome):
                 raise EffectRefused(sentence, outcome)
             case FailedRequest(outcome="external_halt" | "timeout" as outcome, error=error):
@@ -399,6 +412,7 @@ class GuardedSession:
     async def request(self, request: ModelRequest, model: Model) -> AnsweredRequest | RefusedRequest | FailedRequest:
         """Make a request to a model of the caller's own. After a halt or at a cap, the session ends."""
         answer = await self._runtime.request(request, model, can_wait_for_cap=False)
+        self._flush_soon()
         if isinstance(answer, AnsweredRequest):
             self._end = self._end or (("BUDGET_EXCEEDED", "overrun") if answer.overrun else None)
         else:
@@ -418,6 +432,7 @@ class GuardedSession:
 
     async def is_near_budget(self) -> bool:
         """Return true if a cap of this session, its agent or the fleet is used up except for its reserve."""
+        await self.flush_deferred()
         return await self._runtime.is_near_budget()
 
     until_halted = RenamedAttribute("wait_until_halted")
@@ -430,12 +445,35 @@ class GuardedSession:
 
     async def receipt(self) -> Receipt:
         """Return the session's receipt up to now."""
+        await self.flush_deferred()
         return make_receipt(await self._runtime.events())
 
     async def end(self, state: State, reason: TerminalReason) -> None:
         """End the session unless it is paused. If the guard stopped it, the guard's state and reason apply instead."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
         if not self._paused:
             await self._runtime.end(*(self._end or (state, reason)))
+
+    async def flush_deferred(self) -> None:
+        """Commit the settlements that wait for the session's next commit."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        await self._runtime.flush_deferred()
+
+    def _flush_soon(self) -> None:
+        """Commit a deferred settlement after a short time, unless another commit takes it along."""
+        if not self.can_defer:
+            return
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._flush_timer = loop.call_later(MAX_DEFERRAL / SECOND, self._start_flush)
+
+    def _start_flush(self) -> None:
+        self._flush_task = asyncio.ensure_future(self._runtime.flush_deferred())
+        # The session's next commit raises the same error.
+        self._flush_task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def _make_call(self, tool: str | FunctionTool, arguments: Mapping[str, Any]) -> Call:
         self._call_count += 1
