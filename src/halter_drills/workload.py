@@ -207,6 +207,7 @@ class FlatRate(msgspec.Struct, frozen=True):
     """A fixed price per request."""
 
     usd: int
+    guess: str = ""
 
     def cost(self, usage: Usage, at: int) -> int:
         return self.usd

@@ -2,14 +2,19 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx2
+import msgspec
 import openai
 import pytest
 
 from halter.core.events import RequestRefused, RequestSettled, RequestStarted
+from halter.core.usage import ModelName
+from halter.models.price_tables import PriceTables, add_file
+from halter.models.providers import MARGIN
 from halter.proxy.dialect import ENVELOPE_TOKENS, IMAGE_TOKENS, MESSAGES, RESPONSES, read_call
 
 CLAUDE, GPT, OPUS = "claude-haiku-5-5", "gpt-4o-mini", "claude-opus-5-5"
@@ -212,7 +217,7 @@ async def test_several_answers_share_what_is_held(place: Any) -> None:
 @pytest.mark.parametrize("path", ["embeddings", "images/generations", "audio/speech", "messages/batches", "batches"])
 async def test_routes_without_a_price_are_refused(place: Any, path: str) -> None:
     answer = await post(place, f"/v1/{path}", place.key(), {"model": "m"})
-    assert answer.status_code == (429 if path.startswith("messages") else 400)
+    assert answer.status_code == 400
     assert f"POST /{path} has no known price" in answer.json()["error"]["message"]
     assert answer.headers["x-should-retry"] == "false"
     assert not place.provider.requests
@@ -235,15 +240,78 @@ async def test_what_has_no_price_is_refused(place: Any, path: str, more: Any) ->
     model = CLAUDE if "messages" in path else GPT
     body = {"model": model, "max_tokens": 100, "messages": HI, **more}
     answer = await post(place, path, place.key(), body)
-    assert answer.status_code == (429 if "messages" in path else 400)
+    assert answer.status_code == 400
     assert "cannot serve this request" in answer.json()["error"]["message"]
     assert not place.provider.requests
 
 
-async def test_a_model_without_a_price_is_refused(place: Any) -> None:
-    answer = await post(place, "/v1/responses", place.key(), {"model": "made-up-1", "input": "hi"})
-    assert answer.status_code == 400
-    assert "price of openai:made-up-1 is not known" in answer.json()["error"]["message"]
+UNHEARD_OF = {"messages": "claude-unheard-of-9", "chat/completions": "gpt-9", "responses": "made-up-1"}
+
+
+def make_request(path: str) -> dict[str, Any]:
+    content = {"input": "hi"} if path == "responses" else {"messages": HI, "max_tokens": 100}
+    return {"model": UNHEARD_OF[path], **content}
+
+
+@pytest.mark.parametrize("path", UNHEARD_OF)
+async def test_a_model_without_a_price_is_refused_in_words_that_begin_with_what_to_do(
+    unopened: Any, tmp_path: Path, path: str
+) -> None:
+    fleet = tmp_path / "halter.yaml"
+    fleet.write_text("policy: {unknown_price: refuse}\n")
+    unopened.settings = msgspec.structs.replace(unopened.settings, fleet=fleet)
+    await unopened.open()
+    answer = await post(unopened, f"/v1/{path}", unopened.key(), make_request(path))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert answer.headers["x-should-retry"] == "false"
+    assert error["message"].startswith("Halter: Run `halter prices update`, or set the price in halter.yaml")
+    assert f"{UNHEARD_OF[path]} is not known" in error["message"]
+    assert "unknown_price: dearest" in error["message"]
+    assert not unopened.provider.requests
+
+
+@pytest.mark.parametrize("path", UNHEARD_OF)
+async def test_a_model_without_a_price_is_held_and_charged_at_a_guess_that_is_said(place: Any, path: str) -> None:
+    answer = await post(place, f"/v1/{path}", place.key(), make_request(path))
+    assert answer.status_code == 200
+    await place.settled()
+    (started,) = await place.events(RequestStarted)
+    assert started.guess.startswith("priced at a guess until the price table knows it: $")
+    assert started.guess in await place.sentences()
+    (settled,) = await place.events(RequestSettled)
+    name = ModelName("anthropic" if path == "messages" else "openai", UNHEARD_OF[path])
+    guess = PriceTables().guess(name, None, MARGIN)
+    assert guess is not None
+    assert settled.charge.usd == guess.tariff.cost(settled.usage, 0)
+    assert await place.spent() == settled.charge.usd > 0
+
+
+async def test_a_guess_that_was_charged_stays_charged_when_the_table_knows_the_model(place: Any) -> None:
+    key, request = place.key(), make_request("messages")
+    assert (await post(place, "/v1/messages", key, request)).status_code == 200
+    await place.settled()
+    guessed = await place.spent()
+    table = [
+        {
+            "id": "anthropic",
+            "name": "Anthropic",
+            "api_pattern": "",
+            "models": [
+                {
+                    "id": request["model"],
+                    "match": {"equals": request["model"]},
+                    "prices": {"input_mtok": 1, "output_mtok": 2},
+                }
+            ],
+        }
+    ]
+    place.app.prices.tables.use(add_file(None, json.dumps(table).encode(), "test", 0))
+    assert (await post(place, "/v1/messages", key, request)).status_code == 200
+    await place.settled()
+    last, first = [event.charge.usd for event in (await place.events(RequestSettled))[::-1]]
+    assert guessed == first > last
+    assert await place.spent() == first + last
 
 
 async def test_cache_writes_for_an_hour_cost_what_they_cost(place: Any) -> None:

@@ -25,7 +25,7 @@ import httpx2
 from halter.core.errors import ConfigError, ModelUnavailable
 from halter.core.messages import Prompt, Reply, TextListener, make_user_message
 from halter.core.tools import Permit, PermitGate
-from halter.core.usage import ModelName
+from halter.core.usage import ModelName, ModelPrices, Unpriced
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
 from halter.loop.session_runtime import cancel_and_wait
 from halter.models.providers import find_listed_window
@@ -141,9 +141,10 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if request.method == "GET" or request.url.path.endswith(_FREE_PATHS):
             return await self._inner.send(request, stream=True)
         sentence = (
-            f"Halter: {request.method} {request.url.path} has no known price, so no cap can cover it. It was refused."
+            f"Halter: use a client without the guard for this: {request.method} {request.url.path} has no known price, "
+            "so no cap can cover it. It was refused."
         )
-        return _render(DIALECTS[-1], Refusal("refused", sentence), request)
+        return _render(DIALECTS[-1], Refusal("unpriced", sentence), request)
 
     async def _ask(self, request: httpx2.Request, call: ModelCall) -> httpx2.Response:
         upstream = self._make_upstream(request, call.dialect)
@@ -160,15 +161,18 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         outcome = request_task.result()
         if model.error is not None:
             raise model.error
-        return _render(call.dialect, _explain(outcome), request)
+        return _render(call.dialect, _explain(outcome, model.rates), request)
 
     async def _hold(self, call: ModelCall, model: "_SdkModel") -> AnsweredRequest | RefusedRequest | FailedRequest:
         async with self._open_session() as session:
             message = make_user_message(call.body.decode(errors="replace"))
+            prices = session.prices
+            special_rates = find_rates(call, model.name, model.base_url, prices)
+            model.rates = special_rates or prices.find(model.name, model.base_url)
             request_to_model = ModelRequest(
                 id=session.next_request(),
                 prompt=Prompt(messages=(message,), max_output_tokens=call.max_output(model.window)),
-                prices=find_rates(call, model.name, model.base_url, session.prices),
+                prices=special_rates,
                 min_output_tokens=call.min_output(),
                 written_by_client=True,
             )
@@ -212,6 +216,7 @@ class _SdkModel:
         self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
         self.response: asyncio.Future[httpx2.Response] = asyncio.get_running_loop().create_future()
         self.error: httpx2.HTTPError | None = None
+        self.rates: ModelPrices | Unpriced | None = None
         self._upstream = upstream
         self._send = send
         self._buffer = bytearray()
@@ -285,8 +290,8 @@ def _answer(model: _SdkModel, request_task: RequestTask, request: httpx2.Request
     )
 
 
-def _explain(outcome: RequestOutcome) -> Refusal:
-    return explain_outcome(outcome, 0) or Refusal("provider_failed", "Halter: the request was not answered.")
+def _explain(outcome: RequestOutcome, rates: ModelPrices | Unpriced | None) -> Refusal:
+    return explain_outcome(outcome, 0, rates) or Refusal("provider_failed", "Halter: the request was not answered.")
 
 
 def _render(dialect: WireDialect, refusal: Refusal, request: httpx2.Request) -> httpx2.Response:

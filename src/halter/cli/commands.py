@@ -167,6 +167,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "cancel": ("decisions:cancel", "End a session. Running calls are cancelled."),
         "budget": ("money:budget", "Show spending against every cap; raise or lower one."),
         "policy": ("money:policy", "Show, test or change the store's policy."),
+        "prices": ("money:prices", "Show or update the price table; accept lower prices."),
         "rules": ("decisions:rules", "List standing rules; end one."),
     },
     "Plan": {
@@ -293,6 +294,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "policy": ("halter policy", "halter policy apply fleet/halter.yaml --yes"),
     "policy show": ("halter policy show --json",),
     "policy apply": ('halter policy apply fleet/halter.yaml --yes --reason "agreed on Monday"',),
+    "prices": ("halter prices", "halter prices update"),
+    "prices show": ("halter prices show --json",),
+    "prices update": ("halter prices update",),
+    "prices accept": ('halter prices accept 3f1c09a2b7de --reason "as on the maker\'s page"',),
     "policy backtest": (
         "halter policy backtest --agent clerk --cap 0.50",
         "halter policy backtest --agent clerk --cap 0.50 --since 30d --fail-on loosened",

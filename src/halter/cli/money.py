@@ -1,4 +1,4 @@
-"""`halter budget`: caps and the spending against them. `halter policy`: the policy that binds the whole store."""
+"""`halter budget`: caps and spending. `halter policy`: what binds the whole store. `halter prices`: the price table."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,8 +30,8 @@ from halter.core.events import FleetPolicyAdopted
 from halter.operations import money
 from halter.operations.money import NO_POLICY_YET, StorePolicy, lines_of
 from halter.present.events import format_moment
-from halter.present.tables import DIFFERENCE_WORDS, build_budgets_sheet
-from halter.runtime.runtime import Runtime, read_local_fleet
+from halter.present.tables import DIFFERENCE_WORDS, build_budgets_sheet, build_prices_sheet
+from halter.runtime.runtime import Runtime, describe_price_update, read_local_fleet
 
 _show = command(
     money.budgets,
@@ -170,4 +170,43 @@ policy = group(
     "Show the policy that binds every process on the store, apply another file, or backtest one first.",
     {"show": show_policy, "apply": apply, "diff": diff, "backtest": backtest, "suggest": suggest},
     show_policy,
+)
+
+
+def update(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Fetch the newest price table and keep it in the store. Needs the network; nothing else does.
+
+    New models and higher prices count at once, for every process on the store. Lower prices and free models wait for
+    your yes: halter prices accept. The address is `prices.url` in halter.yaml; by default it is that of genai-prices.
+    """
+    event = run_with_app(store, lambda app: money.update_prices(make_desk(app)), new=True)
+    if as_json:
+        answer_json({"changed": event is not None, **({} if event is None else msgspec.structs.asdict(event))})
+    else:
+        print_sentence("The newest price table is kept already." if event is None else describe_price_update(event))
+
+
+_prices = command(
+    money.read_prices,
+    """Show the price tables in force, the changes of the newest one, and the lower prices that wait for your yes.""",
+    build_prices_sheet,
+    despite_doubt=True,
+    allow_missing=True,
+)
+
+prices = group(
+    "Show or update the price table; accept lower prices.",
+    {
+        "show": _prices,
+        "update": update,
+        "accept": command(
+            money.accept_prices,
+            """Let the newest price table count as it is: its lower prices and its free models, too.
+
+            Recorded with your name. The digest is that of the table that halter prices shows.
+            """,
+            json=lambda accepted: accepted,
+        ),
+    },
+    _prices,
 )

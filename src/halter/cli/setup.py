@@ -32,7 +32,7 @@ from halter.core.text import join_names
 from halter.core.usage import ModelName
 from halter.journal.open import mask_url
 from halter.operations.health import Check, CheckStatus, fail_check
-from halter.runtime.runtime import open_runtime
+from halter.runtime.runtime import PriceSource, open_runtime
 from halter.settings import Settings
 
 if TYPE_CHECKING:
@@ -224,16 +224,19 @@ async def _run_checks(settings: Settings, agents: Sequence[Path], is_unused: boo
     from halter.operations.health import check_agent
 
     yield health.check_program()
+    prices = PriceSource()
     checks, fleet = (
-        ([Check(STORE, "ok", describe_never_used(settings.store))], None) if is_unused else await _store(settings)
+        ([Check(STORE, "ok", describe_never_used(settings.store))], None)
+        if is_unused
+        else await _store(settings, prices)
     )
     for check in checks:
         yield check
     yield health.check_fleet_file(settings)
     for folder in agents:
-        async for check in check_agent(folder, settings, os.environ, fleet):
+        async for check in check_agent(folder, settings, os.environ, fleet, prices.tables):
             yield check
-    yield health.check_prices(SystemClock().now())
+    yield health.check_prices(SystemClock().now(), prices.read())
     yield await health.check_sandbox()
     yield await health.check_port()
     if (tokens := health.check_tokens(settings)) is not None:
@@ -241,8 +244,8 @@ async def _run_checks(settings: Settings, agents: Sequence[Path], is_unused: boo
     yield health.check_postgresql()
 
 
-async def _store(settings: Settings) -> "tuple[list[Check], FleetConfig | None]":
-    """Check the store, if it can be opened, and read its policy; a missing one is not created."""
+async def _store(settings: Settings, prices: PriceSource) -> "tuple[list[Check], FleetConfig | None]":
+    """Check the store, if it can be opened, and read its policy and prices; a missing one is not created."""
     from halter.channels.serve import check_channels, connect_directly
     from halter.operations.health import check_store, read_local_policy
     from halter.server.oidc import check_sign_on
@@ -254,6 +257,7 @@ async def _store(settings: Settings) -> "tuple[list[Check], FleetConfig | None]"
             checks = [check async for check in check_store(app)]
             checks += [check async for check in check_channels(app)]
             checks += [check] if (check := await check_sign_on(app, connect_directly)) else []
+            await prices.refresh(app.store)
             return checks, await read_local_policy(app)
     except HalterError as error:
         return [fail_check(STORE, str(error))], None

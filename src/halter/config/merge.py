@@ -341,6 +341,9 @@ class FilePair:
         path = ("policy", "lock_after_denial")
         if agent_policy.lock_after_denial is False and fleet_policy.lock_after_denial is True:
             raise self.looser(path, "false", path, "true")
+        if (agent_policy.unknown_price, fleet_policy.unknown_price) == ("dearest", "refuse"):
+            path = ("policy", "unknown_price")
+            raise self.looser(path, "dearest", path, "refuse")
 
     def _level(self, agent_level: Level | UnsetType, fleet_level: Level | UnsetType, path: KeyPath) -> None:
         if agent_level is UNSET or fleet_level is UNSET or LEVELS.index(agent_level) >= LEVELS.index(fleet_level):

@@ -1,7 +1,7 @@
 """A store's policy merged with a fleet's file: the stricter value applies, and each difference is listed.
 
-The store keeps the file as written, so that a later version can read it as a file. `notify`, `channels` and `sign_on`
-stay in the file only: they belong to one machine, and addresses can be keys, which the store would never erase.
+The store keeps the file as written, so that a later version can read it as a file. `notify`, `channels`, `sign_on` and
+`prices` stay in the file only: they belong to one machine, and addresses can be keys, which the store never erases.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ from halter.core.tools import LEVELS
 from halter.core.usage import FREE_PRICE, Price
 
 STORED_POLICY_NAME: Final = "this store's policy"
-FILE_ONLY_KEYS: Final = frozenset(("notify", "channels", "sign_on"))
+FILE_ONLY_KEYS: Final = frozenset(("notify", "channels", "sign_on", "prices"))
 
 DifferenceKind = Literal["looser", "stricter", "fixed", "free"]
 """Kinds of difference: the file allows more, or less; only the store's value applies; or the key is not a limit and the
@@ -176,6 +176,7 @@ class _Pair:
             notify=file.notify,
             channels=file.channels,
             sign_on=file.sign_on,
+            prices=file.prices,
         )
 
     def require_same(self, path: KeyPath, stored: Any, file: Any, format_value: FormatPolicyValue = str) -> Any:
@@ -246,7 +247,11 @@ class _Pair:
         """Compare the rules, and return the store's policy; the rules of the file stay in a separate policy."""
         stored_rule, file_rule = (LevelRule(simulate=each.simulate) for each in (stored, file))
         self.rules(("policy",), stored_rule, file_rule, UNLIMITED_RULE)
-        for key, order in (("provenance", PROVENANCES_STRICTEST_FIRST), ("lock_after_denial", (True, UNSET, False))):
+        for key, order in (
+            ("provenance", PROVENANCES_STRICTEST_FIRST),
+            ("lock_after_denial", (True, UNSET, False)),
+            ("unknown_price", ("refuse", UNSET, "dearest")),
+        ):
             self.lesser(("policy", key), getattr(stored, key), getattr(file, key), order)
         for level in _union_keys(stored.levels, file.levels):
             stored_rule, file_rule = (each.levels.get(level, LevelRule()) for each in (stored, file))

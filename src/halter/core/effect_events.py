@@ -16,7 +16,8 @@ class RequestStarted(Event, frozen=True, kw_only=True):
     """The intent of a request and its hold; the body is the prompt as sent.
 
     `max_output_tokens` bounds the answer, and may be less than the prompt asked for. `anonymized` counts, by kind, the
-    values that were replaced by placeholders. `traceparent` is the span of the client whose request it is.
+    values that were replaced by placeholders. `traceparent` is the span of the client whose request it is. If the
+    price of the model is not known, `guess` says what is held and charged instead.
     """
 
     KIND: ClassVar[str] = "request_started"
@@ -29,6 +30,7 @@ class RequestStarted(Event, frozen=True, kw_only=True):
     observed: tuple[Outcome, ...] = ()
     anonymized: Mapping[str, int] = {}
     traceparent: str = ""
+    guess: str = ""
 
 
 class UnheldCost(msgspec.Struct, frozen=True):

@@ -477,6 +477,30 @@ class FleetPolicyAdopted(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class PricesChanged(Event, frozen=True, kw_only=True):
+    """A fetched price table was kept, or a person let it count as it is.
+
+    `digest` names the file, and `prices` the blob of all that processes use from now on. New models and higher prices
+    count at once; with `accepted`, lower prices and free models do too. The first models of each kind are named, and
+    all are counted.
+    """
+
+    KIND: ClassVar[str] = "prices_changed"
+
+    digest: str
+    prices: str
+    by: str
+    source: str = ""
+    accepted: bool = False
+    added: tuple[str, ...] = ()
+    added_count: int = 0
+    raised: tuple[str, ...] = ()
+    raised_count: int = 0
+    waiting: tuple[str, ...] = ()
+    waiting_count: int = 0
+    reason: str = ""
+
+
 class BodiesErased(Event, frozen=True, kw_only=True):
     """The bodies of a stream were erased up to a sequence number. Its facts and its hash chain remain."""
 
@@ -574,6 +598,7 @@ SessionEvent = (
     | HoldReleased
     | CapChanged
     | FleetPolicyAdopted
+    | PricesChanged
     | BodiesErased
     | StoreAccepted
     | PersonSignedOn

@@ -57,6 +57,7 @@ from halter.core.events import (
     PersonSignedOn,
     PhaseEntered,
     PrecedentProposed,
+    PricesChanged,
     ProposalDecided,
     RequestRefused,
     RequestSettled,
@@ -387,6 +388,8 @@ class EraseBodies(msgspec.Struct, frozen=True):
 
 
 POLICY_KEY: Final[RowKey] = (FleetPolicyRow, FLEET)
+PRICES_PIN: Final = "prices"
+"""The pin of the fetched prices, which belongs to no agent."""
 NO_USAGE: Final = Usage()
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
@@ -479,6 +482,7 @@ _Command = (
     | BodiesErased
     | AgentSwitched
     | FleetPolicyAdopted
+    | PricesChanged
 )
 
 
@@ -514,6 +518,8 @@ def _project_statement(event: _Command, position: EventPosition, rows: MutableRo
             rows.save(msgspec.structs.replace(row, ended_at=position.at, ended_by=event.by))
         case ToolPinned():
             rows.save(PinRow(event.agent, event.tool, event.digest, event.by, position.at))
+        case PricesChanged():
+            rows.save(PinRow("", PRICES_PIN, event.prices, event.by, position.at))
         case BodiesErased():
             rows.erase(EraseBodies(StreamId(event.stream), event.through))
         case AgentSwitched():

@@ -412,7 +412,7 @@ class RuleRow(Row, frozen=True):
 
 
 class PinRow(Row, frozen=True):
-    """The pinned digest of a server's tool for an agent."""
+    """The pinned digest of a server's tool for an agent; or, without an agent, of the fetched prices of the fleet."""
 
     TABLE: ClassVar[str] = "pins"
     KEY: ClassVar[tuple[str, ...]] = ("agent", "tool")

@@ -64,7 +64,7 @@ from halter.core.tools import (
     find_declaration,
     refine_declaration,
 )
-from halter.core.usage import Price
+from halter.core.usage import UNKNOWN_PRICES, Price, UnknownPrice
 
 OnCap = Literal["wrap_up", "stop", "ask", "wait"]
 
@@ -286,6 +286,16 @@ class Policy(Spec, frozen=True):
         ]
         | UnsetType
     ) = UNSET
+    unknown_price: (
+        Annotated[
+            UnknownPrice,
+            Meta(
+                description="What happens to a model without a known price: `refuse`, or `dearest`, which holds and "
+                "charges twice the highest price of its maker's current models."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     disabled: Annotated[tuple[str, ...], Meta(description="Tools that must not be used.")] = ()
     approval_expiry: (
         Annotated[Duration, Meta(description="Time after which a pending approval expires.")] | UnsetType
@@ -300,6 +310,17 @@ class ModelSpec(Spec, frozen=True):
     """The settings of one model."""
 
     price: Annotated[Price | Literal["free"], Meta(description="Dollars per million tokens, or `free`.")]
+
+
+class PricesSpec(Spec, frozen=True):
+    """The updates of the price table by this machine's processes that run unattended, or by hand."""
+
+    update: Annotated[
+        Literal["daily", "never"], Meta(description="How often `halter up` and `halter proxy` fetch the price table.")
+    ] = "never"
+    url: (
+        Annotated[Url, Meta(description="Address of the price table; by default that of genai-prices.")] | UnsetType
+    ) = UNSET
 
 
 class ProviderToolSpec(Spec, frozen=True):
@@ -489,6 +510,7 @@ class FleetSpec(Spec, frozen=True):
         Mapping[ModelPattern, ModelRate],
         Meta(description="Rate limits, by `provider:model`, or `provider:*` for all models of a provider."),
     ] = {}
+    prices: Annotated[PricesSpec, Meta(description="Updates of the price table.")] = PricesSpec()
     shell: Annotated[ShellBounds, Meta(description="Bounds for the shell of any agent.")] = ShellBounds()
     retention: (
         Annotated[
@@ -775,6 +797,12 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The strictest mode set by a policy; None if no policy sets one, and the kind of session decides."""
         modes: list[ProvenanceMode] = [each.provenance for each in self.policies if each.provenance is not UNSET]
         return max(modes, key=PROVENANCE_MODES.index, default=None)
+
+    @property
+    def unknown_price(self) -> UnknownPrice | None:
+        """The strictest treatment of an unknown price; None if no policy sets one, and the kind of session decides."""
+        settings: list[UnknownPrice] = [each.unknown_price for each in self.policies if each.unknown_price is not UNSET]
+        return min(settings, key=UNKNOWN_PRICES.index, default=None)
 
     @property
     def locks(self) -> bool:

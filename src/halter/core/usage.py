@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Final, Literal, NamedTuple, Protocol, Self, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -140,21 +140,34 @@ class Price(msgspec.Struct, frozen=True):
 FREE_PRICE: Final = Price(Decimal(0), Decimal(0))
 
 
+UnknownPrice = Literal["refuse", "dearest"]
+"""What happens to a model without a known price: it is refused, or held and charged at a guess."""
+UNKNOWN_PRICES: Final[tuple[UnknownPrice, ...]] = get_args(UnknownPrice)
+"""The stricter one comes first."""
+
+
 class Unpriced(NamedTuple):
     """The price of a model is unknown, so while a cap applies the model must not be used.
 
-    Not a struct: every request tests for this type, and `isinstance` is slow for a struct of another type.
+    Not a struct: every request tests for this type, and `isinstance` is slow for a struct of another type. The maker
+    may be known from the name; then its dearest price can serve as a guess.
     """
 
     model: ModelName
     reason: str
+    maker: str = ""
 
     @property
     def sentence(self) -> str:
+        guess = (
+            f", or let a policy say `unknown_price: dearest`, which charges twice the highest price of {self.maker}"
+            if self.maker
+            else ""
+        )
         return (
-            f"The price of {self.model} is not known: {self.reason}. Cost caps require it. "
-            f"Set it in halter.yaml under `models`, `{self.model}`: either `price: free` "
-            "or dollars per million tokens, as in `price: {input: 3.00, output: 15.00}`."
+            f"Run `halter prices update`, or set the price in halter.yaml under `models`, `{self.model}`: either "
+            "`price: free` or dollars per million tokens, as in `price: {input: 3.00, output: 15.00}`"
+            f"{guess}. The price of {self.model} is not known: {self.reason}. Cost caps require it."
         )
 
 
@@ -163,7 +176,10 @@ class UnpricedFeature(Unpriced):
 
     @property
     def sentence(self) -> str:
-        return f"{self.model} cannot serve this request: {self.reason}. Cost caps require a price."
+        return (
+            f"Leave out what has no price: {self.model} cannot serve this request: {self.reason}. "
+            "Cost caps require a price."
+        )
 
 
 PROVIDER_TOOL_TOKENS: Final = 20_000
@@ -197,6 +213,11 @@ class RequestExtras(msgspec.Struct, frozen=True):
 
 class ModelPrices(Protocol):
     """The prices of one model. Amounts are micro-dollars, times are microseconds."""
+
+    @property
+    def guess(self) -> str:
+        """The words that say that these prices are a guess; empty if they are known."""
+        ...
 
     def cost(self, usage: Usage, at: int) -> int:
         """Return the true cost of a request at a time, rounded up once."""

@@ -202,6 +202,7 @@ def judge_attempt(attempt: ModelAttempt, rows: Rows) -> Sequence[Draft]:
         observed=waived_refusals,
         anonymized=attempt.anonymized,
         traceparent=attempt.traceparent,
+        guess="" if prices is None else prices.guess,
     )
     if attempt.paces:
         return _admit_at_rate(attempt, intent, estimate.tokens, rows)

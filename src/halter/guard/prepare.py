@@ -33,7 +33,7 @@ from halter.core.rows import HaltRow, RuleRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
 from halter.core.text import clean, encode_body
 from halter.core.tools import DOLLAR, Invalid, Tool, ToolSpec, Valid, find_secret_names
-from halter.core.usage import PriceTable, runs_locally
+from halter.core.usage import ModelPrices, PriceTable, Unpriced, runs_locally
 from halter.core.vocabulary import ActionLimit, Outcome, Purpose
 from halter.guard.approvals import decode_rule, digest_approval, matches_rule, pins_places
 from halter.guard.judge import (
@@ -163,10 +163,15 @@ class SessionContext(msgspec.Struct, frozen=True):
         return terms
 
     def terms_of_model(self, model: Model, prices: PriceTable, now: int) -> "RequestTerms":
-        """Return the terms of a model, compiled once per quarter of an hour."""
-        terms = self._request
-        if terms is None or terms.model is not model or terms.quarter != now // QUARTER:
-            terms = compile_request_terms(self, model, prices, now // QUARTER)
+        """Return the terms of a model, compiled once per quarter of an hour, and again when its prices change."""
+        terms, rates = self._request, prices.find(model.name, model.base_url)
+        if (
+            terms is None
+            or terms.model is not model
+            or terms.quarter != now // QUARTER
+            or terms.base.rates is not rates
+        ):
+            terms = compile_request_terms(self, model, rates, now // QUARTER)
             force_setattr(self, "_request", terms)
         elif not terms.hold.keys:
             force_setattr(terms.hold, "keys", tuple(map(budget_key, terms.hold.legs)))
@@ -314,9 +319,11 @@ class RequestTerms(msgspec.Struct, frozen=True):
     halts: HaltKeys = ()
 
 
-def compile_request_terms(context: SessionContext, model: Model, prices: PriceTable, quarter: int) -> RequestTerms:
+def compile_request_terms(
+    context: SessionContext, model: Model, rates: ModelPrices | Unpriced, quarter: int
+) -> RequestTerms:
     policy, caps, spender = context.policy, context.caps, context.spender
-    cache_key = (model, prices, quarter, context.agent, context.trigger, context.caller_caps, caps, context.rate_limits)
+    cache_key = (model, rates, quarter, context.agent, context.trigger, context.caller_caps, caps, context.rate_limits)
     # Cached on the policy, for all sessions of the agent.
     cache_entry: tuple[object, RequestTerms] | None = vars(policy).get("request_terms")
     if cache_entry is None or cache_entry[0] != cache_key:
@@ -327,7 +334,7 @@ def compile_request_terms(context: SessionContext, model: Model, prices: PriceTa
             spender=Spender("", context.agent),
             caps=caps,
             now=quarter * QUARTER,
-            rates=prices.find(model.name, model.base_url),
+            rates=rates,
             input_tokens=0,
             max_output_tokens=0,
             min_output_tokens=policy.min_output_tokens,

@@ -34,6 +34,7 @@ from halter.core.events import (
     FleetPolicyAdopted,
     HaltLifted,
     HaltRequested,
+    PricesChanged,
     RequestSettled,
     RuleEnded,
     RuleMade,
@@ -146,7 +147,7 @@ IMMEDIATE_KINDS: Final = frozenset(
     kind.KIND
     for kind in (
         *(SessionEnded, HaltRequested, HaltLifted, DecisionMade, RuleMade, RuleEnded),
-        *(CapChanged, AgentSwitched, FleetPolicyAdopted, StoreAccepted, ApproverRemoved),
+        *(CapChanged, AgentSwitched, FleetPolicyAdopted, PricesChanged, StoreAccepted, ApproverRemoved),
         ApprovalGiven,
     )
 )

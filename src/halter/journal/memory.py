@@ -35,6 +35,7 @@ from halter.core.rows import (
     ItemRow,
     MemoryRow,
     NotificationRow,
+    PinRow,
     PrecedentRow,
     RuleRow,
     SessionRow,
@@ -150,7 +151,7 @@ QUERIES_BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {"session": SessionRow, "decision": DecisionRow, "hold": HoldRow, "budget": BudgetRow}
 )
 WHOLE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
-    {"all_agents": AgentRow, "all_fleet_policy": FleetPolicyRow}
+    {"all_agents": AgentRow, "all_fleet_policy": FleetPolicyRow, "all_pins": PinRow}
 )
 """Frequent queries of one row or a short table, answered from the dictionaries."""
 

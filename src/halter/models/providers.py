@@ -9,9 +9,10 @@ model. An entry is compiled once into a `Tariff` of integers, because a hold is 
 million tokens are micro-dollars per token, and every rate of the table times SCALE is an integer, so that only the
 result is rounded.
 
-Nothing is fetched and no updater runs. Batch and priority tiers are not priced. A hold covers cache writes that live
-for minutes, as the wires request them; `Tariff.covering` adds the other features of a request: cache writes that live
-for an hour, searches, code runs and audio.
+A process looks in the bundled table and, in `price_tables`, in those that were fetched since. A lookup fetches nothing,
+and the library's updater never runs. Batch and priority tiers are not priced. A hold covers cache writes that live for
+minutes, as the wires request them; `Tariff.covering` adds the other features of a request: cache writes that live for
+an hour, searches, code runs and audio.
 """
 
 import re
@@ -23,7 +24,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -58,7 +59,7 @@ MARGIN: Final = Decimal("0.02")
 NO_LIMIT: Final = 10**9
 """More tokens than the answer of any model has."""
 
-_TABLE_NAMES: Final = MappingProxyType(
+TABLE_NAMES: Final = MappingProxyType(
     {
         "gemini": "google",
         "vertex": "google",
@@ -148,12 +149,14 @@ class PricePeriod(msgspec.Struct, frozen=True):
 class Tariff(msgspec.Struct, frozen=True):
     """The rates of one model. The first period that applies counts; the last one always applies.
 
-    If a report does not count audio, up to `audio_tokens` of its input are charged as audio.
+    If a report does not count audio, up to `audio_tokens` of its input are charged as audio. A `guess` says in words
+    how a model is priced that no table knows.
     """
 
     periods: tuple[PricePeriod, ...]
     loading: tuple[int, int]
     audio_tokens: int = 0
+    guess: str = ""
 
     def covering(self, extras: RequestExtras) -> "Tariff | str":
         return _extend_bound(self, extras)
@@ -162,19 +165,22 @@ class Tariff(msgspec.Struct, frozen=True):
         if self.audio_tokens and not (usage.audio_tokens or usage.audio_cached_tokens):
             audio_tokens = min(self.audio_tokens, usage.input_tokens)
             usage = msgspec.structs.replace(usage, audio_tokens=audio_tokens)
+        read, write = usage.cache_read_tokens, usage.cache_write_tokens
+        tier = self.find_rates(usage.input_tokens, at)
+        scaled_cost = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
+        if usage.has_extras:
+            scaled_cost = tier.cost_with_extras(scaled_cost, usage)
+        return -(-scaled_cost // SCALE)
+
+    def find_rates(self, input_tokens: int, at: int) -> Tier:
+        """Find the rates of a request with this number of input tokens at a time."""
         period = self.periods[-1]
         for candidate in self.periods[:-1]:
             if candidate.holds(at):
                 period = candidate
                 break
-        read, write = usage.cache_read_tokens, usage.cache_write_tokens
-        tier = period.tiers[0]
-        if usage.input_tokens <= tier.above:
-            tier = _find_tier(period.tiers, usage.input_tokens)
-        scaled_cost = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
-        if usage.has_extras:
-            scaled_cost = tier.cost_with_extras(scaled_cost, usage)
-        return -(-scaled_cost // SCALE)
+        highest = period.tiers[0]
+        return highest if input_tokens > highest.above else find_tier(period.tiers, input_tokens)
 
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
         """Compute the maximum cost of a request with these tokens, even if it is billed up to a day later."""
@@ -202,13 +208,13 @@ class Tariff(msgspec.Struct, frozen=True):
         for period in self.periods:
             if period.since <= at + DAY:
                 highest = period.ceilings[0]
-                ceilings.append(highest if input_tokens > highest.above else _find_tier(period.ceilings, input_tokens))
+                ceilings.append(highest if input_tokens > highest.above else find_tier(period.ceilings, input_tokens))
             if period.since <= at and period.daily is None:
                 break
         return ceilings
 
 
-def _find_tier(tiers: Iterable[Tier], input_tokens: int) -> Tier:
+def find_tier(tiers: Iterable[Tier], input_tokens: int) -> Tier:
     for tier in tiers:
         if input_tokens > tier.above:
             return tier
@@ -246,7 +252,7 @@ def _extend_bound(tariff: Tariff, extras: RequestExtras) -> Tariff | str:
         ]
         highest = tuple(reversed(tuple(accumulate(ceilings, _dearer_tier))))
         periods.append(msgspec.structs.replace(period, ceilings=highest))
-    return Tariff(tuple(periods), tariff.loading, extras.audio_tokens)
+    return Tariff(tuple(periods), tariff.loading, extras.audio_tokens, tariff.guess)
 
 
 def _extend_ceiling(ceiling: Tier, tier: Tier, extras: RequestExtras) -> Tier:
@@ -256,13 +262,51 @@ def _extend_ceiling(ceiling: Tier, tier: Tier, extras: RequestExtras) -> Tier:
     return Tier(ceiling.above, rate, rate, rate, ceiling.output, ceiling.request + extra_cost)
 
 
-class Prices:
-    """The price table of a fleet. Each model is looked up once.
+class ListedPrices(Protocol):
+    """The tables of listed prices. The `edition` changes with them."""
 
-    `stated_prices` maps `provider:model`, or a provider's name for all its models, to the configured price.
+    @property
+    def edition(self) -> int: ...
+
+    def find(self, model: ModelName, base_url: str | None, margin: Decimal) -> "Tariff | Unpriced": ...
+
+    def guess(self, model: ModelName, base_url: str | None, margin: Decimal) -> "PriceGuess | None":
+        """Guess the prices of a model that no table knows; None if its maker is unknown too."""
+        ...
+
+
+class PriceGuess(NamedTuple):
+    maker: str
+    tariff: Tariff
+
+
+class BundledPrices:
+    """The bundled table alone, without guesses."""
+
+    edition = 0
+
+    def find(self, model: ModelName, base_url: str | None, margin: Decimal) -> "Tariff | Unpriced":
+        return find_listed_tariff(read_bundled_table(), model, base_url, margin)
+
+    def guess(self, model: ModelName, base_url: str | None, margin: Decimal) -> PriceGuess | None:
+        return None
+
+
+class Prices:
+    """The price table of a fleet. Each model is looked up once for each edition of the `listed` prices.
+
+    `stated_prices` maps `provider:model`, or a provider's name for all its models, to the configured price. With
+    `guesses`, a model that no table knows is held and charged at a guess.
     """
 
-    def __init__(self, stated_prices: Mapping[str, Price] = MappingProxyType({}), margin: Decimal = MARGIN) -> None:
+    def __init__(
+        self,
+        stated_prices: Mapping[str, Price] = MappingProxyType({}),
+        margin: Decimal = MARGIN,
+        listed: ListedPrices | None = None,
+        *,
+        guesses: bool = False,
+    ) -> None:
         if not (margin.is_finite() and margin >= 0):
             raise ValueError(f"Invalid margin of holds: {margin}. It must be a finite number of at least 0.")
         self._own = {
@@ -270,16 +314,19 @@ class Prices:
             for name, price in stated_prices.items()
         }
         self._margin = margin
-        self._tariffs: dict[tuple[ModelName, str | None], Tariff | Unpriced] = {}
+        self._listed = listed or BundledPrices()
+        self._guesses = guesses
+        self._tariffs: dict[tuple[int, ModelName, str | None], Tariff | Unpriced] = {}
 
     def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
         """Find the prices of a model, by its address if that is not the provider's default.
 
         The first lookup imports the bundled table, which takes a quarter of a second: do it before sessions start.
         """
-        tariff = self._tariffs.get((model, base_url))
+        key = (self._listed.edition, model, base_url)
+        tariff = self._tariffs.get(key)
         if tariff is None:
-            tariff = self._tariffs[model, base_url] = self._find_tariff(model, base_url)
+            tariff = self._tariffs[key] = self._find_tariff(model, base_url)
         return tariff
 
     def _find_tariff(self, model: ModelName, base_url: str | None) -> Tariff | Unpriced:
@@ -288,7 +335,10 @@ class Prices:
             return compile_stated_price(_with_cache_write(stated_price, model), self._margin)
         if runs_locally(model, base_url):
             return compile_stated_price(FREE_PRICE, self._margin)
-        return _find_listed_tariff(model, base_url, self._margin)
+        tariff = self._listed.find(model, base_url, self._margin)
+        if isinstance(tariff, Unpriced) and (guess := self._listed.guess(model, base_url, self._margin)):
+            return guess.tariff if self._guesses else tariff._replace(maker=guess.maker)
+        return tariff
 
 
 CLAUDE_CACHE_WRITE: Final = Decimal("1.25")
@@ -307,7 +357,7 @@ def compile_stated_price(price: Price, margin: Decimal = MARGIN) -> Tariff:
     sound = _NOTHING if price.audio is None and price.input == price.output == 0 else price.audio
     extras = ExtraFigures(price.cache_write_1h, price.web_searches, sound, None, price.code_executions)
     tier = _tier(-1, price.input, price.cache_read, price.cache_write, price.output, extras=extras)
-    return Tariff((_period([tier]),), _loading(margin))
+    return Tariff((make_period([tier]),), _loading(margin))
 
 
 def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN, *, of_google: bool = False) -> Tariff | None:
@@ -329,14 +379,16 @@ def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN, *, of_goo
     return Tariff((*periods, fallback), _loading(margin))
 
 
-def _table() -> "list[Seller]":
+def read_bundled_table() -> "list[Seller]":
     """Import the bundled table by name: a type checker would infer its 1.5 MB for minutes."""
     return import_module("genai_prices.data").providers
 
 
-def _find_listed_tariff(model: ModelName, base_url: str | None, margin: Decimal) -> Tariff | Unpriced:
-    providers = _table()
-    seller = _seller(providers, model.provider, base_url)
+def find_listed_tariff(
+    providers: "list[Seller]", model: ModelName, base_url: str | None, margin: Decimal
+) -> Tariff | Unpriced:
+    """Find the prices of a model in one table."""
+    seller = find_seller(providers, model.provider, base_url)
     entries = _entries(providers, seller, model)
     if not entries:
         return Unpriced(model, _explain_unlisted(model, base_url, None if seller is None else seller.name))
@@ -360,27 +412,27 @@ def _explain_unlisted(model: ModelName, base_url: str | None, seller: str | None
 
 @lru_cache(maxsize=256)
 def find_listed_window(model: ModelName, base_url: str | None = None) -> int | None:
-    providers = _table()
-    entries = _entries(providers, _seller(providers, model.provider, base_url), model)
+    providers = read_bundled_table()
+    entries = _entries(providers, find_seller(providers, model.provider, base_url), model)
     return min((entry.context_window for entry in entries if entry.context_window), default=None)
 
 
 def list_model_names(provider: str, stated_prices: Mapping[str, Price] = MappingProxyType({})) -> list[str]:
     """List the models of a provider that have a price: those of the configuration, then those of the table."""
     stated_names = [str(name).partition(":")[2] for name in stated_prices if str(name).startswith(f"{provider}:")]
-    sellers = [seller for seller in _table() if seller.id == _TABLE_NAMES.get(provider, provider)]
+    sellers = [seller for seller in read_bundled_table() if seller.id == TABLE_NAMES.get(provider, provider)]
     listed_names = [
         model.id for seller in sellers for model in seller.models if compile_listed_price(model) is not None
     ]
     return list(dict.fromkeys((*stated_names, *listed_names)))
 
 
-def _seller(providers: Sequence["Seller"], name: str, base_url: str | None) -> "Seller | None":
+def find_seller(providers: Sequence["Seller"], name: str, base_url: str | None) -> "Seller | None":
     """Find the seller that bills a request: by the address, or without one by the name.
 
     Names must match exactly. The library's own lookup takes `my-openai-proxy` for OpenAI.
     """
-    matching = [provider for provider in providers if provider.id == _TABLE_NAMES.get(name, name)]
+    matching = [provider for provider in providers if provider.id == TABLE_NAMES.get(name, name)]
     if base_url is None:
         return next(iter(matching), None)
     return next((seller for seller in (*matching, *providers) if re.match(seller.api_pattern, base_url)), None)
@@ -390,7 +442,7 @@ def _entries(providers: "list[Seller]", seller: "Seller | None", model: ModelNam
     """Find a model in the table: at its seller, or else at every seller that its name can refer to."""
     if seller is not None:
         return _find_models(providers, [seller], model.model)
-    for name, spelling in _spellings(model):
+    for name, spelling in list_spellings(model):
         sellers = [each for each in providers if not name or each.id == name]
         if entries := _find_models(providers, sellers, spelling):
             return entries
@@ -402,14 +454,14 @@ def _find_models(providers: "list[Seller]", sellers: "Sequence[Seller]", spellin
     return [entry for entry in entries if entry is not None]
 
 
-def _spellings(model: ModelName) -> Iterator[tuple[str, str]]:
+def list_spellings(model: ModelName) -> Iterator[tuple[str, str]]:
     """List the spellings of a model at gateways, each with its seller, if any.
 
     Gateways put the seller before the model, and sometimes a tag after it, as in `openai/gpt-5:latest`.
     """
     segments = [model.provider, *model.model.split("/")]
     splits = [
-        (_TABLE_NAMES.get(segments[index - 1], segments[index - 1]), "/".join(segments[index:]))
+        (TABLE_NAMES.get(segments[index - 1], segments[index - 1]), "/".join(segments[index:]))
         for index in range(1, len(segments))
     ]
     spellings = [*splits, *(("", model_name) for _, model_name in splits)]
@@ -431,11 +483,11 @@ def _compile_condition(rule: "ConditionalPrice", *, of_google: bool = False) -> 
     tiers = _tiers(rule.prices, of_google=of_google)
     match rule.constraint:
         case None:
-            return _period(tiers)
+            return make_period(tiers)
         case StartDateConstraint(start_date=day):
-            return _period(tiers, since=(day - _EPOCH).days * DAY)
+            return make_period(tiers, since=(day - _EPOCH).days * DAY)
         case daily:
-            return _period(tiers, daily=(_time_of_day(daily.start_time), _time_of_day(daily.end_time)))
+            return make_period(tiers, daily=(_time_of_day(daily.start_time), _time_of_day(daily.end_time)))
 
 
 def _time_of_day(moment: time) -> int:
@@ -522,7 +574,7 @@ def _scale_figure(figure: Decimal) -> int:
     return -(-numerator * SCALE // denominator)
 
 
-def _period(tiers: Sequence[Tier], since: int = _ALWAYS, daily: tuple[int, int] | None = None) -> PricePeriod:
+def make_period(tiers: Sequence[Tier], since: int = _ALWAYS, daily: tuple[int, int] | None = None) -> PricePeriod:
     ceilings = accumulate((_flat(tier) for tier in tiers), _dearer_tier)
     return PricePeriod(tuple(reversed(tiers)), tuple(reversed(tuple(ceilings))), since, daily)
 

@@ -28,7 +28,7 @@ from msgspec import UNSET
 from halter.config.mcp_file import MCP_FILE, read_servers
 from halter.config.sections import list_unwritten_fields
 from halter.core.agent_spec import REFLEX, SCRIPTED, SensorSpec
-from halter.core.clock import HOUR, MINUTE, SECOND, format_duration
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND, format_duration
 from halter.core.errors import ConfigError, StoreError, render_install_command
 from halter.core.ports import Query
 from halter.core.rows import AgentRow, HoldRow, SessionRow, WorkerRow
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from halter.config.agent_files import AgentFile
     from halter.config.merge import FleetConfig
     from halter.config.resolve import ResolvedAgent
+    from halter.models.price_tables import FetchedPrices
+    from halter.models.providers import ListedPrices
     from halter.models.wire import WireModel
 
 CheckStatus = Literal["ok", "warning", "problem"]
@@ -92,9 +94,16 @@ DEFAULT_PORTS: Final[Mapping[str, int]] = {"http": 80, "ws": 80, "https": 443, "
 
 
 async def check_agent(
-    folder: Path, settings: Settings, environ: Mapping[str, str], fleet: "FleetConfig | None" = None
+    folder: Path,
+    settings: Settings,
+    environ: Mapping[str, str],
+    fleet: "FleetConfig | None" = None,
+    listed: "ListedPrices | None" = None,
 ) -> AsyncGenerator[Check]:
-    """Check an agent as a start would, under the policy of the `fleet`. An unreadable agent yields one problem."""
+    """Check an agent as a start would, under the policy of the `fleet`. An unreadable agent yields one problem.
+
+    The `listed` prices are those of its store.
+    """
     from halter.config.agent_files import read_agent
     from halter.config.resolve import resolve_agent
     from halter.runtime.runtime import use_local_policy
@@ -113,7 +122,7 @@ async def check_agent(
         _list_unread(path, agent, environ),
         _roots(settings, path, name),
         _check_trust(settings, path, name),
-        await _models(agent, environ),
+        await _models(agent, environ, listed),
         _secrets(agent, environ),
         _check_written_secrets(path, environ, name),
         _provenance(agent, path, name),
@@ -226,13 +235,14 @@ def _check_trust(settings: Settings, folder: Path, name: str) -> Check | None:
     return None
 
 
-async def _models(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
-    checks = [await _model(name, agent, environ) for name in dict.fromkeys(agent.models())]
+async def _models(agent: "ResolvedAgent", environ: Mapping[str, str], listed: "ListedPrices | None") -> Check | None:
+    checks = [await _model(name, agent, environ, listed) for name in dict.fromkeys(agent.models())]
     return combine_checks(f"{agent.policy.name} models", checks) if checks else None
 
 
-async def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check:
-    from halter.models.providers import Prices, make_model
+async def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str], listed: "ListedPrices | None") -> Check:
+    from halter.models.price_tables import make_prices
+    from halter.models.providers import make_model
 
     if ModelName.parse(name).provider in {SCRIPTED, REFLEX}:
         return pass_check(name, f"{name} needs no key and is free.")
@@ -247,9 +257,11 @@ async def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) 
         model = make_model(name, agent.model_settings.providers, key)
     except ConfigError as error:
         return fail_check(name, str(error))
-    price = Prices(agent.policy.prices).find(model.name, model.base_url)
+    price = make_prices(agent.policy, listed).find(model.name, model.base_url)
     if isinstance(price, Unpriced):
         return fail_check(name, price.sentence)
+    if price.guess:
+        return warn_check(name, f"{name} is {price.guess}. Run `halter prices update`.")
     key_note = f"its key is set ({', '.join(used_variables)})" if used_variables else "needs no key"
     cost_note = "has a price" if price.bound(1, 1, 0) else "is free"
     if model.terms.credentials is not None:
@@ -343,16 +355,33 @@ def check_fleet_file(settings: Settings) -> Check:
     return pass_check("fleet", f"{settings.fleet} can be read.")
 
 
-def check_prices(now: int) -> Check:
-    """Check the age of the bundled price table by its time of installation: it does not state its own."""
+def check_prices(now: int, fetched: "FetchedPrices | None" = None) -> Check:
+    """Check the age of the newest price table. The bundled one does not state its own, but when it was installed."""
+    if fetched is not None:
+        return _check_fetched_prices(now, fetched)
     table = distribution("genai-prices")
     installed_at = Path(str(table.locate_file("genai_prices/data.py"))).stat().st_mtime
     days = max(0, now // SECOND - int(installed_at)) // 86_400
     sentence = f"The bundled price table of genai-prices {table.version} was installed {days} days ago"
     if days > MAX_PRICES_AGE_DAYS:
         return warn_check(
-            "prices", f"{sentence}. Update it with pip install -U genai-prices. Configured prices take precedence."
+            "prices",
+            f"{sentence}. Update it with pip install -U genai-prices, or fetch the newest prices with `halter prices "
+            "update`. Configured prices take precedence.",
         )
+    return pass_check("prices", f"{sentence}; configured prices take precedence.")
+
+
+def _check_fetched_prices(now: int, fetched: "FetchedPrices") -> Check:
+    sentence = f"The price table was fetched from {fetched.source} {max(0, now - fetched.at) // DAY} days ago"
+    if fetched.waiting:
+        count, verb = (
+            format_count(len(fetched.waiting), "lower price"),
+            "waits" if len(fetched.waiting) == 1 else "wait",
+        )
+        return warn_check("prices", f"{sentence}. {count} in it {verb} for your yes: see `halter prices`.")
+    if now - fetched.at > MAX_PRICES_AGE_DAYS * DAY:
+        return warn_check("prices", f"{sentence}. Update it with `halter prices update`.")
     return pass_check("prices", f"{sentence}; configured prices take precedence.")
 
 

@@ -1,6 +1,7 @@
 """Budgets, caps and the policy of the store."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from operator import attrgetter
 from typing import Annotated, Any, Final, Literal
 
@@ -17,7 +18,7 @@ from halter.config.policy import (
 )
 from halter.core.clock import DAY, window_after, window_at, window_end
 from halter.core.errors import NotDone
-from halter.core.events import CapChanged, FleetPolicyAdopted
+from halter.core.events import CapChanged, FleetPolicyAdopted, PricesChanged
 from halter.core.ids import FLEET, StreamId, parse_session_id
 from halter.core.money import (
     DOLLAR,
@@ -32,10 +33,12 @@ from halter.core.money import (
 )
 from halter.core.ports import Query
 from halter.core.rows import HoldRow, SessionRow
+from halter.core.text import format_count
 from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
 from halter.guard.judge import adopt_policy
 from halter.guard.ledger import change_cap
 from halter.operations.actor import Actor, Dollars, Done, Name, Reason, Scope, fail_conflict, fail_invalid, readable
+from halter.runtime import runtime
 from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, render_budgets
 from halter.runtime.needs import describe_continuation
 from halter.runtime.runtime import DEFAULT_FLEET, make_adoption_event, read_stored_policy
@@ -48,6 +51,8 @@ Window = Annotated[
 ]
 Everything = Annotated[bool, Meta(description="Include past windows.")]
 MAX_CAP: Final = 10**12 * DOLLAR
+MIN_DIGEST_LENGTH: Final = 12
+"""Shorter beginnings of a digest could be met by another file."""
 
 
 class Spending(msgspec.Struct, frozen=True):
@@ -344,3 +349,65 @@ async def apply(actor: Actor, policy: StorePolicy, fleet: FleetConfig, reason: s
     if not events:
         fail_conflict("The store's policy has changed in the meantime. Review it again with `halter policy`.")
     return event
+
+
+class PriceReport(msgspec.Struct, frozen=True):
+    """The price tables in force. Without a digest, the bundled one is alone.
+
+    The changes are those of the newest file: new models and higher prices count, and what is `waiting` does not yet.
+    """
+
+    bundled: str
+    digest: str = ""
+    source: str = ""
+    at: int = 0
+    added: Sequence[str] = ()
+    raised: Sequence[str] = ()
+    waiting: Sequence[str] = ()
+
+
+class PricesSet(Done, frozen=True):
+    """A fetched price table that a person let count as it is."""
+
+    by: str
+    reason: str = ""
+
+
+async def read_prices(actor: Actor) -> PriceReport:
+    """Show the price tables in force, and which lower prices wait for a person's yes."""
+    await actor.app.prices.refresh(actor.app.store)
+    fetched, bundled = actor.app.prices.read(), f"genai-prices {version('genai-prices')}"
+    if fetched is None:
+        return PriceReport(bundled)
+    return PriceReport(
+        bundled, fetched.digest, fetched.source, fetched.at, fetched.added, fetched.raised, fetched.waiting
+    )
+
+
+async def update_prices(actor: Actor) -> PricesChanged | None:
+    """Fetch the price table; None if the newest one is kept already."""
+    actor.require_person("operator", "update the price table")
+    actor.require_all_agents("update the price table")
+    return await runtime.update_prices(actor.app, actor.principal.name)
+
+
+Digest = Annotated[Name, Meta(description="Digest of the file, or its beginning, as `halter prices` shows it.")]
+
+
+async def accept_prices(actor: Actor, digest: Digest, reason: Reason = "") -> PricesSet:
+    """Let the newest fetched price table count as it is: its lower prices and its free models, too."""
+    actor.require_person("admin", "accept lower prices")
+    actor.require_all_agents("accept lower prices")
+    report = await read_prices(actor)
+    if not report.digest:
+        raise NotDone("No price table was fetched. Run `halter prices update` first.", "missing")
+    if len(digest) < MIN_DIGEST_LENGTH or not report.digest.startswith(digest):
+        fail_conflict(f"The newest price table is {report.digest[:12]}, not {digest[:64]}. See `halter prices`.")
+    if not report.waiting:
+        fail_conflict("Nothing in the newest price table waits: it counts as it is.")
+    event = await runtime.accept_prices(actor.app, actor.principal.name, reason)
+    if event is None:
+        fail_conflict("The price table has changed in the meantime. Review it again with `halter prices`.")
+    count = format_count(len(report.waiting), "lower price")
+    sentence = f"{count} of {report.digest[:12]} in force from now on (recorded in the journal with your name)."
+    return PricesSet(report.digest, sentence, actor.principal.name, reason)

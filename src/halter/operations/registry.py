@@ -76,6 +76,7 @@ READS: Final = (
     Operation(name="halts", path="/halts", run=control.halts_now),
     Operation(name="budgets", command="budget show", path="/budgets", run=money.budgets),
     Operation(name="policy", command="policy show", path="/policy", run=money.show),
+    Operation(name="prices", command="prices show", path="/prices", run=money.read_prices),
     Operation(
         name="backtest",
         command="policy backtest",
@@ -136,6 +137,7 @@ WRITES: Final = (
 FLEET_WIDE: Final = (
     _write("verify", "/journal/verify", journal.verify, "admin", "verify"),
     _write("erase", "/journal/erase", journal.erase, "admin", "erase"),
+    _write("accept-prices", "/prices/accept", money.accept_prices, "admin", "prices accept"),
 )
 """Operations that require access to every agent."""
 

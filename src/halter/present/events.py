@@ -57,6 +57,7 @@ from halter.core.events import (
     PersonSignedOn,
     PhaseEntered,
     PrecedentProposed,
+    PricesChanged,
     ProposalDecided,
     RepliesRead,
     RequestRefused,
@@ -193,6 +194,8 @@ def _summarize(stored_event: Stored, context: EventContext) -> str | StyledLine:
             return f"files came with {f'the result of {event.call}' if event.call else 'the next message'}"
         case HaltRequested() | HaltLifted() | AgentSwitched() | FleetPolicyAdopted() | BodiesErased() | StoreAccepted():
             return _summarize_control(event)
+        case PricesChanged():
+            return _summarize_prices(event)
         case PersonSignedOn() | SignOnRefused():
             return _summarize_sign_on(event)
         case Unknown():
@@ -423,6 +426,8 @@ def _summarize_work(
             return f"{event.tool} waits for approval, together with similar calls of its turn ({question})"
         case CallRefused():
             return StyledLine(f"{event.tool} was refused ({event.outcome}): {event.sentence}", WARNING_STYLE)
+        case RequestStarted(guess=guess) if guess:
+            return StyledLine(f"{event.model} for {event.purpose}{_format_holds(event.legs)}, {guess}", WARNING_STYLE)
         case RequestStarted():
             return f"{event.model} for {event.purpose}{_format_holds(event.legs)}"
         case RequestSettled(usage=Usage(unpriced=unpriced)) if unpriced:
@@ -522,6 +527,17 @@ def _summarize_control(
             return f"{event.stream} up to {event.through}, by {event.by}{_because(event.reason)}"
         case StoreAccepted():
             return f"by {event.by}{_because(event.reason)}. {event.lacks}"
+
+
+def _summarize_prices(event: PricesChanged) -> str:
+    if event.accepted:
+        return f"{event.digest[:12]} accepted as it is, by {event.by}{_because(event.reason)}"
+    counts = (
+        format_count(event.added_count, "new model"),
+        f"{event.raised_count} raised",
+        f"{event.waiting_count} lower or free, waiting for a person",
+    )
+    return f"{event.digest[:12]} fetched for {event.by}: {', '.join(counts)}"
 
 
 SIGN_ON_REFUSALS: Final[Mapping[SignOnRefusal, str]] = {

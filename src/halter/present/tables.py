@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from halter.operations.artifacts import Artifact
     from halter.operations.backtest import BacktestResult
     from halter.operations.decisions import OpenInbox, RuleOffers, WaitingDecision
-    from halter.operations.money import Budgets, Spending
+    from halter.operations.money import Budgets, PriceReport, Spending
     from halter.operations.queries import AgentNews
     from halter.runtime.backtest import BacktestLine
     from halter.runtime.budgets import Budget
@@ -85,6 +85,30 @@ def build_budgets_sheet(budgets: "Budgets", _: int) -> Sheet:
         ),
         _list_models(budgets.last_day),
     ]
+
+
+def build_prices_sheet(report: "PriceReport", now: int) -> Sheet:
+    if not report.digest:
+        return [f"The price table of {report.bundled} is in force. Fetch a newer one with: halter prices update"]
+    age, digest = format_duration(max(0, now - report.at)), report.digest[:DIGEST_PREFIX_LENGTH]
+    changes = [["new", name] for name in report.added] + [["raised", text] for text in report.raised]
+    waiting = [["waits for your yes", text] for text in report.waiting]
+    remainder = len(changes) - MAX_LISTED_LINES
+    sheet: list[Facts | Listing | str] = [
+        f"The price table {digest}, fetched {age} ago from {report.source}, counts beside that of {report.bundled}.",
+        Listing(
+            "Prices of the newest table",
+            ["change", "model"],
+            [*waiting, *changes[:MAX_LISTED_LINES]],
+            long="model",
+            empty="It changed no price.",
+        ),
+    ]
+    if remainder > 0:
+        sheet.append(f"{remainder} more; --json lists them all.")
+    if waiting:
+        sheet.append(f"To let the lower prices count, too: halter prices accept {digest}")
+    return sheet
 
 
 FORECAST_DAYS: Final = 30

@@ -7,6 +7,7 @@ may retry gets the delay. A stream is never just closed, because clients treat a
     cap          402 billing_error, terminal               400 halter_cap_reached, terminal
     halted       429 rate_limit_error, terminal            400 halter_halted, terminal
     refused      429 rate_limit_error, terminal            400 halter_refused, terminal
+    unpriced     400 invalid_request_error, terminal       400 halter_unpriced, terminal
     wait         429 rate_limit_error with retry-after     the same
     unknown_key  401, terminal                             the same
     in a stream  an `error` event: billing_error           an `error` chunk; `response.failed` with invalid_prompt
@@ -22,6 +23,7 @@ from typing import Final, Literal
 import msgspec
 
 from halter.core.clock import SECOND
+from halter.core.usage import ModelPrices, Unpriced
 from halter.guard.halts import BudgetBusy, RateLimited
 from halter.guard.model_door import AnsweredRequest, FailedRequest, RefusedRequest, RequestOutcome
 from halter.proxy.dialect import DialectName
@@ -30,6 +32,7 @@ Reason = Literal[
     "cap",
     "halted",
     "refused",
+    "unpriced",
     "wait",
     "unknown_key",
     "unreadable",
@@ -49,6 +52,7 @@ _ANTHROPIC: Final[Mapping[Reason, tuple[int, str]]] = MappingProxyType(
         "cap": (402, "billing_error"),
         "halted": (429, "rate_limit_error"),
         "refused": (429, "rate_limit_error"),
+        "unpriced": (400, "invalid_request_error"),
         "wait": (429, "rate_limit_error"),
         "unknown_key": (401, "authentication_error"),
         "unreadable": (400, "invalid_request_error"),
@@ -63,6 +67,7 @@ _OPENAI: Final[Mapping[Reason, tuple[int, str, str]]] = MappingProxyType(
         "cap": (400, "invalid_request_error", "halter_cap_reached"),
         "halted": (400, "invalid_request_error", "halter_halted"),
         "refused": (400, "invalid_request_error", "halter_refused"),
+        "unpriced": (400, "invalid_request_error", "halter_unpriced"),
         "wait": (429, "rate_limit_error", "halter_wait"),
         "unknown_key": (401, "invalid_request_error", "invalid_api_key"),
         "unreadable": (400, "invalid_request_error", "invalid_request"),
@@ -73,7 +78,7 @@ _OPENAI: Final[Mapping[Reason, tuple[int, str, str]]] = MappingProxyType(
     }
 )
 TERMINAL: Final[frozenset[Reason]] = frozenset(
-    ("cap", "halted", "refused", "unknown_key", "unreadable", "too_large", "not_found")
+    ("cap", "halted", "refused", "unpriced", "unknown_key", "unreadable", "too_large", "not_found")
 )
 """The reasons after which the client must not retry."""
 
@@ -149,8 +154,8 @@ def render_in_stream(
             return b"event: response.failed\ndata: %s\n\n" % _ENCODE(event)
 
 
-def explain_outcome(outcome: RequestOutcome, now: int) -> Refusal | None:
-    """Return the refusal for the client; None if the request was answered."""
+def explain_outcome(outcome: RequestOutcome, now: int, rates: ModelPrices | Unpriced | None = None) -> Refusal | None:
+    """Return the refusal for the client; None if the request was answered. `rates` are those of the request."""
     match outcome:
         case AnsweredRequest():
             return None
@@ -158,6 +163,8 @@ def explain_outcome(outcome: RequestOutcome, now: int) -> Refusal | None:
             return Refusal("cap", f"Halter: {outcome.sentence}")
         case RefusedRequest(outcome="external_halt"):
             return Refusal("halted", f"Halter: {outcome.sentence}")
+        case RefusedRequest() if isinstance(rates, Unpriced) and outcome.sentence == rates.sentence:
+            return Refusal("unpriced", f"Halter: {outcome.sentence}")
         case RefusedRequest():
             return Refusal("refused", f"Halter: {outcome.sentence}")
         case FailedRequest(outcome="external_halt"):

@@ -23,6 +23,7 @@ from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError, LeaseLost, ModelError, StoreUnavailable
 from halter.core.ids import key_scope, make_worker_id
 from halter.core.messages import Prompt
+from halter.core.spec import ResolvedPolicy
 from halter.core.text import shorten, to_one_line
 from halter.core.usage import ModelName, runs_locally
 from halter.dispatch.heartbeat import renew_leases
@@ -37,6 +38,7 @@ from halter.guard.model_door import (
     RequestRecord,
 )
 from halter.loop.session_runtime import cancel_and_wait
+from halter.models.price_tables import make_prices
 from halter.models.providers import (
     Prices,
     find_endpoint,
@@ -72,7 +74,7 @@ from halter.proxy.relay import (
 )
 from halter.proxy.sessions import KeyTerms, ProxiedSession, ProxiedSessions, resolve_key
 from halter.redaction.redact import Redact, Redactor
-from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime, follow_prices
 from halter.runtime.telemetry import trace_process
 from halter.server.server import serve_asgi
 from halter.state.trace import find_traceparent, serve_caller
@@ -98,7 +100,7 @@ _FREE_ROUTE: Final = re.compile(
 _SESSION_HEADERS: Final = (b"x-halter-session", b"x-claude-code-session-id", b"session-id", b"x-session-id")
 _LABEL: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _NO_PRICE: Final = (
-    "Halter: {what} has no known price, so no cap can cover it. It was refused. Use a provider's key for it instead."
+    "Halter: use a provider's key for this instead: {what} has no known price, so no cap can cover it. It was refused."
 )
 
 
@@ -379,7 +381,8 @@ class Proxy:
             await self._halt_key(incoming.terms, request.id, ModelName(name.provider, other_model), call.model)
         if isinstance(outcome, RefusedRequest | FailedRequest) and outcome.outcome == "external_halt":
             await self._sessions.end_cancelled(session)
-        return explain_outcome(outcome, self._app.clock.now())
+        rates = request.prices or table.find(name, exchange.upstream.base_url)
+        return explain_outcome(outcome, self._app.clock.now(), rates)
 
     async def _ask_in_time(
         self, incoming: IncomingCall, session: ProxiedSession, request: ModelRequest, model: RelayedModel
@@ -405,8 +408,13 @@ class Proxy:
 
     def _price_table(self, terms: KeyTerms) -> Prices:
         if self._prices is None:
-            self._prices = Prices(terms.policy.prices)
+            self._prices = make_proxy_prices(self._app, terms.policy)
         return self._prices
+
+
+def make_proxy_prices(app: Runtime, policy: ResolvedPolicy) -> Prices:
+    """Make the prices for virtual keys: their clients choose models by themselves, new ones on their first day too."""
+    return make_prices(policy, app.prices.tables, default="dearest")
 
 
 def _name_protocol(dialect: WireDialect) -> str:
@@ -422,7 +430,7 @@ def _find_dialect(path: str, route: ProxyRoute | None) -> WireDialect:
 def _explain_no_route(method: str, path: str) -> Refusal:
     route_path = path.removeprefix("/v1") if path.startswith("/v1/") else path
     if method == "POST" and path.startswith("/v1/"):
-        return Refusal("refused", _NO_PRICE.format(what=f"{method} {shorten(route_path, 80)}"))
+        return Refusal("unpriced", _NO_PRICE.format(what=f"{method} {shorten(route_path, 80)}"))
     return Refusal("not_found", f"Halter: no route for {method} {shorten(path, 80)}.")
 
 
@@ -531,12 +539,13 @@ async def open_proxy(
     accounts = ledger(store, app.clock, max_wait)
     worker = make_worker_id("proxy", app.ids)
     policy = resolve_key(app.fleet, _PROBE_KEY).policy
-    door = ModelDoor(store, app.clock, accounts, Prices(policy.prices), redact=redact)
+    door = ModelDoor(store, app.clock, accounts, make_proxy_prices(app, policy), redact=redact)
     sessions = ProxiedSessions(app, worker, accounts, redact)
     proxy = Proxy(app, keys, door, sessions, upstreams, redact, reader)
     async with (
         trace_process(app, _LOG.warning, ("proxied",)),
         renew_leases(store, app.clock, worker, max(lease // 3, 1), liveness=app.liveness),
+        follow_prices(app),
     ):
         upkeep_task = asyncio.ensure_future(sessions.run())
         try:

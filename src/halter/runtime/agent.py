@@ -192,7 +192,7 @@ class AgentProgram(ABC):
         from halter.dispatch.heartbeat import renew_leases
         from halter.journal.store import ignore_problem
         from halter.runtime.agent_context import AgentContext
-        from halter.runtime.runtime import DEFAULT_LEASE_DURATION, open_runtime
+        from halter.runtime.runtime import DEFAULT_LEASE_DURATION, follow_prices, open_runtime
         from halter.runtime.telemetry import trace_process
 
         options, fleet = self._options, self._read_fleet()
@@ -213,6 +213,7 @@ class AgentProgram(ABC):
             app.store_problem.report = options.get("tell", ignore_problem)
             await stack.enter_async_context(trace_process(app, _LOG.warning))
             await stack.enter_async_context(renew_leases(app.patient(), app.clock, worker, max(lease // 3, 1)))
+            await stack.enter_async_context(follow_prices(app))
             # The store must know the worker before it owns a session: see `start_session`.
             await app.patient().beat(worker)
             agent, models = await self._assemble(app, stack)

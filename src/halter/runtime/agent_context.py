@@ -29,7 +29,7 @@ from halter.core.vocabulary import SessionKind
 from halter.guard.guard import GuardRuntime
 from halter.guard.provenance_check import ProvenanceCheck
 from halter.loop.decide import ASK_USER, FINAL_ANSWER, YIELD
-from halter.models.providers import Prices
+from halter.models.price_tables import make_prices
 from halter.redaction.redact import Redactor, StreamRedactor, select_secrets
 from halter.redaction.secrets import Secrets
 from halter.runtime.assemble import AssembledAgent
@@ -315,7 +315,7 @@ def make_guard(app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates
         app.clock,
         redact=redactor.redact,
         secrets=secrets,
-        prices=Prices(policy.prices),
+        prices=make_prices(policy, app.prices.tables),
         simulates=simulates,
         stream_mask=partial(StreamRedactor, redactor),
         read_files=read_result_files,

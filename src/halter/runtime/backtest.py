@@ -53,6 +53,7 @@ from halter.guard.prepare import Call, SessionContext, find_model_flaw, prepare_
 from halter.guard.provenance_check import ActiveMode, ProvenanceCheck, choose_provenance_mode
 from halter.journal.engine import StoreView
 from halter.journal.rebuild import RowFold
+from halter.models.price_tables import make_prices
 from halter.models.providers import Prices
 from halter.runtime.session_builder import TriggerRecord, grant_phase_tools
 
@@ -153,6 +154,8 @@ class _RecordedTool:
 
 class _RecordedBound:
     """The recorded hold of a request whose model has lost its price: the same for an answer of any length."""
+
+    guess = ""
 
     def __init__(self, usd: int) -> None:
         self._usd = usd
@@ -352,7 +355,7 @@ class _BacktestFold:
             self._policies[event.definition] = stored_policy and (
                 stored_policy,
                 self._change(stored_policy.policy),
-                Prices(stored_policy.policy.prices),
+                make_prices(stored_policy.policy),
             )
         policies = self._policies[event.definition]
         if policies is None:

@@ -228,14 +228,15 @@ def _costs_nothing(name: str, agent: ResolvedAgent, environ: Mapping[str, str]) 
     if not runs_locally(model, url):
         return False
     # Slow to import, and needed only for local models.
-    from halter.models.providers import Prices, make_model
+    from halter.models.price_tables import make_prices
+    from halter.models.providers import make_model
 
     if model.provider not in {SCRIPTED, REFLEX}:
         try:
             url = make_model(name, agent.model_settings.providers, environ.get).base_url
         except ConfigError:
             return False
-    rates = Prices(agent.policy.prices).find(model, url)
+    rates = make_prices(agent.policy).find(model, url)
     return not isinstance(rates, Unpriced) and rates.bound(FREE_TOKEN_PROBE, FREE_TOKEN_PROBE, 0) == 0
 
 

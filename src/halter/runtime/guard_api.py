@@ -45,6 +45,7 @@ from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.loop.session_runtime import SessionRuntime
+from halter.models.price_tables import make_prices
 from halter.models.providers import Prices
 from halter.runtime.agent import (
     MODEL_KEYS,
@@ -421,7 +422,7 @@ class GuardedSession:
 
     @property
     def prices(self) -> Prices:
-        return Prices(self._context.agent.policy.prices)
+        return make_prices(self._context.agent.policy, self._context.app.prices.tables)
 
     async def wait_until_halted(self) -> EffectRefused:
         """Wait until a halt applies to this session, mark the session as halted, and return the refusal to raise."""

@@ -3,6 +3,8 @@
 The store's policy binds every process. A stricter local file applies to this process.
 """
 
+import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import MappingProxyType
@@ -20,15 +22,17 @@ from halter.config.policy import (
     parse_stored_fleet,
 )
 from halter.config.resolve import FLEET_DAY_CAP
-from halter.core.clock import SECOND, Clock, SystemClock
-from halter.core.errors import StoreUnusable
-from halter.core.events import FleetPolicyAdopted, StoreAccepted
+from halter.core.clock import MINUTE, SECOND, Clock, SystemClock
+from halter.core.errors import ConfigError, StoreError, StoreUnusable
+from halter.core.events import FleetPolicyAdopted, PricesChanged, StoreAccepted
 from halter.core.folders import WritableFolders
-from halter.core.ids import FLEET, Ids, SortableIds, can_decide
-from halter.core.ports import Draft, Query, Store, Write
+from halter.core.ids import FLEET, Digest, Ids, SortableIds, can_decide
+from halter.core.ports import Draft, Query, Rows, Store, Write
 from halter.core.processes import LivenessWriter, install_print_masks
-from halter.core.rows import FleetPolicyRow
-from halter.core.text import clean
+from halter.core.project import PRICES_PIN
+from halter.core.rows import FleetPolicyRow, PinRow
+from halter.core.spec import PricesSpec
+from halter.core.text import clean, format_count
 from halter.dispatch.heartbeat import StoreClock, read_steady_clock
 from halter.guard.halts import Departures
 from halter.guard.judge import adopt_first_policy
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from halter.journal.engine import Engine
     from halter.journal.open import Continuity, OlderCopy
     from halter.journal.store import JournalStore
+    from halter.models.price_tables import FetchedPrices, PriceTables
 
 DEFAULT_FLEET: Final = FleetConfig()
 MAX_NAMED_DIFFERENCES: Final = 4
@@ -208,6 +213,37 @@ def make_adoption_event(
     )
 
 
+class PriceSource:
+    """The prices that the store has fetched, as this process knows them. Their tables are read on first use."""
+
+    def __init__(self) -> None:
+        self.pinned: str = ""
+        self._encoded = b""
+        self._tables: PriceTables | None = None
+
+    @property
+    def tables(self) -> "PriceTables":
+        from halter.models.price_tables import PriceTables
+
+        if self._tables is None:
+            self._tables = PriceTables(self.read())
+        return self._tables
+
+    def read(self) -> "FetchedPrices | None":
+        from halter.models.price_tables import FetchedPrices
+
+        return msgspec.json.decode(self._encoded, type=FetchedPrices) if self._encoded else None
+
+    async def refresh(self, store: Store) -> None:
+        """Use what the store has now, from the next request on."""
+        pins = await store.ask(Query("all_pins", PinRow))
+        pinned = next((pin.digest for pin in pins if not pin.agent and pin.tool == PRICES_PIN), "")
+        if pinned != self.pinned:
+            self._encoded, self.pinned = await store.get(Digest(pinned)), pinned
+            if self._tables is not None:
+                self._tables.use(self.read())
+
+
 EMPTY_ENVIRON: Final = MappingProxyType[str, str]({})
 DEFAULT_LEASE_DURATION: Final = 15 * SECOND
 
@@ -234,6 +270,7 @@ class Runtime(msgspec.Struct, frozen=True):
     older_copy: "OlderCopy | None" = None
     policy: EffectivePolicy | None = None
     """None if the store was opened read-only: then no agent runs."""
+    prices: PriceSource = msgspec.field(default_factory=PriceSource)
 
     @property
     def fleet(self) -> FleetConfig:
@@ -327,7 +364,7 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
         policy = await bind_policy(store, load_fleet(settings), settings.person) if acts else None
         alive = liveness or LivenessWriter()
         with install_print_masks():
-            yield Runtime(
+            app = Runtime(
                 settings,
                 clock,
                 ids,
@@ -339,8 +376,114 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
                 older_copy=doubt,
                 policy=policy,
             )
+            if acts:
+                await app.prices.refresh(store)
+            yield app
     finally:
         await store.close()
+
+
+PRICES_ACTOR: Final = "halter.yaml"
+"""The actor of updates that a policy asks for."""
+PRICES_POLLING_INTERVAL: Final = MINUTE
+
+
+@asynccontextmanager
+async def follow_prices(app: Runtime) -> AsyncGenerator[None]:
+    """Use in the block what other processes and people change of the fetched prices, within a minute."""
+    follow_task = asyncio.ensure_future(_follow_prices(app))
+    try:
+        yield
+    finally:
+        follow_task.cancel()
+        with suppress(asyncio.CancelledError):
+            await follow_task
+
+
+async def _follow_prices(app: Runtime) -> None:
+    while True:
+        await app.clock.sleep(PRICES_POLLING_INTERVAL)
+        with suppress(StoreError, KeyError):
+            await app.prices.refresh(app.store)
+
+
+def _read_prices_spec(app: Runtime) -> PricesSpec:
+    """Read how this machine updates prices: the store's policy does not say so."""
+    fleet = read_local_fleet(app.settings) if app.policy is None else app.fleet
+    return (fleet or DEFAULT_FLEET).spec.prices
+
+
+async def update_prices(app: Runtime, by: str) -> PricesChanged | None:
+    """Fetch the price table and keep it. Returns None if it is the newest already; raises ConfigError with a sentence.
+
+    What is new or higher counts from the next request on, in every process on the store.
+    """
+    from halter.models.price_tables import add_file, fetch_file, find_default_url
+
+    address = value_or_default(_read_prices_spec(app).url, "") or find_default_url()
+    try:
+        data = await fetch_file(address)
+        await app.prices.refresh(app.store)
+        pinned, current = app.prices.pinned, app.prices.read()
+        if current is not None and current.digest == hashlib.sha256(data).hexdigest():
+            return None
+        fetched = await asyncio.to_thread(add_file, current, data, address, app.clock.now())
+    except ConfigError as error:
+        raise ConfigError(f"The price table was not updated, and the prices in force stay. {error}") from None
+    return await _keep_prices(app, fetched, pinned, by)
+
+
+def describe_price_update(event: PricesChanged) -> str:
+    counts = f"{format_count(event.added_count, 'new model')}, {format_count(event.raised_count, 'higher price')}"
+    sentence = f"Fetched the price table {event.digest[:12]} from {event.source}: {counts}, in force from now on."
+    if not event.waiting_count:
+        return sentence
+    waiting, verb = format_count(event.waiting_count, "model"), "waits" if event.waiting_count == 1 else "wait"
+    return f"{sentence} {waiting} with a lower price, or free, {verb} for your yes: see `halter prices`."
+
+
+async def accept_prices(app: Runtime, by: str, reason: str) -> PricesChanged | None:
+    """Let the newest fetched table count as it is; None if another process changed it in between."""
+    from halter.models.price_tables import accept_file
+
+    pinned, current = app.prices.pinned, app.prices.read()
+    if current is None:
+        return None
+    return await _keep_prices(app, accept_file(current, app.clock.now()), pinned, by, accepted=True, reason=reason)
+
+
+async def _keep_prices(
+    app: Runtime, fetched: "FetchedPrices", replaces: str, by: str, *, accepted: bool = False, reason: str = ""
+) -> PricesChanged | None:
+    store = app.patient()
+    blob = await store.put(msgspec.json.encode(fetched))
+    event = PricesChanged(
+        digest=fetched.digest,
+        prices=blob,
+        by=by,
+        source=fetched.source,
+        accepted=accepted,
+        added=fetched.added[:MAX_NAMED_PRICES],
+        added_count=len(fetched.added),
+        raised=fetched.raised[:MAX_NAMED_PRICES],
+        raised_count=len(fetched.raised),
+        waiting=fetched.waiting[:MAX_NAMED_PRICES],
+        waiting_count=len(fetched.waiting),
+        reason=clean(reason),
+    )
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        pin = rows.get(PinRow, "", PRICES_PIN)
+        is_current = replaces == ("" if pin is None else pin.digest)
+        return [Draft(event, blob=blob)] if is_current else []
+
+    committed = await store.commit(Write(FLEET, app.ids.make(), decide, [(PinRow, "", PRICES_PIN)]))
+    await app.prices.refresh(app.store)
+    return event if committed.events else None
+
+
+MAX_NAMED_PRICES: Final = 100
+"""Maximum number of models of each kind that an event names; the blob has all of them."""
 
 
 def find_continuity(settings: Settings) -> "Continuity | None":

@@ -59,7 +59,7 @@ from halter.loop.decide import End, FailedAttempt, TurnLimits, compute_backoff, 
 from halter.loop.loop import NO_LIVE_CONTEXT, NO_OBSERVER, LoopObserver, TurnLoop
 from halter.loop.prompt import LoopSettings, ScoreAnswer, make_question_prompt, read_form_answer
 from halter.loop.session_runtime import SessionRuntime, WaitListener
-from halter.models.providers import Prices
+from halter.models.price_tables import make_prices
 from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, Models, RunSettings, apply_run_settings
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.document_index import Library, SessionDocuments
@@ -310,7 +310,8 @@ class TaskTools:
 
     def _price(self, model: Model, prompt: Prompt) -> int | None:
         """Compute the amount to hold for a request: its maximum cost. None for a model without a price."""
-        rates = Prices(self._context.agent.policy.prices).find(model.name, model.base_url)
+        context = self._context
+        rates = make_prices(context.agent.policy, context.app.prices.tables).find(model.name, model.base_url)
         if isinstance(rates, Unpriced):
             return None
         return rates.bound(model.count(prompt), prompt.max_output_tokens, self._context.app.clock.now())

@@ -57,7 +57,7 @@ from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent, withdraw_questions
 from halter.runtime.forecast import describe_spending_limits, forecast_spending
 from halter.runtime.notices import Notices, Outbox, make_senders
-from halter.runtime.runtime import Runtime, bind_policy, is_superseded
+from halter.runtime.runtime import Runtime, bind_policy, follow_prices, is_superseded
 from halter.runtime.session_start import find_exhausted_session
 from halter.runtime.trigger_runner import AgentTriggers
 from halter.runtime.webhooks import WebhookReceiver, list_webhook_problems
@@ -71,6 +71,7 @@ from halter.runtime.worker import (
     ignore_pulse,
     make_embedded_mode,
     read_retention,
+    update_prices_daily,
 )
 from halter.state import lifecycle
 
@@ -168,6 +169,11 @@ class Supervisor:
                 if age is None
                 else [lambda: erase_expired(self._app, age, lambda sentence: self._on_report("retention", sentence))]
             )
+            if self._app.fleet.spec.prices.update == "daily":
+                retention_jobs.append(
+                    lambda: update_prices_daily(self._app, lambda sentence: self._on_report("prices", sentence))
+                )
+            await stack.enter_async_context(follow_prices(self._app))
             dispatcher = self._mode.dispatch(self._sessions, self._worker_state.agents, self._worker_state.versions())
             jobs = [dispatcher.run, self._supervise_agents, self._drain]
             with suppress(Drained):

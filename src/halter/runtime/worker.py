@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from halter.autonomy.resident import ResidentSession, WatchedSensor
 from halter.autonomy.upkeep import MAX_RESTARTS, REST_STATES, RESTART_WINDOW
-from halter.core.clock import HOUR, SECOND, Clock
+from halter.core.clock import DAY, HOUR, SECOND, Clock
 from halter.core.errors import ConfigError, StoreError
 from halter.core.events import SessionWoken, TurnEnded
 from halter.core.ids import SessionId
@@ -31,7 +31,7 @@ from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL, StoreClock
 from halter.guard.model_door import MODEL_REQUEST_TIMEOUT
 from halter.loop.loop import LoopObserver
 from halter.runtime.agent_context import AgentContext
-from halter.runtime.runtime import Runtime, sync_store_clock
+from halter.runtime.runtime import PRICES_ACTOR, Runtime, describe_price_update, sync_store_clock, update_prices
 from halter.runtime.session_builder import LiveSession, SessionSensors, build_live_session, make_fetch_tools
 from halter.runtime.session_start import (
     Predecessor,
@@ -378,3 +378,16 @@ async def erase_expired(app: Runtime, age: int, report: Callable[[str], None]) -
             if erased_sessions:
                 report(f"Erased the texts of {format_count(len(erased_sessions), 'session')}, as retention requires.")
         await app.clock.sleep(RETENTION_INTERVAL)
+
+
+async def update_prices_daily(app: Runtime, report: Callable[[str], None]) -> None:
+    """Fetch the price table now and every day. After a failure, the prices in force stay until the next day."""
+    while True:
+        try:
+            event = await update_prices(app, PRICES_ACTOR)
+        except (ConfigError, StoreError) as error:
+            report(str(error))
+        else:
+            if event is not None:
+                report(describe_price_update(event))
+        await app.clock.sleep(DAY)

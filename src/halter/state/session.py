@@ -39,6 +39,7 @@ from halter.core.events import (
     OverrunIncurred,
     PersonSignedOn,
     PhaseEntered,
+    PricesChanged,
     RequestRefused,
     RequestSettled,
     RequestStarted,
@@ -219,7 +220,7 @@ def _find_changes(session: Session, stored_event: Stored) -> Mapping[str, Any]:
             return {}
         case ToolPinned() | AgentSwitched() | FleetPolicyAdopted() | StoreAccepted() | ContextGiven():
             return {}
-        case PersonSignedOn() | SignOnRefused():
+        case PricesChanged() | PersonSignedOn() | SignOnRefused():
             return {}
         case FilesGiven() | DocumentRead() | JudgesChosen() | MessageRouted() | HotStateSeen() | HistoryGiven():
             return {}
